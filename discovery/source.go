@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package discovery
+
+import "context"
+
+// Snapshot is everything a source (or a [Set]) knows at one moment. It is immutable once published.
+type Snapshot struct {
+	Version   uint64 // rises with every publication of one source or set
+	Endpoints []Endpoint
+}
+
+// Source finds engines.
+//
+// Watch blocks until ctx ends and then returns nil or ctx's error. Meanwhile it calls publish, from one goroutine at
+// a time, with whole snapshots:
+//
+//  1. The first one as soon as the source knows anything, an empty list included.
+//  2. Versions rise strictly; IDs are unique within a snapshot.
+//  3. An error of the source's own backend never empties the list: the last good snapshot stays.
+//  4. Where the source knows that an engine is going away, it publishes it as draining before it leaves the list.
+//  5. publish is not called after Watch has returned.
+//
+// Any other return of Watch is a failure; the set calls it again after a pause.
+type Source interface {
+	Watch(ctx context.Context, publish func(Snapshot)) error
+}
+
+// SourceFunc is a function as a [Source].
+type SourceFunc func(ctx context.Context, publish func(Snapshot)) error
+
+// Watch calls f.
+func (f SourceFunc) Watch(ctx context.Context, publish func(Snapshot)) error { return f(ctx, publish) }
