@@ -127,15 +127,8 @@ func ParseURL(raw string) (*url.URL, error) {
 	if err != nil {
 		return nil, fmt.Errorf("not a URL: want http://HOST:PORT")
 	}
-	switch {
-	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, fmt.Errorf("scheme %q: want http://HOST:PORT or https://HOST:PORT", u.Scheme)
-	case u.Hostname() == "":
-		return nil, fmt.Errorf("no host: want http://HOST:PORT")
-	case u.User != nil:
-		return nil, fmt.Errorf("user info is not allowed in an engine's URL")
-	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
-		return nil, fmt.Errorf("query and fragment are not allowed in an engine's URL")
+	if err := checkURL(u); err != nil {
+		return nil, err
 	}
 	u.Path, u.RawPath = strings.TrimRight(u.Path, "/"), ""
 	return u, nil

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package discovery
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// merge builds base and index anew from all parts and drops the verdicts of endpoints that left. It returns what is
+// wrong with the named source's endpoints, or "". The caller holds s.mu.
+func (s *Set) merge(source int) string {
+	total := 0
+	for _, p := range s.parts {
+		total += len(p.endpoints)
+	}
+	marked := make(map[string]Endpoint, len(s.unhealthy))
+	for id := range s.unhealthy {
+		marked[id] = s.base[s.index[id]]
+	}
+	base := make([]Endpoint, 0, total)
+	origin := make([]int, 0, len(s.parts)) // where each part begins in base
+	clear(s.index)
+	var faults faultList
+	for i, p := range s.parts {
+		origin = append(origin, len(base))
+		for _, e := range p.endpoints {
+			err := e.Validate()
+			if at, taken := s.index[e.ID]; err == nil && taken {
+				if at < origin[i] {
+					continue // an earlier source has it
+				}
+				err = fmt.Errorf("endpoint %q is listed twice", e.ID)
+			}
+			if err != nil {
+				if i == source {
+					faults.add(err)
+				}
+				continue
+			}
+			s.index[e.ID] = len(base)
+			base = append(base, e)
+		}
+	}
+	s.base = base
+	for id, was := range marked {
+		if at, ok := s.index[id]; !ok || *base[at].URL != *was.URL {
+			delete(s.unhealthy, id)
+		}
+	}
+	return faults.String()
+}
+
+// faultList keeps the first fault and counts the others: a source of thousands of bad entries gets one line.
+type faultList struct {
+	first error
+	more  int
+}
+
+func (f *faultList) add(err error) {
+	if f.first == nil {
+		f.first = err
+	} else {
+		f.more++
+	}
+}
+
+func (f *faultList) String() string {
+	switch {
+	case f.first == nil:
+		return ""
+	case f.more == 0:
+		return fmt.Sprintf("left out: %v", f.first)
+	}
+	return fmt.Sprintf("left out: %v, and %d more", f.first, f.more)
+}
+
+// sameList reports whether two lists say the same: a source that polls often publishes what is known already, and
+// nobody's cache must be thrown away for that.
+func sameList(a, b []Endpoint) bool { return slices.EqualFunc(a, b, same) }
+
+func same(a, b Endpoint) bool {
+	return a.ID == b.ID && a.Role == b.Role && a.Phase == b.Phase && a.Group == b.Group && a.Zone == b.Zone &&
+		a.Node == b.Node && a.Model == b.Model && a.Version == b.Version && sameURL(a, b) &&
+		maps.Equal(a.Attributes, b.Attributes)
+}
+
+func sameURL(a, b Endpoint) bool {
+	return a.URL == b.URL || a.URL != nil && b.URL != nil && *a.URL == *b.URL
+}

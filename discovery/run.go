@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// The pause before a failed source is watched again doubles from the first to the last. A watch that lived longer
+// than the last pause starts over with the first.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 10 * time.Second
+)
+
+// SourceError is what went wrong with one source of a [Set].
+type SourceError struct {
+	Source int // place in NewSet's arguments, from 0
+	Err    error
+}
+
+// Error names the source by its place.
+func (e *SourceError) Error() string { return fmt.Sprintf("discovery source %d: %v", e.Source, e.Err) }
+
+// Unwrap returns Err.
+func (e *SourceError) Unwrap() error { return e.Err }
+
+var (
+	errRunning = errors.New("discovery: the set is running already")
+	errEnded   = errors.New("ended before its context")
+	errLate    = errors.New("published after its Watch had returned; ignored")
+)
+
+// Run watches all sources until ctx ends, waits for their Watch to return, and returns nil. A source that ends before
+// ctx, or panics, is watched again after a pause of 100 ms to 10 s (doubling, with jitter); meanwhile its last snapshot
+// stays. One Run at a time: a second one returns an error at once. A later Run goes on where the last one ended.
+func (s *Set) Run(ctx context.Context) error {
+	if !s.running.CompareAndSwap(false, true) {
+		return errRunning
+	}
+	defer s.running.Store(false)
+	var wg sync.WaitGroup
+	for i := range s.sources {
+		wg.Go(func() { s.watchForever(ctx, i) })
+	}
+	wg.Wait()
+	<-ctx.Done()
+	return nil
+}
+
+func (s *Set) watchForever(ctx context.Context, source int) {
+	pause := firstPause
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := s.watch(ctx, source)
+		if ctx.Err() != nil {
+			return
+		}
+		s.report(source, err)
+		if time.Since(began) > lastPause {
+			pause = firstPause
+		}
+		if !sleep(ctx, pause/2+rand.N(pause/2)) {
+			return
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// watch calls the source's Watch once. It always returns an error, a panic included: a foreign source must not end
+// the process that serves requests.
+func (s *Set) watch(ctx context.Context, source int) (err error) {
+	var mu sync.Mutex
+	ended := false
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+		mu.Lock()
+		ended = true
+		mu.Unlock()
+	}()
+	err = s.sources[source].Watch(ctx, func(snap Snapshot) {
+		mu.Lock()
+		late := ended
+		if !late {
+			s.replace(source, snap.Endpoints)
+		}
+		mu.Unlock()
+		if late {
+			s.report(source, errLate)
+		}
+	})
+	if err == nil {
+		err = errEnded
+	}
+	return err
+}
+
+func (s *Set) report(source int, err error) {
+	if s.onError != nil {
+		s.onError(&SourceError{Source: source, Err: err})
+	}
+}
+
+// sleep waits for d and reports whether ctx still lives.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

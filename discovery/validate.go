@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package discovery
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+)
+
+// Validate says what makes the endpoint unusable: no ID, no URL or one that [ParseURL] would refuse, a role or phase
+// that does not exist. It returns nil for an endpoint that a [Set] takes.
+func (e Endpoint) Validate() error {
+	if e.ID == "" {
+		return errors.New("endpoint without an ID")
+	}
+	if e.URL == nil {
+		return fmt.Errorf("endpoint %q has no URL", e.ID)
+	}
+	if err := checkURL(e.URL); err != nil {
+		return fmt.Errorf("endpoint %q: %w", e.ID, err)
+	}
+	if _, ok := roleNames[e.Role]; !ok {
+		return fmt.Errorf("endpoint %q: %v is not one of prefill, decode, both, encode", e.ID, e.Role)
+	}
+	if e.Phase > PhaseDraining {
+		return fmt.Errorf("endpoint %q: %v is not one of ready, not-ready, draining", e.ID, e.Phase)
+	}
+	return nil
+}
+
+// checkURL holds the rules of an engine's base URL.
+func checkURL(u *url.URL) error {
+	switch {
+	case u.Scheme != "http" && u.Scheme != "https":
+		return fmt.Errorf("scheme %q: want http://HOST:PORT or https://HOST:PORT", u.Scheme)
+	case u.Hostname() == "":
+		return errors.New("no host: want http://HOST:PORT")
+	case u.User != nil:
+		return errors.New("user info is not allowed in an engine's URL")
+	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
+		return errors.New("query and fragment are not allowed in an engine's URL")
+	}
+	return nil
+}
