@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package transport is how the legs of a request reach engines.
+//
+// A [Transport] is an [http.RoundTripper] with a pool sized for many engines,
+// TLS and mTLS, one limit for the whole of connecting, and nothing a hop
+// between a gateway and its engines must not have: no proxy from the
+// environment, no redirects, no compression, no cookies.
+//
+// Each of its errors is an [*Error] that says how far the request got, which is
+// what decides whether it may be sent again:
+//
+//	NotSent    provably no byte of the request left: repeat it anywhere
+//	MaybeSent  the engine may have it, and may have started on it
+//	Answered   the head of an answer arrived; its body then failed
+//
+// A [Retrier] repeats what was not sent, and nothing else.
+//
+// The package knows neither connectors nor flows.
+package transport

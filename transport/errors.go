@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"syscall"
+)
+
+// ErrClosed is what a request to a closed [Transport] fails with.
+var ErrClosed = errors.New("transport: closed")
+
+// Sent says how far a failed request got.
+type Sent uint8
+
+// How far a failed request got.
+const (
+	// NotSent: provably no byte of the request was handed to a connection.
+	// Sending it again cannot make an engine do its work twice.
+	NotSent Sent = iota
+	// MaybeSent: some of the request, or all of it, was written, and no answer
+	// came. The engine may be working on it.
+	MaybeSent
+	// Answered: the head of an answer was read, and reading its body failed.
+	Answered
+)
+
+// String returns "not sent", "maybe sent" or "answered".
+func (s Sent) String() string {
+	switch s {
+	case NotSent:
+		return "not sent"
+	case MaybeSent:
+		return "maybe sent"
+	default:
+		return "answered"
+	}
+}
+
+// Kind says what went wrong, for metrics and for choosing a status code.
+type Kind uint8
+
+// What went wrong.
+const (
+	// Other is anything not listed here, a request that cannot be sent among
+	// them.
+	Other Kind = iota
+	// Refused: the engine's host refused the connection or cannot be reached.
+	Refused
+	// DNS: the engine's name was not resolved.
+	DNS
+	// TLS: the handshake failed, on either side.
+	TLS
+	// Timeout: the request's context ended by its deadline, or its cause was a
+	// timeout.
+	Timeout
+	// ConnectTimeout: TCP and TLS took longer than Options.ConnectTimeout.
+	ConnectTimeout
+	// Reset: the connection was reset.
+	Reset
+	// EOF: the engine closed the connection before its answer was complete.
+	EOF
+	// Canceled: the request's context was cancelled.
+	Canceled
+	// Protocol: what the engine sent is not HTTP, or its head is too long.
+	Protocol
+)
+
+var kindNames = [...]string{
+	Other:          "other",
+	Refused:        "refused",
+	DNS:            "dns",
+	TLS:            "tls",
+	Timeout:        "timeout",
+	ConnectTimeout: "connect_timeout",
+	Reset:          "reset",
+	EOF:            "eof",
+	Canceled:       "canceled",
+	Protocol:       "protocol",
+}
+
+// String returns a lower-case word that suits a metric's label.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return kindNames[Other]
+}
+
+// Error is the only type of error that [Transport.RoundTrip], the bodies of its
+// answers and [Retrier.Do] return. Its text names neither URL nor address; the
+// error it wraps may, and so belongs in no answer to a client.
+//
+// errors.Is(err, context.Canceled) holds for kind Canceled and
+// errors.Is(err, context.DeadlineExceeded) for kind Timeout, even where the
+// context ended with another cause. That cause is found by errors.Is and
+// errors.As too.
+type Error struct {
+	Sent Sent
+	Kind Kind
+	// Reused tells that the request was given a connection that had served
+	// another before.
+	Reused bool
+	// Err is the underlying error, with addresses in its text.
+	Err error
+
+	// final marks failures that a second try on the same engine repeats.
+	final bool
+}
+
+// Error returns a text without URL, address or anything of the request.
+func (e *Error) Error() string {
+	return "transport: " + e.Kind.String() + " (" + e.Sent.String() + ")"
+}
+
+// Unwrap returns the underlying error.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is reports a context's end under the context package's own sentinels.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case context.Canceled:
+		return e.Kind == Canceled
+	case context.DeadlineExceeded:
+		return e.Kind == Timeout
+	}
+	return false
+}
+
+// Timeout reports whether a limit of time was the reason.
+func (e *Error) Timeout() bool { return e.Kind == Timeout || e.Kind == ConnectTimeout }
+
+// LogValue keeps addresses out of logs.
+func (e *Error) LogValue() slog.Value {
+	return slog.GroupValue(
+		slog.String("kind", e.Kind.String()),
+		slog.String("sent", e.Sent.String()),
+		slog.Bool("reused", e.Reused),
+	)
+}
+
+// Classify tells how far the request that failed with err got. It is exact for
+// errors of this package, wrapped or not. Of foreign errors only failures to
+// dial and to resolve a name count as NotSent; all others, and nil, count as
+// MaybeSent, the answer that allows the least.
+func Classify(err error) Sent {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Sent
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return NotSent
+	}
+	if _, ok := errors.AsType[*net.DNSError](err); ok {
+		return NotSent
+	}
+	return MaybeSent
+}
+
+// asError gives errors of foreign round trippers this package's shape.
+func asError(ctx context.Context, err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return &Error{Sent: Classify(err), Kind: requestKind(ctx, err), Err: err}
+}
+
+// requestKind looks at the context first: when it has ended, the failure of the
+// connection is a consequence, and net/http reports the context's cause, which
+// can be any error.
+func requestKind(ctx context.Context, err error) Kind {
+	if cerr := ctx.Err(); cerr != nil {
+		if isTimeout(cerr) || isTimeout(context.Cause(ctx)) {
+			return Timeout
+		}
+		return Canceled
+	}
+	return kindOf(err)
+}
+
+func kindOf(err error) Kind {
+	if _, ok := errors.AsType[*net.DNSError](err); ok {
+		return DNS
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return Canceled
+	case isTimeout(err):
+		return Timeout
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return Refused
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNABORTED):
+		return Reset
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return EOF
+	case isAlert(err):
+		return TLS
+	}
+	return Other
+}
+
+func isTimeout(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return true
+	}
+	ne, ok := errors.AsType[net.Error](err)
+	return ok && ne.Timeout()
+}
+
+// isAlert reports a TLS alert sent by the other side. crypto/tls gives it as an
+// OpError whose Op is "remote error".
+func isAlert(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "remote error"
+}
+
+// connectError marks what went wrong before there was a connection, so that
+// RoundTrip need not guess it from the error's type: a reset during the TLS
+// handshake looks like a reset during the answer.
+type connectError struct {
+	kind Kind
+	err  error
+}
+
+func (e *connectError) Error() string { return "connect: " + e.err.Error() }
+func (e *connectError) Unwrap() error { return e.err }
+
+func newConnectError(err error, handshake bool) *connectError {
+	kind := kindOf(err)
+	switch {
+	case kind == DNS:
+		if isTimeout(err) {
+			kind = ConnectTimeout
+		}
+	case kind == Timeout:
+		kind = ConnectTimeout
+	case kind == Canceled:
+	case handshake:
+		kind = TLS
+	}
+	return &connectError{kind: kind, err: err}
+}
+
+// rejectsCertificate reports failures that the same certificates will meet
+// again.
+func rejectsCertificate(err error) bool {
+	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
+	return ok
+}

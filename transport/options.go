@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Defaults of [Options].
+const (
+	// DefaultConnectTimeout bounds TCP and TLS together.
+	DefaultConnectTimeout = 2 * time.Second
+
+	// DefaultIdleTimeout is below the 5 s after which uvicorn, and with it
+	// vLLM (VLLM_HTTP_TIMEOUT_KEEP_ALIVE) and SGLang, closes an idle
+	// connection. Where both sides' limits meet, a POST is written into a
+	// socket that the engine is closing, and nobody can tell whether it was
+	// read.
+	DefaultIdleTimeout = 4 * time.Second
+
+	// DefaultMaxIdlePerHost keeps the connections of a burst. net/http's own
+	// default is 2: of 200 concurrent streams to one engine 198 connections
+	// would be thrown away after use.
+	DefaultMaxIdlePerHost = 256
+
+	// DefaultBuffer is the size of each connection's read and write buffer.
+	// Large bodies do not pass through it (see [Transport]), so a bigger one
+	// costs memory for each open stream and buys nothing.
+	DefaultBuffer = 4 << 10
+
+	// DefaultMaxResponseHeaderBytes is far above what engines send.
+	DefaultMaxResponseHeaderBytes = 256 << 10
+)
+
+// Options of a [Transport]. The zero value is ready for use. Times and sizes
+// are read once, by [New].
+type Options struct {
+	// ConnectTimeout bounds name lookup, TCP and TLS together, for each new
+	// connection. 0 means DefaultConnectTimeout, a negative value no limit
+	// other than the request's context.
+	ConnectTimeout time.Duration
+
+	// IdleTimeout is how long an unused connection is kept. It must stay below
+	// the engines' own keep-alive limit. 0 means DefaultIdleTimeout, a
+	// negative value no limit.
+	IdleTimeout time.Duration
+
+	// MaxIdlePerHost is how many unused connections are kept for each engine.
+	// 0 means DefaultMaxIdlePerHost, a negative value keeps none. There is no
+	// limit over all engines.
+	MaxIdlePerHost int
+
+	// ReadBuffer and WriteBuffer are bytes for each connection. 0 means
+	// DefaultBuffer.
+	ReadBuffer, WriteBuffer int
+
+	// MaxResponseHeaderBytes bounds the head of an answer; a longer one is an
+	// error of kind Protocol. 0 means DefaultMaxResponseHeaderBytes.
+	MaxResponseHeaderBytes int64
+
+	// TLS is used for https engines; nil means the system's roots and no
+	// client certificate. It is cloned, and its MinVersion raised to TLS 1.2.
+	// See [TLSFiles].
+	TLS *tls.Config
+
+	// Protocols chooses HTTP versions. nil means HTTP/1.1 alone: engines under
+	// uvicorn speak nothing else, and one HTTP/2 connection would put all
+	// streams under one flow control window. Over HTTP/2 an error counts as
+	// NotSent only if no connection came about.
+	Protocols *http.Protocols
+
+	// DialContext opens connections in place of a [net.Dialer], for in-memory
+	// networks and tests. TLS, where the URL asks for it, is run on top.
+	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// withDefaults returns a copy of o (nil allowed) without zero values that stand
+// for a default.
+func (o *Options) withDefaults() Options {
+	var out Options
+	if o != nil {
+		out = *o
+	}
+	out.ConnectTimeout = orDefault(out.ConnectTimeout, DefaultConnectTimeout)
+	out.IdleTimeout = orDefault(out.IdleTimeout, DefaultIdleTimeout)
+	out.MaxIdlePerHost = orDefault(out.MaxIdlePerHost, DefaultMaxIdlePerHost)
+	out.ReadBuffer = orDefault(max(out.ReadBuffer, 0), DefaultBuffer)
+	out.WriteBuffer = orDefault(max(out.WriteBuffer, 0), DefaultBuffer)
+	out.MaxResponseHeaderBytes = orDefault(max(out.MaxResponseHeaderBytes, 0), DefaultMaxResponseHeaderBytes)
+	if out.DialContext == nil {
+		out.DialContext = (&net.Dialer{}).DialContext
+	}
+	return out
+}
+
+func orDefault[T comparable](v, fallback T) T {
+	var zero T
+	if v == zero {
+		return fallback
+	}
+	return v
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"errors"
+	"net/http/httptrace"
+)
+
+// watch follows one request to the connection, or the connections, that it was
+// given: net/http itself sends a request again when nothing of it was written
+// to a reused connection.
+//
+// Only GotConn is hooked. net/http calls it on the goroutine of RoundTrip, and
+// never after RoundTrip has returned, so a watch may be used again for the next
+// request although net/http's own goroutines still hold its trace: they only
+// read hooks that stay nil.
+type watch struct {
+	trace httptrace.ClientTrace
+
+	conn        *conn // nil before the first connection and on HTTP/2
+	wrote, read int64 // of conn, when it was given to the request
+	connected   bool
+	reused      bool
+	sent        bool // on an earlier connection, or on one that cannot tell
+}
+
+func newWatch() *watch {
+	w := new(watch)
+	w.trace.GotConn = w.gotConn
+	return w
+}
+
+func (w *watch) gotConn(info httptrace.GotConnInfo) {
+	w.sent = w.wroteAny()
+	w.connected = true
+	w.reused = info.Reused
+	c, counted := info.Conn.(*conn)
+	if !counted {
+		w.conn, w.sent = nil, true
+		return
+	}
+	w.conn, w.wrote, w.read = c, c.written.Load(), c.read.Load()
+}
+
+func (w *watch) wroteAny() bool {
+	return w.sent || w.conn != nil && w.conn.written.Load() != w.wrote
+}
+
+func (w *watch) readAny() bool {
+	return w.conn != nil && w.conn.read.Load() != w.read
+}
+
+func (w *watch) reset() {
+	w.conn, w.wrote, w.read = nil, 0, 0
+	w.connected, w.reused, w.sent = false, false, false
+}
+
+// failure turns what net/http returned into this package's error. By then
+// net/http's writer has stopped (persistConn.mapRoundTripError waits for it),
+// so the count is final.
+func (w *watch) failure(ctx context.Context, err error) *Error {
+	e := &Error{Sent: NotSent, Reused: w.reused, Err: err}
+	if w.wroteAny() {
+		e.Sent = MaybeSent
+	}
+	if ce, ok := errors.AsType[*connectError](err); ok && ctx.Err() == nil {
+		e.Kind = ce.kind
+		e.final = rejectsCertificate(err)
+		return e
+	}
+	e.Kind = requestKind(ctx, err)
+	switch {
+	case !w.connected:
+		// Neither a failed dial nor a context's end: net/http refused the
+		// request itself, and would again.
+		e.final = true
+	case e.Kind == TLS:
+		// With TLS 1.3 the client is done before the engine has judged its
+		// certificate, so the verdict comes as an alert in place of an answer.
+		// An engine reads no request before that verdict (RFC 8446, 4.4.4).
+		e.final = true
+		if !w.reused && !w.readAny() {
+			e.Sent = NotSent
+		}
+	case e.Kind != Other:
+	case e.Sent == NotSent && w.reused:
+		// net/http's "server closed idle connection", and its kin.
+		e.Kind = EOF
+	case w.readAny():
+		e.Kind = Protocol
+	}
+	return e
+}
