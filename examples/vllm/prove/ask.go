@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// plain opens one connection per request, so that no request ever meets a connection that an engine or the gateway has
+// just closed: what fails here has failed in the gateway.
+var plain = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+// question is one request of a client, greedy, so that its text is a function of the prompt.
+type question struct {
+	chat, stream bool
+	prompt       string
+	maxTokens    int
+}
+
+// newQuestion makes a prompt of about so many tokens (the tiny model has one token per byte) that no engine has seen: its
+// first bytes are random, so that not even its first block is in a prefix cache.
+func newQuestion(chat, stream bool, tokens, maxTokens int) question {
+	filler := strings.Repeat(" keys and values of the prompt move from one engine to another", tokens/60+1)
+	return question{chat: chat, stream: stream, prompt: (rand.Text() + filler)[:tokens], maxTokens: maxTokens}
+}
+
+func (q question) String() string {
+	name := "completions"
+	if q.chat {
+		name = "chat"
+	}
+	if q.stream {
+		name += ", streamed"
+	}
+	return name
+}
+
+// answer is what a client got.
+type answer struct {
+	status       int    // 0: no answer at all
+	mode         string // X-PD-Mode
+	text         string // what was read of it, when it is cut
+	whole        bool   // it came to its proper end
+	promptTokens int
+	cachedTokens int // of the prompt, as the engine tells them; only without stream
+	took         time.Duration
+	err          error // why it is not whole
+}
+
+func (a answer) String() string {
+	switch {
+	case a.status == 0:
+		return fmt.Sprintf("no answer after %.1f s: %v", a.took.Seconds(), a.err)
+	case a.whole:
+		return fmt.Sprintf("%d after %.1f s", a.status, a.took.Seconds())
+	default:
+		return fmt.Sprintf("%d, cut after %d characters and %.1f s", a.status, len(a.text), a.took.Seconds())
+	}
+}
+
+// ask sends the question to a gateway or an engine and reads the answer to its end. A salt, if not empty, keeps the
+// request out of what the engine has in its prefix cache. onText, if not nil, is called as streamed text arrives.
+func ask(ctx context.Context, base string, q question, salt string, onText func()) answer {
+	begin := time.Now()
+	a := send(ctx, base, q, salt, onText)
+	a.took = time.Since(begin)
+	return a
+}
+
+func send(ctx context.Context, base string, q question, salt string, onText func()) answer {
+	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	defer cancel()
+	path, body := "/v1/completions", map[string]any{"model": "tiny", "max_tokens": q.maxTokens, "temperature": 0}
+	if q.chat {
+		path, body["messages"] = "/v1/chat/completions", []any{map[string]string{"role": "user", "content": q.prompt}}
+	} else {
+		body["prompt"] = q.prompt
+	}
+	if q.stream {
+		body["stream"], body["stream_options"] = true, map[string]bool{"include_usage": true}
+	}
+	if salt != "" {
+		body["cache_salt"] = salt
+	}
+	content, err := json.Marshal(body)
+	if err != nil {
+		return answer{err: err}
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+path, bytes.NewReader(content))
+	if err != nil {
+		return answer{err: err}
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := plain.Do(request)
+	if err != nil {
+		return answer{err: err}
+	}
+	defer response.Body.Close()
+	a := answer{status: response.StatusCode, mode: response.Header.Get("X-PD-Mode")}
+	if q.stream && a.status == http.StatusOK {
+		a.readStream(response.Body, onText)
+	} else {
+		a.readObject(response.Body)
+	}
+	return a
+}
+
+// piece is an answer of chat or completions, whole or one event of its stream.
+type piece struct {
+	Choices []struct {
+		Text           string
+		Message, Delta struct{ Content string }
+	}
+	Usage *struct {
+		PromptTokens int `json:"prompt_tokens"`
+		Details      struct {
+			CachedTokens int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	}
+	Error *struct{ Message string }
+}
+
+func (a *answer) add(content []byte) {
+	var p piece
+	if a.err = json.Unmarshal(content, &p); a.err != nil {
+		return
+	}
+	if p.Error != nil {
+		a.err = fmt.Errorf("error: %s", p.Error.Message)
+		return
+	}
+	for _, choice := range p.Choices {
+		a.text += choice.Text + choice.Message.Content + choice.Delta.Content
+	}
+	if p.Usage != nil {
+		a.promptTokens, a.cachedTokens = p.Usage.PromptTokens, p.Usage.Details.CachedTokens
+	}
+}
+
+func (a *answer) readObject(body io.Reader) {
+	content, err := io.ReadAll(body)
+	if err != nil {
+		a.err = err
+		return
+	}
+	a.add(content)
+	a.whole = json.Valid(content)
+}
+
+func (a *answer) readStream(body io.Reader, onText func()) {
+	scanner := bufio.NewScanner(body)
+	scanner.Buffer(nil, 1<<20)
+	for scanner.Scan() && a.err == nil {
+		data, found := strings.CutPrefix(scanner.Text(), "data: ")
+		switch {
+		case !found:
+		case data == "[DONE]":
+			a.whole = true
+		default:
+			a.add([]byte(data))
+			if onText != nil {
+				onText()
+			}
+		}
+	}
+	if a.err == nil {
+		a.err = scanner.Err()
+	}
+	if a.err == nil && !a.whole {
+		a.err = io.ErrUnexpectedEOF
+	}
+}
+
+// alone asks one engine to answer the question by itself: the text that every other way must give. The salt makes it
+// compute the whole prompt, also where it has done so before.
+func alone(ctx context.Context, engine string, q question) (string, error) {
+	q.stream = false
+	a := ask(ctx, engine, q, rand.Text(), nil)
+	switch {
+	case a.err != nil:
+		return "", fmt.Errorf("one engine alone: %w", a.err)
+	case a.status != http.StatusOK || a.text == "":
+		return "", fmt.Errorf("one engine alone answered %d with %d characters", a.status, len(a.text))
+	case a.cachedTokens != 0:
+		return "", fmt.Errorf("one engine alone had %d tokens of the prompt already: no reference", a.cachedTokens)
+	}
+	return a.text, nil
+}

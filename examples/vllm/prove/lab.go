@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// lab starts the engines and gateways of one run, and stops what is left of them in the end.
+type lab struct {
+	script, gateway string // what becomes an engine, what becomes a gateway
+	dir             string // logs and configurations
+	started         []*process
+}
+
+func (l *lab) close() {
+	for _, p := range l.started {
+		p.stop()
+	}
+}
+
+func (l *lab) start(cmd *exec.Cmd, name, url string) (*process, error) {
+	log := filepath.Join(l.dir, fmt.Sprintf("%02d-%s.log", len(l.started), name))
+	p, err := startProcess(cmd, name, url, log)
+	if err == nil {
+		l.started = append(l.started, p)
+	}
+	return p, err
+}
+
+type engineOptions struct {
+	role   string
+	lease  time.Duration // whole seconds; 0: the engine's default
+	blocks int           // size of the KV cache; 0: engine.sh's default
+}
+
+// blockBytes is what a block of 32 tokens of the tiny model takes: keys and values, 2 layers, 2 heads of 32 floats.
+const blockBytes = 2 * 2 * 2 * 32 * 4 * 32
+
+// startEngines starts engines side by side and waits until all are ready.
+func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*process, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, fmt.Errorf("5 minutes were not enough"))
+	defer cancel()
+	var engines []*process
+	for _, o := range wanted {
+		port, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		side, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		cmd := exec.Command(l.script, o.role, strconv.Itoa(port), strconv.Itoa(side))
+		if o.blocks > 0 {
+			cmd.Args = append(cmd.Args, "--kv-cache-memory-bytes", strconv.Itoa(o.blocks*blockBytes))
+		}
+		cmd.Env = os.Environ()
+		if o.lease > 0 {
+			cmd.Env = append(cmd.Env, fmt.Sprintf("PDKIT_LEASE=%d", int(o.lease.Seconds())))
+		}
+		engine, err := l.start(cmd, o.role, fmt.Sprintf("http://127.0.0.1:%d", port))
+		if err != nil {
+			return nil, err
+		}
+		engines = append(engines, engine)
+	}
+	for _, engine := range engines {
+		if err := engine.ready(ctx, engine.url+"/health"); err != nil {
+			return nil, err
+		}
+	}
+	return engines, nil
+}
+
+// gatewayOptions is what the gateway's configuration says; a zero duration is left out, so that its default holds.
+type gatewayOptions struct {
+	connector                         string
+	prefills, decodes                 []string // URLs
+	lease                             time.Duration
+	connect, prefill, handoff, decode time.Duration
+}
+
+func (o gatewayOptions) yaml(listen, admin string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: pdkit.dev/v1alpha1
+kind: Gateway
+spec:
+  listen: %q
+  admin: %q
+---
+apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+metadata: {name: tiny}
+spec:
+  model: tiny
+  kvConnector:
+    type: %s
+`, listen, admin, o.connector)
+	if o.lease > 0 {
+		fmt.Fprintf(&b, "    config: {leaseDuration: %s}\n", o.lease)
+	}
+	b.WriteString("    timeouts:\n      healthCheck: 2s\n")
+	for _, timeout := range []struct {
+		name  string
+		value time.Duration
+	}{{"connect", o.connect}, {"prefill", o.prefill}, {"handoff", o.handoff}, {"decode", o.decode}} {
+		if timeout.value > 0 {
+			fmt.Fprintf(&b, "      %s: %s\n", timeout.name, timeout.value)
+		}
+	}
+	b.WriteString("  discovery:\n    static:\n      endpoints:\n")
+	for _, url := range o.prefills {
+		fmt.Fprintf(&b, "        - {url: %q, role: prefill}\n", url)
+	}
+	for _, url := range o.decodes {
+		fmt.Fprintf(&b, "        - {url: %q, role: decode}\n", url)
+	}
+	return b.String()
+}
+
+// startGateway starts a gateway and waits until it has a ready pair.
+func (l *lab) startGateway(ctx context.Context, o gatewayOptions) (*process, error) {
+	var addresses [2]string
+	for i := range addresses {
+		port, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		addresses[i] = fmt.Sprintf("127.0.0.1:%d", port)
+	}
+	file := filepath.Join(l.dir, fmt.Sprintf("%02d-gateway.yaml", len(l.started)))
+	if err := os.WriteFile(file, []byte(o.yaml(addresses[0], addresses[1])), 0o644); err != nil {
+		return nil, err
+	}
+	gateway, err := l.start(exec.Command(l.gateway, "-config", file), "gateway", "http://"+addresses[0])
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("30 seconds were not enough"))
+	defer cancel()
+	return gateway, gateway.ready(ctx, "http://"+addresses[1]+"/readyz")
+}
+
+// stopGateway ends a gateway as an operator does; it must drain and end with 0.
+func stopGateway(gateway *process) error {
+	gateway.stop()
+	if gateway.err != nil {
+		return fmt.Errorf("the gateway ended with: %w\n%s", gateway.err, gateway.tail())
+	}
+	return nil
+}

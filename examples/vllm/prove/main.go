@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Command prove runs two real vLLM engines with NixlConnector and examples/gateway in front of them, and proves that a
+// request is served by both: the text is that of one engine alone, and the decode engine took the prompt's KV over from the
+// prefill engine instead of computing it.
+//
+//	prove [flags] [CONNECTOR]      CONNECTOR is the gateway's kvConnector.type, nixl if left out
+//
+// It ends with 0 when all is proven, with 1 when it is not, and with 2 when it could not try. Start it through prove.sh,
+// which installs the engines.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// errNotProven says that everything could be tried and something was not as it must be. The table has told what.
+var errNotProven = errors.New("not proven")
+
+// init keeps the main goroutine on the main thread, as startProcess needs.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	var o options
+	flag.StringVar(&o.script, "engine", "examples/vllm/engine.sh", "the script that becomes an engine")
+	flag.StringVar(&o.gateway, "gateway", "", "the gateway's binary (default: build examples/gateway)")
+	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, removed at the end)")
+	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
+	flag.Parse()
+	o.connector = "nixl"
+	if flag.NArg() > 0 {
+		o.connector = flag.Arg(0)
+	}
+	if flag.NArg() > 1 {
+		fmt.Fprintln(os.Stderr, "prove: one connector at a time")
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, o)
+	stop()
+	switch {
+	case err == nil:
+	case errors.Is(err, errNotProven):
+		fmt.Println("NOT PROVEN")
+		os.Exit(1)
+	default:
+		fmt.Fprintln(os.Stderr, "prove:", err)
+		os.Exit(2)
+	}
+}
+
+type options struct {
+	connector, script, gateway, logs string
+	all                              bool
+}
+
+func run(ctx context.Context, o options) (err error) {
+	lab := &lab{script: o.script, gateway: o.gateway, dir: o.logs}
+	if lab.dir == "" {
+		if lab.dir, err = os.MkdirTemp("", "pdkit-vllm-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(lab.dir)
+	} else if err := os.MkdirAll(lab.dir, 0o755); err != nil {
+		return err
+	}
+	if lab.gateway == "" {
+		lab.gateway = filepath.Join(lab.dir, "gateway")
+		build := exec.CommandContext(ctx, "go", "build", "-o", lab.gateway, "github.com/pdkit/pdkit/examples/gateway")
+		if output, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("building the gateway: %w\n%s", err, output)
+		}
+	}
+	defer lab.close()
+
+	begin := time.Now()
+	engines, err := lab.startEngines(ctx, engineOptions{role: "prefill"}, engineOptions{role: "decode"})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("prefill and decode engine ready after %.0f s\n\n", time.Since(begin).Seconds())
+	p, d := engines[0], engines[1]
+
+	proven := prove(ctx, lab, o.connector, p, d)
+	if !o.all {
+		return proven
+	}
+	if errors.Is(proven, errNotProven) || proven == nil {
+		return errors.Join(proven, refute(ctx, lab, p, d), playFaults(ctx, lab, p, d))
+	}
+	return proven
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// sample names one time series, or the sum of several, on an engine's /metrics page: a metric's name and, if label is not
+// empty, a pair name="value" that the series must have.
+type sample struct{ name, label string }
+
+// vLLM 0.32.0, NixlConnector. A counter is absent until it first rises, which reads as 0.
+var (
+	takenOver     = sample{"vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`} // D, tokens
+	bytesMoved    = sample{"vllm:nixl_bytes_transferred_sum", ""}                                 // D, bytes
+	failedReads   = sample{"vllm:nixl_num_failed_transfers_total", ""}                            // D
+	failedNotices = sample{"vllm:nixl_num_failed_notifications_total", ""}                        // D
+	expired       = sample{"vllm:nixl_num_kv_expired_reqs_total", ""}                             // P: nobody read it in time
+	lateNotices   = sample{"vllm:nixl_num_notifications_after_expiry_total", ""}                  // P: read late, or twice
+	cacheUsed     = sample{"vllm:kv_cache_usage_perc", ""}                                        // P, 0 to 1: blocks that are pinned
+)
+
+// metrics is an engine's whole /metrics page at one time.
+type metrics []string
+
+func readMetrics(ctx context.Context, engine string) (metrics, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := plain.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET /metrics answered %s", response.Status)
+	}
+	return parseMetrics(response.Body)
+}
+
+func parseMetrics(page io.Reader) (metrics, error) {
+	var lines metrics
+	scanner := bufio.NewScanner(page)
+	for scanner.Scan() {
+		if line := scanner.Text(); line != "" && line[0] != '#' {
+			lines = append(lines, line)
+		}
+	}
+	return lines, scanner.Err()
+}
+
+// sum adds up the series that s names.
+func (m metrics) sum(s sample) float64 {
+	total := 0.0
+	for _, line := range m {
+		labels, found := strings.CutPrefix(line, s.name)
+		if !found || labels == "" || labels[0] != '{' && labels[0] != ' ' || !strings.Contains(labels, s.label) {
+			continue
+		}
+		value, err := strconv.ParseFloat(labels[strings.LastIndexByte(labels, ' ')+1:], 64)
+		if err == nil {
+			total += value
+		}
+	}
+	return total
+}
+
+// waitFor reads an engine's metrics until the samples satisfy ok, since they follow an answer by up to a second, or until
+// the time is over. It returns the last page either way: judging it is the caller's part.
+func waitFor(ctx context.Context, engine string, patience time.Duration, ok func(metrics) bool) (metrics, error) {
+	for end := time.Now().Add(patience); ; {
+		page, err := readMetrics(ctx, engine)
+		if err != nil || ok(page) || time.Now().After(end) {
+			return page, err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}

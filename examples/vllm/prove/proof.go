@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// row is one request of the proof: what came and what must come.
+type row struct {
+	question         question
+	answer           answer
+	reference        string // the text of one engine alone
+	tokens           int    // of the prompt that D took over from outside
+	bytes, wantBytes int    // that NIXL moved
+}
+
+// served tells whether the client got the right text, however it was made.
+func (r row) served() bool {
+	return r.answer.status == http.StatusOK && r.answer.whole && r.answer.err == nil && r.answer.text == r.reference
+}
+
+// reused tells whether D took over exactly the prompt, and exactly its blocks were moved.
+func (r row) reused() bool {
+	return r.answer.promptTokens > 0 && r.tokens == r.answer.promptTokens && r.bytes == r.wantBytes
+}
+
+// proof is all rows, and what the engines counted over all of them.
+type proof struct {
+	rows     []row
+	failed   int  // transfers and notifications that D counted as failed
+	late     int  // handoffs that P counted as expired, or as read late or twice
+	released bool // P holds no more blocks than before, long before the lease would have freed them
+}
+
+// problems says what is not proven, an empty slice when all is.
+func (p proof) problems() []string {
+	var problems []string
+	texts := map[string]bool{}
+	for _, r := range p.rows {
+		texts[r.answer.text] = true
+		if !r.served() {
+			problems = append(problems, fmt.Sprintf("%s: the answer is not that of one engine alone", r.question))
+		}
+		if !r.reused() {
+			problems = append(problems, fmt.Sprintf("%s: the decode engine took over %d of %d prompt tokens, %d of %d bytes",
+				r.question, r.tokens, r.answer.promptTokens, r.bytes, r.wantBytes))
+		}
+	}
+	if len(texts) != len(p.rows) {
+		problems = append(problems, "different prompts got the same text: comparing texts proves nothing")
+	}
+	if p.failed > 0 {
+		problems = append(problems, fmt.Sprintf("the decode engine counted %d failed transfers or notifications", p.failed))
+	}
+	if p.late > 0 {
+		problems = append(problems, fmt.Sprintf("the prefill engine counted %d handoffs as expired or read late", p.late))
+	}
+	if !p.released {
+		problems = append(problems, "the prefill engine still holds blocks: nobody told it that they were read")
+	}
+	return problems
+}
+
+func (p proof) print(w io.Writer) {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "request\tstatus\tserved\tseconds\ttext equal\tprompt tokens\ttaken over\tbytes moved\texpected")
+	for _, r := range p.rows {
+		equal := "yes"
+		if !r.served() {
+			equal = "NO"
+		}
+		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", r.question, r.answer.status, r.answer.mode,
+			r.answer.took.Seconds(), equal, r.answer.promptTokens, r.tokens, r.bytes, r.wantBytes)
+	}
+	table.Flush()
+	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's blocks released: %t\n",
+		p.failed, p.late, p.released)
+}
+
+// prove shows a connector's proof and returns errNotProven if there is a problem with it.
+func prove(ctx context.Context, lab *lab, connector string, p, d *process) error {
+	fmt.Printf("kvConnector.type %s: every answer against one engine alone, and what the engines counted\n", connector)
+	proof, err := collect(ctx, lab, connector, p, d)
+	if err != nil {
+		return err
+	}
+	proof.print(os.Stdout)
+	problems := proof.problems()
+	if len(problems) == 0 {
+		fmt.Print("proven: both engines served each request, and no prompt was computed twice\n\n")
+		return nil
+	}
+	fmt.Printf("no KV reuse is proven with connector %s:\n  - %s\n\n", connector, strings.Join(problems, "\n  - "))
+	return errNotProven
+}
+
+// refute shows that the proof tells a gateway that moves no KV: the same texts, but nothing taken over.
+func refute(ctx context.Context, lab *lab, p, d *process) error {
+	fmt.Println("kvConnector.type http: the same answers, but the proof must find that no KV was reused")
+	proof, err := collect(ctx, lab, "http", p, d)
+	if err != nil {
+		return err
+	}
+	proof.print(os.Stdout)
+	for _, r := range proof.rows {
+		if !r.served() || r.tokens != 0 || r.bytes != 0 {
+			fmt.Printf("%s: neither served as by one engine nor without KV reuse\n\n", r.question)
+			return errNotProven
+		}
+	}
+	if len(proof.problems()) < len(proof.rows) {
+		fmt.Print("the proof has found nothing wrong: it proves nothing\n\n")
+		return errNotProven
+	}
+	fmt.Print("found out, as it must be: right texts, nothing taken over\n\n")
+	return nil
+}
+
+func collect(ctx context.Context, lab *lab, connector string, p, d *process) (proof, error) {
+	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: connector, prefills: []string{p.url}, decodes: []string{d.url}})
+	if err != nil {
+		return proof{}, err
+	}
+	result, err := observe(ctx, gateway.url, p.url, d.url)
+	return result, errors.Join(err, stopGateway(gateway))
+}
+
+// observe sends the requests of the proof, one after the other, so that each one's share of the counters is known.
+func observe(ctx context.Context, gateway, p, d string) (proof, error) {
+	pBefore, err := readMetrics(ctx, p)
+	if err != nil {
+		return proof{}, fmt.Errorf("prefill engine: %w", err)
+	}
+	dBefore, err := readMetrics(ctx, d)
+	if err != nil {
+		return proof{}, fmt.Errorf("decode engine: %w", err)
+	}
+	cache, err := readCacheShape(dBefore)
+	if err != nil {
+		return proof{}, err
+	}
+	var result proof
+	last := dBefore
+	for _, q := range []question{ // more and less than whole blocks, and exactly two of them
+		newQuestion(false, false, 300, 32), newQuestion(false, true, 64, 32),
+		newQuestion(true, false, 31, 32), newQuestion(true, true, 500, 32),
+	} {
+		r := row{question: q, answer: ask(ctx, gateway, q, "", nil)}
+		r.wantBytes = (r.answer.promptTokens + cache.blockTokens - 1) / cache.blockTokens * cache.blockBytes
+		if r.reference, err = alone(ctx, p, q); err != nil {
+			return proof{}, err
+		}
+		now, err := waitFor(ctx, d, 2*time.Second, func(m metrics) bool {
+			return rise(last, m, takenOver) >= r.answer.promptTokens && rise(last, m, bytesMoved) >= r.wantBytes
+		})
+		if err != nil {
+			return proof{}, fmt.Errorf("decode engine: %w", err)
+		}
+		r.tokens, r.bytes = rise(last, now, takenOver), rise(last, now, bytesMoved)
+		result.rows, last = append(result.rows, r), now
+	}
+	result.failed = rise(dBefore, last, failedReads) + rise(dBefore, last, failedNotices)
+	pAfter, err := waitFor(ctx, p, 5*time.Second, func(m metrics) bool { return m.sum(cacheUsed) <= pBefore.sum(cacheUsed) })
+	if err != nil {
+		return proof{}, fmt.Errorf("prefill engine: %w", err)
+	}
+	result.late = rise(pBefore, pAfter, expired) + rise(pBefore, pAfter, lateNotices)
+	result.released = pAfter.sum(cacheUsed) <= pBefore.sum(cacheUsed)
+	return result, nil
+}
+
+func rise(before, after metrics, s sample) int { return int(after.sum(s) - before.sum(s)) }
+
+// cacheShape is how an engine cuts its KV into blocks.
+type cacheShape struct{ blockTokens, blockBytes int }
+
+// readCacheShape reads it from the labels of vllm:cache_config_info.
+func readCacheShape(page metrics) (cacheShape, error) {
+	for _, line := range page {
+		if !strings.HasPrefix(line, "vllm:cache_config_info{") {
+			continue
+		}
+		label := func(name string) int {
+			_, rest, _ := strings.Cut(line, name+`="`)
+			digits, _, _ := strings.Cut(rest, `"`)
+			number, _ := strconv.Atoi(digits)
+			return number
+		}
+		tokens, bytes, blocks := label(",block_size"), label(",kv_cache_memory_bytes"), label(",num_gpu_blocks")
+		if tokens > 0 && bytes > 0 && blocks > 0 {
+			return cacheShape{blockTokens: tokens, blockBytes: bytes / blocks}, nil
+		}
+	}
+	return cacheShape{}, errors.New("the decode engine's metrics do not tell its block size")
+}
