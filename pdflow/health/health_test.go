@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/discoverytest"
+	"github.com/pdkit/pdkit/pdflow/health"
+)
+
+// engines is a round tripper that answers for any number of engines and remembers when each was asked.
+type engines struct {
+	mu     sync.Mutex
+	asked  map[string][]time.Time
+	answer func(req *http.Request) (*http.Response, error) // nil: 200
+	flying atomic.Int32
+	peak   atomic.Int32
+}
+
+func (e *engines) RoundTrip(req *http.Request) (*http.Response, error) {
+	flying := e.flying.Add(1)
+	defer e.flying.Add(-1)
+	for peak := e.peak.Load(); flying > peak && !e.peak.CompareAndSwap(peak, flying); peak = e.peak.Load() {
+	}
+	e.mu.Lock()
+	if e.asked == nil {
+		e.asked = map[string][]time.Time{}
+	}
+	e.asked[req.URL.Host] = append(e.asked[req.URL.Host], time.Now())
+	answer := e.answer
+	e.mu.Unlock()
+	if answer == nil {
+		return status(200), nil
+	}
+	return answer(req)
+}
+
+func (e *engines) times(host string) []time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]time.Time(nil), e.asked[host]...)
+}
+
+func (e *engines) set(answer func(req *http.Request) (*http.Response, error)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.answer = answer
+}
+
+func status(code int) *http.Response { return &http.Response{StatusCode: code, Body: http.NoBody} }
+
+func always(code int) func(*http.Request) (*http.Response, error) {
+	return func(*http.Request) (*http.Response, error) { return status(code), nil }
+}
+
+func hang(req *http.Request) (*http.Response, error) {
+	<-req.Context().Done()
+	return nil, req.Context().Err()
+}
+
+func endpoint(t testing.TB, id string) discovery.Endpoint {
+	t.Helper()
+	e, err := discovery.New("http://"+id, discovery.RoleBoth)
+	require.NoError(t, err)
+	return e
+}
+
+// world is a set with a source the test drives and a prober that runs, inside a bubble of fake time.
+type world struct {
+	*discoverytest.Manual
+	set    *discovery.Set
+	cancel context.CancelFunc
+}
+
+func start(t *testing.T, o health.Options, ids ...string) *world {
+	t.Helper()
+	w := &world{Manual: discoverytest.NewManual()}
+	w.set = discovery.NewSet(w.Manual)
+	ctx, cancel := context.WithCancel(t.Context())
+	w.cancel = cancel
+	var wg sync.WaitGroup
+	wg.Go(func() { assert.NoError(t, w.set.Run(ctx)) })
+	wg.Go(func() { assert.NoError(t, health.New(w.set, &o).Run(ctx)) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	endpoints := make([]discovery.Endpoint, 0, len(ids))
+	for _, id := range ids {
+		endpoints = append(endpoints, endpoint(t, id))
+	}
+	w.Publish(endpoints...)
+	synctest.Wait()
+	return w
+}
+
+func (w *world) phases() map[string]discovery.Phase {
+	phases := map[string]discovery.Phase{}
+	for _, e := range w.set.Load().Endpoints {
+		phases[e.ID] = e.Phase
+	}
+	return phases
+}
+
+func TestVerdicts(t *testing.T) {
+	long := func(code int, n int) func(*http.Request) (*http.Response, error) {
+		return func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(strings.Repeat("x", n)))}, nil
+		}
+	}
+	for name, c := range map[string]struct {
+		answer func(*http.Request) (*http.Response, error)
+		want   discovery.Phase
+	}{
+		"200 is healthy":                       {always(200), discovery.PhaseReady},
+		"204 is healthy":                       {always(204), discovery.PhaseReady},
+		"299 is healthy":                       {always(299), discovery.PhaseReady},
+		"300 is not":                           {always(300), discovery.PhaseNotReady},
+		"a redirect is not":                    {always(307), discovery.PhaseNotReady},
+		"503 is not":                           {always(503), discovery.PhaseNotReady},
+		"an engine that hangs is not":          {hang, discovery.PhaseNotReady},
+		"an engine that cannot be reached":     {func(*http.Request) (*http.Response, error) { return nil, errors.New("refused") }, discovery.PhaseNotReady},
+		"a 200 with a body longer than a read": {long(200, 1<<20), discovery.PhaseReady},
+		"a 500 with a body":                    {long(500, 100), discovery.PhaseNotReady},
+		"a 200 whose body breaks": {func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: io.NopCloser(io.MultiReader(strings.NewReader("ok"), failing{}))}, nil
+		}, discovery.PhaseNotReady},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := start(t, health.Options{Client: &engines{answer: c.answer}}, "p:1")
+				time.Sleep(7 * time.Second)
+				synctest.Wait()
+				assert.Equal(t, map[string]discovery.Phase{"p:1": c.want}, w.phases())
+			})
+		})
+	}
+}
+
+type failing struct{}
+
+func (failing) Read([]byte) (int, error) { return 0, errors.New("reset") }
+
+func TestTwoFailuresMakeNotReadyAndOneSuccessReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var observed []string
+		e := &engines{answer: always(503)}
+		w := start(t, health.Options{Client: e, Observe: func(id string, healthy bool, err error) {
+			observed = append(observed, fmt.Sprintf("%s %v %v", id, healthy, err))
+		}}, "p:1")
+		ready, not := map[string]discovery.Phase{"p:1": discovery.PhaseReady}, map[string]discovery.Phase{"p:1": discovery.PhaseNotReady}
+
+		require.Len(t, e.times("p:1"), 1, "a lone endpoint is probed at once")
+		assert.Equal(t, ready, w.phases(), "one failure is not enough")
+		time.Sleep(2200 * time.Millisecond)
+		synctest.Wait()
+		require.Len(t, e.times("p:1"), 2)
+		assert.Equal(t, not, w.phases(), "two failures in a row are")
+		e.set(always(200))
+		time.Sleep(2100 * time.Millisecond)
+		synctest.Wait()
+		assert.Equal(t, ready, w.phases(), "one success is enough")
+		assert.Equal(t, []string{"p:1 true status 503", "p:1 false status 503", "p:1 true <nil>"}, observed)
+
+		for range 6 { // failures that are never two in a row
+			e.set(always(503))
+			time.Sleep(2 * time.Second)
+			e.set(always(200))
+			time.Sleep(2 * time.Second)
+		}
+		assert.Equal(t, ready, w.phases())
+	})
+}
+
+func TestThresholdsCanBeSet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: always(500)}
+		w := start(t, health.Options{Client: e, Interval: time.Second, Failures: 4, Successes: 3}, "p:1")
+		until := func(want discovery.Phase) int {
+			before := len(e.times("p:1"))
+			require.NoError(t, w.set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Endpoints[0].Phase == want }))
+			return len(e.times("p:1")) - before
+		}
+		assert.Equal(t, 3, until(discovery.PhaseNotReady), "the first of four was counted already")
+		e.set(always(200))
+		assert.Equal(t, 3, until(discovery.PhaseReady))
+	})
+}
+
+func TestEachEndpointIsAskedEveryInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{}
+		start(t, health.Options{Client: e}, "p:1", "d:1", "d:2")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for _, host := range []string{"p:1", "d:1", "d:2"} {
+			at := e.times(host)
+			assert.InDelta(t, 31, len(at), 1.5)
+			for i := range at[1:] {
+				assert.InDelta(t, 2, at[i+1].Sub(at[i]).Seconds(), 0.101, "interval give or take 5 %")
+			}
+		}
+	})
+}
+
+func TestTheProbeIsAPlainGet(t *testing.T) {
+	for path, want := range map[string]string{"": "/base/health", "/ready": "/base/ready", "ready": "/base/ready"} {
+		synctest.Test(t, func(t *testing.T) {
+			var got []string
+			start(t, health.Options{Path: path, Client: &engines{answer: func(req *http.Request) (*http.Response, error) {
+				_, deadline := req.Context().Deadline()
+				assert.True(t, deadline)
+				assert.Nil(t, req.Body)
+				got = append(got, req.Method+" "+req.URL.String()+" "+req.Host)
+				return status(200), nil
+			}}}, "p:1/base")
+			assert.Equal(t, []string{"GET http://p:1" + want + " p:1"}, got)
+		})
+	}
+}
+
+func TestManyEndpointsDoNotFireAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{}
+		var ids []string
+		for i := range 1024 {
+			ids = append(ids, fmt.Sprintf("e%d:1", i))
+		}
+		began := time.Now()
+		start(t, health.Options{Client: e}, ids...)
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		perSlice := map[int64]int{}
+		for _, id := range ids {
+			at := e.times(id)
+			require.GreaterOrEqual(t, len(at), 9)
+			assert.LessOrEqual(t, at[0].Sub(began), 2*time.Second, "every endpoint is known after one interval")
+			for _, a := range at {
+				perSlice[a.Sub(began).Milliseconds()/100]++
+			}
+		}
+		for slice, n := range perSlice { // 51 in a tenth of a second when spread evenly
+			assert.Less(t, n, 110, "probes in tenth %d", slice)
+		}
+		assert.LessOrEqual(t, e.peak.Load(), int32(8), "instant answers need few probes at once")
+	})
+}
+
+func TestEnginesThatHangDoNotHoldUpTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: func(req *http.Request) (*http.Response, error) {
+			if strings.HasPrefix(req.URL.Host, "frozen") {
+				return hang(req)
+			}
+			return status(200), nil
+		}}
+		ids := []string{"good:1"}
+		for i := range 300 {
+			ids = append(ids, fmt.Sprintf("frozen%d:1", i))
+		}
+		w := start(t, health.Options{Client: e}, ids...)
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		assert.GreaterOrEqual(t, len(e.times("good:1")), 9)
+		want := map[string]discovery.Phase{}
+		for _, id := range ids {
+			want[id] = discovery.PhaseNotReady
+		}
+		want["good:1"] = discovery.PhaseReady
+		assert.Equal(t, want, w.phases())
+		for i, at := 0, e.times("frozen0:1"); i < len(at)-1; i++ {
+			assert.GreaterOrEqual(t, at[i+1].Sub(at[i]), 1900*time.Millisecond, "never two probes of one endpoint at once")
+		}
+	})
+}
+
+func TestConcurrencyIsALimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: hang}
+		var ids []string
+		for i := range 50 {
+			ids = append(ids, fmt.Sprintf("e%d:1", i))
+		}
+		w := start(t, health.Options{Client: e, Concurrency: 10, Timeout: time.Second}, ids...)
+		time.Sleep(15 * time.Second) // two rounds of 50 probes, ten at a time, a second each
+		synctest.Wait()
+		assert.Equal(t, int32(10), e.peak.Load())
+		for id, phase := range w.phases() {
+			assert.Equal(t, discovery.PhaseNotReady, phase, id)
+		}
+	})
+}
+
+func TestEndpointsComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: always(503)}
+		w := start(t, health.Options{Client: e}, "a:1")
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		require.Equal(t, discovery.PhaseNotReady, w.phases()["a:1"])
+
+		w.Publish(endpoint(t, "b:1"))
+		synctest.Wait()
+		assert.Len(t, e.times("b:1"), 1, "one that joins is probed at once")
+		n := len(e.times("a:1"))
+		time.Sleep(10 * time.Second)
+		assert.Len(t, e.times("a:1"), n, "one that left is not probed")
+
+		e.set(always(200))
+		w.Publish(endpoint(t, "a:1"))
+		synctest.Wait()
+		assert.Equal(t, discovery.PhaseReady, w.phases()["a:1"], "one that comes back starts as ready")
+
+		draining := endpoint(t, "a:1")
+		draining.Phase = discovery.PhaseDraining
+		w.Publish(draining)
+		synctest.Wait()
+		n = len(e.times("a:1"))
+		e.set(always(503))
+		time.Sleep(10 * time.Second)
+		assert.Len(t, e.times("a:1"), n, "one that drains is not probed")
+		assert.Equal(t, discovery.PhaseDraining, w.phases()["a:1"])
+	})
+}
+
+func TestAnEndpointWithANewAddressStartsAfresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: func(req *http.Request) (*http.Response, error) {
+			if req.URL.Host == "old:1" {
+				return hang(req)
+			}
+			return status(200), nil
+		}}
+		w := start(t, health.Options{Client: e, Timeout: 3 * time.Second}, "old:1")
+		moved := endpoint(t, "new:1")
+		moved.ID = "old:1"
+		time.Sleep(5 * time.Second) // the second probe of the old address is under way
+		w.Publish(moved)
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		assert.Equal(t, map[string]discovery.Phase{"old:1": discovery.PhaseReady}, w.phases(), "the old address' late failure does not count")
+		assert.GreaterOrEqual(t, len(e.times("new:1")), 9)
+	})
+}
+
+func TestTheEndOfARunIsNobodysFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		observed := 0
+		e := &engines{answer: hang}
+		w := start(t, health.Options{Client: e, Failures: 1, Timeout: time.Hour, Observe: func(string, bool, error) { observed++ }}, "p:1", "d:1")
+		time.Sleep(time.Second)
+		require.EqualValues(t, 2, e.flying.Load())
+		before := maps.Clone(w.phases())
+		w.cancel()
+		synctest.Wait()
+		assert.Zero(t, e.flying.Load(), "probes under way end with the run")
+		assert.Zero(t, observed)
+		assert.Equal(t, before, w.phases())
+	})
+}
+
+func TestASecondRunIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		set := discovery.NewSet()
+		p := health.New(set, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		synctest.Wait()
+		require.Error(t, p.Run(ctx))
+		cancel()
+		require.NoError(t, <-done)
+		require.NoError(t, p.Run(ctx), "but it may run again")
+	})
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health_test
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow/health"
+)
+
+// serve runs a prober with the default client against real servers, until the test ends.
+func serve(t testing.TB, o *health.Options, urls ...string) *discovery.Set {
+	t.Helper()
+	var endpoints []discovery.Endpoint
+	for _, u := range urls {
+		e, err := discovery.New(u, discovery.RoleBoth)
+		require.NoError(t, err)
+		endpoints = append(endpoints, e)
+	}
+	src, err := static.New(endpoints...)
+	require.NoError(t, err)
+	set := discovery.NewSet(src)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 2)
+	go func() { done <- set.Run(ctx) }()
+	go func() { done <- health.New(set, o).Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		assert.NoError(t, <-done)
+		assert.NoError(t, <-done)
+	})
+	return set
+}
+
+func server(t testing.TB, h http.HandlerFunc, hook func(net.Conn, http.ConnState)) string {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.Config.ConnState = hook
+	s.Start()
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func TestOneConnectionCarriesAllProbesOfAnEndpoint(t *testing.T) {
+	var probes, conns atomic.Int32
+	url := server(t, func(w http.ResponseWriter, _ *http.Request) {
+		probes.Add(1)
+		_, _ = w.Write([]byte(`{"status":"ok"}`))
+	}, func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			conns.Add(1)
+		}
+	})
+	serve(t, &health.Options{Interval: 5 * time.Millisecond}, url)
+	require.Eventually(t, func() bool { return probes.Load() >= 20 }, 10*time.Second, 5*time.Millisecond)
+	assert.EqualValues(t, 1, conns.Load())
+}
+
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	var followed atomic.Int32
+	url := server(t, func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path != "/health" {
+			followed.Add(1)
+		}
+		http.Redirect(w, req, "/elsewhere", http.StatusFound)
+	}, nil)
+	set := serve(t, &health.Options{Interval: 5 * time.Millisecond}, url)
+	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool {
+		return len(s.Endpoints) == 1 && s.Endpoints[0].Phase == discovery.PhaseNotReady
+	}))
+	assert.Zero(t, followed.Load())
+}
+
+func TestAnEngineThatDiesAndComesBack(t *testing.T) {
+	var up atomic.Bool
+	up.Store(true)
+	url := server(t, func(w http.ResponseWriter, _ *http.Request) {
+		if !up.Load() {
+			panic(http.ErrAbortHandler) // the connection is reset
+		}
+	}, nil)
+	set := serve(t, &health.Options{Interval: 5 * time.Millisecond}, url)
+	is := func(p discovery.Phase) func(*discovery.Snapshot) bool {
+		return func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 1 && s.Endpoints[0].Phase == p }
+	}
+	require.NoError(t, set.WaitReady(t.Context(), is(discovery.PhaseReady)))
+	up.Store(false)
+	require.NoError(t, set.WaitReady(t.Context(), is(discovery.PhaseNotReady)))
+	up.Store(true)
+	require.NoError(t, set.WaitReady(t.Context(), is(discovery.PhaseReady)))
+}
+
+// BenchmarkProbe says what one probe costs in processor time, with the smallest of servers on the other end (whose
+// own part, a read and a write, is included: it runs in this process).
+func BenchmarkProbe(b *testing.B) {
+	probes := make(chan struct{}, 1<<16)
+	var urls []string
+	for range 64 {
+		urls = append(urls, rawServer(b, probes))
+	}
+	serve(b, &health.Options{Interval: 20 * time.Millisecond}, urls...) // 3,200 a second
+	for range 256 {
+		<-probes // connections are open
+	}
+	b.ReportAllocs()
+	before := cpu(b)
+	for b.Loop() {
+		<-probes
+	}
+	b.ReportMetric(float64(cpu(b)-before)/float64(b.N)/1e3, "cpu-µs/probe")
+}
+
+// rawServer answers every read with an empty 200.
+func rawServer(b *testing.B, probes chan<- struct{}) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				for buf := make([]byte, 1024); ; {
+					if _, err := c.Read(buf); err != nil {
+						return
+					}
+					if _, err := c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")); err != nil {
+						return
+					}
+					select {
+					case probes <- struct{}{}:
+					default:
+					}
+				}
+			}()
+		}
+	}()
+	return "http://" + ln.Addr().String()
+}
+
+func cpu(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
