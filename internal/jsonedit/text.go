@@ -233,5 +233,8 @@ func Int(raw []byte) (int64, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(string(raw), 10, 64)
-	return n, err == nil
+	if err != nil { // out of range: n is the nearest, which nobody sent
+		return 0, false
+	}
+	return n, true
 }
