@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+// Package cpu reads what a process costs from the kernel and decides where it runs. It needs Linux.
+package cpu
+
+import (
+	"errors"
+	"time"
+)
+
+var errLinux = errors.New("the load benchmark needs Linux: it pins processes and reads their CPU clocks")
+
+// PinThread is Linux only.
+func PinThread(int) error { return errLinux }
+
+// PinSelf is Linux only.
+func PinSelf(int) error { return errLinux }
+
+// Used is Linux only.
+func Used(int) (time.Duration, error) { return 0, errLinux }

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package load is the far side of the benchmark: clients that ask and engines that answer, in one process, so
+// that each answer and each handoff can be checked against what was really asked and really given.
+//
+// Clients and engines speak HTTP/1.1 over plain sockets with code of their own. That is not for elegance: they
+// share one CPU, and must together cost less than the proxy between them, or the benchmark would measure them.
+package load
+
+import (
+	"fmt"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Slots is how many clients can be at work at once.
+const Slots = 1100
+
+// bigInteger is the least integer that a float64 cannot hold: a proxy that decodes the handoff's numbers into
+// floats changes it.
+const bigInteger = 1<<53 + 1
+
+// Plan is what an engine does for a client's decode legs.
+type Plan struct {
+	Prompt   *Prompt
+	Chunks   int           // events of a stream; 0: until Stop
+	PerWrite int           // events that the engine sends in one write
+	Interval time.Duration // between two writes; 0: as fast as they are taken
+	Phase    time.Duration // of the first write inside the interval
+	Stop     *atomic.Bool  // ends streams without a number of chunks
+}
+
+// slot is one client as the engines see it.
+type slot struct {
+	plan   atomic.Pointer[Plan]
+	serial atomic.Uint64 // request under way
+	answer atomic.Uint64 // what the right answer to it says; set by the prefill engine
+	chunks atomic.Int64  // events of its stream, -1 until the engine knows
+	sentAt atomic.Int64  // when the engine wrote last, ns since the board was made
+}
+
+// ticket is a handoff that was given and not used yet.
+type ticket struct {
+	slot    int
+	serial  uint64
+	handoff []byte
+}
+
+// Board is what clients and engines know together. Safe for concurrent use.
+type Board struct {
+	seed   maphash.Seed
+	born   time.Time
+	slots  [Slots]slot
+	prompt atomic.Pointer[Prompt] // of the latest plan, to recognise it fast
+
+	lastSerial  atomic.Uint64
+	lastHandoff atomic.Uint64
+	prefills    atomic.Int64
+	decodes     atomic.Int64
+
+	mu      sync.Mutex
+	open    map[uint64]*ticket // by handoff number
+	spare   []*ticket
+	faults  []string
+	nFaults int
+}
+
+// NewBoard returns a board on which nothing is under way.
+func NewBoard() *Board {
+	return &Board{seed: maphash.MakeSeed(), born: time.Now(), open: make(map[uint64]*ticket)}
+}
+
+// Fault notes something wrong. The first few are kept in words, all are counted.
+func (b *Board) Fault(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.nFaults++
+	if len(b.faults) < 20 {
+		b.faults = append(b.faults, fmt.Sprintf(format, args...))
+	}
+}
+
+// Faults returns what went wrong so far: the first few in words, and the number of all.
+func (b *Board) Faults() (first []string, total int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return append([]string(nil), b.faults...), b.nFaults
+}
+
+// Settle reports handoffs that were given and never came back, and forgets them. No request may be under way.
+func (b *Board) Settle() {
+	b.mu.Lock()
+	lost := len(b.open)
+	clear(b.open)
+	b.mu.Unlock()
+	if lost > 0 {
+		b.Fault("%d handoffs were given and never reached a decode engine", lost)
+	}
+}
+
+// Served returns how many prefill and decode legs were answered.
+func (b *Board) Served() (prefills, decodes int64) { return b.prefills.Load(), b.decodes.Load() }
+
+// Assign says what the engines do for one client from now on.
+func (b *Board) Assign(slot int, plan *Plan) {
+	b.prompt.Store(plan.Prompt)
+	b.slots[slot].plan.Store(plan)
+}
+
+// now is a clock that fits into an atomic.
+func (b *Board) now() int64 { return int64(time.Since(b.born)) }
+
+// begin opens a client's next request.
+func (b *Board) begin(index int) (serial uint64) {
+	s := &b.slots[index]
+	serial = b.lastSerial.Add(1)
+	s.answer.Store(0)
+	s.chunks.Store(-1)
+	s.serial.Store(serial)
+	return serial
+}
+
+// give makes the handoff of a prefill leg and keeps a copy of it until decode brings it back.
+func (b *Board) give(dst []byte, index int, serial uint64) []byte {
+	number := bigInteger + b.lastHandoff.Add(1)
+	start := len(dst)
+	dst = appendHandoff(dst, serial, number)
+	handoff := dst[start:]
+	b.slots[index].answer.Store(b.answerTo(handoff, serial))
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := &ticket{}
+	if n := len(b.spare); n > 0 {
+		t, b.spare = b.spare[n-1], b.spare[:n-1]
+	}
+	t.slot, t.serial, t.handoff = index, serial, append(t.handoff[:0], handoff...)
+	b.open[number] = t
+	return dst
+}
+
+// take ends a handoff's life: it must be the one that was given for this request, unchanged and unused.
+func (b *Board) take(handoff []byte, index int, serial uint64) (answer uint64, err error) {
+	number, ok := handoffNumber(handoff)
+	if !ok {
+		return 0, fmt.Errorf("decode: the handoff has lost its number")
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t, ok := b.open[number]
+	switch {
+	case !ok:
+		return 0, fmt.Errorf("decode: handoff %d was never given, or has been used before", number)
+	case string(t.handoff) != string(handoff):
+		return 0, fmt.Errorf("decode: handoff %d is not byte for byte what prefill gave", number)
+	case t.slot != index || t.serial != serial:
+		return 0, fmt.Errorf("decode: handoff %d belongs to another request", number)
+	}
+	delete(b.open, number)
+	b.spare = append(b.spare, t)
+	return b.answerTo(handoff, serial), nil
+}
+
+// answerTo is the toy model: what it says depends on every byte of the handoff and on the prompt.
+func (b *Board) answerTo(handoff []byte, serial uint64) uint64 {
+	answer := maphash.Bytes(b.seed, handoff) ^ serial*0x9e3779b97f4a7c15
+	return max(answer, 1) // 0 stands for: no prefill yet
+}

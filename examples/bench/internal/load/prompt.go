@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+)
+
+// serialDigits is the width of a request's serial number wherever it is written, so that it can be written
+// over the last one in place.
+const serialDigits = 16
+
+// messageText is the text that prompts are filled with: about as many escapes as code and prose have.
+const messageText = `The decode engine reads the blocks that the prefill engine holds.\nIts \"handoff\" names them, and a ` +
+	`path like C:\\kv\\blocks or a word like caf\u00e9 must arrive as it was sent. `
+
+// Prompt is a client's request body, made once and sent many times: only its serial number, which stands at the
+// prompt's beginning and end, and its sender's slot change. It is immutable and may be shared.
+type Prompt struct {
+	body     []byte
+	messages []byte // value of "messages" inside body
+	slotAt   int    // of the slot's four digits, in body
+	serialAt [2]int // in messages
+	msgAt    int    // of messages in body
+	stream   bool
+	fixed    map[string]string // the other members as the client sends them
+}
+
+// NewPrompt makes a chat request of about size bytes. The prompt comes in messages of about 1 KB, as long
+// conversations do.
+func NewPrompt(size int, stream bool) *Prompt {
+	const serial = "0000000000000000"
+	options := `,"stream":false}`
+	fixed := map[string]string{"model": `"bench"`, "max_tokens": "64", "temperature": "0.5", "stream": "false"}
+	if stream {
+		options = `,"stream":true,"stream_options":{"include_usage":true}}`
+		fixed["stream"], fixed["stream_options"] = "true", `{"include_usage":true}`
+	}
+	head := `{"user":"bench-0000","messages":`
+	tail := `,"model":"bench","max_tokens":64,"temperature":0.5` + options
+
+	var m strings.Builder
+	m.WriteString(`[{"role":"system","content":"` + serial + ` `)
+	first := m.Len() - 1 - serialDigits
+	closing := ` ` + serial + `"}]`
+	room := size - len(head) - len(tail) - len(closing)
+	for inMessage := 0; m.Len()+len(messageText) <= room; inMessage += len(messageText) {
+		if inMessage > 900 {
+			m.WriteString(`"},{"role":"user","content":"`)
+			inMessage = 0
+		}
+		m.WriteString(messageText)
+	}
+	if fill := room - m.Len(); fill > 0 {
+		m.WriteString(strings.Repeat("x", fill))
+	}
+	last := m.Len() + 1
+	m.WriteString(closing)
+
+	p := &Prompt{
+		body:     []byte(head + m.String() + tail),
+		slotAt:   len(`{"user":"bench-`),
+		serialAt: [2]int{first, last},
+		msgAt:    len(head),
+		stream:   stream,
+		fixed:    fixed,
+	}
+	p.messages = p.body[p.msgAt : p.msgAt+m.Len()]
+	return p
+}
+
+// Size is the length of the body in bytes.
+func (p *Prompt) Size() int { return len(p.body) }
+
+// address writes a slot and a serial number into a copy of the body.
+func (p *Prompt) address(body []byte, slot int, serial uint64) {
+	copy(body[p.slotAt:], fmt.Appendf(nil, "%04d", slot))
+	p.stamp(body, serial)
+}
+
+// stamp writes a serial number into a copy of the body.
+func (p *Prompt) stamp(body []byte, serial uint64) {
+	for _, at := range p.serialAt {
+		putDigits(body[p.msgAt+at:][:serialDigits], serial)
+	}
+}
+
+// match reads the serial number of messages that are byte for byte this prompt's; ok is false for any others.
+// rest may go on behind them.
+func (p *Prompt) match(rest []byte) (serial uint64, ok bool) {
+	if len(rest) < len(p.messages) {
+		return 0, false
+	}
+	rest = rest[:len(p.messages)]
+	first, last := p.serialAt[0], p.serialAt[1]
+	same := bytes.Equal(rest[:first], p.messages[:first]) &&
+		bytes.Equal(rest[first+serialDigits:last], p.messages[first+serialDigits:last]) &&
+		bytes.Equal(rest[last+serialDigits:], p.messages[last+serialDigits:]) &&
+		bytes.Equal(rest[first:first+serialDigits], rest[last:last+serialDigits])
+	if !same {
+		return 0, false
+	}
+	return digits(rest[first : first+serialDigits])
+}
+
+func putDigits(dst []byte, n uint64) {
+	for i := len(dst) - 1; i >= 0; i-- {
+		dst[i] = byte('0' + n%10)
+		n /= 10
+	}
+}
+
+func digits(b []byte) (n uint64, ok bool) {
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + uint64(c-'0')
+	}
+	return n, len(b) > 0
+}

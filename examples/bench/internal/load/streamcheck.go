@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// streamCheck compares a stream with what the engine wrote, however the bytes are cut into pieces on the way.
+type streamCheck struct {
+	client *Client
+	start  time.Time
+	serial uint64
+	answer uint64
+
+	events events
+	next   int    // chunks seen whole
+	want   []byte // rest of the event that must come
+	ending bool   // want is the end
+	last   []byte // room for the end
+}
+
+func (s *streamCheck) reset(c *Client, start time.Time, serial, answer uint64) {
+	s.client, s.start, s.serial, s.answer = c, start, serial, answer
+	s.events.reset(serial, answer)
+	s.next, s.want, s.ending = 0, nil, false
+}
+
+// feed checks the next piece.
+func (s *streamCheck) feed(piece []byte) error {
+	slot := &s.client.board.slots[s.client.slot]
+	for len(piece) > 0 {
+		if len(s.want) == 0 {
+			if s.ending {
+				return errors.New("something comes after [DONE]")
+			}
+			if slot.chunks.Load() == int64(s.next) {
+				s.ending = true
+				s.last = appendEnd(s.last[:0], s.serial, s.answer, s.next)
+				s.want = s.last
+			} else {
+				s.want = s.events.at(s.next)
+			}
+		}
+		n := min(len(piece), len(s.want))
+		if !bytes.Equal(piece[:n], s.want[:n]) {
+			if s.ending {
+				return fmt.Errorf("the end after %d chunks is not what the engine sent", s.next)
+			}
+			return fmt.Errorf("chunk %d is not what the engine sent", s.next)
+		}
+		piece, s.want = piece[n:], s.want[n:]
+		if len(s.want) == 0 && !s.ending {
+			s.seen(slot)
+		}
+	}
+	return nil
+}
+
+// seen counts a chunk that has come whole.
+func (s *streamCheck) seen(slot *slot) {
+	c := s.client
+	s.next++
+	c.meter.Chunks.Add(1)
+	switch {
+	case c.plan.Interval > 0:
+		c.sample(time.Duration(c.board.now() - slot.sentAt.Load()))
+	case s.next == 1:
+		c.sample(time.Since(s.start))
+	}
+}
+
+// end checks that nothing is missing when the answer is over.
+func (s *streamCheck) end() error {
+	switch {
+	case s.ending && len(s.want) == 0:
+		return nil
+	case s.ending:
+		return errors.New("the stream ended without [DONE]")
+	}
+	return fmt.Errorf("the stream ended after %d chunks, before its end", s.next)
+}
