@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+)
+
+// The interfaces of this file are optional abilities of a connector. A flow looks for each of them once, when it is
+// built, with [As].
+
+// Starter opens what a connector listens on (a notice socket, a callback server). The flow calls Start once before the
+// first request and, if the connector is an io.Closer, Close once at its end. Never called by a configuration check.
+type Starter interface {
+	Start(ctx context.Context) error
+}
+
+// Caller sends a side call. It reaches only the hosts of the session's engines and of URLs among their attributes, and
+// returns transport errors without addresses.
+type Caller func(r *http.Request) (*http.Response, error)
+
+// Preparer makes a side call before the legs (Mooncake's bootstrap query). Both describers read its value by
+// [Session.Prepared].
+type Preparer interface {
+	Prepare(ctx context.Context, s *Session, call Caller) (any, error)
+}
+
+// Event is something that happened outside the two legs: a notice, a callback.
+type Event struct {
+	Body []byte // as the engine sent it
+	At   time.Time
+}
+
+// Expecter waits for an outside event between the legs (LMCache's notice, ascend's callback).
+//
+// Expect arms it, before the first leg is sent, since the event may come early. wait blocks until the event or the
+// context's end; a nil wait means that this session expects nothing. done is called exactly once, after the second leg or on
+// failure, and answers whoever sent the event.
+type Expecter interface {
+	Expect(s *Session) (wait func(context.Context) (Event, error), done func(error))
+}
+
+// Answer is an answer to the client that did not come from a decode leg.
+type Answer struct {
+	Body   []byte   // for a client that did not ask for a stream
+	Events [][]byte // data of the server-sent events for one that did
+}
+
+// Finisher lets P's answer be the client's, when P has finished the request (a stop at the first token).
+type Finisher interface {
+	Final(s *Session, p *PrefillResult) (Answer, bool)
+}
+
+// EventFunc changes one answer: the data of one server-sent event, or a whole body that is not streamed. It returns the new bytes,
+// or nil to drop the event. Calls for one session come one after another.
+type EventFunc func(data []byte) ([]byte, error)
+
+// Rewriter changes D's answer (SGLang's logprobs, LMCache's first token). p returns P's answer, or nil as long as there
+// is none. A nil EventFunc leaves the stream unparsed, which is the cheap way: return one only if the request needs it.
+type Rewriter interface {
+	Rewrite(s *Session, p func() *PrefillResult) EventFunc
+}
+
+// Item is one thing to encode before the legs: a media part of a chat.
+type Item struct {
+	ID   string          // equal items have equal IDs and are encoded once
+	Part json.RawMessage // the part as the client sent it
+}
+
+// Encoder adds an encode stage before the legs (EPD). The flow sends one leg per distinct item to the encode engines
+// that the picker named, and fails the request when one of them fails.
+type Encoder interface {
+	Items(s *Session) []Item                           // none: no encode stage
+	Encode(s *Session, i Item, leg *Leg) error         // describes an item's leg
+	Merge(s *Session, answers []json.RawMessage) error // keeps the answers, in the order of Items, for the describers
+}
+
+// Unsupporter says which requests the protocol cannot carry. Reason is "" or the name of the member that prevents it (n,
+// prompt, prompt_logprobs …); such requests go by the flow's policy: to one engine, or refused. Without this ability
+// [Request.Unsupported] decides, for a single-use handoff.
+type Unsupporter interface {
+	Unsupported(s *Session) (reason string)
+}
+
+// Cleaner frees what a failed session left behind. It runs on a context of its own after both legs have ended.
+type Cleaner interface {
+	Clean(ctx context.Context, s *Session, cause error, call Caller) error
+}
+
+// HealthChecker tells whether the connector's own parts work (a listener, a store).
+type HealthChecker interface {
+	HealthCheck(ctx context.Context) error
+}
+
+// Leaser says how long P keeps an unread handoff. The flow refuses handoffs that are older than this less a margin.
+type Leaser interface {
+	Lease() time.Duration
+}
+
+// ColdDetector tells, for [DecodeFirst], whether D's answer asks for a prefill. head is the data of the first event that
+// holds more than a role, or the whole body of an answer that is not streamed, up to 64 KiB.
+type ColdDetector interface {
+	Cold(s *Session, status int, head []byte) bool
+}
+
+// As finds an ability: in c itself, else in what it wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth first.
+func As[T any](c KVConnector) (T, bool) {
+	if t, ok := any(c).(T); ok {
+		return t, true
+	}
+	switch w := any(c).(type) {
+	case interface{ Unwrap() KVConnector }:
+		return As[T](w.Unwrap())
+	case interface{ Unwrap() []KVConnector }:
+		for _, child := range w.Unwrap() {
+			if t, ok := As[T](child); ok {
+				return t, true
+			}
+		}
+	}
+	var none T
+	return none, false
+}

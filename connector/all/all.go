@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package all registers every connector of this module. Import it for its side effect where connectors are chosen by name:
+//
+//	import _ "github.com/pdkit/pdkit/connector/all"
+package all
+
+import (
+	_ "github.com/pdkit/pdkit/connector/nixl"        // nixl
+	_ "github.com/pdkit/pdkit/connector/passthrough" // http
+)

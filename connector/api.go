@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector
+
+// API is a client API that a PD request can use. All that pdkit knows about where an API keeps its token limits,
+// stream flag, prompt and usage stands in this file, so that no connector repeats it.
+//
+// Sources: vLLM 0.32.0's OpenAPI document and recorded exchanges; SGLang's native /generate.
+type API uint8
+
+// The client APIs.
+const (
+	APIUnknown     API = iota
+	APIChat            // /v1/chat/completions
+	APICompletions     // /v1/completions
+	APIResponses       // /v1/responses
+	APIMessages        // /v1/messages
+	APIGenerate        // /inference/v1/generate: tokens in, tokens out
+	APISGLang          // /generate: SGLang's own
+	apiCount
+)
+
+// UsagePaths are the JSON paths (dots between members) at which an answer reports token counts; "" where it does not.
+type UsagePaths struct{ Prompt, Completion, Cached string }
+
+type apiInfo struct {
+	name, path string
+	sampling   string   // the object that holds the sampling members, "" for the top level
+	limit      string   // the limit that is always set on a prefill leg
+	altLimit   string   // a second limit that wins where present (chat)
+	prompt     string   // the member that holds the prompt
+	singular   []string // members that ask for several answers: 1 on a prefill leg
+	wasted     []string // members without use on a prefill leg, within sampling
+	usage      UsagePaths
+}
+
+var openAIUsage = UsagePaths{"usage.prompt_tokens", "usage.completion_tokens", "usage.prompt_tokens_details.cached_tokens"}
+var anthropicUsage = UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.cache_read_input_tokens"}
+
+var apis = [apiCount]apiInfo{
+	APIUnknown: {name: "unknown"},
+	// Chat takes max_completion_tokens over max_tokens where both stand (captures nixl/06).
+	APIChat: {name: "chat", path: "/v1/chat/completions", limit: "max_tokens", altLimit: "max_completion_tokens", prompt: "messages",
+		singular: []string{"n"}, wasted: []string{"min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "echo"}, usage: openAIUsage},
+	APICompletions: {name: "completions", path: "/v1/completions", limit: "max_tokens", prompt: "prompt",
+		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "prompt_logprobs", "echo"}, usage: openAIUsage},
+	APIResponses: {name: "responses", path: "/v1/responses", limit: "max_output_tokens", prompt: "input",
+		wasted: []string{"min_tokens", "top_logprobs"}, usage: UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens"}},
+	APIMessages: {name: "messages", path: "/v1/messages", limit: "max_tokens", prompt: "messages",
+		wasted: []string{"min_tokens"}, usage: anthropicUsage},
+	APIGenerate: {name: "generate", path: "/inference/v1/generate", sampling: "sampling_params", limit: "max_tokens", prompt: "token_ids",
+		singular: []string{"n"}, wasted: []string{"min_tokens", "logprobs", "prompt_logprobs"}, usage: openAIUsage},
+	APISGLang: {name: "sglang", path: "/generate", sampling: "sampling_params", limit: "max_new_tokens", prompt: "text",
+		singular: []string{"n"}, wasted: []string{"min_new_tokens"},
+		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"}},
+}
+
+// APIOf returns the API that a request path belongs to, [APIUnknown] if none. The match is exact.
+func APIOf(path string) API {
+	for a := APIChat; a < apiCount; a++ {
+		if apis[a].path == path {
+			return a
+		}
+	}
+	return APIUnknown
+}
+
+// APIs returns all client APIs.
+func APIs() []API {
+	all := make([]API, 0, apiCount-1)
+	for a := APIChat; a < apiCount; a++ {
+		all = append(all, a)
+	}
+	return all
+}
+
+func (a API) info() *apiInfo {
+	if a >= apiCount {
+		a = APIUnknown
+	}
+	return &apis[a]
+}
+
+// String returns chat, completions, responses, messages, generate or sglang.
+func (a API) String() string { return a.info().name }
+
+// Path returns the API's request path.
+func (a API) Path() string { return a.info().path }
+
+// PromptMember returns the top-level member that holds the prompt.
+func (a API) PromptMember() string { return a.info().prompt }
+
+// Limit returns the path of the member that limits the answer's tokens, outermost first.
+func (a API) Limit() []string {
+	if i := a.info(); i.sampling != "" {
+		return []string{i.sampling, i.limit}
+	}
+	return []string{a.info().limit}
+}
+
+// Usage returns where an answer reports its token counts.
+func (a API) Usage() UsagePaths { return a.info().usage }

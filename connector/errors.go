@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrNoTransfer says that P answered, but its answer holds no usable handoff: absent, null, of the wrong type, incomplete.
+// Real engines die of such handoffs, so decode must never see one.
+var ErrNoTransfer = errors.New("no usable KV handoff in the prefill answer")
+
+// ErrUnknown says that no connector is registered under a name.
+var ErrUnknown = errors.New("unknown connector")
+
+// NoTransfer returns an error that is [ErrNoTransfer] and says what is wrong with the handoff. The text must not
+// hold values of the handoff.
+func NoTransfer(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrNoTransfer, fmt.Sprintf(format, args...))
+}
+
+// RequestError is a client's request that cannot be read: the gateway answers 400, and nothing is sent to an engine.
+// Its text holds names and kinds, never values.
+type RequestError struct {
+	Param   string // the member at fault, "" for the body as a whole
+	Message string
+	Err     error // cause, if any
+}
+
+// Error returns the message.
+func (e *RequestError) Error() string {
+	if e.Param == "" {
+		return e.Message
+	}
+	return e.Param + ": " + e.Message
+}
+
+// Unwrap returns the cause.
+func (e *RequestError) Unwrap() error { return e.Err }

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// ParamsMember is the member in which vLLM's connectors exchange their parameters.
+const ParamsMember = "kv_transfer_params"
+
+// Leg collects a connector's edits of one leg's request. The flow applies them all in one copy-free splice: members that are not
+// edited keep every byte and their order. A Leg belongs to one goroutine.
+type Leg struct {
+	req    *Request
+	edits  []jsonedit.Edit
+	header []HeaderEdit
+	path   string
+	body   []byte // replaces the client's body altogether
+	errs   []error
+}
+
+// HeaderEdit is one header of a leg that the connector sets.
+type HeaderEdit struct{ Name, Value string }
+
+// NewLeg starts a leg as the client's request without transfer members.
+func NewLeg(r *Request) *Leg {
+	l := &Leg{req: r, edits: make([]jsonedit.Edit, 0, len(r.strip)+8)}
+	l.edits = append(l.edits, r.strip...)
+	return l
+}
+
+// Request returns the client's request.
+func (l *Leg) Request() *Request { return l.req }
+
+// Set gives a top-level member a raw JSON value. The last Set or Delete of a member wins.
+func (l *Leg) Set(member string, raw json.RawMessage) {
+	l.edit(jsonedit.Edit{Name: member, Value: raw})
+}
+
+// Delete removes a top-level member, if it is there.
+func (l *Leg) Delete(member string) { l.edit(jsonedit.Edit{Name: member, Delete: true}) }
+
+func (l *Leg) edit(e jsonedit.Edit) {
+	for i := range l.edits {
+		if l.edits[i].Name == e.Name {
+			l.edits[i] = e
+			return
+		}
+	}
+	l.edits = append(l.edits, e)
+}
+
+// Current returns a top-level member as the leg has it now, edits included. Null is returned as null.
+func (l *Leg) Current(member string) (json.RawMessage, bool) {
+	for i := range l.edits {
+		if l.edits[i].Name == member {
+			return l.edits[i].Value, !l.edits[i].Delete
+		}
+	}
+	return l.req.doc.Get(member)
+}
+
+// SetAt sets a nested member and makes the objects on the way. It is for small objects: each call copies the outermost
+// one. A value on the way that is neither an object nor null is an error of the leg.
+func (l *Leg) SetAt(path []string, raw json.RawMessage) {
+	if len(path) == 0 {
+		l.fail(errors.New("SetAt needs a path"))
+		return
+	}
+	old, _ := l.Current(path[0])
+	v, err := setIn(old, path[1:], raw)
+	if err != nil {
+		l.fail(fmt.Errorf("%s: %w", path[0], err))
+		return
+	}
+	l.Set(path[0], v)
+}
+
+func setIn(old json.RawMessage, path []string, raw json.RawMessage) (json.RawMessage, error) {
+	if len(path) == 0 {
+		return raw, nil
+	}
+	if len(old) == 0 || jsonedit.Kind(old) == jsonedit.Null {
+		old = json.RawMessage("{}")
+	}
+	d, err := jsonedit.Parse(old)
+	if err != nil {
+		return nil, fmt.Errorf("not a well-formed object: %w", err)
+	}
+	inner, _ := d.Get(path[0])
+	v, err := setIn(inner, path[1:], raw)
+	if err != nil {
+		return nil, err
+	}
+	return jsonedit.SetIn(old, path[0], v)
+}
+
+// deleteAt removes a member of a top-level object, if both are there.
+func (l *Leg) deleteAt(holder, name string) {
+	old, ok := l.Current(holder)
+	if !ok || jsonedit.Kind(old) != jsonedit.Object {
+		return
+	}
+	v, err := jsonedit.DeleteIn(old, name)
+	if err != nil {
+		l.fail(fmt.Errorf("%s: %w", holder, err))
+		return
+	}
+	l.Set(holder, v)
+}
+
+// Param sets one key of kv_transfer_params. Two different values for one key, as two children of a multi connector may
+// give, are an error of the leg.
+func (l *Leg) Param(key string, raw json.RawMessage) {
+	old, ok := l.Current(ParamsMember)
+	if !ok {
+		old = json.RawMessage("{}")
+	}
+	d, err := jsonedit.Parse(old)
+	if err != nil {
+		l.fail(fmt.Errorf("%s: %w", ParamsMember, err))
+		return
+	}
+	if was, ok := d.Get(key); ok && string(was) != string(raw) {
+		l.fail(fmt.Errorf("%s.%s is set twice, to different values", ParamsMember, key))
+		return
+	}
+	v, err := jsonedit.SetIn(old, key, raw)
+	if err != nil {
+		l.fail(fmt.Errorf("%s: %w", ParamsMember, err))
+		return
+	}
+	l.Set(ParamsMember, v)
+}
+
+// Params relays a whole kv_transfer_params object. Alone it keeps every byte; with keys set before, it is merged key by
+// key as [Leg.Param] does.
+func (l *Leg) Params(raw json.RawMessage) {
+	if _, ok := l.Current(ParamsMember); !ok {
+		l.Set(ParamsMember, raw)
+		return
+	}
+	d, err := jsonedit.Parse(raw)
+	if err != nil {
+		l.fail(fmt.Errorf("%s: %w", ParamsMember, err))
+		return
+	}
+	for i := range d.Len() {
+		l.Param(d.Name(i), d.Value(i))
+	}
+}
+
+// SetHeader sets a header of the leg, over the client's.
+func (l *Leg) SetHeader(name, value string) {
+	l.header = append(l.header, HeaderEdit{name, value})
+}
+
+// SetPath sends the leg to another path than the client's.
+func (l *Leg) SetPath(p string) { l.path = p }
+
+// SetBody replaces the client's body altogether (an encode leg).
+func (l *Leg) SetBody(raw json.RawMessage) { l.body = raw }
+
+func (l *Leg) fail(err error) { l.errs = append(l.errs, err) }
+
+var jsonOne, jsonFalse = json.RawMessage("1"), json.RawMessage("false")
+
+// LimitTokens limits the answer to n tokens in the members that the request's API uses, and drops min_tokens, which
+// above the limit would be an error of the client's making.
+func (l *Leg) LimitTokens(n int) {
+	raw := jsonOne
+	if n != 1 {
+		raw = json.RawMessage(fmt.Sprint(n))
+	}
+	i := l.req.API.info()
+	if i.sampling != "" {
+		l.SetAt([]string{i.sampling, i.limit}, raw)
+		l.deleteAt(i.sampling, "min_tokens")
+		l.deleteAt(i.sampling, "min_new_tokens")
+		return
+	}
+	l.Set(i.limit, raw)
+	if _, ok := l.req.doc.Get(i.altLimit); ok && i.altLimit != "" {
+		l.Set(i.altLimit, raw)
+	}
+	l.Delete("min_tokens")
+}
+
+// NoStream asks for one whole answer. Streams never carry kv_transfer_params (captures nixl/04), and stream_options
+// without a stream is refused.
+func (l *Leg) NoStream() {
+	l.Set("stream", jsonFalse)
+	l.Delete("stream_options")
+}
+
+// SingleAnswer asks for one answer without log probabilities or echo: what else the client wants comes from D.
+func (l *Leg) SingleAnswer() {
+	i := l.req.API.info()
+	for _, name := range i.singular {
+		if _, ok := l.req.sampling(name); !ok {
+			continue
+		}
+		if i.sampling != "" {
+			l.SetAt([]string{i.sampling, name}, jsonOne)
+		} else {
+			l.Set(name, jsonOne)
+		}
+	}
+	for _, name := range i.wasted {
+		if i.sampling != "" {
+			l.deleteAt(i.sampling, name)
+		} else {
+			l.Delete(name)
+		}
+	}
+}
+
+// Normalize makes a prefill leg of the client's request: one token, one whole answer, nothing that only costs
+// (protocols/vllm.md §1.4). Members that shape the prompt stay as they are, since both legs must render the same tokens.
+func (l *Leg) Normalize() {
+	l.LimitTokens(1)
+	l.NoStream()
+	l.SingleAnswer()
+}
+
+// Splice writes the leg's body to dst, without copying the untouched members. It is the flow's part.
+func (l *Leg) Splice(dst *jsonedit.Segments) error {
+	if err := errors.Join(l.errs...); err != nil {
+		return err
+	}
+	if l.body != nil {
+		var d jsonedit.Doc
+		if err := d.ParseInto(l.body); err != nil {
+			return err
+		}
+		d.Splice(nil, dst)
+		return nil
+	}
+	l.req.doc.Splice(l.edits, dst)
+	return nil
+}
+
+// Body returns the leg's body in one piece, for tests and for callers who send legs themselves.
+func (l *Leg) Body() ([]byte, error) {
+	var s jsonedit.Segments
+	if err := l.Splice(&s); err != nil {
+		return nil, err
+	}
+	return s.AppendTo(nil), nil
+}
+
+// Header returns the headers the connector has set, in order.
+func (l *Leg) Header() []HeaderEdit { return slices.Clip(l.header) }
+
+// Path returns the leg's path: the one set, else the client's API's.
+func (l *Leg) Path() string {
+	if l.path != "" {
+		return l.path
+	}
+	return l.req.API.Path()
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nixl is the connector "nixl": vLLM's NixlConnector (NixlPullConnector), in which D reads P's KV blocks.
+//
+// Prefill runs first and answers with a handoff, kv_transfer_params at the top level of its whole answer. Decode gets
+// that object byte for byte, unknown keys and big integers included. A handoff is single use and lives as long as P's
+// lease (kv_lease_duration, 30 s by default): after that P may have given the blocks to another prompt, and D answers 200
+// with that prompt's text. So a retry prefills again, and a handoff older than the lease less a margin is not sent.
+//
+// Facts: vLLM 0.32.0, recorded exchanges and vllm/distributed/kv_transfer/kv_connector/v1/nixl. The page beside this
+// file, README.md, shows the sequence and the engines' settings.
+package nixl
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Name is the name the connector is registered under.
+const Name = "nixl"
+
+// DefaultLease is how long vLLM keeps an unread handoff (kv_lease_duration).
+const DefaultLease = 30 * time.Second
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "NixlConnector", "NixlPullConnector")
+}
+
+// Connector is the connector "nixl".
+type Connector struct{ lease time.Duration }
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	c := &Connector{lease: DefaultLease}
+	if o.LeaseDuration != nil {
+		c.lease = time.Duration(*o.LeaseDuration)
+	}
+	return c, nil
+}
+
+// Name returns "nixl".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode]: D needs the block ids of P's answer.
+func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
+
+// Lease is how long P keeps an unread handoff.
+func (c *Connector) Lease() time.Duration { return c.lease }
+
+// prefillParams asks P to keep the blocks. Only do_remote_decode is read; the nulls are what every proxy sends.
+var prefillParams = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
+
+// Prefill asks P for one token and for a handoff.
+func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	leg.Params(prefillParams)
+	return nil
+}
+
+// Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
+func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	if p == nil {
+		return connector.NoTransfer("decode was described before prefill answered")
+	}
+	if err := p.Err(); err != nil {
+		return connector.NoTransfer("the answer is not one JSON object")
+	}
+	raw, ok := p.Field(connector.ParamsMember)
+	if !ok {
+		return connector.NoTransfer("kv_transfer_params is absent or null")
+	}
+	if err := checkHandoff(raw); err != nil {
+		return err
+	}
+	leg.Params(raw)
+	return nil
+}
+
+// Unsupported: the handoff is single use, and SGLang's own API has no place for it.
+func (*Connector) Unsupported(s *connector.Session) string {
+	if s.API == connector.APISGLang {
+		return "kv_transfer_params"
+	}
+	return s.Request.Unsupported(true)
+}

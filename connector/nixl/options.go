@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nixl
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Options are the connector's settings: pdkit's own three, and every key that the design documents give NIXL, in their
+// YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here and
+// have no effect on the legs.
+type Options struct {
+	LeaseDuration      *connector.Duration `json:"leaseDuration"`      // P's kv_lease_duration; default 30s
+	Bidirectional      bool                `json:"bidirectional"`      // not there yet: true is refused
+	ConversationHeader string              `json:"conversationHeader"` // names the conversation for bidirectional
+
+	ClusterEndpoints   []string            `json:"clusterEndpoints"`
+	ClusterID          string              `json:"clusterId"`
+	NodeID             string              `json:"nodeId"`
+	NetworkInterface   string              `json:"networkInterface"`
+	NetworkType        string              `json:"networkType"` // rdma, infiniband, tcp
+	Protocol           string              `json:"protocol"`    // the YAML's word for networkType
+	Port               int                 `json:"port"`
+	RDMAConfig         *RDMAConfig         `json:"rdmaConfig"`
+	InfiniBandConfig   *InfiniBandConfig   `json:"infinibandConfig"`
+	BufferSize         int64               `json:"bufferSize"` // bytes
+	ConnectionPoolSize int                 `json:"connectionPoolSize"`
+	MaxConnections     int                 `json:"maxConnections"`
+	MaxConcurrency     int                 `json:"maxConcurrency"`
+	KeepAliveInterval  *connector.Duration `json:"keepAliveInterval"`
+	MaxMemoryPerNode   int64               `json:"maxMemoryPerNode"` // bytes
+	ReplicationFactor  int                 `json:"replicationFactor"`
+	ConsistencyLevel   string              `json:"consistencyLevel"` // strong, eventual
+	ShardingStrategy   string              `json:"shardingStrategy"`
+	HashFunction       string              `json:"hashFunction"`
+	BatchSize          int                 `json:"batchSize"`
+	FlushInterval      *connector.Duration `json:"flushInterval"`
+	CompressionType    string              `json:"compressionType"` // none, lz4, zstd
+	ConnectionTimeout  *connector.Duration `json:"connectionTimeout"`
+	ReadTimeout        *connector.Duration `json:"readTimeout"`
+	WriteTimeout       *connector.Duration `json:"writeTimeout"`
+	FailoverTimeout    *connector.Duration `json:"failoverTimeout"`
+	RetryPolicy        string              `json:"retryPolicy"`
+}
+
+// RDMAConfig is the documents' RDMAConfig.
+type RDMAConfig struct {
+	DeviceName string `json:"deviceName"`
+	Port       int    `json:"port"`
+	QueueDepth int    `json:"queueDepth"`
+	MaxSGE     int    `json:"maxSge"`
+	MTU        int    `json:"mtu"` // bytes
+}
+
+// InfiniBandConfig is the documents' InfiniBandConfig.
+type InfiniBandConfig struct {
+	HCAName      string `json:"hcaName"`
+	Port         int    `json:"port"`
+	PartitionKey string `json:"partitionKey"`
+	ServiceLevel int    `json:"serviceLevel"`
+}
+
+func (o *Options) check() error {
+	var errs []error
+	fault := func(path, problem, remedy string) {
+		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+	}
+	if o.LeaseDuration != nil && *o.LeaseDuration <= 0 {
+		fault("leaseDuration", "is not above 0", "the engines' kv_lease_duration, 30s unless they set another")
+	}
+	if o.Bidirectional {
+		fault("bidirectional", "is not there yet", "leave it out or set false")
+	}
+	for _, c := range []struct {
+		path, value string
+		known       []string
+	}{
+		{"networkType", o.NetworkType, []string{"rdma", "infiniband", "tcp"}},
+		{"protocol", o.Protocol, []string{"rdma", "infiniband", "tcp"}},
+		{"consistencyLevel", o.ConsistencyLevel, []string{"strong", "eventual"}},
+		{"compressionType", o.CompressionType, []string{"none", "lz4", "zstd"}},
+	} {
+		if c.value != "" && !slices.Contains(c.known, c.value) {
+			fault(c.path, "is not a known value", "one of "+strings.Join(c.known, ", "))
+		}
+	}
+	for _, c := range []struct {
+		path  string
+		value int64
+	}{
+		{"port", int64(o.Port)}, {"bufferSize", o.BufferSize}, {"connectionPoolSize", int64(o.ConnectionPoolSize)},
+		{"maxConnections", int64(o.MaxConnections)}, {"maxConcurrency", int64(o.MaxConcurrency)},
+		{"maxMemoryPerNode", o.MaxMemoryPerNode}, {"replicationFactor", int64(o.ReplicationFactor)}, {"batchSize", int64(o.BatchSize)},
+	} {
+		if c.value < 0 {
+			fault(c.path, "is negative", "0 or more")
+		}
+	}
+	if o.Port > 65535 {
+		fault("port", "is not a port", "1 to 65535")
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// Request is a client's request, read once: its body is indexed, not decoded. It is immutable and refers to the body's
+// bytes, which must not change while it is used.
+type Request struct {
+	API    API
+	Model  string // "" if the request names none
+	Stream bool
+
+	doc   jsonedit.Doc
+	strip []jsonedit.Edit // every leg starts with these: the client's own transfer members go
+}
+
+// transferMembers carry transfer instructions. They are never believed from a client: whoever sets them chooses whose memory
+// an engine reads (or kills it, captures/README.md §2.1).
+var transferMembers = []string{
+	"kv_transfer_params", "ec_transfer_params", "disaggregated_params",
+	"bootstrap_host", "bootstrap_port", "bootstrap_room",
+}
+
+// transferHolders are members in which vLLM reads the same instructions again.
+var transferHolders = []string{"vllm_xargs", "sampling_params"}
+
+// ParseRequest reads a request body. The error is a *[RequestError]: the body is not one JSON object, names a
+// top-level member twice, or holds a member of the wrong type that must be read.
+func ParseRequest(api API, body []byte) (*Request, error) {
+	r := &Request{API: api}
+	if err := r.doc.ParseInto(body); err != nil {
+		return nil, bodyError(err)
+	}
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	if err := r.stripTransfer(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func bodyError(err error) error {
+	var dup *jsonedit.DuplicateError
+	if errors.As(err, &dup) {
+		return &RequestError{Param: dup.Name, Message: "the member stands twice in the body; send it once", Err: err}
+	}
+	var syn *jsonedit.SyntaxError
+	if errors.As(err, &syn) {
+		return &RequestError{Message: fmt.Sprintf("the body is not one JSON object: %s at byte %d", syn.Msg, syn.Offset), Err: err}
+	}
+	return &RequestError{Message: "the body is not one JSON object", Err: err}
+}
+
+// check reads the members whose type decides what happens to a request. A member that is null counts as absent.
+func (r *Request) check() error {
+	if raw, ok := r.Field("model"); ok {
+		s, err := jsonedit.Unquote(raw)
+		if err != nil {
+			return &RequestError{Param: "model", Message: "must be a string of valid UTF-8", Err: err}
+		}
+		r.Model = s
+	}
+	if raw, ok := r.Field("stream"); ok {
+		if jsonedit.Kind(raw) != jsonedit.Bool {
+			return &RequestError{Param: "stream", Message: "must be true or false"}
+		}
+		r.Stream = raw[0] == 't'
+	}
+	if err := r.checkObject("stream_options"); err != nil {
+		return err
+	}
+	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of"} {
+		if raw, ok := r.Field(name); ok && !isInteger(raw) {
+			return &RequestError{Param: name, Message: "must be an integer"}
+		}
+	}
+	if s := r.API.info().sampling; s != "" {
+		return r.checkSampling(s)
+	}
+	return nil
+}
+
+func (r *Request) checkObject(name string) error {
+	if raw, ok := r.Field(name); ok && jsonedit.Kind(raw) != jsonedit.Object {
+		return &RequestError{Param: name, Message: "must be an object"}
+	}
+	return nil
+}
+
+// checkSampling reads the limits of the APIs that keep them one level down.
+func (r *Request) checkSampling(holder string) error {
+	raw, ok := r.Field(holder)
+	if !ok {
+		return nil
+	}
+	if jsonedit.Kind(raw) != jsonedit.Object {
+		return &RequestError{Param: holder, Message: "must be an object"}
+	}
+	sub, err := jsonedit.Parse(raw)
+	if err != nil {
+		return nestedError(holder, err)
+	}
+	for _, name := range []string{"max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "n", "best_of"} {
+		if v, ok := field(sub, name); ok && !isInteger(v) {
+			return &RequestError{Param: holder + "." + name, Message: "must be an integer"}
+		}
+	}
+	return nil
+}
+
+func nestedError(holder string, err error) error {
+	var dup *jsonedit.DuplicateError
+	if errors.As(err, &dup) {
+		return &RequestError{Param: holder + "." + dup.Name, Message: "the member stands twice; send it once", Err: err}
+	}
+	return &RequestError{Param: holder, Message: "is not a well-formed object", Err: err}
+}
+
+// isInteger accepts what the engines' schema accepts as one: 16, and 16.0 too.
+func isInteger(raw []byte) bool {
+	if jsonedit.Kind(raw) != jsonedit.Number {
+		return false
+	}
+	if _, ok := jsonedit.Int(raw); ok {
+		return true
+	}
+	f, err := strconv.ParseFloat(string(raw), 64)
+	return err == nil && f == math.Trunc(f)
+}
+
+func (r *Request) stripTransfer() error {
+	for _, name := range transferMembers {
+		if _, ok := r.doc.Get(name); ok {
+			r.strip = append(r.strip, jsonedit.Edit{Name: name, Delete: true})
+		}
+	}
+	// The id that engines see is the header's; a second one in the body wins on /v1/responses.
+	if _, ok := r.doc.Get("request_id"); ok {
+		r.strip = append(r.strip, jsonedit.Edit{Name: "request_id", Delete: true})
+	}
+	for _, holder := range transferHolders {
+		raw, ok := r.doc.Get(holder)
+		if !ok || jsonedit.Kind(raw) != jsonedit.Object {
+			continue
+		}
+		clean, changed, err := stripHolder(raw)
+		if err != nil {
+			return nestedError(holder, err)
+		}
+		if changed {
+			r.strip = append(r.strip, jsonedit.Edit{Name: holder, Value: clean})
+		}
+	}
+	return nil
+}
+
+// stripHolder removes transfer members from vllm_xargs or sampling_params, and from the extra_args inside.
+func stripHolder(raw []byte) (out []byte, changed bool, err error) {
+	d, err := jsonedit.Parse(raw)
+	if err != nil {
+		return nil, false, err
+	}
+	out = raw
+	for _, name := range transferMembers {
+		if _, ok := d.Get(name); ok {
+			if out, err = jsonedit.DeleteIn(out, name); err != nil {
+				return nil, false, err
+			}
+			changed = true
+		}
+	}
+	if extra, ok := d.Get("extra_args"); ok && jsonedit.Kind(extra) == jsonedit.Object {
+		clean, inner, err := stripHolder(extra)
+		if err != nil {
+			return nil, false, err
+		}
+		if inner {
+			changed = true
+			if out, err = jsonedit.SetIn(out, "extra_args", clean); err != nil {
+				return nil, false, err
+			}
+		}
+	}
+	return out, changed, nil
+}
+
+// Field returns the raw value of a top-level member as the client sent it. A member that is null is absent.
+func (r *Request) Field(name string) (json.RawMessage, bool) { return field(&r.doc, name) }
+
+// Body returns the client's body, which must not be changed.
+func (r *Request) Body() []byte { return r.doc.Bytes() }
+
+// sampling returns a sampling member wherever the API keeps it.
+func (r *Request) sampling(name string) (json.RawMessage, bool) {
+	holder := r.API.info().sampling
+	if holder == "" {
+		return r.Field(name)
+	}
+	raw, ok := r.Field(holder)
+	if !ok {
+		return nil, false
+	}
+	d, err := jsonedit.Parse(raw)
+	if err != nil {
+		return nil, false
+	}
+	return field(d, name)
+}
+
+// Unsupported says why a request cannot be carried by two engines at all, or "": the name of the member that prevents
+// it. singleUse tells that the handoff can be read only once, so that several answers to one prompt cannot share it.
+//
+//   - prompt: several prompts in one body; P answers with the handoff of the first only (captures nixl/15);
+//   - prompt_logprobs, or echo with logprobs: D computes the prompt itself, and the handoff is left to expire (nixl/16);
+//   - use_beam_search: the transfer members are lost on both legs (protocols/vllm.md §1.10);
+//   - n, best_of above 1 with a single-use handoff: the first reader frees the blocks (nixl/09);
+//   - background, previous_response_id of /v1/responses: the answer's state lives in one engine.
+func (r *Request) Unsupported(singleUse bool) (member string) {
+	if r.severalPrompts() {
+		return r.API.PromptMember()
+	}
+	if r.asks("prompt_logprobs") {
+		return "prompt_logprobs"
+	}
+	if r.truthy("echo") && r.asks("logprobs") {
+		return "echo"
+	}
+	if r.truthy("use_beam_search") {
+		return "use_beam_search"
+	}
+	if r.API == APIResponses {
+		if r.truthy("background") {
+			return "background"
+		}
+		if _, ok := r.Field("previous_response_id"); ok {
+			return "previous_response_id"
+		}
+	}
+	if singleUse {
+		for _, name := range []string{"n", "best_of"} {
+			if r.above1(name) {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+func (r *Request) above1(name string) bool {
+	raw, ok := r.sampling(name)
+	if !ok {
+		return false
+	}
+	f, err := strconv.ParseFloat(string(raw), 64)
+	return err == nil && f > 1
+}
+
+// asks reports whether a member is present and not false.
+func (r *Request) asks(name string) bool {
+	raw, ok := r.sampling(name)
+	return ok && string(raw) != "false"
+}
+
+func (r *Request) truthy(name string) bool {
+	raw, ok := r.sampling(name)
+	return ok && !slices.Contains([]string{"false", "0", `""`}, string(raw))
+}
+
+func (r *Request) severalPrompts() bool {
+	switch r.API {
+	case APICompletions:
+		raw, ok := r.Field("prompt")
+		return ok && jsonedit.Kind(raw) == jsonedit.Array && severalPrompts(raw)
+	case APISGLang:
+		for _, name := range []string{"text", "input_ids"} {
+			if raw, ok := r.Field(name); ok && jsonedit.Kind(raw) == jsonedit.Array && severalPrompts(raw) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Session is one attempt of one request at one pair of engines. A retry is a new Session with a new ID, because a KV
+// handoff is single use and rendezvous protocols match by ID. Sessions are made by the flow; describers only read them.
+type Session struct {
+	ID        string // 32 hex digits, random: never the client's, which could collide with or address another's KV
+	RequestID string // the client's X-Request-Id, or the one made for it
+	Model     string
+	API       API
+	Request   *Request
+	Prefill   discovery.Endpoint
+	Decode    discovery.Endpoint
+	Encode    []discovery.Endpoint // engines of the encode stage, where there is one
+	Attempt   int                  // 1 for the first
+	CreatedAt time.Time
+	ExpiresAt time.Time // end of the KV lease: CreatedAt plus the lease until P has answered, then P's last byte plus the lease; zero without a lease
+
+	random   [16]byte
+	prepared any
+	event    Event
+
+	mu       sync.Mutex
+	metadata map[string]string
+}
+
+// NewSession makes a session with a random ID for an attempt that begins now.
+func NewSession(r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
+	s := &Session{RequestID: requestID, Model: r.Model, API: r.API, Request: r, Prefill: prefill, Decode: decode, Attempt: 1, CreatedAt: time.Now()}
+	_, _ = rand.Read(s.random[:]) // never fails: it ends the program instead
+	s.ID = hex.EncodeToString(s.random[:])
+	return s
+}
+
+// Field returns a top-level member of the client's body; null counts as absent.
+func (s *Session) Field(name string) (json.RawMessage, bool) { return s.Request.Field(name) }
+
+// Uint64 returns a random number that is fixed for the attempt, so that both legs see the same.
+func (s *Session) Uint64() uint64 { return binary.LittleEndian.Uint64(s.random[:8]) }
+
+// UUID returns the session's randomness as a version 4 UUID, fixed for the attempt.
+func (s *Session) UUID() string {
+	b := s.random
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// PrefillRank returns the data-parallel rank of P that this attempt uses: one of 0 to dpSize-1 of P's attribute
+// dpSize, 0 without it. Fixed for the attempt.
+func (s *Session) PrefillRank() int { return rank(s.Prefill, binary.LittleEndian.Uint32(s.random[8:])) }
+
+// DecodeRank is the same for D.
+func (s *Session) DecodeRank() int { return rank(s.Decode, binary.LittleEndian.Uint32(s.random[12:])) }
+
+func rank(e discovery.Endpoint, r uint32) int {
+	n, err := strconv.Atoi(e.Attribute("dpSize"))
+	if err != nil || n < 2 {
+		return 0
+	}
+	return int(r % uint32(n))
+}
+
+// SetMetadata keeps a value for the attempt; Metadata returns a copy of all. Both may be called concurrently.
+func (s *Session) SetMetadata(key, value string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.metadata == nil {
+		s.metadata = map[string]string{}
+	}
+	s.metadata[key] = value
+}
+
+// Metadata returns what SetMetadata has kept.
+func (s *Session) Metadata() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := make(map[string]string, len(s.metadata))
+	for k, v := range s.metadata {
+		m[k] = v
+	}
+	return m
+}
+
+// Prepared returns what the connector's [Preparer] found before the legs, or nil.
+func (s *Session) Prepared() any { return s.prepared }
+
+// SetPrepared is called by the flow before either describer.
+func (s *Session) SetPrepared(v any) { s.prepared = v }
+
+// Event returns what the connector's [Expecter] waited for; zero before it came.
+func (s *Session) Event() Event { return s.event }
+
+// SetEvent is called by the flow before the leg that follows the event is described.
+func (s *Session) SetEvent(e Event) { s.event = e }
