@@ -90,6 +90,10 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 		e.Kind = EOF
 	case w.readAny():
 		e.Kind = Protocol
+	default:
+		// Nothing came from the engine: the request's own body failed, or did
+		// not have the announced length.
+		e.final = true
 	}
 	return e
 }

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// The class of an error decides whether a leg may be sent again, so each row is
+// a rule: what happens on the wire, and what may be concluded from it.
+func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
+	errGone := errors.New("client is gone")
+	hangUntilClosed := func(e *engine, c net.Conn) {
+		r := bufio.NewReader(c)
+		e.read(r)
+		_, _ = r.ReadByte()
+	}
+	for _, row := range []struct {
+		rule    string
+		script  func(*engine, net.Conn)
+		url     string
+		options Options
+		context func(context.Context, *engine) (context.Context, context.CancelFunc)
+		sent    Sent
+		kind    Kind
+		is      error
+		final   bool
+	}{
+		{
+			rule: "nobody listens: not sent", url: "http://" + refusedAddress(t),
+			sent: NotSent, kind: Refused, is: syscall.ECONNREFUSED,
+		},
+		{
+			rule: "a host that does not answer the dial: not sent, within the connect limit", url: "http://engine.test",
+			options: Options{ConnectTimeout: 30 * time.Millisecond, DialContext: blackhole},
+			sent:    NotSent, kind: ConnectTimeout,
+		},
+		{
+			rule: "a dial refused by its own limit of time: not sent", url: "http://engine.test",
+			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
+			}},
+			sent: NotSent, kind: ConnectTimeout,
+		},
+		{
+			rule: "an unknown name: not sent", url: "http://engine.test",
+			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "engine.test", IsNotFound: true}}
+			}},
+			sent: NotSent, kind: DNS,
+		},
+		{
+			rule: "no route to the engine: not sent", url: "http://engine.test",
+			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
+			}},
+			sent: NotSent, kind: Refused,
+		},
+		{
+			rule: "reset after the request was read, before a head: maybe sent",
+			script: func(e *engine, c net.Conn) {
+				e.read(bufio.NewReader(c))
+				reset(c)
+			},
+			sent: MaybeSent, kind: Reset, is: syscall.ECONNRESET,
+		},
+		{
+			rule:   "closed after the request was read: maybe sent",
+			script: func(e *engine, c net.Conn) { e.read(bufio.NewReader(c)) },
+			sent:   MaybeSent, kind: EOF, is: io.EOF,
+		},
+		{
+			rule: "closed within the head: maybe sent",
+			script: func(e *engine, c net.Conn) {
+				e.read(bufio.NewReader(c))
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n")
+			},
+			sent: MaybeSent, kind: EOF, is: io.ErrUnexpectedEOF,
+		},
+		{
+			rule: "an answer that is not HTTP: maybe sent",
+			script: func(e *engine, c net.Conn) {
+				e.read(bufio.NewReader(c))
+				_, _ = io.WriteString(c, "SSH-2.0-OpenSSH_9.9\r\n\r\n")
+			},
+			sent: MaybeSent, kind: Protocol,
+		},
+		{
+			rule: "a head longer than the limit: maybe sent", options: Options{MaxResponseHeaderBytes: 8 << 10},
+			script: func(e *engine, c net.Conn) {
+				e.read(bufio.NewReader(c))
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX-Big: "+strings.Repeat("a", 64<<10)+"\r\nContent-Length: 0\r\n\r\n")
+			},
+			sent: MaybeSent, kind: Protocol,
+		},
+		{
+			rule: "cancelled while the engine works: maybe sent, and the cause is kept", script: hangUntilClosed,
+			context: func(ctx context.Context, e *engine) (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancelCause(ctx)
+				go func() {
+					for e.requests.Load() == 0 {
+						time.Sleep(time.Millisecond)
+					}
+					cancel(errGone)
+				}()
+				return ctx, func() { cancel(nil) }
+			},
+			sent: MaybeSent, kind: Canceled, is: errGone,
+		},
+		{
+			rule: "deadline while the engine works: maybe sent", script: hangUntilClosed,
+			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
+				return context.WithTimeout(ctx, 50*time.Millisecond)
+			},
+			sent: MaybeSent, kind: Timeout, is: context.DeadlineExceeded,
+		},
+		{
+			rule: "a timer that cancels with a timeout as cause: a timeout", script: hangUntilClosed,
+			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancelCause(ctx)
+				timer := time.AfterFunc(50*time.Millisecond, func() { cancel(os.ErrDeadlineExceeded) })
+				return ctx, func() { timer.Stop(); cancel(nil) }
+			},
+			sent: MaybeSent, kind: Timeout, is: context.DeadlineExceeded,
+		},
+		{
+			rule: "cancelled while dialing: not sent", url: "http://engine.test", options: Options{DialContext: blackhole},
+			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancel(ctx)
+				timer := time.AfterFunc(20*time.Millisecond, cancel)
+				return ctx, func() { timer.Stop(); cancel() }
+			},
+			sent: NotSent, kind: Canceled, is: context.Canceled, final: true,
+		},
+		{
+			rule: "deadline while dialing: not sent", url: "http://engine.test", options: Options{DialContext: blackhole},
+			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
+				return context.WithTimeout(ctx, 20*time.Millisecond)
+			},
+			sent: NotSent, kind: Timeout, is: context.DeadlineExceeded, final: true,
+		},
+		{
+			rule: "a request that net/http refuses to send: not sent, and never will be", url: "gopher://engine.test",
+			sent: NotSent, kind: Other, final: true,
+		},
+	} {
+		t.Run(row.rule, func(t *testing.T) {
+			url := row.url
+			var e *engine
+			if row.script != nil {
+				e = newEngine(t, row.script)
+				url = e.url()
+			}
+			tr := newTransport(t, &row.options)
+			req := post(t, url, `{"prompt":"secret prompt"}`)
+			if row.context != nil {
+				ctx, cancel := row.context(t.Context(), e)
+				defer cancel()
+				req = req.WithContext(ctx)
+			}
+
+			_, err := tr.RoundTrip(req)
+
+			var got *Error
+			require.ErrorAs(t, err, &got)
+			assert.Equal(t, row.sent, got.Sent, "underlying: %v", got.Err)
+			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
+			assert.Equal(t, row.final, got.final)
+			assert.Equal(t, row.sent, Classify(fmt.Errorf("leg: %w", err)))
+			assert.Equal(t, row.kind == Timeout || row.kind == ConnectTimeout, got.Timeout())
+			if row.is != nil {
+				assert.ErrorIs(t, err, row.is)
+			}
+			for _, private := range []string{"127.0.0.1", "engine.test", "secret"} {
+				assert.NotContains(t, err.Error(), private)
+				assert.NotContains(t, got.LogValue().String(), private)
+			}
+		})
+	}
+}
+
+// controlled is a connection whose reads and writes a test can break.
+type controlled struct {
+	net.Conn
+	mu       sync.Mutex
+	readErr  error
+	writeErr error
+	closed   chan struct{}
+	once     sync.Once
+}
+
+func (c *controlled) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil && c.readErr != nil {
+		err = c.readErr
+	}
+	return n, err
+}
+
+func (c *controlled) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	err := c.writeErr
+	c.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *controlled) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// controlledDial keeps the connections it opens.
+type controlledDial struct {
+	mu    sync.Mutex
+	conns []*controlled
+}
+
+func (d *controlledDial) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	raw, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := &controlled{Conn: raw, closed: make(chan struct{})}
+	d.conns = append(d.conns, c)
+	return c, nil
+}
+
+func (d *controlledDial) first() *controlled {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.conns[0]
+}
+
+func keepAlive(e *engine, c net.Conn) {
+	r := bufio.NewReader(c)
+	for e.read(r) {
+		_, _ = io.WriteString(c, okAnswer)
+	}
+}
+
+// The edge of two keep-alive timers: the engine's FIN arrives after the pool
+// handed the connection out and before a byte was written. net/http reports
+// "server closed idle connection" and does not repeat a POST.
+func TestAnIdleConnectionClosedUnderTheRequestIsNotSent(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	d := new(controlledDial)
+	tr := newTransport(t, &Options{DialContext: d.dial})
+	require.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "first")))
+
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
+		if !info.Reused {
+			return
+		}
+		c := d.first()
+		c.mu.Lock()
+		c.readErr = io.EOF
+		c.mu.Unlock()
+		_ = c.Conn.(*net.TCPConn).CloseRead()
+		<-c.closed // net/http has noticed
+	}})
+	_, err := tr.RoundTrip(post(t, e.url(), "second").WithContext(ctx))
+
+	var got *Error
+	require.ErrorAs(t, err, &got)
+	assert.ErrorContains(t, got.Err, "server closed idle connection")
+	assert.Equal(t, NotSent, got.Sent)
+	assert.Equal(t, EOF, got.Kind)
+	assert.True(t, got.Reused)
+	assert.False(t, got.final, "another connection may well work")
+	assert.EqualValues(t, 1, e.requests.Load())
+}
+
+// The other half of that edge: the request was written to a reused connection
+// that the engine then closed without an answer. Nobody knows whether it was
+// read, so it must reach the caller as MaybeSent, once.
+func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
+	for _, end := range []struct {
+		name  string
+		close func(net.Conn)
+		kind  Kind
+	}{
+		{"closed", func(c net.Conn) { _ = c.Close() }, EOF},
+		{"reset", reset, Reset},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			e := newEngine(t, func(e *engine, c net.Conn) {
+				r := bufio.NewReader(c)
+				e.read(r)
+				_, _ = io.WriteString(c, okAnswer)
+				if e.read(r) {
+					end.close(c)
+				}
+			})
+			tr := newTransport(t, nil)
+			require.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "first")))
+
+			_, err := tr.RoundTrip(post(t, e.url(), "second"))
+
+			var got *Error
+			require.ErrorAs(t, err, &got)
+			assert.Equal(t, MaybeSent, got.Sent)
+			assert.Equal(t, end.kind, got.Kind)
+			assert.True(t, got.Reused)
+			assert.EqualValues(t, 2, e.requests.Load(), "one for each RoundTrip")
+			assert.EqualValues(t, 1, e.accepted.Load(), "no second connection was tried")
+		})
+	}
+}
+
+// net/http repeats by itself what it knows to be unwritten, if the body can be
+// had again; where it cannot, the caller must learn that nothing was sent.
+func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
+	for _, rewindable := range []bool{true, false} {
+		t.Run(fmt.Sprintf("rewindable body: %v", rewindable), func(t *testing.T) {
+			e := newEngine(t, keepAlive)
+			d := new(controlledDial)
+			tr := newTransport(t, &Options{DialContext: d.dial})
+			require.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "first")))
+			c := d.first()
+			c.mu.Lock()
+			c.writeErr = syscall.EPIPE
+			c.mu.Unlock()
+
+			req := post(t, e.url(), "second")
+			if !rewindable {
+				req.GetBody = nil
+			}
+			resp, err := tr.RoundTrip(req)
+
+			if rewindable {
+				require.NoError(t, err)
+				drain(t, resp)
+				assert.EqualValues(t, 2, e.requests.Load())
+				return
+			}
+			var got *Error
+			require.ErrorAs(t, err, &got)
+			assert.Equal(t, NotSent, got.Sent)
+			assert.Equal(t, Reset, got.Kind)
+			assert.EqualValues(t, 1, e.requests.Load())
+		})
+	}
+}
+
+// A connection that breaks within a large body has carried bytes of it.
+func TestAResetWithinTheBodyIsMaybeSent(t *testing.T) {
+	e := newEngine(t, func(_ *engine, c net.Conn) {
+		_, _ = io.CopyN(io.Discard, c, 64<<10)
+		reset(c)
+	})
+	tr := newTransport(t, nil)
+	_, err := tr.RoundTrip(post(t, e.url(), strings.Repeat("x", 16<<20)))
+	var got *Error
+	require.ErrorAs(t, err, &got)
+	assert.Equal(t, MaybeSent, got.Sent)
+	assert.Equal(t, Reset, got.Kind)
+}
+
+func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
+	// The short one is still in the write buffer when net/http notices.
+	for announced, sent := range map[int64]Sent{5: NotSent, 100 << 10: MaybeSent} {
+		got := make(chan int64, 1)
+		e := newEngine(t, func(_ *engine, c net.Conn) {
+			req, err := http.ReadRequest(bufio.NewReader(c))
+			if err != nil {
+				got <- -1
+				return
+			}
+			n, _ := io.Copy(io.Discard, req.Body)
+			got <- n
+		})
+		tr := newTransport(t, nil)
+		req := post(t, e.url(), strings.Repeat("x", 200<<10))
+		req.ContentLength = announced
+		_, err := tr.RoundTrip(req)
+		var failed *Error
+		require.ErrorAs(t, err, &failed)
+		assert.Equal(t, sent, failed.Sent)
+		assert.True(t, failed.final, "the request is at fault, not the engine")
+		assert.LessOrEqual(t, <-got, announced)
+	}
+}
+
+func TestErrorsOfReadingAnAnswerAreOfClassAnswered(t *testing.T) {
+	const head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+	for _, row := range []struct {
+		rule string
+		end  func(net.Conn, context.CancelFunc)
+		kind Kind
+	}{
+		{"closed mid-stream", func(c net.Conn, _ context.CancelFunc) { _ = c.Close() }, EOF},
+		{"reset mid-stream", func(c net.Conn, _ context.CancelFunc) { reset(c) }, Reset},
+		{"broken chunk", func(c net.Conn, _ context.CancelFunc) { _, _ = io.WriteString(c, "zz\r\n") }, Protocol},
+		{"caller cancelled", func(_ net.Conn, cancel context.CancelFunc) { cancel() }, Canceled},
+	} {
+		t.Run(row.rule, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			goOn := make(chan struct{})
+			e := newEngine(t, func(e *engine, c net.Conn) {
+				r := bufio.NewReader(c)
+				e.read(r)
+				_, _ = io.WriteString(c, head)
+				<-goOn
+				row.end(c, cancel)
+				_, _ = r.ReadByte()
+			})
+			tr := newTransport(t, nil)
+			resp, err := tr.RoundTrip(post(t, e.url(), "x").WithContext(ctx))
+			require.NoError(t, err)
+			first := make([]byte, 3)
+			_, err = io.ReadFull(resp.Body, first)
+			require.NoError(t, err)
+			assert.Equal(t, "abc", string(first))
+			close(goOn)
+
+			_, err = io.ReadAll(resp.Body)
+
+			var got *Error
+			require.ErrorAs(t, err, &got)
+			assert.Equal(t, Answered, got.Sent)
+			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
+			assert.NotContains(t, err.Error(), "127.0.0.1")
+			_ = resp.Body.Close()
+		})
+	}
+}
+
+func TestClassifyOfForeignErrorsAllowsTheLeast(t *testing.T) {
+	assert.Equal(t, NotSent, Classify(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}))
+	assert.Equal(t, NotSent, Classify(&net.DNSError{Err: "no such host"}))
+	assert.Equal(t, MaybeSent, Classify(&net.OpError{Op: "read", Err: syscall.ECONNRESET}))
+	assert.Equal(t, MaybeSent, Classify(io.EOF))
+	assert.Equal(t, MaybeSent, Classify(errors.New("other")))
+	assert.Equal(t, MaybeSent, Classify(nil))
+}
+
+func TestNamesSuitMetricsLabels(t *testing.T) {
+	seen := map[string]bool{}
+	for k := Other; k <= Protocol; k++ {
+		assert.Regexp(t, `^[a-z_]+$`, k.String())
+		assert.False(t, seen[k.String()], "two kinds are called %s", k)
+		seen[k.String()] = true
+	}
+	assert.Equal(t, "other", Kind(200).String())
+	assert.Equal(t, "maybe sent", MaybeSent.String())
+	assert.Equal(t, slog.KindGroup, (&Error{}).LogValue().Kind())
+}

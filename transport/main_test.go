@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// newTransport returns a Transport that is closed with the test.
+func newTransport(t testing.TB, options *Options) *Transport {
+	t.Helper()
+	tr := New(options)
+	t.Cleanup(func() { require.NoError(t, tr.Close()) })
+	return tr
+}
+
+func newServer(t testing.TB, h http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// post returns a decode-like request: a POST whose body can be read again.
+func post(t testing.TB, url, body string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodPost, url, strings.NewReader(body))
+	require.NoError(t, err)
+	return req
+}
+
+// drain reads an answer to its end, so that its connection can serve again.
+func drain(t testing.TB, resp *http.Response) string {
+	t.Helper()
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	return string(b)
+}
+
+// exchange sends a request that must succeed.
+func exchange(t testing.TB, tr http.RoundTripper, req *http.Request) string {
+	t.Helper()
+	resp, err := tr.RoundTrip(req)
+	require.NoError(t, err)
+	return drain(t, resp)
+}
+
+// engine is a TCP server that plays one script for each connection; scripts say
+// things that net/http's server does not, such as a reset.
+type engine struct {
+	net.Listener
+	accepted atomic.Int32
+	requests atomic.Int32
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	conns    []net.Conn
+}
+
+func newEngine(t testing.TB, script func(e *engine, c net.Conn)) *engine {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	e := &engine{Listener: l}
+	e.wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			e.accepted.Add(1)
+			e.mu.Lock()
+			e.conns = append(e.conns, c)
+			e.mu.Unlock()
+			e.wg.Go(func() {
+				defer func() { _ = c.Close() }()
+				script(e, c)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		e.mu.Lock()
+		for _, c := range e.conns {
+			_ = c.Close()
+		}
+		e.mu.Unlock()
+		e.wg.Wait()
+	})
+	return e
+}
+
+func (e *engine) url() string { return "http://" + e.Addr().String() }
+
+// read takes one whole request from r.
+func (e *engine) read(r *bufio.Reader) bool {
+	req, err := http.ReadRequest(r)
+	if err != nil {
+		return false
+	}
+	if _, err := io.Copy(io.Discard, req.Body); err != nil {
+		return false
+	}
+	e.requests.Add(1)
+	return true
+}
+
+const okAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+// reset closes c so that the other side sees a reset, not an end.
+func reset(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = c.Close()
+}
+
+// refusedAddress is a port that nobody listens on.
+func refusedAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
+}
+
+// blackhole dials a host that never answers: packets vanish on the way.
+func blackhole(ctx context.Context, _, _ string) (net.Conn, error) {
+	<-ctx.Done()
+	return nil, &net.OpError{Op: "dial", Net: "tcp", Err: ctx.Err()}
+}
+
+// waitFor polls for what another goroutine brings about.
+func waitFor(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	require.Eventually(t, cond, 5*time.Second, time.Millisecond, what)
+}

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestDefaults(t *testing.T) {
+	o := (*Options)(nil).withDefaults()
+	assert.Equal(t, 2*time.Second, o.ConnectTimeout)
+	assert.Equal(t, 256, o.MaxIdlePerHost)
+	assert.Equal(t, 4<<10, o.ReadBuffer)
+	assert.Equal(t, 4<<10, o.WriteBuffer)
+	assert.Less(t, o.IdleTimeout, 5*time.Second, "uvicorn closes idle connections after 5 s")
+	assert.Positive(t, o.MaxResponseHeaderBytes)
+
+	none := (&Options{ConnectTimeout: -1, IdleTimeout: -1, MaxIdlePerHost: -1, ReadBuffer: -1, MaxResponseHeaderBytes: -1}).withDefaults()
+	assert.Negative(t, none.ConnectTimeout)
+	assert.Equal(t, DefaultBuffer, none.ReadBuffer)
+	assert.EqualValues(t, DefaultMaxResponseHeaderBytes, none.MaxResponseHeaderBytes)
+	tr := newTransport(t, &none)
+	assert.Zero(t, tr.base.IdleConnTimeout)
+	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	assert.Equal(t, "ok", exchange(t, tr, post(t, s.URL, "x")), "no limit on connecting is not a limit of zero")
+}
+
+// A redirect from an engine would carry the prompt to a host that no picker
+// chose.
+func TestARedirectIsAnAnswer(t *testing.T) {
+	var elsewhere atomic.Int32
+	other := newServer(t, func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) })
+	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Location", other.URL)
+		w.WriteHeader(http.StatusTemporaryRedirect)
+	})
+	resp, err := newTransport(t, nil).RoundTrip(post(t, s.URL, "prompt"))
+	require.NoError(t, err)
+	drain(t, resp)
+	assert.Equal(t, http.StatusTemporaryRedirect, resp.StatusCode)
+	assert.Zero(t, elsewhere.Load())
+}
+
+// A compressed answer passes as it is: nobody asked for it, and the client may
+// be told what it is.
+func TestCompressionIsNeitherAskedForNorUndone(t *testing.T) {
+	var zipped bytes.Buffer
+	zw := gzip.NewWriter(&zipped)
+	_, _ = zw.Write([]byte("hello"))
+	require.NoError(t, zw.Close())
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
+		assert.Empty(t, r.Header.Values("Accept-Encoding"))
+		w.Header().Set("Content-Encoding", "gzip")
+		_, _ = w.Write(zipped.Bytes())
+	})
+	resp, err := newTransport(t, nil).RoundTrip(post(t, s.URL, "x"))
+	require.NoError(t, err)
+	assert.Equal(t, zipped.String(), drain(t, resp))
+	assert.Equal(t, "gzip", resp.Header.Get("Content-Encoding"))
+	assert.False(t, resp.Uncompressed)
+}
+
+// A sidecar's proxy variables must not see traffic between gateway and engines.
+// The name engine.test is not a loopback one, which net/http never proxies.
+func TestProxyVariablesAreIgnored(t *testing.T) {
+	var proxied atomic.Int32
+	proxy := newServer(t, func(http.ResponseWriter, *http.Request) { proxied.Add(1) })
+	for _, name := range []string{"HTTP_PROXY", "http_proxy", "ALL_PROXY"} {
+		t.Setenv(name, proxy.URL)
+	}
+	t.Setenv("NO_PROXY", "")
+	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "direct") })
+	dialed := make(chan string, 1)
+	tr := newTransport(t, &Options{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		dialed <- address
+		return new(net.Dialer).DialContext(ctx, network, s.Listener.Addr().String())
+	}})
+	assert.Equal(t, "direct", exchange(t, tr, post(t, "http://engine.test:8000/v1", "x")))
+	assert.Equal(t, "engine.test:8000", <-dialed)
+	assert.Zero(t, proxied.Load())
+	assert.Nil(t, tr.base.Proxy)
+}
+
+func TestCookiesAreNotKept(t *testing.T) {
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
+		assert.Empty(t, r.Header.Values("Cookie"))
+		http.SetCookie(w, &http.Cookie{Name: "session", Value: "1"})
+	})
+	tr := newTransport(t, nil)
+	for range 2 {
+		exchange(t, tr, post(t, s.URL, "x"))
+	}
+}
+
+// burst runs n requests that are all under way at once.
+func burst(t *testing.T, tr *Transport, url string, n int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			resp, err := tr.RoundTrip(post(t, url, "x"))
+			if !assert.NoError(t, err) {
+				return
+			}
+			_, err = io.Copy(io.Discard, resp.Body)
+			assert.NoError(t, err)
+			assert.NoError(t, resp.Body.Close())
+		})
+	}
+	wg.Wait()
+}
+
+// barrier is an engine that answers once n requests have arrived.
+func barrier(t *testing.T, n int) (url string, accepted *atomic.Int32) {
+	t.Helper()
+	accepted = new(atomic.Int32)
+	var arrived atomic.Int32
+	var mu sync.Mutex
+	gate := make(chan struct{})
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		open := gate
+		if int(arrived.Add(1))%n == 0 {
+			close(gate)
+			gate = make(chan struct{})
+		}
+		mu.Unlock()
+		select {
+		case <-open:
+		case <-r.Context().Done():
+		}
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			accepted.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	return s.URL, accepted
+}
+
+func TestABurstsConnectionsServeTheNextBurst(t *testing.T) {
+	const n = 200
+	url, accepted := barrier(t, n)
+	tr := newTransport(t, nil)
+	burst(t, tr, url, n)
+	before := accepted.Load()
+	assert.EqualValues(t, n, before)
+	burst(t, tr, url, n)
+	assert.Equal(t, before, accepted.Load(), "connections opened by the second burst")
+}
+
+// Scaled down by 25: the engine closes idle connections after 200 ms, the pool
+// after 160 ms, and requests come at the very edge.
+func TestIdleConnectionsEndBeforeTheEngineEndsThem(t *testing.T) {
+	var served atomic.Int32
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { served.Add(1) }))
+	s.Config.IdleTimeout = 200 * time.Millisecond
+	s.Start()
+	t.Cleanup(s.Close)
+	tr := newTransport(t, &Options{IdleTimeout: 160 * time.Millisecond})
+	var sent int32
+	for _, pause := range []time.Duration{0, 190, 195, 198, 199, 200, 201, 205} {
+		time.Sleep(pause * time.Millisecond)
+		for range 8 {
+			sent++
+			exchange(t, tr, post(t, s.URL, "x"))
+		}
+	}
+	assert.Equal(t, sent, served.Load())
+}
+
+func TestAnIdleConnectionIsClosedByThePool(t *testing.T) {
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		keepAlive(e, c)
+		e.requests.Add(100) // the other side closed
+	})
+	tr := newTransport(t, &Options{IdleTimeout: 50 * time.Millisecond})
+	exchange(t, tr, post(t, e.url(), "x"))
+	waitFor(t, "closed by the pool", func() bool { return e.requests.Load() == 101 })
+}
+
+func TestIPv6LiteralsAreReached(t *testing.T) {
+	l, err := net.Listen("tcp6", "[::1]:0")
+	require.NoError(t, err, "this test needs ::1 on the loopback interface")
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) }))
+	require.NoError(t, s.Listener.Close())
+	s.Listener = l
+	s.Start()
+	t.Cleanup(s.Close)
+	assert.Equal(t, l.Addr().String(), exchange(t, newTransport(t, nil), post(t, "http://"+l.Addr().String(), "x")))
+}
+
+// Expect: 100-continue would make a leg wait for an engine that knows nothing
+// of it.
+func TestExpectContinueDoesNotHoldTheBodyBack(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, nil)
+	req := post(t, e.url(), "body")
+	req.Header.Set("Expect", "100-continue")
+	start := time.Now()
+	assert.Equal(t, "ok", exchange(t, tr, req))
+	assert.Less(t, time.Since(start), 500*time.Millisecond)
+}
+
+func TestTheRequestIsNotChangedAndTheAnswerNamesIt(t *testing.T) {
+	s := newServer(t, func(http.ResponseWriter, *http.Request) {})
+	req := post(t, s.URL, "x")
+	before := req.Header.Clone()
+	resp, err := newTransport(t, nil).RoundTrip(req)
+	require.NoError(t, err)
+	drain(t, resp)
+	assert.Same(t, req, resp.Request)
+	assert.Equal(t, before, req.Header)
+}
+
+func TestSwitchingProtocolsKeepsAWritableBody(t *testing.T) {
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		_, _ = io.CopyN(c, r, 4)
+	})
+	req, err := http.NewRequest(http.MethodGet, e.url(), nil)
+	require.NoError(t, err)
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "echo")
+	resp, err := newTransport(t, nil).RoundTrip(req)
+	require.NoError(t, err)
+	rw, ok := resp.Body.(io.ReadWriteCloser)
+	require.True(t, ok)
+	_, err = io.WriteString(rw, "ping")
+	require.NoError(t, err)
+	got := make([]byte, 4)
+	_, err = io.ReadFull(rw, got)
+	require.NoError(t, err)
+	assert.Equal(t, "ping", string(got))
+	require.NoError(t, rw.Close())
+}
+
+func TestCloseEndsThePool(t *testing.T) {
+	release := make(chan struct{})
+	closed := make(chan struct{}, 2)
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		r := bufio.NewReader(c)
+		for e.read(r) {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nok")
+			<-release
+			_, _ = io.WriteString(c, "ok")
+		}
+		closed <- struct{}{}
+	})
+	tr := New(nil)
+	resp, err := tr.RoundTrip(post(t, e.url(), "x"))
+	require.NoError(t, err)
+
+	require.NoError(t, tr.Close())
+	require.NoError(t, tr.Close(), "twice is once")
+	_, err = tr.RoundTrip(post(t, e.url(), "x"))
+	require.ErrorIs(t, err, ErrClosed)
+	assert.Equal(t, NotSent, Classify(err))
+
+	close(release)
+	assert.Equal(t, "okok", drain(t, resp), "a stream under way is left alone")
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+		t.Fatal("the stream's connection outlived the pool")
+	}
+}
+
+// plainReader has no method but Read, as a body made of segments may have.
+type plainReader struct{ r io.Reader }
+
+func (p plainReader) Read(b []byte) (int, error) { return p.r.Read(b) }
+func (plainReader) Close() error                 { return nil }
+
+func TestLargeBodiesArriveByteForByte(t *testing.T) {
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		assert.EqualValues(t, len(b), r.ContentLength)
+		assert.Empty(t, r.TransferEncoding)
+		_, _ = w.Write(b)
+	})
+	tr := newTransport(t, nil)
+	for _, size := range []int{0, 1, 3000, 4096, 4097, 70_000, 1 << 20} {
+		want := strings.Repeat("0123456789abcde", size/15+1)[:size]
+		for name, body := range map[string]io.ReadCloser{
+			"writes itself": io.NopCloser(strings.NewReader(want)),
+			"is read":       plainReader{strings.NewReader(want)},
+		} {
+			req := post(t, s.URL, want)
+			req.Body = body
+			if size == 0 {
+				req.Body = http.NoBody
+			}
+			got := exchange(t, tr, req)
+			assert.True(t, got == want, "%d bytes, body that %s: %d came back", size, name, len(got))
+		}
+	}
+}
+
+func TestHTTP2IsOptIn(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }))
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	trust := s.Client().Transport.(*http.Transport).TLSClientConfig
+	assert.Equal(t, "HTTP/1.1", exchange(t, newTransport(t, &Options{TLS: trust}), post(t, s.URL, "x")))
+
+	both := new(http.Protocols)
+	both.SetHTTP1(true)
+	both.SetHTTP2(true)
+	assert.Equal(t, "HTTP/2.0", exchange(t, newTransport(t, &Options{TLS: trust, Protocols: both}), post(t, s.URL, "x")))
+}
+
+func TestUnencryptedHTTP2IsOptIn(t *testing.T) {
+	prior := new(http.Protocols)
+	prior.SetUnencryptedHTTP2(true)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }))
+	s.Config.Protocols = prior
+	s.Start()
+	t.Cleanup(s.Close)
+	tr := newTransport(t, &Options{Protocols: prior})
+	assert.Equal(t, "HTTP/2.0", exchange(t, tr, post(t, s.URL, "x")))
+
+	_, err := newTransport(t, &Options{Protocols: prior}).RoundTrip(post(t, "http://"+refusedAddress(t), "x"))
+	assert.Equal(t, NotSent, Classify(err))
+	hang := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	hang.Config.Protocols = prior
+	hang.Start()
+	t.Cleanup(hang.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = tr.RoundTrip(post(t, hang.URL, "x").WithContext(ctx))
+	assert.Equal(t, MaybeSent, Classify(err), "a shared connection tells nothing about one request")
+}
+
+func TestErrorsOfManyRequestsDoNotMix(t *testing.T) {
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		r := bufio.NewReader(c)
+		for {
+			req, err := http.ReadRequest(r)
+			if err != nil {
+				return
+			}
+			_, _ = io.Copy(io.Discard, req.Body)
+			if req.URL.Path == "/die" {
+				return
+			}
+			_, _ = io.WriteString(c, okAnswer)
+		}
+	})
+	nobody := "http://" + refusedAddress(t)
+	tr := newTransport(t, nil)
+	var wg sync.WaitGroup
+	for i := range 120 {
+		wg.Go(func() {
+			switch i % 3 {
+			case 0:
+				resp, err := tr.RoundTrip(post(t, e.url()+"/ok", "x"))
+				if assert.NoError(t, err) {
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+				}
+			case 1:
+				_, err := tr.RoundTrip(post(t, e.url()+"/die", "x"))
+				assert.Equal(t, MaybeSent, Classify(err))
+			case 2:
+				_, err := tr.RoundTrip(post(t, nobody, "x"))
+				assert.Equal(t, NotSent, Classify(err))
+			}
+		})
+	}
+	wg.Wait()
+}
