@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package discoverytest checks that a [discovery.Source] keeps the rules of its interface, and has a source for
+// tests, [Manual].
+//
+// An author of a source calls [Run] from a test:
+//
+//	func TestSource(t *testing.T) {
+//		discoverytest.Run(t, discoverytest.Harness{New: func() discovery.Source { … }})
+//	}
+package discoverytest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Harness is a source under test and what the suite may do to its backend. Only New is required; what the other
+// functions would let the suite check stays unchecked without them, and Run logs it.
+type Harness struct {
+	// New returns a source that has not been watched, over a backend that works and lists at least one endpoint. It is
+	// called once per rule. The other functions act on the backend of the source that New returned last.
+	New func() discovery.Source
+
+	// Change alters the backend's list once, in any way that a source must publish. It is called several times.
+	Change func() error
+
+	// Break makes the backend fail, for example by closing its connections or garbling its file. Repair undoes it.
+	Break, Repair func() error
+
+	// Remove has the backend announce that one endpoint is going away, and take it off its list in the end. It
+	// returns the endpoint's ID. Only for sources whose backend announces such things.
+	Remove func() (id string, err error)
+
+	Timeout time.Duration // for whatever the source must do; default 5 s
+	Settle  time.Duration // how long the suite looks on when a source must not do something; default 100 ms
+}
+
+// A rule is one thing that discovery.Source's documentation asks.
+type rule struct {
+	name  string
+	check func(*trial) error
+	needs func(Harness) string // what the harness lacks to check it, or ""
+}
+
+func nothing(Harness) string { return "" }
+
+func needsChange(h Harness) string {
+	if h.Change == nil {
+		return "Change"
+	}
+	return ""
+}
+
+func needsBreak(h Harness) string {
+	if h.Break == nil || h.Repair == nil {
+		return "Break and Repair"
+	}
+	return ""
+}
+
+func needsRemove(h Harness) string {
+	if h.Remove == nil {
+		return "Remove"
+	}
+	return ""
+}
+
+// rules are in the order of discovery.Source's documentation.
+var rules = []rule{
+	{"watch blocks until its context ends", checkBlocks, nothing},
+	{"watch returns nil or the context's error", checkEnds, nothing},
+	{"watch returns when its context has ended already", checkEndedContext, nothing},
+	{"a source can be watched again", checkAgain, nothing},
+	{"rule 1: the first snapshot comes by itself", checkFirst, nothing},
+	{"rule 2: endpoints are valid and their ids unique", checkEndpoints, nothing},
+	{"rule 2: versions rise with each change", checkVersions, needsChange},
+	{"rule 3: an error keeps the last good snapshot", checkError, needsBreak},
+	{"rule 4: draining comes before removal", checkDraining, needsRemove},
+	{"rule 5: nothing is published after the return", checkAfter, nothing},
+	{"a published snapshot is never altered", checkImmutable, nothing},
+}
+
+// Run checks a source in one subtest per rule. Beside the rule itself each subtest checks that publish is never called
+// by two goroutines at once.
+func Run(t *testing.T, h Harness) {
+	t.Helper()
+	for _, r := range rules {
+		if lack := r.needs(h); lack != "" {
+			t.Logf("not checked, since the harness has no %s: %s", lack, r.name)
+			continue
+		}
+		t.Run(r.name, func(t *testing.T) {
+			if err := h.try(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Check is Run without testing: it returns every rule that is broken, joined, or nil, or ctx's error once that ended.
+func Check(ctx context.Context, h Harness) error {
+	var broken []error
+	for _, r := range rules {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if r.needs(h) != "" {
+			continue
+		}
+		if err := h.try(ctx, r); err != nil {
+			broken = append(broken, fmt.Errorf("%s: %w", r.name, err))
+		}
+	}
+	return errors.Join(broken...)
+}
+
+func (h Harness) try(ctx context.Context, r rule) error {
+	h.Timeout = cmp.Or(h.Timeout, 5*time.Second)
+	h.Settle = cmp.Or(h.Settle, 100*time.Millisecond)
+	if h.New == nil {
+		return errors.New("the harness has no New")
+	}
+	t := newTrial(ctx, h)
+	err := r.check(t)
+	if ended := t.end(); err == nil {
+		err = ended
+	}
+	return err
+}
