@@ -175,8 +175,10 @@ func (d *decoder) value(path string, raw []byte, v reflect.Value) {
 		if !v.IsNil() {
 			p.Elem().Set(v.Elem())
 		}
-		d.value(path, raw, p.Elem())
-		v.Set(p)
+		before := len(d.faults)
+		if d.value(path, raw, p.Elem()); len(d.faults) == before {
+			v.Set(p) // else a later check would take the zero value for a configured one
+		}
 	case reflect.Struct:
 		d.structure(path, raw, v)
 	case reflect.Slice, reflect.Array:
@@ -307,7 +309,7 @@ func (d *decoder) list(path string, raw []byte, v reflect.Value) {
 	}
 	for i, item := range items {
 		at := path + "[" + strconv.Itoa(i) + "]"
-		if kindOf(item) == "null" {
+		if kindOf(item) == "null" && v.Type().Elem().Kind() != reflect.Interface {
 			d.fault(at, "is null", "remove it")
 			continue
 		}

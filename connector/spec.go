@@ -114,7 +114,8 @@ type Resources struct {
 // specJSON is Spec with the members that only its JSON has, and without its methods.
 type specJSON struct {
 	specFields
-	Parameters json.RawMessage `json:"parameters"`
+	Parameters        json.RawMessage `json:"parameters"`
+	FallbackConnector json.RawMessage `json:"fallbackConnector"` // read apart: a faulty one is not a missing one
 }
 
 type specFields Spec
@@ -155,6 +156,13 @@ func (s *Spec) UnmarshalJSON(raw []byte) error {
 		add("fallbackConnector", "is missing", "write the connector to fall back to: {type: NAME}")
 	case in.Fallback != FallbackConnector && in.FallbackConnector != nil:
 		add("fallbackConnector", "is given, but fallback is not connector", "write fallback: connector, or remove fallbackConnector")
+	}
+	if in.FallbackConnector != nil {
+		next, err := ParseSpec(in.FallbackConnector)
+		for _, fe := range FieldErrors(err) {
+			faults = append(faults, fe.In("fallbackConnector"))
+		}
+		in.specFields.FallbackConnector = &next
 	}
 	if err := errors.Join(faults...); err != nil {
 		return err
