@@ -42,13 +42,10 @@ func (t *nameTable) put(hash uint64, index int) {
 	t.used++
 }
 
-// index enters the last member, whose name is given, into the table, once
-// there are enough members for one.
+// index enters the last member, whose name is given, into the table, and all
+// members if there was none.
 func (d *Doc) index(name []byte) {
 	n, t := len(d.members), &d.names
-	if n <= fewMembers {
-		return
-	}
 	if t.used > 0 && 2*n <= len(t.slots) {
 		t.put(maphash.Bytes(t.seed, name), n-1)
 		return
@@ -69,8 +66,9 @@ func (d *Doc) index(name []byte) {
 func find[T string | []byte](d *Doc, name T) int {
 	t := &d.names
 	if t.used == 0 {
+		sketch := sketchOf(name)
 		for i := range d.members {
-			if string(d.nameOf(&d.members[i])) == string(name) {
+			if m := &d.members[i]; m.sketch == sketch && string(d.nameOf(m)) == string(name) {
 				return i
 			}
 		}
@@ -95,4 +93,14 @@ func hashOf[T string | []byte](seed maphash.Seed, name T) uint64 {
 		return maphash.Bytes(seed, v)
 	}
 	return 0
+}
+
+// sketchOf tells most names apart in one comparison: length, first and last
+// byte.
+func sketchOf[T string | []byte](name T) uint64 {
+	n := len(name)
+	if n == 0 {
+		return 0
+	}
+	return uint64(n)<<16 | uint64(name[0])<<8 | uint64(name[n-1])
 }

@@ -24,11 +24,13 @@ const (
 // quotes included, its value from ValLo to ValHi. Offsets are in bytes.
 type Member struct{ KeyLo, KeyHi, ValLo, ValHi int }
 
-// member adds where the name stands in Doc.text, if it had to be unescaped.
-// Without pointers in it, an idle Doc pins no body by its index.
+// member adds where the name stands in Doc.text, if it had to be unescaped,
+// and the name's sketch. Without pointers in it, an idle Doc pins no body by
+// its index.
 type member struct {
 	Member
 	textLo, textHi int
+	sketch         uint64
 }
 
 // Doc is an indexed JSON object. It refers to the caller's bytes, which must
@@ -72,14 +74,14 @@ func (d *Doc) ParseInto(body []byte) error {
 // gives up index memory of unusual size.
 func (d *Doc) Reset() {
 	d.clear()
-	const usual = 256
+	const usual = 512
 	if cap(d.members) > usual {
 		d.members = nil
 	}
-	if cap(d.text) > usual*16 {
+	if cap(d.text) > usual*8 {
 		d.text = nil
 	}
-	d.names.shrink(usual * 2)
+	d.names.shrink(2 * usual)
 }
 
 func (d *Doc) clear() {
@@ -103,14 +105,11 @@ func (d *Doc) parse() error {
 		return d.parseEnd(i + 1)
 	}
 	for {
-		m, err := d.parseMember(i)
+		end, err := d.parseMember(i)
 		if err != nil {
 			return err
 		}
-		if err := d.add(m); err != nil {
-			return err
-		}
-		i = skipSpace(b, m.ValHi)
+		i = skipSpace(b, end)
 		switch {
 		case i == len(b):
 			return syntax(i, msgUnclosed)
@@ -131,34 +130,68 @@ func (d *Doc) parseEnd(i int) error {
 	return nil
 }
 
-// parseMember reads one member at i.
-func (d *Doc) parseMember(i int) (m member, err error) {
+// parseMember reads the member at i into the index and returns the place
+// after it.
+func (d *Doc) parseMember(i int) (int, error) {
+	b := d.body
+	var m member
+	if err := d.parseName(&m, i); err != nil {
+		return i, err
+	}
+	i = skipSpace(b, m.KeyHi)
+	if i == len(b) || b[i] != ':' {
+		return i, syntax(i, msgColon)
+	}
+	var err error
+	m.ValLo = skipSpace(b, i+1)
+	if m.ValHi, err = valueEnd(b, m.ValLo); err != nil {
+		return i, err
+	}
+	d.members = append(d.members, m)
+	if len(d.members) > fewMembers {
+		d.index(d.nameOf(&m))
+	}
+	return m.ValHi, nil
+}
+
+// parseName reads the name at i and refuses one that the index has already.
+func (d *Doc) parseName(m *member, i int) (err error) {
 	b := d.body
 	if i == len(b) || b[i] != '"' {
-		return m, syntax(i, msgName)
+		return syntax(i, msgName)
 	}
-	end, escaped, err := checkString(b, i)
-	if err != nil {
-		return m, err
+	if len(d.members) == MaxMembers {
+		return syntax(i, msgTooMany)
 	}
-	m.KeyLo, m.KeyHi = i, end
-	if err := checkUTF8(b, i+1, end-1); err != nil {
-		return m, err
-	}
-	if escaped {
-		m.textLo = len(d.text)
-		if d.text, err = appendUnescaped(d.text, b, i+1, end-1); err != nil {
-			return m, err
+	m.KeyLo, m.KeyHi = i, plainEnd(b, i)
+	if m.KeyHi < 0 {
+		if err := d.parseOddName(m); err != nil {
+			return err
 		}
-		m.textHi = len(d.text)
 	}
-	i = skipSpace(b, end)
-	if i == len(b) || b[i] != ':' {
-		return m, syntax(i, msgColon)
+	name := d.nameOf(m)
+	m.sketch = sketchOf(name)
+	if find(d, name) >= 0 {
+		return &DuplicateError{Name: string(name), Offset: int64(i)}
 	}
-	m.ValLo = skipSpace(b, i+1)
-	m.ValHi, err = valueEnd(b, m.ValLo)
-	return m, err
+	return nil
+}
+
+// parseOddName reads a name that is long, or not ASCII, or has escapes.
+func (d *Doc) parseOddName(m *member) error {
+	b := d.body
+	end, escaped, err := checkString(b, m.KeyLo)
+	if err != nil {
+		return err
+	}
+	m.KeyHi = end
+	if err := checkUTF8(b, m.KeyLo+1, end-1); err != nil || !escaped {
+		return err
+	}
+	m.textLo = len(d.text)
+	d.text, err = appendUnescaped(d.text, b, m.KeyLo+1, end-1)
+	m.textHi = len(d.text)
+	return err
 }
 
 // valueEnd returns the place after the top-level value at b[i].
@@ -166,6 +199,9 @@ func valueEnd(b []byte, i int) (int, error) {
 	end := -1
 	switch Kind(b[i:]) {
 	case String:
+		if end = plainEnd(b, i); end >= 0 {
+			return end, nil
+		}
 		end, _, err := checkString(b, i)
 		return end, err
 	case Object, Array:
@@ -179,20 +215,6 @@ func valueEnd(b []byte, i int) (int, error) {
 		return i, syntax(i, msgValue)
 	}
 	return end, nil
-}
-
-// add puts m into the index unless its name is there already.
-func (d *Doc) add(m member) error {
-	if len(d.members) == MaxMembers {
-		return syntax(m.KeyLo, msgTooMany)
-	}
-	name := d.nameOf(&m)
-	if find(d, name) >= 0 {
-		return &DuplicateError{Name: string(name), Offset: int64(m.KeyLo)}
-	}
-	d.members = append(d.members, m)
-	d.index(name)
-	return nil
 }
 
 func (d *Doc) nameOf(m *member) []byte {

@@ -40,6 +40,15 @@ func first(marks uint64) int { return bits.TrailingZeros64(marks) >> 3 }
 // nextStructure returns the place of the next quote or bracket (or a byte that
 // structuresIn takes for one) at or after i, len(b) if there is none.
 func nextStructure(b []byte, i int) int {
+	// After a string mostly stands a colon or a comma and then, with luck, the
+	// next string: not worth a word.
+	for n := 0; n < 3 && i < len(b); n++ {
+		switch b[i] {
+		case '"', '{', '}', '[', ']':
+			return i
+		}
+		i++
+	}
 	for ; i+8 <= len(b); i += 8 {
 		if m := structuresIn(word(b[i:])); m != 0 {
 			return i + first(m)
@@ -67,14 +76,19 @@ func closingQuote(b []byte, i int) int {
 		if k < 0 {
 			return -1
 		}
-		p := k
+		if b[k-1] != '\\' {
+			return k + 1
+		}
+		p := k - 1
 		for b[p-1] == '\\' { // ends at the opening quote at the latest
 			p--
 		}
 		if (k-p)&1 == 0 {
 			return k + 1
 		}
-		j = k + 1
+		// Escapes often come in rows; while they do, no search is needed.
+		for j = k + 1; j+1 < len(b) && b[j] == '\\'; j += 2 {
+		}
 	}
 }
 
@@ -82,17 +96,33 @@ func closingQuote(b []byte, i int) int {
 // roles, types), so a few words are tried before the call that is fast on long
 // ones but dear to start.
 func indexQuote(b []byte, j int) int {
-	for n := 0; n < 3 && j+8 <= len(b); n++ {
+	for near := min(len(b)-8, j+16); j <= near; j += 8 {
 		if m := quotesIn(word(b[j:])); m != 0 {
 			return j + first(m)
 		}
-		j += 8
 	}
 	k := bytes.IndexByte(b[j:], '"')
 	if k < 0 {
 		return -1
 	}
 	return j + k
+}
+
+// plainEnd returns the place after the string that opens at b[i], if it is a
+// short one of printable ASCII without escapes, as nearly all names are; else
+// -1, which says nothing about the string.
+func plainEnd(b []byte, i int) int {
+	i++
+	for near := min(len(b)-8, i+32); i <= near; i += 8 {
+		w := word(b[i:])
+		if m := quotesIn(w) | zeros(w^ones*'\\') | controlsIn(w) | w&highs; m != 0 {
+			if i += first(m); b[i] == '"' {
+				return i + 1
+			}
+			return -1
+		}
+	}
+	return -1
 }
 
 // Bounds of the stretch that nextSpecial searches with the wide instructions.

@@ -2,7 +2,10 @@
 
 package jsonedit
 
-import "unicode/utf8"
+import (
+	"slices"
+	"unicode/utf8"
+)
 
 // Edit is one change to a member of the top level.
 type Edit struct {
@@ -23,6 +26,7 @@ type Edit struct {
 // while dst or a Reader of it is used. Splice may run on one Doc from several
 // goroutines, each with its own dst.
 func (d *Doc) Splice(edits []Edit, dst *Segments) {
+	edits = validNames(edits)
 	dst.start(d, edits)
 	body := d.body
 	if len(body) == 0 {
@@ -73,7 +77,7 @@ func (s *Segments) start(d *Doc, edits []Edit) {
 	var known map[string]int // places in s.added, once they are many
 	room := 0
 	for j := range edits {
-		name := validName(edits[j].Name)
+		name := edits[j].Name
 		room += 6*len(name) + len(`,"":`) + copyUpTo
 		if i := find(d, name); i >= 0 {
 			s.chosen[i] = int32(j + 1)
@@ -86,7 +90,7 @@ func (s *Segments) start(d *Doc, edits []Edit) {
 			}
 		} else {
 			for k, a := range s.added {
-				if validName(edits[a].Name) == name {
+				if edits[a].Name == name {
 					at = k
 				}
 			}
@@ -101,7 +105,7 @@ func (s *Segments) start(d *Doc, edits []Edit) {
 		} else if len(s.added) > fewMembers {
 			known = make(map[string]int, len(edits))
 			for k, a := range s.added {
-				known[validName(edits[a].Name)] = k
+				known[edits[a].Name] = k
 			}
 		}
 	}
@@ -129,11 +133,20 @@ func (s *Segments) appendNew(edits []Edit, first bool) {
 	}
 }
 
-// validName is name as Quote spells it: names that Quote makes one must be one
-// here too, or the result would hold it twice.
-func validName(name string) string {
-	if utf8.ValidString(name) {
-		return name
+// validNames spells all names as Quote does: two that Quote makes one must be
+// one here too, or the result would hold it twice. The edits themselves stay
+// as they are.
+func validNames(edits []Edit) []Edit {
+	for i := range edits {
+		if !utf8.ValidString(edits[i].Name) {
+			edits = slices.Clone(edits)
+			for j := range edits {
+				edits[j].Name = validName(edits[j].Name)
+			}
+			break
+		}
 	}
-	return string([]rune(name))
+	return edits
 }
+
+func validName(name string) string { return string([]rune(name)) }

@@ -61,7 +61,7 @@ func TestSplice(t *testing.T) {
 		{"signs of paths mean nothing", `{"a":1,"*":2,"a|b":3}`, []Edit{set("*", "0"), set("a|b", "0"), set("#", "0"), set("@x", "0"), set("9", "0"), del("?")},
 			`{"a":1,"*":0,"a|b":0,"#":0,"@x":0,"9":0}`},
 		{"a name is escaped", `{}`, []Edit{set("q\"\\\n\x01<&é", "1")}, `{"q\"\\\n\u0001<&é":1}`},
-		{"bad UTF-8 in two names makes no member twice", `{}`, []Edit{set("\xff", "1"), set("\xfe", "2")}, `{"\ufffd":2}`},
+		{"bad UTF-8 in two names makes no member twice", `{}`, []Edit{set("\xff", "1"), set("\xfe", "2")}, "{\"\uFFFD\":2}"},
 		{"bad UTF-8 finds the member it would double", `{"\ufffd":0}`, []Edit{set("\xff", "1")}, `{"\ufffd":1}`},
 		{"case counts", `{"stream":true}`, []Edit{set("Stream", "1")}, `{"stream":true,"Stream":1}`},
 		{"digits of others are kept", `{"seed":9007199254740993,"t":1.0e0,"x":1}`, []Edit{set("x", "2")}, `{"seed":9007199254740993,"t":1.0e0,"x":2}`},
