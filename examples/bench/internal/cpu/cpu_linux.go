@@ -30,6 +30,23 @@ func pinThread(tid, cpu int) error {
 	return nil
 }
 
+// Allowed lists the CPUs that this process may run on.
+func Allowed() ([]int, error) {
+	var mask cpuMask
+	_, _, errno := syscall.RawSyscall(syscall.SYS_SCHED_GETAFFINITY, 0,
+		unsafe.Sizeof(mask), uintptr(unsafe.Pointer(&mask)))
+	if errno != 0 {
+		return nil, fmt.Errorf("ask for the allowed CPUs: %w", errno)
+	}
+	var list []int
+	for cpu := range len(mask) * 64 {
+		if mask[cpu/64]>>(cpu%64)&1 == 1 {
+			list = append(list, cpu)
+		}
+	}
+	return list, nil
+}
+
 // PinThread moves the calling thread to one CPU. The caller holds it with runtime.LockOSThread. A process
 // started from this thread inherits the CPU, which costs its start nothing, as a wrapper program would.
 func PinThread(cpu int) error { return pinThread(0, cpu) }

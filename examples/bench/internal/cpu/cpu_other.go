@@ -12,6 +12,9 @@ import (
 
 var errLinux = errors.New("the load benchmark needs Linux: it pins processes and reads their CPU clocks")
 
+// Allowed is Linux only.
+func Allowed() ([]int, error) { return nil, errLinux }
+
 // PinThread is Linux only.
 func PinThread(int) error { return errLinux }
 

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/pdkit/pdkit/examples/bench/internal/load"
+)
+
+// measureAll holds the gateway against minimal in everything that the project promises.
+func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
+	gatewayBinary, err := l.build(ctx, gatewayPackage)
+	if err != nil {
+		return nil, err
+	}
+	minimalBinary, err := l.build(ctx, minimalPackage)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.pin(); err != nil {
+		return nil, err
+	}
+	gatewayRecipe := l.gateway(gatewayBinary, "gateway", l.engines)
+	minimalRecipe := l.minimal(minimalBinary, "minimal")
+	r := &report{title: "Load benchmark", machine: thisMachine(), pace: l.pace}
+
+	if only == "" {
+		for _, recipe := range []recipe{gatewayRecipe, minimalRecipe} {
+			s, err := l.starts(ctx, recipe)
+			if err != nil {
+				return nil, err
+			}
+			r.starts = append(r.starts, s)
+			f, err := l.footprint(ctx, recipe)
+			if err != nil {
+				return nil, err
+			}
+			r.footprints = append(r.footprints, f)
+		}
+	}
+	gateway, _, err := l.start(ctx, gatewayRecipe)
+	if err != nil {
+		return nil, err
+	}
+	minimal, _, err := l.start(ctx, minimalRecipe)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range chosen(only) {
+		c, err := l.compare(ctx, s, gateway, minimal)
+		if err != nil {
+			return nil, err
+		}
+		r.compared = append(r.compared, c)
+	}
+	if only == "" {
+		c, err := l.manyEndpoints(ctx, gatewayBinary, gateway)
+		if err != nil {
+			return nil, err
+		}
+		r.endpoints = &c
+	}
+	l.count(r)
+	return r, nil
+}
+
+// manyEndpoints holds a gateway with very many endpoints, all alive and probed, against the one with two.
+func (l *lab) manyEndpoints(ctx context.Context, binary string, two *program) (compared, error) {
+	engines, err := load.StartEngines(ctx, l.board, manyPerRole)
+	if err != nil {
+		return compared{}, err
+	}
+	defer engines.Close()
+	many, _, err := l.start(ctx, l.gateway(binary, "gateway-1024", engines))
+	if err != nil {
+		return compared{}, err
+	}
+	s := scenarios[0]
+	s.name = "1,024 endpoints against two, 2 KB, 16 clients"
+	s.target = targetEndpoints
+	c, err := l.compare(ctx, s, many, two)
+	if err != nil {
+		return c, err
+	}
+	return c, many.stop()
+}
+
+// count adds what was served and what was wrong.
+func (l *lab) count(r *report) {
+	r.prefills, r.decodes = l.board.Served()
+	r.faults, r.faultCount = l.board.Faults()
+}
+
+// calibration is what a variant of minimal is made dearer by, for each request.
+const calibration = 20 * time.Microsecond
+
+// checkItself measures the benchmark: two equal programs must come out equal, and a program that is dearer by a
+// known time must come out dearer by that time.
+func (l *lab) checkItself(ctx context.Context, only string) (*report, error) {
+	binary, err := l.build(ctx, minimalPackage)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.pin(); err != nil {
+		return nil, err
+	}
+	r := &report{title: "The benchmark against itself", machine: thisMachine(), pace: l.pace, calibration: true}
+	var programs []*program
+	for _, recipe := range []recipe{
+		l.minimal(binary, "minimal-again"),
+		l.minimal(binary, "minimal"),
+		l.minimal(binary, "minimal-spin", "-spin", calibration.String()),
+	} {
+		p, _, err := l.start(ctx, recipe)
+		if err != nil {
+			return nil, err
+		}
+		programs = append(programs, p)
+	}
+	again, minimal, spin := programs[0], programs[1], programs[2]
+	list := chosen(only)
+	for _, s := range list {
+		s.target = 1.03
+		c, err := l.compare(ctx, s, again, minimal)
+		if err != nil {
+			return nil, err
+		}
+		r.compared = append(r.compared, c)
+	}
+	if i := slices.IndexFunc(list, func(s scenario) bool { return !s.stream }); i >= 0 {
+		c, err := l.compare(ctx, list[i], spin, minimal)
+		if err != nil {
+			return nil, err
+		}
+		r.spin = &c
+	}
+	l.count(r)
+	return r, nil
+}

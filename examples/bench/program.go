@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pdkit/pdkit/examples/bench/internal/cpu"
+	"github.com/pdkit/pdkit/examples/bench/internal/load"
+)
+
+// program is a proxy under test, running as a process of its own.
+type program struct {
+	name    string
+	address string
+	log     string
+	cmd     *exec.Cmd
+	exited  chan struct{}
+	err     error // of Wait; read it when exited is closed
+	started time.Time
+	ended   bool
+}
+
+// recipe says how a program is started.
+type recipe struct {
+	name   string
+	binary string
+	args   func(listen string) ([]string, error)
+}
+
+// minimal is the yardstick; extra flags make its variants.
+func (l *lab) minimal(binary, name string, extra ...string) recipe {
+	return recipe{name: name, binary: binary, args: func(listen string) ([]string, error) {
+		return append([]string{
+			"-listen", listen,
+			"-prefill", "http://" + l.engines.Prefill[0],
+			"-decode", "http://" + l.engines.Decode[0],
+		}, extra...), nil
+	}}
+}
+
+// gateway is examples/gateway as it is by default, with its admin address on, for the given engines.
+func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
+	return recipe{name: name, binary: binary, args: func(listen string) ([]string, error) {
+		admin, err := freeAddress()
+		if err != nil {
+			return nil, err
+		}
+		file := filepath.Join(l.dir, name+".yaml")
+		if err := os.WriteFile(file, []byte(gatewayConfig(listen, admin, engines)), 0o600); err != nil {
+			return nil, err
+		}
+		return []string{"-config", file}, nil
+	}}
+}
+
+func gatewayConfig(listen, admin string, engines *load.Engines) string {
+	var y strings.Builder
+	fmt.Fprintf(&y, `apiVersion: pdkit.dev/v1alpha1
+kind: Gateway
+spec:
+  listen: %s
+  admin: %s
+---
+apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+metadata: {name: bench, namespace: default}
+spec:
+  model: bench
+  kvConnector: {type: nixl}
+  discovery:
+    static:
+      endpoints:
+`, listen, admin)
+	for _, address := range engines.Prefill {
+		fmt.Fprintf(&y, "        - {url: \"http://%s\", role: prefill}\n", address)
+	}
+	for _, address := range engines.Decode {
+		fmt.Fprintf(&y, "        - {url: \"http://%s\", role: decode}\n", address)
+	}
+	return y.String()
+}
+
+// freeAddress finds a loopback port. Somebody may take it before it is used; then the start fails and says so.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+// start runs a program on the CPU of the programs under test and returns when it has answered one request.
+func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, error) {
+	listen, err := freeAddress()
+	if err != nil {
+		return nil, 0, err
+	}
+	args, err := r.args(listen)
+	if err != nil {
+		return nil, 0, err
+	}
+	p := &program{name: r.name, address: listen, exited: make(chan struct{})}
+	p.log = filepath.Join(l.dir, r.name+".log")
+	log, err := os.Create(p.log)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer log.Close()
+	p.cmd = exec.CommandContext(ctx, r.binary, args...)
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Env = append(slices.DeleteFunc(os.Environ(), tunesGo), "GOMAXPROCS=1")
+	if err := l.exec(p); err != nil {
+		return nil, 0, err
+	}
+	l.running = append(l.running, p)
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.exited)
+	}()
+	took, err := l.firstAnswer(ctx, p)
+	if err != nil {
+		return nil, 0, fmt.Errorf("%s: %w%s", p.name, err, p.lastWords())
+	}
+	return p, took, nil
+}
+
+// tunesGo is true for environment variables that would change a program under test.
+func tunesGo(variable string) bool {
+	name, _, _ := strings.Cut(variable, "=")
+	return slices.Contains([]string{"GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GODEBUG", "GOTRACEBACK"}, name)
+}
+
+// exec starts the process from a thread that stands on the CPU where the process is to be.
+func (l *lab) exec(p *program) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cpu.PinThread(l.theirs); err != nil {
+		return err
+	}
+	p.started = time.Now()
+	err := p.cmd.Start()
+	return errors.Join(err, cpu.PinThread(l.ours))
+}
+
+// firstAnswer asks until the program has answered, and returns how long that was after its start.
+func (l *lab) firstAnswer(ctx context.Context, p *program) (time.Duration, error) {
+	plan := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}
+	client := load.NewClient(l.board, 0, l.target(p), plan, &load.Meter{})
+	defer client.Close()
+	for {
+		err := client.Ask()
+		if err == nil {
+			return time.Since(p.started), nil
+		}
+		if time.Since(p.started) > 20*time.Second {
+			return 0, fmt.Errorf("no answer within 20 s: %w", err)
+		}
+		select {
+		case <-p.exited:
+			return 0, fmt.Errorf("ended at once: %w", p.err)
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(200 * time.Microsecond):
+		}
+	}
+}
+
+// stop ends the process as an operator would.
+func (p *program) stop() error {
+	if p.ended {
+		return nil
+	}
+	p.ended = true
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.exited:
+		return nil
+	case <-time.After(10 * time.Second):
+		return errors.Join(fmt.Errorf("%s does not end on SIGTERM", p.name), p.cmd.Process.Kill())
+	}
+}
+
+// lastWords is the end of what a program has logged; it is shown when the program fails.
+func (p *program) lastWords() string {
+	text, err := os.ReadFile(p.log)
+	if err != nil || len(text) == 0 {
+		return ""
+	}
+	return "\n" + string(text[max(0, len(text)-2000):])
+}
+
+// usedBy is the CPU time of a program so far; none for the direct legs.
+func usedBy(p *program) (time.Duration, error) {
+	if p == nil {
+		return 0, nil
+	}
+	return cpu.Used(p.cmd.Process.Pid)
+}

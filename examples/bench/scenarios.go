@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"time"
+)
+
+// pace says how long everything takes.
+type pace struct {
+	quick  bool
+	slice  time.Duration // measured part of a slice
+	lead   time.Duration // unmeasured part before it: connections, caches, heap
+	rounds int           // of A B B A
+	direct int           // slices of the direct legs
+	settle time.Duration // before memory is read
+	starts int           // of each program
+}
+
+var (
+	full  = pace{slice: 2 * time.Second, lead: 400 * time.Millisecond, rounds: 4, direct: 2, settle: 5 * time.Second, starts: 15}
+	short = pace{quick: true, slice: 500 * time.Millisecond, lead: 250 * time.Millisecond, rounds: 1, direct: 1,
+		settle: 1500 * time.Millisecond, starts: 5}
+)
+
+// scenario is one kind of load.
+type scenario struct {
+	name     string
+	size     int // of the body
+	clients  int
+	stream   bool
+	perWrite int
+	chunks   int // of each stream; 0: streams live as long as the slice
+	interval time.Duration
+	target   float64 // most that the gateway may cost, as a ratio to minimal
+}
+
+// scenarios and their targets are the project's promise about speed.
+var scenarios = []scenario{
+	{name: "2 KB, 16 clients", size: 2 << 10, clients: 16, target: 1.15},
+	{name: "2 KB, 64 clients", size: 2 << 10, clients: 64, target: 1.15},
+	{name: "16 KB, 16 clients", size: 16 << 10, clients: 16, target: 1.10},
+	{name: "128 KB, 16 clients", size: 128 << 10, clients: 16, target: 1.10},
+	{name: "1 MB, 8 clients", size: 1 << 20, clients: 8, target: 1.10},
+	{name: "SSE chunk, coalesced (20 per write, 16 streams)", size: 2 << 10, clients: 16, stream: true,
+		perWrite: 20, chunks: 10_000, target: 1.05},
+	{name: "SSE chunk, paced (128 streams, one per 20 ms)", size: 2 << 10, clients: 128, stream: true,
+		perWrite: 1, interval: 20 * time.Millisecond, target: 1.05},
+}
+
+// Targets that are not ratios to minimal.
+const (
+	targetStreamBytes = 70 << 10
+	targetStart       = 50 * time.Millisecond
+	targetEndpoints   = 1.10
+	streamsOpen       = 1000
+	manyPerRole       = 512
+)
+
+// chosen returns the scenarios whose name contains a word.
+func chosen(only string) []scenario {
+	var list []scenario
+	for _, s := range scenarios {
+		if strings.Contains(s.name, only) {
+			list = append(list, s)
+		}
+	}
+	return list
+}

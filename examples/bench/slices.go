@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/examples/bench/internal/cpu"
+	"github.com/pdkit/pdkit/examples/bench/internal/load"
+)
+
+// slice is what one program did under one load for a short time.
+type slice struct {
+	units   int64 // requests, or chunks of streams
+	wall    time.Duration
+	cpu     time.Duration // of the program under test
+	others  time.Duration // had by others on its CPU
+	steal   time.Duration
+	samples []time.Duration
+}
+
+// cost is CPU time per unit, in microseconds.
+func (s slice) cost() float64 { return float64(s.cpu) / float64(s.units) / 1e3 }
+
+// series is all slices of one program in one scenario.
+type series struct {
+	name   string
+	slices []slice
+}
+
+// compared is one scenario's result.
+type compared struct {
+	scenario scenario
+	subject  series
+	base     series
+	direct   series
+	ratios   []float64 // subject to base, of slices that lay next to each other
+}
+
+// compare gives slices to two programs in turn, A B B A, so that a drift of the machine and a noisy neighbour hit
+// both alike, and each slice is held against its neighbour.
+func (l *lab) compare(ctx context.Context, s scenario, subject, base *program) (compared, error) {
+	c := compared{scenario: s, subject: series{name: subject.name}, base: series{name: base.name}, direct: series{name: "direct"}}
+	take := func(p *program, to *series) error {
+		got, err := l.slice(ctx, s, p)
+		if err != nil {
+			return fmt.Errorf("%s, %s: %w", s.name, to.name, err)
+		}
+		to.slices = append(to.slices, got)
+		return nil
+	}
+	for range l.pace.rounds {
+		for _, turn := range []struct {
+			p  *program
+			to *series
+		}{{subject, &c.subject}, {base, &c.base}, {base, &c.base}, {subject, &c.subject}} {
+			if err := take(turn.p, turn.to); err != nil {
+				return c, err
+			}
+		}
+	}
+	for range l.pace.direct {
+		if err := take(nil, &c.direct); err != nil {
+			return c, err
+		}
+	}
+	for i, s := range c.subject.slices {
+		c.ratios = append(c.ratios, s.cost()/c.base.slices[i].cost())
+	}
+	l.say("%-50s %s %.2f µs, %s %.2f µs, ratio %.3f", s.name, c.subject.name, median(costs(c.subject)), c.base.name,
+		median(costs(c.base)), median(c.ratios))
+	return c, nil
+}
+
+// slice puts one program (nil: none, clients do both legs) under load for a moment.
+func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) {
+	var stop atomic.Bool
+	meter := &load.Meter{}
+	crowd := l.crowd(s, p, s.clients, meter, &stop)
+	defer crowd.end()
+	crowd.begin(0, s.clients)
+	if s.chunks == 0 && s.stream {
+		if err := crowd.waitOpen(ctx, int64(s.clients)); err != nil {
+			return slice{}, err
+		}
+	}
+	if err := rest(ctx, l.pace.lead); err != nil {
+		return slice{}, err
+	}
+	count := &meter.Requests
+	if s.stream {
+		count = &meter.Chunks
+	}
+	before, err := l.reading(p, count)
+	if err != nil {
+		return slice{}, err
+	}
+	meter.Sampling.Store(true)
+	if err := rest(ctx, l.pace.slice); err != nil {
+		return slice{}, err
+	}
+	after, err := l.reading(p, count)
+	if err != nil {
+		return slice{}, err
+	}
+	meter.Sampling.Store(false)
+	crowd.end()
+	l.board.Settle()
+	got := slice{
+		units: after.units - before.units, wall: after.at.Sub(before.at), cpu: after.used - before.used,
+		steal: after.share.Steal - before.share.Steal, samples: crowd.samples(),
+	}
+	got.others = max(0, after.share.Busy-before.share.Busy-got.cpu)
+	if got.units == 0 {
+		faults, _ := l.board.Faults()
+		return got, fmt.Errorf("nothing was served: %q", faults)
+	}
+	return got, nil
+}
+
+// reading is everything that a slice is the difference of.
+type reading struct {
+	at    time.Time
+	units int64
+	used  time.Duration
+	share cpu.Share
+}
+
+func (l *lab) reading(p *program, count *atomic.Int64) (reading, error) {
+	share, err := cpu.Of(l.theirs)
+	if err != nil {
+		return reading{}, err
+	}
+	used, err := usedBy(p)
+	return reading{at: time.Now(), units: count.Load(), used: used, share: share}, err
+}
+
+// crowd is the clients of one slice.
+type crowd struct {
+	clients []*load.Client
+	meter   *load.Meter
+	stop    *atomic.Bool
+	wg      sync.WaitGroup
+}
+
+// crowd makes the clients of a scenario; the streams of their paced plans are spread over the interval.
+func (l *lab) crowd(s scenario, p *program, n int, meter *load.Meter, stop *atomic.Bool) *crowd {
+	c := &crowd{meter: meter, stop: stop}
+	prompt := load.NewPrompt(s.size, s.stream)
+	for i := range n {
+		plan := &load.Plan{
+			Prompt: prompt, Chunks: s.chunks, PerWrite: s.perWrite, Interval: s.interval, Stop: stop,
+			Phase: s.interval * time.Duration(i) / time.Duration(n),
+		}
+		c.clients = append(c.clients, load.NewClient(l.board, i, l.target(p), plan, meter))
+	}
+	return c
+}
+
+// begin lets some of the clients ask.
+func (c *crowd) begin(from, to int) {
+	for _, client := range c.clients[from:to] {
+		c.wg.Go(func() { client.Run(c.stop) })
+	}
+}
+
+// waitOpen waits until so many streams have brought their first event.
+func (c *crowd) waitOpen(ctx context.Context, n int64) error {
+	for deadline := time.Now().Add(20 * time.Second); c.meter.Open.Load() < n; {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("only %d of %d streams are open after 20 s", c.meter.Open.Load(), n)
+		}
+		if err := rest(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end lets requests under way come to their end, and closes the connections.
+func (c *crowd) end() {
+	c.stop.Store(true)
+	c.wg.Wait()
+	for _, client := range c.clients {
+		client.Close()
+	}
+}
+
+func (c *crowd) samples() []time.Duration {
+	var all []time.Duration
+	for _, client := range c.clients {
+		all = append(all, client.Samples...)
+	}
+	return all
+}
+
+var errStopped = errors.New("stopped")
+
+// rest sleeps unless the benchmark is being ended.
+func rest(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return errStopped
+	}
+}
