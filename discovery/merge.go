@@ -5,7 +5,7 @@ package discovery
 import (
 	"fmt"
 	"maps"
-	"slices"
+	"net/url"
 )
 
 // merge builds base and index anew from all parts and drops the verdicts of endpoints that left. It returns what is
@@ -15,20 +15,20 @@ func (s *Set) merge(source int) string {
 	for _, p := range s.parts {
 		total += len(p.endpoints)
 	}
-	marked := make(map[string]Endpoint, len(s.unhealthy))
+	marked := make(map[string]*url.URL, len(s.unhealthy))
 	for id := range s.unhealthy {
-		marked[id] = s.base[s.index[id]]
+		marked[id] = s.base[s.index[id]].URL
 	}
 	base := make([]Endpoint, 0, total)
-	origin := make([]int, 0, len(s.parts)) // where each part begins in base
 	clear(s.index)
 	var faults faultList
 	for i, p := range s.parts {
-		origin = append(origin, len(base))
-		for _, e := range p.endpoints {
+		begin := len(base)
+		for j := range p.endpoints { // by pointer: an Endpoint is 120 bytes
+			e := &p.endpoints[j]
 			err := e.Validate()
 			if at, taken := s.index[e.ID]; err == nil && taken {
-				if at < origin[i] {
+				if at < begin {
 					continue // an earlier source has it
 				}
 				err = fmt.Errorf("endpoint %q is listed twice", e.ID)
@@ -40,12 +40,12 @@ func (s *Set) merge(source int) string {
 				continue
 			}
 			s.index[e.ID] = len(base)
-			base = append(base, e)
+			base = append(base, *e)
 		}
 	}
 	s.base = base
 	for id, was := range marked {
-		if at, ok := s.index[id]; !ok || *base[at].URL != *was.URL {
+		if at, ok := s.index[id]; !ok || !sameURL(base[at].URL, was) {
 			delete(s.unhealthy, id)
 		}
 	}
@@ -78,14 +78,22 @@ func (f *faultList) String() string {
 
 // sameList reports whether two lists say the same: a source that polls often publishes what is known already, and
 // nobody's cache must be thrown away for that.
-func sameList(a, b []Endpoint) bool { return slices.EqualFunc(a, b, same) }
+func sameList(a, b []Endpoint) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if !same(&a[i], &b[i]) {
+			return false
+		}
+	}
+	return true
+}
 
-func same(a, b Endpoint) bool {
+func same(a, b *Endpoint) bool {
 	return a.ID == b.ID && a.Role == b.Role && a.Phase == b.Phase && a.Group == b.Group && a.Zone == b.Zone &&
-		a.Node == b.Node && a.Model == b.Model && a.Version == b.Version && sameURL(a, b) &&
+		a.Node == b.Node && a.Model == b.Model && a.Version == b.Version && sameURL(a.URL, b.URL) &&
 		maps.Equal(a.Attributes, b.Attributes)
 }
 
-func sameURL(a, b Endpoint) bool {
-	return a.URL == b.URL || a.URL != nil && b.URL != nil && *a.URL == *b.URL
-}
+func sameURL(a, b *url.URL) bool { return a == b || a != nil && b != nil && *a == *b }
