@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// Names of the connectors that are built in.
+const (
+	connectorNone = "none"
+	connectorNIXL = "nixl"
+)
+
+// kvParams is a request's kv_transfer_params, undecoded: a connector judges the
+// types itself, since engines differ in what they survive. nil when there is none.
+type kvParams map[string]json.RawMessage
+
+func (p kvParams) is(key string) bool { return string(p[key]) == "true" }
+
+func (p kvParams) has(key string) bool { _, ok := p[key]; return ok }
+
+// given says whether the key is there with a value other than null.
+func (p kvParams) given(key string) bool { return p.has(key) && string(p[key]) != "null" }
+
+func (p kvParams) text(key string) string {
+	var s string
+	if json.Unmarshal(p[key], &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// connector is how an engine's scheduler hands KV to other engines and takes it
+// from them: vLLM's KV connector, cut down to what a simulation needs. One file
+// each.
+type connector interface {
+	// begin looks at a request when it enters the scheduler.
+	begin(r *kvRequest) transfer
+	// rejected tells that the API layer refused a request with these params.
+	rejected(ctx context.Context, params kvParams)
+	// freeze stops or resumes the connector's side of all conversations.
+	freeze(frozen bool)
+	// close ends everything that runs.
+	close()
+}
+
+// kvRequest is what a connector may know of a request.
+type kvRequest struct {
+	id     string
+	params kvParams
+	prompt []int32
+	// local asks to compute the prompt here, whatever the params say: prompt
+	// logprobs need it.
+	local bool
+}
+
+// transfer is a connector's side of one request.
+type transfer interface {
+	// external says whether the part of the prompt that is not in the engine's
+	// own prefix cache is promised by another engine.
+	external() bool
+	// reported is the prefix cache hit that the other engine had, if it told.
+	reported() (int, bool)
+	// queued is called when the request has to wait for blocks.
+	queued()
+	// load fetches the promised KV into the sequence's blocks. Its error is a
+	// *loadError, an *engineDeath, or the end of ctx.
+	load(ctx context.Context, s *sequence) error
+	// dropped is called when the request ends before load.
+	dropped()
+	// finished is called after the last token; it may pin the sequence's blocks
+	// and answers with the kv_transfer_params for the client, or nil.
+	finished(s *sequence, reason string) any
+}
+
+// loadError is a KV load that failed; kv_load_failure_policy says what follows.
+type loadError struct {
+	failures, notifications int64 // how the engine's metrics count it
+	err                     error
+}
+
+func (e *loadError) Error() string { return "enginesim: KV load failed: " + e.err.Error() }
+func (e *loadError) Unwrap() error { return e.err }
+
+// engineDeath is an error that an engine core does not survive.
+type engineDeath struct{ why string }
+
+func (e *engineDeath) Error() string { return "enginesim: engine core died: " + e.why }
+
+// Reasons for a request to end early, as causes of its context.
+var (
+	errKilled     = errors.New("enginesim: engine killed")
+	errTerminated = errors.New("enginesim: engine terminated")
+	errCoreDead   = errors.New("enginesim: engine core dead")
+)
+
+func newConnector(n *node) (connector, error) {
+	switch n.cfg.Connector {
+	case connectorNone:
+		return noConnector{}, nil
+	case connectorNIXL:
+		return startNIXL(n)
+	}
+	return nil, fmt.Errorf("enginesim: unknown connector %q", n.cfg.Connector)
+}
+
+// noConnector is an engine on its own: every prompt is computed, params ignored.
+type noConnector struct{}
+
+func (noConnector) begin(*kvRequest) transfer          { return noTransfer{} }
+func (noConnector) rejected(context.Context, kvParams) {}
+func (noConnector) freeze(bool)                        {}
+func (noConnector) close()                             {}
+
+type noTransfer struct{}
+
+func (noTransfer) external() bool                        { return false }
+func (noTransfer) reported() (int, bool)                 { return 0, false }
+func (noTransfer) queued()                               {}
+func (noTransfer) load(context.Context, *sequence) error { return nil }
+func (noTransfer) dropped()                              {}
+func (noTransfer) finished(*sequence, string) any        { return nil }

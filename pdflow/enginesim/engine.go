@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"sync"
+)
+
+// Engine is one simulated engine with its HTTP server. All methods may be called
+// concurrently.
+type Engine struct {
+	cfg    Config // with the ports of the first start
+	faults faultBook
+	log    requestLog
+
+	control sync.Mutex // one change of life at a time
+
+	mu   sync.Mutex
+	node *node
+}
+
+// Start starts an engine. It serves when Start returns.
+func Start(cfg Config) (*Engine, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{cfg: cfg}
+	e.log.limit = cfg.KeepRequests
+	n, err := startNode(e, cfg)
+	if err != nil {
+		return nil, err
+	}
+	e.node = n
+	e.cfg.Listen = n.ln.Addr().String()
+	if c, ok := n.conn.(*nixl); ok {
+		e.cfg.SideChannel = c.side.ln.Addr().String()
+	}
+	return e, nil
+}
+
+func (e *Engine) current() *node {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.node
+}
+
+// URL is the engine's base address, such as "http://127.0.0.1:8100". It stays
+// the same over Restart.
+func (e *Engine) URL() string { return "http://" + e.cfg.Listen }
+
+// EngineID is the id that handoffs of this engine name.
+func (e *Engine) EngineID() string { return e.current().engineID }
+
+// Dead says whether the engine serves no more: its core died, or it was killed,
+// terminated or closed.
+func (e *Engine) Dead() bool { return e.current().ended() != nil }
+
+// Close ends the engine: running requests are aborted as by Terminate, and
+// everything the engine started has ended when Close returns.
+func (e *Engine) Close() error {
+	e.Terminate()
+	return nil
+}
+
+// Terminate ends the engine as SIGTERM does: requests that run end with
+// finish_reason "abort" and, when streamed, "[DONE]"; then the port closes.
+func (e *Engine) Terminate() {
+	e.control.Lock()
+	defer e.control.Unlock()
+	e.current().terminate()
+}
+
+// Kill ends the engine as SIGKILL does: its connections break, its port closes.
+func (e *Engine) Kill() {
+	e.control.Lock()
+	defer e.control.Unlock()
+	e.current().kill()
+}
+
+// Restart kills the engine if it still runs and starts it anew on the same
+// ports: with empty blocks, counters at zero and, unless Config names one, a new
+// engine id. Scripted faults and recorded requests stay.
+func (e *Engine) Restart() error {
+	e.control.Lock()
+	defer e.control.Unlock()
+	e.current().kill()
+	n, err := startNode(e, e.cfg)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	e.node = n
+	e.mu.Unlock()
+	return nil
+}
+
+// Freeze stops the engine as SIGSTOP does: connections stay, nothing answers.
+func (e *Engine) Freeze() { e.current().freeze(true) }
+
+// Thaw lets a frozen engine go on.
+func (e *Engine) Thaw() { e.current().freeze(false) }
+
+// Stats gives the counters since the start or the last Restart.
+func (e *Engine) Stats() Stats {
+	n := e.current()
+	l := n.core.load()
+	n.stats.mu.Lock()
+	defer n.stats.mu.Unlock()
+	s := n.stats.Stats
+	s.Running, s.Waiting, s.UsedBlocks, s.PinnedBlocks = l.running, l.waiting, l.used, l.pinned
+	return s
+}
+
+// WaitIdle waits until the engine serves no request, or ctx ends.
+func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().waitIdle(ctx) }
+
+// CheckKV judges what was done with the engine's KV since its start or last
+// Restart. The error joins one *[KVFault] per breach: a handoff nobody read (its
+// lease ended, or it is pinned while no request runs), one read twice, a read of
+// blocks that no lease covers or for another prompt, and, on a kv_consumer, a
+// prompt it had to compute itself. Call it when all requests of both legs have
+// been answered; nil is then the proof that each handoff was used exactly once.
+func (e *Engine) CheckKV() error { return errors.Join(e.current().checkKV()...) }
+
+// silent is a log for net/http's complaints about connections that break: faults
+// are this package's trade.
+func silent() *log.Logger { return log.New(io.Discard, "", 0) }

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// FaultKind is what a scripted fault does.
+type FaultKind int
+
+// Kinds of faults.
+const (
+	// FaultStatus answers Status with Header and Body. Without a Body it is an
+	// error object as vLLM's.
+	FaultStatus FaultKind = iota + 1
+	// FaultReset breaks the connection (RST) before the answer's headers.
+	FaultReset
+	// FaultResetStream breaks the connection (RST) after the headers and
+	// AfterChunks stream events; an answer that is not streamed breaks in its
+	// body.
+	FaultResetStream
+	// FaultStall never answers, until the client leaves.
+	FaultStall
+	// FaultStallStream stops after the headers and AfterChunks stream events,
+	// until the client leaves.
+	FaultStallStream
+	// FaultGarbage answers 200 with Body, by default text that is not JSON.
+	FaultGarbage
+	// FaultRedirect answers 307 to Location.
+	FaultRedirect
+	// FaultOversize answers 200 with Size bytes of JSON.
+	FaultOversize
+	// FaultDelay waits for Delay, then serves the request.
+	FaultDelay
+	// FaultMutateHandoff serves the request and lets Mutate change the
+	// kv_transfer_params of the answer.
+	FaultMutateHandoff
+	// FaultLoadFailure makes the load of the KV from the other engine fail.
+	FaultLoadFailure
+	// FaultKill kills the engine after the headers and AfterChunks stream events,
+	// or, for an answer that is not streamed, in place of it.
+	FaultKill
+	// FaultRefuse closes the port at once; ClearFaults opens it again. It matches
+	// no request.
+	FaultRefuse
+)
+
+// Legs of a request, told by its kv_transfer_params.
+const (
+	LegPrefill = "prefill" // do_remote_decode
+	LegDecode  = "decode"  // do_remote_prefill
+	LegPlain   = "plain"   // neither
+)
+
+// Fault is a scripted fault. It strikes the next Count requests that match Path
+// and Leg; the first fault that matches is the one.
+type Fault struct {
+	Kind FaultKind
+	// Path is the URL path; "" matches every POST path.
+	Path string
+	// Leg is one of the Leg constants; "" matches all.
+	Leg string
+	// Count is how many requests are struck: 0 means one, negative all.
+	Count int
+
+	Status      int
+	Header      http.Header
+	Body        string
+	AfterChunks int
+	Delay       time.Duration
+	Size        int
+	Location    string
+	Mutate      func(handoff map[string]any)
+}
+
+type faultBook struct {
+	mu      sync.Mutex
+	pending []*Fault
+}
+
+func legOf(params kvParams) string {
+	switch {
+	case params.is("do_remote_prefill"):
+		return LegDecode
+	case params.is("do_remote_decode"):
+		return LegPrefill
+	}
+	return LegPlain
+}
+
+// strike takes the fault for a request, if there is one.
+func (b *faultBook) strike(path string, body []byte) *Fault {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	leg := ""
+	for i, f := range b.pending {
+		if f.Path != "" && f.Path != path {
+			continue
+		}
+		if f.Leg != "" {
+			if leg == "" {
+				var r struct {
+					Params kvParams `json:"kv_transfer_params"`
+				}
+				_ = json.Unmarshal(body, &r)
+				leg = legOf(r.Params)
+			}
+			if f.Leg != leg {
+				continue
+			}
+		}
+		if f.Count--; f.Count == 0 {
+			b.pending = append(b.pending[:i:i], b.pending[i+1:]...)
+		}
+		return f
+	}
+	return nil
+}
+
+// Inject scripts a fault.
+func (e *Engine) Inject(f Fault) {
+	if f.Kind == FaultRefuse {
+		e.current().refuse(true)
+		return
+	}
+	if f.Count == 0 {
+		f.Count = 1
+	}
+	e.faults.mu.Lock()
+	defer e.faults.mu.Unlock()
+	e.faults.pending = append(e.faults.pending, &f)
+}
+
+// ClearFaults forgets all scripted faults that have not struck, and opens a port
+// that FaultRefuse closed.
+func (e *Engine) ClearFaults() {
+	e.faults.mu.Lock()
+	e.faults.pending = nil
+	e.faults.mu.Unlock()
+	e.current().refuse(false)
+}
+
+// mutated lets a fault change a handoff.
+func mutated(params any, mutate func(map[string]any)) any {
+	if params == nil || mutate == nil {
+		return params
+	}
+	data, err := json.Marshal(params)
+	if err != nil {
+		return params
+	}
+	m := map[string]any{}
+	if err := json.Unmarshal(data, &m); err != nil {
+		return params
+	}
+	mutate(m)
+	return m
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+)
+
+const version = "0.32.0"
+
+// maxBody bounds what a client may send, in bytes.
+const maxBody = 256 << 20
+
+// generationAPIs are the APIs that make tokens.
+var generationAPIs = map[string]func(*node, *http.Request, []byte) (*call, *apiError){
+	"/v1/completions":      parseCompletion,
+	"/v1/chat/completions": parseChat,
+}
+
+// ServeHTTP serves vLLM's HTTP surface with uvicorn's headers. No request id is
+// echoed: vLLM does that only when told to.
+func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !n.gate.pass() {
+		panic(http.ErrAbortHandler)
+	}
+	w.Header().Set("Server", "uvicorn")
+	if r.Method == http.MethodPost {
+		n.post(w, r)
+		return
+	}
+	get, ok := map[string]func(http.ResponseWriter){
+		"/health": n.health, "/ping": n.health, "/version": n.version, "/load": n.serverLoad, "/v1/models": n.models, "/metrics": n.metrics,
+	}[r.URL.Path]
+	switch {
+	case !ok && knownPost(r.URL.Path):
+		n.writeError(w, &apiError{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
+	case !ok:
+		n.writeError(w, errNotFound())
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		n.writeError(w, &apiError{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
+	default:
+		get(w)
+	}
+}
+
+func errNotFound() *apiError {
+	return &apiError{Message: "Not Found", Type: "Not Found", Code: http.StatusNotFound}
+}
+
+func knownPost(path string) bool {
+	_, ok := generationAPIs[path]
+	return ok || path == "/tokenize" || path == "/detokenize"
+}
+
+func (n *node) post(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	n.engine.log.add(r, body)
+	ctx, f, err := n.takeOff(r.Context())
+	if err != nil {
+		n.refuseFlight(w, err)
+		return
+	}
+	defer n.land(f)
+	fault := n.engine.faults.strike(r.URL.Path, body)
+	if fault != nil && n.strike(ctx, w, fault) {
+		return
+	}
+	if !n.gate.pass() {
+		panic(http.ErrAbortHandler)
+	}
+	parse := generationAPIs[r.URL.Path]
+	switch {
+	case parse == nil && !knownPost(r.URL.Path):
+		n.writeError(w, errNotFound())
+		return
+	case !isJSON(r):
+		n.writeError(w, badField("", "value_error", "Unsupported Media Type: Only application/json is allowed", "None"))
+		return
+	case r.URL.Path == "/tokenize":
+		n.tokenize(w, body)
+		return
+	case r.URL.Path == "/detokenize":
+		n.detokenize(w, body)
+		return
+	}
+	n.serve(ctx, w, r, body, fault, parse)
+}
+
+func isJSON(r *http.Request) bool {
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return err == nil && kind == "application/json"
+}
+
+// refuseFlight answers a request that comes when the engine is on its way out.
+func (n *node) refuseFlight(w http.ResponseWriter, why error) {
+	if errors.Is(why, errCoreDead) {
+		n.writeError(w, errEngine)
+		return
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// serve runs a call of one of the generation APIs.
+func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, fault *Fault, parse func(*node, *http.Request, []byte) (*call, *apiError)) {
+	c, bad := parse(n, r, body)
+	if bad == nil {
+		bad = c.check(n)
+	}
+	if bad != nil {
+		if !bad.keeps && c != nil {
+			// The client's leaving must not stop the release.
+			release, stop := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.HandshakeTimeout)
+			n.conn.rejected(release, c.params)
+			stop()
+		}
+		n.writeError(w, bad)
+		return
+	}
+	c.arm(fault)
+	if c.stream {
+		n.serveStream(ctx, w, c, fault)
+		return
+	}
+	outs, err := n.run(ctx, c, nil)
+	if fault != nil && fault.Kind == FaultKill {
+		n.fall()
+		panic(http.ErrAbortHandler)
+	}
+	if err != nil {
+		n.writeFailure(w, err)
+		return
+	}
+	data := encode(c.whole(outs))
+	if fault != nil && (fault.Kind == FaultResetStream || fault.Kind == FaultStallStream) {
+		n.breakBody(ctx, w, data, fault)
+		return
+	}
+	n.writeJSON(w, http.StatusOK, data)
+}
+
+// writeFailure answers a generation that failed. A killed engine answers nothing.
+func (n *node) writeFailure(w http.ResponseWriter, err error) {
+	switch {
+	case errors.Is(err, errLoadFailed):
+		n.writeError(w, errInternal)
+	case errors.Is(err, errCoreDead):
+		n.writeError(w, errEngine)
+	default:
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (n *node) writeError(w http.ResponseWriter, e *apiError) {
+	n.writeJSON(w, e.Code, encode(errorBody{e}))
+}
+
+func (n *node) writeJSON(w http.ResponseWriter, status int, data []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(data)))
+	h.Set("Vary", "Origin")
+	w.WriteHeader(status)
+	_, _ = w.Write(data)
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// nixl is the pull connector: the prefill engine pins its blocks and hands their
+// ids to the client, the decode engine reads them. Behaviour, metrics and faults
+// are those of vLLM 0.32.0's NixlConnector as recorded (captures 01 to 61).
+type nixl struct {
+	node *node
+	core *core
+	side *nixlSide // what other engines read from
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	peers  map[string]*peerSlot
+	active map[*pull]struct{} // loads still to come, for heartbeats
+}
+
+// spawn starts work that close waits for; false when it is too late for that.
+func (c *nixl) spawn(work func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.wg.Go(work)
+	}
+	return !c.closed
+}
+
+// peerSlot is the connection to one engine, made by the first who needs it.
+type peerSlot struct {
+	turn chan struct{} // holds one item while somebody is at it
+	peer *peer
+}
+
+func startNIXL(n *node) (*nixl, error) {
+	c := &nixl{node: n, core: n.core, peers: map[string]*peerSlot{}, active: map[*pull]struct{}{}}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	side, err := listenSide(n)
+	if err != nil {
+		c.cancel()
+		return nil, err
+	}
+	c.side = side
+	c.spawn(c.heartbeats)
+	return c, nil
+}
+
+func (c *nixl) freeze(frozen bool) { c.side.freeze(frozen) }
+
+func (c *nixl) close() {
+	c.cancel()
+	c.side.close()
+	c.mu.Lock()
+	c.closed = true
+	slots := make([]*peerSlot, 0, len(c.peers))
+	for _, slot := range c.peers {
+		slots = append(slots, slot)
+	}
+	c.mu.Unlock()
+	for _, slot := range slots {
+		slot.turn <- struct{}{}
+		if slot.peer != nil {
+			slot.peer.close()
+		}
+		<-slot.turn
+	}
+	c.wg.Wait()
+}
+
+// begin decides by the two flags alone, as the engine does.
+func (c *nixl) begin(r *kvRequest) transfer {
+	t := &pull{nixl: c, request: r, produces: r.params.is("do_remote_decode")}
+	switch {
+	case r.local:
+	case r.params.is("do_remote_prefill"):
+		t.pulls = true
+	case t.produces && r.params.given("remote_block_ids"):
+		// A decode handoff sent back with its flags swapped looks like a second
+		// turn whose KV lies on the other engine, and waits for ever (capture 39).
+		t.pulls, t.swapped = true, true
+	}
+	if t.pulls {
+		c.mu.Lock()
+		c.active[t] = struct{}{}
+		c.mu.Unlock()
+	}
+	return t
+}
+
+func (c *nixl) done(t *pull) {
+	c.mu.Lock()
+	delete(c.active, t)
+	c.mu.Unlock()
+}
+
+// rejected releases what the other engine pins: a request that the API refuses
+// consumes its handoff (capture 25).
+func (c *nixl) rejected(ctx context.Context, params kvParams) {
+	if !params.is("do_remote_prefill") || !addressed(params) {
+		return
+	}
+	if p, err := c.connect(ctx, params); err == nil {
+		_ = p.release(ctx, params.text("remote_request_id"))
+	}
+}
+
+// addressed says whether params name the other engine.
+func addressed(params kvParams) bool {
+	return params.has("remote_engine_id") && params.has("remote_host") && params.has("remote_port") && params.has("remote_request_id")
+}
+
+// connect gives the connection to the engine that params name. A first contact is
+// tried until HandshakeTimeout; one that broke is tried once more, at once.
+func (c *nixl) connect(ctx context.Context, params kvParams) (*peer, error) {
+	id := params.text("remote_engine_id")
+	c.mu.Lock()
+	slot := c.peers[id]
+	if slot == nil {
+		slot = &peerSlot{turn: make(chan struct{}, 1)}
+		c.peers[id] = slot
+	}
+	c.mu.Unlock()
+
+	select {
+	case slot.turn <- struct{}{}:
+		defer func() { <-slot.turn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	broken := slot.peer != nil
+	if broken && slot.peer.alive() {
+		return slot.peer, nil
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, c.node.cfg.HandshakeTimeout, errHandshake)
+	defer stop()
+	unhook := context.AfterFunc(c.ctx, stop)
+	defer unhook()
+	for {
+		p, err := c.dial(ctx, id, params)
+		switch {
+		case err == nil:
+			if broken {
+				slot.peer.close()
+			}
+			slot.peer = p
+			return p, nil
+		case errors.Is(err, errOtherEngine):
+			return nil, &loadError{failures: 1, err: err}
+		case broken:
+			return nil, &loadError{failures: 2, notifications: 1, err: errPeerGone}
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			if errors.Is(err, errHandshake) {
+				return nil, &loadError{failures: 1, err: err}
+			}
+			return nil, err
+		}
+	}
+}
+
+func (c *nixl) dial(ctx context.Context, id string, params kvParams) (*peer, error) {
+	host, port := params.text("remote_host"), string(params["remote_port"])
+	if s := params.text("remote_port"); s != "" {
+		port = s
+	}
+	if _, err := strconv.Atoi(port); err != nil || host == "" {
+		return nil, errNoAddress
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return nil, err
+	}
+	return shakeHands(ctx, c, id, conn)
+}
+
+var (
+	errHandshake   = errors.New("no answer from the other engine")
+	errOtherEngine = errors.New("another engine answers there")
+	errNoAddress   = errors.New("no address")
+	errPeerGone    = errors.New("the other engine is gone")
+	errOutOfRange  = errors.New("block ids out of range")
+)
+
+// heartbeats keeps the leases of handoffs alive whose requests wait here.
+func (c *nixl) heartbeats() {
+	tick := time.NewTicker(max(c.node.cfg.Lease/6, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if c.node.frozen() {
+			continue
+		}
+		c.mu.Lock()
+		waiting := make([]*pull, 0, len(c.active))
+		for t := range c.active {
+			waiting = append(waiting, t)
+		}
+		c.mu.Unlock()
+		for _, t := range waiting {
+			t.heartbeat()
+		}
+	}
+}
+
+// pull is one request's side of the connector, on either engine.
+type pull struct {
+	nixl     *nixl
+	request  *kvRequest
+	pulls    bool // the prompt's KV is to come from elsewhere
+	swapped  bool
+	produces bool // the prompt's KV is to be handed off
+}
+
+func (t *pull) external() bool { return t.pulls }
+
+func (t *pull) reported() (int, bool) {
+	var n int
+	if !t.pulls || !t.request.params.given("remote_prefill_cached_tokens") {
+		return 0, false
+	}
+	err := json.Unmarshal(t.request.params["remote_prefill_cached_tokens"], &n)
+	return n, err == nil
+}
+
+// queued sends the first heartbeat at once: the lease must not end while the
+// request stands in line.
+func (t *pull) queued() {
+	if t.pulls && !t.swapped {
+		t.nixl.spawn(t.heartbeat)
+	}
+}
+
+func (t *pull) heartbeat() {
+	params := t.request.params
+	if t.swapped || !addressed(params) || !params.given("tp_size") {
+		return
+	}
+	if p, err := t.nixl.connect(t.nixl.ctx, params); err == nil {
+		p.heartbeat(params.text("remote_request_id"))
+	}
+}
+
+// dropped gives up a handoff that was not read: the other engine may let go.
+func (t *pull) dropped() {
+	if !t.pulls {
+		return
+	}
+	t.nixl.done(t)
+	if t.swapped || t.nixl.ctx.Err() != nil {
+		return
+	}
+	ctx, stop := context.WithTimeout(t.nixl.ctx, time.Second)
+	defer stop()
+	t.nixl.rejected(ctx, t.request.params)
+}
+
+// load reads the missing blocks. What is wrong with a handoff shows here, and in
+// the engine's own ways: captures/README.md 2.1.
+func (t *pull) load(ctx context.Context, s *sequence) error {
+	defer t.nixl.done(t)
+	params := t.request.params
+	if t.swapped {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	first := s.computed / t.nixl.core.cfg.BlockSize
+	ids, ok := blockIDs(params["remote_block_ids"])
+	if need := len(s.blocks) - first; !ok || len(ids) < need {
+		return &engineDeath{"handoff has not the blocks the prompt needs"}
+	} else {
+		// The last ones: the first are taken for known here.
+		ids = ids[len(ids)-need:]
+	}
+	if !addressed(params) {
+		<-ctx.Done()
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+			return cause
+		}
+		return &engineDeath{"abort of a request whose handoff names no engine"}
+	}
+	p, err := t.nixl.connect(ctx, params)
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	blocks, err := p.pull(ctx, KeyOf(s.tokens[:s.prompt]), params.text("remote_request_id"), ids)
+	if err != nil {
+		return err
+	}
+	t.nixl.core.fill(s, blocks, s.prompt)
+	t.nixl.node.stats.transferred(len(ids)*t.nixl.core.pool.size, len(ids), time.Since(begun))
+	if p.release(ctx, params.text("remote_request_id")) != nil {
+		t.nixl.node.stats.add(&t.nixl.node.stats.FailedNotifications, 1)
+	}
+	return nil
+}
+
+// blockIDs reads [[int,...]]: one inner array per KV cache group, of which there
+// is one here.
+func blockIDs(raw json.RawMessage) ([]int64, bool) {
+	var groups [][]int64
+	if len(raw) == 0 || json.Unmarshal(raw, &groups) != nil || len(groups) == 0 || len(groups[0]) == 0 {
+		return nil, false
+	}
+	return groups[0], true
+}
+
+// handoff is the kv_transfer_params of vLLM 0.32.0, with its 14 keys in order.
+type handoff struct {
+	DoRemotePrefill  bool      `json:"do_remote_prefill"`
+	DoRemoteDecode   bool      `json:"do_remote_decode"`
+	BlockIDs         [][]int32 `json:"remote_block_ids"`
+	EngineID         string    `json:"remote_engine_id"`
+	RequestID        string    `json:"remote_request_id"`
+	Host             string    `json:"remote_host"`
+	Port             int       `json:"remote_port"`
+	TPSize           int       `json:"tp_size"`
+	DCPSize          int       `json:"dcp_size"`
+	PPSize           int       `json:"pp_size"`
+	NumTokens        int       `json:"remote_num_tokens"`
+	BlocksExpiryTime *float64  `json:"remote_blocks_expiry_time"`
+	TransferMode     string    `json:"transfer_mode"`
+	// PrefillCached is left out when more than the prompt was computed (capture 21).
+	PrefillCached *int `json:"remote_prefill_cached_tokens,omitempty"`
+}
+
+func (t *pull) finished(s *sequence, reason string) any {
+	if !t.produces || reason != "length" && reason != "stop" {
+		return nil
+	}
+	host, port := t.nixl.side.address()
+	h := &handoff{
+		DoRemotePrefill: true, EngineID: t.nixl.node.engineID, RequestID: s.id, Host: host, Port: port,
+		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.computed, TransferMode: "pull",
+	}
+	if s.computed == s.prompt {
+		cached := s.cached
+		h.PrefillCached = &cached
+	}
+	blocks := t.nixl.core.pin(s, KeyOf(s.tokens[:s.prompt]))
+	h.BlockIDs = [][]int32{blocks[:blocksFor(h.NumTokens, t.nixl.core.cfg.BlockSize)]}
+	return h
+}
