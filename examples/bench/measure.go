@@ -28,17 +28,8 @@ func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
 	r := &report{title: "Load benchmark", machine: thisMachine(), pace: l.pace}
 
 	if only == "" {
-		for _, recipe := range []recipe{gatewayRecipe, minimalRecipe} {
-			s, err := l.starts(ctx, recipe)
-			if err != nil {
-				return nil, err
-			}
-			r.starts = append(r.starts, s)
-			f, err := l.footprint(ctx, recipe)
-			if err != nil {
-				return nil, err
-			}
-			r.footprints = append(r.footprints, f)
+		if err := l.alone(ctx, r, gatewayRecipe, minimalRecipe); err != nil {
+			return nil, err
 		}
 	}
 	gateway, _, err := l.start(ctx, gatewayRecipe)
@@ -65,6 +56,23 @@ func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
 	}
 	l.count(r)
 	return r, nil
+}
+
+// alone measures what is measured of each program on its own: its start and its memory.
+func (l *lab) alone(ctx context.Context, r *report, recipes ...recipe) error {
+	for _, recipe := range recipes {
+		s, err := l.starts(ctx, recipe)
+		if err != nil {
+			return err
+		}
+		r.starts = append(r.starts, s)
+		f, err := l.footprint(ctx, recipe)
+		if err != nil {
+			return err
+		}
+		r.footprints = append(r.footprints, f)
+	}
+	return nil
 }
 
 // manyEndpoints holds a gateway with very many endpoints, all alive and probed, against the one with two.
@@ -108,12 +116,18 @@ func (l *lab) checkItself(ctx context.Context, only string) (*report, error) {
 		return nil, err
 	}
 	r := &report{title: "The benchmark against itself", machine: thisMachine(), pace: l.pace, calibration: true}
-	var programs []*program
-	for _, recipe := range []recipe{
+	recipes := []recipe{
 		l.minimal(binary, "minimal-again"),
 		l.minimal(binary, "minimal"),
 		l.minimal(binary, "minimal-spin", "-spin", calibration.String()),
-	} {
+	}
+	if only == "" {
+		if err := l.alone(ctx, r, recipes[:2]...); err != nil {
+			return nil, err
+		}
+	}
+	var programs []*program
+	for _, recipe := range recipes {
 		p, _, err := l.start(ctx, recipe)
 		if err != nil {
 			return nil, err

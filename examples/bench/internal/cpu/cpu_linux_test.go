@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cpu
+
+import (
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestTheClockOfAProcessSeesWhatItBurns(t *testing.T) {
+	before, err := Used(os.Getpid())
+	require.NoError(t, err)
+	const burn = 50 * time.Millisecond
+	for used := before; used-before < burn; {
+		used, err = Used(os.Getpid())
+		require.NoError(t, err)
+	}
+	after, err := Used(os.Getpid())
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, after-before, burn)
+	assert.Less(t, after-before, 100*burn)
+	_, err = Used(1<<22 + 1) // beyond the kernel's greatest PID
+	assert.Error(t, err)
+}
+
+func TestAPinnedThreadStaysOnItsCPU(t *testing.T) {
+	done := make(chan []int)
+	cpus, err := Allowed()
+	require.NoError(t, err)
+	go func() {
+		// The thread is not given back: it ends with this goroutine, and its pinning with it.
+		runtime.LockOSThread()
+		var now []int
+		if assert.NoError(t, PinThread(cpus[len(cpus)-1])) {
+			now, err = Allowed()
+			assert.NoError(t, err)
+		}
+		done <- now
+	}()
+	assert.Equal(t, []int{cpus[len(cpus)-1]}, <-done)
+}
+
+func TestTheShareOfACPUAndTheMemoryOfAProcessAreRead(t *testing.T) {
+	cpus, err := Allowed()
+	require.NoError(t, err)
+	share, err := Of(cpus[0])
+	require.NoError(t, err)
+	assert.Positive(t, share.Busy)
+	_, err = Of(1 << 20)
+	require.Error(t, err)
+
+	resident, err := Resident(os.Getpid())
+	require.NoError(t, err)
+	assert.Greater(t, resident, int64(1<<20))
+	_, err = Resident(1 << 30)
+	assert.Error(t, err)
+}

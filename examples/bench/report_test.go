@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// measured is a report in which the first scenario has a ratio and everything else is well within its target.
+func measured(ratio float64) *report {
+	one := slice{units: 1000, wall: time.Second, cpu: 50 * time.Millisecond, samples: []time.Duration{time.Millisecond}}
+	c := compared{
+		scenario: scenarios[0],
+		subject:  series{name: "gateway", slices: []slice{one}},
+		base:     series{name: "minimal", slices: []slice{one}},
+		direct:   series{name: "direct", slices: []slice{one}},
+		ratios:   []float64{ratio},
+	}
+	return &report{
+		title:      "Load benchmark",
+		pace:       full,
+		compared:   []compared{c},
+		footprints: []footprint{{name: "gateway", perStream: 40 << 10}, {name: "minimal", perStream: 30 << 10}},
+		starts: []starts{
+			{name: "gateway", times: []time.Duration{20 * time.Millisecond}},
+			{name: "minimal", times: []time.Duration{5 * time.Millisecond}},
+		},
+	}
+}
+
+func TestTheTableShowsEachFigureBesideItsTarget(t *testing.T) {
+	var text strings.Builder
+	require.NoError(t, measured(1.2).write(&text))
+	assert.Contains(t, text.String(),
+		"| 2 KB, 16 clients | 50.00 | 50.00 | **1.200** (1.200 to 1.200) | 1.15 | **missed** | 5 %, 5 % |")
+	assert.Contains(t, text.String(), "| 40.0 | 30.0 | 70 | met |")
+	assert.Contains(t, text.String(), "| 20.0 (20.0) | 5.0 (5.0) | 50 | met |")
+	assert.Contains(t, text.String(), "| 1.00 / 1.00 |")
+}
+
+func TestAWrongAnswerFailsAtAnyPace(t *testing.T) {
+	r := measured(1)
+	r.faultCount, r.faults = 1, []string{"client: the answer is another request's"}
+	for _, p := range []pace{full, short} {
+		require.ErrorContains(t, r.verdict(p), "another request's")
+	}
+	r.calibration = true
+	require.ErrorContains(t, r.verdict(short), "another request's")
+}
+
+func TestOnlyTheQuickPaceFailsAndOnlyBeyondTwiceATarget(t *testing.T) {
+	require.NoError(t, measured(2.29).verdict(short))
+	require.ErrorContains(t, measured(2.31).verdict(short), "2 KB, 16 clients")
+	require.NoError(t, measured(2.31).verdict(full), "a missed target is shown, and is for people to judge")
+
+	r := measured(1)
+	r.footprints[0].perStream = 141 << 10
+	require.ErrorContains(t, r.verdict(short), "memory per open stream")
+	r = measured(1)
+	r.starts[0].times = []time.Duration{101 * time.Millisecond}
+	require.ErrorContains(t, r.verdict(short), "start to first answer")
+	r = measured(1)
+	r.endpoints = &compared{scenario: scenario{name: "endpoints"}, ratios: []float64{2.3}}
+	require.ErrorContains(t, r.verdict(short), "endpoints")
+}
+
+func TestEqualProgramsMustComeOutEqual(t *testing.T) {
+	r := measured(1.02)
+	r.calibration = true
+	require.NoError(t, r.verdict(full))
+	r = measured(1.04)
+	r.calibration = true
+	require.ErrorContains(t, r.verdict(full), "two equal programs differ")
+}
+
+func TestAKnownSlowdownMustBeSeen(t *testing.T) {
+	r := measured(1)
+	r.calibration = true
+	spin := r.compared[0]
+	spin.subject.slices = []slice{{units: 1000, cpu: 50*time.Millisecond + 1000*calibration}}
+	r.spin = &spin
+	require.NoError(t, r.verdict(full))
+	spin.subject.slices = []slice{{units: 1000, cpu: 50*time.Millisecond + 500*calibration}}
+	require.ErrorContains(t, r.verdict(full), "50 % were seen")
+}
