@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// attempt is one session: one try of an exchange at one pair.
+type attempt struct {
+	x      *exchange
+	f      *Flow
+	s      *connector.Session
+	pick   Pick
+	mode   Mode
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	header http.Header // what both legs carry
+	out    Outcome
+
+	p       atomic.Pointer[connector.PrefillResult]
+	expires atomic.Int64 // end of the lease, Unix nanoseconds, for operators
+	wait    func(context.Context) (connector.Event, error)
+	done    func(error)
+	bg      sync.WaitGroup // legs that run beside the one the caller waits for
+	span    [2]trace.Span  // of the prefill and the decode leg; nil without tracing
+}
+
+func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
+	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
+	s.Attempt, s.Encode = n, pick.Encode
+	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode}
+	if lease := x.f.lease; lease > 0 && mode == ModeDisaggregated {
+		a.leaseUntil(s.CreatedAt.Add(lease))
+	}
+	a.ctx, a.cancel = context.WithCancelCause(x.ctx)
+	a.header = x.f.legHeader(x.header, x.id)
+	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}
+	x.current.Store(a)
+	x.f.tel.sessionStarted(a)
+	for _, o := range x.f.opts.observers.sessions {
+		o.SessionStart(a.ctx, s)
+	}
+	return a
+}
+
+func (a *attempt) leaseUntil(t time.Time) {
+	a.s.ExpiresAt = t
+	a.expires.Store(t.UnixNano())
+}
+
+// run runs the legs in the connector's order and returns once decode's first event is known.
+func (a *attempt) run() (*Body, *Error) {
+	if a.pick.Prefill.URL == nil || a.mode != ModeDisaggregated && a.x.mode == "" {
+		return a.alone()
+	}
+	if e := a.prepare(); e != nil {
+		return nil, e
+	}
+	if e := a.encode(); e != nil {
+		return nil, e
+	}
+	if a.f.expecter != nil {
+		if e := a.guard(LegPrefill, "expect", func() error { a.wait, a.done = a.f.expecter.Expect(a.s); return nil }); e != nil {
+			return nil, e
+		}
+	}
+	switch a.f.order {
+	case connector.Together:
+		return a.together()
+	case connector.DecodeFirst:
+		return a.decodeFirst()
+	case connector.DecodeThenPrefill:
+		return a.decodeThenPrefill()
+	default:
+		return a.prefillThenDecode()
+	}
+}
+
+// alone sends the client's request, without transfer members, to one engine.
+func (a *attempt) alone() (*Body, *Error) {
+	return a.decode(a.ctx, connector.NewLeg(a.x.req), a.decodeClock())
+}
+
+func (a *attempt) prepare() *Error {
+	if a.f.preparer == nil {
+		return nil
+	}
+	a.x.phase.Store(phasePrepare)
+	ctx, stop := within(a.ctx, a.f.opts.timeouts.Prefill)
+	defer stop()
+	var v any
+	if e := a.guard(LegPrefill, "prepare", func() (err error) { v, err = a.f.preparer.Prepare(ctx, a.s, a.caller(ctx)); return err }); e != nil {
+		if ctx.Err() != nil {
+			return a.f.ended(ctx, LegPrefill, "prepare")
+		}
+		e.Code, e.Message = CodePrefillFailed, "the prefill engine could not be asked for its transfer parameters"
+		return e
+	}
+	a.s.SetPrepared(v)
+	return nil
+}
+
+// guard calls a connector's code: its errors and panics become this request's error, and nobody else's.
+func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error) {
+	defer func() {
+		if r := recover(); r != nil {
+			e = &Error{Code: CodeInternal, Leg: leg, Phase: phase, Connector: a.f.name, Message: "the connector failed", Err: fmt.Errorf("panic: %v", r)}
+		}
+	}()
+	err := call()
+	if err == nil {
+		return nil
+	}
+	e = &Error{Code: CodeInternal, Leg: leg, Phase: phase, Connector: a.f.name, Message: "the connector failed", Err: err}
+	if own := new(Error); errors.As(err, &own) {
+		return own
+	}
+	var bad *connector.RequestError
+	switch {
+	case errors.Is(err, connector.ErrNoTransfer):
+		e.Code, e.Phase, e.Message = CodeTransferMissing, "handoff", "the prefill engine gave no usable KV handoff"
+		e.Endpoint = a.s.Prefill.ID
+	case errors.As(err, &bad):
+		e.Code, e.Param, e.Message = CodeInvalid, bad.Param, bad.Message
+	}
+	return e
+}
+
+// caller reaches the engines of this session, for side calls.
+func (a *attempt) caller(ctx context.Context) connector.Caller {
+	return func(r *http.Request) (*http.Response, error) {
+		if !a.reaches(r.URL.Hostname()) {
+			return nil, errors.New("pdflow: a side call may reach only the engines of its session")
+		}
+		return a.f.retrier.Do(ctx, r)
+	}
+}
+
+// within bounds a phase. stop must be called; it leaves the parent as it is.
+func within(parent context.Context, d time.Duration) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	if d <= 0 {
+		return ctx, func() { cancel(errOver) }
+	}
+	timer := time.AfterFunc(d, func() { cancel(errPhaseTimeout) })
+	return ctx, func() { timer.Stop(); cancel(errOver) }
+}
+
+// end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for it, and
+// tells everybody.
+func (a *attempt) end(e *Error) {
+	var cause error = errOver
+	if e != nil {
+		cause = e
+	}
+	a.cancel(cause)
+	a.bg.Wait()
+	if a.done != nil {
+		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
+	}
+	a.out.Err = e
+	a.out.Final = e == nil || !e.retryable()
+	if e != nil && a.f.cleaner != nil && a.mode == ModeDisaggregated {
+		ctx, stop := within(context.WithoutCancel(a.x.client), a.f.opts.timeouts.Cleanup)
+		_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })
+		stop()
+	}
+	if a.pick.Done != nil {
+		a.pick.Done(&a.out)
+	}
+	a.f.tel.sessionEnded(a)
+	for _, o := range a.f.opts.observers.sessions {
+		o.SessionEnd(a.x.client, &a.out)
+	}
+}
+
+// asError keeps a nil *Error from becoming an error that is not nil.
+func asError(e *Error) error {
+	if e == nil {
+		return nil
+	}
+	return e
+}
+
+// failed returns the endpoints that a next attempt should avoid.
+func (a *attempt) failed(e *Error) []string {
+	switch e.Leg {
+	case LegPrefill:
+		return []string{a.s.Prefill.ID}
+	case LegDecode:
+		// A failed KV load shows on D, but its cause may be either engine: a P that was killed after it answered looks like
+		// this (captures nixl/52).
+		if a.p.Load() != nil && e.Status >= 500 {
+			return []string{a.s.Decode.ID, a.s.Prefill.ID}
+		}
+		return []string{a.s.Decode.ID}
+	}
+	return nil
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// streamBuffer is one read of an answer, in bytes. It is held as long as the answer runs, so it is what most of an
+// open stream's memory is made of.
+const streamBuffer = 8 << 10
+
+var buffers = sync.Pool{New: func() any { return new([streamBuffer]byte) }}
+
+// Body is an answer on its way: what was read while the head was awaited, then the engine's bytes. It belongs to one
+// goroutine; Close may be called more than once.
+type Body struct {
+	a      *attempt
+	outer  *exchange // the exchange that fell back to this flow
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	status int
+	header http.Header
+	mode   Mode
+	sse    bool
+
+	resp   io.Closer
+	src    io.Reader // the engine's bytes, rewritten if the connector asks for it
+	pooled *[streamBuffer]byte
+	buf    []byte
+	n      int // bytes of head in buf
+	judged int // how much of the head has been looked at
+	first  []byte
+	known  bool // the first event with content is in the head
+	eof    bool
+	err    *Error
+	closed bool
+	marks  marks
+
+	received int64
+	idle     *time.Timer
+	reading  atomic.Int64 // when the running read began, Unix nanoseconds; 0 between reads
+}
+
+func newBody(a *attempt, resp *http.Response) *Body {
+	b := &Body{a: a, ctx: a.ctx, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
+	b.sse = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
+	rewritten := b.rewrite(a)
+	b.header = answerHeader(resp, b.sse, rewritten)
+	b.pooled = buffers.Get().(*[streamBuffer]byte)
+	b.buf = b.pooled[:]
+	return b
+}
+
+// answerHeader picks what a client needs of an engine's header.
+func answerHeader(resp *http.Response, sse, rewritten bool) http.Header {
+	h := make(http.Header, 6)
+	for _, name := range []string{"Content-Type", "Content-Encoding", "Cache-Control"} {
+		if v := resp.Header[name]; len(v) > 0 {
+			h[name] = v
+		}
+	}
+	if sse {
+		if h["Cache-Control"] == nil {
+			h["Cache-Control"] = noCache
+		}
+		h["X-Accel-Buffering"] = noBuffering
+	} else if resp.ContentLength >= 0 && !rewritten {
+		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
+	}
+	return h
+}
+
+var (
+	noCache     = []string{"no-cache"}
+	noBuffering = []string{"no"}
+)
+
+// grow gives the head more room.
+func (b *Body) grow() {
+	bigger := make([]byte, min(4*len(b.buf), maxHead))
+	copy(bigger, b.buf[:b.n])
+	b.freeBuffer()
+	b.buf = bigger
+}
+
+func (b *Body) freeBuffer() {
+	if b.pooled != nil {
+		buffers.Put(b.pooled)
+		b.pooled = nil
+	}
+	b.buf = nil
+}
+
+// finalBody is an answer that no engine streams.
+func finalBody(a *attempt, answer connector.Answer) *Body {
+	b := &Body{a: a, ctx: a.ctx, cancel: func(error) {}, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
+	if a.x.req.Stream && len(answer.Events) > 0 {
+		b.sse = true
+		b.header = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}, "Cache-Control": noCache, "X-Accel-Buffering": noBuffering}
+		var buf bytes.Buffer
+		for _, event := range answer.Events {
+			buf.WriteString("data: ")
+			buf.Write(event)
+			buf.WriteString("\n\n")
+		}
+		b.buf = buf.Bytes()
+	} else {
+		b.buf = answer.Body
+		b.header = http.Header{"Content-Type": jsonType, "Content-Length": {strconv.Itoa(len(answer.Body))}}
+	}
+	b.n = len(b.buf)
+	return b
+}
+
+// next returns the next piece of the answer: all that is there. It is valid until the next call. At the end the error is
+// io.EOF; a piece and an error may come together.
+func (b *Body) next() ([]byte, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	if b.n > 0 {
+		head := b.buf[:b.n]
+		b.n, b.first = 0, nil
+		return head, nil
+	}
+	if b.eof {
+		return nil, io.EOF
+	}
+	b.watch()
+	b.reading.Store(time.Now().UnixNano())
+	n, err := b.src.Read(b.buf)
+	b.reading.Store(0)
+	b.received += int64(n)
+	piece := b.buf[:n]
+	if cut := b.marks.scan(piece); cut >= 0 {
+		b.err = b.failed(CodeStreamBroken, "the decode engine aborted the request")
+		return piece[:cut], b.err
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, io.EOF):
+		b.eof = true
+	default:
+		b.err = b.a.sendError(b.ctx, LegDecode, "stream", err)
+		if b.err.Code == CodeDecodeFailed {
+			b.err.Code = CodeStreamBroken
+		}
+		return piece, b.err
+	}
+	if n == 0 && b.eof {
+		return nil, io.EOF
+	}
+	return piece, nil
+}
+
+// watch starts the idle deadline. One timer serves the whole answer: it looks at when the running read began, and is not
+// touched by reads, which may be many thousands a second.
+func (b *Body) watch() {
+	limit := b.a.f.opts.timeouts.Idle
+	if b.idle != nil || limit <= 0 || b.cancel == nil {
+		return
+	}
+	var timer *time.Timer
+	ready := make(chan struct{})
+	timer = time.AfterFunc(limit, func() {
+		<-ready
+		since := b.reading.Load()
+		silence := time.Duration(time.Now().UnixNano() - since)
+		if since != 0 && silence >= limit {
+			b.cancel(errPhaseTimeout)
+			return
+		}
+		if since == 0 {
+			silence = 0 // the client is slow, not the engine
+		}
+		timer.Reset(limit - silence)
+	})
+	close(ready)
+	b.idle = timer
+}
+
+// Read reads the answer.
+func (b *Body) Read(p []byte) (int, error) {
+	if b.closed {
+		return 0, errors.New("pdflow: read of a closed body")
+	}
+	if b.n == 0 && len(b.rest()) == 0 {
+		piece, err := b.next()
+		if len(piece) == 0 {
+			return 0, err
+		}
+		b.first = piece // unread rest of the piece, for Read
+	} else if b.n > 0 {
+		b.first, b.n = b.buf[:b.n], 0
+	}
+	n := copy(p, b.first)
+	b.first = b.first[n:]
+	return n, nil
+}
+
+func (b *Body) rest() []byte { return b.first }
+
+// Close ends the request: it cancels whatever leg still runs, waits for it, and records the outcome. An answer that was
+// not read to its end counts as the client's leaving.
+func (b *Body) Close() error {
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	e := b.err
+	if e == nil && !b.eof {
+		e = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name, Message: "the answer was closed before its end"}
+		if b.a.x.ctx.Err() != nil {
+			e = b.a.f.ended(b.a.x.ctx, LegDecode, "stream")
+		}
+	}
+	b.release()
+	o := &b.a.out.Decode
+	o.ResponseBytes, o.End, o.Err = b.received, time.Now(), e
+	b.a.legEnded(o, nil)
+	b.a.end(e)
+	b.a.x.end(e)
+	if b.outer != nil {
+		b.outer.end(e)
+	}
+	return nil
+}
+
+// release gives back connection and buffer.
+func (b *Body) release() {
+	if b.idle != nil {
+		b.idle.Stop()
+	}
+	if b.cancel != nil {
+		b.cancel(errOver)
+	}
+	_ = b.resp.Close()
+	b.n, b.first = 0, nil
+	b.freeBuffer()
+}

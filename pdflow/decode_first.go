@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// decodeFirst asks D first. If its answer says that it has too little of the prompt, P runs, and then D again.
+func (a *attempt) decodeFirst() (*Body, *Error) {
+	leg := connector.NewLeg(a.x.req)
+	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
+		return nil, e
+	}
+	body, e := a.decode(a.ctx, leg, a.decodeClock())
+	if e != nil {
+		return nil, e
+	}
+	cold := false
+	if e := a.guard(LegDecode, "answer", func() error { cold = a.f.cold.Cold(a.s, body.status, body.significant()); return nil }); e != nil {
+		body.release()
+		return nil, e
+	}
+	if !cold {
+		return body, nil
+	}
+	body.release()
+	a.out.Decode.End = time.Now()
+	a.legEnded(&a.out.Decode, nil)
+	a.out.Decode = LegOutcome{Leg: LegDecode}
+	return a.prefillThenDecode()
+}
+
+// decodeThenPrefill sends D, which waits; its event starts P. If D answers without asking, it had the prompt.
+func (a *attempt) decodeThenPrefill() (*Body, *Error) {
+	leg := connector.NewLeg(a.x.req)
+	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
+		return nil, e
+	}
+	clock := a.decodeClock()
+	clock.later = true
+	decoded := a.goDecode(leg, clock)
+	if a.wait == nil {
+		return a.join(nil, decoded, clock)
+	}
+	asked := make(chan *Error, 1)
+	waiting, stop := within(a.ctx, a.f.opts.timeouts.Decode)
+	defer stop()
+	a.bg.Go(func() {
+		asked <- a.guard(LegDecode, "event", func() error {
+			ev, err := a.wait(waiting)
+			if err == nil {
+				a.s.SetEvent(ev)
+			}
+			return err
+		})
+	})
+	select {
+	case end := <-decoded: // without asking, or failed
+		return end.body, end.e
+	case e := <-asked:
+		if e == nil {
+			return a.join(a.goPrefill(), decoded, clock)
+		}
+		if waiting.Err() != nil {
+			e = a.f.ended(waiting, LegDecode, "event")
+		} else if e.Code == CodeInternal {
+			e.Code, e.Message = CodeTimeout, "decode did not ask for a prefill in time"
+		}
+		a.cancel(e)
+		if d := <-decoded; d.body != nil {
+			d.body.release()
+		}
+		return nil, e
+	}
+}

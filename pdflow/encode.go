@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// maxEncodes is how many items of one request are encoded at once.
+const maxEncodes = 8
+
+// encode runs the encode stage: one leg per distinct item, at the engines that the picker named, in turn. One failed item
+// fails the request.
+func (a *attempt) encode() *Error {
+	if a.f.encoder == nil {
+		return nil
+	}
+	var items []connector.Item
+	if e := a.guard(LegEncode, "describe", func() error { items = a.f.encoder.Items(a.s); return nil }); e != nil || len(items) == 0 {
+		return e
+	}
+	if len(a.pick.Encode) == 0 {
+		return &Error{Code: CodeNoEndpoint, Leg: LegEncode, Phase: "pick", Connector: a.f.name, Message: "no encode engine is ready", RetryAfter: time.Second}
+	}
+	a.x.phase.Store(phaseEncode)
+	ctx, cancel := context.WithCancelCause(a.ctx)
+	defer cancel(errOver)
+	distinct := map[string]int{}
+	var work []connector.Item
+	for _, i := range items {
+		if _, seen := distinct[i.ID]; !seen {
+			distinct[i.ID] = len(work)
+			work = append(work, i)
+		}
+	}
+	answers := make([]json.RawMessage, len(work))
+	faults := make([]*Error, len(work))
+	slots := make(chan struct{}, maxEncodes)
+	var wg sync.WaitGroup
+	for n, item := range work {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if e := a.guard(LegEncode, "send", func() error { answers[n], faults[n] = a.encodeItem(ctx, n, item); return nil }); e != nil {
+				faults[n] = e
+			}
+			if faults[n] != nil {
+				cancel(faults[n])
+			}
+		})
+	}
+	wg.Wait()
+	for _, e := range faults {
+		if e != nil {
+			return e // after a first failure the others report the same one, as their context's cause
+		}
+	}
+	all := make([]json.RawMessage, len(items))
+	for n, i := range items {
+		all[n] = answers[distinct[i.ID]]
+	}
+	return a.guard(LegEncode, "merge", func() error { return a.f.encoder.Merge(a.s, all) })
+}
+
+func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (json.RawMessage, *Error) {
+	leg := connector.NewLeg(a.x.req)
+	if e := a.guard(LegEncode, "describe", func() error { return a.f.encoder.Encode(a.s, item, leg) }); e != nil {
+		return nil, e
+	}
+	ctx, stop := within(ctx, a.f.opts.timeouts.Prefill)
+	defer stop()
+	ep := a.pick.Encode[n%len(a.pick.Encode)]
+	o := &LegOutcome{Leg: LegEncode}
+	req, e := a.request(ctx, ep, leg, o)
+	if e != nil {
+		return nil, e
+	}
+	req.Header[headerRequestID] = []string{fmt.Sprintf("%s:%d", a.s.ID, n)}
+	resp, err := a.f.retrier.Do(ctx, req)
+	if err != nil {
+		return nil, a.encodeError(ctx, ep.ID, "send", err)
+	}
+	defer resp.Body.Close()
+	body, err := readAll(resp, maxPrefillAnswer)
+	if err != nil {
+		return nil, a.encodeError(ctx, ep.ID, "answer", err)
+	}
+	if resp.StatusCode < 200 || resp.StatusCode >= 300 || !json.Valid(body) {
+		return nil, &Error{Code: CodeEncodeFailed, Leg: LegEncode, Phase: "answer", Connector: a.f.name, Endpoint: ep.ID, Status: resp.StatusCode,
+			Message: "an encode engine failed"}
+	}
+	return body, nil
+}
+
+func (a *attempt) encodeError(ctx context.Context, endpoint, phase string, err error) *Error {
+	e := a.sendError(ctx, LegEncode, phase, err)
+	if e.Code == CodeEncodeFailed || e.Code == CodeTimeout {
+		e.Endpoint = endpoint
+	}
+	return e
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// Code says what went wrong, for programs. It is the "code" member of the default error answer.
+type Code string
+
+// The codes, with the HTTP status they become.
+const (
+	CodeInvalid         Code = "invalid_request"        // 400: the client's body or header
+	CodeUnsupported     Code = "unsupported"            // 400: two engines cannot carry it, and the policy says refuse
+	CodeNotFound        Code = "not_found"              // 404: no such path or model
+	CodeBodyTimeout     Code = "body_timeout"           // 408: the client's body did not come
+	CodeTooLarge        Code = "body_too_large"         // 413
+	CodeMediaType       Code = "unsupported_media_type" // 415
+	CodeClientGone      Code = "client_gone"            // 499: the client left; nobody sees it
+	CodeInternal        Code = "internal"               // 500: a fault of a connector or of pdkit
+	CodePrefillRejected Code = "prefill_rejected"       // P's own 4xx
+	CodePrefillFailed   Code = "prefill_failed"         // 502
+	CodeEncodeFailed    Code = "encode_failed"          // 502
+	CodeTransferMissing Code = "transfer_missing"       // 502: P answered, without a usable handoff
+	CodeHandoffExpired  Code = "handoff_expired"        // 502: the handoff got older than its lease allows
+	CodeDecodeRejected  Code = "decode_rejected"        // D's own 4xx
+	CodeDecodeFailed    Code = "decode_failed"          // 502, or D's own 5xx
+	CodeStreamBroken    Code = "stream_broken"          // D broke after the first byte; the connection is cut
+	CodeNoEndpoint      Code = "no_endpoint"            // 503
+	CodeDraining        Code = "draining"               // 503
+	CodeTimeout         Code = "timeout"                // 504
+)
+
+// LegKind names a leg.
+type LegKind string
+
+// The legs.
+const (
+	LegPrefill LegKind = "prefill"
+	LegDecode  LegKind = "decode"
+	LegEncode  LegKind = "encode"
+)
+
+// Error is every error that leaves this package. Its text holds no prompt, key, body or address.
+type Error struct {
+	Code       Code
+	Leg        LegKind       // "" where no leg is at fault
+	Phase      string        // what was being done: connect, send, answer, handoff, event, stream …
+	Connector  string        // connector's name
+	Endpoint   string        // the engine's ID, for operators: not written to clients
+	Status     int           // the engine's status, 0 if it gave none
+	RetryAfter time.Duration // what a 503 asks the client to wait
+	Param      string        // the member of the request at fault
+	Message    string        // safe to show a client
+	Err        error         // cause
+
+	notSent bool   // the engine surely got nothing
+	noRetry bool   // another pair would not help
+	answer  *reply // the engine's own answer, to be passed on
+}
+
+// reply is an engine's answer of an error status, read whole.
+type reply struct {
+	status     int
+	retryAfter string
+	body       []byte // one JSON object
+}
+
+// Error returns the code and what is known of leg, status and cause.
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString("pdflow: ")
+	b.WriteString(string(e.Code))
+	if e.Leg != "" {
+		fmt.Fprintf(&b, " on the %s leg", e.Leg)
+	}
+	if e.Phase != "" {
+		fmt.Fprintf(&b, " (%s)", e.Phase)
+	}
+	if e.Status != 0 {
+		fmt.Fprintf(&b, ", engine status %d", e.Status)
+	}
+	if e.Param != "" {
+		fmt.Fprintf(&b, ", member %s", e.Param)
+	}
+	if e.Message != "" {
+		b.WriteString(": " + e.Message)
+	}
+	return b.String()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is matches the package's sentinels by code.
+func (e *Error) Is(target error) bool {
+	var t *Error
+	return errors.As(target, &t) && t.Message == "" && t.Leg == "" && t.Code == e.Code
+}
+
+// LogValue logs the error's fields without its cause, whose text is not ours.
+func (e *Error) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("code", string(e.Code)), slog.String("leg", string(e.Leg)), slog.String("phase", e.Phase),
+		slog.String("endpoint", e.Endpoint), slog.Int("status", e.Status), slog.String("message", e.Message))
+}
+
+// Sentinels for errors.Is.
+var (
+	ErrNotReady        error = &Error{Code: CodeNoEndpoint}
+	ErrDraining        error = &Error{Code: CodeDraining}
+	ErrClientGone      error = &Error{Code: CodeClientGone}
+	ErrTimeout         error = &Error{Code: CodeTimeout}
+	ErrTransferMissing error = &Error{Code: CodeTransferMissing}
+	ErrHandoffExpired  error = &Error{Code: CodeHandoffExpired}
+)
+
+// CodeOf returns the code of an error of this package, [CodeInternal] for others, "" for nil.
+func CodeOf(err error) Code {
+	if err == nil {
+		return ""
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return CodeInternal
+}
+
+// HTTPStatus returns the status that the error becomes towards a client.
+func (e *Error) HTTPStatus() int {
+	if e.answer != nil {
+		return e.answer.status
+	}
+	switch e.Code {
+	case CodeInvalid, CodeUnsupported:
+		return http.StatusBadRequest
+	case CodeNotFound:
+		return http.StatusNotFound
+	case CodeBodyTimeout:
+		return http.StatusRequestTimeout
+	case CodeTooLarge:
+		return http.StatusRequestEntityTooLarge
+	case CodeMediaType:
+		return http.StatusUnsupportedMediaType
+	case CodeClientGone:
+		return 499
+	case CodeNoEndpoint, CodeDraining:
+		return http.StatusServiceUnavailable
+	case CodeTimeout:
+		return http.StatusGatewayTimeout
+	case CodePrefillFailed, CodePrefillRejected, CodeEncodeFailed, CodeTransferMissing, CodeHandoffExpired,
+		CodeDecodeFailed, CodeDecodeRejected, CodeStreamBroken:
+		return http.StatusBadGateway
+	}
+	return http.StatusInternalServerError
+}
+
+// EngineFault reports whether the failure is of the engines' making, so that it counts against them.
+func (e *Error) EngineFault() bool {
+	switch e.Code {
+	case CodePrefillFailed, CodeTransferMissing, CodeDecodeFailed, CodeStreamBroken, CodeEncodeFailed, CodeTimeout:
+		return true
+	}
+	return false
+}
+
+// retryable reports whether another pair, with a new prefill, may serve the request. A timeout is final, but for connecting.
+func (e *Error) retryable() bool {
+	if e.noRetry {
+		return false
+	}
+	switch e.Code {
+	case CodePrefillFailed, CodeTransferMissing, CodeHandoffExpired, CodeDecodeFailed:
+		return true
+	}
+	return false
+}
+
+// fallbackable reports whether the fallback policy applies: no pair could serve with KV transfer.
+func (e *Error) fallbackable() bool {
+	return e.retryable() || e.Code == CodeNoEndpoint
+}
+
+// errorType is the "type" member of OpenAI's error object.
+func (e *Error) errorType() string {
+	switch e.Code {
+	case CodeInvalid, CodeUnsupported, CodeTooLarge, CodeMediaType, CodeNotFound, CodeBodyTimeout:
+		return "invalid_request_error"
+	case CodeNoEndpoint, CodeDraining:
+		return "service_unavailable_error"
+	}
+	return "api_error"
+}
+
+// clientMessage is what a client may know: never an address or an engine's ID.
+func (e *Error) clientMessage() string {
+	if e.Message != "" {
+		if e.Param != "" {
+			return e.Param + ": " + e.Message
+		}
+		return e.Message
+	}
+	return strings.ReplaceAll(string(e.Code), "_", " ")
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// exchange is one request of a client, over all its attempts.
+type exchange struct {
+	f      *Flow
+	ctx    context.Context // the client's, with the request's span; cancelled with a cause
+	cancel context.CancelCauseFunc
+	client context.Context
+	req    *connector.Request
+	header http.Header // the client's
+	id     string
+	start  time.Time
+	given  *Pick
+	mode   Mode // not "": another flow fell back to this one
+	avoid  []string
+	span   trace.Span // nil without tracing
+
+	phase   atomic.Uint32
+	current atomic.Pointer[attempt]
+	ended   bool
+
+	next, prev *exchange // in Flow.live
+}
+
+// Causes with which pdflow cancels its own contexts; anything else is the client's leaving.
+var (
+	errPhaseTimeout = errors.New("pdflow: the phase ran out of time")
+	errCut          = errors.New("pdflow: cut at shutdown")
+	errOver         = errors.New("pdflow: the attempt is over")
+)
+
+func newExchange(ctx context.Context, f *Flow, req *connector.Request, header http.Header, id string) *exchange {
+	x := &exchange{f: f, client: ctx, req: req, header: header, id: id, start: time.Now()}
+	ctx, x.span = f.tel.startRequest(ctx, x)
+	x.ctx, x.cancel = context.WithCancelCause(ctx)
+	return x
+}
+
+// run tries pairs until one serves, and then the fallback.
+func (x *exchange) run() (*Body, *Error) {
+	f := x.f
+	if member := x.unsupported(); member != "" {
+		f.tel.unsupported(x, member)
+		if f.opts.unsupported == UnsupportedRefuse {
+			return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together; send the request without it"}
+		}
+		return x.attempt(1, ModeAggregated)
+	}
+	var last *Error
+	for n := 1; n <= f.opts.retry.MaxAttempts; n++ {
+		if n > 1 {
+			f.tel.retried(x, last)
+			if e := x.backoff(n - 1); e != nil {
+				return nil, e
+			}
+		}
+		body, e := x.attempt(n, ModeDisaggregated)
+		if e == nil {
+			return body, nil
+		}
+		last = preferred(last, e)
+		if !e.retryable() || x.given != nil || e.Code == CodeTransferMissing && f.opts.fallback == FallbackDecode {
+			break
+		}
+	}
+	return x.fallback(last)
+}
+
+// preferred keeps the more telling of two failures: that nobody is ready for a second attempt hides what failed the first.
+func preferred(last, e *Error) *Error {
+	if last != nil && e.Code == CodeNoEndpoint {
+		return last
+	}
+	return e
+}
+
+func (x *exchange) fallback(last *Error) (*Body, *Error) {
+	f := x.f
+	if !last.fallbackable() || x.ctx.Err() != nil || x.given != nil {
+		return nil, last
+	}
+	switch {
+	case f.opts.fallbackFlow != nil:
+		f.tel.fellBack(x, last)
+		resp, e := f.opts.fallbackFlow.do(x.ctx, x.req, x.header, x.id, nil, ModeFallback)
+		if e != nil {
+			return nil, e
+		}
+		resp.Body.outer = x
+		return resp.Body, nil
+	case f.opts.fallback == FallbackDecode:
+		f.tel.fellBack(x, last)
+		body, e := x.attempt(f.opts.retry.MaxAttempts+1, ModeFallback)
+		if e != nil {
+			return nil, preferred(last, e)
+		}
+		return body, nil
+	}
+	return nil, last
+}
+
+func (x *exchange) unsupported() string {
+	if x.given != nil && x.given.Prefill.URL == nil {
+		return ""
+	}
+	if u := x.f.unsupporter; u != nil {
+		return u.Unsupported(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req})
+	}
+	return x.req.Unsupported(true)
+}
+
+// backoff waits between attempts: doubled per attempt, half of it random, so that clients of one failed engine do not
+// return together.
+func (x *exchange) backoff(n int) *Error {
+	d := min(x.f.opts.retry.BackoffBase<<min(n-1, 20), x.f.opts.retry.BackoffMax)
+	if d <= 0 {
+		return nil
+	}
+	x.phase.Store(phaseBackoff)
+	timer := time.NewTimer(d/2 + rand.N(d/2+1))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-x.ctx.Done():
+		return x.f.ended(x.ctx, "", "backoff")
+	}
+}
+
+// attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
+func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
+	x.phase.Store(phasePick)
+	pick, e := x.pick(n, mode)
+	if e != nil {
+		return nil, e
+	}
+	if mode == ModeDisaggregated && pick.Prefill.URL == nil {
+		mode = ModeAggregated
+	}
+	if x.mode != "" {
+		mode = x.mode
+	}
+	a := newAttempt(x, n, mode, pick)
+	body, e := a.run()
+	if e != nil {
+		a.end(e)
+		if e.EngineFault() {
+			x.avoid = append(x.avoid, a.failed(e)...)
+		}
+		return nil, e
+	}
+	return body, nil
+}
+
+func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
+	if x.given != nil {
+		return *x.given, nil
+	}
+	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: mode != ModeDisaggregated}
+	if x.f.encoder != nil && !in.Single {
+		in.Encode = len(x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}))
+	}
+	pick, e := x.f.pick(x.ctx, in)
+	if e == nil && pick.Decode.URL == nil {
+		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named no decode engine"}
+	}
+	return pick, e
+}
+
+// end closes the books of the request. It is called exactly once, by whoever ends it: do on an error, the body's Close otherwise.
+func (x *exchange) end(e *Error) {
+	if x.ended {
+		return
+	}
+	x.ended = true
+	x.cancel(errOver)
+	x.f.tel.endRequest(x, e)
+	if e != nil && e.Code != CodeClientGone && x.f.opts.logger.Enabled(x.client, slog.LevelWarn) {
+		x.f.opts.logger.LogAttrs(x.client, slog.LevelWarn, "request failed", slog.String("request_id", x.id), slog.String("connector", x.f.name), slog.Any("error", e))
+	}
+	x.f.live.leave(x)
+}
+
+// ended says why a context ended: a phase's time, a sibling's failure, the shutdown, or the client.
+func (f *Flow) ended(ctx context.Context, leg LegKind, phase string) *Error {
+	cause := context.Cause(ctx)
+	e := &Error{Leg: leg, Phase: phase, Connector: f.name, Err: cause}
+	var sibling *Error
+	switch {
+	case errors.As(cause, &sibling):
+		return sibling
+	case errors.Is(cause, errPhaseTimeout), errors.Is(cause, context.DeadlineExceeded):
+		e.Code, e.Message = CodeTimeout, "the engines did not answer in time"
+	case errors.Is(cause, errCut):
+		e.Code, e.Message, e.RetryAfter = CodeDraining, "shutting down", time.Second
+	case errors.Is(cause, errOver):
+		e.Code, e.Message = CodeInternal, "the request is over"
+	default:
+		e.Code, e.Message = CodeClientGone, "the client left"
+	}
+	return e
+}

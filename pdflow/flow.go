@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// Version is the SDK's version, sent as User-Agent where a client names none, and the scope version of its telemetry.
+const Version = "0.1.0"
+
+// Flow runs requests over pairs of engines with one connector. It is an http.Handler. Make it with [New].
+type Flow struct {
+	name   string
+	conn   connector.KVConnector
+	order  connector.Order
+	picker Picker
+	opts   options
+
+	retrier *transport.Retrier   // prefill legs and side calls: what was surely not sent is sent again
+	owned   *transport.Transport // made by New, closed by Shutdown
+	tel     *telemetry
+	front   front
+
+	preparer    connector.Preparer
+	expecter    connector.Expecter
+	finisher    connector.Finisher
+	rewriter    connector.Rewriter
+	encoder     connector.Encoder
+	unsupporter connector.Unsupporter
+	cleaner     connector.Cleaner
+	cold        connector.ColdDetector
+	lease       time.Duration
+	handoffMax  time.Duration
+
+	startOnce sync.Once
+	startErr  error
+	live      exchanges
+}
+
+// New makes a flow. The error says which option or ability is missing.
+func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
+	if c == nil || p == nil {
+		return nil, errors.New("pdflow: New needs a connector and a picker")
+	}
+	f := &Flow{name: c.Name(), conn: c, order: c.Order(), picker: p}
+	f.opts = options{timeouts: DefaultTimeouts(), retry: Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second},
+		maxBody: 32 << 20, pickWait: 250 * time.Millisecond, errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
+	for _, o := range opts {
+		if err := o.apply(&f.opts); err != nil {
+			return nil, fmt.Errorf("pdflow: %w", err)
+		}
+	}
+	if err := f.findAbilities(); err != nil {
+		return nil, err
+	}
+	if f.opts.transport == nil {
+		f.owned = transport.New(nil)
+		f.opts.transport = f.owned
+	}
+	f.retrier = transport.NewRetrier(f.opts.transport, transport.RetryPolicy{})
+	var err error
+	if f.tel, err = newTelemetry(f); err != nil {
+		return nil, fmt.Errorf("pdflow: %w", err)
+	}
+	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.opts.timeouts.Body, onError: f.opts.errorHandler,
+		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
+	return f, nil
+}
+
+func (f *Flow) findAbilities() error {
+	f.preparer, _ = connector.As[connector.Preparer](f.conn)
+	f.expecter, _ = connector.As[connector.Expecter](f.conn)
+	f.finisher, _ = connector.As[connector.Finisher](f.conn)
+	f.rewriter, _ = connector.As[connector.Rewriter](f.conn)
+	f.encoder, _ = connector.As[connector.Encoder](f.conn)
+	f.unsupporter, _ = connector.As[connector.Unsupporter](f.conn)
+	f.cleaner, _ = connector.As[connector.Cleaner](f.conn)
+	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
+	if l, ok := connector.As[connector.Leaser](f.conn); ok {
+		f.lease = l.Lease()
+	}
+	if f.handoffMax = f.opts.timeouts.Handoff; f.handoffMax < 0 {
+		f.handoffMax = handoffLimit(f.lease)
+	}
+	switch f.order {
+	case connector.PrefillThenDecode, connector.Together:
+	case connector.DecodeFirst:
+		if f.cold == nil {
+			return fmt.Errorf("pdflow: connector %s decodes first, so it must be a connector.ColdDetector", f.name)
+		}
+	case connector.DecodeThenPrefill:
+		if f.expecter == nil {
+			return fmt.Errorf("pdflow: connector %s prefills on decode's event, so it must be a connector.Expecter", f.name)
+		}
+	default:
+		return fmt.Errorf("pdflow: connector %s has an unknown order", f.name)
+	}
+	return nil
+}
+
+// handoffLimit leaves decode 5 s of the lease for its own queue before its heartbeat begins, and half of a short lease.
+func handoffLimit(lease time.Duration) time.Duration {
+	if lease < 10*time.Second {
+		return lease / 2
+	}
+	return lease - 5*time.Second
+}
+
+// Connector returns the flow's connector.
+func (f *Flow) Connector() connector.KVConnector { return f.conn }
+
+// HandoffLimit returns the age above which a handoff is not sent to decode, 0 for none.
+func (f *Flow) HandoffLimit() time.Duration { return f.handoffMax }
+
+// Start starts the connector's listeners, if it has any. The first request does it too; a gateway calls Start to fail early.
+func (f *Flow) Start(ctx context.Context) error {
+	f.startOnce.Do(func() {
+		if s, ok := connector.As[connector.Starter](f.conn); ok {
+			f.startErr = s.Start(ctx)
+		}
+	})
+	if f.startErr != nil {
+		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "the connector could not start", Err: f.startErr}
+	}
+	return nil
+}
+
+// Request is a request for [Flow.Do].
+type Request struct {
+	API       connector.API
+	Header    http.Header // the client's; nil allowed
+	Body      []byte      // one JSON object; not changed, and not kept after the answer has ended
+	RequestID string      // "" takes a valid X-Request-Id of Header, or makes one
+	Pick      *Pick       // a pair that the caller has chosen: the picker is not asked, and there is one attempt
+}
+
+// Response is an answer. Body must be closed; closing it early cancels whatever leg runs.
+type Response struct {
+	Status    int
+	Header    http.Header // Content-Type and what else a client needs; Content-Length only of an answer that is not streamed
+	Body      *Body
+	Mode      Mode
+	RequestID string
+}
+
+// Do runs a request and returns once the answer's first event is known. The error is an *[Error]. The context covers the
+// answer's body too.
+func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
+	req, err := connector.ParseRequest(in.API, in.Body)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	id := in.RequestID
+	if id == "" {
+		id = requestID(in.Header)
+	} else if !validRequestID(id) {
+		return nil, &Error{Code: CodeInvalid, Param: "RequestID", Message: "must be 1 to 128 letters, digits or -_.:"}
+	}
+	resp, e := f.do(ctx, req, in.Header, id, in.Pick, "")
+	if e != nil {
+		return nil, e
+	}
+	return resp, nil
+}
+
+func invalid(err error) *Error {
+	e := &Error{Code: CodeInvalid, Message: err.Error(), Err: err}
+	var r *connector.RequestError
+	if errors.As(err, &r) {
+		e.Param, e.Message = r.Param, r.Message
+	}
+	return e
+}
+
+// do runs one parsed request. mode is not "" when another flow fell back to this one.
+func (f *Flow) do(ctx context.Context, req *connector.Request, header http.Header, id string, pick *Pick, mode Mode) (*Response, *Error) {
+	if err := f.Start(ctx); err != nil {
+		var e *Error
+		errors.As(err, &e)
+		return nil, e
+	}
+	x := newExchange(ctx, f, req, header, id)
+	if !f.live.enter(x) {
+		return nil, &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}
+	}
+	x.mode, x.given = mode, pick
+	body, e := x.run()
+	if e != nil {
+		x.end(e)
+		return nil, e
+	}
+	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: id}, nil
+}
+
+// Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connector. The
+// error is ctx's if streams had to be cut.
+func (f *Flow) Shutdown(ctx context.Context) error {
+	err := f.live.drain(ctx)
+	if c, ok := connector.As[io.Closer](f.conn); ok {
+		err = errors.Join(err, c.Close())
+	}
+	if f.owned != nil {
+		err = errors.Join(err, f.owned.Close())
+	}
+	return err
+}
+
+// Sessions lists what is in flight.
+func (f *Flow) Sessions() []SessionInfo { return f.live.list() }
+
+// SessionInfo is a request in flight, for operators.
+type SessionInfo struct {
+	ID        string        `json:"id"` // of the current attempt; "" before the first
+	RequestID string        `json:"requestId"`
+	Model     string        `json:"model"`
+	Connector string        `json:"connector"`
+	Attempt   int           `json:"attempt"`
+	Prefill   string        `json:"prefill,omitempty"` // endpoint IDs
+	Decode    string        `json:"decode,omitempty"`
+	Phase     string        `json:"phase"`
+	Age       time.Duration `json:"ageNanoseconds"`
+	ExpiresAt time.Time     `json:"expiresAt,omitzero"` // end of the KV lease
+}

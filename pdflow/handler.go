@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"mime"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// front is the client's side, shared by Flow and Mux: it reads a request, finds its flow, and writes the answer.
+type front struct {
+	maxBody     int64
+	bodyTimeout time.Duration
+	onError     ErrorHandler
+	find        func(r *connector.Request, requestID string) (*Flow, *Error)
+}
+
+// ServeHTTP serves the client APIs' paths (see [connector.API]) by POST, and answers 404 to everything else.
+//
+// If decode breaks after its first byte, the connection is aborted (http.ErrAbortHandler), so that a cut stream never
+// looks whole; recovery middleware around this handler must let that panic pass.
+func (f *Flow) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.front.serve(w, r) }
+
+// Middleware serves the client APIs' paths and hands everything else to next.
+func (f *Flow) Middleware(next http.Handler) http.Handler { return f.front.middleware(next) }
+
+func (f *front) middleware(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && connector.APIOf(r.URL.Path) != connector.APIUnknown {
+			f.serve(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (f *front) serve(w http.ResponseWriter, r *http.Request) {
+	id := requestID(r.Header)
+	w.Header()[headerRequestID] = []string{id}
+	if len(r.TransferEncoding) > 0 {
+		// net/http hides a Content-Length beside it; closing keeps what follows on the connection from being read as a request.
+		w.Header().Set("Connection", "close")
+	}
+	api := connector.APIOf(r.URL.Path)
+	if api == connector.APIUnknown || r.Method != http.MethodPost {
+		f.onError(w, r, &Error{Code: CodeNotFound, Message: "there is no such path and method here"})
+		return
+	}
+	body, e := f.readBody(w, r)
+	if e != nil {
+		f.fail(w, r, e)
+		return
+	}
+	req, err := connector.ParseRequest(api, body)
+	if err != nil {
+		f.onError(w, r, invalid(err))
+		return
+	}
+	flow, e := f.find(req, id)
+	if e != nil {
+		f.onError(w, r, e)
+		return
+	}
+	resp, e := flow.do(r.Context(), req, r.Header, id, nil, "")
+	if e != nil {
+		f.fail(w, r, e)
+		return
+	}
+	flow.write(w, r, resp)
+}
+
+func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
+	if e.Code == CodeClientGone {
+		return
+	}
+	f.onError(w, r, e)
+}
+
+// readBody reads the body whole before anything else: only then net/http notices a client that leaves, and an engine's
+// connection is not torn down with the client's body (go-notes.md §5).
+func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
+	if ct, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil && ct == "" || ct != "application/json" {
+		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"})
+	}
+	if ce := r.Header.Get("Content-Encoding"); ce != "" && ce != "identity" {
+		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Encoding must be identity"})
+	}
+	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) + " bytes"}
+	if r.ContentLength > f.maxBody {
+		return nil, closing(w, tooLarge)
+	}
+	if f.bodyTimeout > 0 {
+		rc := http.NewResponseController(w)
+		if rc.SetReadDeadline(time.Now().Add(f.bodyTimeout)) == nil {
+			defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+		}
+	}
+	var buf bytes.Buffer
+	buf.Grow(int(min(max(r.ContentLength, 0), 1<<20)) + bytes.MinRead) // a length is believed up to 1 MiB
+	n, err := buf.ReadFrom(io.LimitReader(r.Body, f.maxBody+1))
+	switch {
+	case err == nil && n > f.maxBody:
+		return nil, closing(w, tooLarge)
+	case err == nil:
+		return buf.Bytes(), nil
+	case r.Context().Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, &Error{Code: CodeClientGone, Phase: "body", Err: err}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, closing(w, &Error{Code: CodeBodyTimeout, Message: "the body did not come in time"})
+	}
+	return nil, closing(w, &Error{Code: CodeInvalid, Message: "the body could not be read to its end", Err: err})
+}
+
+// closing ends the connection after an error that leaves some of the body unread.
+func closing(w http.ResponseWriter, e *Error) *Error {
+	w.Header().Set("Connection", "close")
+	return e
+}
+
+// writeEvery is how long a write deadline is left as it is: setting one costs more than the rest of a chunk's way.
+const writeEvery = time.Second
+
+// write streams an answer: one write and one flush for each read. It never returns with a leg running.
+func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
+	b := resp.Body
+	defer b.Close()
+	h := w.Header()
+	for k, v := range resp.Header {
+		h[k] = v
+	}
+	h[headerMode] = modeHeader(resp.Mode)
+	rc := http.NewResponseController(w)
+	w.WriteHeader(resp.Status)
+	b.a.x.phase.Store(phaseStream)
+	var deadline time.Time
+	limit := f.opts.timeouts.Write
+	for {
+		piece, err := b.next()
+		if len(piece) > 0 {
+			if now := time.Now(); limit > 0 && now.Add(limit).Sub(deadline) > writeEvery {
+				deadline = now.Add(limit + writeEvery)
+				if rc.SetWriteDeadline(deadline) != nil {
+					limit = 0 // the writer has no deadlines
+				}
+			}
+			_, werr := w.Write(piece)
+			if werr == nil && (b.sse || err != nil) {
+				werr = rc.Flush()
+			}
+			if werr != nil && !errors.Is(werr, http.ErrNotSupported) {
+				b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: f.name, Message: "the client left", Err: werr}
+				b.Close()
+				abort(r)
+				return
+			}
+		}
+		if err == nil {
+			continue
+		}
+		if limit > 0 {
+			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
+		}
+		if !errors.Is(err, io.EOF) {
+			b.Close()
+			abort(r)
+		}
+		return
+	}
+}
+
+var modeHeaders = map[Mode][]string{ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)}}
+
+func modeHeader(m Mode) []string { return modeHeaders[m] }
+
+// abort cuts the client's connection. Outside a server (a test's recorder) there is none to cut.
+func abort(r *http.Request) {
+	if r.Context().Value(http.ServerContextKey) != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// WriteError is the default error handler: the engine's own answer where there is one, else OpenAI's error object.
+func WriteError(w http.ResponseWriter, _ *http.Request, e *Error) {
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	status := e.HTTPStatus()
+	var body []byte
+	if e.answer != nil {
+		body = e.answer.body
+		if e.answer.retryAfter != "" {
+			h.Set("Retry-After", e.answer.retryAfter)
+		}
+	}
+	if e.RetryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
+	}
+	if body == nil {
+		body = errorObject(e)
+	}
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+func errorObject(e *Error) []byte {
+	type object struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    Code    `json:"code"`
+	}
+	o := object{Message: e.clientMessage(), Type: e.errorType(), Code: e.Code}
+	if e.Param != "" {
+		o.Param = &e.Param
+	}
+	body, _ := json.Marshal(map[string]object{"error": o}) // strings only
+	return body
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// maxPrefillAnswer is the largest answer of P that is read; a larger one is garbage.
+const maxPrefillAnswer = 64 << 20
+
+// maxErrorBody is as much of an engine's error answer as is passed on.
+const maxErrorBody = 1 << 20
+
+// request makes a leg's HTTP request. Its body is read from the client's own bytes and the leg's edits, without a copy.
+func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request, *Error) {
+	var segments jsonedit.Segments
+	if err := leg.Splice(&segments); err != nil {
+		return nil, a.guard(o.Leg, "describe", func() error { return err })
+	}
+	u := *ep.URL
+	u.Path += leg.Path()
+	h := make(http.Header, len(a.header)+2)
+	for k, v := range a.header {
+		h[k] = v
+	}
+	for _, e := range leg.Header() {
+		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
+	}
+	a.f.tel.inject(ctx, h)
+	o.Endpoint, o.RequestBytes, o.Start = ep.ID, segments.Len(), time.Now()
+	r := &http.Request{Method: http.MethodPost, URL: &u, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: h, Host: u.Host,
+		Body: io.NopCloser(segments.NewReader()), ContentLength: segments.Len(),
+		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(segments.NewReader()), nil }}
+	return r.WithContext(ctx), nil
+}
+
+// prefill runs the prefill leg until its answer is read and known to be good.
+func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
+	a.x.phase.Store(phasePrefill)
+	leg := connector.NewLeg(a.x.req)
+	if e := a.guard(LegPrefill, "describe", func() error { return a.f.conn.Prefill(a.ctx, a.s, leg) }); e != nil {
+		return nil, e
+	}
+	o := &a.out.Prefill
+	ctx := a.legStarted(a.ctx, LegPrefill)
+	p, e := a.exchangePrefill(ctx, leg, o)
+	o.End = time.Now()
+	if o.Err = e; e != nil {
+		e.Connector = a.f.name
+	}
+	a.legEnded(o, p)
+	if e != nil {
+		return nil, e
+	}
+	a.out.KVTokens = promptTokens(a.x.req.API, p.Body)
+	a.p.Store(p)
+	return p, nil
+}
+
+func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult, *Error) {
+	ctx, stop := within(ctx, a.f.opts.timeouts.Prefill)
+	defer stop()
+	req, e := a.request(ctx, a.s.Prefill, leg, o)
+	if e != nil {
+		return nil, e
+	}
+	resp, err := a.f.retrier.Do(ctx, req)
+	if err != nil {
+		return nil, a.sendError(ctx, LegPrefill, "send", err)
+	}
+	defer resp.Body.Close()
+	o.Status, o.FirstByte = resp.StatusCode, time.Now()
+	limit := int64(maxPrefillAnswer)
+	if resp.StatusCode >= 300 {
+		limit = maxErrorBody
+	}
+	body, err := readAll(resp, limit)
+	o.ResponseBytes = int64(len(body))
+	if err != nil {
+		return nil, a.sendError(ctx, LegPrefill, "answer", err)
+	}
+	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
+		return nil, a.refused(LegPrefill, resp, body)
+	}
+	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
+	fault := &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "answer", Endpoint: a.s.Prefill.ID, Status: resp.StatusCode,
+		Message: "the prefill engine's answer is not one JSON object", Err: p.Err()}
+	if p.Err() != nil {
+		return nil, fault
+	}
+	if _, isError := p.Field("error"); isError {
+		fault.Message = "the prefill engine answered with an error"
+		return nil, fault
+	}
+	return p, nil
+}
+
+var errTooLarge = errors.New("pdflow: the answer is too large")
+
+// readAll reads a body whole, up to limit bytes. A Content-Length is believed up to 1 MiB: an engine that lies about it
+// must not cost memory.
+func readAll(resp *http.Response, limit int64) ([]byte, error) {
+	if resp.ContentLength > limit {
+		return nil, errTooLarge
+	}
+	var buf bytes.Buffer
+	if n := resp.ContentLength; n > 0 {
+		buf.Grow(int(min(n, 1<<20)) + bytes.MinRead)
+	}
+	n, err := buf.ReadFrom(io.LimitReader(resp.Body, limit+1))
+	if err == nil && n > limit {
+		err = errTooLarge
+	}
+	return buf.Bytes(), err
+}
+
+// decode runs the decode leg until its first event is known. clock bounds that; the answer itself is bounded by its own silence.
+func (a *attempt) decode(ctx context.Context, leg *connector.Leg, clock *clock) (*Body, *Error) {
+	a.x.phase.Store(phaseDecode)
+	o := &a.out.Decode
+	ctx = a.legStarted(ctx, LegDecode)
+	ctx, cancel := context.WithCancelCause(ctx)
+	clock.bound(func() { cancel(errPhaseTimeout) })
+	body, e := a.exchangeDecode(ctx, leg, o)
+	clock.stop()
+	if e != nil {
+		e.Connector = a.f.name
+		cancel(e)
+		o.Err, o.End = e, time.Now()
+		a.legEnded(o, nil)
+		return nil, e
+	}
+	body.ctx, body.cancel = ctx, cancel
+	return body, nil
+}
+
+func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
+	req, e := a.request(ctx, a.s.Decode, leg, o)
+	if e != nil {
+		return nil, e
+	}
+	resp, err := a.f.opts.transport.RoundTrip(req)
+	if err != nil {
+		return nil, a.sendError(ctx, LegDecode, "send", err)
+	}
+	o.Status = resp.StatusCode
+	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
+		defer resp.Body.Close()
+		body, err := readAll(resp, maxErrorBody)
+		if err != nil && ctx.Err() != nil {
+			return nil, a.sendError(ctx, LegDecode, "answer", err)
+		}
+		o.ResponseBytes = int64(len(body))
+		return nil, a.refused(LegDecode, resp, body)
+	}
+	b := newBody(a, resp)
+	if e := b.readHead(ctx); e != nil {
+		b.release()
+		return nil, e
+	}
+	o.FirstByte = time.Now()
+	return b, nil
+}
+
+// sendError turns a transport's error into ours: first of all, who ended it.
+func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err error) *Error {
+	e := &Error{Code: failedCode(leg), Leg: leg, Phase: phase, Endpoint: a.endpoint(leg).ID, Err: err}
+	if ctx.Err() != nil {
+		over := a.f.ended(ctx, leg, phase)
+		over.Endpoint = e.Endpoint
+		return over
+	}
+	if errors.Is(err, errTooLarge) {
+		e.Message = "the " + string(leg) + " engine's answer is too large"
+		return e
+	}
+	e.notSent = transport.Classify(err) == transport.NotSent
+	if e.notSent {
+		e.Phase = "connect"
+		e.Message = "the " + string(leg) + " engine cannot be reached"
+	} else {
+		e.Message = "the " + string(leg) + " engine broke the connection"
+	}
+	return e
+}
+
+func failedCode(leg LegKind) Code {
+	switch leg {
+	case LegDecode:
+		return CodeDecodeFailed
+	case LegEncode:
+		return CodeEncodeFailed
+	}
+	return CodePrefillFailed
+}
+
+func (a *attempt) endpoint(leg LegKind) discovery.Endpoint {
+	if leg == LegDecode {
+		return a.s.Decode
+	}
+	return a.s.Prefill
+}
+
+// refused is an answer that is not 2xx. A 4xx is the client's to see, and another pair would answer the same; a 5xx of decode is
+// shown if no other attempt serves; a redirect is never followed.
+func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error {
+	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "answer", Endpoint: a.endpoint(leg).ID, Status: resp.StatusCode,
+		Message: "the " + string(leg) + " engine answered with an error"}
+	rejected := resp.StatusCode >= 400 && resp.StatusCode < 500
+	if rejected {
+		e.Code, e.Message = CodePrefillRejected, "the engine refused the request"
+		if leg == LegDecode {
+			e.Code = CodeDecodeRejected
+		}
+	}
+	if rejected || leg == LegDecode && resp.StatusCode >= 500 {
+		e.answer = &reply{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
+		if _, err := jsonedit.Parse(body); err == nil {
+			e.answer.body = body
+		}
+	}
+	return e
+}
+
+// reaches reports whether a host belongs to the session's engines or stands in a URL among their attributes.
+func (a *attempt) reaches(host string) bool {
+	for _, ep := range []discovery.Endpoint{a.s.Prefill, a.s.Decode} {
+		if ep.Host() == host {
+			return true
+		}
+		for _, v := range ep.Attributes {
+			if !strings.Contains(v, "://") {
+				continue
+			}
+			if u, err := url.Parse(v); err == nil && u.Hostname() == host {
+				return true
+			}
+		}
+	}
+	return false
+}

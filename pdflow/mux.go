@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"errors"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Server is what a [Mux] routes to: a [*Flow] or a [*Split].
+type Server interface {
+	// flowFor returns the flow that serves a request.
+	flowFor(r *connector.Request, requestID string) *Flow
+}
+
+func (f *Flow) flowFor(*connector.Request, string) *Flow { return f }
+
+// MuxOptions are a Mux's own settings; nil means defaults.
+type MuxOptions struct {
+	MaxBody      int64         // bytes; default 32 MiB
+	BodyTimeout  time.Duration // reading a client's body; default 60 s, negative: none
+	ErrorHandler ErrorHandler  // default WriteError
+}
+
+// Mux serves several models behind one listener: a request goes to the flow of the model that it names; one that names none, to
+// the only flow, else to the one for any model. Routes may be replaced while it serves.
+type Mux struct {
+	front  front
+	routes atomic.Pointer[map[string]Server]
+}
+
+// NewMux makes a Mux without routes.
+func NewMux(o *MuxOptions) *Mux {
+	m := &Mux{}
+	m.front = front{maxBody: 32 << 20, bodyTimeout: 60 * time.Second, onError: WriteError, find: m.find}
+	if o != nil {
+		if o.MaxBody > 0 {
+			m.front.maxBody = o.MaxBody
+		}
+		if o.BodyTimeout != 0 {
+			m.front.bodyTimeout = max(o.BodyTimeout, 0)
+		}
+		if o.ErrorHandler != nil {
+			m.front.onError = o.ErrorHandler
+		}
+	}
+	m.routes.Store(&map[string]Server{})
+	return m
+}
+
+// SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight are not touched.
+func (m *Mux) SetRoutes(routes map[string]Server) error {
+	own := make(map[string]Server, len(routes))
+	for model, s := range routes {
+		if s == nil {
+			return errors.New("pdflow: SetRoutes: a model without a flow")
+		}
+		if model == "*" {
+			model = ""
+		}
+		if _, twice := own[model]; twice {
+			return errors.New(`pdflow: SetRoutes: "" and "*" are the same route`)
+		}
+		own[model] = s
+	}
+	m.routes.Store(&own)
+	return nil
+}
+
+// Lookup returns what serves a model, by the rules of Mux.
+func (m *Mux) Lookup(model string) (Server, bool) {
+	routes := *m.routes.Load()
+	if s, ok := routes[model]; ok {
+		return s, true
+	}
+	if model == "" && len(routes) == 1 {
+		for _, s := range routes {
+			return s, true
+		}
+	}
+	s, ok := routes[""]
+	return s, ok
+}
+
+func (m *Mux) find(req *connector.Request, id string) (*Flow, *Error) {
+	s, ok := m.Lookup(req.Model)
+	if !ok {
+		return nil, &Error{Code: CodeNotFound, Param: "model", Message: "no such model is served here"}
+	}
+	return s.flowFor(req, id), nil
+}
+
+// ServeHTTP serves the client APIs' paths by POST, and answers 404 to everything else.
+func (m *Mux) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.front.serve(w, r) }
+
+// Middleware serves the client APIs' paths and hands everything else to next.
+func (m *Mux) Middleware(next http.Handler) http.Handler { return m.front.middleware(next) }

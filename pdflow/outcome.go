@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Mode says how a request was served, and is the value of the header X-PD-Mode.
+type Mode string
+
+// The modes.
+const (
+	ModeDisaggregated Mode = "disaggregated" // two engines
+	ModeAggregated    Mode = "aggregated"    // one engine, by the kind of request or of endpoint
+	ModeFallback      Mode = "fallback"      // not as configured, because no pair could serve it so
+)
+
+// LegOutcome is what is known of one leg after its end.
+type LegOutcome struct {
+	Leg           LegKind
+	Endpoint      string // the engine's ID, "" if the leg was never sent
+	Status        int    // the engine's status, 0 if it gave none
+	Start         time.Time
+	FirstByte     time.Time // zero if none came
+	End           time.Time
+	RequestBytes  int64 // of the body
+	ResponseBytes int64 // of the body
+	Err           *Error
+}
+
+// Duration is the time from sending to the end, 0 for a leg that was never sent.
+func (l *LegOutcome) Duration() time.Duration {
+	if l.Start.IsZero() || l.End.IsZero() {
+		return 0
+	}
+	return l.End.Sub(l.Start)
+}
+
+// Outcome is what is known of one attempt after both legs have ended. It is given to the picker and to observers.
+type Outcome struct {
+	Session    *connector.Session
+	Connector  string
+	Mode       Mode
+	Prefill    LegOutcome
+	Decode     LegOutcome
+	HandoffAge time.Duration // from P's last byte to the sending of decode; 0 where there was no handoff
+	KVTokens   int64         // prompt tokens that P says it computed or held; 0 where it does not say
+	Err        *Error        // nil if the client got a whole answer
+	Final      bool          // no further attempt follows
+}
+
+// Observer is anything that implements one or more of [SessionObserver] and [LegObserver]. Calls come from the
+// request's own goroutines and must be quick.
+type Observer any
+
+// SessionObserver sees attempts begin and end.
+type SessionObserver interface {
+	SessionStart(ctx context.Context, s *connector.Session)
+	SessionEnd(ctx context.Context, o *Outcome)
+}
+
+// LegObserver sees legs begin and end. For prefill, p is P's answer, nil if there is none; it must not be changed.
+type LegObserver interface {
+	LegStart(ctx context.Context, s *connector.Session, leg LegKind)
+	LegEnd(ctx context.Context, s *connector.Session, o *LegOutcome, p *connector.PrefillResult)
+}
+
+type observers struct {
+	sessions []SessionObserver
+	legs     []LegObserver
+}
+
+func (o *observers) add(x Observer) bool {
+	s, isSession := x.(SessionObserver)
+	if isSession {
+		o.sessions = append(o.sessions, s)
+	}
+	l, isLeg := x.(LegObserver)
+	if isLeg {
+		o.legs = append(o.legs, l)
+	}
+	return isSession || isLeg
+}

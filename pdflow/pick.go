@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Picker chooses the engines of one attempt, both with one call, since P and D are coupled: same group, reachable KV,
+// near each other. Implementations must be safe for concurrent use, must not block, and return [ErrNotReady] (or an error
+// that wraps it) if no engines are there now.
+//
+// A picker that also has Changed() <-chan struct{}, a channel closed at the next change of its engines, lets a flow wait for
+// engines a moment before it gives up.
+type Picker interface {
+	Pick(ctx context.Context, in *PickInput) (Pick, error)
+}
+
+// PickInput is what a picker may look at.
+type PickInput struct {
+	Request   *connector.Request // model, API, body
+	Header    http.Header        // the client's; read only
+	RequestID string
+	Attempt   int      // 1 for the first
+	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
+	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
+	Encode    int      // engines wanted for an encode stage, 0 for none
+}
+
+// Avoids reports whether an endpoint is to be avoided.
+func (in *PickInput) Avoids(id string) bool {
+	return len(in.Avoid) > 0 && slices.Contains(in.Avoid, id)
+}
+
+// Pick is a choice. A zero Prefill means that Decode serves the whole request.
+type Pick struct {
+	Prefill, Decode discovery.Endpoint
+	Encode          []discovery.Endpoint
+	Done            func(*Outcome) // called exactly once, when both legs have ended; nil allowed
+}
+
+// pick asks the picker, and waits for a change, bounded by pickWait, as long as nobody is there.
+func (f *Flow) pick(ctx context.Context, in *PickInput) (Pick, *Error) {
+	p, err := f.picker.Pick(ctx, in)
+	if err == nil {
+		return p, nil
+	}
+	changing, ok := f.picker.(interface{ Changed() <-chan struct{} })
+	if !errors.Is(err, ErrNotReady) || !ok || f.opts.pickWait <= 0 {
+		return Pick{}, f.pickError(ctx, err)
+	}
+	timer := time.NewTimer(f.opts.pickWait)
+	defer timer.Stop()
+	for {
+		ch := changing.Changed() // before Pick, so that no change is missed
+		if p, err = f.picker.Pick(ctx, in); err == nil {
+			return p, nil
+		}
+		select {
+		case <-ch:
+		case <-timer.C:
+			return Pick{}, f.pickError(ctx, err)
+		case <-ctx.Done():
+			return Pick{}, f.pickError(ctx, ctx.Err())
+		}
+	}
+}
+
+func (f *Flow) pickError(ctx context.Context, err error) *Error {
+	if ctx.Err() != nil {
+		return f.ended(ctx, "", "pick")
+	}
+	var e *Error
+	if errors.As(err, &e) && e.Code != CodeNoEndpoint {
+		return e
+	}
+	if !errors.Is(err, ErrNotReady) {
+		return &Error{Code: CodeInternal, Phase: "pick", Connector: f.name, Message: "the picker failed", Err: err}
+	}
+	msg := "no engines are ready for this model"
+	if e != nil && e.Message != "" {
+		msg = e.Message
+	}
+	return &Error{Code: CodeNoEndpoint, Phase: "pick", Connector: f.name, Message: msg, RetryAfter: time.Second, Err: err}
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// roundRobin takes decode engines in turn, and for each the prefill engines of its group in turn.
+type roundRobin struct {
+	set   *discovery.Set
+	table atomic.Pointer[table]
+	next  atomic.Uint64
+	rests rests
+	done  func(*pdflow.Outcome)
+}
+
+// RoundRobin picks decode engines in turn, and with each a prefill engine of its group, in turn too. An engine that
+// failed rests for a second, longer if it fails again, as long as others of its role are there. A pick takes the same time for two and for
+// ten thousand engines.
+func RoundRobin(set *discovery.Set) pdflow.Picker {
+	r := &roundRobin{set: set}
+	r.done = r.rests.done
+	return r
+}
+
+// Changed is closed at the set's next snapshot.
+func (r *roundRobin) Changed() <-chan struct{} { return r.set.Changed() }
+
+// Pick does not block.
+func (r *roundRobin) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	t := r.load()
+	n := r.next.Add(1) - 1
+	pick := pdflow.Pick{Done: r.done}
+	if in.Single {
+		e := r.choose(t.singles, n, in, "")
+		if e == nil {
+			return pdflow.Pick{}, t.notReady(true)
+		}
+		pick.Decode = *e
+		return pick, nil
+	}
+	s := r.chooseSlot(t.decodes, n, in)
+	if s == nil {
+		return pdflow.Pick{}, t.notReady(false)
+	}
+	pick.Decode = *s.decode
+	if p := r.choose(s.group.prefills, s.group.next.Add(1)-1, in, s.decode.ID); p != nil {
+		pick.Prefill = *p
+	} // else the decode engine is of role both and alone: it serves the whole request
+	if in.Encode > 0 {
+		pick.Encode = make([]discovery.Endpoint, 0, len(t.encodes))
+		for i := range t.encodes {
+			pick.Encode = append(pick.Encode, *t.encodes[(n+uint64(i))%uint64(len(t.encodes))])
+		}
+	}
+	return pick, nil
+}
+
+func (r *roundRobin) load() *table {
+	snap := r.set.Load()
+	t := r.table.Load()
+	if t == nil || t.snap != snap {
+		t = newTable(snap)
+		r.table.Store(t)
+	}
+	return t
+}
+
+// choose takes the n-th engine, or the next one that neither rests nor failed this request. except is never chosen.
+func (r *roundRobin) choose(list []*discovery.Endpoint, n uint64, in *pdflow.PickInput, except string) *discovery.Endpoint {
+	var second, third *discovery.Endpoint
+	for i := range uint64(len(list)) {
+		e := list[(n+i)%uint64(len(list))]
+		switch {
+		case e.ID == except:
+		case in.Avoids(e.ID):
+			third = orFirst(third, e)
+		case r.rests.resting(e.ID):
+			second = orFirst(second, e)
+		default:
+			return e
+		}
+	}
+	return orFirst(second, third)
+}
+
+func orFirst(first, e *discovery.Endpoint) *discovery.Endpoint {
+	if first != nil {
+		return first
+	}
+	return e
+}
+
+// chooseSlot is choose for decode engines. It prefers one whose group has a prefill engine other than itself.
+func (r *roundRobin) chooseSlot(list []slot, n uint64, in *pdflow.PickInput) *slot {
+	var best *slot
+	rank := 4
+	for i := range uint64(len(list)) {
+		s := &list[(n+i)%uint64(len(list))]
+		k := 0
+		switch {
+		case len(s.group.prefills) == 1 && s.group.prefills[0].ID == s.decode.ID:
+			k = 3
+		case in.Avoids(s.decode.ID) || allAvoided(s.group.prefills, in):
+			k = 2
+		case r.rests.resting(s.decode.ID):
+			k = 1
+		}
+		if k == 0 {
+			return s
+		}
+		if k < rank {
+			best, rank = s, k
+		}
+	}
+	return best
+}
+
+func allAvoided(list []*discovery.Endpoint, in *pdflow.PickInput) bool {
+	if len(in.Avoid) == 0 {
+		return false
+	}
+	for _, e := range list {
+		if !in.Avoids(e.ID) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// prefillThenDecode is the serial order: P's answer holds what D needs.
+func (a *attempt) prefillThenDecode() (*Body, *Error) {
+	p, e := a.prefill()
+	if e != nil {
+		return nil, e
+	}
+	if body, ok, e := a.final(p); ok || e != nil {
+		return body, e
+	}
+	if e := a.awaitEvent(); e != nil {
+		return nil, e
+	}
+	return a.decodeAfter(p)
+}
+
+// decodeAfter describes and sends decode once P has answered, if the handoff is still young enough.
+func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
+	if a.f.lease > 0 {
+		a.leaseUntil(p.At.Add(a.f.lease))
+	}
+	leg := connector.NewLeg(a.x.req)
+	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, p, leg) }); e != nil {
+		return nil, e
+	}
+	if e := a.stale(p); e != nil {
+		return nil, e
+	}
+	if a.ctx.Err() != nil {
+		// Once the client has left, no new leg is sent, not even to free P's blocks: they wait for the lease.
+		return nil, a.f.ended(a.ctx, LegDecode, "send")
+	}
+	return a.decode(a.ctx, leg, a.decodeClock())
+}
+
+// stale refuses a handoff that decode could only use wrongly: after P's lease its blocks belong to another prompt, and D
+// answers 200 with that prompt's text (captures nixl/60).
+func (a *attempt) stale(p *connector.PrefillResult) *Error {
+	age := time.Since(p.At)
+	a.out.HandoffAge = age
+	a.f.tel.handoff(a, age)
+	if limit := a.f.handoffMax; limit <= 0 || age <= limit {
+		return nil
+	}
+	return &Error{Code: CodeHandoffExpired, Leg: LegDecode, Phase: "handoff", Connector: a.f.name, Endpoint: a.s.Prefill.ID,
+		Message: "the KV handoff became too old before decode could be sent"}
+}
+
+// awaitEvent waits for what the protocol expects between the legs.
+func (a *attempt) awaitEvent() *Error {
+	if a.wait == nil {
+		return nil
+	}
+	a.x.phase.Store(phaseEvent)
+	var ev connector.Event
+	if e := a.guard(LegPrefill, "event", func() (err error) { ev, err = a.wait(a.ctx); return err }); e != nil {
+		if a.ctx.Err() != nil {
+			return a.f.ended(a.ctx, LegPrefill, "event")
+		}
+		if e.Code == CodeInternal {
+			e.Code, e.Message = CodeTimeout, "the engines' notice did not come in time"
+		}
+		return e
+	}
+	a.s.SetEvent(ev)
+	return nil
+}
+
+// final lets P's answer be the client's, where the protocol says that P has finished.
+func (a *attempt) final(p *connector.PrefillResult) (*Body, bool, *Error) {
+	if a.f.finisher == nil {
+		return nil, false, nil
+	}
+	var answer connector.Answer
+	var ok bool
+	if e := a.guard(LegPrefill, "answer", func() error { answer, ok = a.f.finisher.Final(a.s, p); return nil }); e != nil || !ok {
+		return nil, false, e
+	}
+	return finalBody(a, answer), true, nil
+}

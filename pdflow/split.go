@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"errors"
+	"hash/maphash"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Split sends a share of one model's requests to another flow, to try a connector on some of the traffic. A request's ID
+// decides, so that a client that repeats an ID stays where it was.
+type Split struct {
+	main, other *Flow
+	percent     uint64
+}
+
+// splitSeed is one seed for the process: shares need no more than an even spread.
+var splitSeed = maphash.MakeSeed()
+
+// NewSplit sends percent (0 to 100) of the requests to other, the rest to main.
+func NewSplit(main, other *Flow, percent int) (*Split, error) {
+	if main == nil || other == nil {
+		return nil, errors.New("pdflow: NewSplit needs two flows")
+	}
+	if percent < 0 || percent > 100 {
+		return nil, errors.New("pdflow: NewSplit needs 0 to 100 percent")
+	}
+	return &Split{main, other, uint64(percent)}, nil
+}
+
+func (s *Split) flowFor(_ *connector.Request, id string) *Flow {
+	if maphash.String(splitSeed, id)%100 < s.percent {
+		return s.other
+	}
+	return s.main
+}

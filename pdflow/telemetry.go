@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/tidwall/gjson"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// scope is the name of the SDK's telemetry.
+const scope = "github.com/pdkit/pdkit/pdflow"
+
+// telemetry is a flow's instruments, made once. Attribute sets are cached: there are few, and each is used for ever. No
+// metric is labelled by endpoint, since engines come and go.
+type telemetry struct {
+	tracer     trace.Tracer // nil without a provider: then no span costs anything
+	propagator propagation.TextMapPropagator
+	connector  string
+
+	requests, firstChunk, legs, handoffAge metric.Float64Histogram
+	created, expired, retries, fallbacks   metric.Int64Counter
+	unsupportedN, kvTokens                 metric.Int64Counter
+	active                                 metric.Int64UpDownCounter
+	recorded                               bool
+
+	mu   sync.RWMutex
+	sets map[labels]metric.MeasurementOption
+	base metric.MeasurementOption
+}
+
+// labels are the attributes of all our metrics; empty ones are left out.
+type labels struct{ leg, mode, code, reason string }
+
+var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+
+func newTelemetry(f *Flow) (*telemetry, error) {
+	t := &telemetry{propagator: f.opts.propagator, connector: f.name, sets: map[labels]metric.MeasurementOption{}}
+	if t.propagator == nil {
+		t.propagator = propagation.TraceContext{}
+	}
+	if tp := f.opts.tracerProvider; tp != nil {
+		t.tracer = tp.Tracer(scope, trace.WithInstrumentationVersion(Version))
+	}
+	mp := f.opts.meterProvider
+	if t.recorded = mp != nil; !t.recorded {
+		mp = noop.NewMeterProvider()
+	}
+	m := mp.Meter(scope, metric.WithInstrumentationVersion(Version))
+	var errs [11]error
+	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
+		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(durations...))
+		return h
+	}
+	count := func(i int, name, unit, help string) (c metric.Int64Counter) {
+		c, errs[i] = m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+		return c
+	}
+	t.requests = hist(0, "pd.request.duration", "s", "Requests, from the body's last byte to the answer's end")
+	t.firstChunk = hist(1, "pd.time_to_first_chunk", "s", "From the body's last byte to decode's first event")
+	t.legs = hist(2, "pd.leg.duration", "s", "Legs, from sending to the end of the answer")
+	t.handoffAge = hist(3, "pd.handoff.age", "s", "Age of the KV handoff when decode was described")
+	t.created = count(4, "pd.sessions.created", "{session}", "Attempts begun")
+	t.expired = count(5, "pd.sessions.expired", "{session}", "Attempts whose handoff became too old, or was left to its lease")
+	t.retries = count(6, "pd.retries", "{attempt}", "Attempts after the first")
+	t.fallbacks = count(7, "pd.fallbacks", "{request}", "Requests served otherwise than configured")
+	t.unsupportedN = count(8, "pd.unsupported", "{request}", "Requests that two engines cannot carry, by the member that prevents it")
+	t.kvTokens = count(9, "pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that decode took")
+	t.active, errs[10] = m.Int64UpDownCounter("pd.sessions.active", metric.WithUnit("{session}"), metric.WithDescription("Attempts in flight"))
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	t.base = t.set(labels{})
+	return t, nil
+}
+
+func (t *telemetry) set(l labels) metric.MeasurementOption {
+	t.mu.RLock()
+	s, ok := t.sets[l]
+	t.mu.RUnlock()
+	if ok {
+		return s
+	}
+	kv := []attribute.KeyValue{attribute.String("pd.connector", t.connector)}
+	for _, p := range [...]struct{ k, v string }{{"pd.leg", l.leg}, {"pd.mode", l.mode}, {"error.type", l.code}, {"pd.reason", l.reason}} {
+		if p.v != "" {
+			kv = append(kv, attribute.String(p.k, p.v))
+		}
+	}
+	s = metric.WithAttributeSet(attribute.NewSet(kv...))
+	t.mu.Lock()
+	t.sets[l] = s
+	t.mu.Unlock()
+	return s
+}
+
+func codeLabel(e *Error) string {
+	if e == nil {
+		return ""
+	}
+	return string(e.Code)
+}
+
+func (t *telemetry) startRequest(ctx context.Context, x *exchange) (context.Context, trace.Span) {
+	if t.tracer == nil {
+		return ctx, nil
+	}
+	ctx = t.propagator.Extract(ctx, propagation.HeaderCarrier(x.header))
+	return t.tracer.Start(ctx, "pd.request", trace.WithAttributes(
+		attribute.String("pd.connector", x.f.name), attribute.String("pd.order", x.f.order.String()), attribute.String("pd.request_id", x.id),
+		attribute.String("pd.api", x.req.API.String()), attribute.String("gen_ai.request.model", x.req.Model), attribute.Bool("gen_ai.request.stream", x.req.Stream)))
+}
+
+func (t *telemetry) endRequest(x *exchange, e *Error) {
+	mode := x.mode
+	if a := x.current.Load(); a != nil {
+		mode = a.mode
+	}
+	if t.recorded {
+		t.requests.Record(x.client, time.Since(x.start).Seconds(), t.set(labels{mode: string(mode), code: codeLabel(e)}))
+	}
+	if x.span == nil {
+		return
+	}
+	x.span.SetAttributes(attribute.String("pd.mode", string(mode)))
+	endSpan(x.span, e)
+}
+
+func endSpan(s trace.Span, e *Error) {
+	if e != nil {
+		s.SetAttributes(attribute.String("error.type", string(e.Code)))
+		s.SetStatus(codes.Error, string(e.Code))
+	}
+	s.End()
+}
+
+func (t *telemetry) sessionStarted(a *attempt) {
+	if t.recorded {
+		t.created.Add(a.ctx, 1, t.base)
+		t.active.Add(a.ctx, 1, t.base)
+	}
+}
+
+func (t *telemetry) sessionEnded(a *attempt) {
+	if !t.recorded {
+		return
+	}
+	t.active.Add(a.x.client, -1, t.base)
+	p := a.p.Load()
+	switch {
+	case a.out.Err == nil && p != nil:
+		t.kvTokens.Add(a.x.client, a.out.KVTokens, t.base)
+	case p != nil && a.f.lease > 0 && a.out.Decode.Start.IsZero():
+		t.expired.Add(a.x.client, 1, t.base) // nobody read P's blocks: they wait for the lease
+	}
+}
+
+func (t *telemetry) retried(x *exchange, last *Error) {
+	t.retries.Add(x.ctx, 1, t.set(labels{code: codeLabel(last)}))
+	if x.span != nil {
+		x.span.AddEvent("pd.retry", trace.WithAttributes(attribute.String("error.type", codeLabel(last))))
+	}
+}
+
+func (t *telemetry) fellBack(x *exchange, last *Error) {
+	t.fallbacks.Add(x.ctx, 1, t.set(labels{code: codeLabel(last)}))
+	if x.span != nil {
+		x.span.SetAttributes(attribute.Bool("pd.fallback", true))
+		x.span.AddEvent("pd.fallback", trace.WithAttributes(attribute.String("error.type", codeLabel(last))))
+	}
+}
+
+func (t *telemetry) unsupported(x *exchange, member string) {
+	t.unsupportedN.Add(x.ctx, 1, t.set(labels{reason: member}))
+}
+
+func (t *telemetry) handoff(a *attempt, age time.Duration) {
+	if t.recorded {
+		t.handoffAge.Record(a.ctx, age.Seconds(), t.base)
+	}
+}
+
+// inject continues the request's trace to an engine. Without a tracer the client's own headers have gone through.
+func (t *telemetry) inject(ctx context.Context, h http.Header) {
+	if t.tracer != nil {
+		t.propagator.Inject(ctx, propagation.HeaderCarrier(h))
+	}
+}
+
+// legStarted opens a leg's span, a sibling of the other leg's, and tells observers.
+func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
+	if t := a.f.tel; t.tracer != nil {
+		name, ep, i := "pd.prefill", a.s.Prefill.ID, 0
+		if leg == LegDecode {
+			name, ep, i = "pd.decode", a.s.Decode.ID, 1
+		}
+		ctx, a.span[i] = t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+			attribute.String("pd.leg", string(leg)), attribute.String("pd.connector", a.f.name), attribute.String("pd.session_id", a.s.ID),
+			attribute.String("pd.endpoint", ep), attribute.String("pd.pair", a.s.Prefill.ID+" "+a.s.Decode.ID), attribute.Int("pd.attempt", a.s.Attempt)))
+		if leg == LegDecode && a.out.HandoffAge > 0 {
+			a.span[i].SetAttributes(attribute.Float64("pd.handoff.age", a.out.HandoffAge.Seconds()))
+		}
+	}
+	for _, o := range a.f.opts.observers.legs {
+		o.LegStart(ctx, a.s, leg)
+	}
+	return ctx
+}
+
+func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
+	t := a.f.tel
+	if t.recorded && !o.Start.IsZero() {
+		t.legs.Record(a.x.client, o.Duration().Seconds(), t.set(labels{leg: string(o.Leg), code: codeLabel(o.Err)}))
+		if o.Leg == LegDecode && !o.FirstByte.IsZero() {
+			t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), t.set(labels{mode: string(a.mode)}))
+		}
+	}
+	i := 0
+	if o.Leg == LegDecode {
+		i = 1
+	}
+	if s := a.span[i]; s != nil {
+		s.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.Int64("pd.request.bytes", o.RequestBytes), attribute.Int64("pd.response.bytes", o.ResponseBytes))
+		if !o.FirstByte.IsZero() {
+			s.SetAttributes(attribute.Float64("pd.time_to_first_byte", o.FirstByte.Sub(o.Start).Seconds()))
+		}
+		endSpan(s, o.Err)
+		a.span[i] = nil
+	}
+	for _, ob := range a.f.opts.observers.legs {
+		ob.LegEnd(a.x.client, a.s, o, p)
+	}
+}
+
+// promptTokens reads the prompt's tokens from P's usage; 0 if it does not say. P's answer is small, and it is known to be
+// one JSON object.
+func promptTokens(api connector.API, body []byte) int64 {
+	path := api.Usage().Prompt
+	if path == "" || len(body) > 1<<20 {
+		return 0
+	}
+	return gjson.Get(view(body), path).Int()
+}

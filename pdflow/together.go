@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"github.com/pdkit/pdkit/connector"
+)
+
+// prefillEnd and decodeEnd are how a leg that runs beside another reports.
+type prefillEnd struct {
+	p *connector.PrefillResult
+	e *Error
+}
+
+type decodeEnd struct {
+	body *Body
+	e    *Error
+}
+
+// together sends both legs at once. Decode's head is held until prefill succeeded or decode's first event came. A failed prefill
+// cancels decode at once: nobody else tells D, which would wait for minutes (protocols/vllm.md §5).
+func (a *attempt) together() (*Body, *Error) {
+	decodeLeg := connector.NewLeg(a.x.req)
+	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg) }); e != nil {
+		return nil, e
+	}
+	prefilled := a.goPrefill()
+	clock := a.decodeClock()
+	clock.later = true // counts from P's answer
+	decoded := a.goDecode(decodeLeg, clock)
+	return a.join(prefilled, decoded, clock)
+}
+
+// goPrefill runs the prefill leg beside the caller.
+func (a *attempt) goPrefill() <-chan prefillEnd {
+	ch := make(chan prefillEnd, 1)
+	a.bg.Go(func() {
+		var end prefillEnd
+		if e := a.guard(LegPrefill, "send", func() error { end.p, end.e = a.prefill(); return nil }); e != nil {
+			end.e = e
+		}
+		ch <- end
+	})
+	return ch
+}
+
+// goDecode runs the decode leg, until its first event, beside the caller.
+func (a *attempt) goDecode(leg *connector.Leg, clock *clock) <-chan decodeEnd {
+	ch := make(chan decodeEnd, 1)
+	a.bg.Go(func() {
+		var end decodeEnd
+		if e := a.guard(LegDecode, "send", func() error { end.body, end.e = a.decode(a.ctx, leg, clock); return nil }); e != nil {
+			end.e = e
+		}
+		ch <- end
+	})
+	return ch
+}
+
+// join waits for both legs that are in flight. The answer goes out with decode's first event; prefill may still be ending
+// then, and the attempt's end waits for it.
+func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd, clock *clock) (*Body, *Error) {
+	for {
+		select {
+		case end := <-prefilled:
+			prefilled = nil
+			if end.e != nil {
+				a.cancel(end.e)
+				if d := <-decoded; d.body != nil {
+					d.body.release()
+				}
+				return nil, end.e
+			}
+			clock.begin()
+		case end := <-decoded:
+			if end.e != nil {
+				a.cancel(end.e)
+				// What failed first is often P, and D only shows it; P's own word is the better one.
+				if prefilled != nil {
+					if p := <-prefilled; p.e != nil && p.e != end.e && p.e.Code != CodeClientGone {
+						return nil, p.e
+					}
+				}
+			}
+			return end.body, end.e
+		}
+	}
+}
