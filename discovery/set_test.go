@@ -130,6 +130,7 @@ func TestALaterSourceShowsWhenTheEarlierDropsTheID(t *testing.T) {
 		first, second := discoverytest.NewManual(), discoverytest.NewManual()
 		set, f := run(t, first, second)
 		first.Publish(endpoint(t, "a", zone("first")))
+		synctest.Wait()
 		second.Publish(endpoint(t, "a", zone("second")))
 		synctest.Wait()
 		require.Equal(t, []string{"a:first:ready"}, say(set.Load()))
@@ -145,10 +146,15 @@ func TestWhatIsLeftOutIsReportedOnce(t *testing.T) {
 		m := discoverytest.NewManual()
 		set, f := run(t, m)
 		m.Publish(endpoint(t, "a"), endpoint(t, "a"), discovery.Endpoint{ID: "b"})
+		synctest.Wait()
 		m.Publish(endpoint(t, "a"), endpoint(t, "a"), discovery.Endpoint{ID: "b"}, endpoint(t, "c"))
 		synctest.Wait()
 		assert.Equal(t, []string{`discovery source 0: left out: endpoint "a" is listed twice, and 1 more`}, f.all())
 		assert.Equal(t, []string{"a::ready", "c::ready"}, say(set.Load()))
+		m.Publish(endpoint(t, "a"))
+		m.Publish(endpoint(t, "a"), endpoint(t, "a"))
+		synctest.Wait()
+		assert.Equal(t, `discovery source 0: left out: endpoint "a" is listed twice`, f.all()[1], "and again when it comes back")
 	})
 }
 
@@ -159,7 +165,7 @@ func TestTheSameListAgainIsNoNewVersion(t *testing.T) {
 		labelled := func(e *discovery.Endpoint) { e.Attributes = map[string]string{"k": "v"} }
 		m.Publish(endpoint(t, "a", labelled), endpoint(t, "b"))
 		synctest.Wait()
-		before, changed := set.Load(), set.Changed()
+		before := set.Load()
 		m.Publish(endpoint(t, "a", labelled), endpoint(t, "b")) // other pointers, same meaning
 		synctest.Wait()
 		assert.Same(t, before, set.Load())
@@ -174,7 +180,7 @@ func TestTheSameListAgainIsNoNewVersion(t *testing.T) {
 		} {
 			m.Publish(endpoint(t, "a", labelled), endpoint(t, "b"))
 			synctest.Wait()
-			before, changed = set.Load(), set.Changed()
+			before, changed := set.Load(), set.Changed()
 			m.Publish(endpoint(t, "a", labelled, change), endpoint(t, "b"))
 			synctest.Wait()
 			assert.Equal(t, before.Version+1, set.Load().Version, name)

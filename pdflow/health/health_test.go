@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -174,14 +175,39 @@ func TestTwoFailuresMakeNotReadyAndOneSuccessReady(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, ready, w.phases(), "one success is enough")
 		assert.Equal(t, []string{"p:1 true status 503", "p:1 false status 503", "p:1 true <nil>"}, observed)
+	})
+}
 
-		for range 6 { // failures that are never two in a row
-			e.set(always(503))
-			time.Sleep(2 * time.Second)
-			e.set(always(200))
-			time.Sleep(2 * time.Second)
+// alternating fails every other probe, the second first.
+func alternating() func(*http.Request) (*http.Response, error) {
+	var n atomic.Int32
+	return func(*http.Request) (*http.Response, error) {
+		if n.Add(1)%2 == 0 {
+			return status(503), nil
 		}
-		assert.Equal(t, ready, w.phases())
+		return status(200), nil
+	}
+}
+
+func TestOnlyProbesInARowCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, health.Options{Client: &engines{answer: alternating()}}, "p:1")
+		version := w.set.Load().Version
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		assert.Equal(t, version, w.set.Load().Version, "failures that are never two in a row")
+	})
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: always(503)}
+		w := start(t, health.Options{Client: e, Successes: 2}, "p:1")
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		version := w.set.Load().Version
+		require.Equal(t, discovery.PhaseNotReady, w.phases()["p:1"])
+		e.set(alternating())
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		assert.Equal(t, version, w.set.Load().Version, "successes that are never two in a row")
 	})
 }
 
@@ -281,9 +307,56 @@ func TestEnginesThatHangDoNotHoldUpTheOthers(t *testing.T) {
 		}
 		want["good:1"] = discovery.PhaseReady
 		assert.Equal(t, want, w.phases())
-		for i, at := 0, e.times("frozen0:1"); i < len(at)-1; i++ {
-			assert.GreaterOrEqual(t, at[i+1].Sub(at[i]), 1900*time.Millisecond, "never two probes of one endpoint at once")
+	})
+}
+
+func TestAnEndpointNeverHasTwoProbesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: hang}
+		start(t, health.Options{Client: e, Timeout: 7 * time.Second}, "p:1")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		at := e.times("p:1")
+		require.GreaterOrEqual(t, len(at), 8)
+		for i := range at[1:] {
+			assert.GreaterOrEqual(t, at[i+1].Sub(at[i]), 7*time.Second)
+			assert.LessOrEqual(t, at[i+1].Sub(at[i]), 7*time.Second+200*time.Millisecond, "the next one comes soon after the timeout")
 		}
+	})
+}
+
+func TestGoroutinesOfHangingProbesGoWithThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: hang}
+		var ids []string
+		for i := range 300 {
+			ids = append(ids, fmt.Sprintf("e%d:1", i))
+		}
+		start(t, health.Options{Client: e}, ids...)
+		quiet := runtime.NumGoroutine()
+		time.Sleep(3 * time.Second)
+		require.EqualValues(t, 300, e.peak.Load())
+		e.set(nil)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		assert.Less(t, runtime.NumGoroutine(), quiet+20)
+	})
+}
+
+// endless is a body that goes on for ever and counts what is read of it.
+type endless struct{ read, closed atomic.Int32 }
+
+func (b *endless) Read(p []byte) (int, error) { b.read.Add(int32(len(p))); return len(p), nil }
+func (b *endless) Close() error               { b.closed.Add(1); return nil }
+
+func TestABodyIsReadUpToFourKilobytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := &endless{}
+		start(t, health.Options{Client: &engines{answer: func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: body}, nil
+		}}}, "p:1")
+		assert.InDelta(t, 4<<10, body.read.Load(), 512)
+		assert.EqualValues(t, 1, body.closed.Load())
 	})
 }
 
@@ -344,14 +417,16 @@ func TestAnEndpointWithANewAddressStartsAfresh(t *testing.T) {
 			}
 			return status(200), nil
 		}}
-		w := start(t, health.Options{Client: e, Timeout: 3 * time.Second}, "old:1")
+		failures := 0
+		w := start(t, health.Options{Client: e, Timeout: 3 * time.Second, Observe: func(string, bool, error) { failures++ }}, "old:1")
 		moved := endpoint(t, "new:1")
 		moved.ID = "old:1"
 		time.Sleep(5 * time.Second) // the second probe of the old address is under way
 		w.Publish(moved)
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
-		assert.Equal(t, map[string]discovery.Phase{"old:1": discovery.PhaseReady}, w.phases(), "the old address' late failure does not count")
+		assert.Equal(t, map[string]discovery.Phase{"old:1": discovery.PhaseReady}, w.phases())
+		assert.Equal(t, 1, failures, "the old address' late failure does not count")
 		assert.GreaterOrEqual(t, len(e.times("new:1")), 9)
 	})
 }

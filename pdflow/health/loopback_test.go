@@ -68,6 +68,25 @@ func TestOneConnectionCarriesAllProbesOfAnEndpoint(t *testing.T) {
 	assert.EqualValues(t, 1, conns.Load())
 }
 
+func TestConnectionsCloseWithTheRun(t *testing.T) {
+	closed := make(chan struct{})
+	url := server(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, func(_ net.Conn, s http.ConnState) {
+		if s == http.StateClosed {
+			close(closed)
+		}
+	})
+	t.Run("run", func(t *testing.T) {
+		probed := make(chan struct{})
+		serve(t, &health.Options{Interval: time.Hour, Observe: func(string, bool, error) { close(probed) }}, url)
+		<-probed
+	})
+	select {
+	case <-closed:
+	case <-time.After(2 * time.Second): // the idle timeout is 4 s
+		assert.Fail(t, "the connection outlives the prober")
+	}
+}
+
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	var followed atomic.Int32
 	url := server(t, func(w http.ResponseWriter, req *http.Request) {
