@@ -39,7 +39,7 @@ const (
 type Timeouts struct {
 	Connect     *Duration `json:"connect,omitempty"`     // TCP and TLS; default 2 s
 	Prefill     *Duration `json:"prefill,omitempty"`     // the prefill leg, until its whole answer is read; default 60 s
-	Handoff     *Duration `json:"handoff,omitempty"`     // age of the oldest handoff that decode may use; default: the lease less 5 s
+	Handoff     *Duration `json:"handoff,omitempty"`     // age of the oldest handoff that decode may use; default: the lease less 5 s, see Resolve
 	Decode      *Duration `json:"decode,omitempty"`      // the decode leg, until its first byte; default 600 s
 	Idle        *Duration `json:"idle,omitempty"`        // silence between two chunks of an answer; default 60 s
 	Cleanup     *Duration `json:"cleanup,omitempty"`     // default 5 s
@@ -51,16 +51,13 @@ type Limits struct {
 	Connect, Prefill, Handoff, Decode, Idle, Cleanup, HealthCheck time.Duration
 }
 
-// handoffMargin is what the default leaves of a lease for the decode request to reach the engine and its first block read.
+// handoffMargin is what the default leaves of a lease for the decode request to reach the engine and the blocks to be read.
 const handoffMargin = 5 * time.Second
 
 // Resolve fills in the defaults. lease is how long the connector's handoff lives, 0 where it does not expire; then a
-// Handoff left out is no limit. Of a lease of 5 s or less the default takes half.
+// Handoff left out is no limit. Of a lease under 10 s the default takes half.
 func (t Timeouts) Resolve(lease time.Duration) Limits {
-	handoff := lease - handoffMargin
-	if lease <= handoffMargin {
-		handoff = max(lease, 0) / 2
-	}
+	handoff := max(lease-handoffMargin, lease/2, 0)
 	return Limits{
 		Connect:     orDefault(t.Connect, 2*time.Second),
 		Prefill:     orDefault(t.Prefill, 60*time.Second),
@@ -121,7 +118,7 @@ type specJSON struct {
 type specFields Spec
 
 // ParseSpec reads a KVConnectorSpec. It refuses unknown members, wrong types and settings that contradict each other, all
-// at once: [FieldErrors] lists them. Config is checked to be an object and is read only by the connector itself. Empty raw is
+// at once: [FieldErrors] lists them, and the Spec then holds what could be read. Config is checked to be an object and is read only by the connector itself. Empty raw is
 // the zero Spec.
 func ParseSpec(raw json.RawMessage) (Spec, error) {
 	var s Spec
@@ -164,11 +161,8 @@ func (s *Spec) UnmarshalJSON(raw []byte) error {
 		}
 		in.specFields.FallbackConnector = &next
 	}
-	if err := errors.Join(faults...); err != nil {
-		return err
-	}
-	*s = Spec(in.specFields)
-	return nil
+	*s = Spec(in.specFields) // also with faults: who reports them all looks at what could be read
+	return errors.Join(faults...)
 }
 
 // wantObject returns a *FieldError unless raw was left out or is an object.

@@ -58,7 +58,7 @@ func TestSpecDefaults(t *testing.T) {
 }
 
 func TestHandoffDefaultFollowsTheLease(t *testing.T) {
-	for lease, want := range map[time.Duration]time.Duration{0: 0, -time.Second: 0, 4 * time.Second: 2 * time.Second, 5 * time.Second: 2500 * time.Millisecond, time.Minute: 55 * time.Second} {
+	for lease, want := range map[time.Duration]time.Duration{0: 0, -time.Second: 0, 4 * time.Second: 2 * time.Second, 5 * time.Second: 2500 * time.Millisecond, 12 * time.Second: 7 * time.Second, time.Minute: 55 * time.Second} {
 		assert.Equal(t, want, connector.Timeouts{}.Resolve(lease).Handoff, "lease %v", lease)
 	}
 	zero := connector.Duration(0)

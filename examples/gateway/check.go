@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// printCheck writes what a configuration means, defaults included. No setting of a connector's own is shown: passwords
+// are among them.
+func printCheck(w io.Writer, cfg *config) error {
+	b := bufio.NewWriter(w)
+	g := cfg.gateway
+	fmt.Fprintf(b, "%s: well formed, %s\n", cfg.file, count(len(cfg.models), "model"))
+	fmt.Fprintf(b, "listen        %s\n", g.Listen)
+	if g.Admin == "" {
+		fmt.Fprintln(b, "admin         off")
+	} else {
+		fmt.Fprintf(b, "admin         %s\n", g.Admin)
+	}
+	fmt.Fprintf(b, "bodies        at most %d bytes\n", g.MaxBodyBytes)
+	fmt.Fprintf(b, "drain         %s\n", span(time.Duration(g.DrainTimeout), "at once"))
+	if g.Passthrough != "" {
+		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")
+	}
+	for _, m := range cfg.models {
+		printModel(b, m)
+	}
+	for _, kind := range []noteKind{warning, withoutEffect, notThereYet} {
+		for _, n := range cfg.notes {
+			if n.kind == kind {
+				fmt.Fprintln(b, n.String())
+			}
+		}
+	}
+	return b.Flush()
+}
+
+// String returns the note as -check and the log show it.
+func (n note) String() string {
+	if n.kind == notThereYet {
+		return fmt.Sprintf("%s: %s (%s:%d: %s)", n.kind, n.Problem, n.file, n.line, n.Path)
+	}
+	return fmt.Sprintf("%s: %s", n.kind, n.fault)
+}
+
+func printModel(w io.Writer, m *modelServer) {
+	fmt.Fprintf(w, "\n%s\n", m.label())
+	printConnector(w, "connector", m.main)
+	if m.rollout != nil {
+		printConnector(w, fmt.Sprintf("rollout %d%%", *m.spec.Rollout.Weight), *m.rollout)
+	}
+	if m.doc.has("spec.encoder") {
+		row(w, "encoder", m.spec.Encoder.Type)
+	}
+	kind := m.discoveryKinds()[0]
+	if kind != "static" {
+		row(w, "discovery", kind)
+		return
+	}
+	row(w, "discovery", "static, "+count(len(m.endpoints), "endpoint"))
+	secure := false
+	for _, e := range m.endpoints {
+		row(w, "  "+e.Role.String(), place(e))
+		secure = secure || e.URL.Scheme == "https"
+	}
+	if secure {
+		row(w, "TLS", "https engines are checked against the system's certificate authorities, TLS 1.2 or later")
+	}
+}
+
+// printConnector writes a connector and those it falls back to.
+func printConnector(w io.Writer, title string, o opened) {
+	if o.connector == nil {
+		row(w, title, o.name+", not there yet")
+	} else {
+		row(w, title, o.name+", "+o.connector.Order().String())
+	}
+	lease := leaseOf(o.connector)
+	limits, _ := o.limits()
+	handoff := span(limits.Handoff, "no limit")
+	if lease > 0 {
+		handoff += " of a lease of " + lease.String()
+	}
+	row(w, "  timeouts", fmt.Sprintf("connect %s, prefill %s, handoff %s, decode %s, idle %s, cleanup %s, healthCheck %s",
+		span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
+		span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
+	a := o.attempts()
+	row(w, "  retry", fmt.Sprintf("%s, pauses from %s to %s", count(a.Max, "attempt"), a.BackoffBase, a.BackoffMax))
+	var limitsOfStores []string
+	r := o.spec.Resources
+	for _, q := range []struct {
+		name string
+		q    connector.Quantity
+	}{{"memory", r.MaxMemory}, {"disk", r.MaxDisk}, {"bandwidth", r.MaxBandwidth}} {
+		if q.q != "" {
+			limitsOfStores = append(limitsOfStores, q.name+" "+string(q.q))
+		}
+	}
+	if len(limitsOfStores) > 0 {
+		row(w, "  resources", strings.Join(limitsOfStores, ", ")+": rendered for the engines")
+	}
+	row(w, "  unsupported", orWord(o.spec.Unsupported, connector.UnsupportedAggregate))
+	row(w, "  fallback", orWord(o.spec.Fallback, connector.FallbackError))
+	if o.fallback != nil {
+		printConnector(w, "falls back to", *o.fallback)
+	}
+}
+
+func row(w io.Writer, name, text string) { fmt.Fprintf(w, "  %-15s %s\n", name, text) }
+
+func orWord(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+func span(d time.Duration, zero string) string {
+	if d == 0 {
+		return zero
+	}
+	return d.String()
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// place is where an endpoint is, for the operator's eyes.
+func place(e discovery.Endpoint) string {
+	s := e.URL.String()
+	if e.Group != "" {
+		s += ", group " + e.Group
+	}
+	if e.Zone != "" {
+		s += ", zone " + e.Zone
+	}
+	if len(e.Attributes) > 0 {
+		names := make([]string, 0, len(e.Attributes))
+		for name := range e.Attributes {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		s += ", with " + strings.Join(names, ", ")
+	}
+	return s
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// checkModel checks the values of a ModelServer, opens its connectors and makes its endpoints.
+func (l *loader) checkModel(m *modelServer) {
+	if len(m.spec.TrafficPolicy) > 0 {
+		l.note(withoutEffect, m.doc, "spec.trafficPolicy", "retries and timeouts are those of kvConnector", "")
+	}
+	l.add(m.doc, checkPort("spec.workloadPort.port", m.spec.WorkloadPort.Port)...)
+	l.checkDiscovery(m)
+	m.main = l.open(m, "spec.kvConnector", m.spec.KVConnector)
+	if m.doc.has("spec.rollout") {
+		l.checkRollout(m)
+	}
+	if m.doc.has("spec.encoder") {
+		l.checkEncoder(m)
+	}
+}
+
+func (l *loader) checkRollout(m *modelServer) {
+	const at = "spec.rollout"
+	r := m.spec.Rollout
+	switch {
+	case r.Weight == nil:
+		l.add(m.doc, &connector.FieldError{Path: at + ".weight", Problem: missing, Remedy: "write the share of requests in percent, 0 to 100"})
+	case *r.Weight < 0 || *r.Weight > 100:
+		l.add(m.doc, &connector.FieldError{Path: at + ".weight", Problem: "is not a percentage", Remedy: "write 0 to 100"})
+	}
+	if !m.doc.has(at + ".kvConnector") {
+		l.add(m.doc, &connector.FieldError{Path: at + ".kvConnector", Problem: missing, Remedy: "write the connector to roll out: {type: NAME}"})
+		return
+	}
+	o := l.open(m, at+".kvConnector", r.KVConnector)
+	m.rollout = &o
+}
+
+func (l *loader) checkEncoder(m *modelServer) {
+	e := m.spec.Encoder
+	known := []string{"example", "nixl"}
+	switch {
+	case e.Type == "":
+		l.add(m.doc, &connector.FieldError{Path: "spec.encoder.type", Problem: missing, Remedy: "write example or nixl"})
+	case !slices.Contains(known, e.Type):
+		l.add(m.doc, &connector.FieldError{Path: "spec.encoder.type", Problem: "is not a known encoder", Remedy: nearestOf(e.Type, known)})
+	default:
+		l.note(notThereYet, m.doc, "spec.encoder", "encoder "+e.Type, "")
+	}
+	encodes := func(e discovery.Endpoint) bool { return e.Role.Has(discovery.RoleEncode) }
+	if len(m.endpoints) > 0 && !slices.ContainsFunc(m.endpoints, encodes) {
+		l.note(warning, m.doc, "spec.encoder", "has no endpoint of role encode", "add one under discovery.static.endpoints, or remove encoder")
+	}
+}
+
+// checkDiscovery finds the one way that a ModelServer's engines are found.
+func (l *loader) checkDiscovery(m *modelServer) {
+	const at = "spec.discovery"
+	kinds := m.discoveryKinds()
+	if len(kinds) != 1 {
+		problem := "has no member"
+		if len(kinds) > 1 {
+			problem = "has " + strings.Join(kinds, " and ")
+		}
+		l.add(m.doc, &connector.FieldError{Path: at, Problem: problem, Remedy: "write exactly one of static, file, dns, kubernetes, registration"})
+	}
+	for _, kind := range kinds {
+		if kind != "kubernetes" && m.doc.has("spec.workloadSelector") {
+			l.note(withoutEffect, m.doc, "spec.workloadSelector", "it chooses pods, and discovery is "+kind, "")
+		}
+		if kind != "static" {
+			l.note(notThereYet, m.doc, at, "discovery "+kind, "")
+		}
+		l.checkKind(m, kind, at+"."+kind)
+	}
+}
+
+func (l *loader) checkKind(m *modelServer, kind, at string) {
+	d := m.spec.Discovery
+	switch kind {
+	case "static":
+		l.checkStatic(m, d.Static.Endpoints)
+	case "file":
+		if d.File.Path == "" {
+			l.add(m.doc, &connector.FieldError{Path: at + ".path", Problem: missing, Remedy: "write the path of a file with endpoints"})
+		}
+	case "dns":
+		l.checkDNS(m, at)
+	case "kubernetes":
+		l.add(m.doc, checkPort(at+".port", d.Kubernetes.Port)...)
+		if !m.doc.has("spec.workloadSelector") && d.Kubernetes.Service == "" {
+			l.note(warning, m.doc, "spec.workloadSelector", "is left out, so no pod can be chosen", "write its matchLabels and pdGroup")
+		}
+	case "registration":
+		l.checkRegistration(m, at)
+	}
+}
+
+// discoveryKinds lists the members of discovery; left out, it is kubernetes. One without settings (kubernetes:) counts.
+func (m *modelServer) discoveryKinds() []string {
+	if !m.doc.has("spec.discovery") {
+		return []string{"kubernetes"}
+	}
+	var kinds []string
+	for _, k := range []string{"static", "file", "dns", "kubernetes", "registration"} {
+		if _, given := m.doc.lines["spec.discovery."+k]; given {
+			kinds = append(kinds, k)
+		}
+	}
+	return kinds
+}
+
+func (l *loader) checkDNS(m *modelServer, at string) {
+	d := m.spec.Discovery.DNS
+	if d.Prefill == "" && d.Decode == "" {
+		l.add(m.doc, &connector.FieldError{Path: at, Problem: "has no name to look up", Remedy: "write prefill and decode"})
+	}
+	l.add(m.doc, checkPort(at+".port", d.Port)...)
+	if d.Resolver != "" {
+		l.add(m.doc, checkAddress(at+".resolver", d.Resolver)...)
+	}
+}
+
+func (l *loader) checkRegistration(m *modelServer, at string) {
+	r := m.spec.Discovery.Registration
+	if r.Listen == "" && r.HTTP == "" {
+		l.add(m.doc, &connector.FieldError{Path: at, Problem: "has no address", Remedy: "write listen (ZeroMQ), http, or both"})
+	}
+	if r.Listen != "" {
+		l.add(m.doc, checkAddress(at+".listen", r.Listen)...)
+	}
+	if r.HTTP != "" {
+		l.add(m.doc, checkAddress(at+".http", r.HTTP)...)
+	}
+}
+
+func checkPort(path string, port int) []*connector.FieldError {
+	if port < 0 || port > 65535 {
+		return []*connector.FieldError{{Path: path, Problem: "is not a port", Remedy: "write 1 to 65535"}}
+	}
+	return nil
+}
+
+const staticPath = "spec.discovery.static.endpoints"
+
+// checkStatic makes the endpoints of a static list.
+func (l *loader) checkStatic(m *modelServer, list []endpointSpec) {
+	if len(list) == 0 {
+		l.add(m.doc, &connector.FieldError{Path: staticPath, Problem: "has no endpoint", Remedy: "write one {url, role} for each engine"})
+		return
+	}
+	seen := map[string]int{}
+	for i, spec := range list {
+		at := fmt.Sprintf("%s[%d]", staticPath, i)
+		e, errs := makeEndpoint(at, spec)
+		l.add(m.doc, errs...)
+		if len(errs) > 0 {
+			continue
+		}
+		key := sameEngine(e.URL)
+		if first, twice := seen[key]; twice {
+			l.add(m.doc, &connector.FieldError{Path: at + ".url", Problem: fmt.Sprintf("is listed twice, first on line %d", first), Remedy: "list each engine once; one that serves both legs has role: both"})
+			continue
+		}
+		seen[key] = m.doc.lineOf(at + ".url")
+		m.endpoints = append(m.endpoints, e)
+	}
+	if len(m.endpoints) == len(list) {
+		l.checkGroups(m)
+	}
+}
+
+func makeEndpoint(at string, spec endpointSpec) (e discovery.Endpoint, errs []*connector.FieldError) {
+	var role discovery.Role
+	switch {
+	case spec.Role == "":
+		errs = append(errs, &connector.FieldError{Path: at + ".role", Problem: missing, Remedy: "write prefill, decode, both or encode"})
+	default:
+		var err error
+		if role, err = discovery.ParseRole(spec.Role); err != nil {
+			errs = append(errs, &connector.FieldError{Path: at + ".role", Problem: "is not a role", Remedy: nearestOf(spec.Role, []string{"prefill", "decode", "both", "encode"})})
+		}
+	}
+	if spec.URL == "" {
+		return e, append(errs, &connector.FieldError{Path: at + ".url", Problem: missing, Remedy: "write http://HOST:PORT"})
+	}
+	if e, err := discovery.New(spec.URL, role); err != nil {
+		errs = append(errs, &connector.FieldError{Path: at + ".url", Problem: err.Error()})
+	} else if !dialable(e.URL) {
+		errs = append(errs, &connector.FieldError{Path: at + ".url", Problem: "has no port from 1 to 65535", Remedy: "write http://HOST:PORT"})
+	} else if len(errs) == 0 {
+		e.Group, e.Zone, e.Attributes = spec.Group, spec.Zone, spec.Attributes
+		return e, nil
+	}
+	return e, errs
+}
+
+// dialable reports whether the URL's port, if it has one, is a port.
+func dialable(u *url.URL) bool {
+	if u.Port() == "" {
+		return !strings.HasSuffix(u.Host, ":")
+	}
+	n, err := strconv.Atoi(u.Port())
+	return err == nil && n >= 1 && n <= 65535
+}
+
+// sameEngine is equal for URLs that lead to one engine.
+func sameEngine(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(strings.ToLower(u.Hostname()), port) + u.Path
+}
+
+// checkGroups tells of groups in which no pair can be made.
+func (l *loader) checkGroups(m *modelServer) {
+	groups := map[string]discovery.Role{}
+	for _, e := range m.endpoints {
+		groups[e.Group] |= e.Role
+	}
+	for _, g := range slices.Sorted(maps.Keys(groups)) {
+		in := "group " + g
+		if g == "" {
+			in = "the engines without a group"
+		}
+		switch role := groups[g]; {
+		case role.Has(discovery.RoleBoth) || role == discovery.RoleEncode:
+		case role.Has(discovery.RolePrefill):
+			l.note(warning, m.doc, staticPath, in+": prefill engines without a decode engine", "P and D are paired inside one group only")
+		default:
+			l.note(warning, m.doc, staticPath, in+": decode engines without a prefill engine", "P and D are paired inside one group only")
+		}
+	}
+}

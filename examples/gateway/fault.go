@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// fault is what is wrong at one place of a configuration file.
+type fault struct {
+	file string
+	line int
+	*connector.FieldError
+}
+
+// Error returns "FILE:LINE: field.path: what is wrong; what would be right".
+func (f fault) Error() string { return fmt.Sprintf("%s:%d: %s", f.file, f.line, f.FieldError.Error()) }
+
+// faults are all that is wrong with a configuration, as one error.
+type faults []fault
+
+// Error returns one line per fault.
+func (fs faults) Error() string {
+	lines := make([]string, len(fs))
+	for i, f := range fs {
+		lines[i] = f.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// sorted returns the faults in the order of the file's lines, without those that only follow from another: a second one
+// of the same field, and a field that is missing because its name is misspelt.
+func (fs faults) sorted() faults {
+	slices.SortStableFunc(fs, func(a, b fault) int { return cmp.Compare(a.line, b.line) })
+	type place struct {
+		line int
+		path string
+	}
+	seen, misspelt := map[place]bool{}, map[string]bool{}
+	for _, f := range fs {
+		if near, ok := strings.CutPrefix(f.Remedy, "did you mean "); ok {
+			misspelt[connector.FieldPath(parentPath(f.Path), strings.TrimSuffix(near, "?"))] = true
+		}
+	}
+	return slices.DeleteFunc(fs, func(f fault) bool {
+		at := place{f.line, f.Path}
+		follows := seen[at] || misspelt[f.Path] && f.Problem == missing
+		seen[at] = true
+		return follows
+	})
+}
+
+// missing is the problem of a field that must be given and is not.
+const missing = "is missing"

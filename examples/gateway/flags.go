@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// flags are the command line. Listen and admin override the file where they are given, "" for admin included.
+type flags struct {
+	config        string
+	listen, admin *string
+	level         slog.Level
+	check         bool
+	trace         string
+}
+
+var errUsage = errors.New("usage")
+
+// parseFlags reads the command line. The error has been written to stderr; it is flag.ErrHelp or errUsage.
+func parseFlags(args []string, stderr io.Writer) (flags, error) {
+	var f flags
+	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.StringVar(&f.config, "config", "", "the configuration `FILE`: a YAML stream of one Gateway and any number of ModelServers")
+	fs.Func("listen", "the `ADDR` for clients, in place of spec.listen (127.0.0.1:8000)", func(s string) error { f.listen = &s; return nil })
+	fs.Func("admin", "the `ADDR` for operators, in place of spec.admin (127.0.0.1:9000); \"\" turns it off", func(s string) error { f.admin = &s; return nil })
+	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
+	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
+	if err := fs.Parse(args); err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			err = errUsage
+		}
+		return f, err
+	}
+	switch {
+	case fs.NArg() > 0:
+		fmt.Fprintf(stderr, "gateway: unexpected argument %q\n", fs.Arg(0))
+	case f.config == "":
+		fmt.Fprintln(stderr, "gateway: -config FILE is missing")
+	default:
+		return f, nil
+	}
+	fs.Usage()
+	return f, errUsage
+}
+
+// override lays the command line over the file's Gateway.
+func (f flags) override(cfg *config) error {
+	g := &cfg.gateway
+	var errs []*connector.FieldError
+	if f.listen != nil {
+		g.Listen = *f.listen
+		errs = append(errs, checkAddress("-listen", g.Listen)...)
+	}
+	if f.admin != nil {
+		g.Admin = *f.admin
+		if g.Admin != "" {
+			errs = append(errs, checkAddress("-admin", g.Admin)...)
+		}
+	}
+	if len(errs) > 0 {
+		return errs[0]
+	}
+	if clash(g.Listen, g.Admin) {
+		return &connector.FieldError{Path: "-admin", Problem: "is the address of listen too", Remedy: "give it another port"}
+	}
+	return nil
+}
