@@ -5,6 +5,8 @@ package jsonedit
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -142,6 +144,26 @@ func TestParseRefusesWhatIsNotOneObject(t *testing.T) {
 	}
 }
 
+// Short strings have a quicker check of their own when eight bytes can be read
+// at once; it must not let through what the other refuses.
+func TestShortStringsAreCheckedAlike(t *testing.T) {
+	for _, bad := range []string{"\xff", "ab\xff", "\xed\xa0\x80", "a\nb", "\x00", "abcdefghijk\x1f", `\x`, `\u12`, `ab\ud800`, `abcdefghijklmnop\q`} {
+		for pad := range 40 {
+			_, err := Parse([]byte(`{"` + bad + `":1` + spaces(pad) + `}`))
+			require.Error(t, err, "%q as a name, %d bytes before the end", bad, pad)
+			value := `"` + bad + `"`
+			_, err = Parse([]byte(`{"a":` + value + spaces(pad) + `}`))
+			require.Equal(t, json.Valid([]byte(value)), err == nil, "%q as a value, %d bytes before the end", bad, pad)
+		}
+	}
+	for pad := range 40 {
+		d, err := Parse([]byte(`{"` + strings.Repeat("é", pad) + `":"` + strings.Repeat("x", pad) + `"` + spaces(pad) + `}`))
+		require.NoError(t, err)
+		assert.Equal(t, strings.Repeat("é", pad), d.Name(0))
+		assert.Equal(t, `"`+strings.Repeat("x", pad)+`"`, string(d.Value(0)))
+	}
+}
+
 func TestParseRefusesAMemberTwice(t *testing.T) {
 	many := strings.TrimSuffix(object(100), "}")
 	for _, c := range []struct {
@@ -210,6 +232,22 @@ func TestLimits(t *testing.T) {
 			}
 		}
 	})
+	t.Run("whatever the order of the sorts", func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(1, 2))
+		for n := range 700 {
+			var up, down []byte
+			for range n {
+				if rng.IntN(2) == 0 {
+					up, down = append(up, '['), append(down, ']')
+				} else {
+					up, down = append(up, `{"a":`...), append(down, '}')
+				}
+			}
+			slices.Reverse(down)
+			_, err := Parse([]byte(`{"a":` + string(up) + "1" + string(down) + `}`))
+			require.NoError(t, err, "depth %d", n)
+		}
+	})
 	t.Run("10000 members are the most", func(t *testing.T) {
 		d, err := Parse([]byte(object(MaxMembers)))
 		require.NoError(t, err)
@@ -228,6 +266,7 @@ func TestLimits(t *testing.T) {
 			}
 			_, ok := d.Get(fmt.Sprintf("k%d", n))
 			require.False(t, ok)
+			require.Equal(t, n > fewMembers, d.names.used > 0, "many members have a table")
 		}
 	})
 }
@@ -291,6 +330,11 @@ func TestADocForgets(t *testing.T) {
 	assert.Nil(t, d.names.slots)
 	require.NoError(t, d.ParseInto([]byte(object(1000))))
 	assert.Equal(t, 1000, d.Len())
+
+	for range 1000 {
+		require.NoError(t, d.ParseInto([]byte(`{"\u0061":1}`)))
+	}
+	assert.Less(t, cap(d.text), 64, "names of earlier bodies are not kept")
 }
 
 func TestAppendToAValueLeavesTheBodyAlone(t *testing.T) {

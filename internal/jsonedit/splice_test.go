@@ -43,6 +43,7 @@ func TestSplice(t *testing.T) {
 		{"into an empty object with white space", " { } ", []Edit{set("b", "2")}, ` {"b":2 } `},
 		{"the first is deleted with its comma", `{"a":1,"b":2,"c":3}`, []Edit{del("a")}, `{"b":2,"c":3}`},
 		{"one in the middle is deleted with its comma", `{"a":1,"b":2,"c":3}`, []Edit{del("b")}, `{"a":1,"c":3}`},
+		{"the comma before the deleted one stays", `{"a":1 , "b":2,"c":3}`, []Edit{del("b")}, `{"a":1 , "c":3}`},
 		{"the last is deleted with the comma before it", `{"a":1,"b":2,"c":3}`, []Edit{del("c")}, `{"a":1,"b":2}`},
 		{"neighbours are deleted", `{"a":1,"b":2,"c":3,"d":4}`, []Edit{del("c"), del("b")}, `{"a":1,"d":4}`},
 		{"all are deleted", `{ "a":1 , "b":2 }`, []Edit{del("b"), del("a")}, `{ }`},

@@ -65,6 +65,7 @@ func TestUnquoteIsStrict(t *testing.T) {
 		{`"\udc00"`, msgSurrogate, 1},
 		{`"\ud800\ud800"`, msgSurrogate, 1},
 		{`"\ud800\n"`, msgSurrogate, 1},
+		{`"\ud800\ndc00x"`, msgSurrogate, 1},
 		{`"\ud800 \udc00"`, msgSurrogate, 1},
 	} {
 		_, err := Unquote([]byte(c.raw))
