@@ -385,13 +385,15 @@ func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
 	for announced, sent := range map[int64]Sent{5: NotSent, 100 << 10: MaybeSent} {
 		got := make(chan int64, 1)
 		e := newEngine(t, func(_ *engine, c net.Conn) {
-			req, err := http.ReadRequest(bufio.NewReader(c))
+			r := bufio.NewReader(c)
+			req, err := http.ReadRequest(r)
 			if err != nil {
 				got <- -1
 				return
 			}
 			n, _ := io.Copy(io.Discard, req.Body)
 			got <- n
+			_, _ = r.ReadByte() // it is the client that gives up
 		})
 		tr := newTransport(t, nil)
 		req := post(t, e.url(), strings.Repeat("x", 200<<10))

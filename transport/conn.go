@@ -26,12 +26,26 @@ type conn struct {
 	tls     *tls.ConnectionState // nil on plain connections
 
 	written, read atomic.Int64
+
+	// fault is the first error of reading or writing. When a write fails,
+	// net/http closes the connection, and may then report that its own reader
+	// found it closed.
+	fault atomic.Pointer[error]
+}
+
+func (c *conn) note(err error) {
+	if !errors.Is(err, net.ErrClosed) {
+		c.fault.CompareAndSwap(nil, &err)
+	}
 }
 
 func (c *conn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if n > 0 {
 		c.written.Add(int64(n))
+	}
+	if err != nil {
+		c.note(err)
 	}
 	return n, err
 }
@@ -40,6 +54,9 @@ func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
 		c.read.Add(int64(n))
+	}
+	if err != nil {
+		c.note(err)
 	}
 	return n, err
 }
@@ -91,6 +108,23 @@ func (w *limitedWriter) Write(p []byte) (int, error) {
 		err = errBodyTooLong
 	}
 	return n, err
+}
+
+// WriteString keeps bodies of type strings.Reader from turning their whole text
+// into bytes for Write.
+func (w *limitedWriter) WriteString(s string) (int, error) {
+	buf := w.conn.buffers.Get().(*[]byte)
+	defer w.conn.buffers.Put(buf)
+	written := 0
+	for len(s) > 0 {
+		n, err := w.Write((*buf)[:copy(*buf, s)])
+		written += n
+		if err != nil {
+			return written, err
+		}
+		s = s[n:]
+	}
+	return written, nil
 }
 
 // writerOnly hides ReadFrom from io.CopyBuffer, which would call it again.

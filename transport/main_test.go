@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -144,6 +145,9 @@ func blackhole(ctx context.Context, _, _ string) (net.Conn, error) {
 	<-ctx.Done()
 	return nil, &net.OpError{Op: "dial", Net: "tcp", Err: ctx.Err()}
 }
+
+// quietLog keeps expected complaints of test servers out of the output.
+func quietLog() *log.Logger { return log.New(io.Discard, "", 0) }
 
 // waitFor polls for what another goroutine brings about.
 func waitFor(t testing.TB, what string, cond func() bool) {

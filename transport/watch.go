@@ -5,6 +5,7 @@ package transport
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http/httptrace"
 )
 
@@ -71,6 +72,11 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 		return e
 	}
 	e.Kind = requestKind(ctx, err)
+	if e.Kind == Other && errors.Is(err, net.ErrClosed) && w.conn != nil {
+		if fault := w.conn.fault.Load(); fault != nil {
+			e.Kind = kindOf(*fault)
+		}
+	}
 	switch {
 	case !w.connected:
 		// Neither a failed dial nor a context's end: net/http refused the

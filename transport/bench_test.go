@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"testing"
+
+	"github.com/hashicorp/go-retryablehttp"
+	"github.com/stretchr/testify/require"
+)
+
+// stubEngine answers any number of requests on in-memory-like raw connections
+// without allocating for each.
+func stubEngine(b *testing.B) string {
+	e := newEngine(b, func(_ *engine, c net.Conn) {
+		r := bufio.NewReaderSize(c, 64<<10)
+		for {
+			length := 0
+			for {
+				line, err := r.ReadSlice('\n')
+				if err != nil {
+					return
+				}
+				if len(line) <= 2 {
+					break
+				}
+				if n, ok := bytes.CutPrefix(line, []byte("Content-Length: ")); ok {
+					for _, d := range bytes.TrimSpace(n) {
+						length = length*10 + int(d-'0')
+					}
+				}
+			}
+			if _, err := r.Discard(length); err != nil {
+				return
+			}
+			if _, err := io.WriteString(c, okAnswer); err != nil {
+				return
+			}
+		}
+	})
+	return e.url()
+}
+
+func benchmarkRequests(b *testing.B, size int, send func(*http.Request) (*http.Response, error), url string) {
+	b.Helper()
+	payload := make([]byte, size)
+	buf := make([]byte, 512)
+	b.ReportAllocs()
+	b.SetBytes(int64(size))
+	for b.Loop() {
+		req, err := http.NewRequest(http.MethodPost, url, bytes.NewReader(payload))
+		require.NoError(b, err)
+		resp, err := send(req)
+		require.NoError(b, err)
+		for err == nil {
+			_, err = resp.Body.Read(buf)
+		}
+		require.NoError(b, resp.Body.Close())
+	}
+}
+
+var sizes = []struct {
+	name  string
+	bytes int
+}{{"2KB", 2 << 10}, {"128KB", 128 << 10}, {"1MB", 1 << 20}}
+
+// BenchmarkRoundTrip shows what knowing "was it sent" costs beside net/http's
+// own transport with the same pool.
+func BenchmarkRoundTrip(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(size.name+"/nethttp", func(b *testing.B) {
+			rt := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 256}
+			b.Cleanup(rt.CloseIdleConnections)
+			benchmarkRequests(b, size.bytes, rt.RoundTrip, stubEngine(b))
+		})
+		b.Run(size.name+"/transport", func(b *testing.B) {
+			benchmarkRequests(b, size.bytes, newTransport(b, nil).RoundTrip, stubEngine(b))
+		})
+	}
+}
+
+// BenchmarkRetrier shows the good case: a request that goes out on the first
+// try, through Retrier and through go-retryablehttp alone. No network: the
+// difference is the machinery.
+func BenchmarkRetrier(b *testing.B) {
+	answer := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
+	rt := roundTripper(func(*http.Request) (*http.Response, error) { return answer, nil })
+	payload := make([]byte, 2<<10)
+	newRequest := func() *http.Request {
+		req, err := http.NewRequest(http.MethodPost, "http://engine.test", bytes.NewReader(payload))
+		require.NoError(b, err)
+		return req
+	}
+	b.Run("request alone", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, err := rt(newRequest())
+			require.NoError(b, err)
+		}
+	})
+	b.Run("Retrier", func(b *testing.B) {
+		r := NewRetrier(rt, RetryPolicy{})
+		ctx := context.Background()
+		b.ReportAllocs()
+		for b.Loop() {
+			_, err := r.Do(ctx, newRequest()) //nolint:bodyclose // http.NoBody
+			require.NoError(b, err)
+		}
+	})
+	b.Run("go-retryablehttp", func(b *testing.B) {
+		client := &retryablehttp.Client{
+			HTTPClient:   &http.Client{Transport: rt},
+			CheckRetry:   func(context.Context, *http.Response, error) (bool, error) { return false, nil },
+			Backoff:      retryablehttp.DefaultBackoff,
+			ErrorHandler: retryablehttp.PassthroughErrorHandler,
+		}
+		b.ReportAllocs()
+		for b.Loop() {
+			req := newRequest()
+			request := &retryablehttp.Request{Request: req}
+			require.NoError(b, request.SetBody(retryablehttp.ReaderFunc(func() (io.Reader, error) { return bytes.NewReader(payload), nil })))
+			request.ContentLength = int64(len(payload))
+			_, err := client.Do(request) //nolint:bodyclose // http.NoBody
+			require.NoError(b, err)
+		}
+	})
+}
+
+// BenchmarkOpenStream reports memory held by each stream that waits for its
+// next chunk, both sides of the connection in one process.
+func BenchmarkOpenStream(b *testing.B) {
+	e := newEngine(b, func(e *engine, c net.Conn) {
+		r := bufio.NewReaderSize(c, 256)
+		if e.read(r) {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+			_, _ = r.ReadByte()
+		}
+	})
+	const streams = 500
+	for b.Loop() {
+		tr := New(nil)
+		before := inUse()
+		answers := make([]*http.Response, streams)
+		for i := range answers {
+			resp, err := tr.RoundTrip(post(b, e.url(), "x"))
+			require.NoError(b, err)
+			answers[i] = resp
+		}
+		b.ReportMetric(float64(inUse()-before)/streams, "B/stream")
+		for _, resp := range answers {
+			_ = resp.Body.Close()
+		}
+		_ = tr.Close()
+	}
+}
+
+func inUse() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse + m.StackInuse
+}

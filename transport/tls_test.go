@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// authority issues certificates for tests.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t testing.TB, name string) *authority {
+	t.Helper()
+	a := &authority{}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	a.key = key
+	a.cert, err = x509.ParseCertificate(der)
+	require.NoError(t, err)
+	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return a
+}
+
+func (a *authority) pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(a.cert)
+	return p
+}
+
+// issue returns PEM of a certificate for 127.0.0.1 and engine.test.
+func (a *authority) issue(t testing.TB, name string) (cert, key []byte) {
+	t.Helper()
+	priv, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"engine.test"},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &priv.PublicKey, a.key)
+	require.NoError(t, err)
+	keyDER, err := x509.MarshalECPrivateKey(priv)
+	require.NoError(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
+}
+
+// newTLSEngine serves https with a certificate of ca, and answers with the name
+// in the client's certificate. Clients must be known to clients, if given.
+func newTLSEngine(t testing.TB, ca, clients *authority, maxVersion uint16) *httptest.Server {
+	t.Helper()
+	certPEM, keyPEM := ca.issue(t, "engine")
+	cert, err := tls.X509KeyPair(certPEM, keyPEM)
+	require.NoError(t, err)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if len(r.TLS.PeerCertificates) > 0 {
+			_, _ = io.WriteString(w, r.TLS.PeerCertificates[0].Subject.CommonName)
+		}
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MaxVersion: maxVersion}
+	if clients != nil {
+		s.TLS.ClientAuth = tls.RequireAndVerifyClientCert
+		s.TLS.ClientCAs = clients.pool()
+	}
+	s.Config.ErrorLog = quietLog()
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s
+}
+
+func write(t testing.TB, dir, name string, content []byte) string {
+	t.Helper()
+	file := filepath.Join(dir, name)
+	require.NoError(t, os.WriteFile(file, content, 0o600))
+	return file
+}
+
+func TestBothSidesShowACertificate(t *testing.T) {
+	ca, clients := newAuthority(t, "engines"), newAuthority(t, "gateways")
+	s := newTLSEngine(t, ca, clients, 0)
+	dir := t.TempDir()
+	cert, key := clients.issue(t, "gateway-1")
+	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key), "")
+	require.NoError(t, err)
+	tr := newTransport(t, &Options{TLS: config})
+	resp, err := tr.RoundTrip(post(t, s.URL, "x"))
+	require.NoError(t, err)
+	assert.Equal(t, "gateway-1", drain(t, resp))
+	require.NotNil(t, resp.TLS)
+	assert.Equal(t, "engine", resp.TLS.PeerCertificates[0].Subject.CommonName)
+	assert.Zero(t, config.NextProtos, "the caller's configuration is left alone")
+}
+
+func TestANewCertificateIsShownOnceItIsWhole(t *testing.T) {
+	ca := newAuthority(t, "all")
+	s := newTLSEngine(t, ca, ca, 0)
+	dir := t.TempDir()
+	cert, key := ca.issue(t, "first")
+	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)
+	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), certFile, keyFile, "")
+	require.NoError(t, err)
+	tr := newTransport(t, &Options{TLS: config})
+	shown := func() string {
+		tr.CloseIdleConnections()
+		return exchange(t, tr, post(t, s.URL, "x"))
+	}
+	assert.Equal(t, "first", shown())
+
+	cert, key = ca.issue(t, "second")
+	write(t, dir, "tls.crt", cert)
+	assert.Equal(t, "first", shown(), "the new certificate does not fit the old key")
+	write(t, dir, "tls.key", key)
+	assert.Equal(t, "second", shown())
+
+	require.NoError(t, os.Remove(certFile))
+	assert.Equal(t, "second", shown(), "a missing file leaves the last good pair")
+
+	cert, key = ca.issue(t, "third")
+	require.NoError(t, os.Rename(write(t, dir, "new.key", key), keyFile))
+	require.NoError(t, os.Rename(write(t, dir, "new.crt", cert), certFile))
+	assert.Equal(t, "third", shown(), "files moved into place count as new")
+}
+
+func TestFailedHandshakesAreNotSent(t *testing.T) {
+	ca, stranger := newAuthority(t, "ca"), newAuthority(t, "stranger")
+	certPEM, keyPEM := stranger.issue(t, "unknown")
+	unknown, err := tls.X509KeyPair(certPEM, keyPEM)
+	require.NoError(t, err)
+	plain := newServer(t, func(http.ResponseWriter, *http.Request) {})
+	eof := newEngine(t, func(_ *engine, c net.Conn) { _, _ = c.Read(make([]byte, 1)) })
+	silent := newEngine(t, func(_ *engine, c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	for _, row := range []struct {
+		rule   string
+		url    string
+		config *tls.Config
+		kind   Kind
+		final  bool
+	}{
+		{"the engine's certificate is of an unknown authority", newTLSEngine(t, ca, nil, 0).URL, &tls.Config{RootCAs: stranger.pool()}, TLS, true},
+		{"the engine's certificate has another name", newTLSEngine(t, ca, nil, 0).URL, &tls.Config{RootCAs: ca.pool(), ServerName: "other.test"}, TLS, true},
+		{"the engine speaks TLS 1.1 at most", newTLSEngine(t, ca, nil, tls.VersionTLS11).URL, &tls.Config{RootCAs: ca.pool(), MinVersion: tls.VersionTLS10}, TLS, false},
+		{"the engine rejects the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL, &tls.Config{RootCAs: ca.pool(), Certificates: []tls.Certificate{unknown}}, TLS, false},
+		{"the engine misses the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL, &tls.Config{RootCAs: ca.pool()}, TLS, false},
+		{"the engine speaks plain HTTP", "https" + plain.URL[4:], nil, TLS, false},
+		{"the engine closes within the handshake", "https" + eof.url()[4:], nil, TLS, false},
+		{"the engine is silent within the handshake", "https" + silent.url()[4:], nil, ConnectTimeout, false},
+	} {
+		t.Run(row.rule, func(t *testing.T) {
+			tr := newTransport(t, &Options{TLS: row.config, ConnectTimeout: 300 * time.Millisecond})
+			_, err := tr.RoundTrip(post(t, row.url, "x"))
+			var got *Error
+			require.ErrorAs(t, err, &got)
+			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
+			assert.Equal(t, NotSent, got.Sent)
+			assert.Equal(t, row.final, got.final)
+		})
+	}
+}
+
+// With TLS 1.3 the request may be written before the engine's verdict on the
+// client's certificate arrives. Where the verdict is read, it proves that the
+// request was not; where the reset overtakes it, nothing is claimed.
+func TestARejectedCertificateUnderTLS13IsNeverTakenForAnAnswer(t *testing.T) {
+	ca := newAuthority(t, "ca")
+	s := newTLSEngine(t, ca, ca, tls.VersionTLS13)
+	tr := newTransport(t, &Options{TLS: &tls.Config{RootCAs: ca.pool()}})
+	for range 20 {
+		_, err := tr.RoundTrip(post(t, s.URL, "x"))
+		var got *Error
+		require.ErrorAs(t, err, &got)
+		if got.Kind == TLS {
+			assert.Equal(t, NotSent, got.Sent)
+			assert.True(t, got.final)
+		} else {
+			assert.Contains(t, []Kind{Reset, EOF}, got.Kind, "underlying: %v", got.Err)
+		}
+	}
+}
+
+func TestServerNameReplacesTheHostInChecks(t *testing.T) {
+	ca := newAuthority(t, "ca")
+	s := newTLSEngine(t, ca, nil, 0)
+	dir := t.TempDir()
+	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), "", "", "engine.test")
+	require.NoError(t, err)
+	resp, err := newTransport(t, &Options{TLS: config}).RoundTrip(post(t, s.URL, "x"))
+	require.NoError(t, err)
+	drain(t, resp)
+	assert.Equal(t, "engine.test", resp.TLS.ServerName)
+}
+
+func TestTLSFilesSaysWhichFileAndWhy(t *testing.T) {
+	ca := newAuthority(t, "ca")
+	dir := t.TempDir()
+	cert, key := ca.issue(t, "a")
+	_, otherKey := ca.issue(t, "b")
+	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)
+	other := write(t, dir, "other.key", otherKey)
+	text := write(t, dir, "notes.txt", []byte("not PEM"))
+	missing := filepath.Join(dir, "missing.pem")
+	for _, row := range []struct {
+		rule          string
+		ca, cert, key string
+		says          []string
+	}{
+		{"CA missing", missing, "", "", []string{"CA file", missing, "no such file"}},
+		{"CA without certificate", text, "", "", []string{"CA file", text, "no usable certificate"}},
+		{"certificate without key", "", certFile, "", []string{certFile, "without a key file"}},
+		{"key without certificate", "", "", keyFile, []string{keyFile, "without a certificate file"}},
+		{"certificate missing", "", missing, keyFile, []string{"certificate file", missing, "no such file"}},
+		{"key missing", "", certFile, missing, []string{"key file", missing, "no such file"}},
+		{"certificate is not PEM", "", text, keyFile, []string{text, keyFile}},
+		{"key of another certificate", "", certFile, other, []string{certFile, other, "does not match"}},
+	} {
+		t.Run(row.rule, func(t *testing.T) {
+			_, err := TLSFiles(row.ca, row.cert, row.key, "")
+			require.Error(t, err)
+			for _, part := range row.says {
+				assert.ErrorContains(t, err, part)
+			}
+			assert.NotContains(t, err.Error(), "PRIVATE KEY-----")
+		})
+	}
+}
+
+func TestTLSBelow12IsNotSpoken(t *testing.T) {
+	tr := newTransport(t, &Options{TLS: &tls.Config{MinVersion: tls.VersionTLS10}})
+	assert.EqualValues(t, tls.VersionTLS12, tr.tls.MinVersion)
+	tr = newTransport(t, &Options{TLS: &tls.Config{MinVersion: tls.VersionTLS13}})
+	assert.EqualValues(t, tls.VersionTLS13, tr.tls.MinVersion)
+}
+
+func trustOnly(a *authority) *tls.Config { return &tls.Config{RootCAs: a.pool()} }
