@@ -4,6 +4,234 @@
 
 package main
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+)
 
-func playFaults(ctx context.Context, lab *lab, p, d *process) error { return nil }
+const (
+	shortLease = 5 * time.Second
+	fewBlocks  = 33 // one more than a request of the longest length takes: other prompts overwrite a freed block at once
+)
+
+// playFaults plays the faults of real engines that a gateway can meet. They share as few starts of engines as can be: what
+// kills none comes first, and what was killed is started anew side by side with the engine of the next part.
+func playFaults(ctx context.Context, lab *lab, p, d *process) error {
+	fmt.Println("faults: what the client gets, and whether the engines live on and serve the next request")
+	var result error
+	play := func(f fault, p, d *process, others ...*process) {
+		got, err := lab.playFault(ctx, f, p, d, others...)
+		verdict := "ok"
+		if f.measured {
+			verdict = "measured"
+		}
+		if err != nil {
+			verdict = "NOT OK: " + strings.ReplaceAll(err.Error(), "\n", "\n      ")
+			result = errNotProven
+		}
+		fmt.Printf("  %-68s %-45s %s\n", f.name, got, verdict)
+	}
+	play(frozenPrefill(), p, d)
+	play(killedDecode(), p, d)
+
+	begin := time.Now()
+	engines, err := lab.startEngines(ctx, engineOptions{role: "decode"},
+		engineOptions{role: "prefill", lease: shortLease, blocks: fewBlocks})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("  (a new decode engine, and a prefill engine with a lease of %s and %d blocks, after %.0f s)\n",
+		shortLease, fewBlocks, time.Since(begin).Seconds())
+	d, small := engines[0], engines[1]
+
+	play(killedPrefill(), p, d, small)
+	for _, f := range []fault{unreachableDecode(), heldAnswer(), droppedRequest(), frozenDecode(),
+		heldAnswerUnbounded(), frozenDecodeUnbounded()} {
+		play(f, small, d)
+	}
+	play(killedOnlyPrefill(), small, d)
+	return result
+}
+
+func frozenPrefill() fault {
+	const limit = 4 * time.Second
+	return fault{
+		name:     "prefill engine frozen between the legs",
+		gateway:  gatewayOptions{decode: limit},
+		question: newQuestion(false, false, 300, 24),
+		arrange: func(s *scene) {
+			s.toP.afterAnswer(func() { s.happens(s.p.signal(syscall.SIGSTOP)) })
+		},
+		judge: status(http.StatusGatewayTimeout, limit+time.Second),
+	}
+}
+
+func killedDecode() fault {
+	return fault{
+		name:     "decode engine killed while it streams",
+		question: newQuestion(true, true, 300, 600),
+		arrange: func(s *scene) {
+			events := 0
+			s.onText = func() {
+				if events++; events == 20 {
+					s.happens(s.d.kill())
+				}
+			}
+		},
+		judge: func(s *scene, a answer) error {
+			if a.status != http.StatusOK || a.whole || a.err == nil || a.text == "" {
+				return errors.New("the client must see a stream that is cut: not whole, not an error in its place")
+			}
+			next := ask(s.ctx, s.gateway.url, newQuestion(true, false, 100, 4), "", nil)
+			if next.status < 500 || s.p.ended() || !answersOK(s.ctx, s.p.url+"/health") {
+				return fmt.Errorf("without a decode engine a request gets %s, and the prefill engine must live", next)
+			}
+			return nil
+		},
+		deadly: true,
+	}
+}
+
+func killedPrefill() fault {
+	return fault{
+		name:     "prefill engine killed between the legs, another one is there",
+		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
+		question: newQuestion(true, false, 300, 24),
+		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.kill()) }) },
+		judge:    status(http.StatusOK, 20*time.Second),
+	}
+}
+
+func killedOnlyPrefill() fault {
+	return fault{
+		name:     "prefill engine killed between the legs, the only one",
+		question: newQuestion(false, true, 300, 24),
+		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.kill()) }) },
+		judge: func(s *scene, a answer) error {
+			if a.status < 500 {
+				return errors.New("the client must get an error")
+			}
+			if _, err := alone(s.ctx, s.d.url, newQuestion(false, false, 100, 8)); err != nil {
+				return fmt.Errorf("the decode engine must live and serve: %w\n%s", err, s.d.tail())
+			}
+			return nil
+		},
+		deadly: true,
+	}
+}
+
+// unreachableDecode lets the handoff grow old inside the gateway: it has P's answer, but its connection to D comes about
+// only when the lease is over.
+func unreachableDecode() fault {
+	return fault{
+		name:     "decode engine out of reach until the lease is over, blocks reused",
+		gateway:  gatewayOptions{lease: shortLease, connect: 10 * time.Second, handoff: 3 * time.Second},
+		question: newQuestion(false, false, 300, 24),
+		arrange: func(s *scene) {
+			s.toP.afterAnswer(func() {
+				s.happens(s.toD.door.shut())
+				s.hooks.Go(func() {
+					s.happens(s.outlast())
+					s.toD.door.open()
+				})
+			})
+		},
+		judge: rightOrError,
+	}
+}
+
+// heldAnswer keeps P's answer from the gateway until the lease is over. The gateway cannot know when P finished, but with
+// prefill + handoff below the lease it never uses such an answer.
+func heldAnswer() fault {
+	f := heldAnswerUnbounded()
+	f.name = "prefill answer held up past the lease, prefill + handoff < lease"
+	f.gateway.prefill, f.gateway.handoff = 2*time.Second, 2*time.Second
+	f.judge, f.measured = status(http.StatusGatewayTimeout, 3*time.Second), false
+	return f
+}
+
+func heldAnswerUnbounded() fault {
+	return fault{
+		name:     "prefill answer held up past the lease, prefill timeout of 60 s",
+		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
+		question: newQuestion(false, false, 300, 24),
+		arrange: func(s *scene) {
+			s.hooks.Add(1)
+			s.toP.afterAnswer(func() {
+				defer s.hooks.Done()
+				s.happens()
+				s.happens(s.outlast())
+			})
+		},
+		judge:    anything,
+		measured: true,
+	}
+}
+
+// droppedRequest holds the decode leg up on its way until the lease is over, and breaks it off: sending the same handoff
+// once more would give a wrong text.
+func droppedRequest() fault {
+	return fault{
+		name:     "decode leg held up past the lease and broken off, blocks reused",
+		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
+		question: newQuestion(true, true, 300, 24),
+		arrange: func(s *scene) {
+			s.toD.beforeRequest(func() error {
+				s.happens(s.outlast())
+				return errors.New("broken off")
+			})
+		},
+		judge: status(http.StatusOK, 30*time.Second),
+	}
+}
+
+// frozenDecode has D take the decode leg and sleep over the lease. The timeout of the decode leg bounds it.
+func frozenDecode() fault {
+	f := frozenDecodeUnbounded()
+	f.name = "decode engine frozen past the lease, decode timeout of 3 s"
+	f.gateway.decode = 3 * time.Second
+	f.judge, f.measured = status(http.StatusGatewayTimeout, 4*time.Second), false
+	return f
+}
+
+func frozenDecodeUnbounded() fault {
+	return fault{
+		name:     "decode engine frozen past the lease, decode timeout of 60 s",
+		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second, decode: time.Minute},
+		question: newQuestion(false, false, 300, 24),
+		arrange: func(s *scene) {
+			s.toD.beforeRequest(func() error {
+				s.happens(s.d.signal(syscall.SIGSTOP))
+				s.hooks.Go(func() { s.happens(s.outlast(), s.d.signal(syscall.SIGCONT)) })
+				return nil
+			})
+		},
+		judge:    anything,
+		measured: true,
+	}
+}
+
+// status wants one status within a time; with 200, a whole answer.
+func status(want int, within time.Duration) func(*scene, answer) error {
+	return func(_ *scene, a answer) error {
+		if a.status != want || !a.whole || a.took > within {
+			return fmt.Errorf("must be %d within %s", want, within)
+		}
+		return nil
+	}
+}
+
+// rightOrError wants a whole answer or an error of the gateway's; that the text is right is seen to everywhere.
+func rightOrError(_ *scene, a answer) error {
+	if a.status != http.StatusOK && a.status < 500 || !a.whole {
+		return errors.New("must be a whole answer or an error")
+	}
+	return nil
+}
+
+func anything(*scene, answer) error { return nil }

@@ -133,12 +133,13 @@ func collect(ctx context.Context, lab *lab, connector string, p, d *process) (pr
 	if err != nil {
 		return proof{}, err
 	}
-	result, err := observe(ctx, gateway.url, p.url, d.url)
+	result, err := observe(ctx, gateway.url, p.url, d.url, 3*time.Second)
 	return result, errors.Join(err, stopGateway(gateway))
 }
 
 // observe sends the requests of the proof, one after the other, so that each one's share of the counters is known.
-func observe(ctx context.Context, gateway, p, d string) (proof, error) {
+// Patience is how long a counter may stay behind the answer that it counts.
+func observe(ctx context.Context, gateway, p, d string, patience time.Duration) (proof, error) {
 	pBefore, err := readMetrics(ctx, p)
 	if err != nil {
 		return proof{}, fmt.Errorf("prefill engine: %w", err)
@@ -162,7 +163,7 @@ func observe(ctx context.Context, gateway, p, d string) (proof, error) {
 		if r.reference, err = alone(ctx, p, q); err != nil {
 			return proof{}, err
 		}
-		now, err := waitFor(ctx, d, 2*time.Second, func(m metrics) bool {
+		now, err := waitFor(ctx, d, patience, func(m metrics) bool {
 			return rise(last, m, takenOver) >= r.answer.promptTokens && rise(last, m, bytesMoved) >= r.wantBytes
 		})
 		if err != nil {
@@ -172,7 +173,7 @@ func observe(ctx context.Context, gateway, p, d string) (proof, error) {
 		result.rows, last = append(result.rows, r), now
 	}
 	result.failed = rise(dBefore, last, failedReads) + rise(dBefore, last, failedNotices)
-	pAfter, err := waitFor(ctx, p, 5*time.Second, func(m metrics) bool { return m.sum(cacheUsed) <= pBefore.sum(cacheUsed) })
+	pAfter, err := waitFor(ctx, p, patience, func(m metrics) bool { return m.sum(cacheUsed) <= pBefore.sum(cacheUsed) })
 	if err != nil {
 		return proof{}, fmt.Errorf("prefill engine: %w", err)
 	}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// door is a listener that can be shut. Whoever dials a shut door gets no answer, as from a host that is cut off, until it
+// is opened and the dialler's kernel tries again: 1, 3 or 7 seconds after the first try.
+type door struct {
+	*net.TCPListener
+	gate   sync.Mutex // held while shut
+	mu     sync.Mutex // guards the rest
+	isShut bool
+	queued []net.Conn // what fills the kernel's queue while shut
+}
+
+func newDoor() (*door, error) {
+	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return nil, err
+	}
+	return &door{TCPListener: listener}, nil
+}
+
+// Accept is net.Listener's. It returns nothing while the door is shut.
+func (d *door) Accept() (net.Conn, error) {
+	conn, err := d.TCPListener.Accept()
+	d.gate.Lock()
+	defer d.gate.Unlock()
+	return conn, err
+}
+
+// shut returns once nobody gets in any more; open must follow, also after an error. The kernel answers diallers as long as there is room in its queue: make that
+// short, and fill it.
+func (d *door) shut() error {
+	d.gate.Lock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.isShut = true
+	err := d.setQueue(0)
+	for tries := 0; err == nil && tries < 16; tries++ {
+		var conn net.Conn
+		conn, err = net.DialTimeout("tcp4", d.Addr().String(), 200*time.Millisecond)
+		if err == nil {
+			d.queued = append(d.queued, conn)
+		}
+	}
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		return nil
+	}
+	return errors.Join(errors.New("the door does not shut"), err)
+}
+
+// open lets everybody in again.
+func (d *door) open() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.isShut {
+		return
+	}
+	d.isShut = false
+	_ = d.setQueue(128)
+	for _, conn := range d.queued {
+		conn.Close()
+	}
+	d.queued = nil
+	d.gate.Unlock()
+}
+
+func (d *door) setQueue(length int) error {
+	raw, err := d.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var listenErr error
+	err = raw.Control(func(fd uintptr) { listenErr = syscall.Listen(int(fd), length) })
+	return errors.Join(err, listenErr)
+}

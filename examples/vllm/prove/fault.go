@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// fault is one thing that goes wrong while a request is on its way, and what the client must get then.
+type fault struct {
+	name     string
+	gateway  gatewayOptions // its engines are filled in
+	question question
+	// arrange sets the hooks that play the fault.
+	arrange func(s *scene)
+	// judge says what is wrong with the client's answer. Whatever it says, a wrong text is wrong, unless measured.
+	judge func(s *scene, a answer) error
+	// measured marks what no gateway can prevent: a wrong text is reported, not refused.
+	measured bool
+	// deadly faults kill an engine themselves: the gateway has no pair afterwards.
+	deadly bool
+}
+
+// scene is a fault being played: one prefill engine, perhaps a second one to go to, and one decode engine, and between
+// them and the gateway a proxy each.
+type scene struct {
+	ctx        context.Context
+	p, d       *process
+	toP, toD   *intercept
+	gateway    *process
+	reference  string // the right text
+	onText     func() // called as a streamed answer arrives
+	lease      time.Duration
+	played     bool           // the fault has happened
+	hooks      sync.WaitGroup // hooks that still run
+	mu         sync.Mutex     // guards played and problems
+	problems   []error        // of the hooks
+	lateBefore int
+}
+
+// happens marks the moment of the fault and keeps what went wrong in playing it.
+func (s *scene) happens(errs ...error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.played = true
+	s.problems = append(s.problems, errs...)
+}
+
+func (s *scene) hasHappened() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.played
+}
+
+// outlast waits until the lease of a handoff that P has just given is over, and has P use its blocks for other prompts. A
+// decode engine that reads them now gets another prompt's KV, with status 200.
+func (s *scene) outlast() error {
+	before, err := readMetrics(s.ctx, s.p.url)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	case <-time.After(s.lease + time.Second):
+	}
+	for range 6 {
+		if _, err := alone(s.ctx, s.p.url, newQuestion(false, false, 400, 1)); err != nil {
+			return err
+		}
+	}
+	after, err := waitFor(s.ctx, s.p.url, 3*time.Second, func(m metrics) bool { return rise(before, m, expired) > 0 })
+	if err == nil && rise(before, after, expired) == 0 {
+		err = errors.New("the prefill engine has counted no expired handoff")
+	}
+	return err
+}
+
+// playFault plays one fault and returns what the client got, and what was not as it must be.
+func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*process) (got string, err error) {
+	s := &scene{ctx: ctx, p: p, d: d, lease: f.gateway.lease}
+	if s.toP, err = newIntercept(p.url); err != nil {
+		return got, err
+	}
+	defer s.toP.close()
+	if s.toD, err = newIntercept(d.url); err != nil {
+		return got, err
+	}
+	defer s.toD.close()
+	f.gateway.connector, f.gateway.prefills, f.gateway.decodes = "nixl", []string{s.toP.url}, []string{s.toD.url}
+	source := p // of the reference, and of the proof that all is well afterwards
+	for _, other := range others {
+		f.gateway.prefills, source = append(f.gateway.prefills, other.url), other
+	}
+	if s.gateway, err = l.startGateway(ctx, f.gateway); err != nil {
+		return got, err
+	}
+	defer func() { err = errors.Join(err, stopGateway(s.gateway)) }()
+	before, err := readMetrics(ctx, source.url)
+	if err != nil {
+		return got, err
+	}
+	if s.reference, err = alone(ctx, source.url, f.question); err != nil {
+		return got, err
+	}
+	f.arrange(s)
+	var a answer
+	// With several prefill engines the gateway takes them in turn: ask until it has come to the one with the fault.
+	for tries := 0; !s.hasHappened() && tries < 2*len(f.gateway.prefills); tries++ {
+		a = ask(ctx, s.gateway.url, f.question, "", s.onText)
+	}
+	if !s.hasHappened() {
+		return a.String(), errors.New("the fault did not happen")
+	}
+	got = a.String()
+	switch {
+	case a.status != http.StatusOK:
+	case a.text == s.reference:
+		got += ", right text"
+	case strings.HasPrefix(s.reference, a.text):
+		got += ", right so far"
+	default:
+		got += ", WRONG TEXT"
+	}
+	s.hooks.Wait()
+	for _, engine := range []*process{p, d} {
+		if !engine.ended() {
+			err = errors.Join(err, engine.signal(syscall.SIGCONT))
+		}
+	}
+	err = errors.Join(err, errors.Join(s.problems...), f.judge(s, a), wrong(a, s.reference, f.measured))
+	if f.deadly {
+		return got, err
+	}
+	err = errors.Join(err, s.settle(source))
+	if !f.measured && f.gateway.decode == 0 { // a decode engine that dawdles may still read late, for nobody
+		after, readErr := readMetrics(ctx, source.url)
+		if n := rise(before, after, lateNotices); readErr == nil && n > 0 {
+			readErr = fmt.Errorf("the prefill engine counted %d handoffs as read late or twice", n)
+		}
+		err = errors.Join(err, readErr)
+	}
+	return got, err
+}
+
+// wrong refuses an answer that looks good and is not.
+func wrong(a answer, reference string, measured bool) error {
+	switch {
+	case a.status != http.StatusOK && (!a.whole || a.err == nil):
+		return fmt.Errorf("status %d without an error object", a.status)
+	case a.status == http.StatusOK && !strings.HasPrefix(reference, a.text) && !measured:
+		return errors.New("WRONG TEXT")
+	case a.status == http.StatusOK && a.whole && a.err == nil && a.text != reference && !measured:
+		return errors.New("WRONG TEXT: short, yet it looks whole")
+	}
+	return nil
+}
+
+// settle shows that no engine has died of what it was sent: all are alive, healthy, and serve a new request together. The
+// gateway may need a moment to see that.
+func (s *scene) settle(source *process) error {
+	q := newQuestion(true, false, 200, 16)
+	reference, err := alone(s.ctx, source.url, q)
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(500 * time.Millisecond) {
+		a := ask(s.ctx, s.gateway.url, q, "", nil)
+		if err := wrong(a, reference, false); err != nil {
+			return fmt.Errorf("afterwards: %w", err)
+		}
+		if a.status == http.StatusOK && a.whole {
+			break
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("afterwards: a good request still gets %s", a)
+		}
+	}
+	for _, engine := range []*process{source, s.d} {
+		if engine.ended() || !answersOK(s.ctx, engine.url+"/health") {
+			return fmt.Errorf("afterwards the %s engine is dead:\n%s", engine.name, engine.tail())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// counters is an engine that has only a metrics page, and the gateway's way to raise what is on it.
+type counters struct {
+	mu     sync.Mutex
+	values map[string]float64
+}
+
+func (c *counters) add(series string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.values[series] += float64(n)
+}
+
+func (c *counters) page() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var b strings.Builder
+	b.WriteString(`vllm:cache_config_info{hash_block_size="9",block_size="32",engine="0",kv_cache_memory_bytes="65536",num_gpu_blocks="64"} 1.0` + "\n")
+	for series, value := range c.values {
+		fmt.Fprintf(&b, "# TYPE of the next line\n%s %g\n", series, value)
+	}
+	return b.String()
+}
+
+// rules are what a gateway and its engines may get wrong.
+type rules struct {
+	text          func(prompt string) string // what the gateway makes of the right text
+	tokens, bytes int                        // taken over beyond what is right
+	none          bool                       // nothing taken over
+	failed, late  int
+	pinned        bool
+}
+
+func upside(prompt string) string { return "answer to " + prompt[:26] }
+
+// observeFakes runs the proof's requests against a gateway and engines that follow the rules.
+func observeFakes(t *testing.T, r rules) proof {
+	t.Helper()
+	d, p := &counters{values: map[string]float64{}}, &counters{values: map[string]float64{}}
+	answer := func(w http.ResponseWriter, request *http.Request, make func(string) string) int {
+		var body struct {
+			Prompt   string
+			Stream   bool
+			Messages []struct{ Content string }
+		}
+		content, err := io.ReadAll(request.Body)
+		assert.NoError(t, err)
+		assert.NoError(t, json.Unmarshal(content, &body))
+		field, prompt := `"text":%q`, body.Prompt
+		if len(body.Messages) > 0 {
+			field, prompt = `"message":{"content":%q}`, body.Messages[0].Content
+		}
+		format := `{"choices":[{` + field + `}],"usage":{"prompt_tokens":%d}}`
+		if body.Stream {
+			format = "data: " + format + "\n\ndata: [DONE]\n\n"
+		}
+		fmt.Fprintf(w, format, make(prompt), len(prompt))
+		return len(prompt)
+	}
+	engine := func(c *counters) *httptest.Server {
+		return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+			if request.URL.Path == "/metrics" {
+				_, _ = io.WriteString(w, c.page())
+				return
+			}
+			answer(w, request, upside)
+		}))
+	}
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		text := upside
+		if r.text != nil {
+			text = r.text
+		}
+		tokens := answer(w, request, text)
+		if !r.none {
+			d.add(`vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}`, tokens+r.tokens)
+			d.add(`vllm:nixl_bytes_transferred_sum{engine="0"}`, (tokens+31)/32*1024+r.bytes)
+		}
+		d.add(`vllm:prompt_tokens_by_source_total{source="local_compute"}`, 7)
+		d.add(`vllm:nixl_num_failed_transfers_total{engine="0"}`, r.failed)
+		p.add(`vllm:nixl_num_kv_expired_reqs_total{engine="0"}`, r.late)
+		if r.pinned {
+			p.add(`vllm:kv_cache_usage_perc{engine="0"}`, 1)
+		}
+	}))
+	prefill, decode := engine(p), engine(d)
+	for _, server := range []*httptest.Server{gateway, prefill, decode} {
+		t.Cleanup(server.Close)
+	}
+	result, err := observe(t.Context(), gateway.URL, prefill.URL, decode.URL, 0)
+	require.NoError(t, err)
+	return result
+}
+
+func TestProofHoldsWhenExactlyThePromptIsTakenOver(t *testing.T) {
+	assert.Empty(t, observeFakes(t, rules{}).problems())
+}
+
+func TestProofFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		rules rules
+		says  string
+	}{
+		"when the decode engine computes the prompt": {rules{none: true}, "took over 0 of 300 prompt tokens, 0 of 10240 bytes"},
+		"when a token is missing":                    {rules{tokens: -1}, "299 of 300"},
+		"when a byte too much is moved":              {rules{bytes: 1}, "10241 of 10240"},
+		"when a text is wrong":                       {rules{text: strings.ToUpper}, "not that of one engine alone"},
+		"when the text ignores the prompt":           {rules{text: func(string) string { return "same" }}, "proves nothing"},
+		"when a transfer failed":                     {rules{failed: 1}, "4 failed transfers"},
+		"when a handoff expired":                     {rules{late: 1}, "4 handoffs as expired"},
+		"when blocks stay pinned":                    {rules{pinned: true}, "still holds blocks"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			problems := strings.Join(observeFakes(t, test.rules).problems(), "\n")
+			assert.Contains(t, problems, test.says)
+		})
+	}
+}
+
+func TestSumAddsUpOnlyTheNamedSeries(t *testing.T) {
+	page, err := parseMetrics(strings.NewReader("# HELP a\na{x=\"1\"} 2\na{x=\"2\"} 3.0\na_total 5\nab{x=\"1\"} 7\na 1e1\n\n"))
+	require.NoError(t, err)
+	assert.InDelta(t, 15, page.sum(sample{"a", ""}), 0)
+	assert.InDelta(t, 2, page.sum(sample{"a", `x="1"`}), 0)
+	assert.Zero(t, page.sum(sample{"absent", ""}))
+}
