@@ -42,6 +42,7 @@ type run struct {
 	*Prober
 	ctx     context.Context
 	began   time.Time
+	slack   time.Duration // a probe may be early by this much, to share a wake-up with the one before
 	targets map[string]*target
 	queue   queue
 
@@ -52,7 +53,7 @@ type run struct {
 }
 
 func newRun(ctx context.Context, p *Prober) *run {
-	return &run{Prober: p, ctx: ctx, began: time.Now(), targets: map[string]*target{}, work: make(chan *target)}
+	return &run{Prober: p, ctx: ctx, began: time.Now(), slack: min(p.o.Interval/100, 20*time.Millisecond), targets: map[string]*target{}, work: make(chan *target)}
 }
 
 // loop is the schedule: one goroutine, one timer.
@@ -119,13 +120,13 @@ func (r *run) fire() time.Duration {
 		switch {
 		case t.gone.Load():
 			heap.Pop(&r.queue)
-		case t.due > now:
+		case t.due > now+r.slack:
 			return t.due - now
 		case t.busy.Load(): // the last probe hangs still: look again soon after it must have timed out
 			t.due = now + max(r.o.Interval/16, time.Millisecond)
 			heap.Fix(&r.queue, 0)
 		default:
-			t.due = now + r.o.Interval - r.o.Interval/20 + rand.N(r.o.Interval/10+1)
+			t.due = max(t.due, now) + r.o.Interval - r.o.Interval/20 + rand.N(r.o.Interval/10+1)
 			heap.Fix(&r.queue, 0)
 			if !r.start(t) {
 				return time.Hour // the run is over
