@@ -58,8 +58,9 @@ func NewRetrier(rt http.RoundTripper, policy RetryPolicy) *Retrier {
 // is not begun. Errors are of type [*Error].
 //
 // The first try goes straight to the round tripper, and go-retryablehttp takes
-// over after it has failed. Going through it from the start would cost each
-// request the machinery that nearly none needs (BenchmarkRetrier shows both).
+// over, with the same body and header, after it has failed. Going through it
+// from the start would cost each request 9 allocations, 400 bytes and less than
+// a microsecond (BenchmarkRetrier), and an HTTP client's handling of answers.
 func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, error) {
 	resp, err := r.try(ctx, req)
 	if err == nil {
@@ -113,9 +114,6 @@ func (r *Retrier) again(ctx context.Context, req *http.Request, first *Error) (*
 		if err := request.SetBody(retryablehttp.ReaderFunc(s.rewind)); err != nil {
 			return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
 		}
-		// SetBody takes the length from a Len method, and without one leaves 0,
-		// which net/http would send chunked.
-		request.ContentLength = req.ContentLength
 	}
 	_, err := client.Do(request) //nolint:bodyclose // its body is always http.NoBody
 	if s.resp != nil {
@@ -156,6 +154,8 @@ func (s *sequence) RoundTrip(req *http.Request) (*http.Response, error) {
 		closeBody(req)
 		return nil, s.last
 	}
+	// SetBody takes the length from a Len method and leaves 0 without one, which
+	// net/http would send chunked; the caller's request knows better.
 	out := *s.req
 	out.Body = req.Body
 	resp, err := s.retrier.try(s.ctx, &out)
