@@ -21,7 +21,7 @@ func TestSearchesAgreeWithPlainLoops(t *testing.T) {
 		}
 		return i
 	}
-	for round := range 20_000 {
+	for round := range 5_000 {
 		b := make([]byte, rng.IntN(60))
 		if round%10 == 0 {
 			b = make([]byte, rng.IntN(20_000))
