@@ -11,28 +11,38 @@ import (
 	"github.com/pdkit/pdkit/examples/bench/internal/load"
 )
 
-// footprint is what a program holds at rest and for each open stream.
+// footprint is what a program holds in RAM, in bytes, once for each fresh process that was looked at.
 type footprint struct {
 	name      string
-	atRest    int64 // bytes in RAM after a little work
-	perStream int64 // bytes that each open stream adds
+	atRest    []float64 // after a little work
+	perStream []float64 // added by each open stream
 }
 
-// footprint reads a fresh process's memory before and while many streams are open. The streams are opened within
-// a second or two, and read when they have run for a while: garbage that the process has not collected by then
-// belongs to what it costs its operator, and is counted.
 func (l *lab) footprint(ctx context.Context, r recipe) (footprint, error) {
 	f := footprint{name: r.name}
+	for range l.pace.memory {
+		if err := l.look(ctx, r, &f); err != nil {
+			return f, err
+		}
+	}
+	l.say("%s: %.0f KB at rest, %.1f KB per open stream", f.name, median(f.atRest)/1024, median(f.perStream)/1024)
+	return f, nil
+}
+
+// look reads a fresh process's memory before and while many streams are open. The streams are opened within
+// a second or two, and read when they have run for a while: garbage that the process has not collected by then
+// belongs to what it costs its operator, and is counted.
+func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	p, _, err := l.start(ctx, r)
 	if err != nil {
-		return f, err
+		return err
 	}
 	if err := l.warm(ctx, p); err != nil {
-		return f, err
+		return err
 	}
 	before, err := cpu.Resident(p.cmd.Process.Pid)
 	if err != nil {
-		return f, err
+		return err
 	}
 	var stop atomic.Bool
 	streams := scenario{size: 2 << 10, stream: true, perWrite: 1, interval: time.Second}
@@ -40,26 +50,26 @@ func (l *lab) footprint(ctx context.Context, r recipe) (footprint, error) {
 	defer crowd.end()
 	const step = 50
 	for from := 0; from < streamsOpen; from += step {
-		crowd.begin(from, from+step)
+		crowd.begin(ctx, from, from+step)
 		if err := rest(ctx, 50*time.Millisecond); err != nil {
-			return f, err
+			return err
 		}
 	}
 	if err := crowd.waitOpen(ctx, streamsOpen); err != nil {
-		return f, err
+		return err
 	}
 	if err := rest(ctx, l.pace.settle); err != nil {
-		return f, err
+		return err
 	}
 	after, err := cpu.Resident(p.cmd.Process.Pid)
 	if err != nil {
-		return f, err
+		return err
 	}
 	crowd.end()
 	l.board.Settle()
-	f.atRest, f.perStream = before, (after-before)/streamsOpen
-	l.say("%s: %d KB at rest, %.1f KB per open stream", f.name, f.atRest>>10, float64(f.perStream)/1024)
-	return f, p.stop()
+	f.atRest = append(f.atRest, float64(before))
+	f.perStream = append(f.perStream, float64(after-before)/streamsOpen)
+	return p.stop()
 }
 
 // warm brings a fresh program to the state that it keeps: code paged in, pools filled.
@@ -67,7 +77,7 @@ func (l *lab) warm(ctx context.Context, p *program) error {
 	var stop atomic.Bool
 	crowd := l.crowd(scenario{size: 2 << 10, stream: true, perWrite: 1, chunks: 10}, p, 4, &load.Meter{}, &stop)
 	defer crowd.end()
-	crowd.begin(0, 4)
+	crowd.begin(ctx, 0, 4)
 	if err := rest(ctx, 500*time.Millisecond); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ func thisMachine() machine {
 	m := machine{
 		model:  "unknown CPU",
 		kernel: "unknown kernel",
-		golang: runtime.Version(),
+		golang: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH,
 		date:   time.Now().UTC().Format(time.DateOnly),
 		cores:  runtime.NumCPU(),
 	}

@@ -36,12 +36,12 @@ type program struct {
 type recipe struct {
 	name   string
 	binary string
-	args   func(listen string) ([]string, error)
+	args   func(ctx context.Context, listen string) ([]string, error)
 }
 
 // minimal is the yardstick; extra flags make its variants.
 func (l *lab) minimal(binary, name string, extra ...string) recipe {
-	return recipe{name: name, binary: binary, args: func(listen string) ([]string, error) {
+	return recipe{name: name, binary: binary, args: func(_ context.Context, listen string) ([]string, error) {
 		return append([]string{
 			"-listen", listen,
 			"-prefill", "http://" + l.engines.Prefill[0],
@@ -52,8 +52,8 @@ func (l *lab) minimal(binary, name string, extra ...string) recipe {
 
 // gateway is examples/gateway as it is by default, with its admin address on, for the given engines.
 func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
-	return recipe{name: name, binary: binary, args: func(listen string) ([]string, error) {
-		admin, err := freeAddress()
+	return recipe{name: name, binary: binary, args: func(ctx context.Context, listen string) ([]string, error) {
+		admin, err := freeAddress(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -93,8 +93,9 @@ spec:
 }
 
 // freeAddress finds a loopback port. Somebody may take it before it is used; then the start fails and says so.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func freeAddress(ctx context.Context) (string, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
 	}
@@ -104,11 +105,11 @@ func freeAddress() (string, error) {
 
 // start runs a program on the CPU of the programs under test and returns when it has answered one request.
 func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, error) {
-	listen, err := freeAddress()
+	listen, err := freeAddress(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
-	args, err := r.args(listen)
+	args, err := r.args(ctx, listen)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -161,7 +162,7 @@ func (l *lab) firstAnswer(ctx context.Context, p *program) (time.Duration, error
 	client := load.NewClient(l.board, 0, l.target(p), plan, &load.Meter{})
 	defer client.Close()
 	for {
-		err := client.Ask()
+		err := client.Ask(ctx)
 		if err == nil {
 			return time.Since(p.started), nil
 		}
@@ -171,9 +172,10 @@ func (l *lab) firstAnswer(ctx context.Context, p *program) (time.Duration, error
 		select {
 		case <-p.exited:
 			return 0, fmt.Errorf("ended at once: %w", p.err)
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		case <-time.After(200 * time.Microsecond):
+		default:
+		}
+		if err := rest(ctx, 200*time.Microsecond); err != nil {
+			return 0, err
 		}
 	}
 }
@@ -187,16 +189,21 @@ func (p *program) stop() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
+	patience := time.NewTimer(10 * time.Second)
+	defer patience.Stop()
 	select {
 	case <-p.exited:
 		return nil
-	case <-time.After(10 * time.Second):
+	case <-patience.C:
 		return errors.Join(fmt.Errorf("%s does not end on SIGTERM", p.name), p.cmd.Process.Kill())
 	}
 }
 
-// lastWords is the end of what a program has logged; it is shown when the program fails.
+// lastWords is the end of what a program has logged; it is shown when the program fails. A nil program says nothing.
 func (p *program) lastWords() string {
+	if p == nil {
+		return ""
+	}
 	text, err := os.ReadFile(p.log)
 	if err != nil || len(text) == 0 {
 		return ""

@@ -47,7 +47,7 @@ func (r *report) findings() []finding {
 		list = append(list, finding{r.endpoints.scenario.name, median(r.endpoints.ratios), targetEndpoints})
 	}
 	if len(r.footprints) > 0 {
-		list = append(list, finding{"memory per open stream", float64(r.footprints[0].perStream), targetStreamBytes})
+		list = append(list, finding{"memory per open stream", median(r.footprints[0].perStream), targetStreamBytes})
 	}
 	if len(r.starts) > 0 {
 		list = append(list, finding{"start to first answer", float64(middleOf(r.starts[0])), float64(targetStart)})
@@ -104,8 +104,8 @@ func middleOf(s starts) time.Duration {
 // write prints the report as Markdown.
 func (r *report) write(w io.Writer) error {
 	var m strings.Builder
-	fmt.Fprintf(&m, "# %s\n\n%s, %d cores; %s; %s %s; %s.\n", r.title, r.machine.model, r.machine.cores,
-		r.machine.kernel, r.machine.golang, "linux", r.machine.date)
+	fmt.Fprintf(&m, "# %s\n\n%s, %d cores; %s; %s; %s.\n", r.title, r.machine.model, r.machine.cores,
+		r.machine.kernel, r.machine.golang, r.machine.date)
 	fmt.Fprintf(&m, "Each program alone on one CPU with GOMAXPROCS=1, clients and engines on another; %d × A B B A slices of %v;\n"+
 		"CPU time from the kernel's clock of the process. Took %v.\n", r.pace.rounds, r.pace.slice, r.took.Round(time.Second))
 	r.writeRatios(&m)
@@ -179,11 +179,16 @@ func (r *report) writeFootprints(m *strings.Builder) {
 	}
 	subject, base := r.footprints[0], r.footprints[1]
 	fmt.Fprintf(m, "\n## Memory and start\n\n| | %s | %s | target | |\n|---|---|---|---|---|\n", subject.name, base.name)
-	fmt.Fprintf(m, "| memory per open stream at %d streams, KB (resident, uncollected garbage included) | %.1f | %.1f | %d | %s |\n", streamsOpen,
-		float64(subject.perStream)/1024, float64(base.perStream)/1024, targetStreamBytes>>10, mark(subject.perStream <= targetStreamBytes))
-	fmt.Fprintf(m, "| memory at rest, KB | %d | %d | | |\n", subject.atRest>>10, base.atRest>>10)
+	fmt.Fprintf(m, "| memory per open stream at %d streams, KB: resident, uncollected garbage included; median of %d (least to greatest) | %s | %s | %d | %s |\n",
+		streamsOpen, len(subject.perStream), kilobytes(subject.perStream), kilobytes(base.perStream), targetStreamBytes>>10,
+		mark(median(subject.perStream) <= targetStreamBytes))
+	fmt.Fprintf(m, "| memory at rest, KB | %s | %s | | |\n", kilobytes(subject.atRest), kilobytes(base.atRest))
 	fmt.Fprintf(m, "| exec to first answer, ms, median of %d (greatest) | %s | %s | %d | %s |\n", len(r.starts[0].times),
 		startText(r.starts[0]), startText(r.starts[1]), targetStart.Milliseconds(), mark(middleOf(r.starts[0]) <= targetStart))
+}
+
+func kilobytes(list []float64) string {
+	return fmt.Sprintf("%.1f (%.1f to %.1f)", median(list)/1024, slices.Min(list)/1024, slices.Max(list)/1024)
 }
 
 func startText(s starts) string {

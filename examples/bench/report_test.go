@@ -22,10 +22,13 @@ func measured(ratio float64) *report {
 		ratios:   []float64{ratio},
 	}
 	return &report{
-		title:      "Load benchmark",
-		pace:       full,
-		compared:   []compared{c},
-		footprints: []footprint{{name: "gateway", perStream: 40 << 10}, {name: "minimal", perStream: 30 << 10}},
+		title:    "Load benchmark",
+		pace:     full,
+		compared: []compared{c},
+		footprints: []footprint{
+			{name: "gateway", atRest: []float64{9 << 20}, perStream: []float64{40 << 10, 50 << 10, 42 << 10}},
+			{name: "minimal", atRest: []float64{8 << 20}, perStream: []float64{30 << 10}},
+		},
 		starts: []starts{
 			{name: "gateway", times: []time.Duration{20 * time.Millisecond}},
 			{name: "minimal", times: []time.Duration{5 * time.Millisecond}},
@@ -38,7 +41,7 @@ func TestTheTableShowsEachFigureBesideItsTarget(t *testing.T) {
 	require.NoError(t, measured(1.2).write(&text))
 	assert.Contains(t, text.String(),
 		"| 2 KB, 16 clients | 50.00 | 50.00 | **1.200** (1.200 to 1.200) | 1.15 | **missed** | 5 %, 5 % |")
-	assert.Contains(t, text.String(), "| 40.0 | 30.0 | 70 | met |")
+	assert.Contains(t, text.String(), "| 42.0 (40.0 to 50.0) | 30.0 (30.0 to 30.0) | 70 | met |")
 	assert.Contains(t, text.String(), "| 20.0 (20.0) | 5.0 (5.0) | 50 | met |")
 	assert.Contains(t, text.String(), "| 1.00 / 1.00 |")
 }
@@ -59,7 +62,7 @@ func TestOnlyTheQuickPaceFailsAndOnlyBeyondTwiceATarget(t *testing.T) {
 	require.NoError(t, measured(2.31).verdict(full), "a missed target is shown, and is for people to judge")
 
 	r := measured(1)
-	r.footprints[0].perStream = 141 << 10
+	r.footprints[0].perStream = []float64{141 << 10}
 	require.ErrorContains(t, r.verdict(short), "memory per open stream")
 	r = measured(1)
 	r.starts[0].times = []time.Duration{101 * time.Millisecond}

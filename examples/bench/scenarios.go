@@ -15,13 +15,14 @@ type pace struct {
 	rounds int           // of A B B A
 	direct int           // slices of the direct legs
 	settle time.Duration // before memory is read
+	memory int           // times that memory is read, of fresh processes
 	starts int           // of each program
 }
 
 var (
-	full  = pace{slice: 2 * time.Second, lead: 400 * time.Millisecond, rounds: 4, direct: 2, settle: 5 * time.Second, starts: 15}
+	full  = pace{slice: 2 * time.Second, lead: 400 * time.Millisecond, rounds: 4, direct: 2, settle: 3 * time.Second, memory: 3, starts: 15}
 	short = pace{quick: true, slice: 500 * time.Millisecond, lead: 250 * time.Millisecond, rounds: 1, direct: 1,
-		settle: 1500 * time.Millisecond, starts: 5}
+		settle: 1500 * time.Millisecond, memory: 1, starts: 5}
 )
 
 // scenario is one kind of load.

@@ -66,8 +66,8 @@ func TestEveryShapeOfLoadIsServedRight(t *testing.T) {
 			}, plan, &load.Meter{})
 			defer direct.Close()
 			for range 3 {
-				require.NoError(t, proxied.Ask())
-				require.NoError(t, direct.Ask())
+				require.NoError(t, proxied.Ask(t.Context()))
+				require.NoError(t, direct.Ask(t.Context()))
 			}
 			b.board.Settle()
 			faults, n := b.board.Faults()
@@ -248,7 +248,7 @@ func TestTheCheckersCatchWhatAProxyDoesWrong(t *testing.T) {
 				c.tamper.next = next
 				return c.tamper
 			})
-			require.ErrorContains(t, b.client(t, 0, c.plan).Ask(), c.client)
+			require.ErrorContains(t, b.client(t, 0, c.plan).Ask(t.Context()), c.client)
 			faults, n := b.board.Faults()
 			if c.board == "" {
 				assert.Zero(t, n, faults)
@@ -276,8 +276,8 @@ func TestAHandoffUsedTwiceIsCaught(t *testing.T) {
 		}}
 	})
 	c := b.client(t, 0, &load.Plan{Prompt: load.NewPrompt(2<<10, false)})
-	require.NoError(t, c.Ask())
-	require.ErrorContains(t, c.Ask(), "status 400")
+	require.NoError(t, c.Ask(t.Context()))
+	require.ErrorContains(t, c.Ask(t.Context()), "status 400")
 	b.board.Settle()
 	faults, n := b.board.Faults()
 	require.Equal(t, 2, n, faults)
@@ -301,7 +301,7 @@ func TestAnswersSwappedBetweenTwoClientsAreCaught(t *testing.T) {
 	plan := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}
 	one, two := b.client(t, 0, plan), b.client(t, 1, plan)
 	result := make(chan error, 1)
-	go func() { result <- two.Ask() }()
-	require.ErrorContains(t, one.Ask(), "another request's")
+	go func() { result <- two.Ask(t.Context()) }()
+	require.ErrorContains(t, one.Ask(t.Context()), "another request's")
 	require.ErrorContains(t, <-result, "another request's")
 }

@@ -5,6 +5,7 @@ package load
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -75,9 +76,9 @@ func NewClient(board *Board, slot int, target Target, plan *Plan, meter *Meter) 
 }
 
 // Run asks until stop is set. Wrong answers are noted on the board; a client that gets nothing but faults gives up.
-func (c *Client) Run(stop *atomic.Bool) {
-	for failed := 0; !stop.Load() && failed < 10; {
-		if err := c.Ask(); err != nil {
+func (c *Client) Run(ctx context.Context, stop *atomic.Bool) {
+	for failed := 0; !stop.Load() && ctx.Err() == nil && failed < 10; {
+		if err := c.Ask(ctx); err != nil {
 			failed++
 			c.board.Fault("client: %v", err)
 			time.Sleep(10 * time.Millisecond)
@@ -93,8 +94,9 @@ func (c *Client) Close() {
 	c.second.close()
 }
 
-// Ask sends one request and reads and checks its answer.
-func (c *Client) Ask() (err error) {
+// Ask sends one request and reads and checks its answer. The context is for making connections; a request under way
+// ends by itself.
+func (c *Client) Ask(ctx context.Context) (err error) {
 	serial := c.board.begin(c.slot)
 	c.plan.Prompt.stamp(c.body, serial)
 	defer func() {
@@ -105,10 +107,10 @@ func (c *Client) Ask() (err error) {
 	start := time.Now()
 	answers := &c.first
 	if c.target.Proxy != "" {
-		err = c.first.send(c.target.Proxy, start, c.request)
+		err = c.first.send(ctx, c.target.Proxy, start, c.request)
 	} else {
 		answers = &c.second
-		err = c.legs(start, serial)
+		err = c.legs(ctx, start, serial)
 	}
 	if err != nil {
 		return err
@@ -187,7 +189,7 @@ func (c *Client) sample(d time.Duration) {
 }
 
 // legs does what a proxy does, without one between: the floor of all latencies.
-func (c *Client) legs(start time.Time, serial uint64) error {
+func (c *Client) legs(ctx context.Context, start time.Time, serial uint64) error {
 	if c.prefill == nil {
 		messages := c.plan.Prompt.messages
 		const tail = `,"model":"bench","max_tokens":1,"temperature":0.5,"stream":false,"kv_transfer_params":` +
@@ -198,7 +200,7 @@ func (c *Client) legs(start time.Time, serial uint64) error {
 		c.prefill = append(c.prefill, c.room...)
 	}
 	c.stampLast(c.prefill, serial)
-	if err := c.first.send(c.target.Prefill, start, c.prefill); err != nil {
+	if err := c.first.send(ctx, c.target.Prefill, start, c.prefill); err != nil {
 		return err
 	}
 	if err := c.first.head.read(c.first.br); err != nil {
@@ -219,7 +221,7 @@ func (c *Client) legs(start time.Time, serial uint64) error {
 	c.whole = append(c.whole, name...)
 	c.whole = append(c.whole, rest[:size]...)
 	c.whole = append(c.whole, '}')
-	return c.second.send(c.target.Decode, start, c.whole)
+	return c.second.send(ctx, c.target.Decode, start, c.whole)
 }
 
 // stampLast writes the serial number into the prefill request, whose body begins as the client's does.
@@ -228,9 +230,10 @@ func (c *Client) stampLast(request []byte, serial uint64) {
 	c.plan.Prompt.stamp(request[at:], serial)
 }
 
-func (w *wire) send(address string, start time.Time, request []byte) error {
+func (w *wire) send(ctx context.Context, address string, start time.Time, request []byte) error {
 	if w.conn == nil {
-		conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+		dialer := net.Dialer{Timeout: 5 * time.Second}
+		conn, err := dialer.DialContext(ctx, "tcp", address)
 		if err != nil {
 			return err
 		}
