@@ -21,7 +21,8 @@ type Snapshot struct {
 //  4. Where the source knows that an engine is going away, it publishes it as draining before it leaves the list.
 //  5. publish is not called after Watch has returned.
 //
-// Any other return of Watch is a failure; the set calls it again after a pause.
+// Any other return of Watch is a failure; the set calls it again after a pause, and it begins again with a whole
+// snapshot. Package discoverytest checks a source against all of this.
 type Source interface {
 	Watch(ctx context.Context, publish func(Snapshot)) error
 }
