@@ -27,7 +27,6 @@ type program struct {
 	log     string
 	cmd     *exec.Cmd
 	exited  chan struct{}
-	err     error // of Wait; read it when exited is closed
 	started time.Time
 	ended   bool
 }
@@ -128,7 +127,8 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 	}
 	l.running = append(l.running, p)
 	go func() {
-		p.err = p.cmd.Wait()
+		// How it ended is in ProcessState; a program that is stopped may end as it likes.
+		_ = p.cmd.Wait()
 		close(p.exited)
 	}()
 	took, err := l.firstAnswer(ctx, p)
@@ -171,7 +171,7 @@ func (l *lab) firstAnswer(ctx context.Context, p *program) (time.Duration, error
 		}
 		select {
 		case <-p.exited:
-			return 0, fmt.Errorf("ended at once: %w", p.err)
+			return 0, fmt.Errorf("ended before it answered: %v", p.cmd.ProcessState)
 		default:
 		}
 		if err := rest(ctx, 200*time.Microsecond); err != nil {
