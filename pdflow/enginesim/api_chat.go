@@ -28,7 +28,7 @@ type chatContent string
 
 func (c *chatContent) UnmarshalJSON(data []byte) error {
 	var text string
-	if data[0] != '[' {
+	if len(data) == 0 || data[0] != '[' {
 		err := json.Unmarshal(data, &text)
 		*c = chatContent(text)
 		return err

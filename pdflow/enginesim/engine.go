@@ -112,7 +112,8 @@ func (e *Engine) Stats() Stats {
 	n.stats.mu.Lock()
 	defer n.stats.mu.Unlock()
 	s := n.stats.Stats
-	s.Running, s.Waiting, s.UsedBlocks, s.PinnedBlocks = l.running, l.waiting, l.used, l.pinned
+	loading := int(n.stats.loading)
+	s.Running, s.Waiting, s.UsedBlocks, s.PinnedBlocks = l.running-loading, l.waiting+loading, l.used, l.pinned
 	return s
 }
 

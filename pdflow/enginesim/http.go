@@ -18,8 +18,11 @@ const maxBody = 256 << 20
 
 // generationAPIs are the APIs that make tokens.
 var generationAPIs = map[string]func(*node, *http.Request, []byte) (*call, *apiError){
-	"/v1/completions":      parseCompletion,
-	"/v1/chat/completions": parseChat,
+	"/v1/completions":        parseCompletion,
+	"/v1/chat/completions":   parseChat,
+	"/v1/responses":          parseResponses,
+	"/v1/messages":           parseMessages,
+	"/inference/v1/generate": parseGenerate,
 }
 
 // ServeHTTP serves vLLM's HTTP surface with uvicorn's headers. No request id is

@@ -175,9 +175,14 @@ func (n *node) writeMetrics(p *page, l load) {
 		p.counter("nixl_num_kv_expired_reqs_total", c.Expired)
 		p.counter("nixl_num_notifications_after_expiry_total", c.AfterExpiry)
 	}
-	p.gauge("num_requests_running", float64(l.running))
-	p.gauge("num_requests_waiting", float64(l.waiting))
-	p.by("num_requests_waiting_by_reason", "gauge", "reason", []string{"capacity", "deferred"}, int64(l.waiting), 0)
+	for _, name := range []string{"flops", "read_bytes", "write_bytes"} {
+		p.counter("estimated_"+name+"_per_gpu_total", 0)
+	}
+	// A request that waits for KV has its blocks, but does not run yet.
+	p.gauge("num_requests_running", float64(int64(l.running)-c.loading))
+	p.gauge("num_requests_waiting", float64(int64(l.waiting)+c.loading))
+	p.by("num_requests_waiting_by_reason", "gauge", "reason", []string{"capacity", "deferred"}, int64(l.waiting), c.loading)
+	p.by("num_requests_kv_fetch_by_stage", "gauge", "stage", []string{"waiting_to_start", "in_progress", "completed_waiting"}, 0, c.loading, 0)
 	p.by("engine_sleep_state", "gauge", "sleep_state", []string{"awake", "weights_offloaded", "discard_all"}, 1, 0, 0)
 	p.gauge("kv_cache_usage_perc", float64(l.used)/float64(n.cfg.Blocks))
 	p.counter("prefix_cache_queries_total", c.prefixQueries)
@@ -198,6 +203,10 @@ func (n *node) writeMetrics(p *page, l load) {
 		[]string{"stop", "length", "abort", "error", "repetition"}, c.successStop, c.successLength, c.successAbort, c.Errors, 0)
 	for _, name := range histogramOrder {
 		p.histogram(name, c.histograms[name])
+	}
+	p.head("admission_rejections_total", "counter")
+	for _, reason := range []string{"max_num_queued_reqs", "max_num_queued_tokens"} {
+		fmt.Fprintf(&p.b, "vllm:admission_rejections_total{model_name=%q,reason=%q} 0.0\n", p.model, reason)
 	}
 	fmt.Fprintf(&p.b, "# HELP vllm:cache_config_info See vLLM's metrics.\n# TYPE vllm:cache_config_info gauge\n"+
 		"vllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=\"True\",engine=\"0\",num_gpu_blocks=\"%d\"} 1.0\n", n.cfg.BlockSize, n.cfg.Blocks)

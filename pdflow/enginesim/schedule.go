@@ -14,6 +14,7 @@ const (
 	reasonStop   = "stop"
 	reasonLength = "length"
 	reasonAbort  = "abort"
+	reasonError  = "error" // never sent; the answer is an error
 )
 
 // generation is one request to the engine core: what all client APIs boil down
@@ -76,20 +77,21 @@ func (n *node) generate(ctx context.Context, g *generation, emit func(step) erro
 	}
 	if errors.Is(err, errTerminated) {
 		run.out.reason = reasonAbort
-		n.stats.ended(s, g, reasonAbort, len(run.out.tokens), run.times())
+		n.stats.ended(run, reasonAbort)
 		return run.out, run.send(step{reason: reasonAbort})
 	}
 	if err != nil {
-		return nil, n.failed(err)
+		return nil, run.failed(err)
 	}
-	n.stats.ended(s, g, run.out.reason, len(run.out.tokens), run.times())
+	n.stats.ended(run, run.out.reason)
 	run.out.params = mutated(t.finished(s, run.out.reason), g.mutate)
 	return run.out, nil
 }
 
 // failed counts the error of a generation and turns it into one of those that
 // generate documents.
-func (n *node) failed(err error) error {
+func (r *running) failed(err error) error {
+	n := r.node
 	var death *engineDeath
 	var load *loadError
 	switch {
@@ -97,7 +99,7 @@ func (n *node) failed(err error) error {
 		n.die()
 		return errCoreDead
 	case errors.As(err, &load):
-		n.stats.add(&n.stats.Errors, 1)
+		n.stats.ended(r, reasonError)
 		return errLoadFailed
 	case errors.Is(err, errCoreDead), errors.Is(err, errKilled):
 		return err
@@ -180,6 +182,8 @@ func (r *running) load(ctx context.Context) error {
 		r.t.dropped()
 		return &loadError{failures: 1, err: errors.New("scripted")}
 	}
+	r.node.stats.add(&r.node.stats.loading, 1)
+	defer r.node.stats.add(&r.node.stats.loading, -1)
 	return r.t.load(ctx, r.s)
 }
 

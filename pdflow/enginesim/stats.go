@@ -42,6 +42,7 @@ type counters struct {
 	externalQueries, externalHits            int64
 	cachedTokens, cachedDevice, cachedP2P    int64
 	successStop, successLength, successAbort int64
+	loading                                  int64 // requests that wait for KV
 	histograms                               map[string]*histogram
 }
 
@@ -95,6 +96,14 @@ func (c *counters) scheduled(s *sequence, external bool) {
 func (c *counters) prefilled(s *sequence, external bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if external && s.prompt == 1 {
+		// The last token of a prompt is computed here in any case, to sample from
+		// it. With a prompt of one token nothing is left of the transfer, and the
+		// request is scheduled again as if it were new (capture 13).
+		external = false
+		c.prefixQueries++
+		c.externalQueries++
+	}
 	rest := int64(s.prompt - s.cached)
 	c.PromptTokens += int64(s.prompt)
 	c.LocalCacheHit += int64(s.cached)
@@ -113,7 +122,8 @@ type timing struct {
 }
 
 // ended notes a request that ran to its end.
-func (c *counters) ended(s *sequence, g *generation, reason string, tokens int, t timing) {
+func (c *counters) ended(r *running, reason string) {
+	s, g, tokens, t := r.s, r.g, len(r.out.tokens), r.times()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch reason {
@@ -126,13 +136,15 @@ func (c *counters) ended(s *sequence, g *generation, reason string, tokens int, 
 	case reasonAbort:
 		c.successAbort++
 		c.Aborted++
+	case reasonError:
+		c.Errors++
 	}
 	c.observe("request_prompt_tokens", float64(s.prompt))
 	c.observe("request_generation_tokens", float64(tokens))
 	c.observe("request_max_num_generation_tokens", float64(tokens))
 	c.observe("request_params_max_tokens", float64(g.maxTokens))
 	c.observe("request_params_n", float64(g.children))
-	c.observe("request_prefill_kv_computed_tokens", float64(s.prompt-s.cached))
+	c.observe("request_prefill_kv_computed_tokens", float64(s.prompt-r.out.cached))
 	c.observe("request_num_preemptions", 0)
 	c.observe("time_to_first_token_seconds", t.first.Seconds())
 	c.observe("e2e_request_latency_seconds", t.whole.Seconds())

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import "net/http"
+
+type messagesRequest struct {
+	sampling
+	Messages      []chatMessage `json:"messages"`
+	System        *chatContent  `json:"system"`
+	StopSequences []string      `json:"stop_sequences"`
+}
+
+// parseMessages reads a /v1/messages request, which vLLM renders and runs as a
+// chat.
+func parseMessages(_ *node, r *http.Request, body []byte) (*call, *apiError) {
+	var q messagesRequest
+	if bad := decodeBody(body, &q); bad != nil {
+		return nil, bad
+	}
+	q.Stop, q.N = q.StopSequences, nil
+	c, bad := newCall(&q.sampling)
+	if bad != nil {
+		return nil, bad
+	}
+	switch {
+	case !c.limited:
+		return nil, badField("max_tokens", "missing", "Field required", "{}")
+	case len(q.Messages) == 0:
+		return nil, badField("messages", "too_short", "List should have at least 1 item after validation", "[]")
+	}
+	messages := q.Messages
+	if q.System != nil {
+		messages = append([]chatMessage{{Role: "system", Content: *q.System}}, messages...)
+	}
+	prompt := render(messages, nil, true)
+	if ids, ok := promptTokens(c.params); ok {
+		prompt = ids
+	}
+	id := "chatcmpl-" + requestName(r, q.RequestID)
+	c.add(&q.sampling, id, prompt, false)
+	f := &messagesFormat{call: c, id: id}
+	c.whole = f.whole
+	c.format = func(s *sse) streamFormat { f.sse = s; return f }
+	return c, nil
+}
+
+type messagesFormat struct {
+	call *call
+	id   string
+	sse  *sse
+	open bool
+}
+
+type messagesUsage struct {
+	Input   int `json:"input_tokens"`
+	Output  int `json:"output_tokens"`
+	Created int `json:"cache_creation_input_tokens"`
+	Read    int `json:"cache_read_input_tokens"`
+}
+
+type messagesText struct {
+	Type string `json:"type"`
+	Text string `json:"text"`
+}
+
+type messagesBody struct {
+	ID         string         `json:"id"`
+	Type       string         `json:"type"`
+	Role       string         `json:"role"`
+	Content    []messagesText `json:"content"`
+	Model      string         `json:"model"`
+	StopReason string         `json:"stop_reason,omitempty"`
+	Usage      messagesUsage  `json:"usage"`
+	KVParams   any            `json:"kv_transfer_params,omitempty"`
+}
+
+var messagesReasons = map[string]string{reasonLength: "max_tokens", reasonStop: "end_turn"}
+
+func (f *messagesFormat) body() *messagesBody {
+	return &messagesBody{ID: f.id, Type: "message", Role: "assistant", Content: []messagesText{}, Model: f.call.model}
+}
+
+// used counts as that API does: what the cache gave or took is not input.
+func (f *messagesFormat) used(o *outcome) messagesUsage {
+	return messagesUsage{Input: len(f.call.gens[0].prompt) - o.cached - o.created, Output: len(o.tokens), Created: o.created, Read: o.cached}
+}
+
+func (f *messagesFormat) whole(outs []*outcome) any {
+	o, b := outs[0], f.body()
+	b.Content = append(b.Content, messagesText{"text", o.text})
+	b.StopReason, b.Usage, b.KVParams = messagesReason(o.reason), f.used(o), o.params
+	return b
+}
+
+func messagesReason(reason string) string {
+	if r, ok := messagesReasons[reason]; ok {
+		return r
+	}
+	return reason
+}
+
+func (f *messagesFormat) send(kind string, fields map[string]any) {
+	fields["type"] = kind
+	f.sse.named(kind, encode(fields))
+}
+
+func (f *messagesFormat) begin() {
+	b := f.body()
+	b.Usage.Input = len(f.call.gens[0].prompt)
+	f.send("message_start", map[string]any{"message": b})
+}
+
+func (f *messagesFormat) step(s step) {
+	if !f.open {
+		f.open = true
+		f.send("content_block_start", map[string]any{"index": 0, "content_block": messagesText{Type: "text"}})
+	}
+	if s.text != "" {
+		f.send("content_block_delta", map[string]any{"index": 0, "delta": messagesText{"text_delta", s.text}})
+	}
+}
+
+func (f *messagesFormat) end(outs []*outcome) {
+	o := outs[0]
+	f.send("content_block_stop", map[string]any{"index": 0})
+	f.send("message_delta", map[string]any{"delta": map[string]string{"stop_reason": messagesReason(o.reason)}, "usage": f.used(o)})
+	f.send("message_stop", map[string]any{})
+	f.sse.data([]byte("[DONE]"))
+}
