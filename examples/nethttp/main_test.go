@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The lines that the README shows do what it says: a request goes over both engines, and decode takes P's KV over.
+func TestTheHandlerServesOverBothEngines(t *testing.T) {
+	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
+	require.NoError(t, err)
+	defer d.Close()
+	defer p.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	flow := handler(ctx, p.URL(), d.URL())
+	gateway := httptest.NewServer(flow)
+	defer gateway.Close()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		require.NoError(t, flow.Shutdown(ctx))
+	}()
+
+	resp, err := gateway.Client().Post(gateway.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"`+strings.Repeat("Hello. ", 20)+`","max_tokens":16}`))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
+	require.Equal(t, "disaggregated", resp.Header.Get("X-Pd-Mode"))
+	require.EqualValues(t, 140, d.Stats().ExternalKVTransfer, "decode computed a prompt that it should have taken over")
+	require.NoError(t, d.CheckKV())
+}
