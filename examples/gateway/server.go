@@ -5,11 +5,152 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
+	"time"
 )
 
-// serve serves until a signal asks it to end.
-func serve(context.Context, *config, string, *slog.Logger, <-chan os.Signal) error {
-	return errors.New("serving comes with the flow")
+// Limits of a client's connection. There is none on a whole answer: the flow bounds each of its silences and writes.
+const (
+	headerTimeout  = 10 * time.Second
+	idleTimeout    = 120 * time.Second
+	maxHeaderBytes = 64 << 10
+	lastWords      = time.Second // for answers that are through, and spans that are not written yet, after the drain
+)
+
+// serve serves until a signal asks it to end, then drains; a second signal cuts what still runs.
+func serve(ctx context.Context, cfg *config, trace string, log *slog.Logger, signals <-chan os.Signal) (err error) {
+	tel, err := newTelemetry(cfg.gateway.Admin != "", trace)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+		defer cancel()
+		if cerr := tel.close(ctx); cerr != nil {
+			log.Warn("telemetry", "error", cerr)
+		}
+	}()
+	g, err := build(cfg, tel, log)
+	if err != nil {
+		return err
+	}
+	defer g.close()
+
+	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	s := &servers{log: log, failed: make(chan error, 2)}
+	defer s.close()
+	clients, err := s.listen("clients", cfg.gateway.Listen, g.clients(requests), requests)
+	if err != nil {
+		return err
+	}
+	addresses := []any{"listen", clients.addr}
+	if cfg.gateway.Admin != "" {
+		admin, err := s.listen("admin", cfg.gateway.Admin, g.admin(), requests)
+		if err != nil {
+			return err
+		}
+		addresses = append(addresses, "admin", admin.addr)
+	}
+
+	background, stop := context.WithCancel(ctx)
+	wait, err := g.start(background)
+	if err != nil {
+		stop()
+		return err
+	}
+	defer wait()
+	defer stop()
+	s.serve()
+	log.Info("serving", append(addresses, "models", len(g.models))...)
+
+	select {
+	case sig := <-signals:
+		log.Info("draining", "signal", sig.String(), "atMost", cfg.gateway.DrainTimeout.String())
+	case err := <-s.failed:
+		return err
+	}
+	g.shutDown(clients.Server, cut, signals)
+	return nil
+}
+
+// shutDown drains the clients' side: readiness fails, running requests go on until the drain timeout or the next signal, then they
+// are cut. Requests that come meanwhile are answered, with 503.
+func (g *gateway) shutDown(clients *http.Server, cut func(), signals <-chan os.Signal) {
+	g.draining.Store(true)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(g.cfg.gateway.DrainTimeout))
+	defer cancel()
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-signals:
+			cancel()
+		case <-ended:
+		}
+	}()
+	clients.SetKeepAlivesEnabled(false)
+	g.drain(ctx)
+	if clients.Shutdown(ctx) == nil {
+		g.log.Info("drained")
+		return
+	}
+	cut()
+	last, cancelLast := context.WithTimeout(context.Background(), lastWords)
+	defer cancelLast()
+	_ = clients.Shutdown(last) // those that do not end now are cut by Close
+	g.log.Warn("drained, requests were cut")
+}
+
+// servers are the HTTP servers of the program.
+type servers struct {
+	log    *slog.Logger
+	all    []*server
+	failed chan error
+}
+
+type server struct {
+	*http.Server
+	name string
+	ln   net.Listener
+	addr string
+}
+
+func (s *servers) listen(name, addr string, h http.Handler, requests context.Context) (*server, error) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen for %s: %w", name, err)
+	}
+	srv := &server{name: name, ln: ln, addr: ln.Addr().String(), Server: &http.Server{
+		Handler:                      h,
+		ReadHeaderTimeout:            headerTimeout,
+		IdleTimeout:                  idleTimeout,
+		MaxHeaderBytes:               maxHeaderBytes,
+		DisableGeneralOptionsHandler: true,
+		BaseContext:                  func(net.Listener) context.Context { return requests },
+		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}}
+	s.all = append(s.all, srv)
+	return srv, nil
+}
+
+func (s *servers) serve() {
+	for _, srv := range s.all {
+		go func() {
+			if err := srv.Serve(srv.ln); !errors.Is(err, http.ErrServerClosed) {
+				s.failed <- fmt.Errorf("serving %s: %w", srv.name, err)
+			}
+		}()
+	}
+}
+
+func (s *servers) close() {
+	for _, srv := range s.all {
+		_ = srv.Close()
+		_ = srv.ln.Close() // for a server that never served
+	}
 }
