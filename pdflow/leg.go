@@ -24,6 +24,9 @@ const maxPrefillAnswer = 64 << 20
 // maxErrorBody is as much of an engine's error answer as is passed on.
 const maxErrorBody = 1 << 20
 
+// blank is what all legs have in common.
+var blank = &http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
+
 // request makes a leg's HTTP request. Its body is read from the client's own bytes and the leg's edits, without a copy.
 func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request, *Error) {
 	var segments jsonedit.Segments
@@ -41,10 +44,11 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	}
 	a.f.tel.inject(ctx, h)
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, segments.Len(), time.Now()
-	r := &http.Request{Method: http.MethodPost, URL: &u, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: h, Host: u.Host,
-		Body: io.NopCloser(segments.NewReader()), ContentLength: segments.Len(),
-		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(segments.NewReader()), nil }}
-	return r.WithContext(ctx), nil
+	r := blank.WithContext(ctx)
+	r.URL, r.Host, r.Header, r.ContentLength = &u, u.Host, h, segments.Len()
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(segments.NewReader()), nil }
+	r.Body, _ = r.GetBody()
+	return r, nil
 }
 
 // prefill runs the prefill leg until its answer is read and known to be good.

@@ -127,7 +127,12 @@ func TestTogetherSendsBothAtOnce(t *testing.T) {
 
 func TestTogetherCancelsDecodeWhenPrefillFails(t *testing.T) {
 	for _, c := range []struct{ engine, want int }{{400, 400}, {500, 502}} {
-		x := script(t, &fake{order: connector.Together}, status(c.engine), gone)
+		x := script(t, &fake{order: connector.Together}, func(x *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+			for !strings.Contains(x.all(), "D") {
+				time.Sleep(time.Millisecond)
+			}
+			w.WriteHeader(c.engine)
+		}, gone)
 		began := time.Now()
 		r := post(t, x.url, "/v1/completions", completion("a", ""))
 		require.Equal(t, c.want, r.status, r.body)
@@ -137,7 +142,12 @@ func TestTogetherCancelsDecodeWhenPrefillFails(t *testing.T) {
 }
 
 func TestTogetherCancelsPrefillWhenDecodeFails(t *testing.T) {
-	x := script(t, &fake{order: connector.Together}, gone, status(500))
+	x := script(t, &fake{order: connector.Together}, gone, func(x *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		for !strings.Contains(x.all(), "P") {
+			time.Sleep(time.Millisecond)
+		}
+		w.WriteHeader(500)
+	})
 	require.Equal(t, 500, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second, time.Millisecond)
 }

@@ -147,6 +147,9 @@ func (d *Doc) parseMember(i int) (int, error) {
 	if m.ValHi, err = valueEnd(b, m.ValLo); err != nil {
 		return i, err
 	}
+	if d.members == nil {
+		d.members = make([]member, 0, fewMembers) // one allocation for what most bodies hold
+	}
 	d.members = append(d.members, m)
 	if len(d.members) > fewMembers {
 		d.index(d.nameOf(&m))

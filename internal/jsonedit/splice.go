@@ -78,7 +78,7 @@ func (s *Segments) start(d *Doc, edits []Edit) {
 	room := 0
 	for j := range edits {
 		name := edits[j].Name
-		room += 6*len(name) + len(`,"":`) + copyUpTo
+		room += 6*len(name) + len(`,"":null`) + min(len(edits[j].Value), copyUpTo)
 		if i := find(d, name); i >= 0 {
 			s.chosen[i] = int32(j + 1)
 			continue

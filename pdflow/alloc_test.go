@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	sdkless "go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// stubs answers both legs without a network. Its own allocations are measured apart and subtracted.
+type stubs struct{}
+
+var (
+	prefillAnswer = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],"usage":{"prompt_tokens":240,"total_tokens":241,"completion_tokens":1},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[13,14,15,16,17,18,19,20]],"remote_engine_id":"e3e63b5c-0c22-4617-8345-a0ce1bca7526","remote_request_id":"cmpl-1-0-aebcdc41","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":240,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":0}}`)
+	decodeAnswer  = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"` + strings.Repeat("abc ", 20) + `","finish_reason":"length"}]}`)
+	jsonHeader    = http.Header{"Content-Type": {"application/json"}}
+)
+
+func (stubs) RoundTrip(r *http.Request) (*http.Response, error) {
+	n, _ := io.Copy(io.Discard, r.Body)
+	_ = r.Body.Close()
+	if n != r.ContentLength {
+		return nil, io.ErrUnexpectedEOF
+	}
+	body := decodeAnswer
+	if r.URL.Host == "p:1" {
+		body = prefillAnswer
+	}
+	return &http.Response{StatusCode: 200, Header: jsonHeader, Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)), Request: r}, nil
+}
+
+type discard struct{ h http.Header }
+
+func (d *discard) Header() http.Header         { return d.h }
+func (d *discard) Write(b []byte) (int, error) { return len(b), nil }
+func (d *discard) WriteHeader(int)             {}
+
+// benchFlow is a flow with everything on that a gateway has, over stubs.
+func benchFlow(b testing.TB) *pdflow.Flow {
+	c, err := nixl.New(nil)
+	require.NoError(b, err)
+	p, err := discovery.New("http://p:1", discovery.RolePrefill)
+	require.NoError(b, err)
+	d, err := discovery.New("http://d:1", discovery.RoleDecode)
+	require.NoError(b, err)
+	src, err := static.New(p, d)
+	require.NoError(b, err)
+	set := discovery.NewSet(src)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = set.Run(ctx) }()
+	b.Cleanup(func() { cancel(); <-done })
+	require.NoError(b, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
+	flow, err := pdflow.New(c, pick.RoundRobin(set), pdflow.WithTransport(stubs{}), pdflow.WithMeterProvider(sdkless.NewMeterProvider()))
+	require.NoError(b, err)
+	return flow
+}
+
+func body2KB() []byte {
+	return []byte(`{"model":"tiny","messages":[{"role":"system","content":"You are terse."},{"role":"user","content":"` + strings.Repeat("word ", 380) + `"}],"max_tokens":32,"temperature":0}`)
+}
+
+func request2KB(body []byte) *http.Request {
+	r, _ := http.NewRequest(http.MethodPost, "http://gateway/v1/chat/completions", bytes.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Authorization", "Bearer x")
+	return r
+}
+
+// BenchmarkRequest2KB is one 2 KB request: handler and both legs over in-memory transports. BenchmarkStubs is the stubs' share.
+func BenchmarkRequest2KB(b *testing.B) {
+	flow := benchFlow(b)
+	body := body2KB()
+	b.ReportAllocs()
+	for b.Loop() {
+		flow.ServeHTTP(&discard{http.Header{}}, request2KB(body))
+	}
+}
+
+// BenchmarkStubs is what the measuring itself costs: the client's request, its writer, and both answers.
+func BenchmarkStubs(b *testing.B) {
+	body := body2KB()
+	b.ReportAllocs()
+	for b.Loop() {
+		benchStubs(body)
+	}
+}
+
+func benchStubs(body []byte) {
+	w := &discard{http.Header{}}
+	r := request2KB(body)
+	_, _ = w.Write(nil)
+	for _, host := range []string{"p:1", "d:1"} {
+		r.URL.Host = host
+		r.Body, _ = r.GetBody()
+		resp, _ := stubs{}.RoundTrip(r)
+		_, _ = io.Copy(io.Discard, resp.Body)
+	}
+}
+
+// The budget of a 2 KB request: 180 allocations and 25 KB, the stubs' own subtracted.
+func TestAllocationsOfARequest(t *testing.T) {
+	flow := benchFlow(t)
+	body := body2KB()
+	own := testing.AllocsPerRun(50, func() { benchStubs(body) })
+	all := testing.AllocsPerRun(50, func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
+	require.Greater(t, all, own)
+	require.LessOrEqual(t, all-own, 180.0)
+}
