@@ -112,24 +112,17 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 	if s.reference, err = alone(ctx, source.url, f.question); err != nil {
 		return got, err
 	}
+	// D meets each P before: its first handshake with one that is dead takes 5 s, and those behind it wait.
+	for range f.gateway.prefills {
+		if err := s.settle(source); err != nil {
+			return "", fmt.Errorf("before the fault: %w", err)
+		}
+	}
 	f.arrange(s)
-	var a answer
-	// With several prefill engines the gateway takes them in turn: ask until it has come to the one with the fault.
-	for tries := 0; !s.hasHappened() && tries < 2*len(f.gateway.prefills); tries++ {
-		a = ask(ctx, s.gateway.url, f.question, "", s.onText)
-	}
-	if !s.hasHappened() {
-		return a.String(), errors.New("the fault did not happen")
-	}
-	got = a.String()
-	switch {
-	case a.status != http.StatusOK:
-	case a.text == s.reference:
-		got += ", right text"
-	case strings.HasPrefix(s.reference, a.text):
-		got += ", right so far"
-	default:
-		got += ", WRONG TEXT"
+	a, err := s.askUntilPlayed(f.question, len(f.gateway.prefills))
+	got = describe(a, s.reference)
+	if err != nil {
+		return got, err
 	}
 	s.hooks.Wait()
 	for _, engine := range []*process{p, d} {
@@ -141,7 +134,9 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 	if f.deadly {
 		return got, err
 	}
-	err = errors.Join(err, s.settle(source))
+	if settleErr := s.settle(source); settleErr != nil {
+		err = errors.Join(err, fmt.Errorf("after the fault: %w", settleErr))
+	}
 	if !f.measured && f.gateway.decode == 0 { // a decode engine that dawdles may still read late, for nobody
 		after, readErr := readMetrics(ctx, source.url)
 		if n := rise(before, after, lateNotices); readErr == nil && n > 0 {
@@ -150,6 +145,33 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 		err = errors.Join(err, readErr)
 	}
 	return got, err
+}
+
+// askUntilPlayed asks until the fault has happened: with several prefill engines, the gateway takes them in turn.
+func (s *scene) askUntilPlayed(q question, prefills int) (a answer, err error) {
+	for tries := 0; tries < 2*prefills; tries++ {
+		a = ask(s.ctx, s.gateway.url, q, "", s.onText)
+		if s.hasHappened() {
+			return a, nil
+		}
+		if err := wrong(a, s.reference, false); err != nil || a.status != http.StatusOK {
+			return a, errors.Join(errors.New("a request before the fault failed"), err)
+		}
+	}
+	return a, errors.New("the fault did not happen")
+}
+
+func describe(a answer, reference string) string {
+	switch {
+	case a.status != http.StatusOK:
+		return a.String()
+	case a.text == reference:
+		return a.String() + ", right text"
+	case strings.HasPrefix(reference, a.text):
+		return a.String() + ", right so far"
+	default:
+		return a.String() + ", WRONG TEXT"
+	}
 }
 
 // wrong refuses an answer that looks good and is not.
@@ -176,18 +198,18 @@ func (s *scene) settle(source *process) error {
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(500 * time.Millisecond) {
 		a := ask(s.ctx, s.gateway.url, q, "", nil)
 		if err := wrong(a, reference, false); err != nil {
-			return fmt.Errorf("afterwards: %w", err)
+			return err
 		}
 		if a.status == http.StatusOK && a.whole {
 			break
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("afterwards: a good request still gets %s", a)
+			return fmt.Errorf("a good request still gets %s", a)
 		}
 	}
 	for _, engine := range []*process{source, s.d} {
 		if engine.ended() || !answersOK(s.ctx, engine.url+"/health") {
-			return fmt.Errorf("afterwards the %s engine is dead:\n%s", engine.name, engine.tail())
+			return fmt.Errorf("the %s engine is dead:\n%s", engine.name, engine.tail())
 		}
 	}
 	return nil
