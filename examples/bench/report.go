@@ -92,9 +92,14 @@ func (r *report) calibrated(p pace) error {
 	return errors.Join(errs...)
 }
 
-// spinSeen is the share of the known slowdown that was measured.
+// spinSeen is the share of the known slowdown that was measured, over slices that lay next to each other.
 func (r *report) spinSeen() float64 {
-	return (median(costs(r.spin.subject)) - median(costs(r.spin.base))) / (float64(calibration) / 1e3)
+	var more []float64
+	base := costs(r.spin.base)
+	for i, cost := range costs(r.spin.subject) {
+		more = append(more, cost-base[i])
+	}
+	return median(more) / (float64(calibration) / 1e3)
 }
 
 func middleOf(s starts) time.Duration {
