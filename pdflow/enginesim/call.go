@@ -97,7 +97,7 @@ func decodeBody(body []byte, v any) *apiError {
 		return nil
 	case errors.As(err, &wrong):
 		kind := map[bool]string{true: "int", false: "string"}[strings.HasPrefix(wrong.Type.Kind().String(), "int")]
-		return badField(wrong.Field, kind+"_type", "Input should be a valid "+kind, "'<"+wrong.Value+">'")
+		return badField(strings.TrimPrefix(wrong.Field, "sampling."), kind+"_type", "Input should be a valid "+kind, "'<"+wrong.Value+">'")
 	default:
 		return badField("", "json_invalid", "JSON decode error", "{}")
 	}

@@ -118,7 +118,7 @@ func newScene(t testing.TB, shape ...func(p, d *enginesim.Config)) *scene {
 	}
 	alone := p
 	alone.Connector, alone.KVRole = "none", enginesim.RoleBoth
-	alone.Blocks, alone.MaxModelLen = 0, 0
+	alone.Blocks = max(alone.Blocks, 4096) // so that nothing is evicted or preempted
 	s := &scene{client: newClient(t), t: t}
 	var err error
 	s.p, s.d, err = enginesim.Pair(p, d)

@@ -371,6 +371,7 @@ func TestPrefillEngineGone(t *testing.T) {
 		body := completion("x")
 		h, id, url := s.prefill(completions, body), s.p.EngineID(), s.p.URL()
 		require.NoError(t, s.p.Restart())
+		s.http.CloseIdleConnections() // those of the life before
 		assert.NotEqual(t, id, s.p.EngineID())
 		assert.Equal(t, url, s.p.URL())
 		assert.Equal(t, 500, s.decode(completions, body, h).status)

@@ -97,7 +97,7 @@ func (n *node) serveStream(ctx context.Context, w http.ResponseWriter, c *call, 
 		if s.broken {
 			return errKilled
 		}
-		return ctxErr(ctx)
+		return nil
 	})
 	s.mu.Lock()
 	switch {
