@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+)
+
+// answerTokens is how long the answers are.
+const answerTokens = 40
+
+// request is what a client asks for.
+type request struct {
+	what   string // for the reader
+	prompt string
+	path   string
+	body   string
+	stream bool
+}
+
+func completion(prompt string, stream bool) request {
+	return newRequest("completion", "/v1/completions", prompt, map[string]any{"prompt": prompt}, stream)
+}
+
+func chat(prompt string, stream bool) request {
+	return newRequest("chat", "/v1/chat/completions", prompt, map[string]any{"messages": []map[string]string{{"role": "user", "content": prompt}}}, stream)
+}
+
+func newRequest(what, path, prompt string, body map[string]any, stream bool) request {
+	body["model"], body["max_tokens"], body["temperature"] = engine.Model, answerTokens, 0
+	if stream {
+		what += ", streamed"
+		body["stream"], body["stream_options"] = true, map[string]bool{"include_usage": true}
+	}
+	raw, _ := json.Marshal(body) // strings, numbers and booleans only
+	return request{what, prompt, path, string(raw), stream}
+}
+
+// answer is what the client got.
+type answer struct {
+	text   string
+	prompt int // tokens of the prompt, as the engine counts them
+	tokens int // tokens of the answer
+}
+
+// event is one whole answer, or one event of a stream: of completions (Text) or chat (Message, Delta).
+type event struct {
+	Choices []struct {
+		Text           string
+		Message, Delta struct{ Content string }
+	}
+	Usage *struct {
+		Prompt     int `json:"prompt_tokens"`
+		Completion int `json:"completion_tokens"`
+	}
+}
+
+// ask sends a request as any OpenAI client would, and gives the text to token as it arrives.
+func ask(ctx context.Context, url string, r request, token func(string)) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+r.path, strings.NewReader(r.body))
+	if err != nil {
+		return answer{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return answer{}, fmt.Errorf("the answer is %s: %s", resp.Status, body)
+	}
+	var a answer
+	add := func(raw []byte) error {
+		var e event
+		if err := json.Unmarshal(raw, &e); err != nil {
+			return fmt.Errorf("the answer is not what OpenAI's API says: %w", err)
+		}
+		for _, c := range e.Choices {
+			piece := c.Text + c.Message.Content + c.Delta.Content
+			a.text += piece
+			token(piece)
+		}
+		if e.Usage != nil {
+			a.prompt, a.tokens = e.Usage.Prompt, e.Usage.Completion
+		}
+		return nil
+	}
+	if !r.stream {
+		body, err := io.ReadAll(resp.Body)
+		if err == nil {
+			err = add(body)
+		}
+		return a, err
+	}
+	err = readEvents(resp.Body, add)
+	return a, err
+}
+
+// readEvents reads server-sent events to "[DONE]". A stream without it was cut.
+func readEvents(body io.Reader, add func([]byte) error) error {
+	lines := bufio.NewScanner(body)
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data: ")
+		switch {
+		case !ok:
+			continue
+		case data == "[DONE]":
+			return nil
+		}
+		if err := add([]byte(data)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(errors.New("the stream broke off"), lines.Err())
+}
