@@ -5,7 +5,8 @@ package connector
 // API is a client API that a PD request can use. All that pdkit knows about where an API keeps its token limits,
 // stream flag, prompt and usage stands in this file, so that no connector repeats it.
 //
-// Sources: vLLM 0.32.0's OpenAPI document and recorded exchanges; SGLang's native /generate.
+// Sources: vLLM 0.32.0's OpenAPI document, its request models (vllm/entrypoints) and recorded exchanges; SGLang's native /generate.
+// Members that 0.32.0 no longer knows, but older engines do (best_of), are in the lists too: they matter only where a request has them.
 type API uint8
 
 // The client APIs.
@@ -29,7 +30,7 @@ type apiInfo struct {
 	limit      string   // the limit that is always set on a prefill leg
 	altLimit   string   // a second limit that wins where present (chat)
 	prompt     string   // the member that holds the prompt
-	singular   []string // members that ask for several answers: 1 on a prefill leg
+	singular   []string // members that ask for several answers, within sampling: 1 on a prefill leg
 	wasted     []string // members without use on a prefill leg, within sampling
 	usage      UsagePaths
 }
@@ -39,17 +40,18 @@ var anthropicUsage = UsagePaths{"usage.input_tokens", "usage.output_tokens", "us
 
 var apis = [apiCount]apiInfo{
 	APIUnknown: {name: "unknown"},
-	// Chat takes max_completion_tokens over max_tokens where both stand (captures nixl/06).
+	// Chat takes max_completion_tokens over max_tokens where both stand (captures nixl/06). logprob_token_ids goes where logprobs goes:
+	// alone it is refused.
 	APIChat: {name: "chat", path: "/v1/chat/completions", limit: "max_tokens", altLimit: "max_completion_tokens", prompt: "messages",
-		singular: []string{"n"}, wasted: []string{"min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "echo"}, usage: openAIUsage},
+		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}, usage: openAIUsage},
 	APICompletions: {name: "completions", path: "/v1/completions", limit: "max_tokens", prompt: "prompt",
-		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "prompt_logprobs", "echo"}, usage: openAIUsage},
+		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}, usage: openAIUsage},
 	APIResponses: {name: "responses", path: "/v1/responses", limit: "max_output_tokens", prompt: "input",
 		wasted: []string{"min_tokens", "top_logprobs"}, usage: UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens"}},
 	APIMessages: {name: "messages", path: "/v1/messages", limit: "max_tokens", prompt: "messages",
 		wasted: []string{"min_tokens"}, usage: anthropicUsage},
 	APIGenerate: {name: "generate", path: "/inference/v1/generate", sampling: "sampling_params", limit: "max_tokens", prompt: "token_ids",
-		singular: []string{"n"}, wasted: []string{"min_tokens", "logprobs", "prompt_logprobs"}, usage: openAIUsage},
+		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs"}, usage: openAIUsage},
 	APISGLang: {name: "sglang", path: "/generate", sampling: "sampling_params", limit: "max_new_tokens", prompt: "text",
 		singular: []string{"n"}, wasted: []string{"min_new_tokens"},
 		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"}},

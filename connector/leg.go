@@ -179,6 +179,10 @@ func (l *Leg) LimitTokens(n int) {
 		raw = json.RawMessage(fmt.Sprint(n))
 	}
 	i := l.req.API.info()
+	if i.limit == "" {
+		l.fail(errors.New("the client API is unknown, so that its answer cannot be limited"))
+		return
+	}
 	if i.sampling != "" {
 		l.SetAt([]string{i.sampling, i.limit}, raw)
 		l.deleteAt(i.sampling, "min_tokens")
@@ -217,6 +221,24 @@ func (l *Leg) SingleAnswer() {
 			l.deleteAt(i.sampling, name)
 		} else {
 			l.Delete(name)
+		}
+	}
+}
+
+// DropThinkingBudget removes thinking from a /v1/messages leg where it sets a budget, which must be less than max_tokens. vLLM waives that
+// only for legs with do_remote_decode (0.32.0, vllm/entrypoints/anthropic/protocol.py), so prefill legs without it need this. The
+// prompt stays the same: a budget limits the answer only.
+func (l *Leg) DropThinkingBudget() {
+	if l.req.API != APIMessages {
+		return
+	}
+	raw, ok := l.Current("thinking")
+	if !ok || jsonedit.Kind(raw) != jsonedit.Object {
+		return
+	}
+	if d, err := jsonedit.Parse(raw); err == nil {
+		if _, ok := d.Get("budget_tokens"); ok {
+			l.Delete("thinking")
 		}
 	}
 }

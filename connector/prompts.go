@@ -25,6 +25,10 @@ func severalPrompts(raw []byte) bool {
 	return len(rest) > 0 && rest[0] == ','
 }
 
+func emptyArray(raw []byte) bool {
+	return raw[0] == '[' && bytes.TrimLeft(raw[1:], " \t\r\n")[0] == ']'
+}
+
 // stringEnd returns the offset after the string that b begins with.
 func stringEnd(b []byte) int {
 	for i := 1; i < len(b); i++ {

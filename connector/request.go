@@ -3,6 +3,7 @@
 package connector
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -154,7 +155,7 @@ func (r *Request) stripTransfer() error {
 		if !ok || jsonedit.Kind(raw) != jsonedit.Object {
 			continue
 		}
-		clean, changed, err := stripHolder(raw)
+		clean, changed, err := stripHolder(raw, true)
 		if err != nil {
 			return nestedError(holder, err)
 		}
@@ -165,8 +166,9 @@ func (r *Request) stripTransfer() error {
 	return nil
 }
 
-// stripHolder removes transfer members from vllm_xargs or sampling_params, and from the extra_args inside.
-func stripHolder(raw []byte) (out []byte, changed bool, err error) {
+// stripHolder removes transfer members from vllm_xargs or sampling_params and, withExtra, from the extra_args inside. No engine reads
+// them any deeper; following extra_args further would let a body nested 10,000 deep cost as many passes over itself.
+func stripHolder(raw []byte, withExtra bool) (out []byte, changed bool, err error) {
 	d, err := jsonedit.Parse(raw)
 	if err != nil {
 		return nil, false, err
@@ -180,8 +182,8 @@ func stripHolder(raw []byte) (out []byte, changed bool, err error) {
 			changed = true
 		}
 	}
-	if extra, ok := d.Get("extra_args"); ok && jsonedit.Kind(extra) == jsonedit.Object {
-		clean, inner, err := stripHolder(extra)
+	if extra, ok := d.Get("extra_args"); ok && withExtra && jsonedit.Kind(extra) == jsonedit.Object {
+		clean, inner, err := stripHolder(extra, false)
 		if err != nil {
 			return nil, false, err
 		}
@@ -221,30 +223,33 @@ func (r *Request) sampling(name string) (json.RawMessage, bool) {
 // Unsupported says why a request cannot be carried by two engines at all, or "": the name of the member that prevents
 // it. singleUse tells that the handoff can be read only once, so that several answers to one prompt cannot share it.
 //
-//   - prompt: several prompts in one body; P answers with the handoff of the first only (captures nixl/15);
-//   - prompt_logprobs, or echo with logprobs: D computes the prompt itself, and the handoff is left to expire (nixl/16);
+//   - prompt, prompt_embeds: several prompts in one body; P answers with the handoff of the first only (captures nixl/15);
+//   - prompt_logprobs, or echo with logprobs, or echo alone in a chat (which vLLM takes for prompt_logprobs): D computes the
+//     prompt itself, and the handoff is left to expire (nixl/16);
+//   - truncate_prompt_tokens below 0, or truncation other than disabled of /v1/responses: the prompt is cut to what the limit
+//     of tokens leaves, which is another on each leg, and D answers wrongly to P's prompt (nixl/37c; vllm/renderers/params.py);
 //   - use_beam_search: the transfer members are lost on both legs (protocols/vllm.md §1.10);
 //   - n, best_of above 1 with a single-use handoff: the first reader frees the blocks (nixl/09);
 //   - background, previous_response_id of /v1/responses: the answer's state lives in one engine.
 func (r *Request) Unsupported(singleUse bool) (member string) {
-	if r.severalPrompts() {
-		return r.API.PromptMember()
+	if member = r.severalPrompts(); member != "" {
+		return member
 	}
 	if r.asks("prompt_logprobs") {
 		return "prompt_logprobs"
 	}
-	if r.truthy("echo") && r.asks("logprobs") {
+	if r.truthy("echo") && (r.API == APIChat || r.asks("logprobs")) {
 		return "echo"
+	}
+	if raw, ok := r.Field("truncate_prompt_tokens"); ok && bytes.HasPrefix(raw, []byte("-")) {
+		return "truncate_prompt_tokens"
 	}
 	if r.truthy("use_beam_search") {
 		return "use_beam_search"
 	}
 	if r.API == APIResponses {
-		if r.truthy("background") {
-			return "background"
-		}
-		if _, ok := r.Field("previous_response_id"); ok {
-			return "previous_response_id"
+		if member = r.unsupportedResponse(); member != "" {
+			return member
 		}
 	}
 	if singleUse {
@@ -253,6 +258,20 @@ func (r *Request) Unsupported(singleUse bool) (member string) {
 				return name
 			}
 		}
+	}
+	return ""
+}
+
+func (r *Request) unsupportedResponse() string {
+	if r.truthy("background") {
+		return "background"
+	}
+	if _, ok := r.Field("previous_response_id"); ok {
+		return "previous_response_id"
+	}
+	// Null is not absent here: vLLM compares with "disabled".
+	if raw, ok := r.doc.Get("truncation"); ok && string(raw) != `"disabled"` {
+		return "truncation"
 	}
 	return ""
 }
@@ -277,17 +296,27 @@ func (r *Request) truthy(name string) bool {
 	return ok && !slices.Contains([]string{"false", "0", `""`}, string(raw))
 }
 
-func (r *Request) severalPrompts() bool {
+// severalPrompts returns the member by which a body has more than one prompt, or "".
+func (r *Request) severalPrompts() string {
+	var names []string
 	switch r.API {
 	case APICompletions:
-		raw, ok := r.Field("prompt")
-		return ok && jsonedit.Kind(raw) == jsonedit.Array && severalPrompts(raw)
+		names = []string{"prompt", "prompt_embeds"}
 	case APISGLang:
-		for _, name := range []string{"text", "input_ids"} {
-			if raw, ok := r.Field(name); ok && jsonedit.Kind(raw) == jsonedit.Array && severalPrompts(raw) {
-				return true
-			}
+		names = []string{"text", "input_ids"}
+	}
+	for _, name := range names {
+		if raw, ok := r.Field(name); ok && jsonedit.Kind(raw) == jsonedit.Array && severalPrompts(raw) {
+			return name
 		}
 	}
-	return false
+	if r.API != APICompletions {
+		return ""
+	}
+	// vLLM takes prompt and prompt_embeds together for two prompts.
+	_, text := r.Field("prompt")
+	if embeds, ok := r.Field("prompt_embeds"); ok && text && !emptyArray(embeds) {
+		return "prompt_embeds"
+	}
+	return ""
 }

@@ -4,6 +4,7 @@ package nixl
 
 import (
 	"encoding/json"
+	"unicode/utf8"
 
 	"github.com/tidwall/gjson"
 
@@ -18,13 +19,15 @@ import (
 //   - remote_host, remote_port, remote_engine_id or remote_request_id missing: it hangs, and dies when the client leaves;
 //   - do_remote_prefill not true: it hangs.
 //
-// The other keys may be missing or unknown, but those known to be numbers must be numbers. The error names keys, never values.
+// The other keys may be missing or unknown, but those with which D reckons must be numbers: tp_size, dcp_size and pp_size, which have
+// defaults where they are missing but not where they are null, and remote_num_tokens and remote_blocks_expiry_time, which may be null. The
+// error names keys, never values.
 func checkHandoff(raw json.RawMessage) error {
 	if jsonedit.Kind(raw) != jsonedit.Object {
 		return connector.NoTransfer("kv_transfer_params is not an object")
 	}
 	d, err := jsonedit.Parse(raw)
-	if err != nil {
+	if err != nil || !json.Valid(raw) || !utf8.Valid(raw) { // jsonedit checks only the brackets of nested values
 		return connector.NoTransfer("kv_transfer_params is not a well-formed object without duplicate keys")
 	}
 	if v, _ := d.Get("do_remote_prefill"); string(v) != "true" {
@@ -38,14 +41,23 @@ func checkHandoff(raw json.RawMessage) error {
 	if port, ok := integer(d, "remote_port"); !ok || port < 1 || port > 65535 {
 		return connector.NoTransfer("remote_port is not a port number")
 	}
-	for _, key := range []string{"tp_size", "dcp_size", "pp_size", "remote_num_tokens", "remote_prefill_cached_tokens"} {
-		v, ok := d.Get(key)
-		if !ok || jsonedit.Kind(v) == jsonedit.Null {
-			continue
+	for _, key := range []string{"tp_size", "dcp_size", "pp_size"} {
+		if v, ok := d.Get(key); ok {
+			if n, isInt := jsonedit.Int(v); !isInt || n < 1 {
+				return connector.NoTransfer("%s is not a count of 1 or more", key)
+			}
 		}
-		if n, ok := jsonedit.Int(v); !ok || n < 0 {
-			return connector.NoTransfer("%s is not a count", key)
+	}
+	for _, key := range []string{"remote_num_tokens", "remote_prefill_cached_tokens"} {
+		if v, ok := d.Get(key); ok && jsonedit.Kind(v) != jsonedit.Null {
+			if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
+				return connector.NoTransfer("%s is not a count", key)
+			}
 		}
+	}
+	const expiry = "remote_blocks_expiry_time"
+	if v, ok := d.Get(expiry); ok && jsonedit.Kind(v) != jsonedit.Null && jsonedit.Kind(v) != jsonedit.Number {
+		return connector.NoTransfer("%s is not a number", expiry)
 	}
 	return checkBlocks(d)
 }
@@ -73,9 +85,6 @@ func checkBlocks(d *jsonedit.Doc) error {
 	raw, ok := d.Get("remote_block_ids")
 	if !ok || jsonedit.Kind(raw) != jsonedit.Array {
 		return connector.NoTransfer("remote_block_ids is not an array")
-	}
-	if !json.Valid(raw) { // jsonedit has checked the brackets only
-		return connector.NoTransfer("remote_block_ids is not valid JSON")
 	}
 	blocks, flat, bad := 0, false, false
 	gjson.ParseBytes(raw).ForEach(func(_, group gjson.Result) bool {

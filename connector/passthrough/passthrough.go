@@ -70,6 +70,7 @@ func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 // Prefill asks P for one token.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
+	leg.DropThinkingBudget()
 	return nil
 }
 
