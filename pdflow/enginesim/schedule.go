@@ -75,6 +75,7 @@ func (n *node) generate(ctx context.Context, g *generation, emit func(step) erro
 	if err == nil {
 		err = run.decode(ctx)
 	}
+	run.out.text = run.text.String()
 	if errors.Is(err, errTerminated) {
 		run.out.reason = reasonAbort
 		n.stats.ended(run, reasonAbort)
@@ -117,6 +118,7 @@ type running struct {
 	emit  func(step) error
 	out   *outcome
 	begun time.Time
+	text  strings.Builder
 
 	placed, first time.Time
 }
@@ -252,7 +254,7 @@ func (r *running) extend(ctx context.Context, token int32) error {
 }
 
 func (r *running) send(st step) error {
-	r.out.text += st.text
+	r.text.WriteString(st.text)
 	if r.emit == nil {
 		return nil
 	}
