@@ -94,7 +94,11 @@ func printConnector(w io.Writer, title string, o opened) {
 		span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
 		span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
 	a := o.attempts()
-	row(w, "  retry", fmt.Sprintf("%s, pauses from %s to %s", count(a.Max, "attempt"), a.BackoffBase, a.BackoffMax))
+	if a.Max == 1 {
+		row(w, "  retry", "1 attempt")
+	} else {
+		row(w, "  retry", fmt.Sprintf("%d attempts, pauses from %s to %s", a.Max, a.BackoffBase, a.BackoffMax))
+	}
 	var limitsOfStores []string
 	r := o.spec.Resources
 	for _, q := range []struct {

@@ -197,7 +197,8 @@ func makeEndpoint(at string, spec endpointSpec) (e discovery.Endpoint, errs []*c
 		return e, append(errs, &connector.FieldError{Path: at + ".url", Problem: missing, Remedy: "write http://HOST:PORT"})
 	}
 	if e, err := discovery.New(spec.URL, role); err != nil {
-		errs = append(errs, &connector.FieldError{Path: at + ".url", Problem: err.Error()})
+		what, _, _ := strings.Cut(err.Error(), ": want")
+		errs = append(errs, &connector.FieldError{Path: at + ".url", Problem: "is not an engine's address (" + what + ")", Remedy: "write http://HOST:PORT"})
 	} else if !dialable(e.URL) {
 		errs = append(errs, &connector.FieldError{Path: at + ".url", Problem: "has no port from 1 to 65535", Remedy: "write http://HOST:PORT"})
 	} else if len(errs) == 0 {

@@ -92,9 +92,10 @@ func (l *loader) open(m *modelServer, path string, spec connector.Spec) opened {
 		l.note(notThereYet, m.doc, typePath, "connector "+o.name, "")
 	default:
 		spec.Type = o.name
-		var err error
-		if o.connector, err = connector.Open(spec); err != nil {
+		if c, err := connector.Open(spec); err != nil {
 			l.openFaults(m, path, err)
+		} else {
+			o.connector = c
 		}
 	}
 	if o.name == "mooncake" {

@@ -34,7 +34,7 @@ func (fs faults) Error() string {
 }
 
 // sorted returns the faults in the order of the file's lines, without those that only follow from another: a second one
-// of the same field, and a field that is missing because its name is misspelt.
+// of the same field, and a field that is missing because its name is misspelt or what should hold it is wrong.
 func (fs faults) sorted() faults {
 	slices.SortStableFunc(fs, func(a, b fault) int { return cmp.Compare(a.line, b.line) })
 	type place struct {
@@ -49,7 +49,10 @@ func (fs faults) sorted() faults {
 	}
 	return slices.DeleteFunc(fs, func(f fault) bool {
 		at := place{f.line, f.Path}
-		follows := seen[at] || misspelt[f.Path] && f.Problem == missing
+		follows := seen[at]
+		if f.Problem == missing {
+			follows = follows || misspelt[f.Path] || seen[place{f.line, parentPath(f.Path)}]
+		}
 		seen[at] = true
 		return follows
 	})

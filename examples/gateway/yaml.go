@@ -22,7 +22,7 @@ import (
 // Limits of one file. Real ones come nowhere near them: they keep a few lines of nested aliases from filling the memory.
 const (
 	maxFileBytes = 4 << 20
-	maxNodes     = 500_000 // after aliases are followed
+	maxNodes     = 200_000 // after aliases are followed
 	maxJSONBytes = 16 << 20
 	maxDepth     = 60
 )
@@ -42,7 +42,11 @@ func (d *document) has(path string) bool { return d.lines[path] > 0 && !d.nulls[
 
 // fault places a fault at its field's line, or at that of the nearest field around it that the file has.
 func (d *document) fault(fe *connector.FieldError) fault {
-	return fault{file: d.file, line: d.lineOf(fe.Path), FieldError: fe}
+	line := d.lineOf(fe.Path)
+	if fe.Path == "" {
+		fe = fe.In("document")
+	}
+	return fault{file: d.file, line: line, FieldError: fe}
 }
 
 func (d *document) lineOf(path string) int {
@@ -136,12 +140,20 @@ func unreadable(file string, data []byte) (fault, bool) {
 
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
+// countedFromZero are what the YAML package's parser misses, in distinction from its scanner: then it counts lines from 0.
+var countedFromZero = []string{"<document start>", "node content", "'-' indicator", "key", "',' or ']'", "',' or '}'"}
+
 func syntaxFault(file string, data []byte, err error) fault {
 	text, line := err.Error(), 1
 	if m := yamlLine.FindStringSubmatch(text); m != nil {
 		text = text[len(m[0]):]
 		if n, err := strconv.Atoi(m[1]); err == nil {
 			line = n
+			for _, token := range countedFromZero {
+				if text == "did not find expected "+token {
+					line++
+				}
+			}
 		}
 	}
 	// The parser's line is that of what it was reading when it stopped; a tab is what most often stopped it.
@@ -151,7 +163,14 @@ func syntaxFault(file string, data []byte, err error) fault {
 			return fault{file, n, &connector.FieldError{Path: "yaml", Problem: "the line is indented with a tab", Remedy: "indent with spaces"}}
 		}
 	}
-	if i := strings.Index(text, "'"); strings.HasPrefix(text, "unknown anchor") && i >= 0 {
+	if name, ok := strings.CutPrefix(text, "unknown anchor '"); ok {
+		name, _, _ = strings.Cut(name, "'")
+		for n, row := range rows {
+			if strings.Contains(row, "*"+name) {
+				line = n + 1
+				break
+			}
+		}
 		return fault{file, line, &connector.FieldError{Path: "yaml", Problem: "an alias names an anchor that is not there", Remedy: "define it with & before its use"}}
 	}
 	return fault{file, line, &connector.FieldError{Path: "yaml", Problem: text, Remedy: "correct the syntax at or just before this line"}}
@@ -170,11 +189,22 @@ type converter struct {
 	budget *budget
 	out    bytes.Buffer
 	faults faults
+
+	tooDeep bool // has been told
 }
 
 func (c *converter) fault(line int, path, problem, remedy string) {
+	switch {
+	case path == "":
+		path = "document"
+	case len(path) > maxShownPath:
+		path = strings.ToValidUTF8(path[:maxShownPath], "") + "…"
+	}
 	c.faults = append(c.faults, fault{c.doc.file, line, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy}})
 }
+
+// maxShownPath bounds the path of a field that aliases have nested without end.
+const maxShownPath = 200
 
 func (c *converter) write(s string) {
 	c.budget.bytes -= len(s)
@@ -192,7 +222,10 @@ func (c *converter) node(path string, n *yaml.Node, depth int) {
 		c.fault(n.Line, path, "is larger than a configuration can be, with its aliases followed", "use fewer aliases")
 		return
 	case depth > maxDepth:
-		c.fault(n.Line, path, "is nested too deeply", fmt.Sprintf("at most %d levels are read; an alias must not lead to itself", maxDepth))
+		if !c.tooDeep {
+			c.fault(n.Line, path, "is nested too deeply", fmt.Sprintf("at most %d levels are read; an alias must not lead to itself", maxDepth))
+		}
+		c.tooDeep = true
 		c.write("null")
 		return
 	}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// check runs the program with -check and returns what it prints.
+func check(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs strings.Builder
+	code = run(append(args, "-check"), &out, &errs, nil)
+	return code, out.String(), errs.String()
+}
+
+func write(t *testing.T, yaml string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(yaml), 0o600))
+	return file
+}
+
+// The examples of the design documents and of the gateway's contract load as they stand.
+func TestTheDocumentsExamplesAreAccepted(t *testing.T) {
+	notThere := map[string][]string{
+		"1-http":     {"discovery kubernetes"},
+		"1-nixl":     {"discovery kubernetes"},
+		"1-lmcache":  {"discovery kubernetes", "connector lmcache"},
+		"1-mooncake": {"discovery kubernetes", "connector mooncake"},
+		"2-http":     {"discovery kubernetes"},
+		"2-nixl":     {"discovery kubernetes"},
+		"2-lmcache":  {"discovery kubernetes", "connector lmcache"},
+		"4-lmcache":  {"discovery kubernetes", "connector lmcache"},
+		"gateway":    {"encoder example"},
+	}
+	files, err := filepath.Glob("testdata/documents/*.yaml")
+	require.NoError(t, err)
+	require.Len(t, files, len(notThere))
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := check(t, "-config", file)
+			assert.Equal(t, exitOK, code)
+			assert.Empty(t, stderr)
+			var lines []string
+			for line := range strings.SplitSeq(stdout, "\n") {
+				if rest, ok := strings.CutPrefix(line, "not there yet: "); ok {
+					what, _, _ := strings.Cut(rest, " (")
+					lines = append(lines, what)
+				}
+			}
+			assert.Equal(t, notThere[name], lines)
+			assert.NotContains(t, stdout, "lmcache-password", "settings may be passwords")
+			golden(t, strings.TrimSuffix(file, ".yaml")+".txt", stdout)
+		})
+	}
+}
+
+func TestCheckShowsWhatAConfigurationMeans(t *testing.T) {
+	code, stdout, _ := check(t, "-config", "testdata/check.yaml")
+	assert.Equal(t, exitOK, code)
+	golden(t, "testdata/check.txt", stdout)
+}
+
+func TestTodaysMooncakeIsNamed(t *testing.T) {
+	for spec, warns := range map[string]bool{
+		"  kvConnector: {type: mooncake}\n":                                true,
+		"  kvConnector: {type: mooncake, config: {bootstrapPort: 8998}}\n": false,
+		"  kvConnector: {type: MooncakeConnector}\n":                       false,
+		"  kvConnector: {type: mooncake-store}\n":                          false,
+	} {
+		_, stdout, _ := check(t, "-config", write(t, modelYAML(spec)))
+		assert.Equal(t, warns, strings.Contains(stdout, "write type: mooncake-store"), spec)
+	}
+}
+
+func TestFlagsOverrideTheFile(t *testing.T) {
+	file := write(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:1, admin: 127.0.0.1:2}\n")
+	_, stdout, _ := check(t, "-config", file)
+	assert.Contains(t, stdout, "listen        127.0.0.1:1\nadmin         127.0.0.1:2\n")
+	_, stdout, _ = check(t, "-config", file, "-listen", "127.0.0.1:3", "-admin", "127.0.0.1:4")
+	assert.Contains(t, stdout, "listen        127.0.0.1:3\nadmin         127.0.0.1:4\n")
+	_, stdout, _ = check(t, "-config", file, "-admin", "")
+	assert.Contains(t, stdout, "admin         off\n")
+}
+
+func TestAWrongCommandLineEndsWith2(t *testing.T) {
+	file := write(t, modelYAML(""))
+	for _, args := range [][]string{
+		{}, {"-config", ""}, {"-config", file, "extra"}, {"-config", file, "-nonsense"}, {"-config", file, "-log-level", "loud"},
+		{"-config", file, "-listen", "8000"}, {"-config", file, "-admin", "nowhere"}, {"-config", file, "-listen", "127.0.0.1:9000"},
+	} {
+		code, stdout, stderr := check(t, args...)
+		assert.Equal(t, exitWrong, code, args)
+		assert.Empty(t, stdout, args)
+		assert.NotEmpty(t, stderr, args)
+	}
+}
+
+func TestHelpIsNoFault(t *testing.T) {
+	code, _, stderr := check(t, "-help")
+	assert.Equal(t, exitOK, code)
+	assert.Contains(t, stderr, "-config FILE")
+}
