@@ -51,7 +51,7 @@ var apis = [apiCount]apiInfo{
 	APIMessages: {name: "messages", path: "/v1/messages", limit: "max_tokens", prompt: "messages",
 		wasted: []string{"min_tokens"}, usage: anthropicUsage},
 	APIGenerate: {name: "generate", path: "/inference/v1/generate", sampling: "sampling_params", limit: "max_tokens", prompt: "token_ids",
-		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs"}, usage: openAIUsage},
+		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start"}, usage: openAIUsage},
 	APISGLang: {name: "sglang", path: "/generate", sampling: "sampling_params", limit: "max_new_tokens", prompt: "text",
 		singular: []string{"n"}, wasted: []string{"min_new_tokens"},
 		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"}},

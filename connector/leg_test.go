@@ -138,7 +138,7 @@ func TestLegsOfGenerate(t *testing.T) {
 			`{"sampling_params":null,"token_ids":[1]}`, `{"sampling_params":{"max_tokens":1},"token_ids":[1],"stream":false}`, ""},
 		{"none at all", `{"token_ids":[1]}`, `{"token_ids":[1],"sampling_params":{"max_tokens":1},"stream":false}`, ""},
 		{"what only costs is taken from sampling_params, and the rest of it keeps its bytes",
-			`{"token_ids":[1],"sampling_params":{"seed":12345678901234567890, "stop" : ["\u0041"],"n":2,"best_of":2,"min_tokens":3,"logprobs":1,"logprob_token_ids":[5],"prompt_logprobs":0,"top_p":1.00},"stream":true,"stream_options":{"include_usage":true}}`,
+			`{"token_ids":[1],"sampling_params":{"seed":12345678901234567890, "stop" : ["\u0041"],"n":2,"best_of":2,"min_tokens":3,"logprobs":1,"logprob_token_ids":[5],"prompt_logprobs":0,"prompt_logprob_token_ids":[[1]],"prompt_logprob_start":1,"top_p":1.00},"stream":true,"stream_options":{"include_usage":true}}`,
 			`{"token_ids":[1],"sampling_params":{"seed":12345678901234567890, "stop" : ["\u0041"],"n":1,"best_of":1,"top_p":1.00,"max_tokens":1},"stream":false}`, ""},
 		{"a limit at the top level means nothing here and stays",
 			`{"token_ids":[1],"max_tokens":9,"sampling_params":{"max_tokens":8}}`, `{"token_ids":[1],"max_tokens":9,"sampling_params":{"max_tokens":1},"stream":false}`, ""},

@@ -121,6 +121,10 @@ func (r *Request) checkSampling(holder string) error {
 }
 
 func nestedError(holder string, err error) error {
+	var inner *RequestError
+	if errors.As(err, &inner) {
+		return &RequestError{Param: holder + "." + inner.Param, Message: inner.Message, Err: inner.Err}
+	}
 	var dup *jsonedit.DuplicateError
 	if errors.As(err, &dup) {
 		return &RequestError{Param: holder + "." + dup.Name, Message: "the member stands twice; send it once", Err: err}
@@ -185,7 +189,7 @@ func stripHolder(raw []byte, withExtra bool) (out []byte, changed bool, err erro
 	if extra, ok := d.Get("extra_args"); ok && withExtra && jsonedit.Kind(extra) == jsonedit.Object {
 		clean, inner, err := stripHolder(extra, false)
 		if err != nil {
-			return nil, false, err
+			return nil, false, nestedError("extra_args", err)
 		}
 		if inner {
 			changed = true
@@ -225,7 +229,8 @@ func (r *Request) sampling(name string) (json.RawMessage, bool) {
 //
 //   - prompt, prompt_embeds: several prompts in one body; P answers with the handoff of the first only (captures nixl/15);
 //   - prompt_logprobs, or echo with logprobs, or echo alone in a chat (which vLLM takes for prompt_logprobs): D computes the
-//     prompt itself, and the handoff is left to expire (nixl/16);
+//     prompt itself, and the handoff is left to expire (nixl/16); prompt_logprob_token_ids and skip_reading_prefix_cache of
+//     /inference/v1/generate do the same (vllm/sampling_params.py);
 //   - truncate_prompt_tokens below 0, or truncation other than disabled of /v1/responses: the prompt is cut to what the limit
 //     of tokens leaves, which is another on each leg, and D answers wrongly to P's prompt (nixl/37c; vllm/renderers/params.py);
 //   - use_beam_search: the transfer members are lost on both legs (protocols/vllm.md §1.10);
@@ -240,6 +245,12 @@ func (r *Request) Unsupported(singleUse bool) (member string) {
 	}
 	if r.truthy("echo") && (r.API == APIChat || r.asks("logprobs")) {
 		return "echo"
+	}
+	if r.API == APIGenerate && r.asks("prompt_logprob_token_ids") {
+		return "prompt_logprob_token_ids"
+	}
+	if r.API == APIGenerate && r.truthy("skip_reading_prefix_cache") {
+		return "skip_reading_prefix_cache"
 	}
 	if raw, ok := r.Field("truncate_prompt_tokens"); ok && bytes.HasPrefix(raw, []byte("-")) {
 		return "truncate_prompt_tokens"

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// shelf is a third party's connector, whole: P puts a prompt's KV into a store under a key that the gateway makes up, and
+// D takes it from there. It is a value that never changes, so any number of requests may use it at once.
+type shelf struct {
+	store string
+	keep  time.Duration
+}
+
+func (*shelf) Name() string { return "shelf" }
+
+// Order: D can only take what P has put there.
+func (*shelf) Order() connector.Order { return connector.PrefillThenDecode }
+
+// Lease tells the flow not to send decode once the store has forgotten the key. It is an optional ability.
+func (s *shelf) Lease() time.Duration { return s.keep }
+
+// Prefill asks P for one token, and where to put the KV. The session's ID is new for every attempt.
+func (s *shelf) Prefill(_ context.Context, session *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	return s.params(leg, session.ID, "put")
+}
+
+// Decode refuses an answer in which P does not say that it has put the KV there: D would wait for it in vain.
+func (s *shelf) Decode(_ context.Context, session *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	if stored, ok := p.Field("shelf_stored"); !ok || string(stored) != "true" {
+		return connector.NoTransfer("shelf_stored is not true")
+	}
+	return s.params(leg, session.ID, "take")
+}
+
+func (s *shelf) params(leg *connector.Leg, key, verb string) error {
+	raw, err := json.Marshal(map[string]string{"do": verb, "key": key, "store": s.store})
+	leg.Params(raw)
+	return err
+}
+
+// shelfOptions are its settings, as they stand in a Spec's config.
+type shelfOptions struct {
+	Store string             `json:"store"`
+	Keep  connector.Duration `json:"keep"` // how long the store keeps a key
+}
+
+// init makes it available by name. Who imports the package can then configure it.
+func init() {
+	connector.Register("shelf", func(config json.RawMessage) (connector.KVConnector, error) {
+		o := shelfOptions{Keep: connector.Duration(time.Minute)} // the defaults
+		if err := connector.DecodeConfig(config, &o); err != nil {
+			return nil, err
+		}
+		if o.Store == "" {
+			return nil, &connector.FieldError{Path: "store", Problem: "is missing", Remedy: "the store's name"}
+		}
+		return &shelf{store: o.Store, keep: time.Duration(o.Keep)}, nil
+	}, "ShelfConnector")
+}
+
+// A connector of one's own, registered and opened by configuration.
+func Example() {
+	spec, err := connector.ParseSpec([]byte(`{"type": "ShelfConnector", "config": {"store": "north", "keep": "20s"}}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	c, err := connector.Open(spec)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(c.Name(), c.Order())
+
+	// What the flow does with it: it lets the connector describe both legs, and sends them.
+	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":50,"stream":true}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	session := connector.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
+	session.ID = "k1" // 32 random digits, but for this page
+
+	prefill := connector.NewLeg(request)
+	if err := c.Prefill(context.Background(), session, prefill); err != nil {
+		log.Fatal(err)
+	}
+	printBody("P gets", prefill)
+
+	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"shelf_stored":true}`), time.Now())
+	decode := connector.NewLeg(request)
+	if err := c.Decode(context.Background(), session, answer, decode); err != nil {
+		log.Fatal(err)
+	}
+	printBody("D gets", decode)
+	// Output:
+	// shelf prefill-then-decode
+	// P gets {"prompt":"Hello","max_tokens":1,"stream":false,"kv_transfer_params":{"do":"put","key":"k1","store":"north"}}
+	// D gets {"prompt":"Hello","max_tokens":50,"stream":true,"kv_transfer_params":{"do":"take","key":"k1","store":"north"}}
+}
+
+func printBody(who string, leg *connector.Leg) {
+	body, err := leg.Body()
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s %s\n", who, body)
+}
+
+// An answer of P without a usable handoff is ErrNoTransfer: the flow then never sends the decode leg.
+func ExampleNoTransfer() {
+	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello"}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	session := connector.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
+	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"shelf_stored":false}`), time.Now())
+	err = (&shelf{store: "north"}).Decode(context.Background(), session, answer, connector.NewLeg(request))
+	fmt.Println(errors.Is(err, connector.ErrNoTransfer))
+	// Output:
+	// true
+}
+
+// A mistake in the settings is explained where it stands.
+func ExampleDecodeConfig() {
+	_, err := connector.Open(connector.Spec{Type: "shelf", Config: json.RawMessage(`{"stoer":"north","keep":20}`)})
+	for _, fault := range connector.FieldErrors(err) {
+		fmt.Println(fault)
+	}
+	// Output:
+	// stoer: no such field; did you mean store?
+	// keep: is a number without a unit; write 20s
+}
