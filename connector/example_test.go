@@ -137,6 +137,6 @@ func ExampleDecodeConfig() {
 		fmt.Println(fault)
 	}
 	// Output:
-	// stoer: no such field; did you mean store?
-	// keep: is a number without a unit; write 20s
+	// stoer: unknown field; did you mean store?
+	// keep: is a number without a unit; write a number and a unit, like "30s" or "1m30s"
 }

@@ -54,11 +54,8 @@ func TestTheStoryIsToldAndProven(t *testing.T) {
 		assert.LessOrEqual(t, len(strings.TrimSuffix(line, "\n")), 80, "wider than a plain terminal: %s", line)
 		assert.NotRegexp(t, ` \n$`, line, "blanks at the line's end")
 	}
-}
 
-// Each request has two bars that follow each other: P's ends where D's begins, and both fill the width.
-func TestTheTimelineShowsBothLegsOneAfterTheOther(t *testing.T) {
-	_, out := play(t)
+	// Each request has two bars that follow each other: P's ends where D's begins, and both fill the width.
 	p := regexp.MustCompile(`(?m)^  P        (#+)( *) +\d+ ms  read \d+ tokens$`).FindAllStringSubmatch(out, -1)
 	d := regexp.MustCompile(`(?m)^  D        ( *)(=+) +\d+ ms  wrote 40 tokens$`).FindAllStringSubmatch(out, -1)
 	require.Len(t, p, len(requests), out)

@@ -57,8 +57,8 @@ func (s *screen) opening(l *lab) {
 	} {
 		s.printf("  %-8s %-23s %s\n", p.name, p.url, p.does)
 	}
-	s.printf("\nThe engines are simulated. Their toy model writes gibberish, but never at random: each\n")
-	s.printf("letter depends on the whole cache, so a wrong cache would give another text.\n")
+	s.printf("\nThe engines are simulated. Their toy model writes gibberish, never at random:\n")
+	s.printf("each letter depends on the whole cache. A wrong cache would give another text.\n")
 }
 
 // request announces a request; the answer's text follows.
@@ -145,8 +145,8 @@ func (s *screen) handoff(fields []field) {
 		s.printf("\n  handoff  none: this connector carries nothing from P's answer to D\n")
 		return
 	}
-	s.printf("\n  handoff  P's answer said where its cache lies (kv_transfer_params). The gateway\n")
-	s.printf("           put that, unchanged, into D's request; D fetched the cache by itself:\n\n")
+	s.printf("\n  handoff  P's answer says where its cache lies (kv_transfer_params). The\n")
+	s.printf("           gateway puts that, unchanged, into D's request; D fetches the cache:\n\n")
 	width := 0
 	for _, f := range fields {
 		width = max(width, len(f.key))
