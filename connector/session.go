@@ -67,7 +67,7 @@ func (s *Session) PrefillRank() int { return rank(s.Prefill, binary.LittleEndian
 func (s *Session) DecodeRank() int { return rank(s.Decode, binary.LittleEndian.Uint32(s.random[12:])) }
 
 func rank(e discovery.Endpoint, r uint32) int {
-	n, err := strconv.Atoi(e.Attribute("dpSize"))
+	n, err := strconv.ParseUint(e.Attribute("dpSize"), 10, 16) // no engine has more, and a modulus of 0 would panic
 	if err != nil || n < 2 {
 		return 0
 	}

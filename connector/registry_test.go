@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector_test
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/all"
+)
+
+func TestOpenByNameAndByClassName(t *testing.T) {
+	for typ, want := range map[string]string{
+		"": "http", "http": "http", "nixl": "nixl", "NixlConnector": "nixl", "NixlPullConnector": "nixl",
+	} {
+		c, err := connector.Open(connector.Spec{Type: typ})
+		require.NoError(t, err, typ)
+		assert.Equal(t, want, c.Name(), typ)
+		assert.Equal(t, want, connector.Resolve(typ))
+	}
+}
+
+func TestOpenOfAnUnknownNameListsTheKnownOnes(t *testing.T) {
+	for _, typ := range []string{"nxil", "NIXL", "nixlconnector", " nixl"} {
+		_, err := connector.Open(connector.Spec{Type: typ})
+		require.ErrorIs(t, err, connector.ErrUnknown, typ)
+		assert.Contains(t, err.Error(), "http, ")
+		assert.Contains(t, err.Error(), "nixl")
+		assert.Equal(t, typ, connector.Resolve(typ), "as it is")
+	}
+}
+
+func TestOpenHandsTheConfigToTheConnector(t *testing.T) {
+	_, err := connector.Open(connector.Spec{Type: "nixl", Config: json.RawMessage(`{"leaseDuraton":"30s"}`)})
+	require.Error(t, err)
+	assert.Contains(t, err.Error(), "leaseDuration", "the nearest name")
+}
+
+func TestNamesAreSortedAndLowerCase(t *testing.T) {
+	names := connector.Names()
+	assert.True(t, slices.IsSorted(names))
+	assert.Subset(t, names, []string{"http", "nixl"})
+}
+
+func TestRegisterIsForInitAndPanicsOnMistakes(t *testing.T) {
+	f := func(json.RawMessage) (connector.KVConnector, error) { return fake{}, nil }
+	connector.Register("registry-test", f, "RegistryTestConnector")
+	c, err := connector.Open(connector.Spec{Type: "RegistryTestConnector"})
+	require.NoError(t, err)
+	assert.Equal(t, fake{}, c)
+
+	assert.Panics(t, func() { connector.Register("", f) }, "no name")
+	assert.Panics(t, func() { connector.Register("Registry", f) }, "not lower case")
+	assert.Panics(t, func() { connector.Register("registry-nil", nil) }, "no factory")
+	assert.Panics(t, func() { connector.Register("registry-test", f) }, "taken")
+	assert.Panics(t, func() { connector.Register("registry-class", f, "NixlConnector") }, "class taken")
+	assert.Panics(t, func() { connector.Register("registry-class2", f, "") }, "empty class")
+}

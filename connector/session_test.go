@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector_test
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func endpoint(id string, attributes map[string]string) discovery.Endpoint {
+	return discovery.Endpoint{ID: id, Attributes: attributes}
+}
+
+func TestASessionIsOneAttemptWithItsOwnID(t *testing.T) {
+	r := parse(t, connector.APIChat, `{"model":"m","a":1,"b":null}`)
+	p, d := endpoint("p", nil), endpoint("d", nil)
+	before := time.Now()
+	s := connector.NewSession(r, "client-id", p, d)
+	assert.Regexp(t, `^[0-9a-f]{32}$`, s.ID)
+	assert.Equal(t, "client-id", s.RequestID)
+	assert.Equal(t, "m", s.Model)
+	assert.Equal(t, connector.APIChat, s.API)
+	assert.Same(t, r, s.Request)
+	assert.Equal(t, p, s.Prefill)
+	assert.Equal(t, d, s.Decode)
+	assert.Equal(t, 1, s.Attempt)
+	assert.WithinRange(t, s.CreatedAt, before, time.Now())
+	assert.Zero(t, s.ExpiresAt, "the flow sets it, where there is a lease")
+	raw, ok := s.Field("a")
+	assert.True(t, ok)
+	assert.Equal(t, "1", string(raw))
+	_, ok = s.Field("b")
+	assert.False(t, ok)
+
+	again := connector.NewSession(r, "client-id", p, d)
+	assert.NotEqual(t, s.ID, again.ID, "a retry of the same request at the same pair")
+	assert.NotEqual(t, s.UUID(), again.UUID())
+	assert.NotEqual(t, s.Uint64(), again.Uint64())
+}
+
+func TestBothLegsSeeTheSameRandomValues(t *testing.T) {
+	uuid := regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+	r := parse(t, connector.APIChat, `{}`)
+	for range 100 {
+		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "7"}), endpoint("d", map[string]string{"dpSize": "3"}))
+		assert.Regexp(t, uuid, s.UUID(), "version 4, variant 1")
+		assert.Equal(t, s.UUID(), s.UUID())
+		assert.Equal(t, s.Uint64(), s.Uint64())
+		assert.Equal(t, s.PrefillRank(), s.PrefillRank())
+		assert.Equal(t, s.DecodeRank(), s.DecodeRank())
+	}
+}
+
+func TestRanksCoverTheEnginesDataParallelSize(t *testing.T) {
+	r := parse(t, connector.APIChat, `{}`)
+	p, d := map[int]bool{}, map[int]bool{}
+	for range 400 {
+		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4"}), endpoint("d", map[string]string{"dpSize": "2"}))
+		p[s.PrefillRank()], d[s.DecodeRank()] = true, true
+	}
+	assert.Equal(t, map[int]bool{0: true, 1: true, 2: true, 3: true}, p)
+	assert.Equal(t, map[int]bool{0: true, 1: true}, d)
+	for _, size := range []string{"", "1", "0", "-3", "x", "2.5", strconv.FormatUint(1<<63, 10)} {
+		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": size}), endpoint("d", nil))
+		assert.Zero(t, s.PrefillRank(), "dpSize %q", size)
+		assert.Zero(t, s.DecodeRank())
+	}
+	// Larger than what the rank is drawn from: no panic by a modulus of 0.
+	s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4294967296"}), endpoint("d", nil))
+	assert.NotPanics(t, func() { s.PrefillRank() })
+}
+
+func TestMetadataIsACopyAndMayBeUsedAtOnce(t *testing.T) {
+	s := connector.NewSession(parse(t, connector.APIChat, `{}`), "", endpoint("p", nil), endpoint("d", nil))
+	assert.Empty(t, s.Metadata())
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			s.SetMetadata(fmt.Sprint(i), "v")
+			s.Metadata()["other"] = "x"
+		})
+	}
+	wg.Wait()
+	got := s.Metadata()
+	assert.Len(t, got, 20)
+	assert.NotContains(t, got, "other")
+}
+
+func TestWhatTheFlowKeepsForTheDescribers(t *testing.T) {
+	s := connector.NewSession(parse(t, connector.APIChat, `{}`), "", endpoint("p", nil), endpoint("d", nil))
+	assert.Nil(t, s.Prepared())
+	assert.Zero(t, s.Event())
+	s.SetPrepared(42)
+	s.SetEvent(connector.Event{Body: []byte("x")})
+	assert.Equal(t, 42, s.Prepared())
+	assert.Equal(t, []byte("x"), s.Event().Body)
+}
+
+func TestPrefillResultShowsFieldsOnlyOfOneObject(t *testing.T) {
+	at := time.Now()
+	p := connector.NewPrefillResult(200, nil, []byte(`{"a": {"x":1} ,"b":null}`), at)
+	require.NoError(t, p.Err())
+	assert.Equal(t, at, p.At)
+	assert.Equal(t, 200, p.Status)
+	raw, ok := p.Field("a")
+	assert.True(t, ok)
+	assert.Equal(t, `{"x":1}`, string(raw))
+	_, ok = p.Field("b")
+	assert.False(t, ok, "null is absent")
+	for _, body := range []string{"", "[]", "x", `{"a":1,"a":2}`, `{"a":1}{`, `data: {"a":1}`} {
+		p := connector.NewPrefillResult(200, nil, []byte(body), at)
+		assert.Error(t, p.Err(), body)
+		_, ok := p.Field("a")
+		assert.False(t, ok, body)
+	}
+	var none *connector.PrefillResult
+	_, ok = none.Field("a")
+	assert.False(t, ok, "there is no answer yet")
+}
+
+func TestOrderNames(t *testing.T) {
+	assert.Equal(t, []string{"prefill-then-decode", "together", "decode-first", "decode-then-prefill", "unknown"}, []string{
+		connector.PrefillThenDecode.String(), connector.Together.String(), connector.DecodeFirst.String(), connector.DecodeThenPrefill.String(), connector.Order(9).String()})
+}
