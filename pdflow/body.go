@@ -19,9 +19,15 @@ import (
 
 // streamBuffer is one read of an answer, in bytes. It is held as long as the answer runs, so it is what most of an
 // open stream's memory is made of.
-const streamBuffer = 8 << 10
+const streamBuffer = 4 << 10
 
-var buffers = sync.Pool{New: func() any { return new([streamBuffer]byte) }}
+// rushBuffer is one read of an answer that comes faster than it is passed on: each read then saves a write, too.
+const rushBuffer = 32 << 10
+
+var (
+	buffers = sync.Pool{New: func() any { return new([streamBuffer]byte) }}
+	rushes  = sync.Pool{New: func() any { return new([rushBuffer]byte) }}
+)
 
 // Body is an answer on its way: what was read while the head was awaited, then the engine's bytes. It belongs to one
 // goroutine; Close may be called more than once.
@@ -39,6 +45,9 @@ type Body struct {
 	resp   io.Closer
 	src    io.Reader // the engine's bytes, rewritten if the connector asks for it
 	pooled *[streamBuffer]byte
+	rush   *[rushBuffer]byte
+	full   bool // the last read filled the buffer
+	calm   int  // reads since one was larger than streamBuffer
 	buf    []byte
 	n      int // bytes of head in buf
 	judged int // how much of the head has been looked at
@@ -101,7 +110,29 @@ func (b *Body) freeBuffer() {
 		buffers.Put(b.pooled)
 		b.pooled = nil
 	}
+	if b.rush != nil {
+		rushes.Put(b.rush)
+		b.rush = nil
+	}
 	b.buf = nil
+}
+
+// fit takes a larger buffer once a read has filled the small one, and gives it back when the rush is over: most open
+// streams wait for a token, and a thousand of them should not hold a thousand large buffers.
+func (b *Body) fit() {
+	switch {
+	case b.rush == nil && (b.full || b.buf == nil):
+		b.freeBuffer()
+		b.rush = rushes.Get().(*[rushBuffer]byte)
+		b.buf = b.rush[:]
+		b.calm = 0
+	case b.rush != nil && b.calm >= 8:
+		b.freeBuffer()
+		b.pooled = buffers.Get().(*[streamBuffer]byte)
+		b.buf = b.pooled[:]
+	case b.rush != nil:
+		b.calm++
+	}
 }
 
 // finalBody is an answer that no engine streams.
@@ -134,18 +165,25 @@ func (b *Body) next() ([]byte, error) {
 	if b.n > 0 {
 		head := b.buf[:b.n]
 		b.n, b.first = 0, nil
+		if b.sse {
+			b.marks.keep(head)
+		}
 		return head, nil
 	}
 	if b.eof {
 		return nil, io.EOF
 	}
 	b.watch()
+	b.fit()
 	b.reading.Store(time.Now().UnixNano())
 	n, err := b.src.Read(b.buf)
 	b.reading.Store(0)
 	b.received += int64(n)
 	piece := b.buf[:n]
-	if cut := b.marks.scan(piece); cut >= 0 {
+	if b.full = n == len(b.buf); n > streamBuffer {
+		b.calm = 0
+	}
+	if cut := b.gaveUp(piece, errors.Is(err, io.EOF)); cut >= 0 {
 		b.err = b.failed(CodeStreamBroken, "the decode engine aborted the request")
 		return piece[:cut], b.err
 	}
@@ -164,6 +202,15 @@ func (b *Body) next() ([]byte, error) {
 		return nil, io.EOF
 	}
 	return piece, nil
+}
+
+// gaveUp returns how much of a piece may go to the client if the engine says in it that it gave up, else -1. A stream is
+// searched at its end only; an answer that is not streamed comes in few pieces, and is searched in each.
+func (b *Body) gaveUp(piece []byte, end bool) int {
+	if b.sse {
+		return b.marks.stream(piece, end)
+	}
+	return find(piece)
 }
 
 // watch starts the idle deadline. One timer serves the whole answer: it looks at when the running read began, and is not

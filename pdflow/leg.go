@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -29,8 +30,8 @@ var blank = &http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor
 
 // request makes a leg's HTTP request. Its body is read from the client's own bytes and the leg's edits, without a copy.
 func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request, *Error) {
-	var segments jsonedit.Segments
-	if err := leg.Splice(&segments); err != nil {
+	body, size, err := legBody(leg)
+	if err != nil {
 		return nil, a.guard(o.Leg, "describe", func() error { return err })
 	}
 	u := *ep.URL
@@ -43,12 +44,33 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
 	}
 	a.f.tel.inject(ctx, h)
-	o.Endpoint, o.RequestBytes, o.Start = ep.ID, segments.Len(), time.Now()
+	o.Endpoint, o.RequestBytes, o.Start = ep.ID, size, time.Now()
 	r := blank.WithContext(ctx)
-	r.URL, r.Host, r.Header, r.ContentLength = &u, u.Host, h, segments.Len()
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(segments.NewReader()), nil }
-	r.Body, _ = r.GetBody()
+	r.URL, r.Host, r.Header, r.ContentLength = &u, u.Host, h, size
+	r.GetBody = body
+	r.Body, _ = body()
 	return r, nil
+}
+
+// smallBody is up to what size a leg's body is put together in one piece. net/http sends that together with its head in one
+// write, if it knows that it lies in memory; a large one is written from where it lies, in a second write.
+const smallBody = 4 << 10
+
+var splices = sync.Pool{New: func() any { return new(jsonedit.Segments) }}
+
+// legBody returns what gives a leg's body, as often as it is asked for, and its size in bytes.
+func legBody(leg *connector.Leg) (body func() (io.ReadCloser, error), size int64, err error) {
+	s := splices.Get().(*jsonedit.Segments)
+	if err := leg.Splice(s); err != nil {
+		return nil, 0, err
+	}
+	if size = s.Len(); size > smallBody {
+		return func() (io.ReadCloser, error) { return io.NopCloser(s.NewReader()), nil }, size, nil
+	}
+	whole := s.AppendTo(nil)
+	s.Reset()
+	splices.Put(s)
+	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(whole)), nil }, size, nil
 }
 
 // prefill runs the prefill leg until its answer is read and known to be good.

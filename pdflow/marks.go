@@ -4,63 +4,67 @@ package pdflow
 
 import "bytes"
 
-// marks finds, in the bytes of an answer, the marks by which an engine says that it gave up although the answer looks
+// marks finds, at the end of an answer, the marks by which an engine says that it gave up although the answer looks
 // whole: vLLM's finish_reason "abort" when it is terminated (captures nixl/55b), SGLang's {"type":"abort"}, vllm-ascend's
 // stop_reason "recomputed". A client's text cannot fake one, since quotes inside JSON strings are escaped.
 //
-// This is all that is read of a stream on its way: one search per read, without parsing.
+// Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched when
+// [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is not whole.
 type marks struct {
-	tail [markReach]byte // the end of what was scanned before, for marks that two reads cut
+	tail [markReach]byte // the end of what went by
 	n    int
 }
 
-const markReach = 48
+// markReach holds the last event with a finish reason, a usage event and [DONE].
+const markReach = 1 << 10
 
-var markWords = [...]struct {
-	word   []byte
-	before [][]byte // what may stand before it, without white space, nearest first
-}{
-	{[]byte(`"abort"`), [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}},
-	{[]byte(`"recomputed"`), [][]byte{[]byte(`"stop_reason":`)}},
-}
+var (
+	doneMark  = []byte("data: [DONE]")
+	markWords = [...]struct {
+		word   []byte
+		before [][]byte // what may stand before it, without white space
+	}{
+		{[]byte(`"abort"`), [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}},
+		{[]byte(`"recomputed"`), [][]byte{[]byte(`"stop_reason":`)}},
+	}
+)
 
-// scan returns the offset in b of the event that holds a mark, or -1. Bytes before that offset may go to the client.
-func (m *marks) scan(b []byte) int {
-	at := -1
-	if m.n > 0 {
-		var joined [3 * markReach]byte
-		n := copy(joined[:], m.tail[:m.n])
-		n += copy(joined[n:], b[:min(len(b), markReach)])
-		if find(joined[:n]) >= 0 {
-			at = 0
+// stream looks at a stream's next piece. It returns the offset up to which the piece may go to the client, -1 for all of it.
+func (m *marks) stream(piece []byte, end bool) int {
+	if len(piece) > 0 && bytes.Contains(piece[max(0, len(piece)-2*len(doneMark)):], doneMark) || end {
+		if m.found(piece) {
+			if at := find(piece); at >= 0 {
+				return eventStart(piece, at)
+			}
+			return max(0, bytes.LastIndex(piece, doneMark))
 		}
 	}
-	if at < 0 {
-		if at = find(b); at >= 0 {
-			at = eventStart(b, at)
-		}
-	}
-	m.keep(b)
-	return at
+	m.keep(piece)
+	return -1
 }
 
-// keep remembers the end of b, unless b ends with an event.
+// found searches the kept end and the last of the piece together, so that a mark that two reads cut is seen too.
+func (m *marks) found(piece []byte) bool {
+	var joined [2 * markReach]byte
+	n := copy(joined[:], m.tail[:m.n])
+	n += copy(joined[n:], piece[max(0, len(piece)-markReach):])
+	return find(joined[:n]) >= 0
+}
+
+// keep remembers the end of what went by.
 func (m *marks) keep(b []byte) {
-	switch {
-	case len(b) == 0:
-	case b[len(b)-1] == '\n':
-		m.n = 0
-	case len(b) >= markReach:
+	if len(b) >= markReach {
 		m.n = copy(m.tail[:], b[len(b)-markReach:])
-	default:
-		if over := m.n + len(b) - markReach; over > 0 {
-			copy(m.tail[:], m.tail[over:m.n])
-			m.n -= over
-		}
-		m.n += copy(m.tail[m.n:], b)
+		return
 	}
+	if over := m.n + len(b) - markReach; over > 0 {
+		copy(m.tail[:], m.tail[over:m.n])
+		m.n -= over
+	}
+	m.n += copy(m.tail[m.n:], b)
 }
 
+// find returns the offset of the first mark, or -1.
 func find(b []byte) int {
 	for i := range markWords {
 		w := &markWords[i]
@@ -80,7 +84,7 @@ func find(b []byte) int {
 
 // follows reports whether b, white space left out, ends with one of the suffixes.
 func follows(b []byte, suffixes [][]byte) bool {
-	var packed [markReach]byte
+	var packed [48]byte
 	n := len(packed)
 	for i := len(b) - 1; i >= 0 && n > 0; i-- {
 		if c := b[i]; c != ' ' && c != '\t' {

@@ -129,3 +129,32 @@ func (w *limitedWriter) WriteString(s string) (int, error) {
 
 // writerOnly hides ReadFrom from io.CopyBuffer, which would call it again.
 type writerOnly struct{ io.Writer }
+
+// WriteBuffers writes parts with as few system calls as the connection allows. parts is used up.
+func (w *limitedWriter) WriteBuffers(parts [][]byte) (int64, error) {
+	total, tooLong := int64(0), false
+	for i, p := range parts {
+		if left := w.left - total; int64(len(p)) > left {
+			parts, tooLong = parts[:i+1], true
+			parts[i] = p[:left]
+		}
+		total += int64(len(parts[i]))
+		if tooLong {
+			break
+		}
+	}
+	buffers := net.Buffers(parts)
+	n, err := buffers.WriteTo(w.conn.Conn)
+	if n > 0 {
+		w.conn.written.Add(n)
+	}
+	w.left -= n
+	if err != nil {
+		w.conn.note(err)
+		return n, err
+	}
+	if tooLong {
+		err = errBodyTooLong
+	}
+	return n, err
+}

@@ -144,8 +144,21 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// WriteTo implements io.WriterTo.
+// WriteTo implements io.WriterTo. A writer with WriteBuffers gets all parts at
+// once: to a socket that is one system call, where there would be one for each
+// part.
 func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
+	if all, ok := w.(interface {
+		WriteBuffers(parts [][]byte) (int64, error)
+	}); ok {
+		parts := append(make([][]byte, 0, len(r.parts)), r.parts...)
+		if len(parts) > 0 {
+			parts[0] = parts[0][r.off:]
+		}
+		n, err = all.WriteBuffers(parts)
+		r.skip(n)
+		return n, err
+	}
 	for len(r.parts) > 0 {
 		p := r.parts[0][r.off:]
 		c, err := w.Write(p)
@@ -162,6 +175,15 @@ func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 		}
 	}
 	return n, nil
+}
+
+// skip moves on over any number of parts.
+func (r *Reader) skip(n int64) {
+	for n > 0 && len(r.parts) > 0 {
+		step := min(n, int64(len(r.parts[0])-r.off))
+		r.advance(int(step))
+		n -= step
+	}
 }
 
 func (r *Reader) advance(n int) {
