@@ -58,7 +58,7 @@ type answer struct {
 	err          error // why it is not whole
 }
 
-func (a answer) String() string {
+func (a *answer) String() string {
 	switch {
 	case a.status == 0:
 		return fmt.Sprintf("no answer after %.1f s: %v", a.took.Seconds(), a.err)
@@ -71,14 +71,14 @@ func (a answer) String() string {
 
 // ask sends the question to a gateway or an engine and reads the answer to its end. A salt, if not empty, keeps the
 // request out of what the engine has in its prefix cache. onText, if not nil, is called as streamed text arrives.
-func ask(ctx context.Context, base string, q question, salt string, onText func()) answer {
+func ask(ctx context.Context, base string, q question, salt string, onText func()) *answer {
 	begin := time.Now()
 	a := send(ctx, base, q, salt, onText)
 	a.took = time.Since(begin)
 	return a
 }
 
-func send(ctx context.Context, base string, q question, salt string, onText func()) answer {
+func send(ctx context.Context, base string, q question, salt string, onText func()) *answer {
 	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()
 	path, body := "/v1/completions", map[string]any{"model": "tiny", "max_tokens": q.maxTokens, "temperature": 0}
@@ -95,19 +95,19 @@ func send(ctx context.Context, base string, q question, salt string, onText func
 	}
 	content, err := json.Marshal(body)
 	if err != nil {
-		return answer{err: err}
+		return &answer{err: err}
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+path, bytes.NewReader(content))
 	if err != nil {
-		return answer{err: err}
+		return &answer{err: err}
 	}
 	request.Header.Set("Content-Type", "application/json")
 	response, err := plain.Do(request)
 	if err != nil {
-		return answer{err: err}
+		return &answer{err: err}
 	}
 	defer response.Body.Close()
-	a := answer{status: response.StatusCode, mode: response.Header.Get("X-PD-Mode")}
+	a := &answer{status: response.StatusCode, mode: response.Header.Get("X-Pd-Mode")}
 	if q.stream && a.status == http.StatusOK {
 		a.readStream(response.Body, onText)
 	} else {

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"net"
 	"sync"
@@ -82,7 +83,8 @@ func (d *door) shut() error {
 }
 
 func (d *door) fill(patience time.Duration) error {
-	conn, err := net.DialTimeout("tcp4", d.Addr().String(), patience)
+	dialer := net.Dialer{Timeout: patience}
+	conn, err := dialer.DialContext(context.Background(), "tcp4", d.Addr().String())
 	if err == nil {
 		d.queued = append(d.queued, conn)
 	}
@@ -99,7 +101,7 @@ func (d *door) open() {
 	d.isShut = false
 	_ = d.setQueue(128)
 	for _, conn := range d.queued {
-		conn.Close()
+		_ = conn.Close()
 	}
 	d.queued = nil
 	d.gate.Unlock()

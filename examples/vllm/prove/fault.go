@@ -23,7 +23,7 @@ type fault struct {
 	// arrange sets the hooks that play the fault.
 	arrange func(s *scene)
 	// judge says what is wrong with the client's answer. Whatever it says, a wrong text is wrong, unless measured.
-	judge func(s *scene, a answer) error
+	judge func(s *scene, a *answer) error
 	// measured marks what no gateway can prevent: a wrong text is reported, not refused.
 	measured bool
 	// deadly faults kill an engine themselves: the gateway has no pair afterwards.
@@ -33,18 +33,17 @@ type fault struct {
 // scene is a fault being played: one prefill engine, perhaps a second one to go to, and one decode engine, and between
 // them and the gateway a proxy each.
 type scene struct {
-	ctx        context.Context
-	p, d       *process
-	toP, toD   *intercept
-	gateway    *process
-	reference  string // the right text
-	onText     func() // called as a streamed answer arrives
-	lease      time.Duration
-	played     bool           // the fault has happened
-	hooks      sync.WaitGroup // hooks that still run
-	mu         sync.Mutex     // guards played and problems
-	problems   []error        // of the hooks
-	lateBefore int
+	ctx       context.Context
+	p, d      *process
+	toP, toD  *intercept
+	gateway   *process
+	reference string // the right text
+	onText    func() // called as a streamed answer arrives
+	lease     time.Duration
+	played    bool           // the fault has happened
+	hooks     sync.WaitGroup // hooks that still run
+	mu        sync.Mutex     // guards played and problems
+	problems  []error        // of the hooks
 }
 
 // happens marks the moment of the fault and keeps what went wrong in playing it.
@@ -148,8 +147,8 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 }
 
 // askUntilPlayed asks until the fault has happened: with several prefill engines, the gateway takes them in turn.
-func (s *scene) askUntilPlayed(q question, prefills int) (a answer, err error) {
-	for tries := 0; tries < 2*prefills; tries++ {
+func (s *scene) askUntilPlayed(q question, prefills int) (a *answer, err error) {
+	for range 2 * prefills {
 		a = ask(s.ctx, s.gateway.url, q, "", s.onText)
 		if s.hasHappened() {
 			return a, nil
@@ -161,7 +160,7 @@ func (s *scene) askUntilPlayed(q question, prefills int) (a answer, err error) {
 	return a, errors.New("the fault did not happen")
 }
 
-func describe(a answer, reference string) string {
+func describe(a *answer, reference string) string {
 	switch {
 	case a.status != http.StatusOK:
 		return a.String()
@@ -175,7 +174,7 @@ func describe(a answer, reference string) string {
 }
 
 // wrong refuses an answer that looks good and is not.
-func wrong(a answer, reference string, measured bool) error {
+func wrong(a *answer, reference string, measured bool) error {
 	switch {
 	case a.status != http.StatusOK && (!a.whole || a.err == nil):
 		return fmt.Errorf("status %d without an error object", a.status)

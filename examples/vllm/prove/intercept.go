@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"sync"
+	"time"
 )
 
 // intercept is a reverse proxy in front of an engine: the place between the legs, where a fault can be played at an exact
@@ -52,7 +53,7 @@ func newIntercept(engine string) (*intercept, error) {
 			}
 		}
 		proxy.ServeHTTP(w, r)
-	}), ErrorLog: proxy.ErrorLog}
+	}), ErrorLog: proxy.ErrorLog, ReadHeaderTimeout: 10 * time.Second}
 	i.server.SetKeepAlivesEnabled(false)
 	go func() { _ = i.server.Serve(door) }() // ends with close
 	return i, nil
@@ -91,7 +92,7 @@ func (i *intercept) holdAnswer(response *http.Response) error {
 		return nil
 	}
 	content, err := io.ReadAll(response.Body)
-	response.Body.Close()
+	_ = response.Body.Close()
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,8 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 		if err != nil {
 			return nil, err
 		}
-		cmd := exec.Command(l.script, o.role, strconv.Itoa(port), strconv.Itoa(side))
+		//nolint:gosec // G204: the script is the caller's choice, as the program's flag says
+		cmd := exec.CommandContext(context.WithoutCancel(ctx), l.script, o.role, port, side)
 		if o.blocks > 0 {
 			cmd.Args = append(cmd.Args, "--kv-cache-memory-bytes", strconv.Itoa(o.blocks*blockBytes))
 		}
@@ -68,7 +69,7 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 		if o.lease > 0 {
 			cmd.Env = append(cmd.Env, fmt.Sprintf("PDKIT_LEASE=%d", int(o.lease.Seconds())))
 		}
-		engine, err := l.start(cmd, o.role, fmt.Sprintf("http://127.0.0.1:%d", port))
+		engine, err := l.start(cmd, o.role, fmt.Sprintf("http://127.0.0.1:%s", port))
 		if err != nil {
 			return nil, err
 		}
@@ -136,13 +137,15 @@ func (l *lab) startGateway(ctx context.Context, o gatewayOptions) (*process, err
 		if err != nil {
 			return nil, err
 		}
-		addresses[i] = fmt.Sprintf("127.0.0.1:%d", port)
+		addresses[i] = fmt.Sprintf("127.0.0.1:%s", port)
 	}
 	file := filepath.Join(l.dir, fmt.Sprintf("%02d-gateway.yaml", len(l.started)))
-	if err := os.WriteFile(file, []byte(o.yaml(addresses[0], addresses[1])), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(o.yaml(addresses[0], addresses[1])), 0o600); err != nil {
 		return nil, err
 	}
-	gateway, err := l.start(exec.Command(l.gateway, "-config", file), "gateway", "http://"+addresses[0])
+	//nolint:gosec // G204: as above
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), l.gateway, "-config", file)
+	gateway, err := l.start(cmd, "gateway", "http://"+addresses[0])
 	if err != nil {
 		return nil, err
 	}

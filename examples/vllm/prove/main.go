@@ -73,11 +73,12 @@ func run(ctx context.Context, o options) (err error) {
 			return err
 		}
 		defer os.RemoveAll(lab.dir)
-	} else if err := os.MkdirAll(lab.dir, 0o755); err != nil {
+	} else if err := os.MkdirAll(lab.dir, 0o750); err != nil {
 		return err
 	}
 	if lab.gateway == "" {
 		lab.gateway = filepath.Join(lab.dir, "gateway")
+		//nolint:gosec // G204: only the output file varies, and it is ours
 		build := exec.CommandContext(ctx, "go", "build", "-o", lab.gateway, "github.com/pdkit/pdkit/examples/gateway")
 		if output, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("building the gateway: %w\n%s", err, output)

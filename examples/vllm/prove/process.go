@@ -28,7 +28,7 @@ type process struct {
 // startProcess must be called from the main goroutine: the kernel takes the end of the thread that started a process for
 // the end of its parent, and only the main goroutine stays on its thread (see init).
 func startProcess(cmd *exec.Cmd, name, url, log string) (*process, error) {
-	out, err := os.Create(log)
+	out, err := os.Create(log) //nolint:gosec // G304: a file in the run's own folder
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func answersOK(ctx context.Context, url string) bool {
 	if err != nil {
 		return false
 	}
-	response.Body.Close()
+	_ = response.Body.Close()
 	return response.StatusCode == http.StatusOK
 }
 
@@ -130,11 +130,12 @@ func (p *process) tail() string {
 }
 
 // freePort finds a port that nobody listens on now.
-func freePort() (int, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+func freePort() (string, error) {
+	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
-		return 0, err
+		return "", err
 	}
 	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	return port, err
 }

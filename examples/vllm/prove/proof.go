@@ -20,7 +20,7 @@ import (
 // row is one request of the proof: what came and what must come.
 type row struct {
 	question         question
-	answer           answer
+	answer           *answer
 	reference        string // the text of one engine alone
 	tokens           int    // of the prompt that D took over from outside
 	bytes, wantBytes int    // that NIXL moved
@@ -84,7 +84,7 @@ func (p proof) print(w io.Writer) {
 		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", r.question, r.answer.status, r.answer.mode,
 			r.answer.took.Seconds(), equal, r.answer.promptTokens, r.tokens, r.bytes, r.wantBytes)
 	}
-	table.Flush()
+	_ = table.Flush()
 	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's blocks released: %t\n",
 		p.failed, p.late, p.released)
 }

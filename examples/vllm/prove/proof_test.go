@@ -56,7 +56,7 @@ func upside(prompt string) string { return "answer to " + prompt[:26] }
 func observeFakes(t *testing.T, r rules) proof {
 	t.Helper()
 	d, p := &counters{values: map[string]float64{}}, &counters{values: map[string]float64{}}
-	answer := func(w http.ResponseWriter, request *http.Request, make func(string) string) int {
+	answer := func(w http.ResponseWriter, request *http.Request, text func(string) string) int {
 		var body struct {
 			Prompt   string
 			Stream   bool
@@ -73,7 +73,7 @@ func observeFakes(t *testing.T, r rules) proof {
 		if body.Stream {
 			format = "data: " + format + "\n\ndata: [DONE]\n\n"
 		}
-		fmt.Fprintf(w, format, make(prompt), len(prompt))
+		fmt.Fprintf(w, format, text(prompt), len(prompt))
 		return len(prompt)
 	}
 	engine := func(c *counters) *httptest.Server {
