@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package archtest
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// root is the root module's folder: tests run in their package's.
+const root = "../.."
+
+func TestPackagesDependInOneDirection(t *testing.T) {
+	g, err := loadGraph(t.Context(), root)
+	require.NoError(t, err)
+	for _, want := range []string{"connector", "connector/nixl", "discovery", "pdflow", "transport"} {
+		require.Contains(t, g, module+"/"+want, "the graph must be the real one")
+	}
+	for _, breach := range breaches(g, rules, dependencies) {
+		t.Error(breach)
+	}
+}
+
+func TestEveryRuleBindsAPackage(t *testing.T) {
+	g, err := loadGraph(t.Context(), root)
+	require.NoError(t, err)
+	for _, r := range rules {
+		for _, pattern := range r.of {
+			bound := slices.ContainsFunc(g.own(), func(p *pkg) bool { return match(pattern, p.ImportPath) })
+			assert.True(t, bound, "a rule for %q binds nothing: was a package renamed?", pattern)
+		}
+	}
+}
+
+func TestLibraryCodeTakesOptionsAndSendsThroughTransport(t *testing.T) {
+	nested, err := nestedModules(root)
+	require.NoError(t, err)
+	require.Contains(t, nested, "examples/")
+	for _, name := range goFiles(t) {
+		if strings.HasSuffix(name, "_test.go") || slices.ContainsFunc(nested, func(dir string) bool { return strings.HasPrefix(name, dir) }) {
+			continue
+		}
+		found, err := checkBans(root, name, nil, bans)
+		require.NoError(t, err)
+		for _, breach := range found {
+			t.Error(breach)
+		}
+	}
+}
+
+func TestExamplesUseWhatReadersCan(t *testing.T) {
+	for _, name := range goFiles(t) {
+		if !strings.HasPrefix(name, "examples/") {
+			continue
+		}
+		found, err := importsInternal(root, name, nil)
+		require.NoError(t, err)
+		for _, breach := range found {
+			t.Error(breach)
+		}
+	}
+}
+
+func TestEveryFileHasItsLicence(t *testing.T) {
+	for _, name := range goFiles(t) {
+		assert.NoError(t, checkLicence(root, name))
+	}
+}
+
+func TestGoModContributingAndRulesNameTheSameModules(t *testing.T) {
+	contributing, err := os.ReadFile(filepath.Join(root, "CONTRIBUTING.md"))
+	require.NoError(t, err)
+	listed := make([]string, 0, len(dependencies))
+	for _, d := range dependencies {
+		listed = append(listed, d.module)
+		assert.Contains(t, string(contributing), "`"+d.module+"`", "the table of dependencies tells its reason")
+	}
+	assert.ElementsMatch(t, required(t.Context(), t), listed, "go.mod and the list in rules.go")
+}
+
+// required returns the modules that the root module requires directly.
+func required(ctx context.Context, t *testing.T) []string {
+	t.Helper()
+	out, err := exec.CommandContext(ctx, "go", "mod", "edit", "-json", filepath.Join(root, "go.mod")).Output()
+	require.NoError(t, err)
+	var mod struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+	}
+	require.NoError(t, json.Unmarshal(out, &mod))
+	var direct []string
+	for _, r := range mod.Require {
+		if !r.Indirect {
+			direct = append(direct, r.Path)
+		}
+	}
+	return direct
+}
+
+func goFiles(t *testing.T) []string {
+	t.Helper()
+	files, err := sourceFiles(root)
+	require.NoError(t, err)
+	require.Contains(t, files, "internal/archtest/archtest_test.go", "the walk must see this file")
+	return files
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package archtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// module is the path of the root module; rules name packages relative to it.
+const module = "github.com/pdkit/pdkit"
+
+// pkg is a package as the compiler sees it: its imports are those of its non-test files.
+type pkg struct {
+	ImportPath string
+	Standard   bool
+	Imports    []string
+	Module     *struct{ Path string } // nil for the standard library
+	Error      *struct{ Err string }
+}
+
+// ours tells whether the package belongs to the root module.
+func (p *pkg) ours() bool { return p.Module != nil && p.Module.Path == module }
+
+// graph is every package that the root module compiles, by import path.
+type graph map[string]*pkg
+
+// loadGraph asks the go command, which knows build tags and module versions, in the folder of the root module.
+func loadGraph(ctx context.Context, dir string) (graph, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-deps", "-json=ImportPath,Standard,Imports,Module,Error", "./...")
+	cmd.Dir = dir
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
+	}
+	return readGraph(bytes.NewReader(out))
+}
+
+// readGraph reads what go list prints: JSON objects, one after the other.
+func readGraph(r io.Reader) (graph, error) {
+	g := graph{}
+	for dec := json.NewDecoder(r); ; {
+		p := new(pkg)
+		switch err := dec.Decode(p); {
+		case errors.Is(err, io.EOF):
+			return g, nil
+		case err != nil:
+			return nil, fmt.Errorf("output of go list: %w", err)
+		case p.Error != nil:
+			return nil, fmt.Errorf("%s: %s", p.ImportPath, p.Error.Err)
+		}
+		g[p.ImportPath] = p
+	}
+}
+
+// own returns the root module's packages in order.
+func (g graph) own() []*pkg {
+	var own []*pkg
+	for _, p := range g {
+		if p.ours() {
+			own = append(own, p)
+		}
+	}
+	slices.SortFunc(own, func(a, b *pkg) int { return strings.Compare(a.ImportPath, b.ImportPath) })
+	return own
+}
+
+// chain returns the shortest chain of imports from a package to one that bad holds for, both ends included; nil if there
+// is none. Packages that stop holds for are not entered.
+func (g graph) chain(from string, bad, stop func(path string) bool) []string {
+	before := map[string]string{from: ""}
+	for queue := []string{from}; len(queue) > 0; queue = queue[1:] {
+		p := g[queue[0]]
+		if p == nil {
+			continue
+		}
+		for _, next := range p.Imports {
+			if _, seen := before[next]; seen || stop(next) {
+				continue
+			}
+			before[next] = p.ImportPath
+			if bad(next) {
+				return walk(before, next)
+			}
+			queue = append(queue, next)
+		}
+	}
+	return nil
+}
+
+func walk(before map[string]string, to string) []string {
+	var chain []string
+	for path := to; path != ""; path = before[path] {
+		chain = append(chain, path)
+	}
+	slices.Reverse(chain)
+	return chain
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package archtest
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// rule forbids packages to others. Patterns are import paths, those of the root module without its prefix; a last element
+// "..." means the package and all below it, "*" only all below it, and "/..." alone all packages of the root module.
+type rule struct {
+	of     []string // the packages that the rule binds
+	except []string // but not these
+	never  []string // what they never import, directly or through others
+	why    string
+}
+
+// rules are the dependency directions: discovery ← connector ← pdflow → transport.
+var rules = []rule{
+	{
+		of: []string{"discovery/..."}, never: []string{"connector/...", "pdflow/...", "transport/..."},
+		why: "discovery is the lowest layer: it says who the engines are, and serves programs that have no flow at all",
+	},
+	{
+		of: []string{"connector/..."}, except: []string{"connector/connectortest"}, never: []string{"pdflow/...", "transport/..."},
+		why: "connectors describe, the flow executes: one that dials or runs legs would need its own cancelling, retrying and cleaning up",
+	},
+	{
+		of: []string{"transport/..."}, never: []string{"connector/...", "pdflow/...", "discovery/..."},
+		why: "transport carries bytes for anyone: what a leg means is not its business",
+	},
+	{
+		of: []string{"pdflow"}, never: []string{"connector/*"},
+		why: "the state machine knows abilities, not protocols: a connector that needs a line of its own in the flow lacks an ability",
+	},
+	{
+		of: []string{"pdflow/enginesim"}, never: []string{"connector/...", "pdflow", "transport/..."},
+		why: "the tests' other side shares no code with what it tests, or both would be wrong alike",
+	},
+	{
+		of: []string{"internal/..."}, never: []string{"connector/...", "pdflow/...", "transport/...", "discovery/..."},
+		why: "internal packages are below all others, so that each layer can use them",
+	},
+	{
+		of: []string{"/..."}, never: []string{"examples/..."},
+		why: "examples are programs for readers to change, in a module of their own",
+	},
+	{
+		of: []string{"/..."}, except: []string{"connector/connectortest", "discovery/discoverytest"},
+		never: []string{"testing/...", "net/http/httptest"},
+		why:   "package testing and httptest add flags to every program that links them; only packages named …test may",
+	},
+	{
+		of: []string{"pdflow", "connector/nixl"},
+		never: []string{
+			"k8s.io/...", "sigs.k8s.io/...", "github.com/gin-gonic/...", "github.com/prometheus/...", "github.com/go-zeromq/...",
+			"github.com/pebbe/...", "github.com/vmihailenco/...", "go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/...",
+			"google.golang.org/grpc/...", "google.golang.org/protobuf/...",
+		},
+		why: "a program with pdflow and connector/nixl compiles nothing heavier than the OTel API: that is why it can be imported anywhere",
+	},
+}
+
+// dependency is a module from outside, and who may import it directly. A module that is not listed may not be imported.
+type dependency struct {
+	module string
+	by     []string
+	why    string
+}
+
+// dependencies must be the same as the table in CONTRIBUTING.md; a test compares go.mod with both.
+var dependencies = []dependency{
+	{"github.com/hashicorp/go-retryablehttp", []string{"transport"}, "one place retries on the wire, with one set of rules about what was provably not sent"},
+	{"github.com/tidwall/gjson", []string{"connector/...", "pdflow/...", "internal/..."}, "it is for small documents on the way of a request; discovery and transport see none"},
+	{"github.com/tidwall/sjson", []string{"connector/...", "pdflow/...", "internal/..."}, "it is for small documents on the way of a request; discovery and transport see none"},
+	{"go.opentelemetry.io/otel", []string{"pdflow", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
+	{"go.opentelemetry.io/otel/metric", []string{"pdflow", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
+	{"go.opentelemetry.io/otel/trace", []string{"pdflow", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
+	{"github.com/stretchr/testify", nil, "it is for _test.go files only"},
+	{"go.uber.org/goleak", nil, "it is for _test.go files only"},
+}
+
+// breaches checks rules and dependencies and returns one text per breach, in a fixed order.
+func breaches(g graph, rules []rule, dependencies []dependency) []string {
+	var found []string
+	for _, p := range g.own() {
+		for _, r := range rules {
+			if matchAny(r.of, p.ImportPath) && !matchAny(r.except, p.ImportPath) {
+				found = append(found, r.check(g, p)...)
+			}
+		}
+		found = append(found, checkOutside(g, p, dependencies)...)
+	}
+	return found
+}
+
+// check follows the package's imports. An excepted package is not entered: what it imports is its own affair, and the
+// rule about who imports it is another.
+func (r rule) check(g graph, p *pkg) []string {
+	chain := g.chain(p.ImportPath,
+		func(path string) bool { return matchAny(r.never, path) },
+		func(path string) bool { return matchAny(r.except, path) })
+	if chain == nil {
+		return nil
+	}
+	for i := range chain {
+		chain[i] = short(chain[i])
+	}
+	return []string{fmt.Sprintf("%s must not import %s: %s\n\tchain: %s",
+		chain[0], chain[len(chain)-1], r.why, strings.Join(chain, " → "))}
+}
+
+func checkOutside(g graph, p *pkg, dependencies []dependency) []string {
+	var found []string
+	for _, path := range p.Imports {
+		to := g[path]
+		if to == nil || to.Standard || to.Module == nil || to.ours() {
+			continue
+		}
+		i := slices.IndexFunc(dependencies, func(d dependency) bool { return d.module == to.Module.Path })
+		switch {
+		case i < 0:
+			found = append(found, fmt.Sprintf("%s imports %s, which the list of dependencies does not have: "+
+				"each user of pdkit pays for each module, so say in internal/archtest/rules.go and CONTRIBUTING.md who needs it and why", short(p.ImportPath), path))
+		case !matchAny(dependencies[i].by, p.ImportPath):
+			found = append(found, fmt.Sprintf("%s must not import %s: %s", short(p.ImportPath), path, dependencies[i].why))
+		}
+	}
+	return found
+}
+
+func short(importPath string) string { return strings.TrimPrefix(importPath, module+"/") }
+
+func matchAny(patterns []string, importPath string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool { return match(pattern, importPath) })
+}
+
+// match compares a pattern with an import path. Patterns of the root module start with one of its folders.
+func match(pattern, importPath string) bool {
+	if pattern == "/..." {
+		return importPath == module || strings.HasPrefix(importPath, module+"/")
+	}
+	prefix, below := strings.CutSuffix(pattern, "/...")
+	prefix, onlyBelow := strings.CutSuffix(prefix, "/*")
+	if first, _, _ := strings.Cut(prefix, "/"); slices.Contains(folders, first) {
+		prefix = path.Join(module, prefix)
+	}
+	return importPath == prefix && !onlyBelow || (below || onlyBelow) && strings.HasPrefix(importPath, prefix+"/")
+}
+
+// folders are the top level of the root module, and of the examples beside it.
+var folders = []string{"connector", "discovery", "examples", "internal", "pdflow", "transport"}

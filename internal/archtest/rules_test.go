@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package archtest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// made is a graph from lines "package: import import …". Our packages have no dot in their first element; the standard
+// library's are those in std.
+func made(t *testing.T, lines ...string) graph {
+	t.Helper()
+	std := []string{"net/http", "net/http/httptest", "testing", "os"}
+	g := graph{}
+	full := func(name string) string {
+		if first, _, _ := strings.Cut(name, "/"); strings.Contains(first, ".") || slices.Contains(std, name) {
+			return name
+		}
+		return module + "/" + name
+	}
+	add := func(name string) *pkg {
+		path := full(name)
+		if g[path] == nil {
+			p := &pkg{ImportPath: path, Standard: slices.Contains(std, name)}
+			if !p.Standard {
+				p.Module = &struct{ Path string }{moduleOf(path)}
+			}
+			g[path] = p
+		}
+		return g[path]
+	}
+	for _, line := range lines {
+		name, imports, ok := strings.Cut(line, ":")
+		require.True(t, ok, line)
+		p := add(name)
+		for _, to := range strings.Fields(imports) {
+			p.Imports = append(p.Imports, add(to).ImportPath)
+		}
+	}
+	return g
+}
+
+// moduleOf gives ours, a listed dependency, or for others the path itself.
+func moduleOf(path string) string {
+	if path == module || strings.HasPrefix(path, module+"/") {
+		return module
+	}
+	best := path
+	for _, d := range dependencies {
+		if path == d.module || strings.HasPrefix(path, d.module+"/") && !strings.Contains(path, "/sdk") {
+			best = d.module
+		}
+	}
+	return best
+}
+
+func TestAGraphAsDesignedBreaksNoRule(t *testing.T) {
+	g := made(t,
+		"discovery: os", "discovery/static: discovery", "discovery/discoverytest: discovery testing",
+		"internal/jsonedit: os",
+		"connector: discovery internal/jsonedit net/http", "connector/nixl: connector internal/jsonedit github.com/tidwall/gjson",
+		"connector/connectortest: connector pdflow pdflow/enginesim testing",
+		"transport: net/http github.com/hashicorp/go-retryablehttp go.opentelemetry.io/otel/attribute",
+		"pdflow: connector discovery transport github.com/tidwall/gjson go.opentelemetry.io/otel/trace",
+		"pdflow/pick: pdflow discovery", "pdflow/enginesim: net/http discovery", "connector/all: connector/nixl")
+	assert.Empty(t, breaches(g, rules, dependencies))
+}
+
+func TestEachRuleIsHeld(t *testing.T) {
+	for name, c := range map[string]struct {
+		graph []string
+		says  []string // each in the one breach that is found
+	}{
+		"discovery knows no connectors": {
+			[]string{"discovery/static: connector"}, []string{"discovery/static must not import connector", "lowest layer"}},
+		"discovery knows no flow": {
+			[]string{"discovery: pdflow"}, []string{"discovery must not import pdflow"}},
+		"discovery does not speak to engines": {
+			[]string{"discovery/registration: transport"}, []string{"must not import transport"}},
+		"a connector knows no flow": {
+			[]string{"connector/moriio: pdflow"}, []string{"connector/moriio must not import pdflow", "the flow executes"}},
+		"nor a package below it": {
+			[]string{"connector/moriio: pdflow/pick"}, []string{"connector/moriio must not import pdflow/pick"}},
+		"a connector has no transport": {
+			[]string{"connector: transport"}, []string{"connector must not import transport"}},
+		"not through another package either": {
+			[]string{"connector/moriio: internal/wire", "internal/wire: example.org/wire", "example.org/wire: " + module + "/transport"},
+			[]string{"connector/moriio must not import transport", "chain: connector/moriio → internal/wire → example.org/wire → transport"}},
+		"transport knows no connector": {
+			[]string{"transport: connector"}, []string{"transport must not import connector", "bytes for anyone"}},
+		"transport knows no discovery": {
+			[]string{"transport: discovery"}, []string{"transport must not import discovery"}},
+		"the flow knows no protocol": {
+			[]string{"pdflow: connector/nixl"}, []string{"pdflow must not import connector/nixl", "lacks an ability"}},
+		"the simulated engines share nothing with the gateway": {
+			[]string{"pdflow/enginesim: connector"}, []string{"pdflow/enginesim must not import connector"}},
+		"internal is below all": {
+			[]string{"internal/telemetry: discovery"}, []string{"internal/telemetry must not import discovery"}},
+		"nothing imports examples": {
+			[]string{"pdflow: examples/gateway"}, []string{"pdflow must not import examples/gateway"}},
+		"no testing in a library": {
+			[]string{"pdflow/enginesim: testing"}, []string{"pdflow/enginesim must not import testing", "flags"}},
+		"no httptest in a library": {
+			[]string{"pdflow/enginesim: net/http/httptest"}, []string{"must not import net/http/httptest"}},
+		"one place retries": {
+			[]string{"pdflow: github.com/hashicorp/go-retryablehttp"}, []string{"pdflow must not import github.com/hashicorp/go-retryablehttp", "one place"}},
+		"discovery reads no JSON by path": {
+			[]string{"discovery/file: github.com/tidwall/gjson"}, []string{"discovery/file must not import github.com/tidwall/gjson"}},
+		"transport edits no JSON": {
+			[]string{"transport: github.com/tidwall/sjson"}, []string{"transport must not import github.com/tidwall/sjson"}},
+		"a connector measures nothing": {
+			[]string{"connector/nixl: go.opentelemetry.io/otel/attribute"}, []string{"connector/nixl must not import go.opentelemetry.io/otel/attribute"}},
+		"pickers measure nothing": {
+			[]string{"pdflow/pick: go.opentelemetry.io/otel/metric"}, []string{"pdflow/pick must not import"}},
+		"testify stays in tests": {
+			[]string{"connector/connectortest: github.com/stretchr/testify/require"}, []string{"github.com/stretchr/testify", "_test.go"}},
+		"goleak stays in tests": {
+			[]string{"discovery/discoverytest: go.uber.org/goleak"}, []string{"go.uber.org/goleak", "_test.go"}},
+		"an unlisted module asks for its reason": {
+			[]string{"discovery/dns: github.com/miekg/dns"}, []string{"discovery/dns imports github.com/miekg/dns", "who needs it and why"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := breaches(made(t, c.graph...), rules, dependencies)
+			found = withoutForeign(found)
+			require.Len(t, found, 1)
+			for _, part := range c.says {
+				assert.Contains(t, found[0], part)
+			}
+		})
+	}
+}
+
+// withoutForeign drops what made-up modules break beside the rule in question.
+func withoutForeign(found []string) []string {
+	var rest []string
+	for _, breach := range found {
+		if !strings.Contains(breach, "imports example.org/") && !strings.HasPrefix(breach, "internal/wire must") {
+			rest = append(rest, breach)
+		}
+	}
+	return rest
+}
+
+func TestTheCoreCompilesNothingHeavy(t *testing.T) {
+	for _, heavy := range []string{
+		"k8s.io/client-go/kubernetes", "github.com/gin-gonic/gin", "github.com/prometheus/client_golang/prometheus",
+		"github.com/go-zeromq/zmq4", "go.opentelemetry.io/otel/sdk/trace", "go.opentelemetry.io/otel/exporters/prometheus",
+	} {
+		for _, core := range []string{"pdflow", "connector/nixl"} {
+			g := made(t, core+": github.com/tidwall/gjson", "github.com/tidwall/gjson: "+heavy)
+			found := breaches(g, rules, dependencies)
+			require.Len(t, found, 1, "%s through gjson in %s", heavy, core)
+			assert.Contains(t, found[0], core+" must not import "+heavy)
+			assert.Contains(t, found[0], "→ github.com/tidwall/gjson →")
+		}
+	}
+}
+
+func TestAPatternMeansAPackageOrATree(t *testing.T) {
+	for _, c := range []struct {
+		pattern, path string
+		want          bool
+	}{
+		{"pdflow", module + "/pdflow", true},
+		{"pdflow", module + "/pdflow/pick", false},
+		{"pdflow/...", module + "/pdflow", true},
+		{"pdflow/...", module + "/pdflow/pick", true},
+		{"pdflow/...", module + "/pdflowx", false},
+		{"connector/*", module + "/connector", false},
+		{"connector/*", module + "/connector/nixl", true},
+		{"connector/*", module + "/connectorx/nixl", false},
+		{"/...", module + "/pdflow", true},
+		{"/...", module + "x/pdflow", false},
+		{"/...", "os", false},
+		{"testing/...", "testing", true},
+		{"testing/...", "testing/synctest", true},
+		{"testing/...", "testingx", false},
+		{"k8s.io/...", "k8s.io/client-go/kubernetes", true},
+		{"internal/...", "internal/abi", false},
+	} {
+		assert.Equal(t, c.want, match(c.pattern, c.path), "%s against %s", c.pattern, c.path)
+	}
+}
+
+func TestTheOutputOfGoListIsReadWhole(t *testing.T) {
+	g, err := readGraph(strings.NewReader(`{"ImportPath":"os","Standard":true}
+{"ImportPath":"` + module + `/pdflow","Module":{"Path":"` + module + `"},"Imports":["os"]}`))
+	require.NoError(t, err)
+	require.Len(t, g.own(), 1)
+	assert.Equal(t, []string{"os"}, g.own()[0].Imports)
+
+	_, err = readGraph(strings.NewReader(`{"ImportPath":"x","Error":{"Err":"no such package"}}`))
+	assert.ErrorContains(t, err, "no such package", "a graph with holes proves nothing")
+	_, err = readGraph(strings.NewReader(`{"ImportPath":`))
+	assert.Error(t, err)
+}
