@@ -14,6 +14,7 @@ import (
 	"flag"
 	"log"
 	"net/http"
+	"time"
 
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
@@ -27,7 +28,10 @@ func main() {
 	decode := flag.String("decode", "http://127.0.0.1:8200", "URL of the decode engine")
 	listen := flag.String("listen", "127.0.0.1:8000", "where clients connect")
 	flag.Parse()
-	log.Fatal(http.ListenAndServe(*listen, handler(context.Background(), *prefill, *decode)))
+
+	flow := handler(context.Background(), *prefill, *decode)
+	server := http.Server{Addr: *listen, Handler: flow, ReadHeaderTimeout: 10 * time.Second}
+	log.Fatal(server.ListenAndServe())
 }
 
 // handler serves the OpenAI paths over the two engines until ctx ends.
@@ -35,7 +39,7 @@ func handler(ctx context.Context, prefill, decode string) *pdflow.Flow {
 	p := must(discovery.New(prefill, discovery.RolePrefill))
 	d := must(discovery.New(decode, discovery.RoleDecode))
 	set := discovery.NewSet(must(static.New(p, d)))
-	go set.Run(ctx)
+	go func() { _ = set.Run(ctx) }() // keeps the set up to date until ctx ends; its error is always nil then
 	return must(pdflow.New(must(nixl.New(nil)), pick.RoundRobin(set)))
 }
 

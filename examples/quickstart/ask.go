@@ -25,22 +25,43 @@ type request struct {
 	stream bool
 }
 
+// message is a turn of a chat.
+type message struct {
+	Role    string `json:"role"`
+	Content string `json:"content"`
+}
+
+// body is a request's JSON: a completion has a prompt, a chat has messages.
+type body struct {
+	Model         string         `json:"model"`
+	Prompt        string         `json:"prompt,omitempty"`
+	Messages      []message      `json:"messages,omitempty"`
+	MaxTokens     int            `json:"max_tokens"`
+	Temperature   int            `json:"temperature"`
+	Stream        bool           `json:"stream"`
+	StreamOptions *streamOptions `json:"stream_options,omitempty"`
+}
+
+type streamOptions struct {
+	IncludeUsage bool `json:"include_usage"` // a last event with the token counts
+}
+
 func completion(prompt string, stream bool) request {
-	return newRequest("completion", "/v1/completions", prompt, map[string]any{"prompt": prompt}, stream)
+	return newRequest("completion", "/v1/completions", prompt, body{Prompt: prompt, Stream: stream})
 }
 
 func chat(prompt string, stream bool) request {
-	return newRequest("chat", "/v1/chat/completions", prompt, map[string]any{"messages": []map[string]string{{"role": "user", "content": prompt}}}, stream)
+	return newRequest("chat", "/v1/chat/completions", prompt, body{Messages: []message{{"user", prompt}}, Stream: stream})
 }
 
-func newRequest(what, path, prompt string, body map[string]any, stream bool) request {
-	body["model"], body["max_tokens"], body["temperature"] = engine.Model, answerTokens, 0
-	if stream {
+func newRequest(what, path, prompt string, b body) request {
+	b.Model, b.MaxTokens = engine.Model, answerTokens
+	if b.Stream {
 		what += ", streamed"
-		body["stream"], body["stream_options"] = true, map[string]bool{"include_usage": true}
+		b.StreamOptions = &streamOptions{IncludeUsage: true}
 	}
-	raw, _ := json.Marshal(body) // strings, numbers and booleans only
-	return request{what, prompt, path, string(raw), stream}
+	raw, _ := json.Marshal(b) // strings, numbers and booleans: never fails
+	return request{what, prompt, path, string(raw), b.Stream}
 }
 
 // answer is what the client got.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -35,7 +36,7 @@ type lab struct {
 	prefill, decode, alone *enginesim.Engine
 	url                    string // the gateway's
 	legs                   legs
-	stop                   func() error
+	ends                   []func() error // what stop does, last first
 }
 
 // newHandler is the gateway, and all that a program of yours would need. It follows the set of engines until ctx ends.
@@ -67,40 +68,59 @@ func newConnector(name string) (connector.KVConnector, error) {
 	return nil, fmt.Errorf("-connector %q is not here: nixl or http", name)
 }
 
-// start starts the engines and the gateway.
-func start(ctx context.Context, conn connector.KVConnector, listen string) (l *lab, err error) {
-	listener, err := net.Listen("tcp", listen)
-	if err != nil {
-		return nil, fmt.Errorf("the gateway cannot listen: %w (-listen chooses another address)", err)
-	}
-	l = &lab{url: "http://" + listener.Addr().String(), legs: make(legs, 16)}
+// start starts the engines, the gateway, and a server for it. Ctrl-C (the end of ctx) stops nothing yet: lab.stop does.
+func start(ctx context.Context, conn connector.KVConnector, listen string) (_ *lab, err error) {
+	ctx = context.WithoutCancel(ctx)
+	l := &lab{legs: make(legs, 16)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.stop())
+		}
+	}()
 	if l.prefill, l.decode, err = enginesim.Pair(engine, engine); err != nil {
-		return nil, errors.Join(err, listener.Close())
+		return nil, err
 	}
-	closeEngines := func() error { return errors.Join(l.decode.Close(), l.prefill.Close()) }
+	l.atEnd(l.prefill.Close)
+	l.atEnd(l.decode.Close)
 	if l.alone, err = enginesim.Start(engine); err != nil {
-		return nil, errors.Join(err, closeEngines(), listener.Close())
+		return nil, err
 	}
-	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx)) // Ctrl-C begins the drain; engines are known until its end
+	l.atEnd(l.alone.Close)
+
+	watching, stopWatching := context.WithCancel(ctx)
+	l.atEnd(func() error { stopWatching(); return nil })
 	flow, err := newHandler(watching, conn, l.prefill.URL(), l.decode.URL(), l.legs)
 	if err != nil {
-		stopWatching()
-		return nil, errors.Join(err, l.alone.Close(), closeEngines(), listener.Close())
+		return nil, err
 	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
+	if err != nil {
+		return nil, fmt.Errorf("the gateway cannot listen: %w (-listen chooses another address)", errors.Join(err, flow.Shutdown(ctx)))
+	}
+	l.url = "http://" + listener.Addr().String()
 	server := &http.Server{Handler: flow, ReadHeaderTimeout: 10 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	l.stop = func() error {
-		drain, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	l.atEnd(func() error {
+		drain, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		err := errors.Join(flow.Shutdown(drain), server.Shutdown(drain)) // what runs may end; nothing new begins
 		if e := <-served; !errors.Is(e, http.ErrServerClosed) {
 			err = errors.Join(err, e)
 		}
-		stopWatching()
-		return errors.Join(err, l.alone.Close(), closeEngines())
-	}
+		return err
+	})
 	return l, nil
+}
+
+func (l *lab) atEnd(f func() error) { l.ends = append(l.ends, f) }
+
+// stop ends what start began, in the opposite order.
+func (l *lab) stop() (err error) {
+	for _, end := range slices.Backward(l.ends) {
+		err = errors.Join(err, end())
+	}
+	return err
 }
 
 // legs is an observer: it keeps what the gateway says about both legs of each request.
