@@ -97,15 +97,15 @@ type debugModel struct {
 }
 
 type debugEndpoint struct {
-	ID        string          `json:"id"`
-	URL       string          `json:"url"`
-	Role      discovery.Role  `json:"role"`
-	Phase     discovery.Phase `json:"phase"`
-	Group     string          `json:"group,omitempty"`
-	Zone      string          `json:"zone,omitempty"`
-	Healthy   bool            `json:"healthy"`
-	LastFault string          `json:"lastProbeFault,omitempty"`
-	Load      int             `json:"load"` // requests in flight that use it
+	ID        string `json:"id"`
+	URL       string `json:"url"`
+	Role      string `json:"role"`
+	Phase     string `json:"phase"`
+	Group     string `json:"group,omitempty"`
+	Zone      string `json:"zone,omitempty"`
+	Healthy   bool   `json:"healthy"`
+	LastFault string `json:"lastProbeFault,omitempty"`
+	Load      int    `json:"load"` // requests in flight that use it
 }
 
 func (g *gateway) debug(w http.ResponseWriter, _ *http.Request) {
@@ -138,7 +138,7 @@ func (m *model) debug(r modelReadiness) debugModel {
 	}
 	for _, e := range m.set.Load().Endpoints {
 		p := m.probes.of(e.ID)
-		d.Endpoints = append(d.Endpoints, debugEndpoint{ID: e.ID, URL: e.URL.String(), Role: e.Role, Phase: e.Phase, Group: e.Group, Zone: e.Zone,
+		d.Endpoints = append(d.Endpoints, debugEndpoint{ID: e.ID, URL: e.URL.String(), Role: e.Role.String(), Phase: e.Phase.String(), Group: e.Group, Zone: e.Zone,
 			Healthy: p.healthy, LastFault: p.failure, Load: load[e.ID]})
 	}
 	return d

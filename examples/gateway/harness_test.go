@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// engine is a stand-in for one LLM engine. Its answers say what reached it.
+type engine struct {
+	*httptest.Server
+	models []string
+	mu     sync.Mutex
+	sick   bool
+	seen   []seen
+	hold   chan struct{} // closed: let streams end; nil: they end at once
+}
+
+type seen struct {
+	method, path string
+	header       http.Header
+	body         string
+}
+
+func newEngine(t *testing.T, models ...string) *engine {
+	t.Helper()
+	e := &engine{models: models}
+	e.Server = httptest.NewServer(e)
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	e.mu.Lock()
+	sick, hold := e.sick, e.hold
+	if r.URL.Path != "/health" {
+		e.seen = append(e.seen, seen{r.Method, r.URL.Path, r.Header.Clone(), string(body)})
+	}
+	e.mu.Unlock()
+	if sick {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Server", "uvicorn")
+	switch {
+	case r.URL.Path == "/health":
+	case r.URL.Path == "/redirect", r.URL.Path == "/v1/redirect":
+		http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect)
+	case r.URL.Path == "/v1/hang":
+		<-r.Context().Done()
+	case r.URL.Path == modelsPath:
+		var data []map[string]any
+		for _, id := range e.models {
+			data = append(data, map[string]any{"id": id, "object": "model"})
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"object": "list", "data": data})
+	case strings.Contains(string(body), `"stream":true`) || r.URL.Path == "/v1/slow":
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
+		_ = http.NewResponseController(w).Flush()
+		if hold != nil {
+			select {
+			case <-hold:
+			case <-r.Context().Done():
+				return
+			}
+		}
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	default:
+		_, _ = io.WriteString(w, `{"id":"x","choices":[{"text":"hello"}],"usage":{"prompt_tokens":3}}`)
+	}
+}
+
+func (e *engine) set(change func(*engine)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(e)
+}
+
+func (e *engine) last() seen {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.seen) == 0 {
+		return seen{}
+	}
+	return e.seen[len(e.seen)-1]
+}
+
+func (e *engine) count() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.seen)
+}
+
+// pairYAML is a ModelServer over P and D with the connector http.
+func pairYAML(model string, p, d *engine, spec string) string {
+	return fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+spec:
+  model: %q
+  discovery:
+    static:
+      endpoints:
+        - {url: %q, role: prefill}
+        - {url: %q, role: decode}
+%s---
+`, model, p.URL, d.URL, spec)
+}
+
+func gatewayYAML(spec string) string {
+	return "apiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:0, admin: 127.0.0.1:0" + spec + "}\n---\n"
+}
+
+// program is the gateway at work inside the test.
+type program struct {
+	t             *testing.T
+	signals       chan os.Signal
+	code          chan int
+	log           *logBuffer
+	client, admin string
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+var servingLine = regexp.MustCompile(`msg=serving listen=(\S+)(?: admin=(\S+))?`)
+
+// start starts the program and waits until it serves. It is ended with the test.
+func start(t *testing.T, yaml string, args ...string) *program {
+	t.Helper()
+	p := &program{t: t, signals: make(chan os.Signal, 2), code: make(chan int, 1), log: &logBuffer{}}
+	file := write(t, yaml)
+	go func() { p.code <- run(append([]string{"-config", file}, args...), io.Discard, p.log, p.signals) }()
+	require.Eventually(t, func() bool {
+		m := servingLine.FindStringSubmatch(p.log.String())
+		if m != nil {
+			p.client, p.admin = "http://"+m[1], "http://"+m[2]
+		}
+		return m != nil
+	}, 5*time.Second, time.Millisecond, "%s", p.log)
+	t.Cleanup(func() {
+		select {
+		case code := <-p.code:
+			p.code <- code
+			return
+		default:
+		}
+		p.signal()
+		p.signal()
+		p.ended(exitOK)
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return p
+}
+
+func (p *program) signal() { p.signals <- syscall.SIGTERM }
+
+// ended waits for the program's end.
+func (p *program) ended(code int) {
+	p.t.Helper()
+	select {
+	case got := <-p.code:
+		p.code <- got
+		assert.Equal(p.t, code, got, "%s", p.log)
+	case <-time.After(10 * time.Second):
+		require.Fail(p.t, "the program does not end", "%s", p.log)
+	}
+}
+
+// do sends one request on a connection of its own.
+func do(t *testing.T, method, url, body string, header ...string) (status int, h http.Header, answer string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	require.NoError(t, err)
+	req.Close = true
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, resp.Header, string(b)
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const passing = ", passthrough: decode"
+
+func TestOnlyServingPathsPass(t *testing.T) {
+	for target, want := range map[string]bool{
+		"/tokenize": true, "/detokenize": true, "/score": true, "/rerank": true, "/pooling": true,
+		"/v1/embeddings": true, "/v1/models/meta-llama/Llama-3.1-8B": true, "/v1/responses/resp_1/cancel": true, "/v1/messages/count_tokens": true,
+		"/": false, "/v1": false, "/v2/x": false, "/health": false, "/metrics": false, "/version": false, "/load": false, "/tokenizer_info": false,
+		"/abort_requests": false, "/inference/v1/abort_requests": false, "/v1/abort_requests": false, "/reset_prefix_cache": false,
+		"/sleep": false, "/wake_up": false, "/v1/load_lora_adapter": false, "/v1/unload_lora_adapter": false, "/V1/LOAD_LORA_ADAPTER": false,
+		"/v1/Load_Lora_Adapter": false, "/v1/../sleep": false, "/v1/%2e%2e/sleep": false, "/v1/..%2fsleep": false, "/v1//sleep": false,
+		"//v1/embeddings": false, "/v1/./sleep": false, "/v1/%6coad_lora_adapter": false, "/v1/load%5florа_adapter": false, "/v1/embeddings/": false,
+		"/v1/embeddings;/sleep": false, "/v1/x/../../sleep": false, "/v1/load-lora-adapter": false, "/tokenize/../sleep": false,
+		"/v1/a%00b": false, `/v1/..\sleep`: false, "/v1/models/%73leep": false, "/sleep?level=1": false, "/v1/embeddings?x=/sleep": true,
+	} {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		u, err := r.URL.Parse("http://gateway")
+		require.NoError(t, err)
+		u.Path, u.RawPath, u.RawQuery = "", "", ""
+		path, query, _ := strings.Cut(target, "?")
+		u, err = u.Parse("http://gateway" + path)
+		require.NoError(t, err, target)
+		u.RawQuery, r.URL = query, u
+		assert.Equal(t, want, passes(r), target)
+	}
+}
+
+func TestOtherPathsPassToADecodeEngine(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, ""))
+	status, h, body := do(t, http.MethodPost, g.client+"/tokenize?x=1",
+		`{"model":"m", "prompt": "x","kv_transfer_params":{"remote_host":"h"},"bootstrap_room":1,"vllm_xargs":{"kv_transfer_params":{},"a":1}}`,
+		"X-Request-Id", "mine", "Cookie", "a=b", "X-Data-Parallel-Rank", "3", "Authorization", "Bearer k", "Accept-Encoding", "gzip", "Connection", "X-Mine", "X-Mine", "1")
+	assert.Equal(t, http.StatusOK, status, body)
+	assert.Equal(t, []string{"aggregated", "mine", ""}, []string{h.Get("X-PD-Mode"), h.Get("X-Request-Id"), h.Get("Server")})
+	got := d.last()
+	assert.Equal(t, "/tokenize", got.path)
+	assert.Equal(t, `{"model":"m", "prompt": "x","vllm_xargs":{"a":1}}`, got.body, "transfer members are never believed; the rest keeps its bytes")
+	assert.Equal(t, "Bearer k", got.header.Get("Authorization"))
+	assert.Equal(t, "mine", got.header.Get("X-Request-Id"))
+	for _, name := range []string{"Cookie", "X-Data-Parallel-Rank", "Accept-Encoding", "X-Mine", "X-Forwarded-For", "Forwarded"} {
+		assert.Empty(t, got.header.Values(name), name)
+	}
+	status, _, _ = do(t, http.MethodGet, g.client+"/v1/responses/resp_1", "")
+	assert.Equal(t, http.StatusOK, status, "without a body")
+	assert.Zero(t, p.count(), "prefill engines get none of it")
+	status, _, _ = do(t, http.MethodPost, g.client+"/v1/completions", completion)
+	assert.Equal(t, http.StatusOK, status)
+	assert.Equal(t, 1, p.count(), "what PD carries goes by PD")
+}
+
+func TestOrdersNeverReachAnEngine(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, ""))
+	for _, line := range []string{"POST /sleep", "POST /v1/../sleep", "POST /v1/%2e%2e/sleep", "POST /v1//../sleep", "POST /v1/load_lora_adapter",
+		"POST /v1/%6coad_lora_adapter", "PATCH /v1/embeddings", "OPTIONS *", "GET /health", "TRACE /v1/models", "POST http://other/sleep"} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(g.client, "http://"))
+		require.NoError(t, err)
+		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", line)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err, line)
+		_, _ = io.Copy(io.Discard, resp.Body)
+		assert.Equal(t, http.StatusNotFound, resp.StatusCode, line)
+		resp.Body.Close()
+		conn.Close()
+	}
+	assert.Zero(t, p.count()+d.count())
+}
+
+func TestPassedRequestsThatAreRefused(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML(passing+", maxBodyBytes: 100")+pairYAML("m", p, d, "")+pairYAML("n", p, d, ""))
+	for name, c := range map[string]struct {
+		body, contentType string
+		status            int
+		code              string
+	}{
+		"not JSON":        {`{`, "application/json", 400, "invalid_request"},
+		"a list":          {`[]`, "application/json", 400, "invalid_request"},
+		"model a number":  {`{"model":1}`, "application/json", 400, "invalid_request"},
+		"model twice":     {`{"model":"m","model":"n"}`, "application/json", 400, "invalid_request"},
+		"unknown model":   {`{"model":"x"}`, "application/json", 404, "not_found"},
+		"no model of two": {`{}`, "application/json", 404, "not_found"},
+		"too large":       {`{"model":"` + strings.Repeat("m", 100) + `"}`, "application/json", 413, "body_too_large"},
+		"a form":          {`model=m`, "application/x-www-form-urlencoded", 415, "unsupported_media_type"},
+	} {
+		status, h, body := do(t, http.MethodPost, g.client+"/v1/embeddings", c.body, "Content-Type", c.contentType)
+		assert.Equal(t, c.status, status, name)
+		assert.Contains(t, body, `"code":"`+c.code+`"`, name)
+		assert.Equal(t, "application/json", h.Get("Content-Type"), name)
+		assert.Len(t, h.Values("X-Request-Id"), 1, name)
+	}
+	assert.Zero(t, p.count()+d.count())
+}
+
+func TestFaultsOfTheEngineThatWasPassedTo(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, "  kvConnector: {timeouts: {decode: 150ms}}\n"))
+	status, _, body := do(t, http.MethodPost, g.client+"/v1/redirect", `{}`)
+	assert.Equal(t, http.StatusBadGateway, status, "redirects are not followed")
+	assert.NotContains(t, body, "127.0.0.1", "no addresses in answers")
+	status, _, body = do(t, http.MethodPost, g.client+"/v1/hang", `{}`)
+	assert.Equal(t, http.StatusGatewayTimeout, status, body)
+	d.CloseClientConnections()
+	d.Listener.Close()
+	status, _, body = do(t, http.MethodPost, g.client+"/v1/embeddings", `{}`)
+	assert.Contains(t, []int{http.StatusBadGateway, http.StatusServiceUnavailable}, status)
+	assert.NotContains(t, body, "127.0.0.1")
+}
+
+func TestPassedStreamsComeAsTheyAreAndAreCutWhenSilent(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	d.hold = make(chan struct{})
+	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, "  kvConnector: {timeouts: {idle: 300ms}}\n"))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.client+"/v1/slow", nil)
+	require.NoError(t, err)
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	r := bufio.NewReader(resp.Body)
+	line, err := r.ReadString('\n')
+	require.NoError(t, err)
+	assert.Contains(t, line, "data: ", "the first event comes before the last")
+	begun := time.Now()
+	assert.Equal(t, "cut", (&stream{resp, r}).rest(t))
+	assert.Less(t, time.Since(begun), 5*time.Second)
+}
+
+func TestADrainWaitsForPassedRequestsToo(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	d.hold = make(chan struct{})
+	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, ""))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.client+"/v1/slow", nil)
+	require.NoError(t, err)
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	g.signal()
+	require.Eventually(t, func() bool { return strings.Contains(g.log.String(), "draining") }, 5*time.Second, time.Millisecond)
+	time.Sleep(50 * time.Millisecond)
+	close(d.hold)
+	assert.Equal(t, "data: [DONE]", (&stream{resp, bufio.NewReader(resp.Body)}).rest(t))
+	g.ended(exitOK)
+}
