@@ -135,14 +135,18 @@ func (l legs) SessionEnd(_ context.Context, o *pdflow.Outcome) {
 	}
 }
 
-// next returns the outcome of the next attempt that ends.
+// next returns the outcome of the next request that ends. A request has one attempt, or more if an engine fails.
 func (l legs) next(ctx context.Context, wait time.Duration) (pdflow.Outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	select {
-	case o := <-l:
-		return o, nil
-	case <-ctx.Done():
-		return pdflow.Outcome{}, errors.New("the gateway did not say how its legs went")
+	for {
+		select {
+		case o := <-l:
+			if o.Final {
+				return o, nil
+			}
+		case <-ctx.Done():
+			return pdflow.Outcome{}, errors.New("the gateway did not say how its legs went")
+		}
 	}
 }
