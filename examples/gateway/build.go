@@ -199,17 +199,17 @@ func (g *gateway) close() {
 
 // find returns the model that serves a request, by the mux's rules.
 func (g *gateway) find(name string) *model {
-	var any *model
+	var wildcard *model
 	for _, m := range g.models {
 		switch m.model() {
 		case name:
 			return m
 		case "*":
-			any = m
+			wildcard = m
 		}
 	}
 	if name == "" && len(g.models) == 1 {
 		return g.models[0]
 	}
-	return any
+	return wildcard
 }

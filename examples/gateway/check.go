@@ -4,8 +4,10 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -84,6 +86,9 @@ func printConnector(w io.Writer, title string, o opened) {
 	} else {
 		row(w, title, o.name+", "+o.connector.Order().String())
 	}
+	if names := settings(o.spec.Config); len(names) > 0 {
+		row(w, "  config", strings.Join(names, ", "))
+	}
 	lease := leaseOf(o.connector)
 	limits, _ := o.limits()
 	handoff := span(limits.Handoff, "no limit")
@@ -119,6 +124,15 @@ func printConnector(w io.Writer, title string, o opened) {
 	}
 }
 
+// settings lists the names of a connector's settings. Their values stay hidden.
+func settings(config json.RawMessage) []string {
+	var m map[string]json.RawMessage
+	if json.Unmarshal(config, &m) != nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(m))
+}
+
 func row(w io.Writer, name, text string) { fmt.Fprintf(w, "  %-15s %s\n", name, text) }
 
 func orWord(s, otherwise string) string {
@@ -152,12 +166,7 @@ func place(e discovery.Endpoint) string {
 		s += ", zone " + e.Zone
 	}
 	if len(e.Attributes) > 0 {
-		names := make([]string, 0, len(e.Attributes))
-		for name := range e.Attributes {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		s += ", with " + strings.Join(names, ", ")
+		s += ", with " + strings.Join(slices.Sorted(maps.Keys(e.Attributes)), ", ")
 	}
 	return s
 }

@@ -229,8 +229,13 @@ func sameEngine(u *url.URL) string {
 // checkGroups tells of groups in which no pair can be made.
 func (l *loader) checkGroups(m *modelServer) {
 	groups := map[string]discovery.Role{}
+	var all discovery.Role
 	for _, e := range m.endpoints {
 		groups[e.Group] |= e.Role
+		all |= e.Role
+	}
+	if all == discovery.RoleEncode {
+		l.note(warning, m.doc, staticPath, "no engine is there for prefill and decode", "write endpoints of these roles, or of role both")
 	}
 	for _, g := range slices.Sorted(maps.Keys(groups)) {
 		in := "group " + g

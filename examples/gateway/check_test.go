@@ -109,3 +109,10 @@ func TestHelpIsNoFault(t *testing.T) {
 	assert.Equal(t, exitOK, code)
 	assert.Contains(t, stderr, "-config FILE")
 }
+
+func TestTheExampleFileIsGood(t *testing.T) {
+	code, stdout, stderr := check(t, "-config", "gateway.yaml")
+	assert.Equal(t, exitOK, code, stderr)
+	assert.NotContains(t, stdout, "not there yet")
+	assert.NotContains(t, stdout, "warning")
+}

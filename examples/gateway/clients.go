@@ -27,6 +27,14 @@ func (g *gateway) clients(background context.Context) http.Handler {
 	}))
 }
 
+// closeAfterChunks ends the connection after a chunked request: net/http hides a Content-Length that stood beside it, and what
+// follows must not be read as another request.
+func closeAfterChunks(w http.ResponseWriter, r *http.Request) {
+	if len(r.TransferEncoding) > 0 {
+		w.Header().Set("Connection", "close")
+	}
+}
+
 const headerRequestID = "X-Request-Id"
 
 // requestID returns the client's X-Request-Id where it is fit to be sent on and echoed, else a new one: pdflow's rule,

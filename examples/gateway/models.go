@@ -46,6 +46,7 @@ func newModelList(g *gateway, background context.Context) *modelList {
 func (l *modelList) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := requestID(r.Header)
 	w.Header().Set(headerRequestID, id)
+	closeAfterChunks(w, r)
 	a := l.answer(r.Header.Values("Authorization"), id)
 	select {
 	case <-a.done:

@@ -77,9 +77,7 @@ func (p *passthrough) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	id := requestID(r.Header)
 	w.Header().Set(headerRequestID, id)
-	if len(r.TransferEncoding) > 0 {
-		w.Header().Set("Connection", "close") // as the flow does: a Content-Length beside it would be hidden from here
-	}
+	closeAfterChunks(w, r)
 	if p.g.draining.Load() {
 		pdflow.WriteError(w, r, &pdflow.Error{Code: pdflow.CodeDraining, Message: "shutting down", RetryAfter: time.Second})
 		return
