@@ -75,7 +75,9 @@ func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector,
 	require.NoError(t, err)
 	d, err := jsonedit.Parse(out)
 	require.NoError(t, err, "the top level is well formed whatever stands below it")
-	require.Equal(t, json.Valid(r.Body()), json.Valid(out), "%s", out)
+	if json.Valid(r.Body()) { // what is malformed below the top level may have been in a member that is gone
+		require.True(t, json.Valid(out), "%s", out)
+	}
 
 	for _, name := range []string{"ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "request_id"} {
 		_, ok := d.Get(name)

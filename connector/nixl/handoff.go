@@ -44,7 +44,7 @@ func checkHandoff(raw json.RawMessage) error {
 	for _, key := range []string{"tp_size", "dcp_size", "pp_size"} {
 		if v, ok := d.Get(key); ok {
 			if n, isInt := jsonedit.Int(v); !isInt || n < 1 {
-				return connector.NoTransfer("%s is not a count of 1 or more", key)
+				return connector.NoTransfer("%s is not a positive count", key)
 			}
 		}
 	}

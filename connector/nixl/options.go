@@ -88,14 +88,7 @@ func (o *Options) check() error {
 			fault(c.path, "is not a known value", "one of "+strings.Join(c.known, ", "))
 		}
 	}
-	for _, c := range []struct {
-		path  string
-		value int64
-	}{
-		{"port", int64(o.Port)}, {"bufferSize", o.BufferSize}, {"connectionPoolSize", int64(o.ConnectionPoolSize)},
-		{"maxConnections", int64(o.MaxConnections)}, {"maxConcurrency", int64(o.MaxConcurrency)},
-		{"maxMemoryPerNode", o.MaxMemoryPerNode}, {"replicationFactor", int64(o.ReplicationFactor)}, {"batchSize", int64(o.BatchSize)},
-	} {
+	for _, c := range o.counts() {
 		if c.value < 0 {
 			fault(c.path, "is negative", "0 or more")
 		}
@@ -104,4 +97,38 @@ func (o *Options) check() error {
 		fault("port", "is not a port", "1 to 65535")
 	}
 	return errors.Join(errs...)
+}
+
+type count struct {
+	path  string
+	value int64
+}
+
+// counts are the settings that count or last something, and so cannot be negative.
+func (o *Options) counts() []count {
+	rdma, ib := o.RDMAConfig, o.InfiniBandConfig
+	if rdma == nil {
+		rdma = &RDMAConfig{}
+	}
+	if ib == nil {
+		ib = &InfiniBandConfig{}
+	}
+	return []count{
+		{"port", int64(o.Port)}, {"bufferSize", o.BufferSize}, {"connectionPoolSize", int64(o.ConnectionPoolSize)},
+		{"maxConnections", int64(o.MaxConnections)}, {"maxConcurrency", int64(o.MaxConcurrency)},
+		{"maxMemoryPerNode", o.MaxMemoryPerNode}, {"replicationFactor", int64(o.ReplicationFactor)}, {"batchSize", int64(o.BatchSize)},
+		{"rdmaConfig.port", int64(rdma.Port)}, {"rdmaConfig.queueDepth", int64(rdma.QueueDepth)},
+		{"rdmaConfig.maxSge", int64(rdma.MaxSGE)}, {"rdmaConfig.mtu", int64(rdma.MTU)},
+		{"infinibandConfig.port", int64(ib.Port)}, {"infinibandConfig.serviceLevel", int64(ib.ServiceLevel)},
+		{"keepAliveInterval", length(o.KeepAliveInterval)}, {"flushInterval", length(o.FlushInterval)},
+		{"connectionTimeout", length(o.ConnectionTimeout)}, {"readTimeout", length(o.ReadTimeout)},
+		{"writeTimeout", length(o.WriteTimeout)}, {"failoverTimeout", length(o.FailoverTimeout)},
+	}
+}
+
+func length(d *connector.Duration) int64 {
+	if d == nil {
+		return 0
+	}
+	return int64(*d)
 }

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nixl_test
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Whatever P answers: no panic, and either ErrNoTransfer or a decode leg that is valid JSON and carries the answer's handoff to the
+// byte, with all that a real D needs so as not to die or hang.
+func FuzzDecode(f *testing.F) {
+	for _, answer := range []string{
+		`{"kv_transfer_params":` + good + `}`,
+		`{"id":"x","choices":[],"kv_transfer_params" : {"do_remote_prefill":true,"remote_block_ids":[[1],[]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1} }`,
+		`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1,[2]]]}}`,
+		`{"kv_transfer_params":null}`,
+		`{"kv_transfer\u005fparams":` + good + `,"a":1}`,
+		`{}`, `[]`, ``,
+	} {
+		f.Add([]byte(answer))
+	}
+	c, s := open(f, nil), session(f, connector.APICompletions, `{"prompt":"x","kv_transfer_params":{"client":1}}`)
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		decode, err := decodeLeg(c, s, string(answer))
+		if err != nil {
+			require.True(t, errors.Is(err, connector.ErrNoTransfer), "%v", err)
+			return
+		}
+		require.True(t, json.Valid([]byte(decode)), "%s", decode)
+		const head, tail = `{"prompt":"x","kv_transfer_params":`, `}`
+		handoff := decode[len(head) : len(decode)-len(tail)]
+		require.Equal(t, head+handoff+tail, decode)
+		var sent map[string]json.RawMessage
+		if json.Valid(answer) {
+			require.NoError(t, json.Unmarshal(answer, &sent))
+			require.Equal(t, string(sent["kv_transfer_params"]), handoff)
+		}
+		var h struct {
+			DoRemotePrefill bool      `json:"do_remote_prefill"`
+			Blocks          [][]int64 `json:"remote_block_ids"`
+			Engine          string    `json:"remote_engine_id"`
+			Request         string    `json:"remote_request_id"`
+			Host            string    `json:"remote_host"`
+			Port            uint16    `json:"remote_port"`
+		}
+		require.NoError(t, json.Unmarshal([]byte(handoff), &h))
+		require.True(t, h.DoRemotePrefill)
+		require.NotEmpty(t, h.Engine)
+		require.NotEmpty(t, h.Request)
+		require.NotEmpty(t, h.Host)
+		require.NotZero(t, h.Port)
+		require.Positive(t, gjson.Get(handoff, "remote_block_ids.@flatten.#").Int())
+	})
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nixl_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, o *nixl.Options) *nixl.Connector {
+	t.Helper()
+	c, err := nixl.New(o)
+	require.NoError(t, err)
+	return c
+}
+
+func session(t testing.TB, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+}
+
+func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
+	t.Helper()
+	l := connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, l))
+	body, err := l.Body()
+	require.NoError(t, err)
+	return string(body)
+}
+
+// decodeLeg describes decode after P's answer.
+func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (string, error) {
+	l := connector.NewLeg(s.Request)
+	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(answer), time.Now())
+	if err := c.Decode(context.Background(), s, p, l); err != nil {
+		return "", err
+	}
+	body, err := l.Body()
+	return string(body), err
+}
+
+// Real exchanges of vLLM 0.32.0: the client's request, the prefill leg as recorded, P's whole answer to the byte, and the
+// decode leg that the real D answered with P's KV. The recording scripts left "stream" out where false is the default.
+func TestLegsOfRecordedExchanges(t *testing.T) {
+	files, err := filepath.Glob("testdata/0.32.0/[0-9]*.json")
+	require.NoError(t, err)
+	require.Len(t, files, 7)
+	c := open(t, nil)
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			raw, err := os.ReadFile(file)
+			require.NoError(t, err)
+			var g struct {
+				What, Path                      string
+				Client, Prefill, Answer, Decode json.RawMessage
+			}
+			require.NoError(t, json.Unmarshal(raw, &g))
+			s := session(t, connector.APIOf(g.Path), string(g.Client))
+			require.NotEqual(t, connector.APIUnknown, s.API)
+			require.Empty(t, c.Unsupported(s))
+
+			want, err := sjson.SetRaw(string(g.Prefill), "stream", "false")
+			require.NoError(t, err)
+			assert.JSONEq(t, want, prefillLeg(t, c, s))
+
+			decode, err := decodeLeg(c, s, string(g.Answer))
+			require.NoError(t, err)
+			assert.JSONEq(t, string(g.Decode), decode)
+			handoff := gjson.GetBytes(g.Answer, "kv_transfer_params").Raw
+			assert.Equal(t, strings.TrimSuffix(string(g.Client), "}")+`,"kv_transfer_params":`+handoff+"}", decode, "the client's bytes, then P's")
+		})
+	}
+}
+
+// Handoffs that a real D was given (captures/README.md §2.1): those that it dies of, hangs on, or fails by their form must not
+// reach it; those that it takes, or whose fault only the engines can see, must.
+func TestRecordedHandoffs(t *testing.T) {
+	raw, err := os.ReadFile("testdata/0.32.0/handoffs.json")
+	require.NoError(t, err)
+	var cases []struct {
+		Capture string
+		Status  int // D's answer, 0 where it hung
+		Refuse  bool
+		Handoff json.RawMessage
+	}
+	require.NoError(t, json.Unmarshal(raw, &cases))
+	require.Len(t, cases, 25)
+	c := open(t, nil)
+	for _, k := range cases {
+		t.Run(k.Capture, func(t *testing.T) {
+			s := session(t, connector.APICompletions, `{"prompt":"x"}`)
+			decode, err := decodeLeg(c, s, `{"kv_transfer_params":`+string(k.Handoff)+`}`)
+			if k.Refuse {
+				assert.NotEqual(t, http.StatusOK, k.Status, "D took it")
+				require.ErrorIs(t, err, connector.ErrNoTransfer)
+				requireNoValue(t, err, k.Handoff)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+string(k.Handoff)+`}`, decode)
+		})
+	}
+}
+
+// requireNoValue fails if an error's text holds a string or number of the handoff.
+func requireNoValue(t *testing.T, err error, handoff []byte) {
+	t.Helper()
+	gjson.ParseBytes(handoff).ForEach(func(_, v gjson.Result) bool {
+		if (v.Type == gjson.String || v.Type == gjson.Number) && v.String() != "" && v.String() != "true" { // the texts hold these words of their own
+			assert.NotContains(t, err.Error(), v.String())
+		}
+		return true
+	})
+}
+
+func TestPrefillAsksForAHandoff(t *testing.T) {
+	s := session(t, connector.APIChat, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"},"messages":[],"max_completion_tokens":9,"stream":true}`)
+	assert.Equal(t, `{"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null},"messages":[],"max_completion_tokens":1,"stream":false,"max_tokens":1}`,
+		prefillLeg(t, open(t, nil), s), "in place of what the client sent for one")
+}
+
+func TestThinkingStaysOnPrefill(t *testing.T) {
+	s := session(t, connector.APIMessages, `{"thinking":{"type":"enabled","budget_tokens":1024},"max_tokens":2048}`)
+	assert.Contains(t, prefillLeg(t, open(t, nil), s), `"thinking":{"type":"enabled","budget_tokens":1024}`, "do_remote_decode lifts the rule that max_tokens exceeds it")
+}
+
+func TestDecodeIsTheClientsRequestPlusTheHandoff(t *testing.T) {
+	const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}`
+	s := session(t, connector.APIChat, `{"messages":[],"kv_transfer_params":{"evil":true},"max_completion_tokens":9,"stream":true,"stream_options":{"include_usage":true},"min_tokens":2,"logprobs":true}`)
+	decode, err := decodeLeg(open(t, nil), s, `{"kv_transfer_params":`+handoff+`}`)
+	require.NoError(t, err)
+	assert.Equal(t, `{"messages":[],"kv_transfer_params":`+handoff+`,"max_completion_tokens":9,"stream":true,"stream_options":{"include_usage":true},"min_tokens":2,"logprobs":true}`, decode)
+}
+
+func TestNameOrderLease(t *testing.T) {
+	c := open(t, nil)
+	assert.Equal(t, "nixl", c.Name())
+	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	assert.Equal(t, 30*time.Second, c.Lease(), "vLLM's kv_lease_duration")
+	lease := connector.Duration(5 * time.Second)
+	assert.Equal(t, 5*time.Second, open(t, &nixl.Options{LeaseDuration: &lease}).Lease())
+}
+
+func TestUnsupported(t *testing.T) {
+	c := open(t, nil)
+	for _, k := range []struct {
+		api          connector.API
+		body, member string
+	}{
+		{connector.APIChat, `{"messages":[]}`, ""},
+		{connector.APIChat, `{"n":2}`, "n"},
+		{connector.APICompletions, `{"best_of":2}`, "best_of"},
+		{connector.APICompletions, `{"prompt":["a","b"]}`, "prompt"},
+		{connector.APIGenerate, `{"sampling_params":{"n":2}}`, "n"},
+		{connector.APIResponses, `{"background":true}`, "background"},
+		{connector.APISGLang, `{"text":"a"}`, "kv_transfer_params"},
+	} {
+		assert.Equal(t, k.member, c.Unsupported(session(t, k.api, k.body)), k.body)
+	}
+}
+
+func TestClassNamesOfTheEngine(t *testing.T) {
+	for _, name := range []string{"nixl", "NixlConnector", "NixlPullConnector"} {
+		c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(`{"leaseDuration":"7s"}`)})
+		require.NoError(t, err)
+		assert.IsType(t, &nixl.Connector{}, c)
+		l, ok := connector.As[connector.Leaser](c)
+		require.True(t, ok)
+		assert.Equal(t, 7*time.Second, l.Lease())
+	}
+}
+
+// One connector serves any number of sessions at once, and nothing of one session shows in another.
+func TestSessionsAtOnceShareNothing(t *testing.T) {
+	c := open(t, nil)
+	var wg sync.WaitGroup
+	for i := range 64 {
+		wg.Go(func() {
+			id := strings.Repeat("x", i+1)
+			s := session(t, connector.APICompletions, `{"prompt":"`+id+`","kv_transfer_params":{"a":1}}`)
+			for range 20 {
+				assert.Contains(t, prefillLeg(t, c, s), `{"prompt":"`+id+`",`)
+				handoff := `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"` + id + `","remote_host":"h","remote_port":1}`
+				decode, err := decodeLeg(c, s, `{"kv_transfer_params":`+handoff+`}`)
+				assert.NoError(t, err)
+				assert.Equal(t, `{"prompt":"`+id+`","kv_transfer_params":`+handoff+`}`, decode)
+			}
+		})
+	}
+	wg.Wait()
+}
