@@ -15,10 +15,6 @@ type apiError struct {
 	Type    string  `json:"type"`
 	Param   *string `json:"param"`
 	Code    int     `json:"code"`
-
-	// keeps says that the request was refused before its kv_transfer_params were
-	// understood, so that nothing is released on the other engine.
-	keeps bool
 }
 
 func (e *apiError) Error() string { return e.Message }
@@ -39,7 +35,7 @@ func badField(field, kind, message, input string) *apiError {
 	}
 	return &apiError{
 		Message: fmt.Sprintf("1 validation error:\n  {'type': '%s', 'loc': '%s', 'msg': '%s', 'input': %s}", kind, loc, message, input),
-		Type:    "Bad Request", Param: &loc, Code: http.StatusBadRequest, keeps: true,
+		Type:    "Bad Request", Param: &loc, Code: http.StatusBadRequest,
 	}
 }
 

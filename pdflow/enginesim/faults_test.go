@@ -220,6 +220,20 @@ func TestTerminateAnswersWhatRuns(t *testing.T) {
 	assert.EqualValues(t, 1, s.p.Stats().Aborted)
 }
 
+// TestTerminateThawsFirst: what a frozen engine held up is answered too.
+func TestTerminateThawsFirst(t *testing.T) {
+	s := newScene(t, func(p, _ *enginesim.Config) { p.ITL = time.Millisecond })
+	got := make(chan answer)
+	go func() { got <- s.post(t.Context(), s.p, completions, with(completion("x"), obj{"max_tokens": 1500})) }()
+	waitFor(t, "tokens", func() bool { return s.p.Stats().GenerationTokens > 0 })
+	s.p.Freeze()
+	time.Sleep(5 * time.Millisecond)
+	s.p.Terminate()
+	a := <-got
+	assert.Equal(t, 200, a.status)
+	assert.Equal(t, "abort", a.get("choices.0.finish_reason").String())
+}
+
 // TestFrozenEngine keeps connections, answers nothing, and goes on when thawed.
 func TestFrozenEngine(t *testing.T) {
 	s := newScene(t)

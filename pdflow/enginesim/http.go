@@ -118,8 +118,9 @@ func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		bad = c.check(n)
 	}
 	if bad != nil {
-		if !bad.keeps && c != nil {
-			// The client's leaving must not stop the release.
+		// A call that could not even be parsed has no params to release by. The
+		// client's leaving must not stop the release.
+		if c != nil {
 			release, stop := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.HandshakeTimeout)
 			n.conn.rejected(release, c.params)
 			stop()

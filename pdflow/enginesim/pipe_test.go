@@ -208,6 +208,19 @@ func TestLookupBufferTellsEqualTokensApart(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, request, got.Request)
 	}
+	var wg sync.WaitGroup
+	for _, request := range []uint64{4, 5, 6} {
+		wg.Go(func() { // waits before it is there
+			got, err := b.DropSelect(t.Context(), key, request)
+			assert.NoError(t, err)
+			assert.Equal(t, request, got.Request)
+		})
+	}
+	time.Sleep(10 * time.Millisecond)
+	for _, request := range []uint64{5, 4, 6} {
+		b.Insert(key, enginesim.KV{Request: request})
+	}
+	wg.Wait()
 	b.Insert(key, enginesim.KV{Request: 9})
 	b.Discard(key, 8)
 	assert.Equal(t, 1, b.Len())
