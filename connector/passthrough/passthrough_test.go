@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t *testing.T, o *passthrough.Options) *passthrough.Connector {
+	t.Helper()
+	c, err := passthrough.New(o)
+	require.NoError(t, err)
+	return c
+}
+
+func session(t *testing.T, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+}
+
+func legs(t *testing.T, c *passthrough.Connector, s *connector.Session, answer string) (prefill, decode string) {
+	t.Helper()
+	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, p))
+	require.NoError(t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(answer), time.Now()), d))
+	assert.Empty(t, p.Header())
+	assert.Empty(t, d.Header())
+	assert.Equal(t, s.API.Path(), p.Path())
+	assert.Equal(t, s.API.Path(), d.Path())
+	pb, err := p.Body()
+	require.NoError(t, err)
+	db, err := d.Body()
+	require.NoError(t, err)
+	return string(pb), string(db)
+}
+
+func TestLegs(t *testing.T) {
+	for _, c := range []struct {
+		rule                    string
+		api                     connector.API
+		client, prefill, decode string
+	}{
+		{"P is asked for one token, D for what the client asked", connector.APIChat,
+			`{"model":"m","messages":[ {} ],"stream":true,"stream_options":{},"max_completion_tokens":9}`,
+			`{"model":"m","messages":[ {} ],"stream":false,"max_completion_tokens":1,"max_tokens":1}`,
+			`{"model":"m","messages":[ {} ],"stream":true,"stream_options":{},"max_completion_tokens":9}`},
+		{"transfer members of the client reach neither", connector.APICompletions,
+			`{"prompt":"x","kv_transfer_params":{"do_remote_prefill":true},"vllm_xargs":{"kv_transfer_params":1},"request_id":"r"}`,
+			`{"prompt":"x","vllm_xargs":{},"max_tokens":1,"stream":false}`, `{"prompt":"x","vllm_xargs":{}}`},
+		{"a budget of thinking would make P refuse a limit of 1", connector.APIMessages,
+			`{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`,
+			`{"max_tokens":1,"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`},
+		{"thinking without a budget stays", connector.APIMessages,
+			`{"max_tokens":2048,"thinking":{"type":"adaptive"}}`,
+			`{"max_tokens":1,"thinking":{"type":"adaptive"},"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"adaptive"}}`},
+		{"SGLang", connector.APISGLang,
+			`{"text":"x","sampling_params":{"max_new_tokens":7}}`, `{"text":"x","sampling_params":{"max_new_tokens":1},"stream":false}`,
+			`{"text":"x","sampling_params":{"max_new_tokens":7}}`},
+	} {
+		t.Run(c.rule, func(t *testing.T) {
+			prefill, decode := legs(t, open(t, nil), session(t, c.api, c.client), `{"kv_transfer_params":{"do_remote_prefill":true}}`)
+			assert.Equal(t, c.prefill, prefill)
+			assert.Equal(t, c.decode, decode, "nothing of P's answer is relayed")
+		})
+	}
+}
+
+func TestAnyAnswerOfPIsEnough(t *testing.T) {
+	s := session(t, connector.APIChat, `{"messages":[]}`)
+	for _, answer := range []string{``, `garbage`, `{"kv_transfer_params":5}`} {
+		_, decode := legs(t, open(t, nil), s, answer)
+		assert.Equal(t, `{"messages":[]}`, decode)
+	}
+	require.NoError(t, open(t, nil).Decode(context.Background(), s, nil, connector.NewLeg(s.Request)))
+}
+
+func TestUnsupported(t *testing.T) {
+	c := open(t, nil)
+	assert.Empty(t, c.Unsupported(session(t, connector.APIChat, `{"n":2}`)), "there is no handoff that only one answer could read")
+	assert.Equal(t, "prompt", c.Unsupported(session(t, connector.APICompletions, `{"prompt":["a","b"]}`)))
+	assert.Equal(t, "prompt_logprobs", c.Unsupported(session(t, connector.APIChat, `{"prompt_logprobs":1}`)))
+	assert.Empty(t, c.Unsupported(session(t, connector.APISGLang, `{"text":"a"}`)))
+}
+
+func TestNameOrderAndNoLease(t *testing.T) {
+	c := open(t, nil)
+	assert.Equal(t, "http", c.Name())
+	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	_, ok := connector.As[connector.Leaser](c)
+	assert.False(t, ok, "nothing is known of the KV's life")
+	var zero passthrough.Connector
+	assert.Equal(t, "http", zero.Name(), "the zero value is ready")
+}
+
+func openConfig(config string) (connector.KVConnector, error) {
+	return connector.Open(connector.Spec{Config: json.RawMessage(config)})
+}
+
+func TestSettingsOfOldFiles(t *testing.T) {
+	for config, want := range map[string]struct {
+		prefill  time.Duration
+		attempts int
+	}{
+		``: {}, `{}`: {}, `null`: {},
+		`{"kvTransferMethod":"implicit"}`:         {},
+		`{"requestTimeout":"30s","maxRetries":3}`: {30 * time.Second, 4},
+		`{"requestTimeout":"0s","maxRetries":0}`:  {},
+	} {
+		c, err := openConfig(config)
+		require.NoError(t, err, config)
+		prefill, attempts := c.(*passthrough.Connector).Defaults()
+		assert.Equal(t, want.prefill, prefill, config)
+		assert.Equal(t, want.attempts, attempts, "the first attempt included: %s", config)
+	}
+}
+
+func TestBadSettings(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"kvTransferMethod":"explicit"}`: "use type nixl",
+		`{"kvTransferMethod":"magic"}`:    "implicit is the only one",
+		`{"requestTimeout":"-1s"}`:        "requestTimeout",
+		`{"requestTimeout":30}`:           "requestTimeout",
+		`{"maxRetries":-1}`:               "maxRetries",
+		`{"maxRetry":1}`:                  "maxRetries",
+		`[]`:                              "object",
+	} {
+		_, err := openConfig(config)
+		require.Error(t, err, config)
+		assert.ErrorContains(t, err, want)
+		assert.NotEmpty(t, connector.FieldErrors(err))
+	}
+}
