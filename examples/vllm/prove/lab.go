@@ -19,6 +19,7 @@ import (
 type lab struct {
 	script, gateway string // what becomes an engine, what becomes a gateway
 	dir             string // logs and configurations
+	reaper          *reaper
 	started         []*process
 }
 
@@ -26,6 +27,7 @@ func (l *lab) close() {
 	for _, p := range l.started {
 		p.stop()
 	}
+	l.reaper.close()
 }
 
 func (l *lab) start(cmd *exec.Cmd, name, url string) (*process, error) {
@@ -33,6 +35,7 @@ func (l *lab) start(cmd *exec.Cmd, name, url string) (*process, error) {
 	p, err := startProcess(cmd, name, url, log)
 	if err == nil {
 		l.started = append(l.started, p)
+		err = l.reaper.watch(p)
 	}
 	return p, err
 }

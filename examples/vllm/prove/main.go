@@ -21,16 +21,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 )
 
 // errNotProven says that everything could be tried and something was not as it must be. The table has told what.
 var errNotProven = errors.New("not proven")
-
-// init keeps the main goroutine on the main thread, as startProcess needs.
-func init() { runtime.LockOSThread() }
 
 func main() {
 	var o options
@@ -83,6 +79,9 @@ func run(ctx context.Context, o options) (err error) {
 		if output, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("building the gateway: %w\n%s", err, output)
 		}
+	}
+	if lab.reaper, err = startReaper(); err != nil {
+		return err
 	}
 	defer lab.close()
 

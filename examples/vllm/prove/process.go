@@ -25,8 +25,6 @@ type process struct {
 	err            error         // how it ended; read it after done
 }
 
-// startProcess must be called from the main goroutine: the kernel takes the end of the thread that started a process for
-// the end of its parent, and only the main goroutine stays on its thread (see init).
 func startProcess(cmd *exec.Cmd, name, url, log string) (*process, error) {
 	out, err := os.Create(log) //nolint:gosec // G304: a file in the run's own folder
 	if err != nil {
@@ -34,9 +32,8 @@ func startProcess(cmd *exec.Cmd, name, url, log string) (*process, error) {
 	}
 	defer out.Close()
 	cmd.Stdout, cmd.Stderr = out, out
-	// A group of its own, so that an engine and its children get every signal together; and the kernel ends it when this
-	// program dies without having stopped it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	// A group of its own, so that an engine and its children get every signal together.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
