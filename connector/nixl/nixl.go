@@ -60,7 +60,12 @@ func (*Connector) Name() string { return Name }
 func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 
 // Lease is how long P keeps an unread handoff.
-func (c *Connector) Lease() time.Duration { return c.lease }
+func (c *Connector) Lease() time.Duration {
+	if c.lease <= 0 {
+		return DefaultLease // of the zero Connector, which must not go without
+	}
+	return c.lease
+}
 
 // prefillParams asks P to keep the blocks. Only do_remote_decode is read; the nulls are what every proxy sends.
 var prefillParams = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
@@ -92,9 +97,9 @@ func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.P
 }
 
 // Unsupported: the handoff is single use, and SGLang's own API has no place for it.
-func (*Connector) Unsupported(s *connector.Session) string {
-	if s.API == connector.APISGLang {
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
 		return "kv_transfer_params"
 	}
-	return s.Request.Unsupported(true)
+	return r.Unsupported(true)
 }

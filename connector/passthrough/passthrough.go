@@ -80,7 +80,7 @@ func (*Connector) Decode(context.Context, *connector.Session, *connector.Prefill
 }
 
 // Unsupported lets several answers to one prompt pass: there is no handoff that only one of them could read.
-func (*Connector) Unsupported(s *connector.Session) string { return s.Request.Unsupported(false) }
+func (*Connector) Unsupported(r *connector.Request) string { return r.Unsupported(false) }
 
 // Defaults returns the time of the prefill leg and the attempts that old files set in config; 0 where they do not.
 func (c *Connector) Defaults() (prefill time.Duration, attempts int) {
