@@ -141,6 +141,9 @@ func (c Config) validate() error {
 	if c.BytesPerToken < 8 || c.BytesPerToken%8 != 0 {
 		bad("BytesPerToken %d: want a multiple of 8", c.BytesPerToken)
 	}
+	if c.BlockSize > 0 && c.BytesPerToken > MaxFrame/c.BlockSize {
+		bad("BlockSize times BytesPerToken is more than the %d bytes of a frame", MaxFrame)
+	}
 	if c.PrefillRate < 0 || c.ITL < 0 || c.Lease < 0 || c.HandshakeTimeout < 0 || c.KeepAlive < 0 || c.ExitDelay < 0 {
 		bad("durations and rates must not be negative")
 	}

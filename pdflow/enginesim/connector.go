@@ -70,8 +70,9 @@ type transfer interface {
 	// load fetches the promised KV into the sequence's blocks. Its error is a
 	// *loadError, an *engineDeath, or the end of ctx.
 	load(ctx context.Context, s *sequence) error
-	// dropped is called when the request ends before load.
-	dropped()
+	// dropped is called when the request ends before load. The other engine is
+	// told to let go, if release says so.
+	dropped(release bool)
 	// finished is called after the last token; it may pin the sequence's blocks
 	// and answers with the kv_transfer_params for the client, or nil.
 	finished(s *sequence, reason string) any
@@ -122,5 +123,5 @@ func (noTransfer) external() bool                        { return false }
 func (noTransfer) reported() (int, bool)                 { return 0, false }
 func (noTransfer) queued()                               {}
 func (noTransfer) load(context.Context, *sequence) error { return nil }
-func (noTransfer) dropped()                              {}
+func (noTransfer) dropped(bool)                          {}
 func (noTransfer) finished(*sequence, string) any        { return nil }

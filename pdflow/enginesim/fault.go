@@ -44,8 +44,15 @@ const (
 	// FaultKill kills the engine after the headers and AfterChunks stream events,
 	// or, for an answer that is not streamed, in place of it.
 	FaultKill
-	// FaultRefuse closes the port at once; ClearFaults opens it again. It matches
-	// no request.
+	// FaultTerminate is SIGTERM after AfterChunks stream events: the stream ends
+	// with finish_reason "abort" and "[DONE]". An answer that is not streamed
+	// says "abort", without a token.
+	FaultTerminate
+	// FaultDeath makes the engine core die after AfterChunks stream events: an
+	// error event, "[DONE]", and the port closes. Not streamed, it is a 500.
+	FaultDeath
+	// FaultRefuse closes the port and its connections at once; ClearFaults opens
+	// it again. It matches no request.
 	FaultRefuse
 )
 

@@ -137,6 +137,7 @@ func TestScriptedLoadFailure(t *testing.T) {
 	s.d.Inject(enginesim.Fault{Kind: enginesim.FaultLoadFailure, Count: 2})
 	a := s.decode(completions, body, s.prefill(completions, body))
 	assert.Equal(t, 500, a.status)
+	assert.Equal(t, 8, s.p.Stats().PinnedBlocks, "P's blocks stay until the lease ends (capture 57)")
 	assert.Equal(t, internalError, a.get("error.message").String())
 	a = s.decode(completions, with(body, obj{"stream": true}), s.prefill(completions, body))
 	assert.Equal(t, 200, a.status)
@@ -173,6 +174,32 @@ func TestKilledWhileStreaming(t *testing.T) {
 			assert.NotContains(t, a.body, "[DONE]")
 			s.dies(s.o)
 		})
+	}
+}
+
+// TestScriptedTerminationAndDeath end a stream each in its own way.
+func TestScriptedTerminationAndDeath(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		ask := func(s *scene, kind enginesim.FaultKind) answer {
+			s.o.Inject(enginesim.Fault{Kind: kind, AfterChunks: 5})
+			a := s.post(t.Context(), s.o, completions, with(completion("x"), obj{"stream": stream, "max_tokens": 1500}))
+			require.NoError(t, a.err)
+			if stream {
+				assert.Equal(t, 200, a.status)
+				assert.Equal(t, "[DONE]", a.events()[len(a.events())-1])
+				assert.Len(t, a.events(), 7)
+			}
+			s.dies(s.o)
+			return a
+		}
+		a := ask(newScene(t), enginesim.FaultTerminate)
+		assert.Contains(t, a.body, `"finish_reason":"abort"`)
+		assert.Equal(t, 200, a.status)
+		a = ask(newScene(t), enginesim.FaultDeath)
+		assert.Contains(t, a.body, engineError)
+		if !stream {
+			assert.Equal(t, 500, a.status)
+		}
 	}
 }
 

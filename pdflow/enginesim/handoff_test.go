@@ -251,6 +251,38 @@ func TestLoadsThatFail(t *testing.T) {
 	}
 }
 
+// TestEnginesThatDoNotMatch refuse each other's KV at the handshake.
+func TestEnginesThatDoNotMatch(t *testing.T) {
+	for name, shape := range map[string]func(p, d *enginesim.Config){
+		"seed":  func(_, d *enginesim.Config) { d.Seed = 7 },
+		"shape": func(p, d *enginesim.Config) { p.BytesPerToken, d.BytesPerToken = 16, 8 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t, shape)
+			a := s.decode(completions, completion("x"), s.prefill(completions, completion("x")))
+			assert.Equal(t, 500, a.status)
+			assert.EqualValues(t, 1, s.d.Stats().FailedTransfers)
+		})
+	}
+}
+
+// TestDecodeEngineKilledWhileItWaits tells P nothing: the lease has to end.
+func TestDecodeEngineKilledWhileItWaits(t *testing.T) {
+	s := newScene(t)
+	warm := completion("warm")
+	require.Equal(t, 200, s.decode(completions, warm, s.prefill(completions, warm)).status)
+	h := s.prefill(completions, completion("x"))
+	s.p.Freeze()
+	got := make(chan answer)
+	go func() { got <- s.decode(completions, completion("x"), h) }()
+	waitFor(t, "D waits", func() bool { return s.d.Stats().Waiting == 1 })
+	s.d.Kill()
+	assert.Error(t, (<-got).err)
+	s.p.Thaw()
+	time.Sleep(20 * time.Millisecond)
+	assert.Equal(t, 8, s.p.Stats().PinnedBlocks)
+}
+
 // TestClientLeavesDuringHandshake (capture 44).
 func TestClientLeavesDuringHandshake(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")

@@ -133,11 +133,18 @@ func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		n.serveStream(ctx, w, c, fault)
 		return
 	}
-	outs, err := n.run(ctx, c, nil)
-	if fault != nil && fault.Kind == FaultKill {
-		n.fall()
-		panic(http.ErrAbortHandler)
+	if fault != nil {
+		switch fault.Kind {
+		case FaultKill:
+			n.fall()
+			panic(http.ErrAbortHandler)
+		case FaultTerminate:
+			n.bow()
+		case FaultDeath:
+			n.die()
+		}
 	}
+	outs, err := n.run(ctx, c, nil)
 	if err != nil {
 		n.writeFailure(w, err)
 		return

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -57,6 +58,12 @@ func startNIXL(n *node) (*nixl, error) {
 	c.side = side
 	c.spawn(c.heartbeats)
 	return c, nil
+}
+
+// silenced says whether this engine can tell others nothing any more.
+func (c *nixl) silenced() bool {
+	why := c.node.ended()
+	return errors.Is(why, errKilled) || errors.Is(why, errCoreDead)
 }
 
 func (c *nixl) freeze(frozen bool) { c.side.freeze(frozen) }
@@ -215,7 +222,7 @@ func (c *nixl) heartbeats() {
 		}
 		c.mu.Unlock()
 		for _, t := range waiting {
-			t.heartbeat()
+			c.spawn(t.heartbeat)
 		}
 	}
 }
@@ -226,6 +233,7 @@ type pull struct {
 	request  *kvRequest
 	pulls    bool // the prompt's KV is to come from elsewhere
 	swapped  bool
+	beating  atomic.Bool
 	produces bool // the prompt's KV is to be handed off
 }
 
@@ -248,23 +256,26 @@ func (t *pull) queued() {
 	}
 }
 
+// heartbeat extends the lease of the handoff. One at a time: the first may have
+// to find the other engine.
 func (t *pull) heartbeat() {
 	params := t.request.params
-	if t.swapped || !addressed(params) || !params.given("tp_size") {
+	if t.swapped || !addressed(params) || !params.given("tp_size") || !t.beating.CompareAndSwap(false, true) {
 		return
 	}
+	defer t.beating.Store(false)
 	if p, err := t.nixl.connect(t.nixl.ctx, params); err == nil {
 		p.heartbeat(params.text("remote_request_id"))
 	}
 }
 
 // dropped gives up a handoff that was not read: the other engine may let go.
-func (t *pull) dropped() {
+func (t *pull) dropped(release bool) {
 	if !t.pulls {
 		return
 	}
 	t.nixl.done(t)
-	if t.swapped || t.nixl.ctx.Err() != nil {
+	if !release || t.swapped || t.nixl.silenced() {
 		return
 	}
 	ctx, stop := context.WithTimeout(t.nixl.ctx, time.Second)

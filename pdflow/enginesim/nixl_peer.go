@@ -16,6 +16,15 @@ type hello struct {
 	EngineID   string `json:"engine_id"`
 	Blocks     int    `json:"blocks"`
 	BlockBytes int    `json:"block_bytes"`
+	// Compat stands for all that must be equal for KV to make sense elsewhere, as
+	// the compatibility hash of vLLM's handshake does.
+	Compat uint64 `json:"compatibility"`
+}
+
+func (n *node) hello() hello {
+	compat := mix(n.cfg.Seed, uint64(n.cfg.BlockSize)<<32|uint64(n.cfg.BytesPerToken))
+	model := KeyOf(tokenise(n.cfg.Model))
+	return hello{EngineID: n.engineID, Blocks: n.core.pool.blocks(), BlockBytes: n.core.pool.size, Compat: mix(compat, mix(model[0], model[1]))}
 }
 
 // askMessage asks for blocks; releaseMessage and heartbeats name requests.
@@ -56,7 +65,7 @@ func shakeHands(ctx context.Context, c *nixl, id string, conn net.Conn) (*peer, 
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	pipe := NewPipe(conn)
-	mine := hello{EngineID: c.node.engineID, Blocks: c.core.pool.blocks(), BlockBytes: c.core.pool.size}
+	mine := c.node.hello()
 	data, err := json.Marshal(mine)
 	if err == nil {
 		err = pipe.Send(Frame{Kind: FrameHello, Data: data})
@@ -69,7 +78,7 @@ func shakeHands(ctx context.Context, c *nixl, id string, conn net.Conn) (*peer, 
 	if err == nil {
 		err = json.Unmarshal(f.Data, &theirs)
 	}
-	if err == nil && (theirs.EngineID != id || theirs.BlockBytes != mine.BlockBytes) {
+	if err == nil && (theirs.EngineID != id || theirs.Compat != mine.Compat) {
 		err = errOtherEngine
 	}
 	if err != nil {
@@ -183,6 +192,9 @@ func (p *peer) pull(ctx context.Context, prompt TokenKey, request string, blocks
 	case ctx.Err() != nil:
 		p.drop(id)
 		p.buffer.Discard(prompt, id)
+		if p.nixl.silenced() {
+			return nil, err
+		}
 		p.nixl.spawn(func() {
 			rest, stop := context.WithTimeout(p.nixl.ctx, p.nixl.node.cfg.Lease)
 			defer stop()

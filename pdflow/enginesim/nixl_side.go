@@ -74,7 +74,7 @@ func (s *nixlSide) serve(pipe *Pipe) {
 func (s *nixlSide) answer(pipe *Pipe, f Frame) error {
 	switch f.Kind {
 	case FrameHello:
-		data, err := json.Marshal(hello{EngineID: s.node.engineID, Blocks: s.node.core.pool.blocks(), BlockBytes: s.node.core.pool.size})
+		data, err := json.Marshal(s.node.hello())
 		if err != nil {
 			return err
 		}

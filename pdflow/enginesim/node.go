@@ -211,6 +211,12 @@ func (n *node) fall() {
 	n.later(func() { n.stop(0) })
 }
 
+// bow terminates the engine from within one of its own requests.
+func (n *node) bow() {
+	n.end(errTerminated)
+	n.later(func() { n.stop(5 * time.Second) })
+}
+
 // later does work that outlives the request that causes it.
 func (n *node) later(work func()) {
 	n.mu.Lock()

@@ -140,7 +140,7 @@ func (r *running) times() timing {
 func (r *running) prefill(ctx context.Context) error {
 	n, s := r.node, r.s
 	if err := n.core.admit(ctx, s, false, r.t.queued); err != nil {
-		r.t.dropped()
+		r.t.dropped(true)
 		return err
 	}
 	r.placed = time.Now()
@@ -181,7 +181,7 @@ func (r *running) prefill(ctx context.Context) error {
 
 func (r *running) load(ctx context.Context) error {
 	if r.g.failLoad {
-		r.t.dropped()
+		r.t.dropped(false) // P's blocks stay until the lease ends (capture 57)
 		return &loadError{failures: 1, err: errors.New("scripted")}
 	}
 	r.node.stats.add(&r.node.stats.loading, 1)

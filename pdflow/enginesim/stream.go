@@ -24,6 +24,7 @@ type sse struct {
 	pending int
 	events  int
 	struck  func() // a scripted fault that waits for its event
+	breaks  bool   // it leaves nothing to write on
 	strikes int
 	broken  bool
 }
@@ -59,7 +60,7 @@ func (s *sse) strike() {
 	struck := s.struck
 	s.struck = nil
 	s.send()
-	s.broken = true
+	s.broken = s.breaks
 	struck()
 }
 
@@ -135,9 +136,14 @@ func (s *sse) script(ctx context.Context, n *node, fault *Fault) {
 		s.struck = func() { <-ctx.Done() }
 	case FaultKill:
 		s.struck = n.fall
+	case FaultTerminate:
+		s.struck = n.bow
+	case FaultDeath:
+		s.struck = n.die
 	default:
 		return
 	}
+	s.breaks = fault.Kind != FaultTerminate && fault.Kind != FaultDeath
 	if s.strikes = fault.AfterChunks; s.strikes == 0 {
 		s.strike()
 	}
