@@ -82,7 +82,7 @@ type Encoder interface {
 // prompt, prompt_logprobs …); such requests go by the flow's policy: to one engine, or refused. Without this ability
 // [Request.Unsupported] decides, for a single-use handoff.
 type Unsupporter interface {
-	Unsupported(s *Session) (reason string)
+	Unsupported(r *Request) (reason string)
 }
 
 // Cleaner frees what a failed session left behind. It runs on a context of its own after both legs have ended.

@@ -55,7 +55,7 @@ func FuzzLegs(f *testing.F) {
 		}
 		s := connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 		for _, c := range []connector.KVConnector{h, n} {
-			_ = c.(connector.Unsupporter).Unsupported(s)
+			_ = c.(connector.Unsupporter).Unsupported(s.Request)
 			prefill, decode := connector.NewLeg(r), connector.NewLeg(r)
 			require.NoError(t, c.Prefill(context.Background(), s, prefill))
 			require.NoError(t, c.Decode(context.Background(), s, answer, decode))

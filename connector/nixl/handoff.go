@@ -3,10 +3,9 @@
 package nixl
 
 import (
+	"bytes"
 	"encoding/json"
 	"unicode/utf8"
-
-	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/jsonedit"
@@ -27,7 +26,7 @@ func checkHandoff(raw json.RawMessage) error {
 		return connector.NoTransfer("kv_transfer_params is not an object")
 	}
 	d, err := jsonedit.Parse(raw)
-	if err != nil || !json.Valid(raw) || !utf8.Valid(raw) { // jsonedit checks only the brackets of nested values
+	if err != nil || !utf8.Valid(raw) || !wellFormed(d) {
 		return connector.NoTransfer("kv_transfer_params is not a well-formed object without duplicate keys")
 	}
 	if v, _ := d.Get("do_remote_prefill"); string(v) != "true" {
@@ -62,13 +61,30 @@ func checkHandoff(raw json.RawMessage) error {
 	return checkBlocks(d)
 }
 
+// wellFormed looks into nested values, of which jsonedit checks only the brackets. The block ids are checked by themselves.
+func wellFormed(d *jsonedit.Doc) bool {
+	for i := range d.Len() {
+		switch v := d.Value(i); jsonedit.Kind(v) {
+		case jsonedit.Object, jsonedit.Array:
+			if d.Name(i) != "remote_block_ids" && !json.Valid(v) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// isText wants a string that is not empty.
 func isText(d *jsonedit.Doc, key string) bool {
 	v, ok := d.Get(key)
-	if !ok || jsonedit.Kind(v) != jsonedit.String {
+	if !ok || jsonedit.Kind(v) != jsonedit.String || len(v) == len(`""`) {
 		return false
 	}
-	s, err := jsonedit.Unquote(v)
-	return err == nil && s != ""
+	if bytes.IndexByte(v, '\\') < 0 {
+		return true // the common case, without a copy
+	}
+	_, err := jsonedit.Unquote(v)
+	return err == nil
 }
 
 func integer(d *jsonedit.Doc, key string) (int64, bool) {
@@ -86,27 +102,60 @@ func checkBlocks(d *jsonedit.Doc) error {
 	if !ok || jsonedit.Kind(raw) != jsonedit.Array {
 		return connector.NoTransfer("remote_block_ids is not an array")
 	}
-	blocks, flat, bad := 0, false, false
-	gjson.ParseBytes(raw).ForEach(func(_, group gjson.Result) bool {
-		if !group.IsArray() {
-			flat = true
-			return false
-		}
-		group.ForEach(func(_, id gjson.Result) bool {
-			n, isInt := jsonedit.Int([]byte(id.Raw))
-			bad = bad || id.Type != gjson.Number || !isInt || n < 0
-			blocks++
-			return !bad
-		})
-		return !bad
-	})
-	switch {
-	case flat:
-		return connector.NoTransfer("remote_block_ids is not an array of arrays")
-	case bad:
-		return connector.NoTransfer("remote_block_ids holds something that is not a block id")
+	switch blocks, ok := countBlocks(raw); {
+	case !ok:
+		return connector.NoTransfer("remote_block_ids is not an array of arrays of block ids")
 	case blocks == 0:
 		return connector.NoTransfer("remote_block_ids is empty")
 	}
 	return nil
+}
+
+// countBlocks reads [[1,2],[3]] strictly, in one pass and without a copy: a long prompt has thousands of blocks. Brackets are known to
+// be balanced, and raw begins and ends with one.
+func countBlocks(raw []byte) (blocks int, ok bool) {
+	i := space(raw, 1)
+	if raw[i] == ']' {
+		return 0, i+1 == len(raw)
+	}
+	for {
+		if raw[i] != '[' {
+			return 0, false
+		}
+		if i = space(raw, i+1); raw[i] != ']' {
+			for {
+				start := i
+				for raw[i] >= '0' && raw[i] <= '9' {
+					i++
+				}
+				if n := i - start; n == 0 || n > 19 || n > 1 && raw[start] == '0' {
+					return 0, false
+				}
+				blocks++
+				if i = space(raw, i); raw[i] == ']' {
+					break
+				}
+				if raw[i] != ',' {
+					return 0, false
+				}
+				i = space(raw, i+1)
+			}
+		}
+		switch i = space(raw, i+1); raw[i] {
+		case ']':
+			return blocks, i+1 == len(raw)
+		case ',':
+			i = space(raw, i+1)
+		default:
+			return 0, false
+		}
+	}
+}
+
+// space returns the offset of the next byte that is no white space. There is always one: the closing bracket.
+func space(b []byte, i int) int {
+	for b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r' {
+		i++
+	}
+	return i
 }

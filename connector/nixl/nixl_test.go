@@ -78,7 +78,7 @@ func TestLegsOfRecordedExchanges(t *testing.T) {
 			require.NoError(t, json.Unmarshal(raw, &g))
 			s := session(t, connector.APIOf(g.Path), string(g.Client))
 			require.NotEqual(t, connector.APIUnknown, s.API)
-			require.Empty(t, c.Unsupported(s))
+			require.Empty(t, c.Unsupported(s.Request))
 
 			want, err := sjson.SetRaw(string(g.Prefill), "stream", "false")
 			require.NoError(t, err)
@@ -176,7 +176,7 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIResponses, `{"background":true}`, "background"},
 		{connector.APISGLang, `{"text":"a"}`, "kv_transfer_params"},
 	} {
-		assert.Equal(t, k.member, c.Unsupported(session(t, k.api, k.body)), k.body)
+		assert.Equal(t, k.member, c.Unsupported(session(t, k.api, k.body).Request), k.body)
 	}
 }
 

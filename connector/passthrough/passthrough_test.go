@@ -91,10 +91,10 @@ func TestAnyAnswerOfPIsEnough(t *testing.T) {
 
 func TestUnsupported(t *testing.T) {
 	c := open(t, nil)
-	assert.Empty(t, c.Unsupported(session(t, connector.APIChat, `{"n":2}`)), "there is no handoff that only one answer could read")
-	assert.Equal(t, "prompt", c.Unsupported(session(t, connector.APICompletions, `{"prompt":["a","b"]}`)))
-	assert.Equal(t, "prompt_logprobs", c.Unsupported(session(t, connector.APIChat, `{"prompt_logprobs":1}`)))
-	assert.Empty(t, c.Unsupported(session(t, connector.APISGLang, `{"text":"a"}`)))
+	assert.Empty(t, c.Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "there is no handoff that only one answer could read")
+	assert.Equal(t, "prompt", c.Unsupported(session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
+	assert.Equal(t, "prompt_logprobs", c.Unsupported(session(t, connector.APIChat, `{"prompt_logprobs":1}`).Request))
+	assert.Empty(t, c.Unsupported(session(t, connector.APISGLang, `{"text":"a"}`).Request))
 }
 
 func TestNameOrderAndNoLease(t *testing.T) {
