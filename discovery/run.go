@@ -65,7 +65,7 @@ func (s *Set) watchForever(ctx context.Context, source int) {
 		if time.Since(began) > lastPause {
 			pause = firstPause
 		}
-		if !sleep(ctx, pause/2+rand.N(pause/2)) {
+		if !sleep(ctx, pause/2+rand.N(pause/2)) { //nolint:gosec // jitter, guards nothing
 			return
 		}
 		pause = min(2*pause, lastPause)

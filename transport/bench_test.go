@@ -110,7 +110,7 @@ func BenchmarkRetrier(b *testing.B) {
 		ctx := context.Background()
 		b.ReportAllocs()
 		for b.Loop() {
-			_, err := r.Do(ctx, newRequest()) //nolint:bodyclose // http.NoBody
+			_, err := r.Do(ctx, newRequest())
 			require.NoError(b, err)
 		}
 	})
@@ -127,7 +127,7 @@ func BenchmarkRetrier(b *testing.B) {
 			request := &retryablehttp.Request{Request: req}
 			require.NoError(b, request.SetBody(retryablehttp.ReaderFunc(func() (io.Reader, error) { return bytes.NewReader(payload), nil })))
 			request.ContentLength = int64(len(payload))
-			_, err := client.Do(request) //nolint:bodyclose // http.NoBody
+			_, err := client.Do(request)
 			require.NoError(b, err)
 		}
 	})

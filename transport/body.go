@@ -4,6 +4,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 )
@@ -30,7 +31,7 @@ func (b *body) Read(p []byte) (int, error) {
 		if kind == Other {
 			kind = Protocol // what is left are broken chunks and trailers
 		}
-		if err == http.ErrBodyReadAfterClose {
+		if errors.Is(err, http.ErrBodyReadAfterClose) {
 			kind = Other
 		}
 		err = &Error{Sent: Answered, Kind: kind, Reused: b.reused, Err: err}

@@ -115,7 +115,7 @@ func (r *Retrier) again(ctx context.Context, req *http.Request, first *Error) (*
 			return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
 		}
 	}
-	_, err := client.Do(request) //nolint:bodyclose // its body is always http.NoBody
+	_, err := client.Do(request)
 	if s.resp != nil {
 		return s.resp, nil
 	}
@@ -200,5 +200,5 @@ func (p RetryPolicy) wait(n int) time.Duration {
 	if limit <= 0 {
 		return 0
 	}
-	return rand.N(limit + 1)
+	return rand.N(limit + 1) //nolint:gosec // jitter, guards nothing
 }

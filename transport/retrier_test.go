@@ -74,7 +74,7 @@ func TestTriesEndWithThePolicy(t *testing.T) {
 			_, err := r.Do(t.Context(), post(t, "http://engine.test", "x"))
 			var got *Error
 			require.ErrorAs(t, err, &got)
-			assert.IsType(t, (*Error)(nil), err)
+			assert.IsType(t, (*Error)(nil), err) //nolint:testifylint // the error itself, not one that it wraps
 			assert.Equal(t, Refused, got.Kind)
 			assert.Equal(t, NotSent, got.Sent)
 			assert.NotContains(t, err.Error(), "engine.test")

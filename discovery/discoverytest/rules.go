@@ -20,7 +20,7 @@ func checkBlocks(t *trial) error {
 	t.settle(w)
 	select {
 	case <-w.returned:
-		return fmt.Errorf("Watch returned (%v) while its context lived and its backend worked", w.err)
+		return fmt.Errorf("Watch returned (%v) while its context lived and its backend worked", w.err) //nolint:errorlint // told, not wrapped: it may be nil
 	default:
 		return nil
 	}

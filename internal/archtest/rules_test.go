@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// made is a graph from lines "package: import import …". Our packages have no dot in their first element; the standard
+// made is a graph from lines "package: its imports". Our packages have no dot in their first element; the standard
 // library's are those in std.
 func made(t *testing.T, lines ...string) graph {
 	t.Helper()
@@ -38,7 +38,7 @@ func made(t *testing.T, lines ...string) graph {
 		name, imports, ok := strings.Cut(line, ":")
 		require.True(t, ok, line)
 		p := add(name)
-		for _, to := range strings.Fields(imports) {
+		for _, to := range strings.FieldsSeq(imports) {
 			p.Imports = append(p.Imports, add(to).ImportPath)
 		}
 	}

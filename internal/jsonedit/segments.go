@@ -89,7 +89,7 @@ func (s *Segments) value(raw []byte) {
 		s.written(from)
 	default:
 		s.flush()
-		s.parts = append(s.parts, raw[:len(raw):len(raw)])
+		s.parts = append(s.parts, slices.Clip(raw))
 		s.size += int64(len(raw))
 	}
 }

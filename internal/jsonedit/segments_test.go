@@ -30,7 +30,7 @@ func TestReaderGivesTheDocument(t *testing.T) {
 	require.NoError(t, iotest.TestReader(s.NewReader(), []byte(want)))
 
 	r := s.NewReader()
-	for read := 0; read < len(want); read++ {
+	for read := range len(want) {
 		require.Equal(t, len(want)-read, r.Len())
 		n, err := r.Read(make([]byte, 1))
 		require.NoError(t, err)

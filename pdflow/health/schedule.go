@@ -103,8 +103,8 @@ func (r *run) follow(snap *discovery.Snapshot) {
 		}
 	}
 	gap := firstGap
-	if n := time.Duration(len(fresh)); n*gap > r.o.Interval {
-		gap = r.o.Interval / n
+	if n := len(fresh); n > 0 {
+		gap = min(gap, r.o.Interval/time.Duration(n))
 	}
 	now := time.Since(r.began)
 	for i, t := range fresh {
@@ -126,7 +126,7 @@ func (r *run) fire() time.Duration {
 			t.due = now + max(r.o.Interval/16, time.Millisecond)
 			heap.Fix(&r.queue, 0)
 		default:
-			t.due = max(t.due, now) + r.o.Interval - r.o.Interval/20 + rand.N(r.o.Interval/10+1)
+			t.due = max(t.due, now) + r.o.Interval - r.o.Interval/20 + rand.N(r.o.Interval/10+1) //nolint:gosec // spreads probes, guards nothing
 			heap.Fix(&r.queue, 0)
 			if !r.start(t) {
 				return time.Hour // the run is over
@@ -184,7 +184,7 @@ type queue []*target
 func (q queue) Len() int           { return len(q) }
 func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
 func (q queue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(t any)        { *q = append(*q, t.(*target)) }
+func (q *queue) Push(t any)        { *q = append(*q, t.(*target)) } //nolint:errcheck // container/heap gives what it was given
 func (q *queue) Pop() any {
 	old := *q
 	t := old[len(old)-1]
