@@ -128,8 +128,12 @@ func countBlocks(raw []byte) (blocks int, ok bool) {
 				for raw[i] >= '0' && raw[i] <= '9' {
 					i++
 				}
-				if n := i - start; n == 0 || n > 19 || n > 1 && raw[start] == '0' {
+				if n := i - start; n == 0 || n > 1 && raw[start] == '0' {
 					return 0, false
+				} else if n > 18 { // may not fit 64 bits
+					if _, fits := jsonedit.Int(raw[start:i]); !fits {
+						return 0, false
+					}
 				}
 				blocks++
 				if i = space(raw, i); raw[i] == ']' {
