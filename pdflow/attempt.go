@@ -43,7 +43,7 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	if lease := x.f.lease; lease > 0 && mode == ModeDisaggregated {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
-	a.ctx, a.cancel = context.WithCancelCause(x.ctx)
+	a.ctx, a.cancel = x.ctx, x.cancel
 	a.header = x.f.legHeader(x.header, x.id)
 	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)
@@ -157,6 +157,9 @@ func within(parent context.Context, d time.Duration) (ctx context.Context, stop 
 	return ctx, func() { timer.Stop(); cancel(errOver) }
 }
 
+// expire ends the attempt because a phase ran out of time.
+func (a *attempt) expire() { a.cancel(errPhaseTimeout) }
+
 // end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for it, and
 // tells everybody.
 func (a *attempt) end(e *Error) {
@@ -170,7 +173,7 @@ func (a *attempt) end(e *Error) {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
 	}
 	a.out.Err = e
-	a.out.Final = e == nil || !e.retryable()
+	a.out.Final = e == nil || !e.retryable() || a.s.Attempt >= a.f.opts.retry.MaxAttempts
 	if e != nil && a.f.cleaner != nil && a.mode == ModeDisaggregated {
 		ctx, stop := within(context.WithoutCancel(a.x.client), a.f.opts.timeouts.Cleanup)
 		_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })

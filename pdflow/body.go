@@ -4,7 +4,6 @@ package pdflow
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -32,10 +31,8 @@ var (
 // Body is an answer on its way: what was read while the head was awaited, then the engine's bytes. It belongs to one
 // goroutine; Close may be called more than once.
 type Body struct {
-	a      *attempt
-	outer  *exchange // the exchange that fell back to this flow
-	ctx    context.Context
-	cancel context.CancelCauseFunc
+	a     *attempt
+	outer *exchange // the exchange that fell back to this flow
 
 	status int
 	header http.Header
@@ -64,7 +61,7 @@ type Body struct {
 }
 
 func newBody(a *attempt, resp *http.Response) *Body {
-	b := &Body{a: a, ctx: a.ctx, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
+	b := &Body{a: a, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
 	b.sse = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
 	rewritten := b.rewrite(a)
 	b.header = answerHeader(resp, b.sse, rewritten)
@@ -137,7 +134,7 @@ func (b *Body) fit() {
 
 // finalBody is an answer that no engine streams.
 func finalBody(a *attempt, answer connector.Answer) *Body {
-	b := &Body{a: a, ctx: a.ctx, cancel: func(error) {}, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
+	b := &Body{a: a, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
 	if a.x.req.Stream && len(answer.Events) > 0 {
 		b.sse = true
 		b.header = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}, "Cache-Control": noCache, "X-Accel-Buffering": noBuffering}
@@ -192,7 +189,7 @@ func (b *Body) next() ([]byte, error) {
 	case errors.Is(err, io.EOF):
 		b.eof = true
 	default:
-		b.err = b.a.sendError(b.ctx, LegDecode, "stream", err)
+		b.err = b.a.sendError(b.a.ctx, LegDecode, "stream", err)
 		if b.err.Code == CodeDecodeFailed {
 			b.err.Code = CodeStreamBroken
 		}
@@ -217,7 +214,7 @@ func (b *Body) gaveUp(piece []byte, end bool) int {
 // touched by reads, which may be many thousands a second.
 func (b *Body) watch() {
 	limit := b.a.f.opts.timeouts.Idle
-	if b.idle != nil || limit <= 0 || b.cancel == nil {
+	if b.idle != nil || limit <= 0 {
 		return
 	}
 	var timer *time.Timer
@@ -227,7 +224,7 @@ func (b *Body) watch() {
 		since := b.reading.Load()
 		silence := time.Duration(time.Now().UnixNano() - since)
 		if since != 0 && silence >= limit {
-			b.cancel(errPhaseTimeout)
+			b.a.expire()
 			return
 		}
 		if since == 0 {
@@ -270,8 +267,8 @@ func (b *Body) Close() error {
 	e := b.err
 	if e == nil && !b.eof {
 		e = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name, Message: "the answer was closed before its end"}
-		if b.a.x.ctx.Err() != nil {
-			e = b.a.f.ended(b.a.x.ctx, LegDecode, "stream")
+		if b.a.ctx.Err() != nil {
+			e = b.a.f.ended(b.a.ctx, LegDecode, "stream")
 		}
 	}
 	b.release()
@@ -290,9 +287,6 @@ func (b *Body) Close() error {
 func (b *Body) release() {
 	if b.idle != nil {
 		b.idle.Stop()
-	}
-	if b.cancel != nil {
-		b.cancel(errOver)
 	}
 	_ = b.resp.Close()
 	b.n, b.first = 0, nil

@@ -73,6 +73,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 	if e := a.guard(LegEncode, "describe", func() error { return a.f.encoder.Encode(a.s, item, leg) }); e != nil {
 		return nil, e
 	}
+	leg.SetHeader(headerRequestID, fmt.Sprintf("%s:%d", a.s.ID, n)) // each item's request is one of its own
 	ctx, stop := within(ctx, a.f.opts.timeouts.Prefill)
 	defer stop()
 	ep := a.pick.Encode[n%len(a.pick.Encode)]
@@ -81,7 +82,6 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 	if e != nil {
 		return nil, e
 	}
-	req.Header[headerRequestID] = []string{fmt.Sprintf("%s:%d", a.s.ID, n)}
 	resp, err := a.f.retrier.Do(ctx, req)
 	if err != nil {
 		return nil, a.encodeError(ctx, ep.ID, "send", err)

@@ -19,9 +19,11 @@ import (
 // exchange is one request of a client, over all its attempts.
 type exchange struct {
 	f      *Flow
-	ctx    context.Context // the client's, with the request's span; cancelled with a cause
+	client context.Context // the client's
+	base   context.Context // the client's, with the request's span
+	ctx    context.Context // of the current attempt: base, cancelled with a cause
 	cancel context.CancelCauseFunc
-	client context.Context
+	cut    bool // by a shutdown; with ctx and cancel under Flow.live's lock
 	req    *connector.Request
 	header http.Header // the client's
 	id     string
@@ -47,9 +49,20 @@ var (
 
 func newExchange(ctx context.Context, f *Flow, req *connector.Request, header http.Header, id string) *exchange {
 	x := &exchange{f: f, client: ctx, req: req, header: header, id: id, start: time.Now()}
-	ctx, x.span = f.tel.startRequest(ctx, x)
-	x.ctx, x.cancel = context.WithCancelCause(ctx)
+	x.base, x.span = f.tel.startRequest(ctx, x)
+	x.ctx, x.cancel = context.WithCancelCause(x.base)
 	return x
+}
+
+// renew gives the next attempt a context of its own, since the last one's is cancelled.
+func (x *exchange) renew() {
+	l := &x.f.live
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x.ctx, x.cancel = context.WithCancelCause(x.base)
+	if x.cut {
+		x.cancel(errCut)
+	}
 }
 
 // run tries pairs until one serves, and then the fallback.
@@ -120,7 +133,7 @@ func (x *exchange) unsupported() string {
 		return ""
 	}
 	if u := x.f.unsupporter; u != nil {
-		return u.Unsupported(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req})
+		return u.Unsupported(x.req)
 	}
 	return x.req.Unsupported(true)
 }
@@ -160,6 +173,7 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	body, e := a.run()
 	if e != nil {
 		a.end(e)
+		x.renew()
 		if e.EngineFault() {
 			x.avoid = append(x.avoid, a.failed(e)...)
 		}

@@ -70,11 +70,18 @@ func (l *exchanges) drain(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	for x := l.head; x != nil; x = x.next {
+		x.cut = true
 		x.cancel(errCut)
 	}
 	l.mu.Unlock()
 	<-idle
 	return ctx.Err()
+}
+
+func (l *exchanges) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.n
 }
 
 func (l *exchanges) list() []SessionInfo {

@@ -213,7 +213,7 @@ func (f *Flow) Shutdown(ctx context.Context) error {
 	if f.owned != nil {
 		err = errors.Join(err, f.owned.Close())
 	}
-	return err
+	return errors.Join(err, f.tel.active.Unregister())
 }
 
 // Sessions lists what is in flight.

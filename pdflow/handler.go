@@ -3,7 +3,6 @@
 package pdflow
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -89,7 +88,7 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 // readBody reads the body whole before anything else: only then net/http notices a client that leaves, and an engine's
 // connection is not torn down with the client's body (go-notes.md §5).
 func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
-	if ct, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil && ct == "" || ct != "application/json" {
+	if !isJSON(r.Header.Get("Content-Type")) {
 		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"})
 	}
 	if ce := r.Header.Get("Content-Encoding"); ce != "" && ce != "identity" {
@@ -105,20 +104,26 @@ func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error
 			defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
 		}
 	}
-	var buf bytes.Buffer
-	buf.Grow(int(min(max(r.ContentLength, 0), 1<<20)) + bytes.MinRead) // a length is believed up to 1 MiB
-	n, err := buf.ReadFrom(io.LimitReader(r.Body, f.maxBody+1))
+	body, err := readBounded(r.Body, r.ContentLength, f.maxBody)
 	switch {
-	case err == nil && n > f.maxBody:
+	case errors.Is(err, errTooLarge):
 		return nil, closing(w, tooLarge)
 	case err == nil:
-		return buf.Bytes(), nil
+		return body, nil
 	case r.Context().Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &Error{Code: CodeClientGone, Phase: "body", Err: err}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, closing(w, &Error{Code: CodeBodyTimeout, Message: "the body did not come in time"})
 	}
 	return nil, closing(w, &Error{Code: CodeInvalid, Message: "the body could not be read to its end", Err: err})
+}
+
+func isJSON(contentType string) bool {
+	if contentType == "application/json" {
+		return true
+	}
+	media, _, err := mime.ParseMediaType(contentType)
+	return media == "application/json" && (err == nil || errors.Is(err, mime.ErrInvalidMediaParameter))
 }
 
 // closing ends the connection after an error that leaves some of the body unread.

@@ -26,7 +26,7 @@ func neverForwarded(canonical string) bool {
 
 // legHeader makes the header of a leg from the client's.
 func (f *Flow) legHeader(client http.Header, requestID string) http.Header {
-	h := make(http.Header, len(forwarded)+len(f.opts.forward)+2)
+	h := make(http.Header, 8)
 	for _, name := range forwarded {
 		if v := client[name]; len(v) > 0 {
 			h[name] = v

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -36,14 +37,14 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	}
 	u := *ep.URL
 	u.Path += leg.Path()
-	h := make(http.Header, len(a.header)+2)
-	for k, v := range a.header {
-		h[k] = v
+	h := a.header
+	if own := leg.Header(); len(own) > 0 || a.f.tel.tracer != nil { // else both legs share it: round trippers do not change headers
+		h = maps.Clone(h)
+		for _, e := range own {
+			h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
+		}
+		a.f.tel.inject(ctx, h)
 	}
-	for _, e := range leg.Header() {
-		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
-	}
-	a.f.tel.inject(ctx, h)
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, size, time.Now()
 	r := blank.WithContext(ctx)
 	r.URL, r.Host, r.Header, r.ContentLength = &u, u.Host, h, size
@@ -91,14 +92,15 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	a.out.KVTokens = promptTokens(a.x.req.API, p.Body)
+	a.out.KVTokens = promptTokens(a.x.req.API, p)
 	a.p.Store(p)
 	return p, nil
 }
 
 func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult, *Error) {
-	ctx, stop := within(ctx, a.f.opts.timeouts.Prefill)
-	defer stop()
+	if d := a.f.opts.timeouts.Prefill; d > 0 {
+		defer time.AfterFunc(d, a.expire).Stop() // ends decode too, if it runs beside
+	}
 	req, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
 		return nil, e
@@ -134,7 +136,7 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 	return p, nil
 }
 
-var errTooLarge = errors.New("pdflow: the answer is too large")
+var errTooLarge = errors.New("pdflow: larger than the limit")
 
 // readAll reads a body whole, up to limit bytes. A Content-Length is believed up to 1 MiB: an engine that lies about it
 // must not cost memory.
@@ -142,11 +144,19 @@ func readAll(resp *http.Response, limit int64) ([]byte, error) {
 	if resp.ContentLength > limit {
 		return nil, errTooLarge
 	}
-	var buf bytes.Buffer
-	if n := resp.ContentLength; n > 0 {
-		buf.Grow(int(min(n, 1<<20)) + bytes.MinRead)
+	return readBounded(resp.Body, resp.ContentLength, limit)
+}
+
+// readBounded reads r to its end. length is what it announces, -1 if nothing.
+func readBounded(r io.Reader, length, limit int64) ([]byte, error) {
+	if length >= 0 && length <= 1<<20 {
+		b := make([]byte, length)
+		n, err := io.ReadFull(r, b)
+		return b[:n], err
 	}
-	n, err := buf.ReadFrom(io.LimitReader(resp.Body, limit+1))
+	var buf bytes.Buffer
+	buf.Grow(int(min(max(length, 0), 1<<20)) + bytes.MinRead)
+	n, err := buf.ReadFrom(io.LimitReader(r, limit+1))
 	if err == nil && n > limit {
 		err = errTooLarge
 	}
@@ -158,18 +168,15 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg, clock *clock) 
 	a.x.phase.Store(phaseDecode)
 	o := &a.out.Decode
 	ctx = a.legStarted(ctx, LegDecode)
-	ctx, cancel := context.WithCancelCause(ctx)
-	clock.bound(func() { cancel(errPhaseTimeout) })
+	clock.bound(a.expire)
 	body, e := a.exchangeDecode(ctx, leg, o)
 	clock.stop()
 	if e != nil {
 		e.Connector = a.f.name
-		cancel(e)
 		o.Err, o.End = e, time.Now()
 		a.legEnded(o, nil)
 		return nil, e
 	}
-	body.ctx, body.cancel = ctx, cancel
 	return body, nil
 }
 

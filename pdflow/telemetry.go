@@ -5,6 +5,7 @@ package pdflow
 import (
 	"context"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,7 +33,7 @@ type telemetry struct {
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
 	unsupportedN, kvTokens                 metric.Int64Counter
-	active                                 metric.Int64UpDownCounter
+	active                                 metric.Registration
 	recorded                               bool
 
 	mu   sync.RWMutex
@@ -53,6 +54,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	if tp := f.opts.tracerProvider; tp != nil {
 		t.tracer = tp.Tracer(scope, trace.WithInstrumentationVersion(Version))
 	}
+	t.base = t.set(labels{})
 	mp := f.opts.meterProvider
 	if t.recorded = mp != nil; !t.recorded {
 		mp = noop.NewMeterProvider()
@@ -77,14 +79,28 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.fallbacks = count(7, "pd.fallbacks", "{request}", "Requests served otherwise than configured")
 	t.unsupportedN = count(8, "pd.unsupported", "{request}", "Requests that two engines cannot carry, by the member that prevents it")
 	t.kvTokens = count(9, "pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that decode took")
-	t.active, errs[10] = m.Int64UpDownCounter("pd.sessions.active", metric.WithUnit("{session}"), metric.WithDescription("Attempts in flight"))
+	if errs[10] = t.observeActive(m, f); errs[10] != nil {
+		return nil, errs[10]
+	}
 	for _, err := range errs {
 		if err != nil {
 			return nil, err
 		}
 	}
-	t.base = t.set(labels{})
 	return t, nil
+}
+
+// observeActive counts what is in flight when it is asked, which costs requests nothing.
+func (t *telemetry) observeActive(m metric.Meter, f *Flow) error {
+	active, err := m.Int64ObservableUpDownCounter("pd.sessions.active", metric.WithUnit("{session}"), metric.WithDescription("Requests in flight"))
+	if err != nil {
+		return err
+	}
+	t.active, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		o.ObserveInt64(active, int64(f.live.count()), t.base)
+		return nil
+	}, active)
+	return err
 }
 
 func (t *telemetry) set(l labels) metric.MeasurementOption {
@@ -150,7 +166,6 @@ func endSpan(s trace.Span, e *Error) {
 func (t *telemetry) sessionStarted(a *attempt) {
 	if t.recorded {
 		t.created.Add(a.ctx, 1, t.base)
-		t.active.Add(a.ctx, 1, t.base)
 	}
 }
 
@@ -158,7 +173,6 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	if !t.recorded {
 		return
 	}
-	t.active.Add(a.x.client, -1, t.base)
 	p := a.p.Load()
 	switch {
 	case a.out.Err == nil && p != nil:
@@ -247,10 +261,11 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 
 // promptTokens reads the prompt's tokens from P's usage; 0 if it does not say. P's answer is small, and it is known to be
 // one JSON object.
-func promptTokens(api connector.API, body []byte) int64 {
-	path := api.Usage().Prompt
-	if path == "" || len(body) > 1<<20 {
+func promptTokens(api connector.API, p *connector.PrefillResult) int64 {
+	member, path, ok := strings.Cut(api.Usage().Prompt, ".")
+	usage, found := p.Field(member)
+	if !ok || !found {
 		return 0
 	}
-	return gjson.Get(view(body), path).Int()
+	return gjson.Get(view(usage), path).Int()
 }
