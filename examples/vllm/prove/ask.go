@@ -23,27 +23,24 @@ var plain = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 // question is one request of a client, greedy, so that its text is a function of the prompt.
 type question struct {
-	chat, stream bool
-	prompt       string
-	maxTokens    int
+	api       *api
+	stream    bool // of chat and completions
+	prompt    string
+	maxTokens int
 }
 
 // newQuestion makes a prompt of about so many tokens (the tiny model has one token per byte) that no engine has seen: its
 // first bytes are random, so that not even its first block is in a prefix cache.
-func newQuestion(chat, stream bool, tokens, maxTokens int) question {
+func newQuestion(api *api, stream bool, tokens, maxTokens int) question {
 	filler := strings.Repeat(" keys and values of the prompt move from one engine to another", tokens/60+1)
-	return question{chat: chat, stream: stream, prompt: (rand.Text() + filler)[:tokens], maxTokens: maxTokens}
+	return question{api: api, stream: stream, prompt: (rand.Text() + filler)[:tokens], maxTokens: maxTokens}
 }
 
 func (q question) String() string {
-	name := "completions"
-	if q.chat {
-		name = "chat"
-	}
 	if q.stream {
-		name += ", streamed"
+		return q.api.name + ", streamed"
 	}
-	return name
+	return q.api.name
 }
 
 // answer is what a client got.
@@ -81,12 +78,8 @@ func ask(ctx context.Context, base string, q question, salt string, onText func(
 func send(ctx context.Context, base string, q question, salt string, onText func()) *answer {
 	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()
-	path, body := "/v1/completions", map[string]any{"model": "tiny", "max_tokens": q.maxTokens, "temperature": 0}
-	if q.chat {
-		path, body["messages"] = "/v1/chat/completions", []any{map[string]string{"role": "user", "content": q.prompt}}
-	} else {
-		body["prompt"] = q.prompt
-	}
+	body := q.api.body(q.prompt, q.maxTokens)
+	body["model"] = "tiny"
 	if q.stream {
 		body["stream"], body["stream_options"] = true, map[string]bool{"include_usage": true}
 	}
@@ -97,7 +90,7 @@ func send(ctx context.Context, base string, q question, salt string, onText func
 	if err != nil {
 		return &answer{err: err}
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+path, bytes.NewReader(content))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+q.api.path, bytes.NewReader(content))
 	if err != nil {
 		return &answer{err: err}
 	}
@@ -116,21 +109,6 @@ func send(ctx context.Context, base string, q question, salt string, onText func
 	return a
 }
 
-// piece is an answer of chat or completions, whole or one event of its stream.
-type piece struct {
-	Choices []struct {
-		Text           string
-		Message, Delta struct{ Content string }
-	}
-	Usage *struct {
-		PromptTokens int `json:"prompt_tokens"`
-		Details      struct {
-			CachedTokens int `json:"cached_tokens"`
-		} `json:"prompt_tokens_details"`
-	}
-	Error *struct{ Message string }
-}
-
 func (a *answer) add(content []byte) {
 	var p piece
 	if a.err = json.Unmarshal(content, &p); a.err != nil {
@@ -140,11 +118,9 @@ func (a *answer) add(content []byte) {
 		a.err = fmt.Errorf("error: %s", p.Error.Message)
 		return
 	}
-	for _, choice := range p.Choices {
-		a.text += choice.Text + choice.Message.Content + choice.Delta.Content
-	}
+	a.text += p.text()
 	if p.Usage != nil {
-		a.promptTokens, a.cachedTokens = p.Usage.PromptTokens, p.Usage.Details.CachedTokens
+		a.promptTokens, a.cachedTokens = p.Usage.PromptTokens+p.Usage.InputTokens, p.Usage.Details.CachedTokens
 	}
 }
 
@@ -186,6 +162,9 @@ func (a *answer) readStream(body io.Reader, onText func()) {
 // compute the whole prompt, also where it has done so before.
 func alone(ctx context.Context, engine string, q question) (string, error) {
 	q.stream = false
+	if q.api.plain != nil {
+		q.api = q.api.plain
+	}
 	a := ask(ctx, engine, q, rand.Text(), nil)
 	switch {
 	case a.err != nil:

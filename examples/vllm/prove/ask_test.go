@@ -55,7 +55,7 @@ func TestAnswersAreJudgedAsAClientSeesThem(t *testing.T) {
 				}
 			}))
 			defer server.Close()
-			a := ask(t.Context(), server.URL, question{stream: test.stream, prompt: "p"}, "", nil)
+			a := ask(t.Context(), server.URL, question{api: completions, stream: test.stream, prompt: "p"}, "", nil)
 			assert.Equal(t, test.status, a.status)
 			assert.Equal(t, test.whole, a.whole)
 			if test.wrong {

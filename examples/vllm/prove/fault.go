@@ -73,7 +73,7 @@ func (s *scene) outlast() error {
 	case <-time.After(s.lease + time.Second):
 	}
 	for range 6 {
-		if _, err := alone(s.ctx, s.p.url, newQuestion(false, false, 400, 1)); err != nil {
+		if _, err := alone(s.ctx, s.p.url, newQuestion(completions, false, 400, 1)); err != nil {
 			return err
 		}
 	}
@@ -189,7 +189,7 @@ func wrong(a *answer, reference string, measured bool) error {
 // settle shows that no engine has died of what it was sent: all are alive, healthy, and serve a new request together. The
 // gateway may need a moment to see that.
 func (s *scene) settle(source *process) error {
-	q := newQuestion(true, false, 200, 16)
+	q := newQuestion(chat, false, 200, 16)
 	reference, err := alone(s.ctx, source.url, q)
 	if err != nil {
 		return err

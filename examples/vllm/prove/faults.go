@@ -64,7 +64,7 @@ func frozenPrefill() fault {
 	return fault{
 		name:     "prefill engine frozen between the legs",
 		gateway:  gatewayOptions{decode: limit},
-		question: newQuestion(false, false, 300, 24),
+		question: newQuestion(completions, false, 300, 24),
 		arrange: func(s *scene) {
 			s.toP.afterAnswer(func() { s.happens(s.p.signal(syscall.SIGSTOP)) })
 		},
@@ -75,7 +75,7 @@ func frozenPrefill() fault {
 func killedDecode() fault {
 	return fault{
 		name:     "decode engine killed while it streams",
-		question: newQuestion(true, true, 300, 600),
+		question: newQuestion(chat, true, 300, 600),
 		arrange: func(s *scene) {
 			events := 0
 			s.onText = func() {
@@ -88,7 +88,7 @@ func killedDecode() fault {
 			if a.status != http.StatusOK || a.whole || a.err == nil || a.text == "" {
 				return errors.New("the client must see a stream that is cut: not whole, not an error in its place")
 			}
-			next := ask(s.ctx, s.gateway.url, newQuestion(true, false, 100, 4), "", nil)
+			next := ask(s.ctx, s.gateway.url, newQuestion(chat, false, 100, 4), "", nil)
 			if next.status < 500 || s.p.ended() || !answersOK(s.ctx, s.p.url+"/health") {
 				return fmt.Errorf("without a decode engine a request gets %s, and the prefill engine must live", next)
 			}
@@ -102,7 +102,7 @@ func killedPrefill() fault {
 	return fault{
 		name:     "prefill engine killed between the legs, another one is there",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
-		question: newQuestion(true, false, 300, 24),
+		question: newQuestion(chat, false, 300, 24),
 		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.kill()) }) },
 		judge:    status(http.StatusOK, 20*time.Second),
 	}
@@ -111,13 +111,13 @@ func killedPrefill() fault {
 func killedOnlyPrefill() fault {
 	return fault{
 		name:     "prefill engine killed between the legs, the only one",
-		question: newQuestion(false, true, 300, 24),
+		question: newQuestion(completions, true, 300, 24),
 		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.kill()) }) },
 		judge: func(s *scene, a *answer) error {
 			if a.status < 500 {
 				return errors.New("the client must get an error")
 			}
-			if _, err := alone(s.ctx, s.d.url, newQuestion(false, false, 100, 8)); err != nil {
+			if _, err := alone(s.ctx, s.d.url, newQuestion(completions, false, 100, 8)); err != nil {
 				return fmt.Errorf("the decode engine must live and serve: %w\n%s", err, s.d.tail())
 			}
 			return nil
@@ -132,7 +132,7 @@ func unreachableDecode() fault {
 	return fault{
 		name:     "decode engine out of reach until the lease is over, blocks reused",
 		gateway:  gatewayOptions{lease: shortLease, connect: 10 * time.Second, handoff: 3 * time.Second},
-		question: newQuestion(false, false, 300, 24),
+		question: newQuestion(completions, false, 300, 24),
 		arrange: func(s *scene) {
 			s.toP.afterAnswer(func() {
 				s.happens(s.toD.door.shut())
@@ -160,7 +160,7 @@ func heldAnswerUnbounded() fault {
 	return fault{
 		name:     "prefill answer held up past the lease, prefill timeout of 60 s",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
-		question: newQuestion(false, false, 300, 24),
+		question: newQuestion(completions, false, 300, 24),
 		arrange: func(s *scene) {
 			s.hooks.Add(1)
 			s.toP.afterAnswer(func() {
@@ -180,7 +180,7 @@ func droppedRequest() fault {
 	return fault{
 		name:     "decode leg held up past the lease and broken off, blocks reused",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
-		question: newQuestion(true, true, 300, 24),
+		question: newQuestion(chat, true, 300, 24),
 		arrange: func(s *scene) {
 			s.toD.beforeRequest(func() error {
 				s.happens(s.outlast())
@@ -204,7 +204,7 @@ func frozenDecodeUnbounded() fault {
 	return fault{
 		name:     "decode engine frozen past the lease, decode timeout of 60 s",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second, decode: time.Minute},
-		question: newQuestion(false, false, 300, 24),
+		question: newQuestion(completions, false, 300, 24),
 		arrange: func(s *scene) {
 			s.toD.beforeRequest(func() error {
 				s.happens(s.d.signal(syscall.SIGSTOP))

@@ -155,8 +155,9 @@ func observe(ctx context.Context, gateway, p, d string, patience time.Duration) 
 	var result proof
 	last := dBefore
 	for _, q := range []question{ // more and less than whole blocks, and exactly two of them
-		newQuestion(false, false, 300, 32), newQuestion(false, true, 64, 32),
-		newQuestion(true, false, 31, 32), newQuestion(true, true, 500, 32),
+		newQuestion(completions, false, 300, 32), newQuestion(completions, true, 64, 32),
+		newQuestion(chat, false, 31, 32), newQuestion(chat, true, 500, 32),
+		newQuestion(responses, false, 100, 32), newQuestion(messages, false, 101, 32), newQuestion(generate, false, 96, 32),
 	} {
 		r := row{question: q, answer: ask(ctx, gateway, q, "", nil)}
 		r.wantBytes = (r.answer.promptTokens + cache.blockTokens - 1) / cache.blockTokens * cache.blockBytes

@@ -50,7 +50,7 @@ type rules struct {
 	pinned        bool
 }
 
-func upside(prompt string) string { return "answer to " + prompt[:26] }
+func rightText(prompt string) string { return "answer to " + prompt[:26] }
 
 // observeFakes runs the proof's requests against a gateway and engines that follow the rules.
 func observeFakes(t *testing.T, r rules) proof {
@@ -58,18 +58,28 @@ func observeFakes(t *testing.T, r rules) proof {
 	d, p := &counters{values: map[string]float64{}}, &counters{values: map[string]float64{}}
 	answer := func(w http.ResponseWriter, request *http.Request, text func(string) string) int {
 		var body struct {
-			Prompt   string
-			Stream   bool
-			Messages []struct{ Content string }
+			Prompt, Input string
+			Stream        bool
+			Messages      []struct{ Content string }
+			TokenIDs      []int `json:"token_ids"`
 		}
 		content, err := io.ReadAll(request.Body)
 		assert.NoError(t, err)
 		assert.NoError(t, json.Unmarshal(content, &body))
-		field, prompt := `"text":%q`, body.Prompt
-		if len(body.Messages) > 0 {
-			field, prompt = `"message":{"content":%q}`, body.Messages[0].Content
+		prompt := body.Prompt + body.Input
+		for _, message := range body.Messages {
+			prompt += message.Content
 		}
-		format := `{"choices":[{` + field + `}],"usage":{"prompt_tokens":%d}}`
+		for _, token := range body.TokenIDs {
+			prompt += string(rune(token))
+		}
+		format := map[string]string{
+			completions.path: `{"choices":[{"text":%q}],"usage":{"prompt_tokens":%d}}`,
+			chat.path:        `{"choices":[{"message":{"content":%q}}],"usage":{"prompt_tokens":%d}}`,
+			responses.path:   `{"output":[{"content":[{"text":%q}]}],"usage":{"input_tokens":%d}}`,
+			messages.path:    `{"content":[{"text":%q}],"usage":{"input_tokens":%d}}`,
+			generate.path:    `{"choices":[{"text":%q,"token_ids":null}],"usage":{"prompt_tokens":%d}}`,
+		}[request.URL.Path]
 		if body.Stream {
 			format = "data: " + format + "\n\ndata: [DONE]\n\n"
 		}
@@ -82,11 +92,11 @@ func observeFakes(t *testing.T, r rules) proof {
 				_, _ = io.WriteString(w, c.page())
 				return
 			}
-			answer(w, request, upside)
+			answer(w, request, rightText)
 		}))
 	}
 	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		text := upside
+		text := rightText
 		if r.text != nil {
 			text = r.text
 		}
@@ -125,8 +135,8 @@ func TestProofFails(t *testing.T) {
 		"when a byte too much is moved":              {rules{bytes: 1}, "10241 of 10240"},
 		"when a text is wrong":                       {rules{text: strings.ToUpper}, "not that of one engine alone"},
 		"when the text ignores the prompt":           {rules{text: func(string) string { return "same" }}, "proves nothing"},
-		"when a transfer failed":                     {rules{failed: 1}, "4 failed transfers"},
-		"when a handoff expired":                     {rules{late: 1}, "4 handoffs as expired"},
+		"when a transfer failed":                     {rules{failed: 1}, "7 failed transfers"},
+		"when a handoff expired":                     {rules{late: 1}, "7 handoffs as expired"},
 		"when blocks stay pinned":                    {rules{pinned: true}, "still holds blocks"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -143,4 +153,11 @@ func TestSumAddsUpOnlyTheNamedSeries(t *testing.T) {
 	assert.InDelta(t, 15, page.sum(sample{"a", ""}), 0)
 	assert.InDelta(t, 2, page.sum(sample{"a", `x="1"`}), 0)
 	assert.Zero(t, page.sum(sample{"absent", ""}))
+}
+
+func TestTokensOfGenerateAreText(t *testing.T) {
+	var p piece
+	require.NoError(t, json.Unmarshal([]byte(`{"choices":[{"token_ids":[91,74,58]}]}`), &p))
+	assert.Equal(t, "[J:", p.text())
+	assert.Equal(t, []int{91, 74, 58}, tokens("[J:"))
 }
