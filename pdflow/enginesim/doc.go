@@ -16,6 +16,10 @@
 // NIXL's pull.
 //
 // Answers, errors, metrics and the ways to fail follow exchanges recorded from
-// vLLM 0.32.0. Faults can be scripted with [Engine.Inject]; [Engine.CheckKV]
+// vLLM 0.32.0. What was not recorded is made after vLLM's sources and may differ
+// in detail: the events of responses, messages and generate streams, the texts of
+// errors beyond those in testdata, and whole answers cut short by SIGTERM. Where
+// a real engine computes prompts in batches, here each request takes its own time.
+// Faults can be scripted with [Engine.Inject]; [Engine.CheckKV]
 // tells whether every handoff was used exactly once.
 package enginesim

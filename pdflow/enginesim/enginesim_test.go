@@ -118,7 +118,8 @@ func newScene(t testing.TB, shape ...func(p, d *enginesim.Config)) *scene {
 	}
 	alone := p
 	alone.Connector, alone.KVRole = "none", enginesim.RoleBoth
-	alone.Blocks = max(alone.Blocks, 4096) // so that nothing is evicted or preempted
+	// Enough that nothing is evicted or preempted.
+	alone.Blocks = max(alone.Blocks, 64<<10/max(alone.BytesPerToken, 16))
 	s := &scene{client: newClient(t), t: t}
 	var err error
 	s.p, s.d, err = enginesim.Pair(p, d)

@@ -90,6 +90,7 @@ func (n *node) serveStream(ctx context.Context, w http.ResponseWriter, c *call, 
 
 	format := c.format(s)
 	format.begin()
+	s.send() // it says that the request is there, and waits for nothing
 	s.mu.Unlock()
 	outs, err := n.run(ctx, c, func(st step) error {
 		s.mu.Lock()
