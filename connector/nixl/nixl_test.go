@@ -158,6 +158,8 @@ func TestNameOrderLease(t *testing.T) {
 	assert.Equal(t, "nixl", c.Name())
 	assert.Equal(t, connector.PrefillThenDecode, c.Order())
 	assert.Equal(t, 30*time.Second, c.Lease(), "vLLM's kv_lease_duration")
+	var zero nixl.Connector
+	assert.Equal(t, 30*time.Second, zero.Lease(), "never without one: a handoff that does not age would be sent after its blocks were reused")
 	lease := connector.Duration(5 * time.Second)
 	assert.Equal(t, 5*time.Second, open(t, &nixl.Options{LeaseDuration: &lease}).Lease())
 }
