@@ -38,7 +38,7 @@ func made(t *testing.T, lines ...string) graph {
 		name, imports, ok := strings.Cut(line, ":")
 		require.True(t, ok, line)
 		p := add(name)
-		for _, to := range strings.FieldsSeq(imports) {
+		for to := range strings.FieldsSeq(imports) {
 			p.Imports = append(p.Imports, add(to).ImportPath)
 		}
 	}

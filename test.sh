@@ -1,0 +1,257 @@
+#!/usr/bin/env bash
+# The one test command. It ends with a table, and with 0 only if no step failed.
+#
+#   ./test.sh [-real] [STEP...]
+#
+#   format      gofmt, and the syntax of the scripts
+#   modules     each module builds by itself, without go.work, and its go.mod is tidy
+#   vet         go vet
+#   tools       builds the lint tools at their pinned versions (internal/tools/versions) into .tools, once
+#   staticcheck
+#   lint        golangci-lint, see .golangci.yml
+#   race        all tests of all modules, with the race detector, in random order
+#   fuzz        each fuzz target for FUZZTIME (10s)
+#   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
+#   bench       examples/bench, short: all answers checked, no figure beyond twice its target
+#   install     real vLLM engines into .engines, once: some minutes and 3 GB (only with -real)
+#   real        examples/vllm proves reuse with them, and plays the faults (only with -real)
+#
+# Without a STEP all are run. What this machine cannot run is skipped and said. With CI=true nothing is: real engines are
+# included, and a step that cannot run has failed.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
+
+STEPS="format modules vet tools staticcheck lint race fuzz quickstart bench install real"
+FUZZTIME=${FUZZTIME:-10s}
+CI=${CI:-}
+SKIPPED=77 # a step's exit status for "not here"
+
+# ---- helpers of the steps; each step runs in a shell of its own with set -e
+
+say() { printf '\n==> %s\n' "$*"; }
+
+# skip ends a step that this machine cannot run.
+skip() {
+  echo "$*" > "$TMP/$STEP.why"
+  if [ "$CI" = true ]; then
+    echo "$STEP: $* (with CI=true that is a failure)" >&2
+    exit 1
+  fi
+  echo "$STEP: skipped: $*"
+  exit $SKIPPED
+}
+
+# each runs a command in the folder of each module of go.work. All are run; one that fails fails the step.
+each() {
+  local dir failed=0
+  for dir in $(go list -m -f '{{.Dir}}'); do
+    (cd "$dir" && "$@") || { echo "failed in module folder ${dir#"$PWD"/}: $*" >&2; failed=1; }
+  done
+  return $failed
+}
+
+# ---- steps
+
+step_format() {
+  local files
+  files=$(find . -path './.?*' -prune -o -name '*.go' -print0 | xargs -0 gofmt -l -s)
+  if [ -n "$files" ]; then
+    echo "not as gofmt -s writes it:" >&2
+    echo "$files" >&2
+    return 1
+  fi
+  find . -path './.?*' -prune -o -name '*.sh' -print0 | xargs -0 -n 1 bash -n
+  bash -n .ci/run
+}
+
+step_modules() {
+  export GOWORK=off
+  local dir
+  for dir in $(GOWORK='' go list -m -f '{{.Dir}}'); do
+    (cd "$dir" && go build ./... && go mod tidy -diff)
+  done
+}
+
+step_vet() { each go vet ./...; }
+
+step_tools() {
+  local path version name have
+  go version
+  while read -r path version; do
+    name=${path##*/}
+    # Rebuilt for another version of the tool or of Go: a linter reads code only of Go versions that it was built with.
+    have=$({ go version -m ".tools/$name" 2>/dev/null || true; } | awk -v v="$version" -v g="$(go env GOVERSION)" '
+      NR == 1 { go = $2 } $1 == "mod" { mod = $3 } END { print (go == g && mod == v) ? "yes" : "no" }')
+    if [ "$have" != yes ]; then
+      echo "building $name $version"
+      GOBIN=$PWD/.tools go install "$path@$version"
+    fi
+  done < <(grep -v '^#' internal/tools/versions)
+}
+
+step_staticcheck() {
+  step_tools
+  each "$PWD/.tools/staticcheck" ./...
+}
+
+step_lint() {
+  step_tools
+  each "$PWD/.tools/golangci-lint" run ./...
+}
+
+step_race() {
+  command -v "$(go env CC)" >/dev/null || skip "the race detector needs a C compiler ($(go env CC)); go test ./... does not"
+  each go test -race -shuffle=on -p 2 -timeout 15m ./...
+}
+
+step_fuzz() {
+  local file target found=0
+  while IFS=: read -r file target; do
+    found=1
+    echo "$file $target, $FUZZTIME"
+    fuzz_one "$(dirname "$file")" "$target"
+  done < <(find . -path './.?*' -prune -o -name '*_test.go' -print0 |
+    xargs -0 grep -HoE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //')
+  [ $found = 1 ]
+}
+
+# fuzz_one also forgives, once, that the fuzzer reports its own end of time as a failure without an input (golang.org/issue/75804).
+fuzz_one() {
+  local try
+  for try in 1 2; do
+    (cd "$1" && go test -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZTIME" -parallel 2 .) 2>&1 | tee "$TMP/fuzz" && return 0
+    grep -q 'context deadline exceeded' "$TMP/fuzz" && ! grep -q 'Failing input written' "$TMP/fuzz" || return 1
+    echo "the fuzzer was stopped by its own clock, without a failing input (try $try)"
+  done
+  return 1
+}
+
+step_quickstart() {
+  go build -o "$TMP/quickstart" ./examples/quickstart
+  "$TMP/quickstart"
+  echo
+  echo "-- and with connector http, which transfers nothing: it must notice (exit status 1)"
+  local status=0
+  "$TMP/quickstart" -connector http || status=$?
+  [ $status = 1 ] || { echo "exit status $status in place of 1: it cannot tell reuse from none" >&2; return 1; }
+}
+
+step_bench() {
+  [ "$(uname -s)" = Linux ] || skip "it reads CPU times from Linux"
+  [ "$(nproc)" -ge 2 ] || skip "it needs two CPUs: one for the gateway, one for clients and engines"
+  go run ./examples/bench -quick
+}
+
+# can_have_engines says what real engines need.
+can_have_engines() {
+  [ "$(uname -s) $(uname -m)" = "Linux x86_64" ] || skip "vLLM for CPU is for Linux on x86-64"
+  grep -qw avx2 /proc/cpuinfo || skip "vLLM for CPU needs AVX2"
+  command -v gcc >/dev/null || skip "the installation needs a C compiler and binutils"
+  command -v python3 >/dev/null || [ -n "${PDKIT_ENGINES_PYTHON:-}" ] || skip "it needs Python 3.11 to 3.14"
+}
+
+step_install() {
+  can_have_engines
+  examples/vllm/install.sh
+}
+
+step_real() {
+  can_have_engines
+  examples/vllm/prove.sh -all
+}
+
+# ---- running steps
+
+TMP=$(mktemp -d)
+BESIDE= # process id of the installation, while it runs beside other steps
+finish() {
+  [ -z "$BESIDE" ] || kill -- "-$BESIDE" 2>/dev/null
+  rm -rf "$TMP"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+# run one step in the foreground and keep what became of it.
+run() {
+  say "$1"
+  measure "$1"
+  local status=$?
+  [ $status = 0 ] || [ $status = $SKIPPED ] || echo "==> $1 FAILED"
+}
+
+# measure writes a step's exit status and seconds, for the table.
+measure() {
+  local begin=$SECONDS status
+  (
+    set -e
+    STEP=$1
+    "step_$1"
+  )
+  status=$?
+  echo "$status $((SECONDS - begin))" > "$TMP/$1.result"
+  return $status
+}
+
+table() {
+  local step status seconds what failed=0
+  printf '\n%-12s %-8s %7s\n' step result seconds
+  for step in $STEPS; do
+    if [ -f "$TMP/$step.result" ]; then
+      read -r status seconds < "$TMP/$step.result"
+      case $status in
+        0) what=ok ;;
+        "$SKIPPED") what=skipped ;;
+        *) what=FAILED failed=1 ;;
+      esac
+      printf '%-12s %-8s %7s  %s\n' "$step" "$what" "$seconds" "$(cat "$TMP/$step.why" 2>/dev/null)"
+    elif [ "$named" = no ]; then
+      printf '%-12s %-8s %7s  %s\n' "$step" skipped - "only with -real"
+    fi
+  done
+  printf '%-12s %-8s %7s\n' all "$([ $failed = 0 ] && echo ok || echo FAILED)" "$SECONDS"
+  return $failed
+}
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"; }
+
+real=no named=no wanted=
+[ "$CI" = true ] && real=yes
+for arg; do
+  case $arg in
+    -real) real=yes ;;
+    -h | -help | --help) usage; exit 0 ;;
+    *)
+      case " $STEPS " in *" $arg "*) ;; *) echo "no step $arg; there are: $STEPS" >&2; exit 2 ;; esac
+      named=yes wanted="$wanted $arg"
+      ;;
+  esac
+done
+if [ $named = no ]; then
+  wanted=$STEPS
+  [ $real = yes ] || wanted=${wanted% install real}
+fi
+command -v go >/dev/null || { echo "Go is not installed: https://go.dev/doc/install" >&2; exit 2; }
+
+wants() { case " $wanted " in *" $1 "*) return 0 ;; esac; return 1; }
+
+# The installation waits mostly for the network, so it runs beside whatever does not measure time. It is waited for before
+# the steps that do.
+if [ "$named" = no ] && wants install; then
+  say "install, beside the next steps"
+  set -m
+  measure install > "$TMP/install.log" 2>&1 < /dev/null &
+  BESIDE=$!
+  set +m
+fi
+for step in $STEPS; do
+  wants "$step" || continue
+  if [ -n "$BESIDE" ] && { [ "$step" = race ] || [ "$step" = real ]; }; then
+    say "install"
+    wait "$BESIDE"
+    BESIDE=
+    cat "$TMP/install.log"
+  fi
+  [ "$step" = install ] && [ -f "$TMP/install.result" ] && continue
+  run "$step"
+done
+table
