@@ -4,6 +4,8 @@
 
 package main
 
+import "strings"
+
 // api is a client API of vLLM: how a greedy request for so many tokens looks in it.
 type api struct {
 	name, path string
@@ -61,20 +63,20 @@ type piece struct {
 
 // text is all text of a piece.
 func (p *piece) text() string {
-	var text string
+	var text strings.Builder
 	for _, choice := range p.Choices {
-		text += choice.Text + choice.Message.Content + choice.Delta.Content
+		text.WriteString(choice.Text + choice.Message.Content + choice.Delta.Content)
 		for _, token := range choice.TokenIDs {
-			text += string(rune(token)) // the tiny model says ASCII only
+			text.WriteRune(rune(token)) // the tiny model says ASCII only
 		}
 	}
 	for _, output := range p.Output {
 		for _, content := range output.Content {
-			text += content.Text
+			text.WriteString(content.Text)
 		}
 	}
 	for _, content := range p.Content {
-		text += content.Text
+		text.WriteString(content.Text)
 	}
-	return text
+	return text.String()
 }

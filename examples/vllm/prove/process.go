@@ -26,7 +26,7 @@ type process struct {
 }
 
 func startProcess(cmd *exec.Cmd, name, url, log string) (*process, error) {
-	out, err := os.Create(log) //nolint:gosec // G304: a file in the run's own folder
+	out, err := os.Create(log)
 	if err != nil {
 		return nil, err
 	}
