@@ -29,7 +29,7 @@ func TestOnlyServingPathsPass(t *testing.T) {
 		"/v1/Load_Lora_Adapter": false, "/v1/../sleep": false, "/v1/%2e%2e/sleep": false, "/v1/..%2fsleep": false, "/v1//sleep": false,
 		"//v1/embeddings": false, "/v1/./sleep": false, "/v1/%6coad_lora_adapter": false, "/v1/load%5florа_adapter": false, "/v1/embeddings/": false,
 		"/v1/embeddings;/sleep": false, "/v1/x/../../sleep": false, "/v1/load-lora-adapter": false, "/tokenize/../sleep": false,
-		"/v1/a%00b": false, `/v1/..\sleep`: false, "/v1/models/%73leep": false, "/sleep?level=1": false, "/v1/embeddings?x=/sleep": true,
+		"/v1/a%00b": false, `/v1/..\sleep`: false, "/v1/models/%73leep": false, "/v1/models%2Fx": false, "/v1/embe%64dings": false, "/sleep?level=1": false, "/v1/embeddings?x=/sleep": true,
 	} {
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
 		u, err := r.URL.Parse("http://gateway")

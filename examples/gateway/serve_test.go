@@ -169,6 +169,11 @@ func openStream(t *testing.T, g *program) *stream {
 // rest reads to the end and returns the last event, or the word cut.
 func (s *stream) rest(t *testing.T) string {
 	t.Helper()
+	late := time.AfterFunc(10*time.Second, func() {
+		t.Error("the answer does not end")
+		s.resp.Body.Close()
+	})
+	defer late.Stop()
 	last := ""
 	for {
 		line, err := s.r.ReadString('\n')
