@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The README is run: its program compiles, its commands are those that CI runs.
+
+func readme(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	return string(b)
+}
+
+func TestTheProgramInTheReadmeCompiles(t *testing.T) {
+	_, rest, found := strings.Cut(readme(t), "```go\n")
+	require.True(t, found)
+	program, _, found := strings.Cut(rest, "```\n")
+	require.True(t, found)
+	require.LessOrEqual(t, strings.Count(program[strings.Index(program, "func main"):], "\n"), 20)
+
+	dir := t.TempDir()
+	file := filepath.Join(dir, "main.go")
+	require.NoError(t, os.WriteFile(file, []byte(program), 0o600))
+	here, err := os.Getwd()
+	require.NoError(t, err)
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(here, "readme", "main.go"): file}})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", filepath.Join(dir, "program"), "./readme").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// commands says who runs each command of the README.
+var commands = map[string]func(t *testing.T){
+	"go run ./examples/quickstart": inTestScript("./examples/quickstart"),
+	"./test.sh":                    func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },
+	"examples/vllm/prove.sh":       inTestScript("examples/vllm/prove.sh"),
+	"go run ./examples/gateway -check -config examples/gateway/testdata/check.yaml": func(t *testing.T) {
+		cmd := exec.CommandContext(t.Context(), "go", "run", "./examples/gateway", "-check", "-config", "examples/gateway/testdata/check.yaml")
+		cmd.Dir = "../.."
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	},
+}
+
+func inTestScript(part string) func(*testing.T) {
+	return func(t *testing.T) { contains(t, "../../test.sh", part) }
+}
+
+func contains(t *testing.T, file, part string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Contains(t, string(b), part)
+}
+
+func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
+	n := 0
+	inBlock := false
+	for line := range strings.Lines(readme(t)) {
+		if strings.HasPrefix(line, "```") {
+			inBlock = !inBlock
+		}
+		command, isCommand := strings.CutPrefix(strings.TrimRight(line, "\n"), "    ")
+		if inBlock || !isCommand {
+			continue
+		}
+		n++
+		run, known := commands[command]
+		require.True(t, known, "nobody runs this command of the README: %s", command)
+		run(t)
+	}
+	require.Equal(t, len(commands), n)
+}
