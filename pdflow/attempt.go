@@ -163,7 +163,7 @@ func (a *attempt) expire() { a.cancel(errPhaseTimeout) }
 // end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for it, and
 // tells everybody.
 func (a *attempt) end(e *Error) {
-	var cause error = errOver
+	cause := errOver
 	if e != nil {
 		cause = e
 	}

@@ -146,7 +146,7 @@ func (x *exchange) backoff(n int) *Error {
 		return nil
 	}
 	x.phase.Store(phaseBackoff)
-	timer := time.NewTimer(d/2 + rand.N(d/2+1))
+	timer := time.NewTimer(d/2 + rand.N(d/2+1)) //nolint:gosec // jitter, guards nothing
 	defer timer.Stop()
 	select {
 	case <-timer.C:

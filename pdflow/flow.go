@@ -176,8 +176,7 @@ func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 
 func invalid(err error) *Error {
 	e := &Error{Code: CodeInvalid, Message: err.Error(), Err: err}
-	var r *connector.RequestError
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[*connector.RequestError](err); ok {
 		e.Param, e.Message = r.Param, r.Message
 	}
 	return e

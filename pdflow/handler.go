@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"math"
 	"mime"
 	"net/http"
@@ -140,9 +141,7 @@ func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
 	b := resp.Body
 	defer b.Close()
 	h := w.Header()
-	for k, v := range resp.Header {
-		h[k] = v
-	}
+	maps.Copy(h, resp.Header)
 	h[headerMode] = modeHeader(resp.Mode)
 	rc := http.NewResponseController(w)
 	w.WriteHeader(resp.Status)
