@@ -239,6 +239,9 @@ func TestSetAtMakesTheObjectsOnTheWay(t *testing.T) {
 func TestLimitTokensToMoreThanOne(t *testing.T) {
 	r := parse(t, connector.APIGenerate, `{"sampling_params":{"max_tokens":50,"min_tokens":9}}`)
 	assert.Equal(t, `{"sampling_params":{"max_tokens":12}}`, legOf(t, r, func(l *connector.Leg) { l.LimitTokens(12) }))
+	r = parse(t, connector.APIChat, `{"max_completion_tokens":50,"min_tokens":20,"n":2,"stream":true}`)
+	assert.Equal(t, `{"max_completion_tokens":12,"n":2,"stream":true,"max_tokens":12}`, legOf(t, r, func(l *connector.Leg) { l.LimitTokens(12) }),
+		"min_tokens could exceed it; all else is another method's")
 }
 
 func TestALegOfAnUnknownAPICannotBeLimited(t *testing.T) {

@@ -147,6 +147,8 @@ func TestUnsupported(t *testing.T) {
 	}{
 		{"one prompt", cmpl, `{"prompt":"a"}`, ""},
 		{"a list of one prompt", cmpl, `{"prompt":[ "a,b]\"" ]}`, ""},
+		{"a quote inside the one prompt does not end it", cmpl, `{"prompt":["a\",\"b"]}`, ""},
+		{"brackets in strings do not end the one prompt", cmpl, `{"prompt":[["],",2]]}`, ""},
 		{"a list of two prompts", cmpl, `{"prompt":["a" , "b"]}`, "prompt"},
 		{"a list of two empty prompts", cmpl, `{"prompt":["",""]}`, "prompt"},
 		{"token ids are one prompt", cmpl, `{"prompt":[1,2,3]}`, ""},
