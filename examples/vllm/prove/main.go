@@ -48,6 +48,7 @@ func main() {
 	stop()
 	switch {
 	case err == nil:
+		fmt.Println("PROVEN")
 	case errors.Is(err, errNotProven):
 		fmt.Println("NOT PROVEN")
 		os.Exit(1)
