@@ -53,7 +53,9 @@ type piece struct {
 	Content []struct{ Text string }                     // messages
 	Usage   *struct {
 		PromptTokens int `json:"prompt_tokens"`
-		InputTokens  int `json:"input_tokens"` // what responses and messages call them
+		InputTokens  int `json:"input_tokens"`                // what responses and messages call them
+		Created      int `json:"cache_creation_input_tokens"` // messages counts these two apart from input_tokens
+		Read         int `json:"cache_read_input_tokens"`
 		Details      struct {
 			CachedTokens int `json:"cached_tokens"`
 		} `json:"prompt_tokens_details"`

@@ -120,7 +120,8 @@ func (a *answer) add(content []byte) {
 	}
 	a.text += p.text()
 	if p.Usage != nil {
-		a.promptTokens, a.cachedTokens = p.Usage.PromptTokens+p.Usage.InputTokens, p.Usage.Details.CachedTokens
+		a.promptTokens = p.Usage.PromptTokens + p.Usage.InputTokens + p.Usage.Created + p.Usage.Read
+		a.cachedTokens = p.Usage.Details.CachedTokens
 	}
 }
 
