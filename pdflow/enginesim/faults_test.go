@@ -102,7 +102,7 @@ func TestScriptedStalls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
 			s.o.Inject(row.fault)
-			ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer stop()
 			a := s.post(ctx, s.o, completions, with(completion("x"), obj{"stream": row.stream}))
 			assert.ErrorIs(t, a.err, context.DeadlineExceeded)
@@ -283,10 +283,10 @@ func TestFrozenEngine(t *testing.T) {
 
 // TestLeaseOfAFrozenEngine ends when it thaws, not before.
 func TestLeaseOfAFrozenEngine(t *testing.T) {
-	s := newScene(t, func(p, _ *enginesim.Config) { p.Lease = 30 * time.Millisecond })
+	s := newScene(t, func(p, _ *enginesim.Config) { p.Lease = 300 * time.Millisecond })
 	s.prefill(completions, completion("x"))
 	s.p.Freeze()
-	time.Sleep(60 * time.Millisecond)
+	time.Sleep(400 * time.Millisecond)
 	assert.Equal(t, 8, s.p.Stats().PinnedBlocks)
 	s.p.Thaw()
 	waitFor(t, "expiry", func() bool { return s.p.Stats().Expired == 1 })

@@ -301,7 +301,7 @@ func TestMetricsPageHasRealNamesLabelsAndBuckets(t *testing.T) {
 // waitFor polls until a condition holds.
 func waitFor(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
 	defer stop()
 	for !done() {
 		select {
