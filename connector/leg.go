@@ -44,7 +44,11 @@ func (l *Leg) Set(member string, raw json.RawMessage) {
 }
 
 // Delete removes a top-level member, if it is there.
-func (l *Leg) Delete(member string) { l.edit(jsonedit.Edit{Name: member, Delete: true}) }
+func (l *Leg) Delete(member string) {
+	if _, there := l.Current(member); there {
+		l.edit(jsonedit.Edit{Name: member, Delete: true})
+	}
+}
 
 func (l *Leg) edit(e jsonedit.Edit) {
 	for i := range l.edits {

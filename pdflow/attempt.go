@@ -33,6 +33,7 @@ type attempt struct {
 	wait    func(context.Context) (connector.Event, error)
 	done    func(error)
 	bg      sync.WaitGroup // legs that run beside the one the caller waits for
+	timer   *time.Timer    // of the phase that runs
 	span    [2]trace.Span  // of the prefill and the decode leg; nil without tracing
 }
 
@@ -89,7 +90,7 @@ func (a *attempt) run() (*Body, *Error) {
 
 // alone sends the client's request, without transfer members, to one engine.
 func (a *attempt) alone() (*Body, *Error) {
-	return a.decode(a.ctx, connector.NewLeg(a.x.req), a.decodeClock())
+	return a.decode(a.ctx, connector.NewLeg(a.x.req), nil)
 }
 
 func (a *attempt) prepare() *Error {
@@ -159,6 +160,23 @@ func within(parent context.Context, d time.Duration) (ctx context.Context, stop 
 
 // expire ends the attempt because a phase ran out of time.
 func (a *attempt) expire() { a.cancel(errPhaseTimeout) }
+
+// deadline bounds the phase that begins; relax ends that. One timer serves all phases.
+func (a *attempt) deadline(d time.Duration) {
+	switch {
+	case d <= 0:
+	case a.timer == nil:
+		a.timer = time.AfterFunc(d, a.expire)
+	default:
+		a.timer.Reset(d)
+	}
+}
+
+func (a *attempt) relax() {
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+}
 
 // end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for it, and
 // tells everybody.

@@ -53,7 +53,7 @@ type Body struct {
 	eof    bool
 	err    *Error
 	closed bool
-	marks  marks
+	marks  *marks // of a stream
 
 	received int64
 	idle     *time.Timer
@@ -62,7 +62,9 @@ type Body struct {
 
 func newBody(a *attempt, resp *http.Response) *Body {
 	b := &Body{a: a, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
-	b.sse = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
+	if b.sse = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream"); b.sse {
+		b.marks = new(marks)
+	}
 	rewritten := b.rewrite(a)
 	b.header = answerHeader(resp, b.sse, rewritten)
 	b.pooled = buffers.Get().(*[streamBuffer]byte)
@@ -162,7 +164,7 @@ func (b *Body) next() ([]byte, error) {
 	if b.n > 0 {
 		head := b.buf[:b.n]
 		b.n, b.first = 0, nil
-		if b.sse {
+		if b.marks != nil {
 			b.marks.keep(head)
 		}
 		return head, nil

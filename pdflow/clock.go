@@ -7,11 +7,10 @@ import (
 	"time"
 )
 
-// clock bounds the wait for decode's first event. Where both legs are in flight it starts with P's answer and not with the
+// clock bounds the wait for decode's first event where both legs are in flight. It starts with P's answer and not with the
 // leg, since D's first byte then includes the prefill's time; P's answer is bounded by the prefill timeout.
 type clock struct {
 	limit time.Duration
-	later bool // starts with begin, not with bound
 
 	mu     sync.Mutex
 	expire func()
@@ -27,11 +26,10 @@ func (c *clock) bound(expire func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.expire = expire
-	c.begun = c.begun || !c.later
 	c.arm()
 }
 
-// begin starts a clock that starts later.
+// begin starts the clock.
 func (c *clock) begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

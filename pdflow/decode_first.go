@@ -14,7 +14,7 @@ func (a *attempt) decodeFirst() (*Body, *Error) {
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
 		return nil, e
 	}
-	body, e := a.decode(a.ctx, leg, a.decodeClock())
+	body, e := a.decode(a.ctx, leg, nil)
 	if e != nil {
 		return nil, e
 	}
@@ -40,9 +40,9 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 		return nil, e
 	}
 	clock := a.decodeClock()
-	clock.later = true
 	decoded := a.goDecode(leg, clock)
 	if a.wait == nil {
+		clock.begin()
 		return a.join(nil, decoded, clock)
 	}
 	asked := make(chan *Error, 1)

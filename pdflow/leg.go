@@ -98,9 +98,8 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 }
 
 func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult, *Error) {
-	if d := a.f.opts.timeouts.Prefill; d > 0 {
-		defer time.AfterFunc(d, a.expire).Stop() // ends decode too, if it runs beside
-	}
+	a.deadline(a.f.opts.timeouts.Prefill) // ends decode too, if it runs beside
+	defer a.relax()
 	req, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
 		return nil, e
@@ -163,14 +162,20 @@ func readBounded(r io.Reader, length, limit int64) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// decode runs the decode leg until its first event is known. clock bounds that; the answer itself is bounded by its own silence.
+// decode runs the decode leg until its first event is known. That is bounded by the clock, if prefill runs beside, else by the
+// attempt's own deadline; the answer itself is bounded by its own silence.
 func (a *attempt) decode(ctx context.Context, leg *connector.Leg, clock *clock) (*Body, *Error) {
 	a.x.phase.Store(phaseDecode)
 	o := &a.out.Decode
 	ctx = a.legStarted(ctx, LegDecode)
-	clock.bound(a.expire)
+	if clock != nil {
+		clock.bound(a.expire)
+		defer clock.stop()
+	} else {
+		a.deadline(a.f.opts.timeouts.Decode)
+		defer a.relax()
+	}
 	body, e := a.exchangeDecode(ctx, leg, o)
-	clock.stop()
 	if e != nil {
 		e.Connector = a.f.name
 		o.Err, o.End = e, time.Now()

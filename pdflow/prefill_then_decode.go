@@ -39,7 +39,7 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 		// Once the client has left, no new leg is sent, not even to free P's blocks: they wait for the lease.
 		return nil, a.f.ended(a.ctx, LegDecode, "send")
 	}
-	return a.decode(a.ctx, leg, a.decodeClock())
+	return a.decode(a.ctx, leg, nil)
 }
 
 // stale refuses a handoff that decode could only use wrongly: after P's lease its blocks belong to another prompt, and D

@@ -26,7 +26,6 @@ func (a *attempt) together() (*Body, *Error) {
 	}
 	prefilled := a.goPrefill()
 	clock := a.decodeClock()
-	clock.later = true // counts from P's answer
 	decoded := a.goDecode(decodeLeg, clock)
 	return a.join(prefilled, decoded, clock)
 }

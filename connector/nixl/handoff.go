@@ -5,11 +5,14 @@ package nixl
 import (
 	"bytes"
 	"encoding/json"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
+
+var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 
 // checkHandoff refuses what a real decode engine would die of, hang on, or answer wrongly to (captures/README.md §2.1,
 // vLLM 0.32.0):
@@ -25,7 +28,9 @@ func checkHandoff(raw json.RawMessage) error {
 	if jsonedit.Kind(raw) != jsonedit.Object {
 		return connector.NoTransfer("kv_transfer_params is not an object")
 	}
-	d, err := jsonedit.Parse(raw)
+	d := docs.Get().(*jsonedit.Doc)
+	defer func() { d.Reset(); docs.Put(d) }()
+	err := d.ParseInto(raw)
 	if err != nil || !utf8.Valid(raw) || !wellFormed(d) {
 		return connector.NoTransfer("kv_transfer_params is not a well-formed object without duplicate keys")
 	}
