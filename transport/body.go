@@ -4,37 +4,221 @@ package transport
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
+	"sync/atomic"
 )
 
-// body gives errors of reading an answer this package's type, and so keeps
-// addresses out of their text.
+const (
+	// directRead is the least room for which the buffer is passed by.
+	directRead = 1 << 10
+	// slowRead is up to what a read of a busy stream tells that it is busy no
+	// more.
+	slowRead = 2 << 10
+)
+
+// The states of a body. Close may come from another goroutine than Read, and
+// while it runs.
+const (
+	bodyOpen int32 = iota
+	bodyReading
+	bodyEnded // at its end, or failed: the connection is no longer its own
+	bodyClosing
+	bodyClosed
+)
+
+// body reads an answer from its connection, in the goroutine that calls Read.
 type body struct {
-	io.ReadCloser
+	state  atomic.Int32
+	c      *conn // nil once the body is over
+	abort  func()
 	ctx    context.Context
+	resp   *http.Response
+	err    error // of all reads to come
 	reused bool
+	keep   bool // the connection may serve again
+
+	left    int64 // bytes; -1 if only the end tells
+	chunked bool
+	chunks  chunks
+	busy    bool // more arrives than Read has room for
 }
 
-func wrapBody(ctx context.Context, resp *http.Response, reused bool) {
-	if resp.Body == http.NoBody || resp.StatusCode == http.StatusSwitchingProtocols {
-		return // nothing to read, or a connection that is also written to
-	}
-	resp.Body = &body{ReadCloser: resp.Body, ctx: ctx, reused: reused}
-}
-
+// Read returns what has arrived, all chunks of it that p has room for, by one
+// system call at most.
 func (b *body) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && err != io.EOF {
-		kind := requestKind(b.ctx, err)
-		if kind == Other {
-			kind = Protocol // what is left are broken chunks and trailers
+	if !b.state.CompareAndSwap(bodyOpen, bodyReading) {
+		if b.state.Load() == bodyEnded {
+			return 0, b.err
 		}
-		if errors.Is(err, http.ErrBodyReadAfterClose) {
-			kind = Other
+		return 0, bodyError(b.ctx, http.ErrBodyReadAfterClose, b.reused)
+	}
+	if len(p) == 0 {
+		return 0, b.pause(nil)
+	}
+	n, err := b.read(p)
+	return n, b.pause(err)
+}
+
+// pause ends a Read, and the body if err says so.
+func (b *body) pause(err error) error {
+	if err == nil {
+		if !b.state.CompareAndSwap(bodyReading, bodyOpen) {
+			b.over(false, bodyClosed)
 		}
-		err = &Error{Sent: Answered, Kind: kind, Reused: b.reused, Err: err}
+		return nil
+	}
+	if err != io.EOF {
+		b.keep = false
+	}
+	if b.err = err; err != io.EOF {
+		b.err = bodyError(b.ctx, err, b.reused)
+	}
+	// The connection may be given away only after Close can no longer end it.
+	if b.state.CompareAndSwap(bodyReading, bodyEnded) {
+		b.leave(b.keep)
+		return b.err
+	}
+	b.over(false, bodyClosed)
+	if err == io.EOF {
+		return err
+	}
+	return bodyError(b.ctx, http.ErrBodyReadAfterClose, b.reused)
+}
+
+func (b *body) over(keep bool, state int32) {
+	b.leave(keep)
+	b.state.Store(state)
+}
+
+func (b *body) leave(keep bool) {
+	c := b.c
+	b.c = nil
+	c.end(keep)
+}
+
+// Close ends the answer. One that was not read to its end takes its connection
+// with it: what an engine still sends would have to be waited for.
+func (b *body) Close() error {
+	for {
+		switch state := b.state.Load(); state {
+		case bodyOpen:
+			if b.state.CompareAndSwap(bodyOpen, bodyClosed) {
+				b.leave(false)
+				return nil
+			}
+		case bodyReading:
+			if b.state.CompareAndSwap(bodyReading, bodyClosing) {
+				b.abort()
+				return nil
+			}
+		case bodyEnded:
+			b.state.CompareAndSwap(bodyEnded, bodyClosed)
+		default:
+			return nil
+		}
+	}
+}
+
+func (b *body) read(p []byte) (int, error) {
+	if b.chunked {
+		return b.readChunked(p)
+	}
+	if b.left >= 0 && int64(len(p)) > b.left {
+		p = p[:b.left]
+	}
+	n, err := b.readPlain(p)
+	if b.left < 0 {
+		return n, err
+	}
+	b.left -= int64(n)
+	switch {
+	case err == io.EOF:
+		err = io.ErrUnexpectedEOF
+	case err == nil && b.left == 0:
+		err = io.EOF
 	}
 	return n, err
+}
+
+func (b *body) readPlain(p []byte) (int, error) {
+	if len(b.c.buffered()) == 0 {
+		if len(p) >= directRead || int64(len(p)) == b.left {
+			return b.c.readInto(p)
+		}
+		if _, err := b.c.fill(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, b.c.buffered())
+	b.c.take(n)
+	return n, nil
+}
+
+// readChunked decodes in p itself what the socket has, so that a stream that
+// waits needs no buffer. A stream that fills p is read by the larger buffer
+// until it is slow again: decoded, a full p would never look full to the caller.
+func (b *body) readChunked(p []byte) (int, error) {
+	for {
+		if text := b.c.buffered(); len(text) > 0 {
+			n, used, err := b.chunks.decode(p, text)
+			b.c.take(used)
+			if n > 0 || err != nil {
+				return n, b.chunkedEnd(err)
+			}
+			continue
+		}
+		if len(p) < directRead || b.busy && len(p) < b.c.t.options.ReadBuffer {
+			m, err := b.c.fill()
+			if err != nil {
+				return 0, unexpected(err)
+			}
+			b.busy = m > slowRead
+			continue
+		}
+		m, err := b.c.readInto(p)
+		if err != nil {
+			return 0, unexpected(err)
+		}
+		b.busy = m == len(p)
+		n, used, err := b.chunks.decode(p, p[:m])
+		if used < m {
+			b.keep = false // more than the answer came
+		}
+		if n > 0 || err != nil {
+			return n, b.chunkedEnd(err)
+		}
+	}
+}
+
+func (b *body) chunkedEnd(err error) error {
+	if err != io.EOF {
+		return err
+	}
+	if bad := b.chunks.addTrailer(&b.resp.Trailer); bad != nil {
+		return bad
+	}
+	return io.EOF
+}
+
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// bodyError gives an error of reading an answer this package's type.
+func bodyError(ctx context.Context, err error, reused bool) error {
+	kind := requestKind(ctx, err)
+	switch {
+	case err == http.ErrBodyReadAfterClose:
+		kind = Other
+	case kind == Other:
+		kind = Protocol // what is left are broken chunks and trailers
+	}
+	if ctx.Err() != nil && kind != Other {
+		err = context.Cause(ctx)
+	}
+	return &Error{Sent: Answered, Kind: kind, Reused: reused, Err: err}
 }

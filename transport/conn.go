@@ -3,158 +3,152 @@
 package transport
 
 import (
+	"context"
 	"crypto/tls"
-	"errors"
-	"io"
 	"net"
-	"sync"
-	"sync/atomic"
+	"os"
+	"time"
 )
 
-// bodyBuffer is the size of the pooled buffers that large request bodies are
-// copied through on their way to a connection, in bytes.
-const bodyBuffer = 64 << 10
-
-// conn counts what an HTTP/1 connection carries. It sits above TLS, so that
-// alerts and handshakes do not count as parts of a request.
-//
-// net/http knows itself whether anything was written (transport.go,
-// nothingWrittenError) but strips that knowledge from the error it returns.
+// conn is one HTTP/1.1 connection. It has no goroutine: one request at a time
+// owns it, or the pool does, and whoever owns it reads and writes.
 type conn struct {
-	net.Conn
-	buffers *sync.Pool
-	tls     *tls.ConnectionState // nil on plain connections
+	raw net.Conn // what was dialed
+	rw  net.Conn // raw, or TLS over it
+	tls *tls.ConnectionState
+	key hostKey
+	t   *Transport
 
-	written, read atomic.Int64
+	probe func() bool // nothing has arrived; nil where nobody can tell
+	abort func()      // ends reads and writes at once, from any goroutine
 
-	// fault is the first error of reading or writing. When a write fails,
-	// net/http closes the connection, and may then report that its own reader
-	// found it closed.
-	fault atomic.Pointer[error]
+	reused bool        // has served a request before
+	since  time.Time   // when it became idle
+	stop   func() bool // takes abort back from the request's context; nil between requests
+
+	written int64 // bytes of the running request that were handed over
+	read    int64 // bytes of its answer, interim ones included
+
+	buf    []byte  // nil when nothing is in it
+	r, w   int     // unread bytes are buf[r:w]
+	pooled *[]byte // buf, if it is of the transport's pool: one for a large head is not
 }
 
-func (c *conn) note(err error) {
-	if !errors.Is(err, net.ErrClosed) {
-		c.fault.CompareAndSwap(nil, &err)
+func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
+	c := &conn{raw: raw, rw: raw, key: key, t: t, probe: newProbe(raw)}
+	// The socket under TLS is closed, without TLS's parting words: they could
+	// have to wait for a write that hangs.
+	c.abort = func() { _ = raw.Close() }
+	if secured != nil {
+		state := secured.ConnectionState()
+		c.rw, c.tls = secured, &state
+	}
+	return c
+}
+
+// begin puts the connection under ctx for one request.
+func (c *conn) begin(ctx context.Context) {
+	c.written, c.read = 0, 0
+	if ctx.Done() != nil {
+		c.stop = context.AfterFunc(ctx, c.abort)
 	}
 }
 
-func (c *conn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
+// end takes the connection back from its request, for the next one if keep is
+// set and nothing speaks against it. Nobody may read from it any more.
+func (c *conn) end(keep bool) {
+	if c.stop != nil {
+		if !c.stop() {
+			keep = false // the context ended: the socket is closed, or about to be
+		}
+		c.stop = nil
+	}
+	if c.w > c.r {
+		keep = false // more than the answer came: nobody knows to what
+	}
+	c.release()
+	if !keep || !c.tlsQuiet() {
+		c.abort()
+		return
+	}
+	c.reused = true
+	c.t.pool.put(c)
+}
+
+// close ends an idle connection.
+func (c *conn) close() { _ = c.rw.Close() }
+
+// quiet reports whether an idle connection may be used: neither its end nor
+// anything unasked has arrived.
+func (c *conn) quiet() bool { return c.probe == nil || c.probe() }
+
+// tlsQuiet looks for what TLS has taken off the socket beyond the answer, where
+// probe cannot see it. With a deadline in the past the socket itself is not
+// read.
+func (c *conn) tlsQuiet() bool {
+	if c.tls == nil {
+		return true
+	}
+	if c.rw.SetReadDeadline(longAgo) != nil {
+		return false
+	}
+	var one [1]byte
+	n, err := c.rw.Read(one[:])
+	timeout, ok := err.(net.Error)
+	return n == 0 && ok && timeout.Timeout() && c.rw.SetReadDeadline(time.Time{}) == nil
+}
+
+var longAgo = time.Unix(1, 0)
+
+// fill reads once into the buffer, which is taken from the pool if there is
+// none.
+func (c *conn) fill() (int, error) {
+	switch {
+	case c.buf == nil:
+		c.pooled = c.t.readBuffers.Get().(*[]byte)
+		c.buf, c.r, c.w = *c.pooled, 0, 0
+	case c.r == c.w:
+		c.r, c.w = 0, 0
+	case c.w == len(c.buf):
+		larger := make([]byte, 2*len(c.buf))
+		n := copy(larger, c.buf[c.r:c.w])
+		c.release()
+		c.buf, c.r, c.w = larger, 0, n
+	}
+	n, err := c.readInto(c.buf[c.w:])
+	c.w += n
+	return n, err
+}
+
+// readInto reads once. An error that comes with bytes is left for the next
+// read, which meets it again.
+func (c *conn) readInto(p []byte) (int, error) {
+	n, err := c.rw.Read(p)
 	if n > 0 {
-		c.written.Add(int64(n))
+		c.read += int64(n)
+		return n, nil
 	}
-	if err != nil {
-		c.note(err)
+	if err == nil {
+		err = os.ErrInvalid // an io.Reader that does nothing is not waited for
 	}
-	return n, err
+	return 0, err
 }
 
-func (c *conn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if n > 0 {
-		c.read.Add(int64(n))
+func (c *conn) buffered() []byte { return c.buf[c.r:c.w] }
+
+// take gives the buffer back once it is empty: a stream that waits for its next
+// token holds none.
+func (c *conn) take(n int) {
+	c.r += n
+	if c.r == c.w {
+		c.release()
 	}
-	if err != nil {
-		c.note(err)
-	}
-	return n, err
 }
 
-// ReadFrom takes the part of a request body that did not fit the write buffer.
-// Bodies that can write themselves do, without a copy; others pass through a
-// pooled buffer. Without this method net/http would allocate 32 KiB for each
-// such request.
-func (c *conn) ReadFrom(r io.Reader) (int64, error) {
-	if limited, ok := r.(*io.LimitedReader); ok {
-		if body, ok := limited.R.(io.WriterTo); ok {
-			return c.writeBody(limited, body)
-		}
+func (c *conn) release() {
+	if c.pooled != nil {
+		c.t.readBuffers.Put(c.pooled)
+		c.pooled = nil
 	}
-	buf := c.buffers.Get().(*[]byte)
-	defer c.buffers.Put(buf)
-	return io.CopyBuffer(writerOnly{c}, r, *buf)
-}
-
-// writeBody lets the body write itself, cut at the length that the request
-// announces. net/http finds out about the rest, if there is one, and fails the
-// request.
-func (c *conn) writeBody(limited *io.LimitedReader, body io.WriterTo) (int64, error) {
-	w := limitedWriter{conn: c, left: limited.N}
-	_, err := body.WriteTo(&w)
-	n := limited.N - w.left
-	limited.N = w.left
-	if errors.Is(err, errBodyTooLong) {
-		err = nil
-	}
-	return n, err
-}
-
-var errBodyTooLong = errors.New("transport: body is longer than announced")
-
-type limitedWriter struct {
-	conn *conn
-	left int64
-}
-
-func (w *limitedWriter) Write(p []byte) (int, error) {
-	tooLong := int64(len(p)) > w.left
-	if tooLong {
-		p = p[:w.left]
-	}
-	n, err := w.conn.Write(p)
-	w.left -= int64(n)
-	if err == nil && tooLong {
-		err = errBodyTooLong
-	}
-	return n, err
-}
-
-// WriteString keeps bodies of type strings.Reader from turning their whole text
-// into bytes for Write.
-func (w *limitedWriter) WriteString(s string) (int, error) {
-	buf := w.conn.buffers.Get().(*[]byte)
-	defer w.conn.buffers.Put(buf)
-	written := 0
-	for len(s) > 0 {
-		n, err := w.Write((*buf)[:copy(*buf, s)])
-		written += n
-		if err != nil {
-			return written, err
-		}
-		s = s[n:]
-	}
-	return written, nil
-}
-
-// writerOnly hides ReadFrom from io.CopyBuffer, which would call it again.
-type writerOnly struct{ io.Writer }
-
-// WriteBuffers writes parts with as few system calls as the connection allows. parts is used up.
-func (w *limitedWriter) WriteBuffers(parts [][]byte) (int64, error) {
-	total, tooLong := int64(0), false
-	for i, p := range parts {
-		if left := w.left - total; int64(len(p)) > left {
-			parts, tooLong = parts[:i+1], true
-			parts[i] = p[:left]
-		}
-		total += int64(len(parts[i]))
-		if tooLong {
-			break
-		}
-	}
-	buffers := net.Buffers(parts)
-	n, err := buffers.WriteTo(w.conn.Conn)
-	if n > 0 {
-		w.conn.written.Add(n)
-	}
-	w.left -= n
-	if err != nil {
-		w.conn.note(err)
-		return n, err
-	}
-	if tooLong {
-		err = errBodyTooLong
-	}
-	return n, err
+	c.buf, c.r, c.w = nil, 0, 0
 }

@@ -8,35 +8,25 @@ import (
 	"net"
 )
 
-// dialPlain opens connections for http URLs.
-func (t *Transport) dialPlain(ctx context.Context, network, address string) (net.Conn, error) {
+// dial opens a connection to address (host:port), with TLS on top if secure is
+// set. It runs the handshake itself, so that one limit covers TCP and TLS, and
+// a failed handshake is known as such. Errors are of type *connectError.
+func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.Conn, *tls.Conn, error) {
 	ctx, cancel := t.connectContext(ctx)
 	defer cancel()
-	raw, err := t.options.DialContext(ctx, network, address)
+	raw, err := t.options.DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, newConnectError(err, false)
+		return nil, nil, newConnectError(err, false)
 	}
-	if t.plainHTTP2 {
-		return raw, nil // many requests share it: its bytes tell nothing about one
-	}
-	return &conn{Conn: raw, buffers: &t.buffers}, nil
-}
-
-// dialTLS opens connections for https URLs. It runs the handshake itself, so
-// that one limit covers TCP and TLS, and a failed handshake is known as such.
-func (t *Transport) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
-	ctx, cancel := t.connectContext(ctx)
-	defer cancel()
-	raw, err := t.options.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, newConnectError(err, false)
+	if !secure {
+		return raw, nil, nil
 	}
 	config := t.tls
 	if config.ServerName == "" {
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
 			_ = raw.Close()
-			return nil, newConnectError(err, false)
+			return nil, nil, newConnectError(err, false)
 		}
 		config = config.Clone()
 		config.ServerName = host
@@ -44,13 +34,9 @@ func (t *Transport) dialTLS(ctx context.Context, network, address string) (net.C
 	secured := tls.Client(raw, config)
 	if err := secured.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
-		return nil, newConnectError(err, true)
+		return nil, nil, newConnectError(err, true)
 	}
-	state := secured.ConnectionState()
-	if state.NegotiatedProtocol == "h2" {
-		return secured, nil // net/http must see the type to speak HTTP/2
-	}
-	return &conn{Conn: secured, buffers: &t.buffers, tls: &state}, nil
+	return raw, secured, nil
 }
 
 func (t *Transport) connectContext(ctx context.Context) (context.Context, context.CancelFunc) {

@@ -27,10 +27,15 @@ const (
 	// would be thrown away after use.
 	DefaultMaxIdlePerHost = 256
 
-	// DefaultBuffer is the size of each connection's read and write buffer.
-	// Large bodies do not pass through it (see [Transport]), so a bigger one
-	// costs memory for each open stream and buys nothing.
-	DefaultBuffer = 4 << 10
+	// DefaultReadBuffer takes a stream's chunks that came together by one system
+	// call. It is held only while a head is awaited and until the caller has
+	// taken what came, not by streams that wait for their next part.
+	DefaultReadBuffer = 16 << 10
+
+	// DefaultWriteBuffer joins head and body of small requests. It is held while
+	// a request is written. Large bodies do not pass through it (see
+	// [Transport]).
+	DefaultWriteBuffer = 4 << 10
 
 	// DefaultMaxResponseHeaderBytes is far above what engines send.
 	DefaultMaxResponseHeaderBytes = 256 << 10
@@ -54,8 +59,9 @@ type Options struct {
 	// limit over all engines.
 	MaxIdlePerHost int
 
-	// ReadBuffer and WriteBuffer are bytes for each connection. 0 means
-	// DefaultBuffer.
+	// ReadBuffer and WriteBuffer are bytes for each request that is being read
+	// or written; see the defaults. 0 means DefaultReadBuffer and
+	// DefaultWriteBuffer, and less than 1 KiB means 1 KiB.
 	ReadBuffer, WriteBuffer int
 
 	// MaxResponseHeaderBytes bounds the head of an answer; a longer one is an
@@ -69,14 +75,19 @@ type Options struct {
 
 	// Protocols chooses HTTP versions. nil means HTTP/1.1 alone: engines under
 	// uvicorn speak nothing else, and one HTTP/2 connection would put all
-	// streams under one flow control window. Over HTTP/2 an error counts as
-	// NotSent only if no connection came about.
+	// streams under one flow control window. A choice with HTTP/2 in it hands
+	// all requests to net/http's own transport: buffers are then held for a
+	// connection's whole life, GET and its kin may be sent again after a
+	// connection broke, and over HTTP/2 an error counts as NotSent only if no
+	// connection came about.
 	Protocols *http.Protocols
 
 	// DialContext opens connections in place of a [net.Dialer], for in-memory
 	// networks and tests. TLS, where the URL asks for it, is run on top.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
 }
+
+const minBuffer = 1 << 10
 
 // withDefaults returns a copy of o (nil allowed) without zero values that stand
 // for a default.
@@ -88,8 +99,8 @@ func (o *Options) withDefaults() Options {
 	out.ConnectTimeout = orDefault(out.ConnectTimeout, DefaultConnectTimeout)
 	out.IdleTimeout = orDefault(out.IdleTimeout, DefaultIdleTimeout)
 	out.MaxIdlePerHost = orDefault(out.MaxIdlePerHost, DefaultMaxIdlePerHost)
-	out.ReadBuffer = orDefault(max(out.ReadBuffer, 0), DefaultBuffer)
-	out.WriteBuffer = orDefault(max(out.WriteBuffer, 0), DefaultBuffer)
+	out.ReadBuffer = max(orDefault(max(out.ReadBuffer, 0), DefaultReadBuffer), minBuffer)
+	out.WriteBuffer = max(orDefault(max(out.WriteBuffer, 0), DefaultWriteBuffer), minBuffer)
 	out.MaxResponseHeaderBytes = orDefault(max(out.MaxResponseHeaderBytes, 0), DefaultMaxResponseHeaderBytes)
 	if out.DialContext == nil {
 		out.DialContext = (&net.Dialer{}).DialContext

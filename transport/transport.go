@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"net/http"
-	"net/http/httptrace"
 	"sync"
 	"sync/atomic"
 )
@@ -15,57 +14,75 @@ import (
 // concurrent use, and follows no redirect, asks for and decodes no compression,
 // keeps no cookies and ignores the proxy variables of the environment.
 //
-// Connections serve again once an answer's body was read to its end. A request
-// body that does not fit the write buffer goes to the connection by its own
-// WriteTo method if it has one, and then is not copied on the way.
+// HTTP/1.1 is spoken in the goroutines of the callers: RoundTrip writes the
+// request and reads the answer's head, Read of the answer's body reads from the
+// connection. An idle connection costs no goroutine and no buffer, and one that
+// waits for an answer or for its next part no goroutine.
 //
-// net/http may send a request a second time by itself, on another connection:
-// always only when nothing of it was written, or when the method is one of GET,
-// HEAD, OPTIONS and TRACE, or when it carries an Idempotency-Key header. Leave
-// that header out of requests that must not run twice.
+// Connections serve again once an answer's body was read to its end; Close
+// before that closes them. A connection on which anything came in while it was
+// idle, its end or words unasked, is not used again. No request is ever sent
+// twice after a byte of it may have left, whatever its method; one of which
+// nothing left because its idle connection had died goes out on another.
+//
+// A body that fits the write buffer together with the head is read first, then
+// sent with it in one call; that is also when a body of unknown length is read,
+// whole, since requests always tell their Content-Length. Larger bodies go to
+// the connection by their own WriteTo method if they have one, and then are not
+// copied on the way. If the writer it is given has the method
+// WriteBuffers([][]byte) (int64, error), WriteTo may hand over all its parts in
+// one call. A body whose Read blocks holds RoundTrip up; the context cannot end
+// it.
+//
+// An answer that comes before the body is written ends the writing where that
+// fails, or is stuck for some 200 ms: the answer is returned, and its connection
+// is not used again. A body written all the way is followed by its answer as
+// usual, however early that came.
+//
+// Requests must have an ASCII host, and neither trailers nor the method
+// CONNECT; of their header, Host, Content-Length, Transfer-Encoding and Trailer
+// are not sent. Interim answers are skipped, and 101 is an error. Hooks of
+// net/http/httptrace are called for HTTP/2 only, as is all that stands at
+// [Options].Protocols.
 //
 // There is no limit on the time an answer takes: that is the context's
-// business.
+// business. It covers the answer's body until that is closed or read to its
+// end.
 type Transport struct {
-	options    Options
-	tls        *tls.Config
-	plainHTTP2 bool
-	base       *http.Transport
-	closed     atomic.Bool
-	watches    sync.Pool // *watch
-	buffers    sync.Pool // *[]byte of bodyBuffer bytes
+	options Options
+	tls     *tls.Config
+	other   *standard // nil for HTTP/1.1 alone
+	pool    pool
+	closed  atomic.Bool
+
+	readBuffers, writeBuffers, bodyBuffers sync.Pool // *[]byte
 }
 
 // New returns a Transport; nil options are allowed. Close it when done.
 func New(options *Options) *Transport {
 	t := &Transport{options: options.withDefaults()}
-	t.watches.New = func() any { return newWatch() }
-	t.buffers.New = func() any {
-		b := make([]byte, bodyBuffer)
-		return &b
-	}
+	t.pool.limit, t.pool.timeout = max(t.options.MaxIdlePerHost, 0), max(t.options.IdleTimeout, 0)
+	t.readBuffers.New = buffersOf(t.options.ReadBuffer)
+	t.writeBuffers.New = buffersOf(t.options.WriteBuffer)
+	t.bodyBuffers.New = buffersOf(bodyBuffer)
 
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	if t.options.Protocols != nil {
 		*protocols = *t.options.Protocols
 	}
-	t.plainHTTP2 = protocols.UnencryptedHTTP2() && !protocols.HTTP1()
 	t.tls = clientTLS(t.options.TLS, protocols)
-
-	t.base = &http.Transport{
-		DialContext:            t.dialPlain,
-		DialTLSContext:         t.dialTLS,
-		TLSClientConfig:        t.tls,
-		DisableCompression:     true,
-		MaxIdleConnsPerHost:    t.options.MaxIdlePerHost,
-		IdleConnTimeout:        max(t.options.IdleTimeout, 0),
-		ReadBufferSize:         t.options.ReadBuffer,
-		WriteBufferSize:        t.options.WriteBuffer,
-		MaxResponseHeaderBytes: t.options.MaxResponseHeaderBytes,
-		Protocols:              protocols,
+	if protocols.HTTP2() || protocols.UnencryptedHTTP2() {
+		t.other = newStandard(t, protocols)
 	}
 	return t
+}
+
+func buffersOf(size int) func() any {
+	return func() any {
+		b := make([]byte, size)
+		return &b
+	}
 }
 
 // clientTLS returns a copy of config (nil allowed) fit for this package's own
@@ -99,36 +116,21 @@ func (t *Transport) send(ctx context.Context, req *http.Request) (*http.Response
 		closeBody(req)
 		return nil, &Error{Sent: NotSent, Kind: Other, Err: ErrClosed, final: true}
 	}
-	w := t.watches.Get().(*watch)
-	pooled := true
-	if httptrace.ContextClientTrace(ctx) != nil {
-		// The two traces are merged, which changes ours for good.
-		w, pooled = newWatch(), false
+	if t.other != nil {
+		return t.other.send(ctx, req)
 	}
-	resp, err := t.base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, &w.trace)))
-	if t.closed.Load() {
-		// Close came while this request was under way: its connection must not
-		// stay behind.
-		t.base.CloseIdleConnections()
-	}
-	if err != nil {
-		err = w.failure(ctx, err)
-	} else {
-		resp.Request = req
-		if resp.TLS == nil && w.conn != nil {
-			resp.TLS = w.conn.tls
-		}
-		wrapBody(ctx, resp, w.reused)
-	}
-	if pooled {
-		w.reset()
-		t.watches.Put(w)
-	}
-	return resp, err
+	return t.exchange(ctx, req)
 }
 
 // CloseIdleConnections closes the connections that no request uses now.
-func (t *Transport) CloseIdleConnections() { t.base.CloseIdleConnections() }
+func (t *Transport) CloseIdleConnections() { t.closeIdle(false) }
+
+func (t *Transport) closeIdle(final bool) {
+	t.pool.closeIdle(final)
+	if t.other != nil {
+		t.other.base.CloseIdleConnections()
+	}
+}
 
 // Close ends the pool: idle connections are closed now, those in use after
 // their request, and new requests fail with [ErrClosed]. It does not wait, and
@@ -136,7 +138,7 @@ func (t *Transport) CloseIdleConnections() { t.base.CloseIdleConnections() }
 // be called again.
 func (t *Transport) Close() error {
 	t.closed.Store(true)
-	t.base.CloseIdleConnections()
+	t.closeIdle(true)
 	return nil
 }
 

@@ -25,17 +25,17 @@ func TestDefaults(t *testing.T) {
 	o := (*Options)(nil).withDefaults()
 	assert.Equal(t, 2*time.Second, o.ConnectTimeout)
 	assert.Equal(t, 256, o.MaxIdlePerHost)
-	assert.Equal(t, 4<<10, o.ReadBuffer)
+	assert.Equal(t, 16<<10, o.ReadBuffer)
 	assert.Equal(t, 4<<10, o.WriteBuffer)
 	assert.Less(t, o.IdleTimeout, 5*time.Second, "uvicorn closes idle connections after 5 s")
 	assert.Positive(t, o.MaxResponseHeaderBytes)
 
 	none := (&Options{ConnectTimeout: -1, IdleTimeout: -1, MaxIdlePerHost: -1, ReadBuffer: -1, MaxResponseHeaderBytes: -1}).withDefaults()
 	assert.Negative(t, none.ConnectTimeout)
-	assert.Equal(t, DefaultBuffer, none.ReadBuffer)
+	assert.Equal(t, DefaultReadBuffer, none.ReadBuffer)
 	assert.EqualValues(t, DefaultMaxResponseHeaderBytes, none.MaxResponseHeaderBytes)
 	tr := newTransport(t, &none)
-	assert.Zero(t, tr.base.IdleConnTimeout)
+	assert.Zero(t, tr.pool.timeout)
 	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 	assert.Equal(t, "ok", exchange(t, tr, post(t, s.URL, "x")), "no limit on connecting is not a limit of zero")
 }
@@ -93,7 +93,6 @@ func TestProxyVariablesAreIgnored(t *testing.T) {
 	assert.Equal(t, "direct", exchange(t, tr, post(t, "http://engine.test:8000/v1", "x")))
 	assert.Equal(t, "engine.test:8000", <-dialed)
 	assert.Zero(t, proxied.Load())
-	assert.Nil(t, tr.base.Proxy)
 }
 
 func TestCookiesAreNotKept(t *testing.T) {
@@ -230,30 +229,26 @@ func TestTheRequestIsNotChangedAndTheAnswerNamesIt(t *testing.T) {
 	assert.Equal(t, before, req.Header)
 }
 
-func TestSwitchingProtocolsKeepsAWritableBody(t *testing.T) {
+// Nothing may be written to an engine outside of requests.
+func TestSwitchingProtocolsIsAnError(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		r := bufio.NewReader(c)
-		if _, err := http.ReadRequest(r); err != nil {
-			return
-		}
+		e.read(r)
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
-		_, _ = io.CopyN(c, r, 4)
+		_, err := r.ReadByte()
+		assert.Error(t, err, "the connection is closed")
+		e.requests.Add(1)
 	})
 	req, err := http.NewRequest(http.MethodGet, e.url(), nil)
 	require.NoError(t, err)
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", "echo")
-	resp, err := newTransport(t, nil).RoundTrip(req)
-	require.NoError(t, err)
-	rw, ok := resp.Body.(io.ReadWriteCloser)
-	require.True(t, ok)
-	_, err = io.WriteString(rw, "ping")
-	require.NoError(t, err)
-	got := make([]byte, 4)
-	_, err = io.ReadFull(rw, got)
-	require.NoError(t, err)
-	assert.Equal(t, "ping", string(got))
-	require.NoError(t, rw.Close())
+	_, err = newTransport(t, nil).RoundTrip(req)
+	var got *Error
+	require.ErrorAs(t, err, &got)
+	assert.Equal(t, Protocol, got.Kind)
+	assert.Equal(t, MaybeSent, got.Sent)
+	waitFor(t, "closed", func() bool { return e.requests.Load() == 2 })
 }
 
 func TestCloseEndsThePool(t *testing.T) {

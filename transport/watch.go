@@ -20,8 +20,8 @@ import (
 type watch struct {
 	trace httptrace.ClientTrace
 
-	conn        *conn // nil before the first connection and on HTTP/2
-	wrote, read int64 // of conn, when it was given to the request
+	conn        *counted // nil before the first connection and on HTTP/2
+	wrote, read int64    // of conn, when it was given to the request
 	connected   bool
 	reused      bool
 	sent        bool // on an earlier connection, or on one that cannot tell
@@ -37,7 +37,7 @@ func (w *watch) gotConn(info httptrace.GotConnInfo) {
 	w.sent = w.wroteAny()
 	w.connected = true
 	w.reused = info.Reused
-	c, counted := info.Conn.(*conn)
+	c, counted := info.Conn.(*counted)
 	if !counted {
 		w.conn, w.sent = nil, true
 		return

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+)
+
+var (
+	errChunk       = errors.New("transport: malformed chunk in the answer")
+	errChunkWaste  = errors.New("transport: the answer's chunks carry too little")
+	errTrailerLong = errors.New("transport: the answer's trailer is too long")
+)
+
+const (
+	maxChunkLine  = 4095     // bytes of a chunk's size and extensions
+	maxTrailer    = 16 << 10 // bytes
+	maxChunkWaste = 16 << 10 // bytes of framing beyond what many small chunks need
+)
+
+// chunks decodes the chunked transfer coding (RFC 9112, 7.1), from whatever
+// piece has arrived into whatever room there is. The rules are those of
+// net/http, which takes no bare LF here.
+type chunks struct {
+	state   chunkState
+	size    uint64 // of the chunk, then what is left of it
+	digits  int
+	line    int // bytes of the chunk's line
+	waste   int64
+	trailer []byte
+}
+
+type chunkState uint8
+
+const (
+	chunkSize chunkState = iota
+	chunkSpace
+	chunkExtension
+	chunkLineLF
+	chunkData
+	chunkDataCR
+	chunkDataLF
+	chunkTrailer
+	chunkDone
+)
+
+// decode moves data from src to dst, which may be the same memory: the data is
+// never longer than what it is taken from. It stops where dst is full, and
+// after the last chunk with io.EOF.
+func (d *chunks) decode(dst, src []byte) (n, used int, err error) {
+	for d.state != chunkDone {
+		if used == len(src) {
+			return n, used, nil
+		}
+		if d.state == chunkData {
+			room := min(len(dst)-n, len(src)-used)
+			if uint64(room) > d.size {
+				room = int(d.size)
+			}
+			if room == 0 {
+				return n, used, nil
+			}
+			copy(dst[n:], src[used:used+room])
+			n, used, d.size = n+room, used+room, d.size-uint64(room)
+			if d.size == 0 {
+				d.state = chunkDataCR
+			}
+			continue
+		}
+		if err := d.step(src[used]); err != nil {
+			return n, used, err
+		}
+		used++
+	}
+	return n, used, io.EOF
+}
+
+// step takes one byte that is not data.
+func (d *chunks) step(b byte) error {
+	switch d.state {
+	case chunkDataCR, chunkDataLF:
+		if d.state == chunkDataCR && b == '\r' {
+			d.state = chunkDataLF
+			return nil
+		}
+		if d.state == chunkDataLF && b == '\n' {
+			d.state, d.size, d.digits, d.line = chunkSize, 0, 0, 0
+			return nil
+		}
+		return errChunk
+	case chunkLineLF:
+		if b != '\n' {
+			return errChunk
+		}
+		return d.begin()
+	case chunkTrailer:
+		return d.stepTrailer(b)
+	}
+	if d.line++; b == '\r' {
+		if d.digits == 0 {
+			return errChunk
+		}
+		d.line--
+		d.state = chunkLineLF
+		return nil
+	}
+	if d.line > maxChunkLine {
+		return errChunk
+	}
+	switch {
+	case b == '\n':
+		return errChunk
+	case d.state == chunkExtension:
+		return nil
+	case b == ' ' || b == '\t':
+		d.state = chunkSpace // before the line's end only
+		return nil
+	case d.state == chunkSpace:
+		return errChunk
+	case b == ';':
+		d.state = chunkExtension
+		return nil
+	}
+	return d.digit(b)
+}
+
+func (d *chunks) digit(b byte) error {
+	switch {
+	case b >= '0' && b <= '9':
+		b -= '0'
+	case b >= 'a' && b <= 'f':
+		b -= 'a' - 10
+	case b >= 'A' && b <= 'F':
+		b -= 'A' - 10
+	default:
+		return errChunk
+	}
+	const most = 1 << 62 // a larger sum of bytes is no answer
+	if d.digits++; d.digits > 16 {
+		return errChunk
+	}
+	if d.size = d.size<<4 | uint64(b); d.size >= most {
+		return errChunk
+	}
+	return nil
+}
+
+// begin starts a chunk after its line. One byte to a chunk is fine, as streams
+// have it; extensions without end are not.
+func (d *chunks) begin() error {
+	if d.state = chunkData; d.size == 0 {
+		d.state = chunkTrailer
+	}
+	d.waste = max(d.waste+int64(d.line)+2-16-2*int64(min(d.size, maxChunkWaste)), 0)
+	if d.waste > maxChunkWaste {
+		return errChunkWaste
+	}
+	return nil
+}
+
+// stepTrailer collects the trailer up to its empty line.
+func (d *chunks) stepTrailer(b byte) error {
+	last := byte(0)
+	if n := len(d.trailer); n > 0 {
+		last = d.trailer[n-1]
+	}
+	if (b == '\n') != (last == '\r') {
+		return errChunk
+	}
+	if d.trailer = append(d.trailer, b); len(d.trailer) > maxTrailer {
+		return errTrailerLong
+	}
+	if len(d.trailer) == 2 && b == '\n' || bytes.HasSuffix(d.trailer, []byte("\r\n\r\n")) {
+		d.state = chunkDone
+	}
+	return nil
+}
+
+// addTrailer adds the fields of a decoded body's trailer.
+func (d *chunks) addTrailer(to *http.Header) error {
+	if len(d.trailer) <= 2 {
+		return nil
+	}
+	fields := make(http.Header)
+	if err := parseFields(string(d.trailer), fields); err != nil {
+		return err
+	}
+	if *to == nil {
+		*to = make(http.Header, len(fields))
+	}
+	for name, values := range fields {
+		(*to)[name] = values
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"net/http"
+	"time"
+)
+
+// patience is how long a large body is written before an early answer is looked
+// for. An engine may refuse a request by its head, and then neither read the
+// body nor close the connection.
+const patience = 200 * time.Millisecond
+
+// early reads the head of an answer while the request's body is still written.
+// It is the only thing here that runs beside the caller's goroutine, and the
+// caller waits for it.
+type early struct {
+	timer *time.Timer
+	done  chan struct{}
+	h     *head
+	err   error
+}
+
+func (c *conn) watchEarly(method string) *early {
+	w := &early{done: make(chan struct{})}
+	w.timer = time.AfterFunc(patience, func() {
+		defer close(w.done)
+		w.h, w.err = c.readHead(method)
+		// Whatever came, an answer or the connection's end: nobody reads the
+		// rest of the body.
+		_ = c.rw.SetWriteDeadline(longAgo)
+	})
+	return w
+}
+
+// converseLong is converse for a body that does not fit the write buffer.
+func (c *conn) converseLong(req *http.Request, m *message) (h *head, whole bool, err error) {
+	w := c.watchEarly(methodOf(req))
+	connErr, bodyErr := m.writeTo(c)
+	if w.timer.Stop() {
+		switch {
+		case bodyErr != nil:
+			return nil, false, requestFault{bodyErr}
+		case connErr != nil && c.written == 0 && c.reused:
+			return nil, false, connErr
+		case connErr != nil:
+			h, err = c.lastWords(methodOf(req), connErr)
+			return h, false, err
+		}
+		m.free()
+		h, err = c.readHead(methodOf(req))
+		return h, true, err
+	}
+	if bodyErr != nil {
+		c.abort()
+		<-w.done
+		return nil, false, requestFault{bodyErr}
+	}
+	if connErr != nil {
+		_ = c.rw.SetReadDeadline(time.Now().Add(lastWords))
+	}
+	<-w.done
+	if w.err != nil && connErr != nil && !isTimeout(connErr) && !isAlert(w.err) {
+		return nil, false, connErr
+	}
+	if connErr == nil {
+		// All was written, however long it took: the connection is as good as
+		// any once the deadline is off it.
+		return w.h, c.rw.SetWriteDeadline(time.Time{}) == nil, w.err
+	}
+	if w.err == nil {
+		w.err = c.rw.SetReadDeadline(time.Time{})
+	}
+	return w.h, false, w.err
+}
+
+func methodOf(req *http.Request) string {
+	if req.Method == "" {
+		return http.MethodGet
+	}
+	return req.Method
+}

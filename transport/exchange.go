@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"time"
+)
+
+// exchange sends a request over this package's own connections.
+func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Response, error) {
+	if err := checkTarget(req); err != nil {
+		closeBody(req)
+		return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
+	}
+	m, err := t.newMessage(req)
+	if err != nil {
+		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, err), Err: err, final: true}
+	}
+	defer m.free()
+	for {
+		c, err := t.connection(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		resp, failed := c.roundTrip(ctx, req, m)
+		if failed == nil {
+			return resp, nil
+		}
+		// The engine closed an idle connection between the look at it and the
+		// first byte. Another one is as good, and a new one cannot end so.
+		again := failed.Reused && failed.Sent == NotSent && !failed.final && ctx.Err() == nil
+		if !again || !m.rewind(req) {
+			return nil, failed
+		}
+	}
+}
+
+// connection takes an idle connection, or opens one.
+func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, error) {
+	if ctx.Err() != nil {
+		cause := context.Cause(ctx)
+		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, cause), Err: cause, final: true}
+	}
+	key := hostKey{secure: req.URL.Scheme == "https", host: req.URL.Host}
+	if c := t.pool.take(key); c != nil {
+		return c, nil
+	}
+	raw, secured, err := t.dial(ctx, address(req), key.secure)
+	if err == nil {
+		return t.newConn(key, raw, secured), nil
+	}
+	e := &Error{Sent: NotSent, Err: err}
+	if ctx.Err() != nil {
+		e.Err = context.Cause(ctx)
+		e.Kind, e.final = requestKind(ctx, e.Err), true
+		return nil, e
+	}
+	if ce, ok := errors.AsType[*connectError](err); ok {
+		e.Kind = ce.kind
+	}
+	e.final = rejectsCertificate(err)
+	return nil, e
+}
+
+// address is what to dial.
+func address(req *http.Request) string {
+	if req.URL.Port() != "" {
+		return req.URL.Host
+	}
+	port := "80"
+	if req.URL.Scheme == "https" {
+		port = "443"
+	}
+	return net.JoinHostPort(req.URL.Hostname(), port)
+}
+
+// rewind makes the message ready for another connection.
+func (m *message) rewind(req *http.Request) bool {
+	if m.body == nil {
+		return true // it lies in the buffer
+	}
+	if req.GetBody == nil {
+		return false
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return false
+	}
+	_ = m.body.Close()
+	m.body = body
+	return true
+}
+
+// answer is an http.Response with its body, in one allocation.
+type answer struct {
+	http.Response
+	body body
+}
+
+// roundTrip runs one request. The connection is then the answer's body's, or
+// over.
+func (c *conn) roundTrip(ctx context.Context, req *http.Request, m *message) (*http.Response, *Error) {
+	reused := c.reused
+	c.begin(ctx)
+	h, whole, err := c.converse(req, m)
+	if err != nil {
+		failed := c.failure(ctx, err)
+		c.end(false)
+		return nil, failed
+	}
+	a := &answer{Response: http.Response{
+		Status: h.status, StatusCode: h.code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: h.minor,
+		Header: h.header, ContentLength: h.told, Trailer: h.trailer, Close: h.close, Request: req, TLS: c.tls,
+	}}
+	if h.minor == 0 {
+		a.Proto = "HTTP/1.0"
+	}
+	if h.chunked {
+		a.TransferEncoding = chunkedEncoding
+	}
+	keep := whole && !h.close && !m.last
+	if h.length == 0 {
+		a.Response.Body = http.NoBody
+		c.end(keep)
+		return &a.Response, nil
+	}
+	a.body.c, a.body.abort, a.body.ctx, a.body.resp = c, c.abort, ctx, &a.Response
+	a.body.reused, a.body.keep = reused, keep
+	a.body.left, a.body.chunked = h.length, h.chunked
+	a.Response.Body = &a.body
+	return &a.Response, nil
+}
+
+var chunkedEncoding = []string{"chunked"}
+
+// requestFault is a failure of the request's own body.
+type requestFault struct{ error }
+
+// Unwrap returns the body's error.
+func (f requestFault) Unwrap() error { return f.error }
+
+// failure says what err means for the request. It looks at the connection, so
+// it comes before the connection's end.
+func (c *conn) failure(ctx context.Context, err error) *Error {
+	e := &Error{Sent: NotSent, Reused: c.reused, Err: err}
+	if c.written > 0 {
+		e.Sent = MaybeSent
+	}
+	_, fault := errors.AsType[requestFault](err)
+	if fault {
+		e.Err = errors.Unwrap(err)
+		err = e.Err
+	}
+	e.Kind = requestKind(ctx, err)
+	switch {
+	case ctx.Err() != nil:
+		e.Err = context.Cause(ctx)
+	case fault:
+		e.final = true
+	case e.Kind == TLS:
+		// With TLS 1.3 the client is done before the engine has judged its
+		// certificate, so the verdict comes as an alert in place of an answer.
+		// An engine reads no request before that verdict (RFC 8446, 4.4.4).
+		e.final = true
+		if !c.reused && c.read == 0 {
+			e.Sent = NotSent
+		}
+	case e.Kind == Other:
+		e.Kind = Protocol
+	}
+	return e
+}
+
+// lastWords is how long an engine that broke off a request is given to say why.
+const lastWords = time.Second
+
+// converse sends the message and reads the answer's head. whole tells that the
+// engine was sent everything.
+func (c *conn) converse(req *http.Request, m *message) (h *head, whole bool, err error) {
+	if m.body != nil {
+		return c.converseLong(req, m)
+	}
+	if err, _ := m.writeTo(c); err != nil {
+		if c.written == 0 && c.reused {
+			return nil, false, err
+		}
+		h, err := c.lastWords(methodOf(req), err)
+		return h, false, err
+	}
+	m.free()
+	h, err = c.readHead(methodOf(req))
+	return h, true, err
+}
+
+// lastWords reads the answer of an engine that no longer takes the request: one
+// that is too large, say, or refused. writeErr is returned if there is none.
+func (c *conn) lastWords(method string, writeErr error) (*head, error) {
+	if c.rw.SetReadDeadline(time.Now().Add(lastWords)) != nil {
+		return nil, writeErr
+	}
+	h, err := c.readHead(method)
+	if err == nil {
+		err = c.rw.SetReadDeadline(time.Time{})
+	}
+	if err != nil && !isAlert(err) {
+		err = writeErr
+	}
+	return h, err
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+)
+
+// standard sends requests by net/http's own transport, where
+// [Options].Protocols allows more than HTTP/1.1. It brings net/http's errors
+// into this package's shape.
+type standard struct {
+	base       *http.Transport
+	t          *Transport
+	plainHTTP2 bool
+	watches    sync.Pool // *watch
+}
+
+func newStandard(t *Transport, protocols *http.Protocols) *standard {
+	s := &standard{t: t, plainHTTP2: protocols.UnencryptedHTTP2() && !protocols.HTTP1()}
+	s.watches.New = func() any { return newWatch() }
+	s.base = &http.Transport{
+		DialContext:            s.dialPlain,
+		DialTLSContext:         s.dialTLS,
+		TLSClientConfig:        t.tls,
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    t.options.MaxIdlePerHost,
+		IdleConnTimeout:        max(t.options.IdleTimeout, 0),
+		ReadBufferSize:         t.options.ReadBuffer,
+		WriteBufferSize:        t.options.WriteBuffer,
+		MaxResponseHeaderBytes: t.options.MaxResponseHeaderBytes,
+		Protocols:              protocols,
+	}
+	return s
+}
+
+func (s *standard) dialPlain(ctx context.Context, _, address string) (net.Conn, error) {
+	raw, _, err := s.t.dial(ctx, address, false)
+	if err != nil {
+		return nil, err
+	}
+	if s.plainHTTP2 {
+		return raw, nil // many requests share it: its bytes tell nothing about one
+	}
+	return &counted{Conn: raw}, nil
+}
+
+func (s *standard) dialTLS(ctx context.Context, _, address string) (net.Conn, error) {
+	_, secured, err := s.t.dial(ctx, address, true)
+	if err != nil {
+		return nil, err
+	}
+	state := secured.ConnectionState()
+	if state.NegotiatedProtocol == "h2" {
+		return secured, nil // net/http must see the type to speak HTTP/2
+	}
+	return &counted{Conn: secured, tls: &state}, nil
+}
+
+func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response, error) {
+	w := s.watches.Get().(*watch)
+	pooled := true
+	if httptrace.ContextClientTrace(ctx) != nil {
+		// The two traces are merged, which changes ours for good.
+		w, pooled = newWatch(), false
+	}
+	resp, err := s.base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, &w.trace)))
+	if s.t.closed.Load() {
+		// Close came while this request was under way: its connection must not
+		// stay behind.
+		s.base.CloseIdleConnections()
+	}
+	if err != nil {
+		err = w.failure(ctx, err)
+	} else {
+		resp.Request = req
+		if resp.TLS == nil && w.conn != nil {
+			resp.TLS = w.conn.tls
+		}
+		if resp.Body != http.NoBody && resp.StatusCode != http.StatusSwitchingProtocols {
+			resp.Body = &standardBody{ReadCloser: resp.Body, ctx: ctx, reused: w.reused}
+		}
+	}
+	if pooled {
+		w.reset()
+		s.watches.Put(w)
+	}
+	return resp, err
+}
+
+// standardBody gives errors of reading an answer this package's type, and so
+// keeps addresses out of their text.
+type standardBody struct {
+	io.ReadCloser
+	ctx    context.Context
+	reused bool
+}
+
+func (b *standardBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = bodyError(b.ctx, err, b.reused)
+	}
+	return n, err
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"sync"
+	"time"
+)
+
+// hostKey is what connections are the same by.
+type hostKey struct {
+	secure bool
+	host   string // with the port if the URL has one
+}
+
+// pool keeps idle connections. It has no goroutine: one timer, armed while
+// there is something to keep, ends what was idle for too long.
+type pool struct {
+	limit   int           // of each host
+	timeout time.Duration // 0 means none
+
+	mu     sync.Mutex
+	closed bool
+	hosts  map[hostKey][]*conn // the longest idle first
+	timer  *time.Timer
+	armed  bool
+}
+
+// take returns a connection that was quiet so far, the one used last: it is the
+// least likely to be closed by the engine now. nil means that there is none.
+func (p *pool) take(key hostKey) *conn {
+	for {
+		c := p.pop(key)
+		if c == nil || (p.timeout == 0 || time.Since(c.since) < p.timeout) && c.quiet() {
+			return c
+		}
+		c.close()
+	}
+}
+
+func (p *pool) pop(key hostKey) *conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	idle := p.hosts[key]
+	if len(idle) == 0 {
+		return nil
+	}
+	last := len(idle) - 1
+	c := idle[last]
+	idle[last] = nil
+	p.hosts[key] = idle[:last]
+	return c
+}
+
+// put keeps c, or closes it where no more are kept.
+func (p *pool) put(c *conn) {
+	c.since = time.Now()
+	p.mu.Lock()
+	idle := p.hosts[c.key]
+	if p.closed || len(idle) >= p.limit {
+		p.mu.Unlock()
+		c.close()
+		return
+	}
+	if p.hosts == nil {
+		p.hosts = make(map[hostKey][]*conn)
+	}
+	p.hosts[c.key] = append(idle, c)
+	p.arm()
+	p.mu.Unlock()
+}
+
+// arm sets the timer unless it runs. It may fire up to one period after the
+// first connection is due: take does not hand that one out, and a timer that is
+// moved with each request would cost each request.
+func (p *pool) arm() {
+	if p.armed {
+		return
+	}
+	p.armed = true
+	every := p.timeout
+	if every == 0 {
+		every = DefaultIdleTimeout // even then, engines' closed connections should not stay
+	}
+	if p.timer == nil {
+		p.timer = time.AfterFunc(every, p.sweep)
+	} else {
+		p.timer.Reset(every)
+	}
+}
+
+// sweep closes what was idle for too long or was closed by the engine, and
+// looks again when the next is due.
+func (p *pool) sweep() {
+	p.mu.Lock()
+	p.armed = false
+	if p.closed {
+		p.mu.Unlock()
+		return
+	}
+	now := time.Now()
+	var over []*conn
+	next := time.Duration(0)
+	for key, idle := range p.hosts {
+		kept := idle[:0]
+		for _, c := range idle {
+			left := DefaultIdleTimeout
+			if p.timeout > 0 {
+				left = p.timeout - now.Sub(c.since)
+			}
+			if left <= 0 || !c.quiet() {
+				over = append(over, c)
+				continue
+			}
+			if next == 0 || left < next {
+				next = left
+			}
+			kept = append(kept, c)
+		}
+		clear(idle[len(kept):])
+		if p.hosts[key] = kept; len(kept) == 0 {
+			delete(p.hosts, key)
+		}
+	}
+	if next > 0 {
+		p.armed = true
+		p.timer.Reset(next)
+	}
+	p.mu.Unlock()
+	for _, c := range over {
+		c.close()
+	}
+}
+
+// closeIdle closes all idle connections; final keeps new ones from being kept.
+func (p *pool) closeIdle(final bool) {
+	p.mu.Lock()
+	p.closed = p.closed || final
+	hosts := p.hosts
+	p.hosts = nil
+	if p.timer != nil {
+		p.timer.Stop()
+		p.armed = false
+	}
+	p.mu.Unlock()
+	for _, idle := range hosts {
+		for _, c := range idle {
+			c.close()
+		}
+	}
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package transport
+
+import (
+	"net"
+	"syscall"
+)
+
+// newProbe returns a function that tells whether nothing has arrived on raw, not
+// even its end. It looks without waiting and without taking anything out. It is
+// nil for connections that are not sockets.
+func newProbe(raw net.Conn) func() bool {
+	socket, ok := raw.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	rc, err := socket.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	var quiet bool
+	var one [1]byte
+	look := func(fd uintptr) {
+		_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		for err == syscall.EINTR {
+			_, _, err = syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		}
+		quiet = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
+	}
+	return func() bool {
+		quiet = false
+		return rc.Control(look) == nil && quiet
+	}
+}
