@@ -124,8 +124,7 @@ func ExampleFlow_Do_error() {
 	prefill.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusServiceUnavailable, Count: -1})
 	_, err := flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` + prompt + `}`)})
 
-	var e *pdflow.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*pdflow.Error](err); ok {
 		fmt.Println(e.Code, "of the leg", e.Leg, "becomes status", e.HTTPStatus())
 	}
 	// Output:

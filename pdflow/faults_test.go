@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -534,6 +533,6 @@ func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
 	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" }, 2*time.Second, time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	require.True(t, errors.Is(x.flow.Shutdown(ctx), context.DeadlineExceeded))
+	require.ErrorIs(t, x.flow.Shutdown(ctx), context.DeadlineExceeded)
 	require.Error(t, (<-started).err, "the cut stream looks whole")
 }

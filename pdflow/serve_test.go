@@ -32,7 +32,7 @@ func TestOneRequestOverTwoEngines(t *testing.T) {
 			require.Len(t, o, 1)
 			require.Nil(t, o[0].Err)
 			require.Equal(t, pdflow.ModeDisaggregated, o[0].Mode)
-			require.EqualValues(t, x.d.Stats().ExternalKVTransfer, o[0].KVTokens)
+			require.Equal(t, x.d.Stats().ExternalKVTransfer, o[0].KVTokens)
 			require.Positive(t, o[0].HandoffAge)
 		})
 	}
