@@ -168,7 +168,7 @@ func (d *chunks) stepTrailer(b byte) error {
 		last = d.trailer[n-1]
 	}
 	if (b == '\n') != (last == '\r') {
-		return errChunk
+		return errMalformed
 	}
 	if d.trailer = append(d.trailer, b); len(d.trailer) > maxTrailer {
 		return errTrailerLong
