@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const tooLarge = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 9\r\n\r\ntoo large"
+
+// An engine that judges a request by its head says so before it has read the
+// body. Its answer is worth more than the broken write.
+func TestAnAnswerBeforeTheBodyWasReadIsReturned(t *testing.T) {
+	for _, row := range []struct {
+		rule   string
+		script func(*engine, net.Conn)
+	}{
+		{"and the connection reset", func(_ *engine, c net.Conn) {
+			_, _ = c.Read(make([]byte, 1<<10))
+			_, _ = io.WriteString(c, tooLarge)
+		}},
+		{"and the connection left open", func(e *engine, c net.Conn) {
+			_, _ = c.Read(make([]byte, 1<<10))
+			_, _ = io.WriteString(c, "HTTP/1.1 100 Continue\r\n\r\n"+tooLarge)
+			for e.requests.Load() == 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}},
+	} {
+		t.Run(row.rule, func(t *testing.T) {
+			e := newEngine(t, row.script)
+			tr := newTransport(t, nil)
+			start := time.Now()
+			resp, err := tr.RoundTrip(post(t, e.url(), strings.Repeat("x", 64<<20)))
+			require.NoError(t, err)
+			assert.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode)
+			assert.Equal(t, "too large", drain(t, resp))
+			assert.Less(t, time.Since(start), 3*time.Second)
+			assert.Empty(t, tr.pool.hosts, "half a request is on the connection")
+			e.requests.Add(1)
+		})
+	}
+}
+
+// The engine closes its side while it is still written to, without a word.
+func TestAnEndInPlaceOfAnEarlyAnswerEndsTheWriting(t *testing.T) {
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		_ = c.(*net.TCPConn).CloseWrite()
+		for e.requests.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	_, err := newTransport(t, nil).RoundTrip(post(t, e.url(), strings.Repeat("x", 64<<20)))
+	e.requests.Add(1)
+	var got *Error
+	require.ErrorAs(t, err, &got)
+	assert.Equal(t, MaybeSent, got.Sent)
+	assert.Equal(t, EOF, got.Kind)
+}
+
+// An engine that reads slowly is no reason to give up, nor to give its
+// connection up: the reader that looks for an early answer is the one that
+// reads the answer in the end.
+func TestASlowlyReadBodyIsWrittenToItsEnd(t *testing.T) {
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		time.Sleep(patience + 100*time.Millisecond)
+		keepAlive(e, c)
+	})
+	tr := newTransport(t, nil)
+	for range 2 {
+		assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), strings.Repeat("x", 32<<20))))
+	}
+	assert.EqualValues(t, 1, e.accepted.Load())
+}
+
+func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
+	silent := func(_ *engine, c net.Conn) { _, _ = io.Copy(io.Discard, c) }
+	deaf := func(e *engine, _ net.Conn) {
+		for e.requests.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for _, row := range []struct {
+		rule   string
+		script func(*engine, net.Conn)
+		size   int
+	}{
+		{"while the head is awaited", silent, 10},
+		{"while a large body is written", deaf, 64 << 20},
+	} {
+		for _, kind := range []Kind{Canceled, Timeout} {
+			t.Run(row.rule+": "+kind.String(), func(t *testing.T) {
+				e := newEngine(t, row.script)
+				ctx, cancel := context.WithCancel(t.Context())
+				if kind == Timeout {
+					ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+				}
+				defer cancel()
+				if kind == Canceled {
+					time.AfterFunc(50*time.Millisecond, cancel)
+				}
+				start := time.Now()
+				_, err := newTransport(t, nil).RoundTrip(post(t, e.url(), strings.Repeat("x", row.size)).WithContext(ctx))
+				e.requests.Add(1)
+				assert.Less(t, time.Since(start), time.Second)
+				var got *Error
+				require.ErrorAs(t, err, &got)
+				assert.Equal(t, kind, got.Kind)
+				assert.Equal(t, MaybeSent, got.Sent)
+			})
+		}
+	}
+}
+
+func TestAContextThatHasEndedSendsNothing(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, nil)
+	exchange(t, tr, post(t, e.url(), "x"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := tr.RoundTrip(post(t, e.url(), "x").WithContext(ctx))
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Equal(t, NotSent, Classify(err))
+	assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
+	assert.EqualValues(t, 1, e.accepted.Load(), "the idle connection was left alone")
+}
+
+// A context belongs to one request, not to the connection that carried it.
+func TestTheContextOfAnEarlierRequestEndsNothing(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, nil)
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x").WithContext(ctx)))
+		cancel()
+	}
+	time.Sleep(30 * time.Millisecond)
+	assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
+	assert.EqualValues(t, 1, e.accepted.Load())
+}
+
+// Close is how a caller ends a stream that it has had enough of, from wherever
+// it learns so.
+func TestCloseEndsARunningRead(t *testing.T) {
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		r := bufio.NewReader(c)
+		e.read(r)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+		_, _ = r.ReadByte()
+	})
+	resp, err := newTransport(t, nil).RoundTrip(post(t, e.url(), "x"))
+	require.NoError(t, err)
+	time.AfterFunc(20*time.Millisecond, func() { _ = resp.Body.Close() })
+	_, err = resp.Body.Read(make([]byte, 4096))
+	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
+	assert.Equal(t, Answered, Classify(err))
+	_, err = resp.Body.Read(make([]byte, 4096))
+	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
+	require.NoError(t, resp.Body.Close())
+}
+
+func TestCloseBesideReadNeverHarmsTheNextRequest(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, nil)
+	for range 300 {
+		resp, err := tr.RoundTrip(post(t, e.url(), "x"))
+		require.NoError(t, err)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = resp.Body.Close()
+		}()
+		_, _ = io.Copy(io.Discard, resp.Body)
+		assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
+		<-done
+	}
+}
+
+func TestReadsAfterTheEndSaySo(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	resp, err := newTransport(t, nil).RoundTrip(post(t, e.url(), "x"))
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	_, err = resp.Body.Read(make([]byte, 1))
+	assert.Equal(t, io.EOF, err)
+	_, err = resp.Body.Read(nil)
+	assert.Equal(t, io.EOF, err)
+	require.NoError(t, resp.Body.Close())
+	_, err = resp.Body.Read(make([]byte, 1))
+	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
+}
+
+// Each read becomes a write to the client, so what the socket has should leave
+// at once, whatever the size of its chunks, and none of it be waited for.
+func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
+	goOn := make(chan struct{})
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		r := bufio.NewReader(c)
+		e.read(r)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+		for range goOn {
+			_, _ = io.WriteString(c, strings.Repeat("64\r\n"+strings.Repeat("x", 100)+"\r\n", 30)+"64\r\nhalf")
+			<-goOn
+			_, _ = io.WriteString(c, strings.Repeat("x", 96)+"\r\n")
+		}
+	})
+	defer close(goOn)
+	resp, err := newTransport(t, nil).RoundTrip(post(t, e.url(), "x"))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	b := resp.Body.(*body)
+	for _, room := range []int{4 << 10, 32 << 10, 8 << 10} {
+		goOn <- struct{}{}
+		if b.c.probe != nil {
+			waitFor(t, "arrived", func() bool { return !b.c.quiet() })
+		}
+		n, err := resp.Body.Read(make([]byte, room))
+		require.NoError(t, err)
+		assert.Equal(t, 3004, n, "all that was there")
+		assert.Nil(t, b.c.buf, "a stream that waits holds no buffer")
+		goOn <- struct{}{}
+		n, err = io.ReadFull(resp.Body, make([]byte, 96))
+		require.NoError(t, err)
+		assert.Equal(t, 96, n)
+	}
+}
+
+// A caller learns from a full read that more is waiting, and takes a larger
+// buffer then. Chunks' framing must not keep reads from ever being full.
+func TestABusyStreamFillsReads(t *testing.T) {
+	e := newEngine(t, func(e *engine, c net.Conn) {
+		e.read(bufio.NewReader(c))
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+strings.Repeat("64\r\n"+strings.Repeat("x", 100)+"\r\n", 4000)+"0\r\n\r\n")
+	})
+	resp, err := newTransport(t, nil).RoundTrip(post(t, e.url(), "x"))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	full, total := 0, 0
+	p := make([]byte, 4<<10)
+	for err == nil {
+		var n int
+		n, err = resp.Body.Read(p)
+		total += n
+		if n == len(p) {
+			full++
+		}
+	}
+	assert.Equal(t, io.EOF, err)
+	assert.Equal(t, 400_000, total)
+	assert.Greater(t, full, 50, "of 98")
+}
+
+func TestARoundTripAllocatesLittle(t *testing.T) {
+	e := newEngine(t, func(_ *engine, c net.Conn) {
+		buf := make([]byte, 8<<10)
+		for {
+			if _, err := c.Read(buf); err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 00:00:00 GMT\r\nserver: uvicorn\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\nok")
+		}
+	})
+	tr := newTransport(t, nil)
+	payload := make([]byte, 2<<10)
+	req := post(t, e.url(), "")
+	req.ContentLength = int64(len(payload))
+	p := make([]byte, 512)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req = req.WithContext(ctx)
+	count := testing.AllocsPerRun(200, func() {
+		req.Body = io.NopCloser(bytes.NewReader(payload))
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			panic(err)
+		}
+		for err == nil {
+			_, err = resp.Body.Read(p)
+		}
+	})
+	assert.LessOrEqual(t, count, 20.0)
+	t.Logf("%v allocations", count)
+}
+
+// TLS may have taken more off the socket than the answer, where no look at the
+// socket finds it.
+func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
+	ca := newAuthority(t, "ca")
+	certPEM, keyPEM := ca.issue(t, "engine")
+	cert, err := tls.X509KeyPair(certPEM, keyPEM)
+	require.NoError(t, err)
+	for _, row := range []struct {
+		rule, more string
+		kept       bool
+	}{
+		{"an answer alone", "", true},
+		{"another that nobody asked for", okAnswer, false},
+	} {
+		t.Run(row.rule, func(t *testing.T) {
+			e := newEngine(t, func(e *engine, c net.Conn) {
+				joined := &joining{Conn: c}
+				secured := tls.Server(joined, &tls.Config{Certificates: []tls.Certificate{cert}})
+				r := bufio.NewReader(secured)
+				for e.read(r) {
+					joined.hold = true
+					_, _ = io.WriteString(secured, okAnswer)
+					if row.more != "" {
+						_, _ = io.WriteString(secured, row.more)
+					}
+					joined.hold = false
+					_, _ = c.Write(joined.held)
+					joined.held = nil
+				}
+			})
+			tr := newTransport(t, &Options{TLS: trustOnly(ca)})
+			for range 3 {
+				assert.Equal(t, "ok", exchange(t, tr, post(t, "https"+e.url()[4:], "x")))
+			}
+			if row.kept {
+				assert.EqualValues(t, 1, e.accepted.Load())
+			} else {
+				assert.EqualValues(t, 3, e.accepted.Load())
+			}
+		})
+	}
+}
+
+// joining sends several TLS records in one segment.
+type joining struct {
+	net.Conn
+	hold bool
+	held []byte
+}
+
+func (j *joining) Write(p []byte) (int, error) {
+	if j.hold {
+		j.held = append(j.held, p...)
+		return len(p), nil
+	}
+	return j.Conn.Write(p)
+}
+
+func TestThePoolKeepsNoMoreThanItsLimit(t *testing.T) {
+	for _, limit := range []int{-1, 3} {
+		url, accepted := barrier(t, 10)
+		tr := newTransport(t, &Options{MaxIdlePerHost: limit})
+		burst(t, tr, url, 10)
+		kept := 0
+		for _, idle := range tr.pool.hosts {
+			kept += len(idle)
+		}
+		assert.Equal(t, max(limit, 0), kept)
+		assert.EqualValues(t, 10, accepted.Load())
+	}
+}
+
+// Engines come and go; a pool that remembered each would grow for ever.
+func TestThePoolForgetsEngines(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, &Options{IdleTimeout: 20 * time.Millisecond})
+	exchange(t, tr, post(t, e.url(), "x"))
+	waitFor(t, "forgotten", func() bool {
+		tr.pool.mu.Lock()
+		defer tr.pool.mu.Unlock()
+		return len(tr.pool.hosts) == 0 && !tr.pool.armed
+	})
+	assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
+	assert.EqualValues(t, 2, e.accepted.Load())
+}
