@@ -190,6 +190,9 @@ func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *Leg
 	if e != nil {
 		return nil, e
 	}
+	if !a.f.gated {
+		req.Body, req.GetBody = transport.GateBody(ctx, req.Body), nil
+	}
 	resp, err := a.f.opts.transport.RoundTrip(req)
 	if err != nil {
 		return nil, a.sendError(ctx, LegDecode, "send", err)
@@ -220,6 +223,9 @@ func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err 
 		over := a.f.ended(ctx, leg, phase)
 		over.Endpoint = e.Endpoint
 		return over
+	}
+	if expired, ok := errors.AsType[*Error](err); ok {
+		return expired // refused before it was sent
 	}
 	if errors.Is(err, errTooLarge) {
 		e.Message = "the " + string(leg) + " engine's answer is too large"

@@ -3,9 +3,11 @@
 package pdflow
 
 import (
+	"context"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // prefillThenDecode is the serial order: P's answer holds what D needs.
@@ -39,7 +41,7 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 		// Once the client has left, no new leg is sent, not even to free P's blocks: they wait for the lease.
 		return nil, a.f.ended(a.ctx, LegDecode, "send")
 	}
-	return a.decode(a.ctx, leg, nil)
+	return a.decode(a.whileFresh(p), leg, nil)
 }
 
 // stale refuses a handoff that decode could only use wrongly: after P's lease its blocks belong to another prompt, and D
@@ -51,6 +53,23 @@ func (a *attempt) stale(p *connector.PrefillResult) *Error {
 	if limit := a.f.handoffMax; limit <= 0 || age <= limit {
 		return nil
 	}
+	return a.expired()
+}
+
+// whileFresh asks again for the handoff's age when D's connection stands: making it may have taken long.
+func (a *attempt) whileFresh(p *connector.PrefillResult) context.Context {
+	if a.f.handoffMax <= 0 {
+		return a.ctx
+	}
+	return transport.BeforeSend(a.ctx, func() error {
+		if time.Since(p.At) > a.f.handoffMax {
+			return a.expired()
+		}
+		return nil
+	})
+}
+
+func (a *attempt) expired() *Error {
 	return &Error{Code: CodeHandoffExpired, Leg: LegDecode, Phase: "handoff", Connector: a.f.name, Endpoint: a.s.Prefill.ID,
 		Message: "the KV handoff became too old before decode could be sent"}
 }

@@ -26,6 +26,11 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 		if err != nil {
 			return nil, err
 		}
+		if err := admitted(ctx); err != nil {
+			c.begin(ctx)
+			c.end(true) // nothing was written: the next request may have it
+			return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
+		}
 		resp, failed := c.roundTrip(ctx, req, m)
 		if failed == nil {
 			return resp, nil

@@ -117,6 +117,10 @@ func (t *Transport) send(ctx context.Context, req *http.Request) (*http.Response
 		return nil, &Error{Sent: NotSent, Kind: Other, Err: ErrClosed, final: true}
 	}
 	if t.other != nil {
+		if body := GateBody(ctx, req.Body); body != req.Body {
+			gated := *req
+			gated.Body, req = body, &gated
+		}
 		return t.other.send(ctx, req)
 	}
 	return t.exchange(ctx, req)
