@@ -76,7 +76,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 		timeout = time.Hour // the prober takes 0 for its default; none is meant
 	}
 	m.legs = g.transport(limits.Connect)
-	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Observe: m.probes.observe})
+	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Client: m.legs, Observe: m.probes.observe})
 	flow, err := g.buildFlow(m, ms.main)
 	if err != nil {
 		return nil, err
