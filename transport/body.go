@@ -4,6 +4,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"sync/atomic"
@@ -212,7 +213,7 @@ func unexpected(err error) error {
 func bodyError(ctx context.Context, err error, reused bool) error {
 	kind := requestKind(ctx, err)
 	switch {
-	case err == http.ErrBodyReadAfterClose:
+	case errors.Is(err, http.ErrBodyReadAfterClose):
 		kind = Other
 	case kind == Other:
 		kind = Protocol // what is left are broken chunks and trailers

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 )
 
@@ -191,8 +192,6 @@ func (d *chunks) addTrailer(to *http.Header) error {
 	if *to == nil {
 		*to = make(http.Header, len(fields))
 	}
-	for name, values := range fields {
-		(*to)[name] = values
-	}
+	maps.Copy(*to, fields)
 	return nil
 }

@@ -381,6 +381,29 @@ func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
 	}
 }
 
+// An idle connection may die at any time; a new one that does is the engine's
+// failure, and a caller's to judge.
+func TestAWriteThatFailsOnANewConnectionIsNotTriedAgain(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	d := new(controlledDial)
+	tr := newTransport(t, &Options{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := d.dial(ctx, network, address)
+		if err == nil {
+			c.(*controlled).writeErr = syscall.EPIPE
+		}
+		return c, err
+	}})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, err := tr.RoundTrip(post(t, e.url(), "x").WithContext(ctx))
+	var got *Error
+	require.ErrorAs(t, err, &got)
+	assert.Equal(t, NotSent, got.Sent)
+	assert.Equal(t, Reset, got.Kind)
+	assert.False(t, got.Reused)
+	assert.Len(t, d.conns, 1)
+}
+
 // A connection that breaks within a large body has carried bytes of it.
 func TestAResetWithinTheBodyIsMaybeSent(t *testing.T) {
 	e := newEngine(t, func(_ *engine, c net.Conn) {

@@ -94,8 +94,7 @@ func (c *conn) tlsQuiet() bool {
 	}
 	var one [1]byte
 	n, err := c.rw.Read(one[:])
-	timeout, ok := err.(net.Error)
-	return n == 0 && ok && timeout.Timeout() && c.rw.SetReadDeadline(time.Time{}) == nil
+	return n == 0 && isTimeout(err) && c.rw.SetReadDeadline(time.Time{}) == nil
 }
 
 var longAgo = time.Unix(1, 0)

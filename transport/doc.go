@@ -14,6 +14,11 @@
 //	MaybeSent  the engine may have it, and may have started on it
 //	Answered   the head of an answer arrived; its body then failed
 //
+// HTTP/1.1 is the package's own, in the callers' goroutines and with buffers held
+// only while something is in them: a gateway's cost is mostly that of its
+// connections. Answers are read more strictly than net/http does where two
+// readers could differ about an answer's end. HTTP/2 is net/http's.
+//
 // A [Retrier] repeats what was not sent, and nothing else.
 //
 // The package knows neither connectors nor flows.

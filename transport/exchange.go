@@ -174,7 +174,7 @@ func (c *conn) failure(ctx context.Context, err error) *Error {
 		if !c.reused && c.read == 0 {
 			e.Sent = NotSent
 		}
-	case e.Kind == Other:
+	case e.Kind == Other && c.read > 0:
 		e.Kind = Protocol
 	}
 	return e

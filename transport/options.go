@@ -35,7 +35,7 @@ const (
 	// DefaultWriteBuffer joins head and body of small requests. It is held while
 	// a request is written. Large bodies do not pass through it (see
 	// [Transport]).
-	DefaultWriteBuffer = 4 << 10
+	DefaultWriteBuffer = 8 << 10
 
 	// DefaultMaxResponseHeaderBytes is far above what engines send.
 	DefaultMaxResponseHeaderBytes = 256 << 10

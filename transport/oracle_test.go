@@ -281,7 +281,7 @@ func TestBrokenChunksEndTheAnswerAndItsConnection(t *testing.T) {
 		{"too many digits", "00000000000000001\r\na\r\n0\r\n\r\n", errChunk},
 		{"a size beyond all", "7fffffffffffffff\r\na", errChunk},
 		{"a bare LF", "1\na\r\n0\r\n\r\n", errChunk},
-		{"a CR within the line", "1;\ra\r\na\r\n0\r\n\r\n", errChunk},
+		{"a CR within the line", "1;\ra\r\n0\r\n\r\n", errChunk},
 		{"data longer than its size", "1\r\nab\r\n0\r\n\r\n", errChunk},
 		{"data's end without LF", "1\r\na\rb", errChunk},
 		{"a line without end", strings.Repeat("0", 4) + ";" + strings.Repeat("x", 5000), errChunk},

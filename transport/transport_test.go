@@ -26,7 +26,7 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, 2*time.Second, o.ConnectTimeout)
 	assert.Equal(t, 256, o.MaxIdlePerHost)
 	assert.Equal(t, 16<<10, o.ReadBuffer)
-	assert.Equal(t, 4<<10, o.WriteBuffer)
+	assert.Equal(t, 8<<10, o.WriteBuffer)
 	assert.Less(t, o.IdleTimeout, 5*time.Second, "uvicorn closes idle connections after 5 s")
 	assert.Positive(t, o.MaxResponseHeaderBytes)
 
@@ -296,7 +296,7 @@ func TestLargeBodiesArriveByteForByte(t *testing.T) {
 		_, _ = w.Write(b)
 	})
 	tr := newTransport(t, nil)
-	for _, size := range []int{0, 1, 3000, 4096, 4097, 70_000, 1 << 20} {
+	for _, size := range []int{0, 1, 3000, 8000, 8192, 8193, 70_000, 1 << 20} {
 		want := strings.Repeat("0123456789abcde", size/15+1)[:size]
 		for name, body := range map[string]io.ReadCloser{
 			"writes itself": io.NopCloser(strings.NewReader(want)),
