@@ -352,31 +352,3 @@ func (j *joining) Write(p []byte) (int, error) {
 	}
 	return j.Conn.Write(p)
 }
-
-func TestThePoolKeepsNoMoreThanItsLimit(t *testing.T) {
-	for _, limit := range []int{-1, 3} {
-		url, accepted := barrier(t, 10)
-		tr := newTransport(t, &Options{MaxIdlePerHost: limit})
-		burst(t, tr, url, 10)
-		kept := 0
-		for _, idle := range tr.pool.hosts {
-			kept += len(idle)
-		}
-		assert.Equal(t, max(limit, 0), kept)
-		assert.EqualValues(t, 10, accepted.Load())
-	}
-}
-
-// Engines come and go; a pool that remembered each would grow for ever.
-func TestThePoolForgetsEngines(t *testing.T) {
-	e := newEngine(t, keepAlive)
-	tr := newTransport(t, &Options{IdleTimeout: 20 * time.Millisecond})
-	exchange(t, tr, post(t, e.url(), "x"))
-	waitFor(t, "forgotten", func() bool {
-		tr.pool.mu.Lock()
-		defer tr.pool.mu.Unlock()
-		return len(tr.pool.hosts) == 0 && !tr.pool.armed
-	})
-	assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
-	assert.EqualValues(t, 2, e.accepted.Load())
-}

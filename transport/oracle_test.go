@@ -327,12 +327,15 @@ func TestWhichAnswersLeaveAConnectionToTheNextRequest(t *testing.T) {
 		{"a body where none may be", "HEAD", okAnswer, "", false},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
-			for _, room := range []int{100, 32 << 10} {
-				got := ours(tr, row.method, row.text, nil, room)
-				require.NoError(t, got.headErr)
-				require.NoError(t, got.bodyErr)
-				assert.Equal(t, row.body, got.body)
-				assert.Equal(t, row.kept, got.kept)
+			head := byte(headEnd([]byte(row.text), 0) - 1)
+			for _, pieces := range [][]byte{nil, {head, 255}} { // the body with the head, and after it
+				for _, room := range []int{100, 32 << 10} {
+					got := ours(tr, row.method, row.text, pieces, room)
+					require.NoError(t, got.headErr)
+					require.NoError(t, got.bodyErr)
+					assert.Equal(t, row.body, got.body)
+					assert.Equal(t, row.kept, got.kept)
+				}
 			}
 		})
 	}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestThePoolKeepsNoMoreThanItsLimit(t *testing.T) {
+	for _, limit := range []int{-1, 3} {
+		url, accepted := barrier(t, 10)
+		tr := newTransport(t, &Options{MaxIdlePerHost: limit})
+		burst(t, tr, url, 10)
+		kept := 0
+		for _, idle := range tr.pool.hosts {
+			kept += len(idle)
+		}
+		assert.Equal(t, max(limit, 0), kept)
+		assert.EqualValues(t, 10, accepted.Load())
+	}
+}
+
+// Engines come and go; a pool that remembered each would grow for ever.
+func TestThePoolForgetsEngines(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, &Options{IdleTimeout: 20 * time.Millisecond})
+	exchange(t, tr, post(t, e.url(), "x"))
+	waitFor(t, "forgotten", func() bool {
+		tr.pool.mu.Lock()
+		defer tr.pool.mu.Unlock()
+		return len(tr.pool.hosts) == 0 && !tr.pool.armed
+	})
+	assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
+	assert.EqualValues(t, 2, e.accepted.Load())
+}
+
+// The sweep may be late; what is over is not handed out meanwhile.
+func TestAConnectionIdleForTooLongIsNotUsedThoughTheSweepIsLate(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, nil)
+	exchange(t, tr, post(t, e.url(), "x"))
+	idle := tr.pool.hosts[hostKey{host: e.Addr().String()}]
+	require.Len(t, idle, 1)
+	idle[0].since = time.Now().Add(-DefaultIdleTimeout)
+	exchange(t, tr, post(t, e.url(), "x"))
+	assert.EqualValues(t, 2, e.accepted.Load())
+}
+
+// Without a limit of time, connections that engines closed would stay half
+// closed for ever.
+func TestTheSweepClosesWhatEnginesClosed(t *testing.T) {
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, &Options{IdleTimeout: -1})
+	exchange(t, tr, post(t, e.url(), "x"))
+	tr.pool.sweep()
+	require.Len(t, tr.pool.hosts, 1, "without a limit, the living stay")
+	c := tr.pool.hosts[hostKey{host: e.Addr().String()}][0]
+	e.mu.Lock()
+	_ = e.conns[0].Close()
+	e.mu.Unlock()
+	waitFor(t, "arrived", func() bool { return !c.quiet() })
+	tr.pool.sweep()
+	assert.Empty(t, tr.pool.hosts)
+	_, err := c.raw.Write([]byte("x"))
+	assert.Error(t, err, "closed")
+}
