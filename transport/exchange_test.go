@@ -7,10 +7,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -351,4 +355,57 @@ func (j *joining) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	return j.Conn.Write(p)
+}
+
+// The worst that a pool can do is to give one client's answer to another. Here
+// requests end in every way at any moment, and each answer names its request.
+func TestAnAnswerIsAlwaysThatOfItsRequest(t *testing.T) {
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		if len(b)%2 == 0 {
+			w.Header().Set("Content-Length", strconv.Itoa(10*len(b)))
+		}
+		for range 10 {
+			_, _ = w.Write(b)
+			if len(b)%2 == 1 {
+				_ = http.NewResponseController(w).Flush()
+			}
+		}
+	})
+	tr := newTransport(t, nil)
+	var wg sync.WaitGroup
+	for worker := range 16 {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(worker)))
+			for i := range 60 {
+				id := strings.Repeat(fmt.Sprintf("<%d.%d>", worker, i), 1+random.IntN(300))
+				ctx, cancel := context.WithCancel(t.Context())
+				var timer *time.Timer
+				if random.IntN(2) == 0 {
+					timer = time.AfterFunc(time.Duration(random.IntN(1500))*time.Microsecond, cancel)
+				}
+				resp, err := tr.RoundTrip(post(t, s.URL, id).WithContext(ctx))
+				if err == nil {
+					limit := int64(len(id) * 11)
+					if random.IntN(3) == 0 {
+						limit = random.Int64N(limit)
+					}
+					b, err := io.ReadAll(io.LimitReader(resp.Body, limit))
+					assert.True(t, strings.HasPrefix(strings.Repeat(id, 10), string(b)), "an answer to another request")
+					assert.True(t, err == nil || ctx.Err() != nil, "%v", err)
+					_ = resp.Body.Close()
+				} else {
+					assert.ErrorIs(t, err, context.Canceled)
+				}
+				cancel()
+				if timer != nil {
+					timer.Stop()
+				}
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -154,8 +154,9 @@ func (s *sequence) RoundTrip(req *http.Request) (*http.Response, error) {
 		closeBody(req)
 		return nil, s.last
 	}
-	// SetBody takes the length from a Len method and leaves 0 without one, which
-	// net/http would send chunked; the caller's request knows better.
+	// SetBody takes the length from a Len method and leaves 0 without one, for
+	// which the body would be read into memory or sent chunked; the caller's
+	// request knows better.
 	out := *s.req
 	out.Body = req.Body
 	resp, err := s.retrier.try(s.ctx, &out)
