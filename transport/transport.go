@@ -41,9 +41,9 @@ import (
 //
 // Requests must have an ASCII host, and neither trailers nor the method
 // CONNECT; of their header, Host, Content-Length, Transfer-Encoding and Trailer
-// are not sent. Interim answers are skipped, and 101 is an error. Hooks of
-// net/http/httptrace are called for HTTP/2 only, as is all that stands at
-// [Options].Protocols.
+// are not sent. No User-Agent is made up. Interim answers are skipped, and 101
+// is an error. Hooks of net/http/httptrace are called only where
+// [Options].Protocols hands requests to net/http.
 //
 // There is no limit on the time an answer takes: that is the context's
 // business. It covers the answer's body until that is closed or read to its
