@@ -84,7 +84,7 @@ func FieldErrors(err error) []*FieldError {
 	if fe, ok := err.(*FieldError); ok { //nolint:errorlint // the tree is walked here, node by node
 		return []*FieldError{fe}
 	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // as above
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []*FieldError
 		for _, e := range joined.Unwrap() {
 			all = append(all, FieldErrors(e)...)
@@ -200,13 +200,13 @@ func (d *decoder) custom(path string, raw []byte, v reflect.Value) bool {
 	var err error
 	switch p := v.Addr(); {
 	case p.Type().Implements(jsonUnmarshaler):
-		err = p.Interface().(json.Unmarshaler).UnmarshalJSON(raw)
+		err = p.Interface().(json.Unmarshaler).UnmarshalJSON(raw) //nolint:errcheck // the case asked for this type
 	case p.Type().Implements(textUnmarshaler):
 		var s string
 		if kindOf(raw) != "string" {
 			err = wrongKind(raw, "a string", stringRemedy(raw))
 		} else if err = json.Unmarshal(raw, &s); err == nil {
-			err = p.Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s))
+			err = p.Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s)) //nolint:errcheck // the case asked for this type
 		}
 	default:
 		return false

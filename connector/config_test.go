@@ -41,7 +41,7 @@ type settings struct {
 	Any       any                        `json:"any"`
 	Connector connector.Spec             `json:"connector"`
 	Ignored   string                     `json:"-"`
-	hidden    string                     //nolint:unused // must not be reachable
+	hidden    string
 }
 
 func TestDecodeConfigReadsEveryKind(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -180,7 +181,7 @@ var jsonOne, jsonFalse = json.RawMessage("1"), json.RawMessage("false")
 func (l *Leg) LimitTokens(n int) {
 	raw := jsonOne
 	if n != 1 {
-		raw = json.RawMessage(fmt.Sprint(n))
+		raw = json.RawMessage(strconv.Itoa(n))
 	}
 	i := l.req.API.info()
 	if i.limit == "" {

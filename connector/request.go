@@ -52,12 +52,10 @@ func ParseRequest(api API, body []byte) (*Request, error) {
 }
 
 func bodyError(err error) error {
-	var dup *jsonedit.DuplicateError
-	if errors.As(err, &dup) {
+	if dup, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
 		return &RequestError{Param: dup.Name, Message: "the member stands twice in the body; send it once", Err: err}
 	}
-	var syn *jsonedit.SyntaxError
-	if errors.As(err, &syn) {
+	if syn, ok := errors.AsType[*jsonedit.SyntaxError](err); ok {
 		return &RequestError{Message: fmt.Sprintf("the body is not one JSON object: %s at byte %d", syn.Msg, syn.Offset), Err: err}
 	}
 	return &RequestError{Message: "the body is not one JSON object", Err: err}
@@ -121,12 +119,10 @@ func (r *Request) checkSampling(holder string) error {
 }
 
 func nestedError(holder string, err error) error {
-	var inner *RequestError
-	if errors.As(err, &inner) {
+	if inner, ok := errors.AsType[*RequestError](err); ok {
 		return &RequestError{Param: holder + "." + inner.Param, Message: inner.Message, Err: inner.Err}
 	}
-	var dup *jsonedit.DuplicateError
-	if errors.As(err, &dup) {
+	if dup, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
 		return &RequestError{Param: holder + "." + dup.Name, Message: "the member stands twice; send it once", Err: err}
 	}
 	return &RequestError{Param: holder, Message: "is not a well-formed object", Err: err}

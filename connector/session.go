@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -89,9 +90,7 @@ func (s *Session) Metadata() map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := make(map[string]string, len(s.metadata))
-	for k, v := range s.metadata {
-		m[k] = v
-	}
+	maps.Copy(m, s.metadata)
 	return m
 }
 

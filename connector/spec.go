@@ -5,6 +5,7 @@ package connector
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -178,10 +179,8 @@ func oneOf(path, value string, known ...string) error {
 	if value == "" {
 		return nil
 	}
-	for _, k := range known {
-		if value == k {
-			return nil
-		}
+	if slices.Contains(known, value) {
+		return nil
 	}
 	return &FieldError{Path: path, Problem: "is not a known value", Remedy: remedyNear(value, known)}
 }

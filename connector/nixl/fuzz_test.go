@@ -4,7 +4,6 @@ package nixl_test
 
 import (
 	"encoding/json"
-	"errors"
 	"strconv"
 	"testing"
 
@@ -31,7 +30,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		decode, err := decodeLeg(c, s, string(answer))
 		if err != nil {
-			require.True(t, errors.Is(err, connector.ErrNoTransfer), "%v", err)
+			require.ErrorIs(t, err, connector.ErrNoTransfer, "%v", err)
 			return
 		}
 		require.True(t, json.Valid([]byte(decode)), "%s", decode)

@@ -96,7 +96,7 @@ func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.P
 	return nil
 }
 
-// Unsupported: the handoff is single use, and SGLang's own API has no place for it.
+// Unsupported knows that the handoff is single use, and that SGLang's own API has no place for it.
 func (*Connector) Unsupported(r *connector.Request) string {
 	if r.API == connector.APISGLang {
 		return "kv_transfer_params"

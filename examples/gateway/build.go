@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -142,7 +143,7 @@ func (g *gateway) transport(connect time.Duration) *transport.Transport {
 }
 
 // flows lists all flows of a model.
-func (m *model) flows() []*pdflow.Flow { return append(m.first[:len(m.first):len(m.first)], m.next...) }
+func (m *model) flows() []*pdflow.Flow { return append(slices.Clip(m.first), m.next...) }
 
 // start starts the connectors' listeners, and what finds and probes engines, until ctx ends. wait returns when all of
 // that has ended.

@@ -184,8 +184,8 @@ func (l *loader) checkStatic(m *modelServer, list []endpointSpec) {
 
 func makeEndpoint(at string, spec endpointSpec) (e discovery.Endpoint, errs []*connector.FieldError) {
 	var role discovery.Role
-	switch {
-	case spec.Role == "":
+	switch spec.Role {
+	case "":
 		errs = append(errs, &connector.FieldError{Path: at + ".role", Problem: missing, Remedy: "write prefill, decode, both or encode"})
 	default:
 		var err error

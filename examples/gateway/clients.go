@@ -13,7 +13,7 @@ import (
 // clients is the clients' side: the PD flow, the list of models, and what may pass to a decode engine. All else is the
 // mux's 404.
 func (g *gateway) clients(background context.Context) http.Handler {
-	models := newModelList(g, background)
+	models := newModelList(background, g)
 	pass := http.Handler(g.mux)
 	if g.cfg.gateway.Passthrough != "" {
 		pass = &passthrough{g: g, otherwise: g.mux}

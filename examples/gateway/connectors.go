@@ -136,8 +136,7 @@ func (l *loader) openFaults(m *modelServer, path string, err error) {
 		word = path + ".parameters"
 	}
 	for _, fe := range connector.FieldErrors(err) {
-		var known *connector.FieldError
-		if !errors.As(err, &known) {
+		if _, ok := errors.AsType[*connector.FieldError](err); !ok {
 			fe = &connector.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
 		}
 		if fe = fe.In(word); fe.Problem == notBuilt {

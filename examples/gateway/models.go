@@ -39,7 +39,7 @@ type modelAnswer struct {
 	body  []byte
 }
 
-func newModelList(g *gateway, background context.Context) *modelList {
+func newModelList(background context.Context, g *gateway) *modelList {
 	return &modelList{g: g, background: background, lists: map[[sha256.Size]byte]*modelAnswer{}}
 }
 

@@ -127,8 +127,7 @@ func (p *passthrough) read(w http.ResponseWriter, r *http.Request) (body []byte,
 	}
 	if err != nil {
 		fail = &pdflow.Error{Code: pdflow.CodeInvalid, Message: err.Error(), Err: err}
-		var re *connector.RequestError
-		if errors.As(err, &re) {
+		if re, ok := errors.AsType[*connector.RequestError](err); ok {
 			fail.Param, fail.Message = re.Param, re.Message
 		}
 		return nil, "", fail
@@ -207,7 +206,7 @@ func passError(ctx context.Context, err error) *pdflow.Error {
 	case errors.Is(context.Cause(ctx), errSlow) || errors.As(err, &te) && te.Timeout():
 		return &pdflow.Error{Code: pdflow.CodeTimeout, Leg: pdflow.LegDecode, Message: "the engine did not answer in time", Err: err}
 	case ctx.Err() != nil:
-		return nil
+		return nil //nolint:nilerr // nobody is there to be told
 	}
 	return &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Message: "the engine could not be reached or did not answer", Err: err}
 }

@@ -44,13 +44,13 @@ func serve(ctx context.Context, cfg *config, trace string, log *slog.Logger, sig
 	defer cut()
 	s := &servers{log: log, failed: make(chan error, 2)}
 	defer s.close()
-	clients, err := s.listen("clients", cfg.gateway.Listen, g.clients(requests), requests)
+	clients, err := s.listen(requests, "clients", cfg.gateway.Listen, g.clients(requests))
 	if err != nil {
 		return err
 	}
 	addresses := []any{"listen", clients.addr}
 	if cfg.gateway.Admin != "" {
-		admin, err := s.listen("admin", cfg.gateway.Admin, g.admin(), requests)
+		admin, err := s.listen(requests, "admin", cfg.gateway.Admin, g.admin())
 		if err != nil {
 			return err
 		}
@@ -120,7 +120,7 @@ type server struct {
 	addr string
 }
 
-func (s *servers) listen(name, addr string, h http.Handler, requests context.Context) (*server, error) {
+func (s *servers) listen(requests context.Context, name, addr string, h http.Handler) (*server, error) {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen for %s: %w", name, err)

@@ -232,7 +232,7 @@ func (f *responsesFormat) end(outs []*outcome) {
 	f.send("response.output_text.done", f.at(map[string]any{"text": f.text, "logprobs": []any{}}))
 	f.send("response.content_part.done", f.at(map[string]any{"part": f.part(f.text)}))
 	f.send("response.output_item.done", map[string]any{"output_index": 0, "item": f.item("completed", f.text)})
-	b := f.whole(outs).(*responsesBody)
-	b.KVParams = nil // no stream carries them
+	b := f.whole(outs).(*responsesBody) //nolint:errcheck // whole makes nothing else
+	b.KVParams = nil                    // no stream carries them
 	f.send("response.completed", map[string]any{"response": b})
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -46,7 +47,7 @@ func (a answer) text() string {
 // events are the data of a stream's events.
 func (a answer) events() []string {
 	var out []string
-	for _, line := range strings.Split(a.body, "\n") {
+	for line := range strings.SplitSeq(a.body, "\n") {
 		if data, ok := strings.CutPrefix(line, "data: "); ok {
 			out = append(out, data)
 		}
@@ -141,12 +142,8 @@ func prompt(n int, name string) string {
 
 func with(base obj, more obj) obj {
 	out := obj{}
-	for k, v := range base {
-		out[k] = v
-	}
-	for k, v := range more {
-		out[k] = v
-	}
+	maps.Copy(out, base)
+	maps.Copy(out, more)
 	return out
 }
 
@@ -195,9 +192,9 @@ func TestDecodeWithHandoffGivesTheTextOfOneEngine(t *testing.T) {
 			assert.Len(t, want, 24)
 
 			d, n := s.d.Stats(), got.get("usage.prompt_tokens").Int()
-			assert.EqualValues(t, n, d.ExternalKVTransfer, "tokens read from P")
+			assert.Equal(t, n, d.ExternalKVTransfer, "tokens read from P")
 			assert.Zero(t, d.LocalCompute, "tokens computed on D")
-			assert.EqualValues(t, (n+block-1)/block*block*16, d.BytesTransferred)
+			assert.Equal(t, (n+block-1)/block*block*16, d.BytesTransferred)
 			assert.Zero(t, s.p.Stats().PinnedBlocks, "blocks pinned after the read")
 			assert.NoError(t, s.p.CheckKV())
 			assert.NoError(t, s.d.CheckKV())

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -75,7 +76,7 @@ func replay(t *testing.T, s *scene, c *capture) {
 	for i, x := range c.Exchanges {
 		e := map[string]*enginesim.Engine{"P": s.p, "D": s.d}[x.Engine]
 		var got answer
-		if x.Request.Method == "GET" {
+		if x.Request.Method == http.MethodGet {
 			got = s.get(e, x.Request.Path)
 		} else {
 			var headers []string
@@ -239,13 +240,13 @@ var sampleLine = regexp.MustCompile(`^(vllm:\w+)(?:\{(.*)\})? (\S+)$`)
 // counters reads /metrics as the recordings have it: without engine and model.
 func (s *scene) counters(e *enginesim.Engine) map[string]float64 {
 	out := map[string]float64{}
-	for _, line := range strings.Split(s.get(e, "/metrics").body, "\n") {
+	for line := range strings.SplitSeq(s.get(e, "/metrics").body, "\n") {
 		m := sampleLine.FindStringSubmatch(line)
 		if m == nil || strings.HasSuffix(m[1], "_bucket") {
 			continue
 		}
 		var labels []string
-		for _, l := range strings.Split(m[2], ",") {
+		for l := range strings.SplitSeq(m[2], ",") {
 			if !strings.HasPrefix(l, "engine=") && !strings.HasPrefix(l, "model_name=") && l != "" {
 				labels = append(labels, l)
 			}
@@ -282,7 +283,7 @@ func TestMetricsPageHasRealNamesLabelsAndBuckets(t *testing.T) {
 	s := newScene(t)
 	names := func(page string) map[string]bool {
 		out := map[string]bool{}
-		for _, line := range strings.Split(page, "\n") {
+		for line := range strings.SplitSeq(page, "\n") {
 			switch {
 			case strings.HasPrefix(line, "# TYPE vllm:"):
 				out[line] = true

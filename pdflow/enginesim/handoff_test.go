@@ -5,7 +5,6 @@ package enginesim_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net"
 	"slices"
 	"testing"
@@ -582,7 +581,7 @@ func TestCheckKVJoinsEveryFault(t *testing.T) {
 	require.True(t, ok)
 	assert.Len(t, joined.Unwrap(), 2)
 	var f *enginesim.KVFault
-	require.True(t, errors.As(s.p.CheckKV(), &f))
+	require.ErrorAs(t, s.p.CheckKV(), &f)
 	assert.Equal(t, s.p.EngineID(), f.Engine)
 	id, err := json.Marshal(h["remote_request_id"])
 	require.NoError(t, err)

@@ -33,7 +33,7 @@ func listenSide(n *node) (*nixlSide, error) {
 
 // address is what handoffs name.
 func (s *nixlSide) address() (string, int) {
-	a := s.ln.Addr().(*net.TCPAddr)
+	a := s.ln.Addr().(*net.TCPAddr) //nolint:errcheck // it listens on TCP
 	return a.IP.String(), a.Port
 }
 

@@ -2,6 +2,8 @@
 
 package enginesim
 
+import "slices"
+
 // blockPool is the paged KV memory of one engine: real bytes, reference counts,
 // a free list in order of eviction and the prefix cache over it. Blocks have the
 // ids 1 to n; 0 is the null block, as in vLLM, and ends the free list here. The
@@ -98,8 +100,8 @@ func (p *blockPool) forget(id int32) {
 // release drops one reference on each block. The last blocks of a sequence are
 // put to the free list first: a prefix is worth more than a tail.
 func (p *blockPool) release(ids []int32) {
-	for i := len(ids) - 1; i >= 0; i-- {
-		id := ids[i]
+	for _, id := range slices.Backward(ids) {
+
 		m := &p.meta[id]
 		if m.refs--; m.refs > 0 {
 			continue

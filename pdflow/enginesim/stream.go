@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -155,9 +156,7 @@ func (s *sse) script(ctx context.Context, n *node, fault *Fault) {
 func (n *node) strike(ctx context.Context, w http.ResponseWriter, f *Fault) bool {
 	switch f.Kind {
 	case FaultStatus:
-		for name, values := range f.Header {
-			w.Header()[name] = values
-		}
+		maps.Copy(w.Header(), f.Header)
 		body := []byte(f.Body)
 		if f.Body == "" {
 			body = encode(errorBody{&apiError{Message: http.StatusText(f.Status), Type: "InternalServerError", Code: f.Status}})

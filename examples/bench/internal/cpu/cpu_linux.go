@@ -4,6 +4,7 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -64,7 +65,7 @@ func PinSelf(cpu int) error {
 			if err != nil {
 				return err
 			}
-			if err := pinThread(tid, cpu); err != nil && err != syscall.ESRCH {
+			if err := pinThread(tid, cpu); err != nil && !errors.Is(err, syscall.ESRCH) {
 				return err
 			}
 		}
