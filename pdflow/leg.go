@@ -53,8 +53,8 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	return r, nil
 }
 
-// smallBody is up to what size a leg's body is put together in one piece. net/http sends that together with its head in one
-// write, if it knows that it lies in memory; a large one is written from where it lies, in a second write.
+// smallBody is up to what size a leg's body is put together in one piece: round trippers send that together with its head in
+// one write. A large one is written from where it lies.
 const smallBody = 4 << 10
 
 var splices = sync.Pool{New: func() any { return new(jsonedit.Segments) }}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type engine struct {
+	id, group string
+	role      discovery.Role
+}
+
+func set(t testing.TB, engines ...engine) *discovery.Set {
+	t.Helper()
+	eps := make([]discovery.Endpoint, 0, len(engines))
+	for _, e := range engines {
+		ep, err := discovery.New("http://"+e.id+":1", e.role)
+		require.NoError(t, err)
+		ep.ID, ep.Group = e.id, e.group
+		eps = append(eps, ep)
+	}
+	src, err := static.New(eps...)
+	require.NoError(t, err)
+	s := discovery.NewSet(src)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	require.NoError(t, s.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == len(eps) }))
+	return s
+}
+
+const (
+	prefill = discovery.RolePrefill
+	decode  = discovery.RoleDecode
+	both    = discovery.RoleBoth
+)
+
+func pair(t *testing.T, p pdflow.Picker, in *pdflow.PickInput) string {
+	t.Helper()
+	x, err := p.Pick(context.Background(), in)
+	require.NoError(t, err)
+	return x.Prefill.ID + "+" + x.Decode.ID
+}
+
+func TestRoundRobinUsesEveryEngineAlike(t *testing.T) {
+	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}, engine{"d3", "", decode}))
+	seen := map[string]int{}
+	for range 600 {
+		x, err := p.Pick(context.Background(), &pdflow.PickInput{})
+		require.NoError(t, err)
+		seen[x.Prefill.ID]++
+		seen[x.Decode.ID]++
+	}
+	require.Equal(t, map[string]int{"p1": 300, "p2": 300, "d1": 200, "d2": 200, "d3": 200}, seen)
+}
+
+func TestPairsMeetWithinOneGroup(t *testing.T) {
+	p := pick.RoundRobin(set(t, engine{"pa", "a", prefill}, engine{"da", "a", decode}, engine{"pb", "b", prefill}, engine{"db", "b", decode}, engine{"dc", "c", decode}))
+	for range 20 {
+		require.Contains(t, []string{"pa+da", "pb+db"}, pair(t, p, &pdflow.PickInput{}))
+	}
+}
+
+func TestTheMissingRoleIsNamed(t *testing.T) {
+	for message, engines := range map[string][]engine{
+		"no engine is ready":                                   nil,
+		"no prefill engine is ready":                           {{"d", "", decode}},
+		"no decode engine is ready":                            {{"p", "", prefill}},
+		"no prefill and decode engines of one group are ready": {{"p", "a", prefill}, {"d", "b", decode}},
+	} {
+		_, err := pick.RoundRobin(set(t, engines...)).Pick(context.Background(), &pdflow.PickInput{})
+		require.ErrorIs(t, err, pdflow.ErrNotReady)
+		require.ErrorContains(t, err, message)
+	}
+}
+
+func TestOneEngineForAWholeRequest(t *testing.T) {
+	p := pick.RoundRobin(set(t, engine{"p", "a", prefill}, engine{"d", "b", decode}, engine{"x", "c", both}))
+	seen := map[string]bool{}
+	for range 10 {
+		seen[pair(t, p, &pdflow.PickInput{Single: true})] = true
+	}
+	require.Equal(t, map[string]bool{"+d": true, "+x": true}, seen)
+}
+
+func TestAnEngineOfRoleBothServesAloneOnlyIfItMust(t *testing.T) {
+	p := pick.RoundRobin(set(t, engine{"x", "", both}))
+	require.Equal(t, "+x", pair(t, p, &pdflow.PickInput{}))
+	p = pick.RoundRobin(set(t, engine{"x", "", both}, engine{"y", "", both}))
+	for range 10 {
+		require.Contains(t, []string{"x+y", "y+x"}, pair(t, p, &pdflow.PickInput{}))
+	}
+}
+
+func TestTheNextAttemptAvoidsWhatFailedWhileOthersAreThere(t *testing.T) {
+	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}))
+	for range 10 {
+		require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{Avoid: []string{"p1", "d2"}}))
+	}
+	require.NotEmpty(t, pair(t, p, &pdflow.PickInput{Avoid: []string{"p1", "p2", "d1", "d2"}}), "the last engines are used all the same")
+}
+
+func failed(leg pdflow.LegKind, id string) *pdflow.Outcome {
+	code := pdflow.CodePrefillFailed
+	if leg == pdflow.LegDecode {
+		code = pdflow.CodeDecodeFailed
+	}
+	return &pdflow.Outcome{Err: &pdflow.Error{Code: code, Leg: leg, Endpoint: id}}
+}
+
+func TestAnEngineRestsAfterAFaultAndComesBack(t *testing.T) {
+	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}))
+	x, err := p.Pick(context.Background(), &pdflow.PickInput{})
+	require.NoError(t, err)
+	x.Done(failed(pdflow.LegPrefill, "p1"))
+	x.Done(failed(pdflow.LegDecode, "d2"))
+	began := time.Now()
+	for range 10 {
+		require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{}))
+	}
+	x.Done(failed(pdflow.LegDecode, "d1"))
+	require.NotEmpty(t, pair(t, p, &pdflow.PickInput{}), "resting took the last engine of a role")
+	require.Eventually(t, func() bool {
+		return strings.HasPrefix(pair(t, p, &pdflow.PickInput{}), "p1+")
+	}, 5*time.Second, 10*time.Millisecond, "the rest does not end")
+	require.Greater(t, time.Since(began), 500*time.Millisecond)
+}
+
+func TestWhatIsNotTheEnginesFaultLetsNobodyRest(t *testing.T) {
+	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}))
+	x, err := p.Pick(context.Background(), &pdflow.PickInput{})
+	require.NoError(t, err)
+	for _, code := range []pdflow.Code{pdflow.CodeClientGone, pdflow.CodePrefillRejected, pdflow.CodeInternal} {
+		x.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: code, Endpoint: "p1"}})
+	}
+	seen := map[string]bool{}
+	for range 10 {
+		seen[pair(t, p, &pdflow.PickInput{})] = true
+	}
+	require.Len(t, seen, 2)
+}
+
+func TestAnEngineThatIsNotReadyIsNotPicked(t *testing.T) {
+	s := set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode})
+	p := pick.RoundRobin(s)
+	s.SetHealthy("p1", false)
+	for range 10 {
+		require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{}))
+	}
+	s.SetHealthy("p2", false)
+	_, err := p.Pick(context.Background(), &pdflow.PickInput{})
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+}
+
+func BenchmarkRoundRobin(b *testing.B) {
+	for _, n := range []int{2, 1024, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			engines := make([]engine, n)
+			for i := range engines {
+				engines[i] = engine{fmt.Sprintf("e%d", i), "", []discovery.Role{prefill, decode}[i%2]}
+			}
+			p := pick.RoundRobin(set(b, engines...))
+			in := &pdflow.PickInput{}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := p.Pick(context.Background(), in); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
