@@ -33,6 +33,7 @@ type apiInfo struct {
 	singular   []string // members that ask for several answers, within sampling: 1 on a prefill leg
 	wasted     []string // members without use on a prefill leg, within sampling
 	usage      UsagePaths
+	guarded    bool // answers hold no JSON of the client's making, so that a finish reason is the engine's own
 }
 
 var openAIUsage = UsagePaths{"usage.prompt_tokens", "usage.completion_tokens", "usage.prompt_tokens_details.cached_tokens"}
@@ -43,18 +44,18 @@ var apis = [apiCount]apiInfo{
 	// Chat takes max_completion_tokens over max_tokens where both stand (captures nixl/06). logprob_token_ids goes where logprobs goes:
 	// alone it is refused.
 	APIChat: {name: "chat", path: "/v1/chat/completions", limit: "max_tokens", altLimit: "max_completion_tokens", prompt: "messages",
-		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}, usage: openAIUsage},
+		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}, guarded: true, usage: openAIUsage},
 	APICompletions: {name: "completions", path: "/v1/completions", limit: "max_tokens", prompt: "prompt",
-		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}, usage: openAIUsage},
+		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}, guarded: true, usage: openAIUsage},
 	APIResponses: {name: "responses", path: "/v1/responses", limit: "max_output_tokens", prompt: "input",
 		wasted: []string{"min_tokens", "top_logprobs"}, usage: UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens"}},
 	APIMessages: {name: "messages", path: "/v1/messages", limit: "max_tokens", prompt: "messages",
 		wasted: []string{"min_tokens"}, usage: anthropicUsage},
 	APIGenerate: {name: "generate", path: "/inference/v1/generate", sampling: "sampling_params", limit: "max_tokens", prompt: "token_ids",
-		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start"}, usage: openAIUsage},
+		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start"}, guarded: true, usage: openAIUsage},
 	APISGLang: {name: "sglang", path: "/generate", sampling: "sampling_params", limit: "max_new_tokens", prompt: "text",
 		singular: []string{"n"}, wasted: []string{"min_new_tokens"},
-		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"}},
+		guarded: true, usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"}},
 }
 
 // APIOf returns the API that a request path belongs to, [APIUnknown] if none. The match is exact.
@@ -99,6 +100,10 @@ func (a API) Limit() []string {
 	}
 	return []string{a.info().limit}
 }
+
+// Guarded reports whether an answer's finish reason can be told by its bytes: in the Responses and Messages APIs an answer
+// repeats JSON of the client's or the model's making, which may look like one.
+func (a API) Guarded() bool { return a.info().guarded }
 
 // Usage returns where an answer reports its token counts.
 func (a API) Usage() UsagePaths { return a.info().usage }

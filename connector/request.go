@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -105,6 +106,9 @@ func (r *Request) checkSampling(holder string) error {
 	}
 	if jsonedit.Kind(raw) != jsonedit.Object {
 		return &RequestError{Param: holder, Message: "must be an object"}
+	}
+	if !utf8.Valid(raw) {
+		return &RequestError{Param: holder, Message: "must be valid UTF-8"}
 	}
 	sub, err := jsonedit.Parse(raw)
 	if err != nil {

@@ -32,16 +32,22 @@ type attempt struct {
 	expires atomic.Int64 // end of the lease, Unix nanoseconds, for operators
 	wait    func(context.Context) (connector.Event, error)
 	done    func(error)
+	twoLegs bool           // P takes part
+	beside  bool           // P runs beside D, on a clock of its own
+	isFinal bool           // no further attempt follows
+	over    bool           // end was called
 	bg      sync.WaitGroup // legs that run beside the one the caller waits for
 	timer   *time.Timer    // of the phase that runs
-	span    [2]trace.Span  // of the prefill and the decode leg; nil without tracing
+	begun   [2]bool        // the prefill and the decode leg
+	span    [2]trace.Span  // the same legs'; nil without tracing
 }
 
 func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode = n, pick.Encode
-	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode}
-	if lease := x.f.lease; lease > 0 && mode == ModeDisaggregated {
+	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode, isFinal: true}
+	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
+	if lease := x.f.lease; lease > 0 && a.twoLegs {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
 	a.ctx, a.cancel = x.ctx, x.cancel
@@ -62,7 +68,7 @@ func (a *attempt) leaseUntil(t time.Time) {
 
 // run runs the legs in the connector's order and returns once decode's first event is known.
 func (a *attempt) run() (*Body, *Error) {
-	if a.pick.Prefill.URL == nil || a.mode != ModeDisaggregated && a.x.mode == "" {
+	if !a.twoLegs {
 		return a.alone()
 	}
 	if e := a.prepare(); e != nil {
@@ -105,7 +111,9 @@ func (a *attempt) prepare() *Error {
 		if ctx.Err() != nil {
 			return a.f.ended(ctx, LegPrefill, "prepare")
 		}
-		e.Code, e.Message = CodePrefillFailed, "the prefill engine could not be asked for its transfer parameters"
+		if e.Code == CodeInternal {
+			e.Code, e.Message, e.Endpoint = CodePrefillFailed, "the prefill engine could not be asked for its transfer parameters", a.s.Prefill.ID
+		}
 		return e
 	}
 	a.s.SetPrepared(v)
@@ -130,7 +138,7 @@ func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error)
 	var bad *connector.RequestError
 	switch {
 	case errors.Is(err, connector.ErrNoTransfer):
-		e.Code, e.Phase, e.Message = CodeTransferMissing, "handoff", "the prefill engine gave no usable KV handoff"
+		e.Code, e.Leg, e.Phase, e.Message = CodeTransferMissing, LegPrefill, "handoff", "the prefill engine gave no usable KV handoff"
 		e.Endpoint = a.s.Prefill.ID
 	case errors.As(err, &bad):
 		e.Code, e.Param, e.Message = CodeInvalid, bad.Param, bad.Message
@@ -181,9 +189,12 @@ func (a *attempt) relax() {
 // end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for it, and
 // tells everybody.
 func (a *attempt) end(e *Error) {
+	a.over = true
 	cause := errOver
 	if e != nil {
 		cause = e
+	} else {
+		a.linger()
 	}
 	a.cancel(cause)
 	a.bg.Wait()
@@ -191,18 +202,43 @@ func (a *attempt) end(e *Error) {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
 	}
 	a.out.Err = e
-	a.out.Final = e == nil || !e.retryable() || a.s.Attempt >= a.f.opts.retry.MaxAttempts
-	if e != nil && a.f.cleaner != nil && a.mode == ModeDisaggregated {
+	a.out.Final = a.isFinal
+	if e != nil && a.f.cleaner != nil && a.twoLegs {
 		ctx, stop := within(context.WithoutCancel(a.x.client), a.f.opts.timeouts.Cleanup)
 		_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })
 		stop()
 	}
-	if a.pick.Done != nil {
-		a.pick.Done(&a.out)
-	}
 	a.f.tel.sessionEnded(a)
-	for _, o := range a.f.opts.observers.sessions {
-		o.SessionEnd(a.x.client, &a.out)
+	_ = a.guard("", "done", func() error {
+		if a.pick.Done != nil {
+			a.pick.Done(&a.out)
+		}
+		return nil
+	})
+	_ = a.guard("", "observe", func() error {
+		for _, o := range a.f.opts.observers.sessions {
+			o.SessionEnd(a.x.client, &a.out)
+		}
+		return nil
+	})
+}
+
+// lingering is how long a prefill may still run once the answer is through.
+const lingering = 100 * time.Millisecond
+
+// linger gives a prefill that still runs a moment to end by itself: D had its KV, so its answer is about to come, and the
+// connection can be kept. The client has its answer, and waits for no more than its end.
+func (a *attempt) linger() {
+	if !a.beside {
+		return
+	}
+	ended := make(chan struct{})
+	go func() { a.bg.Wait(); close(ended) }() // ends with the cancel that follows
+	timer := time.NewTimer(lingering)
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
 	}
 }
 
@@ -222,7 +258,7 @@ func (a *attempt) failed(e *Error) []string {
 	case LegDecode:
 		// A failed KV load shows on D, but its cause may be either engine: a P that was killed after it answered looks like
 		// this (captures nixl/52).
-		if a.p.Load() != nil && e.Status >= 500 {
+		if a.p.Load() != nil && e.Status >= 500 && e.Code == CodeDecodeFailed {
 			return []string{a.s.Decode.ID, a.s.Prefill.ID}
 		}
 		return []string{a.s.Decode.ID}

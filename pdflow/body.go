@@ -39,31 +39,35 @@ type Body struct {
 	mode   Mode
 	sse    bool
 
-	resp   io.Closer
-	src    io.Reader // the engine's bytes, rewritten if the connector asks for it
-	pooled *[streamBuffer]byte
-	rush   *[rushBuffer]byte
-	full   bool // the last read filled the buffer
-	calm   int  // reads since one was larger than streamBuffer
-	buf    []byte
-	n      int // bytes of head in buf
-	judged int // how much of the head has been looked at
-	first  []byte
-	known  bool // the first event with content is in the head
-	eof    bool
-	err    *Error
-	closed bool
-	marks  *marks // of a stream
+	resp    io.Closer
+	src     io.Reader // the engine's bytes, rewritten if the connector asks for it
+	pooled  *[streamBuffer]byte
+	rush    *[rushBuffer]byte
+	full    bool // the last read filled the buffer
+	calm    int  // reads since one was larger than streamBuffer
+	buf     []byte
+	n       int // bytes of head in buf
+	judged  int // how much of the head has been looked at
+	first   []byte
+	known   bool // the first event with content is in the head
+	eof     bool
+	err     *Error
+	closed  bool
+	marks   *marks
+	guarded bool // marks are looked for
 
 	received int64
 	idle     *time.Timer
-	reading  atomic.Int64 // when the running read began, Unix nanoseconds; 0 between reads
+	born     time.Time
+	reading  atomic.Int64 // when the running read began, nanoseconds since born; 0 between reads
+	over     atomic.Bool  // the idle deadline is not wanted any more
 }
 
 func newBody(a *attempt, resp *http.Response) *Body {
-	b := &Body{a: a, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
-	if b.sse = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream"); b.sse {
-		b.marks = new(marks)
+	b := &Body{a: a, born: time.Now(), status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
+	b.sse = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
+	if a.x.req.API.Guarded() {
+		b.marks, b.guarded = new(marks), true
 	}
 	rewritten := b.rewrite(a)
 	b.header = answerHeader(resp, b.sse, rewritten)
@@ -164,9 +168,7 @@ func (b *Body) next() ([]byte, error) {
 	if b.n > 0 {
 		head := b.buf[:b.n]
 		b.n, b.first = 0, nil
-		if b.marks != nil {
-			b.marks.keep(head)
-		}
+		b.seen(head)
 		return head, nil
 	}
 	if b.eof {
@@ -174,7 +176,7 @@ func (b *Body) next() ([]byte, error) {
 	}
 	b.watch()
 	b.fit()
-	b.reading.Store(time.Now().UnixNano())
+	b.reading.Store(max(int64(time.Since(b.born)), 1))
 	n, err := b.src.Read(b.buf)
 	b.reading.Store(0)
 	b.received += int64(n)
@@ -206,10 +208,20 @@ func (b *Body) next() ([]byte, error) {
 // gaveUp returns how much of a piece may go to the client if the engine says in it that it gave up, else -1. A stream is
 // searched at its end only; an answer that is not streamed comes in few pieces, and is searched in each.
 func (b *Body) gaveUp(piece []byte, end bool) int {
-	if b.sse {
+	switch {
+	case !b.guarded:
+		return -1
+	case b.sse:
 		return b.marks.stream(piece, end)
 	}
-	return find(piece)
+	return b.marks.whole(piece)
+}
+
+// seen keeps the end of the head, which has been searched, for marks that two reads cut.
+func (b *Body) seen(head []byte) {
+	if b.guarded {
+		b.marks.keep(head)
+	}
 }
 
 // watch starts the idle deadline. One timer serves the whole answer: it looks at when the running read began, and is not
@@ -223,8 +235,11 @@ func (b *Body) watch() {
 	ready := make(chan struct{})
 	timer = time.AfterFunc(limit, func() {
 		<-ready
+		if b.over.Load() {
+			return
+		}
 		since := b.reading.Load()
-		silence := time.Duration(time.Now().UnixNano() - since)
+		silence := time.Since(b.born) - time.Duration(since)
 		if since != 0 && silence >= limit {
 			b.a.expire()
 			return
@@ -233,6 +248,9 @@ func (b *Body) watch() {
 			silence = 0 // the client is slow, not the engine
 		}
 		timer.Reset(limit - silence)
+		if b.over.Load() {
+			timer.Stop() // Close came in between
+		}
 	})
 	close(ready)
 	b.idle = timer
@@ -251,6 +269,7 @@ func (b *Body) Read(p []byte) (int, error) {
 		b.first = piece // unread rest of the piece, for Read
 	} else if b.n > 0 {
 		b.first, b.n = b.buf[:b.n], 0
+		b.seen(b.first)
 	}
 	n := copy(p, b.first)
 	b.first = b.first[n:]
@@ -274,9 +293,8 @@ func (b *Body) Close() error {
 		}
 	}
 	b.release()
-	o := &b.a.out.Decode
-	o.ResponseBytes, o.End, o.Err = b.received, time.Now(), e
-	b.a.legEnded(o, nil)
+	b.ended(e)
+	b.a.f.tel.firstEvent(b.a)
 	b.a.end(e)
 	b.a.x.end(e)
 	if b.outer != nil {
@@ -285,8 +303,22 @@ func (b *Body) Close() error {
 	return nil
 }
 
+// ended records the end of the decode leg.
+func (b *Body) ended(e *Error) {
+	o := &b.a.out.Decode
+	o.ResponseBytes, o.End, o.Err = b.received, time.Now(), e
+	b.a.legEnded(o, nil)
+}
+
+// discard gives up an answer that nobody will see.
+func (b *Body) discard(e *Error) {
+	b.release()
+	b.ended(e)
+}
+
 // release gives back connection and buffer.
 func (b *Body) release() {
+	b.over.Store(true)
 	if b.idle != nil {
 		b.idle.Stop()
 	}

@@ -3,8 +3,6 @@
 package pdflow
 
 import (
-	"time"
-
 	"github.com/pdkit/pdkit/connector"
 )
 
@@ -20,15 +18,13 @@ func (a *attempt) decodeFirst() (*Body, *Error) {
 	}
 	cold := false
 	if e := a.guard(LegDecode, "answer", func() error { cold = a.f.cold.Cold(a.s, body.status, body.significant()); return nil }); e != nil {
-		body.release()
+		body.discard(e)
 		return nil, e
 	}
 	if !cold {
 		return body, nil
 	}
-	body.release()
-	a.out.Decode.End = time.Now()
-	a.legEnded(&a.out.Decode, nil)
+	body.discard(nil)
 	a.out.Decode = LegOutcome{Leg: LegDecode}
 	return a.prefillThenDecode()
 }
@@ -71,7 +67,7 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 		}
 		a.cancel(e)
 		if d := <-decoded; d.body != nil {
-			d.body.release()
+			d.body.discard(e)
 		}
 		return nil, e
 	}

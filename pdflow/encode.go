@@ -91,6 +91,11 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 	if err != nil {
 		return nil, a.encodeError(ctx, ep.ID, "answer", err)
 	}
+	if resp.StatusCode >= 400 && resp.StatusCode < 500 {
+		e := a.refused(LegEncode, resp, body)
+		e.Endpoint = ep.ID
+		return nil, e
+	}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 || !json.Valid(body) {
 		return nil, &Error{Code: CodeEncodeFailed, Leg: LegEncode, Phase: "answer", Connector: a.f.name, Endpoint: ep.ID, Status: resp.StatusCode,
 			Message: "an encode engine failed"}

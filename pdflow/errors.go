@@ -35,6 +35,7 @@ const (
 	CodeNoEndpoint      Code = "no_endpoint"            // 503
 	CodeDraining        Code = "draining"               // 503
 	CodeTimeout         Code = "timeout"                // 504
+	CodeCanceled        Code = "canceled"               // a leg that nobody needed any more; never a request's
 )
 
 // LegKind names a leg.
@@ -60,9 +61,9 @@ type Error struct {
 	Message    string        // safe to show a client
 	Err        error         // cause
 
-	notSent bool   // the engine surely got nothing
-	noRetry bool   // another pair would not help
-	answer  *reply // the engine's own answer, to be passed on
+	caller bool   // the caller's own deadline: no fault of an engine
+	mode   Mode   // how the request was being served
+	answer *reply // the engine's own answer, to be passed on
 }
 
 // reply is an engine's answer of an error status, read whole.
@@ -164,16 +165,13 @@ func (e *Error) HTTPStatus() int {
 func (e *Error) EngineFault() bool {
 	switch e.Code {
 	case CodePrefillFailed, CodeTransferMissing, CodeDecodeFailed, CodeStreamBroken, CodeEncodeFailed, CodeTimeout:
-		return true
+		return !e.caller
 	}
 	return false
 }
 
 // retryable reports whether another pair, with a new prefill, may serve the request. A timeout is final, but for connecting.
 func (e *Error) retryable() bool {
-	if e.noRetry {
-		return false
-	}
 	switch e.Code {
 	case CodePrefillFailed, CodeTransferMissing, CodeHandoffExpired, CodeDecodeFailed:
 		return true
@@ -189,7 +187,7 @@ func (e *Error) fallbackable() bool {
 // errorType is the "type" member of OpenAI's error object.
 func (e *Error) errorType() string {
 	switch e.Code {
-	case CodeInvalid, CodeUnsupported, CodeTooLarge, CodeMediaType, CodeNotFound, CodeBodyTimeout:
+	case CodePrefillRejected, CodeDecodeRejected, CodeInvalid, CodeUnsupported, CodeTooLarge, CodeMediaType, CodeNotFound, CodeBodyTimeout:
 		return "invalid_request_error"
 	case CodeNoEndpoint, CodeDraining:
 		return "service_unavailable_error"

@@ -5,6 +5,7 @@ package pdflow
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
@@ -68,31 +69,51 @@ func (x *exchange) renew() {
 // run tries pairs until one serves, and then the fallback.
 func (x *exchange) run() (*Body, *Error) {
 	f := x.f
+	if x.req.API == connector.APIUnknown {
+		return nil, &Error{Code: CodeInvalid, Connector: f.name, Param: "API", Message: "must be one of connector.APIs"}
+	}
 	if member := x.unsupported(); member != "" {
 		f.tel.unsupported(x, member)
 		if f.opts.unsupported == UnsupportedRefuse {
 			return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together; send the request without it"}
 		}
-		return x.attempt(1, ModeAggregated)
+		return x.tries(ModeAggregated)
 	}
+	return x.tries(ModeDisaggregated)
+}
+
+// tries makes attempts as long as another one may serve, and then the fallback.
+func (x *exchange) tries(mode Mode) (*Body, *Error) {
 	var last *Error
-	for n := 1; n <= f.opts.retry.MaxAttempts; n++ {
-		if n > 1 {
-			f.tel.retried(x, last)
-			if e := x.backoff(n - 1); e != nil {
-				return nil, e
-			}
-		}
-		body, e := x.attempt(n, ModeDisaggregated)
+	for n := 1; ; n++ {
+		body, e := x.attempt(n, mode)
 		if e == nil {
 			return body, nil
 		}
 		last = preferred(last, e)
-		if !e.retryable() || x.given != nil || e.Code == CodeTransferMissing && f.opts.fallback == FallbackDecode {
+		if !x.again(n, e) {
 			break
 		}
+		x.f.tel.retried(x, last)
+		if e := x.backoff(n); e != nil {
+			return nil, e
+		}
+	}
+	if mode != ModeDisaggregated {
+		return nil, last
 	}
 	return x.fallback(last)
+}
+
+// again reports whether attempt n, which failed so, is followed by another of its kind.
+func (x *exchange) again(n int, e *Error) bool {
+	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == FallbackDecode // D can do without at once
+	return e.retryable() && n < x.f.opts.retry.MaxAttempts && x.given == nil && !missing
+}
+
+// alone reports whether a failed attempt is followed by one at a decode engine alone.
+func (x *exchange) alone(mode Mode, e *Error) bool {
+	return mode == ModeDisaggregated && x.f.opts.fallback == FallbackDecode && x.f.opts.fallbackFlow == nil && e.fallbackable() && x.given == nil
 }
 
 // preferred keeps the more telling of two failures: that nobody is ready for a second attempt hides what failed the first.
@@ -111,9 +132,10 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 	switch {
 	case f.opts.fallbackFlow != nil:
 		f.tel.fellBack(x, last)
+		x.mode = ModeFallback
 		resp, e := f.opts.fallbackFlow.do(x.ctx, x.req, x.header, x.id, nil, ModeFallback)
 		if e != nil {
-			return nil, e
+			return nil, preferred(last, e)
 		}
 		resp.Body.outer = x
 		return resp.Body, nil
@@ -172,6 +194,7 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	a := newAttempt(x, n, mode, pick)
 	body, e := a.run()
 	if e != nil {
+		a.isFinal = !x.again(n, e) && !x.alone(mode, e)
 		a.end(e)
 		x.renew()
 		if e.EngineFault() {
@@ -197,6 +220,27 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 	return pick, e
 }
 
+// served is how the request is being served, "" before an engine was picked.
+func (x *exchange) served() Mode {
+	if x.mode != "" {
+		return x.mode
+	}
+	if a := x.current.Load(); a != nil {
+		return a.mode
+	}
+	return ""
+}
+
+// crashed ends a request whose picker, connector or observer panicked.
+func (x *exchange) crashed(cause any) *Error {
+	e := &Error{Code: CodeInternal, Phase: "run", Connector: x.f.name, Message: "the gateway failed", Err: fmt.Errorf("panic: %v", cause)}
+	if a := x.current.Load(); a != nil && !a.over {
+		a.end(e)
+	}
+	x.end(e)
+	return e
+}
+
 // end closes the books of the request. It is called exactly once, by whoever ends it: do on an error, the body's Close otherwise.
 func (x *exchange) end(e *Error) {
 	if x.ended {
@@ -204,6 +248,9 @@ func (x *exchange) end(e *Error) {
 	}
 	x.ended = true
 	x.cancel(errOver)
+	if e != nil && e.mode == "" {
+		e.mode = x.served()
+	}
 	x.f.tel.endRequest(x, e)
 	if e != nil && e.Code != CodeClientGone && x.f.opts.logger.Enabled(x.client, slog.LevelWarn) {
 		x.f.opts.logger.LogAttrs(x.client, slog.LevelWarn, "request failed", slog.String("request_id", x.id), slog.String("connector", x.f.name), slog.Any("error", e))
@@ -218,13 +265,16 @@ func (f *Flow) ended(ctx context.Context, leg LegKind, phase string) *Error {
 	var sibling *Error
 	switch {
 	case errors.As(cause, &sibling):
-		return sibling
-	case errors.Is(cause, errPhaseTimeout), errors.Is(cause, context.DeadlineExceeded):
+		same := *sibling // others hold it too
+		return &same
+	case errors.Is(cause, errPhaseTimeout):
 		e.Code, e.Message = CodeTimeout, "the engines did not answer in time"
+	case errors.Is(cause, context.DeadlineExceeded):
+		e.Code, e.Message, e.caller = CodeTimeout, "the engines did not answer in the time that the caller gave", true
 	case errors.Is(cause, errCut):
 		e.Code, e.Message, e.RetryAfter = CodeDraining, "shutting down", time.Second
 	case errors.Is(cause, errOver):
-		e.Code, e.Message = CodeInternal, "the request is over"
+		e.Code, e.Message = CodeCanceled, "the leg was not needed any more"
 	default:
 		e.Code, e.Message = CodeClientGone, "the client left"
 	}

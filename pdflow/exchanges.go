@@ -50,6 +50,9 @@ func (l *exchanges) leave(x *exchange) {
 	}
 }
 
+// cutting is how long requests that were cut may take to notice.
+const cutting = 5 * time.Second
+
 // drain refuses new exchanges, waits for the rest until ctx ends, then cancels them and waits for their end.
 func (l *exchanges) drain(ctx context.Context) error {
 	l.mu.Lock()
@@ -74,7 +77,12 @@ func (l *exchanges) drain(ctx context.Context) error {
 		x.cancel(errCut)
 	}
 	l.mu.Unlock()
-	<-idle
+	timer := time.NewTimer(cutting)
+	defer timer.Stop()
+	select {
+	case <-idle:
+	case <-timer.C: // a body that its owner does not close
+	}
 	return ctx.Err()
 }
 

@@ -33,6 +33,7 @@ type Flow struct {
 	tel     *telemetry
 	front   front
 
+	starter     connector.Starter
 	preparer    connector.Preparer
 	expecter    connector.Expecter
 	finisher    connector.Finisher
@@ -44,9 +45,9 @@ type Flow struct {
 	lease       time.Duration
 	handoffMax  time.Duration
 
-	startOnce sync.Once
-	startErr  error
-	live      exchanges
+	startMu sync.Mutex
+	started bool
+	live    exchanges
 }
 
 // New makes a flow. The error says which option or ability is missing.
@@ -81,6 +82,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 }
 
 func (f *Flow) findAbilities() error {
+	f.starter, _ = connector.As[connector.Starter](f.conn)
 	f.preparer, _ = connector.As[connector.Preparer](f.conn)
 	f.expecter, _ = connector.As[connector.Expecter](f.conn)
 	f.finisher, _ = connector.As[connector.Finisher](f.conn)
@@ -127,13 +129,26 @@ func (f *Flow) HandoffLimit() time.Duration { return f.handoffMax }
 
 // Start starts the connector's listeners, if it has any. The first request does it too; a gateway calls Start to fail early.
 func (f *Flow) Start(ctx context.Context) error {
-	f.startOnce.Do(func() {
-		if s, ok := connector.As[connector.Starter](f.conn); ok {
-			f.startErr = s.Start(ctx)
-		}
-	})
-	if f.startErr != nil {
-		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "the connector could not start", Err: f.startErr}
+	if f.starter == nil {
+		return nil
+	}
+	f.startMu.Lock()
+	defer f.startMu.Unlock()
+	if f.started {
+		return nil
+	}
+	// Not the first client's context: what is started outlives its request.
+	if err := f.starter.Start(context.WithoutCancel(ctx)); err != nil {
+		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "the connector could not start", Err: err}
+	}
+	f.started = true
+	return nil
+}
+
+// HealthCheck asks the connector's own parts, if it has any that can fail.
+func (f *Flow) HealthCheck(ctx context.Context) error {
+	if h, ok := connector.As[connector.HealthChecker](f.conn); ok {
+		return h.HealthCheck(ctx)
 	}
 	return nil
 }
@@ -185,16 +200,23 @@ func invalid(err error) *Error {
 }
 
 // do runs one parsed request. mode is not "" when another flow fell back to this one.
-func (f *Flow) do(ctx context.Context, req *connector.Request, header http.Header, id string, pick *Pick, mode Mode) (*Response, *Error) {
+func (f *Flow) do(ctx context.Context, req *connector.Request, header http.Header, id string, pick *Pick, mode Mode) (resp *Response, e *Error) {
 	if err := f.Start(ctx); err != nil {
-		var e *Error
 		errors.As(err, &e)
 		return nil, e
 	}
 	x := newExchange(ctx, f, req, header, id)
 	if !f.live.enter(x) {
-		return nil, &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}
+		e = &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}
+		x.cancel(e)
+		f.tel.endRequest(x, e)
+		return nil, e
 	}
+	defer func() {
+		if r := recover(); r != nil { // of a picker, a connector or an observer: this request's failure, and nobody else's
+			resp, e = nil, x.crashed(r)
+		}
+	}()
 	x.mode, x.given = mode, pick
 	body, e := x.run()
 	if e != nil {

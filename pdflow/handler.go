@@ -83,6 +83,9 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
 		return
 	}
+	if e.mode != "" {
+		w.Header()[headerMode] = modeHeader(e.mode)
+	}
 	f.onError(w, r, e)
 }
 

@@ -26,10 +26,11 @@ func (b *Body) readHead(ctx context.Context) *Error {
 		b.received += int64(n)
 		if err != nil && !errors.Is(err, io.EOF) {
 			e := b.a.sendError(ctx, LegDecode, "answer", err)
-			e.notSent = false
 			return e
 		}
-		b.eof = err != nil
+		if b.eof = err != nil; b.eof && b.n == 0 {
+			return b.failed(CodeDecodeFailed, "the decode engine's answer is empty")
+		}
 		if e := b.judgeHead(); e != nil {
 			return e
 		}
@@ -48,7 +49,7 @@ func (b *Body) readHead(ctx context.Context) *Error {
 // judgeHead looks at what has been read so far.
 func (b *Body) judgeHead() *Error {
 	head := b.buf[:b.n]
-	if find(head) >= 0 {
+	if b.guarded && find(head) >= 0 {
 		return b.failed(CodeDecodeFailed, "the decode engine aborted the request")
 	}
 	if !b.sse {
@@ -64,7 +65,11 @@ func (b *Body) judgeHead() *Error {
 		case len(data) == 0 || isPreamble(data):
 		case isErrorEvent(data):
 			e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of an answer")
-			e.answer = &reply{status: 500, body: bytes.Clone(data)}
+			e.Status = 500 // as it would be without a stream
+			e.answer = &reply{status: 500}
+			if gjson.Get(view(data), "error").Exists() {
+				e.answer.body = bytes.Clone(data)
+			}
 			return e
 		default:
 			b.known, b.first = true, data
@@ -125,13 +130,14 @@ func eventData(event []byte) []byte {
 // view reads bytes as a string for gjson without a copy; the bytes must not change meanwhile.
 func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// isErrorEvent knows vLLM's {"error":{…}} and the Messages API's {"type":"error",…}.
+// isErrorEvent knows vLLM's {"error":{…}} the Messages API's {"type":"error",…} and the Responses API's response.failed.
 func isErrorEvent(data []byte) bool {
 	if !bytes.Contains(data, []byte(`"error"`)) {
 		return false
 	}
 	s := view(data)
-	if gjson.Get(s, "type").String() == "error" {
+	switch gjson.Get(s, "type").String() {
+	case "error", "response.failed":
 		return true
 	}
 	e := gjson.Get(s, "error")

@@ -98,8 +98,14 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 }
 
 func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult, *Error) {
-	a.deadline(a.f.opts.timeouts.Prefill) // ends decode too, if it runs beside
-	defer a.relax()
+	if a.beside {
+		var stop func()
+		ctx, stop = within(ctx, a.f.opts.timeouts.Prefill)
+		defer stop()
+	} else {
+		a.deadline(a.f.opts.timeouts.Prefill)
+		defer a.relax()
+	}
 	req, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
 		return nil, e
@@ -116,6 +122,9 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 	}
 	body, err := readAll(resp, limit)
 	o.ResponseBytes = int64(len(body))
+	if resp.StatusCode >= 300 && errors.Is(err, errTooLarge) {
+		body, err = nil, nil // the status is what matters
+	}
 	if err != nil {
 		return nil, a.sendError(ctx, LegPrefill, "answer", err)
 	}
@@ -221,7 +230,9 @@ func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err 
 	e := &Error{Code: failedCode(leg), Leg: leg, Phase: phase, Endpoint: a.endpoint(leg).ID, Err: err}
 	if ctx.Err() != nil {
 		over := a.f.ended(ctx, leg, phase)
-		over.Endpoint = e.Endpoint
+		if over.Leg == leg && over.Endpoint == "" {
+			over.Endpoint = e.Endpoint
+		}
 		return over
 	}
 	if expired, ok := errors.AsType[*Error](err); ok {
@@ -231,8 +242,7 @@ func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err 
 		e.Message = "the " + string(leg) + " engine's answer is too large"
 		return e
 	}
-	e.notSent = transport.Classify(err) == transport.NotSent
-	if e.notSent {
+	if transport.Classify(err) == transport.NotSent {
 		e.Phase = "connect"
 		e.Message = "the " + string(leg) + " engine cannot be reached"
 	} else {

@@ -6,7 +6,8 @@ import "bytes"
 
 // marks finds, at the end of an answer, the marks by which an engine says that it gave up although the answer looks
 // whole: vLLM's finish_reason "abort" when it is terminated (captures nixl/55b), SGLang's {"type":"abort"}, vllm-ascend's
-// stop_reason "recomputed". A client's text cannot fake one, since quotes inside JSON strings are escaped.
+// stop_reason "recomputed". A client's text cannot fake one, since quotes inside JSON strings are escaped; APIs whose
+// answers repeat a client's JSON are not searched (connector.API.Guarded).
 //
 // Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched when
 // [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is not whole.
@@ -16,7 +17,7 @@ type marks struct {
 }
 
 // markReach holds the last event with a finish reason, a usage event and [DONE].
-const markReach = 1 << 10
+const markReach = 2 << 10
 
 var (
 	doneMark  = []byte("data: [DONE]")
@@ -31,16 +32,40 @@ var (
 
 // stream looks at a stream's next piece. It returns the offset up to which the piece may go to the client, -1 for all of it.
 func (m *marks) stream(piece []byte, end bool) int {
-	if len(piece) > 0 && bytes.Contains(piece[max(0, len(piece)-2*len(doneMark)):], doneMark) || end {
+	if end || bytes.Contains(piece[max(0, len(piece)-2*len(doneMark)):], doneMark) || endsWithin(piece, doneMark) {
 		if m.found(piece) {
 			if at := find(piece); at >= 0 {
 				return eventStart(piece, at)
 			}
-			return max(0, bytes.LastIndex(piece, doneMark))
+			return max(0, bytes.LastIndex(piece, []byte("data: [")))
 		}
 	}
 	m.keep(piece)
 	return -1
+}
+
+// whole looks at the next piece of an answer that is not streamed.
+func (m *marks) whole(piece []byte) int {
+	at := find(piece)
+	if at < 0 && m.n > 0 {
+		const reach = 64
+		joined := append(append(make([]byte, 0, 2*reach), m.tail[max(0, m.n-reach):m.n]...), piece[:min(len(piece), reach)]...)
+		if find(joined) >= 0 {
+			at = 0
+		}
+	}
+	m.keep(piece)
+	return at
+}
+
+// endsWithin reports whether b ends in the midst of word.
+func endsWithin(b, word []byte) bool {
+	for n := min(len(b), len(word)-1); n >= len("data: ["); n-- {
+		if bytes.HasSuffix(b, word[:n]) {
+			return true
+		}
+	}
+	return false
 }
 
 // found searches the kept end and the last of the piece together, so that a mark that two reads cut is seen too.

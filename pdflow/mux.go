@@ -56,7 +56,7 @@ func NewMux(o *MuxOptions) *Mux {
 func (m *Mux) SetRoutes(routes map[string]Server) error {
 	own := make(map[string]Server, len(routes))
 	for model, s := range routes {
-		if s == nil {
+		if f, isFlow := s.(*Flow); s == nil || isFlow && f == nil {
 			return errors.New("pdflow: SetRoutes: a model without a flow")
 		}
 		if model == "*" {

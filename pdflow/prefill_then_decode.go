@@ -81,9 +81,11 @@ func (a *attempt) awaitEvent() *Error {
 	}
 	a.x.phase.Store(phaseEvent)
 	var ev connector.Event
-	if e := a.guard(LegPrefill, "event", func() (err error) { ev, err = a.wait(a.ctx); return err }); e != nil {
-		if a.ctx.Err() != nil {
-			return a.f.ended(a.ctx, LegPrefill, "event")
+	ctx, stop := within(a.ctx, a.f.opts.timeouts.Prefill) // the connector's own limit is shorter
+	defer stop()
+	if e := a.guard(LegPrefill, "event", func() (err error) { ev, err = a.wait(ctx); return err }); e != nil {
+		if ctx.Err() != nil {
+			return a.f.ended(ctx, LegPrefill, "event")
 		}
 		if e.Code == CodeInternal {
 			e.Code, e.Message = CodeTimeout, "the engines' notice did not come in time"

@@ -15,7 +15,7 @@ const maxRewritten = 64 << 20
 
 // rewrite puts the connector's event function into the stream, if this request needs one.
 func (b *Body) rewrite(a *attempt) bool {
-	if a.f.rewriter == nil || a.mode != ModeDisaggregated || b.status != 200 {
+	if a.f.rewriter == nil || !a.twoLegs || b.status != 200 {
 		return false
 	}
 	var fn connector.EventFunc

@@ -4,7 +4,7 @@ package pdflow
 
 import (
 	"errors"
-	"hash/maphash"
+	"hash/fnv"
 
 	"github.com/pdkit/pdkit/connector"
 )
@@ -15,9 +15,6 @@ type Split struct {
 	main, other *Flow
 	percent     uint64
 }
-
-// splitSeed is one seed for the process: shares need no more than an even spread.
-var splitSeed = maphash.MakeSeed()
 
 // NewSplit sends percent (0 to 100) of the requests to other, the rest to main.
 func NewSplit(main, other *Flow, percent int) (*Split, error) {
@@ -31,7 +28,9 @@ func NewSplit(main, other *Flow, percent int) (*Split, error) {
 }
 
 func (s *Split) flowFor(_ *connector.Request, id string) *Flow {
-	if maphash.String(splitSeed, id)%100 < s.percent {
+	h := fnv.New64a() // the same on every replica
+	_, _ = h.Write([]byte(id))
+	if (h.Sum64()>>32)%100 < s.percent {
 		return s.other
 	}
 	return s.main

@@ -141,10 +141,7 @@ func (t *telemetry) startRequest(ctx context.Context, x *exchange) (context.Cont
 }
 
 func (t *telemetry) endRequest(x *exchange, e *Error) {
-	mode := x.mode
-	if a := x.current.Load(); a != nil {
-		mode = a.mode
-	}
+	mode := x.served()
 	if t.recorded {
 		t.requests.Record(x.client, time.Since(x.start).Seconds(), t.set(labels{mode: string(mode), code: codeLabel(e)}))
 	}
@@ -177,7 +174,7 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	switch {
 	case a.out.Err == nil && p != nil:
 		t.kvTokens.Add(a.x.client, a.out.KVTokens, t.base)
-	case p != nil && a.f.lease > 0 && a.out.Decode.Start.IsZero():
+	case p != nil && a.f.lease > 0 && a.out.Decode.Status == 0:
 		t.expired.Add(a.x.client, 1, t.base) // nobody read P's blocks: they wait for the lease
 	}
 }
@@ -207,6 +204,13 @@ func (t *telemetry) handoff(a *attempt, age time.Duration) {
 	}
 }
 
+// firstEvent records how long the client waited for the answer that it got.
+func (t *telemetry) firstEvent(a *attempt) {
+	if o := &a.out.Decode; t.recorded && !o.FirstByte.IsZero() {
+		t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), t.set(labels{mode: string(a.mode)}))
+	}
+}
+
 // inject continues the request's trace to an engine. Without a tracer the client's own headers have gone through.
 func (t *telemetry) inject(ctx context.Context, h http.Header) {
 	if t.tracer != nil {
@@ -216,11 +220,12 @@ func (t *telemetry) inject(ctx context.Context, h http.Header) {
 
 // legStarted opens a leg's span, a sibling of the other leg's, and tells observers.
 func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
+	name, ep, i := "pd.prefill", a.s.Prefill.ID, 0
+	if leg == LegDecode {
+		name, ep, i = "pd.decode", a.s.Decode.ID, 1
+	}
+	a.begun[i] = true
 	if t := a.f.tel; t.tracer != nil {
-		name, ep, i := "pd.prefill", a.s.Prefill.ID, 0
-		if leg == LegDecode {
-			name, ep, i = "pd.decode", a.s.Decode.ID, 1
-		}
 		ctx, a.span[i] = t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 			attribute.String("pd.leg", string(leg)), attribute.String("pd.connector", a.f.name), attribute.String("pd.session_id", a.s.ID),
 			attribute.String("pd.endpoint", ep), attribute.String("pd.pair", a.s.Prefill.ID+" "+a.s.Decode.ID), attribute.Int("pd.attempt", a.s.Attempt)))
@@ -235,16 +240,17 @@ func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
 }
 
 func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
-	t := a.f.tel
-	if t.recorded && !o.Start.IsZero() {
-		t.legs.Record(a.x.client, o.Duration().Seconds(), t.set(labels{leg: string(o.Leg), code: codeLabel(o.Err)}))
-		if o.Leg == LegDecode && !o.FirstByte.IsZero() {
-			t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), t.set(labels{mode: string(a.mode)}))
-		}
-	}
 	i := 0
 	if o.Leg == LegDecode {
 		i = 1
+	}
+	if !a.begun[i] {
+		return
+	}
+	a.begun[i] = false
+	t := a.f.tel
+	if t.recorded && !o.Start.IsZero() {
+		t.legs.Record(a.x.client, o.Duration().Seconds(), t.set(labels{leg: string(o.Leg), code: codeLabel(o.Err)}))
 	}
 	if s := a.span[i]; s != nil {
 		s.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.Int64("pd.request.bytes", o.RequestBytes), attribute.Int64("pd.response.bytes", o.ResponseBytes))
@@ -267,5 +273,5 @@ func promptTokens(api connector.API, p *connector.PrefillResult) int64 {
 	if !ok || !found {
 		return 0
 	}
-	return gjson.Get(view(usage), path).Int()
+	return max(gjson.Get(view(usage), path).Int(), 0)
 }

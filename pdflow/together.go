@@ -33,6 +33,7 @@ func (a *attempt) together() (*Body, *Error) {
 // goPrefill runs the prefill leg beside the caller.
 func (a *attempt) goPrefill() <-chan prefillEnd {
 	ch := make(chan prefillEnd, 1)
+	a.beside = true
 	a.bg.Go(func() {
 		var end prefillEnd
 		if e := a.guard(LegPrefill, "send", func() error { end.p, end.e = a.prefill(); return nil }); e != nil {
@@ -66,7 +67,7 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd, cl
 			if end.e != nil {
 				a.cancel(end.e)
 				if d := <-decoded; d.body != nil {
-					d.body.release()
+					d.body.discard(end.e)
 				}
 				return nil, end.e
 			}
