@@ -33,6 +33,8 @@ func TestParseURL(t *testing.T) {
 		"http://":             "no host",
 		"http://:8000":        "no host",
 		"http://u:secret@h":   "user info",
+		"http://h:99999":      "port",
+		"http://h:":           "port",
 		"http://h?key=secret": "query and fragment",
 		"http://h?":           "query and fragment",
 		"http://h#secret":     "query and fragment",

@@ -86,12 +86,14 @@ func (s *Set) watch(ctx context.Context, source int) (err error) {
 		mu.Unlock()
 	}()
 	err = s.sources[source].Watch(ctx, func(snap Snapshot) {
-		mu.Lock()
-		late := ended
-		if !late {
-			s.replace(source, snap.Endpoints)
-		}
-		mu.Unlock()
+		late := func() bool {
+			mu.Lock()
+			defer mu.Unlock() // also when an observer of errors panics
+			if !ended {
+				s.replace(source, snap.Endpoints)
+			}
+			return ended
+		}()
 		if late {
 			s.report(source, errLate)
 		}

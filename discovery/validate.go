@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
+	"strings"
 )
 
 // Validate says what makes the endpoint unusable: no ID, no URL or one that [ParseURL] would refuse, a role or phase
@@ -38,8 +40,19 @@ func checkURL(u *url.URL) error {
 		return errors.New("no host: want http://HOST:PORT")
 	case u.User != nil:
 		return errors.New("user info is not allowed in an engine's URL")
+	case strings.HasSuffix(u.Host, ":") || !validPort(u.Port()):
+		return errors.New("the port is not one of 1 to 65535: want http://HOST:PORT")
 	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
 		return errors.New("query and fragment are not allowed in an engine's URL")
 	}
 	return nil
+}
+
+// validPort takes no port, which is the scheme's, as one.
+func validPort(port string) bool {
+	if port == "" {
+		return true
+	}
+	n, err := strconv.Atoi(port)
+	return err == nil && n >= 1 && n <= 65535
 }

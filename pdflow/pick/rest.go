@@ -63,6 +63,9 @@ func (r *rests) done(o *pdflow.Outcome) {
 		}
 	}
 	x := r.m[o.Err.Endpoint]
+	if now.Before(x.until) {
+		return // a burst of failures is one fault
+	}
 	x.length = min(max(2*x.length, restFirst), restMost)
 	x.until = now.Add(x.length)
 	r.m[o.Err.Endpoint] = x

@@ -106,9 +106,9 @@ func (r *roundRobin) chooseSlot(list []slot, n uint64, in *pdflow.PickInput) *sl
 		switch {
 		case len(s.group.prefills) == 1 && s.group.prefills[0].ID == s.decode.ID:
 			k = 3
-		case in.Avoids(s.decode.ID) || allAvoided(s.group.prefills, in):
+		case in.Avoids(s.decode.ID) || !r.some(s.group.prefills, func(id string) bool { return !in.Avoids(id) }):
 			k = 2
-		case r.rests.resting(s.decode.ID):
+		case r.rests.resting(s.decode.ID) || !r.some(s.group.prefills, func(id string) bool { return !r.rests.resting(id) }):
 			k = 1
 		}
 		if k == 0 {
@@ -121,14 +121,12 @@ func (r *roundRobin) chooseSlot(list []slot, n uint64, in *pdflow.PickInput) *sl
 	return best
 }
 
-func allAvoided(list []*discovery.Endpoint, in *pdflow.PickInput) bool {
-	if len(in.Avoid) == 0 {
-		return false
-	}
+// some reports whether an engine of a group is good; nearly always the first is.
+func (r *roundRobin) some(list []*discovery.Endpoint, good func(id string) bool) bool {
 	for _, e := range list {
-		if !in.Avoids(e.ID) {
-			return false
+		if good(e.ID) {
+			return true
 		}
 	}
-	return true
+	return false
 }
