@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/pdkit/pdkit/internal/jsonedit"
@@ -54,7 +55,7 @@ func ParseRequest(api API, body []byte) (*Request, error) {
 
 func bodyError(err error) error {
 	if dup, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
-		return &RequestError{Param: dup.Name, Message: "the member stands twice in the body; send it once", Err: err}
+		return &RequestError{Param: shown(dup.Name), Message: "the member stands twice in the body; send it once", Err: err}
 	}
 	if syn, ok := errors.AsType[*jsonedit.SyntaxError](err); ok {
 		return &RequestError{Message: fmt.Sprintf("the body is not one JSON object: %s at byte %d", syn.Msg, syn.Offset), Err: err}
@@ -122,12 +123,22 @@ func (r *Request) checkSampling(holder string) error {
 	return nil
 }
 
+// shown is a member's name as an error may show it: one that could be a parameter. Others are the client's own text.
+func shown(name string) string {
+	if name == "" || len(name) > 64 || strings.ContainsFunc(name, func(r rune) bool {
+		return r != '_' && r != '-' && r != '.' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+	}) {
+		return "(a member)"
+	}
+	return name
+}
+
 func nestedError(holder string, err error) error {
 	if inner, ok := errors.AsType[*RequestError](err); ok {
 		return &RequestError{Param: holder + "." + inner.Param, Message: inner.Message, Err: inner.Err}
 	}
 	if dup, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
-		return &RequestError{Param: holder + "." + dup.Name, Message: "the member stands twice; send it once", Err: err}
+		return &RequestError{Param: holder + "." + shown(dup.Name), Message: "the member stands twice; send it once", Err: err}
 	}
 	return &RequestError{Param: holder, Message: "is not a well-formed object", Err: err}
 }

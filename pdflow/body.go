@@ -39,22 +39,23 @@ type Body struct {
 	mode   Mode
 	sse    bool
 
-	resp    io.Closer
-	src     io.Reader // the engine's bytes, rewritten if the connector asks for it
-	pooled  *[streamBuffer]byte
-	rush    *[rushBuffer]byte
-	full    bool // the last read filled the buffer
-	calm    int  // reads since one was larger than streamBuffer
-	buf     []byte
-	n       int // bytes of head in buf
-	judged  int // how much of the head has been looked at
-	first   []byte
-	known   bool // the first event with content is in the head
-	eof     bool
-	err     *Error
-	closed  bool
-	marks   *marks
-	guarded bool // marks are looked for
+	resp     io.Closer
+	src      io.Reader // the engine's bytes, rewritten if the connector asks for it
+	pooled   *[streamBuffer]byte
+	rush     *[rushBuffer]byte
+	full     bool // the last read filled the buffer
+	calm     int  // reads since one was larger than streamBuffer
+	buf      []byte
+	n        int // bytes of head in buf
+	judged   int // how much of the head has been looked at
+	first    []byte
+	known    bool // the first event with content is in the head
+	eof      bool
+	err      *Error
+	closed   bool
+	marks    *marks
+	guarded  bool // marks are looked for
+	unframed bool // nothing but the connection's end tells the answer's
 
 	received int64
 	idle     *time.Timer
@@ -65,7 +66,8 @@ type Body struct {
 
 func newBody(a *attempt, resp *http.Response) *Body {
 	b := &Body{a: a, born: time.Now(), status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
-	b.sse = strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
+	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
+	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	if a.x.req.API.Guarded() {
 		b.marks, b.guarded = new(marks), true
 	}
@@ -192,6 +194,10 @@ func (b *Body) next() ([]byte, error) {
 	case err == nil:
 	case errors.Is(err, io.EOF):
 		b.eof = true
+		if b.sse && b.guarded && b.unframed && !b.marks.done() && !bytes.Contains(piece, doneMark) {
+			b.err = b.failed(CodeStreamBroken, "the decode engine closed the connection before [DONE]")
+			return piece, b.err
+		}
 	default:
 		b.err = b.a.sendError(b.a.ctx, LegDecode, "stream", err)
 		if b.err.Code == CodeDecodeFailed {

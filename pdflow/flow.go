@@ -76,7 +76,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.opts.timeouts.Body, onError: f.opts.errorHandler,
+	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.opts.timeouts.Body, writeTimeout: f.opts.timeouts.Write, onError: f.opts.errorHandler,
 		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
 	return f, nil
 }

@@ -11,7 +11,9 @@ import (
 	"mime"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -19,10 +21,11 @@ import (
 
 // front is the client's side, shared by Flow and Mux: it reads a request, finds its flow, and writes the answer.
 type front struct {
-	maxBody     int64
-	bodyTimeout time.Duration
-	onError     ErrorHandler
-	find        func(r *connector.Request, requestID string) (*Flow, *Error)
+	maxBody      int64
+	bodyTimeout  time.Duration
+	writeTimeout time.Duration
+	onError      ErrorHandler
+	find         func(r *connector.Request, requestID string) (*Flow, *Error)
 }
 
 // ServeHTTP serves the client APIs' paths (see [connector.API]) by POST, and answers 404 to everything else.
@@ -53,7 +56,7 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	api := connector.APIOf(r.URL.Path)
 	if api == connector.APIUnknown || r.Method != http.MethodPost {
-		f.onError(w, r, &Error{Code: CodeNotFound, Message: "there is no such path and method here"})
+		f.fail(w, r, closing(w, &Error{Code: CodeNotFound, Message: "there is no such path and method here"}))
 		return
 	}
 	body, e := f.readBody(w, r)
@@ -63,12 +66,12 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	req, err := connector.ParseRequest(api, body)
 	if err != nil {
-		f.onError(w, r, invalid(err))
+		f.fail(w, r, invalid(err))
 		return
 	}
 	flow, e := f.find(req, id)
 	if e != nil {
-		f.onError(w, r, e)
+		f.fail(w, r, e)
 		return
 	}
 	resp, e := flow.do(r.Context(), req, r.Header, id, nil, "")
@@ -81,21 +84,28 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
+		abort(r) // else net/http would answer 200 for us, which a client that only closed its sending side would see
 		return
 	}
 	if e.mode != "" {
 		w.Header()[headerMode] = modeHeader(e.mode)
+	}
+	if rc := http.NewResponseController(w); f.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(f.writeTimeout)) == nil {
+		defer func() { // flushed while the deadline stands, which must not reach the connection's next request
+			_ = rc.Flush()
+			_ = rc.SetWriteDeadline(time.Time{})
+		}()
 	}
 	f.onError(w, r, e)
 }
 
 // readBody reads the body whole before anything else: only then net/http notices a client that leaves, and an engine's
 // connection is not torn down with the client's body (go-notes.md §5).
-func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
-	if !isJSON(r.Header.Get("Content-Type")) {
+func (f *front) readBody(w http.ResponseWriter, r *http.Request) (body []byte, e *Error) {
+	if types := r.Header["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
 		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"})
 	}
-	if ce := r.Header.Get("Content-Encoding"); ce != "" && ce != "identity" {
+	if slices.ContainsFunc(r.Header["Content-Encoding"], func(ce string) bool { return ce != "" && !strings.EqualFold(ce, "identity") }) {
 		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Encoding must be identity"})
 	}
 	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) + " bytes"}
@@ -105,10 +115,15 @@ func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error
 	if f.bodyTimeout > 0 {
 		rc := http.NewResponseController(w)
 		if rc.SetReadDeadline(time.Now().Add(f.bodyTimeout)) == nil {
-			defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+			defer func() {
+				if e == nil { // else closing has set one for what is left of the body
+					_ = rc.SetReadDeadline(time.Time{})
+				}
+			}()
 		}
 	}
-	body, err := readBounded(r.Body, r.ContentLength, f.maxBody)
+	var err error
+	body, err = readBounded(r.Body, r.ContentLength, f.maxBody)
 	switch {
 	case errors.Is(err, errTooLarge):
 		return nil, closing(w, tooLarge)
@@ -130,9 +145,14 @@ func isJSON(contentType string) bool {
 	return media == "application/json" && (err == nil || errors.Is(err, mime.ErrInvalidMediaParameter))
 }
 
-// closing ends the connection after an error that leaves some of the body unread.
+// leftover is how long net/http may take to read what is left of a body whose request has failed.
+const leftover = time.Second
+
+// closing ends the connection after an error that leaves some of the body unread. net/http reads on for a while, so that the
+// client sees the answer; without a deadline a slow client would hold the connection for ever.
 func closing(w http.ResponseWriter, e *Error) *Error {
 	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
 	return e
 }
 
@@ -178,6 +198,7 @@ func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
 			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
 		}
 		if !errors.Is(err, io.EOF) {
+			_ = rc.Flush() // what was read goes out before the cut
 			b.Close()
 			abort(r)
 		}

@@ -34,6 +34,9 @@ func (b *Body) readHead(ctx context.Context) *Error {
 		if e := b.judgeHead(); e != nil {
 			return e
 		}
+		if b.eof && b.sse && b.guarded && !b.known {
+			return b.failed(CodeDecodeFailed, "the decode engine's stream ended before its first token")
+		}
 		if b.eof || b.n > 0 && (!b.sse || b.known) {
 			return nil
 		}
@@ -57,6 +60,9 @@ func (b *Body) judgeHead() *Error {
 	}
 	for !b.known {
 		event, rest, ok := nextEvent(head[b.judged:])
+		if !ok && b.eof && b.judged < b.n { // the last event may lack its empty line
+			event, rest, ok = head[b.judged:], nil, true
+		}
 		if !ok {
 			return nil
 		}
@@ -113,6 +119,7 @@ func eventData(event []byte) []byte {
 	var data []byte
 	lines := 0
 	for line := range bytes.Lines(event) {
+		line = bytes.TrimPrefix(line, []byte("\ufeff")) // a byte order mark may begin the stream
 		value, ok := bytes.CutPrefix(bytes.TrimRight(line, "\r\n"), []byte("data:"))
 		if !ok {
 			continue

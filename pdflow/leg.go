@@ -122,8 +122,8 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 	}
 	body, err := readAll(resp, limit)
 	o.ResponseBytes = int64(len(body))
-	if resp.StatusCode >= 300 && errors.Is(err, errTooLarge) {
-		body, err = nil, nil // the status is what matters
+	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
+		body, err = nil, nil // too large or cut: the status is what matters
 	}
 	if err != nil {
 		return nil, a.sendError(ctx, LegPrefill, "answer", err)
@@ -280,7 +280,7 @@ func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error 
 			e.Code = CodeDecodeRejected
 		}
 	}
-	if rejected || leg == LegDecode && resp.StatusCode >= 500 {
+	if rejected || leg == LegDecode && resp.StatusCode >= 500 && resp.StatusCode < 600 {
 		e.answer = &reply{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
 		if _, err := jsonedit.Parse(body); err == nil {
 			e.answer.body = body

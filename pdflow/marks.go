@@ -17,7 +17,7 @@ type marks struct {
 }
 
 // markReach holds the last event with a finish reason, a usage event and [DONE].
-const markReach = 2 << 10
+const markReach = 4 << 10
 
 var (
 	doneMark  = []byte("data: [DONE]")
@@ -43,6 +43,9 @@ func (m *marks) stream(piece []byte, end bool) int {
 	m.keep(piece)
 	return -1
 }
+
+// done reports whether the end that went by holds [DONE].
+func (m *marks) done() bool { return bytes.Contains(m.tail[:m.n], doneMark) }
 
 // whole looks at the next piece of an answer that is not streamed.
 func (m *marks) whole(piece []byte) int {

@@ -36,7 +36,7 @@ type Mux struct {
 // NewMux makes a Mux without routes.
 func NewMux(o *MuxOptions) *Mux {
 	m := &Mux{}
-	m.front = front{maxBody: 32 << 20, bodyTimeout: 60 * time.Second, onError: WriteError, find: m.find}
+	m.front = front{maxBody: 32 << 20, bodyTimeout: 60 * time.Second, writeTimeout: 30 * time.Second, onError: WriteError, find: m.find}
 	if o != nil {
 		if o.MaxBody > 0 {
 			m.front.maxBody = o.MaxBody

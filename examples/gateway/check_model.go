@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
@@ -199,22 +198,11 @@ func makeEndpoint(at string, spec endpointSpec) (e discovery.Endpoint, errs []*c
 	if e, err := discovery.New(spec.URL, role); err != nil {
 		what, _, _ := strings.Cut(err.Error(), ": want")
 		errs = append(errs, &connector.FieldError{Path: at + ".url", Problem: "is not an engine's address (" + what + ")", Remedy: "write http://HOST:PORT"})
-	} else if !dialable(e.URL) {
-		errs = append(errs, &connector.FieldError{Path: at + ".url", Problem: "has no port from 1 to 65535", Remedy: "write http://HOST:PORT"})
 	} else if len(errs) == 0 {
 		e.Group, e.Zone, e.Attributes = spec.Group, spec.Zone, spec.Attributes
 		return e, nil
 	}
 	return e, errs
-}
-
-// dialable reports whether the URL's port, if it has one, is a port.
-func dialable(u *url.URL) bool {
-	if u.Port() == "" {
-		return !strings.HasSuffix(u.Host, ":")
-	}
-	n, err := strconv.Atoi(u.Port())
-	return err == nil && n >= 1 && n <= 65535
 }
 
 // sameEngine is equal for URLs that lead to one engine.

@@ -51,7 +51,7 @@ func (l *modelList) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-a.done:
 	case <-r.Context().Done():
-		return
+		panic(http.ErrAbortHandler) // else net/http would answer 200 for us
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(a.body)

@@ -100,7 +100,11 @@ func (p *passthrough) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (p *passthrough) read(w http.ResponseWriter, r *http.Request) (body []byte, model string, fail *pdflow.Error) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(time.Minute))
-	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+	defer func() {
+		if fail == nil { // else the deadline bounds what is left of the body
+			_ = rc.SetReadDeadline(time.Time{})
+		}
+	}()
 	limit := p.g.cfg.gateway.MaxBodyBytes
 	body, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
 	switch {
@@ -239,7 +243,7 @@ func (d *watchdog) answer(resp *http.Response) error {
 		}
 	}
 	resp.Header, resp.Trailer = header, nil
-	resp.Body = &watchedBody{ReadCloser: resp.Body, dog: d}
+	resp.Body = &watchedBody{ReadCloser: resp.Body, dog: d, resp: resp}
 	d.feed()
 	return nil
 }
@@ -258,12 +262,14 @@ func (d *watchdog) stop() { d.timer.Stop() }
 
 type watchedBody struct {
 	io.ReadCloser
-	dog *watchdog
+	dog  *watchdog
+	resp *http.Response
 }
 
 func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.dog.feed()
+	b.resp.Trailer = nil // filled in at the body's end, and not for clients
 	return n, err
 }
 

@@ -16,6 +16,7 @@ import (
 // Limits of a client's connection. There is none on a whole answer: the flow bounds each of its silences and writes.
 const (
 	headerTimeout  = 10 * time.Second
+	bodyTimeout    = 75 * time.Second // above the flow's own 60 s, whose answer says more
 	idleTimeout    = 120 * time.Second
 	maxHeaderBytes = 64 << 10
 	lastWords      = time.Second // for answers that are through, and spans that are not written yet, after the drain
@@ -128,6 +129,7 @@ func (s *servers) listen(requests context.Context, name, addr string, h http.Han
 	srv := &server{name: name, ln: ln, addr: ln.Addr().String(), Server: &http.Server{
 		Handler:                      h,
 		ReadHeaderTimeout:            headerTimeout,
+		ReadTimeout:                  bodyTimeout, // for what no handler reads; those that read a body set their own deadline
 		IdleTimeout:                  idleTimeout,
 		MaxHeaderBytes:               maxHeaderBytes,
 		DisableGeneralOptionsHandler: true,
