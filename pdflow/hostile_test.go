@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// What hostile clients and broken engines do.
+
+// dial opens a raw connection to a gateway and sends text over it.
+func dial(t *testing.T, url, text string) *net.TCPConn {
+	t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	_, err = io.WriteString(c, text)
+	require.NoError(t, err)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(5*time.Second)))
+	return c.(*net.TCPConn)
+}
+
+func raw(path, body string) string {
+	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
+}
+
+func TestAClientThatClosesItsSendingSideGetsNoFalseAnswer(t *testing.T) {
+	x := script(t, &fake{}, gone, answer(ok))
+	c := dial(t, x.url, raw("/v1/completions", completion("a", "")))
+	require.NoError(t, c.CloseWrite())
+	got, _ := io.ReadAll(c)
+	require.Empty(t, string(got))
+}
+
+func TestAnUnfinishedBodyDoesNotHoldItsConnection(t *testing.T) {
+	limits := pdflow.DefaultTimeouts()
+	limits.Body = 100 * time.Millisecond
+	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithTimeouts(limits))
+	for name, c := range map[string]struct {
+		head string
+		want int
+	}{
+		"slow":                {"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", 408},
+		"of a wrong type":     {"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 1000\r\n\r\n{", 415},
+		"for an unknown path": {"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{", 404},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := dial(t, x.url, c.head)
+			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			require.NoError(t, err)
+			require.Equal(t, c.want, resp.StatusCode)
+			_, err = io.Copy(io.Discard, conn)
+			require.NoError(t, err, "the connection is still open")
+		})
+	}
+}
+
+func TestWhatWasReadOfAWholeAnswerIsFlushedBeforeTheCut(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Length", "500")
+		_, _ = io.WriteString(w, `{"choices":[{"text":"begun`)
+		_ = http.NewResponseController(w).Flush()
+		time.Sleep(20 * time.Millisecond)
+		panic(http.ErrAbortHandler)
+	})
+	r := post(t, x.url, "/v1/completions", completion("a", ""))
+	require.Error(t, r.err)
+	require.Equal(t, 200, r.status)
+	require.Contains(t, r.body, "begun")
+}
+
+func TestAClientsTextIsNotRepeatedInErrors(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(ok))
+	for _, name := range []string{"my secret prompt", strings.Repeat("k", 5000)} {
+		r := post(t, x.url, "/v1/completions", `{"`+name+`":1,"`+name+`":2}`)
+		require.Equal(t, 400, r.status)
+		require.NotContains(t, r.body, name)
+	}
+	require.Contains(t, post(t, x.url, "/v1/completions", `{"max_tokens":1,"max_tokens":2}`).body, "max_tokens")
+}
+
+func TestARefusalOfPrefillWhoseBodyIsCutKeepsItsStatus(t *testing.T) {
+	x := script(t, &fake{}, func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Length", "300")
+		w.WriteHeader(400)
+		_, _ = io.WriteString(w, `{"error":`)
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}, answer(ok), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 3}))
+	require.Equal(t, 400, post(t, x.url, "/v1/completions", completion("a", "")).status)
+	require.Equal(t, "P", x.all())
+}
+
+// A stream that ends wrongly is never made to look whole.
+func TestStreamsThatEndWrongly(t *testing.T) {
+	role := `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
+	token := `data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}` + "\n\n"
+	long := `data: {"choices":[],"usage":{"x":"` + strings.Repeat("u", 2048) + `"}}` + "\n\n"
+	for name, c := range map[string]struct{ text, proto string }{
+		"nothing but a role":                  {role, "chunked"},
+		"an error without its empty line":     {`data: {"error":{"message":"x","code":500}}`, "chunked"},
+		"the connection closed before [DONE]": {role + token, "close"},
+		"an abort, and then a long usage":     {role + token + `data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n" + long + "data: [DONE]\n\n", "chunked"},
+		"an error after a byte order mark":    {"\ufeff" + `data: {"error":{"message":"x","code":500}}` + "\n\n", "chunked"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+				if c.proto == "chunked" {
+					w.Header().Set("Content-Type", "Text/Event-Stream")
+					_, _ = io.WriteString(w, c.text)
+					return
+				}
+				conn, _, err := http.NewResponseController(w).Hijack()
+				if err == nil {
+					_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"+c.text)
+					_ = conn.Close()
+				}
+			})
+			r := post(t, x.url, "/v1/chat/completions", `{"messages":[],"stream":true}`)
+			require.True(t, r.err != nil || r.status >= 500, "%d %s", r.status, r.body)
+		})
+	}
+}
