@@ -53,7 +53,7 @@ type Body struct {
 	eof      bool
 	err      *Error
 	closed   bool
-	marks    *marks
+	marks    marks
 	guarded  bool // marks are looked for
 	unframed bool // nothing but the connection's end tells the answer's
 
@@ -69,7 +69,10 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	if a.x.req.API.Guarded() {
-		b.marks, b.guarded = new(marks), true
+		b.guarded = true
+		if b.marks.reach = wholeReach; b.sse {
+			b.marks.reach = streamReach
+		}
 	}
 	rewritten := b.rewrite(a)
 	b.header = answerHeader(resp, b.sse, rewritten)
@@ -225,7 +228,7 @@ func (b *Body) gaveUp(piece []byte, end bool) int {
 
 // seen keeps the end of the head, which has been searched, for marks that two reads cut.
 func (b *Body) seen(head []byte) {
-	if b.guarded {
+	if b.guarded && !b.eof {
 		b.marks.keep(head)
 	}
 }

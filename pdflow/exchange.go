@@ -252,10 +252,28 @@ func (x *exchange) end(e *Error) {
 		e.mode = x.served()
 	}
 	x.f.tel.endRequest(x, e)
-	if e != nil && e.Code != CodeClientGone && x.f.opts.logger.Enabled(x.client, slog.LevelWarn) {
-		x.f.opts.logger.LogAttrs(x.client, slog.LevelWarn, "request failed", slog.String("request_id", x.id), slog.String("connector", x.f.name), slog.Any("error", e))
-	}
+	x.log(e)
 	x.f.live.leave(x)
+}
+
+// log tells failures as warnings, and the rest for debugging only.
+func (x *exchange) log(e *Error) {
+	level, message := slog.LevelDebug, "request served"
+	switch {
+	case e != nil && e.Code == CodeClientGone:
+		message = "client left"
+	case e != nil:
+		level, message = slog.LevelWarn, "request failed"
+	}
+	logger := x.f.opts.logger
+	if !logger.Enabled(x.client, level) {
+		return
+	}
+	attrs := []slog.Attr{slog.String("request_id", x.id), slog.String("connector", x.f.name), slog.String("mode", string(x.served())), slog.Duration("took", time.Since(x.start))}
+	if e != nil {
+		attrs = append(attrs, slog.Any("error", e))
+	}
+	logger.LogAttrs(x.client, level, message, attrs...)
 }
 
 // ended says why a context ended: a phase's time, a sibling's failure, the shutdown, or the client.

@@ -227,7 +227,7 @@ func (f *Flow) do(ctx context.Context, req *connector.Request, header http.Heade
 }
 
 // Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connector. The
-// error is ctx's if streams had to be cut.
+// error is ctx's if streams had to be cut. Call it before http.Server.Shutdown, which waits for streams without a limit of its own.
 func (f *Flow) Shutdown(ctx context.Context) error {
 	err := f.live.drain(ctx)
 	if c, ok := connector.As[io.Closer](f.conn); ok {

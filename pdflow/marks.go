@@ -12,21 +12,26 @@ import "bytes"
 // Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched when
 // [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is not whole.
 type marks struct {
-	tail [markReach]byte // the end of what went by
-	n    int
+	tail  []byte // the end of what went by; nil as long as nothing has
+	reach int    // how much of it is kept
 }
 
-// markReach holds the last event with a finish reason, a usage event and [DONE].
-const markReach = 4 << 10
+const (
+	// streamReach holds the last event with a finish reason, a usage event and [DONE].
+	streamReach = 4 << 10
+	// wholeReach holds a mark that two reads cut.
+	wholeReach = 64
+)
 
 var (
 	doneMark  = []byte("data: [DONE]")
 	markWords = [...]struct {
 		word   []byte
+		from   int      // where in it the search looks: not at the quote, which is everywhere
 		before [][]byte // what may stand before it, without white space
 	}{
-		{[]byte(`"abort"`), [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}},
-		{[]byte(`"recomputed"`), [][]byte{[]byte(`"stop_reason":`)}},
+		{[]byte(`"abort"`), 2, [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}},
+		{[]byte(`"recomputed"`), 5, [][]byte{[]byte(`"stop_reason":`)}},
 	}
 )
 
@@ -45,17 +50,13 @@ func (m *marks) stream(piece []byte, end bool) int {
 }
 
 // done reports whether the end that went by holds [DONE].
-func (m *marks) done() bool { return bytes.Contains(m.tail[:m.n], doneMark) }
+func (m *marks) done() bool { return bytes.Contains(m.tail, doneMark) }
 
 // whole looks at the next piece of an answer that is not streamed.
 func (m *marks) whole(piece []byte) int {
 	at := find(piece)
-	if at < 0 && m.n > 0 {
-		const reach = 64
-		joined := append(append(make([]byte, 0, 2*reach), m.tail[max(0, m.n-reach):m.n]...), piece[:min(len(piece), reach)]...)
-		if find(joined) >= 0 {
-			at = 0
-		}
+	if at < 0 && len(m.tail) > 0 && find(append(m.tail, piece[:min(len(piece), wholeReach)]...)) >= 0 {
+		at = 0
 	}
 	m.keep(piece)
 	return at
@@ -73,38 +74,38 @@ func endsWithin(b, word []byte) bool {
 
 // found searches the kept end and the last of the piece together, so that a mark that two reads cut is seen too.
 func (m *marks) found(piece []byte) bool {
-	var joined [2 * markReach]byte
-	n := copy(joined[:], m.tail[:m.n])
-	n += copy(joined[n:], piece[max(0, len(piece)-markReach):])
-	return find(joined[:n]) >= 0
+	return find(append(m.tail, piece[max(0, len(piece)-m.reach):]...)) >= 0 // beyond tail's length lies room for it
 }
 
 // keep remembers the end of what went by.
 func (m *marks) keep(b []byte) {
-	if len(b) >= markReach {
-		m.n = copy(m.tail[:], b[len(b)-markReach:])
+	if m.tail == nil {
+		m.tail = make([]byte, 0, m.reach)
+	}
+	if len(b) >= m.reach {
+		m.tail = append(m.tail[:0], b[len(b)-m.reach:]...)
 		return
 	}
-	if over := m.n + len(b) - markReach; over > 0 {
-		copy(m.tail[:], m.tail[over:m.n])
-		m.n -= over
+	if over := len(m.tail) + len(b) - m.reach; over > 0 {
+		m.tail = m.tail[:copy(m.tail, m.tail[over:])]
 	}
-	m.n += copy(m.tail[m.n:], b)
+	m.tail = append(m.tail, b...)
 }
 
 // find returns the offset of the first mark, or -1.
 func find(b []byte) int {
 	for i := range markWords {
 		w := &markWords[i]
-		for from := 0; ; {
-			j := bytes.Index(b[from:], w.word)
+		for at := 0; ; {
+			j := bytes.Index(b[at:], w.word[w.from:])
 			if j < 0 {
 				break
 			}
-			if follows(b[:from+j], w.before) {
-				return from + j
+			start := at + j - w.from
+			if start >= 0 && bytes.HasPrefix(b[start:], w.word) && follows(b[:start], w.before) {
+				return start
 			}
-			from += j + len(w.word)
+			at += j + 1
 		}
 	}
 	return -1

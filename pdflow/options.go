@@ -157,7 +157,7 @@ func WithErrorHandler(h ErrorHandler) Option {
 	return optionFunc(func(o *options) error { o.errorHandler = h; return nil })
 }
 
-// WithLogger logs failed attempts (warn) and served requests (debug). Default: silence.
+// WithLogger logs failed requests (warn), and for debugging served ones and clients that left. Default: silence.
 func WithLogger(l *slog.Logger) Option {
 	return optionFunc(func(o *options) error { o.logger = l; return nil })
 }

@@ -47,7 +47,7 @@ type Outcome struct {
 	Mode       Mode
 	Prefill    LegOutcome
 	Decode     LegOutcome
-	HandoffAge time.Duration // from P's last byte to the sending of decode; 0 where there was no handoff
+	HandoffAge time.Duration // from P's last byte to describing decode, in the orders in which D waits for P's answer; else 0
 	KVTokens   int64         // prompt tokens that P says it computed or held; 0 where it does not say
 	Err        *Error        // nil if the client got a whole answer
 	Final      bool          // no further attempt follows
@@ -57,7 +57,8 @@ type Outcome struct {
 // request's own goroutines and must be quick.
 type Observer any
 
-// SessionObserver sees attempts begin and end.
+// SessionObserver sees attempts begin and end. SessionEnd comes when the client's answer is through, so a reader of outcomes has to
+// wait for it a moment longer than the client.
 type SessionObserver interface {
 	SessionStart(ctx context.Context, s *connector.Session)
 	SessionEnd(ctx context.Context, o *Outcome)

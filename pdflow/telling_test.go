@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"bytes"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// What operators are told, and what they are not.
+
+// logBuffer is written by requests that are not over when their client has its answer.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func (b *logBuffer) waitFor(t *testing.T, text string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(b.String(), text) }, 2*time.Second, time.Millisecond, "%s", text)
+}
+
+func TestLogsTellFailuresWithoutWhatClientsSent(t *testing.T) {
+	out := &logBuffer{}
+	logger := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	x := start(t, setup{opts: []pdflow.Option{pdflow.WithLogger(logger)}})
+	post(t, x.url, "/v1/completions", completion("a secret prompt "+longPrompt, ""), "Authorization", "Bearer key", "X-Request-Id", "one")
+	out.waitFor(t, "level=DEBUG msg=\"request served\" request_id=one connector=nixl mode=disaggregated")
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Body: `{"error":{"message":"a secret prompt"}}`, Count: -1})
+	post(t, x.url, "/v1/completions", completion("a secret prompt", ""), "Authorization", "Bearer key", "X-Request-Id", "two")
+	out.waitFor(t, "level=WARN msg=\"request failed\" request_id=two")
+	require.Contains(t, out.String(), "error.code=prefill_failed error.leg=prefill")
+	require.NotContains(t, out.String(), "secret")
+	require.NotContains(t, out.String(), "Bearer")
+}
+
+func TestErrorsAreWrittenByTheHandlerOfOnesChoice(t *testing.T) {
+	var got *pdflow.Error
+	x := start(t, setup{noEndpoints: true, opts: []pdflow.Option{pdflow.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
+		got = e
+		w.WriteHeader(http.StatusTeapot)
+	})}})
+	require.Equal(t, http.StatusTeapot, post(t, x.url, "/v1/completions", completion("a", "")).status)
+	require.ErrorIs(t, got, pdflow.ErrNotReady)
+	require.Equal(t, 503, got.HTTPStatus())
+	require.Equal(t, pdflow.CodeNoEndpoint, pdflow.CodeOf(got))
+	require.NotContains(t, got.LogValue().String(), "127.0.0.1")
+	require.Contains(t, got.Error(), "no_endpoint")
+}
+
+func TestSessionsInFlightAreListed(t *testing.T) {
+	x := start(t, setup{decode: enginesim.Config{ITL: 20 * time.Millisecond}})
+	done := make(chan reply, 1)
+	go func() {
+		done <- post(t, x.url, "/v1/completions", completion(longPrompt, `"stream":true`), "X-Request-Id", "mine")
+	}()
+	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" }, 2*time.Second, time.Millisecond)
+	s := x.flow.Sessions()[0]
+	require.Equal(t, "mine", s.RequestID)
+	require.Equal(t, "tiny", s.Model)
+	require.Equal(t, "nixl", s.Connector)
+	require.Equal(t, 1, s.Attempt)
+	require.Len(t, s.ID, 32)
+	require.True(t, strings.HasPrefix(x.p.URL(), "http://"+s.Prefill))
+	require.True(t, strings.HasPrefix(x.d.URL(), "http://"+s.Decode))
+	require.Positive(t, s.Age)
+	require.WithinDuration(t, time.Now().Add(30*time.Second), s.ExpiresAt, 5*time.Second)
+	require.Equal(t, 200, (<-done).status)
+	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 0 }, 2*time.Second, time.Millisecond)
+}
+
+func TestMuxLookup(t *testing.T) {
+	x := start(t, setup{})
+	mux := pdflow.NewMux(&pdflow.MuxOptions{MaxBody: 10, BodyTimeout: -1})
+	_, found := mux.Lookup("tiny")
+	require.False(t, found)
+	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"tiny": x.flow}))
+	got, found := mux.Lookup("tiny")
+	require.True(t, found)
+	require.Same(t, x.flow, got)
+	require.Equal(t, 413, post(t, serve(t, mux), "/v1/completions", completion("a", "")).status)
+	require.NoError(t, x.flow.HealthCheck(t.Context()))
+}
