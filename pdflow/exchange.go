@@ -258,22 +258,22 @@ func (x *exchange) end(e *Error) {
 
 // log tells failures as warnings, and the rest for debugging only.
 func (x *exchange) log(e *Error) {
-	level, message := slog.LevelDebug, "request served"
-	switch {
-	case e != nil && e.Code == CodeClientGone:
-		message = "client left"
-	case e != nil:
-		level, message = slog.LevelWarn, "request failed"
-	}
-	logger := x.f.opts.logger
-	if !logger.Enabled(x.client, level) {
+	logger, failed := x.f.opts.logger, e != nil && e.Code != CodeClientGone
+	if !logger.Enabled(x.client, slog.LevelDebug) && (!failed || !logger.Enabled(x.client, slog.LevelWarn)) {
 		return
 	}
 	attrs := []slog.Attr{slog.String("request_id", x.id), slog.String("connector", x.f.name), slog.String("mode", string(x.served())), slog.Duration("took", time.Since(x.start))}
 	if e != nil {
 		attrs = append(attrs, slog.Any("error", e))
 	}
-	logger.LogAttrs(x.client, level, message, attrs...)
+	switch {
+	case failed:
+		logger.LogAttrs(x.client, slog.LevelWarn, "request failed", attrs...)
+	case e != nil:
+		logger.LogAttrs(x.client, slog.LevelDebug, "client left", attrs...)
+	default:
+		logger.LogAttrs(x.client, slog.LevelDebug, "request served", attrs...)
+	}
 }
 
 // ended says why a context ended: a phase's time, a sibling's failure, the shutdown, or the client.

@@ -13,12 +13,12 @@ import "bytes"
 // [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is not whole.
 type marks struct {
 	tail  []byte // the end of what went by; nil as long as nothing has
-	reach int    // how much of it is kept
+	reach int    // at least how much of it is kept, and at most twice that: so it is moved seldom
 }
 
 const (
 	// streamReach holds the last event with a finish reason, a usage event and [DONE].
-	streamReach = 4 << 10
+	streamReach = 3 << 10
 	// wholeReach holds a mark that two reads cut.
 	wholeReach = 64
 )
@@ -74,20 +74,20 @@ func endsWithin(b, word []byte) bool {
 
 // found searches the kept end and the last of the piece together, so that a mark that two reads cut is seen too.
 func (m *marks) found(piece []byte) bool {
-	return find(append(m.tail, piece[max(0, len(piece)-m.reach):]...)) >= 0 // beyond tail's length lies room for it
+	return find(append(m.tail, piece[max(0, len(piece)-m.reach):]...)) >= 0
 }
 
 // keep remembers the end of what went by.
 func (m *marks) keep(b []byte) {
 	if m.tail == nil {
-		m.tail = make([]byte, 0, m.reach)
+		m.tail = make([]byte, 0, 2*m.reach)
 	}
 	if len(b) >= m.reach {
 		m.tail = append(m.tail[:0], b[len(b)-m.reach:]...)
 		return
 	}
-	if over := len(m.tail) + len(b) - m.reach; over > 0 {
-		m.tail = m.tail[:copy(m.tail, m.tail[over:])]
+	if len(m.tail)+len(b) > cap(m.tail) {
+		m.tail = m.tail[:copy(m.tail, m.tail[len(m.tail)-m.reach:])]
 	}
 	m.tail = append(m.tail, b...)
 }
