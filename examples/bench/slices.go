@@ -54,7 +54,7 @@ func (l *lab) compare(ctx context.Context, s scenario, subject, base *program) (
 		to.slices = append(to.slices, got)
 		return nil
 	}
-	for range l.pace.rounds {
+	for range l.pace.rounds * max(s.noisy, 1) {
 		for _, turn := range []struct {
 			p  *program
 			to *series
