@@ -7,6 +7,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -119,4 +120,19 @@ func TestAllocationsOfARequest(t *testing.T) {
 	all := testing.AllocsPerRun(50, func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
 	require.Greater(t, all, own)
 	require.LessOrEqual(t, all-own, 180.0)
+
+	perRun := func(f func()) float64 {
+		const runs = 200
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range runs {
+			f()
+		}
+		runtime.ReadMemStats(&after)
+		return float64(after.TotalAlloc-before.TotalAlloc) / runs
+	}
+	stubBytes := perRun(func() { benchStubs(body) })
+	bytesAll := perRun(func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
+	require.Greater(t, bytesAll, stubBytes)
+	require.LessOrEqual(t, bytesAll-stubBytes, 25.0*1024)
 }

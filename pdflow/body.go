@@ -48,7 +48,7 @@ type Body struct {
 	buf      []byte
 	n        int // bytes of head in buf
 	judged   int // how much of the head has been looked at
-	first    []byte
+	first    []byte // the first event with content; once Read has begun, what it has not taken yet
 	known    bool // the first event with content is in the head
 	eof      bool
 	err      *Error
@@ -270,7 +270,7 @@ func (b *Body) Read(p []byte) (int, error) {
 	if b.closed {
 		return 0, errors.New("pdflow: read of a closed body")
 	}
-	if b.n == 0 && len(b.rest()) == 0 {
+	if b.n == 0 && len(b.first) == 0 {
 		piece, err := b.next()
 		if len(piece) == 0 {
 			return 0, err
@@ -284,8 +284,6 @@ func (b *Body) Read(p []byte) (int, error) {
 	b.first = b.first[n:]
 	return n, nil
 }
-
-func (b *Body) rest() []byte { return b.first }
 
 // Close ends the request: it cancels whatever leg still runs, waits for it, and records the outcome. An answer that was
 // not read to its end counts as the client's leaving.
