@@ -46,10 +46,10 @@ type Body struct {
 	full     bool // the last read filled the buffer
 	calm     int  // reads since one was larger than streamBuffer
 	buf      []byte
-	n        int // bytes of head in buf
-	judged   int // how much of the head has been looked at
+	n        int    // bytes of head in buf
+	judged   int    // how much of the head has been looked at
 	first    []byte // the first event with content; once Read has begun, what it has not taken yet
-	known    bool // the first event with content is in the head
+	known    bool   // the first event with content is in the head
 	eof      bool
 	err      *Error
 	closed   bool
