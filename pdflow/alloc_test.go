@@ -120,6 +120,10 @@ func TestAllocationsOfARequest(t *testing.T) {
 	all := testing.AllocsPerRun(50, func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
 	require.Greater(t, all, own)
 	require.LessOrEqual(t, all-own, 180.0)
+	if raceDetector {
+		t.Log("bytes are not held under the race detector; test.sh's step bench holds them without it")
+		return
+	}
 
 	perRun := func(f func()) float64 {
 		const runs = 200
