@@ -9,6 +9,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -157,13 +158,14 @@ func (c *call) limit(tokens *int) {
 
 // add makes the generations of one prompt.
 func (c *call) add(s *sampling, id string, prompt []int32, local bool) {
+	index := len(c.gens) / max(c.n, 1)
 	for child := range max(c.n, 1) {
 		g := &generation{
-			id: id + "-" + randomHex(4), prompt: prompt, minTokens: s.MinTokens, stop: s.Stop, stopIDs: s.StopTokenIDs, includeEnd: s.IncludeStop,
+			id: id + "-" + randomHex(4), name: id, index: index, prompt: prompt, minTokens: s.MinTokens, stop: s.Stop, stopIDs: s.StopTokenIDs, includeEnd: s.IncludeStop,
 			salt: s.CacheSalt, params: c.params, local: local || s.PromptLogs != nil, children: c.n, variant: uint64(child),
 		}
 		if c.n > 1 {
-			g.id = itoa(child) + "_" + g.id
+			g.id, g.name = itoa(child)+"_"+g.id, itoa(child)+"_"+g.name
 		}
 		if s.Seed != nil && !c.greedy {
 			g.variant = mix(*s.Seed, uint64(child)+1)
@@ -228,6 +230,41 @@ func (c *call) fit(n *node, g *generation) *apiError {
 		return badRequest("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", g.maxTokens, c.minTokens)
 	}
 	return nil
+}
+
+// came notes the HTTP request behind a call.
+func (c *call) came(r *http.Request, body []byte) {
+	o := &origin{header: r.Header, path: r.URL.Path, body: body, stream: c.stream}
+	for _, g := range c.gens {
+		g.origin = o
+	}
+}
+
+// withMembers adds what a connector has to say to a whole answer.
+func withMembers(data []byte, outs []*outcome) []byte {
+	if !slices.ContainsFunc(outs, func(o *outcome) bool { return o.members != nil || o.choice != nil }) {
+		return data
+	}
+	var answer map[string]json.RawMessage
+	if json.Unmarshal(data, &answer) != nil {
+		return data
+	}
+	var choices []map[string]json.RawMessage
+	_ = json.Unmarshal(answer["choices"], &choices)
+	for i, o := range outs {
+		for name, v := range o.members {
+			answer[name] = encode(v)
+		}
+		for name, v := range o.choice {
+			if i < len(choices) {
+				choices[i][name] = encode(v)
+			}
+		}
+	}
+	if choices != nil {
+		answer["choices"] = encode(choices)
+	}
+	return encode(answer)
 }
 
 // arm hands a fault to the generations it concerns.

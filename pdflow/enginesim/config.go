@@ -5,6 +5,9 @@ package enginesim
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -26,9 +29,13 @@ const (
 type Config struct {
 	// Model is the served model name. Default "tiny".
 	Model string
-	// Connector is the KV connector: "nixl" (pull) or "none". Default "nixl"
-	// when KVRole is set, else "none".
+	// Connector is the KV connector: "none", "nixl" (pull), or another one of
+	// pdkit's connector names. Default "nixl" when KVRole is set, else "none".
 	Connector string
+	// Extra are settings of the connector's own, by the name that the real engine
+	// gives them (kv_connector_extra_config, or an environment variable); each
+	// connector's file says which it reads.
+	Extra map[string]string
 	// KVRole is kv_producer, kv_consumer or kv_both. The engine serves every
 	// request in each role, as vLLM does; CheckKV judges by it.
 	KVRole string
@@ -122,8 +129,8 @@ func setDefault[T comparable](field *T, value T) {
 func (c Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("enginesim: "+format, args...)) }
-	if c.Connector != connectorNone && c.Connector != connectorNIXL {
-		bad("unknown Connector %q: want %q or %q", c.Connector, connectorNIXL, connectorNone)
+	if known := starters(); known[c.Connector] == nil {
+		bad("unknown Connector %q: want one of %s", c.Connector, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 	}
 	switch c.KVRole {
 	case RoleProducer, RoleConsumer, RoleBoth:

@@ -6,14 +6,22 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"net/http"
 )
 
-// Names of the connectors that are built in.
+// Names of the connectors that every engine knows.
 const (
 	connectorNone = "none"
 	connectorNIXL = "nixl"
 )
+
+// starters are the connectors that are built in, by the name in Config.Connector.
+func starters() map[string]func(*node) (connector, error) {
+	return map[string]func(*node) (connector, error){
+		connectorNone: func(*node) (connector, error) { return noConnector{}, nil },
+		connectorNIXL: startNIXL,
+	}
+}
 
 // kvParams is a request's kv_transfer_params, undecoded: a connector judges the
 // types itself, since engines differ in what they survive. nil when there is none.
@@ -50,12 +58,72 @@ type connector interface {
 
 // kvRequest is what a connector may know of a request.
 type kvRequest struct {
-	id     string
+	id     string // the engine's own, with its random suffix
+	name   string // the same without the suffix: cmpl-<X-Request-Id>-0
 	params kvParams
 	prompt []int32
+	index  int         // which prompt of the request this is
+	header http.Header // of the HTTP request
+	path   string
+	body   []byte // the whole JSON, for members beside kv_transfer_params; see member
+	stream bool
+	max    int // tokens of the answer at most
 	// local asks to compute the prompt here, whatever the params say: prompt
 	// logprobs need it.
 	local bool
+}
+
+// member gives a top-level member of the request's JSON; nil when it is absent or
+// null.
+func (r *kvRequest) member(name string) json.RawMessage {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(r.body, &members) != nil || string(members[name]) == "null" {
+		return nil
+	}
+	return members[name]
+}
+
+// The interfaces that follow are what a connector may have besides.
+
+// surface is a connector whose engines serve more than vLLM's HTTP surface.
+type surface interface {
+	// parsers gives further APIs that make tokens, by path.
+	parsers() map[string]parser
+	// serve answers any other request, and says whether it did.
+	serve(w http.ResponseWriter, r *http.Request, body []byte) bool
+}
+
+// The interfaces that follow are what a transfer may have besides.
+
+// arrival is told when a request is about to be scheduled, and may end it: with
+// a finish reason in place of an answer, or with an error for the client.
+type arrival interface {
+	arrived(ctx context.Context, s *sequence) (reason string, err error)
+}
+
+// partial promises less than the whole rest of the prompt: asked when the
+// sequence has its blocks and external is true, it tells up to which token load
+// will fill them. The engine computes what is left.
+type partial interface {
+	promised(s *sequence) (upto int)
+}
+
+// saver is told when a prompt's KV is complete in the sequence's blocks, before
+// the first token is made.
+type saver interface {
+	prefilled(ctx context.Context, s *sequence)
+}
+
+// teller knows the first tokens of an answer: they are given out in place of
+// sampled ones.
+type teller interface {
+	told() []int32
+}
+
+// decorator adds members to a whole answer, after finished.
+type decorator interface {
+	// members are added to the answer itself, choice to each of its choices.
+	members(s *sequence, reason string) (members, choice map[string]any)
 }
 
 // transfer is a connector's side of one request.
@@ -99,15 +167,7 @@ var (
 	errCoreDead   = errors.New("enginesim: engine core dead")
 )
 
-func newConnector(n *node) (connector, error) {
-	switch n.cfg.Connector {
-	case connectorNone:
-		return noConnector{}, nil
-	case connectorNIXL:
-		return startNIXL(n)
-	}
-	return nil, fmt.Errorf("enginesim: unknown connector %q", n.cfg.Connector)
-}
+func newConnector(n *node) (connector, error) { return starters()[n.cfg.Connector](n) }
 
 // noConnector is an engine on its own: every prompt is computed, params ignored.
 type noConnector struct{}

@@ -37,8 +37,8 @@ func Start(cfg Config) (*Engine, error) {
 	}
 	e.node = n
 	e.cfg.Listen = n.ln.Addr().String()
-	if c, ok := n.conn.(*nixl); ok {
-		e.cfg.SideChannel = c.side.ln.Addr().String()
+	if c, ok := n.conn.(interface{ sideAddress() string }); ok {
+		e.cfg.SideChannel = c.sideAddress()
 	}
 	return e, nil
 }
@@ -52,6 +52,15 @@ func (e *Engine) current() *node {
 // URL is the engine's base address, such as "http://127.0.0.1:8100". It stays
 // the same over Restart.
 func (e *Engine) URL() string { return "http://" + e.cfg.Listen }
+
+// SideChannel is the address of the engine's KV side channel, "127.0.0.1:5600"; ""
+// for an engine without one. It stays the same over Restart.
+func (e *Engine) SideChannel() string {
+	if _, ok := e.current().conn.(interface{ sideAddress() string }); !ok {
+		return ""
+	}
+	return e.cfg.SideChannel
+}
 
 // EngineID is the id that handoffs of this engine name.
 func (e *Engine) EngineID() string { return e.current().engineID }

@@ -16,8 +16,11 @@ const version = "0.32.0"
 // maxBody bounds what a client may send, in bytes.
 const maxBody = 256 << 20
 
-// generationAPIs are the APIs that make tokens.
-var generationAPIs = map[string]func(*node, *http.Request, []byte) (*call, *apiError){
+// parser reads a request of an API that makes tokens.
+type parser = func(*node, *http.Request, []byte) (*call, *apiError)
+
+// generationAPIs are vLLM's APIs that make tokens.
+var generationAPIs = map[string]parser{
 	"/v1/completions":        parseCompletion,
 	"/v1/chat/completions":   parseChat,
 	"/v1/responses":          parseResponses,
@@ -36,11 +39,14 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		n.post(w, r)
 		return
 	}
+	if s, ok := n.conn.(surface); ok && s.serve(w, r, nil) {
+		return
+	}
 	get, ok := map[string]func(http.ResponseWriter){
 		"/health": n.health, "/ping": n.health, "/version": n.version, "/load": n.serverLoad, "/v1/models": n.models, "/metrics": n.metrics,
 	}[r.URL.Path]
 	switch {
-	case !ok && knownPost(r.URL.Path):
+	case !ok && n.knownPost(r.URL.Path):
 		n.writeError(w, &apiError{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
 	case !ok:
 		n.writeError(w, errNotFound())
@@ -55,9 +61,18 @@ func errNotFound() *apiError {
 	return &apiError{Message: "Not Found", Type: "Not Found", Code: http.StatusNotFound}
 }
 
-func knownPost(path string) bool {
-	_, ok := generationAPIs[path]
-	return ok || path == "/tokenize" || path == "/detokenize"
+// parser gives the API that a path belongs to, nil if none.
+func (n *node) parser(path string) parser {
+	if s, ok := n.conn.(surface); ok {
+		if parse := s.parsers()[path]; parse != nil {
+			return parse
+		}
+	}
+	return generationAPIs[path]
+}
+
+func (n *node) knownPost(path string) bool {
+	return n.parser(path) != nil || path == "/tokenize" || path == "/detokenize"
 }
 
 func (n *node) post(w http.ResponseWriter, r *http.Request) {
@@ -79,9 +94,12 @@ func (n *node) post(w http.ResponseWriter, r *http.Request) {
 	if !n.gate.pass() {
 		panic(http.ErrAbortHandler)
 	}
-	parse := generationAPIs[r.URL.Path]
+	if s, ok := n.conn.(surface); ok && s.serve(w, r, body) {
+		return
+	}
+	parse := n.parser(r.URL.Path)
 	switch {
-	case parse == nil && !knownPost(r.URL.Path):
+	case parse == nil && !n.knownPost(r.URL.Path):
 		n.writeError(w, errNotFound())
 		return
 	case !isJSON(r):
@@ -128,6 +146,7 @@ func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		n.writeError(w, bad)
 		return
 	}
+	c.came(r, body)
 	c.arm(fault)
 	if c.stream {
 		n.serveStream(ctx, w, c, fault)
@@ -149,7 +168,7 @@ func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		n.writeFailure(w, err)
 		return
 	}
-	data := encode(c.whole(outs))
+	data := withMembers(encode(c.whole(outs)), outs)
 	if fault != nil && (fault.Kind == FaultResetStream || fault.Kind == FaultStallStream) {
 		n.breakBody(ctx, w, data, fault)
 		return

@@ -6,8 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,75 +15,10 @@ import (
 // ids to the client, the decode engine reads them. Behaviour, metrics and faults
 // are those of vLLM 0.32.0's NixlConnector as recorded (captures 01 to 61).
 type nixl struct {
-	node *node
-	core *core
-	side *nixlSide // what other engines read from
+	*wire
 
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-
-	mu     sync.Mutex
-	closed bool
-	peers  map[string]*peerSlot
+	pulls  sync.Mutex
 	active map[*pull]struct{} // loads still to come, for heartbeats
-}
-
-// spawn starts work that close waits for; false when it is too late for that.
-func (c *nixl) spawn(work func()) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.closed {
-		c.wg.Go(work)
-	}
-	return !c.closed
-}
-
-// peerSlot is the connection to one engine, made by the first who needs it.
-type peerSlot struct {
-	turn chan struct{} // holds one item while somebody is at it
-	peer *peer
-}
-
-func startNIXL(n *node) (*nixl, error) {
-	c := &nixl{node: n, core: n.core, peers: map[string]*peerSlot{}, active: map[*pull]struct{}{}}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	side, err := listenSide(n)
-	if err != nil {
-		c.cancel()
-		return nil, err
-	}
-	c.side = side
-	c.spawn(c.heartbeats)
-	return c, nil
-}
-
-// silenced says whether this engine can tell others nothing any more.
-func (c *nixl) silenced() bool {
-	why := c.node.ended()
-	return errors.Is(why, errKilled) || errors.Is(why, errCoreDead)
-}
-
-func (c *nixl) freeze(frozen bool) { c.side.freeze(frozen) }
-
-func (c *nixl) close() {
-	c.cancel()
-	c.side.close()
-	c.mu.Lock()
-	c.closed = true
-	slots := make([]*peerSlot, 0, len(c.peers))
-	for _, slot := range c.peers {
-		slots = append(slots, slot)
-	}
-	c.mu.Unlock()
-	for _, slot := range slots {
-		slot.turn <- struct{}{}
-		if slot.peer != nil {
-			slot.peer.close()
-		}
-		<-slot.turn
-	}
-	c.wg.Wait()
 }
 
 // begin decides by the two flags alone, as the engine does.
@@ -101,17 +34,27 @@ func (c *nixl) begin(r *kvRequest) transfer {
 		t.pulls, t.swapped = true, true
 	}
 	if t.pulls {
-		c.mu.Lock()
+		c.pulls.Lock()
 		c.active[t] = struct{}{}
-		c.mu.Unlock()
+		c.pulls.Unlock()
 	}
 	return t
 }
 
+func startNIXL(n *node) (connector, error) {
+	w, err := startWire(n)
+	if err != nil {
+		return nil, err
+	}
+	c := &nixl{wire: w, active: map[*pull]struct{}{}}
+	c.spawn(c.heartbeats)
+	return c, nil
+}
+
 func (c *nixl) done(t *pull) {
-	c.mu.Lock()
+	c.pulls.Lock()
 	delete(c.active, t)
-	c.mu.Unlock()
+	c.pulls.Unlock()
 }
 
 // rejected releases what the other engine pins: a request that the API refuses
@@ -120,87 +63,24 @@ func (c *nixl) rejected(ctx context.Context, params kvParams) {
 	if !params.is("do_remote_prefill") || !addressed(params) {
 		return
 	}
-	if p, err := c.connect(ctx, params); err == nil {
-		_ = p.release(ctx, params.text("remote_request_id"))
+	if p, err := c.connect(ctx, remote(params)); err == nil {
+		_ = p.release(ctx, requestMessage{Request: params.text("remote_request_id")})
 	}
+}
+
+// remote is the engine that params name.
+func remote(params kvParams) place {
+	port := string(params["remote_port"])
+	if s := params.text("remote_port"); s != "" {
+		port = s
+	}
+	return place{id: params.text("remote_engine_id"), host: params.text("remote_host"), port: port}
 }
 
 // addressed says whether params name the other engine.
 func addressed(params kvParams) bool {
 	return params.has("remote_engine_id") && params.has("remote_host") && params.has("remote_port") && params.has("remote_request_id")
 }
-
-// connect gives the connection to the engine that params name. A first contact is
-// tried until HandshakeTimeout; one that broke is tried once more, at once.
-func (c *nixl) connect(ctx context.Context, params kvParams) (*peer, error) {
-	id := params.text("remote_engine_id")
-	c.mu.Lock()
-	slot := c.peers[id]
-	if slot == nil {
-		slot = &peerSlot{turn: make(chan struct{}, 1)}
-		c.peers[id] = slot
-	}
-	c.mu.Unlock()
-
-	select {
-	case slot.turn <- struct{}{}:
-		defer func() { <-slot.turn }()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	broken := slot.peer != nil
-	if broken && slot.peer.alive() {
-		return slot.peer, nil
-	}
-	ctx, stop := context.WithTimeoutCause(ctx, c.node.cfg.HandshakeTimeout, errHandshake)
-	defer stop()
-	unhook := context.AfterFunc(c.ctx, stop)
-	defer unhook()
-	for {
-		p, err := c.dial(ctx, id, params)
-		switch {
-		case err == nil:
-			if broken {
-				slot.peer.close()
-			}
-			slot.peer = p
-			return p, nil
-		case errors.Is(err, errOtherEngine):
-			return nil, &loadError{failures: 1, err: err}
-		case broken:
-			return nil, &loadError{failures: 2, notifications: 1, err: errPeerGone}
-		}
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			if errors.Is(err, errHandshake) {
-				return nil, &loadError{failures: 1, err: err}
-			}
-			return nil, err
-		}
-	}
-}
-
-func (c *nixl) dial(ctx context.Context, id string, params kvParams) (*peer, error) {
-	host, port := params.text("remote_host"), string(params["remote_port"])
-	if s := params.text("remote_port"); s != "" {
-		port = s
-	}
-	if _, err := strconv.Atoi(port); err != nil || host == "" {
-		return nil, errNoAddress
-	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(host, port))
-	if err != nil {
-		return nil, err
-	}
-	return shakeHands(ctx, c, id, conn)
-}
-
-var (
-	errHandshake   = errors.New("no answer from the other engine")
-	errOtherEngine = errors.New("another engine answers there")
-	errNoAddress   = errors.New("no address")
-	errPeerGone    = errors.New("the other engine is gone")
-	errOutOfRange  = errors.New("block ids out of range")
-)
 
 // heartbeats keeps the leases of handoffs alive whose requests wait here.
 func (c *nixl) heartbeats() {
@@ -215,12 +95,12 @@ func (c *nixl) heartbeats() {
 		if c.node.frozen() {
 			continue
 		}
-		c.mu.Lock()
+		c.pulls.Lock()
 		waiting := make([]*pull, 0, len(c.active))
 		for t := range c.active {
 			waiting = append(waiting, t)
 		}
-		c.mu.Unlock()
+		c.pulls.Unlock()
 		for _, t := range waiting {
 			c.spawn(t.heartbeat)
 		}
@@ -264,7 +144,7 @@ func (t *pull) heartbeat() {
 		return
 	}
 	defer t.beating.Store(false)
-	if p, err := t.nixl.connect(t.nixl.ctx, params); err == nil {
+	if p, err := t.nixl.connect(t.nixl.ctx, remote(params)); err == nil {
 		p.heartbeat(params.text("remote_request_id"))
 	}
 }
@@ -307,18 +187,18 @@ func (t *pull) load(ctx context.Context, s *sequence) error {
 		}
 		return &engineDeath{"abort of a request whose handoff names no engine"}
 	}
-	p, err := t.nixl.connect(ctx, params)
+	p, err := t.nixl.connect(ctx, remote(params))
 	if err != nil {
 		return err
 	}
 	begun := time.Now()
-	blocks, err := p.pull(ctx, KeyOf(s.tokens[:s.prompt]), params.text("remote_request_id"), ids)
+	blocks, err := p.ask(ctx, KeyOf(s.tokens[:s.prompt]), askMessage{Request: params.text("remote_request_id"), Blocks: ids})
 	if err != nil {
 		return err
 	}
 	t.nixl.core.fill(s, blocks, s.prompt)
 	t.nixl.node.stats.transferred(len(ids)*t.nixl.core.pool.size, len(ids), time.Since(begun))
-	if p.release(ctx, params.text("remote_request_id")) != nil {
+	if p.release(ctx, requestMessage{Request: params.text("remote_request_id")}) != nil {
 		t.nixl.node.stats.add(&t.nixl.node.stats.FailedNotifications, 1)
 	}
 	return nil

@@ -5,6 +5,7 @@ package enginesim
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"time"
 )
@@ -21,6 +22,9 @@ const (
 // to.
 type generation struct {
 	id         string // internal
+	name       string // the same without its random suffix
+	index      int    // of the prompt within the request
+	origin     *origin
 	prompt     []int32
 	maxTokens  int
 	minTokens  int
@@ -34,6 +38,22 @@ type generation struct {
 	local      bool // compute the prompt here: prompt logprobs are asked for
 	mutate     func(map[string]any)
 	failLoad   bool
+}
+
+// origin is the HTTP request that a generation came with.
+type origin struct {
+	header http.Header
+	path   string
+	body   []byte
+	stream bool
+}
+
+func (g *generation) kvRequest() *kvRequest {
+	r := &kvRequest{id: g.id, name: g.name, params: g.params, prompt: g.prompt, index: g.index, local: g.local, max: g.maxTokens}
+	if o := g.origin; o != nil {
+		r.header, r.path, r.body, r.stream = o.header, o.path, o.body, o.stream
+	}
+	return r
 }
 
 // step is what one token adds to the answer.
@@ -55,6 +75,8 @@ type outcome struct {
 	cached  int // usage's cached_tokens
 	created int // usage's created_cache_tokens
 	params  any // kv_transfer_params
+
+	members, choice map[string]any // what the connector adds to the answer and to its choice
 }
 
 // errLoadFailed is the 500 of a failed KV load under the policy fail.
@@ -66,13 +88,16 @@ var errLoadFailed = errors.New("enginesim: KV load failed")
 // at once.
 func (n *node) generate(ctx context.Context, g *generation, emit func(step) error) (*outcome, error) {
 	s := &sequence{id: g.id, tokens: append(make([]int32, 0, len(g.prompt)+min(g.maxTokens, 1024)), g.prompt...), prompt: len(g.prompt), salt: g.salt, noCache: g.local}
-	t := n.conn.begin(&kvRequest{id: g.id, params: g.params, prompt: g.prompt, local: g.local})
+	t := n.conn.begin(g.kvRequest())
 	n.stats.add(&n.stats.Requests, 1)
 	defer n.core.release(s)
 
 	run := &running{node: n, g: g, s: s, t: t, begun: time.Now(), emit: emit, out: &outcome{}}
-	err := run.prefill(ctx)
-	if err == nil {
+	err := run.arrive(ctx)
+	if err == nil && run.out.reason == "" {
+		err = run.prefill(ctx)
+	}
+	if err == nil && run.out.reason == "" {
 		err = run.decode(ctx)
 	}
 	run.out.text = run.text.String()
@@ -86,7 +111,24 @@ func (n *node) generate(ctx context.Context, g *generation, emit func(step) erro
 	}
 	n.stats.ended(run, run.out.reason)
 	run.out.params = mutated(t.finished(s, run.out.reason), g.mutate)
+	if d, ok := t.(decorator); ok {
+		run.out.members, run.out.choice = d.members(s, run.out.reason)
+	}
 	return run.out, nil
+}
+
+// arrive lets the connector end a request before it is scheduled.
+func (r *running) arrive(ctx context.Context) error {
+	a, ok := r.t.(arrival)
+	if !ok {
+		return nil
+	}
+	reason, err := a.arrived(ctx, r.s)
+	if err != nil || reason == "" {
+		return err
+	}
+	r.out.reason = reason
+	return r.send(step{reason: reason})
 }
 
 // failed counts the error of a generation and turns it into one of those that
@@ -144,15 +186,19 @@ func (r *running) prefill(ctx context.Context) error {
 		return err
 	}
 	r.placed = time.Now()
-	external := r.t.external()
-	n.stats.scheduled(s, external)
+	external, promised := r.t.external(), s.prompt
+	if p, ok := r.t.(partial); ok && external {
+		promised = p.promised(s)
+		external = promised > s.computed
+	}
+	n.stats.scheduled(s, external, promised)
 	r.out.cached = s.cached
 	if external {
 		err := r.load(ctx)
 		var failed *loadError
 		switch {
 		case err == nil:
-			r.out.cached = s.prompt
+			r.out.cached = promised
 			if cached, told := r.t.reported(); told {
 				r.out.cached = cached
 			}
@@ -166,16 +212,25 @@ func (r *running) prefill(ctx context.Context) error {
 			return err
 		}
 	}
-	if !external {
-		r.out.created = s.prompt/n.cfg.BlockSize*n.cfg.BlockSize - s.cached
+	if !external || promised < s.prompt {
+		from := s.computed
+		if !external {
+			from = s.cached
+		}
+		r.out.created = s.prompt/n.cfg.BlockSize*n.cfg.BlockSize - from
 		if err := r.compute(ctx); err != nil {
 			return err
 		}
+	}
+	if !external {
 		if n.cfg.KVRole == RoleConsumer && n.cfg.Connector != connectorNone && !r.g.local {
 			n.ledger.computedByConsumer(s.id)
 		}
 	}
-	n.stats.prefilled(s, external)
+	n.stats.prefilled(s, external, promised)
+	if v, ok := r.t.(saver); ok {
+		v.prefilled(ctx, s)
+	}
 	return nil
 }
 
@@ -213,6 +268,11 @@ func (r *running) decode(ctx context.Context) error {
 			return errKilled
 		}
 		token := n.core.model.next(s.digest, g.variant)
+		if t, ok := r.t.(teller); ok {
+			if told := t.told(); len(told) > len(r.out.tokens) {
+				token = told[len(r.out.tokens)]
+			}
+		}
 		now := time.Now()
 		if r.first.IsZero() {
 			r.first = now

@@ -28,6 +28,7 @@ type Stats struct {
 	Expired             int64 // handoffs whose lease ended unread
 	AfterExpiry         int64 // releases of handoffs that were no longer known
 	Preemptions         int64
+	Orphans             int64 // reads by name that were given up before anybody offered that name
 
 	Running, Waiting int // requests now
 	UsedBlocks       int // by requests and by handoffs
@@ -75,8 +76,9 @@ func (c *counters) loadFailed(e *loadError) {
 }
 
 // scheduled notes what a request found when it got its blocks. The promise of
-// another engine counts as a hit here, whether it is kept or not.
-func (c *counters) scheduled(s *sequence, external bool) {
+// another engine or store, of the tokens up to promised, counts as a hit here,
+// whether it is kept or not.
+func (c *counters) scheduled(s *sequence, external bool, promised int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !s.noCache {
@@ -87,13 +89,14 @@ func (c *counters) scheduled(s *sequence, external bool) {
 	c.externalQueries += rest
 	c.cachedDevice += int64(s.cached)
 	if external {
-		c.externalHits += rest
-		c.cachedP2P += rest
+		c.externalHits += int64(promised - s.cached)
+		c.cachedP2P += int64(promised - s.cached)
 	}
 }
 
-// prefilled notes where a prompt's KV really came from.
-func (c *counters) prefilled(s *sequence, external bool) {
+// prefilled notes where a prompt's KV really came from: up to promised from
+// elsewhere, if external.
+func (c *counters) prefilled(s *sequence, external bool, promised int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if external && s.prompt == 1 {
@@ -109,8 +112,10 @@ func (c *counters) prefilled(s *sequence, external bool) {
 	c.LocalCacheHit += int64(s.cached)
 	c.cachedTokens += int64(s.cached)
 	if external {
-		c.ExternalKVTransfer += rest
-		c.cachedTokens += rest
+		loaded := int64(promised - s.cached)
+		c.ExternalKVTransfer += loaded
+		c.cachedTokens += loaded
+		c.LocalCompute += rest - loaded
 	} else {
 		c.LocalCompute += rest
 	}

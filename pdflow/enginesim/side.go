@@ -6,13 +6,18 @@ import (
 	"encoding/json"
 	"net"
 	"sync"
+	"time"
 )
 
-// nixlSide is the side channel of an engine whose blocks others read.
-type nixlSide struct {
-	node *node
-	ln   net.Listener
-	wg   sync.WaitGroup
+// side is the side channel of an engine whose blocks others read.
+type side struct {
+	node   *node
+	ln     net.Listener
+	wg     sync.WaitGroup
+	offers offers
+	// writes says that this engine is the one that moves the bytes, and counts
+	// them, as in the protocols in which the prefill engine writes.
+	writes bool
 
 	mu     sync.Mutex
 	pipes  map[*Pipe]struct{}
@@ -20,24 +25,24 @@ type nixlSide struct {
 	gate   gate
 }
 
-func listenSide(n *node) (*nixlSide, error) {
+func listenSide(n *node) (*side, error) {
 	ln, err := net.Listen("tcp", n.cfg.SideChannel)
 	if err != nil {
 		return nil, err
 	}
-	s := &nixlSide{node: n, ln: ln, pipes: map[*Pipe]struct{}{}}
+	s := &side{node: n, ln: ln, pipes: map[*Pipe]struct{}{}}
 	s.gate.init()
 	s.wg.Go(s.accept)
 	return s, nil
 }
 
 // address is what handoffs name.
-func (s *nixlSide) address() (string, int) {
+func (s *side) address() (string, int) {
 	a := s.ln.Addr().(*net.TCPAddr) //nolint:errcheck // it listens on TCP
 	return a.IP.String(), a.Port
 }
 
-func (s *nixlSide) accept() {
+func (s *side) accept() {
 	for {
 		conn, err := s.ln.Accept()
 		if err != nil {
@@ -56,7 +61,7 @@ func (s *nixlSide) accept() {
 	}
 }
 
-func (s *nixlSide) serve(pipe *Pipe) {
+func (s *side) serve(pipe *Pipe) {
 	defer func() {
 		_ = pipe.Close()
 		s.mu.Lock()
@@ -71,7 +76,7 @@ func (s *nixlSide) serve(pipe *Pipe) {
 	}
 }
 
-func (s *nixlSide) answer(pipe *Pipe, f Frame) error {
+func (s *side) answer(pipe *Pipe, f Frame) error {
 	switch f.Kind {
 	case FrameHello:
 		data, err := json.Marshal(s.node.hello())
@@ -80,11 +85,18 @@ func (s *nixlSide) answer(pipe *Pipe, f Frame) error {
 		}
 		return pipe.Send(Frame{Kind: FrameHello, Data: data})
 	case FrameAsk:
-		return s.give(pipe, f)
+		return s.asked(pipe, f)
 	case FrameRelease:
 		var m requestMessage
 		if err := json.Unmarshal(f.Data, &m); err != nil {
 			return err
+		}
+		if m.Name != "" {
+			var known bool
+			if m.Request, known = s.offers.drop(m.Name); !known {
+				s.node.stats.add(&s.node.stats.Orphans, 1)
+				return pipe.Send(Frame{Kind: FrameReleased, Transfer: f.Transfer})
+			}
 		}
 		if s.node.core.unpin(m.Request) {
 			s.node.ledger.consumed(m.Request)
@@ -102,14 +114,54 @@ func (s *nixlSide) answer(pipe *Pipe, f Frame) error {
 	return nil
 }
 
-// give sends blocks as they are in memory now. Like a remote read, it asks
-// neither whose they are nor whether the lease still holds; only the ledger
-// takes note.
-func (s *nixlSide) give(pipe *Pipe, f Frame) error {
+// asked gives blocks by their ids at once, and blocks by name when somebody has
+// offered them; the pipe is not held up meanwhile.
+func (s *side) asked(pipe *Pipe, f Frame) error {
 	var m askMessage
 	if err := json.Unmarshal(f.Data, &m); err != nil {
 		return err
 	}
+	if m.Name == "" {
+		return s.give(pipe, f, m)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return net.ErrClosed
+	}
+	s.wg.Go(func() {
+		request, soon := s.offers.get(m.Name)
+		if soon != nil {
+			select {
+			case <-soon:
+			case <-s.gate.ended:
+				return
+			}
+			if request, soon = s.offers.get(m.Name); soon != nil { // the reader has left
+				return
+			}
+		}
+		blocks, _, known := s.node.core.leased(request)
+		if !known || m.First < 0 || m.Count < 0 || m.First+m.Count > len(blocks) {
+			_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
+			return
+		}
+		m.Request = request
+		for _, id := range blocks[m.First : m.First+m.Count] {
+			m.Blocks = append(m.Blocks, int64(id))
+		}
+		begun := time.Now()
+		if s.give(pipe, f, m) == nil && s.writes {
+			s.node.stats.transferred(len(m.Blocks)*s.node.core.pool.size, len(m.Blocks), time.Since(begun))
+		}
+	})
+	return nil
+}
+
+// give sends blocks as they are in memory now. Like a remote read, it asks
+// neither whose they are nor whether the lease still holds; only the ledger
+// takes note.
+func (s *side) give(pipe *Pipe, f Frame, m askMessage) error {
 	core := s.node.core
 	ids := make([]int32, len(m.Blocks))
 	for i, id := range m.Blocks {
@@ -137,9 +189,9 @@ func (s *nixlSide) give(pipe *Pipe, f Frame) error {
 	return nil
 }
 
-func (s *nixlSide) freeze(frozen bool) { s.gate.set(frozen) }
+func (s *side) freeze(frozen bool) { s.gate.set(frozen) }
 
-func (s *nixlSide) close() {
+func (s *side) close() {
 	_ = s.ln.Close()
 	s.gate.end()
 	s.mu.Lock()

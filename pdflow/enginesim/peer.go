@@ -27,21 +27,35 @@ func (n *node) hello() hello {
 	return hello{EngineID: n.engineID, Blocks: n.core.pool.blocks(), BlockBytes: n.core.pool.size, Compat: mix(compat, mix(model[0], model[1]))}
 }
 
-// askMessage asks for blocks; releaseMessage and heartbeats name requests.
+// askMessage asks for blocks: of a request by their ids, or of an offer by its
+// name, from the First of it on.
 type askMessage struct {
-	Request string  `json:"request"`
-	Blocks  []int64 `json:"blocks"`
+	Request string  `json:"request,omitempty"`
+	Blocks  []int64 `json:"blocks,omitempty"`
+	Name    string  `json:"name,omitempty"`
+	First   int     `json:"first,omitempty"`
+	Count   int     `json:"count,omitempty"`
 }
 
+func (m *askMessage) count() int {
+	if m.Name != "" {
+		return m.Count
+	}
+	return len(m.Blocks)
+}
+
+// requestMessage names a handoff by the request that made it, or by the name of
+// its offer.
 type requestMessage struct {
-	Request string `json:"request"`
+	Request string `json:"request,omitempty"`
+	Name    string `json:"name,omitempty"`
 }
 
 // peer is another engine that this one reads KV from: one pipe, on which many
 // requests' blocks arrive in the order the other side sends them, and one lookup
 // buffer in which each request finds its own.
 type peer struct {
-	nixl   *nixl
+	wire   *wire
 	hello  hello
 	pipe   *Pipe
 	buffer *LookupBuffer
@@ -60,8 +74,9 @@ type ask struct {
 	released chan struct{} // for a release, in place of blocks
 }
 
-// shakeHands checks who answers on conn, and starts receiving.
-func shakeHands(ctx context.Context, c *nixl, id string, conn net.Conn) (*peer, error) {
+// shakeHands checks who answers on conn, and starts receiving. An empty id takes
+// any engine.
+func shakeHands(ctx context.Context, c *wire, id string, conn net.Conn) (*peer, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	pipe := NewPipe(conn)
@@ -78,14 +93,14 @@ func shakeHands(ctx context.Context, c *nixl, id string, conn net.Conn) (*peer, 
 	if err == nil {
 		err = json.Unmarshal(f.Data, &theirs)
 	}
-	if err == nil && (theirs.EngineID != id || theirs.Compat != mine.Compat) {
+	if err == nil && (id != "" && theirs.EngineID != id || theirs.Compat != mine.Compat) {
 		err = errOtherEngine
 	}
 	if err != nil {
 		_ = pipe.Close()
 		return nil, err
 	}
-	p := &peer{nixl: c, hello: theirs, pipe: pipe, buffer: NewLookupBuffer(), gone: make(chan struct{}), asks: map[uint64]*ask{}}
+	p := &peer{wire: c, hello: theirs, pipe: pipe, buffer: NewLookupBuffer(), gone: make(chan struct{}), asks: map[uint64]*ask{}}
 	if !c.spawn(p.receive) {
 		_ = pipe.Close()
 		return nil, errKilled
@@ -168,17 +183,20 @@ func (p *peer) drop(id uint64) {
 	p.mu.Unlock()
 }
 
-// pull fetches blocks for a prompt. When ctx ends first, the other side is told
-// to let go; it will, as soon as it reads again.
-func (p *peer) pull(ctx context.Context, prompt TokenKey, request string, blocks []int64) ([][]byte, error) {
-	for _, id := range blocks {
+// ask fetches blocks for a prompt. When ctx ends first, the other side is told to
+// let go; it will, as soon as it reads again.
+func (p *peer) ask(ctx context.Context, prompt TokenKey, m askMessage) ([][]byte, error) {
+	for _, id := range m.Blocks {
 		if id < 0 || id > int64(p.hello.Blocks) {
 			return nil, &loadError{failures: 2, err: errOutOfRange}
 		}
 	}
+	if m.count() == 0 {
+		return nil, nil
+	}
 	gone := &loadError{failures: 2, notifications: 1, err: errPeerGone}
-	a := &ask{key: prompt, blocks: make([][]byte, len(blocks)), missing: len(blocks)}
-	id, err := p.send(FrameAsk, a, askMessage{Request: request, Blocks: blocks})
+	a := &ask{key: prompt, blocks: make([][]byte, m.count()), missing: m.count()}
+	id, err := p.send(FrameAsk, a, m)
 	if err != nil {
 		p.drop(id)
 		return nil, gone
@@ -192,13 +210,13 @@ func (p *peer) pull(ctx context.Context, prompt TokenKey, request string, blocks
 	case ctx.Err() != nil:
 		p.drop(id)
 		p.buffer.Discard(prompt, id)
-		if p.nixl.silenced() {
+		if p.wire.silenced() {
 			return nil, err
 		}
-		p.nixl.spawn(func() {
-			rest, stop := context.WithTimeout(p.nixl.ctx, p.nixl.node.cfg.Lease)
+		p.wire.spawn(func() {
+			rest, stop := context.WithTimeout(p.wire.ctx, p.wire.node.cfg.Lease)
 			defer stop()
-			_ = p.release(rest, request)
+			_ = p.release(rest, requestMessage{Request: m.Request, Name: m.Name})
 		})
 		return nil, err
 	}
@@ -207,14 +225,14 @@ func (p *peer) pull(ctx context.Context, prompt TokenKey, request string, blocks
 
 // release tells the other engine that a handoff is done with, and waits until it
 // knows.
-func (p *peer) release(ctx context.Context, request string) error {
+func (p *peer) release(ctx context.Context, m requestMessage) error {
 	a := &ask{released: make(chan struct{})}
-	id, err := p.send(FrameRelease, a, requestMessage{Request: request})
+	id, err := p.send(FrameRelease, a, m)
 	if err != nil {
 		p.drop(id)
 		return err
 	}
-	limit := time.NewTimer(p.nixl.node.cfg.HandshakeTimeout)
+	limit := time.NewTimer(p.wire.node.cfg.HandshakeTimeout)
 	defer limit.Stop()
 	select {
 	case <-a.released:
