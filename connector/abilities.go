@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"net/http"
 	"time"
+
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // The interfaces of this file are optional abilities of a connector. A flow looks for each of them once, when it is
@@ -49,6 +51,12 @@ type Answer struct {
 	Events [][]byte // data of the server-sent events for one that did
 }
 
+// PrefillChecker judges P's answer where decode does not need it, because both legs run together: P may have ended in a way that
+// transfers nothing, and D then waits for minutes. The error is [ErrNoTransfer]; the flow cancels decode and tries another pair.
+type PrefillChecker interface {
+	CheckPrefill(s *Session, p *PrefillResult) error
+}
+
 // Finisher lets P's answer be the client's, when P has finished the request (a stop at the first token).
 type Finisher interface {
 	Final(s *Session, p *PrefillResult) (Answer, bool)
@@ -58,8 +66,9 @@ type Finisher interface {
 // or nil to drop the event. Calls for one session come one after another.
 type EventFunc func(data []byte) ([]byte, error)
 
-// Rewriter changes D's answer (SGLang's logprobs, LMCache's first token). p returns P's answer, or nil as long as there
-// is none. A nil EventFunc leaves the stream unparsed, which is the cheap way: return one only if the request needs it.
+// Rewriter changes D's answer (SGLang's logprobs, LMCache's first token). p returns P's answer; where P runs beside D it waits for
+// it, and returns nil if there will be none. A nil EventFunc leaves the stream unparsed, which is the cheap way: return one
+// only if the request needs it.
 type Rewriter interface {
 	Rewrite(s *Session, p func() *PrefillResult) EventFunc
 }
@@ -104,6 +113,38 @@ type Leaser interface {
 // holds more than a role, or the whole body of an answer that is not streamed, up to 64 KiB.
 type ColdDetector interface {
 	Cold(s *Session, status int, head []byte) bool
+}
+
+// PairOnly says of a protocol that its decode engines wait for a prefill engine's KV with every request, so that none of them
+// can serve a request alone. The flow then lets only engines of role both serve alone, and refuses to be built with a fallback to
+// decode.
+type PairOnly interface {
+	PairOnly() bool
+}
+
+// Flexible names the orders that a protocol works in besides its own Order. A connector that combines several looks for one
+// that suits all.
+type Flexible interface {
+	Orders() []Order
+}
+
+// ContentStore says of a protocol that its KV goes through a store in which D finds it by the prompt's tokens alone. Nothing on
+// the wire names it, so nothing on the wire tells whether it was found.
+type ContentStore interface {
+	ContentStore() bool
+}
+
+// Orphaner says of a protocol that a decode leg whose prefill failed, or whose client left before P answered, leaves something behind
+// in the engines (blocks, a sender's task). The flow counts such orphans and tells the picker, which rests the pair.
+type Orphaner interface {
+	Orphans() bool
+}
+
+// EndpointChecker tells what an engine's entry lacks for the protocol: an attribute that is missing or malformed. Faults are
+// [FieldError]s whose paths begin with "attributes."; nil is good. Used by configuration checks; a describer that meets such an engine
+// all the same returns an [EndpointError].
+type EndpointChecker interface {
+	CheckEndpoint(e discovery.Endpoint) error
 }
 
 // As finds an ability: in c itself, else in what it wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth first.

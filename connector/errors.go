@@ -20,6 +20,19 @@ func NoTransfer(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrNoTransfer, fmt.Sprintf(format, args...))
 }
 
+// EndpointError says that an engine cannot take part as it is announced: an attribute that the protocol needs is missing or
+// malformed. The flow tries another pair.
+type EndpointError struct {
+	Endpoint  string // its ID
+	Attribute string
+	Problem   string // "is missing", "is not a port"
+}
+
+// Error names the engine, the attribute and what is wrong with it.
+func (e *EndpointError) Error() string {
+	return fmt.Sprintf("endpoint %s: attribute %s %s", e.Endpoint, e.Attribute, e.Problem)
+}
+
 // RequestError is a client's request that cannot be read: the gateway answers 400, and nothing is sent to an engine.
 // Its text holds names and kinds, never values.
 type RequestError struct {

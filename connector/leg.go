@@ -166,6 +166,15 @@ func (l *Leg) SetHeader(name, value string) {
 	l.header = append(l.header, HeaderEdit{name, value})
 }
 
+// SetRequestID gives the leg an X-Request-Id of its own: in the header and, in /v1/responses, which ignores the header, in the
+// member request_id (protocols/vllm.md §1.2).
+func (l *Leg) SetRequestID(id string) {
+	l.SetHeader("X-Request-Id", id)
+	if l.req.API == APIResponses {
+		l.Set("request_id", Quote(id))
+	}
+}
+
 // SetPath sends the leg to another path than the client's.
 func (l *Leg) SetPath(p string) { l.path = p }
 
@@ -254,6 +263,35 @@ func (l *Leg) Normalize() {
 	l.LimitTokens(1)
 	l.NoStream()
 	l.SingleAnswer()
+}
+
+// EndByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: stop strings and stop tokens go,
+// and min_tokens 1 masks the end of sequence. Some protocols transfer nothing if P ends otherwise, and D then waits for minutes
+// (protocols/vllm.md §1.4, §5). /v1/responses has no min_tokens, but ignore_eos; /v1/messages has neither (vLLM 0.32.0's OpenAPI
+// document), so that there only P's answer tells: see [PrefillChecker].
+func (l *Leg) EndByLength() {
+	i := l.req.API.info()
+	if i.sampling != "" {
+		for _, name := range []string{"stop", "stop_token_ids"} {
+			l.deleteAt(i.sampling, name)
+		}
+		name := "min_tokens"
+		if l.req.API == APISGLang {
+			name = "min_new_tokens"
+		}
+		l.SetAt([]string{i.sampling, name}, jsonOne)
+		return
+	}
+	for _, name := range []string{"stop", "stop_token_ids", "stop_sequences"} {
+		l.Delete(name)
+	}
+	switch l.req.API {
+	case APIResponses:
+		l.Set("ignore_eos", json.RawMessage("true"))
+	case APIMessages:
+	default:
+		l.Set("min_tokens", jsonOne)
+	}
 }
 
 // Splice writes the leg's body to dst, without copying the untouched members. It is the flow's part.

@@ -3,6 +3,7 @@
 package connector
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -19,8 +20,11 @@ type Factory func(config json.RawMessage) (KVConnector, error)
 var registry = struct {
 	sync.RWMutex
 	factories map[string]Factory
-	classes   map[string]string
-}{factories: map[string]Factory{}, classes: map[string]string{}}
+	classes   map[string]Chooser
+}{factories: map[string]Factory{}, classes: map[string]Chooser{}}
+
+// Chooser returns the registered name that an engine's class stands for, by the class's own settings.
+type Chooser func(config json.RawMessage) string
 
 // Register makes a connector available to [Open] under name, and under the engines' own class names for it
 // (NixlConnector). It is meant for init functions and panics if name is empty or not lower case, f is nil, or a name is taken.
@@ -38,37 +42,63 @@ func Register(name string, f Factory, classes ...string) {
 	}
 	registry.factories[name] = f
 	for _, class := range classes {
-		if _, taken := registry.classes[class]; taken || class == "" {
-			panic(fmt.Sprintf("connector: class name %q of %s is empty or taken", class, name))
-		}
-		registry.classes[class] = name
+		registerClass(class, func(json.RawMessage) string { return name })
 	}
+}
+
+// RegisterClass makes an engine's class name stand for one of several connectors, by its settings (LMCacheConnectorV1 is a shared
+// store or, with enable_pd, a transfer from engine to engine). It panics as [Register] does.
+func RegisterClass(class string, choose Chooser) {
+	registry.Lock()
+	defer registry.Unlock()
+	registerClass(class, choose)
+}
+
+func registerClass(class string, choose Chooser) {
+	if _, taken := registry.classes[class]; taken || class == "" || choose == nil {
+		panic(fmt.Sprintf("connector: class name %q is empty, taken or without a connector", class))
+	}
+	registry.classes[class] = choose
 }
 
 // Open makes the connector that a spec names, by its registered name or an engine's class name. An empty type is "http". The
 // error of an unknown name is [ErrUnknown] and lists the known ones.
 func Open(spec Spec) (KVConnector, error) {
-	name := Resolve(spec.Type)
+	name := Resolve(spec.Type, spec.Config)
 	registry.RLock()
 	f := registry.factories[name]
 	registry.RUnlock()
 	if f == nil {
-		return nil, fmt.Errorf("%w %q: registered are %s", ErrUnknown, spec.Type, strings.Join(Names(), ", "))
+		known := append(Names(), Classes()...)
+		remedy := ""
+		if near := Nearest(spec.Type, known); near != "" {
+			remedy = "; did you mean " + near + "?"
+		}
+		return nil, fmt.Errorf("%w %q%s registered are %s", ErrUnknown, shorten(spec.Type), cmp.Or(remedy, ":"), strings.Join(known, ", "))
 	}
 	return f(spec.Config)
 }
 
-// Resolve returns the connector name for an engine's class name, "http" for "", and any other name as it is.
-func Resolve(typ string) string {
+// Resolve returns the connector name for a type and its settings: what an engine's class name stands for, "http" for "", and any other
+// name as it is.
+func Resolve(typ string, config json.RawMessage) string {
 	if typ == "" {
 		return "http"
 	}
 	registry.RLock()
-	defer registry.RUnlock()
-	if name, ok := registry.classes[typ]; ok {
-		return name
+	choose := registry.classes[typ]
+	registry.RUnlock()
+	if choose != nil {
+		return choose(config)
 	}
 	return typ
+}
+
+// Classes returns the engines' class names that stand for a connector, sorted.
+func Classes() []string {
+	registry.RLock()
+	defer registry.RUnlock()
+	return slices.Sorted(maps.Keys(registry.classes))
 }
 
 // Names returns the registered names, sorted.

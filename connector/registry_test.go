@@ -21,7 +21,7 @@ func TestOpenByNameAndByClassName(t *testing.T) {
 		c, err := connector.Open(connector.Spec{Type: typ})
 		require.NoError(t, err, typ)
 		assert.Equal(t, want, c.Name(), typ)
-		assert.Equal(t, want, connector.Resolve(typ))
+		assert.Equal(t, want, connector.Resolve(typ, nil))
 	}
 }
 
@@ -31,7 +31,7 @@ func TestOpenOfAnUnknownNameListsTheKnownOnes(t *testing.T) {
 		require.ErrorIs(t, err, connector.ErrUnknown, typ)
 		assert.Contains(t, err.Error(), "http, ")
 		assert.Contains(t, err.Error(), "nixl")
-		assert.Equal(t, typ, connector.Resolve(typ), "as it is")
+		assert.Equal(t, typ, connector.Resolve(typ, nil), "as it is")
 	}
 }
 

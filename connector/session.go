@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"maps"
+	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ type Session struct {
 	Model     string
 	API       API
 	Request   *Request
+	Header    http.Header // the client's; read only, nil allowed
 	Prefill   discovery.Endpoint
 	Decode    discovery.Endpoint
 	Encode    []discovery.Endpoint // engines of the encode stage, where there is one

@@ -45,7 +45,7 @@ var pdSwitches = []string{"enable_pd", "lmcache.enable_pd", "enable_nixl"}
 
 // resolve returns the connector's name for a type, "" for one that nobody knows.
 func resolve(spec connector.Spec) string {
-	name := connector.Resolve(spec.Type)
+	name := connector.Resolve(spec.Type, spec.Config)
 	if slices.Contains(connector.Names(), name) {
 		return name
 	}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Renderer gives the settings with which an engine must be launched so that it speaks a connector's protocol. Package
+// connector/launch writes them as shell, Docker Compose, Kubernetes and Python.
+type Renderer interface {
+	// Render must give the same for the same target, and neither dial nor read files. Its error says which of the target's
+	// values cannot be rendered; a setting without effect is a note, not an error.
+	Render(t Target) (EngineSettings, error)
+}
+
+// Target is one engine that is to be launched.
+type Target struct {
+	Endpoint  discovery.Endpoint   // its URL (host and HTTP port), role, group and attributes
+	Index     int                  // 0, 1, … among the engines of its role
+	Engines   []discovery.Endpoint // all engines of the same model, itself included
+	Model     string
+	Version   EngineVersion // of the engine; the zero value is the newest that the connector knows
+	Resources Resources     // of the Spec; see [EngineSettings.Notes] for those without effect
+	Gateway   string        // the host at which engines reach the gateway, for notices and callbacks; "" is loopback
+	CPU       bool          // the engine runs on a CPU
+}
+
+// EngineSettings are the launch settings that a connector asks for. What an engine needs besides (model, port, memory) is not
+// among them.
+type EngineSettings struct {
+	Engine     string      // vllm, sglang or trtllm
+	KVTransfer *KVTransfer // vLLM's --kv-transfer-config
+	Args       []string    // further arguments, one per element: "--enable-prompt-tokens-details"
+	Env        []EnvVar
+	Files      []File      // configuration files that Args or Env name
+	Companions []Companion // programs that must run beside the engines: a cache server, a master
+	Notes      []Note
+}
+
+// EnvVar is one environment variable.
+type EnvVar struct{ Name, Value string }
+
+// File is a configuration file beside the engine.
+type File struct {
+	Name    string // a plain name, without folders: "lmcache-prefill-0.yaml"
+	Content string
+}
+
+// Companion is a program that must run beside the engines, once for all engines of a model, or once for each.
+type Companion struct {
+	Name      string
+	Command   []string
+	PerEngine bool
+}
+
+// Note tells something about a setting: where it went, or that it has no effect.
+type Note struct {
+	NoEffect bool
+	Path     string // of the setting, as in a Spec: config.replicationFactor, resources.maxDisk
+	Text     string // "NIXL keeps one copy, in the prefill engine's memory"
+}
+
+// KVTransfer is vLLM's kv_transfer_config (vllm/config/kv_transfer.py). Zero values are left out.
+type KVTransfer struct {
+	Connector         string         `json:"kv_connector"`
+	Role              string         `json:"kv_role"` // kv_producer, kv_consumer, kv_both
+	EngineID          string         `json:"engine_id,omitempty"`
+	Rank              *int           `json:"kv_rank,omitempty"`
+	ParallelSize      int            `json:"kv_parallel_size,omitempty"`
+	BufferDevice      string         `json:"kv_buffer_device,omitempty"`
+	BufferSize        float64        `json:"kv_buffer_size,omitempty"` // bytes
+	IP                string         `json:"kv_ip,omitempty"`
+	Port              int            `json:"kv_port,omitempty"`
+	ModulePath        string         `json:"kv_connector_module_path,omitempty"`
+	LoadFailurePolicy string         `json:"kv_load_failure_policy,omitempty"` // fail, recompute
+	Extra             map[string]any `json:"kv_connector_extra_config,omitempty"`
+}
+
+// KVRole is vLLM's kv_role for an endpoint's role.
+func KVRole(r discovery.Role) string {
+	switch {
+	case r.Has(discovery.RoleBoth):
+		return "kv_both"
+	case r.Has(discovery.RolePrefill):
+		return "kv_producer"
+	}
+	return "kv_consumer"
+}
+
+// JSON writes the configuration as vLLM's command line takes it.
+func (t *KVTransfer) JSON() string {
+	raw, err := json.Marshal(t)
+	if err != nil { // Extra holds what JSON cannot say: a fault of a Renderer
+		return fmt.Sprintf("%q", err.Error())
+	}
+	return string(raw)
+}
+
+// EngineVersion is an engine's release, "0.32.0". The zero value is unknown, and counts as newer than all.
+type EngineVersion struct{ Major, Minor, Patch int }
+
+// ParseEngineVersion reads "0.32.0", "v0.32" or "0.32.0+cpu"; "" is the zero value.
+func ParseEngineVersion(s string) (EngineVersion, error) {
+	if s == "" {
+		return EngineVersion{}, nil
+	}
+	text, _, _ := strings.Cut(strings.TrimPrefix(s, "v"), "+")
+	parts := strings.Split(text, ".")
+	var n [3]int
+	for i := range n {
+		if i >= len(parts) {
+			break
+		}
+		digits := parts[i]
+		if i == 2 { // 0rc1, 0.post1
+			digits = strings.TrimRight(digits[:len(digits)-len(strings.TrimLeft(digits, "0123456789"))], " ")
+		}
+		v, err := strconv.Atoi(digits)
+		if err != nil || v < 0 {
+			return EngineVersion{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
+		}
+		n[i] = v
+	}
+	if len(parts) < 2 {
+		return EngineVersion{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
+	}
+	return EngineVersion{n[0], n[1], n[2]}, nil
+}
+
+// Before reports whether v is an older release than major.minor.
+func (v EngineVersion) Before(major, minor int) bool {
+	if v == (EngineVersion{}) {
+		return false
+	}
+	return cmp.Or(cmp.Compare(v.Major, major), cmp.Compare(v.Minor, minor)) < 0
+}
+
+// String writes 0.32.0, or "" for an unknown one.
+func (v EngineVersion) String() string {
+	if v == (EngineVersion{}) {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch)
+}
