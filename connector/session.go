@@ -42,10 +42,16 @@ type Session struct {
 
 // NewSession makes a session with a random ID for an attempt that begins now.
 func NewSession(r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
-	s := &Session{RequestID: requestID, Model: r.Model, API: r.API, Request: r, Prefill: prefill, Decode: decode, Attempt: 1, CreatedAt: time.Now()}
-	_, _ = rand.Read(s.random[:]) // never fails: it ends the program instead
-	s.ID = hex.EncodeToString(s.random[:])
-	return s
+	var random [16]byte
+	_, _ = rand.Read(random[:]) // never fails: it ends the program instead
+	return NewSessionWith(random, r, requestID, prefill, decode)
+}
+
+// NewSessionWith is [NewSession] with randomness of the caller's, for tests that must know the ids. Two sessions with the same
+// randomness would read each other's KV.
+func NewSessionWith(random [16]byte, r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
+	return &Session{ID: hex.EncodeToString(random[:]), RequestID: requestID, Model: r.Model, API: r.API, Request: r, Prefill: prefill, Decode: decode,
+		Attempt: 1, CreatedAt: time.Now(), random: random}
 }
 
 // Field returns a top-level member of the client's body; null counts as absent.
