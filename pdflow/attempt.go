@@ -32,6 +32,9 @@ type attempt struct {
 	expires atomic.Int64 // end of the lease, Unix nanoseconds, for operators
 	wait    func(context.Context) (connector.Event, error)
 	done    func(error)
+	meeting *meeting       // of two legs that are sent together; nil otherwise
+	pEnded  chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
+	sent    atomic.Bool    // D has got the request, or may have
 	twoLegs bool           // P takes part
 	beside  bool           // P runs beside D, on a clock of its own
 	isFinal bool           // no further attempt follows
@@ -44,7 +47,7 @@ type attempt struct {
 
 func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
-	s.Attempt, s.Encode = n, pick.Encode
+	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode, isFinal: true}
 	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
 	if lease := x.f.lease; lease > 0 && a.twoLegs {
@@ -136,7 +139,13 @@ func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error)
 		return own
 	}
 	var bad *connector.RequestError
+	var entry *connector.EndpointError
 	switch {
+	case errors.As(err, &entry):
+		e.Code, e.Leg, e.Endpoint, e.Message = CodePrefillFailed, LegPrefill, entry.Endpoint, "an engine's entry lacks what the protocol needs"
+		if entry.Endpoint == a.s.Decode.ID {
+			e.Code, e.Leg = CodeDecodeFailed, LegDecode
+		}
 	case errors.Is(err, connector.ErrNoTransfer):
 		e.Code, e.Leg, e.Phase, e.Message = CodeTransferMissing, LegPrefill, "handoff", "the prefill engine gave no usable KV handoff"
 		e.Endpoint = a.s.Prefill.ID
@@ -203,6 +212,9 @@ func (a *attempt) end(e *Error) {
 	}
 	a.out.Err = e
 	a.out.Final = a.isFinal
+	if a.out.Orphan = e != nil && a.f.orphans && a.twoLegs && a.sent.Load() && a.p.Load() == nil && a.out.Decode.FirstByte.IsZero(); a.out.Orphan {
+		a.f.tel.orphaned(a)
+	}
 	if e != nil && a.f.cleaner != nil && a.twoLegs {
 		ctx, stop := within(context.WithoutCancel(a.x.client), a.f.opts.timeouts.Cleanup)
 		_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })

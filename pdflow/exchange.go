@@ -77,7 +77,11 @@ func (x *exchange) run() (*Body, *Error) {
 		if f.opts.unsupported == UnsupportedRefuse {
 			return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together; send the request without it"}
 		}
-		return x.tries(ModeAggregated)
+		body, e := x.tries(ModeAggregated)
+		if e != nil && f.pairOnly && e.Code == CodeNoEndpoint {
+			e = &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together, and no engine here serves alone"}
+		}
+		return body, e
 	}
 	return x.tries(ModeDisaggregated)
 }
@@ -210,6 +214,7 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 		return *x.given, nil
 	}
 	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: mode != ModeDisaggregated}
+	in.Both = in.Single && x.f.pairOnly
 	if x.f.encoder != nil && !in.Single {
 		in.Encode = len(x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}))
 	}

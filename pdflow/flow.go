@@ -42,6 +42,9 @@ type Flow struct {
 	unsupporter connector.Unsupporter
 	cleaner     connector.Cleaner
 	cold        connector.ColdDetector
+	checker     connector.PrefillChecker
+	orphans     bool // a decode leg without a prefill leaves something in the engines
+	pairOnly    bool // decode engines cannot serve alone
 	lease       time.Duration
 	handoffMax  time.Duration
 
@@ -91,6 +94,16 @@ func (f *Flow) findAbilities() error {
 	f.unsupporter, _ = connector.As[connector.Unsupporter](f.conn)
 	f.cleaner, _ = connector.As[connector.Cleaner](f.conn)
 	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
+	f.checker, _ = connector.As[connector.PrefillChecker](f.conn)
+	if o, ok := connector.As[connector.Orphaner](f.conn); ok {
+		f.orphans = o.Orphans()
+	}
+	if p, ok := connector.As[connector.PairOnly](f.conn); ok {
+		f.pairOnly = p.PairOnly()
+	}
+	if f.pairOnly && f.opts.fallback == FallbackDecode {
+		return fmt.Errorf("pdflow: a decode engine of connector %s cannot serve alone: use FallbackError, or a fallback to another flow", f.name)
+	}
 	if l, ok := connector.As[connector.Leaser](f.conn); ok {
 		f.lease = l.Lease()
 	}

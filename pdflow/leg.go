@@ -85,6 +85,9 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	ctx := a.legStarted(a.ctx, LegPrefill)
 	p, e := a.exchangePrefill(ctx, leg, o)
 	o.End = time.Now()
+	if e == nil && a.f.checker != nil {
+		e = a.guard(LegPrefill, "answer", func() error { return a.f.checker.CheckPrefill(a.s, p) })
+	}
 	if o.Err = e; e != nil {
 		e.Connector = a.f.name
 	}
@@ -105,6 +108,9 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 	} else {
 		a.deadline(a.f.opts.timeouts.Prefill)
 		defer a.relax()
+	}
+	if a.meeting != nil {
+		ctx = a.meeting.hold(ctx, prefillSide, func() {})
 	}
 	req, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
@@ -195,9 +201,15 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg, clock *clock) 
 }
 
 func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
+	if a.meeting != nil {
+		ctx = a.meeting.hold(ctx, decodeSide, func() { a.sent.Store(true) })
+	}
 	req, e := a.request(ctx, a.s.Decode, leg, o)
 	if e != nil {
 		return nil, e
+	}
+	if a.meeting == nil {
+		a.sent.Store(true)
 	}
 	if !a.f.gated {
 		req.Body, req.GetBody = transport.GateBody(ctx, req.Body), nil

@@ -49,6 +49,7 @@ type Outcome struct {
 	Decode     LegOutcome
 	HandoffAge time.Duration // from P's last byte to describing decode, in the orders in which D waits for P's answer; else 0
 	KVTokens   int64         // prompt tokens that P says it computed or held; 0 where it does not say
+	Orphan     bool          // decode was sent and prefill gave it nothing: the engines keep something of it for a while, so the pair should rest
 	Err        *Error        // nil if the client got a whole answer
 	Final      bool          // no further attempt follows
 }

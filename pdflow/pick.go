@@ -31,6 +31,7 @@ type PickInput struct {
 	Attempt   int      // 1 for the first
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
+	Both      bool     // with Single: only an engine of role both will do
 	Encode    int      // engines wanted for an encode stage, 0 for none
 }
 

@@ -19,7 +19,7 @@ func (b *Body) rewrite(a *attempt) bool {
 		return false
 	}
 	var fn connector.EventFunc
-	if e := a.guard(LegDecode, "rewrite", func() error { fn = a.f.rewriter.Rewrite(a.s, a.p.Load); return nil }); e != nil {
+	if e := a.guard(LegDecode, "rewrite", func() error { fn = a.f.rewriter.Rewrite(a.s, a.awaitPrefill); return nil }); e != nil {
 		fn = func([]byte) ([]byte, error) { return nil, e }
 	}
 	if fn == nil {
@@ -32,6 +32,17 @@ func (b *Body) rewrite(a *attempt) bool {
 		return out, nil
 	}}
 	return true
+}
+
+// awaitPrefill returns P's answer. Where both legs run together it waits for it.
+func (a *attempt) awaitPrefill() *connector.PrefillResult {
+	if a.pEnded != nil {
+		select {
+		case <-a.pEnded:
+		case <-a.ctx.Done():
+		}
+	}
+	return a.p.Load()
 }
 
 // rewriter passes every event's data, or the whole answer, through a function. Events without data (comments) and [DONE] stay as

@@ -32,7 +32,7 @@ type telemetry struct {
 
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
-	unsupportedN, kvTokens                 metric.Int64Counter
+	unsupportedN, kvTokens, orphans        metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -60,7 +60,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 		mp = noop.NewMeterProvider()
 	}
 	m := mp.Meter(scope, metric.WithInstrumentationVersion(Version))
-	var errs [11]error
+	var errs [12]error
 	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
 		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(durations...))
 		return h
@@ -79,6 +79,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.fallbacks = count(7, "pd.fallbacks", "{request}", "Requests served otherwise than configured")
 	t.unsupportedN = count(8, "pd.unsupported", "{request}", "Requests that two engines cannot carry, by the member that prevents it")
 	t.kvTokens = count(9, "pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that decode took")
+	t.orphans = count(11, "pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing")
 	if errs[10] = t.observeActive(m, f); errs[10] != nil {
 		return nil, errs[10]
 	}
@@ -193,6 +194,8 @@ func (t *telemetry) fellBack(x *exchange, last *Error) {
 		x.span.AddEvent("pd.fallback", trace.WithAttributes(attribute.String("error.type", codeLabel(last))))
 	}
 }
+
+func (t *telemetry) orphaned(a *attempt) { t.orphans.Add(a.x.client, 1, t.base) }
 
 func (t *telemetry) unsupported(x *exchange, member string) {
 	t.unsupportedN.Add(x.ctx, 1, t.set(labels{reason: member}))

@@ -24,6 +24,12 @@ func (a *attempt) together() (*Body, *Error) {
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg) }); e != nil {
 		return nil, e
 	}
+	if a.f.gated {
+		a.meeting = newMeeting()
+	}
+	if a.f.rewriter != nil {
+		a.pEnded = make(chan struct{})
+	}
 	prefilled := a.goPrefill()
 	clock := a.decodeClock()
 	decoded := a.goDecode(decodeLeg, clock)
@@ -38,6 +44,9 @@ func (a *attempt) goPrefill() <-chan prefillEnd {
 		var end prefillEnd
 		if e := a.guard(LegPrefill, "send", func() error { end.p, end.e = a.prefill(); return nil }); e != nil {
 			end.e = e
+		}
+		if a.pEnded != nil {
+			close(a.pEnded)
 		}
 		ch <- end
 	})

@@ -39,18 +39,35 @@ func (r *rests) resting(id string) bool {
 	return ok && time.Now().Before(x.until)
 }
 
-// done learns from an attempt: a fault of an engine lets it rest, twice as long each time; an answer ends that.
+// pairResting reports whether two engines that are both well should not meet now.
+func (r *rests) pairResting(prefill, decode string) bool {
+	return r.n.Load() > 0 && r.resting(pairKey(prefill, decode))
+}
+
+// pairKey is no endpoint's ID.
+func pairKey(prefill, decode string) string { return prefill + "\x00" + decode }
+
+// done learns from an attempt: a fault of an engine lets it rest, and an orphan its pair, twice as long each time; an answer ends
+// that.
 func (r *rests) done(o *pdflow.Outcome) {
 	if o.Err == nil {
 		if r.n.Load() > 0 {
 			r.forget(o.Prefill.Endpoint)
 			r.forget(o.Decode.Endpoint)
+			r.forget(pairKey(o.Prefill.Endpoint, o.Decode.Endpoint))
 		}
 		return
 	}
-	if !o.Err.EngineFault() || o.Err.Endpoint == "" {
-		return
+	if o.Orphan {
+		r.rest(pairKey(o.Session.Prefill.ID, o.Session.Decode.ID))
 	}
+	if o.Err.EngineFault() && o.Err.Endpoint != "" {
+		r.rest(o.Err.Endpoint)
+	}
+}
+
+// rest lets an engine, or a pair, rest from now on.
+func (r *rests) rest(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.m == nil {
@@ -62,13 +79,13 @@ func (r *rests) done(o *pdflow.Outcome) {
 			delete(r.m, id)
 		}
 	}
-	x := r.m[o.Err.Endpoint]
+	x := r.m[key]
 	if now.Before(x.until) {
 		return // a burst of failures is one fault
 	}
 	x.length = min(max(2*x.length, restFirst), restMost)
 	x.until = now.Add(x.length)
-	r.m[o.Err.Endpoint] = x
+	r.m[key] = x
 	r.n.Store(int64(len(r.m)))
 }
 

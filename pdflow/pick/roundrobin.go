@@ -20,7 +20,8 @@ type roundRobin struct {
 }
 
 // RoundRobin picks decode engines in turn, and with each a prefill engine of its group, in turn too. An engine that
-// failed rests for a second, longer if it fails again, as long as others of its role are there. A pick takes the same time for two and for
+// failed rests for a second, longer if it fails again, as long as others of its role are there. So does a pair that a request has left an
+// orphan in, as long as there are other pairs. A pick takes the same time for two and for
 // ten thousand engines.
 func RoundRobin(set *discovery.Set) pdflow.Picker {
 	r := &roundRobin{set: set}
@@ -37,7 +38,11 @@ func (r *roundRobin) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	n := r.next.Add(1) - 1
 	pick := pdflow.Pick{Done: r.done}
 	if in.Single {
-		e := r.choose(t.singles, n, in, "")
+		list := t.singles
+		if in.Both {
+			list = t.boths
+		}
+		e := r.choose(list, n, in, "")
 		if e == nil {
 			return pdflow.Pick{}, t.notReady(true)
 		}
@@ -71,16 +76,17 @@ func (r *roundRobin) load() *table {
 	return t
 }
 
-// choose takes the n-th engine, or the next one that neither rests nor failed this request. except is never chosen.
-func (r *roundRobin) choose(list []*discovery.Endpoint, n uint64, in *pdflow.PickInput, except string) *discovery.Endpoint {
+// choose takes the n-th engine, or the next one that neither rests nor failed this request. For a prefill engine, decode is the one
+// that it is to meet: it is never chosen itself, and the pair must not rest either.
+func (r *roundRobin) choose(list []*discovery.Endpoint, n uint64, in *pdflow.PickInput, decode string) *discovery.Endpoint {
 	var second, third *discovery.Endpoint
 	for i := range uint64(len(list)) {
 		e := list[(n+i)%uint64(len(list))]
 		switch {
-		case e.ID == except:
+		case e.ID == decode:
 		case in.Avoids(e.ID):
 			third = orFirst(third, e)
-		case r.rests.resting(e.ID):
+		case r.rests.resting(e.ID) || decode != "" && r.rests.pairResting(e.ID, decode):
 			second = orFirst(second, e)
 		default:
 			return e
@@ -108,7 +114,7 @@ func (r *roundRobin) chooseSlot(list []slot, n uint64, in *pdflow.PickInput) *sl
 			k = 3
 		case in.Avoids(s.decode.ID) || !r.some(s.group.prefills, func(id string) bool { return !in.Avoids(id) }):
 			k = 2
-		case r.rests.resting(s.decode.ID) || !r.some(s.group.prefills, func(id string) bool { return !r.rests.resting(id) }):
+		case r.rests.resting(s.decode.ID) || !r.some(s.group.prefills, func(id string) bool { return !r.rests.resting(id) && !r.rests.pairResting(id, s.decode.ID) }):
 			k = 1
 		}
 		if k == 0 {

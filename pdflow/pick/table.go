@@ -15,6 +15,7 @@ type table struct {
 	snap    *discovery.Snapshot
 	decodes []slot // ready decode engines whose group has a ready prefill engine
 	singles []*discovery.Endpoint
+	boths   []*discovery.Endpoint
 	encodes []*discovery.Endpoint
 	hasP    bool // a ready prefill engine is there, if not in a group with a decode engine
 }
@@ -49,6 +50,9 @@ func newTable(snap *discovery.Snapshot) *table {
 		}
 		if e.Role.Has(discovery.RoleDecode) {
 			t.singles = append(t.singles, e)
+		}
+		if e.Role.Has(discovery.RoleBoth) {
+			t.boths = append(t.boths, e)
 		}
 		if e.Role.Has(discovery.RoleEncode) {
 			t.encodes = append(t.encodes, e)
