@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// Rules of protocols whose legs depend on each other: what waits for what, and what a failure leaves behind.
+
+// lonely leaves orphans, like Mooncake, and its decode engines cannot serve alone, like SGLang's.
+type lonely struct{ fake }
+
+func (*lonely) Orphans() bool  { return true }
+func (*lonely) PairOnly() bool { return true }
+
+// nobody returns an address at which nobody answers.
+func nobody(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return "http://" + l.Addr().String()
+}
+
+func TestTogetherSendsNeitherLegWhenOneEngineIsOutOfReach(t *testing.T) {
+	for name, leg := range map[string]pdflow.LegKind{"prefill": pdflow.LegPrefill, "decode": pdflow.LegDecode} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &lonely{fake{order: connector.Together}}, answer(ok), answer(ok))
+			pair := x.pair
+			gone := endpoint(t, nobody(t), discovery.RolePrefill)
+			if leg == pdflow.LegPrefill {
+				pair.Prefill = gone
+			} else {
+				pair.Decode = gone
+			}
+			_, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", "")), Pick: &pair})
+			require.Equal(t, 502, pdflowError(t, err).HTTPStatus())
+			require.Equal(t, leg, pdflowError(t, err).Leg)
+			time.Sleep(20 * time.Millisecond)
+			require.Empty(t, x.all(), "the other engine got a leg that waits for nobody")
+			require.False(t, x.seen.list()[0].Orphan)
+		})
+	}
+}
+
+func pdflowError(t *testing.T, err error) *pdflow.Error {
+	t.Helper()
+	var e *pdflow.Error
+	require.ErrorAs(t, err, &e)
+	return e
+}
+
+func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
+	after := func(engine string, h handler) handler {
+		return func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+			for !strings.Contains(x.all(), engine) {
+				time.Sleep(time.Millisecond)
+			}
+			h(x, w, r, b)
+		}
+	}
+	for name, c := range map[string]struct {
+		conn   connector.KVConnector
+		p, d   handler
+		orphan bool
+	}{
+		"prefill refused":                    {&lonely{fake{order: connector.Together}}, after("D", status(400)), gone, true},
+		"prefill failed":                     {&lonely{fake{order: connector.Together}}, after("D", status(500)), gone, true},
+		"a protocol that leaves nothing":     {&fake{order: connector.Together}, after("D", status(400)), gone, false},
+		"decode failed after prefill":        {&lonely{fake{order: connector.PrefillThenDecode}}, answer(ok), status(500), false},
+		"served":                             {&lonely{fake{order: connector.Together}}, answer(ok), answer(ok), false},
+		"prefill failed before decode began": {&lonely{fake{order: connector.PrefillThenDecode}}, status(400), answer(ok), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, c.conn, c.p, c.d)
+			post(t, x.url, "/v1/completions", completion("a", ""))
+			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, time.Second, time.Millisecond)
+			require.Equal(t, c.orphan, x.seen.list()[0].Orphan)
+		})
+	}
+}
+
+func TestAPairThatKeepsAnOrphanRestsWhileOthersAreThere(t *testing.T) {
+	set := setOf(t, endpoint(t, "http://p1:1", discovery.RolePrefill), endpoint(t, "http://p2:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode))
+	picker := pick.RoundRobin(set)
+	first, err := picker.Pick(t.Context(), &pdflow.PickInput{})
+	require.NoError(t, err)
+	s := &connector.Session{Prefill: first.Prefill, Decode: first.Decode}
+	first.Done(&pdflow.Outcome{Session: s, Orphan: true, Err: &pdflow.Error{Code: pdflow.CodePrefillRejected, Leg: pdflow.LegPrefill, Endpoint: first.Prefill.ID}})
+	for range 6 {
+		next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
+		require.NoError(t, err)
+		require.NotEqual(t, first.Prefill.ID, next.Prefill.ID, "the pair should rest, though a refused request is no engine's fault")
+	}
+	require.Eventually(t, func() bool {
+		next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
+		return err == nil && next.Prefill.ID == first.Prefill.ID
+	}, 5*time.Second, 10*time.Millisecond, "the rest does not end")
+}
+
+func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) {
+	several := `{"model":"tiny","prompt":["a","b"]}`
+	x := script(t, &lonely{fake{order: connector.Together}}, answer(ok), answer(ok))
+	r := post(t, x.url, "/v1/completions", several)
+	require.Equal(t, 400, r.status, r.body)
+	require.Contains(t, r.body, `"param":"prompt"`)
+	require.Empty(t, x.all())
+
+	whole := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, ok) }))
+	flow, _ := newFlow(t, &lonely{fake{order: connector.Together}}, []discovery.Endpoint{x.pair.Prefill, x.pair.Decode, endpoint(t, whole, discovery.RoleBoth)})
+	for range 4 {
+		r = post(t, serve(t, flow), "/v1/completions", several)
+		require.Equal(t, 200, r.status, r.body)
+		require.Equal(t, "aggregated", r.header.Get("X-PD-Mode"))
+	}
+	require.Empty(t, x.all(), "an engine that waits for KV got a whole request")
+}
+
+func TestAFallbackToADecodeEngineThatCannotServeAloneIsRefused(t *testing.T) {
+	_, err := pdflow.New(&lonely{}, pick.RoundRobin(setOf(t)), pdflow.WithFallback(pdflow.FallbackDecode))
+	require.ErrorContains(t, err, "cannot serve alone")
+}
+
+type checking struct{ fake }
+
+func (*checking) CheckPrefill(_ *connector.Session, p *connector.PrefillResult) error {
+	if _, cut := p.Field("stopped"); cut {
+		return connector.NoTransfer("P did not end by length")
+	}
+	return nil
+}
+
+func TestAPrefillThatTransfersNothingCancelsDecode(t *testing.T) {
+	x := script(t, &checking{fake{order: connector.Together}}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		for !strings.Contains(x.all(), "D") {
+			time.Sleep(time.Millisecond)
+		}
+		answer(`{"stopped":1}`)(x, w, r, b)
+	}, gone)
+	r := post(t, x.url, "/v1/completions", completion("a", ""))
+	require.Equal(t, 502, r.status)
+	require.Contains(t, r.body, "transfer_missing")
+	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, time.Second, time.Millisecond)
+}
+
+func TestAnEngineWhoseEntryLacksSomethingIsPassedOver(t *testing.T) {
+	c := &fake{order: connector.PrefillThenDecode, prefill: func(s *connector.Session, _ *connector.Leg) error {
+		_, err := connector.PortAttribute(s.Prefill, "sideChannelPort", 0)
+		return err
+	}}
+	x := script(t, c, answer(ok), answer(ok))
+	whole := x.pair.Prefill
+	whole.ID, whole.Attributes = "complete", map[string]string{"sideChannelPort": "5600"}
+	flow, seen := newFlow(t, c, []discovery.Endpoint{x.pair.Prefill, whole, x.pair.Decode})
+	for range 3 {
+		require.Equal(t, 200, post(t, serve(t, flow), "/v1/completions", completion("a", "")).status)
+	}
+	failed := seen.list()[0]
+	if failed.Err == nil {
+		failed = seen.list()[1]
+	}
+	require.Equal(t, pdflow.CodePrefillFailed, failed.Err.Code)
+	require.Equal(t, x.pair.Prefill.ID, failed.Err.Endpoint)
+	require.ErrorContains(t, failed.Err.Err, "attribute sideChannelPort is missing")
+}
+
+func TestARewriterThatNeedsPrefillsAnswerWaitsForIt(t *testing.T) {
+	slow := func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		for !strings.Contains(x.all(), "answered") {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(20 * time.Millisecond)
+		answer(`{"first":"changed"}`)(x, w, r, b)
+	}
+	c := &rewriting{fake{order: connector.Together}}
+	x := script(t, c, slow, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		answer(ok)(x, w, r, b)
+		x.log("answered")
+	})
+	require.Equal(t, "changed", post(t, x.url, "/v1/completions", completion("a", `"logprobs":1`)).text(t))
+}
+
+func TestTheClientsHeadersReachTheDescribers(t *testing.T) {
+	var seen string
+	c := &fake{prefill: func(s *connector.Session, l *connector.Leg) error {
+		seen = s.Header.Get("X-Session-Id")
+		l.Set("seen", json.RawMessage(`true`))
+		return nil
+	}}
+	x := script(t, c, answer(ok), answer(ok))
+	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", "")), Header: http.Header{"X-Session-Id": {"talk-7"}}, Pick: &x.pair})
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, "talk-7", seen)
+}
