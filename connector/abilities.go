@@ -94,6 +94,13 @@ type Unsupporter interface {
 	Unsupported(r *Request) (reason string)
 }
 
+// RequestChecker refuses requests that would harm an engine, however they are served (with ExampleConnector, a prompt of one token ends
+// the engine's process). The error is a *[RequestError]: the answer is 400, and nothing is sent, whatever the policy for requests that
+// the protocol cannot carry.
+type RequestChecker interface {
+	CheckRequest(r *Request) error
+}
+
 // Cleaner frees what a failed session left behind. It runs on a context of its own after both legs have ended.
 type Cleaner interface {
 	Clean(ctx context.Context, s *Session, cause error, call Caller) error

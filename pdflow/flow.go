@@ -40,6 +40,7 @@ type Flow struct {
 	rewriter    connector.Rewriter
 	encoder     connector.Encoder
 	unsupporter connector.Unsupporter
+	refuser     connector.RequestChecker
 	cleaner     connector.Cleaner
 	cold        connector.ColdDetector
 	checker     connector.PrefillChecker
@@ -92,6 +93,7 @@ func (f *Flow) findAbilities() error {
 	f.rewriter, _ = connector.As[connector.Rewriter](f.conn)
 	f.encoder, _ = connector.As[connector.Encoder](f.conn)
 	f.unsupporter, _ = connector.As[connector.Unsupporter](f.conn)
+	f.refuser, _ = connector.As[connector.RequestChecker](f.conn)
 	f.cleaner, _ = connector.As[connector.Cleaner](f.conn)
 	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
 	f.checker, _ = connector.As[connector.PrefillChecker](f.conn)

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// fragile has engines that some requests kill.
+type fragile struct{ fake }
+
+func (*fragile) CheckRequest(r *connector.Request) error {
+	if _, deadly := r.Field("deadly"); deadly {
+		return &connector.RequestError{Param: "deadly", Message: "would end the engine"}
+	}
+	return nil
+}
+
+// A request that would harm an engine is answered 400, and nothing is sent: whether two engines were to serve it, one alone because of
+// another member, or one alone because the caller chose it.
+func TestARequestThatWouldHarmAnEngineIsNotSent(t *testing.T) {
+	for name, more := range map[string]string{
+		"two engines":             `"deadly":1`,
+		"one engine, by policy":   `"deadly":1,"prompt_logprobs":1`,
+		"one engine, by the pick": `"deadly":1,"alone":1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &fragile{}, answer(ok), answer(ok))
+			in := &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", more))}
+			if name == "one engine, by the pick" {
+				in.Pick = &pdflow.Pick{Decode: x.pair.Decode}
+			}
+			_, err := x.flow.Do(t.Context(), in)
+			e := pdflowError(t, err)
+			require.Equal(t, pdflow.CodeInvalid, e.Code)
+			require.Equal(t, 400, e.HTTPStatus())
+			require.Equal(t, "deadly", e.Param)
+			require.Empty(t, x.all())
+		})
+	}
+}
