@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/handoff"
 )
 
 // Name is the name the connector is registered under.
@@ -79,17 +80,8 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 
 // Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
 func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	if p == nil {
-		return connector.NoTransfer("decode was described before prefill answered")
-	}
-	if err := p.Err(); err != nil {
-		return connector.NoTransfer("the answer is not one JSON object")
-	}
-	raw, ok := p.Field(connector.ParamsMember)
-	if !ok {
-		return connector.NoTransfer("kv_transfer_params is absent or null")
-	}
-	if err := checkHandoff(raw); err != nil {
+	raw, err := handoff.OfAnswer(p)
+	if err != nil {
 		return err
 	}
 	leg.Params(raw)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nixl
+// Package handoff checks the kv_transfer_params with which one vLLM engine tells another where KV lies, before they are relayed. It is
+// what the connectors of NIXL share.
+package handoff
 
 import (
 	"bytes"
@@ -12,19 +14,41 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
+// The flags by which an engine says what its handoff is for.
+const (
+	Prefill = "do_remote_prefill" // P's answer: D is to take the prompt's KV
+	Decode  = "do_remote_decode"  // D's answer: P is to take the conversation's KV for the next turn
+)
+
+// OfAnswer returns the handoff of P's answer, byte for byte, once it is known to be complete. The error is
+// [connector.ErrNoTransfer] if it is not.
+func OfAnswer(p *connector.PrefillResult) (json.RawMessage, error) {
+	if p == nil {
+		return nil, connector.NoTransfer("decode was described before prefill answered")
+	}
+	if err := p.Err(); err != nil {
+		return nil, connector.NoTransfer("the answer is not one JSON object")
+	}
+	raw, ok := p.Field(connector.ParamsMember)
+	if !ok {
+		return nil, connector.NoTransfer("kv_transfer_params is absent or null")
+	}
+	return raw, Check(raw, Prefill)
+}
+
 var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 
-// checkHandoff refuses what a real decode engine would die of, hang on, or answer wrongly to (captures/README.md §2.1,
+// Check refuses what a real decode engine would die of, hang on, or answer wrongly to (captures/README.md §2.1,
 // vLLM 0.32.0):
 //
 //   - remote_block_ids missing, null, empty or flat: the engine dies;
 //   - remote_host, remote_port, remote_engine_id or remote_request_id missing: it hangs, and dies when the client leaves;
-//   - do_remote_prefill not true: it hangs.
+//   - the flag, do_remote_prefill or for the way back do_remote_decode, not true: it hangs.
 //
 // The other keys may be missing or unknown, but those with which D reckons must be numbers: tp_size, dcp_size and pp_size, which have
 // defaults where they are missing but not where they are null, and remote_num_tokens and remote_blocks_expiry_time, which may be null. The
 // error names keys, never values.
-func checkHandoff(raw json.RawMessage) error {
+func Check(raw json.RawMessage, flag string) error {
 	if jsonedit.Kind(raw) != jsonedit.Object {
 		return connector.NoTransfer("kv_transfer_params is not an object")
 	}
@@ -34,8 +58,8 @@ func checkHandoff(raw json.RawMessage) error {
 	if err != nil || !utf8.Valid(raw) || !wellFormed(d) {
 		return connector.NoTransfer("kv_transfer_params is not a well-formed object without duplicate keys")
 	}
-	if v, _ := d.Get("do_remote_prefill"); string(v) != "true" {
-		return connector.NoTransfer("do_remote_prefill is not true")
+	if v, _ := d.Get(flag); string(v) != "true" {
+		return connector.NoTransfer("%s is not true", flag)
 	}
 	for _, key := range []string{"remote_engine_id", "remote_request_id", "remote_host"} {
 		if !isText(d, key) {

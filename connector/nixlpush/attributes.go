@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nixlpush
+
+import (
+	"encoding/json"
+	"errors"
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// The attributes of a prefill engine.
+const (
+	attrEngineID = "engineID"        // engine_id of its kv_transfer_config
+	attrHost     = "sideChannelHost" // VLLM_NIXL_SIDE_CHANNEL_HOST; the URL's host where left out
+	attrPort     = "sideChannelPort" // VLLM_NIXL_SIDE_CHANNEL_PORT
+	attrTPSize   = "tpSize"          // its tensor-parallel size
+	attrPPSize   = "ppSize"          // its pipeline-parallel size
+	attrDPSize   = "dpSize"          // its data-parallel size
+)
+
+// maxRanks bounds the sizes: no engine has more, and a larger one is a slip.
+const maxRanks = 65535
+
+// coordinates are where D registers with P.
+type coordinates struct {
+	engineID, host string
+	port, tp, pp   int
+}
+
+// coordinatesOf reads P's attributes. With several data-parallel ranks each one has an engine id and a side channel of its own
+// (protocols/vllm.md §1.8): "<engine_id>_dp<rank>" and the first port plus the rank.
+func coordinatesOf(s *connector.Session) (coordinates, error) {
+	at, ranks, err := readAttributes(s.Prefill)
+	if err == nil && ranks > 1 {
+		rank := s.PrefillRank()
+		at.engineID += "_dp" + strconv.Itoa(rank)
+		at.port += rank
+	}
+	return at, err
+}
+
+func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error) {
+	var errs [6]error
+	at.engineID, errs[0] = connector.TextAttribute(e, attrEngineID)
+	at.port, errs[1] = connector.PortAttribute(e, attrPort, 0)
+	at.tp, errs[2] = connector.IntAttribute(e, attrTPSize, 1, 1, maxRanks)
+	at.pp, errs[3] = connector.IntAttribute(e, attrPPSize, 1, 1, maxRanks)
+	ranks, errs[4] = connector.IntAttribute(e, attrDPSize, 1, 1, maxRanks)
+	if at.host = e.Attribute(attrHost); at.host == "" {
+		at.host = e.Host()
+	}
+	if at.port+ranks-1 > 65535 {
+		errs[5] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPort, Problem: "leaves no ports for the other data-parallel ranks"}
+	}
+	for _, err := range errs {
+		if err != nil {
+			return at, 0, errors.Join(errs[:]...)
+		}
+	}
+	return at, ranks, nil
+}
+
+// static are the decode leg's parameters where P has not answered yet. vLLM indexes all but pp_size without a default, and its engine
+// does not survive one that is missing (push_scheduler.py, metadata.py).
+func static(s *connector.Session) (json.RawMessage, error) {
+	at, err := coordinatesOf(s)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, 0, 256)
+	b = append(b, `{"do_remote_decode":false,"do_remote_prefill":true,"remote_engine_id":`...)
+	b = append(b, connector.Quote(at.engineID)...)
+	b = append(b, `,"remote_host":`...)
+	b = append(b, connector.Quote(at.host)...)
+	b = append(b, `,"remote_port":`...)
+	b = strconv.AppendInt(b, int64(at.port), 10)
+	b = append(b, `,"tp_size":`...)
+	b = strconv.AppendInt(b, int64(at.tp), 10)
+	b = append(b, `,"pp_size":`...)
+	b = strconv.AppendInt(b, int64(at.pp), 10)
+	b = append(b, `,"remote_request_id":"`...)
+	b = append(b, s.ID...) // hex digits
+	return append(b, `"}`...), nil
+}
+
+// CheckEndpoint wants the attributes of prefill engines with which D can be told where P is, before P has answered.
+func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
+	if c.serial || !e.Role.Has(discovery.RolePrefill) {
+		return nil
+	}
+	_, _, err := readAttributes(e)
+	return asFields(err)
+}
+
+// asFields turns the faults of an endpoint into those of its entry in a configuration.
+func asFields(err error) error {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // what readAttributes has joined
+	if !ok {
+		return err
+	}
+	var faults []error
+	for _, err := range joined.Unwrap() {
+		if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
+			faults = append(faults, &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedies[bad.Attribute]})
+		}
+	}
+	return errors.Join(faults...)
+}
+
+var remedies = map[string]string{
+	attrEngineID: "the engine_id of the prefill engine's kv_transfer_config, which must be fixed there",
+	attrPort:     "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_PORT",
+	attrTPSize:   "the prefill engine's tensor-parallel size, 1 where left out",
+	attrPPSize:   "the prefill engine's pipeline-parallel size, 1 where left out",
+	attrDPSize:   "the prefill engine's data-parallel size, 1 where left out",
+}

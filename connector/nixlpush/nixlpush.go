@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nixlpush is the connector "nixl-push": vLLM's NixlPushConnector, in which P writes its KV blocks into D's memory.
+//
+// D allocates blocks, tells P where they are, and waits; P writes when its prefill has ended. P finds D's registration by the request's
+// id, without its random suffix, so both legs carry one X-Request-Id, made for the attempt. With dispatch together both legs are sent at
+// once, and D is told where P is from P's endpoint attributes, since P has not answered yet. With dispatch serial P runs first, and its
+// handoff is relayed byte for byte, as the connector nixl does.
+//
+// A D whose P never writes waits until its client leaves, and then keeps the blocks (captures nixl-push/04, 06, 09): so a prefill that
+// fails or transfers nothing must cancel decode at once, and such orphans are counted.
+//
+// Facts: vLLM 0.32.0, recorded exchanges, and vllm/distributed/kv_transfer/kv_connector/v1/nixl/push_scheduler.py and push_worker.py.
+package nixlpush
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/handoff"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// Name is the name the connector is registered under.
+const Name = "nixl-push"
+
+// DefaultLease is how long vLLM's P keeps blocks that wait for D's registration (kv_lease_duration).
+const DefaultLease = 30 * time.Second
+
+// The values of [Options.Dispatch].
+const (
+	DispatchTogether = "together" // both legs at once; P's endpoints need the attributes engineID and sideChannelPort
+	DispatchSerial   = "serial"   // P, then D with P's handoff
+)
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "NixlPushConnector")
+}
+
+// Options are the connector's settings.
+type Options struct {
+	Dispatch      string              `json:"dispatch"`      // together (default) or serial
+	LeaseDuration *connector.Duration `json:"leaseDuration"` // P's kv_lease_duration; default 30s
+}
+
+// Connector is the connector "nixl-push". The zero value is ready and sends both legs together.
+type Connector struct {
+	serial bool
+	lease  time.Duration
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	c := &Connector{lease: DefaultLease}
+	if o == nil {
+		return c, nil
+	}
+	switch o.Dispatch {
+	case "", DispatchTogether:
+	case DispatchSerial:
+		c.serial = true
+	default:
+		return nil, &connector.FieldError{Path: "dispatch", Problem: "is not a known value", Remedy: "together or serial"}
+	}
+	if o.LeaseDuration != nil {
+		if *o.LeaseDuration <= 0 {
+			return nil, &connector.FieldError{Path: "leaseDuration", Problem: "is not above 0", Remedy: "the engines' kv_lease_duration, 30s unless they set another"}
+		}
+		c.lease = time.Duration(*o.LeaseDuration)
+	}
+	return c, nil
+}
+
+// Name returns "nixl-push".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.Together], or [connector.PrefillThenDecode] with dispatch serial.
+func (c *Connector) Order() connector.Order {
+	if c.serial {
+		return connector.PrefillThenDecode
+	}
+	return connector.Together
+}
+
+// Orders returns both: the engines do not mind which leg comes first (captures nixl-push/05).
+func (c *Connector) Orders() []connector.Order {
+	if c.serial { // without the attributes there is only P's word for where P is
+		return []connector.Order{connector.PrefillThenDecode}
+	}
+	return []connector.Order{connector.Together, connector.PrefillThenDecode}
+}
+
+// Lease is how long P keeps blocks for a D that has not registered.
+func (c *Connector) Lease() time.Duration {
+	if c.lease <= 0 {
+		return DefaultLease // of the zero Connector
+	}
+	return c.lease
+}
+
+// Orphans is true: D waits for a P that never writes until its client leaves, and then keeps the blocks.
+func (*Connector) Orphans() bool { return true }
+
+// prefillParams are those of the connector nixl: only do_remote_decode is read.
+var prefillParams = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
+
+// Prefill asks P for one token, under the attempt's id, and at the attempt's rank where P has several.
+func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	leg.SetRequestID(s.ID)
+	leg.Params(prefillParams)
+	if c.serial {
+		return nil // P's answer names the rank that it chose
+	}
+	ranks, err := connector.IntAttribute(s.Prefill, attrDPSize, 1, 1, maxRanks)
+	if err != nil || ranks == 1 {
+		return err
+	}
+	if s.API == connector.APIResponses {
+		return rankUnheard(s)
+	}
+	leg.SetHeader("X-Data-Parallel-Rank", strconv.Itoa(s.PrefillRank()))
+	return nil
+}
+
+// rankUnheard refuses a pair: /v1/responses ignores X-data-parallel-rank (protocols/vllm.md §1.2), so that P would compute on another rank
+// than the one that D asks, and D would wait for ever.
+func rankUnheard(s *connector.Session) error {
+	return &connector.EndpointError{Endpoint: s.Prefill.ID, Attribute: attrDPSize,
+		Problem: "is above 1, and /v1/responses cannot name a rank: such requests need dispatch serial, or a prefill engine of one rank"}
+}
+
+// Decode relays P's handoff if P has answered, and otherwise tells D from P's attributes whom to wait for.
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	leg.SetRequestID(s.ID)
+	if p == nil && !c.serial {
+		params, err := static(s)
+		if err != nil {
+			return err
+		}
+		leg.Params(params)
+		return nil
+	}
+	raw, err := handoff.OfAnswer(p)
+	if err != nil {
+		return err
+	}
+	if err := matches(s, raw, ""); err != nil {
+		return err
+	}
+	leg.Params(raw)
+	return nil
+}
+
+// CheckPrefill tells from P's answer that nothing will be written, or not to this D: P aborted, or is not the engine, or did not hear
+// the id, that D was told.
+func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
+	raw, err := handoff.OfAnswer(p)
+	if err != nil {
+		return err
+	}
+	at, err := coordinatesOf(s)
+	if err != nil {
+		return err
+	}
+	return matches(s, raw, at.engineID)
+}
+
+// matches refuses a handoff for which D would wait in vain: of another protocol, of another engine than the one that D was told, or of a
+// request that does not carry the attempt's id. P and D know a request by X-Request-Id between a prefix and a suffix of their own.
+func matches(s *connector.Session, raw json.RawMessage, engineID string) error {
+	d, err := jsonedit.Parse(raw)
+	if err != nil {
+		return connector.NoTransfer("kv_transfer_params is not a well-formed object")
+	}
+	if mode, ok := d.Get("transfer_mode"); ok && string(mode) != `"push"` {
+		return connector.NoTransfer("transfer_mode is not push: the prefill engine runs another connector")
+	}
+	if id, _ := d.Get("remote_request_id"); !bytes.Contains(id, []byte(s.ID)) {
+		return connector.NoTransfer("remote_request_id does not hold the attempt's id: the X-Request-Id did not reach the prefill engine")
+	}
+	if engineID == "" {
+		return nil
+	}
+	raw, _ = d.Get("remote_engine_id")
+	if id, err := jsonedit.Unquote(raw); err != nil || id != engineID {
+		return connector.NoTransfer("remote_engine_id is not the endpoint's attribute engineID, which decode was told")
+	}
+	return nil
+}
+
+// Unsupported knows that P writes once, to one reader, and that SGLang's own API has no place for the parameters.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return connector.ParamsMember
+	}
+	return r.Unsupported(true)
+}
