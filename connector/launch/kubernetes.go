@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// podIP stands for a pod's own address. An engine's side channel is bound and announced with one value, so that a service's name
+// does not do.
+const podIP = "$(POD_IP)"
+
+// modelLabel marks all pods of one plan.
+const modelLabel = "pdkit.dev/model"
+
+// Kubernetes writes one pod per engine and companion, and a ConfigMap for their files. The container is what to copy into a
+// Deployment or StatefulSet. Where an endpoint's host is the pod's name under the plan's (prefill-0.llama2-7b), the headless Service
+// that makes it so is written too. An engine's own host becomes the pod's address, but not inside files.
+func (p *Plan) Kubernetes() []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "# The engines of %s. Devices, volumes and credentials are yours to add.\n", comment(p.Name))
+	writeComments(&b, "", noteLines(p.Notes))
+	if files := p.files(); len(files) > 0 {
+		fmt.Fprintf(&b, "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: %s\ndata:\n", quoted(p.Name))
+		for _, f := range files {
+			yamlText(&b, "  ", quoted(f.Name), f.Content)
+		}
+		b.WriteString("---\n")
+	}
+	if slices.ContainsFunc(p.Engines, func(e Engine) bool { return p.named(&e) }) {
+		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  publishNotReadyAddresses: true\n", quoted(p.Name))
+		yamlMap(&b, "  ", "selector", []connector.EnvVar{{Name: modelLabel, Value: p.Name}})
+		b.WriteString("---\n")
+	}
+	w := where{folder: configFolder, anyHost: true, ownHost: podIP}
+	for i, c := range p.Companions {
+		if i > 0 {
+			b.WriteString("---\n")
+		}
+		p.podHead(&b, c.Name, nil, true)
+		p.container(&b, w.companion(c, nil), p.companionImage(), "", nil)
+	}
+	for i := range p.Engines {
+		if e := &p.Engines[i]; i > 0 || len(p.Companions) > 0 {
+			b.WriteString("---\n")
+			p.pod(&b, e, w)
+		} else {
+			p.pod(&b, e, w)
+		}
+	}
+	return b.Bytes()
+}
+
+// named reports whether an engine's host is its pod's name under the plan's Service.
+func (p *Plan) named(e *Engine) bool { return e.Target.Endpoint.Host() == e.Name+"."+p.Name }
+
+func (p *Plan) pod(b *bytes.Buffer, e *Engine, w where) {
+	p.podHead(b, e.Name, e.Labels, p.named(e))
+	p.container(b, p.process(e, w), p.image(e), port(e), e.Settings.Files)
+	for _, c := range e.Settings.Companions {
+		p.container(b, w.companion(c, e), p.image(e), "", e.Settings.Files)
+	}
+	if len(e.Settings.Files) > 0 {
+		fmt.Fprintf(b, "  volumes:\n    - name: config\n      configMap:\n        name: %s\n", quoted(p.Name))
+	}
+}
+
+func (p *Plan) podHead(b *bytes.Buffer, name string, labels map[string]string, named bool) {
+	all := map[string]string{modelLabel: p.Name}
+	maps.Copy(all, labels)
+	fmt.Fprintf(b, "apiVersion: v1\nkind: Pod\nmetadata:\n  name: %s\n", quoted(p.Name+"-"+name))
+	yamlMap(b, "  ", "labels", sortedLabels(all))
+	b.WriteString("spec:\n")
+	if named {
+		fmt.Fprintf(b, "  hostname: %s\n  subdomain: %s\n", quoted(name), quoted(p.Name))
+	}
+	b.WriteString("  containers:\n")
+}
+
+func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort string, files []connector.File) {
+	fmt.Fprintf(b, "    - name: %s\n", quoted(pr.name))
+	writeComments(b, "      ", noteLines(pr.notes))
+	fmt.Fprintf(b, "      image: %s\n", quoted(image))
+	yamlList(b, "      ", "command", kubeAll(pr.argv[:1]))
+	yamlList(b, "      ", "args", kubeAll(pr.argv[1:]))
+	if containerPort != "" {
+		fmt.Fprintf(b, "      ports:\n        - containerPort: %s\n", containerPort)
+	}
+	usesIP := slices.ContainsFunc(pr.argv, hasIP) || slices.ContainsFunc(pr.env, func(e connector.EnvVar) bool { return hasIP(e.Value) })
+	if usesIP || len(pr.env) > 0 {
+		b.WriteString("      env:\n")
+	}
+	if usesIP { // first: a variable can only name those before it
+		b.WriteString("        - name: POD_IP\n          valueFrom:\n            fieldRef:\n              fieldPath: status.podIP\n")
+	}
+	for _, e := range pr.env {
+		fmt.Fprintf(b, "        - name: %s\n          value: %s\n", e.Name, quoted(kube(e.Value)))
+	}
+	if len(files) > 0 {
+		fmt.Fprintf(b, "      volumeMounts:\n        - name: config\n          mountPath: %s\n          readOnly: true\n", configFolder)
+	}
+}
+
+func hasIP(s string) bool { return strings.Contains(s, podIP) }
+
+// kube keeps Kubernetes from replacing anything but the pod's address.
+func kube(s string) string {
+	return strings.ReplaceAll(escapeDollars(s), escapeDollars(podIP), podIP)
+}
+
+func kubeAll(list []string) []string {
+	out := make([]string, len(list))
+	for i, s := range list {
+		out[i] = kube(s)
+	}
+	return out
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package launch writes the settings that a connector asks of its engines as programs that start them: a shell script, a Docker
+// Compose file, Kubernetes manifests, or Python that makes the engines offline.
+//
+//	plan, err := launch.Model(launch.Deployment{Spec: spec, Endpoints: endpoints, Model: "llama2-7b"})
+//	os.Stdout.Write(plan.Shell())
+//
+// What is written is complete for the KV transfer: arguments, environment, configuration files and the programs that must run
+// beside the engines. What else an engine needs (memory, parallelism, credentials) is the reader's to add. Settings without effect
+// are told in comments. The same plan always gives the same bytes.
+//
+// Package launch/flags reads such settings back, from whatever runs, and says what does not fit together.
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// ErrNoSettings says that a connector does not know launch settings of its engines.
+var ErrNoSettings = errors.New("the connector has no launch settings")
+
+// Deployment is one model with its engines, as it is to be.
+type Deployment struct {
+	Spec      connector.Spec
+	Endpoints []discovery.Endpoint
+	Model     string                  // the name that requests use
+	Path      string                  // what the engines load: a hub's name or a folder; "" is Model
+	Name      string                  // of the deployment, for Kubernetes; "" is made from Model
+	Version   connector.EngineVersion // of all engines; the zero value is the newest that the connector knows
+	Gateway   string                  // see [connector.Target.Gateway]
+	CPU       bool
+}
+
+// Engine is one engine with its settings.
+type Engine struct {
+	Name     string // prefill-0, decode-1, both-0: by role and index
+	Target   connector.Target
+	Settings connector.EngineSettings
+	Labels   map[string]string // of its Kubernetes pod; free to be set
+}
+
+// Plan is all that is to be started for one model.
+type Plan struct {
+	Name    string // a DNS label
+	Path    string // what the engines load
+	Image   string // container image; "" is the engine's own one, of the engine's version
+	Engines []Engine
+	// Companions run once, beside all engines. Those of each engine stay in its settings.
+	Companions []connector.Companion
+	Notes      []connector.Note // told by every engine alike
+}
+
+// Model opens the connector of a deployment and renders the settings of all its engines. Engines of role encode are left out: they
+// hold no KV. The error is of [connector.Open], of the connector's Renderer, or [ErrNoSettings].
+func Model(d Deployment) (*Plan, error) {
+	c, err := connector.Open(d.Spec)
+	if err != nil {
+		return nil, err
+	}
+	return With(c, d)
+}
+
+// With is [Model] for a connector that is open already.
+func With(c connector.KVConnector, d Deployment) (*Plan, error) {
+	r, ok := connector.As[connector.Renderer](c)
+	if !ok {
+		return nil, fmt.Errorf("connector %s: %w", c.Name(), ErrNoSettings)
+	}
+	p := &Plan{Name: label(d.Name), Path: d.Path}
+	if d.Name == "" {
+		p.Name = label(d.Model)
+	}
+	if p.Path == "" {
+		p.Path = d.Model
+	}
+	serving := slices.DeleteFunc(slices.Clone(d.Endpoints), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
+	index := map[discovery.Role]int{}
+	for _, e := range serving {
+		t := connector.Target{
+			Endpoint: e, Index: index[e.Role], Engines: serving, Model: d.Model,
+			Version: d.Version, Resources: d.Spec.Resources, Gateway: d.Gateway, CPU: d.CPU,
+		}
+		index[e.Role]++
+		name := fmt.Sprintf("%s-%d", e.Role, t.Index)
+		s, err := r.Render(t)
+		if err != nil {
+			return nil, fmt.Errorf("engine %s: %w", name, err)
+		}
+		if err := check(s); err != nil {
+			return nil, fmt.Errorf("engine %s: %w", name, err)
+		}
+		p.Engines = append(p.Engines, Engine{Name: name, Target: t, Settings: s})
+	}
+	p.gather()
+	return p, nil
+}
+
+// gather moves what all engines share to the plan: companions that run once, and notes that each engine tells.
+func (p *Plan) gather() {
+	for i := range p.Engines {
+		s := &p.Engines[i].Settings
+		own := make([]connector.Companion, 0, len(s.Companions))
+		for _, c := range s.Companions {
+			switch known := slices.ContainsFunc(p.Companions, func(k connector.Companion) bool { return k.Name == c.Name }); {
+			case c.PerEngine:
+				own = append(own, c)
+			case !known:
+				p.Companions = append(p.Companions, c)
+			}
+		}
+		s.Companions = own
+	}
+	if len(p.Engines) == 0 {
+		return
+	}
+	for _, n := range p.Engines[0].Settings.Notes {
+		if !slices.ContainsFunc(p.Engines, func(e Engine) bool { return !slices.Contains(e.Settings.Notes, n) }) {
+			p.Notes = append(p.Notes, n)
+		}
+	}
+	for i := range p.Engines {
+		s := &p.Engines[i].Settings
+		s.Notes = slices.DeleteFunc(slices.Clone(s.Notes), func(n connector.Note) bool { return slices.Contains(p.Notes, n) })
+	}
+}
+
+var (
+	envName  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	fileName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]*$`)
+	notLabel = regexp.MustCompile(`[^a-z0-9]+`)
+)
+
+// check refuses settings that cannot be written in every form.
+func check(s connector.EngineSettings) error {
+	for _, e := range s.Env {
+		if !envName.MatchString(e.Name) {
+			return fmt.Errorf("%q is not a name for an environment variable", e.Name)
+		}
+	}
+	for _, f := range s.Files {
+		if !fileName.MatchString(f.Name) {
+			return fmt.Errorf("%q is not a plain file name", f.Name)
+		}
+	}
+	texts := slices.Clone(s.Args)
+	for _, e := range s.Env {
+		texts = append(texts, e.Value)
+	}
+	for _, c := range s.Companions {
+		if len(c.Command) == 0 || label(c.Name) != c.Name {
+			return fmt.Errorf("companion %q has no command, or a name that is not a DNS label", c.Name)
+		}
+		texts = append(texts, c.Command...)
+	}
+	if slices.ContainsFunc(texts, func(t string) bool { return strings.ContainsRune(t, 0) }) {
+		return errors.New("an argument or an environment variable holds a zero byte")
+	}
+	return nil
+}
+
+// label makes a DNS label of a model's name.
+func label(s string) string {
+	s = strings.Trim(notLabel.ReplaceAllString(strings.ToLower(s), "-"), "-")
+	s = strings.TrimRight(s[:min(len(s), 40)], "-")
+	if s == "" {
+		return "model"
+	}
+	return s
+}
+
+// files returns all configuration files by name, in the order of the engines.
+func (p *Plan) files() []connector.File {
+	var all []connector.File
+	for _, e := range p.Engines {
+		for _, f := range e.Settings.Files {
+			if !slices.ContainsFunc(all, func(k connector.File) bool { return k.Name == f.Name }) {
+				all = append(all, f)
+			}
+		}
+	}
+	return all
+}
+
+// sortedLabels returns a pod's labels in a stable order.
+func sortedLabels(m map[string]string) []connector.EnvVar {
+	var list []connector.EnvVar
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		list = append(list, connector.EnvVar{Name: k, Value: m[k]})
+	}
+	return list
+}
