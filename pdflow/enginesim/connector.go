@@ -18,8 +18,9 @@ const (
 // starters are the connectors that are built in, by the name in Config.Connector.
 func starters() map[string]func(*node) (connector, error) {
 	return map[string]func(*node) (connector, error){
-		connectorNone: func(*node) (connector, error) { return noConnector{}, nil },
-		connectorNIXL: startNIXL,
+		connectorNone:     func(*node) (connector, error) { return noConnector{}, nil },
+		connectorNIXL:     startNIXL,
+		connectorNIXLPush: startNIXLPush,
 	}
 }
 

@@ -241,6 +241,14 @@ func (c *core) release(s *sequence) {
 	c.releaseLocked(s, true)
 }
 
+// lose ends the sequence's execution and never lets go of its blocks: another
+// engine may yet write into them.
+func (c *core) lose(s *sequence) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.releaseLocked(s, false)
+}
+
 func (c *core) releaseLocked(s *sequence, blocks bool) {
 	if !s.placed {
 		return

@@ -166,7 +166,7 @@ func (n *node) metrics(w http.ResponseWriter) {
 
 func (n *node) writeMetrics(p *page, l load) {
 	c := n.stats
-	if n.cfg.Connector == connectorNIXL {
+	if n.cfg.Connector == connectorNIXL || n.cfg.Connector == connectorNIXLPush {
 		for _, name := range nixlHistograms {
 			p.histogram(name, c.histograms[name])
 		}

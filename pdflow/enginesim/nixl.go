@@ -34,14 +34,26 @@ func (c *nixl) begin(r *kvRequest) transfer {
 		t.pulls, t.swapped = true, true
 	}
 	if t.pulls {
-		c.pulls.Lock()
-		c.active[t] = struct{}{}
-		c.pulls.Unlock()
+		c.track(t)
 	}
 	return t
 }
 
+func (c *nixl) track(t *pull) {
+	c.pulls.Lock()
+	defer c.pulls.Unlock()
+	c.active[t] = struct{}{}
+}
+
 func startNIXL(n *node) (connector, error) {
+	c, err := startPull(n)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func startPull(n *node) (*nixl, error) {
 	w, err := startWire(n)
 	if err != nil {
 		return nil, err
