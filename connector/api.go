@@ -2,6 +2,11 @@
 
 package connector
 
+import (
+	"bytes"
+	"encoding/json"
+)
+
 // API is a client API that a PD request can use. All that pdkit knows about where an API keeps its token limits,
 // stream flag, prompt and usage stands in this file, so that no connector repeats it.
 //
@@ -104,6 +109,13 @@ func (a API) Limit() []string {
 // Guarded reports whether an answer's finish reason can be told by its bytes: in the Responses and Messages APIs an answer
 // repeats JSON of the client's or the model's making, which may look like one.
 func (a API) Guarded() bool { return a.info().guarded }
+
+// ListAnswer reports whether a whole answer is the list of answers to several sequences that this API gives to a list of prompts
+// (SGLang's /generate). All other answers are one JSON object.
+func (a API) ListAnswer(body []byte) bool {
+	body = bytes.TrimLeft(body, " \t\r\n")
+	return a == APISGLang && len(body) > 0 && body[0] == '[' && json.Valid(body)
+}
 
 // Usage returns where an answer reports its token counts.
 func (a API) Usage() UsagePaths { return a.info().usage }

@@ -140,7 +140,7 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
 	fault := &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "answer", Endpoint: a.s.Prefill.ID, Status: resp.StatusCode,
 		Message: "the prefill engine's answer is not one JSON object", Err: p.Err()}
-	if p.Err() != nil {
+	if p.Err() != nil && !a.x.req.API.ListAnswer(body) {
 		return nil, fault
 	}
 	if _, isError := p.Field("error"); isError {

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// maxSequences is the largest number of sequences that one request may ask for. Each costs a room, a host and a port on both legs,
+// and n is a number of the client's choosing.
+const maxSequences = 4096
+
+// Unsupported says what keeps a request from being carried by two engines. Several prompts and n are carried, as lists of rooms.
+//
+//   - the APIs besides /generate, completions and chat have no place for a room;
+//   - echo with logprobs of completions: D has no log probabilities of the prompt, and nobody knows how to put P's before them;
+//   - return_hidden_states and return_routed_experts: those of the prompt stay on P;
+//   - session_params: a session's KV lies on one engine;
+//   - more sequences than 4096.
+func (*Connector) Unsupported(r *connector.Request) string {
+	switch r.API {
+	case connector.APIChat, connector.APICompletions, connector.APISGLang:
+	default:
+		return "bootstrap_room"
+	}
+	if r.API == connector.APICompletions && on(r, "echo") && asked(r, "logprobs") {
+		return "echo"
+	}
+	for _, name := range [...]string{"return_hidden_states", "return_routed_experts"} {
+		if on(r, name) {
+			return name
+		}
+	}
+	if asked(r, "session_params") {
+		return "session_params"
+	}
+	if n, _, member := sequences(r); n > maxSequences {
+		return member
+	}
+	return ""
+}
+
+// sequences counts the prompts of a request times the answers to each. list says that the engines count them as a list, also where
+// it is one. member is what asks for most.
+func sequences(r *connector.Request) (n int, list bool, member string) {
+	n, member = 1, "n"
+	for _, name := range promptMembers(r.API) {
+		raw, ok := r.Field(name)
+		if !ok {
+			continue
+		}
+		if count, many := prompts(name, raw); many {
+			n, list, member = max(count, 1), true, name
+		}
+		break
+	}
+	if answers := answersEach(r); answers > 1 {
+		if answers > n {
+			member = "n"
+		}
+		if n > maxSequences || answers > maxSequences {
+			return maxSequences + 1, true, member
+		}
+		n, list = n*answers, true
+	}
+	return n, list, member
+}
+
+func promptMembers(a connector.API) []string {
+	switch a {
+	case connector.APICompletions:
+		return []string{"prompt"}
+	case connector.APISGLang:
+		return []string{"text", "input_ids", "input_embeds"}
+	}
+	return nil
+}
+
+// prompts counts the prompts in a member. An array of numbers is one prompt of token ids; one of strings or arrays is a list of prompts.
+// One prompt of embeddings is an array of arrays already.
+func prompts(member string, raw json.RawMessage) (n int, many bool) {
+	depth := 1
+	if member == "input_embeds" {
+		depth = 2
+	}
+	first := []byte(raw)
+	for range depth {
+		if len(first) == 0 || first[0] != '[' {
+			return 1, false
+		}
+		first = bytes.TrimLeft(first[1:], " \t\r\n")
+	}
+	if len(first) == 0 || first[0] != '"' && first[0] != '[' && first[0] != '{' {
+		return 1, false
+	}
+	gjson.ParseBytes(raw).ForEach(func(gjson.Result, gjson.Result) bool {
+		n++
+		return n <= maxSequences
+	})
+	return n, true
+}
+
+// answersEach is n. It has been checked to be an integer; SGLang takes 1 where it is missing.
+func answersEach(r *connector.Request) int {
+	raw, ok := r.Field("n")
+	if r.API == connector.APISGLang {
+		raw, ok = inSampling(r, "n")
+	}
+	if !ok {
+		return 1
+	}
+	f, err := strconv.ParseFloat(string(raw), 64)
+	switch {
+	case err != nil || f < 2:
+		return 1
+	case f > maxSequences:
+		return maxSequences + 1
+	}
+	return int(f)
+}
+
+// minimum reports whether the client asks for at least one token.
+func minimum(r *connector.Request) bool {
+	raw, ok := r.Field("min_tokens")
+	if r.API == connector.APISGLang {
+		raw, ok = inSampling(r, "min_new_tokens")
+	}
+	return ok && raw[0] != '-' && strings.ContainsAny(string(raw), "123456789")
+}
+
+func inSampling(r *connector.Request, name string) (json.RawMessage, bool) {
+	holder, ok := r.Field("sampling_params")
+	if !ok {
+		return nil, false
+	}
+	d, err := jsonedit.Parse(holder)
+	if err != nil {
+		return nil, false
+	}
+	raw, ok := d.Get(name)
+	return raw, ok && jsonedit.Kind(raw) != jsonedit.Null
+}
+
+// asked reports whether a top-level member is there and not false; on, whether it is true, or a list with a true.
+func asked(r *connector.Request, name string) bool {
+	raw, ok := r.Field(name)
+	return ok && string(raw) != "false"
+}
+
+func on(r *connector.Request, name string) bool {
+	raw, ok := r.Field(name)
+	if !ok {
+		return false
+	}
+	if jsonedit.Kind(raw) == jsonedit.Array {
+		return bytes.Contains(raw, []byte("true"))
+	}
+	return string(raw) != "false" && string(raw) != "0" && string(raw) != `""`
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// inputLists are the members of meta_info that hold something for each token of the prompt. P has computed them; D's own are empty.
+// SGLang's router puts P's before D's in the first; the others are of the same kind, and come only with top_logprobs_num and
+// token_ids_logprob.
+var inputLists = [...]string{"input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"}
+
+// Rewrite puts P's log probabilities of the prompt before D's, in the whole answer and in each event, if the client asks for them:
+// return_logprob with a logprob_start_len of 0 or more. Without the latter SGLang gives none of the prompt's, and nothing is parsed.
+func (*Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
+	if !wantsInput(s.Request) {
+		return nil
+	}
+	m := &merger{p: p}
+	return m.merge
+}
+
+// wantsInput reports whether the client asks for log probabilities of the prompt. Both members may be lists, one item for each
+// prompt.
+func wantsInput(r *connector.Request) bool {
+	if r.API != connector.APISGLang || !on(r, "return_logprob") {
+		return false
+	}
+	raw, ok := r.Field("logprob_start_len")
+	if !ok {
+		return false
+	}
+	if jsonedit.Kind(raw) != jsonedit.Array {
+		return raw[0] != '-'
+	}
+	from := false
+	gjson.ParseBytes(raw).ForEach(func(_, v gjson.Result) bool {
+		from = v.Type == gjson.Number && v.Num >= 0
+		return !from
+	})
+	return from
+}
+
+// merger merges P's lists into D's answer. Its calls come one after another.
+type merger struct {
+	p    func() *connector.PrefillResult
+	read bool
+	meta []gjson.Result // P's meta_info, one for each answer
+}
+
+func (m *merger) merge(data []byte) ([]byte, error) {
+	if !m.read {
+		m.read = true
+		m.meta = metaOf(m.p())
+	}
+	if len(m.meta) == 0 || !gjson.ValidBytes(data) {
+		return data, nil
+	}
+	whole := gjson.ParseBytes(data)
+	if !whole.IsArray() {
+		return m.one(data, int(whole.Get("index").Int())), nil
+	}
+	out, i := []byte{'['}, 0
+	whole.ForEach(func(_, answer gjson.Result) bool {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, m.one([]byte(answer.Raw), i)...)
+		i++
+		return true
+	})
+	return append(out, ']'), nil
+}
+
+// metaOf reads P's answer: one object, or a list of them for several sequences. There may be none.
+func metaOf(p *connector.PrefillResult) []gjson.Result {
+	if p == nil || !json.Valid(p.Body) {
+		return nil
+	}
+	whole := gjson.ParseBytes(p.Body)
+	if !whole.IsArray() {
+		return []gjson.Result{whole.Get("meta_info")}
+	}
+	var list []gjson.Result
+	for _, answer := range whole.Array() {
+		list = append(list, answer.Get("meta_info"))
+	}
+	return list
+}
+
+// one merges the lists of one answer. All other bytes stay as they are, numbers included.
+func (m *merger) one(answer []byte, i int) []byte {
+	if i < 0 || i >= len(m.meta) {
+		return answer
+	}
+	for _, name := range inputLists {
+		theirs := m.meta[i].Get(name)
+		if !theirs.IsArray() || len(theirs.Raw) <= len("[]") || theirs.Get("#").Int() == 0 {
+			continue
+		}
+		ours := gjson.GetBytes(answer, "meta_info."+name)
+		if ours.Index == 0 || !ours.IsArray() && ours.Type != gjson.Null {
+			continue
+		}
+		answer = splice(answer, ours, theirs.Raw)
+	}
+	return answer
+}
+
+// splice puts the items of list before those of the value, a list or null, that stands in answer.
+func splice(answer []byte, value gjson.Result, list string) []byte {
+	end := value.Index + len(value.Raw)
+	out := make([]byte, 0, len(answer)+len(list)+1)
+	out = append(out, answer[:value.Index]...)
+	out = append(out, list...)
+	if value.IsArray() && value.Get("#").Int() > 0 {
+		out[len(out)-1] = ','
+		out = append(out, value.Raw[1:]...)
+	}
+	return append(out, answer[end:]...)
+}
+
+// CheckPrefill refuses an answer in which P says that it gave up. It transfers nothing then, and D would wait for 300 s.
+func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
+	if !json.Valid(p.Body) {
+		return connector.NoTransfer("the answer is not well-formed JSON")
+	}
+	whole := gjson.ParseBytes(p.Body)
+	if s.API == connector.APISGLang {
+		answers := []gjson.Result{whole}
+		if whole.IsArray() {
+			answers = whole.Array()
+		}
+		for i, answer := range answers {
+			if answer.Get("meta_info.finish_reason.type").Str == "abort" {
+				return connector.NoTransfer("the prefill engine aborted sequence %s", strconv.Itoa(i))
+			}
+		}
+		return nil
+	}
+	if whole.Get("object").Str == "error" {
+		return connector.NoTransfer("the prefill engine answered with an error")
+	}
+	for i, choice := range whole.Get("choices").Array() {
+		if choice.Get("finish_reason").Str == "abort" {
+			return connector.NoTransfer("the prefill engine aborted choice %s", strconv.Itoa(i))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sglang is the connector "sglang": SGLang's own prefill/decode disaggregation, in which P sends the prompt's KV
+// to D through a rendezvous.
+//
+// Both legs are sent at once, with the same three members at the top level of the body: bootstrap_host and bootstrap_port name
+// P's bootstrap server, at which D asks where P's ranks are, and bootstrap_room names the pair of requests. P's HTTP answer comes
+// only after D has taken the KV, so waiting for it before D is sent would deadlock until SGLang's timers end it after 300 s. The
+// client gets D's answer; P's is read to its end, since closing it earlier aborts P's request.
+//
+// P samples the first token and hands it to D with the KV, together with its log probability if P's own request asks for log
+// probabilities. So P's leg keeps every member that shapes sampling or log probabilities; only the limit of tokens and the stream
+// change.
+//
+// A room is 63 random bits, new for every attempt: a second live request with the same room can crash both schedulers, and a dead
+// one leaves a tombstone. Several prompts, or several answers to one, are lists of rooms. With data-parallel attention P's rank is the
+// room modulo the number of ranks, so the room is chosen for the rank, and D is told the rank.
+//
+// Facts: SGLang's request structs (python/sglang/srt/managers/io_struct.py, entrypoints/openai/protocol.py), disaggregation/
+// (common/conn.py, prefill.py, utils.py), its router and mini_lb, read at 0.5.x up to 0.5.23; issues and changes are named where they matter.
+// The page beside this file, README.md, shows the sequence and the engines' settings.
+package sglang
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Name is the name the connector is registered under.
+const Name = "sglang"
+
+// DefaultBootstrapPort is where P's bootstrap server listens (--disaggregation-bootstrap-port).
+const DefaultBootstrapPort = 8998
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "SGLang")
+}
+
+// Options are the connector's settings.
+type Options struct {
+	BootstrapPort int   `json:"bootstrapPort"` // of P's whose attribute bootstrapPort is missing; default 8998
+	PrefillCap    *bool `json:"prefillCap"`    // limit P's leg to one token, which SGLang does by itself too; default true
+}
+
+// Connector is the connector "sglang".
+type Connector struct {
+	port   int
+	uncaps bool
+	given  Options
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	if o.BootstrapPort < 0 || o.BootstrapPort > 65535 {
+		return nil, &connector.FieldError{Path: "bootstrapPort", Problem: "is not a port", Remedy: "1 to 65535; SGLang's own default is 8998"}
+	}
+	c := &Connector{port: o.BootstrapPort, uncaps: o.PrefillCap != nil && !*o.PrefillCap, given: *o}
+	if c.port == 0 {
+		c.port = DefaultBootstrapPort
+	}
+	return c, nil
+}
+
+// Name returns "sglang".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.Together]: P answers only when D has taken the KV.
+func (*Connector) Order() connector.Order { return connector.Together }
+
+// PairOnly is true: an engine in either mode of disaggregation refuses a request without a room (400).
+func (*Connector) PairOnly() bool { return true }
+
+// Prefill gives P the client's request with the rendezvous, limited to one token. It is never streamed: the flow reads P's answer as
+// one JSON value, and SGLang transfers the KV either way.
+func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	if err := c.meet(s, leg); err != nil {
+		return err
+	}
+	if !c.uncaps {
+		limit(leg)
+	}
+	leg.NoStream()
+	return nil
+}
+
+// Decode gives D the client's request with the same rendezvous.
+func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+	if err := c.meet(s, leg); err != nil {
+		return err
+	}
+	if ranks(s.Prefill) > 1 {
+		leg.Set("disagg_prefill_dp_rank", connector.Int(s.PrefillRank()))
+	}
+	return nil
+}
+
+// limit asks for one token. A client that wants at least one is still heard, since P samples the first token, and without the
+// minimum it could be the end of sequence.
+func limit(leg *connector.Leg) {
+	atLeast := minimum(leg.Request())
+	leg.LimitTokens(1)
+	if !atLeast {
+		return
+	}
+	if leg.Request().API == connector.APISGLang {
+		leg.SetAt([]string{"sampling_params", "min_new_tokens"}, json.RawMessage("1"))
+		return
+	}
+	leg.Set("min_tokens", json.RawMessage("1"))
+}
+
+// foreign are members of a client's that would send a leg to another rank, or meet another request than this attempt's. rid is among
+// them: SGLang aborts by prefix of rid, also when a client leaves, so that a request with rid "" that is given up ends all others
+// on the engine (abort_request in managers/scheduler.py). Without it each engine makes a unique one.
+var foreign = [...]string{
+	"rid", "routed_dp_rank", "data_parallel_rank", "data_parallel_rank_decode", "disagg_prefill_dp_rank",
+	"bootstrap_pair_key", "decode_tp_size",
+}
+
+// meet writes the rendezvous: the same on both legs.
+func (c *Connector) meet(s *connector.Session, leg *connector.Leg) error {
+	host, port, err := c.bootstrap(s.Prefill)
+	if err != nil {
+		return err
+	}
+	for _, name := range foreign {
+		leg.Delete(name)
+	}
+	n, list, _ := sequences(s.Request)
+	r := newRooms(s, n)
+	if !list {
+		leg.Set("bootstrap_host", connector.Quote(host))
+		leg.Set("bootstrap_port", connector.Int(port))
+		leg.Set("bootstrap_room", connector.Int(r.room(0)))
+		return nil
+	}
+	leg.Set("bootstrap_host", repeat(connector.Quote(host), n))
+	leg.Set("bootstrap_port", repeat(connector.Int(port), n))
+	leg.Set("bootstrap_room", r.list(n))
+	return nil
+}
+
+// bootstrap returns where P's bootstrap server is. SGLang puts host and port together as they are, so an IPv6 address needs its
+// brackets (mini_lb does the same).
+func (c *Connector) bootstrap(p discovery.Endpoint) (host string, port int, err error) {
+	if port, err = connector.PortAttribute(p, "bootstrapPort", c.port); err != nil {
+		return "", 0, err
+	}
+	if host = strings.TrimSpace(p.Attribute("bootstrapHost")); host == "" {
+		host = p.Host()
+	}
+	if host == "" {
+		return "", 0, &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapHost", Problem: "is missing"}
+	}
+	if strings.Contains(host, ":") && host[0] != '[' {
+		host = "[" + host + "]"
+	}
+	return host, port, nil
+}
+
+// CheckEndpoint tells what an engine's attributes lack.
+func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
+	if !e.Role.Has(discovery.RolePrefill) {
+		return nil
+	}
+	if _, err := connector.PortAttribute(e, "bootstrapPort", c.port); err != nil {
+		return &connector.FieldError{Path: "attributes.bootstrapPort", Problem: "is not a port", Remedy: "P's --disaggregation-bootstrap-port, 1 to 65535"}
+	}
+	if _, err := connector.IntAttribute(e, "dpSize", 1, 1, 65535); err != nil {
+		return &connector.FieldError{Path: "attributes.dpSize", Problem: "is not a count", Remedy: "P's --dp-size, 1 or more"}
+	}
+	if strings.ContainsAny(e.Attribute("bootstrapHost"), "/ ") {
+		return &connector.FieldError{Path: "attributes.bootstrapHost", Problem: "is not a host", Remedy: "a name or an address without scheme and port"}
+	}
+	return nil
+}
+
+// ranks is P's number of data-parallel ranks, as Session.PrefillRank counts them.
+func ranks(p discovery.Endpoint) int {
+	n, err := connector.IntAttribute(p, "dpSize", 1, 1, 65535)
+	if err != nil {
+		return 1
+	}
+	return n
+}
