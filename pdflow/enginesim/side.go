@@ -18,6 +18,10 @@ type side struct {
 	// writes says that this engine is the one that moves the bytes, and counts
 	// them, as in the protocols in which the prefill engine writes.
 	writes bool
+	// named, if set, answers a read by name in place of giveNamed, in a goroutine
+	// of its own; left is told of a reader that gave up a name nobody has offered.
+	named func(pipe *Pipe, f Frame, m askMessage)
+	left  func(name string)
 
 	mu     sync.Mutex
 	pipes  map[*Pipe]struct{}
@@ -95,6 +99,9 @@ func (s *side) answer(pipe *Pipe, f Frame) error {
 			var known bool
 			if m.Request, known = s.offers.drop(m.Name); !known {
 				s.node.stats.add(&s.node.stats.Orphans, 1)
+				if s.left != nil {
+					s.left(m.Name)
+				}
 				return pipe.Send(Frame{Kind: FrameReleased, Transfer: f.Transfer})
 			}
 		}
@@ -129,6 +136,10 @@ func (s *side) asked(pipe *Pipe, f Frame) error {
 	if s.closed {
 		return net.ErrClosed
 	}
+	if s.named != nil {
+		s.wg.Go(func() { s.named(pipe, f, m) })
+		return nil
+	}
 	s.wg.Go(func() {
 		request, soon := s.offers.get(m.Name)
 		if soon != nil {
@@ -141,21 +152,26 @@ func (s *side) asked(pipe *Pipe, f Frame) error {
 				return
 			}
 		}
-		blocks, _, known := s.node.core.leased(request)
-		if !known || m.First < 0 || m.Count < 0 || m.First+m.Count > len(blocks) {
-			_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
-			return
-		}
-		m.Request = request
-		for _, id := range blocks[m.First : m.First+m.Count] {
-			m.Blocks = append(m.Blocks, int64(id))
-		}
-		begun := time.Now()
-		if s.give(pipe, f, m) == nil && s.writes {
-			s.node.stats.transferred(len(m.Blocks)*s.node.core.pool.size, len(m.Blocks), time.Since(begun))
-		}
+		s.giveNamed(pipe, f, m, request)
 	})
 	return nil
+}
+
+// giveNamed gives what a request has offered.
+func (s *side) giveNamed(pipe *Pipe, f Frame, m askMessage, request string) {
+	blocks, _, known := s.node.core.leased(request)
+	if !known || m.First < 0 || m.Count < 0 || m.First+m.Count > len(blocks) {
+		_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
+		return
+	}
+	m.Request = request
+	for _, id := range blocks[m.First : m.First+m.Count] {
+		m.Blocks = append(m.Blocks, int64(id))
+	}
+	begun := time.Now()
+	if s.give(pipe, f, m) == nil && s.writes {
+		s.node.stats.transferred(len(m.Blocks)*s.node.core.pool.size, len(m.Blocks), time.Since(begun))
+	}
 }
 
 // give sends blocks as they are in memory now. Like a remote read, it asks
