@@ -6,8 +6,9 @@
 package all
 
 import (
-	_ "github.com/pdkit/pdkit/connector/nixl"        // nixl
-	_ "github.com/pdkit/pdkit/connector/nixlpush"    // nixl-push
-	_ "github.com/pdkit/pdkit/connector/passthrough" // http
-	_ "github.com/pdkit/pdkit/connector/sglang"      // sglang
+	_ "github.com/pdkit/pdkit/connector/nixl"          // nixl
+	_ "github.com/pdkit/pdkit/connector/nixlpush"      // nixl-push
+	_ "github.com/pdkit/pdkit/connector/passthrough"   // http
+	_ "github.com/pdkit/pdkit/connector/sglang"        // sglang
+	_ "github.com/pdkit/pdkit/connector/sharedstorage" // sharedstorage
 )

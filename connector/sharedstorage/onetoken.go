@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharedstorage
+
+import (
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// CheckRequest refuses requests that ask an engine for a prompt of one token: the lookup then reckons with a negative length, and the
+// engine's process ends, for all its requests (captures/example/11: IndexError, then connection refused). It sees
+//
+//   - a prompt, or one of several, of a single token id (/v1/completions, /inference/v1/generate);
+//   - truncate_prompt_tokens below 2, and a truncation that depends on the limit of tokens, which can leave one token of any prompt.
+//
+// What it cannot see is a text of one token: that takes the engine's tokenizer. The error is a *[connector.RequestError].
+func (*Connector) CheckRequest(r *connector.Request) error {
+	switch r.API {
+	case connector.APICompletions, connector.APIGenerate:
+		member := r.API.PromptMember()
+		if raw, ok := r.Field(member); ok && jsonedit.Kind(raw) == jsonedit.Array && hasOneToken(raw) {
+			return deadly(member, "must have more than one token")
+		}
+	case connector.APIResponses:
+		// Null is not absent here: vLLM compares with "disabled".
+		if raw, ok := connector.NewLeg(r).Current("truncation"); ok && string(raw) != `"disabled"` {
+			return deadly("truncation", "must be disabled")
+		}
+	}
+	if raw, ok := r.Field("truncate_prompt_tokens"); ok {
+		if n, err := strconv.ParseFloat(string(raw), 64); err != nil || n < 2 {
+			return deadly("truncate_prompt_tokens", "must be 2 or more")
+		}
+	}
+	return nil
+}
+
+func deadly(member, what string) error {
+	return &connector.RequestError{Param: member, Message: what + ": the engines behind this model cannot take a prompt of one token"}
+}
+
+// hasOneToken reports whether an array is a prompt of one token id, or holds such a prompt. Brackets are known to be balanced. A prompt of
+// ids is known by its second one, so that a long one costs nothing.
+func hasOneToken(raw []byte) bool {
+	depth, ids, commas := 0, false, 0 // of the innermost array
+	for i := 0; i < len(raw); i++ {
+		switch b := raw[i]; {
+		case b == '"':
+			for i++; i < len(raw) && raw[i] != '"'; i++ {
+				if raw[i] == '\\' {
+					i++
+				}
+			}
+		case b == '[':
+			depth++
+			ids, commas = false, 0
+		case b == ',':
+			if commas++; depth == 1 && ids {
+				return false
+			}
+		case b == ']':
+			if ids && commas == 0 {
+				return true
+			}
+			depth--
+			ids, commas = false, 0
+		case b > ' ' && b != '{' && b != '}' && b != ':':
+			ids = true
+		}
+	}
+	return false
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sharedstorage is the connector "sharedstorage": vLLM's ExampleConnector, called SharedStorageConnector before vLLM 0.13.
+//
+// P writes a prompt's KV into a folder that both engines see; D finds it there by the prompt's tokens. Nothing of that is on the wire:
+// prefill runs first, and decode gets the client's own request. Only a whole prompt is found, cut to a multiple of the block size of
+// one token less, so that a prompt of about one block is always computed by D.
+//
+// With cacheHitThreshold D is asked first, with the member cache_hit_threshold; if it holds less of the prompt than that, it ends with
+// finish_reason "cache_threshold" without a token, and P and then D follow, both with 0. That needs engines with the change
+// vllm-project/vllm#24520 (of RFC #24256, not merged): others ignore the member, and D then serves every request by itself.
+//
+// A prompt of one token ends the process of any engine with this connector, P or D (vLLM 0.32.0, captures/example/11). Where a request
+// shows it, it is refused: see [Connector.CheckRequest].
+//
+// Facts: vLLM 0.32.0, recorded exchanges (testdata/golden) and kv_connector/v1/example_connector.py; llm-d-router's
+// connector_shared_storage.go for the threshold.
+package sharedstorage
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strconv"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Name is the name the connector is registered under.
+const Name = "sharedstorage"
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "ExampleConnector", "SharedStorageConnector")
+}
+
+// Options are the connector's settings.
+type Options struct {
+	// CacheHitThreshold, 0 to 1, is the share of the prompt that D must hold so as to serve a request without a prefill. Nil: P first,
+	// always.
+	CacheHitThreshold *float64 `json:"cacheHitThreshold"`
+	// SharedStoragePath is the folder, as the engines see it; rendered for them. The engines' default is /tmp.
+	SharedStoragePath string `json:"sharedStoragePath"`
+	// EngineStoragePath is the same under the engine's own name.
+	EngineStoragePath string `json:"shared_storage_path"`
+}
+
+// Connector is the connector "sharedstorage". The zero value is ready.
+type Connector struct {
+	path      string
+	threshold json.RawMessage // nil: P first
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	c := &Connector{path: o.SharedStoragePath}
+	if c.path == "" {
+		c.path = o.EngineStoragePath
+	} else if o.EngineStoragePath != "" {
+		return nil, &connector.FieldError{Path: "shared_storage_path", Problem: "is given besides sharedStoragePath, which means the same", Remedy: "keep one of the two"}
+	}
+	if t := o.CacheHitThreshold; t != nil {
+		if !(*t >= 0 && *t <= 1) {
+			return nil, &connector.FieldError{Path: "cacheHitThreshold", Problem: "is not a share", Remedy: "write a number from 0 to 1, as 0.8"}
+		}
+		c.threshold = strconv.AppendFloat(nil, *t, 'g', -1, 64)
+	}
+	return c, nil
+}
+
+// Name returns "sharedstorage".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode], with a threshold [connector.DecodeFirst].
+func (c *Connector) Order() connector.Order {
+	if c.threshold != nil {
+		return connector.DecodeFirst
+	}
+	return connector.PrefillThenDecode
+}
+
+// Orders are both, since nothing on the wire depends on the order.
+func (c *Connector) Orders() []connector.Order { return []connector.Order{connector.PrefillThenDecode} }
+
+// ContentStore is true: D finds the KV by the prompt's tokens alone.
+func (*Connector) ContentStore() bool { return true }
+
+const thresholdMember = "cache_hit_threshold"
+
+var zero = json.RawMessage("0")
+
+// Prefill asks P for one token. P must compute the prompt however little of it is there, so a threshold is none for it.
+func (c *Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
+	if err := c.CheckRequest(leg.Request()); err != nil {
+		return err
+	}
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	if _, asked := leg.Current(thresholdMember); asked || c.threshold != nil {
+		leg.Set(thresholdMember, zero)
+	}
+	return nil
+}
+
+// Decode sends the client's own request; with a threshold it is set before P ran, and 0 after.
+func (c *Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	switch {
+	case c.threshold == nil:
+	case p == nil:
+		leg.Set(thresholdMember, c.threshold)
+	default:
+		leg.Set(thresholdMember, zero)
+	}
+	return nil
+}
+
+var coldReason = []byte(`cache_threshold`)
+
+// Cold knows D's refusal: an answer of status 200, whole or streamed, whose choice ended by cache_threshold.
+func (*Connector) Cold(_ *connector.Session, status int, head []byte) bool {
+	if status != 200 || !bytes.Contains(head, coldReason) { // most answers, without a look inside
+		return false
+	}
+	return gjson.GetBytes(head, "choices.0.finish_reason").Str == string(coldReason)
+}
+
+// Unsupported lets several answers to one prompt pass: the store is read, not emptied (captures/example/09). With a threshold, the APIs
+// whose engines know no cache_hit_threshold (only chat and completions have it in #24520) are for one engine.
+func (c *Connector) Unsupported(r *connector.Request) string {
+	switch r.API {
+	case connector.APISGLang:
+		return r.API.PromptMember()
+	case connector.APIChat, connector.APICompletions:
+	default:
+		if c.threshold != nil {
+			return thresholdMember
+		}
+	}
+	return r.Unsupported(false)
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharedstorage_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/sharedstorage"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, config string) connector.KVConnector {
+	t.Helper()
+	c, err := connector.Open(connector.Spec{Type: "sharedstorage", Config: json.RawMessage(config)})
+	require.NoError(t, err)
+	return c
+}
+
+func session(t testing.TB, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+}
+
+func prefill(t testing.TB, c connector.KVConnector, s *connector.Session) string {
+	t.Helper()
+	l := connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, l))
+	assert.Empty(t, l.Header())
+	body, err := l.Body()
+	require.NoError(t, err)
+	return string(body)
+}
+
+func decode(t testing.TB, c connector.KVConnector, s *connector.Session, p *connector.PrefillResult) string {
+	t.Helper()
+	l := connector.NewLeg(s.Request)
+	require.NoError(t, c.Decode(context.Background(), s, p, l))
+	assert.Empty(t, l.Header())
+	body, err := l.Body()
+	require.NoError(t, err)
+	return string(body)
+}
+
+var answered = connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
+
+func TestNothingIsOnTheWire(t *testing.T) {
+	for _, k := range []struct {
+		api                     connector.API
+		client, prefill, decode string
+	}{
+		{connector.APICompletions, `{"model":"tiny","prompt":"x","max_tokens":24,"kv_transfer_params":{"do_remote_prefill":true}}`,
+			`{"model":"tiny","prompt":"x","max_tokens":1,"stream":false}`, `{"model":"tiny","prompt":"x","max_tokens":24}`},
+		{connector.APIMessages, `{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`,
+			`{"max_tokens":1,"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`},
+	} {
+		c, s := open(t, ``), session(t, k.api, k.client)
+		assert.Equal(t, k.prefill, prefill(t, c, s))
+		assert.Equal(t, k.decode, decode(t, c, s, answered))
+	}
+	c := open(t, `{}`)
+	assert.Equal(t, "sharedstorage", c.Name())
+	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	store, ok := connector.As[connector.ContentStore](c)
+	assert.True(t, ok && store.ContentStore())
+}
+
+func TestAThresholdAsksDecodeFirst(t *testing.T) {
+	c := open(t, `{"cacheHitThreshold":0.8}`)
+	assert.Equal(t, connector.DecodeFirst, c.Order())
+	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9}`)
+	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0.8}`, decode(t, c, s, nil), "D may refuse")
+	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":1,"cache_hit_threshold":0}`, prefill(t, c, s), "P must compute")
+	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0}`, decode(t, c, s, answered), "D may not refuse again")
+
+	s = session(t, connector.APIChat, `{"messages":[],"cache_hit_threshold":1}`)
+	assert.Equal(t, `{"messages":[],"cache_hit_threshold":0.8}`, decode(t, c, s, nil), "in place of the client's")
+	c = open(t, ``)
+	assert.Contains(t, prefill(t, c, s), `"cache_hit_threshold":0`, "the client's own would make P refuse")
+	assert.Contains(t, decode(t, c, s, answered), `"cache_hit_threshold":1`, "and is its own wish of D")
+}
+
+func TestColdAnswers(t *testing.T) {
+	c, ok := connector.As[connector.ColdDetector](open(t, `{"cacheHitThreshold":1}`))
+	require.True(t, ok)
+	for head, want := range map[string]bool{
+		`{"choices":[{"index":0,"text":"","finish_reason":"cache_threshold"}],"usage":{}}`:              true,
+		`{"choices":[{"index":0,"message":{"content":""},"finish_reason": "cache_threshold"}]}`:         true,
+		`{"choices":[{"index":0,"delta":{},"finish_reason":"cache_threshold"}]}`:                        true,
+		`{"choices":[{"index":0,"text":"cache_threshold","finish_reason":"length"}]}`:                   false,
+		`{"choices":[{"index":0,"text":"\"finish_reason\":\"cache_threshold\"","finish_reason":null}]}`: false,
+		`{"choices":[]}`: false, `cache_threshold`: false, ``: false,
+	} {
+		assert.Equal(t, want, c.Cold(nil, 200, []byte(head)), head)
+		assert.False(t, c.Cold(nil, 500, []byte(head)))
+	}
+}
+
+// A prompt of one token ends any engine that has this connector (captures/example/11).
+func TestPromptsOfOneTokenAreRefused(t *testing.T) {
+	type k struct {
+		api  connector.API
+		body string
+	}
+	checker := func(c connector.KVConnector) connector.RequestChecker {
+		rc, ok := connector.As[connector.RequestChecker](c)
+		require.True(t, ok)
+		return rc
+	}(open(t, ``))
+	for _, x := range []k{
+		{connector.APICompletions, `{"prompt":[5]}`},
+		{connector.APICompletions, `{"prompt": [ 5 ] }`},
+		{connector.APICompletions, `{"prompt":[[5]]}`},
+		{connector.APICompletions, `{"prompt":[[1,2,3],[5],[6,7]],"n":2,"prompt_logprobs":1}`},
+		{connector.APICompletions, `{"prompt":[[1,2,3],[ 5]]}`},
+		{connector.APIGenerate, `{"token_ids":[5],"sampling_params":{}}`},
+		{connector.APICompletions, `{"prompt":"long","truncate_prompt_tokens":1}`},
+		{connector.APIChat, `{"messages":[],"truncate_prompt_tokens":1.0}`},
+		{connector.APIChat, `{"messages":[],"truncate_prompt_tokens":-1}`},
+		{connector.APIChat, `{"messages":[],"truncate_prompt_tokens":"1"}`},
+		{connector.APIChat, `{"messages":[],"truncate_prompt_tokens":true}`},
+		{connector.APIResponses, `{"input":"x","truncation":"auto"}`},
+		{connector.APIResponses, `{"input":"x","truncation":null}`},
+	} {
+		s := session(t, x.api, x.body)
+		err := checker.CheckRequest(s.Request)
+		var refused *connector.RequestError
+		require.ErrorAs(t, err, &refused, x.body)
+		assert.NotEmpty(t, refused.Param)
+		require.Error(t, open(t, ``).Prefill(context.Background(), s, connector.NewLeg(s.Request)), "who describes legs without a flow is told, too")
+	}
+	for _, x := range []k{
+		{connector.APICompletions, `{"prompt":[5,6]}`},
+		{connector.APICompletions, `{"prompt":[5,6,7,8]}`},
+		{connector.APICompletions, `{"prompt":[[5,6],[7,8,9]]}`},
+		{connector.APICompletions, `{"prompt":"Q"}`}, // a text: only the engine's tokenizer knows
+		{connector.APICompletions, `{"prompt":["Q"]}`},
+		{connector.APICompletions, `{"prompt":["a","[5]","\"[5]"]}`},
+		{connector.APICompletions, `{"prompt":[]}`}, // the engine refuses it
+		{connector.APICompletions, `{"prompt":"x","truncate_prompt_tokens":2}`},
+		{connector.APICompletions, `{"prompt":"x","truncate_prompt_tokens":null}`},
+		{connector.APIGenerate, `{"token_ids":[5,6]}`},
+		{connector.APIResponses, `{"input":[5],"truncation":"disabled"}`},
+		{connector.APIChat, `{"messages":[5]}`},
+	} {
+		assert.NoError(t, checker.CheckRequest(session(t, x.api, x.body).Request), x.body)
+	}
+}
+
+func FuzzPromptOfOneToken(f *testing.F) {
+	for _, p := range []string{`[1]`, `[[1],[2,3]]`, `["a",1]`, `[[],[1]]`, `[ 12 , 3]`, `"x"`} {
+		f.Add(p)
+	}
+	c := open(f, ``).(*sharedstorage.Connector) //nolint:errcheck // its own type
+	f.Fuzz(func(t *testing.T, prompt string) {
+		r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":`+prompt+`}`))
+		if err != nil {
+			return
+		}
+		var one []int
+		var many [][]int
+		want := json.Unmarshal([]byte(prompt), &one) == nil && len(one) == 1
+		if json.Unmarshal([]byte(prompt), &many) == nil {
+			for _, p := range many {
+				want = want || len(p) == 1
+			}
+		}
+		if want {
+			require.Error(t, c.CheckRequest(r), prompt)
+		}
+	})
+}
+
+func TestUnsupported(t *testing.T) {
+	plain, first := open(t, ``), open(t, `{"cacheHitThreshold":0.5}`)
+	for _, k := range []struct {
+		api                connector.API
+		body, plain, first string
+	}{
+		{connector.APIChat, `{"n":2}`, "", ""},
+		{connector.APIChat, `{"prompt_logprobs":1}`, "prompt_logprobs", "prompt_logprobs"},
+		{connector.APICompletions, `{"prompt":["a","b"]}`, "prompt", "prompt"},
+		{connector.APIGenerate, `{"token_ids":[1,2]}`, "", "cache_hit_threshold"},
+		{connector.APIResponses, `{"input":"x"}`, "", "cache_hit_threshold"},
+		{connector.APIMessages, `{"messages":[]}`, "", "cache_hit_threshold"},
+		{connector.APISGLang, `{"text":"x"}`, "text", "text"},
+	} {
+		for c, want := range map[connector.KVConnector]string{plain: k.plain, first: k.first} {
+			u, ok := connector.As[connector.Unsupporter](c)
+			require.True(t, ok)
+			assert.Equal(t, want, u.Unsupported(session(t, k.api, k.body).Request), k.body)
+		}
+	}
+}
+
+func TestSettings(t *testing.T) {
+	for _, name := range []string{"sharedstorage", "ExampleConnector", "SharedStorageConnector"} {
+		c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(`{"shared_storage_path":"local_storage"}`)})
+		require.NoError(t, err)
+		assert.IsType(t, &sharedstorage.Connector{}, c)
+	}
+	for config, want := range map[string]string{
+		`{"cacheHitThreshold":1.5}`:                           "cacheHitThreshold",
+		`{"cacheHitThreshold":-0.1}`:                          "cacheHitThreshold",
+		`{"cacheHitThreshold":"0.5"}`:                         "cacheHitThreshold",
+		`{"cacheHitTreshold":0.5}`:                            "did you mean cacheHitThreshold",
+		`{"sharedStoragePath":"a","shared_storage_path":"b"}`: "shared_storage_path",
+	} {
+		_, err := connector.Open(connector.Spec{Type: "sharedstorage", Config: json.RawMessage(config)})
+		require.ErrorContains(t, err, want)
+		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+	}
+}
+
+func TestLaunchSettings(t *testing.T) {
+	render := func(config string, target connector.Target) connector.EngineSettings {
+		r, ok := connector.As[connector.Renderer](open(t, config))
+		require.True(t, ok)
+		s, err := r.Render(target)
+		require.NoError(t, err)
+		return s
+	}
+	for version, want := range map[string]string{
+		"":       `{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
+		"0.32.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
+		"0.13.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
+		"0.12.0": `{"kv_connector":"SharedStorageConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
+	} {
+		v, err := connector.ParseEngineVersion(version)
+		require.NoError(t, err)
+		for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
+			s := render(`{"sharedStoragePath":"/kv"}`, connector.Target{Version: v, Endpoint: discovery.Endpoint{Role: role}})
+			assert.Equal(t, want, s.KVTransfer.JSON(), version)
+			assert.Equal(t, "vllm", s.Engine)
+		}
+	}
+	s := render(`{"cacheHitThreshold":0.5}`, connector.Target{Resources: connector.Resources{MaxDisk: "1Gi"}})
+	var notes []string
+	for _, n := range s.Notes {
+		notes = append(notes, n.Path)
+	}
+	assert.Equal(t, []string{"config.sharedStoragePath", "config.cacheHitThreshold", "resources.maxDisk"}, notes, "no setting is dropped in silence")
+	assert.True(t, s.Notes[2].NoEffect)
+	r, _ := connector.As[connector.Renderer](open(t, ``))
+	_, err := r.Render(connector.Target{Version: connector.EngineVersion{Minor: 7}})
+	assert.ErrorContains(t, err, "older")
+}
+
+// What the connector costs over passthrough; the limits are 5 µs and 10 allocations a leg.
+func BenchmarkLegs(b *testing.B) {
+	body := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
+	base, err := passthrough.New(nil)
+	require.NoError(b, err)
+	for _, k := range []struct {
+		name string
+		c    connector.KVConnector
+	}{{"passthrough", base}, {"sharedstorage", open(b, ``)}, {"threshold", open(b, `{"cacheHitThreshold":0.8}`)}} {
+		b.Run(k.name, func(b *testing.B) {
+			s, ctx := session(b, connector.APIChat, body), context.Background()
+			var out jsonedit.Segments
+			b.ReportAllocs()
+			for b.Loop() {
+				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+				_ = k.c.Prefill(ctx, s, p)
+				_ = p.Splice(&out)
+				out.Reset()
+				_ = k.c.Decode(ctx, s, answered, d)
+				_ = d.Splice(&out)
+				out.Reset()
+			}
+		})
+	}
+}
