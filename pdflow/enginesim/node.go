@@ -57,6 +57,7 @@ func startNode(e *Engine, cfg Config) (*node, error) {
 	}
 	n.gate.init()
 	n.ledger = newLedger(n.engineID)
+	n.stats.alone = cfg.Connector == connectorNone
 	n.core = newCore(cfg, n.stats, n.ledger)
 	ln, err := openDoor(cfg.Listen)
 	if err != nil {

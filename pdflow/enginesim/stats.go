@@ -44,6 +44,7 @@ type counters struct {
 	cachedTokens, cachedDevice, cachedP2P    int64
 	successStop, successLength, successAbort int64
 	loading                                  int64 // requests that wait for KV
+	alone                                    bool  // the engine has no connector
 	histograms                               map[string]*histogram
 }
 
@@ -86,7 +87,9 @@ func (c *counters) scheduled(s *sequence, external bool, promised int) {
 		c.prefixHits += int64(s.cached)
 	}
 	rest := int64(s.prompt - s.cached)
-	c.externalQueries += rest
+	if !c.alone { // without a connector nobody is asked
+		c.externalQueries += rest
+	}
 	c.cachedDevice += int64(s.cached)
 	if external {
 		c.externalHits += int64(promised - s.cached)

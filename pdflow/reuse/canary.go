@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reuse
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+)
+
+// CanaryOptions say how a [Canary] works.
+type CanaryOptions struct {
+	Every    time.Duration                         // between the beginnings of two checks, give or take a tenth; default 1 min
+	Probe    Options                               // of one check; default one probe of 600 tokens, without comparing texts
+	Targets  func(context.Context) (Target, error) // asked before each check, since engines come and go
+	Meter    metric.MeterProvider                  // nil: no metrics
+	OnReport func(*Report, error)                  // called after each check, from Run's goroutine; nil allowed
+}
+
+// Canary verifies reuse again and again, at a low rate beside live traffic. Its metrics are pd.reuse.ratio (share of prompt tokens
+// that decode took over in the last check, 0 to 1), pd.reuse.checks (by verdict, or verdict="error" where nothing could be judged),
+// pd.reuse.tokens and pd.reuse.bytes. With other traffic the share is that of all prompts in the meantime.
+type Canary struct {
+	opts                  CanaryOptions
+	checks, tokens, bytes metric.Int64Counter
+	registration          metric.Registration
+
+	mu   sync.Mutex
+	last *Report
+}
+
+// NewCanary makes a canary; Run starts it.
+func NewCanary(o CanaryOptions) (*Canary, error) {
+	if o.Targets == nil {
+		return nil, errors.New("reuse: a canary needs Targets")
+	}
+	if o.Every <= 0 {
+		o.Every = time.Minute
+	}
+	if o.Probe.Probes <= 0 {
+		o.Probe.Probes, o.Probe.SkipText = 1, true
+	}
+	mp := o.Meter
+	if mp == nil {
+		mp = noop.NewMeterProvider()
+	}
+	c := &Canary{opts: o}
+	m := mp.Meter("github.com/pdkit/pdkit/pdflow/reuse")
+	var errs [5]error
+	c.checks, errs[0] = m.Int64Counter("pd.reuse.checks", metric.WithUnit("{check}"), metric.WithDescription("Checks that decode takes KV over, by verdict"))
+	c.tokens, errs[1] = m.Int64Counter("pd.reuse.tokens", metric.WithUnit("{token}"), metric.WithDescription("Prompt tokens of probes that decode took over"))
+	c.bytes, errs[2] = m.Int64Counter("pd.reuse.bytes", metric.WithUnit("By"), metric.WithDescription("KV that moved for probes, where engines count it"))
+	ratio, err := m.Float64ObservableGauge("pd.reuse.ratio", metric.WithUnit("1"), metric.WithDescription("Share of prompt tokens that decode took over in the last check"))
+	errs[3] = err
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	c.registration, errs[4] = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		if r := c.Last(); r != nil {
+			o.ObserveFloat64(ratio, r.Ratio(), metric.WithAttributes(attribute.String("pd.connector", r.Connector)))
+		}
+		return nil
+	}, ratio)
+	return c, errs[4]
+}
+
+// Last is the newest report, nil before the first.
+func (c *Canary) Last() *Report {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+// Run checks until ctx ends, and returns nil then. The first check comes after one period, when engines have had time to start.
+func (c *Canary) Run(ctx context.Context) error {
+	defer func() { _ = c.registration.Unregister() }()
+	for {
+		pause := c.opts.Every*9/10 + rand.N(c.opts.Every/5+1) //nolint:gosec // jitter, guards nothing
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		}
+		r, err := c.check(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		verdict := "error"
+		if err == nil {
+			verdict = string(r.Verdict)
+			c.mu.Lock()
+			c.last = r
+			c.mu.Unlock()
+			name := metric.WithAttributes(attribute.String("pd.connector", r.Connector))
+			c.tokens.Add(ctx, r.Reused, name)
+			c.bytes.Add(ctx, r.Bytes, name)
+		}
+		c.checks.Add(ctx, 1, metric.WithAttributes(attribute.String("pd.verdict", verdict)))
+		if c.opts.OnReport != nil {
+			c.opts.OnReport(r, err)
+		}
+	}
+}
+
+func (c *Canary) check(ctx context.Context) (*Report, error) {
+	t, err := c.opts.Targets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return Verify(ctx, t, c.opts.Probe)
+}

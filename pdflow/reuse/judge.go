@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reuse
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+)
+
+// judge gives the verdict and, unless it is good, the likely reasons: the likeliest first.
+func (r *Report) judge(p *prober) {
+	answered := 0
+	for _, x := range r.Probes {
+		if x.Status == http.StatusOK {
+			answered++
+		}
+	}
+	switch {
+	case answered < len(r.Probes):
+		r.Verdict = Failed
+	case r.Different > 0:
+		r.Verdict = Wrong
+	case !r.metrics: // of a protocol whose decode engines compute no prompt
+		r.Verdict = Reused
+	case r.Reused == 0:
+		r.Verdict = NotReused
+	case 2*r.Reused < r.PromptTokens:
+		r.Verdict = Partly
+	default:
+		r.Verdict = Reused
+	}
+	if r.Verdict != Reused {
+		r.explain(p)
+	}
+}
+
+func (r *Report) because(text, remedy string) { r.Reasons = append(r.Reasons, Reason{text, remedy}) }
+
+// explain looks at the evidence from the client inwards: how the requests were served, what the engines did, what the protocol needs.
+func (r *Report) explain(p *prober) {
+	for _, mode := range []string{"aggregated", "fallback"} {
+		if slices.ContainsFunc(r.Probes, func(x Probe) bool { return x.Mode == mode }) {
+			r.because("the gateway served probes on one engine (X-PD-Mode: "+mode+")",
+				"look at the gateway's log and metrics for why no pair could serve: endpoints not ready, a fallback, a role that is missing")
+		}
+	}
+	if r.Verdict == Failed {
+		r.explainFailure()
+	}
+	d, q := r.evidence.decode, r.evidence.prefill
+	if r.Verdict == Wrong {
+		r.because("a text differs from that of one engine alone: decode read KV that is not the prompt's, or the engines are not alike",
+			"P and D need the same model, revision, dtype, tokenizer, chat template and engine version; a lease that ends before decode reads gives another prompt's KV")
+	}
+	if d[failedReads]+d[failedNotices] > 0 {
+		r.because(fmt.Sprintf("the decode engine counted %d failed transfers", d[failedReads]+d[failedNotices]),
+			"P's side channel must be reachable from D (VLLM_NIXL_SIDE_CHANNEL_HOST is no loopback address across hosts), and both must run the same build and KV layout; kv_load_failure_policy recompute hides this from clients")
+	}
+	if q[expired]+q[late] > 0 {
+		r.because("the handoff expired: the prefill engine freed blocks before decode had read them",
+			"raise kv_lease_duration on P and leaseDuration in the connector's config, or shorten the queue in front of D")
+	}
+	if r.Verdict == NotReused || r.Verdict == Partly {
+		r.explainMiss(p)
+	}
+	if len(r.Reasons) == 0 {
+		r.because("no counter tells why", "look at the engines' logs; check their launch settings with pdctl check")
+	}
+}
+
+func (r *Report) explainFailure() {
+	codes := map[string]Reason{
+		"transfer_missing": {"the prefill engine's answer holds no usable KV handoff", "P must be launched with this connector's class and as a producer; pdctl check reads its flags"},
+		"handoff_expired":  {"the KV handoff was too old before decode could be sent", "raise the lease, or find what delays decode: its queue, its connections"},
+		"timeout":          {"a phase ran out of time", "an engine waits for KV that does not come: the two legs do not find each other, or an engine is stuck"},
+		"no_endpoint":      {"no pair of engines is ready", "look at the gateway's /readyz: which role is missing"},
+		"decode_failed":    {"the decode engine failed, or could not load the KV", "look at D's log; it must reach P's transfer address, with the same build and KV layout"},
+		"prefill_failed":   {"the prefill engine failed or cannot be reached", "look at P's log and the gateway's"},
+		"unsupported":      {"the gateway refuses the probe: it is no request that two engines can carry here", "see the connector's page for its limits"},
+	}
+	if r.Connector == "lmcache-pd" {
+		codes["timeout"] = Reason{"the prefill engine's notice did not come: it is lost, or was never sent",
+			"pd_proxy_host and pd_proxy_port of P must be the gateway's notifyListen as P reaches it, pd_skip_proxy_notification must be off, and P must have reached D's receiver ports: P sends no notice when its write fails"}
+	}
+	seen := map[string]bool{}
+	for _, x := range r.Probes {
+		if x.Status == http.StatusOK || seen[x.Code] {
+			continue
+		}
+		seen[x.Code] = true
+		if why, ok := codes[x.Code]; ok {
+			r.Reasons = append(r.Reasons, why)
+			continue
+		}
+		r.because(fmt.Sprintf("a probe was answered with status %d", x.Status), "look at the gateway's log and the engines'")
+	}
+}
+
+// storeChunk is LMCache's default chunk, in tokens: what is shorter is not stored.
+const storeChunk = 256
+
+// explainMiss is for right answers without reuse.
+func (r *Report) explainMiss(p *prober) {
+	d := r.evidence.decode
+	longest := int64(0)
+	for _, x := range r.Probes {
+		longest = max(longest, x.PromptTokens)
+	}
+	if r.evidence.prefill[promptTokens] == 0 {
+		r.because("the prefill engines counted no prompt: the probes did not reach them",
+			"are these the engines that the gateway uses? It may serve from other ones, or from one engine alone")
+		return
+	}
+	chunk := max(p.chunk, 1)
+	if r.Connector == "lmcache" || r.Connector == "lmcache-pd" {
+		chunk = storeChunk
+	}
+	if longest < chunk {
+		r.because(fmt.Sprintf("the prompts (%d tokens) are shorter than one block or chunk (%d tokens), which is the least that is kept", longest, chunk),
+			"probe with longer prompts; for short ones set the store's chunk smaller")
+	}
+	switch {
+	case r.Connector == "http":
+		r.because("connector http relays nothing: whether decode finds the KV is up to the engines, and these do not",
+			"name the protocol that the engines speak as kvConnector.type: nixl, lmcache, mooncake …")
+	case d[asked] == 0:
+		r.because("the decode engine never asked its KV connector for anything: it has none, or only as a producer",
+			"launch it with --kv-transfer-config of the connector's class, as kv_consumer or kv_both; pdctl render prints it")
+	case p.store():
+		r.explainStore(p)
+	case r.Connector == "offload-p2p":
+		r.because("the decode engine ignored the peer's coordinates: a wrong generation of key names is passed over in silence (they changed in July 2026), and so is an incomplete one",
+			"use an engine that knows remote_prefiller and remote_decoder; set p2pHost and p2pPort to the address of P's side channel")
+		r.because("hash seeds differ: blocks are found by hashes of their tokens", "set the same PYTHONHASHSEED on all engines")
+	case r.Connector == "lmcache-pd":
+		r.because("nothing was pushed to the decode engine, or it looks for other keys",
+			"receiverHost, receiverInitPorts and receiverAllocPorts of D must be its pd_peer addresses, and PYTHONHASHSEED must be the same on both")
+	case d[promised] == 0:
+		r.because("the decode engine asked and was promised nothing: it did not see this protocol's transfer members",
+			"does the engines' connector class match kvConnector.type? pdctl check compares them")
+	default:
+		r.because("the decode engine was promised KV and computed the prompt all the same: the load failed and kv_load_failure_policy is recompute",
+			"look at D's log; with kv_load_failure_policy fail such requests fail visibly and are tried again")
+	}
+}
+
+func (r *Report) explainStore(p *prober) {
+	r.because("the decode engine looked the prompts up and found none of what the prefill engine had computed: the store is not shared",
+		"both engines must use the same store (LMCache: the same remote_url or the same lmcache server; ExampleConnector: the same shared_storage_path; Mooncake: the same master)")
+	r.because("or their hash seeds differ, so that equal prompts have different keys", "set the same PYTHONHASHSEED on all engines")
+	switch r.Connector {
+	case "lmcache":
+		r.because("or the engines run LMCache's PD mode (enable_pd), which pushes only for requests with a disagg_spec",
+			"use kvConnector.type lmcache-pd for them, with notices on (no pd_skip_proxy_notification)")
+		r.because("or the store's put was not done when decode looked", "set the connector's settleTime")
+	case "mooncake-store":
+		r.because("or the store's put was not done when decode looked", "put is asynchronous; probe again, or use mooncake beside it")
+	}
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reuse
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// Verdict is the judgement in one word.
+type Verdict string
+
+// The verdicts. Only Reused is good.
+const (
+	Reused    Verdict = "reused"     // decode took the better part of every prompt over, and every text compared was right
+	Partly    Verdict = "partly"     // decode took less than half of the prompts' tokens over
+	NotReused Verdict = "not reused" // right answers, each prompt computed twice
+	Wrong     Verdict = "wrong text" // a text differs from that of one engine alone
+	Failed    Verdict = "failed"     // probes were not answered
+)
+
+// Reason is a likely cause, and what to do about it.
+type Reason struct{ Text, Remedy string }
+
+// Report is what [Verify] found.
+type Report struct {
+	Connector    string
+	Verdict      Verdict
+	PromptTokens int64 // of all probes that were answered
+	Reused       int64 // of these, tokens that decode took over
+	Bytes        int64 // KV that moved, where an engine counts bytes; else 0
+	Compared     int   // texts that were compared with one engine alone
+	Different    int   // of these, how many differ
+	Disturbed    bool  // the engines counted more than the probes: others used them meanwhile
+	Reasons      []Reason
+	Probes       []Probe
+
+	metrics  bool // decode tells where prompts come from
+	textNote string
+	evidence delta
+}
+
+// Ratio is the share of prompt tokens that decode took over, 0 to 1.
+func (r *Report) Ratio() float64 {
+	if r.PromptTokens == 0 {
+		return 0
+	}
+	return float64(r.Reused) / float64(r.PromptTokens)
+}
+
+// String tells the report in a few lines.
+func (r *Report) String() string {
+	var b strings.Builder
+	name := r.Connector
+	if name == "" {
+		name = "the connector"
+	}
+	fmt.Fprintf(&b, "%s: %s", name, r.Verdict)
+	answered := 0
+	for _, p := range r.Probes {
+		if p.Status == http.StatusOK {
+			answered++
+		}
+	}
+	switch {
+	case r.PromptTokens > 0 && r.metrics:
+		fmt.Fprintf(&b, ", %d of %d prompt tokens", r.Reused, r.PromptTokens)
+		if r.Bytes > 0 {
+			fmt.Fprintf(&b, ", moved %d bytes", r.Bytes)
+		}
+	case r.Verdict == Reused:
+		b.WriteString(", since a decode engine of this protocol cannot compute a prompt itself")
+	}
+	fmt.Fprintf(&b, "\n  probes answered: %d of %d\n", answered, len(r.Probes))
+	switch {
+	case r.textNote != "":
+		fmt.Fprintf(&b, "  texts: not compared, %s\n", r.textNote)
+	case r.Compared == 0:
+		b.WriteString("  texts: not compared with one engine alone\n")
+	default:
+		fmt.Fprintf(&b, "  texts equal to one engine alone: %d of %d\n", r.Compared-r.Different, r.Compared)
+	}
+	if r.Disturbed {
+		b.WriteString("  other traffic was on these engines: the figures are not the probes' alone\n")
+	}
+	for _, why := range r.Reasons {
+		fmt.Fprintf(&b, "  - %s\n", why.Text)
+		if why.Remedy != "" {
+			fmt.Fprintf(&b, "    %s\n", why.Remedy)
+		}
+	}
+	return b.String()
+}
+
+func (d *delta) add(x delta) {
+	if d.prefill == nil {
+		d.prefill, d.decode = counts{}, counts{}
+	}
+	for _, s := range counted {
+		d.prefill[s] += x.prefill[s]
+		d.decode[s] += x.decode[s]
+	}
+}

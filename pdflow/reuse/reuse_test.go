@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reuse_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pair is two engines and a flow over them.
+type pair struct {
+	p, d *enginesim.Engine
+	flow *pdflow.Flow
+}
+
+func start(t *testing.T, c connector.KVConnector, prefill, decode enginesim.Config, opts ...pdflow.Option) pair {
+	t.Helper()
+	p, d, err := enginesim.Pair(prefill, decode)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	var eps []discovery.Endpoint
+	for url, role := range map[string]discovery.Role{p.URL(): discovery.RolePrefill, d.URL(): discovery.RoleDecode} {
+		e, err := discovery.New(url, role)
+		require.NoError(t, err)
+		eps = append(eps, e)
+	}
+	src, err := static.New(eps...)
+	require.NoError(t, err)
+	set := discovery.NewSet(src)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = set.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
+	flow, err := pdflow.New(c, pick.RoundRobin(set), opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = flow.Shutdown(ctx)
+	})
+	return pair{p, d, flow}
+}
+
+func (x pair) target(c connector.KVConnector) reuse.Target {
+	return reuse.Target{Ask: reuse.Flow(x.flow), Connector: c, Prefill: []string{x.p.URL() + "/"}, Decode: []string{x.d.URL()}, Model: "tiny"}
+}
+
+func conn[C connector.KVConnector](c C, err error) connector.KVConnector {
+	if err != nil {
+		panic(err)
+	}
+	return c
+}
+
+func TestReuseIsProvenByTheEnginesCounters(t *testing.T) {
+	c := conn(nixl.New(nil))
+	x := start(t, c, enginesim.Config{}, enginesim.Config{})
+	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{})
+	require.NoError(t, err)
+	require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
+	require.Len(t, r.Probes, 3)
+	require.Equal(t, r.PromptTokens, r.Reused)
+	require.InDelta(t, 1800, r.PromptTokens, 60)
+	require.Equal(t, x.d.Stats().BytesTransferred, r.Bytes)
+	require.Equal(t, 3, r.Compared)
+	require.Zero(t, r.Different)
+	require.Empty(t, r.Reasons)
+	require.Contains(t, r.String(), "nixl: reused, ")
+}
+
+func TestAGatewayIsAskedOverHTTP(t *testing.T) {
+	c := conn(nixl.New(nil))
+	x := start(t, c, enginesim.Config{}, enginesim.Config{})
+	var keys atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "Bearer k" {
+			keys.Add(1)
+		}
+		x.flow.ServeHTTP(w, r)
+	}))
+	defer s.Close()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	target := x.target(c)
+	target.Ask = reuse.Gateway(s.URL+"/", client, http.Header{"Authorization": {"Bearer k"}})
+	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 2})
+	require.NoError(t, err)
+	require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
+	require.Equal(t, "disaggregated", r.Probes[0].Mode)
+	require.EqualValues(t, 2, keys.Load())
+}
+
+func TestRightAnswersWithoutReuseAreFoundOut(t *testing.T) {
+	c := conn(passthrough.New(nil))
+	x := start(t, c, enginesim.Config{}, enginesim.Config{})
+	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
+	require.NoError(t, err)
+	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
+	require.Zero(t, r.Reused)
+	require.Zero(t, r.Different, "the text is right all the same")
+	require.Contains(t, r.String(), "connector http relays nothing")
+}
+
+func TestADecodeEngineWithoutAConnectorIsFoundOut(t *testing.T) {
+	c := conn(nixl.New(nil))
+	x := start(t, c, enginesim.Config{}, enginesim.Config{Connector: "none"})
+	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
+	require.NoError(t, err)
+	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
+	require.Contains(t, r.String(), "never asked its KV connector")
+}
+
+func TestAWrongTextIsFoundOut(t *testing.T) {
+	c := conn(nixl.New(nil))
+	x := start(t, c, enginesim.Config{}, enginesim.Config{})
+	ask := reuse.Flow(x.flow)
+	target := x.target(c)
+	target.Ask = func(ctx context.Context, body []byte) (int, string, []byte, error) {
+		status, mode, answer, err := ask(ctx, body)
+		return status, mode, []byte(strings.Replace(string(answer), `"text":"`, `"text":"x`, 1)), err
+	}
+	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 2})
+	require.NoError(t, err)
+	require.Equal(t, reuse.Wrong, r.Verdict, "%s", r)
+	require.Equal(t, 2, r.Different)
+}
+
+func TestFailuresAreNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault  enginesim.Fault
+		reason string
+	}{
+		"no handoff":     {enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Count: -1, Mutate: func(m map[string]any) { delete(m, "remote_host") }}, "no usable KV handoff"},
+		"P fails":        {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Count: -1}, "the prefill engine failed"},
+		"P answers junk": {enginesim.Fault{Kind: enginesim.FaultGarbage, Count: -1}, "the prefill engine failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := conn(nixl.New(nil))
+			x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1}))
+			c.fault.Leg = enginesim.LegPrefill
+			x.p.Inject(c.fault)
+			r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
+			require.NoError(t, err)
+			require.Equal(t, reuse.Failed, r.Verdict, "%s", r)
+			require.Contains(t, r.String(), c.reason)
+		})
+	}
+}
+
+func TestAFallbackIsNoReuse(t *testing.T) {
+	k := conn(nixl.New(nil))
+	x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithFallback(pdflow.FallbackDecode))
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1, Mutate: func(m map[string]any) { delete(m, "remote_host") }})
+	r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
+	require.NoError(t, err)
+	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
+	require.Contains(t, r.String(), "X-PD-Mode: fallback")
+}
+
+func TestALoadThatFailsInSilenceIsNoReuse(t *testing.T) {
+	k := conn(nixl.New(nil))
+	x := start(t, k, enginesim.Config{}, enginesim.Config{LoadFailure: enginesim.LoadFailureRecompute})
+	x.d.Inject(enginesim.Fault{Kind: enginesim.FaultLoadFailure, Leg: enginesim.LegDecode, Count: -1})
+	r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
+	require.NoError(t, err)
+	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
+	require.Contains(t, r.String(), "failed transfers")
+}
+
+func TestWhatCannotBeJudgedIsAnError(t *testing.T) {
+	k := conn(nixl.New(nil))
+	x := start(t, k, enginesim.Config{}, enginesim.Config{})
+	blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) }))
+	defer blind.Close()
+	target := x.target(k)
+	target.Decode = []string{blind.URL}
+	_, err := reuse.Verify(t.Context(), target, reuse.Options{})
+	require.ErrorContains(t, err, "nothing can be proven")
+
+	target.Decode = nil
+	_, err = reuse.Verify(t.Context(), target, reuse.Options{})
+	require.ErrorContains(t, err, "needs a way to ask")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = reuse.Verify(ctx, x.target(k), reuse.Options{})
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestPromptsFitTheModel(t *testing.T) {
+	k := conn(nixl.New(nil))
+	x := start(t, k, enginesim.Config{MaxModelLen: 256}, enginesim.Config{MaxModelLen: 256})
+	r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
+	require.NoError(t, err)
+	require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
+}
+
+func TestOtherTrafficIsTold(t *testing.T) {
+	k := conn(nixl.New(nil))
+	x := start(t, k, enginesim.Config{}, enginesim.Config{})
+	ask := reuse.Flow(x.flow)
+	target := x.target(k)
+	target.Ask = func(ctx context.Context, body []byte) (int, string, []byte, error) {
+		other, _ := json.Marshal(map[string]any{"prompt": strings.Repeat("computed by D itself ", 100), "max_tokens": 1})
+		resp, err := http.Post(x.d.URL()+"/v1/completions", "application/json", strings.NewReader(string(other)))
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		http.DefaultClient.CloseIdleConnections()
+		return ask(ctx, body)
+	}
+	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1})
+	require.NoError(t, err)
+	require.True(t, r.Disturbed)
+	require.Less(t, r.Reused, r.PromptTokens)
+	require.Contains(t, r.String(), "other traffic")
+}
+
+func TestTheCanaryChecksAgainAndAgain(t *testing.T) {
+	k := conn(nixl.New(nil))
+	x := start(t, k, enginesim.Config{}, enginesim.Config{})
+	reports := make(chan *reuse.Report, 16)
+	c, err := reuse.NewCanary(reuse.CanaryOptions{Every: 10 * time.Millisecond,
+		Targets:  func(context.Context) (reuse.Target, error) { return x.target(k), nil },
+		OnReport: func(r *reuse.Report, err error) { require.NoError(t, err); reports <- r }})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- c.Run(ctx) }()
+	for range 2 {
+		r := <-reports
+		require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
+		require.Zero(t, r.Compared, "a canary asks no engine alone")
+		require.Len(t, r.Probes, 1)
+	}
+	cancel()
+	require.NoError(t, <-ended)
+	require.Equal(t, 1.0, c.Last().Ratio())
+	_, err = reuse.NewCanary(reuse.CanaryOptions{})
+	require.Error(t, err)
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reuse
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Target is what is to be proven.
+type Target struct {
+	Ask       Asker                 // how a client reaches the pair: [Gateway] or [Flow]
+	Connector connector.KVConnector // what is said to move the KV; nil: not known, and reasons are general
+	Prefill   []string              // base URLs of all prefill engines that Ask may use: http://host:port
+	Decode    []string              // the same of the decode engines
+	Model     string                // "" where the gateway serves one model
+	// Alone is the base URL of an engine that serves whole requests, for comparing texts. "" takes an engine of the pair where the
+	// protocol lets one serve alone.
+	Alone string
+	// Client reads metrics and asks Alone; nil takes a client of its own.
+	Client *http.Client
+}
+
+// Options say how to probe. The zero value is the default.
+type Options struct {
+	Probes    int           // probe prompts, one after the other; default 3
+	Tokens    int           // of each prompt, about; default 600, which is more than two chunks of every store
+	MaxTokens int           // of each answer; default 16
+	Patience  time.Duration // how long counters may stay behind an answer; default 3 s
+	SkipText  bool          // do not ask an engine alone
+}
+
+func (o Options) withDefaults() Options {
+	if o.Probes <= 0 {
+		o.Probes = 3
+	}
+	if o.Tokens <= 0 {
+		o.Tokens = 600
+	}
+	if o.MaxTokens <= 0 {
+		o.MaxTokens = 16
+	}
+	if o.Patience <= 0 {
+		o.Patience = 3 * time.Second
+	}
+	return o
+}
+
+// bases copies base URLs without a slash at their ends.
+func bases(urls []string) []string {
+	out := make([]string, len(urls))
+	for i, u := range urls {
+		out[i] = strings.TrimSuffix(u, "/")
+	}
+	return out
+}
+
+// prober is one run of [Verify].
+type prober struct {
+	Target
+	Options
+	client *http.Client
+	report *Report
+	chunk  int64 // tokens of D's blocks
+}
+
+// Verify sends probes and judges. It takes some seconds. The error says that nothing could be judged (an engine without metrics, no
+// answer at all, ctx's end); what is wrong with the pair is in the report. Traffic of others on the same engines blurs the figures:
+// then [Report.Disturbed] is set.
+func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
+	if t.Ask == nil || len(t.Prefill) == 0 || len(t.Decode) == 0 {
+		return nil, errors.New("reuse: a target needs a way to ask, and the addresses of its prefill and decode engines")
+	}
+	t.Prefill, t.Decode = bases(t.Prefill), bases(t.Decode)
+	t.Alone = strings.TrimSuffix(t.Alone, "/")
+	p := &prober{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{}}
+	if t.Connector != nil {
+		p.report.Connector = t.Connector.Name()
+	}
+	if p.client == nil {
+		own := &http.Transport{DisableKeepAlives: true} // so that nothing of it is left afterwards
+		p.client = &http.Client{Transport: own, Timeout: 60 * time.Second}
+	}
+	if err := p.run(ctx); err != nil {
+		return nil, fmt.Errorf("reuse: %w", err)
+	}
+	p.report.judge(p)
+	return p.report, nil
+}
+
+func (p *prober) run(ctx context.Context) error {
+	first, err := readPage(ctx, p.client, p.Decode[0])
+	if err != nil {
+		return fmt.Errorf("decode engine: %w", err)
+	}
+	p.report.metrics = first.bySource()
+	p.chunk = first.label("vllm:cache_config_info", "block_size")
+	if !p.report.metrics && !p.pairOnly() {
+		return errors.New("the decode engine's /metrics page does not tell where prompts come from (vllm:prompt_tokens_by_source_total): nothing can be proven")
+	}
+	tokens := p.fit(ctx)
+	for range p.Probes {
+		if err := p.probe(ctx, tokens); err != nil {
+			return err
+		}
+	}
+	return p.compare(ctx)
+}
+
+func (p *prober) pairOnly() bool {
+	if p.Connector == nil {
+		return false
+	}
+	only, ok := connector.As[connector.PairOnly](p.Connector)
+	return ok && only.PairOnly()
+}
+
+func (p *prober) store() bool {
+	if p.Connector == nil {
+		return false
+	}
+	s, ok := connector.As[connector.ContentStore](p.Connector)
+	return ok && s.ContentStore()
+}
+
+// fit bounds the prompts by what the model holds.
+func (p *prober) fit(ctx context.Context) int {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Decode[0]+"/v1/models", nil)
+	if err != nil {
+		return p.Tokens
+	}
+	resp, err := p.client.Do(req)
+	if err != nil {
+		return p.Tokens
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Data []struct {
+			ID  string `json:"id"`
+			Max int    `json:"max_model_len"`
+		} `json:"data"`
+	}
+	if json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&list) != nil {
+		return p.Tokens
+	}
+	for _, m := range list.Data {
+		if m.Max > 2*p.MaxTokens && (m.ID == p.Model || p.Model == "") {
+			return min(p.Tokens, m.Max-2*p.MaxTokens)
+		}
+	}
+	return p.Tokens
+}
+
+// probe sends one prompt and waits until the engines have counted it.
+func (p *prober) probe(ctx context.Context, tokens int) error {
+	prompt := sizedPrompt(ctx, p.client, p.Prefill[0], p.Model, tokens)
+	before, err := p.counts(ctx)
+	if err != nil {
+		return err
+	}
+	result, err := ask(ctx, p.Ask, completion(p.Model, prompt, p.MaxTokens, ""))
+	if err != nil {
+		return fmt.Errorf("a probe got no answer: %w", err)
+	}
+	result.prompt = prompt
+	d, err := p.settle(ctx, before, &result)
+	if err != nil {
+		return err
+	}
+	r := p.report
+	result.Reused = min(d.decode[takenOver], result.PromptTokens)
+	result.Bytes = d.bytes()
+	if all := d.decode[promptTokens]; all > result.PromptTokens && result.Status == http.StatusOK {
+		r.Disturbed = true // whose tokens those were nobody knows: the probe gets its share
+		result.Reused = result.PromptTokens * min(d.decode[takenOver], all) / all
+	}
+	r.Probes = append(r.Probes, result)
+	r.PromptTokens += result.PromptTokens
+	r.Reused += result.Reused
+	r.Bytes += result.Bytes
+	r.evidence.add(d)
+	return nil
+}
+
+// delta is what both sides counted.
+type delta struct{ prefill, decode counts }
+
+func (p *prober) counts(ctx context.Context) (delta, error) {
+	var d delta
+	for _, side := range []struct {
+		engines []string
+		role    string
+		into    *counts
+	}{{p.Prefill, "prefill", &d.prefill}, {p.Decode, "decode", &d.decode}} {
+		sum := counts{}
+		for _, engine := range side.engines {
+			pg, err := readPage(ctx, p.client, engine)
+			if err != nil {
+				return d, fmt.Errorf("%s engine: %w", side.role, err)
+			}
+			for _, s := range counted {
+				sum[s] += pg.sum(s)
+			}
+		}
+		*side.into = sum
+	}
+	return d, nil
+}
+
+// settle reads the counters until they have caught up with the answer, or patience ends.
+func (p *prober) settle(ctx context.Context, before delta, result *Probe) (delta, error) {
+	for end := time.Now().Add(p.Patience); ; {
+		now, err := p.counts(ctx)
+		if err != nil {
+			if result.Status != http.StatusOK { // what failed the probe may have ended an engine
+				return delta{prefill: counts{}, decode: counts{}}, nil
+			}
+			return delta{}, err
+		}
+		d := delta{now.prefill.less(before.prefill), now.decode.less(before.decode)}
+		// Bytes are counted after the tokens: they are waited for as long as the engine counts any.
+		done := d.decode[promptTokens] >= result.PromptTokens && (d.decode[takenOver] == 0 || before.bytes()+now.bytes() == 0 || d.bytes() > 0)
+		if !p.report.metrics || result.Status != http.StatusOK || done || time.Now().After(end) {
+			return d, nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return delta{}, context.Cause(ctx)
+		}
+	}
+}
+
+func (d delta) bytes() int64 { return d.prefill[nixlBytes] + d.decode[nixlBytes] }
+
+// compare asks one engine alone for the same texts. A salt keeps the request out of the engine's prefix cache. With a store the
+// prefill engine is asked: what it finds there, it has computed itself.
+func (p *prober) compare(ctx context.Context) error {
+	engine := p.Alone
+	switch {
+	case p.SkipText:
+		return nil
+	case engine != "":
+	case p.pairOnly():
+		return nil
+	case p.store():
+		engine = p.Prefill[0]
+	default:
+		engine = p.Decode[0]
+	}
+	to := Gateway(engine, p.client, nil)
+	for i := range p.report.Probes {
+		probe := &p.report.Probes[i]
+		if probe.Status != http.StatusOK {
+			continue
+		}
+		alone, err := ask(ctx, to, completion(p.Model, probe.prompt, p.MaxTokens, "pdkit-"+probe.prompt[:min(16, len(probe.prompt))]))
+		if err != nil {
+			return fmt.Errorf("an engine alone gave no answer: %w", err)
+		}
+		if alone.Status != http.StatusOK {
+			p.report.textNote = fmt.Sprintf("the engine that was asked alone answered %d", alone.Status)
+			return nil
+		}
+		p.report.Compared++
+		if alone.Text != probe.Text {
+			p.report.Different++
+		}
+	}
+	return nil
+}
