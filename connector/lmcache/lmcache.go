@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lmcache is the connector "lmcache": vLLM's LMCacheConnectorV1 and LMCacheMPConnector over a store that P and D share.
+//
+// P computes the prompt and puts its KV into the store, in chunks of 256 tokens; D gets the client's own request and finds the chunks
+// by the prompt's tokens. Nothing of it is on the wire: neither leg carries transfer members, and no answer tells whether D found
+// anything. So what matters is the engines' side: one store that both reach, and one PYTHONHASHSEED, without which P's keys are not
+// D's. The put is asynchronous: P may have answered before its chunks are in the store, and a D that looks too early computes the
+// prompt itself, in silence (LMCache issues 1350, 2471). [Options.SettleTime] waits between the legs.
+//
+// The same engine class with enable_pd is another protocol, in which P pushes to D: the connector lmcache-pd. The names are no aliases.
+//
+// Facts: LMCache 0.5 (lmcache/integration/vllm/vllm_v1_adapter.py, lmcache/v1/config.py at 000620e3), vLLM
+// vllm/distributed/kv_transfer/kv_connector/v1/lmcache_connector.py. The page beside this file, README.md, has the engines' settings.
+package lmcache
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+)
+
+// Name is the name the connector is registered under.
+const Name = "lmcache"
+
+// pdName is the connector of the same engine class with enable_pd. It is chosen here by its name alone: whoever needs no ZeroMQ need
+// not link it.
+const pdName = "lmcache-pd"
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		own, engine := lmcacheconf.Split(raw)
+		o.Engine = engine
+		if err := connector.DecodeConfig(own, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, ClassMP)
+	connector.RegisterClass(ClassV1, Choose)
+}
+
+// Choose tells which protocol LMCacheConnectorV1 speaks with these settings: lmcache-pd where enable_pd, lmcache.enable_pd or the old
+// enable_nixl is true, else lmcache.
+func Choose(config json.RawMessage) string {
+	if lmcacheconf.PD(config) {
+		return pdName
+	}
+	return Name
+}
+
+// Connector is the connector "lmcache".
+type Connector struct {
+	options Options
+	engine  lmcacheconf.Config
+	settle  time.Duration
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	engine, err := o.check()
+	if err != nil {
+		return nil, err
+	}
+	c := &Connector{options: *o, engine: engine}
+	if o.SettleTime != nil {
+		c.settle = time.Duration(*o.SettleTime)
+	}
+	return c, nil
+}
+
+// Name returns "lmcache".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode]: D looks into the store when its request comes.
+func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
+
+// ContentStore reports that D finds KV by the prompt's tokens alone.
+func (*Connector) ContentStore() bool { return true }
+
+// Prefill asks P for one token. That its KV goes to the store is P's own setting.
+func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	return nil
+}
+
+// Decode leaves the client's request as it is.
+func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
+	return nil
+}
+
+// Expect waits for the settle time between the legs, if one is set.
+func (c *Connector) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+	done = func(error) {}
+	if c.settle <= 0 {
+		return nil, done
+	}
+	return func(ctx context.Context) (connector.Event, error) {
+		timer := time.NewTimer(c.settle)
+		defer timer.Stop()
+		select {
+		case at := <-timer.C:
+			return connector.Event{At: at}, nil
+		case <-ctx.Done():
+			return connector.Event{}, context.Cause(ctx)
+		}
+	}, done
+}
+
+// Unsupported knows that the store may be read any number of times, so that n above 1 is fine, and that SGLang's own API is not vLLM's.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return r.API.PromptMember()
+	}
+	return r.Unsupported(false)
+}

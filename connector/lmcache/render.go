@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcache
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+)
+
+// Ports and sizes that LMCache has when nothing is set.
+const (
+	redisPort   = 6379
+	serverPort  = 5555 // of lmcache server (LMCacheMPConnector)
+	defaultDisk = 10   // GB: LMCache's own default is 0, with which nothing is ever kept
+)
+
+// Render gives LMCache's file and vLLM's settings for one engine. P and D get the same, since both read and write one store.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	r := &rendering{c: c, t: t, o: &c.options}
+	r.out = connector.EngineSettings{
+		Engine:     "vllm",
+		KVTransfer: &connector.KVTransfer{Connector: ClassV1, Role: "kv_both", Extra: c.engine.ExtraConfig()},
+		Args:       []string{"--enable-prompt-tokens-details"},
+		Env:        []connector.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}},
+	}
+	r.note("settleTime", c.options.SettleTime != nil, "the gateway waits that long between the legs; no setting of an engine")
+	r.note("engineClass", c.options.EngineClass != "", "kv_connector")
+	if r.separate() {
+		r.server()
+	} else {
+		r.inProcess()
+	}
+	for _, e := range c.engine.Extra {
+		r.note(e.Path, true, "kv_connector_extra_config")
+	}
+	for _, e := range c.engine.Gone {
+		r.noEffect(e.Path, e.Key)
+	}
+	if t.Resources.MaxBandwidth != "" {
+		r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: "resources.maxBandwidth", Text: "LMCache has no limit of bandwidth"})
+	}
+	return r.out, r.err
+}
+
+// rendering is one engine's settings in the making.
+type rendering struct {
+	c    *Connector
+	o    *Options
+	t    connector.Target
+	out  connector.EngineSettings
+	file lmcacheconf.File
+	err  error
+}
+
+// note says where a setting went, if it is there.
+func (r *rendering) note(key string, given bool, text string) {
+	if given {
+		r.out.Notes = append(r.out.Notes, connector.Note{Path: "config." + key, Text: text})
+	}
+}
+
+func (r *rendering) noEffect(key, text string) {
+	r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: "config." + key, Text: text})
+}
+
+// separate says whether LMCache is a server beside the engines.
+func (r *rendering) separate() bool {
+	if r.o.EngineClass != "" {
+		return r.o.EngineClass == ClassMP
+	}
+	for _, e := range r.c.engine.Extra {
+		if strings.HasPrefix(e.Key, "lmcache.mp.") {
+			return true
+		}
+	}
+	return false
+}
+
+// inProcess is LMCacheConnectorV1: each engine reads a file, and the store is what they have in common.
+func (r *rendering) inProcess() {
+	name := "lmcache-" + r.t.Endpoint.Role.String() + "-" + strconv.Itoa(r.t.Index)
+	if _, given := r.out.KVTransfer.Extra["lmcache_rpc_port"]; !given {
+		r.out.KVTransfer.Extra["lmcache_rpc_port"] = name // names a local socket: two engines on one machine need two
+	}
+	r.file.Set("chunk_size", 256)
+	r.memory()
+	r.disk()
+	r.remote()
+	r.policy("cache_policy", func(policy string) { r.file.Set("cache_policy", policy) })
+	r.unmapped()
+	for _, e := range r.c.engine.File {
+		r.note(e.Path, true, "LMCache's "+e.Key)
+		if e.Key == "remote_url" {
+			r.file.Set(e.Key, r.withoutUser(e.Path, r.c.engine.Text(e.Key)))
+			continue
+		}
+		r.file.Set(e.Key, e.Value)
+	}
+	if !r.shared() {
+		r.noEffect("backendType", "nothing that is set here is shared: each engine finds only what it has stored itself, and D computes every prompt again; "+
+			"set backendType redis, serverEndpoints or remote_url")
+	}
+	r.out.Files = []connector.File{{Name: name + ".yaml", Content: r.file.String()}}
+	r.out.Env = append(r.out.Env, connector.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name + ".yaml"})
+}
+
+// memory is the engine's own CPU memory, in which every chunk is staged on its way.
+func (r *rendering) memory() {
+	o := r.o
+	r.file.Set("local_cpu", true)
+	size := int64(0)
+	if l := o.LocalConfig; l != nil {
+		size = l.MaxMemoryMB << 20
+		r.note("localConfig.maxMemoryMB", true, "LMCache's max_local_cpu_size, in GB")
+	}
+	if o.MaxCacheSize > 0 {
+		switch {
+		case o.BackendType == "redis":
+			r.noEffect("maxCacheSize", "Redis bounds itself: its own maxmemory")
+		case o.BackendType == "disk":
+			r.note("maxCacheSize", o.DiskConfig.MaxDiskSize == 0, "LMCache's max_local_disk_size, in GB")
+			if o.DiskConfig.MaxDiskSize > 0 {
+				r.noEffect("maxCacheSize", "diskConfig.maxDiskSize holds")
+			}
+		case size == 0:
+			size = o.MaxCacheSize
+			r.note("maxCacheSize", true, "LMCache's max_local_cpu_size, in GB")
+		default:
+			r.noEffect("maxCacheSize", "localConfig.maxMemoryMB holds")
+		}
+	}
+	if q := r.t.Resources.MaxMemory; q != "" {
+		limit, err := q.Bytes()
+		if err != nil {
+			r.err = &connector.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
+		}
+		if size == 0 || limit < size {
+			size = limit
+		}
+		r.out.Notes = append(r.out.Notes, connector.Note{Path: "resources.maxMemory", Text: "LMCache's max_local_cpu_size, in GB"})
+	}
+	if size > 0 {
+		r.file.Set("max_local_cpu_size", lmcacheconf.GB(size))
+	} else {
+		r.file.Set("max_local_cpu_size", 5)
+	}
+}
+
+func (r *rendering) disk() {
+	d, size := r.o.DiskConfig, int64(0)
+	if d != nil {
+		r.file.Set("local_disk", d.CacheDir)
+		r.note("diskConfig.cacheDir", true, "LMCache's local_disk; its index is in the engine's memory, so that no other engine finds what lies there")
+		size = d.MaxDiskSize
+		r.note("diskConfig.maxDiskSize", size > 0, "LMCache's max_local_disk_size, in GB")
+		if size == 0 && r.o.BackendType == "disk" {
+			size = r.o.MaxCacheSize
+		}
+	}
+	if q := r.t.Resources.MaxDisk; q != "" {
+		limit, err := q.Bytes()
+		if err != nil {
+			r.err = &connector.FieldError{Path: "resources.maxDisk", Problem: "cannot be read"}
+		}
+		note := connector.Note{Path: "resources.maxDisk", Text: "LMCache's max_local_disk_size, in GB"}
+		if d == nil {
+			note = connector.Note{NoEffect: true, Path: "resources.maxDisk", Text: "no diskConfig is set, so that LMCache keeps nothing on disk"}
+		} else if size == 0 || limit < size {
+			size = limit
+		}
+		r.out.Notes = append(r.out.Notes, note)
+	}
+	if d == nil {
+		return
+	}
+	if size > 0 {
+		r.file.Set("max_local_disk_size", lmcacheconf.GB(size))
+	} else {
+		r.file.Set("max_local_disk_size", defaultDisk)
+	}
+}
+
+// remote is the store that the engines share. LMCache has one.
+func (r *rendering) remote() {
+	o, where := r.o, ""
+	r.note("backendType", o.BackendType != "", map[string]string{"local": "LMCache's local_cpu", "redis": "LMCache's remote_url", "disk": "LMCache's local_disk"}[o.BackendType])
+	if o.RedisConfig != nil {
+		where = r.redis()
+	}
+	if len(o.ServerEndpoints) > 0 && where != "" {
+		r.noEffect("serverEndpoints", "LMCache has one remote_url, which redisConfig has taken")
+	} else if len(o.ServerEndpoints) > 0 {
+		host, port, _ := hostPort(o.ServerEndpoints[0])
+		where = "lm://" + net.JoinHostPort(host, port)
+		r.note("serverEndpoints", true, "LMCache's remote_url, the first of them")
+		if len(o.ServerEndpoints) > 1 {
+			r.noEffect("serverEndpoints[1]", "LMCache has one remote_url; this server and those that follow are not used")
+		}
+	}
+	if where != "" {
+		r.file.Set("remote_url", where)
+		r.file.Set("remote_serde", "naive")
+	}
+}
+
+// redis gives the address without user and password, which no file may hold in clear.
+func (r *rendering) redis() string {
+	x := r.o.RedisConfig
+	r.note("redisConfig.host", true, "LMCache's remote_url")
+	r.note("redisConfig.port", x.Port != 0, "LMCache's remote_url")
+	r.note("redisConfig.database", x.Database != 0, "LMCache's remote_url")
+	u := url.URL{Scheme: "redis", Host: net.JoinHostPort(strings.Trim(x.Host, "[]"), strconv.Itoa(cmp.Or(x.Port, redisPort)))}
+	if x.Database != 0 {
+		u.Path = "/" + strconv.Itoa(x.Database)
+	}
+	for _, k := range []struct{ name, value string }{{"username", x.Username}, {"password", x.Password}} {
+		if k.value != "" {
+			r.noEffect("redisConfig."+k.name, credentials)
+		}
+	}
+	return u.String()
+}
+
+const credentials = "is not written into a file. LMCache takes it in remote_url only: set LMCACHE_REMOTE_URL=redis://USER:PASSWORD@HOST:PORT/DATABASE " +
+	"in the engines' environment, from a secret; it wins over the file"
+
+// withoutUser takes user and password out of a URL.
+func (r *rendering) withoutUser(path, raw string) string {
+	scheme, rest, ok := strings.Cut(raw, "://")
+	at := strings.LastIndexByte(rest, '@')
+	if !ok || at < 0 {
+		return raw
+	}
+	r.noEffect(path, "user and password: "+credentials)
+	return scheme + "://" + rest[at+1:]
+}
+
+// policy writes the eviction policy as LMCache spells it.
+func (r *rendering) policy(setting string, set func(string)) {
+	if p := r.o.EvictionPolicy; p != "" {
+		set(strings.ToUpper(p))
+		r.note("evictionPolicy", true, "LMCache's "+setting)
+	}
+}
+
+// unmapped says which settings LMCache does not have.
+func (r *rendering) unmapped() {
+	if r.o.ConnectionTimeout != nil {
+		r.noEffect("connectionTimeout", "LMCache has no limit for connecting; blocking_timeout_secs bounds how long an engine waits for a chunk")
+	}
+	if r.o.PoolSize != 0 {
+		r.noEffect("poolSize", "LMCache sizes its connections to the store itself")
+	}
+	if r.o.TTL != nil {
+		r.noEffect("ttl", "LMCache's chunks do not expire; they are evicted")
+	}
+}
+
+// shared says whether anything of the file is a store that other engines read, too.
+func (r *rendering) shared() bool {
+	return r.file.Has("remote_url") || r.c.engine.Bool("enable_p2p") || r.file.Has("external_lookup_client") || r.file.Has("gds_path") || r.file.Has("remote_storage_plugins")
+}
+
+func hostPort(s string) (host, port string, ok bool) {
+	host, port, err := net.SplitHostPort(s)
+	n, perr := strconv.Atoi(port)
+	return host, port, err == nil && perr == nil && host != "" && n >= 1 && n <= 65535
+}
+
+// server is LMCacheMPConnector: one LMCache server, with a port for the engines.
+func (r *rendering) server() {
+	o, kv := r.o, r.out.KVTransfer
+	kv.Connector = ClassMP
+	host, port := "tcp://localhost", strconv.Itoa(serverPort)
+	for i, e := range o.ServerEndpoints {
+		if i > 0 {
+			r.noEffect("serverEndpoints[1]", "P and D must meet in one server; this one and those that follow are not used")
+			break
+		}
+		h, p, _ := hostPort(e)
+		host, port = "tcp://"+bracketed(h), p
+		r.note("serverEndpoints", true, "lmcache.mp.host and lmcache.mp.port")
+	}
+	if _, given := kv.Extra["lmcache.mp.host"]; !given {
+		kv.Extra["lmcache.mp.host"] = host
+	}
+	if v, given := kv.Extra["lmcache.mp.port"]; given {
+		port = fmt.Sprint(v)
+	} else if n, err := strconv.Atoi(port); err == nil {
+		kv.Extra["lmcache.mp.port"] = n
+	}
+	command := []string{"lmcache", "server", "--port", port, "--chunk-size", cmp.Or(r.c.engine.Text("chunk_size"), "256"), "--l1-size-gb", r.serverMemory()}
+	policy := "LRU"
+	if o.EvictionPolicy == "lfu" {
+		r.noEffect("evictionPolicy", "lmcache server is known to evict by LRU only")
+	} else {
+		r.note("evictionPolicy", o.EvictionPolicy != "", "--eviction-policy of lmcache server")
+	}
+	r.out.Companions = []connector.Companion{{Name: "lmcache", Command: append(command, "--eviction-policy", policy)}}
+	r.serverHasNot()
+	r.unmapped()
+}
+
+// serverMemory is the server's first level, in GB.
+func (r *rendering) serverMemory() string {
+	o, size := r.o, int64(0)
+	if o.LocalConfig != nil {
+		size = o.LocalConfig.MaxMemoryMB << 20
+		r.note("localConfig.maxMemoryMB", true, "--l1-size-gb of lmcache server")
+	}
+	if o.MaxCacheSize > 0 {
+		if size == 0 {
+			size = o.MaxCacheSize
+			r.note("maxCacheSize", true, "--l1-size-gb of lmcache server")
+		} else {
+			r.noEffect("maxCacheSize", "localConfig.maxMemoryMB holds")
+		}
+	}
+	if q := r.t.Resources.MaxMemory; q != "" {
+		limit, err := q.Bytes()
+		if err != nil {
+			r.err = &connector.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
+		}
+		if size == 0 || limit < size {
+			size = limit
+		}
+		r.out.Notes = append(r.out.Notes, connector.Note{Path: "resources.maxMemory", Text: "--l1-size-gb of lmcache server"})
+	}
+	if size == 0 {
+		return "5"
+	}
+	return lmcacheconf.GB(size).String()
+}
+
+// serverHasNot says which settings are of the in-process class only. What a server keeps besides its memory is the server's own
+// configuration, which this does not write.
+func (r *rendering) serverHasNot() {
+	o := r.o
+	const text = "a setting of LMCacheConnectorV1; the second level of lmcache server is configured at the server"
+	if o.BackendType != "" && o.BackendType != "local" {
+		r.noEffect("backendType", text)
+	} else {
+		r.note("backendType", o.BackendType != "", "the memory of lmcache server")
+	}
+	if x := o.RedisConfig; x != nil {
+		r.noEffect("redisConfig", text)
+	}
+	if o.DiskConfig != nil {
+		r.noEffect("diskConfig", text)
+	}
+	if r.t.Resources.MaxDisk != "" {
+		r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: "resources.maxDisk", Text: text})
+	}
+	for _, e := range r.c.engine.File {
+		if e.Key == "chunk_size" {
+			r.note(e.Path, true, "--chunk-size of lmcache server")
+			continue
+		}
+		r.noEffect(e.Path, "a setting of LMCacheConnectorV1's file, which LMCacheMPConnector does not read")
+	}
+}
+
+func bracketed(host string) string {
+	if strings.Contains(host, ":") {
+		return "[" + host + "]"
+	}
+	return host
+}
