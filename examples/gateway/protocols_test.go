@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+// protocol is a connector and engines that speak its protocol. Each connector's cases stand in a file of their own, which adds them
+// to protocols in an init function.
+type protocol struct {
+	name       string // of the case, where a connector has several
+	connector  string // kvConnector.type
+	config     string // of the connector, as one line of YAML: {leaseDuration: 30s}
+	spec       string // further lines of the ModelServer's spec, as pairYAML takes them
+	prefill    enginesim.Config
+	decode     enginesim.Config
+	prepare    func(t *testing.T, c *protocol)                           // fills in what only the test knows: folders, free ports
+	attributes func(p, d *enginesim.Engine) (prefill, decode attributes) // of the endpoints
+	apis       []connector.API                                           // besides completions, those that the protocol carries; nil: chat
+	alone      bool                                                      // an engine of its own gives the texts to compare with, since the pair's serve none alone
+	// broken changes a good case so that no KV moves: what verify must find out, and words that its reasons must hold.
+	broken map[string]broken
+}
+
+type attributes = map[string]string
+
+type broken struct {
+	change  func(t *testing.T, c *protocol)
+	verdict reuse.Verdict
+	reason  string
+}
+
+var protocols []protocol
+
+func (c *protocol) title() string {
+	if c.name != "" {
+		return c.connector + "/" + c.name
+	}
+	return c.connector
+}
+
+// pairOf is a case at work: its engines, and a gateway in front of them.
+type pairOf struct {
+	p, d, alone *enginesim.Engine
+	gateway     *program
+}
+
+func (c *protocol) start(t *testing.T) pairOf {
+	t.Helper()
+	if c.prepare != nil {
+		c.prepare(t, c)
+	}
+	for _, side := range []*enginesim.Config{&c.prefill, &c.decode} {
+		if side.Connector == "" {
+			side.Connector = c.connector
+		}
+	}
+	var x pairOf
+	var err error
+	x.p, x.d, err = enginesim.Pair(c.prefill, c.decode)
+	require.NoError(t, err)
+	x.alone, err = enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = x.p.Close(); _ = x.d.Close(); _ = x.alone.Close() })
+	var pa, da attributes
+	if c.attributes != nil {
+		pa, da = c.attributes(x.p, x.d)
+	}
+	config := c.config
+	if config == "" {
+		config = "{}"
+	}
+	x.gateway = start(t, gatewayYAML("")+fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+spec:
+  model: tiny
+  kvConnector: {type: %s, config: %s, retry: {maxAttempts: 1}, timeouts: {prefill: 20s, decode: 20s}}
+%s  discovery:
+    static:
+      endpoints:
+        - {url: %q, role: prefill, attributes: %s}
+        - {url: %q, role: decode, attributes: %s}
+---
+`, c.connector, config, c.spec, x.p.URL(), flowMapping(t, pa), x.d.URL(), flowMapping(t, da)))
+	return x
+}
+
+// flowMapping writes attributes as YAML, of which JSON is a part.
+func flowMapping(t *testing.T, m attributes) string {
+	t.Helper()
+	if m == nil {
+		m = attributes{}
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	require.NoError(t, enc.Encode(m))
+	return strings.TrimSpace(b.String())
+}
+
+// body is a request that no engine has seen.
+func body(api connector.API, n int, stream bool) string {
+	prompt := strings.Repeat(fmt.Sprintf("%d prompts of %s. ", n, api), 40)
+	member := map[connector.API]string{
+		connector.APICompletions: `"prompt":%q`, connector.APIChat: `"messages":[{"role":"user","content":%q}]`,
+		connector.APIResponses: `"input":%q`, connector.APIMessages: `"messages":[{"role":"user","content":%q}]`,
+		connector.APISGLang: `"text":%q`,
+	}
+	switch api {
+	case connector.APIGenerate:
+		ids := make([]string, len(prompt))
+		for i := range ids {
+			ids[i] = fmt.Sprint(prompt[i])
+		}
+		return fmt.Sprintf(`{"model":"tiny","token_ids":[%s],"sampling_params":{"max_tokens":12,"temperature":0},"stream":%t}`, strings.Join(ids, ","), stream)
+	case connector.APISGLang:
+		return fmt.Sprintf(`{`+member[api]+`,"sampling_params":{"max_new_tokens":12,"temperature":0},"stream":%t}`, prompt, stream)
+	case connector.APIResponses:
+		return fmt.Sprintf(`{"model":"tiny",`+member[api]+`,"max_output_tokens":12,"temperature":0,"stream":%t}`, prompt, stream)
+	}
+	return fmt.Sprintf(`{"model":"tiny",`+member[api]+`,"max_tokens":12,"temperature":0,"stream":%t}`, prompt, stream)
+}
+
+// texts joins all text that an answer of any API holds, whole or streamed.
+func texts(t *testing.T, answer string) string {
+	t.Helper()
+	var b strings.Builder
+	for line := range strings.Lines(answer) {
+		line = strings.TrimSpace(line)
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			line = data
+		}
+		if !strings.HasPrefix(line, "{") {
+			continue
+		}
+		var event map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &event), line)
+		collect(&b, event)
+	}
+	return b.String()
+}
+
+// collect finds the text of one event or answer, by the members in which the APIs keep it.
+func collect(b *strings.Builder, v map[string]any) {
+	if kind, _ := v["type"].(string); strings.HasPrefix(kind, "response.") && kind != "response.output_text.delta" {
+		return // events of the Responses API that repeat what deltas have told
+	}
+	for _, key := range []string{"choices", "output", "content"} {
+		list, _ := v[key].([]any)
+		for _, item := range list {
+			if m, ok := item.(map[string]any); ok {
+				collect(b, m)
+			}
+		}
+	}
+	for _, key := range []string{"message", "delta"} {
+		if m, ok := v[key].(map[string]any); ok {
+			collect(b, m)
+		}
+	}
+	for _, key := range []string{"text", "content", "delta"} {
+		if s, ok := v[key].(string); ok {
+			b.WriteString(s)
+		}
+	}
+	if ids, ok := v["token_ids"].([]any); ok && v["text"] == nil {
+		for _, id := range ids {
+			if n, ok := id.(float64); ok {
+				b.WriteByte(byte(n))
+			}
+		}
+	}
+}
+
+// One request of each API that the protocol carries, streamed and not: the text is that of one engine alone, and no KV was lost, used
+// twice or computed again.
+func TestEachConnectorThroughTheGateway(t *testing.T) {
+	for _, c := range protocols {
+		t.Run(c.title(), func(t *testing.T) {
+			t.Parallel()
+			x := c.start(t)
+			apis := append([]connector.API{connector.APICompletions}, c.apis...)
+			if c.apis == nil {
+				apis = append(apis, connector.APIChat)
+			}
+			n := 0
+			for _, api := range apis {
+				for _, stream := range []bool{false, true} {
+					n++
+					request := body(api, n, stream)
+					status, h, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), request)
+					require.Equal(t, http.StatusOK, status, "%s: %s\n%s", api, answer, x.gateway.log)
+					assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
+					_, _, want := do(t, http.MethodPost, x.alone.URL()+api.Path(), request)
+					require.NotEmpty(t, texts(t, answer), answer)
+					assert.Equal(t, texts(t, want), texts(t, answer), "%s, stream %t", api, stream)
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			require.NoError(t, x.p.WaitIdle(ctx))
+			require.NoError(t, x.d.WaitIdle(ctx))
+			assert.NoError(t, x.p.CheckKV(), "prefill engine")
+			assert.NoError(t, x.d.CheckKV(), "decode engine")
+			assert.Positive(t, x.d.Stats().ExternalKVTransfer, "decode computed all prompts itself")
+		})
+	}
+}
+
+// yamlToJSON turns one line of YAML into JSON.
+func yamlToJSON(t *testing.T, text string) json.RawMessage {
+	t.Helper()
+	var v any
+	require.NoError(t, yaml.Unmarshal([]byte(text), &v))
+	if v == nil {
+		return nil
+	}
+	raw, err := json.Marshal(v)
+	require.NoError(t, err)
+	return raw
+}
+
+func (x pairOf) verify(t *testing.T, c *protocol) *reuse.Report {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	conn, err := connector.Open(connector.Spec{Type: c.connector, Config: yamlToJSON(t, c.config)})
+	require.NoError(t, err)
+	target := reuse.Target{Ask: reuse.Gateway(x.gateway.client, client, nil), Connector: conn, Prefill: []string{x.p.URL()}, Decode: []string{x.d.URL()}, Model: "tiny", Client: client}
+	if c.alone {
+		target.Alone = x.alone.URL()
+	}
+	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 2})
+	require.NoError(t, err)
+	return r
+}
+
+func TestVerifyProvesEachConnector(t *testing.T) {
+	for _, c := range protocols {
+		t.Run(c.title(), func(t *testing.T) {
+			t.Parallel()
+			x := c.start(t)
+			r := x.verify(t, &c)
+			assert.Equal(t, reuse.Reused, r.Verdict, "%s\n%s", r, x.gateway.log)
+			assert.Zero(t, r.Different)
+		})
+	}
+}
+
+func TestVerifyFindsBrokenTransfers(t *testing.T) {
+	for _, c := range protocols {
+		for name, b := range c.broken {
+			t.Run(c.title()+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				c := c
+				good := c.prepare
+				c.prepare = func(t *testing.T, c *protocol) {
+					if good != nil {
+						good(t, c)
+					}
+					b.change(t, c)
+				}
+				x := c.start(t)
+				r := x.verify(t, &c)
+				assert.Equal(t, b.verdict, r.Verdict, "%s\n%s", r, x.gateway.log)
+				assert.Contains(t, r.String(), b.reason)
+			})
+		}
+	}
+}
+
+func init() {
+	protocols = append(protocols, protocol{
+		connector: "nixl",
+		apis:      []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate},
+		broken: map[string]broken{
+			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"},
+			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
+		},
+	})
+}
