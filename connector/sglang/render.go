@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang
+
+import (
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Render gives the launch arguments of python -m sglang.launch_server (docs/advanced_features/pd_disaggregation.md and server_args.py,
+// 0.5.x). An engine of role both runs without disaggregation, since it must serve requests without a room.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	out := connector.EngineSettings{Engine: "sglang"}
+	note := func(path, text string) {
+		out.Notes = append(out.Notes, connector.Note{NoEffect: true, Path: path, Text: text})
+	}
+	prefill := t.Endpoint.Role.Has(discovery.RolePrefill) && !t.Endpoint.Role.Has(discovery.RoleBoth)
+	decode := t.Endpoint.Role.Has(discovery.RoleDecode) && !t.Endpoint.Role.Has(discovery.RoleBoth)
+	switch {
+	case prefill:
+		if err := c.CheckEndpoint(t.Endpoint); err != nil {
+			return out, err
+		}
+		host, port, err := c.bootstrap(t.Endpoint)
+		if err != nil {
+			return out, err
+		}
+		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", strconv.Itoa(port))
+		if host != "127.0.0.1" && host != "localhost" && host != "[::1]" {
+			out.Notes = append(out.Notes, connector.Note{Path: "attributes.bootstrapHost", Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
+		}
+	case decode:
+		out.Args = append(out.Args, "--disaggregation-mode", "decode")
+	default:
+		out.Notes = append(out.Notes, connector.Note{Path: "role", Text: "serves requests alone: --disaggregation-mode stays null"})
+	}
+	if prefill || decode {
+		out.Args = append(out.Args, "--disaggregation-transfer-backend", "mooncake")
+	}
+	if n := ranks(t.Endpoint); n > 1 {
+		out.Args = append(out.Args, "--dp-size", strconv.Itoa(n), "--enable-dp-attention")
+	}
+	out.Args = append(out.Args, "--enable-metrics")
+	if t.CPU {
+		out.Env = append(out.Env, connector.EnvVar{Name: "MC_FORCE_TCP", Value: "1"})
+		out.Notes = append(out.Notes, connector.Note{Path: "cpu", Text: "no transfer backend of SGLang is known to move KV between engines on CPUs; fake moves none"})
+	}
+	if !prefill && c.given.BootstrapPort != 0 {
+		note("config.bootstrapPort", "only prefill engines listen; a decode engine learns the port from each request")
+	}
+	if c.given.PrefillCap != nil {
+		note("config.prefillCap", "pdkit's own: it limits the prefill leg, and engines have no setting for it")
+	}
+	for _, r := range []struct {
+		path string
+		set  bool
+	}{
+		{"resources.maxMemory", t.Resources.MaxMemory != ""}, {"resources.maxDisk", t.Resources.MaxDisk != ""}, {"resources.maxBandwidth", t.Resources.MaxBandwidth != ""},
+	} {
+		if r.set {
+			note(r.path, "SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func render(t *testing.T, config string, target connector.Target) connector.EngineSettings {
+	t.Helper()
+	r, ok := connector.As[connector.Renderer](open(t, config))
+	require.True(t, ok)
+	out, err := r.Render(target)
+	require.NoError(t, err)
+	assert.Equal(t, "sglang", out.Engine)
+	return out
+}
+
+func TestLaunchArgumentsByRole(t *testing.T) {
+	p := engine(t, "http://10.0.0.5:30000", discovery.RolePrefill, map[string]string{"bootstrapPort": "9001", "dpSize": "4"})
+	out := render(t, `{"bootstrapPort":9000}`, connector.Target{Endpoint: p})
+	assert.Equal(t, []string{"--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "9001", "--disaggregation-transfer-backend", "mooncake", "--dp-size", "4", "--enable-dp-attention", "--enable-metrics"}, out.Args)
+	require.Len(t, out.Notes, 1)
+	assert.Equal(t, "attributes.bootstrapHost", out.Notes[0].Path, "the bootstrap server listens on --host")
+
+	d := engine(t, "http://127.0.0.1:30001", discovery.RoleDecode, nil)
+	out = render(t, ``, connector.Target{Endpoint: d})
+	assert.Equal(t, []string{"--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake", "--enable-metrics"}, out.Args)
+	assert.Empty(t, out.Notes)
+
+	both := engine(t, "http://127.0.0.1:30001", discovery.RoleBoth, nil)
+	out = render(t, ``, connector.Target{Endpoint: both})
+	assert.NotContains(t, out.Args, "--disaggregation-mode", "it must serve requests without a room")
+}
+
+// Every setting is mapped or named as without effect.
+func TestNoSettingIsDroppedInSilence(t *testing.T) {
+	d := engine(t, "http://127.0.0.1:30001", discovery.RoleDecode, nil)
+	out := render(t, `{"bootstrapPort":9000,"prefillCap":false}`, connector.Target{Endpoint: d, CPU: true, Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+	var without []string
+	for _, n := range out.Notes {
+		assert.NotEmpty(t, n.Text)
+		if n.NoEffect {
+			without = append(without, n.Path)
+		}
+	}
+	assert.Equal(t, []string{"config.bootstrapPort", "config.prefillCap", "resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"}, without)
+	assert.Equal(t, []connector.EnvVar{{Name: "MC_FORCE_TCP", Value: "1"}}, out.Env)
+}
+
+func TestWhatCannotBeRenderedIsNamed(t *testing.T) {
+	r, _ := connector.As[connector.Renderer](open(t, ``))
+	_, err := r.Render(connector.Target{Endpoint: engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"bootstrapPort": "x"})})
+	faults := connector.FieldErrors(err)
+	require.Len(t, faults, 1)
+	assert.Equal(t, "attributes.bootstrapPort", faults[0].Path)
+}

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang_test
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/sglang"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, config string) connector.KVConnector {
+	t.Helper()
+	c, err := connector.Open(connector.Spec{Type: "sglang", Config: json.RawMessage(config)})
+	require.NoError(t, err)
+	return c
+}
+
+func engine(t testing.TB, url string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
+	t.Helper()
+	e, err := discovery.New(url, role)
+	require.NoError(t, err)
+	e.Attributes = attributes
+	return e
+}
+
+// session is one with known randomness: its room is 5.
+func session(t testing.TB, api connector.API, body string, attributes map[string]string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSessionWith([16]byte{10}, r, "id", engine(t, "http://p.example:30000", discovery.RolePrefill, attributes),
+		engine(t, "http://d.example:30001", discovery.RoleDecode, nil))
+}
+
+func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
+	t.Helper()
+	l := connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, l))
+	body, err := l.Body()
+	require.NoError(t, err)
+	return string(body)
+}
+
+func decodeLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
+	t.Helper()
+	l := connector.NewLeg(s.Request)
+	require.NoError(t, c.Decode(context.Background(), s, nil, l))
+	body, err := l.Body()
+	require.NoError(t, err)
+	return string(body)
+}
+
+const meeting = `"bootstrap_host":"p.example","bootstrap_port":8998,"bootstrap_room":5`
+
+func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
+	c := open(t, ``)
+	for rule, k := range map[string]struct {
+		api                   connector.API
+		body, prefill, decode string
+	}{
+		"chat": {connector.APIChat, `{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9}`,
+			`{"messages":[],"stream":false,"max_completion_tokens":1,` + meeting + `,"max_tokens":1}`,
+			`{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9,` + meeting + `}`},
+		"completions": {connector.APICompletions, `{"prompt":"x","max_tokens":9}`,
+			`{"prompt":"x","max_tokens":1,` + meeting + `,"stream":false}`,
+			`{"prompt":"x","max_tokens":9,` + meeting + `}`},
+		"generate": {connector.APISGLang, `{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."}}`,
+			`{"text":"x","sampling_params":{"max_new_tokens":1,"stop":"."},` + meeting + `,"stream":false}`,
+			`{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."},` + meeting + `}`},
+		"what the client sent for one goes": {connector.APICompletions, `{"prompt":"x","bootstrap_host":"evil","bootstrap_room":1}`,
+			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998,"max_tokens":1,"stream":false}`,
+			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998}`},
+		"token ids are one prompt": {connector.APISGLang, `{"input_ids":[1,2,3]}`,
+			`{"input_ids":[1,2,3],` + meeting + `,"sampling_params":{"max_new_tokens":1},"stream":false}`,
+			`{"input_ids":[1,2,3],` + meeting + `}`},
+	} {
+		s := session(t, k.api, k.body, nil)
+		assert.Equal(t, k.prefill, prefillLeg(t, c, s), rule)
+		assert.Equal(t, k.decode, decodeLeg(t, c, s), rule)
+	}
+}
+
+// P samples the first token and gives D its log probability only if its own request asks for log probabilities.
+func TestPrefillKeepsWhatShapesTheFirstToken(t *testing.T) {
+	c := open(t, ``)
+	for body, kept := range map[string]string{
+		`{"messages":[],"logprobs":true,"top_logprobs":3,"temperature":0.5}`: `"logprobs":true,"top_logprobs":3,"temperature":0.5`,
+		`{"messages":[],"stop":["a"],"stop_token_ids":[7]}`:                  `"stop":["a"],"stop_token_ids":[7]`,
+		`{"messages":[],"min_tokens":8}`:                                     `"min_tokens":1`,
+	} {
+		assert.Contains(t, prefillLeg(t, c, session(t, connector.APIChat, body, nil)), kept)
+	}
+	s := session(t, connector.APISGLang, `{"text":"x","return_logprob":true,"logprob_start_len":0,"sampling_params":{"min_new_tokens":3}}`, nil)
+	leg := prefillLeg(t, c, s)
+	assert.Contains(t, leg, `"return_logprob":true,"logprob_start_len":0`)
+	assert.Contains(t, leg, `"sampling_params":{"max_new_tokens":1,"min_new_tokens":1}`)
+	for _, zero := range []string{`0`, `0.0`, `-1`, `null`} {
+		assert.NotContains(t, prefillLeg(t, c, session(t, connector.APIChat, `{"messages":[],"min_tokens":`+zero+`}`, nil)), `"min_tokens":1`, zero)
+	}
+}
+
+func TestWithoutTheCapOnlyTheStreamChanges(t *testing.T) {
+	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9,"min_tokens":2}`, nil)
+	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":9,"min_tokens":2,`+meeting+`}`, prefillLeg(t, open(t, `{"prefillCap":false}`), s))
+}
+
+func TestBootstrapAddressOfTheEngine(t *testing.T) {
+	for rule, k := range map[string]struct {
+		config, url string
+		attributes  map[string]string
+		host        string
+		port        int64
+	}{
+		"defaults":              {``, "http://p.example:1", nil, "p.example", 8998},
+		"the connector's port":  {`{"bootstrapPort":9000}`, "http://p.example:1", nil, "p.example", 9000},
+		"the engine's own port": {`{"bootstrapPort":9000}`, "http://p.example:1", map[string]string{"bootstrapPort": "9001"}, "p.example", 9001},
+		"the engine's own host": {``, "http://p.example:1", map[string]string{"bootstrapHost": "10.0.0.5"}, "10.0.0.5", 8998},
+		"IPv6 has brackets":     {``, "http://[fd00::1]:1", nil, "[fd00::1]", 8998},
+		"IPv6 as an attribute":  {``, "http://p.example:1", map[string]string{"bootstrapHost": "fd00::2"}, "[fd00::2]", 8998},
+	} {
+		s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
+		s.Prefill = engine(t, k.url, discovery.RolePrefill, k.attributes)
+		leg := gjson.Parse(decodeLeg(t, open(t, k.config), s))
+		assert.Equal(t, k.host, leg.Get("bootstrap_host").Str, rule)
+		assert.Equal(t, k.port, leg.Get("bootstrap_port").Int(), rule)
+	}
+	s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"bootstrapPort": "0"})
+	var bad *connector.EndpointError
+	require.ErrorAs(t, open(t, ``).Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), &bad)
+	assert.Equal(t, "bootstrapPort", bad.Attribute)
+}
+
+// The engines count sequences: prompts times answers. A list of one prompt is a list.
+func TestEachSequenceHasARoomOfItsOwn(t *testing.T) {
+	c := open(t, ``)
+	for _, k := range []struct {
+		api  connector.API
+		body string
+		n    int // 0: no list
+	}{
+		{connector.APICompletions, `{"prompt":"a"}`, 0},
+		{connector.APICompletions, `{"prompt":[1,2,3]}`, 0},
+		{connector.APICompletions, `{"prompt":[]}`, 0},
+		{connector.APICompletions, `{"prompt":["a"]}`, 1},
+		{connector.APICompletions, `{"prompt":["a","b","c"]}`, 3},
+		{connector.APICompletions, `{"prompt":[[1,2],[3]],"n":2}`, 4},
+		{connector.APIChat, `{"messages":[{"a":1},{"b":2}]}`, 0},
+		{connector.APIChat, `{"messages":[],"n":1}`, 0},
+		{connector.APIChat, `{"messages":[],"n":3.0}`, 3},
+		{connector.APISGLang, `{"text":["a","b"]}`, 2},
+		{connector.APISGLang, `{"input_ids":[ [1], [2] ],"sampling_params":{"n":2}}`, 4},
+		{connector.APISGLang, `{"input_embeds":[[0.1],[0.2]]}`, 0},
+		{connector.APISGLang, `{"input_embeds":[[[0.1]],[[0.2]],[[0.3]]]}`, 3},
+	} {
+		s := session(t, k.api, k.body, nil)
+		require.Empty(t, unsupported(c, s.Request), k.body)
+		prefill, decode := gjson.Parse(prefillLeg(t, c, s)), gjson.Parse(decodeLeg(t, c, s))
+		for _, member := range []string{"bootstrap_host", "bootstrap_port", "bootstrap_room"} {
+			assert.Equal(t, prefill.Get(member).Raw, decode.Get(member).Raw, "%s of %s", member, k.body)
+			assert.Equal(t, k.n > 0, decode.Get(member).IsArray(), "%s of %s", member, k.body)
+			if k.n > 0 {
+				assert.Len(t, decode.Get(member).Array(), k.n, "%s of %s", member, k.body)
+			}
+		}
+		distinct := map[string]bool{}
+		for _, room := range decode.Get("bootstrap_room").Array() {
+			distinct[room.Raw] = true
+		}
+		assert.Len(t, distinct, max(k.n, 1), k.body)
+		if k.api == connector.APISGLang {
+			assert.Equal(t, s.Request.API, connector.APISGLang)
+			assert.Equal(t, gjson.Get(k.body, "sampling_params.n").Raw, prefill.Get("sampling_params.n").Raw, "P makes as many")
+		}
+	}
+}
+
+func unsupported(c connector.KVConnector, r *connector.Request) string {
+	u, _ := connector.As[connector.Unsupporter](c)
+	return u.Unsupported(r)
+}
+
+// A room is 63 bits, chosen for P's rank, and D is told the rank.
+func TestRoomChoosesTheRank(t *testing.T) {
+	c := open(t, ``)
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":["a","b","c","d","e"]}`))
+	require.NoError(t, err)
+	for _, size := range []int{1, 2, 3, 8, 1000, 65535} {
+		for _, random := range [][16]byte{{}, {0: 255, 1: 255, 2: 255, 3: 255, 4: 255, 5: 255, 6: 255, 7: 255, 8: 255, 9: 255, 10: 255, 11: 255}, {1: 7, 5: 200, 7: 128, 8: 13, 11: 1}} {
+			s := connector.NewSessionWith(random, r, "id", engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"dpSize": strconv.Itoa(size)}), engine(t, "http://d:1", discovery.RoleDecode, nil))
+			leg := gjson.Parse(decodeLeg(t, c, s))
+			rooms := map[uint64]bool{}
+			for _, room := range leg.Get("bootstrap_room").Array() {
+				n, err := strconv.ParseUint(room.Raw, 10, 64)
+				require.NoError(t, err)
+				assert.LessOrEqual(t, n, uint64(math.MaxInt64))
+				assert.EqualValues(t, s.PrefillRank(), n%uint64(size), "size %d", size)
+				rooms[n] = true
+			}
+			assert.Len(t, rooms, 5, "size %d", size)
+			assert.Equal(t, size > 1, leg.Get("disagg_prefill_dp_rank").Exists())
+			assert.EqualValues(t, s.PrefillRank(), leg.Get("disagg_prefill_dp_rank").Int())
+			assert.False(t, gjson.Get(prefillLeg(t, c, s), "disagg_prefill_dp_rank").Exists())
+		}
+	}
+}
+
+func TestRoomsAreNewForEveryAttempt(t *testing.T) {
+	c := open(t, ``)
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"a"}`))
+	require.NoError(t, err)
+	seen := map[string]bool{}
+	for range 1000 {
+		s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill, nil), engine(t, "http://d:1", discovery.RoleDecode, nil))
+		room := gjson.Get(decodeLeg(t, c, s), "bootstrap_room").Raw
+		assert.False(t, seen[room])
+		seen[room] = true
+	}
+}
+
+// A client's rid could end others' requests, and its ranks would part the legs.
+func TestMembersThatWouldPartTheLegsGo(t *testing.T) {
+	c := open(t, ``)
+	s := session(t, connector.APISGLang, `{"text":"x","rid":"","routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":1,"bootstrap_pair_key":"k","decode_tp_size":2,"priority":1,"extra_key":"t"}`, nil)
+	assert.Equal(t, `{"text":"x","priority":1,"extra_key":"t",`+meeting+`}`, decodeLeg(t, c, s))
+	for _, gone := range []string{"rid", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size"} {
+		assert.False(t, gjson.Get(prefillLeg(t, c, s), gone).Exists(), gone)
+	}
+}
+
+func TestUnsupported(t *testing.T) {
+	c := open(t, ``)
+	for _, k := range []struct {
+		api          connector.API
+		body, member string
+	}{
+		{connector.APIChat, `{"messages":[],"n":8,"logprobs":true}`, ""},
+		{connector.APICompletions, `{"prompt":["a","b"],"n":2}`, ""},
+		{connector.APICompletions, `{"prompt":"a","echo":true}`, ""},
+		{connector.APICompletions, `{"prompt":"a","echo":true,"logprobs":1}`, "echo"},
+		{connector.APISGLang, `{"text":"a","return_logprob":true,"logprob_start_len":0}`, ""},
+		{connector.APISGLang, `{"text":"a","return_hidden_states":true}`, "return_hidden_states"},
+		{connector.APISGLang, `{"text":"a","return_routed_experts":true}`, "return_routed_experts"},
+		{connector.APISGLang, `{"text":"a","session_params":{"id":"s"}}`, "session_params"},
+		{connector.APISGLang, `{"text":"a","sampling_params":{"n":5000}}`, "n"},
+		{connector.APIChat, `{"messages":[],"n":999999999999}`, "n"},
+		{connector.APIChat, `{"messages":[],"n":1e300}`, "n"},
+		{connector.APICompletions, `{"prompt":["a","b"],"n":4000}`, "n"},
+		{connector.APICompletions, `{"prompt":[` + strings.Repeat(`"a",`, 4096) + `"a"]}`, "prompt"},
+		{connector.APIResponses, `{"input":"a"}`, "bootstrap_room"},
+		{connector.APIMessages, `{"messages":[]}`, "bootstrap_room"},
+		{connector.APIGenerate, `{"token_ids":[1]}`, "bootstrap_room"},
+	} {
+		assert.Equal(t, k.member, unsupported(c, session(t, k.api, k.body, nil).Request), k.body[:min(len(k.body), 80)])
+	}
+}
+
+func TestSettings(t *testing.T) {
+	for config, path := range map[string]string{
+		`{"bootstrapPort":-1}`: "bootstrapPort", `{"bootstrapPort":70000}`: "bootstrapPort", `{"bootstrapPort":"1"}`: "bootstrapPort",
+		`{"prefillCap":1}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
+	} {
+		_, err := connector.Open(connector.Spec{Type: "SGLang", Config: json.RawMessage(config)})
+		faults := connector.FieldErrors(err)
+		require.Len(t, faults, 1, config)
+		assert.Equal(t, path, faults[0].Path)
+	}
+	c := open(t, ``)
+	assert.Equal(t, "sglang", c.Name())
+	assert.Equal(t, connector.Together, c.Order())
+	only, ok := connector.As[connector.PairOnly](c)
+	require.True(t, ok)
+	assert.True(t, only.PairOnly())
+	_, ok = connector.As[connector.Orphaner](c)
+	assert.False(t, ok, "a leg that is closed is aborted by its engine, which tells the other")
+}
+
+func TestEndpointsAreChecked(t *testing.T) {
+	check, ok := connector.As[connector.EndpointChecker](open(t, ``))
+	require.True(t, ok)
+	for _, k := range []struct {
+		role       discovery.Role
+		attributes map[string]string
+		path       string
+	}{
+		{discovery.RolePrefill, nil, ""},
+		{discovery.RolePrefill, map[string]string{"bootstrapPort": "8998", "dpSize": "8", "bootstrapHost": "fd00::1"}, ""},
+		{discovery.RolePrefill, map[string]string{"bootstrapPort": "x"}, "attributes.bootstrapPort"},
+		{discovery.RolePrefill, map[string]string{"dpSize": "0"}, "attributes.dpSize"},
+		{discovery.RolePrefill, map[string]string{"bootstrapHost": "http://p"}, "attributes.bootstrapHost"},
+		{discovery.RoleDecode, map[string]string{"bootstrapPort": "x"}, ""},
+	} {
+		err := check.CheckEndpoint(engine(t, "http://p:1", k.role, k.attributes))
+		if k.path == "" {
+			require.NoError(t, err)
+			continue
+		}
+		faults := connector.FieldErrors(err)
+		require.Len(t, faults, 1)
+		assert.Equal(t, k.path, faults[0].Path)
+	}
+}
+
+func TestSessionsAtOnceShareNothing(t *testing.T) {
+	c := open(t, ``)
+	var wg sync.WaitGroup
+	for i := range 32 {
+		wg.Go(func() {
+			r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":["`+strings.Repeat("x", i)+`"],"n":`+strconv.Itoa(i+1)+`}`))
+			assert.NoError(t, err)
+			s := connector.NewSession(r, "id", engine(t, "http://p:1", discovery.RolePrefill, nil), engine(t, "http://d:1", discovery.RoleDecode, nil))
+			want := decodeLeg(t, c, s)
+			for range 20 {
+				assert.Equal(t, want, decodeLeg(t, c, s))
+				assert.Equal(t, gjson.Get(want, "bootstrap_room").Raw, gjson.Get(prefillLeg(t, c, s), "bootstrap_room").Raw)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func result(body string) *connector.PrefillResult {
+	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+}
