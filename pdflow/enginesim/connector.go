@@ -21,6 +21,7 @@ func starters() map[string]func(*node) (connector, error) {
 		connectorNone:     func(*node) (connector, error) { return noConnector{}, nil },
 		connectorNIXL:     startNIXL,
 		connectorNIXLPush: startNIXLPush,
+		connectorMooncake: startMooncake,
 	}
 }
 

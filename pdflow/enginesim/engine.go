@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log"
+	"maps"
 	"sync"
 )
 
@@ -40,6 +41,12 @@ func Start(cfg Config) (*Engine, error) {
 	if c, ok := n.conn.(interface{ sideAddress() string }); ok {
 		e.cfg.SideChannel = c.sideAddress()
 	}
+	if c, ok := n.conn.(interface{ keeps() map[string]string }); ok {
+		extra := map[string]string{}
+		maps.Copy(extra, e.cfg.Extra)
+		maps.Copy(extra, c.keeps())
+		e.cfg.Extra = extra
+	}
 	return e, nil
 }
 
@@ -60,6 +67,16 @@ func (e *Engine) SideChannel() string {
 		return ""
 	}
 	return e.cfg.SideChannel
+}
+
+// Bootstrap is the base address of a Mooncake prefill engine's bootstrap server,
+// "http://127.0.0.1:8998"; "" for an engine without one. It stays the same over
+// Restart.
+func (e *Engine) Bootstrap() string {
+	if c, ok := e.current().conn.(interface{ bootstrapURL() string }); ok {
+		return c.bootstrapURL()
+	}
+	return ""
 }
 
 // EngineID is the id that handoffs of this engine name.
