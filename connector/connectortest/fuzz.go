@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// Fuzz is a fuzz test's body: whatever a client sends and whatever P answers, nothing panics, the legs are well-formed, and the members that
+// the protocol does not own are the client's to the byte. Its seeds are the suite's own requests and answers.
+func Fuzz(f *testing.F, h Harness) {
+	f.Helper()
+	if err := h.fill(); err != nil {
+		f.Fatal(err)
+	}
+	t, err := h.newTrial(f.Context(), true)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() {
+		if closer, ok := connector.As[io.Closer](t.c); ok && t.started {
+			if err := closer.Close(); err != nil {
+				f.Error(err)
+			}
+		}
+	})
+	for _, api := range h.APIs {
+		for _, smp := range append(all(api), forged(api)) {
+			f.Add(byte(api), []byte(smp.body), []byte(nil))
+		}
+		r, err := request(plain(api))
+		if err != nil {
+			f.Fatal(err)
+		}
+		p, err := t.play(t.session(r, 1))
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, b := range append(wholes(p.answer), mutant{"good", p.answer}) {
+			if len(b.body) < 10_000 { // a corpus of long inputs is slow and finds nothing
+				f.Add(byte(api), []byte(plain(api).body), b.body)
+			}
+		}
+	}
+	f.Fuzz(func(ft *testing.T, api byte, body, answer []byte) {
+		u := &trial{Harness: t.Harness, ctx: ft.Context(), c: t.c, started: t.started}
+		if err := u.fuzz(connector.API(api%byte(len(connector.APIs())+1)), body, answer); err != nil {
+			ft.Error(err)
+		}
+	})
+}
+
+// fuzz plays one exchange. No answer is the harness's good one.
+func (t *trial) fuzz(api connector.API, body, answer []byte) error {
+	before := string(body)
+	r, err := connector.ParseRequest(api, body)
+	if err != nil || t.unsupported(r) != "" {
+		return nil //nolint:nilerr // a request that the flow refuses has no legs
+	}
+	m := t.means()
+	if len(answer) > 0 {
+		m = t.giving(answer)
+	}
+	p, err := t.playWith(t.session(r, 1), m)
+	if string(body) != before {
+		return errors.New("the client's body was changed")
+	}
+	if err != nil {
+		if panicked(err) {
+			return err
+		}
+		return nil
+	}
+	s := shapes[api]
+	free := append(append(t.own(), s.normal()...), s.holder, "stream", "stream_options", "thinking")
+	legs := []struct {
+		leg  sent
+		free []string
+	}{{p.prefill, free}, {p.decode, t.own()}}
+	if p.final {
+		legs = legs[:1]
+	}
+	for _, l := range legs {
+		if json.Valid(body) && !json.Valid(l.leg.body) {
+			return errors.New("a valid request has become a leg that is not JSON")
+		}
+		if _, err := jsonedit.Parse(l.leg.body); err != nil {
+			return err
+		}
+		if err := same(r, l.leg.body, l.free); err != nil {
+			return err
+		}
+	}
+	return nil
+}

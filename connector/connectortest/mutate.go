@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
+)
+
+// mutant is an answer that was made bad.
+type mutant struct {
+	what string
+	body []byte
+}
+
+// wholes are bodies that are no answer at all. A flow does not show them to decode; a caller of its own may.
+func wholes(good []byte) []mutant {
+	return []mutant{
+		{"empty", nil},
+		{"null", []byte("null")},
+		{"a list", []byte("[]")},
+		{"a number", []byte("1")},
+		{"a string", []byte(`"x"`)},
+		{"an object without members", []byte("{}")},
+		{"cut in half", good[:len(good)/2]},
+		{"cut before its end", good[:max(len(good)-1, 0)]},
+		{"followed by more", append(append([]byte{}, good...), '{')},
+		{"nested without end", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 100_000))},
+		{"nested deeply", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 5_000) + strings.Repeat("]", 5_000) + "}")},
+		{"not UTF-8", []byte("{\"kv_transfer_params\":\"\xff\xfe\"}")},
+		{"an error in a 200", []byte(`{"error":{"message":"` + valueCanary + `","code":500}}`)},
+	}
+}
+
+// wrongKinds are values of each other kind than v's.
+func wrongKinds(v gjson.Result) map[string]string {
+	m := map[string]string{"null": "null", "a string": `"x"`, "a number": "1", "a boolean": "true", "a list": "[]", "an object": "{}"}
+	switch {
+	case v.IsObject():
+		m["an object"] = "{}" // empty is as bad
+	case v.IsArray():
+		m["a list"] = "[]"
+	case v.Type == gjson.String:
+		delete(m, "a string")
+	case v.Type == gjson.Number:
+		delete(m, "a number")
+	case v.IsBool():
+		delete(m, "a boolean")
+	}
+	return m
+}
+
+// spoil makes mutants of the value at a path: absent, and of each wrong kind.
+func spoil(good []byte, path string) []mutant {
+	var list []mutant
+	if body, err := sjson.DeleteBytes(good, path); err == nil {
+		list = append(list, mutant{path + " is absent", body})
+	}
+	for kind, raw := range wrongKinds(gjson.GetBytes(good, path)) {
+		if body, err := sjson.SetRawBytes(good, path, []byte(raw)); err == nil {
+			list = append(list, mutant{path + " is " + kind, body})
+		}
+	}
+	return list
+}
+
+// paths returns the paths of all values in v, up to a number that keeps a suite quick.
+func paths(v gjson.Result, prefix string, list []string) []string {
+	const enough = 60
+	n := 0
+	v.ForEach(func(key, inner gjson.Result) bool {
+		name := gjsonName(key.String())
+		if v.IsArray() {
+			name = strconv.Itoa(n)
+		}
+		n++
+		path := strings.TrimPrefix(prefix+"."+name, ".")
+		if list = append(list, path); inner.IsObject() || inner.IsArray() {
+			list = paths(inner, path, list)
+		}
+		return len(list) < enough && n < 4
+	})
+	return list
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// played is one session's legs as the engines would get them.
+type played struct {
+	s       *connector.Session
+	prefill sent
+	decode  sent
+	first   *sent  // decode's first try, where decode comes first
+	encode  []sent // one for each item of an encode stage
+	answer  []byte // P's
+	final   bool   // P's answer was the client's
+}
+
+// sent is one leg.
+type sent struct {
+	path   string
+	header []connector.HeaderEdit
+	body   []byte
+}
+
+func (p *played) legs() map[string]sent {
+	m := map[string]sent{"prefill": p.prefill, "decode": p.decode}
+	if p.first != nil {
+		m["decode's first try"] = *p.first
+	}
+	return m
+}
+
+// means are the other side of a session, to be replaced by hostile ones.
+type means struct {
+	call   connector.Caller
+	answer func(s *connector.Session, prefill []byte) []byte
+	event  func(s *connector.Session) connector.Event
+	quiet  bool // no event is expected: what the connector listens on has not been started
+}
+
+func (t *trial) means() means {
+	m := means{call: t.Call, answer: t.Answer, event: t.Event}
+	if m.answer == nil {
+		m.answer = func(s *connector.Session, _ []byte) []byte { return Answer(s.API) }
+	}
+	return m
+}
+
+// play runs a session as package pdflow does. The error is the connector's; panics are errors that [panicked] tells.
+func (t *trial) play(s *connector.Session) (*played, error) { return t.playWith(s, t.means()) }
+
+func (t *trial) playWith(s *connector.Session, m means) (p *played, err error) {
+	p = &played{s: s}
+	err = guard(func() (err error) {
+		if p.encode, err = t.before(s, m); err != nil {
+			return err
+		}
+		if e, ok := connector.As[connector.Expecter](t.c); ok && !m.quiet {
+			if _, done := e.Expect(s); done != nil {
+				defer func() { done(err) }()
+			}
+		}
+		return t.both(p, m)
+	})
+	return p, err
+}
+
+// before is what comes before the legs: a side call, an encode stage.
+func (t *trial) before(s *connector.Session, m means) (encode []sent, err error) {
+	if pr, ok := connector.As[connector.Preparer](t.c); ok {
+		v, err := pr.Prepare(t.ctx, s, t.caller(m.call))
+		if err != nil {
+			return nil, fmt.Errorf("calling Prepare: %w", err)
+		}
+		s.SetPrepared(v)
+	}
+	enc, ok := connector.As[connector.Encoder](t.c)
+	if !ok {
+		return nil, nil
+	}
+	items := enc.Items(s)
+	if len(items) == 0 {
+		return nil, nil
+	}
+	answers := make([]json.RawMessage, 0, len(items))
+	for _, i := range items {
+		leg, err := describe(s, func(leg *connector.Leg) error { return enc.Encode(s, i, leg) })
+		if err != nil {
+			return nil, fmt.Errorf("calling Encode: %w", err)
+		}
+		encode = append(encode, leg)
+		answer := json.RawMessage(Answer(connector.APIChat))
+		if t.Encoded != nil {
+			answer = t.Encoded(s, i)
+		}
+		answers = append(answers, answer)
+	}
+	if err := enc.Merge(s, answers); err != nil {
+		return nil, fmt.Errorf("calling Merge: %w", err)
+	}
+	return encode, nil
+}
+
+func (t *trial) caller(call connector.Caller) connector.Caller {
+	return func(r *http.Request) (*http.Response, error) {
+		t.mu.Lock()
+		t.calls = append(t.calls, r.URL.String())
+		t.mu.Unlock()
+		if call == nil {
+			return nil, errors.New("connectortest: the harness has no Call")
+		}
+		return call(r)
+	}
+}
+
+// both describes the legs in the connector's order.
+func (t *trial) both(p *played, m means) error {
+	event := func() {
+		if m.event != nil {
+			p.s.SetEvent(m.event(p.s))
+		}
+	}
+	switch t.c.Order() {
+	case connector.Together:
+		if err := t.decodeLeg(p, nil); err != nil {
+			return err
+		}
+		_, err := t.prefillLeg(p, m)
+		return err
+	case connector.DecodeThenPrefill:
+		if err := t.decodeLeg(p, nil); err != nil {
+			return err
+		}
+		event()
+		_, err := t.prefillLeg(p, m)
+		return err
+	case connector.DecodeFirst:
+		if err := t.decodeLeg(p, nil); err != nil {
+			return err
+		}
+		first := p.decode
+		p.first = &first
+	}
+	result, err := t.prefillLeg(p, m)
+	if err != nil {
+		return err
+	}
+	if f, ok := connector.As[connector.Finisher](t.c); ok {
+		if _, p.final = f.Final(p.s, result); p.final {
+			return nil
+		}
+	}
+	event()
+	return t.decodeLeg(p, result)
+}
+
+// prefillLeg describes prefill and reads P's answer.
+func (t *trial) prefillLeg(p *played, m means) (result *connector.PrefillResult, err error) {
+	p.prefill, err = describe(p.s, func(leg *connector.Leg) error { return t.c.Prefill(t.ctx, p.s, leg) })
+	if err != nil {
+		return nil, fmt.Errorf("calling Prefill: %w", err)
+	}
+	p.answer = m.answer(p.s, p.prefill.body)
+	result = connector.NewPrefillResult(http.StatusOK, http.Header{"Content-Type": {"application/json"}}, p.answer, began)
+	if checker, ok := connector.As[connector.PrefillChecker](t.c); ok {
+		if err := checker.CheckPrefill(p.s, result); err != nil {
+			return nil, fmt.Errorf("CheckPrefill: %w", err)
+		}
+	}
+	return result, nil
+}
+
+func (t *trial) decodeLeg(p *played, result *connector.PrefillResult) (err error) {
+	p.decode, err = describe(p.s, func(leg *connector.Leg) error { return t.c.Decode(t.ctx, p.s, result, leg) })
+	if err != nil {
+		return fmt.Errorf("calling Decode: %w", err)
+	}
+	return nil
+}
+
+// describe makes a leg and takes it as it would be sent.
+func describe(s *connector.Session, edit func(*connector.Leg) error) (sent, error) {
+	leg := connector.NewLeg(s.Request)
+	if err := edit(leg); err != nil {
+		return sent{}, err
+	}
+	body, err := leg.Body()
+	if err != nil {
+		return sent{}, err
+	}
+	return sent{leg.Path(), leg.Header(), body}, nil
+}
+
+// canceled is a context that has ended.
+func canceled(parent context.Context) context.Context {
+	ctx, cancel := context.WithCancel(parent)
+	cancel()
+	return ctx
+}
+
+// each plays every sample of every API with a session of its own. A sample that the protocol does not carry is left out; that the ones
+// that it must carry are not is the affair of another rule.
+func (t *trial) each(list func(connector.API) []sample, check func(s sample, p *played) error) error {
+	n := 0
+	for _, api := range t.APIs {
+		for _, smp := range list(api) {
+			n++
+			r, err := request(smp)
+			if err != nil {
+				return err
+			}
+			if t.unsupported(r) != "" {
+				continue
+			}
+			p, err := t.play(t.session(r, n))
+			if err != nil {
+				return fmt.Errorf("%s: %w", smp, err)
+			}
+			if err := check(smp, p); err != nil {
+				return fmt.Errorf("%s: %w", smp, err)
+			}
+		}
+	}
+	return nil
+}
+
+// all are samples and several.
+func all(api connector.API) []sample { return append(samples(api), several(api)...) }

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+func checkPrepareEnds(t *trial) error {
+	pr, ok := connector.As[connector.Preparer](t.c)
+	if !ok {
+		return notApplicable("it makes no side call")
+	}
+	r, err := request(plain(t.APIs[0]))
+	if err != nil {
+		return err
+	}
+	for _, when := range []string{"that ends", "that has ended"} {
+		ctx, cancel := context.WithCancel(t.ctx)
+		if when == "that has ended" {
+			cancel()
+		}
+		var called atomic.Bool
+		var got error
+		call := func(*http.Request) (*http.Response, error) {
+			called.Store(true)
+			cancel()
+			<-ctx.Done() // as the flow's: it ends with the flow's context
+			return nil, ctx.Err()
+		}
+		err := t.within("Prepare with a context "+when, func() error {
+			_, got = pr.Prepare(ctx, t.session(r, 9000), call)
+			return nil
+		})
+		cancel()
+		if err != nil {
+			return err
+		}
+		if called.Load() && got == nil {
+			return fmt.Errorf("calling Prepare with a context %s: its side call failed, and yet it gave a value", when)
+		}
+	}
+	if _, err := t.play(t.session(r, 9000)); err != nil {
+		return fmt.Errorf("a later session, once another's side call had been given up: %w", err)
+	}
+	return nil
+}
+
+func checkExpect(t *trial) error {
+	e, ok := connector.As[connector.Expecter](t.c)
+	if !ok {
+		return notApplicable("it expects no event")
+	}
+	r, err := request(plain(t.APIs[0]))
+	if err != nil {
+		return err
+	}
+	prepared := func(n int) (*connector.Session, error) {
+		s := t.session(r, n)
+		_, err := t.before(s, t.means())
+		return s, err
+	}
+	for n, failure := range []error{nil, errors.New("the legs failed")} {
+		s, err := prepared(9100 + n)
+		if err != nil {
+			return err
+		}
+		err = t.within("done without wait", func() error {
+			_, done := e.Expect(s)
+			if done == nil {
+				return errors.New("calling Expect gave no done")
+			}
+			done(failure)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	s, err := prepared(9102)
+	if err != nil {
+		return err
+	}
+	waits := false
+	err = t.within("wait with a context that ends", func() error {
+		wait, done := e.Expect(s)
+		if done == nil {
+			return errors.New("calling Expect gave no done")
+		}
+		defer done(context.Canceled)
+		if wait == nil {
+			return nil
+		}
+		waits = true
+		ctx, cancel := context.WithTimeout(t.ctx, 20*time.Millisecond)
+		defer cancel()
+		if _, err := wait(ctx); err == nil {
+			return errors.New("it gave an event that nobody sent")
+		}
+		if _, err := wait(canceled(t.ctx)); err == nil {
+			return errors.New("with a context that had ended it gave an event that nobody sent")
+		}
+		return nil
+	})
+	if err == nil && !waits {
+		return notApplicable("Expect waits for nothing with the harness's Config")
+	}
+	return err
+}
+
+func checkStartClose(t *trial) error {
+	starter, ok := connector.As[connector.Starter](t.c)
+	closer, closes := connector.As[io.Closer](t.c)
+	if !ok && !closes {
+		return notApplicable("it opens nothing")
+	}
+	if ok && !closes {
+		return errors.New("it is a Starter, but no io.Closer")
+	}
+	before := goroutines()
+	if err := t.within("Close without Start", closer.Close); err != nil {
+		return err
+	}
+	if ok {
+		u, err := t.newTrial(t.ctx, false)
+		if err != nil {
+			return err
+		}
+		starter, _ = connector.As[connector.Starter](u.c)
+		closer, _ = connector.As[io.Closer](u.c)
+		if err := t.within("Start", func() error { return starter.Start(t.ctx) }); err != nil {
+			return err
+		}
+		if err := t.within("a second Start", func() error {
+			if err := guard(func() error { return starter.Start(t.ctx) }); panicked(err) {
+				return err
+			}
+			return nil // refused or nothing: both are fine
+		}); err != nil {
+			return err
+		}
+		if err := t.within("Close", closer.Close); err != nil {
+			return err
+		}
+		err = t.within("a second Close", func() error {
+			if err := guard(closer.Close); panicked(err) {
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := t.within("Start with a context that has ended", func() error {
+			return t.startCanceled()
+		}); err != nil {
+			return err
+		}
+	}
+	return t.leaves(before)
+}
+
+// startCanceled starts with a context that has ended, which may fail, and closes what came of it.
+func (t *trial) startCanceled() error {
+	u, err := t.newTrial(t.ctx, false)
+	if err != nil {
+		return err
+	}
+	starter, _ := connector.As[connector.Starter](u.c)
+	closer, _ := connector.As[io.Closer](u.c)
+	if err := guard(func() error { return starter.Start(canceled(t.ctx)) }); panicked(err) {
+		return err
+	}
+	return guard(closer.Close)
+}
+
+// goroutines returns the stacks of all goroutines by their ids.
+func goroutines() map[string]string {
+	buf := make([]byte, 1<<20)
+	for {
+		n := runtime.Stack(buf, true)
+		if n < len(buf) {
+			buf = buf[:n]
+			break
+		}
+		buf = make([]byte, 2*len(buf))
+	}
+	m := map[string]string{}
+	for stack := range strings.SplitSeq(string(buf), "\n\n") {
+		id, _, _ := strings.Cut(strings.TrimPrefix(stack, "goroutine "), " ")
+		m[id] = stack
+	}
+	return m
+}
+
+// leaves waits for goroutines that were not there before. Those of package testing are other tests.
+func (t *trial) leaves(before map[string]string) error {
+	var left string
+	for end := time.Now().Add(min(t.Timeout, 2*time.Second)); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		left = ""
+		for id, stack := range goroutines() {
+			if _, was := before[id]; !was && !strings.Contains(stack, "testing.tRunner") && !strings.Contains(stack, "connectortest.goroutines") {
+				left = stack
+			}
+		}
+		if left == "" {
+			return nil
+		}
+	}
+	return fmt.Errorf("a goroutine is left after Close:\n%s", left)
+}

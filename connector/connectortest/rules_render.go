@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// targets are the engines whose settings are rendered: each role, for the newest version and the harness's.
+func (t *trial) targets() []connector.Target {
+	both := t.Prefill
+	both.ID, both.Role = "engine-both", discovery.RoleBoth
+	engines := []discovery.Endpoint{t.Prefill, t.Decode}
+	var list []connector.Target
+	for _, v := range append([]connector.EngineVersion{{}}, t.Versions...) {
+		for _, e := range append(slices.Clone(engines), both) {
+			all := engines
+			if e.ID == both.ID {
+				all = []discovery.Endpoint{both}
+			}
+			for _, cpu := range []bool{false, true} {
+				list = append(list, connector.Target{Endpoint: e, Engines: all, Model: modelName, Version: v, CPU: cpu, Gateway: "gateway.example"})
+			}
+		}
+	}
+	return list
+}
+
+func checkRender(t *trial) error {
+	r, ok := connector.As[connector.Renderer](t.c)
+	if !ok {
+		return notApplicable("it is no Renderer")
+	}
+	rendered := false
+	var refused error
+	for _, target := range t.targets() {
+		what := fmt.Sprintf("%s, version %q", target.Endpoint.Role, target.Version)
+		before := snapshot(target)
+		set, err := r.Render(target)
+		if err != nil {
+			refused = fmt.Errorf("%s: %w", what, err)
+			if target.Endpoint.Role == discovery.RoleBoth || target.Version != (connector.EngineVersion{}) || target.CPU {
+				continue // a protocol may know no such engine
+			}
+			return refused
+		}
+		rendered = true
+		for range 3 {
+			again, err := r.Render(target)
+			if err != nil || !reflect.DeepEqual(again, set) {
+				return fmt.Errorf("%s: the settings are not the same twice", what)
+			}
+		}
+		if snapshot(target) != before {
+			return fmt.Errorf("%s: Render changed its target", what)
+		}
+		if err := checkSettings(set); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	if !rendered {
+		return refused
+	}
+	return t.namesSettings()
+}
+
+func snapshot(target connector.Target) string {
+	raw, err := json.Marshal(target)
+	if err != nil {
+		return err.Error()
+	}
+	return string(raw)
+}
+
+func checkSettings(set connector.EngineSettings) error {
+	switch set.Engine {
+	case "vllm", "sglang", "trtllm":
+	default:
+		return fmt.Errorf("its Engine is %q: want vllm, sglang or trtllm", set.Engine)
+	}
+	if kv := set.KVTransfer; kv != nil {
+		if kv.Connector == "" {
+			return errors.New("KVTransfer has no Connector")
+		}
+		if !slices.Contains([]string{"kv_producer", "kv_consumer", "kv_both"}, kv.Role) {
+			return fmt.Errorf("KVTransfer.Role is %q", kv.Role)
+		}
+		if !strings.HasPrefix(kv.JSON(), "{") || !validJSON(kv.JSON()) {
+			return errors.New("KVTransfer has no JSON: what does Extra hold?")
+		}
+	}
+	for _, e := range set.Env {
+		if e.Name == "" || strings.ContainsAny(e.Name, "= \n") || strings.ContainsAny(e.Value, "\n\x00") {
+			return fmt.Errorf("%q is no environment variable", e.Name)
+		}
+	}
+	for _, f := range set.Files {
+		if f.Name == "" || f.Name != path.Base(f.Name) || f.Content == "" {
+			return fmt.Errorf("the file %q has a folder in its name or no content", f.Name)
+		}
+	}
+	for _, c := range set.Companions {
+		if c.Name == "" || len(c.Command) == 0 {
+			return fmt.Errorf("the companion %q has no name or command", c.Name)
+		}
+	}
+	for _, n := range set.Notes {
+		if n.Text == "" || n.NoEffect && n.Path == "" {
+			return fmt.Errorf("the note about %q has no text or names no setting", n.Path)
+		}
+	}
+	return nil
+}
+
+// namesSettings checks that each setting either changes what is rendered, or is named by a note.
+func (t *trial) namesSettings() error {
+	full, _ := t.renderAll(t.config())
+	for _, key := range keys(t.config()) {
+		if slices.Contains(t.Except.OwnSettings, key) || noted(full, "config."+key) {
+			continue
+		}
+		without, err := jsonedit.DeleteIn(t.config(), key)
+		if err != nil {
+			return err
+		}
+		less, err := t.renderAll(without)
+		if err != nil {
+			continue // the setting is needed, so it is not dropped in silence
+		}
+		if reflect.DeepEqual(full, less) {
+			return fmt.Errorf("the setting %s changes nothing, and no note names config.%s", key, key)
+		}
+	}
+	return nil
+}
+
+func (t *trial) renderAll(config json.RawMessage) ([]connector.EngineSettings, error) {
+	c, err := t.New(slices.Clone(config))
+	if err != nil {
+		return nil, err
+	}
+	r, ok := connector.As[connector.Renderer](c)
+	if !ok {
+		return nil, errors.New("it is no Renderer")
+	}
+	var list []connector.EngineSettings
+	for _, target := range t.targets() {
+		set, err := r.Render(target)
+		if err != nil {
+			set = connector.EngineSettings{Engine: err.Error()}
+		}
+		list = append(list, set)
+	}
+	return list, nil
+}
+
+func noted(list []connector.EngineSettings, at string) bool {
+	for _, set := range list {
+		for _, n := range set.Notes {
+			if n.Path == at || strings.HasPrefix(n.Path, at+".") || strings.HasPrefix(n.Path, at+"[") {
+				return true
+			}
+		}
+	}
+	return false
+}

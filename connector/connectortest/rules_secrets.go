@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+
+	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// canaried are bodies with a canary in place of each value.
+func canaried(good []byte) []mutant {
+	canary := []byte(`"` + valueCanary + `"`)
+	list := []mutant{
+		{"a text", canary},
+		{"not JSON", []byte(valueCanary)},
+		{"cut", []byte(`{"kv_transfer_params":{"a":"` + valueCanary)},
+		{"with a member twice", []byte(`{"` + valueCanary + `":1,"` + valueCanary + `":2}`)},
+		{"an unknown key", []byte(`{"kv_transfer_params":{"` + valueCanary + `":1}}`)},
+	}
+	for _, path := range paths(gjson.ParseBytes(good), "", nil) {
+		if body, err := sjson.SetRawBytes(good, path, canary); err == nil {
+			list = append(list, mutant{"a text as " + path, body})
+		}
+	}
+	return list
+}
+
+// callSecrets has side calls and attributes fail with canaries.
+func (t *trial) callSecrets(tell func(string, error) error) error {
+	r, err := request(plain(t.APIs[0]))
+	if err != nil {
+		return err
+	}
+	failing := []connector.Caller{func(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") }}
+	for _, answer := range t.callAnswers(r) {
+		for _, b := range append(canaried(answer), mutant{"with status 500", []byte(valueCanary)}) {
+			failing = append(failing, func(*http.Request) (*http.Response, error) { return reply(b), nil })
+		}
+	}
+	for _, call := range failing {
+		var got error
+		err := t.anew(func(u *trial) error {
+			m := u.means()
+			m.call = call
+			_, got = u.playWith(u.session(r, 8900), m)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := tell("a side call's answer", got); err != nil {
+			return err
+		}
+	}
+	for name := range t.Prefill.Attributes {
+		good := t.Prefill
+		t.Prefill.Attributes = maps.Clone(good.Attributes)
+		t.Prefill.Attributes[name] = valueCanary
+		var got error
+		err := t.anew(func(u *trial) error { _, got = u.play(u.session(r, 8901)); return nil })
+		t.Prefill = good
+		if err != nil {
+			return err
+		}
+		if err := tell("prefill's attribute "+name, got); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// sample is a client's request.
+type sample struct {
+	api  connector.API
+	name string
+	body string
+}
+
+// String names the sample for a message.
+func (s sample) String() string { return s.api.String() + ", " + s.name }
+
+// shape is where an API keeps what the rules are about. It says on purpose again what package connector says: a suite that asked the
+// code under test for the members would find right whatever that code does.
+type shape struct {
+	prompt   string // members that hold the prompt
+	holder   string // the member that holds the sampling members, "" for the top level
+	limit    string // the limit of tokens
+	alt      string // the limit that wins, where there are two
+	minimum  string
+	answers  []string // members that ask for several answers
+	logprobs string   // members that ask for log probabilities
+	wasted   []string // their names, and others that only cost on P
+}
+
+const promptText = `"` + promptCanary + ` \u00e9 \ud83d\ude00 \"<\/s>\" e"`
+const messages = `"messages":[{"role":"user","content":` + promptText + `}]`
+
+var openAIWasted = []string{"logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}
+
+var shapes = map[connector.API]shape{
+	connector.APIChat: {prompt: messages, limit: "max_tokens", alt: "max_completion_tokens", minimum: "min_tokens",
+		answers: []string{"n", "best_of"}, logprobs: `"logprobs":true,"top_logprobs":3`, wasted: openAIWasted},
+	connector.APICompletions: {prompt: `"prompt":` + promptText, limit: "max_tokens", minimum: "min_tokens",
+		answers: []string{"n", "best_of"}, logprobs: `"logprobs":3`, wasted: openAIWasted},
+	connector.APIResponses: {prompt: `"input":` + promptText, limit: "max_output_tokens", minimum: "min_tokens",
+		logprobs: `"top_logprobs":3`, wasted: []string{"top_logprobs"}},
+	connector.APIMessages: {prompt: messages, limit: "max_tokens", minimum: "min_tokens"},
+	connector.APIGenerate: {prompt: `"token_ids":[101,102,103,104]`, holder: "sampling_params", limit: "max_tokens", minimum: "min_tokens",
+		answers: []string{"n", "best_of"}, logprobs: `"logprobs":3`, wasted: openAIWasted},
+	connector.APISGLang: {prompt: `"text":` + promptText, holder: "sampling_params", limit: "max_new_tokens", minimum: "min_new_tokens",
+		answers: []string{"n"}},
+}
+
+// others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would change.
+const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041","k":123456789012345678901234567890}],"n":null},"x\u005fescaped":"\u0061\ud83d\ude00","temperature":0.70,"user":"` + clientCanary + `"`
+
+// body puts members and sampling members where the API has them.
+func (s shape) body(sampling string, members ...string) string {
+	if sampling != "" && s.holder != "" {
+		sampling = `"` + s.holder + `":{` + sampling + `,"x_inner":[1.50,{"a":"\u0062"}]}`
+	}
+	list := append([]string{`"model":"` + modelName + `"`, s.prompt, sampling}, members...)
+	return "{" + strings.Join(slices.DeleteFunc(list, func(m string) bool { return m == "" }), ",") + "}"
+}
+
+// plain is the simplest request of an API.
+func plain(api connector.API) sample {
+	return sample{api, "plain", shapes[api].body("")}
+}
+
+// samples are the requests of an API with which a leg's members are checked. Each can be carried by any protocol that carries the API.
+func samples(api connector.API) []sample {
+	s := shapes[api]
+	minimum := func(n int) string { return fmt.Sprintf(`"%s":%d`, s.minimum, n) }
+	limit := func(name string, n int) string { return fmt.Sprintf(`"%s":%d`, name, n) }
+	join := func(parts ...string) string {
+		return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ",")
+	}
+	var one []string
+	for _, name := range s.answers {
+		one = append(one, `"`+name+`":1`)
+	}
+	list := []sample{
+		plain(api),
+		{api, "with a limit", s.body(limit(s.limit, 64), others)},
+		{api, "with a limit and a minimum", s.body(join(limit(s.limit, 64), minimum(5)), others)},
+		{api, "with a minimum alone", s.body(minimum(5), others)},
+		{api, "with a limit of null", s.body(`"`+s.limit+`":null`, others)},
+		{api, "streamed", s.body(limit(s.limit, 64), `"stream":true`, others)},
+		{api, "streamed with usage", s.body(limit(s.limit, 64), `"stream":true,"stream_options":{"include_usage":true}`, others)},
+		{api, "not streamed", s.body("", `"stream":false`, others)},
+		{api, "with log probabilities and one answer", s.body(join(limit(s.limit, 64), s.logprobs, join(one...)), others)},
+		{api, "in odd spelling", " {\n\t\"m\\u006fdel\" : \"" + modelName + "\" ,\r\n " + s.prompt + " , \"stream\"\t:\ttrue, " + others + "\n}\n"},
+	}
+	if s.alt != "" {
+		list = append(list,
+			sample{api, "with the limit that wins", s.body(join(limit(s.alt, 64), minimum(2)), others)},
+			sample{api, "with both limits", s.body(join(limit(s.limit, 64), limit(s.alt, 32)), others)})
+	}
+	if s.holder != "" {
+		list = append(list, sample{api, "with sampling members of null", s.body("", `"`+s.holder+`":null`, others)})
+	}
+	return list
+}
+
+// several are requests that only some protocols carry.
+func several(api connector.API) []sample {
+	s := shapes[api]
+	var list []sample
+	for _, name := range s.answers {
+		list = append(list, sample{api, "with " + name + " of 3", s.body(`"` + name + `":3`)})
+	}
+	return list
+}
+
+// forged is a request with the client's own transfer members, wherever engines read them.
+func forged(api connector.API) sample {
+	value := `{"do_remote_prefill":true,"x":"` + clientCanary + `","transfer_id":"` + clientCanary + `"}`
+	var members []string
+	for _, name := range transferMembers {
+		members = append(members, `"`+name+`":`+value)
+	}
+	members = append(members, `"request_id":"`+clientCanary+`"`)
+	inner := strings.Join(members[:len(transferMembers)], ",")
+	extra := inner + `,"extra_args":{` + inner + `,"x_kept":1}`
+	s := shapes[api]
+	members = append(members, `"vllm_xargs":{`+extra+`}`)
+	if s.holder != "" {
+		return sample{api, "with transfer members", s.body(extra, members...)}
+	}
+	members = append(members, `"sampling_params":{`+extra+`}`)
+	return sample{api, "with transfer members", s.body("", members...)}
+}
+
+// answerTexts are P's answers without any transfer member.
+var answerTexts = map[connector.API]string{
+	connector.APIChat: `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"a"},` +
+		`"logprobs":null,"finish_reason":"length","token_ids":null}],"usage":{"prompt_tokens":4,"total_tokens":5,"completion_tokens":1}}`,
+	connector.APICompletions: `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,` +
+		`"finish_reason":"length","stop_reason":null}],"usage":{"prompt_tokens":4,"total_tokens":5,"completion_tokens":1}}`,
+	connector.APIResponses: `{"id":"resp_1","object":"response","created_at":1,"model":"m","status":"incomplete","incomplete_details":{"reason":"max_output_tokens"},` +
+		`"output":[{"type":"message","id":"msg_1","role":"assistant","status":"incomplete","content":[{"type":"output_text","text":"a","annotations":[]}]}],` +
+		`"usage":{"input_tokens":4,"output_tokens":1,"total_tokens":5}}`,
+	connector.APIMessages: `{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"a"}],"stop_reason":"max_tokens",` +
+		`"usage":{"input_tokens":4,"output_tokens":1}}`,
+	connector.APIGenerate: `{"request_id":"generate-1","choices":[{"index":0,"token_ids":[7],"logprobs":null,"finish_reason":"length"}],"prompt_logprobs":null}`,
+	connector.APISGLang: `{"text":"a","output_ids":[7],"meta_info":{"id":"1","finish_reason":{"type":"length","length":1},"prompt_tokens":4,"completion_tokens":1,` +
+		`"cached_tokens":0}}`,
+}
+
+// Answer returns an engine's whole answer of one token in an API, without transfer members, ended by length.
+func Answer(api connector.API) []byte { return []byte(answerTexts[api]) }
+
+// AnswerWith is [Answer] with a further member, such as kv_transfer_params, whose value is raw JSON.
+func AnswerWith(api connector.API, member, value string) []byte {
+	body, err := jsonedit.SetIn(Answer(api), member, json.RawMessage(value))
+	if err != nil {
+		return []byte(`{"error":` + string(connector.Quote(err.Error())) + `}`) // the suite shows it
+	}
+	return body
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nixl_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/nixl"
+)
+
+var harness = connectortest.Harness{
+	Name: nixl.Name,
+	New: func(config json.RawMessage) (connector.KVConnector, error) {
+		return connector.Open(connector.Spec{Type: nixl.Name, Config: config})
+	},
+	Config:    json.RawMessage(`{"leaseDuration":"45s","networkType":"rdma","port":7000,"replicationFactor":2,"bufferSize":1048576,"rdmaConfig":{"deviceName":"mlx5_0"}}`),
+	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"port":70000}`), json.RawMessage(`{"networkType":"token ring"}`)},
+	Answer: func(s *connector.Session, _ []byte) []byte {
+		return connectortest.AnswerWith(s.API, connector.ParamsMember, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2],[3]],`+
+			`"remote_engine_id":"e-1","remote_request_id":"cmpl-`+s.ID+`","remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":33}`)
+	},
+	Needs: []string{
+		"kv_transfer_params", "kv_transfer_params.do_remote_prefill", "kv_transfer_params.remote_block_ids",
+		"kv_transfer_params.remote_engine_id", "kv_transfer_params.remote_request_id", "kv_transfer_params.remote_host", "kv_transfer_params.remote_port",
+	},
+}
+
+func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }

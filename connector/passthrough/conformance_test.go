@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/passthrough"
+)
+
+var harness = connectortest.Harness{
+	Name: passthrough.Name,
+	New: func(config json.RawMessage) (connector.KVConnector, error) {
+		return connector.Open(connector.Spec{Type: passthrough.Name, Config: config})
+	},
+	APIs:   connector.APIs(), // it relays nothing, so that any API will do
+	Config: json.RawMessage(`{"requestTimeout":"7s","maxRetries":3,"kvTransferMethod":"implicit"}`),
+	BadConfig: []json.RawMessage{
+		json.RawMessage(`{"kvTransferMethod":"explicit"}`), json.RawMessage(`{"maxRetries":-1}`), json.RawMessage(`{"requestTimeout":"-1s"}`),
+	},
+}
+
+func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }
