@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ascendlayerwise
+
+import (
+	"encoding/json"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/handoff"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// engineIDs are the ids under which D's engine may know a request that was sent with X-Request-Id id, without the random suffix of 9
+// characters, which D cuts off before it calls back. The first is the usual one (vLLM 0.32.0, vllm/entrypoints; captures nixl/22 to
+// 24; protocols/vllm.md §1.2). A Response is its engine's sub-request 0, or, before there were sub-requests, the request itself.
+func engineIDs(api connector.API, id string) []string {
+	switch api {
+	case connector.APICompletions:
+		return []string{"cmpl-" + id + "-0"}
+	case connector.APIChat, connector.APIMessages:
+		return []string{"chatcmpl-" + id}
+	case connector.APIResponses:
+		return []string{id + "_0", id}
+	case connector.APIGenerate:
+		return []string{"generate-tokens-" + id}
+	}
+	return nil
+}
+
+// callbackID reads the request id of a callback; ok is false if the body is not one JSON object with such a member.
+func callbackID(body []byte) (id string, ok bool) {
+	d, err := jsonedit.Parse(body)
+	if err != nil {
+		return "", false
+	}
+	raw, ok := d.Get("request_id")
+	if !ok || jsonedit.Kind(raw) != jsonedit.String {
+		return "", false
+	}
+	id, err = jsonedit.Unquote(raw)
+	return id, err == nil && id != ""
+}
+
+// checkCallback refuses a callback that P's engine would die of or not push for: without remote_block_ids, remote_block_size or
+// remote_tp_size its worker reckons with nothing, and a remote_cached_tokens that is missing ends the scheduler. Sizes may be absent, since
+// older engines of both sides knew none. blocks is how many blocks D waits for: with none, P has nothing to push.
+func checkCallback(body json.RawMessage) (blocks int, err error) {
+	o := handoff.Read(body, "remote_block_ids")
+	o.Text("request_id")
+	o.True("do_remote_decode")
+	o.NotTrue("do_remote_prefill")
+	o.Text("remote_engine_id")
+	o.Text("remote_host")
+	o.Port("remote_port")
+	for _, key := range []string{"remote_tp_size", "remote_pcp_size", "remote_dcp_size"} {
+		o.OptionalInt(key, 1, 1<<20, false)
+	}
+	o.OptionalInt("remote_cached_tokens", 0, 1<<40, false)
+	// A number, or one for each group of the cache.
+	if raw, ok := o.Get("remote_block_size"); ok && jsonedit.Kind(raw) == jsonedit.Array {
+		o.SomeBlocks("remote_block_size", 1)
+	} else {
+		o.OptionalInt("remote_block_size", 1, 1<<20, false)
+	}
+	blocks = o.Blocks("remote_block_ids", 2)
+	return blocks, o.Close()
+}

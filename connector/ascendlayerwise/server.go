@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ascendlayerwise
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// callbackPath is what D appends to nothing: it is part of the URL that it is given.
+const callbackPath = "/v1/metaserver"
+
+const (
+	maxCallback  = 4 << 20          // bytes: a million tokens in blocks of 16 take half a megabyte
+	maxCallbacks = 16 << 10         // at once: an engine has 32 threads for them
+	maxHold      = 15 * time.Minute // how long a callback waits for P at most; the flow's own limits are shorter
+	maxRead      = 10 * time.Second
+)
+
+// hub holds the listeners of the process: connectors that name one address share it.
+var hub = struct {
+	sync.Mutex
+	servers map[string]*server
+}{servers: map[string]*server{}}
+
+// acquire returns the server of an address, and starts it for the first who asks.
+func acquire(ctx context.Context, address string) (*server, error) {
+	hub.Lock()
+	defer hub.Unlock()
+	key := strings.ToLower(address)
+	if s := hub.servers[key]; s != nil {
+		s.refs++
+		return s, nil
+	}
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, errors.New("ascendlayerwise: callbackListen cannot be listened on: " + cause(err))
+	}
+	if strings.HasSuffix(key, ":0") {
+		key = ln.Addr().String() // nobody else's
+	}
+	s := &server{key: key, ln: ln, refs: 1, waiters: newWaiters(), closing: make(chan struct{}), served: make(chan struct{})}
+	s.http = &http.Server{Handler: s, ReadHeaderTimeout: maxRead, ReadTimeout: maxRead, WriteTimeout: maxHold + maxRead, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	s.http.ErrorLog = nothingLogged
+	hub.servers[key] = s
+	go func() {
+		defer close(s.served)
+		if err := s.http.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			s.failed.Store(true)
+		}
+	}()
+	return s, nil
+}
+
+// cause says why listening failed without the address, which the configuration has.
+func cause(err error) string {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err.Error()
+	}
+	return "no such address"
+}
+
+// release gives a server back, and ends it with the last one.
+func release(s *server) error {
+	hub.Lock()
+	if s.refs--; s.refs > 0 {
+		hub.Unlock()
+		return nil
+	}
+	delete(hub.servers, s.key)
+	close(s.closing)
+	_ = s.ln.Close() // before anybody else may want the address
+	hub.Unlock()
+
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	if s.http.Shutdown(ctx) != nil {
+		_ = s.http.Close()
+	}
+	<-s.served
+	return nil
+}
+
+// server takes callbacks on one address.
+type server struct {
+	*waiters
+	key     string
+	ln      net.Listener
+	http    *http.Server
+	refs    int // with hub's lock
+	closing chan struct{}
+	served  chan struct{}
+	failed  atomic.Bool
+	active  atomic.Int64
+}
+
+func (s *server) address() string { return s.ln.Addr().String() }
+
+func (s *server) failure() error {
+	if s.failed.Load() {
+		return errors.New("ascendlayerwise: the callback server has stopped")
+	}
+	return nil
+}
+
+// ServeHTTP takes one callback and answers it when P has answered. The statuses are those of vllm-ascend's own proxy, where it has
+// one; D reads none of them.
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != callbackPath {
+		answer(w, http.StatusNotFound, `{"detail":"no such path"}`)
+		return
+	}
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		answer(w, http.StatusMethodNotAllowed, `{"detail":"callbacks are posted"}`)
+		return
+	}
+	if s.active.Add(1) > maxCallbacks {
+		s.active.Add(-1)
+		answer(w, http.StatusServiceUnavailable, `{"detail":"too many callbacks"}`)
+		return
+	}
+	defer s.active.Add(-1)
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxCallback))
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		answer(w, http.StatusRequestEntityTooLarge, `{"detail":"the callback is too large"}`)
+		return
+	}
+	id, ok := callbackID(body)
+	if err != nil || !ok {
+		answer(w, http.StatusBadRequest, `{"detail":"not one JSON object with a request_id"}`)
+		return
+	}
+	waiting := s.find(id)
+	if waiting == nil {
+		answer(w, http.StatusNotFound, `{"detail":"unknown request_id"}`)
+		return
+	}
+	s.called(w, r, waiting, body)
+}
+
+// called hands a callback to the session that waits for it, and holds the answer until P's is known. A repeated one, which D sends when a
+// connection broke, starts nothing and is answered as the first.
+func (s *server) called(w http.ResponseWriter, r *http.Request, waiting *waiter, body []byte) {
+	blocks, err := checkCallback(body)
+	if err == nil && blocks == 0 {
+		answer(w, http.StatusOK, ok) // D has the whole prompt and does not wait; an empty list is more than P's engine can read
+		return
+	}
+	waiting.ask(connector.Event{Body: body, At: time.Now()}, err)
+	if err != nil {
+		answer(w, http.StatusBadRequest, `{"detail":"the callback lacks what prefill needs"}`)
+		return
+	}
+	limit := time.NewTimer(maxHold)
+	defer limit.Stop()
+	select {
+	case <-waiting.over:
+		if waiting.served {
+			answer(w, http.StatusOK, ok)
+		} else {
+			answer(w, http.StatusBadGateway, `{"detail":"prefill failed"}`)
+		}
+	case <-limit.C:
+		answer(w, http.StatusGatewayTimeout, `{"detail":"prefill has not ended"}`)
+	case <-s.closing:
+		answer(w, http.StatusServiceUnavailable, `{"detail":"shutting down"}`)
+	case <-r.Context().Done(): // D has left
+	}
+}
+
+const ok = `{"status":"ok"}`
+
+func answer(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, body)
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ascendlayerwise
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// nothingLogged keeps net/http from writing addresses to the process's log.
+var nothingLogged = log.New(io.Discard, "", 0)
+
+const (
+	remembered   = time.Minute // how long a settled session's callbacks are still answered
+	maxRemembers = 4096
+)
+
+// waiters are the sessions that wait for a callback, or did a moment ago, by the engine's request ids.
+type waiters struct {
+	mu      sync.Mutex
+	byID    map[string]*waiter
+	settled []*waiter // oldest first
+	now     func() time.Time
+}
+
+func newWaiters() *waiters { return &waiters{byID: map[string]*waiter{}, now: time.Now} }
+
+// waiter is one session.
+type waiter struct {
+	ids   []string
+	asked chan struct{} // closed when D has called; then event and err are set
+	over  chan struct{} // closed when P has answered or nothing more will come; then served is set
+
+	once   sync.Once
+	event  connector.Event
+	err    error
+	served bool
+	at     time.Time // when it was settled
+	ended  bool      // with waiters' lock
+}
+
+func (l *waiters) expect(ids []string) *waiter {
+	w := &waiter{ids: ids, asked: make(chan struct{}), over: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range ids {
+		l.byID[id] = w
+	}
+	return w
+}
+
+func (l *waiters) find(id string) *waiter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byID[id]
+}
+
+// settle says how a session's prefill went. Only the first word counts: done comes after P's answer, too.
+func (l *waiters) settle(w *waiter, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w.ended {
+		return
+	}
+	w.ended, w.served, w.at = true, err == nil, l.now()
+	close(w.over)
+	l.settled = append(l.settled, w)
+	l.forget(w.at)
+}
+
+// forget drops sessions that were settled long ago, and the oldest where they are too many.
+func (l *waiters) forget(now time.Time) {
+	n := 0
+	for n < len(l.settled) && (len(l.settled)-n > maxRemembers || now.Sub(l.settled[n].at) > remembered) {
+		for _, id := range l.settled[n].ids {
+			delete(l.byID, id)
+		}
+		l.settled[n] = nil
+		n++
+	}
+	l.settled = l.settled[n:]
+}
+
+// ask is called for each callback; the first one counts.
+func (w *waiter) ask(e connector.Event, err error) {
+	w.once.Do(func() {
+		w.event, w.err = e, err
+		close(w.asked)
+	})
+}
+
+var errClosed = errors.New("ascendlayerwise: the callback server was closed")
+
+// wait waits for the callback. One that lacks what P needs ends the session: D waits for KV that nobody can push.
+func (w *waiter) wait(ctx context.Context, s *server) (connector.Event, error) {
+	select {
+	case <-w.asked:
+	case <-ctx.Done():
+		return connector.Event{}, context.Cause(ctx)
+	case <-s.closing:
+		return connector.Event{}, errClosed
+	}
+	if w.err != nil {
+		return connector.Event{}, connector.NoTransfer("the decode engine's callback: %v", w.err)
+	}
+	return w.event, nil
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mooncakeascend is the connector "mooncake-ascend": vllm-ascend's MooncakeConnectorV1, in which D pulls P's KV blocks over
+// Mooncake.
+//
+// It works as NIXL's pull does: prefill runs first and answers with a handoff, kv_transfer_params at the top level of its whole
+// answer, and decode gets that object byte for byte. P answers with one only if it ended by length, so the prefill leg masks the end
+// of sequence and drops stop strings. P keeps unread blocks for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s, which may be before D has
+// read them; then they belong to another prompt. So a retry prefills again, and an old handoff is not sent.
+//
+// Facts: vllm-ascend at 182b75e (2026-08-22, between 0.22 and 0.23), vllm_ascend/distributed/kv_transfer/kv_p2p/mooncake_connector.py
+// (MooncakeConnectorScheduler.update_state_after_alloc, request_finished, MooncakeConnectorMetadata.add_new_req) and
+// examples/disaggregated_prefill_v1/load_balance_proxy_server_example.py. Not run: it needs Ascend hardware.
+package mooncakeascend
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/handoff"
+)
+
+// Name is the name the connector is registered under.
+const Name = "mooncake-ascend"
+
+// DefaultLease is how long vllm-ascend keeps an unread handoff (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).
+const DefaultLease = 480 * time.Second
+
+// DefaultKVPort is the first kv_port that launch settings use.
+const DefaultKVPort = 30000
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "MooncakeConnectorV1")
+}
+
+// Options are the connector's settings.
+type Options struct {
+	LeaseDuration *connector.Duration `json:"leaseDuration"` // P's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; default 480s, whole seconds
+	KVPort        int                 `json:"kvPort"`        // first kv_port of the launch settings; default 30000
+}
+
+// Connector is the connector "mooncake-ascend".
+type Connector struct {
+	lease  time.Duration
+	kvPort int
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	c := &Connector{lease: DefaultLease, kvPort: DefaultKVPort}
+	var faults []error
+	if d := o.LeaseDuration; d != nil {
+		if c.lease = time.Duration(*d); c.lease < time.Second || c.lease%time.Second != 0 {
+			faults = append(faults, &connector.FieldError{Path: "leaseDuration", Problem: "is not a whole number of seconds above 0",
+				Remedy: "the engines' VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480s unless they set another"})
+		}
+	}
+	if o.KVPort != 0 {
+		if c.kvPort = o.KVPort; c.kvPort < 1 || c.kvPort > 65535 {
+			faults = append(faults, &connector.FieldError{Path: "kvPort", Problem: "is not a port", Remedy: "1 to 65535"})
+		}
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Name returns "mooncake-ascend".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode]: D needs the block ids of P's answer.
+func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
+
+// Lease is how long P keeps an unread handoff.
+func (c *Connector) Lease() time.Duration {
+	if c.lease <= 0 {
+		return DefaultLease // of the zero Connector, which must not go without
+	}
+	return c.lease
+}
+
+var prefillParams = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
+
+// Prefill asks P for one token, an end by length, and a handoff.
+func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	leg.EndByLength()
+	leg.Params(prefillParams)
+	leg.SetRequestID(s.ID)
+	return nil
+}
+
+// Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
+func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	if p == nil {
+		return connector.NoTransfer("decode was described before prefill answered")
+	}
+	if p.Err() != nil {
+		return connector.NoTransfer("the answer is not one JSON object")
+	}
+	raw, ok := p.Field(connector.ParamsMember)
+	if !ok {
+		return connector.NoTransfer("kv_transfer_params is absent or null: prefill did not end by length")
+	}
+	if err := checkHandoff(raw); err != nil {
+		return connector.NoTransfer("kv_transfer_params: %v", err)
+	}
+	leg.Params(raw)
+	leg.SetRequestID(s.ID)
+	return nil
+}
+
+// checkHandoff refuses what D would die of, hang on, or reckon wrongly with:
+//
+//   - remote_block_ids absent or empty: an assertion ends the engine;
+//   - one of the four remote keys missing: a warning, and then D waits for ever;
+//   - num_prompt_blocks absent counts as 0, and an assertion ends the worker;
+//   - do_remote_prefill not true: D computes the prompt itself, and P's blocks wait for the lease.
+//
+// The sizes have defaults where they are absent; those of remote_ptp_size and remote_block_size stand for null, too.
+func checkHandoff(raw json.RawMessage) error {
+	o := handoff.Read(raw, "remote_block_ids")
+	o.True("do_remote_prefill")
+	o.NotTrue("do_remote_decode")
+	o.Text("remote_engine_id")
+	o.Text("remote_request_id")
+	o.Text("remote_host")
+	o.Port("remote_port")
+	o.Int("num_prompt_blocks", 1, 1<<40)
+	for _, key := range []string{"remote_pcp_size", "remote_dcp_size"} {
+		o.OptionalInt(key, 1, 1<<20, false)
+	}
+	for _, key := range []string{"remote_ptp_size", "remote_block_size"} {
+		o.OptionalInt(key, 1, 1<<20, true)
+	}
+	o.OptionalObject("remote_multi_nodes_meta_mapping")
+	o.SomeBlocks("remote_block_ids", 2)
+	return o.Close()
+}
+
+// Unsupported knows that the handoff is single use, and that SGLang's own API has no place for it.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return connector.ParamsMember
+	}
+	return r.Unsupported(true)
+}

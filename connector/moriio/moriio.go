@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package moriio is the connector "moriio": vLLM's MoRIIOConnector for AMD's ROCm, in which P writes its KV into D's blocks, or D reads
+// it out of P's.
+//
+// All engines of a model work in one mode. In WRITE, the engines' default, both legs run at once: D tells P which blocks it has set
+// aside, and P writes. In READ, P runs first and its answer names its blocks. In both, transfer_id matches the legs at P, each engine
+// must learn its peer's address, and P transfers only if it ended by length.
+//
+// The peer's address goes with each leg twice: in an X-Request-Id that both legs share,
+//
+//	___prefill_addr_host:10.0.0.5,handshake:6301,notify:61005___decode_addr_host:10.0.0.6,handshake:6301,notify:61005_<32 hex digits>
+//
+// which every engine reads, and as remote_host, remote_handshake_port and remote_notify_port in the parameters, which newer ones prefer,
+// and which alone serve /v1/responses: its engine id has a suffix that the pattern does not allow.
+//
+// A decode engine counts every request as remote: one without parameters waits for ever (WRITE), or is answered from memory that nobody
+// wrote (READ). So none can serve alone.
+//
+// Facts: vLLM at 017e9f4 (2026-08-17, between 0.27.1 and 0.28), vllm/distributed/kv_transfer/kv_connector/v1/moriio
+// (moriio_common.py: MoRIIOConnectorMetadata.add_new_req, get_peer_zmq_from_request_id, parse_moriio_zmq_address; moriio_connector.py:
+// MoRIIOConnectorScheduler), its toy proxy, and llm-d/llm-d-router at ebab687. Not run: it needs ROCm.
+package moriio
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/handoff"
+)
+
+// Name is the name the connector is registered under.
+const Name = "moriio"
+
+// Defaults of the settings, which are the engines'.
+const (
+	DefaultHandshakePort = 6301
+	DefaultNotifyPort    = 61005
+	DefaultDeferTimeout  = 60 * time.Second
+)
+
+// The two modes.
+const (
+	ModeWrite = "write"
+	ModeRead  = "read"
+)
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "MoRIIOConnector")
+}
+
+// Options are the connector's settings. Ports and sizes are defaults for endpoints without the attribute of the same name.
+type Options struct {
+	Mode          string              `json:"mode"`          // write (default) or read; the engines' read_mode
+	HandshakePort int                 `json:"handshakePort"` // default 6301
+	NotifyPort    int                 `json:"notifyPort"`    // of rank 0; default 61005
+	TPSize        int                 `json:"tpSize"`        // 0: not told, and the engines take each other's for their own
+	DPSize        int                 `json:"dpSize"`        // default 1
+	DeferTimeout  *connector.Duration `json:"deferTimeout"`  // how long P keeps unread blocks: the engines' defer_timeout; default 60s
+}
+
+// Connector is the connector "moriio".
+type Connector struct {
+	read     bool
+	ports    ports
+	tp, dp   int
+	deferred time.Duration
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	c := &Connector{ports: ports{DefaultHandshakePort, DefaultNotifyPort}, dp: 1, deferred: DefaultDeferTimeout}
+	var faults []error
+	fault := func(path, problem, remedy string) {
+		faults = append(faults, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+	}
+	switch o.Mode {
+	case "", ModeWrite:
+	case ModeRead:
+		c.read = true
+	default:
+		fault("mode", "is not a known value", "write, or read where the engines have read_mode")
+	}
+	number := func(path string, value, high int, into *int) {
+		if value < 0 || value > high {
+			fault(path, "is out of range", "1 to "+string(connector.Int(high)))
+		} else if value > 0 {
+			*into = value
+		}
+	}
+	number("handshakePort", o.HandshakePort, 65535, &c.ports.handshake)
+	number("notifyPort", o.NotifyPort, 65535, &c.ports.notify)
+	number("tpSize", o.TPSize, maxSize, &c.tp)
+	number("dpSize", o.DPSize, maxSize, &c.dp)
+	if d := o.DeferTimeout; d != nil {
+		if c.deferred = time.Duration(*d); c.deferred <= 0 {
+			fault("deferTimeout", "is not above 0", "the engines' defer_timeout, 60s unless they set another")
+		}
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Name returns "moriio".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.Together] in write mode, [connector.PrefillThenDecode] in read mode.
+func (c *Connector) Order() connector.Order {
+	if c.read {
+		return connector.PrefillThenDecode
+	}
+	return connector.Together
+}
+
+// Orders names the serial order for write mode, as llm-d uses it: P's writer waits for D's blocks.
+func (c *Connector) Orders() []connector.Order {
+	if c.read {
+		return nil
+	}
+	return []connector.Order{connector.PrefillThenDecode}
+}
+
+// Lease is how long P keeps blocks that nobody has taken: after defer_timeout they are freed by force.
+func (c *Connector) Lease() time.Duration {
+	if c.deferred <= 0 {
+		return DefaultDeferTimeout // of the zero Connector
+	}
+	return c.deferred
+}
+
+// PairOnly is true: a decode engine cannot serve a request without P.
+func (*Connector) PairOnly() bool { return true }
+
+// Orphans is true: a D whose P failed waits for ever, and keeps its blocks until the transfer ends even if its client leaves.
+func (*Connector) Orphans() bool { return true }
+
+// Prefill asks P for one token and an end by length, and tells it where D is.
+func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	pair, err := c.pair(s)
+	if err != nil {
+		return err
+	}
+	leg.Normalize()
+	leg.EndByLength()
+	b := newParams(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"transfer_id":"`, s)
+	b.peer(&pair.d)
+	leg.Params(b.end())
+	leg.SetRequestID(pair.requestID(s))
+	leg.SetHeader(rankHeader, string(connector.Int(pair.p.rank)))
+	return nil
+}
+
+// Decode tells D where P is. In read mode it gives D the blocks of P's answer; the error is [connector.ErrNoTransfer] if that
+// has none.
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	pair, err := c.pair(s)
+	if err != nil {
+		return err
+	}
+	var a answer
+	if c.read && p == nil {
+		return connector.NoTransfer("decode was described before prefill answered")
+	}
+	if p != nil { // read mode, or write mode one after the other
+		if a, err = c.handoff(s, &pair.p, p); err != nil {
+			return err
+		}
+	}
+	b := newParams(`{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":"`, s)
+	if c.read {
+		b.raw("remote_engine_id", a.engine)
+		b.raw("remote_block_ids", a.blocks)
+		if a.rank >= 0 {
+			pair.p.rank = a.rank
+		}
+	} else {
+		b.text(`,"remote_engine_id":null,"remote_block_ids":null`)
+	}
+	b.peer(&pair.p)
+	b.number("remote_dp_rank", pair.p.rank)
+	if c.read && a.override != nil {
+		b.raw("remote_dp_rank_override", a.override)
+	}
+	leg.Params(b.end())
+	leg.SetRequestID(pair.requestID(s))
+	leg.SetHeader(rankHeader, string(connector.Int(pair.d.rank)))
+	return nil
+}
+
+// rankHeader names the data-parallel rank that serves a request (protocols/vllm.md §1.3): P's on P's leg, which D is told; D's on
+// D's, where it is one of the ranks that P was told of. /v1/responses ignores it.
+const rankHeader = "X-data-parallel-rank"
+
+// CheckPrefill wants P to have ended by length: otherwise it transfers nothing, its answer has no kv_transfer_params, and D waits for ever.
+func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
+	if c.read {
+		return nil // Decode reads the answer
+	}
+	pair, err := c.pair(s)
+	if err != nil {
+		return err
+	}
+	_, err = c.handoff(s, &pair.p, p)
+	return err
+}
+
+// answer is what D needs of P's answer in read mode.
+type answer struct {
+	engine, blocks, override []byte
+	rank                     int // -1 if it has none
+}
+
+// handoff checks P's answer: in both modes that it is there and this session's, in read mode also what D reads by.
+func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.PrefillResult) (answer, error) {
+	a := answer{rank: -1}
+	if p.Err() != nil {
+		return a, connector.NoTransfer("the answer is not one JSON object")
+	}
+	raw, ok := p.Field(connector.ParamsMember)
+	if !ok {
+		return a, connector.NoTransfer("kv_transfer_params is absent or null: prefill did not end by length")
+	}
+	o := handoff.Read(raw, "remote_block_ids")
+	o.True("do_remote_prefill")
+	o.NotTrue("do_remote_decode")
+	if id := o.Text("transfer_id"); o.Err() == nil && !isTransferID(id, s) {
+		_ = o.Close()
+		return a, connector.NoTransfer("kv_transfer_params: transfer_id is not this session's")
+	}
+	if c.read {
+		a.engine = o.Text("remote_engine_id")
+		o.SomeBlocks("remote_block_ids", 1)
+		a.blocks, _ = o.Get("remote_block_ids")
+		o.OptionalInt("remote_dp_rank", 0, int64(e.dp)-1, true)
+		if raw, ok := o.Get("remote_dp_rank"); ok {
+			a.rank = digits(raw)
+		}
+		if raw, ok := o.Get("remote_dp_rank_override"); ok && (string(raw) == "true" || string(raw) == "false") {
+			a.override = raw
+		}
+	}
+	if err := o.Close(); err != nil {
+		return a, connector.NoTransfer("kv_transfer_params: %v", err)
+	}
+	return a, nil
+}
+
+// Unsupported knows that a transfer is single use, and that SGLang's own API has no place for it.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return connector.ParamsMember
+	}
+	return r.Unsupported(true)
+}

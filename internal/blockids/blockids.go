@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package blockids reads lists of KV block ids without decoding them: a long prompt has thousands.
+package blockids
+
+import "math"
+
+// MaxDepth is how deep lists are read. One array per KV cache group is depth 2, and nothing real is deeper.
+const MaxDepth = 4
+
+// Count reads lists of lists, depth deep (1 is a flat list), of whole numbers from 0 on that fit 64 bits, and counts the numbers.
+// Nesting is significant: any other depth, and anything that is no such number, is not ok. White space may stand around.
+func Count(raw []byte, depth int) (n int, ok bool) {
+	if depth < 1 || depth > MaxDepth {
+		return 0, false
+	}
+	r := reader{b: raw}
+	ok = r.list(depth) && r.peek() == 0 && r.at == len(raw)
+	return r.n, ok
+}
+
+type reader struct {
+	b  []byte
+	at int
+	n  int
+}
+
+// peek skips white space and returns the next byte, 0 at the end.
+func (r *reader) peek() byte {
+	for r.at < len(r.b) {
+		switch c := r.b[r.at]; c {
+		case ' ', '\n', '\t', '\r':
+			r.at++
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+func (r *reader) take(c byte) bool {
+	if r.peek() != c {
+		return false
+	}
+	r.at++
+	return true
+}
+
+func (r *reader) list(depth int) bool {
+	if !r.take('[') {
+		return false
+	}
+	if r.take(']') {
+		return true
+	}
+	for {
+		if depth > 1 && !r.list(depth-1) || depth == 1 && !r.number() {
+			return false
+		}
+		if r.take(']') {
+			return true
+		}
+		if !r.take(',') {
+			return false
+		}
+	}
+}
+
+func (r *reader) number() bool {
+	r.peek()
+	start, v := r.at, uint64(0)
+	for r.at < len(r.b) && r.b[r.at] >= '0' && r.b[r.at] <= '9' {
+		d := uint64(r.b[r.at] - '0')
+		if v > (math.MaxInt64-d)/10 {
+			return false
+		}
+		v, r.at = v*10+d, r.at+1
+	}
+	digits := r.at - start
+	if digits == 0 || digits > 1 && r.b[start] == '0' {
+		return false
+	}
+	r.n++
+	return true
+}

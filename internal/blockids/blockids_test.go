@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockids_test
+
+import (
+	"encoding/json"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/blockids"
+)
+
+func TestCount(t *testing.T) {
+	for _, k := range []struct {
+		raw   string
+		depth int
+		n     int
+		ok    bool
+	}{
+		{"[1,2]", 1, 2, true}, {" [ 0 ,\n9223372036854775807\t] ", 1, 2, true}, {"[]", 1, 0, true},
+		{"[[1,2],[3],[]]", 2, 3, true}, {"[]", 2, 0, true}, {"[[[1]]]", 3, 1, true},
+		{"[[1]]", 1, 0, false}, {"[1]", 2, 0, false}, {"[9223372036854775808]", 1, 0, false}, {"[01]", 1, 0, false}, {"[-1]", 1, 0, false},
+		{"[1.0]", 1, 0, false}, {"[1e2]", 1, 0, false}, {"[1,]", 1, 0, false}, {"[1 2]", 1, 0, false}, {"[1]]", 1, 0, false}, {"[1", 1, 0, false},
+		{"", 1, 0, false}, {"null", 1, 0, false}, {`["1"]`, 1, 0, false}, {"[null]", 1, 0, false}, {"[1]\x00", 1, 0, false},
+		{"[1]", 0, 0, false}, {"[[[[[1]]]]]", 5, 0, false},
+	} {
+		n, ok := blockids.Count([]byte(k.raw), k.depth)
+		assert.Equal(t, k.ok, ok, "%q at %d", k.raw, k.depth)
+		if k.ok {
+			assert.Equal(t, k.n, n, "%q at %d", k.raw, k.depth)
+		}
+	}
+}
+
+// Count takes exactly what a slow reader takes.
+func FuzzCount(f *testing.F) {
+	for _, seed := range []string{"[[1,2],[3]]", "[[]]", "[]", "[[1],]", "[[01]]", " [ [ 1 ] ] ", "[[9223372036854775808]]", "[[-1]]", "[[1.0]]"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		n, ok := blockids.Count([]byte(raw), 2)
+		want, wantOK := slow(raw)
+		require.Equal(t, wantOK, ok, "%q", raw)
+		if ok {
+			require.Equal(t, want, n, "%q", raw)
+		}
+	})
+}
+
+func slow(raw string) (n int, ok bool) {
+	var groups []json.RawMessage
+	if json.Unmarshal([]byte(raw), &groups) != nil || groups == nil {
+		return 0, false
+	}
+	for _, g := range groups {
+		var ids []json.RawMessage
+		if json.Unmarshal(g, &ids) != nil || ids == nil {
+			return 0, false
+		}
+		for _, id := range ids {
+			if v, err := strconv.ParseInt(string(id), 10, 64); err != nil || v < 0 || id[0] == '-' {
+				return 0, false
+			}
+			n++
+		}
+	}
+	return n, true
+}
