@@ -61,7 +61,9 @@ func startMooncake(n *node) (connector, error) {
 	}
 	c.wire = w
 	n.core.cfg.Lease = c.patience
+	c.side.mu.Lock() // readers may come already
 	c.side.writes, c.side.named, c.side.left = true, c.asked, c.left
+	c.side.mu.Unlock()
 	if n.cfg.KVRole != RoleConsumer {
 		if c.bootstrap, err = c.listenBootstrap(int(port)); err != nil {
 			c.wire.close()
