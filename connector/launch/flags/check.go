@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flags
+
+import (
+	"cmp"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Severity says whether a finding keeps KV from being handed over.
+type Severity string
+
+// The severities.
+const (
+	Error   Severity = "error"   // requests fail, hang, or are computed twice
+	Warning Severity = "warning" // works, but hides faults or works by luck
+)
+
+// Finding is one thing that does not fit together.
+type Finding struct {
+	Severity Severity
+	Code     string   // stable: tp-differs, hash-seed-missing
+	Engines  []string // the names of the engines it is about
+	Text     string   // what is wrong, and what it leads to
+	Remedy   string   // what to change
+}
+
+// Check compares the engines of one deployment with each other and, where spec is not nil, with the gateway's connector in front of
+// them. Engines of several models may be given at once: those that a request's model names are compared. The findings are in a fixed
+// order, errors first.
+func Check(engines []Engine, spec *connector.Spec) []Finding {
+	var found []Finding
+	for _, g := range models(engines) {
+		g.gateway(spec)
+		for _, r := range rules {
+			for _, h := range r.find(g) {
+				found = append(found, h.finding(r))
+			}
+		}
+	}
+	slices.SortStableFunc(found, func(a, b Finding) int {
+		if a.Severity != b.Severity {
+			return cmp.Compare(a.Severity, b.Severity) // error before warning
+		}
+		return 0
+	})
+	return found
+}
+
+// rule is one thing to look for.
+type rule struct {
+	code     string
+	severity Severity
+	remedy   string
+	find     func(g *model) []hit
+}
+
+// hit is one place where a rule found something. Remedy and severity replace the rule's where they are set.
+type hit struct {
+	engines  []*Engine
+	text     string
+	remedy   string
+	severity Severity
+}
+
+func (h hit) finding(r rule) Finding {
+	f := Finding{Severity: cmp.Or(h.severity, r.severity), Code: r.code, Text: h.text, Remedy: cmp.Or(h.remedy, r.remedy)}
+	for _, e := range h.engines {
+		f.Engines = append(f.Engines, e.Name)
+	}
+	return f
+}
+
+// model is the engines that serve one model, with the gateway in front of them.
+type model struct {
+	engines []*Engine
+	spec    *connector.Spec
+	typ     string         // the gateway's connector, "" without one
+	config  map[string]any // its settings
+}
+
+// gateway resolves the connector's name.
+func (g *model) gateway(spec *connector.Spec) {
+	g.config = map[string]any{}
+	if spec == nil {
+		return
+	}
+	g.spec = spec
+	if len(spec.Config) > 0 {
+		v, err := decodeJSON(spec.Config)
+		if m, ok := v.(map[string]any); ok && err == nil {
+			g.config = m
+		}
+	}
+	g.typ = gatewayName(spec.Type, g.config)
+}
+
+// gatewayName resolves an engine's class name as GATEWAY's table does, without the registry: rules know protocols, not packages.
+func gatewayName(typ string, config map[string]any) string {
+	if typ == "" {
+		return "http"
+	}
+	if typ == "LMCacheConnectorV1" {
+		if yes(config, "enable_pd") || yes(config, "lmcache.enable_pd") || yes(config, "enable_nixl") {
+			return "lmcache-pd"
+		}
+		return "lmcache"
+	}
+	for name, classes := range classesOf {
+		if slices.Contains(classes, typ) {
+			return name
+		}
+	}
+	return typ
+}
+
+// models groups engines by the name that requests use, as long as each name then has both sides. Else all are compared: a name that
+// differs is the fault.
+func models(engines []Engine) []*model {
+	groups := map[string]*model{}
+	all := &model{}
+	for i := range engines {
+		e := &engines[i]
+		all.engines = append(all.engines, e)
+		name := e.Model
+		if len(e.Served) > 0 {
+			name = e.Served[0]
+		}
+		if groups[name] == nil {
+			groups[name] = &model{}
+		}
+		groups[name].engines = append(groups[name].engines, e)
+	}
+	if len(engines) == 0 {
+		return nil
+	}
+	for _, g := range groups {
+		if len(groups) > 1 && (len(g.producers()) == 0 || len(g.consumers()) == 0) {
+			return []*model{all}
+		}
+	}
+	var list []*model
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		list = append(list, groups[name])
+	}
+	return list
+}
+
+func (g *model) role(r discovery.Role) []*Engine {
+	var list []*Engine
+	for _, e := range g.engines {
+		if e.Role.Has(r) {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+func (g *model) producers() []*Engine { return g.role(discovery.RolePrefill) }
+func (g *model) consumers() []*Engine { return g.role(discovery.RoleDecode) }
+
+// pair reports whether there are two engines between which KV could move.
+func (g *model) pair() bool {
+	return len(g.producers()) > 0 && len(g.consumers()) > 0 && len(g.engines) > 1
+}
+
+// side is one engine's part of one connector.
+type side struct {
+	*Engine
+	t *Transfer
+}
+
+// with returns the parts whose class is one of classes.
+func (g *model) with(classes ...string) []side {
+	var list []side
+	for _, e := range g.engines {
+		for _, t := range e.Transfer.Leaves() {
+			if slices.Contains(classes, t.Class) {
+				list = append(list, side{e, t})
+			}
+		}
+	}
+	return list
+}
+
+func enginesOf(sides []side) []*Engine {
+	var list []*Engine
+	for _, s := range sides {
+		if !slices.Contains(list, s.Engine) {
+			list = append(list, s.Engine)
+		}
+	}
+	return list
+}
+
+// differ reports whether value is not the same for all.
+func differ[T any](list []T, value func(T) string) bool {
+	for _, item := range list {
+		if value(item) != value(list[0]) {
+			return true
+		}
+	}
+	return false
+}
+
+// apart reports whether some of the engines surely run on different machines.
+func apart(list []*Engine) bool {
+	known := ""
+	for _, e := range list {
+		switch {
+		case e.Node == "":
+		case known == "":
+			known = e.Node
+		case known != e.Node:
+			return true
+		}
+	}
+	return false
+}
+
+// alone is one hit for each part that bad is true of.
+func alone(list []side, text string, bad func(side) bool) []hit {
+	var hits []hit
+	for _, s := range list {
+		if bad(s) {
+			hits = append(hits, hit{engines: []*Engine{s.Engine}, text: text})
+		}
+	}
+	return hits
+}
+
+// taken are the ports that each engine takes on its machine.
+type taken struct {
+	engine      *Engine
+	from, until int // until is not taken
+}
+
+// clashes returns a hit for each two engines of one machine whose ports overlap.
+func clashes(list []taken, text string) []hit {
+	var hits []hit
+	for i, a := range list {
+		for _, b := range list[i+1:] {
+			if a.engine != b.engine && a.engine.Node == b.engine.Node && a.engine.Node != "" && a.from < b.until && b.from < a.until {
+				hits = append(hits, hit{engines: []*Engine{a.engine, b.engine}, text: text})
+			}
+		}
+	}
+	return hits
+}
+
+func isLoopback(host string) bool {
+	host = strings.ToLower(strings.Trim(host, "[]"))
+	return host == "" || host == "localhost" || strings.HasPrefix(host, "127.") || host == "::1"
+}
+
+// jsonText writes a setting for comparison.
+func jsonText(v any) string {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return ""
+	}
+	return string(raw)
+}

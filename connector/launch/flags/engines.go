@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flags
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+var vllmShort = map[string]string{
+	"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size", "-q": "quantization",
+	"-dpl": "data-parallel-size-local", "-dpa": "data-parallel-address", "-dpp": "data-parallel-rpc-port", "-dpb": "data-parallel-backend",
+	"-dpr": "data-parallel-rank", "-dpn": "data-parallel-rank", "-dpc": "data-parallel-hybrid-lb", "-n": "nnodes", "-r": "node-rank", "-cc": "compilation-config", "-O": "optimization-level",
+}
+
+// vllm reads the arguments of `vllm serve` (vllm/engine/arg_utils.py, entrypoints/openai/cli_args.py).
+func (e *Engine) vllm(argv []string, env map[string]string, files map[string][]byte) error {
+	a := split(argv, vllmShort, "served-model-name")
+	if file := a.flags["config"]; file != "" {
+		if err := e.configFile(&a, file, files); err != nil {
+			return err
+		}
+	}
+	if err := e.sizes(a, []string{"tensor-parallel-size"}, []string{"pipeline-parallel-size"}, []string{"data-parallel-size"}); err != nil {
+		return err
+	}
+	e.Model = a.first("model", "model-tag")
+	if e.Model == "" && len(a.positional) > 0 {
+		e.Model = a.positional[0]
+	}
+	e.Served = a.lists["served-model-name"]
+	if e.args["kv-cache-dtype"] == "auto" {
+		delete(e.args, "kv-cache-dtype")
+	}
+	if e.args["dtype"] == "auto" {
+		delete(e.args, "dtype")
+	}
+	raw, err := transferConfig(a)
+	if err != nil || raw == nil {
+		return err
+	}
+	t, err := transfer(raw, 0)
+	if err != nil {
+		return err
+	}
+	e.Transfer = &t
+	e.Role = kvRole(t.Role)
+	return e.lmcache(env, files)
+}
+
+// configFile lays `vllm serve --config FILE` under the command line.
+func (e *Engine) configFile(a *arguments, file string, files map[string][]byte) error {
+	content, ok := files[file]
+	if !ok {
+		e.Unread = append(e.Unread, file)
+		return nil
+	}
+	settings, err := readSettings(content)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	for name, v := range settings {
+		name = strings.ReplaceAll(name, "_", "-")
+		if _, given := a.flags[name]; given {
+			continue
+		}
+		switch v := v.(type) {
+		case string:
+			a.flags[name] = v
+		case map[string]any:
+			raw, err := json.Marshal(v)
+			if err != nil {
+				return fmt.Errorf("--config: %w", err)
+			}
+			a.flags[name] = string(raw)
+		case []any:
+			if _, given := a.lists[name]; given {
+				continue
+			}
+			for _, item := range v {
+				a.lists[name] = append(a.lists[name], fmt.Sprint(item))
+			}
+		case nil:
+		default:
+			a.flags[name] = fmt.Sprint(v)
+		}
+	}
+	if name := a.flags["served-model-name"]; name != "" && len(a.lists["served-model-name"]) == 0 {
+		a.lists["served-model-name"] = []string{name}
+	}
+	return nil
+}
+
+var errTransferJSON = errors.New("--kv-transfer-config is not one JSON object")
+
+// transferConfig returns --kv-transfer-config with its dotted members laid over it, nil without any.
+func transferConfig(a arguments) (map[string]any, error) {
+	text, given := a.flags["kv-transfer-config"]
+	dotted := a.dotted["kv-transfer-config"]
+	if !given && len(dotted) == 0 {
+		return nil, nil
+	}
+	config := map[string]any{}
+	if given {
+		v, err := decodeJSON([]byte(text))
+		object, isObject := v.(map[string]any)
+		if err != nil || !isObject {
+			return nil, errTransferJSON
+		}
+		config = object
+	}
+	for _, path := range slices.Sorted(maps.Keys(dotted)) {
+		at := config
+		steps := strings.Split(path, ".")
+		for _, step := range steps[:len(steps)-1] {
+			inner, ok := at[step].(map[string]any)
+			if !ok {
+				inner = map[string]any{}
+				at[step] = inner
+			}
+			at = inner
+		}
+		at[steps[len(steps)-1]] = plainValue(dotted[path])
+	}
+	return config, nil
+}
+
+// transfer reads one configuration; depth bounds MultiConnectors within MultiConnectors.
+func transfer(raw map[string]any, depth int) (Transfer, error) {
+	t := Transfer{
+		Class: text(raw, "kv_connector"), Role: text(raw, "kv_role"), EngineID: text(raw, "engine_id"),
+		FailurePolicy: text(raw, "kv_load_failure_policy"), Port: text(raw, "kv_port"), Rank: text(raw, "kv_rank"), Extra: object(raw, "kv_connector_extra_config"),
+	}
+	if t.Class == "" {
+		return t, errors.New("--kv-transfer-config has no kv_connector")
+	}
+	children, _ := t.Extra["connectors"].([]any)
+	if t.Class != "MultiConnector" || depth > 4 {
+		return t, nil
+	}
+	for _, c := range children {
+		m, ok := c.(map[string]any)
+		if !ok {
+			return t, errors.New("--kv-transfer-config: a child of MultiConnector is not an object")
+		}
+		child, err := transfer(m, depth+1)
+		if err != nil {
+			return t, err
+		}
+		if child.EngineID == "" { // children inherit it (multi_connector.py)
+			child.EngineID = t.EngineID
+		}
+		if child.Role == "" {
+			child.Role = t.Role
+		}
+		t.Children = append(t.Children, child)
+	}
+	return t, nil
+}
+
+func kvRole(role string) discovery.Role {
+	switch role {
+	case "kv_producer":
+		return discovery.RolePrefill
+	case "kv_consumer":
+		return discovery.RoleDecode
+	case "kv_both":
+		return discovery.RoleBoth
+	}
+	return 0
+}
+
+// lmcache gathers LMCache's settings: its file, over it LMCACHE_* variables, over them lmcache.* members of the connector's own
+// settings (lmcache/integration/vllm/utils.py).
+func (e *Engine) lmcache(env map[string]string, files map[string][]byte) error {
+	var extra map[string]any
+	for _, t := range e.Transfer.Leaves() {
+		if strings.HasPrefix(t.Class, "LMCacheConnector") {
+			extra = t.Extra
+		}
+	}
+	if extra == nil {
+		return nil
+	}
+	e.LMCache = map[string]any{}
+	file := env["LMCACHE_CONFIG_FILE"]
+	if file == "" {
+		file = text(extra, "config_path")
+	}
+	if file != "" {
+		content, ok := files[file]
+		if !ok {
+			e.Unread = append(e.Unread, file)
+		} else {
+			settings, err := readSettings(content)
+			if err != nil {
+				return fmt.Errorf("LMCache's configuration file: %w", err)
+			}
+			maps.Copy(e.LMCache, settings)
+		}
+	}
+	for name, v := range env {
+		if key, ok := strings.CutPrefix(name, "LMCACHE_"); ok && key != "CONFIG_FILE" {
+			e.LMCache[strings.ToLower(key)] = plainValue(v)
+		}
+	}
+	for name, v := range extra {
+		if key, ok := strings.CutPrefix(name, "lmcache."); ok {
+			e.LMCache[key] = v
+		}
+	}
+	return nil
+}
+
+// sglang reads the arguments of SGLang's server (sglang/srt/server_args.py).
+func (e *Engine) sglang(argv []string) error {
+	a := split(argv, nil)
+	if err := e.sizes(a, []string{"tp-size", "tp", "tensor-parallel-size"}, []string{"pp-size", "pp", "pipeline-parallel-size"}, []string{"dp-size", "dp", "data-parallel-size"}); err != nil {
+		return err
+	}
+	e.Model = a.first("model-path", "model")
+	if e.Model == "" && len(a.positional) > 0 {
+		e.Model = a.positional[0]
+	}
+	if name := a.flags["served-model-name"]; name != "" {
+		e.Served = []string{name}
+	}
+	switch a.flags["disaggregation-mode"] {
+	case "prefill":
+		e.Role = discovery.RolePrefill
+	case "decode":
+		e.Role = discovery.RoleDecode
+	}
+	return nil
+}
+
+// trtllm reads the arguments of trtllm-serve (tensorrt_llm/commands/serve.py). Whether a server is for context or for generation is
+// the disaggregation server's to say, so it has no role here.
+func (e *Engine) trtllm(argv []string, files map[string][]byte) error {
+	a := split(argv, nil)
+	if err := e.sizes(a, []string{"tp-size"}, []string{"pp-size"}, []string{"dp-size"}); err != nil {
+		return err
+	}
+	e.Model = a.flags["model"]
+	if e.Model == "" && len(a.positional) > 0 {
+		e.Model = a.positional[0]
+	}
+	file := a.first("extra-llm-api-options", "config")
+	if file == "" {
+		return nil
+	}
+	content, ok := files[file]
+	if !ok {
+		e.Unread = append(e.Unread, file)
+		return nil
+	}
+	settings, err := readSettings(content)
+	if err != nil {
+		return fmt.Errorf("--extra_llm_api_options: %w", err)
+	}
+	if transceiver := object(settings, "cache_transceiver_config"); len(transceiver) > 0 {
+		e.args["transceiver-backend"] = strings.ToUpper(text(transceiver, "backend"))
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flags
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+var gatewayRules = []rule{
+	{
+		code: "gateway-connector", severity: Error,
+		find: func(g *model) (hits []hit) {
+			for _, e := range g.engines {
+				if problem, remedy := g.mismatch(e); problem != "" {
+					hits = append(hits, hit{engines: []*Engine{e}, text: problem, remedy: remedy})
+				}
+			}
+			return hits
+		},
+	},
+	{
+		code: "gateway-relays-nothing", severity: Error,
+		find: func(g *model) (hits []hit) {
+			if g.typ != "http" {
+				return nil
+			}
+			for _, e := range g.engines {
+				for _, t := range e.Transfer.Leaves() {
+					if slices.Contains(handoffs, t.Class) {
+						hits = append(hits, hit{
+							engines: []*Engine{e}, text: "waits for a handoff with each request, and the gateway's connector http relays none: every prompt is computed twice",
+							remedy: "write kvConnector.type: " + speaks(e, t),
+						})
+					}
+				}
+			}
+			return hits
+		},
+	},
+	{
+		code: "lease-short", severity: Error, remedy: "raise kv_lease_duration on the engines, or lower leaseDuration and timeouts.handoff in the gateway",
+		find: func(g *model) (hits []hit) {
+			if g.spec == nil || g.typ != "nixl" && g.typ != "nixl-push" && g.typ != "multi" {
+				return nil
+			}
+			promised := g.promisedLease()
+			for _, s := range g.with("NixlConnector", "NixlPullConnector", "NixlPushConnector") {
+				lease := seconds(number(text(s.t.Extra, "kv_lease_duration"), 30))
+				if s.Role.Has(prefill) && lease < promised {
+					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: fmt.Sprintf(
+						"keeps unread KV for %s, and the gateway uses handoffs for %s: decode then reads blocks that hold another request's KV, and answers 200", lease, promised)})
+				}
+			}
+			return hits
+		},
+	},
+	{
+		code: "handoff-unlimited", severity: Warning, remedy: "leave timeouts.handoff out, or write less than the lease",
+		find: func(g *model) []hit {
+			sides := g.with("NixlConnector", "NixlPullConnector")
+			if g.spec == nil || len(sides) == 0 || g.spec.Timeouts.Handoff == nil || *g.spec.Timeouts.Handoff != 0 {
+				return nil
+			}
+			return []hit{{engines: enginesOf(sides), text: "release unread KV when its lease ends, and the gateway uses handoffs of any age (timeouts.handoff is 0)"}}
+		},
+	},
+	{
+		code: "push-engine-id", severity: Error, remedy: `write a fixed "engine_id" on each prefill engine and the same as the endpoint's attribute engineID, or dispatch: serial in the gateway`,
+		find: func(g *model) []hit {
+			if text(g.config, "dispatch") == "serial" {
+				return nil
+			}
+			return alone(g.with("NixlPushConnector"), "has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random one changes at each start", func(s side) bool {
+				return s.Role.Has(prefill) && s.t.EngineID == ""
+			})
+		},
+	},
+}
+
+// mismatch says why an engine does not understand the gateway's connector.
+func (g *model) mismatch(e *Engine) (problem, remedy string) {
+	switch g.typ {
+	case "", "http":
+		return "", ""
+	case "sglang", "trtllm":
+		if e.Program != g.typ {
+			return fmt.Sprintf("is %s, and the gateway's connector is %s", e.Program, g.typ), "write the connector of the engine that runs"
+		}
+		return "", ""
+	}
+	classes, known := classesOf[g.typ]
+	if !known {
+		return "", ""
+	}
+	if e.Program != "vllm" {
+		return fmt.Sprintf("is %s, and the gateway's connector %s is for vLLM", e.Program, g.typ), "write kvConnector.type: " + e.Program
+	}
+	if e.Transfer == nil {
+		return "", "" // no-kv-transfer
+	}
+	if g.typ == "multi" {
+		if e.Transfer.Class != "MultiConnector" {
+			return fmt.Sprintf("speaks %s, and the gateway expects a MultiConnector", e.Transfer.Class), "write kvConnector.type: " + speaks(e, e.Transfer)
+		}
+		return "", ""
+	}
+	for _, t := range e.Transfer.Leaves() {
+		if slices.Contains(classes, t.Class) {
+			return "", ""
+		}
+	}
+	return fmt.Sprintf("speaks %s, and the gateway's connector %s speaks %s", strings.Join(e.Classes(), " and "), g.typ, strings.Join(classes, " or ")),
+		"write kvConnector.type: " + speaks(e, e.Transfer)
+}
+
+// speaks is the gateway's name for what an engine speaks.
+func speaks(e *Engine, t *Transfer) string {
+	if t.Class == "LMCacheConnectorV1" && isPD(e) {
+		return "lmcache-pd"
+	}
+	for _, name := range []string{"nixl", "nixl-push", "lmcache", "mooncake", "mooncake-store", "mooncake-ascend", "ascend-layerwise", "sharedstorage", "pynccl", "p2pnccl", "moriio", "offload-p2p", "multi"} {
+		if slices.Contains(classesOf[name], t.Class) {
+			return name
+		}
+	}
+	return "http"
+}
+
+// promisedLease is the age of the oldest handoff that the gateway may use.
+func (g *model) promisedLease() time.Duration {
+	var lease connector.Duration
+	promised := seconds(30)
+	if raw := text(g.config, "leaseDuration"); raw != "" && lease.UnmarshalJSON(connector.Quote(raw)) == nil {
+		promised = time.Duration(lease)
+	}
+	if h := g.spec.Timeouts.Handoff; h != nil && *h > 0 {
+		promised = time.Duration(*h)
+	}
+	return promised
+}
+
+func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
+
+var versionRules = []rule{
+	{
+		code: "version-differs", severity: Warning, remedy: "run the same release on all engines",
+		find: func(g *model) []hit {
+			var known []*Engine
+			for _, e := range g.engines {
+				if e.Version != (connector.EngineVersion{}) {
+					known = append(known, e)
+				}
+			}
+			if len(known) < 2 || !differ(known, func(e *Engine) string { return e.Version.String() }) {
+				return nil
+			}
+			h := hit{engines: known, text: "are of different releases: their KV and its keys may differ"}
+			nixl := g.with("NixlConnector", "NixlPullConnector", "NixlPushConnector")
+			strict := slices.ContainsFunc(nixl, func(s side) bool {
+				_, given := s.t.Extra["enforce_handshake_compat"]
+				return !given || yes(s.t.Extra, "enforce_handshake_compat")
+			})
+			if strict {
+				h.severity, h.text = Error, "are of different releases: NIXL's handshake compares them and refuses, each request fails"
+			}
+			return []hit{h}
+		},
+	},
+	{
+		code: "connector-renamed", severity: Error,
+		find: func(g *model) (hits []hit) {
+			for _, s := range g.with("SharedStorageConnector", "ExampleConnector") {
+				known := s.Version != (connector.EngineVersion{})
+				switch old := s.Version.Before(0, 13); {
+				case known && !old && s.t.Class == "SharedStorageConnector":
+					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does not start", remedy: "write ExampleConnector"})
+				case old && s.t.Class == "ExampleConnector":
+					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names ExampleConnector, which is SharedStorageConnector before vLLM 0.13: it does not start", remedy: "write SharedStorageConnector"})
+				}
+			}
+			return hits
+		},
+	},
+	{
+		code: "connector-removed", severity: Error, remedy: "use NixlConnector, or an older engine",
+		find: func(g *model) (hits []hit) {
+			for _, s := range g.with("P2pNcclConnector", "PyNcclConnector") {
+				since, minor := "0.13", 13
+				if s.t.Class == "P2pNcclConnector" {
+					since, minor = "0.23", 23
+				}
+				if s.Version != (connector.EngineVersion{}) && !s.Version.Before(0, minor) {
+					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: s.t.Class + " is gone from vLLM " + since + " on: the engine does not start"})
+				}
+			}
+			return hits
+		},
+	},
+}
+
+var mambaName = regexp.MustCompile(`(?i)mamba|jamba|bamba|zamba|nemotron-h|falcon-h1|granite-4|qwen3-next|plamo-2|lfm2`)
+
+// isMamba tells models with Mamba layers by their name, or by arguments that only they need.
+func isMamba(e *Engine) bool {
+	for _, arg := range []string{"mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode"} {
+		if e.args[arg] != "" {
+			return true
+		}
+	}
+	return mambaName.MatchString(e.Model)
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flags
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// decodeJSON reads one JSON value and keeps its numbers as they are written.
+func decodeJSON(raw []byte) (any, error) {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber()
+	var v any
+	if err := dec.Decode(&v); err != nil {
+		return nil, err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one value")
+	}
+	return v, nil
+}
+
+// plainValue reads a value of a dotted argument, a variable or a YAML scalar: JSON where it is, Python's and YAML's words for true,
+// false and nothing, else the text.
+func plainValue(s string) any {
+	switch strings.ToLower(s) {
+	case "true":
+		return true
+	case "false":
+		return false
+	case "null", "none", "~":
+		return nil
+	}
+	if v, err := decodeJSON([]byte(s)); err == nil {
+		return v
+	}
+	return s
+}
+
+// text is a member as text: numbers too, since engines take "21001" and 21001 alike.
+func text(m map[string]any, key string) string {
+	switch v := m[key].(type) {
+	case string:
+		return v
+	case json.Number:
+		return v.String()
+	case nil, map[string]any, []any:
+		return ""
+	case bool:
+		return strconv.FormatBool(v)
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+func object(m map[string]any, key string) map[string]any {
+	if o, ok := m[key].(map[string]any); ok {
+		return o
+	}
+	return map[string]any{}
+}
+
+// yes reads a switch; "True" and "1" are yes.
+func yes(m map[string]any, key string) bool {
+	switch strings.ToLower(text(m, key)) {
+	case "true", "1", "yes", "on":
+		return true
+	}
+	return false
+}
+
+// count is how many items a member lists: "8300,8301" and [8300, 8301] are two, 8300 is one.
+func count(m map[string]any, key string) int {
+	if list, ok := m[key].([]any); ok {
+		return len(list)
+	}
+	s := strings.TrimSpace(text(m, key))
+	if s == "" {
+		return 0
+	}
+	return strings.Count(s, ",") + 1
+}
+
+// number reads a number, def where there is none.
+func number(s string, def float64) float64 {
+	if n, err := strconv.ParseFloat(s, 64); err == nil {
+		return n
+	}
+	return def
+}
