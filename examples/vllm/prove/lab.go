@@ -5,14 +5,19 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // lab starts the engines and gateways of one run, and stops what is left of them in the end.
@@ -42,6 +47,9 @@ func (l *lab) start(cmd *exec.Cmd, name, url string) (*process, error) {
 
 type engineOptions struct {
 	role   string
+	port   string        // "": a free one
+	side   string        // port of the side channel; "": a free one
+	more   []string      // further arguments of the script
 	lease  time.Duration // whole seconds; 0: the engine's default
 	blocks int           // size of the KV cache; 0: engine.sh's default
 }
@@ -55,16 +63,14 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 	defer cancel()
 	var engines []*process
 	for _, o := range wanted {
-		port, err := freePort()
+		free, err := newEngine()
 		if err != nil {
 			return nil, err
 		}
-		side, err := freePort()
-		if err != nil {
-			return nil, err
-		}
+		port, side := cmp.Or(o.port, free.port), cmp.Or(o.side, free.side)
 		//nolint:gosec // G204: the script is the caller's choice, as the program's flag says
 		cmd := exec.CommandContext(context.WithoutCancel(ctx), l.script, o.role, port, side)
+		cmd.Args = append(cmd.Args, o.more...)
 		if o.blocks > 0 {
 			cmd.Args = append(cmd.Args, "--kv-cache-memory-bytes", strconv.Itoa(o.blocks*blockBytes))
 		}
@@ -89,7 +95,9 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 // gatewayOptions is what the gateway's configuration says; a zero duration is left out, so that its default holds.
 type gatewayOptions struct {
 	connector                         string
+	config                            string   // of the connector, JSON
 	prefills, decodes                 []string // URLs
+	endpoints                         []discovery.Endpoint
 	lease                             time.Duration
 	connect, prefill, handoff, decode time.Duration
 }
@@ -110,7 +118,10 @@ spec:
   kvConnector:
     type: %s
 `, listen, admin, o.connector)
-	if o.lease > 0 {
+	switch {
+	case o.config != "":
+		fmt.Fprintf(&b, "    config: %s\n", o.config)
+	case o.lease > 0:
 		fmt.Fprintf(&b, "    config: {leaseDuration: %s}\n", o.lease)
 	}
 	b.WriteString("    timeouts:\n      healthCheck: 2s\n")
@@ -128,6 +139,13 @@ spec:
 	}
 	for _, url := range o.decodes {
 		fmt.Fprintf(&b, "        - {url: %q, role: decode}\n", url)
+	}
+	for _, e := range o.endpoints {
+		fmt.Fprintf(&b, "        - {url: %q, role: %s, attributes: {", e.URL, e.Role)
+		for _, name := range slices.Sorted(maps.Keys(e.Attributes)) {
+			fmt.Fprintf(&b, "%s: %q, ", name, e.Attributes[name])
+		}
+		b.WriteString("}}\n")
 	}
 	return b.String()
 }
@@ -152,6 +170,7 @@ func (l *lab) startGateway(ctx context.Context, o gatewayOptions) (*process, err
 	if err != nil {
 		return nil, err
 	}
+	gateway.config = file
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("30 seconds were not enough"))
 	defer cancel()
 	return gateway, gateway.ready(ctx, "http://"+addresses[1]+"/readyz")

@@ -6,7 +6,8 @@
 // request is served by both: the text is that of one engine alone, and the decode engine took the prompt's KV over from the
 // prefill engine instead of computing it.
 //
-//	prove [flags] [CONNECTOR]      CONNECTOR is the gateway's kvConnector.type, nixl if left out
+//	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
+//	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //
 // It ends with 0 when all is proven, with 1 when it is not, and with 2 when it could not try. Start it through prove.sh,
 // which installs the engines.
@@ -33,13 +34,15 @@ func main() {
 	flag.StringVar(&o.script, "engine", "examples/vllm/engine.sh", "the script that becomes an engine")
 	flag.StringVar(&o.gateway, "gateway", "", "the gateway's binary (default: build examples/gateway)")
 	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, removed at the end)")
+	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each with engines launched as the connector renders them")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
 	flag.Parse()
 	o.connector = "nixl"
+	o.verified = flag.Args()
 	if flag.NArg() > 0 {
 		o.connector = flag.Arg(0)
 	}
-	if flag.NArg() > 1 {
+	if flag.NArg() > 1 && !o.verify {
 		fmt.Fprintln(os.Stderr, "prove: one connector at a time")
 		os.Exit(2)
 	}
@@ -60,7 +63,8 @@ func main() {
 
 type options struct {
 	connector, script, gateway, logs string
-	all                              bool
+	all, verify                      bool
+	verified                         []string
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -85,6 +89,14 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer lab.close()
+	if o.verify {
+		//nolint:gosec // G204: only the output file varies, and it is ours
+		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"), "github.com/pdkit/pdkit/examples/pdctl")
+		if output, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("building pdctl: %w\n%s", err, output)
+		}
+		return verifyAll(ctx, lab, o.verified)
+	}
 
 	begin := time.Now()
 	engines, err := lab.startEngines(ctx, engineOptions{role: "prefill"}, engineOptions{role: "decode"})

@@ -20,6 +20,7 @@ import (
 // process is a server that this program runs: an engine or the gateway. Its output goes to a file.
 type process struct {
 	name, url, log string
+	config         string // a gateway's file
 	cmd            *exec.Cmd
 	done           chan struct{} // closed once the process has ended
 	err            error         // how it ended; read it after done

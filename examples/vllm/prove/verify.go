@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a case may name
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// verification is a connector with settings, launched as its own Renderer says and judged by pdctl verify.
+type verification struct {
+	name, connector string
+	config          string // JSON; FOLDER stands for one that both engines share
+	attributes      func(p launchedEngine) map[string]string
+	module          string // of the engine's connector, where a CPU needs another one
+}
+
+// verifications are the connectors of vLLM 0.32.0 that run on a CPU.
+var verifications = []verification{
+	{name: "nixl", connector: "nixl"},
+	{name: "nixl-push, together", connector: "nixl-push", attributes: pushAttributes},
+	{name: "nixl-push, serial", connector: "nixl-push", config: `{"dispatch":"serial"}`, attributes: pushAttributes},
+	{name: "sharedstorage", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`},
+	{name: "multi", connector: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"sharedstorage","config":{"sharedStoragePath":"FOLDER"}}]}`},
+	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string { return map[string]string{"bootstrapPort": p.side} }, module: "mooncake_cpu"},
+}
+
+// pushAttributes tell D where P is, before P has answered anything.
+func pushAttributes(p launchedEngine) map[string]string {
+	return map[string]string{"engineID": "pdkit-prefill", "sideChannelHost": "127.0.0.1", "sideChannelPort": p.side}
+}
+
+// launchedEngine is where an engine listens.
+type launchedEngine struct{ port, side string }
+
+func newEngine() (e launchedEngine, err error) {
+	if e.port, err = freePort(); err == nil {
+		e.side, err = freePort()
+	}
+	return e, err
+}
+
+func (e launchedEngine) endpoint(role discovery.Role, attributes map[string]string) discovery.Endpoint {
+	return discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + e.port}, Role: role, Attributes: attributes}
+}
+
+// verifyAll proves the named connectors, all of them where none is named, one pair of engines after the other.
+func verifyAll(ctx context.Context, lab *lab, names []string) error {
+	var failed error
+	tried := 0
+	for _, v := range verifications {
+		if len(names) > 0 && !slices.Contains(names, v.connector) && !slices.Contains(names, v.name) {
+			continue
+		}
+		tried++
+		began := time.Now()
+		err := v.run(ctx, lab)
+		if err != nil && !errors.Is(err, errNotProven) {
+			return fmt.Errorf("%s: %w", v.name, err)
+		}
+		failed = errors.Join(failed, err)
+		fmt.Printf("%s took %.0f s\n\n", v.name, time.Since(began).Seconds())
+	}
+	if tried == 0 {
+		return fmt.Errorf("no such connector to verify: there are nixl, nixl-push, sharedstorage, multi and mooncake")
+	}
+	return failed
+}
+
+// run launches a pair as the connector's Renderer says, and lets pdctl judge it. The same engines behind connector http must then be
+// found out, or the judgement is worth nothing.
+func (v verification) run(ctx context.Context, lab *lab) error {
+	folder, err := os.MkdirTemp(lab.dir, "store-")
+	if err != nil {
+		return err
+	}
+	config := json.RawMessage(strings.ReplaceAll(v.config, "FOLDER", folder))
+	conn, err := connector.Open(connector.Spec{Type: v.connector, Config: config})
+	if err != nil {
+		return err
+	}
+	p, err := newEngine()
+	if err != nil {
+		return err
+	}
+	d, err := newEngine()
+	if err != nil {
+		return err
+	}
+	attributes := map[string]string{"sideChannelPort": p.side}
+	if v.attributes != nil {
+		attributes = v.attributes(p)
+	}
+	pair := []discovery.Endpoint{p.endpoint(discovery.RolePrefill, attributes), d.endpoint(discovery.RoleDecode, map[string]string{"sideChannelPort": d.side, "bootstrapPort": d.side})}
+	processes, err := v.launch(ctx, lab, conn, pair, []launchedEngine{p, d})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, process := range processes {
+			process.stop()
+		}
+	}()
+	judged := v.judge(ctx, lab, v.connector, config, pair, 0)
+	if judged != nil && !errors.Is(judged, errNotProven) {
+		return judged
+	}
+	if v.connector == "sharedstorage" || v.connector == "multi" {
+		return judged // behind http, which also sends P first, a store reuses KV all the same
+	}
+	return errors.Join(judged, v.judge(ctx, lab, "http", nil, pair, 1))
+}
+
+func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVConnector, pair []discovery.Endpoint, engines []launchedEngine) ([]*process, error) {
+	renderer, ok := connector.As[connector.Renderer](conn)
+	if !ok {
+		return nil, errors.New("the connector renders no launch settings")
+	}
+	version, err := connector.ParseEngineVersion("0.32.0")
+	if err != nil {
+		return nil, err
+	}
+	var wanted []engineOptions
+	for i, e := range pair {
+		settings, err := renderer.Render(connector.Target{Endpoint: e, Engines: pair, Model: "tiny", Version: version, CPU: true})
+		if err != nil {
+			return nil, err
+		}
+		if settings.KVTransfer == nil || len(settings.Files) > 0 {
+			return nil, errors.New("the rendered settings are none that engine.sh can take")
+		}
+		settings.KVTransfer.ModulePath = v.module
+		o := engineOptions{role: e.Role.String(), port: engines[i].port, side: engines[i].side}
+		for _, env := range settings.Env {
+			o.more = append(o.more, env.Name+"="+env.Value)
+		}
+		o.more = append(o.more, settings.Args...)
+		o.more = append(o.more, "--kv-transfer-config", settings.KVTransfer.JSON())
+		if v.connector == "mooncake" {
+			o.more = append(o.more, "VLLM_MOONCAKE_BOOTSTRAP_PORT="+engines[i].side)
+		}
+		wanted = append(wanted, o)
+	}
+	return lab.startEngines(ctx, wanted...)
+}
+
+// judge runs pdctl verify against a gateway and wants a certain exit status: 0 for proven, 1 for found out.
+func (v verification) judge(ctx context.Context, lab *lab, typ string, config json.RawMessage, pair []discovery.Endpoint, want int) error {
+	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: typ, config: string(config), endpoints: pair})
+	if err != nil {
+		return err
+	}
+	//nolint:gosec // G204: the program is built by this one
+	cmd := exec.CommandContext(ctx, filepath.Join(lab.dir, "pdctl"), "verify", "-f", gateway.config, "--gateway", gateway.url)
+	output, err := cmd.CombinedOutput()
+	status := 0
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		status, err = exit.ExitCode(), nil
+	}
+	fmt.Printf("%s, kvConnector.type %s: pdctl verify ends with %d\n%s", v.name, typ, status, output)
+	if err = errors.Join(err, stopGateway(gateway)); err != nil {
+		return err
+	}
+	if status != want {
+		fmt.Printf("NOT as it must be: %d was expected\n", want)
+		return errNotProven
+	}
+	return nil
+}
