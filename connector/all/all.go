@@ -7,6 +7,8 @@ package all
 
 import (
 	_ "github.com/pdkit/pdkit/connector/ascendlayerwise" // ascend-layerwise
+	_ "github.com/pdkit/pdkit/connector/lmcache"         // lmcache
+	_ "github.com/pdkit/pdkit/connector/lmcachepd"       // lmcache-pd
 	_ "github.com/pdkit/pdkit/connector/mooncakeascend"  // mooncake-ascend
 	_ "github.com/pdkit/pdkit/connector/moriio"          // moriio
 	_ "github.com/pdkit/pdkit/connector/nixl"            // nixl

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcachepd
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+const (
+	// handshakeTimeout bounds a peer's handshake. A PUSH socket needs a round trip.
+	handshakeTimeout = 10 * time.Second
+	// maxPeers bounds connections; there is one for each rank of each prefill engine.
+	maxPeers = 4096
+)
+
+var errClosed = errors.New("lmcachepd: the notice listener was closed")
+
+// shared are the listeners of this process, by address. This is state of the package because the address is one of the machine: engines
+// know one place to tell, whichever model they serve, and each model has a flow with a connector of its own. Ids are random, so that
+// the flows cannot take each other's notices.
+var shared = struct {
+	sync.Mutex
+	byAddress map[string]*listener
+}{byAddress: map[string]*listener{}}
+
+// Notices counts messages since a listener was opened.
+type Notices struct {
+	Matched   int64 // of sessions that wait, or will
+	Surplus   int64 // further ones of a session that has had all of its
+	Unknown   int64 // of sessions that are over, of other gateways, or of nobody
+	Malformed int64 // not notices at all
+	Refused   int64 // connections of peers that do not speak ZMTP as a PUSH socket, or are too many
+}
+
+// listener takes notices at one address.
+type listener struct {
+	key    string // in shared; "" if it is nobody else's
+	ln     net.Listener
+	closed chan struct{}
+	wg     sync.WaitGroup
+	users  int // guarded by shared
+
+	mu      sync.Mutex
+	peers   map[net.Conn]struct{}
+	waiting map[string]*waiter
+	counts  Notices
+	failed  error // why nothing is accepted any more
+}
+
+// waiter is a session that notices are expected for.
+type waiter struct {
+	missing int
+	came    chan struct{} // closed when none is missing
+	event   connector.Event
+}
+
+// acquire returns the listener of an address, opened if it is the first. Port 0 gives one of its own.
+func acquire(ctx context.Context, address string) (*listener, error) {
+	shared.Lock()
+	defer shared.Unlock()
+	key := address
+	a, err := net.ResolveTCPAddr("tcp", address) // so that localhost and 127.0.0.1 are one
+	if err == nil {
+		key = a.String()
+	}
+	if l := shared.byAddress[key]; l != nil {
+		l.users++
+		return l, nil
+	}
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("lmcachepd: notifyListen: %w", err)
+	}
+	l := &listener{ln: ln, closed: make(chan struct{}), users: 1, peers: map[net.Conn]struct{}{}, waiting: map[string]*waiter{}}
+	if a == nil || a.Port != 0 {
+		l.key = key
+		shared.byAddress[key] = l
+	}
+	l.wg.Go(l.accept)
+	return l, nil
+}
+
+// release closes the listener when its last user leaves, and waits for all that it has started.
+func (l *listener) release() {
+	shared.Lock()
+	defer shared.Unlock() // held to the end: whoever comes next must find the port free
+	if l.users--; l.users > 0 {
+		return
+	}
+	if l.key != "" {
+		delete(shared.byAddress, l.key)
+	}
+	close(l.closed)
+	_ = l.ln.Close()
+	l.mu.Lock()
+	for conn := range l.peers {
+		_ = conn.Close()
+	}
+	l.mu.Unlock()
+	l.wg.Wait()
+}
+
+// accept lets peers in, each served by itself, so that none can stop the others.
+func (l *listener) accept() {
+	pause := time.Duration(0)
+	for {
+		conn, err := l.ln.Accept()
+		switch {
+		case err == nil:
+			pause = 0
+			l.admit(conn)
+			continue
+		case errors.Is(err, net.ErrClosed):
+			l.mu.Lock()
+			l.failed = errClosed
+			l.mu.Unlock()
+			return
+		}
+		// Out of file descriptors, most likely: others may give some back.
+		l.mu.Lock()
+		l.failed = err
+		l.mu.Unlock()
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-l.closed:
+			timer.Stop()
+		}
+	}
+}
+
+func (l *listener) admit(conn net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = nil
+	select {
+	case <-l.closed:
+		_ = conn.Close()
+		return
+	default:
+	}
+	if len(l.peers) >= maxPeers {
+		l.counts.Refused++
+		_ = conn.Close()
+		return
+	}
+	l.peers[conn] = struct{}{}
+	l.wg.Go(func() { l.serve(conn) })
+}
+
+func (l *listener) serve(conn net.Conn) {
+	defer func() {
+		_ = conn.Close()
+		l.mu.Lock()
+		delete(l.peers, conn)
+		l.mu.Unlock()
+	}()
+	r := bufio.NewReaderSize(conn, 512)
+	err := conn.SetDeadline(time.Now().Add(handshakeTimeout))
+	if err == nil {
+		err = handshake(conn, r)
+	}
+	if err == nil {
+		err = conn.SetDeadline(time.Time{})
+	}
+	if err == nil {
+		err = readMessages(conn, r, l.take)
+		if !errors.Is(err, errPeer) {
+			return // the peer has gone
+		}
+	}
+	l.mu.Lock()
+	l.counts.Refused++
+	l.mu.Unlock()
+}
+
+// take gives a message to the session it is for.
+func (l *listener) take(raw []byte) {
+	id, ok := readNotice(raw)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !ok {
+		l.counts.Malformed++
+		return
+	}
+	w := l.waiting[id]
+	switch {
+	case w == nil:
+		l.counts.Unknown++
+	case w.missing == 0:
+		l.counts.Surplus++
+	default:
+		l.counts.Matched++
+		if w.missing--; w.missing == 0 {
+			w.event = connector.Event{Body: append([]byte(nil), raw...), At: time.Now()}
+			close(w.came)
+		}
+	}
+}
+
+// expect arms a session; forget must follow. Nothing is kept of others, so that lost and late notices cost no memory.
+func (l *listener) expect(id string, notices int) *waiter {
+	w := &waiter{missing: max(notices, 1), came: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting[id] = w
+	return w
+}
+
+func (l *listener) forget(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.waiting, id)
+}
+
+func (l *listener) counted() Notices {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.counts
+}
+
+func (l *listener) health() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lmcachepd is the connector "lmcache-pd": vLLM's LMCacheConnectorV1 with enable_pd, in which P pushes the prompt's KV into D's
+// memory and tells the gateway so.
+//
+// The prefill leg names D's receiver (disagg_spec: host, one init port and one alloc port per tensor-parallel rank) and an id of the
+// session's. When all chunks are written, each sending rank of P pushes one message over ZeroMQ to the gateway: a msgpack map {"type":
+// "ProxyNotif", "req_id": ID}. Only then is D asked: D registers a chunk when it makes room for it, before its bytes have come, and a D
+// that is asked too early answers 200 with what lay there before. A push that failed is told by nothing at all, so that the wait has a
+// limit, [Options.NotifyTimeout].
+//
+// D gets the client's own body and finds the chunks by the prompt's tokens. With [Options.RetFirstToken] P's token is used as LMCache's
+// own proxy does: D goes on from it, and pdkit puts its text before D's.
+//
+// Facts: LMCache 0.3 to 0.5: examples/disagg_prefill/disagg_proxy_server.py at 00482afc, lmcache/v1/storage_backend/pd_backend.py at
+// b532e04a and 07e07869, lmcache/integration/vllm/vllm_v1_adapter.py (DisaggSpec, skip_last_n_tokens). The page beside this file,
+// README.md, has the engines' settings.
+package lmcachepd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Name is the name the connector is registered under. The engine's class name LMCacheConnectorV1 stands for it where its settings have
+// enable_pd; package lmcache chooses.
+const Name = "lmcache-pd"
+
+// Defaults of the settings.
+const (
+	DefaultListen  = "127.0.0.1:8500" // as LMCache's own proxy
+	DefaultTimeout = 10 * time.Second
+)
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		own, engine := lmcacheconf.Split(raw)
+		o.Engine = engine
+		if err := connector.DecodeConfig(own, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	})
+}
+
+// Connector is the connector "lmcache-pd". It must be started before the first session and closed after the last, which a flow does.
+type Connector struct {
+	options Options
+	engine  lmcacheconf.Config
+	listen  string
+	timeout time.Duration
+
+	mu       sync.Mutex
+	listener *listener // nil unless started
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	engine, err := o.check()
+	if err != nil {
+		return nil, err
+	}
+	c := &Connector{options: *o, engine: engine, listen: DefaultListen, timeout: DefaultTimeout}
+	if o.NotifyListen != "" {
+		c.listen = o.NotifyListen
+	}
+	if o.NotifyTimeout != nil {
+		c.timeout = time.Duration(*o.NotifyTimeout)
+	}
+	return c, nil
+}
+
+// Name returns "lmcache-pd".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode]: D may be asked once the notices have come.
+func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
+
+// Start listens for notices, together with all connectors of this process that have the same address. Its error says that the
+// address cannot be had. Starting twice is starting once.
+func (c *Connector) Start(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.listener != nil {
+		return nil
+	}
+	l, err := acquire(ctx, c.listen)
+	if err != nil {
+		return err
+	}
+	c.listener = l
+	return nil
+}
+
+// Close stops listening, unless another connector still does at the same address.
+func (c *Connector) Close() error {
+	c.mu.Lock()
+	l := c.listener
+	c.listener = nil
+	c.mu.Unlock()
+	if l != nil {
+		l.release()
+	}
+	return nil
+}
+
+func (c *Connector) started() *listener {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.listener
+}
+
+// Addr returns where notices are listened for, "" before Start. With port 0 it tells the port.
+func (c *Connector) Addr() string {
+	if l := c.started(); l != nil {
+		return l.ln.Addr().String()
+	}
+	return ""
+}
+
+// Notices counts what came in at the connector's address, all connectors there together. Zero before Start.
+func (c *Connector) Notices() Notices {
+	if l := c.started(); l != nil {
+		return l.counted()
+	}
+	return Notices{}
+}
+
+var errNotStarted = errors.New("lmcachepd: nobody listens for notices: the connector was not started")
+
+// HealthCheck tells whether notices can come.
+func (c *Connector) HealthCheck(context.Context) error {
+	l := c.started()
+	if l == nil {
+		return errNotStarted
+	}
+	return l.health()
+}
+
+var errNoNotice = errors.New("lmcachepd: the notices did not come in time")
+
+// Expect waits for the notices of this session: P's ranks tell that D has the KV. It is armed before the prefill leg, since the first
+// notice may come before P's answer. The error says that they did not come within the limit, which counts from P's answer.
+func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+	l := c.started()
+	if l == nil {
+		return func(context.Context) (connector.Event, error) { return connector.Event{}, errNotStarted }, func(error) {}
+	}
+	w := l.expect(s.ID, c.notifications(s.Decode))
+	wait = func(ctx context.Context) (connector.Event, error) {
+		timer := time.NewTimer(c.timeout)
+		defer timer.Stop()
+		select {
+		case <-w.came:
+			return w.event, nil
+		case <-timer.C:
+			return connector.Event{}, errNoNotice
+		case <-l.closed:
+			return connector.Event{}, errClosed
+		case <-ctx.Done():
+			return connector.Event{}, context.Cause(ctx)
+		}
+	}
+	return wait, func(error) { l.forget(s.ID) }
+}
+
+// notifications is how many notices P sends for one prompt: one per rank of P, which has as many as D unless it is set otherwise.
+func (c *Connector) notifications(d discovery.Endpoint) int {
+	if c.options.Notifications > 0 {
+		return c.options.Notifications
+	}
+	if r, err := c.receiver(d); err == nil {
+		return len(r.init)
+	}
+	return 1 // the prefill leg fails of the same attribute
+}
+
+// Prefill asks P for one token, and tells it where to push the prompt's KV.
+func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	r, err := c.receiver(s.Decode)
+	if err != nil {
+		return err
+	}
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	params := make([]byte, 0, 256)
+	params = append(params, '{')
+	if c.options.RetFirstToken {
+		params = append(params, `"ret_first_tok":true,`...)
+		firstTokenLeg(s.Request, leg)
+	}
+	params = append(params, `"disagg_spec":{"req_id":"`...)
+	params = append(params, s.ID...) // hexadecimal digits
+	params = append(params, `","receiver_host":`...)
+	params = append(params, connector.Quote(r.host)...)
+	params = appendPorts(append(params, `,"receiver_init_port":`...), r.init)
+	params = appendPorts(append(params, `,"receiver_alloc_port":`...), r.alloc)
+	leg.Params(append(params, "}}"...))
+	return nil
+}
+
+// appendPorts writes a list. It is one also where there is one port: an engine indexes it by its rank.
+func appendPorts(b []byte, ports []int) []byte {
+	b = append(b, '[')
+	for i, p := range ports {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(p), 10)
+	}
+	return append(b, ']')
+}
+
+// Decode leaves the client's request as it is, or lets it go on from P's token. The error is then [connector.ErrNoTransfer] if P's answer
+// does not hold the token.
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	if !c.options.RetFirstToken {
+		return nil
+	}
+	a, err := readAnswer(s.Request.API, p)
+	if err != nil {
+		return err
+	}
+	return a.continueIn(s.Request, leg)
+}
+
+// Unsupported knows that D drops each chunk when it has read it, so that it can be read once, and what a first token that another
+// engine has made does not allow.
+func (c *Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return connector.ParamsMember
+	}
+	if member := r.Unsupported(true); member != "" || !c.options.RetFirstToken {
+		return member
+	}
+	return unsupportedWithFirstToken(r)
+}
+
+// receiver is where D takes KV.
+type receiver struct {
+	host        string
+	init, alloc []int // per tensor-parallel rank
+}
+
+func (c *Connector) receiver(d discovery.Endpoint) (receiver, error) {
+	r := receiver{host: d.Attribute("receiverHost")}
+	if r.host == "" {
+		r.host = d.Host()
+	}
+	var err error
+	if r.init, err = ports(d, "receiverInitPorts", c.options.initPorts); err != nil {
+		return r, err
+	}
+	if r.alloc, err = ports(d, "receiverAllocPorts", c.options.allocPorts); err != nil {
+		return r, err
+	}
+	if len(r.init) != len(r.alloc) {
+		return r, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverAllocPorts", Problem: "has not as many ports as receiverInitPorts"}
+	}
+	if r.host == "" {
+		return r, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost", Problem: "is missing, and the endpoint has no host"}
+	}
+	return r, nil
+}
+
+// ports reads an attribute, or takes what the engines' own settings say of all receivers.
+func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
+	list, err := connector.IntsAttribute(d, name, 1, 65535)
+	if err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
+		list = def
+	}
+	if len(list) == 0 {
+		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: name, Problem: "is missing"}
+	}
+	return list, nil
+}
+
+// CheckEndpoint wants the receiver's ports of every engine that decodes.
+func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
+	if !e.Role.Has(discovery.RoleDecode) {
+		return nil
+	}
+	_, err := c.receiver(e)
+	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
+		return &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem,
+			Remedy: "the engine's pd_peer_init_port and pd_peer_alloc_port, one port for each tensor-parallel rank, separated by commas"}
+	}
+	return err
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcachepd
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"slices"
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+)
+
+// Options are the connector's settings.
+type Options struct {
+	NotifyListen  string              `json:"notifyListen"`  // where notices are listened for: host:port; default 127.0.0.1:8500
+	NotifyTimeout *connector.Duration `json:"notifyTimeout"` // how long notices are waited for after P's answer; default 10s
+	Notifications int                 `json:"notifications"` // per request: P's sending ranks; default 0: as many as D has receiver ports
+	RetFirstToken bool                `json:"retFirstTok"`   // the first token is P's
+
+	// Engine are LMCache's own settings by its own names, of its file (pd_buffer_size, lmcache.pd_buffer_size, and the old enable_nixl,
+	// nixl_role, nixl_peer_host, nixl_peer_port, nixl_buffer_size) or of vLLM's kv_connector_extra_config. In JSON they stand beside the
+	// others. pd_peer_init_port and pd_peer_alloc_port also hold for decode engines without such attributes.
+	Engine map[string]json.RawMessage `json:"-"`
+
+	initPorts, allocPorts []int
+}
+
+func (o *Options) check() (lmcacheconf.Config, error) {
+	engine, err := lmcacheconf.Read(o.Engine, true)
+	errs := []error{err}
+	fault := func(path, problem, remedy string) {
+		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+	}
+	if o.NotifyListen != "" {
+		_, port, err := net.SplitHostPort(o.NotifyListen)
+		if n, perr := strconv.Atoi(port); err != nil || perr != nil || n < 0 || n > 65535 {
+			fault("notifyListen", "is not host:port", "like 0.0.0.0:8500")
+		}
+	}
+	if o.NotifyTimeout != nil && *o.NotifyTimeout <= 0 {
+		fault("notifyTimeout", "is not above 0", "a notice that is lost is told by nothing else; 10s")
+	}
+	if o.Notifications < 0 || o.Notifications > maxNotifications {
+		fault("notifications", "is out of range", "1 to "+strconv.Itoa(maxNotifications)+", or 0 for as many as D has receiver ports")
+	}
+	checkEngine(&engine, fault)
+	o.initPorts, o.allocPorts = engine.Ints("pd_peer_init_port"), engine.Ints("pd_peer_alloc_port")
+	return engine, errors.Join(errs...)
+}
+
+// maxNotifications is more ranks than any engine has.
+const maxNotifications = 4096
+
+// checkEngine refuses engines' settings with which this protocol cannot work.
+func checkEngine(engine *lmcacheconf.Config, fault func(path, problem, remedy string)) {
+	for _, e := range engine.File {
+		switch e.Key {
+		case "enable_pd":
+			if !engine.Bool(e.Key) {
+				fault(e.Path, "is false, with which P pushes nothing", "true, or type: lmcache for a shared store")
+			}
+		case "pd_skip_proxy_notification":
+			if engine.Bool(e.Key) {
+				fault(e.Path, "is true, so that no notice would ever come", "leave it out: D must not be asked before its KV is there")
+			}
+		case "pd_role":
+			if !slices.Contains([]string{"sender", "receiver", "both"}, engine.Text(e.Key)) {
+				fault(e.Path, "is not a known value", "one of sender, receiver, both")
+			}
+		case "pd_backend_mode":
+			if !slices.Contains([]string{"sync", "async"}, engine.Text(e.Key)) {
+				fault(e.Path, "is not a known value", "sync or async")
+			}
+		case "enable_p2p":
+			if engine.Bool(e.Key) {
+				fault(e.Path, "is true, which LMCache refuses together with enable_pd", "leave it out")
+			}
+		case "pd_peer_init_port", "pd_peer_alloc_port", "pd_proxy_port":
+			for _, port := range engine.Ints(e.Key) {
+				if port < 1 || port > 65535 {
+					fault(e.Path, "is not a port", "1 to 65535")
+					break
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcachepd
+
+import (
+	"cmp"
+	"encoding/json"
+	"net"
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// defaultBuffer is the size of the transfer buffer in LMCache's own examples, in bytes.
+const defaultBuffer = 1 << 30
+
+// Render gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode). An engine of role both can be
+// neither for LMCache's default backend; its error says so.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	r := &rendering{c: c, t: t}
+	kv := &connector.KVTransfer{Connector: "LMCacheConnectorV1", Role: connector.KVRole(t.Endpoint.Role), Extra: c.engine.ExtraConfig()}
+	r.out = connector.EngineSettings{
+		Engine: "vllm", KVTransfer: kv, Args: []string{"--enable-prompt-tokens-details"},
+		Env: []connector.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "UCX_TLS", Value: "cuda_ipc,cuda_copy,tcp"}},
+	}
+	if t.CPU {
+		r.out.Env[1].Value = "tcp"
+	}
+	role := map[discovery.Role]string{discovery.RolePrefill: "sender", discovery.RoleDecode: "receiver"}[t.Endpoint.Role]
+	if role == "" {
+		if c.engine.Text("pd_backend_mode") != "sync" {
+			return r.out, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: "role", Problem: "is neither prefill nor decode: LMCache's asynchronous backend knows only sender and receiver"}
+		}
+		role = "both"
+	}
+	if err := r.write(role); err != nil {
+		return r.out, err
+	}
+	r.extraConfig(role)
+	name := "lmcache-pd-" + t.Endpoint.Role.String() + "-" + strconv.Itoa(t.Index) + ".yaml"
+	r.out.Files = []connector.File{{Name: name, Content: r.file.String()}}
+	r.out.Env = append(r.out.Env, connector.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name})
+	r.ownSettings()
+	return r.out, nil
+}
+
+// rendering is one engine's settings in the making.
+type rendering struct {
+	c    *Connector
+	t    connector.Target
+	out  connector.EngineSettings
+	file lmcacheconf.File
+}
+
+func (r *rendering) note(path, text string) {
+	r.out.Notes = append(r.out.Notes, connector.Note{Path: "config." + path, Text: text})
+}
+
+func (r *rendering) noEffect(path, text string) {
+	r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: "config." + path, Text: text})
+}
+
+// write makes LMCache's file, as in its examples/disagg_prefill/1p1d/configs.
+func (r *rendering) write(role string) error {
+	f := &r.file
+	f.Set("local_cpu", false)
+	f.Set("save_unfull_chunk", true)
+	f.Set("enable_pd", true)
+	f.Set("transfer_channel", "nixl")
+	f.Set("pd_role", role)
+	if role != "receiver" {
+		host, port := r.gateway()
+		f.Set("pd_proxy_host", host)
+		f.Set("pd_proxy_port", port)
+	}
+	if role != "sender" {
+		at, err := r.c.receiver(r.t.Endpoint)
+		if err != nil {
+			return err
+		}
+		f.Set("pd_peer_host", at.host)
+		f.Set("pd_peer_init_port", at.init)
+		f.Set("pd_peer_alloc_port", at.alloc)
+	}
+	size, err := r.bufferSize()
+	if err != nil {
+		return err
+	}
+	f.Set("pd_buffer_size", size)
+	f.Set("pd_buffer_device", map[bool]string{false: "cuda", true: "cpu"}[r.t.CPU])
+	f.Set("pd_allocation_timeout_sec", json.Number(strconv.FormatFloat(r.c.timeout.Seconds(), 'f', -1, 64)))
+	f.Set("nixl_backends", []string{"UCX"})
+	r.engineSettings(role)
+	return nil
+}
+
+// gateway is where P's ranks send notices.
+func (r *rendering) gateway() (host string, port int) {
+	listenHost, listenPort, _ := net.SplitHostPort(r.c.listen)
+	port, _ = strconv.Atoi(listenPort)
+	if host = r.t.Gateway; host == "" {
+		host = cmp.Or(listenHost, "127.0.0.1")
+		if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+			host = "127.0.0.1"
+		}
+	}
+	return host, port
+}
+
+func (r *rendering) bufferSize() (int64, error) {
+	size := int64(defaultBuffer)
+	if q := r.t.Resources.MaxMemory; q != "" {
+		n, err := q.Bytes()
+		if err != nil || n < 1 {
+			return 0, &connector.FieldError{Path: "resources.maxMemory", Problem: "is no size for a buffer"}
+		}
+		size = n
+		r.out.Notes = append(r.out.Notes, connector.Note{Path: "resources.maxMemory", Text: "LMCache's pd_buffer_size, in bytes"})
+	}
+	for _, k := range []struct {
+		path string
+		q    connector.Quantity
+	}{{"resources.maxDisk", r.t.Resources.MaxDisk}, {"resources.maxBandwidth", r.t.Resources.MaxBandwidth}} {
+		if k.q != "" {
+			r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: k.path, Text: "LMCache has no such limit for transfers from engine to engine"})
+		}
+	}
+	return size, nil
+}
+
+// ofOneRole are settings that one role alone reads; given for all engines, the other's file leaves them out.
+var ofOneRole = map[string]string{
+	"pd_peer_host": "receiver", "pd_peer_init_port": "receiver", "pd_peer_alloc_port": "receiver", "pd_peer_query_port": "receiver",
+	"pd_proxy_host": "sender", "pd_proxy_port": "sender",
+}
+
+// engineSettings are what the configuration says in LMCache's own names, old ones under today's.
+func (r *rendering) engineSettings(role string) {
+	for _, e := range r.c.engine.File {
+		switch {
+		case e.Key == "enable_pd":
+			r.note(e.Path, "LMCache's enable_pd")
+		case e.Key == "pd_role":
+			if want := r.c.engine.Text(e.Key); want != role {
+				r.noEffect(e.Path, "the engine's role decides, and makes it a "+role)
+			} else {
+				r.note(e.Path, "LMCache's pd_role")
+			}
+		case ofOneRole[e.Key] != "" && role != "both" && ofOneRole[e.Key] != role:
+			r.noEffect(e.Path, "only a "+ofOneRole[e.Key]+" has LMCache's "+e.Key)
+		case (e.Key == "pd_peer_init_port" || e.Key == "pd_peer_alloc_port") && r.portsGiven(e.Key):
+			r.noEffect(e.Path, "the endpoint's own attribute holds")
+		case e.Key == "pd_peer_init_port", e.Key == "pd_peer_alloc_port":
+			r.note(e.Path, "LMCache's "+e.Key)
+		default:
+			r.file.Set(e.Key, e.Value)
+			r.note(e.Path, "LMCache's "+e.Key)
+		}
+	}
+	for _, e := range r.c.engine.Gone {
+		r.noEffect(e.Path, e.Key)
+	}
+}
+
+func (r *rendering) portsGiven(key string) bool {
+	name := map[string]string{"pd_peer_init_port": "receiverInitPorts", "pd_peer_alloc_port": "receiverAllocPorts"}[key]
+	return r.t.Endpoint.Attribute(name) != ""
+}
+
+// extraConfig is kv_connector_extra_config, as in LMCache's launchers. The name of the RPC socket must differ between engines of a machine.
+//
+// skip_last_n_tokens leaves the prompt's last token out of the lookup. With retFirstTok that token is P's own, of which P has stored
+// nothing. Without it D looks for the very prompt that P has stored, and one token less would miss the last chunk.
+func (r *rendering) extraConfig(role string) {
+	extra := r.out.KVTransfer.Extra
+	for _, e := range r.c.engine.Extra {
+		r.note(e.Path, "kv_connector_extra_config")
+	}
+	defaults := map[string]any{
+		"discard_partial_chunks": false,
+		"lmcache_rpc_port":       map[string]string{"sender": "producer", "receiver": "consumer", "both": "both"}[role] + strconv.Itoa(r.t.Index),
+	}
+	if role != "sender" && r.c.options.RetFirstToken {
+		defaults["skip_last_n_tokens"] = 1
+	}
+	for key, value := range defaults {
+		if _, given := extra[key]; !given {
+			extra[key] = value
+		}
+	}
+	if extra["discard_partial_chunks"] == true {
+		r.note("discard_partial_chunks", "a prompt shorter than a chunk is then never pushed and never told of: its requests end with 504")
+	}
+}
+
+// ownSettings says where pdkit's own settings went.
+func (r *rendering) ownSettings() {
+	o := &r.c.options
+	if o.NotifyListen != "" {
+		r.note("notifyListen", "the gateway's; its port is the senders' pd_proxy_port")
+	}
+	if o.NotifyTimeout != nil {
+		r.note("notifyTimeout", "the gateway's; LMCache's pd_allocation_timeout_sec follows it")
+	}
+	if o.Notifications != 0 {
+		r.note("notifications", "the gateway's")
+	}
+	if o.RetFirstToken {
+		r.note("retFirstTok", "the gateway's; receivers get skip_last_n_tokens 1")
+	}
+}
