@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -144,6 +145,19 @@ func TestAWrongTextIsFoundOut(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reuse.Wrong, r.Verdict, "%s", r)
 	require.Equal(t, 2, r.Different)
+}
+
+// D keeps KV that it took over in its own prefix cache, so that the right text can only come from a request which that cache does not serve.
+func TestWrongKVIsFoundOutThoughDecodeKeepsIt(t *testing.T) {
+	c := conn(nixl.New(nil))
+	x := start(t, c, enginesim.Config{}, enginesim.Config{})
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1, Mutate: func(m map[string]any) {
+		slices.Reverse(m["remote_block_ids"].([]any)[0].([]any))
+	}})
+	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
+	require.NoError(t, err)
+	require.Equal(t, reuse.Wrong, r.Verdict, "%s", r)
+	require.Equal(t, r.PromptTokens, r.Reused, "the counters alone show nothing")
 }
 
 func TestFailuresAreNamed(t *testing.T) {
