@@ -158,6 +158,8 @@ func TestWrongKVIsFoundOutThoughDecodeKeepsIt(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reuse.Wrong, r.Verdict, "%s", r)
 	require.Equal(t, r.PromptTokens, r.Reused, "the counters alone show nothing")
+	asked := x.d.Requests()
+	require.Contains(t, string(asked[len(asked)-1].Body), `"cache_salt":"pdkit-`, "D alone must not answer from what it has taken over")
 }
 
 func TestFailuresAreNamed(t *testing.T) {
