@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pynccl is the connector "pynccl": PyNcclConnector of vLLM's V0 engine (0.6.4 to 0.10), one prefill and one decode engine in
+// one NCCL group.
+//
+// P puts each prompt's KV and last hidden state into a lookup buffer, in its own memory, under the prompt's tokens. D asks for the
+// tokens of each prompt it gets, and what is found is dropped there: it can be used once. Nothing of that is on the wire, so P gets the
+// request limited to one token and D the client's own request, one after the other. In vLLM 0.6.4 and 0.7.0 D computed a prompt that was not in the
+// buffer; later ones wait until it is, for ever if P never computes it.
+//
+// Facts: vllm/distributed/kv_transfer/kv_connector/simple_connector.py and kv_lookup_buffer/simple_buffer.py before their removal
+// (vllm#29705, 2025-12-04). It needs CUDA and an engine of 2025; golden cases only.
+package pynccl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Name is the name the connector is registered under.
+const Name = "pynccl"
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "PyNcclConnector")
+}
+
+// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the legs.
+type Options struct {
+	KVBufferSize   connector.Number `json:"kv_buffer_size"`   // of P's lookup buffer, in bytes; the engine's default is 1e9
+	KVIP           string           `json:"kv_ip"`            // where the engine of rank 0 opens the NCCL group; the engine's default is 127.0.0.1
+	KVPort         connector.Number `json:"kv_port"`          // the engine's default is 14579; it and the three after it are used
+	KVParallelSize connector.Number `json:"kv_parallel_size"` // 2: one P and one D
+	KVRank         connector.Number `json:"kv_rank"`          // rendered by role: 0 for P, 1 for D
+	KVBufferDevice string           `json:"kv_buffer_device"` // cuda (the engine's default) or cpu
+}
+
+// Connector is the connector "pynccl". The zero value is ready.
+type Connector struct{ opts Options }
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	var errs []error
+	fault := func(path, problem, remedy string) {
+		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+	}
+	if n := o.KVParallelSize; n.Given && n.Value != 2 {
+		fault("kv_parallel_size", "is not 2", "this connector knows one prefill and one decode engine")
+	}
+	if n := o.KVRank; n.Given && n.Value != 0 && n.Value != 1 {
+		fault("kv_rank", "is not a rank", "0 is the prefill engine, 1 the decode engine")
+	}
+	if n := o.KVPort; n.Given && (n.Value != float64(int(n.Value)) || n.Value < 1 || n.Value > 65535-3) {
+		fault("kv_port", "is not a port with three more after it", "1 to 65532")
+	}
+	if n := o.KVBufferSize; n.Given && n.Value <= 0 {
+		fault("kv_buffer_size", "is not above 0", "leave it out for the engine's default")
+	}
+	if d := o.KVBufferDevice; d != "" && d != "cuda" && d != "cpu" {
+		fault("kv_buffer_device", "is not a known value", "one of cuda, cpu")
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return &Connector{opts: *o}, nil
+}
+
+// Name returns "pynccl".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode].
+func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
+
+// Prefill asks P for one token.
+func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	return nil
+}
+
+// Decode sends the client's own request.
+func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
+	return nil
+}
+
+// Unsupported knows that the KV of a prompt can be taken once: each of several answers asks for it.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return r.API.PromptMember()
+	}
+	return r.Unsupported(true)
+}

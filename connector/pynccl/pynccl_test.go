@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pynccl_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/pynccl"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, config string) connector.KVConnector {
+	t.Helper()
+	c, err := connector.Open(connector.Spec{Type: "PyNcclConnector", Config: json.RawMessage(config)})
+	require.NoError(t, err)
+	return c
+}
+
+func session(t testing.TB, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+}
+
+var answered = connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
+
+func TestNothingIsOnTheWire(t *testing.T) {
+	c := open(t, ``)
+	assert.Equal(t, "pynccl", c.Name())
+	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	s := session(t, connector.APIChat, `{"messages":[],"max_completion_tokens":9,"stream":true,"kv_transfer_params":{}}`)
+	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, p))
+	require.NoError(t, c.Decode(context.Background(), s, answered, d))
+	body, err := p.Body()
+	require.NoError(t, err)
+	assert.Equal(t, `{"messages":[],"max_completion_tokens":1,"stream":false,"max_tokens":1}`, string(body))
+	body, err = d.Body()
+	require.NoError(t, err)
+	assert.Equal(t, `{"messages":[],"max_completion_tokens":9,"stream":true}`, string(body))
+	assert.Empty(t, p.Header())
+	assert.Empty(t, d.Header())
+}
+
+func TestUnsupported(t *testing.T) {
+	u, ok := connector.As[connector.Unsupporter](open(t, ``))
+	require.True(t, ok)
+	assert.Equal(t, "n", u.Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "the buffer gives a prompt's KV once")
+	assert.Equal(t, "text", u.Unsupported(session(t, connector.APISGLang, `{"text":"x"}`).Request))
+	assert.Empty(t, u.Unsupported(session(t, connector.APICompletions, `{"prompt":"x"}`).Request))
+}
+
+func TestSettings(t *testing.T) {
+	open(t, `{"kv_rank":0,"kv_parallel_size":2,"kv_buffer_size":"1e9","kv_port":"14579","kv_ip":"10.0.0.1","kv_buffer_device":"cuda"}`)
+	for config, want := range map[string]string{
+		`{"kv_parallel_size":3}`: "kv_parallel_size", `{"kv_rank":2}`: "kv_rank", `{"kv_port":65533}`: "kv_port", `{"kv_port":1.5}`: "kv_port",
+		`{"kv_buffer_size":0}`: "kv_buffer_size", `{"kv_buffer_device":"gpu"}`: "kv_buffer_device", `{"kv_rnk":0}`: "did you mean kv_rank",
+	} {
+		_, err := connector.Open(connector.Spec{Type: "pynccl", Config: json.RawMessage(config)})
+		require.ErrorContains(t, err, want, config)
+		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+	}
+}
+
+// The settings of the design documents' example.
+func TestLaunchSettings(t *testing.T) {
+	r, ok := connector.As[connector.Renderer](open(t, `{"kv_rank":0}`))
+	require.True(t, ok)
+	old := connector.EngineVersion{Minor: 7, Patch: 3}
+	s, err := r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}, Version: old})
+	require.NoError(t, err)
+	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_producer","kv_rank":0,"kv_parallel_size":2}`, s.KVTransfer.JSON())
+	assert.Empty(t, s.Env)
+	s, err = r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Index: 1, Resources: connector.Resources{MaxMemory: "1Gi"}})
+	require.NoError(t, err)
+	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_consumer","kv_rank":1,"kv_parallel_size":2}`, s.KVTransfer.JSON())
+	assert.Equal(t, []connector.EnvVar{{Name: "VLLM_USE_V1", Value: "0"}}, s.Env)
+	var dropped []string
+	for _, n := range s.Notes {
+		if n.NoEffect {
+			dropped = append(dropped, n.Path)
+		}
+	}
+	assert.Equal(t, []string{"config.kv_rank", "resources.maxMemory"}, dropped)
+	for _, target := range []connector.Target{
+		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Version: connector.EngineVersion{Minor: 32}},
+		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Version: connector.EngineVersion{Minor: 5}},
+		{Endpoint: discovery.Endpoint{Role: discovery.RoleBoth}},
+		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, CPU: true},
+	} {
+		_, err := r.Render(target)
+		assert.Error(t, err)
+	}
+}
+
+// What the connector costs over passthrough; the limits are 5 µs and 10 allocations a leg.
+func BenchmarkLegs(b *testing.B) {
+	body := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
+	base, err := passthrough.New(nil)
+	require.NoError(b, err)
+	c, err := pynccl.New(nil)
+	require.NoError(b, err)
+	for _, k := range []connector.KVConnector{base, c} {
+		b.Run(k.Name(), func(b *testing.B) {
+			s, ctx := session(b, connector.APIChat, body), context.Background()
+			var out jsonedit.Segments
+			b.ReportAllocs()
+			for b.Loop() {
+				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+				_ = k.Prefill(ctx, s, p)
+				_ = p.Splice(&out)
+				out.Reset()
+				_ = k.Decode(ctx, s, answered, d)
+				_ = d.Splice(&out)
+				out.Reset()
+			}
+		})
+	}
+}
