@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/handoff"
+	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
 // Name is the name the connector is registered under.
@@ -132,7 +132,7 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 //
 // The sizes have defaults where they are absent; those of remote_ptp_size and remote_block_size stand for null, too.
 func checkHandoff(raw json.RawMessage) error {
-	o := handoff.Read(raw, "remote_block_ids")
+	o := kvparams.Read(raw, "remote_block_ids")
 	o.True("do_remote_prefill")
 	o.NotTrue("do_remote_decode")
 	o.Text("remote_engine_id")

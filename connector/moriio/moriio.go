@@ -29,7 +29,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/handoff"
+	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
 // Name is the name the connector is registered under.
@@ -234,7 +234,7 @@ func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.Prefil
 	if !ok {
 		return a, connector.NoTransfer("kv_transfer_params is absent or null: prefill did not end by length")
 	}
-	o := handoff.Read(raw, "remote_block_ids")
+	o := kvparams.Read(raw, "remote_block_ids")
 	o.True("do_remote_prefill")
 	o.NotTrue("do_remote_decode")
 	if id := o.Text("transfer_id"); o.Err() == nil && !isTransferID(id, s) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package blockids reads lists of KV block ids without decoding them: a long prompt has thousands.
-package blockids
+package kvparams
 
 import "math"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handoff checks the objects by which engines hand KV to each other, before they reach one that would hang or die of
+// Package kvparams checks the objects by which engines hand KV to each other, before they reach one that would hang or die of
 // them. Its errors name keys, never values.
-package handoff
+package kvparams
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 	"sync"
 	"unicode/utf8"
 
-	"github.com/pdkit/pdkit/internal/blockids"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -154,7 +153,7 @@ func (o *Object) OptionalObject(key string) {
 // Blocks wants lists of block ids, depth deep, and returns how many there are.
 func (o *Object) Blocks(key string, depth int) int {
 	raw, _ := o.Get(key)
-	n, ok := blockids.Count(raw, depth)
+	n, ok := Count(raw, depth)
 	if !ok {
 		o.fault(key, "is not a list of block ids as it must be")
 		return 0
