@@ -18,10 +18,13 @@ const (
 // starters are the connectors that are built in, by the name in Config.Connector.
 func starters() map[string]func(*node) (connector, error) {
 	return map[string]func(*node) (connector, error){
-		connectorNone:     func(*node) (connector, error) { return noConnector{}, nil },
-		connectorNIXL:     startNIXL,
-		connectorNIXLPush: startNIXLPush,
-		connectorMooncake: startMooncake,
+		connectorNone:            func(*node) (connector, error) { return noConnector{}, nil },
+		connectorNIXL:            startNIXL,
+		connectorNIXLPush:        startNIXLPush,
+		connectorMooncake:        startMooncake,
+		connectorMooncakeAscend:  startMooncakeAscend,
+		connectorAscendLayerwise: startAscendLayerwise,
+		connectorMoRIIO:          startMoRIIO,
 	}
 }
 
