@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/health"
 	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/pdflow/reuse"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -42,6 +43,7 @@ type model struct {
 	server pdflow.Server
 	first  []*pdflow.Flow // what the mux routes to: the main flow, and the rollout's
 	next   []*pdflow.Flow // what those fall back to
+	reuse  *reuse.Canary  // nil unless asked for
 }
 
 // build makes flows of a configuration. It dials and listens nowhere.
@@ -83,6 +85,9 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 		return nil, err
 	}
 	m.server, m.first = flow, []*pdflow.Flow{flow}
+	if m.reuse, err = g.canary(m); err != nil {
+		return nil, err
+	}
 	if ms.rollout == nil {
 		return m, nil
 	}
@@ -161,6 +166,9 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 		m.set.OnError(func(err error) { g.log.Warn("discovery", "model", m.model(), "error", err) })
 		wg.Go(func() { g.ended("discovery", m.set.Run(ctx)) })
 		wg.Go(func() { g.ended("health", m.prober.Run(ctx)) })
+		if m.reuse != nil {
+			wg.Go(func() { g.ended("canary", m.reuse.Run(ctx)) })
+		}
 	}
 	return wg.Wait, nil
 }

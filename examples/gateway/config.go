@@ -16,6 +16,7 @@ type config struct {
 	gateway gatewaySpec
 	models  []*modelServer
 	notes   []note
+	canary  time.Duration // period of checks that KV is reused; 0: none
 }
 
 // note is something to tell about a well-formed configuration.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 )
@@ -19,6 +20,7 @@ type flags struct {
 	level         slog.Level
 	check         bool
 	trace         string
+	canary        time.Duration
 }
 
 var errUsage = errors.New("usage")
@@ -34,6 +36,7 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
+	fs.DurationVar(&f.canary, "canary", 0, "check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
 	if err := fs.Parse(args); err != nil {
 		if !errors.Is(err, flag.ErrHelp) {
 			err = errUsage
@@ -55,7 +58,11 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 // override lays the command line over the file's Gateway.
 func (f flags) override(cfg *config) error {
 	g := &cfg.gateway
+	cfg.canary = f.canary
 	var errs []*connector.FieldError
+	if f.canary < 0 {
+		errs = append(errs, &connector.FieldError{Path: "-canary", Problem: "is negative", Remedy: "write a period like 1m, or 0 for never"})
+	}
 	if f.listen != nil {
 		g.Listen = *f.listen
 		errs = append(errs, checkAddress("-listen", g.Listen)...)

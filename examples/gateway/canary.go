@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+// canary makes what checks a model's KV reuse again and again, or nil if that was not asked for.
+func (g *gateway) canary(m *model) (*reuse.Canary, error) {
+	if g.cfg.canary <= 0 {
+		return nil, nil
+	}
+	log := g.log.With("model", m.model())
+	o := reuse.CanaryOptions{Every: g.cfg.canary, Targets: func(context.Context) (reuse.Target, error) { return m.reuseTarget() },
+		OnReport: func(r *reuse.Report, err error) {
+			switch {
+			case err != nil:
+				log.Warn("reuse could not be checked", "error", err)
+			case r.Verdict != reuse.Reused:
+				why := ""
+				if len(r.Reasons) > 0 {
+					why = r.Reasons[0].Text
+				}
+				log.Warn("KV is not reused as it should be", "verdict", string(r.Verdict), "tokens", r.PromptTokens, "reused", r.Reused, "reason", why)
+			}
+		}}
+	if g.tel.meters != nil {
+		o.Meter = g.tel.meters
+	}
+	return reuse.NewCanary(o)
+}
+
+var errNoPair = errors.New("no pair of engines is ready")
+
+// reuseTarget is the model's main flow and the engines that are ready now.
+func (m *model) reuseTarget() (reuse.Target, error) {
+	t := reuse.Target{Ask: reuse.Flow(m.first[0]), Connector: m.first[0].Connector(), Model: m.model()}
+	if t.Model == "*" {
+		t.Model = ""
+	}
+	for _, e := range m.set.Load().Endpoints {
+		if e.Phase != discovery.PhaseReady {
+			continue
+		}
+		if e.Role.Has(discovery.RolePrefill) {
+			t.Prefill = append(t.Prefill, e.URL.String())
+		}
+		if e.Role.Has(discovery.RoleDecode) {
+			t.Decode = append(t.Decode, e.URL.String())
+		}
+	}
+	if len(t.Prefill) == 0 || len(t.Decode) == 0 {
+		return t, errNoPair
+	}
+	return t, nil
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestTheCanaryTellsWhetherKVIsReused(t *testing.T) {
+	for connector, want := range map[string]string{"NixlConnector": `pd_reuse_ratio{`, "http": `pd_verdict="not reused"`} {
+		t.Run(connector, func(t *testing.T) {
+			p, d := startPair(t)
+			yaml := strings.Replace(nixlYAML(p, d), "{type: NixlConnector, config: {leaseDuration: 30s}}", "{type: "+connector+"}", 1)
+			g := start(t, gatewayYAML("")+yaml, "-canary", "20ms")
+			require.Eventually(t, func() bool {
+				_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+				return strings.Contains(metrics, want)
+			}, 10*time.Second, 20*time.Millisecond)
+			_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+			if connector == "http" {
+				require.Contains(t, g.log.String(), "KV is not reused as it should be")
+				return
+			}
+			require.NotContains(t, metrics, `pd_verdict="not reused"`)
+			require.NotContains(t, g.log.String(), "level=WARN")
+		})
+	}
+}
+
+func TestACanarysPeriodIsChecked(t *testing.T) {
+	_, err := parseFlags([]string{"-config", "x", "-canary", "often"}, &strings.Builder{})
+	require.Error(t, err)
+	f, err := parseFlags([]string{"-config", "x", "-canary", "-1s"}, &strings.Builder{})
+	require.NoError(t, err)
+	require.ErrorContains(t, f.override(&config{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}), "-canary: is negative")
+}
