@@ -72,7 +72,7 @@ func (n *node) parser(path string) parser {
 }
 
 func (n *node) knownPost(path string) bool {
-	return n.parser(path) != nil || path == "/tokenize" || path == "/detokenize"
+	return n.parser(path) != nil || path == "/tokenize" || path == "/detokenize" || renderPaths[path]
 }
 
 func (n *node) post(w http.ResponseWriter, r *http.Request) {
@@ -110,6 +110,9 @@ func (n *node) post(w http.ResponseWriter, r *http.Request) {
 		return
 	case r.URL.Path == "/detokenize":
 		n.detokenize(w, body)
+		return
+	case renderPaths[r.URL.Path]:
+		n.render(w, r, body)
 		return
 	}
 	n.serve(ctx, w, r, body, fault, parse)

@@ -10,6 +10,7 @@ type lease struct {
 	request string
 	blocks  []int32
 	prompt  TokenKey
+	kept    bool // for a next turn that may never come: unread is no fault
 	expires time.Time
 	timer   *time.Timer
 }
@@ -37,11 +38,20 @@ func (b *leaseBook) pinned() int {
 
 // pin turns a finished sequence's blocks into a lease; the sequence is over.
 func (c *core) pin(s *sequence, prompt TokenKey) []int32 {
+	return c.hold(s, &lease{prompt: prompt}, c.cfg.Lease)
+}
+
+// keep is pin for blocks that another engine may read, or not.
+func (c *core) keep(s *sequence, tokens TokenKey, ttl time.Duration) []int32 {
+	return c.hold(s, &lease{prompt: tokens, kept: true}, ttl)
+}
+
+func (c *core) hold(s *sequence, l *lease, ttl time.Duration) []int32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	l := &lease{request: s.id, blocks: s.blocks, prompt: prompt, expires: time.Now().Add(c.cfg.Lease)}
+	l.request, l.blocks, l.expires = s.id, s.blocks, time.Now().Add(ttl)
 	c.leases.held[s.id] = l
-	l.timer = time.AfterFunc(c.cfg.Lease, func() { c.expire(l) })
+	l.timer = time.AfterFunc(ttl, func() { c.expire(l) })
 	if c.leases.closed {
 		l.timer.Stop()
 	}
@@ -89,6 +99,9 @@ func (c *core) expire(l *lease) {
 		return
 	}
 	c.drop(l)
+	if l.kept {
+		return
+	}
 	c.stats.add(&c.stats.Expired, 1)
 	c.ledger.expired(l.request)
 }

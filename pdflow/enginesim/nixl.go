@@ -17,6 +17,7 @@ import (
 type nixl struct {
 	*wire
 
+	turns  turnConfig
 	pulls  sync.Mutex
 	active map[*pull]struct{} // loads still to come, for heartbeats
 }
@@ -28,6 +29,8 @@ func (c *nixl) begin(r *kvRequest) transfer {
 	case r.local:
 	case r.params.is("do_remote_prefill"):
 		t.pulls = true
+	case t.produces && c.turns.on && r.params.given("remote_block_ids") && addressed(r.params):
+		t.pulls, t.turn = true, true
 	case t.produces && r.params.given("remote_block_ids"):
 		// A decode handoff sent back with its flags swapped looks like a second
 		// turn whose KV lies on the other engine, and waits for ever (capture 39).
@@ -58,7 +61,12 @@ func startPull(n *node) (*nixl, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &nixl{wire: w, active: map[*pull]struct{}{}}
+	turns, err := turnsOf(n.cfg.Extra)
+	if err != nil {
+		w.close()
+		return nil, err
+	}
+	c := &nixl{wire: w, turns: turns, active: map[*pull]struct{}{}}
 	c.spawn(c.heartbeats)
 	return c, nil
 }
@@ -72,7 +80,14 @@ func (c *nixl) done(t *pull) {
 // rejected releases what the other engine pins: a request that the API refuses
 // consumes its handoff (capture 25).
 func (c *nixl) rejected(ctx context.Context, params kvParams) {
-	if !params.is("do_remote_prefill") || !addressed(params) {
+	if params.is("do_remote_prefill") {
+		c.letGoOf(ctx, params)
+	}
+}
+
+// letGoOf tells the other engine that nobody will read a handoff.
+func (c *nixl) letGoOf(ctx context.Context, params kvParams) {
+	if !addressed(params) {
 		return
 	}
 	if p, err := c.connect(ctx, remote(params)); err == nil {
@@ -125,6 +140,8 @@ type pull struct {
 	request  *kvRequest
 	pulls    bool // the prompt's KV is to come from elsewhere
 	swapped  bool
+	turn     bool // it comes from the decode engine of the last turn,
+	upto     int  // up to this token
 	beating  atomic.Bool
 	produces bool // the prompt's KV is to be handed off
 }
@@ -143,7 +160,7 @@ func (t *pull) reported() (int, bool) {
 // queued sends the first heartbeat at once: the lease must not end while the
 // request stands in line.
 func (t *pull) queued() {
-	if t.pulls && !t.swapped {
+	if t.pulls && !t.swapped && !t.turn {
 		t.nixl.spawn(t.heartbeat)
 	}
 }
@@ -152,7 +169,7 @@ func (t *pull) queued() {
 // to find the other engine.
 func (t *pull) heartbeat() {
 	params := t.request.params
-	if t.swapped || !addressed(params) || !params.given("tp_size") || !t.beating.CompareAndSwap(false, true) {
+	if t.swapped || t.turn || !addressed(params) || !params.given("tp_size") || !t.beating.CompareAndSwap(false, true) {
 		return
 	}
 	defer t.beating.Store(false)
@@ -172,7 +189,7 @@ func (t *pull) dropped(release bool) {
 	}
 	ctx, stop := context.WithTimeout(t.nixl.ctx, time.Second)
 	defer stop()
-	t.nixl.rejected(ctx, t.request.params)
+	t.nixl.letGoOf(ctx, t.request.params)
 }
 
 // load reads the missing blocks. What is wrong with a handoff shows here, and in
@@ -186,12 +203,17 @@ func (t *pull) load(ctx context.Context, s *sequence) error {
 	}
 	first := s.computed / t.nixl.core.cfg.BlockSize
 	ids, ok := blockIDs(params["remote_block_ids"])
-	if need := len(s.blocks) - first; !ok || len(ids) < need {
-		return &engineDeath{"handoff has not the blocks the prompt needs"}
-	} else {
-		// The last ones: the first are taken for known here.
-		ids = ids[len(ids)-need:]
+	upto := s.prompt
+	if t.turn {
+		upto = t.upto
+		ids, ok = t.turnBlocks(s)
 	}
+	need := blocksFor(upto, t.nixl.core.cfg.BlockSize) - first
+	if !ok || len(ids) < need {
+		return &engineDeath{"handoff has not the blocks the prompt needs"}
+	}
+	// The last ones: the first are taken for known here.
+	ids = ids[len(ids)-need:]
 	if !addressed(params) {
 		<-ctx.Done()
 		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
@@ -204,11 +226,11 @@ func (t *pull) load(ctx context.Context, s *sequence) error {
 		return err
 	}
 	begun := time.Now()
-	blocks, err := p.ask(ctx, KeyOf(s.tokens[:s.prompt]), askMessage{Request: params.text("remote_request_id"), Blocks: ids})
+	blocks, err := p.ask(ctx, KeyOf(s.tokens[:upto]), askMessage{Request: params.text("remote_request_id"), Blocks: ids})
 	if err != nil {
 		return err
 	}
-	t.nixl.core.fill(s, blocks, s.prompt)
+	t.nixl.core.fill(s, blocks, upto)
 	t.nixl.node.stats.transferred(len(ids)*t.nixl.core.pool.size, len(ids), time.Since(begun))
 	if p.release(ctx, requestMessage{Request: params.text("remote_request_id")}) != nil {
 		t.nixl.node.stats.add(&t.nixl.node.stats.FailedNotifications, 1)
@@ -246,7 +268,12 @@ type handoff struct {
 }
 
 func (t *pull) finished(s *sequence, reason string) any {
-	if !t.produces || reason != "length" && reason != "stop" {
+	switch {
+	case reason != reasonLength && reason != reasonStop:
+		return nil
+	case !t.produces && t.pulls && t.nixl.turns.on:
+		return t.kept(s)
+	case !t.produces:
 		return nil
 	}
 	host, port := t.nixl.side.address()

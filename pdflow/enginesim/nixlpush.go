@@ -21,6 +21,10 @@ func startNIXLPush(n *node) (connector, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.turns.on {
+		c.close()
+		return nil, errors.New("bidirectional_kv_xfer is not for the push connector")
+	}
 	c.side.writes = true
 	return &nixlPush{c}, nil
 }

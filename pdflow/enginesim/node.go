@@ -295,10 +295,15 @@ func (n *node) checkKV() []error {
 	var pinned []string
 	n.core.mu.Lock()
 	if n.inFlight() == 0 {
-		for request := range n.core.leases.held {
-			pinned = append(pinned, request)
+		kept := 0
+		for request, l := range n.core.leases.held {
+			if l.kept {
+				kept++
+			} else {
+				pinned = append(pinned, request)
+			}
 		}
-		if used := n.core.pool.used(); n.core.running == 0 && used > 0 && len(pinned) == 0 {
+		if used := n.core.pool.used(); n.core.running == 0 && used > 0 && kept == 0 && len(pinned) == 0 {
 			pinned = append(pinned, "(none)")
 		}
 	}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// The way back, from decode to prefill: with bidirectional_kv_xfer, D keeps the
+// KV of a finished request and says so in its whole answer, and P takes it for
+// the next turn's prompt. Made after vLLM's pull_scheduler.py; it was not
+// recorded, since it needs CUDA.
+
+// turnConfig are the settings of it, by vLLM's names.
+type turnConfig struct {
+	on        bool          // bidirectional_kv_xfer
+	ttl       time.Duration // decoder_kv_blocks_ttl, seconds
+	threshold int           // kv_recompute_threshold: fewer tokens are computed
+}
+
+func turnsOf(extra map[string]string) (turnConfig, error) {
+	c := turnConfig{on: extra["bidirectional_kv_xfer"] == "true", ttl: 480 * time.Second}
+	if c.on {
+		c.threshold = 64
+	}
+	if text, ok := extra["decoder_kv_blocks_ttl"]; ok {
+		seconds, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return c, fmt.Errorf("decoder_kv_blocks_ttl: %w", err)
+		}
+		c.ttl = time.Duration(seconds * float64(time.Second))
+	}
+	if text, ok := extra["kv_recompute_threshold"]; ok {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return c, fmt.Errorf("kv_recompute_threshold: %w", err)
+		}
+		c.threshold = n
+	}
+	return c, nil
+}
+
+// promised is all of the prompt, but of a turn's only what D has of it: P takes
+// that by position and compares no tokens. When that is not worth while D is told
+// to let go.
+func (t *pull) promised(s *sequence) int {
+	if !t.turn {
+		return s.prompt
+	}
+	var remote int
+	_ = json.Unmarshal(t.request.params["remote_num_tokens"], &remote)
+	upto := min(remote, s.prompt)
+	if upto <= s.computed || upto-s.computed < t.nixl.turns.threshold {
+		t.dropped(true)
+		return s.computed
+	}
+	t.upto = upto
+	return upto
+}
+
+// turnBlocks are the blocks to read for a turn: those that hold the tokens from
+// the first missing one on, by position.
+func (t *pull) turnBlocks(s *sequence) ([]int64, bool) {
+	size := t.nixl.core.cfg.BlockSize
+	ids, ok := blockIDs(t.request.params["remote_block_ids"])
+	first, end := s.computed/size, blocksFor(t.upto, size)
+	if !ok || end > len(ids) {
+		return nil, false
+	}
+	return ids[first:end], true
+}
+
+// kept pins a finished answer's blocks for the next turn, and is the handoff for
+// it.
+func (t *pull) kept(s *sequence) *handoff {
+	c := t.nixl
+	host, port := c.side.address()
+	h := &handoff{
+		DoRemoteDecode: true, EngineID: c.node.engineID, RequestID: s.id, Host: host, Port: port,
+		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.computed, TransferMode: "pull",
+	}
+	expires := time.Since(c.node.started).Seconds() + c.turns.ttl.Seconds()
+	h.BlocksExpiryTime = &expires
+	blocks := c.core.keep(s, KeyOf(s.tokens[:s.computed]), c.turns.ttl)
+	h.BlockIDs = [][]int32{blocks[:blocksFor(h.NumTokens, c.core.cfg.BlockSize)]}
+	return h
+}
