@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcache_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func render(t *testing.T, config string, change func(*connector.Target)) connector.EngineSettings {
+	t.Helper()
+	c, err := factory(json.RawMessage(config))
+	require.NoError(t, err)
+	e, err := discovery.New("http://10.0.0.1:8100", discovery.RolePrefill)
+	require.NoError(t, err)
+	target := connector.Target{Endpoint: e, Index: 1, Engines: []discovery.Endpoint{e}, Model: "m"}
+	if change != nil {
+		change(&target)
+	}
+	r, ok := connector.As[connector.Renderer](c)
+	require.True(t, ok)
+	set, err := r.Render(target)
+	require.NoError(t, err)
+	return set
+}
+
+// noted finds a note by its path; without tells whether it says that the setting has no effect.
+func noted(t *testing.T, set connector.EngineSettings, path string) (text string, without bool) {
+	t.Helper()
+	for _, n := range set.Notes {
+		if n.Path == path {
+			return n.Text, n.NoEffect
+		}
+	}
+	require.Failf(t, "no note", "%s in %v", path, set.Notes)
+	return "", false
+}
+
+// The design proposal's example, rendered: LMCache's file, its environment variable and vLLM's flag. Both roles get the same, and one seed.
+func TestTheDesignExampleForTheEngines(t *testing.T) {
+	config := `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
+		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":3,"username":"lmcache","password":"lmcache-password"},
+		"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lru"}`
+	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
+		set := render(t, config, func(target *connector.Target) {
+			target.Endpoint.Role = role
+			target.Resources = connector.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}
+		})
+		assert.Equal(t, "vllm", set.Engine)
+		assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_connector_extra_config":{"lmcache_rpc_port":"lmcache-`+role.String()+`-1"}}`, set.KVTransfer.JSON())
+		require.Len(t, set.Files, 1)
+		assert.Equal(t, "lmcache-"+role.String()+"-1.yaml", set.Files[0].Name)
+		assert.Equal(t, `chunk_size: 256
+local_cpu: true
+max_local_cpu_size: 8
+remote_url: "redis://redis.default.svc.cluster.local:6379/3"
+remote_serde: "naive"
+cache_policy: "LRU"
+`, set.Files[0].Content)
+		assert.Equal(t, []connector.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "LMCACHE_CONFIG_FILE", Value: set.Files[0].Name}}, set.Env)
+		for _, path := range []string{
+			"config.serverEndpoints", "config.redisConfig.username", "config.redisConfig.password", "config.connectionTimeout", "config.poolSize",
+			"config.maxCacheSize", "config.ttl", "resources.maxDisk", "resources.maxBandwidth",
+		} {
+			_, without := noted(t, set, path)
+			assert.True(t, without, path)
+		}
+		for _, path := range []string{"config.backendType", "config.redisConfig.host", "config.redisConfig.port", "config.redisConfig.database", "config.evictionPolicy", "resources.maxMemory"} {
+			_, without := noted(t, set, path)
+			assert.False(t, without, path)
+		}
+		text, _ := noted(t, set, "config.redisConfig.password")
+		assert.Contains(t, text, "LMCACHE_REMOTE_URL")
+	}
+}
+
+func TestPasswordsAreNeverRendered(t *testing.T) {
+	for _, config := range []string{
+		`{"backendType":"redis","redisConfig":{"host":"h","username":"u53r","password":"s3cret"}}`,
+		`{"remote_url":"redis://u53r:s3cret@h:6379/1"}`,
+		`{"lmcache.remote_url":"redis://u53r:s3c@ret@h:6379/1"}`,
+	} {
+		set := render(t, config, nil)
+		raw, err := json.Marshal(set)
+		require.NoError(t, err)
+		assert.NotContains(t, string(raw), "s3c", config)
+		assert.NotContains(t, string(raw), "ret@", config)
+		assert.NotContains(t, string(raw), "u53r", config)
+		assert.Contains(t, set.Files[0].Content, `"redis://h:6379`, config)
+	}
+}
+
+func TestBackends(t *testing.T) {
+	file := func(config string, r connector.Resources) string {
+		return render(t, config, func(target *connector.Target) { target.Resources = r }).Files[0].Content
+	}
+	disk := file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv","maxDiskSize":107374182400},"localConfig":{"maxMemoryMB":512},"evictionPolicy":"lfu"}`, connector.Resources{MaxDisk: "50Gi", MaxMemory: "8Gi"})
+	assert.Contains(t, disk, "local_disk: \"/kv\"\nmax_local_disk_size: 50\n", "the smaller of the two")
+	assert.Contains(t, disk, "max_local_cpu_size: 0.5\n")
+	assert.Contains(t, disk, `cache_policy: "LFU"`)
+	assert.Contains(t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"},"maxCacheSize":2147483648}`, connector.Resources{}), "max_local_disk_size: 2\n")
+	assert.Contains(t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"}}`, connector.Resources{}), "max_local_disk_size: 10\n", "0 would keep nothing")
+	assert.Contains(t, file(`{"backendType":"local","maxCacheSize":1073741824}`, connector.Resources{}), "max_local_cpu_size: 1\n")
+	assert.Contains(t, file(`{"serverEndpoints":["[2001:db8::1]:65432","b:1"]}`, connector.Resources{}), `remote_url: "lm://[2001:db8::1]:65432"`)
+	assert.Contains(t, file(`{"redisConfig":{"host":"2001:db8::1"}}`, connector.Resources{}), `remote_url: "redis://[2001:db8::1]:6379"`)
+	assert.Contains(t, file(`{"chunk_size":128,"lmcache.save_unfull_chunk":true,"remote_url":"mooncakestore://h:50051/"}`, connector.Resources{}),
+		"chunk_size: 128\nlocal_cpu: true\nmax_local_cpu_size: 5\nsave_unfull_chunk: true\nremote_url: \"mooncakestore://h:50051/\"\n", "LMCache's own names win")
+}
+
+// Kthena's issue 1069: engines that share nothing answer 200 and compute every prompt twice. The settings say so before anything runs.
+func TestStoresThatAreNotSharedAreTold(t *testing.T) {
+	for config, shared := range map[string]bool{
+		`{}`:                      false,
+		`{"backendType":"local"}`: false,
+		`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"}}`: false,
+		`{"discard_partial_chunks":true}`:                        false,
+		`{"redisConfig":{"host":"h"}}`:                           true,
+		`{"serverEndpoints":["h:1"]}`:                            true,
+		`{"lmcache.remote_url":"fs://h:0/kv"}`:                   true,
+		`{"enable_p2p":true}`:                                    true,
+	} {
+		told := false
+		for _, n := range render(t, config, nil).Notes {
+			told = told || n.NoEffect && strings.Contains(n.Text, "shared")
+		}
+		assert.Equal(t, !shared, told, config)
+	}
+}
+
+// LMCacheMPConnector: one server beside the engines, and no file.
+func TestTheServerOfTheMultiprocessMode(t *testing.T) {
+	for _, config := range []string{
+		`{"engineClass":"LMCacheMPConnector","serverEndpoints":["10.0.0.9:6555"],"localConfig":{"maxMemoryMB":2048},"evictionPolicy":"lru","chunk_size":512}`,
+		`{"lmcache.mp.host":"tcp://10.0.0.9","lmcache.mp.port":6555,"maxCacheSize":2147483648,"lmcache.chunk_size":512}`,
+	} {
+		set := render(t, config, nil)
+		assert.Equal(t, `{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both","kv_connector_extra_config":{"lmcache.mp.host":"tcp://10.0.0.9","lmcache.mp.port":6555}}`, set.KVTransfer.JSON())
+		assert.Empty(t, set.Files)
+		require.Len(t, set.Companions, 1)
+		assert.False(t, set.Companions[0].PerEngine, "P and D meet in it")
+		assert.Equal(t, "lmcache server --port 6555 --chunk-size 512 --l1-size-gb 2 --eviction-policy LRU", strings.Join(set.Companions[0].Command, " "))
+		assert.Contains(t, set.Env, connector.EnvVar{Name: "PYTHONHASHSEED", Value: "0"})
+	}
+	set := render(t, `{"engineClass":"LMCacheMPConnector","backendType":"redis","redisConfig":{"host":"h","password":"s3cret"},"save_unfull_chunk":true}`, nil)
+	for _, path := range []string{"config.backendType", "config.redisConfig", "config.save_unfull_chunk"} {
+		_, without := noted(t, set, path)
+		assert.True(t, without, path)
+	}
+}
+
+// The launch guide's config_path is none of LMCache's settings, and the name of its file goes another way.
+func TestTheLaunchGuidesConfigPath(t *testing.T) {
+	set := render(t, `{"config_path":"lmcache-config.yaml"}`, nil)
+	text, without := noted(t, set, "config.config_path")
+	assert.True(t, without)
+	assert.Contains(t, text, "LMCACHE_CONFIG_FILE")
+}
