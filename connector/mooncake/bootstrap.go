@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncake
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// maxAnswer bounds a bootstrap server's answer, in bytes: an engine of 1000 ranks with 8 workers each stays below it.
+const maxAnswer = 1 << 20
+
+// notAgain is how young an answer must be for a rank that it does not name to be missing for good: an attribute that is wrong must not
+// cause a query per request.
+const notAgain = time.Second
+
+// target is what the two describers need of P, found before the legs.
+type target struct {
+	url   string
+	entry *entry
+	addr  json.RawMessage
+	rank  rank
+	ranks int
+}
+
+var errNotPrepared = errors.New("mooncake: the prefill engine's bootstrap server was not asked")
+
+// prepared returns what Prepare has found. Without it no leg is described: D would die of a decode without an engine id.
+func prepared(s *connector.Session) (*target, error) {
+	if t, ok := s.Prepared().(*target); ok {
+		return t, nil
+	}
+	return nil, errNotPrepared
+}
+
+// Prepare finds out the engine id of the rank of P that this attempt uses: the session's, if P's attribute dpSize says how many there
+// are, else one of those that P's bootstrap server names. Errors let the flow try another pair.
+func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+	url, err := c.bootstrapURL(s.Prefill)
+	if err != nil {
+		return nil, err
+	}
+	dp, err := connector.IntAttribute(s.Prefill, "dpSize", 0, 1, 65535)
+	if err != nil {
+		return nil, err
+	}
+	e, err := c.cache.get(ctx, url, func() (*entry, error) { return query(ctx, url, call) })
+	if err != nil {
+		return nil, err
+	}
+	t := &target{url: url, entry: e, addr: e.addr, ranks: max(dp, len(e.ranks))}
+	if dp == 0 {
+		t.rank = e.ranks[s.Uint64()%uint64(len(e.ranks))]
+	} else {
+		var ok bool
+		if t.rank, ok = e.find(s.PrefillRank()); !ok {
+			if time.Since(e.at) > notAgain {
+				c.cache.forget(url, e)
+			}
+			return nil, errors.New("mooncake: the bootstrap server does not name the data-parallel rank that was chosen")
+		}
+	}
+	if t.ranks > 1 && s.API == connector.APIResponses {
+		// The rank cannot be named, so that D would be sent to a rank that never sees the prompt (protocols/vllm.md §1.2).
+		return nil, &connector.RequestError{Message: "/v1/responses cannot choose among the data-parallel ranks of the prefill engine; use another API"}
+	}
+	return t, nil
+}
+
+// Clean forgets the bootstrap server's answer after an attempt that failed by the engines' fault: P may have restarted, with another
+// engine id, of which D knows nothing (captures mooncake/09).
+func (c *Connector) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
+	t, ok := s.Prepared().(*target)
+	if !ok {
+		return nil
+	}
+	// A client that leaves or sends what engines refuse says nothing about P.
+	var judged interface{ EngineFault() bool }
+	if errors.As(cause, &judged) && !judged.EngineFault() {
+		return nil
+	}
+	c.cache.forget(t.url, t.entry)
+	return nil
+}
+
+// bootstrapURL is the base address of P's bootstrap server: its attribute bootstrapURL, else P's host with the port of its attribute
+// bootstrapPort or of the settings.
+func (c *Connector) bootstrapURL(p discovery.Endpoint) (string, error) {
+	if text := strings.TrimSpace(p.Attribute("bootstrapURL")); text != "" {
+		u, err := discovery.ParseURL(text)
+		if err != nil {
+			return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is not a URL like http://HOST:8998"}
+		}
+		return u.String(), nil
+	}
+	if c.opts.BootstrapServerAddress != "" {
+		return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is missing, and bootstrap_server_address says that the engine has no server of its own"}
+	}
+	port, err := connector.PortAttribute(p, "bootstrapPort", c.opts.port())
+	if err != nil {
+		return "", err
+	}
+	return "http://" + net.JoinHostPort(p.Host(), strconv.Itoa(port)), nil
+}
+
+// query asks a bootstrap server which engines it knows.
+func query(ctx context.Context, url string, call connector.Caller) (*entry, error) {
+	at := time.Now()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/query", nil)
+	if err != nil {
+		return nil, errors.New("mooncake: the bootstrap server's address is not a URL")
+	}
+	resp, err := call(r)
+	if err != nil {
+		return nil, fmt.Errorf("mooncake: the bootstrap server cannot be asked: %w", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("mooncake: the bootstrap server answered %d", resp.StatusCode)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err != nil {
+		return nil, fmt.Errorf("mooncake: the bootstrap server's answer is cut: %w", err)
+	}
+	if len(body) > maxAnswer {
+		return nil, errors.New("mooncake: the bootstrap server's answer is too large")
+	}
+	ranks, err := parseRanks(body)
+	if err != nil {
+		return nil, err
+	}
+	return &entry{addr: connector.Quote(url), ranks: ranks, at: at}, nil
+}
+
+// parseRanks reads {"<rank>": {"engine_id": "…", …}, …}. What else stands there is left to newer engines.
+func parseRanks(body []byte) ([]rank, error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(body, &members); err != nil {
+		return nil, errors.New("mooncake: the bootstrap server's answer is not a JSON object")
+	}
+	var ranks []rank
+	for name, raw := range members {
+		number, err := strconv.ParseUint(name, 10, 16)
+		if err != nil || strconv.FormatUint(number, 10) != name {
+			continue
+		}
+		var engine struct {
+			ID string `json:"engine_id"`
+		}
+		if json.Unmarshal(raw, &engine) != nil || engine.ID == "" {
+			continue
+		}
+		ranks = append(ranks, rank{number: int(number), engine: connector.Quote(engine.ID)})
+	}
+	if len(ranks) == 0 {
+		return nil, errors.New("mooncake: the bootstrap server knows no engine")
+	}
+	slices.SortFunc(ranks, func(a, b rank) int { return cmp.Compare(a.number, b.number) })
+	return ranks, nil
+}
+
+// CheckEndpoint tells what is malformed in a prefill engine's entry.
+func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
+	if !e.Role.Has(discovery.RolePrefill) {
+		return nil
+	}
+	var errs []error
+	note := func(err error) {
+		if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
+			errs = append(errs, &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem})
+		}
+	}
+	_, err := c.bootstrapURL(e)
+	note(err)
+	_, err = connector.IntAttribute(e, "dpSize", 0, 1, 65535)
+	note(err)
+	return errors.Join(errs...)
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncake
+
+import (
+	"encoding/json"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// endedByLength reads why P stopped, where each API says it (recorded with vLLM 0.32.0: captures mooncake/01 and 02, nixl/22 to 24).
+func endedByLength(api connector.API, p *connector.PrefillResult) error {
+	if err := p.Err(); err != nil {
+		return connector.NoTransfer("the answer is not one JSON object")
+	}
+	var why, length string
+	switch api {
+	case connector.APIMessages:
+		why, length = text(p, "stop_reason"), "max_tokens"
+	case connector.APIResponses:
+		var details struct {
+			Reason string `json:"reason"`
+		}
+		if raw, ok := p.Field("incomplete_details"); ok && json.Unmarshal(raw, &details) == nil {
+			why = details.Reason
+		}
+		length = "max_output_tokens"
+	default:
+		var choices []struct {
+			Reason string `json:"finish_reason"`
+		}
+		if raw, ok := p.Field("choices"); ok && json.Unmarshal(raw, &choices) == nil && len(choices) == 1 {
+			why = choices[0].Reason
+		}
+		length = "length"
+	}
+	switch why {
+	case length:
+		return nil
+	case "":
+		return connector.NoTransfer("the answer does not say why it ended")
+	}
+	return connector.NoTransfer("the prefill engine did not end by length, and so offers no KV")
+}
+
+func text(p *connector.PrefillResult, name string) string {
+	var s string
+	if raw, ok := p.Field(name); !ok || json.Unmarshal(raw, &s) != nil {
+		return ""
+	}
+	return s
+}

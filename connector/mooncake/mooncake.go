@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mooncake is the connector "mooncake": vLLM's MooncakeConnector, in which P writes its KV into D's blocks.
+//
+// Both legs carry one transfer_id, made per attempt, and go out together; either may arrive first. D asks P for that id, and P writes
+// when it has finished the prompt. P's answer says nothing of the transfer. So the gateway must know three things by itself:
+//
+//   - P's engine id, which is new at every start. D is given it, and where P's bootstrap server listens. GET /query of that server
+//     names the engine id of each data-parallel rank; the answer is kept for Options.EngineTTL and asked for once, however many
+//     requests wait for it. A failed attempt forgets it.
+//   - P's rank, which the prefill leg names in the header X-data-parallel-rank, and of which D gets the engine id.
+//   - that P has ended by length. P offers nothing if it ends otherwise, and D waits for minutes. So the prefill leg masks the end of
+//     sequence where the API lets it, and P's answer is checked.
+//
+// A decode leg without remote_engine_id or remote_bootstrap_addr is never sent: D waits, and dies when its client leaves (captures
+// mooncake/15). A decode whose prefill failed keeps a sender's task of P for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default, and
+// few of them stop all transfers between the two engines (mooncake/17): see [Connector.Orphans].
+//
+// Facts: recorded exchanges of vLLM 0.32.0, and vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py of
+// 017e9f44 (0.28) and 00f4240e. The page beside this file, README.md, shows the sequence and the engines' settings.
+package mooncake
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Name is the name the connector is registered under.
+const Name = "mooncake"
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "MooncakeConnector")
+}
+
+// Connector is the connector "mooncake". Its only state is what bootstrap servers have answered.
+type Connector struct {
+	opts  Options
+	cache cache
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	c := &Connector{opts: *o}
+	c.cache.ttl = o.ttl()
+	return c, nil
+}
+
+// Name returns "mooncake".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.Together]: neither leg needs the other's answer.
+func (*Connector) Order() connector.Order { return connector.Together }
+
+// Orders names what works besides: P first, whose blocks wait for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (captures mooncake/04).
+func (*Connector) Orders() []connector.Order { return []connector.Order{connector.PrefillThenDecode} }
+
+// Orphans is true: a decode leg whose prefill offers nothing holds one sender's task of P, and another one when it is given up, until P
+// stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines (captures mooncake/17); with the default
+// of 10 it did not (18).
+func (*Connector) Orphans() bool { return true }
+
+// Prefill asks P for one token that ends by length, and to keep the blocks for whoever asks for the transfer id.
+func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	t, err := prepared(s)
+	if err != nil {
+		return err
+	}
+	leg.Normalize()
+	leg.EndByLength()
+	const before, after = `{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"`, `"}`
+	b := make([]byte, 0, len(before)+transferIDLen+len(after))
+	b = append(b, before...)
+	b = appendTransferID(b, s)
+	leg.Params(append(b, after...))
+	if t.ranks > 1 {
+		leg.SetHeader("X-data-parallel-rank", strconv.Itoa(t.rank.number))
+	}
+	return nil
+}
+
+// Decode tells D where P's bootstrap server is, which engine has the KV and under which id. In the order prefill-then-decode, P's answer
+// must have ended by length.
+func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	t, err := prepared(s)
+	if err != nil {
+		return err
+	}
+	if p != nil {
+		if err := endedByLength(s.API, p); err != nil {
+			return err
+		}
+	}
+	const before, engine, id, after = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":`, `,"remote_engine_id":`, `,"transfer_id":"`, `"}`
+	b := make([]byte, 0, len(before)+len(t.addr)+len(engine)+len(t.rank.engine)+len(id)+transferIDLen+len(after))
+	b = append(append(b, before...), t.addr...)
+	b = append(append(b, engine...), t.rank.engine...)
+	b = appendTransferID(append(b, id...), s)
+	leg.Params(append(b, after...))
+	return nil
+}
+
+const transferIDLen = len("xfer-01234567-89ab-4def-8123-456789abcdef")
+
+// appendTransferID writes the attempt's id in the form of vLLM's own proxy.
+func appendTransferID(b []byte, s *connector.Session) []byte {
+	return append(append(b, "xfer-"...), s.UUID()...)
+}
+
+// CheckPrefill judges P's answer: P offers its KV only if it has ended by length (captures mooncake/08).
+func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
+	return endedByLength(s.API, p)
+}
+
+// Unsupported knows that a transfer is single use: P forgets it with the first read. Two answers to one prompt did work (captures
+// mooncake/14), because D asked for both in one message; asked for in two, the second waits as an orphan does
+// (mooncake_connector.py, send_kv_to_decode). SGLang's own API has no place for the parameters.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return connector.ParamsMember
+	}
+	return r.Unsupported(true)
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncake_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/mooncake"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const oneRank = `{"0":{"engine_id":"e-0","worker_addr":{"0":{"0":"tcp://10.0.0.1:1"}}}}`
+
+func answer(status int, body string) *http.Response {
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1}
+}
+
+// server is a bootstrap server: what it answers, and how often it was asked.
+type server struct {
+	asked atomic.Int64
+	body  atomic.Pointer[string]
+	hold  chan struct{} // if set, answers wait for it
+}
+
+func (s *server) say(body string) *server { s.body.Store(&body); return s }
+
+func (s *server) call(r *http.Request) (*http.Response, error) {
+	s.asked.Add(1)
+	if s.hold != nil {
+		select {
+		case <-s.hold:
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	return answer(200, *s.body.Load()), nil
+}
+
+func newConnector(t testing.TB, o *mooncake.Options) *mooncake.Connector {
+	t.Helper()
+	c, err := mooncake.New(o)
+	require.NoError(t, err)
+	return c
+}
+
+func endpoint(t testing.TB, url string, attributes ...string) discovery.Endpoint {
+	t.Helper()
+	e, err := discovery.New(url, discovery.RolePrefill)
+	require.NoError(t, err)
+	e.Attributes = map[string]string{}
+	for i := 0; i+1 < len(attributes); i += 2 {
+		e.Attributes[attributes[i]] = attributes[i+1]
+	}
+	return e
+}
+
+func session(t testing.TB, api connector.API, body string, p discovery.Endpoint) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", p, discovery.Endpoint{ID: "d"})
+}
+
+// prepare is what the flow does before the legs.
+func prepare(ctx context.Context, c *mooncake.Connector, s *connector.Session, call connector.Caller) error {
+	v, err := c.Prepare(ctx, s, call)
+	s.SetPrepared(v)
+	return err
+}
+
+// chatSession is a session of the usual engine.
+func chatSession(t testing.TB) *connector.Session {
+	return session(t, connector.APIChat, `{"messages":[]}`, endpoint(t, "http://10.0.0.1:8100"))
+}
+
+func decodeOf(t testing.TB, c *mooncake.Connector, s *connector.Session) string {
+	t.Helper()
+	leg := connector.NewLeg(s.Request)
+	require.NoError(t, c.Decode(t.Context(), s, nil, leg))
+	body, err := leg.Body()
+	require.NoError(t, err)
+	return string(body)
+}
+
+// waiting gives goroutines that are about to block the time to do so.
+func waiting() { time.Sleep(30 * time.Millisecond) }
+
+// However many requests begin at once, one asks; and as long as the answer is young, nobody asks again.
+func TestOneQueryForAnyNumberOfRequests(t *testing.T) {
+	b := (&server{hold: make(chan struct{})}).say(oneRank)
+	c := newConnector(t, nil)
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() { assert.NoError(t, prepare(t.Context(), c, chatSession(t), b.call)) })
+	}
+	waiting()
+	close(b.hold)
+	wg.Wait()
+	require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
+	assert.EqualValues(t, 1, b.asked.Load())
+}
+
+func TestAnswersOfSeveralServersAreKeptApart(t *testing.T) {
+	slow := (&server{hold: make(chan struct{})}).say(oneRank)
+	c := newConnector(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- prepare(ctx, c, chatSession(t), slow.call) }()
+	waiting()
+	other := (&server{}).say(strings.ReplaceAll(oneRank, "e-0", "e-other"))
+	s := session(t, connector.APIChat, `{"messages":[]}`, endpoint(t, "http://10.0.0.2:8100"))
+	require.NoError(t, prepare(t.Context(), c, s, other.call), "a server that hangs holds up only its own requests")
+	assert.Contains(t, decodeOf(t, c, s), `"remote_bootstrap_addr":"http://10.0.0.2:8998","remote_engine_id":"e-other"`)
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+}
+
+func TestAnswersExpire(t *testing.T) {
+	ttl := connector.Duration(40 * time.Millisecond)
+	c := newConnector(t, &mooncake.Options{EngineTTL: &ttl})
+	b := (&server{}).say(oneRank)
+	require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
+	b.say(strings.ReplaceAll(oneRank, "e-0", "e-1"))
+	time.Sleep(50 * time.Millisecond)
+	s := chatSession(t)
+	require.NoError(t, prepare(t.Context(), c, s, b.call))
+	assert.EqualValues(t, 2, b.asked.Load())
+	assert.Contains(t, decodeOf(t, c, s), `"e-1"`)
+}
+
+func TestEngineTTLOf0AsksForEachRequest(t *testing.T) {
+	var ttl connector.Duration
+	c, b := newConnector(t, &mooncake.Options{EngineTTL: &ttl}), (&server{}).say(oneRank)
+	for range 3 {
+		require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
+	}
+	assert.EqualValues(t, 3, b.asked.Load())
+}
+
+// fault is an attempt's failure, as the flow tells it.
+type fault bool
+
+func (fault) Error() string       { return "it failed" }
+func (f fault) EngineFault() bool { return bool(f) }
+
+// An engine that restarts has another id, so that a failed attempt forgets it; failures that are not the engines' do not.
+func TestFailedAttemptsForgetTheEngine(t *testing.T) {
+	for name, k := range map[string]struct {
+		cause error
+		asked int64
+	}{
+		"a failed load on D":                 {fault(true), 2},
+		"a client that left, or bad input":   {fault(false), 1},
+		"an error of whoever sends the legs": {errors.New("x"), 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, b := newConnector(t, nil), (&server{}).say(oneRank)
+			s := chatSession(t)
+			require.NoError(t, prepare(t.Context(), c, s, b.call))
+			require.NoError(t, c.Clean(t.Context(), s, k.cause, b.call))
+			require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
+			assert.Equal(t, k.asked, b.asked.Load())
+		})
+	}
+	t.Run("but not what was learned since", func(t *testing.T) {
+		c, b := newConnector(t, nil), (&server{}).say(oneRank)
+		old, another := chatSession(t), chatSession(t)
+		require.NoError(t, prepare(t.Context(), c, old, b.call))
+		require.NoError(t, prepare(t.Context(), c, another, b.call))
+		require.NoError(t, c.Clean(t.Context(), old, fault(true), b.call))
+		require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
+		require.NoError(t, c.Clean(t.Context(), another, fault(true), b.call))
+		require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
+		assert.EqualValues(t, 2, b.asked.Load())
+	})
+	require.NoError(t, newConnector(t, nil).Clean(t.Context(), chatSession(t), fault(true), nil), "an attempt that knew nothing forgets nothing")
+}
+
+// Who waits for another's query leaves with its own context; if the one who asked leaves, the next one asks.
+func TestContextsOfRequestsThatShareAQuery(t *testing.T) {
+	b := (&server{hold: make(chan struct{})}).say(oneRank)
+	c := newConnector(t, nil)
+	asker, leaveAsker := context.WithCancel(t.Context())
+	waiter, leaveWaiter := context.WithCancel(t.Context())
+	asks, waits, stays := make(chan error, 1), make(chan error, 1), make(chan error, 1)
+	go func() { asks <- prepare(asker, c, chatSession(t), b.call) }()
+	waiting()
+	go func() { waits <- prepare(waiter, c, chatSession(t), b.call) }()
+	go func() { stays <- prepare(t.Context(), c, chatSession(t), b.call) }()
+	waiting()
+	assert.EqualValues(t, 1, b.asked.Load())
+	leaveWaiter()
+	require.ErrorIs(t, <-waits, context.Canceled)
+	assert.Empty(t, stays)
+	leaveAsker()
+	require.ErrorIs(t, <-asks, context.Canceled)
+	waiting()
+	assert.EqualValues(t, 2, b.asked.Load(), "the next one asks")
+	close(b.hold)
+	require.NoError(t, <-stays)
+}
+
+func TestQueriesThatFailFailForAllAndAreNotKept(t *testing.T) {
+	c := newConnector(t, nil)
+	hold, failed := make(chan struct{}), errors.New("refused")
+	var asked atomic.Int64
+	call := func(*http.Request) (*http.Response, error) { asked.Add(1); <-hold; return nil, failed }
+	errs := make(chan error, 20)
+	for range cap(errs) {
+		go func() { errs <- prepare(t.Context(), c, chatSession(t), call) }()
+	}
+	waiting()
+	close(hold)
+	for range cap(errs) {
+		require.ErrorIs(t, <-errs, failed)
+	}
+	assert.EqualValues(t, 1, asked.Load())
+	require.NoError(t, prepare(t.Context(), c, chatSession(t), (&server{}).say(oneRank).call))
+}
+
+func TestACallThatPanicsLeavesNobodyWaiting(t *testing.T) {
+	c := newConnector(t, nil)
+	hold := make(chan struct{})
+	go func() {
+		defer func() { _ = recover() }()
+		_ = prepare(t.Context(), c, chatSession(t), func(*http.Request) (*http.Response, error) { <-hold; panic("boom") })
+	}()
+	waiting()
+	done := make(chan error)
+	b := (&server{}).say(oneRank)
+	go func() { done <- prepare(t.Context(), c, chatSession(t), b.call) }()
+	waiting()
+	close(hold)
+	require.NoError(t, <-done)
+	assert.EqualValues(t, 1, b.asked.Load())
+}
+
+func TestBadBootstrapServers(t *testing.T) {
+	for name, k := range map[string]struct {
+		status     int
+		body, want string
+	}{
+		"an error":               {500, oneRank, "answered 500"},
+		"a redirect":             {302, oneRank, "answered 302"},
+		"not JSON":               {200, "<html>", "not a JSON object"},
+		"a list":                 {200, "[]", "not a JSON object"},
+		"nothing":                {200, "", "not a JSON object"},
+		"no engine":              {200, "{}", "knows no engine"},
+		"no engine id":           {200, `{"0":{"worker_addr":{}},"1":{"engine_id":""},"2":{"engine_id":7},"3":null,"4":[]}`, "knows no engine"},
+		"ranks that are none":    {200, `{"-1":{"engine_id":"e"},"01":{"engine_id":"e"},"x":{"engine_id":"e"},"70000":{"engine_id":"e"}}`, "knows no engine"},
+		"more than is ever read": {200, oneRank + strings.Repeat(" ", 1<<20), "too large"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, s := newConnector(t, nil), chatSession(t)
+			err := prepare(t.Context(), c, s, func(*http.Request) (*http.Response, error) { return answer(k.status, k.body), nil })
+			require.ErrorContains(t, err, k.want)
+			assert.NotContains(t, err.Error(), "10.0.0.1")
+			require.Error(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)), "D dies of a decode without an engine id")
+			require.Error(t, c.Prefill(t.Context(), s, connector.NewLeg(s.Request)))
+		})
+	}
+	t.Run("unknown members are tolerated", func(t *testing.T) {
+		s, c := chatSession(t), newConnector(t, nil)
+		require.NoError(t, prepare(t.Context(), c, s, (&server{}).say(`{"version":2,"0":{"engine_id":"e-0","tp_size":8,"worker_addr":null},"sizes":{"engine_id":"no rank"}}`).call))
+		assert.Contains(t, decodeOf(t, c, s), `"remote_engine_id":"e-0"`)
+	})
+}
+
+// An attribute that promises a rank which is not there fails each attempt that chooses it, without a query for each.
+func TestMissingRankIsNotAskedForAgainAndAgain(t *testing.T) {
+	c, b := newConnector(t, nil), (&server{}).say(strings.Replace(oneRank, `"0"`, `"9"`, 1))
+	p := endpoint(t, "http://10.0.0.1:8100", "dpSize", "2")
+	for range 5 {
+		require.ErrorContains(t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, p), b.call), "rank")
+	}
+	assert.EqualValues(t, 1, b.asked.Load())
+}
+
+// Sessions spread over the ranks that the server names, and each keeps to one.
+func TestRanksAreChosenAtRandom(t *testing.T) {
+	c := newConnector(t, nil)
+	b := (&server{}).say(`{"0":{"engine_id":"e0"},"5":{"engine_id":"e5"}}`)
+	seen := map[string]int{}
+	for range 64 {
+		s := chatSession(t)
+		require.NoError(t, prepare(t.Context(), c, s, b.call))
+		leg := connector.NewLeg(s.Request)
+		require.NoError(t, c.Prefill(t.Context(), s, leg))
+		require.Len(t, leg.Header(), 1)
+		h := leg.Header()[0]
+		assert.Equal(t, "X-data-parallel-rank", h.Name)
+		assert.Contains(t, decodeOf(t, c, s), `"remote_engine_id":"e`+h.Value+`"`, "both legs name one rank")
+		seen[h.Value]++
+	}
+	assert.Len(t, seen, 2, "%v", seen)
+}
+
+func TestResponsesOfSeveralRanksIsRefused(t *testing.T) {
+	c := newConnector(t, nil)
+	s := session(t, connector.APIResponses, `{"input":"x"}`, endpoint(t, "http://h:1"))
+	err := prepare(t.Context(), c, s, (&server{}).say(`{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}`).call)
+	var bad *connector.RequestError
+	require.ErrorAs(t, err, &bad)
+}
+
+func TestCheckEndpoint(t *testing.T) {
+	c := newConnector(t, nil)
+	require.NoError(t, c.CheckEndpoint(endpoint(t, "http://h:1")), "the default port")
+	require.NoError(t, c.CheckEndpoint(endpoint(t, "http://h:1", "bootstrapPort", "9", "dpSize", "4", "bootstrapURL", "http://b:8998")))
+	d := endpoint(t, "http://h:1", "bootstrapPort", "x")
+	d.Role = discovery.RoleDecode
+	require.NoError(t, c.CheckEndpoint(d), "D needs none")
+	for attribute, value := range map[string]string{"bootstrapPort": "0", "dpSize": "none", "bootstrapURL": "10.0.0.1:8998"} {
+		faults := connector.FieldErrors(c.CheckEndpoint(endpoint(t, "http://h:1", attribute, value)))
+		require.Len(t, faults, 1)
+		assert.Equal(t, "attributes."+attribute, faults[0].Path)
+		var bad *connector.EndpointError
+		require.ErrorAs(t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, endpoint(t, "http://h:1", attribute, value)), nil), &bad)
+		assert.NotContains(t, bad.Error(), value+" ")
+	}
+	alone := newConnector(t, &mooncake.Options{BootstrapServerAddress: "b:8998"})
+	require.ErrorContains(t, alone.CheckEndpoint(endpoint(t, "http://h:1")), "attributes.bootstrapURL")
+}
+
+func TestAbilities(t *testing.T) {
+	c, err := open(nil)
+	require.NoError(t, err)
+	assert.Equal(t, connector.Together, c.Order())
+	f, ok := connector.As[connector.Flexible](c)
+	require.True(t, ok)
+	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, f.Orders())
+	o, ok := connector.As[connector.Orphaner](c)
+	require.True(t, ok)
+	assert.True(t, o.Orphans())
+	named, err := connector.Open(connector.Spec{Type: "MooncakeConnector", Config: json.RawMessage(`{"num_workers":10,"mooncake_protocol":"rdma"}`)})
+	require.NoError(t, err, "the engine's class, with the engine's own settings")
+	assert.Equal(t, "mooncake", named.Name())
+}
+
+// In the order prefill-then-decode, decode is described with P's answer, which must have ended by length.
+func TestDecodeAfterPrefill(t *testing.T) {
+	c, s := newConnector(t, nil), chatSession(t)
+	require.NoError(t, prepare(t.Context(), c, s, (&server{}).say(oneRank).call))
+	for body, ok := range map[string]bool{`{"choices":[{"finish_reason":"length"}]}`: true, `{"choices":[{"finish_reason":"stop"}]}`: false, `garbage`: false} {
+		err := c.Decode(t.Context(), s, connector.NewPrefillResult(200, nil, []byte(body), time.Now()), connector.NewLeg(s.Request))
+		if ok {
+			require.NoError(t, err)
+		} else {
+			require.ErrorIs(t, err, connector.ErrNoTransfer)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncake
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Render gives the launch settings of one engine: its kv_transfer_config, the port of P's bootstrap server and, if it is set, the time
+// after which orphaned transfers end. Names as in vLLM 0.32.0 (docs/features/mooncake_connector_usage.md).
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	s := connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{
+		Connector: "MooncakeConnector", Role: connector.KVRole(t.Endpoint.Role), Extra: c.extra(t),
+	}}
+	if t.CPU {
+		// Recorded on a CPU: vLLM's connector asks for an accelerator's index, and needs a module that answers 0.
+		s.KVTransfer.ModulePath = "mooncake_cpu"
+		s.Env = append(s.Env, connector.EnvVar{Name: "MC_FORCE_TCP", Value: "true"})
+		s.Notes = append(s.Notes, connector.Note{Text: "on a CPU, vLLM's MooncakeConnector needs a module mooncake_cpu on PYTHONPATH that sets " +
+			"torch.accelerator.current_device_index to a function that returns 0 and imports MooncakeConnector"})
+	}
+	var errs []error
+	if t.Endpoint.Role.Has(discovery.RolePrefill) && c.opts.BootstrapServerAddress == "" {
+		port, err := c.bootstrapPort(t.Endpoint)
+		errs = append(errs, err)
+		s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_MOONCAKE_BOOTSTRAP_PORT", Value: strconv.Itoa(port)})
+		s.Notes = append(s.Notes, c.clash(t, port)...)
+	}
+	if c.opts.BootstrapPort != 0 && (c.opts.BootstrapServerAddress != "" || t.Endpoint.Attribute("bootstrapURL") != "" || t.Endpoint.Attribute("bootstrapPort") != "") {
+		s.Notes = append(s.Notes, connector.Note{NoEffect: true, Path: "config.bootstrapPort", Text: "the engine's attribute, or bootstrap_server_address, is more special"})
+	}
+	s.Env, s.Notes = c.abort(s.Env, s.Notes)
+	s.Notes = append(s.Notes, resourceNotes(t.Resources)...)
+	return s, errors.Join(errs...)
+}
+
+func (c *Connector) extra(t connector.Target) map[string]any {
+	extra := map[string]any{}
+	if c.opts.NumWorkers > 0 {
+		extra["num_workers"] = c.opts.NumWorkers
+	}
+	switch {
+	case c.opts.Protocol != "":
+		extra["mooncake_protocol"] = c.opts.Protocol
+	case t.CPU:
+		extra["mooncake_protocol"] = "tcp"
+	}
+	if c.opts.DeviceName != "" {
+		extra["device_name"] = c.opts.DeviceName
+	}
+	if c.opts.BootstrapServerAddress != "" {
+		extra["bootstrap_server_address"] = c.opts.BootstrapServerAddress
+	}
+	if c.opts.PrefillSideSWAReplay {
+		extra["prefill_side_swa_replay"] = true
+	}
+	if len(extra) == 0 {
+		return nil
+	}
+	return extra
+}
+
+// bootstrapPort is the port that P must listen on so that [Connector.Prepare] finds it.
+func (c *Connector) bootstrapPort(p discovery.Endpoint) (int, error) {
+	base, err := c.bootstrapURL(p)
+	if err != nil {
+		return 0, fmt.Errorf("mooncake: %w", err)
+	}
+	u, err := url.Parse(base)
+	if err != nil {
+		return 0, fmt.Errorf("mooncake: %w", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is not a URL"})
+	}
+	switch {
+	case u.Port() != "":
+		return strconv.Atoi(u.Port())
+	case u.Scheme == "https":
+		return 443, nil
+	}
+	return 80, nil
+}
+
+// clash tells of another prefill engine on the same host whose bootstrap server would want the same port.
+func (c *Connector) clash(t connector.Target, port int) []connector.Note {
+	for _, other := range t.Engines {
+		if other.ID == t.Endpoint.ID || !other.Role.Has(discovery.RolePrefill) || other.Host() != t.Endpoint.Host() {
+			continue
+		}
+		if p, err := c.bootstrapPort(other); err == nil && p == port {
+			return []connector.Note{{Path: "attributes.bootstrapPort", Text: "another prefill engine on this host has the same bootstrap port; give each its own"}}
+		}
+	}
+	return nil
+}
+
+func (c *Connector) abort(env []connector.EnvVar, notes []connector.Note) ([]connector.EnvVar, []connector.Note) {
+	d := time.Duration(c.opts.AbortTimeout)
+	if d == 0 {
+		return env, append(notes, connector.Note{Path: "config.abortTimeout", Text: "is left at the engines' 480 s: for so long a decode whose prefill failed " +
+			"holds sender tasks of the prefill engine. Set it a little above your longest prefill"})
+	}
+	seconds := strconv.Itoa(int(d / time.Second))
+	return append(env, connector.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: seconds}), notes
+}
+
+// resourceNotes tells which of a ModelServer's resources have no place in a protocol that keeps KV in the engines' own blocks only.
+func resourceNotes(r connector.Resources) []connector.Note {
+	var notes []connector.Note
+	for _, m := range []struct {
+		path  string
+		given bool
+	}{{"resources.maxMemory", r.MaxMemory != ""}, {"resources.maxDisk", r.MaxDisk != ""}, {"resources.maxBandwidth", r.MaxBandwidth != ""}} {
+		if m.given {
+			notes = append(notes, connector.Note{NoEffect: true, Path: m.path, Text: "Mooncake's transfer goes from engine to engine, and keeps nothing of its own"})
+		}
+	}
+	return notes
+}
