@@ -9,14 +9,15 @@ import (
 	_ "github.com/pdkit/pdkit/connector/ascendlayerwise" // ascend-layerwise
 	_ "github.com/pdkit/pdkit/connector/lmcache"         // lmcache
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"       // lmcache-pd
+	_ "github.com/pdkit/pdkit/connector/mooncake"        // mooncake
 	_ "github.com/pdkit/pdkit/connector/mooncakeascend"  // mooncake-ascend
 	_ "github.com/pdkit/pdkit/connector/moriio"          // moriio
-	_ "github.com/pdkit/pdkit/connector/mooncake"    // mooncake
 	_ "github.com/pdkit/pdkit/connector/nixl"            // nixl
 	_ "github.com/pdkit/pdkit/connector/nixlpush"        // nixl-push
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"         // p2pnccl
 	_ "github.com/pdkit/pdkit/connector/passthrough"     // http
 	_ "github.com/pdkit/pdkit/connector/pynccl"          // pynccl
 	_ "github.com/pdkit/pdkit/connector/sglang"          // sglang
+	_ "github.com/pdkit/pdkit/connector/trtllm"      // trtllm
 	_ "github.com/pdkit/pdkit/connector/sharedstorage"   // sharedstorage
 )

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trtllm_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+func requireJSON(t *testing.T, b []byte) {
+	t.Helper()
+	require.True(t, json.Valid(b), "%s", b)
+}
+
+// server answers the question for its parameters.
+type server struct {
+	asked  atomic.Int64
+	status int
+	body   string
+	err    error
+	wait   time.Duration
+}
+
+func (v *server) call(r *http.Request) (*http.Response, error) {
+	v.asked.Add(1)
+	select {
+	case <-time.After(v.wait):
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	if v.err != nil {
+		return nil, v.err
+	}
+	if r.Method != http.MethodGet || r.URL.String() != "http://p.example:8001/server_info" {
+		return nil, errors.New("asked " + r.URL.String())
+	}
+	return &http.Response{StatusCode: v.status, Body: io.NopCloser(strings.NewReader(v.body))}, nil
+}
+
+const info = `{"disaggregated_params":{"ctx_info_endpoint":["tcp://10.0.0.1:5000","tcp://10.0.0.2:5000"],"encoded_opaque_state":"b64","big":18446744073709551615}}`
+
+func prepare(ctx context.Context, t *testing.T, c connector.KVConnector, v *server) (*connector.Session, error) {
+	t.Helper()
+	p, ok := connector.As[connector.Preparer](c)
+	require.True(t, ok)
+	s := session(t, connector.APICompletions, `{"prompt":"x","stream":true}`)
+	got, err := p.Prepare(ctx, s, v.call)
+	s.SetPrepared(got)
+	return s, err
+}
+
+func TestGenerationFirstSendsTheServersParametersToDecode(t *testing.T) {
+	c := open(t, `{"dispatch":"generation-first"}`)
+	s, err := prepare(t.Context(), t, c, &server{status: 200, body: info})
+	require.NoError(t, err)
+	assert.Equal(t, `{"prompt":"x","stream":false,"disaggregated_params":{"request_type":"context_only","disagg_request_id":`+id+`,"schedule_style":1}}`, prefillLeg(t, c, s))
+	d, _, err := decodeLeg(c, s, "")
+	require.NoError(t, err)
+	assert.Equal(t, `{"prompt":"x","stream":true,"disaggregated_params":{"ctx_info_endpoint":"tcp://10.0.0.1:5000","encoded_opaque_state":"b64","big":18446744073709551615,`+
+		`"request_type":"generation_only","ctx_request_id":`+id+`,"disagg_request_id":`+id+`,"schedule_style":1}}`, d)
+
+	s.SetPrepared(nil)
+	_, _, err = decodeLeg(c, s, "")
+	require.ErrorIs(t, err, connector.ErrNoTransfer)
+}
+
+func TestContextFirstAsksNobody(t *testing.T) {
+	v := &server{status: 200, body: info}
+	_, err := prepare(t.Context(), t, open(t, ``), v)
+	require.NoError(t, err)
+	assert.Zero(t, v.asked.Load())
+}
+
+func TestAServerIsAskedOnceInThirtySeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, `{"dispatch":"generation-first"}`)
+		v := &server{status: 200, body: info, wait: time.Second}
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				_, err := prepare(t.Context(), t, c, v)
+				assert.NoError(t, err)
+			})
+		}
+		all.Wait()
+		assert.EqualValues(t, 1, v.asked.Load(), "all who ask at once share one question")
+		time.Sleep(29 * time.Second)
+		_, err := prepare(t.Context(), t, c, v)
+		require.NoError(t, err)
+		assert.EqualValues(t, 1, v.asked.Load())
+		time.Sleep(2 * time.Second)
+		_, err = prepare(t.Context(), t, c, v)
+		require.NoError(t, err)
+		assert.EqualValues(t, 2, v.asked.Load(), "after 30 s again")
+	})
+}
+
+func TestAFailureForgetsWhatAServerSaid(t *testing.T) {
+	c := open(t, `{"dispatch":"generation-first"}`)
+	v := &server{status: 200, body: info}
+	s, err := prepare(t.Context(), t, c, v)
+	require.NoError(t, err)
+	cleaner, ok := connector.As[connector.Cleaner](c)
+	require.True(t, ok)
+	require.NoError(t, cleaner.Clean(t.Context(), s, errors.New("failed"), nil))
+	_, err = prepare(t.Context(), t, c, v)
+	require.NoError(t, err)
+	assert.EqualValues(t, 2, v.asked.Load())
+}
+
+func TestFaultsOfAServerAreNotKept(t *testing.T) {
+	c := open(t, `{"dispatch":"generation-first"}`)
+	for rule, v := range map[string]*server{
+		"refused":          {status: 404, body: `{}`},
+		"no JSON":          {status: 200, body: `oops`},
+		"a list":           {status: 200, body: `[]`},
+		"no parameters":    {status: 200, body: `{"a":1}`},
+		"null":             {status: 200, body: `{"disaggregated_params":null}`},
+		"parameters text":  {status: 200, body: `{"disaggregated_params":"x"}`},
+		"parameters twice": {status: 200, body: `{"disaggregated_params":{"a":1,"a":2}}`},
+		"too large":        {status: 200, body: `{"disaggregated_params":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`},
+	} {
+		for range 2 {
+			_, err := prepare(t.Context(), t, c, v)
+			require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
+		}
+		assert.EqualValues(t, 2, v.asked.Load(), rule)
+	}
+	broken := errors.New("broken")
+	_, err := prepare(t.Context(), t, c, &server{err: broken})
+	require.ErrorIs(t, err, broken)
+	_, err = prepare(t.Context(), t, c, &server{status: 200, body: `{"disaggregated_params":{"ctx_info_endpoint":[]}}`})
+	require.NoError(t, err)
+}
+
+// One request's end is not another's, though they share a question.
+func TestAnAskerThatLeavesTakesNobodyAlong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, `{"dispatch":"generation-first"}`)
+		v := &server{status: 200, body: info, wait: time.Second}
+		ctx, leave := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		all.Go(func() {
+			_, err := prepare(ctx, t, c, v)
+			assert.ErrorIs(t, err, context.Canceled)
+		})
+		synctest.Wait()
+		all.Go(func() {
+			_, err := prepare(t.Context(), t, c, v)
+			assert.NoError(t, err)
+		})
+		gone, leaveToo := context.WithCancel(t.Context())
+		all.Go(func() {
+			_, err := prepare(gone, t, c, v)
+			assert.ErrorIs(t, err, context.Canceled)
+		})
+		synctest.Wait()
+		leaveToo()
+		leave()
+		all.Wait()
+		assert.EqualValues(t, 2, v.asked.Load())
+	})
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trtllm
+
+import (
+	"bytes"
+	"encoding/json"
+	"sync"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// handoff is what D needs of P's answer.
+type handoff struct {
+	params    json.RawMessage
+	promptIDs json.RawMessage // nil if P gave none: D then makes its own of the prompt
+	usage     json.RawMessage // nil if P gave none
+}
+
+// docs are indexes of small objects, used again: a handoff is read for every request.
+var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
+
+// withObject indexes an object for the time of a call; ok is false if raw is none, or has a member twice.
+func withObject(raw json.RawMessage, use func(d *jsonedit.Doc) error) (ok bool, err error) {
+	d := docs.Get().(*jsonedit.Doc)
+	defer func() { d.Reset(); docs.Put(d) }()
+	if len(raw) == 0 || d.ParseInto(raw) != nil {
+		return false, nil
+	}
+	return true, use(d)
+}
+
+// withChoice reads P's choice, of which there must be exactly one.
+func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error) error {
+	if p.Err() != nil {
+		return connector.NoTransfer("the answer is not one JSON object")
+	}
+	raw, _ := p.Field("choices")
+	if jsonedit.Kind(raw) != jsonedit.Array {
+		return connector.NoTransfer("the answer has no choices")
+	}
+	// One object and nothing else between the brackets: no other number of choices looks like this.
+	ok, err := withObject(bytes.Trim(raw[1:len(raw)-1], " \t\r\n"), use)
+	if !ok {
+		return connector.NoTransfer("the answer has not exactly one choice that is an object without duplicate members")
+	}
+	return err
+}
+
+// readHandoff checks what the official server checks, and the types with which D would fail. The error names members, never values.
+func readHandoff(p *connector.PrefillResult) (h handoff, err error) {
+	err = withChoice(p, func(choice *jsonedit.Doc) error {
+		if gaveUp(choice) {
+			return errGaveUp
+		}
+		h.params, _ = given(choice, paramsMember)
+		return nil
+	})
+	if err != nil {
+		return h, err
+	}
+	// The official server reads it in the choice; AIBrix knows answers that have it at the top.
+	if h.params == nil {
+		h.params, _ = p.Field(paramsMember)
+	}
+	if h.params == nil {
+		return h, connector.NoTransfer("disaggregated_params is absent or null")
+	}
+	ok, err := withObject(h.params, checkParams)
+	if !ok {
+		return h, connector.NoTransfer("disaggregated_params is not an object without duplicate members")
+	}
+	if err != nil {
+		return h, err
+	}
+	if ids, ok := p.Field("prompt_token_ids"); ok {
+		if !tokenIDs(ids) {
+			return h, connector.NoTransfer("prompt_token_ids is not a list of token ids")
+		}
+		h.promptIDs = ids
+	}
+	if usage, ok := p.Field("usage"); ok {
+		if jsonedit.Kind(usage) != jsonedit.Object || !json.Valid(usage) {
+			return h, connector.NoTransfer("usage is not an object")
+		}
+		h.usage = usage
+	}
+	return h, nil
+}
+
+func checkParams(d *jsonedit.Doc) error {
+	for _, name := range [...]string{"ctx_request_id", "disagg_request_id"} {
+		v, ok := given(d, name)
+		if !ok {
+			return connector.NoTransfer("%s is absent or null", name)
+		}
+		if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
+			return connector.NoTransfer("%s is not a 64-bit id", name)
+		}
+	}
+	if !wellFormed(d) {
+		return connector.NoTransfer("disaggregated_params is not well-formed JSON")
+	}
+	return nil
+}
+
+// wellFormed looks into nested values, of which jsonedit checks only the brackets.
+func wellFormed(d *jsonedit.Doc) bool {
+	for i := range d.Len() {
+		switch v := d.Value(i); jsonedit.Kind(v) {
+		case jsonedit.Object, jsonedit.Array:
+			if !json.Valid(v) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func given(d *jsonedit.Doc, name string) (json.RawMessage, bool) {
+	v, ok := d.Get(name)
+	if !ok || jsonedit.Kind(v) == jsonedit.Null {
+		return nil, false
+	}
+	return v, true
+}
+
+// edited returns an object with some members set, in one pass.
+func edited(raw json.RawMessage, edits ...jsonedit.Edit) (out json.RawMessage, err error) {
+	ok, err := withObject(raw, func(d *jsonedit.Doc) error {
+		s := segments.Get().(*jsonedit.Segments)
+		defer func() { s.Reset(); segments.Put(s) }()
+		d.Splice(edits, s)
+		out = s.AppendTo(make([]byte, 0, s.Len()))
+		return nil
+	})
+	if !ok {
+		return nil, connector.NoTransfer("disaggregated_params is not an object without duplicate members")
+	}
+	return out, err
+}
+
+var segments = sync.Pool{New: func() any { return new(jsonedit.Segments) }}
+
+// tokenIDs reports whether raw is a list of whole numbers, at least one of them, none negative. A long prompt has very many, so it is read
+// once and nothing is copied.
+func tokenIDs(raw json.RawMessage) bool {
+	if jsonedit.Kind(raw) != jsonedit.Array {
+		return false
+	}
+	const wantNumber, inNumber, wantComma = 0, 1, 2
+	state, start := wantNumber, 0
+	for i, c := range raw[1:] {
+		switch {
+		case c >= '0' && c <= '9' && state != wantComma:
+			if state == wantNumber {
+				state, start = inNumber, i
+			} else if raw[1+start] == '0' {
+				return false // 007
+			}
+		case (c == ',' || c == ']') && state != wantNumber:
+			state = wantNumber
+		case c == ' ' || c == '\n' || c == '\t' || c == '\r':
+			if state == inNumber {
+				state = wantComma
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func finishReason(choice *jsonedit.Doc) string {
+	raw, ok := choice.Get("finish_reason")
+	if !ok || jsonedit.Kind(raw) != jsonedit.String {
+		return ""
+	}
+	reason, _ := jsonedit.Unquote(raw)
+	return reason
+}
+
+// gaveUp reports whether P ended without an answer: such a request is neither finished nor can D go on with it.
+func gaveUp(choice *jsonedit.Doc) bool {
+	switch finishReason(choice) {
+	case "cancelled", "timeout", "abort", "error":
+		return true
+	}
+	return false
+}
+
+// isFinal reports whether P has finished the request: it ended otherwise than by length, which is how it ends when D is to go on.
+func isFinal(choice *jsonedit.Doc) bool {
+	switch finishReason(choice) {
+	case "", "length", "not_finished":
+		return false
+	}
+	return !gaveUp(choice)
+}
+
+var errGaveUp = connector.NoTransfer("the prefill engine gave the request up")
+
+// CheckPrefill refuses an answer in which P says that it gave up. With generation first D would wait for what never comes.
+func (*Connector) CheckPrefill(_ *connector.Session, p *connector.PrefillResult) error {
+	return withChoice(p, func(choice *jsonedit.Doc) error {
+		if gaveUp(choice) {
+			return errGaveUp
+		}
+		return nil
+	})
+}
+
+// readServerInfo reads what GET /server_info answers: {"disaggregated_params": {"ctx_info_endpoint": …, "encoded_opaque_state": …}}.
+// An endpoint that is a list stands for its first.
+func readServerInfo(body []byte) (json.RawMessage, error) {
+	bad := func(what string) (json.RawMessage, error) {
+		return nil, connector.NoTransfer("what P's server says of itself %s", what)
+	}
+	d, err := jsonedit.Parse(body)
+	if err != nil || !json.Valid(body) {
+		return bad("is not one JSON object")
+	}
+	raw, ok := given(d, paramsMember)
+	if !ok {
+		return bad("has no disaggregated_params")
+	}
+	params, err := jsonedit.Parse(raw)
+	if err != nil {
+		return bad("has disaggregated_params that are not an object without duplicate members")
+	}
+	endpoint, ok := given(params, "ctx_info_endpoint")
+	if !ok {
+		return raw, nil
+	}
+	if jsonedit.Kind(endpoint) == jsonedit.Array {
+		first := json.RawMessage(gjson.GetBytes(endpoint, "0").Raw)
+		if len(first) == 0 {
+			first = json.RawMessage("null")
+		}
+		if raw, err = jsonedit.SetIn(raw, "ctx_info_endpoint", first); err != nil {
+			return bad("cannot be read")
+		}
+	}
+	return raw, nil
+}

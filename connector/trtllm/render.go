@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trtllm
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Render gives the settings of trtllm-serve: a YAML file for --extra_llm_api_options with the cache transceiver (TensorRT-LLM
+// docs/features/disagg-serving.md, llmapi/llm_args.py CacheTransceiverConfig). A server has the same file whichever role a request
+// gives it; only context servers run without the overlap scheduler, which older releases demand of them.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	out := connector.EngineSettings{Engine: "trtllm"}
+	note := func(noEffect bool, path, text string) {
+		out.Notes = append(out.Notes, connector.Note{NoEffect: noEffect, Path: path, Text: text})
+	}
+	role, context := "generation", t.Endpoint.Role.Has(discovery.RolePrefill)
+	if context {
+		role = "context"
+	}
+	var file strings.Builder
+	if context {
+		file.WriteString("disable_overlap_scheduler: true\n")
+	}
+	file.WriteString("cache_transceiver_config:\n")
+	if c.together {
+		if t.Version.Before(1, 3) {
+			note(false, "config.dispatch", "generation first is in the main branch of 1.3; 1.2 is not known to have it")
+		}
+		// Only the Python runtime tells where it is before a request (ctx_info_endpoint).
+		file.WriteString("  backend: NIXL\n  transceiver_runtime: PYTHON\n")
+	} else {
+		file.WriteString("  backend: DEFAULT\n")
+	}
+	if c.given.AuthKey != "" {
+		file.WriteString("# internal_request_auth_key: the same as pdkit's config.authKey, which is not written here\n")
+		note(false, "config.authKey", "write it into the file as internal_request_auth_key, on all servers alike")
+	}
+	name := fmt.Sprintf("trtllm-%s-%d.yaml", role, t.Index)
+	out.Files = []connector.File{{Name: name, Content: file.String()}}
+	out.Args = []string{"--extra_llm_api_options", name}
+	if c.given.MachineID != 0 {
+		note(true, "config.machineID", "pdkit's own: it tells the ids of several gateways apart")
+	}
+	if c.given.Dispatch == ContextFirst {
+		note(false, "config.dispatch", "the servers' own default")
+	}
+	for _, r := range []struct {
+		path  string
+		value connector.Quantity
+	}{
+		{"resources.maxMemory", t.Resources.MaxMemory}, {"resources.maxDisk", t.Resources.MaxDisk}, {"resources.maxBandwidth", t.Resources.MaxBandwidth},
+	} {
+		if r.value != "" {
+			note(true, r.path, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")
+		}
+	}
+	if t.CPU {
+		note(false, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
+	}
+	return out, nil
+}

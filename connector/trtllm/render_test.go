@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trtllm_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func render(t *testing.T, config string, target connector.Target) connector.EngineSettings {
+	t.Helper()
+	r, ok := connector.As[connector.Renderer](open(t, config))
+	require.True(t, ok)
+	out, err := r.Render(target)
+	require.NoError(t, err)
+	assert.Equal(t, "trtllm", out.Engine)
+	return out
+}
+
+func TestServersAreConfiguredByAFile(t *testing.T) {
+	p, d := engine(t, "http://p:8001", discovery.RolePrefill), engine(t, "http://d:8002", discovery.RoleDecode)
+	out := render(t, ``, connector.Target{Endpoint: p, Index: 2})
+	assert.Equal(t, []string{"--extra_llm_api_options", "trtllm-context-2.yaml"}, out.Args)
+	assert.Equal(t, []connector.File{{Name: "trtllm-context-2.yaml", Content: "disable_overlap_scheduler: true\ncache_transceiver_config:\n  backend: DEFAULT\n"}}, out.Files)
+	assert.Empty(t, out.Notes)
+
+	out = render(t, ``, connector.Target{Endpoint: d})
+	assert.Equal(t, []connector.File{{Name: "trtllm-generation-0.yaml", Content: "cache_transceiver_config:\n  backend: DEFAULT\n"}}, out.Files)
+
+	out = render(t, `{"dispatch":"generation-first"}`, connector.Target{Endpoint: d, Version: connector.EngineVersion{Major: 1, Minor: 2, Patch: 1}})
+	assert.Equal(t, "cache_transceiver_config:\n  backend: NIXL\n  transceiver_runtime: PYTHON\n", out.Files[0].Content)
+	require.Len(t, out.Notes, 1)
+	assert.Equal(t, "config.dispatch", out.Notes[0].Path)
+	assert.Empty(t, render(t, `{"dispatch":"generation-first"}`, connector.Target{Endpoint: d}).Notes, "the newest has it")
+}
+
+func TestNoSettingIsDroppedInSilenceAndNoKeyShown(t *testing.T) {
+	out := render(t, `{"machineID":3,"authKey":"the key","dispatch":"context-first"}`, connector.Target{Endpoint: engine(t, "http://d:1", discovery.RoleDecode), CPU: true,
+		Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+	paths := map[string]bool{}
+	for _, n := range out.Notes {
+		assert.NotEmpty(t, n.Text)
+		assert.NotContains(t, n.Text, "the key")
+		paths[n.Path] = n.NoEffect
+	}
+	assert.Equal(t, map[string]bool{"config.machineID": true, "config.authKey": false, "config.dispatch": false, "resources.maxMemory": true, "resources.maxDisk": true, "resources.maxBandwidth": true, "cpu": false}, paths)
+	assert.Contains(t, out.Files[0].Content, "internal_request_auth_key")
+	assert.NotContains(t, out.Files[0].Content, "the key")
+}

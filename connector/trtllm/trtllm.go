@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package trtllm is the connector "trtllm": TensorRT-LLM's disaggregated serving, in which a context server P gives its KV to a
+// generation server D.
+//
+// Context first (the default): P gets the client's request with disaggregated_params {request_type: context_only, disagg_request_id}
+// and its own limit of tokens, which P disregards. It answers with one choice whose disaggregated_params say where its KV is and
+// what its first token was. D gets the client's request with these, as generation_only, and the prompt as the token ids that P made of it; it
+// gives out P's first token itself. If P ended otherwise than by length, P's answer is the client's.
+//
+// Generation first: both are sent at once. D learns where P is from P's /server_info, which is read beforehand and kept for 30 s.
+//
+// disagg_request_id is what both engines key the transfer by. It must be 2^42 or more, since smaller ones are taken for a server's own
+// (2^40 since the layout of 39 bits), and no two that live may be equal, over all gateways.
+//
+// Where the parameters hold encoded_opaque_state or ctx_info_endpoint, servers with a key (internal_request_auth_key) want a signature in
+// x-trtllm-disagg-auth.
+//
+// Facts: TensorRT-LLM's main branch of 2026 (tensorrt_llm/serve/openai_disagg_service.py, openai_protocol.py, disagg_auth.py,
+// llmapi/disagg_utils.py); the last stable release is 1.2.1, which may lack generation first and the signature. The page beside this
+// file, README.md, shows the sequence and the engines' settings.
+package trtllm
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// Name is the name the connector is registered under.
+const Name = "trtllm"
+
+// The two ways to dispatch.
+const (
+	ContextFirst    = "context-first"
+	GenerationFirst = "generation-first"
+)
+
+// ServerInfoTTL is how long what P says of itself is believed.
+const ServerInfoTTL = 30 * time.Second
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "TensorRT-LLM")
+}
+
+// Options are the connector's settings.
+type Options struct {
+	Dispatch  string `json:"dispatch"`  // context-first (default) or generation-first
+	MachineID int    `json:"machineID"` // 0 to 1023, another one for each gateway
+	AuthKey   string `json:"authKey"`   // the servers' internal_request_auth_key; "" signs nothing
+}
+
+// Connector is the connector "trtllm".
+type Connector struct {
+	machine  uint64
+	signer   *signer
+	together bool
+	info     infoCache
+	given    Options
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	switch o.Dispatch {
+	case "", ContextFirst, GenerationFirst:
+	default:
+		return nil, &connector.FieldError{Path: "dispatch", Problem: "is not a known value", Remedy: ContextFirst + " or " + GenerationFirst}
+	}
+	if o.MachineID < 0 || o.MachineID > 1023 {
+		return nil, &connector.FieldError{Path: "machineID", Problem: "is not from 0 to 1023", Remedy: "another number for each gateway"}
+	}
+	return &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst, given: *o}, nil
+}
+
+// Name returns "trtllm".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode], and [connector.Together] for generation first. The flow sends both legs without waiting for
+// either, so that D is there when P sends.
+func (c *Connector) Order() connector.Order {
+	if c.together {
+		return connector.Together
+	}
+	return connector.PrefillThenDecode
+}
+
+// Orphans is true: a generation request that is cancelled while it waits for KV has leaked blocks on both servers (TensorRT-LLM
+// #12313, #13713).
+func (*Connector) Orphans() bool { return true }
+
+// Unsupported knows that P must make exactly one choice, that the prompt is one, and that the other APIs have no place for the parameters.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API != connector.APIChat && r.API != connector.APICompletions {
+		return paramsMember
+	}
+	return r.Unsupported(true)
+}
+
+const paramsMember = "disaggregated_params"
+
+// id is the attempt's disagg_request_id: bit 62, ten bits of the machine, 52 random bits. It is always above 2^42. The official layouts
+// have a time and a counter in place of the random bits. A counter is one process's own; and a time hardly tells apart what lives at
+// the same moment, so it would only take bits from what does: with 12 random bits a millisecond, a thousand requests a second
+// would meet every few seconds. The servers compare ids and look at nothing in them but the floor (disagg_utils.py).
+func (c *Connector) id(s *connector.Session) uint64 {
+	return 1<<62 | c.machine<<52 | s.Uint64()>>12
+}
+
+// Prefill asks P for the context only. The limit of tokens stays the client's: it decides whether P's first token is the last.
+func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	params := append(make([]byte, 0, 96), `{"request_type":"context_only","disagg_request_id":`...)
+	params = strconv.AppendUint(params, c.id(s), 10)
+	if c.together {
+		params = append(params, `,"schedule_style":1`...)
+	}
+	leg.Set(paramsMember, append(params, '}'))
+	leg.NoStream()
+	return nil
+}
+
+// Decode gives D P's parameters, or for generation first those of P's server. The error is [connector.ErrNoTransfer] if P's answer is not
+// complete.
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	if c.together {
+		return c.decodeTogether(s, leg)
+	}
+	if p == nil {
+		return connector.NoTransfer("decode was described before prefill answered")
+	}
+	h, err := readHandoff(p)
+	if err != nil {
+		return err
+	}
+	edits := [2]jsonedit.Edit{{Name: "request_type", Value: generationOnly}, {Name: "ctx_usage", Value: h.usage, Delete: h.usage == nil}}
+	params, err := edited(h.params, edits[:]...)
+	if err != nil {
+		return err
+	}
+	if h.promptIDs != nil {
+		// Completions have no other place for them; chat has one of its own.
+		if s.API == connector.APIChat {
+			leg.Set("prompt_token_ids", h.promptIDs)
+		} else {
+			leg.Set("prompt", h.promptIDs)
+		}
+	}
+	return c.give(leg, params)
+}
+
+var (
+	generationOnly  = json.RawMessage(`"generation_only"`)
+	generationStyle = json.RawMessage(`1`) // DisaggScheduleStyle.GENERATION_FIRST
+)
+
+// give sets D's parameters, signed if they need it.
+func (c *Connector) give(leg *connector.Leg, params json.RawMessage) error {
+	signature, err := c.signer.sign(params)
+	if err != nil {
+		return err
+	}
+	if signature != "" {
+		leg.SetHeader(authHeader, signature)
+	}
+	leg.Set(paramsMember, params)
+	return nil
+}
+
+func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) error {
+	params, ok := s.Prepared().(json.RawMessage)
+	if !ok {
+		return connector.NoTransfer("decode was described before P's server was asked")
+	}
+	id := connector.Int(c.id(s))
+	params, err := edited(params, jsonedit.Edit{Name: "request_type", Value: generationOnly}, jsonedit.Edit{Name: "ctx_request_id", Value: id},
+		jsonedit.Edit{Name: "disagg_request_id", Value: id}, jsonedit.Edit{Name: "schedule_style", Value: generationStyle})
+	if err != nil {
+		return err
+	}
+	return c.give(leg, params)
+}
+
+// Prepare asks P's server where it is, for generation first. Requests to one P share one question.
+func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+	if !c.together || s.Prefill.URL == nil {
+		return nil, nil //nolint:nilnil // nothing to prepare is no fault
+	}
+	url := s.Prefill.URL.JoinPath("server_info").String()
+	return c.info.get(ctx, url, func() (json.RawMessage, error) { return askServer(ctx, url, call) })
+}
+
+// Clean forgets what P's server said: after a failure it may be another process.
+func (c *Connector) Clean(_ context.Context, s *connector.Session, _ error, _ connector.Caller) error {
+	if c.together && s.Prefill.URL != nil {
+		c.info.drop(s.Prefill.URL.JoinPath("server_info").String())
+	}
+	return nil
+}
+
+const maxServerInfo = 1 << 20
+
+func askServer(ctx context.Context, url string, call connector.Caller) (json.RawMessage, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return nil, connector.NoTransfer("P's server cannot be asked for its parameters")
+	}
+	resp, err := call(r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxServerInfo+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.StatusCode != http.StatusOK:
+		return nil, connector.NoTransfer("P's server answered %d to the question for its parameters", resp.StatusCode)
+	case len(body) > maxServerInfo:
+		return nil, connector.NoTransfer("what P's server says of itself is too large")
+	}
+	return readServerInfo(body)
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trtllm_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/trtllm"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, config string) connector.KVConnector {
+	t.Helper()
+	c, err := connector.Open(connector.Spec{Type: "trtllm", Config: json.RawMessage(config)})
+	require.NoError(t, err)
+	return c
+}
+
+func engine(t testing.TB, url string, role discovery.Role) discovery.Endpoint {
+	t.Helper()
+	e, err := discovery.New(url, role)
+	require.NoError(t, err)
+	return e
+}
+
+// session is one with known randomness: its id is 2^62 without a machine.
+func session(t testing.TB, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSessionWith([16]byte{}, r, "id", engine(t, "http://p.example:8001", discovery.RolePrefill), engine(t, "http://d.example:8002", discovery.RoleDecode))
+}
+
+func result(body string) *connector.PrefillResult {
+	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+}
+
+func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
+	t.Helper()
+	l := connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, l))
+	body, err := l.Body()
+	require.NoError(t, err)
+	return string(body)
+}
+
+func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (string, []connector.HeaderEdit, error) {
+	l := connector.NewLeg(s.Request)
+	var p *connector.PrefillResult
+	if answer != "" {
+		p = result(answer)
+	}
+	if err := c.Decode(context.Background(), s, p, l); err != nil {
+		return "", nil, err
+	}
+	body, err := l.Body()
+	return string(body), l.Header(), err
+}
+
+const id = "4611686018427387904"
+
+func TestPrefillAsksForTheContextOnly(t *testing.T) {
+	s := session(t, connector.APIChat, `{"messages":[],"disaggregated_params":{"encoded_opaque_state":"evil"},"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},"logprobs":true}`)
+	assert.Equal(t, `{"messages":[],"disaggregated_params":{"request_type":"context_only","disagg_request_id":`+id+`},"max_tokens":64,"stream":false,"logprobs":true}`,
+		prefillLeg(t, open(t, ``), s), "the limit of tokens stays: it says whether the first token is the last")
+}
+
+const answer = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,"finish_reason":"length","disaggregated_params":` +
+	`{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":9223372036854775807,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400}}]}`
+
+const handedOn = `{"request_type":"generation_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":9223372036854775807,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400,"ctx_usage":{"prompt_tokens":2}}`
+
+func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
+	c := open(t, ``)
+	got, header, err := decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"Hello","max_tokens":64,"stream":true,"stream_options":{"include_usage":true}}`), answer)
+	require.NoError(t, err)
+	assert.Equal(t, `{"prompt":[1,15043],"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},"disaggregated_params":`+handedOn+`}`, got)
+	assert.Empty(t, header, "no key, no signature")
+
+	got, _, err = decodeLeg(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), answer)
+	require.NoError(t, err)
+	assert.Equal(t, `{"messages":[{"content":"Hello"}],"prompt_token_ids":[1,15043],"disaggregated_params":`+handedOn+`}`, got, "chat keeps its messages")
+
+	top := strings.Replace(answer, `"disaggregated_params":{`, `"x":{`, 1)
+	top = `{"disaggregated_params":` + gjson.Get(answer, "choices.0.disaggregated_params").Raw + "," + top[1:]
+	got, _, err = decodeLeg(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), top)
+	require.NoError(t, err)
+	assert.Contains(t, got, handedOn, "at the top of the answer, too")
+
+	bare := `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":8}}]}`
+	got, _, err = decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"Hello"}`), bare)
+	require.NoError(t, err)
+	assert.Equal(t, `{"prompt":"Hello","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":8,"request_type":"generation_only"}}`, got)
+}
+
+func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
+	c := open(t, `{"authKey":"k"}`)
+	choice := func(params string) string {
+		return `{"choices":[{"finish_reason":"length","disaggregated_params":` + params + `}]}`
+	}
+	for rule, bad := range map[string]string{
+		"not JSON":               `oops`,
+		"a list":                 `[]`,
+		"broken within":          `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"disagg_request_id":2,"a":[1,}]}}]}`,
+		"no choices":             `{}`,
+		"choices null":           `{"choices":null}`,
+		"choices an object":      `{"choices":{}}`,
+		"no choice":              `{"choices":[]}`,
+		"two choices":            `{"choices":[{"disaggregated_params":{"ctx_request_id":1,"disagg_request_id":2}},{}]}`,
+		"choice no object":       `{"choices":[1]}`,
+		"no parameters":          `{"choices":[{"finish_reason":"length"}]}`,
+		"null":                   choice(`null`),
+		"text":                   choice(`"x"`),
+		"twice":                  choice(`{"ctx_request_id":1,"disagg_request_id":2,"a":1,"a":2}`),
+		"no ctx_request_id":      choice(`{"disagg_request_id":2}`),
+		"null ctx_request_id":    choice(`{"ctx_request_id":null,"disagg_request_id":2}`),
+		"no disagg_request_id":   choice(`{"ctx_request_id":2}`),
+		"id a fraction":          choice(`{"ctx_request_id":1.5,"disagg_request_id":2}`),
+		"id too large":           choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
+		"id negative":            choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
+		"token ids text":         strings.Replace(answer, `[1,15043]`, `["a"]`, 1),
+		"token ids fractions":    strings.Replace(answer, `[1,15043]`, `[1.5]`, 1),
+		"token ids none":         strings.Replace(answer, `[1,15043]`, `[]`, 1),
+		"token ids no list":      strings.Replace(answer, `[1,15043]`, `"12"`, 1),
+		"usage text":             strings.Replace(answer, `{"prompt_tokens":2}`, `"x"`, 1),
+		"cancelled":              strings.Replace(answer, `"length"`, `"cancelled"`, 1),
+		"timeout":                strings.Replace(answer, `"length"`, `"timeout"`, 1),
+		"state no string":        choice(`{"ctx_request_id":1,"disagg_request_id":2,"encoded_opaque_state":{"a":1}}`),
+		"state half a surrogate": choice(`{"ctx_request_id":1,"disagg_request_id":2,"encoded_opaque_state":"\ud800"}`),
+		"endpoint a number":      choice(`{"ctx_request_id":1,"disagg_request_id":2,"ctx_info_endpoint":[5]}`),
+	} {
+		_, _, err := decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"x"}`), bad)
+		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
+		assert.NotContains(t, err.Error(), "15043", rule)
+	}
+	_, _, err := decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"x"}`), "")
+	require.ErrorIs(t, err, connector.ErrNoTransfer, "not before P has answered")
+}
+
+// Above 2^42, never a server's own; the machine's number inside; another one for each attempt, the same on both legs.
+func TestIDs(t *testing.T) {
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"x"}`))
+	require.NoError(t, err)
+	seen := map[string]bool{}
+	for _, machine := range []int{0, 1, 1023} {
+		c := open(t, `{"dispatch":"generation-first","machineID":`+strconv.Itoa(machine)+`}`)
+		for range 1000 {
+			s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill), engine(t, "http://d:1", discovery.RoleDecode))
+			s.SetPrepared(json.RawMessage(`{}`))
+			p := gjson.Get(prefillLeg(t, c, s), "disaggregated_params.disagg_request_id").Raw
+			d, _, err := decodeLeg(c, s, "")
+			require.NoError(t, err)
+			require.Equal(t, p, gjson.Get(d, "disaggregated_params.disagg_request_id").Raw)
+			require.Equal(t, p, gjson.Get(d, "disaggregated_params.ctx_request_id").Raw)
+			require.False(t, seen[p])
+			seen[p] = true
+			n, err := strconv.ParseInt(p, 10, 64)
+			require.NoError(t, err)
+			require.Greater(t, n, int64(1)<<42)
+			require.EqualValues(t, machine, n>>52&1023)
+		}
+	}
+}
+
+func TestUnsupported(t *testing.T) {
+	u, ok := connector.As[connector.Unsupporter](open(t, ``))
+	require.True(t, ok)
+	for _, k := range []struct {
+		api          connector.API
+		body, member string
+	}{
+		{connector.APIChat, `{"messages":[],"n":1}`, ""},
+		{connector.APICompletions, `{"prompt":[1,2,3]}`, ""},
+		{connector.APICompletions, `{"prompt":["a"]}`, ""},
+		{connector.APIChat, `{"messages":[],"n":2}`, "n"},
+		{connector.APICompletions, `{"prompt":["a","b"]}`, "prompt"},
+		{connector.APICompletions, `{"prompt":"a","use_beam_search":true}`, "use_beam_search"},
+		{connector.APICompletions, `{"prompt":"a","best_of":4}`, "best_of"},
+		{connector.APIResponses, `{"input":"a"}`, "disaggregated_params"},
+		{connector.APIMessages, `{"messages":[]}`, "disaggregated_params"},
+		{connector.APIGenerate, `{"token_ids":[1]}`, "disaggregated_params"},
+		{connector.APISGLang, `{"text":"a"}`, "disaggregated_params"},
+	} {
+		assert.Equal(t, k.member, u.Unsupported(session(t, k.api, k.body).Request), k.body)
+	}
+}
+
+func TestSettings(t *testing.T) {
+	for config, path := range map[string]string{
+		`{"dispatch":"both"}`: "dispatch", `{"machineID":1024}`: "machineID", `{"machineID":-1}`: "machineID", `{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
+	} {
+		_, err := connector.Open(connector.Spec{Type: "TensorRT-LLM", Config: json.RawMessage(config)})
+		faults := connector.FieldErrors(err)
+		require.Len(t, faults, 1, config)
+		assert.Equal(t, path, faults[0].Path)
+	}
+	assert.Equal(t, connector.PrefillThenDecode, open(t, `{"dispatch":"context-first"}`).Order())
+	c := open(t, `{"dispatch":"generation-first"}`)
+	assert.Equal(t, connector.Together, c.Order())
+	assert.Equal(t, "trtllm", c.Name())
+	o, ok := connector.As[connector.Orphaner](c)
+	require.True(t, ok)
+	assert.True(t, o.Orphans())
+	_, ok = connector.As[connector.PairOnly](c)
+	assert.False(t, ok, "a generation server serves a request alone, too")
+}
+
+func TestTokenIDsAreReadStrictly(t *testing.T) {
+	for list, good := range map[string]bool{
+		`[1]`: true, `[ 1 , 20,0 ]`: true, "[1,\n2]": true,
+		`[]`: false, `[01]`: false, `[1.0]`: false, `[1e3]`: false, `[-1]`: false, `[[1]]`: false, `["1"]`: false, `{}`: false, `[null]`: false, `[1 2]`: false, `[1,,2]`: false, `[1,]`: false,
+	} {
+		body := strings.Replace(answer, `[1,15043]`, list, 1)
+		got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"x"}`), body)
+		if good {
+			require.NoError(t, err, list)
+			assert.Equal(t, list, gjson.Get(got, "prompt").Raw)
+		} else {
+			require.ErrorIs(t, err, connector.ErrNoTransfer, list)
+		}
+	}
+}
