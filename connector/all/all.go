@@ -18,6 +18,6 @@ import (
 	_ "github.com/pdkit/pdkit/connector/passthrough"     // http
 	_ "github.com/pdkit/pdkit/connector/pynccl"          // pynccl
 	_ "github.com/pdkit/pdkit/connector/sglang"          // sglang
-	_ "github.com/pdkit/pdkit/connector/trtllm"      // trtllm
 	_ "github.com/pdkit/pdkit/connector/sharedstorage"   // sharedstorage
+	_ "github.com/pdkit/pdkit/connector/trtllm"          // trtllm
 )
