@@ -12,6 +12,7 @@ import (
 	_ "github.com/pdkit/pdkit/connector/mooncake"        // mooncake
 	_ "github.com/pdkit/pdkit/connector/mooncakeascend"  // mooncake-ascend
 	_ "github.com/pdkit/pdkit/connector/moriio"          // moriio
+	_ "github.com/pdkit/pdkit/connector/multi"           // multi
 	_ "github.com/pdkit/pdkit/connector/nixl"            // nixl
 	_ "github.com/pdkit/pdkit/connector/nixlpush"        // nixl-push
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"         // p2pnccl

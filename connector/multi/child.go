@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package multi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// child is one connector of the list.
+type child struct {
+	connector.KVConnector
+	at     string        // connectors[0]
+	name   string        // as the list writes it: nixl, NixlConnector
+	engine *engineConfig // as the engine's own configuration gives it; nil for {type, config}
+}
+
+// spec is the form {type, config}. What else a kvConnector has belongs to the whole, not to a child.
+type spec struct {
+	Type       string          `json:"type"`
+	Config     json.RawMessage `json:"config"`
+	Parameters json.RawMessage `json:"parameters"`
+}
+
+// engineConfig is vLLM's KVTransferConfig, as MultiConnector has it for each child (vllm/config/kv_transfer.py).
+type engineConfig struct {
+	Connector     string                     `json:"kv_connector"`
+	Role          string                     `json:"kv_role"`
+	EngineID      string                     `json:"engine_id"`
+	BufferDevice  string                     `json:"kv_buffer_device"`
+	BufferSize    connector.Number           `json:"kv_buffer_size"`
+	Rank          connector.Number           `json:"kv_rank"`
+	ParallelSize  connector.Number           `json:"kv_parallel_size"`
+	IP            string                     `json:"kv_ip"`
+	Port          connector.Number           `json:"kv_port"`
+	ModulePath    string                     `json:"kv_connector_module_path"`
+	PermuteLocal  bool                       `json:"enable_permute_local_kv"`
+	FailurePolicy string                     `json:"kv_load_failure_policy"`
+	Extra         map[string]json.RawMessage `json:"kv_connector_extra_config"`
+}
+
+const maxChildren = 16 // no engine has more, and each costs on every request
+
+func openChild(i int, raw json.RawMessage) (child, error) {
+	c := child{at: "connectors[" + strconv.Itoa(i) + "]"}
+	if i >= maxChildren {
+		return c, &connector.FieldError{Path: c.at, Problem: "is one too many", Remedy: "at most " + strconv.Itoa(maxChildren) + " are read"}
+	}
+	var err error
+	var members map[string]json.RawMessage
+	if json.Unmarshal(raw, &members); members["kv_connector"] != nil {
+		err = c.openEngine(raw)
+	} else {
+		err = c.openSpec(raw)
+	}
+	return c, inPath(c.at, err)
+}
+
+// inPath places faults below path.
+func inPath(path string, err error) error {
+	var errs []error
+	for _, fe := range connector.FieldErrors(err) {
+		errs = append(errs, fe.In(path))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *child) openSpec(raw json.RawMessage) error {
+	var s spec
+	if err := connector.DecodeConfig(raw, &s); err != nil {
+		return err
+	}
+	word, config := "config", s.Config
+	switch {
+	case s.Type == "":
+		return &connector.FieldError{Path: "type", Problem: "is missing", Remedy: "write a connector's name, or kv_connector with an engine's class name"}
+	case s.Config != nil && s.Parameters != nil:
+		return &connector.FieldError{Path: "parameters", Problem: "is given besides config, which means the same", Remedy: "keep one of the two"}
+	case s.Parameters != nil:
+		word, config = "parameters", s.Parameters
+	}
+	return c.open("type", s.Type, word, config)
+}
+
+// open opens the child. typePath and configPath are where the list says so.
+func (c *child) open(typePath, typ, configPath string, config json.RawMessage) (err error) {
+	c.name = typ
+	name := connector.Resolve(typ, config)
+	if name == Name {
+		return &connector.FieldError{Path: typePath, Problem: "is a multi connector inside another", Remedy: "list its connectors in the outer one"}
+	}
+	c.KVConnector, err = connector.Open(connector.Spec{Type: name, Config: config})
+	switch {
+	case errors.Is(err, connector.ErrUnknown):
+		return unknown(typePath, typ)
+	case err != nil:
+		return inPath(configPath, err)
+	}
+	return nil
+}
+
+func unknown(path, typ string) error {
+	known := slices.DeleteFunc(append(connector.Names(), connector.Classes()...), func(n string) bool { return n == Name || n == "MultiConnector" })
+	remedy := "known are " + strings.Join(known, ", ")
+	if near := connector.Nearest(typ, known); near != "" {
+		remedy = "did you mean " + near + "? " + remedy
+	}
+	return &connector.FieldError{Path: path, Problem: "is not a known connector", Remedy: remedy}
+}
+
+const extraPath = "kv_connector_extra_config"
+
+// openEngine opens a child by the engine's own configuration. Its settings are the engine's, so those that the connector does not know
+// are no faults: they are only rendered.
+func (c *child) openEngine(raw json.RawMessage) error {
+	e := &engineConfig{}
+	if err := connector.DecodeConfig(raw, e); err != nil {
+		return err
+	}
+	if e.Role != "" && !slices.Contains([]string{"kv_producer", "kv_consumer", "kv_both"}, e.Role) {
+		return &connector.FieldError{Path: "kv_role", Problem: "is not a known value", Remedy: "one of kv_producer, kv_consumer, kv_both"}
+	}
+	if e.Connector == "" {
+		return &connector.FieldError{Path: "kv_connector", Problem: "is empty", Remedy: "write an engine's class name, as NixlConnector"}
+	}
+	c.engine = e
+	all, err := json.Marshal(e.Extra)
+	if err != nil {
+		return &connector.FieldError{Path: extraPath, Problem: "is not an object"}
+	}
+	name := connector.Resolve(e.Connector, all)
+	if name == Name {
+		return &connector.FieldError{Path: "kv_connector", Problem: "is a multi connector inside another", Remedy: "list its connectors in the outer one"}
+	}
+	config := map[string]json.RawMessage{}
+	maps.Copy(config, e.Extra)
+	for range len(e.Extra) + 1 {
+		if all, err = json.Marshal(config); err != nil {
+			break
+		}
+		if err = c.open("kv_connector", name, extraPath, all); err == nil || !dropUnknown(config, err) {
+			break
+		}
+	}
+	c.name = e.Connector
+	return err
+}
+
+// translated are settings of engines that pdkit must know by its own name.
+var translated = map[string]func(json.RawMessage) (name string, value json.RawMessage, ok bool){
+	// A number of seconds; how long a handoff may be used follows it.
+	"kv_lease_duration": func(raw json.RawMessage) (string, json.RawMessage, bool) {
+		var n connector.Number
+		if n.UnmarshalJSON(raw) != nil || n.Value <= 0 {
+			return "", nil, false
+		}
+		return "leaseDuration", connector.Quote(n.String() + "s"), true
+	},
+}
+
+// dropUnknown takes the settings out of config that the connector does not know, and reports whether there were any.
+func dropUnknown(config map[string]json.RawMessage, err error) bool {
+	dropped := false
+	for _, fe := range connector.FieldErrors(err) {
+		key, below := strings.CutPrefix(fe.Path, extraPath)
+		if fe.Problem != "unknown field" || !below {
+			continue
+		}
+		key = strings.TrimPrefix(key, ".")
+		if quoted, ok := strings.CutPrefix(key, "["); ok {
+			if q, err := strconv.Unquote(strings.TrimSuffix(quoted, "]")); err == nil {
+				key = q
+			}
+		}
+		raw, there := config[key]
+		if !there {
+			continue
+		}
+		delete(config, key)
+		dropped = true
+		if translate := translated[key]; translate != nil {
+			if name, value, ok := translate(raw); ok && config[name] == nil {
+				config[name] = value
+			}
+		}
+	}
+	return dropped
+}
+
+// label names a child in a message.
+func (c *child) label() string { return fmt.Sprintf("%s (%s)", c.at, c.KVConnector.Name()) }

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package multi is the connector "multi": vLLM's MultiConnector, in which an engine has several connectors at once, mostly one that
+// transfers from engine to engine and stores beside it.
+//
+// Every child sees the same request, so both legs carry the members of all children. An engine saves to all of its children and loads
+// from the first, in the order of the list, that has the prompt. There is no second chance: if that load fails, the request fails,
+// whatever the other children hold (captures/multi/06).
+//
+// What children cannot share is found when the connector is made: two of them that answer with a handoff (vLLM merges the answers of its
+// children and fails on a key that comes twice), orders that have nothing in common, two that both need the one side call, notice or
+// rewriting that a request can have. Different values for one parameter that show only with a request are an error of the leg.
+//
+// Facts: vLLM 0.32.0, recorded exchanges (testdata/golden) and kv_connector/v1/multi_connector.py.
+package multi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Name is the name the connector is registered under.
+const Name = "multi"
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "MultiConnector")
+}
+
+// Options are the connector's settings.
+type Options struct {
+	// Connectors are the children in the engines' order, each as {type, config} or as the engine writes it: {kv_connector,
+	// kv_connector_extra_config, kv_role …}. At least one.
+	Connectors []json.RawMessage `json:"connectors"`
+}
+
+// Connector is the connector "multi". Make it with [New].
+type Connector struct {
+	children []child                 // in the engines' order
+	legs     []connector.KVConnector // in the order in which they describe
+	order    connector.Order
+
+	mu      sync.Mutex
+	started []connector.KVConnector
+}
+
+// New opens the children and checks that they can work together. Faults are [connector.FieldError]s with paths such as
+// connectors[1].config.leaseDuration.
+func New(o *Options) (*Connector, error) {
+	if o == nil || len(o.Connectors) == 0 {
+		return nil, &connector.FieldError{Path: "connectors", Problem: "is empty", Remedy: "list the engines' connectors: [{type: nixl}, {type: sharedstorage}]"}
+	}
+	c := &Connector{}
+	var errs []error
+	for i, raw := range o.Connectors {
+		ch, err := openChild(i, raw)
+		errs = append(errs, err)
+		c.children = append(c.children, ch)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	var err error
+	if c.order, err = commonOrder(c.children); err != nil {
+		return nil, err
+	}
+	if err = checkClashes(c.children, c.order); err != nil {
+		return nil, err
+	}
+	c.legs = describing(c.children)
+	return c, nil
+}
+
+// Name returns "multi".
+func (*Connector) Name() string { return Name }
+
+// Order is one that suits all children; see [New].
+func (c *Connector) Order() connector.Order { return c.order }
+
+// Unwrap returns the children in the engines' order.
+func (c *Connector) Unwrap() []connector.KVConnector {
+	all := make([]connector.KVConnector, len(c.children))
+	for i := range c.children {
+		all[i] = c.children[i].KVConnector
+	}
+	return all
+}
+
+// Prefill lets each child describe the leg.
+func (c *Connector) Prefill(ctx context.Context, s *connector.Session, leg *connector.Leg) error {
+	for _, child := range c.legs {
+		if err := child.Prefill(ctx, s, leg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Decode lets each child describe the leg.
+func (c *Connector) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	for _, child := range c.legs {
+		if err := child.Decode(ctx, s, p, leg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// have returns the children's abilities of one kind, each child's once.
+func have[T any](c *Connector) []T {
+	var all []T
+	for i := range c.children {
+		if t, ok := connector.As[T](c.children[i].KVConnector); ok {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// Start starts each child once. If one fails, those that were started are closed again.
+func (c *Connector) Start(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, child := range c.Unwrap() {
+		if s, ok := connector.As[connector.Starter](child); ok {
+			if err := s.Start(ctx); err != nil {
+				return errors.Join(err, c.closeStarted())
+			}
+		}
+		c.started = append(c.started, child)
+	}
+	return nil
+}
+
+// Close closes each child that was started, once.
+func (c *Connector) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closeStarted()
+}
+
+func (c *Connector) closeStarted() error {
+	var errs []error
+	for _, child := range c.started {
+		if closer, ok := connector.As[io.Closer](child); ok {
+			errs = append(errs, closer.Close())
+		}
+	}
+	c.started = nil
+	return errors.Join(errs...)
+}
+
+// HealthCheck is good if all children are.
+func (c *Connector) HealthCheck(ctx context.Context) error {
+	var errs []error
+	for _, h := range have[connector.HealthChecker](c) {
+		errs = append(errs, h.HealthCheck(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Lease is the shortest of the children's leases, 0 if none has one.
+func (c *Connector) Lease() time.Duration {
+	var shortest time.Duration
+	for _, l := range have[connector.Leaser](c) {
+		if d := l.Lease(); d > 0 && (shortest == 0 || d < shortest) {
+			shortest = d
+		}
+	}
+	return shortest
+}
+
+// Unsupported returns the first child's reason that there is.
+func (c *Connector) Unsupported(r *connector.Request) string {
+	for i := range c.children {
+		reason := ""
+		if u, ok := connector.As[connector.Unsupporter](c.children[i].KVConnector); ok {
+			reason = u.Unsupported(r)
+		} else {
+			reason = r.Unsupported(true)
+		}
+		if reason != "" {
+			return reason
+		}
+	}
+	return ""
+}
+
+// CheckRequest refuses what any child refuses.
+func (c *Connector) CheckRequest(r *connector.Request) error {
+	for _, k := range have[connector.RequestChecker](c) {
+		if err := k.CheckRequest(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Clean lets each child clean up.
+func (c *Connector) Clean(ctx context.Context, s *connector.Session, cause error, call connector.Caller) error {
+	var errs []error
+	for _, k := range have[connector.Cleaner](c) {
+		errs = append(errs, k.Clean(ctx, s, cause, call))
+	}
+	return errors.Join(errs...)
+}
+
+// PairOnly is true if a child's decode engines cannot serve alone.
+func (c *Connector) PairOnly() bool {
+	for _, k := range have[connector.PairOnly](c) {
+		if k.PairOnly() {
+			return true
+		}
+	}
+	return false
+}
+
+// Orphans is true if a child's decode legs leave something behind.
+func (c *Connector) Orphans() bool {
+	for _, k := range have[connector.Orphaner](c) {
+		if k.Orphans() {
+			return true
+		}
+	}
+	return false
+}
+
+// ContentStore is true if all children are content stores.
+func (c *Connector) ContentStore() bool {
+	for i := range c.children {
+		if !isStore(c.children[i].KVConnector) {
+			return false
+		}
+	}
+	return true
+}
+
+// CheckEndpoint tells what an engine's entry lacks for any child.
+func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
+	var errs []error
+	for _, k := range have[connector.EndpointChecker](c) {
+		errs = append(errs, k.CheckEndpoint(e))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package multi_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/multi"
+	_ "github.com/pdkit/pdkit/connector/nixl"    // a child that relays a handoff
+	_ "github.com/pdkit/pdkit/connector/p2pnccl" // one that wants attributes
+	"github.com/pdkit/pdkit/connector/passthrough"
+	_ "github.com/pdkit/pdkit/connector/sharedstorage" // one that is a store
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func tryOpen(config string) (connector.KVConnector, error) {
+	return connector.Open(connector.Spec{Type: "MultiConnector", Config: json.RawMessage(config)})
+}
+
+func open(t testing.TB, config string) connector.KVConnector {
+	t.Helper()
+	c, err := tryOpen(config)
+	require.NoError(t, err)
+	return c
+}
+
+const nixlAndStore = `{"connectors":[{"type":"nixl","config":{"leaseDuration":"9s"}},{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`
+
+func session(t testing.TB, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+}
+
+func body(t testing.TB, l *connector.Leg) string {
+	t.Helper()
+	b, err := l.Body()
+	require.NoError(t, err)
+	return string(b)
+}
+
+const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}`
+
+func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
+	c := open(t, nixlAndStore)
+	assert.Equal(t, "multi", c.Name())
+	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
+	leg := connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, leg))
+	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`, body(t, leg))
+	leg = connector.NewLeg(s.Request)
+	require.NoError(t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+handoff+`}`), time.Now()), leg))
+	assert.Equal(t, `{"prompt":"x","max_tokens":9,"kv_transfer_params":`+handoff+`}`, body(t, leg))
+	err := c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now()), connector.NewLeg(s.Request))
+	require.ErrorIs(t, err, connector.ErrNoTransfer, "the store does not make up for a missing handoff: the engine would not ask it")
+}
+
+func TestAbilitiesOfTheChildren(t *testing.T) {
+	c := open(t, nixlAndStore)
+	l, ok := connector.As[connector.Leaser](c)
+	require.True(t, ok)
+	assert.Equal(t, 9*time.Second, l.Lease())
+	u, _ := connector.As[connector.Unsupporter](c)
+	assert.Equal(t, "n", u.Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "the handoff is single use")
+	checker, ok := connector.As[connector.RequestChecker](c)
+	require.True(t, ok)
+	assert.Error(t, checker.CheckRequest(session(t, connector.APICompletions, `{"prompt":[5],"n":2}`).Request), "the store child's engine would die")
+	store, _ := connector.As[connector.ContentStore](c)
+	assert.False(t, store.ContentStore())
+	assert.Len(t, c.(interface {
+		Unwrap() []connector.KVConnector
+	}).Unwrap(), 2)
+
+	c = open(t, `{"connectors":[{"type":"sharedstorage","config":{"cacheHitThreshold":0.5}}]}`)
+	assert.Equal(t, connector.DecodeFirst, c.Order())
+	cold, ok := connector.As[connector.ColdDetector](c)
+	require.True(t, ok)
+	assert.True(t, cold.Cold(nil, 200, []byte(`{"choices":[{"finish_reason":"cache_threshold"}]}`)))
+	store, _ = connector.As[connector.ContentStore](c)
+	assert.True(t, store.ContentStore())
+
+	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
+	alone, _ := connector.As[connector.PairOnly](c)
+	assert.True(t, alone.PairOnly(), "one child is enough")
+	orphans, _ := connector.As[connector.Orphaner](c)
+	assert.True(t, orphans.Orphans())
+	k, _ := connector.As[connector.EndpointChecker](c)
+	var fault *connector.FieldError
+	require.ErrorAs(t, k.CheckEndpoint(discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
+	assert.Equal(t, "attributes.zmqAddress", fault.Path)
+}
+
+func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
+	for config, want := range map[string]connector.Order{
+		`{"connectors":[{"type":"sharedstorage","config":{"cacheHitThreshold":0.5}},{"type":"nixl"}]}`: connector.PrefillThenDecode,
+		`{"connectors":[{"type":"test-together"},{"type":"test-flexible"}]}`:                           connector.Together,
+		`{"connectors":[{"type":"test-flexible"},{"type":"sharedstorage"}]}`:                           connector.PrefillThenDecode,
+		`{"connectors":[{"type":"test-flexible"},{"type":"test-together"}]}`:                           connector.Together,
+	} {
+		assert.Equal(t, want, open(t, config).Order(), config)
+	}
+}
+
+func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
+	for config, want := range map[string][]string{
+		`{}`:                                {"connectors", "is empty"},
+		`{"connectors":[]}`:                 {"connectors", "is empty"},
+		`{"connectors":[{}]}`:               {"connectors[0].type", "is missing"},
+		`{"connectors":[null]}`:             {"connectors[0]", "is null"},
+		`{"connectors":["nixl"]}`:           {"connectors[0]", "object"},
+		`{"connectors":[{"type":"nixel"}]}`: {"connectors[0].type", "did you mean nixl? known are", "sharedstorage"},
+		`{"connectors":[{"kv_connector":"NixelConnector"}]}`:                                               {"connectors[0].kv_connector", "did you mean NixlConnector? known are"},
+		`{"connectors":[{"kv_connector":""}]}`:                                                             {"connectors[0].kv_connector", "is empty"},
+		`{"connectors":[{"kv_connector":"NixlConnector","kv_rol":"kv_both"}]}`:                             {"connectors[0].kv_rol", "did you mean kv_role"},
+		`{"connectors":[{"kv_connector":"NixlConnector","kv_role":"both"}]}`:                               {"connectors[0].kv_role", "kv_both"},
+		`{"connectors":[{"type":"nixl","retry":{}}]}`:                                                      {"connectors[0].retry", "unknown field"},
+		`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`:                                 {"connectors[0].config.leaseDuration", "above 0"},
+		`{"connectors":[{"type":"nixl","parameters":{"leaseDuration":"0s"}}]}`:                             {"connectors[0].parameters.leaseDuration", "above 0"},
+		`{"connectors":[{"type":"nixl","config":{},"parameters":{}}]}`:                                     {"connectors[0].parameters", "keep one"},
+		`{"connectors":[{"type":"multi","config":{"connectors":[{"type":"nixl"}]}}]}`:                      {"connectors[0].type", "inside another"},
+		`{"connectors":[{"kv_connector":"MultiConnector"}]}`:                                               {"connectors[0].kv_connector", "inside another"},
+		`{"connectors":[{"type":"nixl"},{"kv_connector":"NixlConnector"}]}`:                                {"connectors[1]", "needs a handoff in P's answer, as connectors[0] (nixl) does", "keep one"},
+		`{"connectors":[{"type":"nixl"},{"type":"test-together"}]}`:                                        {"connectors", "no order of the legs in common", "prefill-then-decode", "test-together) wants together"},
+		`{"connectors":[{"type":"test-together"},{"type":"test-together"}]}`:                               {"connectors[1]", "parameters of test-together"},
+		`{"connectors":[{"type":"test-preparer"},{"type":"test-flexible"}]}`:                               {"connectors[1]", "side call"},
+		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`:                                   {"connectors[1]", "kv_transfer_params.id"},
+		`{"connectors":[` + strings.Repeat(`{"type":"sharedstorage"},`, 16) + `{"type":"sharedstorage"}]}`: {"connectors[16]", "too many"},
+	} {
+		_, err := tryOpen(config)
+		require.Error(t, err, config)
+		faults := connector.FieldErrors(err)
+		assert.Equal(t, want[0], faults[0].Path, config)
+		for _, part := range want[1:] {
+			assert.ErrorContains(t, err, part, config)
+		}
+	}
+}
+
+func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
+	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_port":"5","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300,"some_new_setting":true}},{"type":"sharedstorage"}]}`)
+	l, _ := connector.As[connector.Leaser](c)
+	assert.Equal(t, 300*time.Second, l.Lease(), "how long a handoff may be used follows the engine's lease")
+	r, ok := connector.As[connector.Renderer](c)
+	require.True(t, ok)
+	s, err := r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
+	require.NoError(t, err)
+	var kv struct {
+		Connector string `json:"kv_connector"`
+		Role      string `json:"kv_role"`
+		Extra     struct {
+			Connectors []struct {
+				Connector string         `json:"kv_connector"`
+				Role      string         `json:"kv_role"`
+				Port      int            `json:"kv_port"`
+				Policy    string         `json:"kv_load_failure_policy"`
+				Extra     map[string]any `json:"kv_connector_extra_config"`
+			} `json:"connectors"`
+		} `json:"kv_connector_extra_config"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(s.KVTransfer.JSON()), &kv))
+	assert.Equal(t, "MultiConnector", kv.Connector)
+	assert.Equal(t, "kv_both", kv.Role)
+	require.Len(t, kv.Extra.Connectors, 2)
+	first := kv.Extra.Connectors[0]
+	assert.Equal(t, []any{"NixlConnector", "kv_both", 5, "fail", true, 300.0},
+		[]any{first.Connector, first.Role, first.Port, first.Policy, first.Extra["some_new_setting"], first.Extra["kv_lease_duration"]})
+	assert.Equal(t, "ExampleConnector", kv.Extra.Connectors[1].Connector)
+	assert.Contains(t, s.Args, "--enable-prompt-tokens-details")
+	var at []string
+	for _, n := range s.Notes {
+		at = append(at, n.Path)
+	}
+	assert.Contains(t, at, "config.connectors[1].config.sharedStoragePath")
+
+	_, err = r.Render(connector.Target{Version: connector.EngineVersion{Minor: 1}, Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
+	require.Error(t, err)
+	assert.Contains(t, connector.FieldErrors(err)[0].Path, "connectors[")
+}
+
+// The documents' own example of a MultiConnector.
+func TestTheDocumentsExample(t *testing.T) {
+	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"SharedStorageConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`)
+	r, _ := connector.As[connector.Renderer](c)
+	s, err := r.Render(connector.Target{Version: connector.EngineVersion{Minor: 10}, Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
+	require.NoError(t, err)
+	assert.Contains(t, s.KVTransfer.JSON(), `{"kv_connector":"SharedStorageConnector","kv_connector_extra_config":{"shared_storage_path":"local_storage"},"kv_role":"kv_both"}`)
+	s, err = r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
+	require.NoError(t, err)
+	assert.Contains(t, s.KVTransfer.JSON(), `"kv_connector":"ExampleConnector"`, "the class's name in newer engines")
+}
+
+// part is a child with one trait, registered for these tests.
+type part struct {
+	name   string
+	order  connector.Order
+	orders []connector.Order
+	id     string
+	fail   error
+	log    *[]string
+}
+
+func (p *part) Name() string              { return p.name }
+func (p *part) Order() connector.Order    { return p.order }
+func (p *part) Orders() []connector.Order { return p.orders }
+func (p *part) Prefill(_ context.Context, _ *connector.Session, l *connector.Leg) error {
+	if p.name == "test-by-length" {
+		l.Normalize()
+		l.EndByLength()
+	}
+	if p.id != "" {
+		l.Param("id", connector.Quote(p.id))
+	}
+	return nil
+}
+func (p *part) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
+	return nil
+}
+func (p *part) Start(context.Context) error { *p.log = append(*p.log, "start "+p.name); return p.fail }
+func (p *part) Close() error                { *p.log = append(*p.log, "close "+p.name); return nil }
+func (p *part) HealthCheck(context.Context) error {
+	return p.fail
+}
+
+type preparing struct{ part }
+
+func (*preparing) Prepare(context.Context, *connector.Session, connector.Caller) (any, error) {
+	return nil, nil
+}
+
+var (
+	events   []string
+	failures = map[string]error{}
+)
+
+func init() {
+	register := func(p part) {
+		connector.Register(p.name, func(json.RawMessage) (connector.KVConnector, error) {
+			p := p
+			p.log, p.fail = &events, failures[p.name]
+			if p.name == "test-preparer" || p.name == "test-flexible" {
+				return &preparing{p}, nil
+			}
+			return &p, nil
+		})
+	}
+	both := []connector.Order{connector.Together, connector.PrefillThenDecode}
+	register(part{name: "test-together", order: connector.Together})
+	register(part{name: "test-flexible", orders: both})
+	register(part{name: "test-preparer", orders: both})
+	register(part{name: "test-keys-a", id: "a"})
+	register(part{name: "test-keys-b", id: "b"})
+	register(part{name: "test-by-length"})
+}
+
+func TestEachChildIsStartedAndClosedOnce(t *testing.T) {
+	run := func(config string) (start, stop error) {
+		events = nil
+		c := open(t, config)
+		s, ok := connector.As[connector.Starter](c)
+		require.True(t, ok)
+		start = s.Start(context.Background())
+		closer, ok := connector.As[interface{ Close() error }](c)
+		require.True(t, ok)
+		return start, errors.Join(closer.Close(), closer.Close())
+	}
+	start, stop := run(`{"connectors":[{"type":"test-keys-a"},{"type":"sharedstorage"},{"type":"test-by-length"}]}`)
+	require.NoError(t, errors.Join(start, stop))
+	assert.Equal(t, []string{"start test-keys-a", "start test-by-length", "close test-keys-a", "close test-by-length"}, events)
+
+	failures["test-by-length"] = errors.New("in use")
+	defer delete(failures, "test-by-length")
+	start, stop = run(`{"connectors":[{"type":"test-keys-a"},{"type":"test-by-length"}]}`)
+	require.ErrorContains(t, start, "in use")
+	require.NoError(t, stop)
+	assert.Equal(t, []string{"start test-keys-a", "start test-by-length", "close test-keys-a"}, events, "what was started is closed again")
+	h, _ := connector.As[connector.HealthChecker](open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`))
+	assert.ErrorContains(t, h.HealthCheck(context.Background()), "in use")
+}
+
+func TestAnEndByLengthSurvivesTheOtherChildren(t *testing.T) {
+	for _, config := range []string{`{"connectors":[{"type":"test-by-length"},{"type":"sharedstorage"}]}`, `{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`} {
+		s := session(t, connector.APICompletions, `{"prompt":"x","stop":"a","min_tokens":5}`)
+		leg := connector.NewLeg(s.Request)
+		require.NoError(t, open(t, config).Prefill(context.Background(), s, leg))
+		assert.Equal(t, `{"prompt":"x","min_tokens":1,"max_tokens":1,"stream":false}`, body(t, leg), config)
+	}
+}
+
+func TestTheAsksOfOneChildAreFoundThroughTheWhole(t *testing.T) {
+	c := open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"test-preparer"}]}`)
+	_, ok := connector.As[connector.Preparer](c)
+	assert.True(t, ok)
+	_, ok = connector.As[connector.Preparer](open(t, nixlAndStore))
+	assert.False(t, ok)
+}
+
+func TestOptionsByHand(t *testing.T) {
+	_, err := multi.New(nil)
+	require.ErrorContains(t, err, "empty")
+}
+
+// What the connector costs over passthrough; the limits are 5 µs and 10 allocations a leg.
+func BenchmarkLegs(b *testing.B) {
+	request := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
+	base, err := passthrough.New(nil)
+	require.NoError(b, err)
+	nixl, err := connector.Open(connector.Spec{Type: "nixl"})
+	require.NoError(b, err)
+	answered := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+handoff+`}`), time.Now())
+	for _, k := range []connector.KVConnector{base, nixl, open(b, nixlAndStore)} {
+		b.Run(k.Name(), func(b *testing.B) {
+			s, ctx := session(b, connector.APIChat, request), context.Background()
+			var out jsonedit.Segments
+			b.ReportAllocs()
+			for b.Loop() {
+				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+				_ = k.Prefill(ctx, s, p)
+				_ = p.Splice(&out)
+				out.Reset()
+				_ = k.Decode(ctx, s, answered, d)
+				_ = d.Splice(&out)
+				out.Reset()
+			}
+		})
+	}
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package multi
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects what else they ask for.
+// What a child's own engine configuration says wins over what its connector renders.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	out := connector.EngineSettings{Engine: "vllm"}
+	var list []map[string]any
+	var errs []error
+	role := ""
+	for i := range c.children {
+		ch := &c.children[i]
+		s, kv, err := ch.render(t)
+		if err != nil {
+			errs = append(errs, inPath(ch.at, err))
+			continue
+		}
+		list = append(list, kv)
+		switch r, _ := kv["kv_role"].(string); {
+		case role == "":
+			role = r
+		case role != r:
+			role = "kv_both" // children with different parts: the whole has both
+		}
+		errs = append(errs, collect(&out, &s, ch.at))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return connector.EngineSettings{}, err
+	}
+	out.KVTransfer = &connector.KVTransfer{Connector: "MultiConnector", Role: role, Extra: map[string]any{"connectors": list}}
+	if len(c.children) > 1 {
+		out.Notes = append(out.Notes, connector.Note{Path: "config.connectors",
+			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if that fails"})
+	}
+	return out, nil
+}
+
+// render gives a child's settings and its kv_transfer_config as a plain object.
+func (c *child) render(t connector.Target) (s connector.EngineSettings, kv map[string]any, err error) {
+	switch r, ok := connector.As[connector.Renderer](c.KVConnector); {
+	case ok:
+		if s, err = r.Render(t); err != nil {
+			return s, nil, err
+		}
+	case c.engine == nil:
+		return s, nil, &connector.FieldError{Problem: "has no launch settings", Remedy: "write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}"}
+	}
+	if s.Engine != "" && s.Engine != "vllm" || s.KVTransfer == nil && c.engine == nil {
+		return s, nil, &connector.FieldError{Problem: "is no connector of vLLM's", Remedy: "MultiConnector takes vLLM's connectors only"}
+	}
+	kv = map[string]any{}
+	if s.KVTransfer != nil {
+		if err := json.Unmarshal([]byte(s.KVTransfer.JSON()), &kv); err != nil {
+			return s, nil, err
+		}
+	}
+	if slices.Contains(connector.Classes(), c.name) && !slices.Contains(renamed, c.name) {
+		kv["kv_connector"] = c.name
+	}
+	if c.engine != nil {
+		c.engine.over(kv)
+	}
+	return s, kv, nil
+}
+
+// renamed are the names of one class in different versions of the engine: which it is, its connector knows best.
+var renamed = []string{"SharedStorageConnector", "ExampleConnector"}
+
+// over puts what the engine's own configuration says over what was rendered.
+func (e *engineConfig) over(kv map[string]any) {
+	for key, value := range map[string]string{
+		"kv_role": e.Role, "engine_id": e.EngineID, "kv_buffer_device": e.BufferDevice, "kv_ip": e.IP,
+		"kv_connector_module_path": e.ModulePath, "kv_load_failure_policy": e.FailurePolicy,
+	} {
+		if value != "" {
+			kv[key] = value
+		}
+	}
+	for key, n := range map[string]connector.Number{"kv_buffer_size": e.BufferSize, "kv_rank": e.Rank, "kv_parallel_size": e.ParallelSize, "kv_port": e.Port} {
+		if n.Given {
+			kv[key] = n.Value
+		}
+	}
+	if e.PermuteLocal {
+		kv["enable_permute_local_kv"] = true
+	}
+	if len(e.Extra) == 0 {
+		return
+	}
+	extra, _ := kv[extraPath].(map[string]any)
+	if extra == nil {
+		extra = map[string]any{}
+	}
+	for key, raw := range e.Extra {
+		extra[key] = raw
+	}
+	kv[extraPath] = extra
+}
+
+// collect adds a child's settings beside its kv_transfer_config. Two children that want one variable or file differently cannot run in one
+// engine.
+func collect(out, s *connector.EngineSettings, at string) error {
+	var errs []error
+	for _, arg := range s.Args {
+		if !slices.Contains(out.Args, arg) || !strings.HasPrefix(arg, "-") {
+			out.Args = append(out.Args, arg)
+		}
+	}
+	for _, e := range s.Env {
+		i := slices.IndexFunc(out.Env, func(o connector.EnvVar) bool { return o.Name == e.Name })
+		switch {
+		case i < 0:
+			out.Env = append(out.Env, e)
+		case out.Env[i].Value != e.Value:
+			errs = append(errs, &connector.FieldError{Path: at, Problem: "wants another value of " + e.Name + " than a connector before it", Remedy: oneOfThem})
+		}
+	}
+	for _, f := range s.Files {
+		i := slices.IndexFunc(out.Files, func(o connector.File) bool { return o.Name == f.Name })
+		switch {
+		case i < 0:
+			out.Files = append(out.Files, f)
+		case out.Files[i] != f:
+			errs = append(errs, &connector.FieldError{Path: at, Problem: "wants another file " + strconv.Quote(f.Name) + " than a connector before it", Remedy: oneOfThem})
+		}
+	}
+	for _, k := range s.Companions {
+		if !slices.ContainsFunc(out.Companions, func(o connector.Companion) bool { return o.Name == k.Name && slices.Equal(o.Command, k.Command) }) {
+			out.Companions = append(out.Companions, k)
+		}
+	}
+	for _, n := range s.Notes {
+		if below, ok := strings.CutPrefix(n.Path, "config."); ok {
+			n.Path = "config." + at + ".config." + below
+		} else {
+			n.Text = at + ": " + n.Text
+		}
+		out.Notes = append(out.Notes, n)
+	}
+	return errors.Join(errs...)
+}
