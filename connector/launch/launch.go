@@ -75,9 +75,9 @@ func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 	if !ok {
 		return nil, fmt.Errorf("connector %s: %w", c.Name(), ErrNoSettings)
 	}
-	p := &Plan{Name: label(d.Name), Path: d.Path}
+	p := &Plan{Name: Label(d.Name), Path: d.Path}
 	if d.Name == "" {
-		p.Name = label(d.Model)
+		p.Name = Label(d.Model)
 	}
 	if p.Path == "" {
 		p.Path = d.Model
@@ -156,7 +156,7 @@ func check(s connector.EngineSettings) error {
 		texts = append(texts, e.Value)
 	}
 	for _, c := range s.Companions {
-		if len(c.Command) == 0 || label(c.Name) != c.Name {
+		if len(c.Command) == 0 || Label(c.Name) != c.Name {
 			return fmt.Errorf("companion %q has no command, or a name that is not a DNS label", c.Name)
 		}
 		texts = append(texts, c.Command...)
@@ -167,8 +167,8 @@ func check(s connector.EngineSettings) error {
 	return nil
 }
 
-// label makes a DNS label of a model's name.
-func label(s string) string {
+// Label makes a DNS label of a name: [Plan.Name] is one.
+func Label(s string) string {
 	s = strings.Trim(notLabel.ReplaceAllString(strings.ToLower(s), "-"), "-")
 	s = strings.TrimRight(s[:min(len(s), 40)], "-")
 	if s == "" {

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch/flags"
+)
+
+type checkCmd struct {
+	Inputs        []string `arg:"" optional:"" placeholder:"INPUT" help:"Shell scripts, Compose files, Kubernetes manifests; - is standard input."`
+	File          string   `short:"f" placeholder:"FILE" help:"The gateway's configuration: engines are checked against its connector too."`
+	Server        string   `placeholder:"NAME" help:"The ModelServer's metadata.name, where FILE has several."`
+	PID           []int    `name:"pid" placeholder:"PID" help:"A running engine on this machine."`
+	AllLocal      bool     `help:"All engines that you run on this machine."`
+	Command       []string `sep:"none" placeholder:"COMMAND" help:"A command line, with its variables in front: 'PYTHONHASHSEED=0 vllm serve …'."`
+	EngineVersion string   `placeholder:"VERSION" help:"The engines' release, like 0.32.0; that of the image's tag otherwise."`
+	JSON          bool     `name:"json" help:"Write the findings as JSON."`
+
+	proc string // /proc, but in tests
+}
+
+// Run reads all inputs, and prints what does not fit together.
+func (c *checkCmd) Run(s streams) error {
+	version, err := connector.ParseEngineVersion(c.EngineVersion)
+	if err != nil {
+		return fmt.Errorf("--engine-version: %w", err)
+	}
+	var spec *connector.Spec
+	if c.File != "" {
+		list, err := readModels(c.File, s.in)
+		if err != nil {
+			return err
+		}
+		m, err := only(list, c.Server)
+		if err != nil {
+			return err
+		}
+		spec = &m.spec
+	}
+	started, err := c.started(s)
+	if err != nil {
+		return err
+	}
+	var engines []flags.Engine
+	for _, l := range started {
+		e, ok, err := l.parse(version)
+		if err != nil {
+			return err
+		}
+		if ok {
+			engines = append(engines, e)
+		}
+	}
+	if len(engines) == 0 {
+		return errors.New("no input starts an engine")
+	}
+	return c.report(s.out, engines, flags.Check(engines, spec))
+}
+
+// started collects what all inputs start.
+func (c *checkCmd) started(s streams) ([]launched, error) {
+	var all []launched
+	for _, file := range c.Inputs {
+		data, err := readFile(file, s.in)
+		if err != nil {
+			return nil, err
+		}
+		list, err := readInput(file, data)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	for i, text := range c.Command {
+		for _, l := range readCommands("command", text) {
+			l.name = fmt.Sprintf("command %d", i+1)
+			all = append(all, l)
+		}
+	}
+	proc := "/proc"
+	if c.proc != "" {
+		proc = c.proc
+	}
+	pids := c.PID
+	if c.AllLocal {
+		local, err := localEngines(proc, os.Getuid())
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, local...)
+	}
+	for _, pid := range pids {
+		l, err := readProcess(proc, pid)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, l)
+	}
+	if len(c.Inputs)+len(c.Command)+len(c.PID) == 0 && !c.AllLocal {
+		return nil, errors.New("name files, or use --pid, --all-local or --command")
+	}
+	return all, nil
+}
+
+// report prints the findings; the error is errFaults if one of them is an error.
+func (c *checkCmd) report(out io.Writer, engines []flags.Engine, found []flags.Finding) error {
+	count := map[flags.Severity]int{}
+	for _, f := range found {
+		count[f.Severity]++
+	}
+	if c.JSON {
+		type finding struct {
+			Severity flags.Severity `json:"severity"`
+			Code     string         `json:"code"`
+			Engines  []string       `json:"engines"`
+			Text     string         `json:"text"`
+			Remedy   string         `json:"remedy"`
+		}
+		list := make([]finding, len(found))
+		for i, f := range found {
+			list[i] = finding(f)
+		}
+		enc := json.NewEncoder(out)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(list); err != nil {
+			return err
+		}
+	} else {
+		for _, f := range found {
+			fmt.Fprintf(out, "%s %s\n  %s: %s\n  remedy: %s\n", f.Severity, f.Code, strings.Join(f.Engines, ", "), f.Text, f.Remedy)
+		}
+		fmt.Fprintf(out, "%s read: %s, %s\n", plural(len(engines), "engine"), plural(count[flags.Error], "error"), plural(count[flags.Warning], "warning"))
+	}
+	if count[flags.Error] > 0 {
+		return errFaults
+	}
+	return nil
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Pdctl is the operator's tool of pdkit. It prints the settings with which engines must be launched for a gateway's configuration
+// (render), and says what does not fit together in engines that run, or are to run (check). See README.md.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/alecthomas/kong"
+
+	_ "github.com/pdkit/pdkit/connector/all"
+)
+
+const (
+	exitOK     = 0
+	exitFaults = 1 // what was asked about is not as it should be
+	exitUsage  = 2 // a wrong command line, or an input that cannot be read
+)
+
+// cli is the command line. Each command has a file of its own.
+type cli struct {
+	Render renderCmd `cmd:"" help:"Print the launch settings of a ModelServer's engines."`
+	Verify verifyCmd `cmd:"" help:"Prove by the engines' own counters that decode takes KV over. Ends with 1 if it does not."`
+	Check  checkCmd  `cmd:"" help:"Say what does not fit together in engines' flags. Ends with 1 if requests would fail or compute prompts twice."`
+}
+
+// streams are where commands read and write.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// errFaults ends a command with 1; its text has been written.
+var errFaults = errors.New("faults were found")
+
+// ended is how kong's own exits (for --help) come back to run.
+type ended struct{ code int }
+
+func main() { os.Exit(run(os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr})) }
+
+// run is the program; it returns its exit status.
+func run(args []string, s streams) (code int) {
+	defer func() {
+		if v := recover(); v != nil {
+			e, ok := v.(ended)
+			if !ok {
+				panic(v)
+			}
+			code = e.code
+		}
+	}()
+	parser, err := kong.New(&cli{}, kong.Name("pdctl"), kong.Description("Settings of engines for prefill/decode disaggregation: print them, check them."),
+		kong.Writers(s.out, s.err), kong.Exit(func(code int) { panic(ended{code}) }), kong.UsageOnError())
+	if err != nil {
+		fmt.Fprintln(s.err, "pdctl:", err)
+		return exitUsage
+	}
+	ctx, err := parser.Parse(args)
+	if err == nil {
+		err = ctx.Run(s)
+	}
+	switch {
+	case errors.Is(err, errFaults):
+		return exitFaults
+	case err != nil:
+		fmt.Fprintln(s.err, "pdctl:", err)
+		return exitUsage
+	}
+	return exitOK
+}

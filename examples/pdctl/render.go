@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+type renderCmd struct {
+	File          string   `short:"f" required:"" placeholder:"FILE" help:"The gateway's configuration, or any YAML with ModelServers; - is standard input."`
+	Format        string   `enum:"shell,compose,kubernetes,python" default:"shell" help:"shell, compose, kubernetes or python."`
+	Server        string   `placeholder:"NAME" help:"The ModelServer's metadata.name, where the file has several."`
+	EngineVersion string   `placeholder:"VERSION" help:"The engines' release, like 0.32.0; the newest that is known otherwise."`
+	Model         string   `placeholder:"MODEL" help:"What the engines load, if it is not spec.model: a hub's name or a folder."`
+	Image         string   `placeholder:"IMAGE" help:"The container image; the engine's own otherwise."`
+	CPU           bool     `help:"The engines run on CPUs."`
+	Gateway       string   `placeholder:"HOST" help:"The host at which engines reach the gateway, for notices and callbacks; loopback otherwise."`
+	Prefill       []string `sep:"none" placeholder:"URL" help:"A prefill engine, with attributes after it: 'http://10.0.0.1:8000 engineID=p0'. Replaces those of the file."`
+	Decode        []string `sep:"none" placeholder:"URL" help:"A decode engine, in the same way."`
+	Out           string   `short:"o" placeholder:"DIR" help:"Write files into this folder, one for each ModelServer."`
+}
+
+// endings of the files that -o writes.
+var endings = map[string]string{"shell": ".sh", "compose": ".compose.yaml", "kubernetes": ".yaml", "python": ".py"}
+
+// Run prints the settings, or writes them to files.
+func (c *renderCmd) Run(s streams) error {
+	list, err := readModels(c.File, s.in)
+	if err != nil {
+		return err
+	}
+	if c.Out == "" || c.Server != "" {
+		m, err := only(list, c.Server)
+		if err != nil {
+			return fmt.Errorf("%w, or write all of them with -o", err)
+		}
+		list = []modelServer{m}
+	}
+	for _, m := range list {
+		text, err := c.render(m)
+		if err != nil {
+			return fmt.Errorf("ModelServer %s: %w", m.name, err)
+		}
+		if c.Out == "" {
+			_, err = s.out.Write(text)
+		} else {
+			err = write(filepath.Join(c.Out, m.name+endings[c.Format]), text)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func write(file string, text []byte) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
+		return err
+	}
+	return os.WriteFile(file, text, 0o600) // a store's password may be among the settings
+}
+
+func (c *renderCmd) render(m modelServer) ([]byte, error) {
+	version, err := connector.ParseEngineVersion(c.EngineVersion)
+	if err != nil {
+		return nil, fmt.Errorf("--engine-version: %w", err)
+	}
+	endpoints, err := c.endpoints(m)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := launch.Model(launch.Deployment{
+		Spec: m.spec, Endpoints: endpoints, Model: m.model, Path: cmp.Or(c.Model, m.model), Name: m.name,
+		Version: version, Gateway: c.Gateway, CPU: c.CPU,
+	})
+	if err != nil {
+		return nil, err
+	}
+	plan.Image = c.Image
+	plan.Notes = append(plan.Notes, m.notes...)
+	for i := range plan.Engines {
+		plan.Engines[i].Labels = m.labels[plan.Engines[i].Target.Endpoint.Role.String()]
+	}
+	switch c.Format {
+	case "compose":
+		return plan.Compose(), nil
+	case "kubernetes":
+		return plan.Kubernetes(), nil
+	case "python":
+		return plan.Python()
+	}
+	return plan.Shell(), nil
+}
+
+// endpoints are those of the command line, else those of the file, else one of each role, under the names that the rendered pods
+// have in a cluster.
+func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, error) {
+	var list []discovery.Endpoint
+	for i, text := range slices.Concat(c.Prefill, c.Decode) {
+		role := "prefill"
+		if i >= len(c.Prefill) {
+			role = "decode"
+		}
+		e, err := given(text, role)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, e)
+	}
+	if len(list) > 0 {
+		return list, nil
+	}
+	if len(m.endpoints) > 0 {
+		return m.endpoints, nil
+	}
+	for _, role := range []string{"prefill", "decode"} {
+		e, err := endpoint(fmt.Sprintf("http://%s-0.%s:%d", role, launch.Label(m.name), m.port), role, nil)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, e)
+	}
+	return list, nil
+}

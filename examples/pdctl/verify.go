@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+type verifyCmd struct {
+	File      string        `short:"f" placeholder:"FILE" help:"The gateway's configuration, for the engines, the connector and the model; or name them by the flags below."`
+	Server    string        `placeholder:"NAME" help:"The ModelServer's metadata.name, where the file has several."`
+	Gateway   string        `placeholder:"URL" help:"Ask this gateway, like http://127.0.0.1:8000. Without it, pdctl brings the two legs together itself."`
+	Connector string        `placeholder:"TYPE" help:"kvConnector.type, or the engines' class name."`
+	Config    string        `placeholder:"JSON" help:"The connector's settings."`
+	Prefill   []string      `sep:"none" placeholder:"URL" help:"A prefill engine, with attributes after it: 'http://10.0.0.1:8000 bootstrapPort=8998'. Replaces those of the file."`
+	Decode    []string      `sep:"none" placeholder:"URL" help:"A decode engine, in the same way."`
+	Model     string        `placeholder:"MODEL" help:"The model that probes name, if it is not spec.model."`
+	Alone     string        `placeholder:"URL" help:"An engine that serves whole requests, to compare texts with; an engine of the pair otherwise, where the protocol lets one."`
+	Header    []string      `sep:"none" placeholder:"'NAME: VALUE'" help:"A header for the gateway, like an Authorization."`
+	Probes    int           `default:"3" help:"How many prompts to send."`
+	Tokens    int           `default:"600" help:"How long each is, in tokens."`
+	Timeout   time.Duration `default:"2m" help:"How long it may take in all."`
+}
+
+// Run asks, counts and judges.
+func (c *verifyCmd) Run(s streams) error {
+	m, err := c.read(s)
+	if err != nil {
+		return err
+	}
+	conn, err := connector.Open(m.spec)
+	if err != nil {
+		return within("spec.kvConnector.config", err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	t := reuse.Target{Connector: conn, Model: cmp.Or(c.Model, m.model), Alone: c.Alone, Client: client}
+	if t.Model == "*" {
+		t.Model = ""
+	}
+	for _, e := range m.endpoints {
+		if e.Role.Has(discovery.RolePrefill) {
+			t.Prefill = append(t.Prefill, e.URL.String())
+		}
+		if e.Role.Has(discovery.RoleDecode) {
+			t.Decode = append(t.Decode, e.URL.String())
+		}
+	}
+	if c.Gateway != "" {
+		header, err := headers(c.Header)
+		if err != nil {
+			return err
+		}
+		t.Ask = reuse.Gateway(c.Gateway, client, header)
+	} else {
+		flow, end, err := pairFlow(ctx, conn, m.endpoints)
+		if err != nil {
+			return err
+		}
+		defer end()
+		t.Ask = reuse.Flow(flow)
+	}
+	report, err := reuse.Verify(ctx, t, reuse.Options{Probes: c.Probes, Tokens: c.Tokens})
+	if err != nil {
+		return fmt.Errorf("nothing could be judged: %w", err)
+	}
+	fmt.Fprint(s.out, report)
+	if report.Verdict != reuse.Reused {
+		return errFaults
+	}
+	return nil
+}
+
+// read takes the file, if there is one, and lays the flags over it.
+func (c *verifyCmd) read(s streams) (m modelServer, err error) {
+	if c.File != "" {
+		list, err := readModels(c.File, s.in)
+		if err != nil {
+			return m, err
+		}
+		if m, err = only(list, c.Server); err != nil {
+			return m, err
+		}
+	}
+	if c.Connector != "" {
+		m.spec = connector.Spec{Type: c.Connector}
+	}
+	if c.Config != "" {
+		if !json.Valid([]byte(c.Config)) {
+			return m, errors.New("--config is not JSON")
+		}
+		m.spec.Config = json.RawMessage(c.Config)
+	}
+	for _, side := range []struct {
+		role  string
+		given []string
+		is    discovery.Role
+	}{{"prefill", c.Prefill, discovery.RolePrefill}, {"decode", c.Decode, discovery.RoleDecode}} {
+		if len(side.given) == 0 {
+			continue
+		}
+		var others []discovery.Endpoint
+		for _, e := range m.endpoints {
+			if e.Role != side.is {
+				others = append(others, e)
+			}
+		}
+		m.endpoints = others
+		for _, text := range side.given {
+			e, err := given(text, side.role)
+			if err != nil {
+				return m, err
+			}
+			m.endpoints = append(m.endpoints, e)
+		}
+	}
+	var roles discovery.Role
+	for _, e := range m.endpoints {
+		roles |= e.Role
+	}
+	if !roles.Has(discovery.RoleBoth) {
+		return m, errors.New("needs a prefill and a decode engine, to read their metrics: in the file's static endpoints, or by --prefill and --decode")
+	}
+	return m, nil
+}
+
+func headers(lines []string) (http.Header, error) {
+	h := http.Header{}
+	for _, line := range lines {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok {
+			return nil, errors.New("--header is not NAME: VALUE") // without the line: a key may stand there
+		}
+		h.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+	}
+	return h, nil
+}
+
+// pairFlow brings the two legs together in this program.
+func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []discovery.Endpoint) (*pdflow.Flow, func(), error) {
+	source, err := static.New(endpoints...)
+	if err != nil {
+		return nil, nil, err
+	}
+	set := discovery.NewSet(source)
+	listing, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = set.Run(listing) }() // a static list cannot fail
+	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) > 0 }); err != nil {
+		stop()
+		<-ended
+		return nil, nil, err
+	}
+	flow, err := pdflow.New(conn, pick.RoundRobin(set), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1}))
+	if err == nil {
+		err = flow.Start(ctx)
+	}
+	if err != nil {
+		stop()
+		<-ended
+		return nil, nil, err
+	}
+	return flow, func() {
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = flow.Shutdown(rest) // nothing is in flight
+		stop()
+		<-ended
+	}, nil
+}
