@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func factory(config json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(connector.Spec{Type: "sglang", Config: config})
+}
+
+var harness = connectortest.Harness{
+	Name:      "sglang",
+	New:       factory,
+	Config:    json.RawMessage(`{"bootstrapPort":9000,"prefillCap":true}`),
+	BadConfig: []json.RawMessage{json.RawMessage(`{"bootstrapPort":65536}`), json.RawMessage(`{"prefillCap":"no"}`)},
+	APIs:      []connector.API{connector.APIChat, connector.APICompletions, connector.APISGLang},
+	Prefill:   discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "9001", "dpSize": "4"}},
+	Own:       []string{"disagg_prefill_dp_rank"},
+	Except: connectortest.Exceptions{
+		KeepsAnswers:  true, // each answer has a room of its own on both legs
+		KeepsLogprobs: true, // P samples the first token, and gives D its log probability only if it was asked for
+		Carries:       []string{"prompt", "n", "best_of", "text", "input_ids", "prompt_logprobs", "use_beam_search"},
+	},
+}
+
+func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
+
+func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }

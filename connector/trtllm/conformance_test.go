@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trtllm_test
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+)
+
+func factory(config json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(connector.Spec{Type: "trtllm", Config: config})
+}
+
+var contextFirst = connectortest.Harness{
+	Name:      "trtllm",
+	New:       factory,
+	Config:    json.RawMessage(`{"dispatch":"context-first","machineID":7,"authKey":"k"}`),
+	BadConfig: []json.RawMessage{json.RawMessage(`{"dispatch":"generation"}`), json.RawMessage(`{"machineID":1024}`)},
+	APIs:      []connector.API{connector.APIChat, connector.APICompletions},
+	Answer: func(s *connector.Session, prefill []byte) []byte {
+		id := gjson.GetBytes(prefill, "disaggregated_params.disagg_request_id").Raw
+		return []byte(`{"id":"x","prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,"finish_reason":"length","disaggregated_params":{"request_type":"context_only","first_gen_tokens":[278],` +
+			`"ctx_request_id":` + id + `,"disagg_request_id":` + id + `,"encoded_opaque_state":"b64"}}]}`)
+	},
+	Needs: []string{"choices"}, // what is inside is in TestAnswersWithoutAHandoffAreRefused
+	Own:   []string{"prompt_token_ids", "prompt"},
+	Except: connectortest.Exceptions{
+		KeepsLimit:    true, // P makes one token, and the limit says whether that is the last
+		KeepsAnswers:  true, // it is never more than one
+		KeepsLogprobs: true, // P hands the first token's on
+	},
+}
+
+func generationFirst() connectortest.Harness {
+	h := contextFirst
+	h.Config = json.RawMessage(`{"dispatch":"generation-first","machineID":7,"authKey":"k"}`)
+	h.Answer, h.Needs, h.Own = nil, nil, nil
+	h.Call = func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(`{"disaggregated_params":{"ctx_info_endpoint":["tcp://c:5000"]}}`))}, nil
+	}
+	return h
+}
+
+func TestConformance(t *testing.T) {
+	t.Run("context first", func(t *testing.T) { connectortest.Run(t, contextFirst) })
+	t.Run("generation first", func(t *testing.T) { connectortest.Run(t, generationFirst()) })
+}
+
+func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, contextFirst) }
