@@ -47,7 +47,8 @@ func (c *mooncake) answerQuery(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Server", "uvicorn")
 	h.Set("Content-Type", "application/json")
-	status, body := http.StatusOK, []byte(nil)
+	var body []byte
+	status := http.StatusOK
 	switch {
 	case r.URL.Path != "/query":
 		status, body = http.StatusNotFound, []byte(`{"detail":"Not Found"}`)

@@ -22,6 +22,8 @@ func starters() map[string]func(*node) (connector, error) {
 		connectorNIXL:            startNIXL,
 		connectorNIXLPush:        startNIXLPush,
 		connectorMooncake:        startMooncake,
+		connectorMooncakeStore:   startMooncakeStore,
+		connectorOffload:         startOffload,
 		connectorMooncakeAscend:  startMooncakeAscend,
 		connectorAscendLayerwise: startAscendLayerwise,
 		connectorMoRIIO:          startMoRIIO,

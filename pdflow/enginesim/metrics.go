@@ -175,6 +175,9 @@ func (n *node) writeMetrics(p *page, l load) {
 		p.counter("nixl_num_kv_expired_reqs_total", c.Expired)
 		p.counter("nixl_num_notifications_after_expiry_total", c.AfterExpiry)
 	}
+	if own, ok := n.conn.(interface{ metrics(p *page) }); ok {
+		own.metrics(p)
+	}
 	for _, name := range []string{"flops", "read_bytes", "write_bytes"} {
 		p.counter("estimated_"+name+"_per_gpu_total", 0)
 	}

@@ -81,7 +81,7 @@ func extraNumber(cfg Config, name string, def float64) (float64, error) {
 	}
 	v, err := strconv.ParseFloat(text, 64)
 	if err != nil || v < 0 {
-		return 0, fmt.Errorf("Extra %s is not a number of 0 or more", name)
+		return 0, fmt.Errorf("setting %s of Extra is not a number of 0 or more", name)
 	}
 	return v, nil
 }

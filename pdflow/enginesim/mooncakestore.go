@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// connectorMooncakeStore is vLLM's MooncakeStoreConnector: a pool in which each
+// engine finds blocks by the tokens that they hold, whoever has computed them.
+// Nothing is read from kv_transfer_params.
+//
+// It reads these of Config.Extra: store (a folder, in place of the pool and its
+// master), hash_seed (PYTHONHASHSEED) and cache_prefix. Engines share blocks where
+// all three are equal.
+const connectorMooncakeStore = "mooncake-store"
+
+// mooncakeStore is one engine's side: a kv_producer puts, a kv_consumer gets, and
+// kv_both does both (docs/features/mooncake_store_connector_usage.md, vLLM 01529cf).
+type mooncakeStore struct {
+	node  *node
+	store *blockStore
+
+	mu                 sync.Mutex
+	puts, gets         int64 // blocks
+	bytesPut, bytesGot int64
+}
+
+func startMooncakeStore(n *node) (connector, error) {
+	seed := n.cfg.Extra["hash_seed"]
+	if prefix := n.cfg.Extra["cache_prefix"]; prefix != "" {
+		seed = prefix + "@" + seed
+	}
+	store, err := openStore(n, n.cfg.Extra["store"], seed)
+	if err != nil {
+		return nil, err
+	}
+	return &mooncakeStore{node: n, store: store}, nil
+}
+
+func (c *mooncakeStore) rejected(context.Context, kvParams) {}
+func (c *mooncakeStore) freeze(bool)                        {}
+func (c *mooncakeStore) close()                             {}
+
+func (c *mooncakeStore) begin(r *kvRequest) transfer {
+	role := c.node.cfg.KVRole
+	return &pooled{c: c, puts: role != RoleConsumer, gets: role != RoleProducer && !r.local}
+}
+
+// metrics are those that the connector adds to the page.
+func (c *mooncakeStore) metrics(p *page) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	const get, put = `,operation="load_get",status="ok"`, `,operation="save_put",status="ok"`
+	if c.gets+c.puts == 0 {
+		return // labels appear with the first operation
+	}
+	p.family("mooncake_store_operation_keys_total", "counter", sample{after: get, value: float64(c.gets)}, sample{after: put, value: float64(c.puts)})
+	p.family("mooncake_store_operation_bytes_total", "counter", sample{after: get, value: float64(c.bytesGot)}, sample{after: put, value: float64(c.bytesPut)})
+}
+
+// pooled is one request's side.
+type pooled struct {
+	c          *mooncakeStore
+	puts, gets bool
+	upto       int // tokens that the pool holds
+}
+
+func (t *pooled) external() bool                 { return t.gets }
+func (t *pooled) reported() (int, bool)          { return 0, false }
+func (t *pooled) queued()                        {}
+func (t *pooled) dropped(bool)                   {}
+func (t *pooled) finished(*sequence, string) any { return nil }
+
+// promised looks up the blocks that the engine itself has not: whole ones only.
+func (t *pooled) promised(s *sequence) int {
+	size := t.c.node.cfg.BlockSize
+	first, full := s.computed/size, s.prompt/size
+	t.upto = s.computed
+	if full > first {
+		t.upto = (first + t.c.store.has(s.keys[first:full])) * size
+	}
+	return t.upto
+}
+
+var errEvicted = errors.New("the pool has lost a block")
+
+func (t *pooled) load(_ context.Context, s *sequence) error {
+	size := t.c.node.cfg.BlockSize
+	var blocks [][]byte
+	for _, key := range s.keys[s.computed/size : t.upto/size] {
+		block, ok, err := t.c.store.get(key)
+		if err != nil {
+			return &loadError{err: err}
+		}
+		if !ok || len(block) != t.c.node.core.pool.size {
+			return &loadError{err: errEvicted}
+		}
+		blocks = append(blocks, block)
+	}
+	t.c.node.core.fill(s, blocks, t.upto)
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	t.c.gets += int64(len(blocks))
+	t.c.bytesGot += int64(len(blocks) * t.c.node.core.pool.size)
+	return nil
+}
+
+// prefilled puts the prompt's whole blocks. With the real engine that may end
+// after P's answer.
+func (t *pooled) prefilled(_ context.Context, s *sequence) {
+	if !t.puts {
+		return
+	}
+	n := t.c.node
+	full := s.prompt / n.cfg.BlockSize
+	contents := n.core.read(s.blocks[:full])
+	for i, key := range s.keys[:full] {
+		if t.c.store.has([]TokenKey{key}) == 1 || t.c.store.put(key, contents[i]) != nil {
+			continue
+		}
+		t.c.mu.Lock()
+		t.c.puts++
+		t.c.bytesPut += int64(len(contents[i]))
+		t.c.mu.Unlock()
+	}
+}

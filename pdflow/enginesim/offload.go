@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+)
+
+// connectorOffload is vLLM's OffloadingConnector with TieringOffloadingSpec and a
+// secondary tier of type p2p: P keeps the prompt's whole blocks in host memory for
+// the one who asks for the id that both legs were given, and D loads them into its
+// own host memory before it schedules the request.
+//
+// It reads these of Config.Extra: PYTHONHASHSEED, which must be equal,
+// unbound_store_timeout_s (60: how long P keeps blocks that nobody asks for) and
+// load_timeout (30 seconds, a constant of the real engine: how long D waits). One
+// data-parallel rank is simulated, whose control port is that of the side channel.
+const connectorOffload = "offload-p2p"
+
+// offload follows vllm/v1/kv_offload/tiering/p2p/manager.py (017e9f44, between 0.27.1
+// and 0.28; docs/features/kv_offloading_usage.md, 0078e9d2); it was not recorded.
+type offload struct {
+	*wire
+	seed string
+	wait time.Duration
+
+	mu                            sync.Mutex
+	bytesRead, bytesWrote, failed int64
+}
+
+func startOffload(n *node) (connector, error) {
+	unbound, err1 := extraNumber(n.cfg, "unbound_store_timeout_s", 60)
+	wait, err2 := extraNumber(n.cfg, "load_timeout", 30)
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, err
+	}
+	w, err := startWire(n)
+	if err != nil {
+		return nil, err
+	}
+	c := &offload{wire: w, seed: n.cfg.Extra["PYTHONHASHSEED"], wait: time.Duration(wait * float64(time.Second))}
+	n.core.cfg.Lease = time.Duration(unbound * float64(time.Second))
+	c.side.mu.Lock() // readers may come already
+	c.side.writes, c.side.named = true, c.asked
+	c.side.mu.Unlock()
+	return c, nil
+}
+
+// peerOf is one of the sub-objects of kv_transfer_params. Its names before July 2026
+// (prefill, decode, p2p) are unknown keys here, and unknown keys are ignored.
+type peerOf struct {
+	ID   string          `json:"kv_request_id"`
+	Host string          `json:"remote_host"`
+	Port json.RawMessage `json:"remote_port"`
+}
+
+func (p kvParams) peer(key string) (o peerOf, ok bool) {
+	return o, p.given(key) && json.Unmarshal(p[key], &o) == nil
+}
+
+func (c *offload) begin(r *kvRequest) transfer {
+	t := &promotion{c: c}
+	if o, ok := r.params.peer("remote_decoder"); ok {
+		t.stores = o.ID // without one the store fails, and nobody is told
+	}
+	o, ok := r.params.peer("remote_prefiller")
+	if port := strings.Trim(string(o.Port), `"`); ok && !r.local && o.ID != "" && o.Host != "" && port != "" && port != "0" {
+		t.loads, t.from = o.ID, place{host: o.Host, port: port}
+	}
+	return t
+}
+
+func (c *offload) rejected(context.Context, kvParams) {}
+
+// asked is P's answer to a fetch. Peers with another hash seed are turned away at
+// once; an id that nobody has stored yet is waited for.
+func (c *offload) asked(pipe *Pipe, f Frame, m askMessage) {
+	seed, _, _ := strings.Cut(m.Name, "/")
+	if seed != c.seed {
+		_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
+		return
+	}
+	request, soon := c.side.offers.get(m.Name)
+	if soon != nil {
+		select {
+		case <-soon:
+		case <-c.side.gate.ended:
+			return
+		}
+		if request, soon = c.side.offers.get(m.Name); soon != nil { // the reader has left
+			return
+		}
+	}
+	c.mu.Lock()
+	c.bytesWrote += int64(m.Count * c.core.pool.size)
+	c.mu.Unlock()
+	c.side.giveNamed(pipe, f, m, request)
+}
+
+// metrics are those that the connector adds to the page. Tier 0 is the host memory.
+func (c *offload) metrics(p *page) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range []struct {
+		name  string
+		value int64
+	}{{"read_bytes", c.bytesRead}, {"write_bytes", c.bytesWrote}, {"promotion_job_failures", c.failed}, {"cascade_job_failures", 0}} {
+		p.family("kv_offload_tiering_"+m.name+"_total", "counter", sample{after: `,tier="1:p2p"`, value: float64(m.value)})
+	}
+}
+
+// promotion is one request's side, on either engine.
+type promotion struct {
+	c      *offload
+	stores string // the id under which P keeps the prompt's blocks
+	loads  string // the id for which D asks
+	from   place
+	blocks [][]byte // in D's host memory
+}
+
+// arrived loads the blocks into host memory: a request is not scheduled before
+// that. Whatever goes wrong, D computes the prompt itself, and no policy is asked.
+func (t *promotion) arrived(ctx context.Context, s *sequence) (string, error) {
+	full := s.prompt / t.c.core.cfg.BlockSize
+	if t.loads == "" || full == 0 {
+		return "", nil
+	}
+	limited, stop := context.WithTimeout(ctx, t.c.wait)
+	defer stop()
+	name := t.c.seed + "/" + t.loads
+	p, err := t.c.connect(limited, t.from)
+	if err == nil {
+		t.blocks, err = p.ask(limited, KeyOf(s.tokens[:s.prompt]), askMessage{Name: name, Count: full})
+	}
+	if err == nil {
+		_ = p.release(ctx, requestMessage{Name: name})
+	}
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	if err != nil {
+		t.c.failed++
+		return "", nil
+	}
+	t.c.bytesRead += int64(full * t.c.core.pool.size)
+	return "", nil
+}
+
+func (t *promotion) external() bool        { return t.blocks != nil }
+func (t *promotion) reported() (int, bool) { return 0, false }
+func (t *promotion) queued()               {}
+func (t *promotion) dropped(bool)          {}
+
+func (t *promotion) promised(s *sequence) int {
+	return max(s.computed, len(t.blocks)*t.c.core.cfg.BlockSize)
+}
+
+func (t *promotion) load(_ context.Context, s *sequence) error {
+	size := t.c.core.cfg.BlockSize
+	t.c.core.fill(s, t.blocks[s.computed/size:], len(t.blocks)*size)
+	return nil
+}
+
+// finished keeps the prompt's blocks, however the answer ended. The real engine
+// has copied them to host memory by then; here they stay where they are.
+func (t *promotion) finished(s *sequence, _ string) any {
+	if t.stores != "" && s.prompt >= t.c.core.cfg.BlockSize {
+		t.c.offer(s, t.c.seed+"/"+t.stores)
+	}
+	return nil
+}
