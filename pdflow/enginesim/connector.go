@@ -20,6 +20,8 @@ func starters() map[string]func(*node) (connector, error) {
 	return map[string]func(*node) (connector, error){
 		connectorNone:            func(*node) (connector, error) { return noConnector{}, nil },
 		connectorNIXL:            startNIXL,
+		connectorLMCache:         startLMCache,
+		connectorLMCachePD:       startLMCachePD,
 		connectorNIXLPush:        startNIXLPush,
 		connectorMooncake:        startMooncake,
 		connectorMooncakeStore:   startMooncakeStore,

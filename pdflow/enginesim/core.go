@@ -48,6 +48,7 @@ type sequence struct {
 	computed int // tokens whose KV the blocks hold
 	digest   uint64
 	placed   bool
+	answer   []int32 // the tokens made, once it is over
 }
 
 func blocksFor(tokens, size int) int { return (tokens + size - 1) / size }

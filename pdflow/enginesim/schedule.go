@@ -110,6 +110,7 @@ func (n *node) generate(ctx context.Context, g *generation, emit func(step) erro
 		return nil, run.failed(err)
 	}
 	n.stats.ended(run, run.out.reason)
+	s.answer = run.out.tokens
 	run.out.params = mutated(t.finished(s, run.out.reason), g.mutate)
 	if d, ok := t.(decorator); ok {
 		run.out.members, run.out.choice = d.members(s, run.out.reason)

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"strconv"
+	"sync"
+)
+
+var errNoRoom = errors.New("the receiver has no room")
+
+// allocMessage asks for room for chunks.
+type allocMessage struct {
+	Request string     `json:"req_id"`
+	Keys    []TokenKey `json:"keys"`
+	Ends    []int      `json:"ends"` // the token that each chunk ends before
+}
+
+// receiveBuffer is the memory into which senders write chunks, with its two ports.
+//
+// As with LMCache, a chunk is known as soon as there is room for it, before its
+// bytes have come: who looks too early reads what lay there.
+type receiveBuffer struct {
+	node        *node
+	init, alloc net.Listener
+	gate        gate
+	wg          sync.WaitGroup
+
+	mu     sync.Mutex
+	room   int // bytes
+	chunks map[TokenKey][][]byte
+	pipes  map[*Pipe]struct{}
+	closed bool
+}
+
+func openReceiver(n *node) (*receiveBuffer, error) {
+	host, _, err := net.SplitHostPort(n.cfg.SideChannel)
+	if err != nil {
+		return nil, err
+	}
+	b := &receiveBuffer{node: n, room: 1 << 30, chunks: map[TokenKey][][]byte{}, pipes: map[*Pipe]struct{}{}}
+	if s := n.cfg.Extra["pd_buffer_size"]; s != "" {
+		if b.room, err = strconv.Atoi(s); err != nil {
+			return nil, err
+		}
+	}
+	b.gate.init()
+	listen := func(key string) (net.Listener, error) {
+		port := n.cfg.Extra[key]
+		if port == "" {
+			port = "0"
+		}
+		return net.Listen("tcp", net.JoinHostPort(host, port))
+	}
+	if b.init, err = listen("pd_peer_init_port"); err != nil {
+		return nil, err
+	}
+	if b.alloc, err = listen("pd_peer_alloc_port"); err != nil {
+		_ = b.init.Close()
+		return nil, err
+	}
+	b.wg.Go(func() { b.accept(b.init, b.meet) })
+	b.wg.Go(func() { b.accept(b.alloc, b.receive) })
+	return b, nil
+}
+
+func (b *receiveBuffer) address() (host string, init, alloc int) {
+	i, a := b.init.Addr().(*net.TCPAddr), b.alloc.Addr().(*net.TCPAddr) //nolint:errcheck // they listen on TCP
+	return i.IP.String(), i.Port, a.Port
+}
+
+func (b *receiveBuffer) accept(ln net.Listener, serve func(*Pipe)) {
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		pipe := NewPipe(conn)
+		b.mu.Lock()
+		if b.closed {
+			b.mu.Unlock()
+			_ = pipe.Close()
+			return
+		}
+		b.pipes[pipe] = struct{}{}
+		b.wg.Go(func() {
+			defer func() {
+				_ = pipe.Close()
+				b.mu.Lock()
+				delete(b.pipes, pipe)
+				b.mu.Unlock()
+			}()
+			if b.gate.pass() {
+				serve(pipe)
+			}
+		})
+		b.mu.Unlock()
+	}
+}
+
+// meet answers a sender's hello at the init port.
+func (b *receiveBuffer) meet(pipe *Pipe) {
+	if f, err := pipe.Recv(); err != nil || f.Kind != FrameHello {
+		return
+	}
+	if data, err := json.Marshal(b.node.hello()); err == nil {
+		_ = pipe.Send(Frame{Kind: FrameHello, Data: data})
+		_, _ = pipe.Recv() // until the sender has read it and leaves
+	}
+}
+
+// receive makes room for chunks at the alloc port, and lets the sender write them.
+func (b *receiveBuffer) receive(pipe *Pipe) {
+	f, err := pipe.Recv()
+	var m allocMessage
+	if err != nil || f.Kind != FrameAsk || json.Unmarshal(f.Data, &m) != nil || len(m.Keys) != len(m.Ends) {
+		return
+	}
+	memory, ok := b.reserve(m)
+	if !ok {
+		_ = pipe.Send(Frame{Kind: FrameError})
+		return
+	}
+	if pipe.Send(Frame{Kind: FrameReleased}) != nil {
+		return
+	}
+	for range memory {
+		f, err := pipe.Recv()
+		if err != nil || f.Kind != FrameBlock || int(f.Index) >= len(memory) || !b.gate.pass() {
+			return
+		}
+		b.mu.Lock()
+		copy(memory[f.Index], f.Data)
+		b.mu.Unlock()
+	}
+	_ = pipe.Send(Frame{Kind: FrameReleased})
+}
+
+// reserve makes room for all chunks or none, and makes them known.
+func (b *receiveBuffer) reserve(m allocMessage) (memory [][]byte, ok bool) {
+	size, width := b.node.cfg.BlockSize, b.node.core.pool.size
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at, total := 0, 0
+	for i, end := range m.Ends {
+		if end <= at || end > b.node.cfg.MaxModelLen {
+			return nil, false
+		}
+		if b.chunks[m.Keys[i]] == nil {
+			total += blocksFor(end-at, size)
+		}
+		at = end
+	}
+	if total*width > b.room {
+		return nil, false
+	}
+	b.room -= total * width
+	at = 0
+	for i, key := range m.Keys {
+		blocks := make([][]byte, blocksFor(m.Ends[i]-at, size))
+		for j := range blocks {
+			blocks[j] = make([]byte, width)
+		}
+		at = m.Ends[i]
+		memory = append(memory, blocks...)
+		if b.chunks[key] == nil { // else it is there, and what comes is not kept
+			b.chunks[key] = blocks
+		}
+	}
+	return memory, true
+}
+
+// has counts how many of the chunks, from the first on, are known.
+func (b *receiveBuffer) has(keys []TokenKey) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, key := range keys {
+		if b.chunks[key] == nil {
+			return i
+		}
+	}
+	return len(keys)
+}
+
+// take gives a chunk's blocks and drops it: LMCache's receivers remove after
+// retrieve.
+func (b *receiveBuffer) take(key TokenKey) (blocks [][]byte, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	held := b.chunks[key]
+	if held == nil {
+		return nil, false
+	}
+	for _, block := range held {
+		blocks = append(blocks, append([]byte(nil), block...))
+		b.room += len(block)
+	}
+	delete(b.chunks, key)
+	return blocks, true
+}
+
+func (b *receiveBuffer) close() {
+	_ = b.init.Close()
+	_ = b.alloc.Close()
+	b.gate.end()
+	b.mu.Lock()
+	b.closed = true
+	for pipe := range b.pipes {
+		_ = pipe.Close()
+	}
+	b.mu.Unlock()
+	b.wg.Wait()
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// connectorLMCachePD is LMCacheConnectorV1 with enable_pd.
+const connectorLMCachePD = "lmcache-pd"
+
+// lmcachePD is LMCache's transfer from engine to engine. A kv_producer is the
+// sender: when a prompt is computed, it asks the receiver that the request's
+// disagg_spec names for room, writes the chunks there, and tells the proxy. A
+// kv_consumer is the receiver: it looks for chunks of each prompt in its buffer,
+// and drops those that it has read. It follows lmcache/v1/storage_backend/
+// pd_backend.py at b532e04a and 07e07869 and lmcache/integration/vllm/
+// vllm_v1_adapter.py (LMCache 0.3 to 0.5). The two engines' own messages are
+// enginesim's; the notice is LMCache's, over ZeroMQ.
+//
+// Config.Extra: pd_peer_init_port and pd_peer_alloc_port of a receiver (default:
+// any), pd_proxy_host and pd_proxy_port of a sender, pd_skip_proxy_notification,
+// pd_buffer_size (bytes, default 1 GiB), chunk_size (tokens, default 256, a multiple
+// of BlockSize), hash_seed (PYTHONHASHSEED), skip_last_n_tokens (0),
+// discard_partial_chunks (false); push_delay (how long writing takes, as a Go
+// duration, 0).
+type lmcachePD struct {
+	node   *node
+	seed   TokenKey
+	chunk  int // tokens
+	skip   int
+	whole  bool // partial chunks are discarded
+	delay  time.Duration
+	buffer *receiveBuffer // of a receiver
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+func startLMCachePD(n *node) (connector, error) {
+	blocks, err := chunkBlocks(n.cfg)
+	if err != nil {
+		return nil, err
+	}
+	c := &lmcachePD{node: n, chunk: blocks * n.cfg.BlockSize, whole: n.cfg.Extra["discard_partial_chunks"] == "true"}
+	c.seed = TokenKey{}.extend(tokenise(hashSeed(n)))
+	if s := n.cfg.Extra["skip_last_n_tokens"]; s != "" {
+		if c.skip, err = strconv.Atoi(s); err != nil || c.skip < 0 {
+			return nil, errors.New("skip_last_n_tokens is not a count")
+		}
+	}
+	if s := n.cfg.Extra["push_delay"]; s != "" {
+		if c.delay, err = time.ParseDuration(s); err != nil {
+			return nil, err
+		}
+	}
+	if n.cfg.KVRole != RoleConsumer && n.cfg.Extra["pd_skip_proxy_notification"] != "true" && n.cfg.Extra["pd_proxy_port"] == "" {
+		return nil, errors.New("a sender needs pd_proxy_host and pd_proxy_port, or pd_skip_proxy_notification")
+	}
+	if n.cfg.KVRole != RoleProducer {
+		if c.buffer, err = openReceiver(n); err != nil {
+			return nil, err
+		}
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c, nil
+}
+
+// Receiver is where a decode engine of the connector "lmcache-pd" takes KV: what a
+// prefill request's disagg_spec must name. "" for other engines.
+func (e *Engine) Receiver() (host string, init, alloc int) {
+	c, ok := e.current().conn.(*lmcachePD)
+	if !ok || c.buffer == nil {
+		return "", 0, 0
+	}
+	return c.buffer.address()
+}
+
+// keeps lets Restart take the receiver's ports again.
+func (c *lmcachePD) keeps() map[string]string {
+	if c.buffer == nil {
+		return nil
+	}
+	_, init, alloc := c.buffer.address()
+	return map[string]string{"pd_peer_init_port": strconv.Itoa(init), "pd_peer_alloc_port": strconv.Itoa(alloc)}
+}
+
+// disaggSpec is where a sender pushes to. Ports are one per rank of the engine,
+// and this one has one rank.
+type disaggSpec struct {
+	ReqID     *string         `json:"req_id"`
+	Host      *string         `json:"receiver_host"`
+	InitPort  json.RawMessage `json:"receiver_init_port"`
+	AllocPort json.RawMessage `json:"receiver_alloc_port"`
+}
+
+func (c *lmcachePD) begin(r *kvRequest) transfer {
+	t := &pushed{lmcachePD: c, local: r.local, firstToken: r.params.has("ret_first_tok")}
+	if c.node.cfg.KVRole != RoleConsumer && r.params.given("disagg_spec") {
+		t.spec = new(disaggSpec)
+		t.bad = json.Unmarshal(r.params["disagg_spec"], t.spec) != nil || t.spec.ReqID == nil || t.spec.Host == nil || t.spec.InitPort == nil || t.spec.AllocPort == nil
+	}
+	return t
+}
+
+func (*lmcachePD) rejected(context.Context, kvParams) {}
+
+func (c *lmcachePD) freeze(frozen bool) {
+	if c.buffer != nil {
+		c.buffer.gate.set(frozen)
+	}
+}
+
+func (c *lmcachePD) close() {
+	c.cancel()
+	if c.buffer != nil {
+		c.buffer.close()
+	}
+	c.wg.Wait()
+}
+
+// chunks gives the keys of a prompt's chunks and the token that each ends before.
+// The last one may be partial.
+func (c *lmcachePD) chunks(tokens []int32) (keys []TokenKey, ends []int) {
+	key := c.seed
+	for at := 0; at < len(tokens); {
+		end := min(at+c.chunk, len(tokens))
+		if c.whole && end-at < c.chunk {
+			break
+		}
+		key = key.extend(tokens[at:end])
+		keys, ends = append(keys, key), append(ends, end)
+		at = end
+	}
+	return keys, ends
+}
+
+// pushed is one request's side of the transfer.
+type pushed struct {
+	*lmcachePD
+	local      bool
+	firstToken bool
+	spec       *disaggSpec // of a sender; nil: nothing is pushed
+	bad        bool
+
+	keys  []TokenKey // of a receiver: the chunks found
+	found int        // tokens
+}
+
+// arrived lets the engine die of a disagg_spec without the members that its
+// scheduler reads.
+func (t *pushed) arrived(context.Context, *sequence) (string, error) {
+	if t.bad {
+		return "", &engineDeath{"disagg_spec lacks a member, or has one of another type"}
+	}
+	return "", nil
+}
+
+func (t *pushed) external() bool { return !t.local && t.buffer != nil }
+
+func (t *pushed) promised(s *sequence) int {
+	keys, ends := t.chunks(s.tokens[:max(s.prompt-t.skip, 0)])
+	n := t.buffer.has(keys)
+	if t.keys = keys[:n]; n > 0 {
+		t.found = min(ends[n-1], s.prompt-1)
+	}
+	return t.found
+}
+
+func (t *pushed) load(_ context.Context, s *sequence) error {
+	var contents [][]byte
+	for _, key := range t.keys {
+		blocks, ok := t.buffer.take(key)
+		if !ok {
+			return &loadError{failures: 1, err: errChunkGone}
+		}
+		contents = append(contents, blocks...)
+	}
+	size := t.node.cfg.BlockSize
+	t.node.core.fill(s, contents[s.computed/size:blocksFor(t.found, size)], t.found)
+	return nil
+}
+
+// prefilled pushes the prompt to its receiver, beside the answer.
+func (t *pushed) prefilled(_ context.Context, s *sequence) {
+	if t.spec == nil {
+		return
+	}
+	keys, ends := t.chunks(s.tokens[:s.prompt])
+	if len(keys) == 0 {
+		return // nothing to write, and so nothing to tell (A.3 of the protocol page)
+	}
+	blocks := t.node.core.read(s.blocks[:blocksFor(ends[len(ends)-1], t.node.cfg.BlockSize)])
+	t.wg.Go(func() {
+		if t.push(keys, ends, blocks) == nil && t.node.cfg.Extra["pd_skip_proxy_notification"] != "true" {
+			_ = t.notify(*t.spec.ReqID)
+		}
+	})
+}
+
+// firstPort is a rank's port. LMCache indexes a list; a bare number fails there.
+func firstPort(raw json.RawMessage) (string, error) {
+	var ports []int
+	if err := json.Unmarshal(raw, &ports); err != nil {
+		return "", err
+	}
+	if len(ports) == 0 {
+		return "", errNoAddress
+	}
+	return strconv.Itoa(ports[0]), nil
+}
+
+// push writes chunks into the receiver's buffer.
+func (t *pushed) push(keys []TokenKey, ends []int, blocks [][]byte) error {
+	initPort, err := firstPort(t.spec.InitPort)
+	if err != nil {
+		return err
+	}
+	allocPort, err := firstPort(t.spec.AllocPort)
+	if err != nil {
+		return err
+	}
+	if err := t.shakeHands(initPort); err != nil {
+		return err
+	}
+	pipe, err := t.dial(allocPort)
+	if err != nil {
+		return err
+	}
+	defer pipe.Close()
+	defer context.AfterFunc(t.ctx, func() { _ = pipe.Close() })()
+	data, err := json.Marshal(allocMessage{Request: *t.spec.ReqID, Keys: keys, Ends: ends})
+	if err != nil {
+		return err
+	}
+	if err := pipe.Send(Frame{Kind: FrameAsk, Data: data}); err != nil {
+		return err
+	}
+	if f, err := pipe.Recv(); err != nil || f.Kind != FrameReleased {
+		return errors.Join(errNoRoom, err)
+	}
+	if err := sleep(t.ctx, t.delay); err != nil {
+		return err
+	}
+	begun := time.Now()
+	for i, block := range blocks {
+		if err := pipe.Send(Frame{Kind: FrameBlock, Index: uint32(i), Count: uint32(len(blocks)), Data: block}); err != nil {
+			return err
+		}
+	}
+	if f, err := pipe.Recv(); err != nil || f.Kind != FrameReleased {
+		return errors.Join(errPeerGone, err)
+	}
+	t.node.stats.transferred(len(blocks)*t.node.core.pool.size, len(blocks), time.Since(begun))
+	return nil
+}
+
+func (t *pushed) dial(port string) (*Pipe, error) {
+	ctx, stop := context.WithTimeout(t.ctx, t.node.cfg.HandshakeTimeout)
+	defer stop()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(*t.spec.Host, port))
+	if err != nil {
+		return nil, err
+	}
+	return NewPipe(conn), nil
+}
+
+// shakeHands meets the receiver at its init port.
+func (t *pushed) shakeHands(port string) error {
+	pipe, err := t.dial(port)
+	if err != nil {
+		return err
+	}
+	defer pipe.Close()
+	defer context.AfterFunc(t.ctx, func() { _ = pipe.Close() })()
+	mine := t.node.hello()
+	data, err := json.Marshal(mine)
+	if err == nil {
+		err = pipe.Send(Frame{Kind: FrameHello, Data: data})
+	}
+	if err != nil {
+		return err
+	}
+	f, err := pipe.Recv()
+	if err != nil {
+		return err
+	}
+	var theirs hello
+	if err := json.Unmarshal(f.Data, &theirs); err != nil || f.Kind != FrameHello || theirs.Compat != mine.Compat {
+		return errors.Join(errOtherEngine, err)
+	}
+	return nil
+}
+
+// notify pushes LMCache's message to the proxy. As with libzmq, it is kept until
+// somebody listens there.
+func (c *lmcachePD) notify(request string) error {
+	data, err := msgpack.Marshal(map[string]string{"type": "ProxyNotif", "req_id": request})
+	if err != nil {
+		return err
+	}
+	push := zmq4.NewPush(c.ctx, zmq4.WithLogger(silent()), zmq4.WithDialerMaxRetries(-1), zmq4.WithDialerRetry(20*time.Millisecond))
+	defer push.Close()
+	address := net.JoinHostPort(c.node.cfg.Extra["pd_proxy_host"], c.node.cfg.Extra["pd_proxy_port"])
+	if err := push.Dial("tcp://" + address); err != nil {
+		return fmt.Errorf("notice: %w", err)
+	}
+	return push.Send(zmq4.NewMsg(data))
+}
+
+func (*pushed) reported() (int, bool) { return 0, false }
+func (*pushed) queued()               {}
+func (*pushed) dropped(bool)          {}
+
+// finished gives out the first token, if it was asked for.
+func (t *pushed) finished(s *sequence, _ string) any {
+	if !t.firstToken || len(s.answer) == 0 {
+		return nil
+	}
+	return map[string]any{"first_tok": s.answer[0]}
+}
