@@ -36,20 +36,27 @@ func init() {
 	}, "NixlConnector", "NixlPullConnector")
 }
 
-// Connector is the connector "nixl".
-type Connector struct{ lease time.Duration }
+// Connector is the connector "nixl". The zero value is ready.
+type Connector struct {
+	lease time.Duration
+	opts  Options
+}
 
-// New checks the settings. nil means defaults.
-func New(o *Options) (*Connector, error) {
+// New checks the settings. nil means defaults. The connector is a *[Connector], unless Bidirectional is set: then it is one that
+// remembers conversations besides.
+func New(o *Options) (connector.KVConnector, error) {
 	if o == nil {
 		o = &Options{}
 	}
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	c := &Connector{lease: DefaultLease}
+	c := &Connector{lease: DefaultLease, opts: *o}
 	if o.LeaseDuration != nil {
 		c.lease = time.Duration(*o.LeaseDuration)
+	}
+	if o.Bidirectional {
+		return newConversational(c), nil
 	}
 	return c, nil
 }

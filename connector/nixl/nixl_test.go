@@ -6,8 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -16,10 +14,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
-	"github.com/tidwall/sjson"
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -30,7 +28,7 @@ func open(t testing.TB, o *nixl.Options) *nixl.Connector {
 	t.Helper()
 	c, err := nixl.New(o)
 	require.NoError(t, err)
-	return c
+	return c.(*nixl.Connector)
 }
 
 func session(t testing.TB, api connector.API, body string) *connector.Session {
@@ -60,68 +58,10 @@ func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (st
 	return string(body), err
 }
 
-// Real exchanges of vLLM 0.32.0: the client's request, the prefill leg as recorded, P's whole answer to the byte, and the
-// decode leg that the real D answered with P's KV. The recording scripts left "stream" out where false is the default.
-func TestLegsOfRecordedExchanges(t *testing.T) {
-	files, err := filepath.Glob("testdata/0.32.0/[0-9]*.json")
-	require.NoError(t, err)
-	require.Len(t, files, 7)
-	c := open(t, nil)
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			raw, err := os.ReadFile(file)
-			require.NoError(t, err)
-			var g struct {
-				What, Path                      string
-				Client, Prefill, Answer, Decode json.RawMessage
-			}
-			require.NoError(t, json.Unmarshal(raw, &g))
-			s := session(t, connector.APIOf(g.Path), string(g.Client))
-			require.NotEqual(t, connector.APIUnknown, s.API)
-			require.Empty(t, c.Unsupported(s.Request))
-
-			want, err := sjson.SetRaw(string(g.Prefill), "stream", "false")
-			require.NoError(t, err)
-			assert.JSONEq(t, want, prefillLeg(t, c, s))
-
-			decode, err := decodeLeg(c, s, string(g.Answer))
-			require.NoError(t, err)
-			assert.JSONEq(t, string(g.Decode), decode)
-			handoff := gjson.GetBytes(g.Answer, "kv_transfer_params").Raw
-			assert.Equal(t, strings.TrimSuffix(string(g.Client), "}")+`,"kv_transfer_params":`+handoff+"}", decode, "the client's bytes, then P's")
-		})
-	}
-}
-
-// Handoffs that a real D was given (captures/README.md §2.1): those that it dies of, hangs on, or fails by their form must not
-// reach it; those that it takes, or whose fault only the engines can see, must.
-func TestRecordedHandoffs(t *testing.T) {
-	raw, err := os.ReadFile("testdata/0.32.0/handoffs.json")
-	require.NoError(t, err)
-	var cases []struct {
-		Capture string
-		Status  int // D's answer, 0 where it hung
-		Refuse  bool
-		Handoff json.RawMessage
-	}
-	require.NoError(t, json.Unmarshal(raw, &cases))
-	require.Len(t, cases, 25)
-	c := open(t, nil)
-	for _, k := range cases {
-		t.Run(k.Capture, func(t *testing.T) {
-			s := session(t, connector.APICompletions, `{"prompt":"x"}`)
-			decode, err := decodeLeg(c, s, `{"kv_transfer_params":`+string(k.Handoff)+`}`)
-			if k.Refuse {
-				assert.NotEqual(t, http.StatusOK, k.Status, "D took it")
-				require.ErrorIs(t, err, connector.ErrNoTransfer)
-				requireNoValue(t, err, k.Handoff)
-				return
-			}
-			require.NoError(t, err)
-			assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+string(k.Handoff)+`}`, decode)
-		})
-	}
-}
+// Real exchanges of vLLM 0.32.0, P's answers to the byte; and handoffs that a real D was given (captures/README.md §2.1): those that it dies
+// of, hangs on, or fails by their form must not reach it, and those that it takes, or whose fault only the engines can see, must. The
+// recording scripts left "stream" out where false is the default.
+func TestGolden(t *testing.T) { connectortest.Golden(t, harness.New, "testdata/golden") }
 
 // requireNoValue fails if an error's text holds a string or number of the handoff.
 func requireNoValue(t *testing.T, err error, handoff []byte) {

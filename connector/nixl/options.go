@@ -6,17 +6,19 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Options are the connector's settings: pdkit's own three, and every key that the design documents give NIXL, in their
-// YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here and
-// have no effect on the legs.
+// Options are the connector's settings: pdkit's own, and every key that the design documents give NIXL, in their
+// YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the legs, and
+// are rendered as the engines' settings.
 type Options struct {
 	LeaseDuration      *connector.Duration `json:"leaseDuration"`      // P's kv_lease_duration; default 30s
-	Bidirectional      bool                `json:"bidirectional"`      // not there yet: true is refused
-	ConversationHeader string              `json:"conversationHeader"` // names the conversation for bidirectional
+	Bidirectional      bool                `json:"bidirectional"`      // D's KV of one turn is P's for the next; needs bidirectional_kv_xfer on both engines
+	ConversationHeader string              `json:"conversationHeader"` // the client's header that names the conversation, for bidirectional; default X-Session-ID
+	ConversationTTL    *connector.Duration `json:"conversationTTL"`    // D's decoder_kv_blocks_ttl, for bidirectional; default 480s
 
 	ClusterEndpoints   []string            `json:"clusterEndpoints"`
 	ClusterID          string              `json:"clusterId"`
@@ -72,8 +74,11 @@ func (o *Options) check() error {
 	if o.LeaseDuration != nil && *o.LeaseDuration <= 0 {
 		fault("leaseDuration", "is not above 0", "the engines' kv_lease_duration, 30s unless they set another")
 	}
-	if o.Bidirectional {
-		fault("bidirectional", "is not there yet", "leave it out or set false")
+	if o.ConversationTTL != nil && *o.ConversationTTL <= 0 {
+		fault("conversationTTL", "is not above 0", "the decode engines' decoder_kv_blocks_ttl, 480s unless they set another")
+	}
+	if strings.ContainsFunc(o.ConversationHeader, notInHeaderName) {
+		fault("conversationHeader", "is not a header's name", "one like X-Session-ID")
 	}
 	for _, c := range []struct {
 		path, value string
@@ -97,6 +102,30 @@ func (o *Options) check() error {
 		fault("port", "is not a port", "1 to 65535")
 	}
 	return errors.Join(errs...)
+}
+
+func notInHeaderName(r rune) bool {
+	return r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+}
+
+// The defaults of what bidirectional needs.
+const (
+	DefaultConversationHeader = "X-Session-ID"
+	DefaultConversationTTL    = 480 * time.Second // vLLM's decoder_kv_blocks_ttl
+)
+
+func (o *Options) conversationHeader() string {
+	if o.ConversationHeader == "" {
+		return DefaultConversationHeader
+	}
+	return o.ConversationHeader
+}
+
+func (o *Options) conversationTTL() time.Duration {
+	if o.ConversationTTL == nil {
+		return DefaultConversationTTL
+	}
+	return time.Duration(*o.ConversationTTL)
 }
 
 type count struct {

@@ -34,7 +34,7 @@ func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 			"infinibandConfig":{"hcaName":"h","port":1,"partitionKey":"p","serviceLevel":1},
 			"maxMemoryPerNode":1,"replicationFactor":1,"consistencyLevel":"eventual","batchSize":8,"flushInterval":"1ms","compressionType":"zstd",
 			"connectionTimeout":"1s","readTimeout":"1s","writeTimeout":"1s","maxConnections":9}`,
-		"pdkit's own": `{"leaseDuration":"30s","bidirectional":false,"conversationHeader":"X-Session-ID"}`,
+		"pdkit's own": `{"leaseDuration":"30s","bidirectional":true,"conversationHeader":"X-Session-ID","conversationTTL":"480s"}`,
 	} {
 		assert.NoError(t, openConfig(config), rule)
 	}
@@ -61,7 +61,8 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"leaseDuration":"-1s"}`:          "leaseDuration",
 		`{"leaseDuration":30}`:             "leaseDuration",
 		`{"leaseDuration":"30"}`:           "leaseDuration",
-		`{"bidirectional":true}`:           "bidirectional",
+		`{"conversationTTL":"0s"}`:         "conversationTTL",
+		`{"conversationHeader":"X Y"}`:     "conversationHeader",
 		`{"bidirectional":"no"}`:           "bidirectional",
 		`{"networkType":"carrier-pigeon"}`: "networkType",
 		`{"protocol":"udp"}`:               "protocol",

@@ -6,19 +6,21 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
+	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/nixlengine"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // The attributes of a prefill engine.
 const (
-	attrEngineID = "engineID"        // engine_id of its kv_transfer_config
-	attrHost     = "sideChannelHost" // VLLM_NIXL_SIDE_CHANNEL_HOST; the URL's host where left out
-	attrPort     = "sideChannelPort" // VLLM_NIXL_SIDE_CHANNEL_PORT
-	attrTPSize   = "tpSize"          // its tensor-parallel size
-	attrPPSize   = "ppSize"          // its pipeline-parallel size
-	attrDPSize   = "dpSize"          // its data-parallel size
+	attrEngineID = "engineID"            // engine_id of its kv_transfer_config
+	attrHost     = nixlengine.AttrHost   // VLLM_NIXL_SIDE_CHANNEL_HOST; the URL's host where left out
+	attrPort     = nixlengine.AttrPort   // VLLM_NIXL_SIDE_CHANNEL_PORT
+	attrTPSize   = "tpSize"              // its tensor-parallel size
+	attrPPSize   = "ppSize"              // its pipeline-parallel size
+	attrDPSize   = nixlengine.AttrDPSize // its data-parallel size
 )
 
 // maxRanks bounds the sizes: no engine has more, and a larger one is a slip.
@@ -43,14 +45,14 @@ func coordinatesOf(s *connector.Session) (coordinates, error) {
 }
 
 func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error) {
-	var errs [6]error
+	var errs [7]error
 	at.engineID, errs[0] = connector.TextAttribute(e, attrEngineID)
 	at.port, errs[1] = connector.PortAttribute(e, attrPort, 0)
 	at.tp, errs[2] = connector.IntAttribute(e, attrTPSize, 1, 1, maxRanks)
 	at.pp, errs[3] = connector.IntAttribute(e, attrPPSize, 1, 1, maxRanks)
 	ranks, errs[4] = connector.IntAttribute(e, attrDPSize, 1, 1, maxRanks)
-	if at.host = e.Attribute(attrHost); at.host == "" {
-		at.host = e.Host()
+	if at.host = nixlengine.Host(e); strings.ContainsAny(at.host, " /[]@") {
+		errs[6] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"}
 	}
 	if at.port+ranks-1 > 65535 {
 		errs[5] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPort, Problem: "leaves no ports for the other data-parallel ranks"}
@@ -115,6 +117,7 @@ func asFields(err error) error {
 
 var remedies = map[string]string{
 	attrEngineID: "the engine_id of the prefill engine's kv_transfer_config, which must be fixed there",
+	attrHost:     "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_HOST, as decode engines reach it; the URL's host where left out",
 	attrPort:     "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_PORT",
 	attrTPSize:   "the prefill engine's tensor-parallel size, 1 where left out",
 	attrPPSize:   "the prefill engine's pipeline-parallel size, 1 where left out",

@@ -164,7 +164,10 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 
 // CheckPrefill tells from P's answer that nothing will be written, or not to this D: P aborted, or is not the engine, or did not hear
 // the id, that D was told.
-func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
+func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
+	if c.serial {
+		return nil // Decode sees the same answer before D does
+	}
 	raw, err := handoff.OfAnswer(p)
 	if err != nil {
 		return err

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nixlengine renders what the launch settings of all vLLM engines with NIXL have in common: the side channel's address, the
+// lease, the roles.
+//
+// Facts: vLLM 0.32.0's vllm/config/kv_transfer.py and vllm/envs.py; kv_lease_duration took the place of
+// VLLM_NIXL_ABORT_REQUEST_TIMEOUT in 0.22 (vllm#41383).
+package nixlengine
+
+import (
+	"math"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// DefaultPort is vLLM's own VLLM_NIXL_SIDE_CHANNEL_PORT.
+const DefaultPort = 5600
+
+// The attributes of an engine that say where its side channel is, and how many data-parallel ranks it has.
+const (
+	AttrHost   = "sideChannelHost"
+	AttrPort   = "sideChannelPort"
+	AttrDPSize = "dpSize"
+)
+
+// Config is what a connector's own settings say.
+type Config struct {
+	Class    string // NixlConnector or NixlPushConnector
+	EngineID string // "" lets the engine make one at each start
+	Lease    time.Duration
+	Port     int // of the first engine's side channel on each host; 0 is DefaultPort
+}
+
+// Settings renders the common settings. The error is an *[connector.EndpointError].
+func Settings(t connector.Target, c Config) (connector.EngineSettings, error) {
+	port, err := port(t, c.Port)
+	if err != nil {
+		return connector.EngineSettings{}, err
+	}
+	host := Host(t.Endpoint)
+	transfer := &connector.KVTransfer{Connector: c.Class, Role: connector.KVRole(t.Endpoint.Role), EngineID: c.EngineID, Extra: map[string]any{}}
+	s := connector.EngineSettings{Engine: "vllm", KVTransfer: transfer, Args: []string{"--enable-prompt-tokens-details"}}
+	s.Env = []connector.EnvVar{
+		{Name: "VLLM_NIXL_SIDE_CHANNEL_HOST", Value: host},
+		{Name: "VLLM_NIXL_SIDE_CHANNEL_PORT", Value: strconv.Itoa(port)},
+		{Name: "PYTHONHASHSEED", Value: "0"},
+	}
+	if t.CPU {
+		transfer.BufferDevice = "cpu"
+	}
+	if !t.Version.Before(0, 12) {
+		transfer.LoadFailurePolicy = "fail" // the default since 2026-02 (vllm#34896), and what the failure tables count on
+	}
+	seconds := int64(math.Ceil(c.Lease.Seconds())) // both take whole seconds; the gateway must not believe in more than there is
+	if t.Version.Before(0, 22) {
+		s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Value: strconv.FormatInt(seconds, 10)})
+	} else {
+		transfer.Extra["kv_lease_duration"] = seconds
+	}
+	if transfer.Role == "kv_both" {
+		s.Notes = append(s.Notes, connector.Note{Path: "role",
+			Text: "kv_both is deprecated for NIXL in vLLM; engines of role prefill and decode get kv_producer and kv_consumer"})
+	}
+	if ip, err := netip.ParseAddr(host); host == "localhost" || err == nil && ip.IsLoopback() {
+		s.Notes = append(s.Notes, connector.Note{Path: AttrHost,
+			Text: "the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine"})
+	}
+	s.Notes = append(s.Notes, resources(t.Resources)...)
+	return s, nil
+}
+
+// Host is the address at which other engines reach an engine's side channel.
+func Host(e discovery.Endpoint) string {
+	if h := strings.TrimSpace(e.Attribute(AttrHost)); h != "" {
+		return h
+	}
+	return e.Host()
+}
+
+// port chooses a side channel's first port: the attribute's, else the next free one on the engine's host. A data-parallel engine needs one
+// for each rank.
+func port(t connector.Target, first int) (int, error) {
+	if first == 0 {
+		first = DefaultPort
+	}
+	given, _, err := wanted(t.Endpoint)
+	if err != nil || given != 0 {
+		return given, err
+	}
+	taken, before := neighbours(t)
+	if len(before) == 0 {
+		return first + t.Index, nil // not among the engines: told alone
+	}
+	at := first
+	for i, ranks := range before {
+		if i > 0 {
+			at += before[i-1]
+		}
+		at = skip(at, ranks, taken)
+	}
+	if at > 65535 {
+		return 0, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: AttrPort, Problem: "is missing, and no port above the configured one is left"}
+	}
+	return at, nil
+}
+
+// span are ports from one up to, but without, another.
+type span struct{ from, to int }
+
+// neighbours are the ports that entries on the same host fix, and how many ports each engine there wants that leaves it open, up to the
+// target itself.
+func neighbours(t connector.Target) (taken []span, before []int) {
+	passed := false
+	for _, e := range t.Engines {
+		port, ranks, err := wanted(e)
+		if err != nil || Host(e) != Host(t.Endpoint) {
+			continue // a faulty entry is told when its own engine is rendered
+		}
+		if port != 0 {
+			taken = append(taken, span{port, port + ranks})
+		} else if !passed {
+			before = append(before, ranks)
+		}
+		passed = passed || e.ID == t.Endpoint.ID
+	}
+	if !passed {
+		return nil, nil
+	}
+	return taken, before
+}
+
+// skip moves a run of ports up until nobody else has one of them.
+func skip(at, n int, taken []span) int {
+	for i := 0; i < len(taken); i++ {
+		if s := taken[i]; at < s.to && s.from < at+n {
+			at, i = s.to, -1
+		}
+	}
+	return at
+}
+
+// wanted are the port that an engine's entry fixes, 0 where it does not, and how many it needs from there on.
+func wanted(e discovery.Endpoint) (port, ranks int, err error) {
+	if port, err = connector.IntAttribute(e, AttrPort, 0, 1, 65535); err != nil {
+		return 0, 0, err
+	}
+	ranks, err = connector.IntAttribute(e, AttrDPSize, 1, 1, 65535)
+	return port, ranks, err
+}

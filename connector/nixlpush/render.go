@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nixlpush
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/nixlengine"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Render gives the launch settings of an engine. A prefill engine gets the engine id and the side channel that its endpoint attributes
+// name, since the gateway tells decode engines of them before the prefill engine has answered.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	if t.Version.Before(0, 23) {
+		return connector.EngineSettings{}, errors.New("vLLM " + t.Version.String() + " has no NixlPushConnector: it came in 2026-06 (vllm#35264)")
+	}
+	if err := c.CheckEndpoint(t.Endpoint); err != nil {
+		return connector.EngineSettings{}, err
+	}
+	config := nixlengine.Config{Class: "NixlPushConnector", Lease: c.Lease()}
+	prefills := t.Endpoint.Role.Has(discovery.RolePrefill)
+	if prefills {
+		config.EngineID = strings.TrimSpace(t.Endpoint.Attribute(attrEngineID))
+	}
+	s, err := nixlengine.Settings(t, config)
+	if err != nil || !prefills {
+		return s, err
+	}
+	// The sizes that decode engines are told must be those that the engine has.
+	for _, size := range []struct{ attribute, argument string }{
+		{attrTPSize, "--tensor-parallel-size"}, {attrPPSize, "--pipeline-parallel-size"}, {attrDPSize, "--data-parallel-size"},
+	} {
+		n, err := connector.IntAttribute(t.Endpoint, size.attribute, 1, 1, maxRanks)
+		if err != nil {
+			return s, err
+		}
+		if n > 1 {
+			s.Args = append(s.Args, size.argument, strconv.Itoa(n))
+		}
+	}
+	if config.EngineID != "" {
+		s.Notes = append(s.Notes, connector.Note{Path: "attributes." + attrEngineID,
+			Text: "the engine keeps this id when it restarts, and decode engines keep what they learnt under it: restart them with it"})
+	}
+	return s, nil
+}
