@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nixl_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// talk is a connector with bidirectional, and engines whose tokens are bytes.
+type talk struct {
+	t      *testing.T
+	c      connector.KVConnector
+	decode string // the ID of D
+	render func(r *http.Request) (*http.Response, error)
+	calls  []*http.Request
+}
+
+func newTalk(t *testing.T) *talk {
+	c, err := nixl.New(&nixl.Options{Bidirectional: true})
+	require.NoError(t, err)
+	return &talk{t: t, c: c, decode: "d"}
+}
+
+// back is the handoff of D's answer, after vLLM's pull_scheduler.py.
+func back(n int) string {
+	h, _ := sjson.Set(`{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e-d","remote_request_id":"cmpl-9","remote_host":"10.0.0.2","remote_port":5601,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":0,"remote_blocks_expiry_time":1234.5,"transfer_mode":"pull"}`, "remote_num_tokens", n)
+	return h
+}
+
+// ids are the tokens of a text: its bytes.
+func ids(text string) string {
+	list := make([]int, len(text))
+	for i := range list {
+		list[i] = int(text[i])
+	}
+	raw, _ := json.Marshal(list)
+	return string(raw)
+}
+
+func (k *talk) session(api connector.API, body string, header ...string) *connector.Session {
+	s := session(k.t, api, body)
+	p, err := discovery.New("http://10.0.0.1:8100/base", discovery.RolePrefill)
+	require.NoError(k.t, err)
+	s.Prefill, s.Decode = p, discovery.Endpoint{ID: k.decode}
+	s.Header = http.Header{"X-Session-Id": {"talk-1"}, "Authorization": {"Bearer t"}}
+	for i := 0; i+1 < len(header); i += 2 {
+		if s.Header.Del(header[i]); header[i+1] != "" {
+			s.Header.Set(header[i], header[i+1])
+		}
+	}
+	return s
+}
+
+// rendering is P's /render, as vLLM has it: tokens of the prompt, in a list for completions.
+func (k *talk) rendering(r *http.Request) (*http.Response, error) {
+	k.calls = append(k.calls, r)
+	if k.render != nil {
+		return k.render(r)
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	out := `[{"token_ids":` + ids(gjson.GetBytes(body, "prompt").String()) + `,"features":null}]`
+	if strings.Contains(r.URL.Path, "chat") {
+		var all strings.Builder
+		for _, m := range gjson.GetBytes(body, "messages").Array() {
+			all.WriteString("<" + m.Get("content").String() + ">")
+		}
+		out = `{"token_ids":` + ids(all.String()+"<") + `}`
+	}
+	return answered(http.StatusOK, out), nil
+}
+
+func answered(status int, body string) *http.Response {
+	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body))}
+}
+
+// prefill plays Prepare and Prefill, and gives the leg's parameters.
+func (k *talk) prefill(s *connector.Session) string {
+	k.t.Helper()
+	v, err := k.c.(connector.Preparer).Prepare(context.Background(), s, k.rendering)
+	require.NoError(k.t, err)
+	s.SetPrepared(v)
+	return gjson.Get(prefillLeg(k.t, k.c, s), "kv_transfer_params").Raw
+}
+
+// answer gives D's answer to the connector, and what the client gets.
+func (k *talk) answer(s *connector.Session, body string) string {
+	k.t.Helper()
+	fn := k.c.(connector.Rewriter).Rewrite(s, nil)
+	require.NotNil(k.t, fn)
+	out, err := fn([]byte(body))
+	require.NoError(k.t, err)
+	return string(out)
+}
+
+// completion is D's whole answer, with the token ids that it was asked for.
+func completion(prompt, text, params string) string {
+	return `{"id":"cmpl-1","choices":[{"index":0,"text":"` + text + `","token_ids":` + ids(text) + `,"prompt_token_ids":` + ids(prompt) + `}],"kv_transfer_params":` + params + `}`
+}
+
+const plain = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+
+// spoken plays a first turn: prompt "abcd", answer "efg", of which D has 6 tokens' KV.
+func (k *talk) spoken() {
+	k.t.Helper()
+	s := k.session(connector.APICompletions, `{"prompt":"abcd"}`)
+	require.JSONEq(k.t, plain, k.prefill(s))
+	k.answer(s, completion("abcd", "efg", back(6)))
+}
+
+func (k *talk) next(prompt string, header ...string) string {
+	k.t.Helper()
+	return k.prefill(k.session(connector.APICompletions, `{"prompt":"`+prompt+`"}`, header...))
+}
+
+func TestTheNextTurnTakesTheLastOnesKV(t *testing.T) {
+	k := newTalk(t)
+	k.spoken()
+	assert.Equal(t, back(6), k.next("abcdefgh"), "D's own handoff, to the byte")
+	require.Len(t, k.calls, 1)
+	assert.Equal(t, "http://10.0.0.1:8100/base/v1/completions/render", k.calls[0].URL.String())
+	assert.Equal(t, "Bearer t", k.calls[0].Header.Get("Authorization"))
+	assert.Equal(t, plain, k.next("abcdefgh"), "D gives its KV once")
+	assert.Len(t, k.calls, 1, "nobody is asked where nothing is remembered")
+}
+
+func TestAChatsNextTurn(t *testing.T) {
+	k := newTalk(t)
+	s := k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"}]}`)
+	k.prefill(s)
+	answer := `{"choices":[{"message":{"content":"cd"},"token_ids":` + ids("cd>") + `}],"prompt_token_ids":` + ids("<ab><") + `,"kv_transfer_params":` + back(7) + `}`
+	assert.JSONEq(t, `{"choices":[{"message":{"content":"cd"},"token_ids":null}],"prompt_token_ids":null,"kv_transfer_params":null}`, k.answer(s, answer))
+	next := k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"},{"role":"assistant","content":"cd"},{"role":"user","content":"ef"}]}`)
+	assert.Equal(t, back(7), k.prefill(next))
+	assert.Equal(t, "/base/v1/chat/completions/render", k.calls[0].URL.Path)
+}
+
+func TestGenerateNeedsNoRendering(t *testing.T) {
+	k := newTalk(t)
+	k.answer(k.session(connector.APIGenerate, `{"token_ids":[1,2,3]}`), `{"choices":[{"token_ids":[4,5]}],"kv_transfer_params":`+back(4)+`}`)
+	assert.Equal(t, back(4), k.prefill(k.session(connector.APIGenerate, `{"token_ids":[1,2,3,4,9,9]}`)))
+	assert.Empty(t, k.calls)
+}
+
+// P compares nothing, so whatever is not proven goes the plain way.
+func TestPromptsThatDoNotProvablyExtendTheTurn(t *testing.T) {
+	for rule, prompt := range map[string]string{
+		"another beginning": "Xbcdefgh", "another answer": "abcdeXgh", "shorter than what D has": "abcde", "no longer than what D has": "abcdef",
+	} {
+		t.Run(rule, func(t *testing.T) {
+			k := newTalk(t)
+			k.spoken()
+			assert.Equal(t, plain, k.next(prompt))
+			assert.Equal(t, back(6), k.next("abcdefgh"), "the turn is still there for the one that does")
+		})
+	}
+	t.Run("the last answer's last token counts only if D has its KV", func(t *testing.T) {
+		k := newTalk(t)
+		k.spoken()
+		assert.Equal(t, back(6), k.next("abcdefXh"))
+	})
+}
+
+func TestTurnsOfOthersAreNotTaken(t *testing.T) {
+	k := newTalk(t)
+	k.spoken()
+	for rule, s := range map[string]*connector.Session{
+		"another conversation":     k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID", "talk-2"),
+		"no conversation":          k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID", ""),
+		"a name that is too long":  k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID", strings.Repeat("x", 257)),
+		"another model":            k.session(connector.APICompletions, `{"model":"adapter","prompt":"abcdefgh"}`),
+		"another cache salt":       k.session(connector.APICompletions, `{"prompt":"abcdefgh","cache_salt":"s"}`),
+		"an API without token ids": k.session(connector.APIMessages, `{"messages":[]}`),
+		"a prompt of embeddings":   k.session(connector.APICompletions, `{"prompt":"abcdefgh","prompt_embeds":"x"}`),
+	} {
+		assert.Equal(t, plain, k.prefill(s), rule)
+	}
+	k.decode = "d2"
+	assert.Equal(t, plain, k.next("abcdefgh"), "only the pick of the same decode engine shows that it is still there")
+	k.decode = "d"
+	assert.Equal(t, back(6), k.next("abcdefgh"))
+}
+
+func TestWhateverRenderAnswersPrefillGoesOn(t *testing.T) {
+	for rule, render := range map[string]func(*http.Request) (*http.Response, error){
+		"not served":      func(*http.Request) (*http.Response, error) { return answered(404, `{"error":{}}`), nil },
+		"unreachable":     func(*http.Request) (*http.Response, error) { return nil, errors.New("refused") },
+		"garbage":         func(*http.Request) (*http.Response, error) { return answered(200, `<html>`), nil },
+		"other JSON":      func(*http.Request) (*http.Response, error) { return answered(200, `{"token_ids":"abcdefgh"}`), nil },
+		"negative tokens": func(*http.Request) (*http.Response, error) { return answered(200, `[{"token_ids":[-1]}]`), nil },
+		"several prompts": func(*http.Request) (*http.Response, error) {
+			return answered(200, `[{"token_ids":[1]},{"token_ids":[1]}]`), nil
+		},
+		"no prompt": func(*http.Request) (*http.Response, error) { return answered(200, `[]`), nil },
+		"media, told so": func(*http.Request) (*http.Response, error) {
+			return answered(200, `[{"token_ids":`+ids("abcdefgh")+`,"features":{"mm_hashes":{}}}]`), nil
+		},
+		"parts of content": func(*http.Request) (*http.Response, error) {
+			return answered(200, `[{"token_ids":`+ids("abcdefgh")+`,"content_parts":[{}]}]`), nil
+		},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			k := newTalk(t)
+			k.spoken()
+			k.render = render
+			assert.Equal(t, plain, k.next("abcdefgh"))
+		})
+	}
+}
+
+func TestARenderThatDoesNotEndEndsWithItsContext(t *testing.T) {
+	k := newTalk(t)
+	k.spoken()
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := k.c.(connector.Preparer).Prepare(ctx, k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`), func(r *http.Request) (*http.Response, error) {
+		cancel()
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	})
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestAnswersThatAreNotRemembered(t *testing.T) {
+	for rule, answer := range map[string]string{
+		"no handoff (bidirectional_kv_xfer is off)": completion("abcd", "efg", "null"),
+		"P's kind of handoff":                       completion("abcd", "efg", strings.Replace(strings.Replace(back(6), `"do_remote_decode":true`, `"do_remote_decode":false`, 1), `"do_remote_prefill":false`, `"do_remote_prefill":true`, 1)),
+		"no blocks":                                 completion("abcd", "efg", strings.Replace(back(6), "[[7,8]]", "[[]]", 1)),
+		"no address":                                completion("abcd", "efg", strings.Replace(back(6), `"10.0.0.2"`, "null", 1)),
+		"more tokens than were told":                completion("abcd", "efg", back(8)),
+		"no tokens":                                 completion("abcd", "efg", back(0)),
+		"no token ids":                              `{"choices":[{"text":"efg"}],"kv_transfer_params":` + back(6) + `}`,
+		"not JSON":                                  `data: {}`,
+		"an error":                                  `{"error":{"message":"x"}}`,
+		"a handoff that is too large":               completion("abcd", "efg", strings.Replace(back(6), "[[7,8]]", "[["+strings.Repeat("7,", 40000)+"8]]", 1)),
+	} {
+		t.Run(rule, func(t *testing.T) {
+			k := newTalk(t)
+			s := k.session(connector.APICompletions, `{"prompt":"abcd"}`)
+			k.prefill(s)
+			k.answer(s, answer)
+			assert.Equal(t, plain, k.next("abcdefgh"))
+		})
+	}
+}
+
+func TestTheClientSeesNothingOfIt(t *testing.T) {
+	k := newTalk(t)
+	s := k.session(connector.APICompletions, `{"prompt":"abcd"}`)
+	assert.JSONEq(t, `{"id":"cmpl-1","choices":[{"index":0,"text":"efg","token_ids":null,"prompt_token_ids":null}],"kv_transfer_params":null}`,
+		k.answer(s, completion("abcd", "efg", back(6))))
+	asked := k.session(connector.APICompletions, `{"prompt":"abcd","return_token_ids":true}`)
+	assert.JSONEq(t, completion("abcd", "efg", "null"), k.answer(asked, completion("abcd", "efg", back(6))), "token ids stay for the client that asked for them")
+	const odd = `{"choices":[{"text":"e\u0066g"}], "usage":{"x":1.50}}`
+	assert.Equal(t, odd, k.answer(s, odd), "and nothing else is touched")
+}
+
+func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
+	k := newTalk(t)
+	leg := func(s *connector.Session) string {
+		body, err := decodeLeg(k.c, s, `{"kv_transfer_params":`+good+`}`)
+		require.NoError(t, err)
+		return body
+	}
+	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+good+`,"return_token_ids":true}`, leg(k.session(connector.APICompletions, `{"prompt":"x"}`)))
+	for rule, s := range map[string]*connector.Session{
+		"a stream":        k.session(connector.APICompletions, `{"prompt":"x","stream":true}`),
+		"no conversation": k.session(connector.APICompletions, `{"prompt":"x"}`, "X-Session-ID", ""),
+		"tokens out":      k.session(connector.APIGenerate, `{"token_ids":[1]}`),
+	} {
+		assert.NotContains(t, leg(s), "return_token_ids", rule)
+	}
+	assert.Nil(t, k.c.(connector.Rewriter).Rewrite(k.session(connector.APIChat, `{"messages":[],"stream":true}`), nil), "streams are left unparsed")
+	assert.Nil(t, k.c.(connector.Rewriter).Rewrite(k.session(connector.APIChat, `{"messages":[]}`, "X-Session-ID", ""), nil))
+}
+
+func TestTurnsExpireBeforeD_LetsGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newTalk(t)
+		k.spoken()
+		time.Sleep(450*time.Second - time.Millisecond)
+		assert.Equal(t, back(6), k.next("abcdefgh"), "480 s less 30 for P's queue")
+		k.spoken()
+		time.Sleep(450 * time.Second)
+		assert.Equal(t, plain, k.next("abcdefgh"))
+	})
+}
+
+func TestAShortTimeIsHalved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newTalk(t)
+		ttl := connector.Duration(10 * time.Second)
+		var err error
+		k.c, err = nixl.New(&nixl.Options{Bidirectional: true, ConversationTTL: &ttl, ConversationHeader: "X-Talk"})
+		require.NoError(t, err)
+		s := k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Talk", "1")
+		k.answer(s, completion("abcd", "efg", back(6)))
+		time.Sleep(5 * time.Second)
+		assert.Equal(t, plain, k.next("abcdefgh", "X-Talk", "1"))
+	})
+}
+
+// Two requests of one conversation at once: one of them gets the KV.
+func TestATurnIsTakenOnce(t *testing.T) {
+	k := newTalk(t)
+	k.spoken()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	taken := 0
+	for range 16 {
+		wg.Go(func() {
+			s := k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`)
+			v, err := k.c.(connector.Preparer).Prepare(context.Background(), s, func(*http.Request) (*http.Response, error) {
+				return answered(200, `[{"token_ids":`+ids("abcdefgh")+`}]`), nil
+			})
+			assert.NoError(t, err)
+			if v != nil {
+				mu.Lock()
+				taken++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	assert.Equal(t, 1, taken)
+}
+
+// The memory is bounded, and forgets the oldest first.
+func TestTheMemoryIsBounded(t *testing.T) {
+	k := newTalk(t)
+	const most = 4096
+	say := func(name string) {
+		k.answer(k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Session-ID", name), completion("abcd", "efg", back(6)))
+	}
+	say("first")
+	for i := range most {
+		say("n" + string(rune('a'+i%26)) + time.Duration(i).String())
+	}
+	assert.Equal(t, plain, k.next("abcdefgh", "X-Session-ID", "first"))
+	assert.Equal(t, back(6), k.next("abcdefgh", "X-Session-ID", "nb"+time.Duration(1).String()))
+}
+
+func TestOffByDefault(t *testing.T) {
+	c, err := nixl.New(nil)
+	require.NoError(t, err)
+	_, prepares := connector.As[connector.Preparer](c)
+	_, rewrites := connector.As[connector.Rewriter](c)
+	assert.False(t, prepares || rewrites, "nothing is asked, and streams and answers are left unparsed")
+}
+
+func TestConformanceOfConversations(t *testing.T) {
+	h := harness
+	h.Config = json.RawMessage(`{"bidirectional":true,"conversationTTL":"90s","conversationHeader":"X-Conversation"}`)
+	h.Versions = []connector.EngineVersion{{Minor: 32}, {Minor: 22}}
+	h.Except.OwnSettings = []string{"conversationHeader"} // it names a header of the client's
+	connectortest.Run(t, h)
+}
