@@ -19,19 +19,19 @@ type mutant struct {
 // wholes are bodies that are no answer at all. A flow does not show them to decode; a caller of its own may.
 func wholes(good []byte) []mutant {
 	return []mutant{
-		{"empty", nil},
-		{"null", []byte("null")},
-		{"a list", []byte("[]")},
-		{"a number", []byte("1")},
-		{"a string", []byte(`"x"`)},
-		{"an object without members", []byte("{}")},
-		{"cut in half", good[:len(good)/2]},
-		{"cut before its end", good[:max(len(good)-1, 0)]},
-		{"followed by more", append(append([]byte{}, good...), '{')},
-		{"nested without end", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 100_000))},
-		{"nested deeply", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 5_000) + strings.Repeat("]", 5_000) + "}")},
-		{"not UTF-8", []byte("{\"kv_transfer_params\":\"\xff\xfe\"}")},
-		{"an error in a 200", []byte(`{"error":{"message":"` + valueCanary + `","code":500}}`)},
+		{"it is empty", nil},
+		{"it is null", []byte("null")},
+		{"it is a list", []byte("[]")},
+		{"it is a number", []byte("1")},
+		{"it is a string", []byte(`"x"`)},
+		{"it is an object without members", []byte("{}")},
+		{"it is cut in half", good[:len(good)/2]},
+		{"it is cut before its end", good[:max(len(good)-1, 0)]},
+		{"it is followed by more", append(append([]byte{}, good...), '{')},
+		{"it is nested without end", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 100_000))},
+		{"it is nested deeply", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 5_000) + strings.Repeat("]", 5_000) + "}")},
+		{"it is not UTF-8", []byte("{\"kv_transfer_params\":\"\xff\xfe\"}")},
+		{"it is an error in a 200", []byte(`{"error":{"message":"` + valueCanary + `","code":500}}`)},
 	}
 }
 
@@ -69,19 +69,19 @@ func spoil(good []byte, path string) []mutant {
 
 // paths returns the paths of all values in v, up to a number that keeps a suite quick.
 func paths(v gjson.Result, prefix string, list []string) []string {
-	const enough = 60
+	const enough = 150
 	n := 0
 	v.ForEach(func(key, inner gjson.Result) bool {
 		name := gjsonName(key.String())
 		if v.IsArray() {
 			name = strconv.Itoa(n)
+			n++
 		}
-		n++
 		path := strings.TrimPrefix(prefix+"."+name, ".")
 		if list = append(list, path); inner.IsObject() || inner.IsArray() {
 			list = paths(inner, path, list)
 		}
-		return len(list) < enough && n < 4
+		return len(list) < enough && n < 3 // elements of a list are mostly alike
 	})
 	return list
 }

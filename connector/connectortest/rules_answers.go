@@ -68,7 +68,7 @@ func checkBadAnswers(t *trial) error {
 			}
 		}
 		for n, body := range t.BadAnswers {
-			bad = append(bad, mutant{fmt.Sprintf("BadAnswers[%d]", n), body})
+			bad = append(bad, mutant{fmt.Sprintf("it is BadAnswers[%d]", n), body})
 		}
 		for _, b := range bad {
 			if err := t.refuses(r, 4000+i, b); err != nil {
@@ -250,7 +250,7 @@ func (t *trial) hostileEvents(r *connector.Request, n int) error {
 		m := t.means()
 		m.event = func(*connector.Session) connector.Event { return connector.Event{Body: b.body, At: began} }
 		if err := t.survives(r, n, m); err != nil {
-			return fmt.Errorf("an event that is %s: %w", b.what, err)
+			return fmt.Errorf("an event: %s: %w", b.what, err)
 		}
 	}
 	return nil
@@ -267,7 +267,7 @@ func (t *trial) hostileCalls() error {
 	}
 	var bad []mutant
 	for _, b := range t.callAnswers(r) {
-		bad = append(append(bad, mutant{"good, with status 500", b}), wholes(b)...)
+		bad = append(append(bad, mutant{"it is good, but has status 500", b}), wholes(b)...)
 		for _, path := range paths(gjson.ParseBytes(b), "", nil) {
 			bad = append(bad, spoil(b, path)...)
 		}

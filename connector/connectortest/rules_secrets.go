@@ -17,15 +17,15 @@ import (
 func canaried(good []byte) []mutant {
 	canary := []byte(`"` + valueCanary + `"`)
 	list := []mutant{
-		{"a text", canary},
-		{"not JSON", []byte(valueCanary)},
-		{"cut", []byte(`{"kv_transfer_params":{"a":"` + valueCanary)},
-		{"with a member twice", []byte(`{"` + valueCanary + `":1,"` + valueCanary + `":2}`)},
-		{"an unknown key", []byte(`{"kv_transfer_params":{"` + valueCanary + `":1}}`)},
+		{"it is a text", canary},
+		{"it is not JSON", []byte(valueCanary)},
+		{"it is cut", []byte(`{"kv_transfer_params":{"a":"` + valueCanary)},
+		{"it has a member twice", []byte(`{"` + valueCanary + `":1,"` + valueCanary + `":2}`)},
+		{"it has an unknown key", []byte(`{"kv_transfer_params":{"` + valueCanary + `":1}}`)},
 	}
 	for _, path := range paths(gjson.ParseBytes(good), "", nil) {
 		if body, err := sjson.SetRawBytes(good, path, canary); err == nil {
-			list = append(list, mutant{"a text as " + path, body})
+			list = append(list, mutant{path + " is a text", body})
 		}
 	}
 	return list
@@ -39,7 +39,7 @@ func (t *trial) callSecrets(tell func(string, error) error) error {
 	}
 	failing := []connector.Caller{func(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") }}
 	for _, answer := range t.callAnswers(r) {
-		for _, b := range append(canaried(answer), mutant{"with status 500", []byte(valueCanary)}) {
+		for _, b := range append(canaried(answer), mutant{"it has status 500", []byte(valueCanary)}) {
 			failing = append(failing, func(*http.Request) (*http.Response, error) { return reply(b), nil })
 		}
 	}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrong
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Fault is a connector that breaks one rule.
+type Fault struct {
+	What   string // what it does
+	Breaks string // the rule's name
+	New    func(config json.RawMessage) (connector.KVConnector, error)
+}
+
+// faulty is the toy with some of its methods replaced.
+type faulty struct {
+	*Toy
+	name          func() string
+	order         func() connector.Order
+	unsupported   func(*connector.Request) string
+	checkEndpoint func(discovery.Endpoint) error
+	prepare       func(context.Context, *connector.Session, connector.Caller) (any, error)
+	prefill       func(*connector.Session, *connector.Leg) error
+	decode        func(*connector.Session, *connector.PrefillResult, *connector.Leg) error
+	start         func(context.Context) error
+	closes        func() error
+	expect        func(*connector.Session) (func(context.Context) (connector.Event, error), func(error))
+	render        func(connector.Target) (connector.EngineSettings, error)
+}
+
+// with makes faults of the toy with something replaced.
+func with(rule, what string, replace func(f *faulty)) Fault {
+	return Fault{what, rule, func(config json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(config)
+		if err != nil {
+			return nil, err
+		}
+		f := &faulty{Toy: t}
+		replace(f)
+		return f, nil
+	}}
+}
+
+// configured makes faults of the toy whose settings are read otherwise.
+func configured(rule, what string, read func(config json.RawMessage) (connector.KVConnector, error)) Fault {
+	return Fault{what, rule, read}
+}
+
+func (f *faulty) Name() string {
+	if f.name != nil {
+		return f.name()
+	}
+	return f.Toy.Name()
+}
+
+func (f *faulty) Order() connector.Order {
+	if f.order != nil {
+		return f.order()
+	}
+	return f.Toy.Order()
+}
+
+func (f *faulty) Unsupported(r *connector.Request) string {
+	if f.unsupported != nil {
+		return f.unsupported(r)
+	}
+	return f.Toy.Unsupported(r)
+}
+
+func (f *faulty) CheckEndpoint(e discovery.Endpoint) error {
+	if f.checkEndpoint != nil {
+		return f.checkEndpoint(e)
+	}
+	return f.Toy.CheckEndpoint(e)
+}
+
+func (f *faulty) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+	if f.prepare != nil {
+		return f.prepare(ctx, s, call)
+	}
+	return f.Toy.Prepare(ctx, s, call)
+}
+
+func (f *faulty) Prefill(ctx context.Context, s *connector.Session, leg *connector.Leg) error {
+	if f.prefill != nil {
+		return f.prefill(s, leg)
+	}
+	return f.Toy.Prefill(ctx, s, leg)
+}
+
+func (f *faulty) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	if f.decode != nil {
+		return f.decode(s, p, leg)
+	}
+	return f.Toy.Decode(ctx, s, p, leg)
+}
+
+func (f *faulty) Start(ctx context.Context) error {
+	if f.start != nil {
+		return f.start(ctx)
+	}
+	return f.Toy.Start(ctx)
+}
+
+func (f *faulty) Close() error {
+	if f.closes != nil {
+		return f.closes()
+	}
+	return f.Toy.Close()
+}
+
+func (f *faulty) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+	if f.expect != nil {
+		return f.expect(s)
+	}
+	return f.Toy.Expect(s)
+}
+
+func (f *faulty) Render(t connector.Target) (connector.EngineSettings, error) {
+	if f.render != nil {
+		return f.render(t)
+	}
+	return f.Toy.Render(t)
+}
+
+// right are the toy's own describers, for faults that add something to them.
+func (f *faulty) right(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	return f.Toy.Decode(context.Background(), s, p, leg)
+}
+
+func (f *faulty) rightPrefill(s *connector.Session, leg *connector.Leg) error {
+	return f.Toy.Prefill(context.Background(), s, leg)
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrong
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+const (
+	ruleName        = "the name is lower case, constant and the registered one"
+	ruleOrder       = "the order is constant, known and has the abilities that it needs"
+	ruleUnsupported = "what the protocol cannot carry is named, and nothing else"
+	ruleConfig      = "configurations are read strictly"
+	rulePrepare     = "a side call ends with its context"
+	ruleExpect      = "waiting for an event ends with its context, and need not begin"
+	ruleStart       = "Start and Close leave nothing behind, in any number"
+	ruleRender      = "launch settings are complete, constant and name every setting"
+)
+
+// forAMoment is longer than a test waits; it is not forever, so that the test leaves nothing behind.
+const forAMoment = 1500 * time.Millisecond
+
+var identityFaults = []Fault{
+	with(ruleName, "has an upper-case name", func(f *faulty) { f.name = func() string { return "Conformance-Toy" } }),
+	with(ruleName, "has another name than the registered one", func(f *faulty) { f.name = func() string { return "another-toy" } }),
+	with(ruleName, "has a new name each time", func(f *faulty) {
+		var n atomic.Int32
+		f.name = func() string { return Name + []string{"", "-1"}[n.Add(1)%2] }
+	}),
+
+	with(ruleOrder, "has an order that nobody knows", func(f *faulty) { f.order = func() connector.Order { return 9 } }),
+	with(ruleOrder, "decodes first and cannot tell a cold answer", func(f *faulty) { f.order = func() connector.Order { return connector.DecodeFirst } }),
+	with(ruleOrder, "runs both legs together and waits for an event", func(f *faulty) { f.order = func() connector.Order { return connector.Together } }),
+	with(ruleOrder, "has a new order each time", func(f *faulty) {
+		var n atomic.Int32
+		f.order = func() connector.Order { return connector.Order(n.Add(1) % 2) }
+	}),
+
+	with(ruleUnsupported, "carries everything, it says", func(f *faulty) { f.unsupported = func(*connector.Request) string { return "" } }),
+	with(ruleUnsupported, "carries nothing", func(f *faulty) { f.unsupported = func(*connector.Request) string { return "model" } }),
+	with(ruleUnsupported, "refuses what it can carry", func(f *faulty) {
+		f.unsupported = func(r *connector.Request) string {
+			if r.Stream {
+				return "stream"
+			}
+			return f.Toy.Unsupported(r)
+		}
+	}),
+}
+
+var configFaults = []Fault{
+	configured(ruleConfig, "ignores unknown settings", func(config json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(nil)
+		if err == nil && len(bytes.TrimSpace(config)) > 0 {
+			err = json.Unmarshal(config, &t.o)
+		}
+		return t, err
+	}),
+	configured(ruleConfig, "does not say where a fault is", func(config json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(config)
+		if err != nil {
+			return nil, &connector.FieldError{Problem: "is not a configuration"}
+		}
+		return t, nil
+	}),
+	configured(ruleConfig, "does not name the nearest setting", func(config json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(config)
+		if err != nil {
+			all := connector.FieldErrors(err)
+			all[0].Remedy = ""
+			return nil, all[0]
+		}
+		return t, nil
+	}),
+	configured(ruleConfig, "repeats the configuration in its error", func(config json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(config)
+		if err != nil {
+			all := connector.FieldErrors(err)
+			all[0].Problem += " in " + string(config)
+			return nil, all[0]
+		}
+		return t, nil
+	}),
+	configured(ruleConfig, "needs a configuration", func(config json.RawMessage) (connector.KVConnector, error) {
+		if len(config) == 0 {
+			return nil, &connector.FieldError{Path: "blockSize", Problem: "is missing"}
+		}
+		return New(config)
+	}),
+	configured(ruleConfig, "panics at what is no object", func(config json.RawMessage) (connector.KVConnector, error) {
+		if len(config) > 0 && config[0] == '[' {
+			panic("a list")
+		}
+		return New(config)
+	}),
+}
+
+var lifeFaults = []Fault{
+	with(rulePrepare, "asks again until it is answered", func(f *faulty) {
+		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (v any, err error) {
+			for end := time.Now().Add(forAMoment); time.Now().Before(end); time.Sleep(time.Millisecond) {
+				if v, err = f.Toy.Prepare(ctx, s, call); err == nil {
+					return v, nil
+				}
+			}
+			return nil, err
+		}
+	}),
+	with(rulePrepare, "does without an answer", func(f *faulty) {
+		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+			v, err := f.Toy.Prepare(ctx, s, call)
+			if err != nil {
+				v = "engine-0"
+			}
+			return v, nil
+		}
+	}),
+	with(rulePrepare, "never asks again after a failure", func(f *faulty) {
+		var failed atomic.Bool
+		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+			v, err := f.Toy.Prepare(ctx, s, call)
+			if err != nil {
+				failed.Store(true)
+			}
+			if failed.Load() {
+				return nil, connector.ErrUnknown
+			}
+			return v, err
+		}
+	}),
+
+	with(ruleExpect, "waits whatever its context says", func(f *faulty) {
+		f.expect = func(*connector.Session) (func(context.Context) (connector.Event, error), func(error)) {
+			return func(context.Context) (connector.Event, error) {
+				time.Sleep(forAMoment)
+				return connector.Event{}, context.DeadlineExceeded
+			}, func(error) {}
+		}
+	}),
+	with(ruleExpect, "gives an event that never came", func(f *faulty) {
+		f.expect = func(*connector.Session) (func(context.Context) (connector.Event, error), func(error)) {
+			return func(context.Context) (connector.Event, error) { return connector.Event{}, nil }, func(error) {}
+		}
+	}),
+	with(ruleExpect, "cannot be given up before it waits", func(f *faulty) {
+		f.expect = func(s *connector.Session) (func(context.Context) (connector.Event, error), func(error)) {
+			waited := make(chan struct{})
+			wait, _ := f.Toy.Expect(s)
+			return func(ctx context.Context) (connector.Event, error) { defer close(waited); return wait(ctx) }, func(error) {
+				select {
+				case <-waited:
+				case <-time.After(forAMoment):
+				}
+			}
+		}
+	}),
+
+	with(ruleStart, "leaves a goroutine", func(f *faulty) {
+		f.start = func(ctx context.Context) error {
+			left.Go(func() { time.Sleep(forAMoment) })
+			return f.Toy.Start(ctx)
+		}
+	}),
+	with(ruleStart, "panics when it is closed twice", func(f *faulty) {
+		closed := make(chan struct{})
+		f.closes = func() error { close(closed); return f.Toy.Close() }
+	}),
+	with(ruleStart, "cannot be closed before it was started", func(f *faulty) {
+		var started atomic.Bool
+		f.start = func(ctx context.Context) error { started.Store(true); return f.Toy.Start(ctx) }
+		f.closes = func() error {
+			if !started.Load() {
+				return connector.ErrUnknown
+			}
+			return f.Toy.Close()
+		}
+	}),
+}
+
+// noJSON has no JSON, and is equal to itself.
+var noJSON = make(chan int)
+
+// left are the goroutines that a fault leaves.
+var left sync.WaitGroup
+
+// Wait waits until nothing of the faults runs any more.
+func Wait() { left.Wait() }
+
+// renders makes a fault that alters the launch settings.
+func renders(what string, alter func(t connector.Target, set *connector.EngineSettings)) Fault {
+	return with(ruleRender, what, func(f *faulty) {
+		f.render = func(t connector.Target) (connector.EngineSettings, error) {
+			set, err := f.Toy.Render(t)
+			alter(t, &set)
+			return set, err
+		}
+	})
+}
+
+var renderFaults = []Fault{
+	renders("drops a setting in silence", func(_ connector.Target, set *connector.EngineSettings) { set.Notes = nil }),
+	renders("knows no engine", func(_ connector.Target, set *connector.EngineSettings) { set.Engine = "" }),
+	renders("knows no role", func(_ connector.Target, set *connector.EngineSettings) { set.KVTransfer.Role = "producer" }),
+	renders("writes what is no JSON", func(_ connector.Target, set *connector.EngineSettings) {
+		set.KVTransfer.Extra = map[string]any{"a": noJSON}
+	}),
+	renders("names a file with a folder", func(_ connector.Target, set *connector.EngineSettings) {
+		set.Files = []connector.File{{Name: "../toy.yaml", Content: "a: 1"}}
+	}),
+	renders("writes into its target", func(t connector.Target, _ *connector.EngineSettings) { t.Endpoint.Attributes["rendered"] = "yes" }),
+	with(ruleRender, "renders something else each time", func(f *faulty) {
+		var n atomic.Int32
+		f.render = func(t connector.Target) (connector.EngineSettings, error) {
+			set, err := f.Toy.Render(t)
+			set.Args = append(set.Args, fmt.Sprintf("--seed=%d", n.Add(1)))
+			return set, err
+		}
+	}),
+	with(ruleRender, "does not render", func(f *faulty) {
+		f.render = func(connector.Target) (connector.EngineSettings, error) {
+			return connector.EngineSettings{}, connector.ErrUnknown
+		}
+	}),
+}
+
+// Faults are all wrong connectors.
+func Faults() []Fault {
+	var list []Fault
+	for _, some := range [][]Fault{identityFaults, legFaults, idFaults, answerFaults, endpointFaults, configFaults, lifeFaults, renderFaults} {
+		list = append(list, some...)
+	}
+	return list
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wrong has a small connector that is right, Toy, and many that are wrong in one thing each, Faults: they show that each rule
+// of package connectortest can fail.
+package wrong
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Name is the name that the toy is registered under.
+const Name = "conformance-toy"
+
+func init() {
+	connector.Register(Name, func(config json.RawMessage) (connector.KVConnector, error) { return New(config) })
+}
+
+// Toy is a protocol that uses nearly every ability: P's KV port is an attribute, its engine id is asked for, both legs carry a transfer id, D
+// needs P's handoff, and a notice comes between the legs.
+type Toy struct {
+	o Options
+
+	mu      sync.Mutex
+	stop    chan struct{}
+	stopped sync.WaitGroup
+	waiting map[string]chan connector.Event
+}
+
+// Options are the toy's settings.
+type Options struct {
+	BlockSize    int                 `json:"blockSize"`
+	PollInterval *connector.Duration `json:"pollInterval"`
+}
+
+// New makes a toy.
+func New(config json.RawMessage) (*Toy, error) {
+	var o Options
+	if err := connector.DecodeConfig(config, &o); err != nil {
+		return nil, err
+	}
+	if o.BlockSize < 0 {
+		return nil, &connector.FieldError{Path: "blockSize", Problem: "is negative", Remedy: "0 or more"}
+	}
+	return &Toy{o: o, waiting: map[string]chan connector.Event{}}, nil
+}
+
+// Name returns the registered name.
+func (*Toy) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode].
+func (*Toy) Order() connector.Order { return connector.PrefillThenDecode }
+
+// Unsupported lets several answers pass.
+func (*Toy) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return connector.ParamsMember
+	}
+	return r.Unsupported(false)
+}
+
+// CheckEndpoint wants a kvPort.
+func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
+	if e.Role == discovery.RoleDecode {
+		return nil
+	}
+	if _, err := connector.PortAttribute(e, "kvPort", 0); err != nil {
+		return &connector.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
+	}
+	return nil
+}
+
+// Prepare asks P for its engine id.
+func (*Toy) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+	at, err := address(s.Prefill)
+	if err != nil {
+		return nil, err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at+"/engine", http.NoBody)
+	if err != nil {
+		return nil, errors.New("the engine's address is not usable")
+	}
+	resp, err := call(r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		ID string `json:"engine_id"`
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil || resp.StatusCode != http.StatusOK || json.Unmarshal(body, &answer) != nil || answer.ID == "" {
+		return nil, errors.New("the engine does not tell its id")
+	}
+	return answer.ID, nil
+}
+
+func address(e discovery.Endpoint) (string, error) {
+	port, err := connector.PortAttribute(e, "kvPort", 0)
+	if err != nil {
+		return "", err
+	}
+	return net.JoinHostPort(e.Host(), strconv.Itoa(port)), nil
+}
+
+// Prefill asks P to keep its KV under the session's id.
+func (*Toy) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	return params(s, leg)
+}
+
+func params(s *connector.Session, leg *connector.Leg) error {
+	at, err := address(s.Prefill)
+	if err != nil {
+		return err
+	}
+	engine, _ := s.Prepared().(string)
+	leg.Param("transfer_id", connector.Quote(s.UUID()))
+	leg.Param("remote_address", connector.Quote(at))
+	leg.Param("remote_engine", connector.Quote(engine))
+	return nil
+}
+
+// Decode relays P's handoff, once the notice says that it is there.
+func (t *Toy) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	raw, err := Handoff(p)
+	if err != nil {
+		return err
+	}
+	if err := CheckEvent(s); err != nil {
+		return err
+	}
+	if err := params(s, leg); err != nil {
+		return err
+	}
+	leg.Params(raw)
+	return nil
+}
+
+// Handoff returns P's handoff, if it is usable.
+func Handoff(p *connector.PrefillResult) (json.RawMessage, error) {
+	raw, ok := p.Field(connector.ParamsMember)
+	if !ok {
+		return nil, connector.NoTransfer("kv_transfer_params is absent")
+	}
+	var h struct {
+		Blocks []int64 `json:"remote_blocks"`
+		Token  string  `json:"remote_token"`
+	}
+	if err := json.Unmarshal(raw, &h); err != nil || len(h.Blocks) == 0 || h.Token == "" {
+		return nil, connector.NoTransfer("kv_transfer_params lacks blocks or a token")
+	}
+	return raw, nil
+}
+
+// CheckEvent wants the notice to say that the KV is there.
+func CheckEvent(s *connector.Session) error {
+	var e struct {
+		Ready bool `json:"ready"`
+	}
+	if err := json.Unmarshal(s.Event().Body, &e); err != nil || !e.Ready {
+		return connector.NoTransfer("the notice does not say that the KV is there")
+	}
+	return nil
+}
+
+// Start begins to listen, here to nothing.
+func (t *Toy) Start(context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.stop != nil {
+		return errors.New("started already")
+	}
+	stop := make(chan struct{})
+	t.stop = stop
+	t.stopped.Go(func() { <-stop })
+	return nil
+}
+
+// Close ends what Start began.
+func (t *Toy) Close() error {
+	t.mu.Lock()
+	if t.stop != nil {
+		close(t.stop)
+		t.stop = nil
+	}
+	t.mu.Unlock()
+	t.stopped.Wait()
+	return nil
+}
+
+// Expect waits for a session's notice.
+func (t *Toy) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+	ch := make(chan connector.Event, 1)
+	t.mu.Lock()
+	t.waiting[s.ID] = ch
+	t.mu.Unlock()
+	wait = func(ctx context.Context) (connector.Event, error) {
+		select {
+		case e := <-ch:
+			return e, nil
+		case <-ctx.Done():
+			return connector.Event{}, ctx.Err()
+		}
+	}
+	return wait, func(error) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.waiting, s.ID)
+	}
+}
+
+// Render gives the toy engine's settings.
+func (t *Toy) Render(target connector.Target) (connector.EngineSettings, error) {
+	set := connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{Connector: "ToyConnector", Role: connector.KVRole(target.Endpoint.Role)}}
+	if t.o.BlockSize > 0 {
+		set.Args = append(set.Args, "--block-size", strconv.Itoa(t.o.BlockSize))
+	}
+	if t.o.PollInterval != nil {
+		set.Notes = append(set.Notes, connector.Note{NoEffect: true, Path: "config.pollInterval", Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
+	}
+	return set, nil
+}

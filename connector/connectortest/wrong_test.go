@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest_test
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/connectortest/testdata/wrong"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// toy is the harness of the connector that is right, and of all that are wrong in one thing.
+var toy = connectortest.Harness{
+	Name:      wrong.Name,
+	New:       func(config json.RawMessage) (connector.KVConnector, error) { return wrong.New(config) },
+	Config:    json.RawMessage(`{"blockSize":32,"pollInterval":"50ms"}`),
+	BadConfig: []json.RawMessage{json.RawMessage(`{"blockSize":-1}`)},
+	Prefill:   discovery.Endpoint{Attributes: map[string]string{"kvPort": "9000"}},
+	Decode:    discovery.Endpoint{Attributes: map[string]string{"zone": "a"}},
+	Answer: func(s *connector.Session, _ []byte) []byte {
+		return connectortest.AnswerWith(s.API, connector.ParamsMember, `{"remote_blocks":[1,2],"remote_token":"`+s.ID+`"}`)
+	},
+	Needs: []string{"kv_transfer_params", "kv_transfer_params.remote_blocks", "kv_transfer_params.remote_token"},
+	Call: func(r *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Request: r, Body: io.NopCloser(strings.NewReader(`{"engine_id":"engine-7f"}`))}, nil
+	},
+	Event:   func(*connector.Session) connector.Event { return connector.Event{Body: []byte(`{"ready":true}`)} },
+	ByID:    true,
+	Timeout: time.Second,
+}
+
+func TestARightConnectorBreaksNoRule(t *testing.T) {
+	connectortest.Run(t, toy)
+	require.NoError(t, connectortest.Check(t.Context(), toy))
+}
+
+func TestEachRuleFailsForAWrongConnector(t *testing.T) {
+	defer wrong.Wait()
+	broken := map[string]bool{}
+	for _, f := range wrong.Faults() {
+		t.Run(f.What, func(t *testing.T) {
+			h := toy
+			h.New = f.New
+			if err := connectortest.CheckRule(t.Context(), h, f.Breaks); assert.Error(t, err, "it %s, and keeps the rule: %s", f.What, f.Breaks) {
+				t.Log(err)
+				broken[f.Breaks] = true
+			}
+		})
+	}
+	for _, name := range connectortest.Rules() {
+		assert.True(t, broken[name], "no wrong connector breaks the rule: %s", name)
+	}
+}
