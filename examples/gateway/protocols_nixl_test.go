@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+func init() {
+	all := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
+	push := protocol{
+		name: "together", connector: "nixl-push", apis: all,
+		prefill: enginesim.Config{EngineID: "pdkit-prefill"},
+		attributes: func(p, _ *enginesim.Engine) (attributes, attributes) {
+			host, port, _ := net.SplitHostPort(p.SideChannel())
+			return attributes{"engineID": "pdkit-prefill", "sideChannelHost": host, "sideChannelPort": port}, nil
+		},
+		broken: map[string]broken{
+			"D without a connector":       {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"},
+			"P without a connector":       {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "the prefill engine failed"},
+			"an engineID that is not P's": {func(_ *testing.T, c *protocol) { c.prefill.EngineID = "another" }, reuse.Failed, ""},
+		},
+	}
+	serial := push
+	serial.name, serial.config, serial.attributes = "serial", "{dispatch: serial}", nil
+	serial.broken = map[string]broken{
+		"P without a connector":     {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
+		"P with the pull connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "nixl" }, reuse.Failed, "no usable KV handoff"},
+	}
+	bothWays := map[string]string{"bidirectional_kv_xfer": "true"}
+	protocols = append(protocols, push, serial, protocol{
+		name: "bidirectional", connector: "nixl", config: "{bidirectional: true}", apis: all,
+		prefill: enginesim.Config{Extra: bothWays}, decode: enginesim.Config{Extra: bothWays},
+	})
+}
+
+// A conversation of three turns through the gateway: P takes over from D what D has answered, and computes what is new.
+func TestConversationThroughTheGateway(t *testing.T) {
+	bothWays := map[string]string{"bidirectional_kv_xfer": "true", "kv_recompute_threshold": "0"}
+	c := protocol{connector: "nixl", config: "{bidirectional: true}", prefill: enginesim.Config{Extra: bothWays}, decode: enginesim.Config{Extra: bothWays}}
+	x := c.start(t)
+	for _, api := range []connector.API{connector.APICompletions, connector.APIChat} {
+		t.Run(api.String(), func(t *testing.T) {
+			session := "talk-" + api.String()
+			said := fmt.Sprintf("A first question of some length, by %s, so that the prompt has more than one block. ", api)
+			type message map[string]string
+			messages := []message{{"role": "user", "content": said}}
+			for turn := range 3 {
+				request := map[string]any{"model": "tiny", "max_tokens": 40, "temperature": 0}
+				if api == connector.APIChat {
+					request["messages"] = messages
+				} else {
+					request["prompt"] = said
+				}
+				raw, err := json.Marshal(request)
+				require.NoError(t, err)
+				before := x.p.Stats()
+				status, _, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), string(raw), "X-Session-ID", session)
+				require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+				_, _, want := do(t, http.MethodPost, x.alone.URL()+api.Path(), string(raw))
+				assert.Equal(t, texts(t, want), texts(t, answer), "turn %d", turn)
+				for _, member := range []string{"kv_transfer_params", "prompt_token_ids", "token_ids"} {
+					assert.Contains(t, answer, `"`+member+`":null`, "the engines' affair")
+				}
+				taken := x.p.Stats().ExternalKVTransfer - before.ExternalKVTransfer
+				if turn == 0 {
+					assert.Zero(t, taken)
+				} else {
+					assert.Positive(t, taken, "P has computed what D had, in turn %d", turn)
+				}
+				reply := texts(t, answer)
+				messages = append(messages, message{"role": "assistant", "content": reply}, message{"role": "user", "content": "And then?"})
+				said += reply + " And then?"
+			}
+		})
+	}
+	// A prompt of the same conversation that goes another way takes nothing.
+	before := x.p.Stats().ExternalKVTransfer
+	status, _, _ := do(t, http.MethodPost, x.gateway.client+"/v1/completions", `{"model":"tiny","prompt":"something else altogether, and long enough for a block or two","max_tokens":4}`, "X-Session-ID", "talk-completions")
+	assert.Equal(t, http.StatusOK, status)
+	assert.Equal(t, before, x.p.Stats().ExternalKVTransfer)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	require.NoError(t, x.p.WaitIdle(ctx))
+	require.NoError(t, x.d.WaitIdle(ctx))
+	assert.NoError(t, x.p.CheckKV(), "prefill engine")
+	assert.NoError(t, x.d.CheckKV(), "decode engine")
+}
