@@ -20,7 +20,7 @@ const (
 	ruleHostile   = "whatever engines answer, nothing panics"
 	ruleIPv6      = "IPv6 engines get brackets where an address has a port"
 	ruleAttribute = "an engine without an attribute is refused, and the configuration check says so"
-	ruleSecrets   = "errors hold no prompt, address or value"
+	ruleSecrets   = "errors hold no prompt, address or value" //nolint:gosec // a rule, not a secret
 )
 
 // relays makes a fault that treats the handoff in its own way.
@@ -55,7 +55,7 @@ var answerFaults = []Fault{
 		if err := json.Unmarshal(p.Body, &m); err != nil {
 			return connector.ErrNoTransfer
 		}
-		h := m[connector.ParamsMember].(map[string]any)
+		h := m[connector.ParamsMember].(map[string]any) //nolint:errcheck // that is the fault
 		leg.Set(connector.ParamsMember, connector.Quote(fmt.Sprint(h)))
 		return nil
 	}),

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -165,7 +166,7 @@ var idFaults = []Fault{
 	with(ruleEqual, "counts its sessions", func(f *faulty) {
 		var n atomic.Int64
 		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
-			leg.SetHeader("X-Toy", fmt.Sprint(n.Add(1)))
+			leg.SetHeader("X-Toy", strconv.FormatInt(n.Add(1), 10))
 			return f.rightPrefill(s, leg)
 		}
 	}),

@@ -155,9 +155,11 @@ var lifeFaults = []Fault{
 			waited := make(chan struct{})
 			wait, _ := f.Toy.Expect(s)
 			return func(ctx context.Context) (connector.Event, error) { defer close(waited); return wait(ctx) }, func(error) {
+				timer := time.NewTimer(forAMoment)
+				defer timer.Stop()
 				select {
 				case <-waited:
-				case <-time.After(forAMoment):
+				case <-timer.C:
 				}
 			}
 		}
