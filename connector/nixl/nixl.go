@@ -87,7 +87,7 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 
 // Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
 func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	raw, err := handoff.OfAnswer(p)
+	raw, err := handoff.OfAnswer(p, nil)
 	if err != nil {
 		return err
 	}

@@ -151,11 +151,8 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		leg.Params(params)
 		return nil
 	}
-	raw, err := handoff.OfAnswer(p)
+	raw, err := handoff.OfAnswer(p, func(d *jsonedit.Doc) error { return matches(s, d, "") })
 	if err != nil {
-		return err
-	}
-	if err := matches(s, raw, ""); err != nil {
 		return err
 	}
 	leg.Params(raw)
@@ -168,24 +165,17 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 	if c.serial {
 		return nil // Decode sees the same answer before D does
 	}
-	raw, err := handoff.OfAnswer(p)
-	if err != nil {
-		return err
-	}
 	at, err := coordinatesOf(s)
 	if err != nil {
 		return err
 	}
-	return matches(s, raw, at.engineID)
+	_, err = handoff.OfAnswer(p, func(d *jsonedit.Doc) error { return matches(s, d, at.engineID) })
+	return err
 }
 
 // matches refuses a handoff for which D would wait in vain: of another protocol, of another engine than the one that D was told, or of a
 // request that does not carry the attempt's id. P and D know a request by X-Request-Id between a prefix and a suffix of their own.
-func matches(s *connector.Session, raw json.RawMessage, engineID string) error {
-	d, err := jsonedit.Parse(raw)
-	if err != nil {
-		return connector.NoTransfer("kv_transfer_params is not a well-formed object")
-	}
+func matches(s *connector.Session, d *jsonedit.Doc, engineID string) error {
 	if mode, ok := d.Get("transfer_mode"); ok && string(mode) != `"push"` {
 		return connector.NoTransfer("transfer_mode is not push: the prefill engine runs another connector")
 	}
@@ -195,7 +185,7 @@ func matches(s *connector.Session, raw json.RawMessage, engineID string) error {
 	if engineID == "" {
 		return nil
 	}
-	raw, _ = d.Get("remote_engine_id")
+	raw, _ := d.Get("remote_engine_id")
 	if id, err := jsonedit.Unquote(raw); err != nil || id != engineID {
 		return connector.NoTransfer("remote_engine_id is not the endpoint's attribute engineID, which decode was told")
 	}

@@ -20,9 +20,9 @@ const (
 	Decode  = "do_remote_decode"  // D's answer: P is to take the conversation's KV for the next turn
 )
 
-// OfAnswer returns the handoff of P's answer, byte for byte, once it is known to be complete. The error is
-// [connector.ErrNoTransfer] if it is not.
-func OfAnswer(p *connector.PrefillResult) (json.RawMessage, error) {
+// OfAnswer returns the handoff of P's answer, byte for byte, once it is known to be complete, and good for also, unless that is nil. The
+// error is [connector.ErrNoTransfer] if it is not.
+func OfAnswer(p *connector.PrefillResult, also func(*jsonedit.Doc) error) (json.RawMessage, error) {
 	if p == nil {
 		return nil, connector.NoTransfer("decode was described before prefill answered")
 	}
@@ -33,7 +33,7 @@ func OfAnswer(p *connector.PrefillResult) (json.RawMessage, error) {
 	if !ok {
 		return nil, connector.NoTransfer("kv_transfer_params is absent or null")
 	}
-	return raw, Check(raw, Prefill)
+	return raw, check(raw, Prefill, also)
 }
 
 var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
@@ -48,7 +48,9 @@ var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 // The other keys may be missing or unknown, but those with which D reckons must be numbers: tp_size, dcp_size and pp_size, which have
 // defaults where they are missing but not where they are null, and remote_num_tokens and remote_blocks_expiry_time, which may be null. The
 // error names keys, never values.
-func Check(raw json.RawMessage, flag string) error {
+func Check(raw json.RawMessage, flag string) error { return check(raw, flag, nil) }
+
+func check(raw json.RawMessage, flag string, also func(*jsonedit.Doc) error) error {
 	if jsonedit.Kind(raw) != jsonedit.Object {
 		return connector.NoTransfer("kv_transfer_params is not an object")
 	}
@@ -87,7 +89,10 @@ func Check(raw json.RawMessage, flag string) error {
 	if v, ok := d.Get(expiry); ok && jsonedit.Kind(v) != jsonedit.Null && jsonedit.Kind(v) != jsonedit.Number {
 		return connector.NoTransfer("%s is not a number", expiry)
 	}
-	return checkBlocks(d)
+	if err := checkBlocks(d); err != nil || also == nil {
+		return err
+	}
+	return also(d)
 }
 
 // wellFormed looks into nested values, of which jsonedit checks only the brackets. The block ids are checked by themselves.
