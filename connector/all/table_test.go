@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package all_test
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/all"
+)
+
+// The table of connectors in the root README is what the registry, the golden exchanges and the runs with real engines say.
+// PDKIT_UPDATE=1 writes it.
+func TestTheReadmeListsTheConnectors(t *testing.T) {
+	const file, begin, end = "../../README.md", "<!-- connectors -->\n", "<!-- /connectors -->"
+	readme, err := os.ReadFile(file)
+	require.NoError(t, err)
+	head, rest, ok := bytes.Cut(readme, []byte(begin))
+	require.True(t, ok, "README.md has no %s", begin)
+	old, tail, ok := bytes.Cut(rest, []byte(end))
+	require.True(t, ok, "README.md has no %s", end)
+	now := table(t)
+	if os.Getenv("PDKIT_UPDATE") == "1" {
+		require.NoError(t, os.WriteFile(file, slices.Concat(head, []byte(begin), []byte(now), []byte(end), tail), 0o644))
+		return
+	}
+	assert.Equal(t, now, string(old), "write it anew: PDKIT_UPDATE=1 go test ./connector/all")
+}
+
+// What was run with real engines names connectors that there are, and which have golden exchanges of them too.
+func TestProvenConnectorsAreRegistered(t *testing.T) {
+	for name, engine := range proven(t) {
+		assert.Contains(t, connector.Names(), name)
+		assert.NotEmpty(t, engine)
+	}
+}
+
+func proven(t *testing.T) map[string]string {
+	t.Helper()
+	raw, err := os.ReadFile("testdata/proven.json")
+	require.NoError(t, err)
+	var m map[string]string
+	require.NoError(t, json.Unmarshal(raw, &m))
+	return m
+}
+
+func table(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("| type | engine class | legs | engine versions | evidence | page |\n|---|---|---|---|---|---|\n")
+	real := proven(t)
+	for _, name := range connector.Names() {
+		dir := folder(t, name)
+		versions, configs := goldens(t, dir)
+		evidence := "golden"
+		if engine, ok := real[name]; ok {
+			evidence = "proven: " + engine
+		} else if len(versions) == 0 {
+			evidence = "—"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | [connector/%s](connector/%s) |\n", name, dash(classes(name), ", "), dash(legs(name, configs), " or "),
+			dash(versions, ", "), evidence, dir, dir)
+	}
+	return b.String()
+}
+
+func dash(list []string, separator string) string { return cmp.Or(strings.Join(list, separator), "—") }
+
+// folder returns where a connector's package lies: that of its type, and of its page. A connector that needs a configuration is found
+// by its golden exchanges.
+func folder(t *testing.T, name string) string {
+	t.Helper()
+	c, err := connector.Open(connector.Spec{Type: name})
+	if err == nil {
+		typ := reflect.TypeOf(c)
+		for typ.Kind() == reflect.Pointer {
+			typ = typ.Elem()
+		}
+		const root = "github.com/pdkit/pdkit/connector/"
+		require.True(t, strings.HasPrefix(typ.PkgPath(), root), "%s is of package %s", name, typ.PkgPath())
+		return strings.TrimPrefix(typ.PkgPath(), root)
+	}
+	dir := strings.ReplaceAll(name, "-", "")
+	require.DirExists(t, "../"+dir, "%s needs a configuration, so its package must be found by its name", name)
+	return dir
+}
+
+// classes are the engines' class names for a connector, whatever settings they need for it.
+func classes(name string) (list []string) {
+	for _, class := range connector.Classes() {
+		for _, config := range []string{"", `{"enable_pd":true}`} {
+			if connector.Resolve(class, json.RawMessage(config)) == name && !slices.Contains(list, class) {
+				list = append(list, class)
+			}
+		}
+	}
+	return list
+}
+
+var engineNames = map[string]string{"vllm": "vLLM", "vllm-ascend": "vLLM Ascend", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "trtllm": "TensorRT-LLM",
+	"lmcache": "LMCache", "mooncake": "Mooncake"}
+
+var versioned = regexp.MustCompile(`^(.+?)-v?(\d.*)$`)
+
+// goldens returns the engine versions of a package's golden exchanges, and the configurations in them.
+func goldens(t *testing.T, dir string) (versions []string, configs []json.RawMessage) {
+	t.Helper()
+	files, err := filepath.Glob("../" + dir + "/testdata/golden/*/*.json")
+	require.NoError(t, err)
+	for _, file := range files {
+		m := versioned.FindStringSubmatch(filepath.Base(filepath.Dir(file)))
+		require.NotNil(t, m, "%s: the folder is not named <engine>-<version>", file)
+		version := cmp.Or(engineNames[m[1]], m[1]) + " " + m[2]
+		if !slices.Contains(versions, version) {
+			versions = append(versions, version)
+		}
+		raw, err := os.ReadFile(file)
+		require.NoError(t, err)
+		var g struct {
+			Config json.RawMessage `json:"config"`
+		}
+		require.NoError(t, json.Unmarshal(raw, &g), file)
+		configs = append(configs, g.Config)
+	}
+	return versions, configs
+}
+
+var orders = map[connector.Order]string{
+	connector.PrefillThenDecode: "P, then D",
+	connector.Together:          "P and D together",
+	connector.DecodeFirst:       "D; if cold P, then D",
+	connector.DecodeThenPrefill: "D, which asks for P",
+}
+
+// legs are the orders that a connector has, without settings first, and then with those of its golden exchanges.
+func legs(name string, configs []json.RawMessage) (list []string) {
+	for _, config := range append([]json.RawMessage{nil}, configs...) {
+		c, err := connector.Open(connector.Spec{Type: name, Config: config})
+		if err != nil {
+			continue // of those that need settings, and of golden exchanges about them
+		}
+		if text := orders[c.Order()]; !slices.Contains(list, text) {
+			list = append(list, text)
+		}
+	}
+	return list
+}
