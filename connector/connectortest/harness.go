@@ -70,7 +70,9 @@ type Exceptions struct {
 	NeedsConfig   bool     // an empty configuration is refused
 	NotByID       bool     // the order needs an id, and yet nothing in the legs matches them
 	Carries       []string // members whose requests are carried though Unsupported mostly names them: prompt, use_beam_search, prompt_logprobs
+	Refuses       []string // members that Unsupported names though most protocols carry them: logprobs, stop, tools
 	OwnSettings   []string // settings that are pdkit's own, so that launch settings need not name them
+	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
 }
 
 // transferMembers are what carries transfer instructions: never the client's, always the connector's to set.

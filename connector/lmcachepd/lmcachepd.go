@@ -59,8 +59,9 @@ type Connector struct {
 	listen  string
 	timeout time.Duration
 
-	mu       sync.Mutex
-	listener *listener // nil unless started
+	mu        sync.Mutex
+	listener  *listener // nil unless started
+	receivers map[receiverKey]*receiver
 }
 
 // New checks the settings. nil means defaults.
@@ -203,11 +204,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	}
 	params = append(params, `"disagg_spec":{"req_id":"`...)
 	params = append(params, s.ID...) // hexadecimal digits
-	params = append(params, `","receiver_host":`...)
-	params = append(params, connector.Quote(r.host)...)
-	params = appendPorts(append(params, `,"receiver_init_port":`...), r.init)
-	params = appendPorts(append(params, `,"receiver_alloc_port":`...), r.alloc)
-	leg.Params(append(params, "}}"...))
+	leg.Params(append(params, r.json...))
 	return nil
 }
 
@@ -251,27 +248,60 @@ func (c *Connector) Unsupported(r *connector.Request) string {
 // receiver is where D takes KV.
 type receiver struct {
 	host        string
-	init, alloc []int // per tensor-parallel rank
+	init, alloc []int  // per tensor-parallel rank
+	json        string // the same, from the id in disagg_spec to the end of kv_transfer_params
 }
 
-func (c *Connector) receiver(d discovery.Endpoint) (receiver, error) {
-	r := receiver{host: d.Attribute("receiverHost")}
+// receiverKey is all that a receiver is made of.
+type receiverKey struct{ host, own, init, alloc string }
+
+// maxReceivers bounds what is kept. Engines come and go, and few are there at a time.
+const maxReceivers = 1024
+
+// receiver reads an engine's attributes, once.
+func (c *Connector) receiver(d discovery.Endpoint) (*receiver, error) {
+	key := receiverKey{d.Host(), d.Attribute("receiverHost"), d.Attribute("receiverInitPorts"), d.Attribute("receiverAllocPorts")}
+	c.mu.Lock()
+	r := c.receivers[key]
+	c.mu.Unlock()
+	if r != nil {
+		return r, nil
+	}
+	r, err := c.readReceiver(d)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.receivers == nil || len(c.receivers) >= maxReceivers {
+		c.receivers = map[receiverKey]*receiver{}
+	}
+	c.receivers[key] = r
+	return r, nil
+}
+
+func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
+	r := &receiver{host: d.Attribute("receiverHost")}
 	if r.host == "" {
 		r.host = d.Host()
 	}
 	var err error
 	if r.init, err = ports(d, "receiverInitPorts", c.options.initPorts); err != nil {
-		return r, err
+		return nil, err
 	}
 	if r.alloc, err = ports(d, "receiverAllocPorts", c.options.allocPorts); err != nil {
-		return r, err
+		return nil, err
 	}
 	if len(r.init) != len(r.alloc) {
-		return r, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverAllocPorts", Problem: "has not as many ports as receiverInitPorts"}
+		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverAllocPorts", Problem: "has not as many ports as receiverInitPorts"}
 	}
 	if r.host == "" {
-		return r, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost", Problem: "is missing, and the endpoint has no host"}
+		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost", Problem: "is missing, and the endpoint has no host"}
 	}
+	b := append([]byte(`","receiver_host":`), connector.Quote(r.host)...)
+	b = appendPorts(append(b, `,"receiver_init_port":`...), r.init)
+	b = appendPorts(append(b, `,"receiver_alloc_port":`...), r.alloc)
+	r.json = string(append(b, "}}"...))
 	return r, nil
 }
 

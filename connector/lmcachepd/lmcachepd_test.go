@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcachepd_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/lmcachepd"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func factory(config json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(connector.Spec{Type: lmcachepd.Name, Config: config})
+}
+
+// receiverOfTwo is a decode engine with two tensor-parallel ranks.
+var receiverOfTwo = map[string]string{"receiverHost": "10.0.0.7", "receiverInitPorts": "8300,8301", "receiverAllocPorts": "8400,8401"}
+
+func harness() connectortest.Harness {
+	return connectortest.Harness{
+		Name: lmcachepd.Name, New: factory,
+		Config: json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3}`),
+		BadConfig: []json.RawMessage{
+			json.RawMessage(`{"notifyTimeout":"0s"}`), json.RawMessage(`{"notifyListen":"8500"}`), json.RawMessage(`{"notifications":-1}`),
+			json.RawMessage(`{"lmcache.pd_skip_proxy_notification":true}`), json.RawMessage(`{"enable_pd":false}`),
+		},
+		Decode: discovery.Endpoint{Attributes: receiverOfTwo},
+		Event: func(s *connector.Session) connector.Event {
+			return connector.Event{Body: []byte("\x82\xa4type\xaaProxyNotif\xa6req_id\xd9\x20" + s.ID)}
+		},
+		// Only P is told an id: D finds the KV by the prompt's tokens.
+		Except:   connectortest.Exceptions{NotByID: true},
+		Versions: []connector.EngineVersion{{Minor: 9}, {Minor: 32}},
+	}
+}
+
+// withFirstToken is the same with the first token from P, which only chat and completions know.
+func withFirstToken() connectortest.Harness {
+	h := harness()
+	h.Config = json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3,"retFirstTok":true}`)
+	h.APIs = []connector.API{connector.APIChat, connector.APICompletions}
+	h.Answer = func(s *connector.Session, _ []byte) []byte {
+		if s.API == connector.APIChat {
+			return []byte(`{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"He"},"finish_reason":"length","stop_reason":null,"token_ids":[72]}],"prompt_token_ids":[259,1,2],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}}`)
+		}
+		return []byte(`{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"He","finish_reason":"length","stop_reason":null,"token_ids":[72],"prompt_token_ids":[1,2,3]}],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}}`)
+	}
+	h.Except.Refuses = []string{"logprobs", "stop", "tools", "response_format"}
+	h.Needs = []string{"kv_transfer_params", "kv_transfer_params.first_tok", "choices"}
+	h.Own = []string{"return_token_ids", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens"}
+	return h
+}
+
+func TestConformance(t *testing.T) { connectortest.Run(t, harness()) }
+
+func TestConformanceWithTheFirstTokenFromP(t *testing.T) { connectortest.Run(t, withFirstToken()) }
+
+func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }
+
+func FuzzFirstToken(f *testing.F) { connectortest.Fuzz(f, withFirstToken()) }
+
+func open(t testing.TB, o *lmcachepd.Options) *lmcachepd.Connector {
+	t.Helper()
+	c, err := lmcachepd.New(o)
+	require.NoError(t, err)
+	return c
+}
+
+func decodeEngine(attributes map[string]string) discovery.Endpoint {
+	e, err := discovery.New("http://10.0.0.2:8200", discovery.RoleDecode)
+	if err != nil {
+		panic(err)
+	}
+	e.Attributes = attributes
+	return e
+}
+
+func session(t testing.TB, api connector.API, body string, attributes map[string]string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, decodeEngine(attributes))
+}
+
+func TestNameAndOrder(t *testing.T) {
+	c := open(t, nil)
+	assert.Equal(t, "lmcache-pd", c.Name())
+	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	_, isStore := connector.As[connector.ContentStore](connector.KVConnector(c))
+	assert.False(t, isStore, "a chunk is there once, for one decode engine")
+}
+
+// The receiver's host is the engine's own unless an attribute names another, and its ports may stand in the engines' settings.
+func TestWhereTheReceiverIs(t *testing.T) {
+	spec := func(o *lmcachepd.Options, attributes map[string]string) (string, error) {
+		s := session(t, connector.APICompletions, `{"prompt":"x"}`, attributes)
+		leg := connector.NewLeg(s.Request)
+		if err := open(t, o).Prefill(t.Context(), s, leg); err != nil {
+			return "", err
+		}
+		body, err := leg.Body()
+		require.NoError(t, err)
+		return strings.ReplaceAll(string(body), s.ID, "ID"), nil
+	}
+	got, err := spec(nil, map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400"})
+	require.NoError(t, err)
+	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"disagg_spec":{"req_id":"ID","receiver_host":"10.0.0.2","receiver_init_port":[8300],"receiver_alloc_port":[8400]}}}`, got)
+	got, err = spec(nil, map[string]string{"receiverHost": "2001:db8::7", "receiverInitPorts": " 1, 2 ", "receiverAllocPorts": "3,4"})
+	require.NoError(t, err)
+	assert.Contains(t, got, `"receiver_host":"2001:db8::7","receiver_init_port":[1,2],"receiver_alloc_port":[3,4]`)
+	got, err = spec(&lmcachepd.Options{Engine: map[string]json.RawMessage{"nixl_peer_port": []byte(`55555`), "lmcache.pd_peer_alloc_port": []byte(`"55556"`)}}, nil)
+	require.NoError(t, err)
+	assert.Contains(t, got, `"receiver_init_port":[55555],"receiver_alloc_port":[55556]`)
+
+	for rule, attributes := range map[string]map[string]string{
+		"no ports":                 nil,
+		"no alloc ports":           {"receiverInitPorts": "8300"},
+		"not a port":               {"receiverInitPorts": "0", "receiverAllocPorts": "1"},
+		"not numbers":              {"receiverInitPorts": "a", "receiverAllocPorts": "1"},
+		"more of one than another": {"receiverInitPorts": "1,2", "receiverAllocPorts": "1"},
+	} {
+		_, err := spec(nil, attributes)
+		var bad *connector.EndpointError
+		require.ErrorAs(t, err, &bad, rule)
+		c := open(t, nil)
+		faults := connector.FieldErrors(c.CheckEndpoint(decodeEngine(attributes)))
+		require.Len(t, faults, 1, rule)
+		assert.Equal(t, "attributes."+bad.Attribute, faults[0].Path)
+		prefill := decodeEngine(attributes)
+		prefill.Role = discovery.RolePrefill
+		assert.NoError(t, c.CheckEndpoint(prefill), "only engines that decode receive")
+	}
+}
+
+func TestUnsupported(t *testing.T) {
+	plain, first := open(t, nil), open(t, &lmcachepd.Options{RetFirstToken: true})
+	for _, k := range []struct {
+		api               connector.API
+		body              string
+		without, withThat string
+	}{
+		{connector.APIChat, `{"messages":[]}`, "", ""},
+		{connector.APIChat, `{"n":2}`, "n", "n"},
+		{connector.APICompletions, `{"prompt":["a","b"]}`, "prompt", "prompt"},
+		{connector.APISGLang, `{"text":"a"}`, "kv_transfer_params", "kv_transfer_params"},
+		{connector.APIResponses, `{"input":"a"}`, "", "input"},
+		{connector.APIMessages, `{"messages":[]}`, "", "messages"},
+		{connector.APIGenerate, `{"token_ids":[1]}`, "", "token_ids"},
+		{connector.APIChat, `{"tools":[{"type":"function"}]}`, "", "tools"},
+		{connector.APIChat, `{"tools":[],"tool_choice":"none","response_format":{"type":"text"},"presence_penalty":0.0,"logprobs":false,"stop":null,"echo":""}`, "", ""},
+		{connector.APIChat, `{"response_format":{"type":"json_object"}}`, "", "response_format"},
+		{connector.APIChat, `{"structured_outputs":{"regex":"a"}}`, "", "structured_outputs"},
+		{connector.APIChat, `{"logprobs":true}`, "", "logprobs"},
+		{connector.APICompletions, `{"prompt":"a","logprobs":3}`, "", "logprobs"},
+		{connector.APICompletions, `{"prompt":"a","stop":["b"]}`, "", "stop"},
+		{connector.APICompletions, `{"prompt":"a","stop":[]}`, "", ""},
+		{connector.APICompletions, `{"prompt":"a","frequency_penalty":0.1}`, "", "frequency_penalty"},
+		{connector.APICompletions, `{"prompt":"a","return_token_ids":true}`, "", "return_token_ids"},
+		{connector.APICompletions, `{"prompt":"a","echo":true}`, "", "echo"},
+		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}]}`, "", ""},
+		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]}`, "", "messages"},
+	} {
+		r := session(t, k.api, k.body, nil).Request
+		assert.Equal(t, k.without, plain.Unsupported(r), k.body)
+		assert.Equal(t, k.withThat, first.Unsupported(r), "with the first token from P: %s", k.body)
+	}
+}
+
+// answerOf is P's answer to a completion, with some members replaced.
+func answerOf(t testing.TB, chat bool, replace map[string]string) *connector.PrefillResult {
+	t.Helper()
+	h := withFirstToken()
+	s := &connector.Session{API: connector.APICompletions}
+	if chat {
+		s.API = connector.APIChat
+	}
+	body := h.Answer(s, nil)
+	for old, now := range replace {
+		require.Contains(t, string(body), old)
+		body = []byte(strings.Replace(string(body), old, now, 1))
+	}
+	return connector.NewPrefillResult(http.StatusOK, nil, body, time.Now())
+}
+
+func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
+	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	decode := func(api connector.API, body string) string {
+		s := session(t, api, body, receiverOfTwo)
+		leg := connector.NewLeg(s.Request)
+		require.NoError(t, c.Decode(t.Context(), s, answerOf(t, api == connector.APIChat, nil), leg))
+		out, err := leg.Body()
+		require.NoError(t, err)
+		return string(out)
+	}
+	for client, want := range map[string]string{
+		`{"prompt":"abc","max_tokens":9}`:                              `{"prompt":[1,2,3,72],"max_tokens":8}`,
+		`{"prompt":"abc","max_tokens":9.0,"min_tokens":3}`:             `{"prompt":[1,2,3,72],"max_tokens":8,"min_tokens":2}`,
+		`{"prompt":"abc","min_tokens":0}`:                              `{"prompt":[1,2,3,72],"min_tokens":0,"max_tokens":15}`,
+		`{"prompt":"abc","max_tokens":null}`:                           `{"prompt":[1,2,3,72],"max_tokens":null}`,
+		`{"prompt":"abc","max_tokens":2,"truncate_prompt_tokens":3}`:   `{"prompt":[1,2,3,72],"max_tokens":1}`,
+		`{"prompt":"abc","max_tokens":0}`:                              `{"prompt":[1,2,3,72],"max_tokens":0}`,
+		`{"prompt":"abc","max_tokens":5,"kv_transfer_params":{"a":1}}`: `{"prompt":[1,2,3,72],"max_tokens":4}`,
+	} {
+		assert.Equal(t, want, decode(connector.APICompletions, client), client)
+	}
+	for client, want := range map[string]string{
+		`{"messages":[]}`: `{"messages":[],"kv_transfer_params":{"prompt_token_ids":[259,1,2,72]}}`,
+		`{"messages":[],"max_tokens":1,"max_completion_tokens":9}`: `{"messages":[],"max_tokens":1,"max_completion_tokens":8,"kv_transfer_params":{"prompt_token_ids":[259,1,2,72]}}`,
+		`{"messages":[],"max_tokens":9}`:                           `{"messages":[],"max_tokens":8,"kv_transfer_params":{"prompt_token_ids":[259,1,2,72]}}`,
+	} {
+		assert.Equal(t, want, decode(connector.APIChat, client), client)
+	}
+}
+
+// A client's min_tokens would be an error beside a limit of one; but P must not end before the client's answer has begun.
+func TestPrefillDoesNotEndBeforeTheFirstTokenThatTheClientWants(t *testing.T) {
+	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	s := session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":9,"min_tokens":4}`, receiverOfTwo)
+	leg := connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(t.Context(), s, leg))
+	body, err := leg.Body()
+	require.NoError(t, err)
+	assert.Contains(t, string(body), `"min_tokens":1`)
+	assert.Contains(t, string(body), `"return_token_ids":true`)
+	assert.Contains(t, string(body), `"kv_transfer_params":{"ret_first_tok":true,"disagg_spec":{`)
+}
+
+func TestAnswersWithoutAFirstTokenAreRefused(t *testing.T) {
+	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	for rule, replace := range map[string]map[string]string{
+		"no token":            {`{"first_tok":72}`: `null`},
+		"a text":              {`{"first_tok":72}`: `{"first_tok":"72"}`},
+		"negative":            {`{"first_tok":72}`: `{"first_tok":-72}`},
+		"a fraction":          {`{"first_tok":72}`: `{"first_tok":7.2}`},
+		"no prompt":           {`[1,2,3]`: `null`},
+		"an empty prompt":     {`[1,2,3]`: `[]`},
+		"a prompt of texts":   {`[1,2,3]`: `["1"]`},
+		"a nested prompt":     {`[1,2,3]`: `[[1]]`},
+		"aborted":             {`"finish_reason":"length"`: `"finish_reason":"abort"`},
+		"text that is none":   {`"text":"He"`: `"text":null`},
+		"garbage in a member": {`"text":"He"`: `"text":"He","x":[1,,2]`},
+	} {
+		s := session(t, connector.APICompletions, `{"prompt":"abc"}`, receiverOfTwo)
+		err := c.Decode(t.Context(), s, answerOf(t, false, replace), connector.NewLeg(s.Request))
+		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
+		assert.NotContains(t, err.Error(), "72", rule)
+		_, final := c.Final(s, answerOf(t, false, replace))
+		assert.False(t, final, rule)
+	}
+	s := session(t, connector.APICompletions, `{"prompt":"abc"}`, receiverOfTwo)
+	assert.ErrorIs(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)), connector.ErrNoTransfer)
+}
+
+// LMCache's own proxy asks D for what is left even if nothing is: 0 tokens, which D refuses.
+func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
+	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	stopped := map[string]string{`"finish_reason":"length"`: `"finish_reason":"stop"`}
+
+	a, ok := c.Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`, nil), answerOf(t, false, nil))
+	require.True(t, ok)
+	assert.JSONEq(t, `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"He","finish_reason":"length","stop_reason":null,"token_ids":null,"prompt_token_ids":null}],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":null}`, string(a.Body))
+
+	a, ok = c.Final(session(t, connector.APIChat, `{"messages":[],"max_tokens":5,"stream":true,"stream_options":{"include_usage":true}}`, nil), answerOf(t, true, stopped))
+	require.True(t, ok)
+	require.Len(t, a.Events, 4)
+	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`, string(a.Events[0]))
+	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"He"},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}`, string(a.Events[1]))
+	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1}}`, string(a.Events[2]))
+	assert.Equal(t, "[DONE]", string(a.Events[3]))
+
+	a, ok = c.Final(session(t, connector.APICompletions, `{"prompt":"abc","stream":true}`, nil), answerOf(t, false, stopped))
+	require.True(t, ok)
+	require.Len(t, a.Events, 2, "no counts unless they are asked for")
+
+	for _, body := range []string{`{"prompt":"abc","max_tokens":2}`, `{"prompt":"abc"}`} {
+		_, ok = c.Final(session(t, connector.APICompletions, body, nil), answerOf(t, false, nil))
+		assert.False(t, ok, body)
+	}
+	_, ok = open(t, nil).Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`, nil), answerOf(t, false, stopped))
+	assert.False(t, ok, "without the first token from P, D makes it")
+}
+
+func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
+	rewrite := func(api connector.API, p *connector.PrefillResult) connector.EventFunc {
+		c := open(t, &lmcachepd.Options{RetFirstToken: true})
+		return c.Rewrite(session(t, api, `{"messages":[],"prompt":"x"}`, nil), func() *connector.PrefillResult { return p })
+	}
+	run := func(fn connector.EventFunc, events ...string) []string {
+		var out []string
+		for _, e := range events {
+			data, err := fn([]byte(e))
+			require.NoError(t, err)
+			out = append(out, string(data))
+		}
+		return out
+	}
+	assert.Equal(t, []string{
+		`{"id":"d","choices":[{"index":0,"text":"Hel","finish_reason":null}]}`,
+		`{"id":"d","choices":[{"index":0,"text":"lo","finish_reason":"stop"}],"usage":null}`,
+		`{"id":"d","choices":[],"usage":{"prompt_tokens":3,"total_tokens":6,"completion_tokens":3}}`,
+	}, run(rewrite(connector.APICompletions, answerOf(t, false, nil)),
+		`{"id":"d","choices":[{"index":0,"text":"l","finish_reason":null}]}`,
+		`{"id":"d","choices":[{"index":0,"text":"lo","finish_reason":"stop"}],"usage":null}`,
+		`{"id":"d","choices":[],"usage":{"prompt_tokens":4,"total_tokens":6,"completion_tokens":2}}`), "a stream: once, and the sum of the counts stays")
+	assert.Equal(t, []string{
+		`{"choices":[{"delta":{"role":"assistant","content":"He"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}`,
+		`{"choices":[{"delta":{"content":"l"}}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`,
+	}, run(rewrite(connector.APIChat, answerOf(t, true, nil)),
+		`{"choices":[{"delta":{"role":"assistant","content":""}}],"usage":{"prompt_tokens":4,"completion_tokens":0}}`,
+		`{"choices":[{"delta":{"content":"l"}}],"usage":{"prompt_tokens":4,"completion_tokens":1}}`), "with the role, and counts in each event")
+	assert.Equal(t, []string{`{"choices":[{"message":{"content":"Hello","reasoning":null}}],"usage":{"prompt_tokens":3,"completion_tokens":5}}`},
+		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"choices":[{"message":{"content":"llo","reasoning":null}}],"usage":{"prompt_tokens":4,"completion_tokens":4}}`), "a whole answer")
+	assert.Equal(t, []string{`{"choices":[{"message":{"content":"He","reasoning":null}}]}`},
+		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"choices":[{"message":{"content":null,"reasoning":null}}]}`), "D had nothing to add")
+	assert.Equal(t, []string{`{"choices":[{"delta":{"role":"assistant","content":"","reasoning":"He"}}]}`, `{"choices":[{"delta":{"content":"x"}}]}`},
+		run(rewrite(connector.APIChat, answerOf(t, true, map[string]string{`"content":"He"`: `"content":null,"reasoning":"He"`})),
+			`{"choices":[{"delta":{"role":"assistant","content":""}}]}`, `{"choices":[{"delta":{"content":"x"}}]}`), "P was thinking")
+	assert.Equal(t, []string{`{"error":{"message":"m"}}`, `not JSON`}, run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"error":{"message":"m"}}`, `not JSON`))
+
+	_, err := rewrite(connector.APIChat, nil)([]byte(`{}`))
+	assert.ErrorIs(t, err, connector.ErrNoTransfer)
+	assert.Nil(t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`, nil), func() *connector.PrefillResult { return nil }), "the stream stays unparsed without need")
+}
+
+// What the connector adds to the two legs of a chat of 2 KB, beside passthrough, and with the first token from P.
+func BenchmarkLegs(b *testing.B) {
+	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("kv cache ", 220) + `"}],"max_tokens":64,"stream":true}`
+	p := answerOf(b, true, nil)
+	for name, c := range map[string]connector.KVConnector{
+		"http": &passthrough.Connector{}, "lmcache-pd": open(b, nil), "lmcache-pd-first-token": open(b, &lmcachepd.Options{RetFirstToken: true}),
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := session(b, connector.APIChat, body, receiverOfTwo)
+			var out jsonedit.Segments
+			b.ReportAllocs()
+			for b.Loop() {
+				leg := connector.NewLeg(s.Request)
+				_ = c.Prefill(context.Background(), s, leg)
+				out.Reset()
+				_ = leg.Splice(&out)
+				leg = connector.NewLeg(s.Request)
+				_ = c.Decode(context.Background(), s, p, leg)
+				out.Reset()
+				_ = leg.Splice(&out)
+			}
+		})
+	}
+}
