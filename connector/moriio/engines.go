@@ -41,8 +41,18 @@ func (c *Connector) pair(s *connector.Session) (*pair, error) {
 		// The rank cannot be chosen there, and D would write and read beside the right one's memory.
 		return nil, &connector.EndpointError{Endpoint: s.Prefill.ID, Attribute: "dpSize", Problem: "is above 1, and /v1/responses cannot name a rank"}
 	}
-	p.rank, d.rank = rank(s.PrefillRank(), s.Uint64(), s.Prefill, p.dp), rank(s.DecodeRank(), s.Uint64()>>32, s.Decode, d.dp)
-	return &pair{p, d}, nil
+	d.rank = rank(s.DecodeRank(), s.Uint64()>>32, s.Decode, d.dp)
+	both := &pair{p, d}
+	both.prefillRank(rank(s.PrefillRank(), s.Uint64(), s.Prefill, p.dp))
+	return both, nil
+}
+
+// prefillRank sets P's rank, and D's where the two engines have as many.
+func (p *pair) prefillRank(rank int) {
+	p.p.rank = rank
+	if p.d.dp == p.p.dp {
+		p.d.rank = rank
+	}
 }
 
 // rank is the session's own where the endpoint says how many there are, else one of the configured number.

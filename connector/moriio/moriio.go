@@ -185,24 +185,23 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		b.raw("remote_engine_id", a.engine)
 		b.raw("remote_block_ids", a.blocks)
 		if a.rank >= 0 {
-			pair.p.rank = a.rank
+			pair.prefillRank(a.rank)
 		}
 	} else {
 		b.text(`,"remote_engine_id":null,"remote_block_ids":null`)
 	}
 	b.peer(&pair.p)
 	b.number("remote_dp_rank", pair.p.rank)
-	if c.read && a.override != nil {
-		b.raw("remote_dp_rank_override", a.override)
-	}
+	b.text(`,"remote_dp_rank_override":true`) // else newer engines take a hash of the request's id for P's rank
 	leg.Params(b.end())
 	leg.SetRequestID(pair.requestID(s))
 	leg.SetHeader(rankHeader, string(connector.Int(pair.d.rank)))
 	return nil
 }
 
-// rankHeader names the data-parallel rank that serves a request (protocols/vllm.md §1.3): P's on P's leg, which D is told; D's on
-// D's, where it is one of the ranks that P was told of. /v1/responses ignores it.
+// rankHeader names the data-parallel rank that serves a request (protocols/vllm.md §1.3): P's on P's leg, which D is told; on D's the
+// same where both engines have as many ranks, as the toy proxy and llm-d have it (there are engines that let only the rank of P's number
+// tell P of its blocks), else one of D's. /v1/responses ignores it.
 const rankHeader = "X-data-parallel-rank"
 
 // CheckPrefill wants P to have ended by length: otherwise it transfers nothing, its answer has no kv_transfer_params, and D waits for ever.
@@ -220,8 +219,8 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 
 // answer is what D needs of P's answer in read mode.
 type answer struct {
-	engine, blocks, override []byte
-	rank                     int // -1 if it has none
+	engine, blocks []byte
+	rank           int // -1 if it has none
 }
 
 // handoff checks P's answer: in both modes that it is there and this session's, in read mode also what D reads by.
@@ -248,9 +247,6 @@ func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.Prefil
 		o.OptionalInt("remote_dp_rank", 0, int64(e.dp)-1, true)
 		if raw, ok := o.Get("remote_dp_rank"); ok {
 			a.rank = digits(raw)
-		}
-		if raw, ok := o.Get("remote_dp_rank_override"); ok && (string(raw) == "true" || string(raw) == "false") {
-			a.override = raw
 		}
 	}
 	if err := o.Close(); err != nil {

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ascendengine renders what the launch settings of vllm-ascend's two Mooncake connectors have in common.
+//
+// Facts: vllm-ascend at 182b75e (2026-08-22): docs/source/tutorials/features/pd_disaggregation_mooncake_multi_node.md, and
+// mooncake_connector.py (_get_prefill_decode_size, which asserts both sizes of both roles; side_channel_port); before 0.11
+// examples/disaggregated_prefill_v1/mooncake_connector_deployment_guide.md.
+package ascendengine
+
+import (
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/launchnote"
+)
+
+// The attributes of an engine that launch settings need.
+const (
+	AttrKVPort = "kvPort" // the first of its kv ports; each rank takes one
+	AttrTPSize = "tpSize"
+	AttrDPSize = "dpSize"
+)
+
+// portStep lies between the kv ports of two engines, as in the tutorial. maxSize bounds sizes.
+const (
+	portStep = 100
+	maxSize  = 1 << 12
+)
+
+// Sizes are an engine's tensor- and data-parallel sizes.
+type Sizes struct{ TP, DP int }
+
+// SizesOf reads an engine's sizes; 1 is the default of each.
+func SizesOf(e discovery.Endpoint) (s Sizes, err error) {
+	if s.TP, err = connector.IntAttribute(e, AttrTPSize, 1, 1, maxSize); err == nil {
+		s.DP, err = connector.IntAttribute(e, AttrDPSize, 1, 1, maxSize)
+	}
+	return s, err
+}
+
+// CheckEndpoint checks the attributes of this package.
+func CheckEndpoint(e discovery.Endpoint) error {
+	for _, a := range []struct {
+		name string
+		high int
+	}{{AttrKVPort, 65535}, {AttrTPSize, maxSize}, {AttrDPSize, maxSize}} {
+		if _, err := connector.IntAttribute(e, a.name, 1, 1, a.high); err != nil {
+			return &connector.FieldError{Path: "attributes." + a.name, Problem: "is not a number from 1 to " + strconv.Itoa(a.high), Remedy: "only launch settings need it; remove it where they are not rendered"}
+		}
+	}
+	return nil
+}
+
+// Settings renders an engine of a class with the first kv port of all. The error is an *[connector.EndpointError].
+func Settings(t connector.Target, class string, kvPort int) (connector.EngineSettings, error) {
+	out := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+	own, err := SizesOf(t.Endpoint)
+	if err != nil {
+		return out, err
+	}
+	for _, n := range []struct {
+		flag  string
+		value int
+	}{{"--tensor-parallel-size", own.TP}, {"--data-parallel-size", own.DP}} {
+		if n.value > 1 {
+			out.Args = append(out.Args, n.flag, strconv.Itoa(n.value))
+		}
+	}
+	if t.CPU {
+		out.Notes = append(out.Notes, connector.Note{Path: "cpu", Text: "vllm-ascend needs Ascend NPUs: these settings are for them"})
+	}
+	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "Mooncake moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
+	if t.Endpoint.Role.Has(discovery.RoleBoth) {
+		out.Notes = append(out.Notes, connector.Note{Path: "role", Text: "serves requests alone, without a KV connector: vllm-ascend's take kv_producer or kv_consumer"})
+		return out, nil
+	}
+	p, d, err := bothSizes(t)
+	if err != nil {
+		return out, err
+	}
+	port, err := portOf(t, kvPort)
+	if err != nil {
+		return out, err
+	}
+	out.KVTransfer = &connector.KVTransfer{Connector: class, Role: connector.KVRole(t.Endpoint.Role), Port: port, Extra: map[string]any{
+		"prefill": map[string]any{"dp_size": p.DP, "tp_size": p.TP},
+		"decode":  map[string]any{"dp_size": d.DP, "tp_size": d.TP},
+	}}
+	if t.Version.Before(0, 11) {
+		rank := 0
+		if out.KVTransfer.Role == "kv_consumer" {
+			rank = 1
+		}
+		out.KVTransfer.BufferDevice, out.KVTransfer.ParallelSize, out.KVTransfer.Rank = "npu", 1, &rank
+	}
+	if out.KVTransfer.Role == "kv_consumer" {
+		out.Notes = append(out.Notes, connector.Note{Path: "additional-config", Text: "leave recompute_scheduler_enable off: an answer that ends as recomputed is a failed one"})
+	}
+	return out, nil
+}
+
+// bothSizes are the sizes of all prefill and of all decode engines: there is one setting for each role, so they must be alike. P's
+// tensor-parallel size must be a multiple of D's (docs/source/developer_guide/Design_Documents/disaggregated_prefill.md, Limitations).
+func bothSizes(t connector.Target) (p, d Sizes, err error) {
+	for _, e := range append([]discovery.Endpoint{t.Endpoint}, t.Engines...) {
+		into := &d
+		switch {
+		case e.Role.Has(discovery.RoleBoth):
+			continue
+		case e.Role.Has(discovery.RolePrefill):
+			into = &p
+		case !e.Role.Has(discovery.RoleDecode):
+			continue
+		}
+		s, err := SizesOf(e)
+		switch {
+		case err != nil:
+			return p, d, err
+		case *into == Sizes{}:
+			*into = s
+		case into.TP != s.TP:
+			return p, d, &connector.EndpointError{Endpoint: e.ID, Attribute: AttrTPSize, Problem: "is not that of the other engines of its role"}
+		case into.DP != s.DP:
+			return p, d, &connector.EndpointError{Endpoint: e.ID, Attribute: AttrDPSize, Problem: "is not that of the other engines of its role"}
+		}
+	}
+	for _, s := range []*Sizes{&p, &d} {
+		if *s == (Sizes{}) {
+			*s = Sizes{1, 1}
+		}
+	}
+	if p.TP%d.TP != 0 {
+		return p, d, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: AttrTPSize, Problem: "does not fit: that of prefill must be a multiple of that of decode"}
+	}
+	return p, d, nil
+}
+
+// portOf is the engine's kv port: its attribute, else one that no other engine of the model has.
+func portOf(t connector.Target, first int) (int, error) {
+	at := t.Index
+	if t.Endpoint.Role.Has(discovery.RoleDecode) {
+		at += 50 // where Engines does not tell them apart
+	}
+	for i, e := range t.Engines {
+		if e.ID == t.Endpoint.ID && e.ID != "" {
+			at = i
+		}
+	}
+	return connector.PortAttribute(t.Endpoint, AttrKVPort, (first-1+portStep*at)%65535+1)
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncakeascend_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/mooncakeascend"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func factory(config json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(connector.Spec{Type: mooncakeascend.Name, Config: config})
+}
+
+func harness() connectortest.Harness {
+	return connectortest.Harness{
+		Name:   mooncakeascend.Name,
+		New:    factory,
+		Config: json.RawMessage(`{"leaseDuration":"90s","kvPort":36000}`),
+		BadConfig: []json.RawMessage{
+			json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"leaseDuration":"1500ms"}`), json.RawMessage(`{"kvPort":65536}`), json.RawMessage(`{"kvPort":-1}`),
+		},
+		Prefill: discovery.Endpoint{}, Decode: discovery.Endpoint{},
+		Answer: func(s *connector.Session, _ []byte) []byte {
+			return connectortest.AnswerWith(s.API, connector.ParamsMember, good)
+		},
+		Needs: []string{
+			"kv_transfer_params.do_remote_prefill", "kv_transfer_params.remote_engine_id", "kv_transfer_params.remote_request_id", "kv_transfer_params.remote_host",
+			"kv_transfer_params.remote_port", "kv_transfer_params.remote_block_ids", "kv_transfer_params.num_prompt_blocks",
+		},
+		ByID:     true,
+		Versions: []connector.EngineVersion{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
+	}
+}
+
+func TestConformance(t *testing.T) { connectortest.Run(t, harness()) }
+
+func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }

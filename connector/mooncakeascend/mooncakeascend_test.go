@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncakeascend_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/sjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/mooncakeascend"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// good is a handoff with the keys of request_finished, in its order.
+const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8,9]],"remote_engine_id":"e3e6","remote_request_id":"cmpl-r-0-1a2b3c4d","remote_host":"10.0.0.5","remote_port":30000,"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":8,"last_token_id":1234,"remote_multi_nodes_meta_mapping":{"0":{"host":"10.0.0.5","engine_id":"e3e6","handshake_port":30000}},"num_prompt_blocks":3,"remote_block_size":128}`
+
+func open(t testing.TB, o *mooncakeascend.Options) *mooncakeascend.Connector {
+	t.Helper()
+	c, err := mooncakeascend.New(o)
+	require.NoError(t, err)
+	return c
+}
+
+func session(t testing.TB, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+}
+
+func decode(c connector.KVConnector, s *connector.Session, answer string) (string, error) {
+	l := connector.NewLeg(s.Request)
+	if err := c.Decode(context.Background(), s, connector.NewPrefillResult(http.StatusOK, nil, []byte(answer), time.Now()), l); err != nil {
+		return "", err
+	}
+	body, err := l.Body()
+	return string(body), err
+}
+
+func TestHandoffIsRelayedByteForByte(t *testing.T) {
+	with := func(path, raw string) string {
+		out, err := sjson.SetRaw(good, path, raw)
+		require.NoError(t, err)
+		return out
+	}
+	for rule, h := range map[string]string{
+		"as request_finished makes it":          good,
+		"several groups, one of them empty":     with("remote_block_ids", `[[1,2],[],[3]]`),
+		"unknown keys, big numbers":             with("new", `[123456789012345678901234567890,{"a":null}]`),
+		"sizes of null, where D has a default":  with("remote_ptp_size", `null`),
+		"a block size of null":                  with("remote_block_size", `null`),
+		"white space":                           strings.ReplaceAll(good, ",", " ,\n"),
+		"an address that only the engines know": with("remote_host", `"fe80::1%eth0"`),
+	} {
+		got, err := decode(open(t, nil), session(t, connector.APICompletions, `{"prompt":"x"}`), `{"kv_transfer_params":`+h+`}`)
+		require.NoError(t, err, rule)
+		assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+h+`}`, got, rule)
+	}
+}
+
+// Each has one key replaced; "-" is a key taken out. The error names the key and holds no value.
+func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
+	for key, values := range map[string][]string{
+		"do_remote_prefill":               {"-", "null", "false", `"true"`},
+		"do_remote_decode":                {"true"},
+		"remote_engine_id":                {"-", "null", `""`, "4321"},
+		"remote_request_id":               {"-", "null", `""`},
+		"remote_host":                     {"-", "null", `""`, `["4321"]`},
+		"remote_port":                     {"-", "null", `"4321"`, "0", "65536"},
+		"remote_block_ids":                {"-", "null", "[]", "[[]]", "[4321]", `[["4321"]]`, "[[4321.5]]", "[[-4321]]", "{}"},
+		"num_prompt_blocks":               {"-", "null", "0", `"4321"`, "-4321"},
+		"remote_pcp_size":                 {"null", "0", `"4321"`},
+		"remote_dcp_size":                 {"null", "0"},
+		"remote_ptp_size":                 {"0", `"4321"`},
+		"remote_block_size":               {"0", `"4321"`, "[4321]"},
+		"remote_multi_nodes_meta_mapping": {"null", "[]", `"4321"`},
+	} {
+		for _, v := range values {
+			bad, err := sjson.Delete(good, key)
+			if v != "-" {
+				bad, err = sjson.SetRaw(good, key, v)
+			}
+			require.NoError(t, err)
+			_, err = decode(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), `{"kv_transfer_params":`+bad+`}`)
+			require.ErrorIs(t, err, connector.ErrNoTransfer, "%s=%s", key, v)
+			assert.Contains(t, err.Error(), key)
+			assert.NotContains(t, err.Error(), "4321")
+			assert.NotContains(t, err.Error(), "10.0.0.5")
+		}
+	}
+}
+
+// P answers without a handoff when it did not end by length.
+func TestAnAnswerWithoutAHandoffIsRefused(t *testing.T) {
+	for _, answer := range []string{``, `[]`, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":[]}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + good} {
+		_, err := decode(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), answer)
+		require.ErrorIs(t, err, connector.ErrNoTransfer, answer)
+	}
+	err := open(t, nil).Decode(context.Background(), session(t, connector.APIChat, `{}`), nil, nil)
+	require.ErrorIs(t, err, connector.ErrNoTransfer)
+}
+
+func TestBothLegsCarryTheSessionsID(t *testing.T) {
+	c, s := open(t, nil), session(t, connector.APIResponses, `{"input":"x"}`)
+	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, p))
+	require.NoError(t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+good+`}`), time.Now()), d))
+	for _, leg := range []*connector.Leg{p, d} {
+		assert.Equal(t, []connector.HeaderEdit{{Name: "X-Request-Id", Value: s.ID}}, leg.Header())
+		id, _ := leg.Current("request_id")
+		assert.Equal(t, `"`+s.ID+`"`, string(id), "/v1/responses ignores the header")
+	}
+}
+
+func TestSettings(t *testing.T) {
+	assert.Equal(t, 480*time.Second, open(t, nil).Lease(), "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT")
+	var zero mooncakeascend.Connector
+	assert.Equal(t, 480*time.Second, zero.Lease())
+	c, err := connector.Open(connector.Spec{Type: "MooncakeConnectorV1", Config: json.RawMessage(`{"leaseDuration":"90s"}`)})
+	require.NoError(t, err)
+	assert.Equal(t, mooncakeascend.Name, c.Name())
+	lease, _ := connector.As[connector.Leaser](c)
+	assert.Equal(t, 90*time.Second, lease.Lease())
+	assert.Equal(t, "n", open(t, nil).Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "the handoff is read once")
+	assert.Equal(t, connector.ParamsMember, open(t, nil).Unsupported(session(t, connector.APISGLang, `{"text":"a"}`).Request))
+}
+
+func endpoint(t testing.TB, rawURL string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
+	t.Helper()
+	u, err := url.Parse(rawURL)
+	require.NoError(t, err)
+	return discovery.Endpoint{ID: rawURL, URL: u, Role: role, Attributes: attributes}
+}
+
+func TestLaunchSettings(t *testing.T) {
+	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "8", "dpSize": "2"})
+	d := endpoint(t, "http://10.0.0.6:8200", discovery.RoleDecode, map[string]string{"dpSize": "16", "kvPort": "36200"})
+	engines := []discovery.Endpoint{p, d}
+	lease := connector.Duration(90 * time.Second)
+	c := open(t, &mooncakeascend.Options{LeaseDuration: &lease})
+
+	out, err := c.Render(connector.Target{Endpoint: p, Engines: engines})
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_producer","kv_port":30000,"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`, out.KVTransfer.JSON())
+	assert.Equal(t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"}, out.Args)
+	assert.Equal(t, []connector.EnvVar{{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: "90"}}, out.Env)
+
+	out, err = c.Render(connector.Target{Endpoint: d, Engines: engines, Version: connector.EngineVersion{Major: 0, Minor: 10, Patch: 1}})
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_consumer","kv_port":36200,"kv_buffer_device":"npu","kv_parallel_size":1,"kv_rank":1,"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`, out.KVTransfer.JSON(), "before 0.11")
+
+	out, err = c.Render(connector.Target{Endpoint: endpoint(t, "http://10.0.0.7:8300", discovery.RoleBoth, nil), Resources: connector.Resources{MaxMemory: "1Gi"}})
+	require.NoError(t, err)
+	assert.Nil(t, out.KVTransfer, "it serves alone")
+	assert.Equal(t, "resources.maxMemory", out.Notes[0].Path)
+	assert.True(t, out.Notes[0].NoEffect)
+}
+
+func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
+	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "4"})
+	for rule, other := range map[string]discovery.Endpoint{
+		"P's tpSize is no multiple of D's":     endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{"tpSize": "8"}),
+		"two P with different tpSize":          endpoint(t, "http://q:1", discovery.RolePrefill, map[string]string{"tpSize": "8"}),
+		"two P with different dpSize":          endpoint(t, "http://q:1", discovery.RolePrefill, map[string]string{"tpSize": "4", "dpSize": "2"}),
+		"an attribute that is no whole number": endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{"tpSize": "x"}),
+	} {
+		_, err := open(t, nil).Render(connector.Target{Endpoint: p, Engines: []discovery.Endpoint{p, other}})
+		var bad *connector.EndpointError
+		require.ErrorAs(t, err, &bad, rule)
+	}
+	for _, name := range []string{"tpSize", "dpSize", "kvPort"} {
+		faults := connector.FieldErrors(open(t, nil).CheckEndpoint(endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{name: "0"})))
+		require.Len(t, faults, 1)
+		assert.Equal(t, "attributes."+name, faults[0].Path)
+	}
+	require.NoError(t, open(t, nil).CheckEndpoint(p))
+}
+
+// BenchmarkLegs describes both legs of a chat of 2 KiB, against passthrough. The budget over that is 5 µs and 10 allocations a leg.
+func BenchmarkLegs(b *testing.B) {
+	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) + `"}],"max_tokens":64,"stream":true}`
+	plain, err := passthrough.New(nil)
+	require.NoError(b, err)
+	for _, c := range []connector.KVConnector{plain, open(b, nil)} {
+		b.Run(c.Name(), func(b *testing.B) {
+			s := session(b, connector.APIChat, body)
+			p := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+good+`}`), time.Now())
+			ctx := context.Background()
+			var out jsonedit.Segments
+			b.ReportAllocs()
+			for b.Loop() {
+				leg := connector.NewLeg(s.Request)
+				if c.Prefill(ctx, s, leg) != nil || leg.Splice(&out) != nil {
+					b.Fatal("prefill")
+				}
+				out.Reset()
+				leg = connector.NewLeg(s.Request)
+				if c.Decode(ctx, s, p, leg) != nil || leg.Splice(&out) != nil {
+					b.Fatal("decode")
+				}
+				out.Reset()
+			}
+		})
+	}
+}

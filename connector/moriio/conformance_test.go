@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package moriio_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/moriio"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func factory(config json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(connector.Spec{Type: moriio.Name, Config: config})
+}
+
+// handoff is P's kv_transfer_params in an answer to a session.
+func handoff(s *connector.Session) string {
+	return `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[7,8,9],"remote_engine_id":"10.0.0.5:6301","remote_host":"10.0.0.5","remote_handshake_port":6301,"remote_notify_port":61005,"remote_dp_rank":0,"remote_dp_rank_override":true,"remote_dp_size":1,"remote_dp_size_local":1,"tp_size":8,"transfer_id":"tx-` + s.UUID() + `"}`
+}
+
+// modes are the settings of a mode; write is the default.
+var modes = map[string]string{moriio.ModeRead: `"mode":"read",`}
+
+func harness(mode string) connectortest.Harness {
+	h := connectortest.Harness{
+		Name:   moriio.Name,
+		New:    factory,
+		Config: json.RawMessage(`{` + modes[mode] + `"handshakePort":7301,"notifyPort":62005,"tpSize":4,"deferTimeout":"90s"}`),
+		BadConfig: []json.RawMessage{
+			json.RawMessage(`{"mode":"both"}`), json.RawMessage(`{"handshakePort":65536}`), json.RawMessage(`{"notifyPort":-1}`), json.RawMessage(`{"tpSize":-1}`),
+			json.RawMessage(`{"dpSize":100000}`), json.RawMessage(`{"deferTimeout":"0s"}`),
+		},
+		ByID:     true,
+		Versions: []connector.EngineVersion{{Major: 0, Minor: 27}, {Major: 0, Minor: 28}},
+		Answer: func(s *connector.Session, _ []byte) []byte {
+			return connectortest.AnswerWith(s.API, connector.ParamsMember, handoff(s))
+		},
+		Needs: []string{"kv_transfer_params.do_remote_prefill", "kv_transfer_params.transfer_id"},
+		// host:::1,handshake:6301,notify:61005 is cut at commas, and each part at its first colon.
+		Except: connectortest.Exceptions{BareIPv6: true},
+	}
+	if mode == moriio.ModeRead {
+		h.Needs = append(h.Needs, "kv_transfer_params.remote_engine_id", "kv_transfer_params.remote_block_ids")
+	}
+	return h
+}
+
+func TestConformance(t *testing.T) {
+	for _, mode := range []string{moriio.ModeWrite, moriio.ModeRead} {
+		t.Run(mode, func(t *testing.T) { connectortest.Run(t, harness(mode)) })
+	}
+}
+
+func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+
+func FuzzRead(f *testing.F) { connectortest.Fuzz(f, harness(moriio.ModeRead)) }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package moriio
+
+import (
+	"net"
+	"slices"
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/launchnote"
+)
+
+// pingPort is where engines announce themselves, in vLLM's examples.
+const pingPort = 36367
+
+// Render gives vLLM's --kv-transfer-config. Where the gateway's host is known, engines announce themselves there; with an empty
+// proxy_ip they do not (moriio_connector.py starts no ping then), and the gateway must know them otherwise.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	out := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+	own, err := c.engine(t.Endpoint)
+	if err != nil {
+		return out, err
+	}
+	for _, n := range []struct {
+		flag  string
+		value int
+	}{{"--tensor-parallel-size", own.tp}, {"--data-parallel-size", own.dp}} {
+		if n.value > 1 {
+			out.Args = append(out.Args, n.flag, strconv.Itoa(n.value))
+		}
+	}
+	if t.CPU {
+		out.Notes = append(out.Notes, connector.Note{Path: "cpu", Text: "MoRIIO needs AMD GPUs with ROCm: these settings are for them"})
+	}
+	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "MoRIIO moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
+	if t.Endpoint.Role.Has(discovery.RoleBoth) {
+		out.Notes = append(out.Notes, connector.Note{Path: "role", Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role but kv_producer for a consumer, which serves none alone"})
+		return out, nil
+	}
+	extra := map[string]any{
+		"proxy_ip": t.Gateway, "proxy_ping_port": 0, "http_port": httpPort(t.Endpoint),
+		"handshake_port": own.ports.handshake, "notify_port": own.ports.notify, "read_mode": c.read,
+		"defer_timeout": c.Lease().Seconds(),
+	}
+	if net.ParseIP(own.host) != nil {
+		extra["host_ip"] = own.host // else the engine takes what it finds, which may be an address that its peer cannot reach
+	}
+	if t.Gateway != "" {
+		extra["proxy_ping_port"] = pingPort
+		out.Notes = append(out.Notes, connector.Note{Path: "proxy_ping_port", Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise make proxy_ip empty"})
+	}
+	if hosts := c.peers(t); len(hosts) > 0 && !t.Version.Before(0, 28) {
+		extra["trusted_remote_hosts"] = hosts
+	}
+	out.KVTransfer = &connector.KVTransfer{Connector: "MoRIIOConnector", Role: connector.KVRole(t.Endpoint.Role), Extra: extra}
+	return out, nil
+}
+
+// peers are the hosts of the engines of the other role, in order: where hosts are checked, an empty list lets none in.
+func (c *Connector) peers(t connector.Target) []string {
+	other := discovery.RoleDecode
+	if t.Endpoint.Role.Has(discovery.RoleDecode) {
+		other = discovery.RolePrefill
+	}
+	var hosts []string
+	for _, e := range t.Engines {
+		if p, err := c.engine(e); err == nil && e.Role.Has(other) && !e.Role.Has(discovery.RoleBoth) {
+			hosts = append(hosts, p.host)
+		}
+	}
+	slices.Sort(hosts)
+	return slices.Compact(hosts)
+}
+
+func httpPort(e discovery.Endpoint) int {
+	if e.URL == nil {
+		return 8000 // vLLM's own
+	}
+	if n, err := strconv.Atoi(e.URL.Port()); err == nil {
+		return n
+	}
+	if e.URL.Scheme == "https" {
+		return 443
+	}
+	return 80
+}
