@@ -146,6 +146,8 @@ func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error)
 		if entry.Endpoint == a.s.Decode.ID {
 			e.Code, e.Leg = CodeDecodeFailed, LegDecode
 		}
+	case errors.Is(err, connector.ErrNoTransfer) && leg == LegEncode:
+		e.Code, e.Message = CodeEncodeFailed, "an encode engine gave no usable answer"
 	case errors.Is(err, connector.ErrNoTransfer):
 		e.Code, e.Leg, e.Phase, e.Message = CodeTransferMissing, LegPrefill, "handoff", "the prefill engine gave no usable KV handoff"
 		e.Endpoint = a.s.Prefill.ID

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -131,7 +132,14 @@ func (g *gateway) buildFlow(m *model, o opened) (*pdflow.Flow, error) {
 		m.next = append(m.next, next)
 		opts = append(opts, pdflow.WithFallbackFlow(next))
 	}
-	return pdflow.New(o.connector, m.picker, opts...)
+	conn := o.connector
+	if e := m.spec.Encoder.Type; e != "" {
+		var err error
+		if conn, err = epd.Wrap(conn, &epd.Options{Type: e}); err != nil {
+			return nil, err
+		}
+	}
+	return pdflow.New(conn, m.picker, opts...)
 }
 
 func (g *gateway) transport(connect time.Duration) *transport.Transport {

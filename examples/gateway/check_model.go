@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -49,14 +50,11 @@ func (l *loader) checkRollout(m *modelServer) {
 
 func (l *loader) checkEncoder(m *modelServer) {
 	e := m.spec.Encoder
-	known := []string{"example", "nixl"}
 	switch {
 	case e.Type == "":
 		l.add(m.doc, &connector.FieldError{Path: "spec.encoder.type", Problem: missing, Remedy: "write example or nixl"})
-	case !slices.Contains(known, e.Type):
-		l.add(m.doc, &connector.FieldError{Path: "spec.encoder.type", Problem: "is not a known encoder", Remedy: nearestOf(e.Type, known)})
-	default:
-		l.note(notThereYet, m.doc, "spec.encoder", "encoder "+e.Type, "")
+	case !slices.Contains(epd.Types(), e.Type):
+		l.add(m.doc, &connector.FieldError{Path: "spec.encoder.type", Problem: "is not a known encoder", Remedy: nearestOf(e.Type, epd.Types())})
 	}
 	encodes := func(e discovery.Endpoint) bool { return e.Role.Has(discovery.RoleEncode) }
 	if len(m.endpoints) > 0 && !slices.ContainsFunc(m.endpoints, encodes) {

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epd_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func wrap(t testing.TB, o epd.Options) connector.KVConnector {
+	t.Helper()
+	inner, err := nixl.New(nil)
+	require.NoError(t, err)
+	c, err := epd.Wrap(inner, &o)
+	require.NoError(t, err)
+	return c
+}
+
+func session(t testing.TB, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+}
+
+func encoder(t testing.TB, c connector.KVConnector) connector.Encoder {
+	t.Helper()
+	e, ok := connector.As[connector.Encoder](c)
+	require.True(t, ok)
+	return e
+}
+
+const (
+	cat  = `{"type":"image_url","image_url":{"url":"data:image/png;base64,Y2F0"}}`
+	dog  = `{"type":"image_url","image_url":{"url":"https://example.com/dog.png"},"uuid":"dog"}`
+	song = `{"type":"input_audio","input_audio":{"data":"c29uZw==","format":"wav"}}`
+	film = `{"type":"video_url","video_url":{"url":"https://example.com/film.mp4"}}`
+	talk = `{"type":"audio_url","audio_url":{"url":"https://example.com/talk.mp3"}}`
+)
+
+func chat(parts ...string) string {
+	return `{"model":"m","messages":[{"role":"system","content":"be brief"},{"role":"user","content":[{"type":"text","text":"what is this?"},` + strings.Join(parts, ",") + `]}],"max_tokens":9,"stream":true,"mm_processor_kwargs":{"fps":1}}`
+}
+
+func TestEachMediaItemOfAChatIsEncoded(t *testing.T) {
+	c := wrap(t, epd.Options{Type: epd.Example})
+	items := encoder(t, c).Items(session(t, connector.APIChat, chat(cat, dog, song, film, talk, cat)))
+	require.Len(t, items, 6)
+	var parts []string
+	for _, i := range items {
+		parts = append(parts, string(i.Part))
+	}
+	assert.Equal(t, []string{cat, dog, song, film, talk, cat}, parts, "in order, as the client sent them")
+	assert.Equal(t, items[0].ID, items[5].ID, "equal items are encoded once")
+	assert.NotEqual(t, items[0].ID, items[1].ID)
+}
+
+func TestRequestsWithoutMediaSkipTheStage(t *testing.T) {
+	e := encoder(t, wrap(t, epd.Options{Type: epd.NIXL}))
+	for _, k := range []struct {
+		api  connector.API
+		body string
+	}{
+		{connector.APIChat, `{"messages":[{"role":"user","content":"what is an \"image_url\"?"}]}`},
+		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"text","text":"type: image_url\""}]}]}`},
+		{connector.APIChat, chat(`{"type":"image_url","image_url":null,"uuid":"seen before"}`)},
+		{connector.APIChat, chat(`{"type":"image_embeds","image_embeds":{},"image_url":{"url":"x"}}`)},
+		{connector.APIChat, `{"messages":"image_url\""}`},
+		{connector.APIChat, `{"messages":[` + cat + `]}`},
+		{connector.APIChat, `{"messages":[{"content":[` + cat + `,]}]}`},
+		{connector.APIChat, `{"messages":[{"content":[[` + cat + `]]}]}`},
+		{connector.APIChat, `{}`},
+		{connector.APIResponses, `{"input":[{"role":"user","content":[` + cat + `]}],"messages":[{"content":[` + cat + `]}]}`},
+		{connector.APICompletions, `{"prompt":"x","messages":[{"content":[` + cat + `]}]}`},
+	} {
+		assert.Empty(t, e.Items(session(t, k.api, k.body)), k.body)
+	}
+}
+
+func TestAnItemsRequestHoldsThatItemAlone(t *testing.T) {
+	s := session(t, connector.APIChat, chat(cat, dog))
+	e := encoder(t, wrap(t, epd.Options{Type: epd.Example}))
+	leg := connector.NewLeg(s.Request)
+	require.NoError(t, e.Encode(s, e.Items(s)[1], leg))
+	body, err := leg.Body()
+	require.NoError(t, err)
+	assert.Equal(t, `{"model":"m","mm_processor_kwargs":{"fps":1},"messages":[{"role":"user","content":[`+dog+`]}],"max_tokens":1,"stream":false}`, string(body))
+	assert.Equal(t, "/v1/chat/completions", leg.Path())
+}
+
+func legs(t *testing.T, c connector.KVConnector, s *connector.Session) (prefill, decode string) {
+	t.Helper()
+	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, p))
+	answer := `{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}}`
+	require.NoError(t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(answer), time.Now()), d))
+	pb, err := p.Body()
+	require.NoError(t, err)
+	db, err := d.Body()
+	require.NoError(t, err)
+	return string(pb), string(db)
+}
+
+func TestTheAnswersAreMergedIntoThePrefillLeg(t *testing.T) {
+	for name, k := range map[string]struct {
+		answers []string
+		want    string
+	}{
+		"an object per item (vllm#47941)": {
+			[]string{`{"ec_transfer_params":{"h1":{"metadata":{"grid":[[1,2]]},"peer_host":"10.0.0.5","peer_port":5601,"size_bytes":9007199254740993}}}`, `{"ec_transfer_params":{"h2":{"metadata":{}}}}`},
+			`{"h1":{"metadata":{"grid":[[1,2]]},"peer_host":"10.0.0.5","peer_port":5601,"size_bytes":9007199254740993},"h2":{"metadata":{}}}`},
+		"a list of items": {
+			[]string{`{"ec_transfer_params":{"ec_items":[{"mm_hash":"h1","grid":[1]}]}}`, `{"ec_transfer_params":{"ec_items":[{"mm_hash":"h2"},{"mm_hash":"h1"}]}}`},
+			`{"ec_items":[{"mm_hash":"h1","grid":[1]},{"mm_hash":"h2"}]}`},
+		"the same picture twice": {
+			[]string{`{"ec_transfer_params":{"h1":{"peer_host":"a"}}}`, `{"ec_transfer_params":{"h1":{"peer_host":"b"}}}`},
+			`{"h1":{"peer_host":"a"}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, strings.Replace(chat(cat, dog), `"model"`, `"ec_transfer_params":{"evil":{}},"model"`, 1))
+			var answers []json.RawMessage
+			for _, a := range k.answers {
+				answers = append(answers, json.RawMessage(a))
+			}
+			require.NoError(t, encoder(t, c).Merge(s, answers))
+			prefill, decode := legs(t, c, s)
+			assert.Contains(t, prefill, `"ec_transfer_params":`+k.want)
+			assert.Contains(t, prefill, `"do_remote_decode":true`, "beside the inner connector's")
+			assert.Contains(t, prefill, cat, "the media stay: what P cannot get, it encodes itself")
+			assert.NotContains(t, decode, "ec_transfer_params", "all of D's prompt comes from P; the client's own never")
+			assert.Contains(t, decode, cat)
+			assert.NotContains(t, prefill+decode, "evil")
+		})
+	}
+}
+
+func TestAFolderNeedsNoParameters(t *testing.T) {
+	c, s := wrap(t, epd.Options{Type: epd.Example}), session(t, connector.APIChat, chat(cat))
+	require.NoError(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(`{"id":"x","ec_transfer_params":null}`)}))
+	prefill, _ := legs(t, c, s)
+	assert.NotContains(t, prefill, "ec_transfer_params")
+}
+
+func TestAnAnswerThatCannotBeUsedIsRefused(t *testing.T) {
+	for _, answer := range []string{
+		`[]`, `{`, ``, `{"a":1,"a":2}`,
+		`{"ec_transfer_params":[]}`, `{"ec_transfer_params":"x"}`, `{"ec_transfer_params":{"h":1}}`, `{"ec_transfer_params":{"h":null}}`, `{"ec_transfer_params":{"h":{},"h":{}}}`,
+		`{"ec_transfer_params":{"ec_items":{}}}`, `{"ec_transfer_params":{"ec_items":[1]}}`, `{"ec_transfer_params":{"ec_items":[{}]}}`, `{"ec_transfer_params":{"ec_items":[{"mm_hash":5}]}}`,
+		`{"ec_transfer_params":{"h":{"a":[1,,]}}}`,
+	} {
+		for _, kind := range epd.Types() {
+			c, s := wrap(t, epd.Options{Type: kind}), session(t, connector.APIChat, chat(cat))
+			require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer, answer)
+		}
+	}
+	for _, answer := range []string{`{}`, `{"ec_transfer_params":null}`, `{"ec_transfer_params":{}}`} {
+		c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
+		require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer, "P could not find the embedding")
+	}
+}
+
+func TestMoreMediaThanTheStageTakesAreForOneEngine(t *testing.T) {
+	c := wrap(t, epd.Options{Type: epd.Example, MaxItems: 3})
+	u, ok := connector.As[connector.Unsupporter](c)
+	require.True(t, ok)
+	assert.Empty(t, u.Unsupported(session(t, connector.APIChat, chat(cat, dog, song)).Request))
+	many := session(t, connector.APIChat, chat(cat, dog, song, cat))
+	assert.Equal(t, "messages", u.Unsupported(many.Request))
+	assert.Empty(t, encoder(t, c).Items(many))
+	assert.Equal(t, "n", u.Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "the inner connector's reasons stay")
+}
+
+// full has an ability of each kind that a flow looks for.
+type full struct {
+	connector.KVConnector
+	closed *bool
+}
+
+func (full) Start(context.Context) error { return nil }
+func (f full) Close() error              { *f.closed = true; return nil }
+func (full) PairOnly() bool              { return true }
+func (full) Lease() time.Duration        { return time.Minute }
+
+func TestTheInnerConnectorsAbilitiesStayVisible(t *testing.T) {
+	inner, err := passthrough.New(nil)
+	require.NoError(t, err)
+	closed := false
+	c, err := epd.Wrap(full{inner, &closed}, &epd.Options{Type: epd.Example})
+	require.NoError(t, err)
+	assert.Equal(t, "http", c.Name())
+	_, ok := connector.As[connector.Starter](c)
+	assert.True(t, ok)
+	p, ok := connector.As[connector.PairOnly](c)
+	assert.True(t, ok && p.PairOnly())
+	l, ok := connector.As[connector.Leaser](c)
+	assert.True(t, ok && l.Lease() == time.Minute)
+	closer, ok := connector.As[io.Closer](c)
+	require.True(t, ok)
+	require.NoError(t, closer.Close())
+	assert.True(t, closed)
+	_, ok = connector.As[connector.Expecter](c)
+	assert.False(t, ok)
+}
+
+func TestSettings(t *testing.T) {
+	inner, err := passthrough.New(nil)
+	require.NoError(t, err)
+	for want, o := range map[string]*epd.Options{
+		"type": nil, "known encoder": {Type: "mooncake"}, "maxItems": {Type: epd.Example, MaxItems: -1}, "cpuBytes": {Type: epd.NIXL, CPUBytes: -1},
+	} {
+		_, err := epd.Wrap(inner, o)
+		require.ErrorContains(t, err, want)
+	}
+	_, err = epd.Wrap(nil, &epd.Options{Type: epd.Example})
+	require.Error(t, err)
+}
+
+func TestLaunchSettings(t *testing.T) {
+	render := func(o epd.Options, target connector.Target) connector.EngineSettings {
+		r, ok := connector.As[connector.Renderer](wrap(t, o))
+		require.True(t, ok)
+		s, err := r.Render(target)
+		require.NoError(t, err)
+		return s
+	}
+	e, err := discovery.New("http://10.0.0.5:8300", discovery.RoleEncode)
+	require.NoError(t, err)
+	s := render(epd.Options{Type: epd.Example, SharedStoragePath: "/ec"}, connector.Target{Endpoint: e})
+	assert.Equal(t, []string{"--ec-transfer-config", `{"ec_connector":"ECExampleConnector","ec_role":"ec_producer","ec_connector_extra_config":{"shared_storage_path":"/ec"}}`}, s.Args)
+	assert.Nil(t, s.KVTransfer, "an encode engine has no KV to give")
+	s = render(epd.Options{Type: epd.NIXL}, connector.Target{Endpoint: e, Index: 1})
+	assert.Equal(t, []string{"--ec-transfer-config", `{"ec_connector":"ECCPUConnector","ec_role":"ec_producer","ec_connector_extra_config":{"ec_cpu_bytes":1073741824,"ec_enable_nixl":true}}`}, s.Args)
+	assert.Contains(t, s.Env, connector.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_HOST", Value: "10.0.0.5"})
+	assert.Contains(t, s.Env, connector.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_PORT", Value: "5602"})
+	p, err := discovery.New("http://10.0.0.6:8100", discovery.RolePrefill)
+	require.NoError(t, err)
+	s = render(epd.Options{Type: epd.Example, SharedStoragePath: "/ec"}, connector.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
+	require.NotNil(t, s.KVTransfer)
+	assert.Equal(t, "NixlConnector", s.KVTransfer.Connector, "the inner connector's settings stay")
+	assert.Contains(t, strings.Join(s.Args, " "), `"ec_role":"ec_consumer"`)
+	d, err := discovery.New("http://10.0.0.7:8200", discovery.RoleDecode)
+	require.NoError(t, err)
+	s = render(epd.Options{Type: epd.Example}, connector.Target{Endpoint: d, Engines: []discovery.Endpoint{d}})
+	assert.NotContains(t, strings.Join(s.Args, " "), "ec-transfer-config", "D takes no embeddings")
+	r, _ := connector.As[connector.Renderer](wrap(t, epd.Options{Type: epd.NIXL}))
+	_, err = r.Render(connector.Target{Endpoint: e, Version: connector.EngineVersion{Minor: 29}})
+	assert.ErrorContains(t, err, "0.30")
+}
+
+// Whatever a client sends: no panic, and what is encoded are objects of the request itself.
+func FuzzItems(f *testing.F) {
+	for _, b := range []string{chat(cat), chat(dog, song), `{"messages":[{"content":[{"type":"image_url","image_url":1}]}]}`, `{"messages":[{"content":{"type":"image_url"}}]}`} {
+		f.Add([]byte(b))
+	}
+	inner, err := passthrough.New(nil)
+	require.NoError(f, err)
+	c, err := epd.Wrap(inner, &epd.Options{Type: epd.Example, MaxItems: 4})
+	require.NoError(f, err)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		r, err := connector.ParseRequest(connector.APIChat, body)
+		if err != nil {
+			return
+		}
+		s := connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+		e := c.(*epd.Connector) //nolint:errcheck // its own type
+		items := e.Items(s)
+		require.LessOrEqual(t, len(items), 4)
+		for _, i := range items {
+			require.Contains(t, string(body), string(i.Part))
+			leg := connector.NewLeg(r)
+			require.NoError(t, e.Encode(s, i, leg))
+			b, err := leg.Body()
+			require.NoError(t, err)
+			require.True(t, json.Valid(b), "%s", b)
+		}
+	})
+}
+
+// What the stage costs a chat without media, over the connector inside.
+func BenchmarkLegs(b *testing.B) {
+	body := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
+	inner, err := passthrough.New(nil)
+	require.NoError(b, err)
+	c, err := epd.Wrap(inner, &epd.Options{Type: epd.Example})
+	require.NoError(b, err)
+	answered := connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
+	for i, k := range []connector.KVConnector{inner, c} {
+		b.Run(fmt.Sprint([]string{"passthrough", "epd"}[i]), func(b *testing.B) {
+			s, ctx := session(b, connector.APIChat, body), context.Background()
+			var out jsonedit.Segments
+			b.ReportAllocs()
+			for b.Loop() {
+				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+				if e, ok := k.(connector.Encoder); ok {
+					_ = e.Items(s)
+				}
+				_ = k.Prefill(ctx, s, p)
+				_ = p.Splice(&out)
+				out.Reset()
+				_ = k.Decode(ctx, s, answered, d)
+				_ = d.Splice(&out)
+				out.Reset()
+			}
+		})
+	}
+}

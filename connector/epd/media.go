@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epd
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// mediaTypes are the parts of a chat message that an encoder takes; each holds its medium in a member of its type's name.
+var mediaTypes = []string{"image_url", "audio_url", "video_url", "input_audio"}
+
+// mediaOf finds the media items of a chat, in order; none, and tooMany, if there are more than limit. A body in which it can read
+// nothing has none: the engine says what is wrong with it.
+func mediaOf(r *connector.Request, limit int) (items []connector.Item, tooMany bool) {
+	raw, ok := r.Field("messages")
+	if !ok || !mayHold(raw) || !json.Valid(raw) {
+		return nil, false
+	}
+	gjson.ParseBytes(raw).ForEach(func(_, message gjson.Result) bool {
+		content := message.Get("content")
+		if !content.IsArray() {
+			return true
+		}
+		content.ForEach(func(_, part gjson.Result) bool {
+			if isMedium(part) {
+				tooMany = len(items) == limit
+				if !tooMany {
+					items = append(items, itemOf(part.Raw))
+				}
+			}
+			return !tooMany
+		})
+		return !tooMany
+	})
+	if tooMany {
+		return nil, true
+	}
+	return items, false
+}
+
+// mayHold is false for most chats, at the price of one look at their bytes.
+func mayHold(messages []byte) bool {
+	return jsonedit.Kind(messages) == jsonedit.Array && (bytes.Contains(messages, []byte(`_url"`)) || bytes.Contains(messages, []byte(`input_audio"`)))
+}
+
+// isMedium knows a part that brings a medium along. One with a uuid alone refers to what an engine has already: nothing is to be encoded.
+func isMedium(part gjson.Result) bool {
+	if !part.IsObject() {
+		return false
+	}
+	kind := part.Get("type").String()
+	if !slices.Contains(mediaTypes, kind) {
+		return false
+	}
+	medium := part.Get(kind)
+	return medium.Exists() && medium.Type != gjson.Null
+}
+
+func itemOf(part string) connector.Item {
+	sum := sha256.Sum256([]byte(part))
+	return connector.Item{ID: hex.EncodeToString(sum[:]), Part: json.RawMessage(part)}
+}
