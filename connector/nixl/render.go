@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
@@ -70,8 +71,8 @@ func (o *Options) renderNetwork(t connector.Target, s *connector.EngineSettings)
 		device = o.NetworkInterface
 	case "rdma", "infiniband":
 		set("UCX_TLS", "rc"+memory)
-		if device = o.ibDevice(network); device == "" && o.NetworkInterface != "" {
-			idle("networkInterface", "RDMA goes over a device, not over a network interface: set rdmaConfig.deviceName or infinibandConfig.hcaName")
+		if device = o.ibDevice(network); o.NetworkInterface != "" {
+			idle("networkInterface", "RDMA goes over a device, not over a network interface: rdmaConfig.deviceName or infinibandConfig.hcaName")
 		}
 		o.renderIB(set)
 	default:
@@ -123,7 +124,9 @@ func (o *Options) renderIB(set func(name, value string)) {
 	}
 	if r := o.RDMAConfig; r != nil && o.network() == "rdma" {
 		number("UCX_RC_TX_QUEUE_LEN", r.QueueDepth)
-		number("UCX_RC_PATH_MTU", r.MTU)
+		if pathMTU(r.MTU) {
+			number("UCX_RC_PATH_MTU", r.MTU)
+		}
 	}
 	if ib := o.InfiniBandConfig; ib != nil && o.network() == "infiniband" {
 		if ib.PartitionKey != "" {
@@ -132,6 +135,9 @@ func (o *Options) renderIB(set func(name, value string)) {
 		number("UCX_IB_SL", ib.ServiceLevel)
 	}
 }
+
+// pathMTU reports whether an MTU is one of InfiniBand's: UCX refuses to start with another.
+func pathMTU(n int) bool { return slices.Contains([]int{256, 512, 1024, 2048, 4096}, n) }
 
 func (o *Options) network() string {
 	if o.NetworkType != "" {
@@ -180,6 +186,7 @@ func (o *Options) without() []idleKey {
 		{"writeTimeout", o.WriteTimeout != nil, noTimeout},
 		{"failoverTimeout", o.FailoverTimeout != nil, "failing over is the gateway's: retry and fallback"},
 		{"retryPolicy", o.RetryPolicy != "", "retrying is the gateway's: retry"},
-		{"rdmaConfig.maxSge", rdma.MaxSGE != 0, "UCX takes what the device has"},
+		{"rdmaConfig.mtu", o.network() == "rdma" && rdma.MTU != 0 && !pathMTU(rdma.MTU), "is none that an InfiniBand path can have: 256, 512, 1024, 2048 or 4096"},
+		{"rdmaConfig.maxSge", o.network() == "rdma" && rdma.MaxSGE != 0, "UCX takes what the device has"},
 	}
 }

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nixl_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func engine(t testing.TB, url string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
+	t.Helper()
+	e, err := discovery.New(url, role)
+	require.NoError(t, err)
+	e.Attributes = attributes
+	return e
+}
+
+func renderer(t testing.TB, config string) connector.Renderer {
+	t.Helper()
+	c, err := harness.New(json.RawMessage(config))
+	require.NoError(t, err)
+	return c.(connector.Renderer)
+}
+
+func render(t testing.TB, config string, target connector.Target) connector.EngineSettings {
+	t.Helper()
+	s, err := renderer(t, config).Render(target)
+	require.NoError(t, err)
+	return s
+}
+
+// text writes settings as a reader would look at them.
+func text(s connector.EngineSettings) string {
+	var b strings.Builder
+	for _, e := range s.Env {
+		fmt.Fprintf(&b, "%s=%s\n", e.Name, e.Value)
+	}
+	fmt.Fprintf(&b, "%s %s\n--kv-transfer-config %s\n", s.Engine, strings.Join(s.Args, " "), s.KVTransfer.JSON())
+	for _, n := range s.Notes {
+		kind := "note"
+		if n.NoEffect {
+			kind = "no effect"
+		}
+		fmt.Fprintf(&b, "# %s: %s: %s\n", kind, n.Path, n.Text)
+	}
+	return b.String()
+}
+
+// documentsExample is the config of the design proposal's NIXL example.
+const documentsExample = `{"clusterEndpoints":["nixl-node-0.nixl.default.svc.cluster.local:7777","nixl-node-1.nixl.default.svc.cluster.local:7777",
+	"nixl-node-2.nixl.default.svc.cluster.local:7777","nixl-node-3.nixl.default.svc.cluster.local:7777"],
+	"nodeId":"matrixinfer-nixl-node","networkInterface":"eth0","port":7777,"protocol":"tcp","bufferSize":1048576,"connectionPoolSize":20,
+	"maxConcurrency":10,"keepAliveInterval":"30s","maxMemoryPerNode":17179869184,"replicationFactor":2,"consistencyLevel":"strong",
+	"shardingStrategy":"consistent_hash","hashFunction":"xxhash","failoverTimeout":"10s","retryPolicy":"exponential"}`
+
+// The whole rendering of the design proposal's example, both engines.
+func TestTheDocumentsExampleIsRendered(t *testing.T) {
+	p, d := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil), engine(t, "http://10.0.0.2:8000", discovery.RoleDecode, nil)
+	var got strings.Builder
+	for i, e := range []discovery.Endpoint{p, d} {
+		fmt.Fprintf(&got, "## %s\n%s", e.Role, text(render(t, documentsExample, connector.Target{
+			Endpoint: e, Engines: []discovery.Endpoint{p, d}, Model: "llama2-405b", Resources: connector.Resources{MaxMemory: "32Gi"},
+		})))
+		if i == 0 {
+			got.WriteString("\n")
+		}
+	}
+	want, err := os.ReadFile("testdata/render/documents-2.txt")
+	require.NoError(t, err)
+	assert.Equal(t, string(want), got.String())
+}
+
+// Each key either shows in what the engine is launched with, or is told to be without effect. Those of pdkit's own that describe the
+// client's side are neither.
+func TestEveryKeyIsRenderedOrTold(t *testing.T) {
+	const everything = `{"leaseDuration":"45s","bidirectional":true,"conversationTTL":"90s","clusterEndpoints":["a:1"],"clusterId":"c","nodeId":"n",
+		"networkInterface":"eth0","networkType":"rdma","protocol":"tcp","port":7777,"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},
+		"infinibandConfig":{"hcaName":"h","port":1,"partitionKey":"0x5","serviceLevel":1},"bufferSize":1,"connectionPoolSize":1,"maxConnections":1,
+		"maxConcurrency":1,"keepAliveInterval":"30s","maxMemoryPerNode":1,"replicationFactor":1,"consistencyLevel":"strong","shardingStrategy":"s",
+		"hashFunction":"h","batchSize":1,"flushInterval":"1s","compressionType":"lz4","connectionTimeout":"1s","readTimeout":"1s","writeTimeout":"1s",
+		"failoverTimeout":"1s","retryPolicy":"r"}`
+	target := connector.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil), Version: connector.EngineVersion{Minor: 32}}
+	var config map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal([]byte(everything), &config))
+	for f := range reflect.TypeFor[nixl.Options]().Fields() {
+		key := f.Tag.Get("json")
+		if key == "conversationHeader" {
+			continue
+		}
+		require.Contains(t, config, key, "the test forgets a key")
+		less := map[string]json.RawMessage{}
+		for k, v := range config {
+			if k != key {
+				less[k] = v
+			}
+		}
+		raw, err := json.Marshal(less)
+		require.NoError(t, err)
+		with, without := render(t, everything, target), render(t, string(raw), target)
+		assert.NotEqual(t, text(with), text(without), "%s is dropped in silence", key)
+	}
+}
+
+func env(s connector.EngineSettings, name string) string {
+	for _, e := range s.Env {
+		if e.Name == name {
+			return e.Value
+		}
+	}
+	return ""
+}
+
+func TestNetworks(t *testing.T) {
+	remote := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil)
+	for _, c := range []struct {
+		rule, config  string
+		cpu           bool
+		url           string
+		tls, device   string
+		others        []string
+		withoutEffect []string
+	}{
+		{rule: "nothing said: UCX chooses", config: `{}`},
+		{rule: "TCP between GPUs", config: `{"networkType":"tcp","networkInterface":"eth0"}`, tls: "tcp,cuda_copy,cuda_ipc", device: "eth0"},
+		{rule: "the YAML's word for it", config: `{"protocol":"tcp"}`, tls: "tcp,cuda_copy,cuda_ipc"},
+		{rule: "on CPUs", config: `{"protocol":"tcp"}`, cpu: true, tls: "tcp"},
+		{rule: "on one machine's CPUs", config: `{}`, cpu: true, url: "http://127.0.0.1:8000", tls: "tcp", device: "lo"},
+		{rule: "RDMA over a device and its port", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_0:2", others: []string{"UCX_RC_TX_QUEUE_LEN=128", "UCX_RC_PATH_MTU=4096"}, withoutEffect: []string{"config.rdmaConfig.maxSge"}},
+		{rule: "RDMA over the first port", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"mlx5_0"}}`, tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_0:1"},
+		{rule: "RDMA over whatever there is", config: `{"networkType":"rdma","networkInterface":"eth0"}`, tls: "rc,cuda_copy,cuda_ipc", withoutEffect: []string{"config.networkInterface"}},
+		{rule: "InfiniBand", config: `{"networkType":"infiniband","infinibandConfig":{"hcaName":"mlx5_1","partitionKey":"0x0005","serviceLevel":3},"rdmaConfig":{"deviceName":"mlx5_0"}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_1:1", others: []string{"UCX_IB_PKEY=0x0005", "UCX_IB_SL=3"}, withoutEffect: []string{"config.rdmaConfig"}},
+		{rule: "two words that differ", config: `{"networkType":"tcp","protocol":"rdma"}`, tls: "tcp,cuda_copy,cuda_ipc", withoutEffect: []string{"config.protocol"}},
+		{rule: "keep alive", config: `{"keepAliveInterval":"1500ms"}`, others: []string{"UCX_KEEPALIVE_INTERVAL=1.5s"}},
+		{rule: "an MTU that no path has", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"m","mtu":9000}}`, tls: "rc,cuda_copy,cuda_ipc", device: "m:1", withoutEffect: []string{"config.rdmaConfig.mtu"}},
+	} {
+		t.Run(c.rule, func(t *testing.T) {
+			e := remote
+			if c.url != "" {
+				e = engine(t, c.url, discovery.RolePrefill, nil)
+			}
+			s := render(t, c.config, connector.Target{Endpoint: e, CPU: c.cpu})
+			assert.Equal(t, c.tls, env(s, "UCX_TLS"))
+			assert.Equal(t, c.device, env(s, "UCX_NET_DEVICES"))
+			for _, other := range c.others {
+				assert.Contains(t, text(s), other+"\n")
+			}
+			var idle []string
+			for _, n := range s.Notes {
+				if n.NoEffect {
+					idle = append(idle, n.Path)
+				}
+			}
+			assert.ElementsMatch(t, c.withoutEffect, idle)
+		})
+	}
+}
+
+// On one host each engine has a side channel's port of its own, and a data-parallel one as many as it has ranks.
+func TestSideChannels(t *testing.T) {
+	engines := []discovery.Endpoint{
+		engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil),
+		engine(t, "http://10.0.0.1:8001", discovery.RolePrefill, map[string]string{"dpSize": "2"}),
+		engine(t, "http://10.0.0.2:8000", discovery.RoleDecode, nil),
+		engine(t, "http://10.0.0.1:8002", discovery.RoleDecode, nil),
+		engine(t, "http://10.0.0.1:8003", discovery.RoleDecode, map[string]string{"sideChannelPort": "5603", "sideChannelHost": "10.0.0.1"}),
+		engine(t, "http://10.0.0.1:8004", discovery.RoleBoth, nil),
+		engine(t, "http://[fd00::1]:8000", discovery.RoleDecode, nil),
+	}
+	for i, want := range []string{"10.0.0.1 5600", "10.0.0.1 5601", "10.0.0.2 5600", "10.0.0.1 5604", "10.0.0.1 5603", "10.0.0.1 5605", "fd00::1 5600"} {
+		s := render(t, `{}`, connector.Target{Endpoint: engines[i], Engines: engines})
+		assert.Equal(t, want, env(s, "VLLM_NIXL_SIDE_CHANNEL_HOST")+" "+env(s, "VLLM_NIXL_SIDE_CHANNEL_PORT"))
+	}
+	_, err := renderer(t, `{}`).Render(connector.Target{Endpoint: engine(t, "http://10.0.0.1:1", discovery.RolePrefill, map[string]string{"sideChannelPort": "x"})})
+	require.ErrorContains(t, err, "sideChannelPort")
+	_, err = renderer(t, `{"port":65535}`).Render(connector.Target{Endpoint: engines[3], Engines: engines})
+	require.ErrorContains(t, err, "no port")
+}
+
+func TestRolesAndVersions(t *testing.T) {
+	for _, c := range []struct {
+		role    discovery.Role
+		version string
+		json    string
+	}{
+		{discovery.RolePrefill, "", `{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RoleDecode, "0.32.0", `{"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RoleBoth, "0.22.0", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RolePrefill, "0.21.1", `{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail"}`},
+		{discovery.RolePrefill, "0.11.0", `{"kv_connector":"NixlConnector","kv_role":"kv_producer"}`},
+	} {
+		v, err := connector.ParseEngineVersion(c.version)
+		require.NoError(t, err)
+		s := render(t, `{}`, connector.Target{Endpoint: engine(t, "http://10.0.0.1:8000", c.role, nil), Version: v})
+		assert.JSONEq(t, c.json, s.KVTransfer.JSON(), "%s %s", c.role, c.version)
+		lease := ""
+		if v.Before(0, 22) {
+			lease = "30"
+		}
+		assert.Equal(t, lease, env(s, "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"), "what the lease was called before 0.22")
+		assert.Equal(t, c.role == discovery.RoleBoth, strings.Contains(text(s), "kv_both is deprecated"))
+		assert.Equal(t, []string{"--enable-prompt-tokens-details"}, s.Args)
+	}
+	s := render(t, `{"leaseDuration":"1500ms"}`, connector.Target{Endpoint: engine(t, "http://127.0.0.1:8000", discovery.RolePrefill, nil), CPU: true})
+	assert.Contains(t, s.KVTransfer.JSON(), `"kv_lease_duration":2`, "whole seconds")
+	assert.Contains(t, s.KVTransfer.JSON(), `"kv_buffer_device":"cpu"`)
+	assert.Contains(t, text(s), "a loopback address works only if all engines are on one machine")
+}
+
+func TestBidirectionalSettings(t *testing.T) {
+	target := connector.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RoleDecode, nil)}
+	s := render(t, `{"bidirectional":true,"conversationTTL":"90s"}`, target)
+	assert.Contains(t, s.KVTransfer.JSON(), `"bidirectional_kv_xfer":true`)
+	assert.Contains(t, s.KVTransfer.JSON(), `"decoder_kv_blocks_ttl":90`)
+	assert.Contains(t, s.Args, "--enable-scale-out", "P's /render")
+	target.CPU = true
+	_, err := renderer(t, `{"bidirectional":true}`).Render(target)
+	require.ErrorContains(t, err, "CUDA")
+	target.CPU, target.Version = false, connector.EngineVersion{Minor: 21}
+	_, err = renderer(t, `{"bidirectional":true}`).Render(target)
+	require.ErrorContains(t, err, "too old")
+}
+
+func TestResourcesHaveNoEffect(t *testing.T) {
+	s := render(t, `{}`, connector.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil),
+		Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+	for _, path := range []string{"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"} {
+		assert.Contains(t, text(s), "# no effect: "+path+": ")
+	}
+}
