@@ -29,6 +29,7 @@ func starters() map[string]func(*node) (connector, error) {
 		connectorMooncakeAscend:  startMooncakeAscend,
 		connectorAscendLayerwise: startAscendLayerwise,
 		connectorMoRIIO:          startMoRIIO,
+		connectorSGLang:          startSGLang,
 	}
 }
 

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// connectorSGLang is SGLang's disaggregation: both legs come at once, with P's
+// bootstrap server and a room in which they meet. The roles are SGLang's modes:
+// kv_producer is prefill, kv_consumer decode, kv_both an engine without
+// disaggregation, to which rooms mean nothing.
+//
+// It reads these of Config.Extra: disaggregation_bootstrap_port (a free port by
+// default), dp_size, SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and
+// SGLANG_DISAGGREGATION_WAITING_TIMEOUT (seconds, 300).
+const connectorSGLang = "sglang"
+
+// sglangDisagg is one engine's side, after protocols/other-engines.md C:
+//
+//   - P waits in the room before it computes (PrefillBootstrapQueue), so its HTTP
+//     answer comes only once D is there, or as an error after the time-out;
+//   - D finds P's rank at the bootstrap server, and waits in the room until P
+//     sends, for as long as its own time-out lets it: it is not told of P's failure
+//     (sglang#9726);
+//   - a room that lives at an engine cannot be entered again: the second receiver is
+//     rejected, and a second prefill request is the crash of sglang#40125;
+//   - a room that has been used is a tombstone;
+//   - P makes one token, whatever the limit, and gives it to D with the KV.
+type sglangDisagg struct {
+	*wire
+	ranks     uint64
+	patience  time.Duration // P waits for D
+	waiting   time.Duration // D waits for P
+	bootstrap *bootstrap    // nil but on P
+	client    *http.Client
+
+	mu    sync.Mutex
+	rooms map[string]*sglangRoom
+	tombs map[string]sglangAux
+	order []string // of the tombs
+}
+
+// sglangRoom is a room at P, from whoever comes first until P's request ends.
+type sglangRoom struct {
+	live    bool          // P's request is there
+	entered bool          // D's is
+	asked   chan struct{} // closed when D comes
+	left    chan struct{} // closed when D leaves before it has the KV
+}
+
+// sglangAux is what travels with the KV (MetadataBuffers).
+type sglangAux struct {
+	First  int32 `json:"first"`
+	Cached int   `json:"cached"`
+}
+
+func startSGLang(n *node) (connector, error) {
+	c := &sglangDisagg{rooms: map[string]*sglangRoom{}, tombs: map[string]sglangAux{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	port, err1 := extraNumber(n.cfg, "disaggregation_bootstrap_port", 0)
+	patience, err2 := extraNumber(n.cfg, "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", 300)
+	waiting, err3 := extraNumber(n.cfg, "SGLANG_DISAGGREGATION_WAITING_TIMEOUT", 300)
+	ranks, err4 := extraNumber(n.cfg, "dp_size", 1)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return nil, err
+	}
+	c.patience, c.waiting, c.ranks = time.Duration(patience*float64(time.Second)), time.Duration(waiting*float64(time.Second)), max(1, uint64(ranks))
+	w, err := startWire(n)
+	if err != nil {
+		return nil, err
+	}
+	c.wire = w
+	c.side.mu.Lock() // readers may come already
+	c.side.writes, c.side.named, c.side.left = true, c.enter, c.leave
+	c.side.mu.Unlock()
+	if n.cfg.KVRole == RoleProducer {
+		if c.bootstrap, err = c.listenBootstrap(int(port)); err != nil {
+			c.wire.close()
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (c *sglangDisagg) close() {
+	if c.bootstrap != nil {
+		c.bootstrap.close()
+	}
+	c.wire.close()
+}
+
+// keeps are the settings with which Restart takes the same ports again.
+func (c *sglangDisagg) keeps() map[string]string {
+	if c.bootstrap == nil {
+		return nil
+	}
+	_, port, _ := net.SplitHostPort(c.bootstrap.ln.Addr().String())
+	return map[string]string{"disaggregation_bootstrap_port": port}
+}
+
+func (c *sglangDisagg) bootstrapURL() string {
+	if c.bootstrap == nil {
+		return ""
+	}
+	return "http://" + c.bootstrap.ln.Addr().String()
+}
+
+// disaggregated says whether the engine refuses requests without a room.
+func (c *sglangDisagg) disaggregated() bool { return c.node.cfg.KVRole != RoleBoth }
+
+func (c *sglangDisagg) begin(r *kvRequest) transfer {
+	if !c.disaggregated() {
+		return noTransfer{}
+	}
+	// The API has seen to it that it is a number.
+	room, _ := strconv.ParseUint(string(r.params["bootstrap_room"]), 10, 64)
+	t := &sglangTransfer{c: c, params: r.params, room: room, pulls: c.node.cfg.KVRole == RoleConsumer}
+	if !t.pulls {
+		rank := room % c.ranks
+		for _, name := range []string{"routed_dp_rank", "data_parallel_rank"} {
+			if n, err := strconv.ParseUint(string(r.params[name]), 10, 32); err == nil {
+				rank = n
+			}
+		}
+		t.name = roomName(room, rank)
+	}
+	return t
+}
+
+func (c *sglangDisagg) rejected(context.Context, kvParams) {}
+
+// roomName is a room at one rank of P: at another nobody knows it.
+func roomName(room, rank uint64) string {
+	return strconv.FormatUint(room, 10) + "@" + strconv.FormatUint(rank, 10)
+}
+
+// room gives a room at P, made by the first who comes. The caller holds the lock.
+func (c *sglangDisagg) room(name string) *sglangRoom {
+	r := c.rooms[name]
+	if r == nil {
+		r = &sglangRoom{asked: make(chan struct{}), left: make(chan struct{})}
+		c.rooms[name] = r
+	}
+	return r
+}
+
+// enter is D's coming: it waits until P sends. A second receiver is rejected, and
+// so is one in a room that has been used.
+func (c *sglangDisagg) enter(pipe *Pipe, f Frame, m askMessage) {
+	c.mu.Lock()
+	_, used := c.tombs[m.Name]
+	r := c.room(m.Name)
+	rejected := used || r.entered
+	if !rejected {
+		r.entered = true
+		close(r.asked)
+	}
+	c.mu.Unlock()
+	if rejected {
+		_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
+		return
+	}
+	request, soon := c.side.offers.get(m.Name)
+	if soon != nil {
+		select {
+		case <-soon:
+		case <-c.side.gate.ended:
+			return
+		}
+		if request, soon = c.side.offers.get(m.Name); soon != nil { // it has left
+			return
+		}
+	}
+	c.side.giveNamed(pipe, f, m, request)
+}
+
+// leave is D's [ABORT, room].
+func (c *sglangDisagg) leave(name string) {
+	c.mu.Lock()
+	if r := c.rooms[name]; r != nil {
+		select {
+		case <-r.left:
+		default:
+			close(r.left)
+		}
+		if !r.live {
+			delete(c.rooms, name)
+		}
+	}
+	c.mu.Unlock()
+	if request, ok := c.side.offers.drop(name); ok && c.core.unpin(request) {
+		c.node.ledger.consumed(request)
+	}
+}
+
+// bury makes a room unusable: P's request has ended.
+func (c *sglangDisagg) bury(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.rooms, name)
+	if _, there := c.tombs[name]; !there {
+		c.entomb(name, sglangAux{})
+	}
+}
+
+// entomb keeps what there is to know of a room that is done with. The caller holds
+// the lock.
+func (c *sglangDisagg) entomb(name string, aux sglangAux) {
+	c.tombs[name] = aux
+	if c.order = append(c.order, name); len(c.order) > ledgerLimit {
+		delete(c.tombs, c.order[0])
+		c.order = c.order[1:]
+	}
+}
+
+// sglangTransfer is one sequence's side, on either engine.
+type sglangTransfer struct {
+	c      *sglangDisagg
+	params kvParams
+	room   uint64
+	name   string // of the room; on D not before P's ranks are known
+	pulls  bool
+	aux    *sglangAux // on D, with the KV
+}
+
+func (t *sglangTransfer) external() bool { return t.pulls }
+
+// reported is P's own prefix cache hit: D's usage tells it.
+func (t *sglangTransfer) reported() (int, bool) {
+	if t.aux == nil {
+		return 0, false
+	}
+	return t.aux.Cached, true
+}
+
+func (t *sglangTransfer) queued() {}
+
+func (t *sglangTransfer) dropped(bool) {}
+
+// told is the token that P has made.
+func (t *sglangTransfer) told() []int32 {
+	if t.aux == nil {
+		return nil
+	}
+	return []int32{t.aux.First}
+}
+
+var (
+	errNobodyCame = errors.New("timed out when bootstrapping")
+	errNothing    = errors.New("timed out waiting for KV")
+	errAborted    = errors.New("the decode engine aborted the room")
+	errUsedRoom   = errors.New("the room has been used")
+	errNoRoute    = errors.New("no prefill server info")
+)
+
+// arrived lets P wait for D.
+func (t *sglangTransfer) arrived(ctx context.Context, _ *sequence) (string, error) {
+	if t.pulls {
+		return "", nil
+	}
+	c := t.c
+	c.mu.Lock()
+	_, used := c.tombs[t.name]
+	r := c.room(t.name)
+	crash := r.live
+	r.live = true
+	c.mu.Unlock()
+	switch {
+	case crash:
+		return "", &engineDeath{"two live requests in one room"}
+	case used:
+		return "", &loadError{err: errUsedRoom}
+	}
+	context.AfterFunc(ctx, func() { c.bury(t.name) })
+	late := time.NewTimer(c.patience)
+	defer late.Stop()
+	select {
+	case <-r.asked:
+		return "", nil
+	case <-r.left:
+		return "", &loadError{err: errAborted}
+	case <-late.C:
+		return "", &loadError{err: errNobodyCame}
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+// finished sends P's KV to D, which is waiting for it.
+func (t *sglangTransfer) finished(s *sequence, _ string) any {
+	if t.pulls {
+		return nil
+	}
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	r := t.c.rooms[t.name]
+	if r == nil || len(s.answer) == 0 {
+		return nil
+	}
+	select {
+	case <-r.left:
+		return nil
+	default:
+	}
+	t.c.entomb(t.name, sglangAux{First: s.answer[0], Cached: s.cached})
+	t.c.offer(s, t.name)
+	return nil
+}
+
+// load is D's: it finds P, and waits in the room.
+func (t *sglangTransfer) load(ctx context.Context, s *sequence) error {
+	ctx, stop := context.WithTimeoutCause(ctx, t.c.waiting, errNothing)
+	defer stop()
+	port := string(t.params["bootstrap_port"])
+	if port == "" || port == "null" {
+		port = "8998"
+	}
+	// Put together as the engine does, so that an IPv6 address must have brackets.
+	address := t.params.text("bootstrap_host") + ":" + port
+	to, rank, err := t.c.find(ctx, address, t.room, t.params)
+	if err == nil {
+		t.name = roomName(t.room, rank)
+		err = t.c.readNamed(ctx, s, to, t.name)
+	}
+	if err == nil {
+		var aux sglangAux
+		if err = t.c.ask(ctx, address, "/sim/aux?room="+t.name, &aux); err == nil {
+			t.aux = &aux
+			return nil
+		}
+	}
+	if errors.Is(err, errNothing) {
+		return &loadError{failures: 1, err: err}
+	}
+	return err
+}
+
+// find asks P's bootstrap server for its sizes and for a rank's address, until
+// HandshakeTimeout.
+func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, params kvParams) (to place, rank uint64, err error) {
+	limit, stop := context.WithTimeoutCause(ctx, c.node.cfg.HandshakeTimeout, errHandshake)
+	defer stop()
+	var sizes sglangSizes
+	for c.ask(limit, address, "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1", &sizes) != nil || sizes.Ranks == 0 {
+		if err = sleep(limit, 20*time.Millisecond); err != nil {
+			if errors.Is(err, errHandshake) {
+				err = &loadError{failures: 1, err: errNoRoute}
+			}
+			return to, 0, err
+		}
+	}
+	rank = room % sizes.Ranks
+	if n, err := strconv.ParseUint(string(params["disagg_prefill_dp_rank"]), 10, 32); err == nil {
+		rank = n
+	}
+	var at struct {
+		Host string `json:"rank_ip"`
+		Port int    `json:"rank_port"`
+	}
+	if err = c.ask(limit, address, "/route?prefill_dp_rank="+strconv.FormatUint(rank, 10)+"&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0", &at); err != nil {
+		return to, 0, &loadError{failures: 1, err: errNoRoute}
+	}
+	return place{host: at.Host, port: itoa(at.Port)}, rank, nil
+}
+
+// ask reads a JSON answer of P's bootstrap server.
+func (c *sglangDisagg) ask(ctx context.Context, address, path string, v any) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return errNoRoute
+	}
+	resp, err := c.client.Do(r)
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return errNoRoute
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(v) != nil {
+		return errNoRoute
+	}
+	return nil
+}
