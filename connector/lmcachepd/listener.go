@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -174,13 +175,12 @@ func (l *listener) serve(conn net.Conn) {
 	}
 	if err == nil {
 		err = readMessages(conn, r, l.take)
-		if !errors.Is(err, errPeer) {
-			return // the peer has gone
-		}
 	}
-	l.mu.Lock()
-	l.counts.Refused++
-	l.mu.Unlock()
+	if errors.Is(err, errPeer) || errors.Is(err, os.ErrDeadlineExceeded) { // else the peer has gone
+		l.mu.Lock()
+		l.counts.Refused++
+		l.mu.Unlock()
+	}
 }
 
 // take gives a message to the session it is for.

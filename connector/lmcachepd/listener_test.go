@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcachepd_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"io"
+	"log"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/lmcachepd"
+)
+
+// start opens a connector's listener at a free port, or at a given address.
+func start(t testing.TB, o lmcachepd.Options) *lmcachepd.Connector {
+	t.Helper()
+	if o.NotifyListen == "" {
+		o.NotifyListen = "127.0.0.1:0"
+	}
+	c := open(t, &o)
+	require.NoError(t, c.Start(context.Background()))
+	t.Cleanup(func() { assert.NoError(t, c.Close()) })
+	return c
+}
+
+func limit(d time.Duration) *connector.Duration { return (*connector.Duration)(&d) }
+
+// freePort is an address that nobody listens at.
+func freePort(t testing.TB) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+// pusher is a rank of P: a ZeroMQ PUSH socket of an implementation that is not pdkit's.
+func pusher(t testing.TB, address string) func(frames ...[]byte) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	push := zmq4.NewPush(ctx, zmq4.WithLogger(log.New(io.Discard, "", 0)))
+	require.NoError(t, push.Dial("tcp://"+address))
+	t.Cleanup(func() { _ = push.Close(); cancel() })
+	return func(frames ...[]byte) {
+		t.Helper()
+		require.NoError(t, push.SendMulti(zmq4.NewMsgFrom(frames...)))
+	}
+}
+
+func encoded(t testing.TB, v any) []byte {
+	t.Helper()
+	raw, err := msgpack.Marshal(v)
+	require.NoError(t, err)
+	return raw
+}
+
+func notice(t testing.TB, id string) []byte {
+	return encoded(t, map[string]string{"type": "ProxyNotif", "req_id": id})
+}
+
+// armed is a session that waits.
+func armed(t testing.TB, c *lmcachepd.Connector) (s *connector.Session, wait func(context.Context) (connector.Event, error), done func(error)) {
+	t.Helper()
+	s = session(t, connector.APICompletions, `{"prompt":"x"}`, receiverOfTwo)
+	wait, done = c.Expect(s)
+	return s, wait, done
+}
+
+// eventually waits for the listener's counts.
+func eventually(t testing.TB, c *lmcachepd.Connector, want lmcachepd.Notices) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		if got := c.Notices(); got == want || time.Now().After(deadline) {
+			require.Equal(t, want, got)
+			return
+		}
+	}
+}
+
+func TestTheWaitIsOverWithOneNoticePerReceiverPort(t *testing.T) {
+	c := start(t, lmcachepd.Options{NotifyTimeout: limit(5 * time.Second)})
+	s, wait, done := armed(t, c)
+	defer done(nil)
+	first, second := pusher(t, c.Addr()), pusher(t, c.Addr())
+
+	first(notice(t, s.ID)) // before anybody waits: it counts all the same
+	eventually(t, c, lmcachepd.Notices{Matched: 1})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	_, err := wait(ctx)
+	cancel()
+	require.ErrorIs(t, err, context.DeadlineExceeded, "one of two ranks has not told yet")
+
+	second(notice(t, s.ID))
+	e, err := wait(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, notice(t, s.ID), e.Body)
+	assert.WithinDuration(t, time.Now(), e.At, 5*time.Second)
+}
+
+// TP of P and of D may differ, and with MLA one rank of P sends for all.
+func TestTheNumberOfNoticesCanBeSet(t *testing.T) {
+	c := start(t, lmcachepd.Options{Notifications: 1})
+	s, wait, done := armed(t, c)
+	defer done(nil)
+	pusher(t, c.Addr())(notice(t, s.ID))
+	_, err := wait(t.Context())
+	require.NoError(t, err)
+}
+
+// A push that failed is told by nothing: only the limit ends the wait. Nothing is kept of it, and what comes late is counted and forgotten.
+func TestLostNotices(t *testing.T) {
+	c := start(t, lmcachepd.Options{NotifyTimeout: limit(20 * time.Millisecond), Notifications: 1})
+	s, wait, done := armed(t, c)
+	_, err := wait(t.Context())
+	require.Error(t, err)
+	assert.NotContains(t, err.Error(), s.ID)
+	done(err)
+	pusher(t, c.Addr())(notice(t, s.ID))
+	eventually(t, c, lmcachepd.Notices{Unknown: 1})
+}
+
+func TestSurplusUnknownAndForeignMessagesAreCountedAndNothingElse(t *testing.T) {
+	c := start(t, lmcachepd.Options{Notifications: 1})
+	s, wait, done := armed(t, c)
+	push := pusher(t, c.Addr())
+	push(notice(t, s.ID))
+	_, err := wait(t.Context())
+	require.NoError(t, err)
+	push(notice(t, s.ID))                              // a duplicate
+	push(notice(t, "17"))                              // of another gateway, which counts from 1
+	push([]byte("ProxyNotif"))                         // no msgpack
+	push([]byte{})                                     // nothing
+	push([]byte("a"), notice(t, s.ID))                 // two frames
+	push(encoded(t, map[string]string{"req_id": "1"})) // no type
+	push(encoded(t, map[string]string{"type": "AllocRequest", "req_id": s.ID}))
+	eventually(t, c, lmcachepd.Notices{Matched: 1, Surplus: 1, Unknown: 1, Malformed: 5})
+	done(nil)
+	push(notice(t, s.ID))
+	eventually(t, c, lmcachepd.Notices{Matched: 1, Surplus: 1, Unknown: 2, Malformed: 5})
+}
+
+// Whatever a peer does, others are served meanwhile, and the listener lives.
+func TestBadPeersHarmNobody(t *testing.T) {
+	c := start(t, lmcachepd.Options{Notifications: 1})
+	dial := func() net.Conn {
+		conn, err := net.Dial("tcp", c.Addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	greeting := make([]byte, 64)
+	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
+	copy(greeting[12:], "NULL")
+	changed := func(at int, value byte) []byte {
+		g := append([]byte(nil), greeting...)
+		g[at] = value
+		return g
+	}
+	ready := func(socket string) []byte {
+		body := append([]byte("\x05READY\x0bSocket-Type"), 0, 0, 0, byte(len(socket)))
+		body = append(body, socket...)
+		return append([]byte{4, byte(len(body))}, body...)
+	}
+	huge := binary.BigEndian.AppendUint64([]byte{2}, 1<<62) // a frame of 4 exabytes: the library would allocate it
+	refused := map[string][]byte{
+		"another protocol":        []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+		"no signature's end":      changed(9, 0),
+		"an old version":          changed(10, 1),
+		"another mechanism":       changed(12, 'P'),
+		"a message for READY":     append(append([]byte(nil), greeting...), 0, 1, 'x'),
+		"a SUB socket":            append(append([]byte(nil), greeting...), ready("SUB")...),
+		"READY without a type":    append(append([]byte(nil), greeting...), "\x04\x06\x05READY"...),
+		"READY with a lie":        append(append([]byte(nil), greeting...), "\x04\x0d\x05READY\x01a\xff\xff\xff\xffx"...),
+		"READY of 4 exabytes":     append(append([]byte(nil), greeting...), append([]byte{6}, huge[1:]...)...),
+		"a message of 4 exabytes": append(append(append([]byte(nil), greeting...), ready("PUSH")...), huge...),
+		"flags of no version":     append(append(append([]byte(nil), greeting...), ready("PUSH")...), 0xf8, 0),
+	}
+	for rule, bytes := range refused {
+		before := c.Notices().Refused
+		conn := dial()
+		_, err := conn.Write(bytes)
+		require.NoError(t, err, rule)
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(5*time.Second)))
+		_, err = io.Copy(io.Discard, conn)
+		if ne, ok := err.(net.Error); ok {
+			require.False(t, ne.Timeout(), "%s: it was not sent away", rule)
+		}
+		assert.Eventually(t, func() bool { return c.Notices().Refused == before+1 }, 5*time.Second, time.Millisecond, rule)
+	}
+	dial()                                // says nothing at all
+	_, err := dial().Write(greeting[:20]) // stops in the middle
+	require.NoError(t, err)
+	_, err = dial().Write(append(greeting, 4)) // and of the handshake
+	require.NoError(t, err)
+	gone := dial()
+	require.NoError(t, gone.Close())
+
+	s, wait, done := armed(t, c)
+	defer done(nil)
+	pusher(t, c.Addr())(notice(t, s.ID))
+	_, err = wait(t.Context())
+	require.NoError(t, err)
+	assert.NoError(t, c.HealthCheck(t.Context()))
+	assert.EqualValues(t, len(refused), c.Notices().Refused, "those who are slow are waited for")
+}
+
+// A PUSH socket of libzmq 4 sends its heartbeats to whoever is there, if it is set so, and takes silence for death.
+func TestHeartbeatsAreAnswered(t *testing.T) {
+	c := start(t, lmcachepd.Options{})
+	conn, err := net.Dial("tcp", c.Addr())
+	require.NoError(t, err)
+	defer conn.Close()
+	greeting := make([]byte, 64)
+	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
+	copy(greeting[12:], "NULL")
+	_, err = conn.Write(append(greeting, "\x04\x1a\x05READY\x0bsocket-type\x00\x00\x00\x04PUSH"...))
+	require.NoError(t, err)
+	r := bufio.NewReader(conn)
+	theirs := make([]byte, 64)
+	_, err = io.ReadFull(r, theirs)
+	require.NoError(t, err)
+	assert.Equal(t, greeting[:11], theirs[:11])
+	ready := make([]byte, 2+26)
+	_, err = io.ReadFull(r, ready)
+	require.NoError(t, err)
+	assert.Equal(t, "\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PULL", string(ready))
+	_, err = conn.Write([]byte("\x04\x09\x04PING\x00\x64ab"))
+	require.NoError(t, err)
+	pong := make([]byte, 2+7)
+	_, err = io.ReadFull(r, pong)
+	require.NoError(t, err)
+	assert.Equal(t, "\x04\x07\x04PONGab", string(pong))
+}
+
+// All connectors of a process have the engines' notices at one address; it is given back with the last.
+func TestOneListenerPerAddress(t *testing.T) {
+	address := freePort(t)
+	_, port, err := net.SplitHostPort(address)
+	require.NoError(t, err)
+	a, b := start(t, lmcachepd.Options{NotifyListen: address, Notifications: 1}), start(t, lmcachepd.Options{NotifyListen: "localhost:" + port, Notifications: 1})
+	require.NoError(t, a.Start(t.Context()), "starting twice is starting once")
+	assert.Equal(t, a.Addr(), b.Addr())
+	sa, waitA, doneA := armed(t, a)
+	sb, waitB, doneB := armed(t, b)
+	defer doneA(nil)
+	defer doneB(nil)
+	push := pusher(t, address)
+	push(notice(t, sb.ID))
+	push(notice(t, sa.ID))
+	_, err = waitA(t.Context())
+	require.NoError(t, err)
+	_, err = waitB(t.Context())
+	require.NoError(t, err)
+
+	require.NoError(t, a.Close())
+	require.NoError(t, a.Close(), "closing twice is closing once")
+	sb, waitB, done := armed(t, b)
+	defer done(nil)
+	push(notice(t, sb.ID))
+	_, err = waitB(t.Context())
+	require.NoError(t, err, "the other still listens")
+	require.NoError(t, b.Close())
+	ln, err := net.Listen("tcp", address)
+	require.NoError(t, err, "the address is free at once")
+	require.NoError(t, ln.Close())
+	require.NoError(t, a.Start(t.Context()), "and may be taken again")
+}
+
+func TestPort0IsNobodyElses(t *testing.T) {
+	a, b := start(t, lmcachepd.Options{}), start(t, lmcachepd.Options{})
+	assert.NotEqual(t, a.Addr(), b.Addr())
+}
+
+func TestAnAddressThatIsTakenIsToldByStart(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	c := open(t, &lmcachepd.Options{NotifyListen: ln.Addr().String()})
+	require.Error(t, c.Start(t.Context()))
+	assert.Empty(t, c.Addr())
+	require.NoError(t, ln.Close())
+	require.NoError(t, c.Start(t.Context()))
+	require.NoError(t, c.Close())
+}
+
+func TestWithoutStart(t *testing.T) {
+	c := open(t, nil)
+	assert.Error(t, c.HealthCheck(t.Context()))
+	assert.Empty(t, c.Addr())
+	assert.Zero(t, c.Notices())
+	require.NoError(t, c.Close())
+	_, wait, done := armed(t, c)
+	_, err := wait(t.Context())
+	require.Error(t, err)
+	done(err)
+}
+
+// A gateway that stops does not leave anybody waiting for the limit.
+func TestCloseEndsAllWaits(t *testing.T) {
+	c := start(t, lmcachepd.Options{NotifyTimeout: limit(time.Hour)})
+	_, wait, done := armed(t, c)
+	defer done(nil)
+	ended := make(chan error, 1)
+	go func() { _, err := wait(context.Background()); ended <- err }()
+	require.NoError(t, c.Close())
+	select {
+	case err := <-ended:
+		require.Error(t, err)
+	case <-time.After(5 * time.Second):
+		t.Fatal("it still waits")
+	}
+}
+
+// Many sessions at once, with their notices in any order, over a few connections: each gets its own.
+func TestManySessionsAtOnce(t *testing.T) {
+	c := start(t, lmcachepd.Options{NotifyTimeout: limit(20 * time.Second)})
+	var wg sync.WaitGroup
+	ranks := []func(...[]byte){pusher(t, c.Addr()), pusher(t, c.Addr())}
+	var sending sync.Mutex
+	for range 200 {
+		wg.Go(func() {
+			s, wait, done := armed(t, c)
+			defer done(nil)
+			for _, push := range ranks {
+				sending.Lock()
+				push(notice(t, s.ID))
+				sending.Unlock()
+			}
+			e, err := wait(context.Background())
+			assert.NoError(t, err)
+			assert.True(t, strings.Contains(string(e.Body), s.ID))
+		})
+	}
+	wg.Wait()
+	eventually(t, c, lmcachepd.Notices{Matched: 400})
+}
