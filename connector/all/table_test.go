@@ -77,7 +77,9 @@ func table(t *testing.T) string {
 	return b.String()
 }
 
-func dash(list []string, separator string) string { return cmp.Or(strings.Join(list, separator), "—") }
+func dash(list []string, separator string) string {
+	return cmp.Or(strings.Join(list, separator), "—")
+}
 
 // folder returns where a connector's package lies: that of its type, and of its page. A connector that needs a configuration is found
 // by its golden exchanges.

@@ -4,6 +4,7 @@ package connectortest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -25,3 +26,12 @@ func CheckRule(ctx context.Context, h Harness, name string) error {
 	}
 	return fmt.Errorf("there is no rule %q", name)
 }
+
+// DoesNotApply tells a rule that has nothing to check from one that is broken.
+func DoesNotApply(err error) bool {
+	_, ok := errors.AsType[notApplicable](err)
+	return ok
+}
+
+// CheckGolden plays one golden file.
+var CheckGolden = checkGolden

@@ -154,7 +154,10 @@ func (g *golden) check(ctx context.Context, factory func(json.RawMessage) (conne
 		return g.Encoded[items-1]
 	}
 	p, err := t.playWith(s, g.means())
-	if g.Want.Prefill != nil {
+	if p.prefill.body == nil && g.Want.Refused == "" {
+		return err
+	}
+	if g.Want.Prefill != nil && p.prefill.body != nil {
 		if err := g.Want.Prefill.check(p.prefill, s.API); err != nil {
 			return fmt.Errorf("the prefill leg: %w", err)
 		}

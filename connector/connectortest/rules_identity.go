@@ -59,6 +59,11 @@ func checkOrder(t *trial) error {
 			}
 		}
 	}
+	if l, ok := connector.As[connector.Leaser](t.c); ok {
+		if lease := l.Lease(); lease < 0 || l.Lease() != lease {
+			return errors.New("its Lease is negative or not constant")
+		}
+	}
 	_, cold := connector.As[connector.ColdDetector](t.c)
 	_, expects := connector.As[connector.Expecter](t.c)
 	switch {

@@ -118,6 +118,48 @@ func checkExpect(t *trial) error {
 	return err
 }
 
+// checkCleanup gives up what a failed session left, with engines that do not answer.
+func checkCleanup(t *trial) error {
+	cleaner, cleans := connector.As[connector.Cleaner](t.c)
+	health, tells := connector.As[connector.HealthChecker](t.c)
+	if !cleans && !tells {
+		return notApplicable("it cleans nothing up, and has no health of its own")
+	}
+	r, err := request(plain(t.APIs[0]))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(t.ctx, 20*time.Millisecond)
+	defer cancel()
+	silent := func(*http.Request) (*http.Response, error) {
+		<-ctx.Done() // as the flow's: it ends with the flow's context
+		return nil, ctx.Err()
+	}
+	for n, cause := range []error{connector.ErrNoTransfer, context.Canceled} {
+		s := t.session(r, 9200+n)
+		for _, when := range []string{"before the legs", "after them"} {
+			err := t.within("Clean "+when, func() error {
+				if cleans {
+					_ = cleaner.Clean(ctx, s, cause, silent) // a failure is told, and is nobody's panic
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			if _, err := t.play(s); err != nil {
+				return err
+			}
+		}
+	}
+	return t.within("HealthCheck", func() error {
+		if tells {
+			_ = health.HealthCheck(ctx)
+		}
+		return nil
+	})
+}
+
 func checkStartClose(t *trial) error {
 	starter, ok := connector.As[connector.Starter](t.c)
 	closer, closes := connector.As[io.Closer](t.c)

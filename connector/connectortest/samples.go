@@ -55,7 +55,7 @@ var shapes = map[connector.API]shape{
 }
 
 // others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would change.
-const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041","k":123456789012345678901234567890}],"n":null},"x\u005fescaped":"\u0061\ud83d\ude00","temperature":0.70,"user":"` + clientCanary + `"`
+const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041","k":123456789012345678901234567890}],"n":null,"twice":1,"twice":2.0},"x\u005fescaped":"\u0061\ud83d\ude00","temperature":0.70,"user":"` + clientCanary + `"`
 
 // body puts members and sampling members where the API has them.
 func (s shape) body(sampling string, members ...string) string {

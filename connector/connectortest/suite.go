@@ -68,6 +68,7 @@ var rules = []rule{
 	{"errors hold no prompt, address or value", checkSecrets, false},
 	{"a side call ends with its context", checkPrepareEnds, false},
 	{"waiting for an event ends with its context, and need not begin", checkExpect, false},
+	{"cleaning up ends with its context", checkCleanup, false},
 	{"Start and Close leave nothing behind, in any number", checkStartClose, true},
 	{"launch settings are complete, constant and name every setting", checkRender, true},
 }

@@ -5,6 +5,7 @@ package wrong
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
@@ -30,6 +31,8 @@ type faulty struct {
 	start         func(context.Context) error
 	closes        func() error
 	expect        func(*connector.Session) (func(context.Context) (connector.Event, error), func(error))
+	clean         func(context.Context, *connector.Session) error
+	lease         func() time.Duration
 	render        func(connector.Target) (connector.EngineSettings, error)
 }
 
@@ -119,6 +122,20 @@ func (f *faulty) Expect(s *connector.Session) (wait func(context.Context) (conne
 		return f.expect(s)
 	}
 	return f.Toy.Expect(s)
+}
+
+func (f *faulty) Clean(ctx context.Context, s *connector.Session, cause error, call connector.Caller) error {
+	if f.clean != nil {
+		return f.clean(ctx, s)
+	}
+	return f.Toy.Clean(ctx, s, cause, call)
+}
+
+func (f *faulty) Lease() time.Duration {
+	if f.lease != nil {
+		return f.lease()
+	}
+	return f.Toy.Lease()
 }
 
 func (f *faulty) Render(t connector.Target) (connector.EngineSettings, error) {

@@ -21,6 +21,7 @@ const (
 	ruleConfig      = "configurations are read strictly"
 	rulePrepare     = "a side call ends with its context"
 	ruleExpect      = "waiting for an event ends with its context, and need not begin"
+	ruleCleanup     = "cleaning up ends with its context"
 	ruleStart       = "Start and Close leave nothing behind, in any number"
 	ruleRender      = "launch settings are complete, constant and name every setting"
 )
@@ -43,6 +44,8 @@ var identityFaults = []Fault{
 		var n atomic.Int32
 		f.order = func() connector.Order { return connector.Order(n.Add(1) % 2) }
 	}),
+
+	with(ruleOrder, "has a lease that ended before it began", func(f *faulty) { f.lease = func() time.Duration { return -time.Second } }),
 
 	with(ruleUnsupported, "carries everything, it says", func(f *faulty) { f.unsupported = func(*connector.Request) string { return "" } }),
 	with(ruleUnsupported, "carries nothing", func(f *faulty) { f.unsupported = func(*connector.Request) string { return "model" } }),
@@ -162,6 +165,18 @@ var lifeFaults = []Fault{
 				case <-timer.C:
 				}
 			}
+		}
+	}),
+
+	with(ruleCleanup, "cleans up for as long as it takes", func(f *faulty) {
+		f.clean = func(context.Context, *connector.Session) error { time.Sleep(forAMoment); return nil }
+	}),
+	with(ruleCleanup, "panics where nothing was prepared", func(f *faulty) {
+		f.clean = func(_ context.Context, s *connector.Session) error {
+			if s.Prepared().(string) == "" { //nolint:errcheck // that is the fault
+				return connector.ErrUnknown
+			}
+			return nil
 		}
 	}),
 

@@ -221,6 +221,26 @@ func (t *Toy) Expect(s *connector.Session) (wait func(context.Context) (connecto
 	}
 }
 
+// Clean tells P that nobody will read its KV.
+func (*Toy) Clean(ctx context.Context, s *connector.Session, _ error, call connector.Caller) error {
+	at, err := address(s.Prefill)
+	if err != nil {
+		return err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodDelete, "http://"+at+"/transfers/"+s.UUID(), http.NoBody)
+	if err != nil {
+		return errors.New("the engine's address is not usable")
+	}
+	resp, err := call(r)
+	if err == nil {
+		err = resp.Body.Close()
+	}
+	return err
+}
+
+// Lease is how long P keeps unread KV.
+func (*Toy) Lease() time.Duration { return time.Minute }
+
 // Render gives the toy engine's settings.
 func (t *Toy) Render(target connector.Target) (connector.EngineSettings, error) {
 	set := connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{Connector: "ToyConnector", Role: connector.KVRole(target.Endpoint.Role)}}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/connectortest/testdata/wrong"
+)
+
+func TestCheckNamesEachBrokenRule(t *testing.T) {
+	h := toy
+	h.New = func(config json.RawMessage) (connector.KVConnector, error) {
+		c, err := wrong.New(config)
+		return broken{c}, err
+	}
+	err := connectortest.Check(t.Context(), h)
+	require.Error(t, err)
+	for _, rule := range []string{
+		"the name is lower case, constant and the registered one: ", "decode is the client's request but for the protocol's own members, byte for byte: ",
+		"a malformed prefill answer never becomes a decode leg: ",
+	} {
+		assert.Contains(t, "\n"+err.Error(), "\n"+rule)
+	}
+}
+
+// broken is the toy with two methods that are wrong.
+type broken struct{ *wrong.Toy }
+
+func (broken) Name() string { return "TOY" }
+
+func (broken) Decode(_ context.Context, _ *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+	leg.Set("stream", json.RawMessage("false"))
+	return nil
+}
+
+func TestCheckEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, connectortest.Check(ctx, toy), context.Canceled)
+}
+
+func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(h *connectortest.Harness)
+		says  string
+	}{
+		"no New": {func(h *connectortest.Harness) { h.New = nil }, "the harness: it has no New"},
+		"a bad Config": {func(h *connectortest.Harness) { h.Config = json.RawMessage(`{"blockSise":1}`) },
+			"with the harness's Config: blockSise: unknown field"},
+		"New gives nothing": {func(h *connectortest.Harness) {
+			h.New = func(json.RawMessage) (connector.KVConnector, error) { return nil, nil } //nolint:nilnil // that is the fault
+		}, "with the harness's Config: it is nil"},
+		"Needs that the answer lacks": {func(h *connectortest.Harness) { h.Needs = []string{"kv_transfer_params.remote_port"} },
+			"its Answer to chat has no kv_transfer_params.remote_port"},
+		"no Call": {func(h *connectortest.Harness) { h.Call = nil }, "the harness has no Call"},
+		"an answer that is bad": {func(h *connectortest.Harness) {
+			h.Answer = func(*connector.Session, []byte) []byte { return []byte("{}") }
+		}, "every client API gives two well-formed legs: chat, plain: calling Decode: no usable KV handoff"},
+		"an API that is not carried": {func(h *connectortest.Harness) { h.APIs = []connector.API{connector.APISGLang} },
+			`the harness does not say that the API is carried`},
+		"a name that is not registered": {func(h *connectortest.Harness) { h.Name = "other" }, `its Name is "conformance-toy", but the harness says "other"`},
+		"an answer that is not bad": {func(h *connectortest.Harness) {
+			h.BadAnswers = [][]byte{connectortest.AnswerWith(connector.APIChat, connector.ParamsMember, `{"remote_blocks":[1],"remote_token":"t"}`)}
+		}, "it is BadAnswers[0] became a decode leg"},
+		"a configuration that is not bad": {func(h *connectortest.Harness) { h.BadConfig = []json.RawMessage{json.RawMessage(`{}`)} },
+			"BadConfig[0]: it is accepted"},
+		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true }, "is accepted, but the harness says that it needs one"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := toy
+			c.spoil(&h)
+			err := connectortest.Check(t.Context(), h)
+			require.Error(t, err)
+			assert.Contains(t, err.Error(), c.says)
+		})
+	}
+}
+
+// Exceptions are for what a protocol does otherwise: each lets its wrong connector pass.
+func TestExceptionsAreTaken(t *testing.T) {
+	for what, except := range map[string]connectortest.Exceptions{
+		"asks for two tokens":         {KeepsLimit: true},
+		"leaves the stream":           {KeepsStream: true},
+		"leaves several answers":      {KeepsAnswers: true},
+		"leaves log probabilities":    {KeepsLogprobs: true},
+		"needs a configuration":       {NeedsConfig: true},
+		"names every transfer alike":  {NotByID: true},
+		"drops a setting in silence":  {OwnSettings: []string{"pollInterval"}},
+		"leaves the stream's options": {KeepsStream: true},
+		"leaves the limit that wins":  {KeepsLimit: true},
+		"names the legs differently":  {NotByID: true},
+	} {
+		for _, f := range wrong.Faults() {
+			if f.What != what {
+				continue
+			}
+			h := toy
+			h.New, h.Except = f.New, except
+			if f.What == "needs a configuration" {
+				h.New = func(config json.RawMessage) (connector.KVConnector, error) {
+					if len(strings.TrimSpace(string(config))) < 5 { // {} and null, too
+						return nil, &connector.FieldError{Path: "blockSize", Problem: "is missing"}
+					}
+					return wrong.New(config)
+				}
+			}
+			err := connectortest.CheckRule(t.Context(), h, f.Breaks)
+			if err != nil {
+				assert.NotContains(t, err.Error(), "canary", "%s", what)
+				assert.True(t, connectortest.DoesNotApply(err), "%s: %v", what, err)
+			}
+		}
+	}
+}
+
+func FuzzToy(f *testing.F) { connectortest.Fuzz(f, toy) }
+
+// A side call that fails in every way is an error of the session, and of no other.
+func TestACallThatFailsIsAnError(t *testing.T) {
+	h := toy
+	h.Call = func(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") }
+	require.ErrorContains(t, connectortest.Check(t.Context(), h), "calling Prepare: connection refused")
+}
