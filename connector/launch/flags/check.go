@@ -39,7 +39,7 @@ func Check(engines []Engine, spec *connector.Spec) []Finding {
 	for _, g := range models(engines) {
 		g.gateway(spec)
 		for _, r := range rules {
-			for _, h := range r.find(g) {
+			for _, h := range together(r.find(g)) {
 				found = append(found, h.finding(r))
 			}
 		}
@@ -67,6 +67,27 @@ type hit struct {
 	text     string
 	remedy   string
 	severity Severity
+}
+
+// together makes one hit of those that say the same of one engine each.
+func together(hits []hit) []hit {
+	var list []hit
+	for _, h := range hits {
+		i := slices.IndexFunc(list, func(k hit) bool {
+			return len(h.engines) == 1 && h.text == k.text && h.remedy == k.remedy && h.severity == k.severity
+		})
+		if i < 0 {
+			list = append(list, h)
+			continue
+		}
+		list[i].engines = append(list[i].engines, h.engines...)
+	}
+	for i, h := range list {
+		if len(h.engines) > 1 && slices.ContainsFunc(hits, func(k hit) bool { return len(k.engines) == 1 && k.text == h.text }) {
+			list[i].text = "each " + h.text
+		}
+	}
+	return list
 }
 
 func (h hit) finding(r rule) Finding {

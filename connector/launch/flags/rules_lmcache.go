@@ -73,13 +73,17 @@ var lmcacheRules = []rule{
 	{
 		code: "lmcache-rpc-port-twice", severity: Error, remedy: "give each engine of a machine its own lmcache_rpc_port",
 		find: func(g *model) []hit {
-			var ports []taken
-			for _, s := range g.with("LMCacheConnectorV1", "LMCacheConnector") {
-				if p := int(number(text(s.t.Extra, "lmcache_rpc_port"), 0)); p > 0 {
-					ports = append(ports, taken{s.Engine, p, p + 1})
+			var hits []hit
+			sides := g.with("LMCacheConnectorV1", "LMCacheConnector")
+			for i, a := range sides {
+				for _, b := range sides[i+1:] {
+					// It names a socket, so that it need not be a number; without one it is 0 (lmcache/v1/lookup_client).
+					if a.Engine != b.Engine && a.Node != "" && a.Node == b.Node && text(a.t.Extra, "lmcache_rpc_port") == text(b.t.Extra, "lmcache_rpc_port") {
+						hits = append(hits, hit{engines: []*Engine{a.Engine, b.Engine}, text: "have the same lmcache_rpc_port on one machine: one answers the other's lookups"})
+					}
 				}
 			}
-			return clashes(ports, "have the same lmcache_rpc_port on one machine")
+			return hits
 		},
 	},
 	{

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough
+
+import (
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Render gives the launch settings of an engine: none of KV transfer, since this connector names no protocol. What the engines need to
+// share KV, if they do, is the affair of the connector that they are launched with.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	s := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+	s.Notes = append(s.Notes, connector.Note{Text: "nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own"})
+	for _, idle := range []struct {
+		given      bool
+		path, text string
+	}{
+		{c.opts.RequestTimeout != 0, "config.requestTimeout", "it is the gateway's: the time of the prefill leg, where timeouts.prefill is not given"},
+		{c.opts.MaxRetries != 0, "config.maxRetries", "it is the gateway's: further attempts, where retry.maxAttempts is not given"},
+		{c.opts.KVTransferMethod != "", "config.kvTransferMethod", "implicit is what this connector does: nothing is said to the engines"},
+		{t.Resources.MaxMemory != "", "resources.maxMemory", "no KV store is rendered that could keep to it"},
+		{t.Resources.MaxDisk != "", "resources.maxDisk", "no KV store is rendered that could keep to it"},
+		{t.Resources.MaxBandwidth != "", "resources.maxBandwidth", "no KV is moved"},
+	} {
+		if idle.given {
+			s.Notes = append(s.Notes, connector.Note{NoEffect: true, Path: idle.path, Text: idle.text})
+		}
+	}
+	return s, nil
+}
