@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/passthrough"
+)
+
+func TestEnginesAreToldNothingOfKV(t *testing.T) {
+	s, err := open(t, &passthrough.Options{RequestTimeout: 1, MaxRetries: 1, KVTransferMethod: "implicit"}).Render(
+		connector.Target{Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+	require.NoError(t, err)
+	assert.Nil(t, s.KVTransfer)
+	assert.Empty(t, s.Env)
+	var idle []string
+	for _, n := range s.Notes[1:] {
+		assert.True(t, n.NoEffect)
+		idle = append(idle, n.Path)
+	}
+	assert.Contains(t, s.Notes[0].Text, "computed twice")
+	assert.Equal(t, []string{"config.requestTimeout", "config.maxRetries", "config.kvTransferMethod", "resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"}, idle)
+}
