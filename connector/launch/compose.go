@@ -33,7 +33,7 @@ func (p *Plan) Compose() []byte {
 	if files := p.files(); len(files) > 0 {
 		b.WriteString("configs:\n")
 		for _, f := range files {
-			fmt.Fprintf(&b, "  %s:\n", quoted(f.Name))
+			fmt.Fprintf(&b, "  %s:\n", scalar(f.Name))
 			yamlText(&b, "    ", "content", escapeDollars(f.Content))
 		}
 	}
@@ -43,7 +43,7 @@ func (p *Plan) Compose() []byte {
 func (p *Plan) composeService(b *bytes.Buffer, pr process, image string, files []connector.File) {
 	fmt.Fprintf(b, "  %s:\n", pr.name)
 	writeComments(b, "    ", noteLines(pr.notes))
-	fmt.Fprintf(b, "    image: %s\n    network_mode: host\n    ipc: host\n", quoted(escapeDollars(image)))
+	fmt.Fprintf(b, "    image: %s\n    network_mode: host\n    ipc: host\n", scalar(escapeDollars(image)))
 	yamlList(b, "    ", "entrypoint", escapeAll(pr.argv[:1]))
 	yamlList(b, "    ", "command", escapeAll(pr.argv[1:]))
 	env := make([]connector.EnvVar, len(pr.env))
@@ -54,7 +54,7 @@ func (p *Plan) composeService(b *bytes.Buffer, pr process, image string, files [
 	if len(files) > 0 {
 		b.WriteString("    configs:\n")
 		for _, f := range files {
-			fmt.Fprintf(b, "      - source: %s\n        target: %s\n", quoted(f.Name), quoted(configFolder+"/"+f.Name))
+			fmt.Fprintf(b, "      - source: %s\n        target: %s\n", scalar(f.Name), scalar(configFolder+"/"+f.Name))
 		}
 	}
 }

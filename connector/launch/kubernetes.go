@@ -27,14 +27,14 @@ func (p *Plan) Kubernetes() []byte {
 	fmt.Fprintf(&b, "# The engines of %s. Devices, volumes and credentials are yours to add.\n", comment(p.Name))
 	writeComments(&b, "", noteLines(p.Notes))
 	if files := p.files(); len(files) > 0 {
-		fmt.Fprintf(&b, "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: %s\ndata:\n", quoted(p.Name))
+		fmt.Fprintf(&b, "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: %s\ndata:\n", scalar(p.Name))
 		for _, f := range files {
-			yamlText(&b, "  ", quoted(f.Name), f.Content)
+			yamlText(&b, "  ", scalar(f.Name), f.Content)
 		}
 		b.WriteString("---\n")
 	}
 	if slices.ContainsFunc(p.Engines, func(e Engine) bool { return p.named(&e) }) {
-		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  publishNotReadyAddresses: true\n", quoted(p.Name))
+		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  publishNotReadyAddresses: true\n", scalar(p.Name))
 		yamlMap(&b, "  ", "selector", []connector.EnvVar{{Name: modelLabel, Value: p.Name}})
 		b.WriteString("---\n")
 	}
@@ -67,26 +67,26 @@ func (p *Plan) pod(b *bytes.Buffer, e *Engine, w where) {
 		p.container(b, w.companion(c, e), p.image(e), "", e.Settings.Files)
 	}
 	if len(e.Settings.Files) > 0 {
-		fmt.Fprintf(b, "  volumes:\n    - name: config\n      configMap:\n        name: %s\n", quoted(p.Name))
+		fmt.Fprintf(b, "  volumes:\n    - name: config\n      configMap:\n        name: %s\n", scalar(p.Name))
 	}
 }
 
 func (p *Plan) podHead(b *bytes.Buffer, name string, labels map[string]string, named bool) {
 	all := map[string]string{modelLabel: p.Name}
 	maps.Copy(all, labels)
-	fmt.Fprintf(b, "apiVersion: v1\nkind: Pod\nmetadata:\n  name: %s\n", quoted(p.Name+"-"+name))
+	fmt.Fprintf(b, "apiVersion: v1\nkind: Pod\nmetadata:\n  name: %s\n", scalar(p.Name+"-"+name))
 	yamlMap(b, "  ", "labels", sortedLabels(all))
 	b.WriteString("spec:\n")
 	if named {
-		fmt.Fprintf(b, "  hostname: %s\n  subdomain: %s\n", quoted(name), quoted(p.Name))
+		fmt.Fprintf(b, "  hostname: %s\n  subdomain: %s\n", scalar(name), scalar(p.Name))
 	}
 	b.WriteString("  containers:\n")
 }
 
 func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort string, files []connector.File) {
-	fmt.Fprintf(b, "    - name: %s\n", quoted(pr.name))
+	fmt.Fprintf(b, "    - name: %s\n", scalar(pr.name))
 	writeComments(b, "      ", noteLines(pr.notes))
-	fmt.Fprintf(b, "      image: %s\n", quoted(image))
+	fmt.Fprintf(b, "      image: %s\n", scalar(image))
 	yamlList(b, "      ", "command", kubeAll(pr.argv[:1]))
 	yamlList(b, "      ", "args", kubeAll(pr.argv[1:]))
 	if containerPort != "" {
@@ -100,7 +100,7 @@ func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort strin
 		b.WriteString("        - name: POD_IP\n          valueFrom:\n            fieldRef:\n              fieldPath: status.podIP\n")
 	}
 	for _, e := range pr.env {
-		fmt.Fprintf(b, "        - name: %s\n          value: %s\n", e.Name, quoted(kube(e.Value)))
+		fmt.Fprintf(b, "        - name: %s\n          value: %s\n", e.Name, scalar(kube(e.Value)))
 	}
 	if len(files) > 0 {
 		fmt.Fprintf(b, "      volumeMounts:\n        - name: config\n          mountPath: %s\n          readOnly: true\n", configFolder)

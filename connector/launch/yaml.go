@@ -14,6 +14,15 @@ import (
 // quoted writes a text as a double-quoted scalar. Go's escapes for ASCII are a subset of those of YAML 1.2 and of Python.
 func quoted(s string) string { return strconv.QuoteToASCII(s) }
 
+// scalar writes a text as YAML: in single quotes where double ones would need escapes, as JSON does.
+func scalar(s string) string {
+	printable := !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
+	if printable && strings.ContainsAny(s, `"\\`) {
+		return "'" + strings.ReplaceAll(s, "'", "''") + "'"
+	}
+	return quoted(s)
+}
+
 // yamlList writes a list of texts, one a line.
 func yamlList(b *bytes.Buffer, indent, key string, items []string) {
 	if len(items) == 0 {
@@ -21,7 +30,7 @@ func yamlList(b *bytes.Buffer, indent, key string, items []string) {
 	}
 	fmt.Fprintf(b, "%s%s:\n", indent, key)
 	for _, item := range items {
-		fmt.Fprintf(b, "%s  - %s\n", indent, quoted(item))
+		fmt.Fprintf(b, "%s  - %s\n", indent, scalar(item))
 	}
 }
 
@@ -32,14 +41,14 @@ func yamlMap(b *bytes.Buffer, indent, key string, members []connector.EnvVar) {
 	}
 	fmt.Fprintf(b, "%s%s:\n", indent, key)
 	for _, m := range members {
-		fmt.Fprintf(b, "%s  %s: %s\n", indent, quoted(m.Name), quoted(m.Value))
+		fmt.Fprintf(b, "%s  %s: %s\n", indent, scalar(m.Name), scalar(m.Value))
 	}
 }
 
 // yamlText writes a text of several lines as it is, where YAML keeps it so, and quoted elsewhere.
 func yamlText(b *bytes.Buffer, indent, key, text string) {
 	if !asBlock(text) {
-		fmt.Fprintf(b, "%s%s: %s\n", indent, key, quoted(text))
+		fmt.Fprintf(b, "%s%s: %s\n", indent, key, scalar(text))
 		return
 	}
 	fmt.Fprintf(b, "%s%s: |\n", indent, key)
