@@ -64,7 +64,7 @@ func (o *Options) renderNetwork(t connector.Target, s *connector.EngineSettings)
 	if t.CPU {
 		memory = ""
 	}
-	device := ""
+	var device string
 	switch network {
 	case "tcp":
 		set("UCX_TLS", "tcp"+memory)

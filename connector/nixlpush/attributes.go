@@ -102,7 +102,7 @@ func asFields(err error) error {
 	if err == nil {
 		return nil
 	}
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // what readAttributes has joined
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return err
 	}

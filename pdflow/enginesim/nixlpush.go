@@ -65,8 +65,7 @@ func (t *push) load(ctx context.Context, s *sequence) error {
 		return err // the handshake failed: nobody has the registration
 	}
 	err := c.readNamed(ctx, s, to, t.request.name)
-	var failed *loadError
-	if errors.As(err, &failed) {
+	if _, failed := errors.AsType[*loadError](err); failed {
 		<-ctx.Done()
 		err = context.Cause(ctx)
 	}
