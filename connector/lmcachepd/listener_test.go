@@ -67,7 +67,10 @@ func encoded(t testing.TB, v any) []byte {
 }
 
 func notice(t testing.TB, id string) []byte {
-	return encoded(t, map[string]string{"type": "ProxyNotif", "req_id": id})
+	return encoded(t, struct {
+		Type  string `msgpack:"type"`
+		ReqID string `msgpack:"req_id"`
+	}{"ProxyNotif", id})
 }
 
 // armed is a session that waits.
