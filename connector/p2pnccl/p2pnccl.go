@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package p2pnccl is the connector "p2pnccl": vLLM's legacy P2pNcclConnector, in which P writes the prompt's KV to D over NCCL and both
+// learn the other's address from the request's id.
+//
+// Both legs carry one X-Request-Id of the form
+//
+//	___prefill_addr_<P's ZeroMQ address>___decode_addr_<D's>_<32 hex digits>
+//
+// P parses D's address out of it, D parses P's, and every tensor is named by it (<id>#<layer>). There are no kv_transfer_params. The
+// addresses are the engine's IP and kv_port (each rank adds its number), not the HTTP ones: endpoint attribute zmqAddress.
+//
+// Prefill runs first. D waits for the tensors of every prompt that it gets, longer than one token, so it can serve nothing alone, and
+// a request whose prefill failed must not reach it. Since vLLM 0.14 engines add a random suffix to the id, and nothing matches, unless
+// both run with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1. The connector is gone after 0.22.
+//
+// Facts: vllm/distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_connector.py and p2p_nccl_engine.py before their removal
+// (vllm#44854, 2026-06-08), docs/design/p2p_nccl_connector.md of the same tree; #33947 and #34415 for the suffix. It needs CUDA; golden
+// cases only.
+package p2pnccl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Name is the name the connector is registered under.
+const Name = "p2pnccl"
+
+// Address is the endpoint attribute that holds an engine's ZeroMQ address, "10.0.1.2:21001" or "[fd00::2]:21001".
+const Address = "zmqAddress"
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "P2pNcclConnector")
+}
+
+// Connector is the connector "p2pnccl". The zero value is ready.
+type Connector struct{ opts Options }
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	return &Connector{opts: *o}, nil
+}
+
+// Name returns "p2pnccl".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode]: P pushes into D's buffer, and D must not wait for a P that refuses the request.
+func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
+
+// PairOnly is true: D waits for the KV of every request.
+func (*Connector) PairOnly() bool { return true }
+
+// Orphans is true: a decode leg whose prefill failed waits for tensors that never come.
+func (*Connector) Orphans() bool { return true }
+
+// Prefill asks P for one token, with both addresses in the id.
+func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	id, err := requestID(s)
+	if err != nil {
+		return err
+	}
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	leg.SetRequestID(id)
+	return nil
+}
+
+// Decode sends the client's own request under the same id. D samples the first token itself.
+func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+	id, err := requestID(s)
+	if err != nil {
+		return err
+	}
+	leg.SetRequestID(id)
+	return nil
+}
+
+// requestID is the same for both legs of a session, and for no other session.
+func requestID(s *connector.Session) (string, error) {
+	p, err := address(s.Prefill)
+	if err != nil {
+		return "", err
+	}
+	d, err := address(s.Decode)
+	if err != nil {
+		return "", err
+	}
+	return "___prefill_addr_" + p + "___decode_addr_" + d + "_" + s.ID, nil
+}
+
+// address reads an engine's ZeroMQ address. What is not one host and port would lead the other engine astray, or end it: both parse
+// it with a regular expression, out of the id.
+func address(e discovery.Endpoint) (string, error) {
+	text, err := connector.TextAttribute(e, Address)
+	if err != nil {
+		return "", err
+	}
+	host, port, err := net.SplitHostPort(text)
+	n, notNumber := strconv.Atoi(port)
+	if err != nil || notNumber != nil || n < 1 || n > 65535 || host == "" || strings.Contains(host, "___") || strings.ContainsFunc(host, notHost) {
+		return "", &connector.EndpointError{Endpoint: e.ID, Attribute: Address, Problem: "is not HOST:PORT"}
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// notHost is what neither a name nor an address holds; it must not reach a header.
+func notHost(r rune) bool {
+	return r != '.' && r != '-' && r != '_' && r != ':' && r != '%' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+}
+
+// CheckEndpoint wants an address of both legs' engines.
+func (*Connector) CheckEndpoint(e discovery.Endpoint) error {
+	if !e.Role.Has(discovery.RolePrefill) && !e.Role.Has(discovery.RoleDecode) {
+		return nil
+	}
+	_, err := address(e)
+	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
+		return &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`}
+	}
+	return err
+}
+
+// Unsupported knows that several answers to one prompt would need the tensors several times: D's buffer gives them once.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return r.API.PromptMember()
+	}
+	return r.Unsupported(true)
+}

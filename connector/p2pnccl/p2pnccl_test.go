@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p2pnccl_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/p2pnccl"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, config string) connector.KVConnector {
+	t.Helper()
+	c, err := connector.Open(connector.Spec{Type: "P2pNcclConnector", Config: json.RawMessage(config)})
+	require.NoError(t, err)
+	return c
+}
+
+func engine(role discovery.Role, zmq string) discovery.Endpoint {
+	e := discovery.Endpoint{ID: "e", URL: &url.URL{Scheme: "http", Host: "10.0.1.9:20001"}, Role: role}
+	if zmq != "" {
+		e.Attributes = map[string]string{"zmqAddress": zmq}
+	}
+	return e
+}
+
+func session(t testing.TB, api connector.API, body, p, d string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "the-clients-id", engine(discovery.RolePrefill, p), engine(discovery.RoleDecode, d))
+}
+
+type leg struct{ body, id string }
+
+func legs(t testing.TB, c connector.KVConnector, s *connector.Session) (p, d leg) {
+	t.Helper()
+	read := func(l *connector.Leg) leg {
+		body, err := l.Body()
+		require.NoError(t, err)
+		require.Len(t, l.Header(), 1)
+		require.Equal(t, "X-Request-Id", l.Header()[0].Name)
+		return leg{string(body), l.Header()[0].Value}
+	}
+	pl, dl := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, pl))
+	answered := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
+	require.NoError(t, c.Decode(context.Background(), s, answered, dl))
+	return read(pl), read(dl)
+}
+
+// The engines' own expressions (p2p_nccl_connector.py, parse_request_id): P looks for D's address, D for P's.
+var (
+	findDecode  = regexp.MustCompile(`___decode_addr_(.*):(\d+)`)
+	findPrefill = regexp.MustCompile(`___prefill_addr_(.*):(\d+)___`)
+)
+
+func TestBothLegsCarryOneIDThatHoldsBothAddresses(t *testing.T) {
+	c := open(t, ``)
+	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9,"stream":true,"request_id":"evil"}`, "10.0.1.2:21001", "10.0.1.3:22001")
+	p, d := legs(t, c, s)
+	assert.Equal(t, "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_"+s.ID, p.id)
+	assert.Equal(t, p.id, d.id)
+	assert.Regexp(t, `_[0-9a-f]{32}$`, p.id)
+	assert.NotContains(t, p.id, "the-clients-id")
+	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false}`, p.body)
+	assert.Equal(t, `{"prompt":"x","max_tokens":9,"stream":true}`, d.body, "D samples the first token itself")
+
+	internal := "cmpl-" + p.id + "-0"
+	assert.Equal(t, []string{"10.0.1.3", "22001"}, findDecode.FindStringSubmatch(internal)[1:], "as P parses it")
+	assert.Equal(t, []string{"10.0.1.2", "21001"}, findPrefill.FindStringSubmatch(internal)[1:], "as D parses it")
+
+	again, _ := legs(t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, "10.0.1.2:21001", "10.0.1.3:22001"))
+	assert.NotEqual(t, p.id, again.id, "each attempt has its own tensors")
+}
+
+func TestTheResponsesAPITakesTheIDFromTheBody(t *testing.T) {
+	p, d := legs(t, open(t, ``), session(t, connector.APIResponses, `{"input":"x"}`, "a:1", "b:2"))
+	assert.Contains(t, p.body, `"request_id":"`+p.id+`"`)
+	assert.Contains(t, d.body, `"request_id":"`+p.id+`"`)
+}
+
+func TestIPv6AddressesKeepTheirBrackets(t *testing.T) {
+	p, _ := legs(t, open(t, ``), session(t, connector.APIChat, `{"messages":[]}`, "[2001:db8::1]:21001", "[::1]:22001"))
+	assert.Contains(t, p.id, "___prefill_addr_[2001:db8::1]:21001___decode_addr_[::1]:22001_")
+	assert.Equal(t, "[::1]", findDecode.FindStringSubmatch(p.id)[1])
+}
+
+func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
+	c := open(t, ``)
+	for _, bad := range []string{"", "10.0.1.2", "10.0.1.2:0", "10.0.1.2:65536", "10.0.1.2:x", ":21001", "2001:db8::1:21001", "http://10.0.1.2:21001", "a b:1", "a\r\nX-Evil: 1:1", "x___decode_addr_1.2.3.4:5"} {
+		for name, s := range map[string]*connector.Session{
+			"P": session(t, connector.APIChat, `{"messages":[]}`, bad, "b:2"),
+			"D": session(t, connector.APIChat, `{"messages":[]}`, "a:1", bad),
+		} {
+			var missing *connector.EndpointError
+			require.ErrorAs(t, c.Prefill(context.Background(), s, connector.NewLeg(s.Request)), &missing, "%s of %s", bad, name)
+			assert.Equal(t, "zmqAddress", missing.Attribute)
+			require.ErrorAs(t, c.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), &missing)
+		}
+		checker, ok := connector.As[connector.EndpointChecker](c)
+		require.True(t, ok)
+		var fault *connector.FieldError
+		require.ErrorAs(t, checker.CheckEndpoint(engine(discovery.RoleDecode, bad)), &fault)
+		assert.Equal(t, "attributes.zmqAddress", fault.Path)
+		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleEncode, bad)), "an encode engine takes no part")
+	}
+	checker, _ := connector.As[connector.EndpointChecker](c)
+	assert.NoError(t, checker.CheckEndpoint(engine(discovery.RolePrefill, "p-0.engines:21001")))
+}
+
+func TestDecodeEnginesServeNothingAlone(t *testing.T) {
+	c := open(t, ``)
+	alone, ok := connector.As[connector.PairOnly](c)
+	assert.True(t, ok && alone.PairOnly())
+	orphans, ok := connector.As[connector.Orphaner](c)
+	assert.True(t, ok && orphans.Orphans())
+	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	assert.Equal(t, "p2pnccl", c.Name())
+	u, ok := connector.As[connector.Unsupporter](c)
+	require.True(t, ok)
+	for body, want := range map[string]string{`{"n":2}`: "n", `{"prompt":["a","b"]}`: "prompt", `{"prompt":"a"}`: ""} {
+		assert.Equal(t, want, u.Unsupported(session(t, connector.APICompletions, body, "a:1", "b:2").Request))
+	}
+	assert.Equal(t, "text", u.Unsupported(session(t, connector.APISGLang, `{"text":"x"}`, "a:1", "b:2").Request))
+}
+
+func TestSettings(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"kv_port":0}`: "kv_port", `{"kv_port":"x"}`: "kv_port", `{"kv_port":1.5}`: "kv_port", `{"http_port":65536}`: "http_port",
+		`{"kv_buffer_size":"-1"}`: "kv_buffer_size", `{"kv_buffer_size":true}`: "kv_buffer_size", `{"kv_buffer_size":"1e999"}`: "kv_buffer_size",
+		`{"send_type":"push"}`: "PUT_ASYNC", `{"proxy_port":"1"}`: "proxy_ip", `{"kvport":1}`: "did you mean kv_port",
+	} {
+		_, err := connector.Open(connector.Spec{Type: "p2pnccl", Config: json.RawMessage(config)})
+		require.ErrorContains(t, err, want, config)
+		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+	}
+}
+
+// The settings of the design documents' example, and those of the connector's own page.
+func TestLaunchSettings(t *testing.T) {
+	c := open(t, `{"kv_buffer_size":"8e9","kv_port":"21001","proxy_ip":"10.0.1.1","proxy_port":"30001","http_port":"20001","send_type":"PUT_ASYNC","nccl_num_channels":"16"}`)
+	r, ok := connector.As[connector.Renderer](c)
+	require.True(t, ok)
+	s, err := r.Render(connector.Target{Endpoint: engine(discovery.RolePrefill, ""), Version: connector.EngineVersion{Minor: 10}})
+	require.NoError(t, err)
+	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer","kv_buffer_size":8000000000,"kv_port":21001,"kv_connector_extra_config":{"http_port":"20001","nccl_num_channels":"16","proxy_ip":"10.0.1.1","proxy_port":"30001","send_type":"PUT_ASYNC"}}`, s.KVTransfer.JSON())
+	assert.Empty(t, s.Env, "ids have no suffix before 0.14")
+
+	s, err = r.Render(connector.Target{Endpoint: engine(discovery.RoleDecode, "10.0.1.3:22001"), Version: connector.EngineVersion{Minor: 20}, Resources: connector.Resources{MaxDisk: "1Gi"}})
+	require.NoError(t, err)
+	assert.Equal(t, "kv_consumer", s.KVTransfer.Role)
+	assert.Equal(t, 22001, s.KVTransfer.Port)
+	assert.Equal(t, []connector.EnvVar{{Name: "VLLM_HOST_IP", Value: "10.0.1.3"}, {Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"}}, s.Env)
+	var dropped []string
+	for _, n := range s.Notes {
+		if n.NoEffect {
+			dropped = append(dropped, n.Path)
+		}
+	}
+	assert.Equal(t, []string{"config.kv_port", "resources.maxDisk"}, dropped)
+
+	c = open(t, `{"kv_ip":"10.0.0.1","http_port":1}`)
+	r, _ = connector.As[connector.Renderer](c)
+	s, err = r.Render(connector.Target{Endpoint: engine(discovery.RoleDecode, "d:1")})
+	require.NoError(t, err)
+	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_consumer","kv_port":1}`, s.KVTransfer.JSON())
+	dropped = nil
+	for _, n := range s.Notes {
+		if n.NoEffect {
+			dropped = append(dropped, n.Path)
+		}
+	}
+	assert.Equal(t, []string{"config.kv_ip", "config.http_port"}, dropped)
+
+	for _, target := range []connector.Target{
+		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: connector.EngineVersion{Minor: 23}},
+		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: connector.EngineVersion{Minor: 8}},
+		{Endpoint: engine(discovery.RoleBoth, "d:1")},
+		{Endpoint: engine(discovery.RoleDecode, "d:1"), CPU: true},
+	} {
+		_, err := r.Render(target)
+		assert.Error(t, err)
+	}
+}
+
+// What the connector costs over passthrough; the limits are 5 µs and 10 allocations a leg.
+func BenchmarkLegs(b *testing.B) {
+	body := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
+	base, err := passthrough.New(nil)
+	require.NoError(b, err)
+	answered := connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
+	c, err := p2pnccl.New(nil)
+	require.NoError(b, err)
+	for _, k := range []connector.KVConnector{base, c} {
+		b.Run(k.Name(), func(b *testing.B) {
+			s, ctx := session(b, connector.APIChat, body, "10.0.1.2:21001", "10.0.1.3:22001"), context.Background()
+			var out jsonedit.Segments
+			b.ReportAllocs()
+			for b.Loop() {
+				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+				_ = k.Prefill(ctx, s, p)
+				_ = p.Splice(&out)
+				out.Reset()
+				_ = k.Decode(ctx, s, answered, d)
+				_ = d.Splice(&out)
+				out.Reset()
+			}
+		})
+	}
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p2pnccl
+
+import (
+	"net"
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/launchnote"
+)
+
+// Render gives the role, the buffer, the address and what the engine announces itself by. The connector exists from vLLM 0.9.2 to
+// 0.22; the zero version is taken for the newest that has it.
+func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	v := t.Version
+	if v != (connector.EngineVersion{}) && !v.Before(0, 23) || v.Before(0, 9) {
+		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no P2pNcclConnector", Remedy: "vLLM 0.9.2 to 0.22; newer engines have NixlConnector (type nixl)"}
+	}
+	if t.CPU {
+		return connector.EngineSettings{}, &connector.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices", Remedy: "use type nixl or sharedstorage"}
+	}
+	o := &c.opts
+	kv := &connector.KVTransfer{Connector: "P2pNcclConnector", Role: connector.KVRole(t.Endpoint.Role), BufferSize: o.KVBufferSize.Value, Port: int(o.KVPort.Value)}
+	s := connector.EngineSettings{Engine: "vllm", KVTransfer: kv, Args: []string{"--no-enable-prefix-caching"}}
+	if kv.Role == "kv_both" {
+		return s, &connector.FieldError{Path: "role", Problem: "is both, and an engine either sends or receives", Remedy: "write prefill or decode"}
+	}
+	if o.KVIP != "" {
+		s.Notes = append(s.Notes, launchnote.NoEffect("config.kv_ip", "the connector does not read it: it takes the machine's own address, or VLLM_HOST_IP"))
+	}
+	if text, err := address(t.Endpoint); err == nil { // the engine's own entry knows best
+		host, port, _ := net.SplitHostPort(text)
+		kv.Port, _ = strconv.Atoi(port)
+		if net.ParseIP(host) != nil {
+			s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_HOST_IP", Value: host})
+		}
+		if o.KVPort.Given && kv.Port != int(o.KVPort.Value) {
+			s.Notes = append(s.Notes, launchnote.NoEffect("config.kv_port", "the engine's attribute zmqAddress names another port"))
+		}
+	} else {
+		s.Notes = append(s.Notes, connector.Note{Path: "attributes.zmqAddress", Text: "is missing: pdkit must know the address and kv_port of this engine"})
+	}
+	kv.Extra = c.extra(t.Endpoint)
+	if o.HTTPPort.Given && o.ProxyIP == "" {
+		s.Notes = append(s.Notes, launchnote.NoEffect("config.http_port", "an engine announces it only where proxy_ip is set"))
+	}
+	if v == (connector.EngineVersion{}) || !v.Before(0, 14) {
+		s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"})
+		s.Notes = append(s.Notes, connector.Note{Path: "env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
+			Text: "must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the tensors, and D waits for ever"})
+	}
+	if v == (connector.EngineVersion{}) {
+		s.Notes = append(s.Notes, connector.Note{Path: "version", Text: "the connector is gone after vLLM 0.22: run that or an older one"})
+	}
+	s.Notes = append(s.Notes, connector.Note{Path: "args.--no-enable-prefix-caching", Text: "what D has cached itself it would not take over, and P's tensors stay in its buffer"})
+	s.Notes = append(s.Notes, launchnote.Resources(t.Resources, "the engine has kv_buffer_size and mem_pool_size_gb")...)
+	return s, nil
+}
+
+func (c *Connector) extra(e discovery.Endpoint) map[string]any {
+	o := &c.opts
+	extra := map[string]any{}
+	if o.ProxyIP != "" {
+		// Without proxy_ip an engine announces itself to nobody, and its http_port is of no use.
+		extra["proxy_ip"] = o.ProxyIP
+		extra["proxy_port"] = "30001"
+		extra["http_port"] = httpPort(e)
+		if o.HTTPPort.Given {
+			extra["http_port"] = o.HTTPPort.String()
+		}
+		if o.ProxyPort.Given {
+			extra["proxy_port"] = o.ProxyPort.String()
+		}
+	}
+	if o.SendType != "" {
+		extra["send_type"] = o.SendType
+	}
+	for name, n := range map[string]connector.Number{"mem_pool_size_gb": o.MemPoolSizeGB, "nccl_num_channels": o.NCCLNumChannels, "send_wait_timeout": o.SendWaitTimeout, "recv_store_timeout": o.RecvStoreTimeout} {
+		if n.Given {
+			extra[name] = n.String()
+		}
+	}
+	if len(extra) == 0 {
+		return nil
+	}
+	return extra
+}
+
+func httpPort(e discovery.Endpoint) string {
+	if e.URL != nil && e.URL.Port() != "" {
+		return e.URL.Port()
+	}
+	return "8000"
+}
