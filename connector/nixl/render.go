@@ -5,7 +5,6 @@ package nixl
 import (
 	"errors"
 	"math"
-	"net/netip"
 	"slices"
 	"strconv"
 
@@ -81,8 +80,8 @@ func (o *Options) renderNetwork(t connector.Target, s *connector.EngineSettings)
 			set("UCX_TLS", "tcp")
 		}
 	}
-	if ip, err := netip.ParseAddr(nixlengine.Host(t.Endpoint)); device == "" && t.CPU && err == nil && ip.IsLoopback() {
-		device = "lo" // the recipe of the measured pair
+	if device == "" {
+		device = nixlengine.Loopback(t)
 	}
 	if device != "" {
 		set("UCX_NET_DEVICES", device)

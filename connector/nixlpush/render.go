@@ -27,8 +27,17 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		config.EngineID = strings.TrimSpace(t.Endpoint.Attribute(attrEngineID))
 	}
 	s, err := nixlengine.Settings(t, config)
-	if err != nil || !prefills {
+	if err != nil {
 		return s, err
+	}
+	if t.CPU {
+		s.Env = append(s.Env, connector.EnvVar{Name: "UCX_TLS", Value: "tcp"})
+	}
+	if device := nixlengine.Loopback(t); device != "" {
+		s.Env = append(s.Env, connector.EnvVar{Name: "UCX_NET_DEVICES", Value: device})
+	}
+	if !prefills {
+		return s, nil
 	}
 	// The sizes that decode engines are told must be those that the engine has.
 	for _, size := range []struct{ attribute, argument string }{

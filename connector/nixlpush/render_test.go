@@ -41,6 +41,7 @@ func TestTheDecodeEngineNeedsNoFixedID(t *testing.T) {
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"NixlPushConnector","kv_role":"kv_consumer","kv_buffer_device":"cpu","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`, s.KVTransfer.JSON())
 	assert.Contains(t, s.Env, connector.EnvVar{Name: "VLLM_NIXL_SIDE_CHANNEL_PORT", Value: "5601"}, "P has the first on this host")
+	assert.Contains(t, s.Env, connector.EnvVar{Name: "UCX_TLS", Value: "tcp"})
 	assert.Equal(t, "resources.maxDisk", s.Notes[0].Path)
 	assert.True(t, s.Notes[0].NoEffect)
 }

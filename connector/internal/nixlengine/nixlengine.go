@@ -74,6 +74,15 @@ func Settings(t connector.Target, c Config) (connector.EngineSettings, error) {
 	return s, nil
 }
 
+// Loopback is UCX's device for an engine on a CPU whose peers are on the same machine, as the measured pairs have it; "" for others, of which
+// UCX chooses the device.
+func Loopback(t connector.Target) string {
+	if ip, err := netip.ParseAddr(Host(t.Endpoint)); t.CPU && err == nil && ip.IsLoopback() {
+		return "lo"
+	}
+	return ""
+}
+
 // Host is the address at which other engines reach an engine's side channel.
 func Host(e discovery.Endpoint) string {
 	if h := strings.TrimSpace(e.Attribute(AttrHost)); h != "" {
