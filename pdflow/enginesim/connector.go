@@ -30,6 +30,10 @@ func starters() map[string]func(*node) (connector, error) {
 		connectorAscendLayerwise: startAscendLayerwise,
 		connectorMoRIIO:          startMoRIIO,
 		connectorSGLang:          startSGLang,
+		connectorSharedStorage:   startSharedStorage,
+		connectorP2PNCCL:         startP2PNCCL,
+		connectorPyNCCL:          startPyNCCL,
+		connectorMulti:           startMulti,
 	}
 }
 

@@ -166,7 +166,7 @@ func (n *node) metrics(w http.ResponseWriter) {
 
 func (n *node) writeMetrics(p *page, l load) {
 	c := n.stats
-	if n.cfg.Connector == connectorNIXL || n.cfg.Connector == connectorNIXLPush {
+	if n.cfg.Connector == connectorNIXL || n.cfg.Connector == connectorNIXLPush || n.cfg.Connector == connectorMulti {
 		for _, name := range nixlHistograms {
 			p.histogram(name, c.histograms[name])
 		}
@@ -199,8 +199,12 @@ func (n *node) writeMetrics(p *page, l load) {
 	p.by("prompt_tokens_by_source_total", "counter", "source",
 		[]string{"local_compute", "local_cache_hit", "external_kv_transfer"}, c.LocalCompute, c.LocalCacheHit, c.ExternalKVTransfer)
 	p.counter("prompt_tokens_cached_total", c.cachedTokens)
+	p2p, unspecified := c.cachedP2P, int64(0)
+	if u, ok := n.conn.(interface{ unspecified() bool }); ok && u.unspecified() {
+		p2p, unspecified = 0, c.cachedP2P
+	}
 	p.by("prompt_tokens_cached_by_source_total", "counter", "source",
-		[]string{"device", "host", "p2p", "disk", "external_unspecified"}, c.cachedDevice, 0, c.cachedP2P, 0, 0)
+		[]string{"device", "host", "p2p", "disk", "external_unspecified"}, c.cachedDevice, 0, p2p, 0, unspecified)
 	p.counter("generation_tokens_total", c.GenerationTokens)
 	p.by("request_success_total", "counter", "finished_reason",
 		[]string{"stop", "length", "abort", "error", "repetition"}, c.successStop, c.successLength, c.successAbort, c.Errors, 0)
