@@ -71,7 +71,7 @@ type Exceptions struct {
 	NotByID       bool     // the order needs an id, and yet nothing in the legs matches them
 	Carries       []string // members whose requests are carried though Unsupported mostly names them: prompt, use_beam_search, prompt_logprobs
 	Refuses       []string // members that Unsupported names though most protocols carry them: logprobs, stop, tools
-	OwnSettings   []string // settings that are pdkit's own, so that launch settings need not name them
+	OwnSettings   []string // settings that are pdkit's own (paths: a.b), so that launch settings need not name them
 	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
 }
 

@@ -11,9 +11,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
+
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 // targets are the engines whose settings are rendered: each role, for the newest version and the harness's.
@@ -122,24 +124,42 @@ func checkSettings(set connector.EngineSettings) error {
 	return nil
 }
 
-// namesSettings checks that each setting either changes what is rendered, or is named by a note.
+// namesSettings checks that each setting, those inside others too, either changes what is rendered or is named by a note.
 func (t *trial) namesSettings() error {
-	full, _ := t.renderAll(t.config())
-	for _, key := range keys(t.config()) {
-		if slices.Contains(t.Except.OwnSettings, key) || noted(full, "config."+key) {
-			continue
+	full, err := t.renderAll(t.config())
+	if err != nil {
+		return err
+	}
+	return t.namesInner(full, gjson.ParseBytes(t.config()), "", "config")
+}
+
+// namesInner checks the settings of an object. at is its path for gjson, shown its path for notes.
+func (t *trial) namesInner(full []connector.EngineSettings, object gjson.Result, at, shown string) (fault error) {
+	object.ForEach(func(key, value gjson.Result) bool {
+		inner, note := strings.TrimPrefix(at+"."+gjsonName(key.Str), "."), connector.FieldPath(shown, key.Str)
+		switch {
+		case slices.Contains(t.Except.OwnSettings, strings.TrimPrefix(note, "config.")), noted(full, note):
+		case value.IsObject() && value.Raw != "{}":
+			fault = t.namesInner(full, value, inner, note)
+		default:
+			fault = t.changes(full, inner, note)
 		}
-		without, err := jsonedit.DeleteIn(t.config(), key)
-		if err != nil {
-			return err
-		}
-		less, err := t.renderAll(without)
-		if err != nil {
-			continue // the setting is needed, so it is not dropped in silence
-		}
-		if reflect.DeepEqual(full, less) {
-			return fmt.Errorf("the setting %s changes nothing, and no note names config.%s", key, key)
-		}
+		return fault == nil
+	})
+	return fault
+}
+
+func (t *trial) changes(full []connector.EngineSettings, at, note string) error {
+	without, err := sjson.DeleteBytes(slices.Clone(t.config()), at)
+	if err != nil {
+		return err
+	}
+	less, err := t.renderAll(without)
+	if err != nil {
+		return nil //nolint:nilerr // the setting is needed, so it is not dropped in silence
+	}
+	if reflect.DeepEqual(full, less) {
+		return fmt.Errorf("the setting %s changes nothing that is rendered, and no note has it as its Path", note)
 	}
 	return nil
 }
@@ -165,12 +185,7 @@ func (t *trial) renderAll(config json.RawMessage) ([]connector.EngineSettings, e
 }
 
 func noted(list []connector.EngineSettings, at string) bool {
-	for _, set := range list {
-		for _, n := range set.Notes {
-			if n.Path == at || strings.HasPrefix(n.Path, at+".") || strings.HasPrefix(n.Path, at+"[") {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(set connector.EngineSettings) bool {
+		return slices.ContainsFunc(set.Notes, func(n connector.Note) bool { return n.Path == at })
+	})
 }

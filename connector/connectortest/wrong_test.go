@@ -23,7 +23,7 @@ import (
 var toy = connectortest.Harness{
 	Name:      wrong.Name,
 	New:       func(config json.RawMessage) (connector.KVConnector, error) { return wrong.New(config) },
-	Config:    json.RawMessage(`{"blockSize":32,"pollInterval":"50ms"}`),
+	Config:    json.RawMessage(`{"blockSize":32,"pollInterval":"50ms","link":{"speed":100,"device":"eth7"}}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"blockSize":-1}`)},
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"kvPort": "9000"}},
 	Decode:    discovery.Endpoint{Attributes: map[string]string{"zone": "a"}},

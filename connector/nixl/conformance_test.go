@@ -11,12 +11,21 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
+// everySetting has each setting but those of bidirectional, which has a harness of its own; none is at its default.
+const everySetting = `{"leaseDuration":"45s",
+	"clusterEndpoints":["10.0.0.9:2379"],"clusterId":"c","nodeId":"n","networkInterface":"ib0","networkType":"rdma","protocol":"rdma","port":7000,
+	"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},
+	"infinibandConfig":{"hcaName":"mlx5_1","port":2,"partitionKey":"0x8001","serviceLevel":3},
+	"bufferSize":1048576,"connectionPoolSize":4,"maxConnections":5,"maxConcurrency":6,"keepAliveInterval":"7s","maxMemoryPerNode":1073741824,
+	"replicationFactor":2,"consistencyLevel":"strong","shardingStrategy":"hash","hashFunction":"crc32","batchSize":9,"flushInterval":"11ms",
+	"compressionType":"lz4","connectionTimeout":"3s","readTimeout":"4s","writeTimeout":"5s","failoverTimeout":"6s","retryPolicy":"exponential"}`
+
 var harness = connectortest.Harness{
 	Name: nixl.Name,
 	New: func(config json.RawMessage) (connector.KVConnector, error) {
 		return connector.Open(connector.Spec{Type: nixl.Name, Config: config})
 	},
-	Config:    json.RawMessage(`{"leaseDuration":"45s","networkType":"rdma","port":7000,"replicationFactor":2,"bufferSize":1048576,"rdmaConfig":{"deviceName":"mlx5_0"}}`),
+	Config:    json.RawMessage(everySetting),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"port":70000}`), json.RawMessage(`{"networkType":"token ring"}`)},
 	Answer: func(s *connector.Session, _ []byte) []byte {
 		return connectortest.AnswerWith(s.API, connector.ParamsMember, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2],[3]],`+

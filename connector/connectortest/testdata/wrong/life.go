@@ -224,6 +224,7 @@ func renders(what string, alter func(t connector.Target, set *connector.EngineSe
 
 var renderFaults = []Fault{
 	renders("drops a setting in silence", func(_ connector.Target, set *connector.EngineSettings) { set.Notes = nil }),
+	renders("drops a setting within a setting", func(_ connector.Target, set *connector.EngineSettings) { set.Env = nil }),
 	renders("knows no engine", func(_ connector.Target, set *connector.EngineSettings) { set.Engine = "" }),
 	renders("knows no role", func(_ connector.Target, set *connector.EngineSettings) { set.KVTransfer.Role = "producer" }),
 	renders("writes what is no JSON", func(_ connector.Target, set *connector.EngineSettings) {

@@ -41,6 +41,13 @@ type Toy struct {
 type Options struct {
 	BlockSize    int                 `json:"blockSize"`
 	PollInterval *connector.Duration `json:"pollInterval"`
+	Link         Link                `json:"link"`
+}
+
+// Link are settings within a setting.
+type Link struct {
+	Speed  int    `json:"speed"`
+	Device string `json:"device"`
 }
 
 // New makes a toy.
@@ -246,6 +253,12 @@ func (t *Toy) Render(target connector.Target) (connector.EngineSettings, error) 
 	set := connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{Connector: "ToyConnector", Role: connector.KVRole(target.Endpoint.Role)}}
 	if t.o.BlockSize > 0 {
 		set.Args = append(set.Args, "--block-size", strconv.Itoa(t.o.BlockSize))
+	}
+	if t.o.Link.Speed > 0 {
+		set.Args = append(set.Args, "--link-speed", strconv.Itoa(t.o.Link.Speed))
+	}
+	if t.o.Link.Device != "" {
+		set.Env = append(set.Env, connector.EnvVar{Name: "TOY_DEVICE", Value: t.o.Link.Device})
 	}
 	if t.o.PollInterval != nil {
 		set.Notes = append(set.Notes, connector.Note{NoEffect: true, Path: "config.pollInterval", Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
