@@ -11,9 +11,10 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
-// everySetting has each setting but those of bidirectional, which has a harness of its own; none is at its default.
+// everySetting has each setting, none at its default, but those of bidirectional, which has a harness of its own, and protocol, which is
+// another word for networkType.
 const everySetting = `{"leaseDuration":"45s",
-	"clusterEndpoints":["10.0.0.9:2379"],"clusterId":"c","nodeId":"n","networkInterface":"ib0","networkType":"rdma","protocol":"rdma","port":7000,
+	"clusterEndpoints":["10.0.0.9:2379"],"clusterId":"c","nodeId":"n","networkInterface":"ib0","networkType":"rdma","port":7000,
 	"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},
 	"infinibandConfig":{"hcaName":"mlx5_1","port":2,"partitionKey":"0x8001","serviceLevel":3},
 	"bufferSize":1048576,"connectionPoolSize":4,"maxConnections":5,"maxConcurrency":6,"keepAliveInterval":"7s","maxMemoryPerNode":1073741824,
