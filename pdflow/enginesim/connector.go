@@ -30,6 +30,7 @@ func starters() map[string]func(*node) (connector, error) {
 		connectorAscendLayerwise: startAscendLayerwise,
 		connectorMoRIIO:          startMoRIIO,
 		connectorSGLang:          startSGLang,
+		connectorTRTLLM:          startTRTLLM,
 		connectorSharedStorage:   startSharedStorage,
 		connectorP2PNCCL:         startP2PNCCL,
 		connectorPyNCCL:          startPyNCCL,
