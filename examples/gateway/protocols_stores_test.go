@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+// sharedFolder gives both engines one folder.
+func sharedFolder(extra map[string]string) func(*testing.T, *protocol) {
+	return func(t *testing.T, c *protocol) {
+		dir := t.TempDir()
+		for _, side := range []*enginesim.Config{&c.prefill, &c.decode} {
+			side.KVRole = enginesim.RoleBoth
+			side.Extra = map[string]string{"shared_storage_path": dir}
+			for k, v := range extra {
+				side.Extra[k] = v
+			}
+		}
+	}
+}
+
+func zmqAddresses(p, d *enginesim.Engine) (prefill, decode attributes) {
+	return attributes{"zmqAddress": p.SideChannel()}, attributes{"zmqAddress": d.SideChannel()}
+}
+
+func unusedPort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	return port
+}
+
+func init() {
+	all := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
+	plain := map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
+	otherFolder := broken{func(t *testing.T, c *protocol) {
+		extra := map[string]string{}
+		for k, v := range c.decode.Extra {
+			extra[k] = v
+		}
+		extra["shared_storage_path"] = t.TempDir()
+		c.decode.Extra = extra
+	}, reuse.NotReused, "the store is not shared"}
+	protocols = append(protocols,
+		protocol{connector: "sharedstorage", apis: all, prepare: sharedFolder(nil), broken: map[string]broken{"two folders": otherFolder}},
+		protocol{connector: "sharedstorage", name: "decode first", config: "{cacheHitThreshold: 0.5}", prepare: sharedFolder(map[string]string{"cache_hit_threshold": "1"})},
+		protocol{connector: "multi", config: "{connectors: [{type: nixl}, {kv_connector: ExampleConnector, kv_role: kv_both}]}", apis: all, prepare: sharedFolder(nil)},
+		protocol{connector: "multi", name: "of stores", config: "{connectors: [{type: sharedstorage}]}", apis: all, prepare: sharedFolder(nil)},
+		protocol{connector: "p2pnccl", apis: all, alone: true, attributes: zmqAddresses,
+			prepare: func(_ *testing.T, c *protocol) { c.prefill.Extra, c.decode.Extra = plain, plain }},
+		protocol{connector: "pynccl", apis: all, alone: true, prepare: func(t *testing.T, c *protocol) {
+			port := unusedPort(t)
+			c.prefill.SideChannel, c.decode.Extra = "127.0.0.1:"+port, map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}
+		}},
+	)
+}
