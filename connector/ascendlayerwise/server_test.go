@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ascendlayerwise_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/ascendlayerwise"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func started(t testing.TB, o *ascendlayerwise.Options) *ascendlayerwise.Connector {
+	t.Helper()
+	if o == nil {
+		o = &ascendlayerwise.Options{CallbackListen: "127.0.0.1:0"}
+	}
+	c, err := ascendlayerwise.New(o)
+	require.NoError(t, err)
+	require.NoError(t, c.Start(t.Context()))
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func session(t testing.TB, api connector.API, body string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+}
+
+// metaserver is the URL that D is given.
+func metaserver(t testing.TB, c connector.KVConnector, s *connector.Session) string {
+	t.Helper()
+	leg := connector.NewLeg(s.Request)
+	require.NoError(t, c.Decode(t.Context(), s, nil, leg))
+	raw, _ := leg.Current(connector.ParamsMember)
+	return gjson.GetBytes(raw, "metaserver").String()
+}
+
+var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+type reply struct {
+	status int
+	body   string
+}
+
+// call posts a callback; its answer comes on the channel.
+func call(ctx context.Context, t testing.TB, url, body string) <-chan reply {
+	t.Helper()
+	ch := make(chan reply, 1)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	require.NoError(t, err)
+	go func() {
+		resp, err := client.Do(r)
+		if err != nil {
+			ch <- reply{0, err.Error()}
+			return
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		ch <- reply{resp.StatusCode, string(b)}
+	}()
+	return ch
+}
+
+func soon(t testing.TB, ch <-chan reply) reply {
+	t.Helper()
+	select {
+	case r := <-ch:
+		return r
+	case <-time.After(5 * time.Second):
+		t.Fatal("the callback is not answered")
+		return reply{}
+	}
+}
+
+func unanswered(t testing.TB, ch <-chan reply) {
+	t.Helper()
+	select {
+	case r := <-ch:
+		t.Fatalf("the callback is answered already: %v", r)
+	case <-time.After(50 * time.Millisecond):
+	}
+}
+
+const ok = `{"status":"ok"}`
+
+// D's callback starts P, and is answered when P has answered: not before, and not only when D's text is through.
+func TestACallbackIsAnsweredWithPsAnswer(t *testing.T) {
+	for _, api := range []connector.API{connector.APICompletions, connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate} {
+		t.Run(api.String(), func(t *testing.T) {
+			c, s := started(t, nil), session(t, api, `{}`)
+			wait, done := c.Expect(s)
+			url := metaserver(t, c, s)
+			body := callback(engineID(api, s.ID))
+			got := call(t.Context(), t, url, body)
+			event, err := wait(t.Context())
+			require.NoError(t, err)
+			assert.Equal(t, body, string(event.Body), "as D sent it")
+			assert.WithinDuration(t, time.Now(), event.At, 5*time.Second)
+			unanswered(t, got)
+			require.NoError(t, c.CheckPrefill(s, connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())))
+			assert.Equal(t, reply{200, ok}, soon(t, got))
+			done(errors.New("D broke later"))
+			assert.Equal(t, reply{200, ok}, soon(t, call(t.Context(), t, url, body)), "P's KV was pushed all the same")
+		})
+	}
+}
+
+func TestACallbackWhosePrefillFailedIsAnswered502(t *testing.T) {
+	c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+	wait, done := c.Expect(s)
+	got := call(t.Context(), t, metaserver(t, c, s), callback("chatcmpl-"+s.ID))
+	_, err := wait(t.Context())
+	require.NoError(t, err)
+	done(errors.New("P is gone"))
+	r := soon(t, got)
+	assert.Equal(t, http.StatusBadGateway, r.status)
+	assert.NotContains(t, r.body, "gone")
+}
+
+// D's client tries three times where a connection breaks. The session's P runs once, and each try is answered alike.
+func TestRepeatedCallbacksAreAnsweredAlike(t *testing.T) {
+	for _, failure := range []error{nil, errors.New("P failed")} {
+		c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+		wait, done := c.Expect(s)
+		url, body := metaserver(t, c, s), callback("chatcmpl-"+s.ID)
+		ctx, leave := context.WithCancel(t.Context())
+		first := call(ctx, t, url, body)
+		_, err := wait(t.Context())
+		require.NoError(t, err)
+		leave()
+		require.Zero(t, soon(t, first).status)
+		second := call(t.Context(), t, url, body)
+		unanswered(t, second)
+		done(failure)
+		want := map[bool]int{true: 200, false: 502}[failure == nil]
+		assert.Equal(t, want, soon(t, second).status)
+		assert.Equal(t, want, soon(t, call(t.Context(), t, url, body)).status, "once it is over, too")
+	}
+}
+
+func TestCallbacksOfNobodyAreRefused(t *testing.T) {
+	c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+	_, done := c.Expect(s)
+	defer done(nil)
+	url := metaserver(t, c, s)
+	for what, k := range map[string]struct {
+		body   string
+		status int
+	}{
+		"another session's id":        {callback("chatcmpl-ffffffffffffffffffffffffffffffff"), 404},
+		"the id of another API":       {callback("cmpl-" + s.ID + "-0"), 404},
+		"the session's own id":        {callback(s.ID), 404},
+		"with the engine's suffix":    {callback("chatcmpl-" + s.ID + "-1a2b3c4d"), 404},
+		"no body":                     {``, 400},
+		"not JSON":                    {`<html>`, 400},
+		"not one object":              {`[` + callback("chatcmpl-"+s.ID) + `]`, 400},
+		"no id":                       {`{}`, 400},
+		"an id that is no string":     {`{"request_id":["chatcmpl-` + s.ID + `"]}`, 400},
+		"an id twice":                 {`{"request_id":"a","request_id":"b"}`, 400},
+		"an empty id":                 {`{"request_id":""}`, 400},
+		"more than 4 MiB":             {`{"request_id":"` + strings.Repeat("x", 4<<20) + `"}`, 413},
+		"trailing bytes after it all": {callback("chatcmpl-"+s.ID) + `{}`, 400},
+	} {
+		r := soon(t, call(t.Context(), t, url, k.body))
+		assert.Equal(t, k.status, r.status, what)
+		assert.True(t, json.Valid([]byte(r.body)), r.body)
+		assert.NotContains(t, r.body, s.ID, what)
+	}
+	resp, err := client.Get(url)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusMethodNotAllowed, resp.StatusCode)
+	assert.Equal(t, "POST", resp.Header.Get("Allow"))
+	assert.Equal(t, 404, soon(t, call(t.Context(), t, strings.TrimSuffix(url, "metaserver"), callback("chatcmpl-"+s.ID))).status)
+}
+
+// A callback that P's engine would die of ends the session: nobody can push, and D would wait for ever. The error names the
+// key and holds no value.
+func TestACallbackThatLacksWhatPNeedsEndsTheSession(t *testing.T) {
+	for key, values := range map[string][]string{
+		"do_remote_decode":     {"-", "false", "null"},
+		"do_remote_prefill":    {"true"},
+		"remote_engine_id":     {"-", `""`, "4321"},
+		"remote_host":          {"-", `""`, "null"},
+		"remote_port":          {"-", "0", "65536", `"4321"`},
+		"remote_block_ids":     {"-", "null", "[4321]", `[["4321"]]`, "[[-4321]]", "{}"},
+		"remote_block_size":    {"0", "[]", "[0.5]", "[[4321]]", `"4321"`},
+		"remote_tp_size":       {"0", "null", `"4321"`},
+		"remote_pcp_size":      {"0", "null"},
+		"remote_dcp_size":      {"0", "null"},
+		"remote_cached_tokens": {"-4321", "null", `"4321"`},
+	} {
+		for _, v := range values {
+			c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+			wait, done := c.Expect(s)
+			var m map[string]json.RawMessage
+			require.NoError(t, json.Unmarshal([]byte(callback("chatcmpl-"+s.ID)), &m))
+			if delete(m, key); v != "-" {
+				m[key] = json.RawMessage(v)
+			}
+			body, err := json.Marshal(m)
+			require.NoError(t, err)
+			assert.Equal(t, http.StatusBadRequest, soon(t, call(t.Context(), t, metaserver(t, c, s), string(body))).status, "%s=%s", key, v)
+			_, err = wait(t.Context())
+			require.ErrorIs(t, err, connector.ErrNoTransfer, "%s=%s", key, v)
+			assert.Contains(t, err.Error(), key)
+			assert.NotContains(t, err.Error(), "4321")
+			assert.NotContains(t, err.Error(), "10.0.0.6")
+			done(err)
+		}
+	}
+}
+
+// A D that has the whole prompt calls back, too, but waits for nothing; an empty list is more than P's engine can read.
+func TestACallbackWithoutBlocksStartsNothing(t *testing.T) {
+	for _, blocks := range []string{`[]`, `[[]]`, `[[],[]]`} {
+		c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+		wait, done := c.Expect(s)
+		body := strings.Replace(callback("chatcmpl-"+s.ID), `[[11,12]]`, blocks, 1)
+		assert.Equal(t, reply{200, ok}, soon(t, call(t.Context(), t, metaserver(t, c, s), body)))
+		ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err := wait(ctx)
+		stop()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		done(nil)
+	}
+}
+
+func TestConnectorsShareTheListenerOfAnAddress(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := free.Addr().String()
+	require.NoError(t, free.Close())
+	o := &ascendlayerwise.Options{CallbackListen: address}
+	open := func() *ascendlayerwise.Connector {
+		c, err := ascendlayerwise.New(o)
+		require.NoError(t, err)
+		require.NoError(t, c.Start(t.Context()))
+		return c
+	}
+	a, b := open(), open()
+	require.NoError(t, b.Start(t.Context()), "of a second flow")
+	sa, sb := session(t, connector.APIChat, `{}`), session(t, connector.APIChat, `{}`)
+	require.Equal(t, "http://"+address+"/v1/metaserver", metaserver(t, a, sa))
+	_, doneA := a.Expect(sa)
+	waitB, doneB := b.Expect(sb)
+	doneA(nil)
+	require.NoError(t, a.Close())
+	require.NoError(t, a.Close(), "a second Close does nothing")
+
+	got := call(t.Context(), t, metaserver(t, b, sb), callback("chatcmpl-"+sb.ID))
+	_, err = waitB(t.Context())
+	require.NoError(t, err, "the other one still listens")
+	doneB(nil)
+	assert.Equal(t, 200, soon(t, got).status)
+	require.NoError(t, b.HealthCheck(t.Context()))
+	require.NoError(t, b.Close())
+	require.NoError(t, b.Close())
+
+	again, err := net.Listen("tcp", address)
+	require.NoError(t, err, "the last Close gives the address back")
+	c, err := ascendlayerwise.New(o)
+	require.NoError(t, err)
+	err = c.Start(t.Context())
+	require.Error(t, err, "somebody else's address")
+	assert.NotContains(t, err.Error(), address)
+	require.NoError(t, again.Close())
+	require.NoError(t, c.Start(t.Context()), "and it can be taken again")
+	require.NoError(t, c.Close())
+	require.NoError(t, c.HealthCheck(t.Context()), "what is not started is not ill")
+}
+
+func TestCloseEndsEverybodyWhoWaits(t *testing.T) {
+	c, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: "127.0.0.1:0"})
+	require.NoError(t, err)
+	require.NoError(t, c.Start(t.Context()))
+	asked, idle := session(t, connector.APIChat, `{}`), session(t, connector.APIChat, `{}`)
+	wait, _ := c.Expect(asked)
+	waitIdle, _ := c.Expect(idle)
+	got := call(t.Context(), t, metaserver(t, c, asked), callback("chatcmpl-"+asked.ID))
+	_, err = wait(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	assert.Equal(t, http.StatusServiceUnavailable, soon(t, got).status)
+	_, err = waitIdle(t.Context())
+	require.Error(t, err)
+	require.NotErrorIs(t, err, context.Canceled)
+
+	late, done := c.Expect(idle)
+	_, err = late(t.Context())
+	require.Error(t, err, "nobody listens")
+	done(nil)
+}
+
+// Hundreds of sessions at once, each with its own callback.
+func TestSessionsAtOnceGetTheirOwnCallbacks(t *testing.T) {
+	c := started(t, nil)
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() {
+			s := session(t, connector.APICompletions, `{"prompt":"x"}`)
+			wait, done := c.Expect(s)
+			got := call(t.Context(), t, metaserver(t, c, s), callback("cmpl-"+s.ID+"-0"))
+			event, err := wait(t.Context())
+			if assert.NoError(t, err) {
+				assert.True(t, bytes.Contains(event.Body, []byte(s.ID)))
+			}
+			assert.NoError(t, c.CheckPrefill(s, nil))
+			done(nil)
+			assert.Equal(t, 200, soon(t, got).status)
+		})
+	}
+	wg.Wait()
+}
+
+func TestAbilities(t *testing.T) {
+	c, err := connector.Open(connector.Spec{Type: "MooncakeLayerwiseConnector"})
+	require.NoError(t, err)
+	assert.Equal(t, "ascend-layerwise", c.Name())
+	assert.Equal(t, connector.DecodeThenPrefill, c.Order())
+	o, isOrphaner := connector.As[connector.Orphaner](c)
+	require.True(t, isOrphaner)
+	assert.True(t, o.Orphans())
+	var zero ascendlayerwise.Connector
+	require.Error(t, zero.Decode(t.Context(), session(t, connector.APIChat, `{}`), nil, nil), "without an address to give")
+	u, _ := connector.As[connector.Unsupporter](c)
+	for body, member := range map[string]string{
+		`{"tools":[{"type":"function"}]}`:                              "",
+		`{"tools":[{"type":"function"},{"type":"code_interpreter"}]}`:  "tools",
+		`{"tools":"nonsense"}`:                                         "",
+		`{"previous_response_id":"r","tools":[{"type":"web_search"}]}`: "previous_response_id",
+		`{"tools":null}`: "",
+		`{"tools":[{"type":"mcp","server_url":"http://tools.example/x"}]}`: "tools",
+	} {
+		assert.Equal(t, member, u.Unsupported(session(t, connector.APIResponses, body).Request), body)
+	}
+	assert.Equal(t, "prompt", u.Unsupported(session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
+	assert.Equal(t, connector.ParamsMember, u.Unsupported(session(t, connector.APISGLang, `{"text":"a"}`).Request))
+}
+
+func TestCallbackURLs(t *testing.T) {
+	for _, k := range []struct{ listen, url, want string }{
+		{"", "", "http://127.0.0.1:8600/v1/metaserver"},
+		{"10.0.0.1:9000", "", "http://10.0.0.1:9000/v1/metaserver"},
+		{"[2001:db8::1]:9000", "", "http://[2001:db8::1]:9000/v1/metaserver"},
+		{":9000", "http://gateway.example:9000", "http://gateway.example:9000/v1/metaserver"},
+		{"[::]:9000", "https://[2001:db8::1]/", "https://[2001:db8::1]/v1/metaserver"},
+		{"0.0.0.0:9000", "https://gateway.example/pd/", "https://gateway.example/pd/v1/metaserver"},
+	} {
+		c, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: k.listen, CallbackURL: k.url})
+		require.NoError(t, err, k.listen)
+		assert.Equal(t, k.want, metaserver(t, c, session(t, connector.APIChat, `{}`)))
+	}
+	_, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: "0.0.0.0:8600"})
+	faults := connector.FieldErrors(err)
+	require.Len(t, faults, 1)
+	assert.Equal(t, "callbackURL", faults[0].Path, "a wildcard is no address that D can reach")
+}
