@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mooncakestore is the connector "mooncake-store": vLLM's MooncakeStoreConnector, whose engines share a pool of KV blocks.
+//
+// P computes the prompt and puts its whole blocks into the pool; D gets the client's own request and finds them by the prompt's tokens.
+// Nothing of it is on the wire: neither leg carries transfer members, and no answer tells whether D found anything. What matters is the
+// engines' side: one master, the same namespace (cache_prefix, tenant_id), and block hashes that agree (PYTHONHASHSEED). The put is
+// asynchronous: P may have answered before its blocks are in the pool, and a D that looks too early computes the prompt itself, in
+// silence. [Options.SettleTime] waits between the legs.
+//
+// It is what the design documents called "mooncake". The connector [github.com/pdkit/pdkit/connector/mooncake] is another protocol, in
+// which P writes into D's blocks; engines may run both as children of a MultiConnector, which is the connector "multi".
+//
+// Facts: vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store and vllm/distributed/mooncake_store.py at 07d682b5,
+// docs/features/mooncake_store_connector_usage.md at 01529cf1. Read, not run. The page beside this file has the engines' settings.
+package mooncakestore
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Name is the name the connector is registered under.
+const Name = "mooncake-store"
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "MooncakeStoreConnector")
+}
+
+// Connector is the connector "mooncake-store". The zero value is ready.
+type Connector struct{ opts Options }
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	return &Connector{opts: *o}, nil
+}
+
+// Name returns "mooncake-store".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.PrefillThenDecode]: D looks into the pool when its request comes.
+func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
+
+// ContentStore reports that D finds KV by the prompt's tokens alone.
+func (*Connector) ContentStore() bool { return true }
+
+// Prefill asks P for one token. That its KV goes to the pool is P's own setting.
+func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	return nil
+}
+
+// Decode leaves the client's request as it is.
+func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
+	return nil
+}
+
+// Expect waits for the settle time between the legs, if one is set.
+func (c *Connector) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+	done = func(error) {}
+	settle := time.Duration(c.opts.SettleTime)
+	if settle <= 0 {
+		return nil, done
+	}
+	return func(ctx context.Context) (connector.Event, error) {
+		timer := time.NewTimer(settle)
+		defer timer.Stop()
+		select {
+		case at := <-timer.C:
+			return connector.Event{At: at}, nil
+		case <-ctx.Done():
+			return connector.Event{}, context.Cause(ctx)
+		}
+	}, done
+}
+
+// Unsupported knows that the pool may be read any number of times, so that n above 1 is fine, and that SGLang's own API is not vLLM's.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return r.API.PromptMember()
+	}
+	return r.Unsupported(false)
+}

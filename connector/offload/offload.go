@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package offload is the connector "offload-p2p": vLLM's OffloadingConnector with TieringOffloadingSpec and a secondary tier of type p2p,
+// by which D fetches P's blocks out of P's host memory.
+//
+// P computes the prompt, copies its whole blocks to host memory and keeps them under an id; D, given that id and where P's control socket
+// listens, fetches them before it schedules the request. The id is the attempt's own. P's answer says nothing of the transfer, so the
+// socket's address is known from the settings and the engine's attributes: each data-parallel rank has one, at the base port plus the rank.
+// The legs may come in any order.
+//
+// Whatever goes wrong, D computes the prompt itself, after 30 s at most, and answers 200: a wrong port, another hash seed, and the names
+// of the keys too, which changed in July 2026 (prefill, decode and p2p became remote_decoder, remote_prefiller and remote_kv_source:
+// llm-d/llm-d-router#2140). Only the engines' metrics tell.
+//
+// Facts: vllm/v1/kv_offload/tiering/p2p at 017e9f44 (between 0.27.1 and 0.28) and 0255eeaa, tests/v1/kv_offload/tiering/p2p/p2p_connector_proxy.py,
+// docs/features/kv_offloading_usage.md at 0078e9d2. Read, not run: the tier needs CUDA, ROCm or XPU.
+package offload
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Name is the name the connector is registered under.
+const Name = "offload-p2p"
+
+func init() {
+	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+		var o Options
+		if err := connector.DecodeConfig(raw, &o); err != nil {
+			return nil, err
+		}
+		return New(&o)
+	}, "OffloadingConnector")
+}
+
+// Connector is the connector "offload-p2p".
+//
+// It is no [connector.Orphaner]: a decode without its prefill waits 30 s at most and blocks nothing meanwhile, and blocks that nobody
+// fetches leave P's host memory after 60 s (unbound_store_timeout_s).
+type Connector struct {
+	opts   Options
+	port   int
+	serial bool
+}
+
+// New checks the settings. nil means defaults.
+func New(o *Options) (*Connector, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	return &Connector{opts: *o, port: o.port(), serial: o.Dispatch == dispatchSerial}, nil
+}
+
+// Name returns "offload-p2p".
+func (*Connector) Name() string { return Name }
+
+// Order is [connector.Together], or [connector.PrefillThenDecode] with dispatch: serial.
+func (c *Connector) Order() connector.Order {
+	if c.serial {
+		return connector.PrefillThenDecode
+	}
+	return connector.Together
+}
+
+// Orders names the other one of the two.
+func (c *Connector) Orders() []connector.Order {
+	if c.serial {
+		return []connector.Order{connector.Together}
+	}
+	return []connector.Order{connector.PrefillThenDecode}
+}
+
+// Prefill asks P for one token, and to keep the prompt's blocks for the attempt's id.
+func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	at, err := c.addressOf(s)
+	if err != nil {
+		return err
+	}
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	leg.Params(json.RawMessage(`{"remote_decoder":{"kv_request_id":"` + s.UUID() + `"}}`))
+	if at.ranks > 1 {
+		leg.SetHeader("X-data-parallel-rank", strconv.Itoa(s.PrefillRank()))
+	}
+	return nil
+}
+
+// Decode tells D the id, and where the rank of P listens that computes the prompt.
+func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+	at, err := c.addressOf(s)
+	if err != nil {
+		return err
+	}
+	leg.Params(json.RawMessage(`{"remote_prefiller":{"kv_request_id":"` + s.UUID() + `","remote_host":` + string(connector.Quote(at.host)) +
+		`,"remote_port":` + strconv.Itoa(at.port) + `}}`))
+	return nil
+}
+
+// Unsupported knows that SGLang's own API has no place for the parameters. What P keeps is fetched once, so that several answers to one
+// prompt cannot share it.
+func (*Connector) Unsupported(r *connector.Request) string {
+	if r.API == connector.APISGLang {
+		return connector.ParamsMember
+	}
+	return r.Unsupported(true)
+}
+
+// The attributes of a prefill engine.
+const (
+	attrHost = "p2pHost" // VLLM_P2P_SIDE_CHANNEL_HOST; the URL's host where left out
+	attrPort = "p2pPort" // VLLM_P2P_SIDE_CHANNEL_PORT: of rank 0
+	attrDP   = "dpSize"
+)
+
+// address is where a control socket listens.
+type address struct {
+	host  string
+	port  int // of the chosen rank; of rank 0 where no rank was chosen
+	ranks int
+}
+
+func (c *Connector) addressOf(s *connector.Session) (address, error) {
+	at, errs := c.read(s.Prefill)
+	if len(errs) > 0 {
+		return at, errs[0]
+	}
+	if at.ranks > 1 && s.API == connector.APIResponses {
+		// The rank cannot be named, so that D would ask one that never sees the prompt (protocols/vllm.md §1.2).
+		return at, &connector.RequestError{Message: "/v1/responses cannot choose among the data-parallel ranks of the prefill engine; use another API"}
+	}
+	at.port += s.PrefillRank()
+	return at, nil
+}
+
+// read reads a prefill engine's attributes.
+func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
+	note := func(err error) {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	var err error
+	at.port, err = connector.PortAttribute(e, attrPort, c.port)
+	note(err)
+	at.ranks, err = connector.IntAttribute(e, attrDP, 1, 1, 65535)
+	note(err)
+	if at.port+at.ranks-1 > 65535 {
+		note(&connector.EndpointError{Endpoint: e.ID, Attribute: attrPort, Problem: "leaves no ports for the other data-parallel ranks"})
+	}
+	at.host = hostOf(e)
+	if strings.ContainsAny(at.host, " /@") || at.host == "" {
+		note(&connector.EndpointError{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"})
+	}
+	return at, errs
+}
+
+// hostOf is an engine's host as the engines write it into addresses: they join host and port by a colon, so that an IPv6 address
+// needs its brackets here.
+func hostOf(e discovery.Endpoint) string {
+	host := strings.TrimSpace(e.Attribute(attrHost))
+	if host == "" {
+		host = e.Host()
+	}
+	if ip, err := netip.ParseAddr(host); err == nil && ip.Is6() {
+		return "[" + host + "]"
+	}
+	return host
+}
+
+// CheckEndpoint tells what is malformed in a prefill engine's entry.
+func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
+	if !e.Role.Has(discovery.RolePrefill) {
+		return nil
+	}
+	_, errs := c.read(e)
+	return asFields(errs)
+}
