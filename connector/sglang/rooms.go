@@ -22,15 +22,15 @@ type rooms struct {
 // newRooms spreads n rooms evenly over the space, from a random one on. They are not neighbours, because some versions of SGLang
 // count further rooms up from each of a list.
 func newRooms(s *connector.Session, n int) rooms {
-	r := rooms{ranks: uint64(ranks(s.Prefill)), rest: uint64(s.PrefillRank())} //nolint:gosec // neither is negative
+	r := rooms{ranks: uint64(ranks(s.Prefill)), rest: uint64(s.PrefillRank())}
 	r.space = 1 << 63 / r.ranks
 	r.first = (s.Uint64() >> 1) / r.ranks % r.space
-	r.stride = r.space / uint64(max(n, 1)) //nolint:gosec // at least 1
+	r.stride = r.space / uint64(max(n, 1))
 	return r
 }
 
 func (r rooms) room(i int) uint64 {
-	return (r.first+uint64(i)*r.stride)%r.space*r.ranks + r.rest //nolint:gosec // i is not negative
+	return (r.first+uint64(i)*r.stride)%r.space*r.ranks + r.rest
 }
 
 func (r rooms) list(n int) json.RawMessage {

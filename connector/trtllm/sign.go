@@ -20,13 +20,16 @@ import (
 const authHeader = "X-Trtllm-Disagg-Auth"
 
 // signer signs with one key; nil signs nothing.
-type signer struct{ macs sync.Pool }
+type signer struct {
+	key  []byte
+	macs sync.Pool // of hash.Hash with the key in
+}
 
 func newSigner(key string) *signer {
 	if key == "" {
 		return nil
 	}
-	return &signer{macs: sync.Pool{New: func() any { return hmac.New(sha256.New, []byte(key)) }}}
+	return &signer{key: []byte(key)}
 }
 
 // sign returns the header's value for D's parameters, "" where they need none or there is no key: the HMAC-SHA256 of the two protected
@@ -64,7 +67,10 @@ func (s *signer) sign(params json.RawMessage) (signature string, err error) {
 }
 
 func (s *signer) mac(payload []byte) string {
-	mac := s.macs.Get().(hash.Hash)
+	mac, ok := s.macs.Get().(hash.Hash)
+	if !ok {
+		mac = hmac.New(sha256.New, s.key)
+	}
 	defer s.macs.Put(mac)
 	mac.Reset()
 	mac.Write(payload)
