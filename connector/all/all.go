@@ -11,10 +11,12 @@ import (
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"       // lmcache-pd
 	_ "github.com/pdkit/pdkit/connector/mooncake"        // mooncake
 	_ "github.com/pdkit/pdkit/connector/mooncakeascend"  // mooncake-ascend
+	_ "github.com/pdkit/pdkit/connector/mooncakestore"   // mooncake-store
 	_ "github.com/pdkit/pdkit/connector/moriio"          // moriio
 	_ "github.com/pdkit/pdkit/connector/multi"           // multi
 	_ "github.com/pdkit/pdkit/connector/nixl"            // nixl
 	_ "github.com/pdkit/pdkit/connector/nixlpush"        // nixl-push
+	_ "github.com/pdkit/pdkit/connector/offload"         // offload-p2p
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"         // p2pnccl
 	_ "github.com/pdkit/pdkit/connector/passthrough"     // http
 	_ "github.com/pdkit/pdkit/connector/pynccl"          // pynccl
