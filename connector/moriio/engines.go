@@ -19,7 +19,6 @@ type ports struct{ handshake, notify int }
 // engine is one side of a pair as the other must know it.
 type engine struct {
 	host   string
-	zmq    string // host:IP,handshake:PORT,notify:PORT
 	ports  ports
 	tp, dp int
 	rank   int // the data-parallel rank that serves this session
@@ -28,22 +27,19 @@ type engine struct {
 type pair struct{ p, d engine }
 
 // pair reads the session's two engines.
-func (c *Connector) pair(s *connector.Session) (*pair, error) {
-	p, err := c.engine(s.Prefill)
-	if err != nil {
-		return nil, err
+func (c *Connector) pair(s *connector.Session) (both pair, err error) {
+	if both.p, err = c.engine(s.Prefill); err != nil {
+		return both, err
 	}
-	d, err := c.engine(s.Decode)
-	if err != nil {
-		return nil, err
+	if both.d, err = c.engine(s.Decode); err != nil {
+		return both, err
 	}
-	if s.API == connector.APIResponses && p.dp > 1 {
+	if s.API == connector.APIResponses && both.p.dp > 1 {
 		// The rank cannot be chosen there, and D would write and read beside the right one's memory.
-		return nil, &connector.EndpointError{Endpoint: s.Prefill.ID, Attribute: "dpSize", Problem: "is above 1, and /v1/responses cannot name a rank"}
+		return both, &connector.EndpointError{Endpoint: s.Prefill.ID, Attribute: "dpSize", Problem: "is above 1, and /v1/responses cannot name a rank"}
 	}
-	d.rank = rank(s.DecodeRank(), s.Uint64()>>32, s.Decode, d.dp)
-	both := &pair{p, d}
-	both.prefillRank(rank(s.PrefillRank(), s.Uint64(), s.Prefill, p.dp))
+	both.d.rank = rank(s.DecodeRank, s.Uint64()>>32, s.Decode, both.d.dp)
+	both.prefillRank(rank(s.PrefillRank, s.Uint64(), s.Prefill, both.p.dp))
 	return both, nil
 }
 
@@ -56,21 +52,34 @@ func (p *pair) prefillRank(rank int) {
 }
 
 // rank is the session's own where the endpoint says how many there are, else one of the configured number.
-func rank(own int, random uint64, e discovery.Endpoint, size int) int {
+func rank(own func() int, random uint64, e discovery.Endpoint, size int) int {
+	if size < 2 {
+		return 0
+	}
 	if e.Attribute("dpSize") != "" {
-		return own
+		return own()
 	}
 	return int(random % uint64(size)) //nolint:gosec // size is at least 1, and at most maxSize
 }
 
 // requestID is the X-Request-Id of both legs. The session's 32 hex digits at its end keep it new with each attempt.
 func (p *pair) requestID(s *connector.Session) string {
-	return "___prefill_addr_" + p.p.zmq + "___decode_addr_" + p.d.zmq + "_" + s.ID
+	b := make([]byte, 0, 256)
+	b = p.p.appendAddress(append(b, "___prefill_addr_"...))
+	b = p.d.appendAddress(append(b, "___decode_addr_"...))
+	return string(append(append(b, '_'), s.ID...))
+}
+
+// appendAddress writes an engine's address as it announces it itself.
+func (e *engine) appendAddress(b []byte) []byte {
+	b = append(append(b, "host:"...), e.host...)
+	b = strconv.AppendInt(append(b, ",handshake:"...), int64(e.ports.handshake), 10)
+	return strconv.AppendInt(append(b, ",notify:"...), int64(e.ports.notify), 10)
 }
 
 // engine reads an endpoint: what it announced as zmqAddress, or its URL's host and the ports of its attributes or the settings.
 func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
-	out := engine{ports: c.ports, zmq: strings.TrimSpace(e.Attribute("zmqAddress"))}
+	out := engine{ports: c.ports}
 	bad := func(attribute, problem string) (engine, error) {
 		return engine{}, &connector.EndpointError{Endpoint: e.ID, Attribute: attribute, Problem: problem}
 	}
@@ -81,11 +90,11 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 	if out.dp, err = connector.IntAttribute(e, "dpSize", max(c.dp, 1), 1, maxSize); err != nil {
 		return engine{}, err
 	}
-	if out.zmq != "" {
-		if !out.parse() {
+	if zmq := strings.TrimSpace(e.Attribute("zmqAddress")); zmq != "" {
+		if !out.parse(zmq) {
 			return bad("zmqAddress", "is not of the form host:IP,handshake:PORT,notify:PORT")
 		}
-		return out.addressed(), nil
+		return out, nil
 	}
 	if out.ports.handshake, err = connector.PortAttribute(e, "handshakePort", c.ports.handshake); err != nil {
 		return engine{}, err
@@ -99,20 +108,14 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 	if !plainHost(out.host) {
 		return bad("zmqAddress", "is missing, and the URL's host cannot stand in an address")
 	}
-	return out.addressed(), nil
-}
-
-// addressed writes the address anew from its parts, so that nothing else of an attribute gets into a header.
-func (e engine) addressed() engine {
-	e.zmq = "host:" + e.host + ",handshake:" + strconv.Itoa(e.ports.handshake) + ",notify:" + strconv.Itoa(e.ports.notify)
-	return e
+	return out, nil
 }
 
 // parse reads the address as engines do: parts in any order, unknown ones ignored, each cut at its first colon, so that an IPv6 address
 // needs no brackets.
-func (e *engine) parse() bool {
+func (e *engine) parse(zmq string) bool {
 	var seen [3]bool
-	for part := range strings.SplitSeq(e.zmq, ",") {
+	for part := range strings.SplitSeq(zmq, ",") {
 		name, value, _ := strings.Cut(part, ":")
 		port, err := strconv.ParseUint(strings.TrimSpace(value), 10, 16)
 		isPort := err == nil && port > 0

@@ -26,6 +26,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -95,7 +96,7 @@ func New(o *Options) (*Connector, error) {
 	}
 	number := func(path string, value, high int, into *int) {
 		if value < 0 || value > high {
-			fault(path, "is out of range", "1 to "+string(connector.Int(high)))
+			fault(path, "is out of range", "1 to "+strconv.Itoa(high))
 		} else if value > 0 {
 			*into = value
 		}
@@ -160,7 +161,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	b.peer(&pair.d)
 	leg.Params(b.end())
 	leg.SetRequestID(pair.requestID(s))
-	leg.SetHeader(rankHeader, string(connector.Int(pair.p.rank)))
+	leg.SetHeader(rankHeader, strconv.Itoa(pair.p.rank))
 	return nil
 }
 
@@ -195,7 +196,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	b.text(`,"remote_dp_rank_override":true`) // else newer engines take a hash of the request's id for P's rank
 	leg.Params(b.end())
 	leg.SetRequestID(pair.requestID(s))
-	leg.SetHeader(rankHeader, string(connector.Int(pair.d.rank)))
+	leg.SetHeader(rankHeader, strconv.Itoa(pair.d.rank))
 	return nil
 }
 

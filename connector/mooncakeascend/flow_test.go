@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncakeascend_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// nobody is not asked: each request names its pair.
+type nobody struct{}
+
+func (nobody) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+	return pdflow.Pick{}, errors.New("not asked")
+}
+
+// answers is an engine that streams a step, waits for next, and streams the rest.
+func answers(next <-chan struct{}, first, rest string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		if first != "" {
+			_, _ = io.WriteString(w, first)
+			w.(http.Flusher).Flush() //nolint:errcheck // it is one
+			<-next
+		}
+		_, _ = io.WriteString(w, rest)
+	}
+}
+
+func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
+	t.Helper()
+	engine := func(h http.HandlerFunc, role discovery.Role) discovery.Endpoint {
+		s := httptest.NewServer(h)
+		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+		e, err := discovery.New(s.URL, role)
+		require.NoError(t, err)
+		return e
+	}
+	prefill := func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"kv_transfer_params":`+good+`}`)
+	}
+	pick := pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill), Decode: engine(decode, discovery.RoleDecode)}
+	tr := transport.New(nil)
+	flow, err := pdflow.New(open(t, nil), nobody{}, pdflow.WithTransport(tr))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		defer stop()
+		require.NoError(t, flow.Shutdown(ctx))
+		tr.Close()
+	})
+	return flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"messages":[],"stream":true}`), Pick: &pick})
+}
+
+// With recompute_scheduler_enable D may give a request up for another one: it says so by a stop reason, in an answer that looks whole.
+// Before the client has seen anything another attempt may serve it; after that the stream is cut.
+func TestARecomputedAnswerIsAFailedOne(t *testing.T) {
+	const text = "data: {\"choices\":[{\"delta\":{\"content\":\"word\"},\"finish_reason\":null}]}\n\n"
+	const recomputed = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\",\"stop_reason\":\"recomputed\"}]}\n\ndata: [DONE]\n\n"
+	_, err := run(t, answers(nil, "", recomputed))
+	var e *pdflow.Error
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, pdflow.CodeDecodeFailed, e.Code)
+
+	next := make(chan struct{})
+	resp, err := run(t, answers(next, text, recomputed))
+	require.NoError(t, err)
+	first := make([]byte, 1)
+	_, err = resp.Body.Read(first)
+	require.NoError(t, err)
+	close(next)
+	b, err := io.ReadAll(resp.Body)
+	require.Error(t, err, "the client must not take it for whole")
+	require.NoError(t, resp.Body.Close())
+	assert.Contains(t, string(first)+string(b), "word")
+	assert.NotContains(t, string(b), "[DONE]")
+}

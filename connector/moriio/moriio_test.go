@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package moriio_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/moriio"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+func open(t testing.TB, o *moriio.Options) *moriio.Connector {
+	t.Helper()
+	c, err := moriio.New(o)
+	require.NoError(t, err)
+	return c
+}
+
+func engine(t testing.TB, rawURL string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
+	t.Helper()
+	u, err := url.Parse(rawURL)
+	require.NoError(t, err)
+	return discovery.Endpoint{ID: role.String(), URL: u, Role: role, Attributes: attributes}
+}
+
+func session(t testing.TB, api connector.API, body string, p, d map[string]string) *connector.Session {
+	t.Helper()
+	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	return connector.NewSession(r, "id", engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, p), engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, d))
+}
+
+func answerOf(body string) *connector.PrefillResult {
+	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+}
+
+// legs describes both legs; answer is P's, "" for none.
+func legs(t testing.TB, c connector.KVConnector, s *connector.Session, answer string) (p, d *connector.Leg, err error) {
+	t.Helper()
+	p, d = connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	if err = c.Prefill(context.Background(), s, p); err != nil {
+		return nil, nil, err
+	}
+	var result *connector.PrefillResult
+	if answer != "" {
+		result = answerOf(answer)
+	}
+	return p, d, c.Decode(context.Background(), s, result, d)
+}
+
+func param(l *connector.Leg, name string) string {
+	raw, _ := l.Current(connector.ParamsMember)
+	return gjson.GetBytes(raw, name).Raw
+}
+
+func header(l *connector.Leg, name string) string {
+	value := ""
+	for _, h := range l.Header() {
+		if h.Name == name {
+			value = h.Value
+		}
+	}
+	return value
+}
+
+// Both engines find their peer by the patterns that vLLM has for the id (moriio_common.py), with the engine's prefix and suffix around it.
+func TestTheIDNamesEachEnginesPeer(t *testing.T) {
+	prefill, decode := regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`), regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
+	s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"handshakePort": "7001", "notifyPort": "7002"}, map[string]string{"zmqAddress": "notify:9,host:fd00::1, handshake:8,new:1"})
+	p, d, err := legs(t, open(t, nil), s, "")
+	require.NoError(t, err)
+	id := header(p, "X-Request-Id")
+	assert.Equal(t, id, header(d, "X-Request-Id"))
+	internal := "cmpl-" + id + "-0-1a2b3c4d"
+	assert.Equal(t, "host:10.0.0.5,handshake:7001,notify:7002", prefill.FindStringSubmatch(internal)[1])
+	assert.Equal(t, "host:fd00::1,handshake:8,notify:9", decode.FindStringSubmatch(internal)[1], "written anew from its parts")
+	assert.True(t, strings.HasSuffix(id, "_"+s.ID))
+	assert.Equal(t, `"fd00::1"`, param(p, "remote_host"))
+	assert.Equal(t, "8", param(p, "remote_handshake_port"))
+	assert.Equal(t, "7002", param(d, "remote_notify_port"))
+	assert.Equal(t, `"tx-`+s.UUID()+`"`, param(p, "transfer_id"))
+	assert.Equal(t, param(p, "transfer_id"), param(d, "transfer_id"))
+}
+
+// Sizes that nobody told are left out: engines then take their own.
+func TestSizesAreThePeers(t *testing.T) {
+	p, d, err := legs(t, open(t, &moriio.Options{TPSize: 4}), session(t, connector.APIChat, `{}`, map[string]string{"tpSize": "8"}, nil), "")
+	require.NoError(t, err)
+	for leg, want := range map[*connector.Leg]string{p: "4", d: "8"} {
+		assert.Equal(t, want, param(leg, "tp_size"))
+		assert.Equal(t, want, param(leg, "remote_tp_size"))
+		assert.Equal(t, "1", param(leg, "remote_dp_size"))
+	}
+	p, _, err = legs(t, open(t, nil), session(t, connector.APIChat, `{}`, nil, nil), "")
+	require.NoError(t, err)
+	assert.Empty(t, param(p, "tp_size")+param(p, "remote_tp_size"))
+}
+
+// P's rank is one of its ranks, fixed for the session, and D is told it. D's is the same where it has as many.
+func TestRanks(t *testing.T) {
+	for _, k := range []struct {
+		what         string
+		o            *moriio.Options
+		p, d         map[string]string
+		pSize, dSize int
+	}{
+		{"by attributes", nil, map[string]string{"dpSize": "4"}, map[string]string{"dpSize": "4"}, 4, 4},
+		{"by the settings", &moriio.Options{DPSize: 4}, nil, nil, 4, 4},
+		{"different", nil, map[string]string{"dpSize": "2"}, map[string]string{"dpSize": "6"}, 2, 6},
+		{"none", nil, nil, nil, 1, 1},
+	} {
+		seenP, seenD := map[string]bool{}, map[string]bool{}
+		for range 200 {
+			p, d, err := legs(t, open(t, k.o), session(t, connector.APIChat, `{}`, k.p, k.d), "")
+			require.NoError(t, err)
+			rank := header(p, "X-data-parallel-rank")
+			assert.Equal(t, rank, param(d, "remote_dp_rank"), k.what)
+			assert.Equal(t, "true", param(d, "remote_dp_rank_override"), "else D reckons with a hash of the id")
+			assert.Equal(t, strconv.Itoa(k.dSize), param(p, "remote_dp_size"))
+			assert.Equal(t, strconv.Itoa(k.pSize), param(d, "remote_dp_size"))
+			if k.pSize == k.dSize {
+				assert.Equal(t, rank, header(d, "X-data-parallel-rank"), k.what)
+			}
+			seenP[rank], seenD[header(d, "X-data-parallel-rank")] = true, true
+		}
+		assert.Len(t, seenP, k.pSize, k.what)
+		assert.Len(t, seenD, k.dSize, k.what)
+	}
+}
+
+// /v1/responses ignores the header that names the rank, and a wrong rank has D's blocks written beside.
+func TestResponsesNeedAPWithoutRanks(t *testing.T) {
+	_, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}, nil), "")
+	var bad *connector.EndpointError
+	require.ErrorAs(t, err, &bad)
+	assert.Equal(t, "dpSize", bad.Attribute)
+	p, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, nil, nil), "")
+	require.NoError(t, err)
+	id, _ := p.Current("request_id")
+	assert.Equal(t, `"`+header(p, "X-Request-Id")+`"`, string(id))
+}
+
+// P's answer with one key replaced; "-" is a key taken out. The error names the key and holds no value.
+func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
+	c := open(t, &moriio.Options{Mode: moriio.ModeRead})
+	for key, values := range map[string][]string{
+		"do_remote_prefill": {"-", "false", "null"},
+		"do_remote_decode":  {"true"},
+		"transfer_id":       {"-", "null", `"tx-4321"`, `""`, "4321"},
+		"remote_engine_id":  {"-", "null", `""`, "4321"},
+		"remote_block_ids":  {"-", "null", "[]", "[[4321]]", `["4321"]`, "[-4321]", "[4321.5]"},
+		"remote_dp_rank":    {"1", "-4321", `"4321"`, "1.5"},
+	} {
+		for _, v := range values {
+			s := session(t, connector.APIChat, `{}`, nil, nil)
+			bad, err := sjson.Delete(handoff(s), key)
+			if v != "-" {
+				bad, err = sjson.SetRaw(handoff(s), key, v)
+			}
+			require.NoError(t, err)
+			_, _, err = legs(t, c, s, `{"kv_transfer_params":`+bad+`}`)
+			require.ErrorIs(t, err, connector.ErrNoTransfer, "%s=%s", key, v)
+			assert.Contains(t, err.Error(), key)
+			assert.NotContains(t, err.Error(), "4321")
+			assert.NotContains(t, err.Error(), "10.0.0.5")
+		}
+	}
+	s := session(t, connector.APIChat, `{}`, nil, nil)
+	_, _, err := legs(t, c, s, "")
+	require.ErrorIs(t, err, connector.ErrNoTransfer, "before P has answered")
+	require.NoError(t, c.CheckPrefill(s, answerOf(`{}`)), "that is Decode's part")
+}
+
+// In WRITE, P's answer tells that it ended by length, and so writes; D would wait for ever otherwise.
+func TestWriteWantsPToHaveEndedByLength(t *testing.T) {
+	c, s := open(t, nil), session(t, connector.APIMessages, `{"max_tokens":9}`, nil, nil)
+	good := `{"kv_transfer_params":` + handoff(s) + `}`
+	require.NoError(t, c.CheckPrefill(s, answerOf(good)))
+	_, d, err := legs(t, c, s, good)
+	require.NoError(t, err, "one after the other")
+	assert.Equal(t, "null", param(d, "remote_block_ids"), "P writes all the same")
+	for _, bad := range []string{``, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, strings.Replace(good, "tx-", "tx-0", 1)} {
+		require.ErrorIs(t, c.CheckPrefill(s, answerOf(bad)), connector.ErrNoTransfer, bad)
+		_, _, err = legs(t, c, s, bad+" ")
+		require.ErrorIs(t, err, connector.ErrNoTransfer, bad)
+	}
+}
+
+func TestEndpointsThatCannotBeAddressed(t *testing.T) {
+	c := open(t, nil)
+	for name, values := range map[string][]string{
+		"handshakePort": {"0", "x", "65536"}, "notifyPort": {"-1"}, "tpSize": {"0", "x"}, "dpSize": {"0", "65537"},
+		"zmqAddress": {"10.0.0.5:6301", "host:10.0.0.5,handshake:6301", "host:,handshake:1,notify:2", "host:a b,handshake:1,notify:2", "host:h,handshake:0,notify:2",
+			"host:h,handshake:1,notify:x", "host:h___decode_addr_h,handshake:1,notify:2", "host:h\r\nX-Evil,handshake:1,notify:2"},
+	} {
+		for _, v := range values {
+			e := engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{name: v})
+			faults := connector.FieldErrors(c.CheckEndpoint(e))
+			require.Len(t, faults, 1, "%s=%s", name, v)
+			assert.Equal(t, "attributes."+name, faults[0].Path)
+			_, _, err := legs(t, c, session(t, connector.APIChat, `{}`, map[string]string{name: v}, nil), "")
+			var bad *connector.EndpointError
+			require.ErrorAs(t, err, &bad, "%s=%s", name, v)
+			assert.Equal(t, name, bad.Attribute)
+			_, err = c.Render(connector.Target{Endpoint: e})
+			require.Error(t, err)
+		}
+	}
+	require.NoError(t, c.CheckEndpoint(engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, nil)))
+	require.Error(t, c.CheckEndpoint(discovery.Endpoint{ID: "x"}), "nowhere")
+}
+
+func TestAbilities(t *testing.T) {
+	write, err := connector.Open(connector.Spec{Type: "MoRIIOConnector"})
+	require.NoError(t, err)
+	read, err := connector.Open(connector.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)})
+	require.NoError(t, err)
+	assert.Equal(t, connector.Together, write.Order(), "the engines' default is WRITE")
+	assert.Equal(t, connector.PrefillThenDecode, read.Order())
+	for c, orders := range map[connector.KVConnector][]connector.Order{write: {connector.PrefillThenDecode}, read: nil} {
+		f, _ := connector.As[connector.Flexible](c)
+		assert.Equal(t, orders, f.Orders())
+		p, _ := connector.As[connector.PairOnly](c)
+		assert.True(t, p.PairOnly())
+		o, _ := connector.As[connector.Orphaner](c)
+		assert.True(t, o.Orphans())
+	}
+	l, _ := connector.As[connector.Leaser](read)
+	assert.Equal(t, 90*time.Second, l.Lease())
+	var zero moriio.Connector
+	assert.Equal(t, time.Minute, zero.Lease(), "defer_timeout")
+	assert.Equal(t, "n", open(t, nil).Unsupported(session(t, connector.APIChat, `{"n":2}`, nil, nil).Request))
+	assert.Equal(t, connector.ParamsMember, open(t, nil).Unsupported(session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request))
+}
+
+func TestLaunchSettings(t *testing.T) {
+	p := engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "8", "dpSize": "2"})
+	d := engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, map[string]string{"handshakePort": "6302"})
+	other := engine(t, "http://10.0.0.7:8200", discovery.RoleDecode, nil)
+	engines := []discovery.Endpoint{p, other, d, d}
+
+	out, err := open(t, nil).Render(connector.Target{Endpoint: p, Engines: engines})
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer","kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60,"trusted_remote_hosts":["10.0.0.6","10.0.0.7"]}}`, out.KVTransfer.JSON())
+	assert.Equal(t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"}, out.Args)
+
+	out, err = open(t, &moriio.Options{Mode: moriio.ModeRead}).Render(connector.Target{Endpoint: d, Engines: engines, Gateway: "10.0.0.1", Version: connector.EngineVersion{Major: 0, Minor: 27}})
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_consumer","kv_connector_extra_config":{"proxy_ip":"10.0.0.1","proxy_ping_port":36367,"http_port":8200,"handshake_port":6302,"notify_port":61005,"read_mode":true,"host_ip":"10.0.0.6","defer_timeout":60}}`, out.KVTransfer.JSON())
+
+	out, err = open(t, nil).Render(connector.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil), Resources: connector.Resources{MaxDisk: "1Gi"}, CPU: true})
+	require.NoError(t, err)
+	assert.Nil(t, out.KVTransfer, "with the connector it would serve nobody alone")
+	var without []string
+	for _, n := range out.Notes {
+		if n.NoEffect {
+			without = append(without, n.Path)
+		}
+	}
+	assert.Equal(t, []string{"resources.maxDisk"}, without)
+}
+
+// Whatever P answers: no panic, and either ErrNoTransfer or a decode leg that is JSON, with this session's id and blocks.
+func FuzzAnswer(f *testing.F) {
+	c, s := open(f, &moriio.Options{Mode: moriio.ModeRead}), session(f, connector.APIChat, `{"messages":[]}`, nil, nil)
+	w := open(f, nil)
+	for _, seed := range []string{`{"kv_transfer_params":` + handoff(s) + `}`, `{"kv_transfer_params":{"remote_block_ids":[[1]]}}`, `{"kv_transfer_params":null}`, ``, `{}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		p := answerOf(string(answer))
+		written := w.CheckPrefill(s, p)
+		d := connector.NewLeg(s.Request)
+		if err := c.Decode(t.Context(), s, p, d); err != nil {
+			require.ErrorIs(t, err, connector.ErrNoTransfer)
+			return
+		}
+		require.NoError(t, written, "what may be read was written")
+		body, err := d.Body()
+		require.NoError(t, err)
+		require.True(t, json.Valid(body), "%s", body)
+		var h struct {
+			Blocks []int64 `json:"remote_block_ids"`
+			Engine string  `json:"remote_engine_id"`
+			ID     string  `json:"transfer_id"`
+			Rank   *int    `json:"remote_dp_rank"`
+		}
+		require.NoError(t, json.Unmarshal([]byte(gjson.GetBytes(body, "kv_transfer_params").Raw), &h))
+		require.NotEmpty(t, h.Blocks)
+		require.NotEmpty(t, h.Engine)
+		require.Equal(t, "tx-"+s.UUID(), h.ID)
+		require.Zero(t, *h.Rank)
+	})
+}
+
+// BenchmarkLegs describes both legs of a chat of 2 KiB, against passthrough. The budget over that is 5 µs and 10 allocations a leg.
+func BenchmarkLegs(b *testing.B) {
+	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) + `"}],"max_tokens":64,"stream":true}`
+	plain, err := passthrough.New(nil)
+	require.NoError(b, err)
+	bench := func(name string, c connector.KVConnector, p *connector.PrefillResult, s *connector.Session) {
+		b.Run(name, func(b *testing.B) {
+			ctx := context.Background()
+			var out jsonedit.Segments
+			b.ReportAllocs()
+			for b.Loop() {
+				leg := connector.NewLeg(s.Request)
+				if c.Prefill(ctx, s, leg) != nil || leg.Splice(&out) != nil {
+					b.Fatal("prefill")
+				}
+				out.Reset()
+				leg = connector.NewLeg(s.Request)
+				if c.Decode(ctx, s, p, leg) != nil || leg.Splice(&out) != nil {
+					b.Fatal("decode")
+				}
+				out.Reset()
+			}
+		})
+	}
+	s := session(b, connector.APIChat, body, nil, nil)
+	answer := answerOf(`{"kv_transfer_params":` + handoff(s) + `}`)
+	bench("http", plain, answer, s)
+	bench("moriio-write", open(b, nil), nil, s)
+	bench("moriio-read", open(b, &moriio.Options{Mode: moriio.ModeRead}), answer, s)
+}
