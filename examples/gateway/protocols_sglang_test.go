@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+// bootstrapPort is the attribute of a prefill engine of SGLang.
+func bootstrapPort(p, _ *enginesim.Engine) (attributes, attributes) {
+	u, err := url.Parse(p.Bootstrap())
+	if err != nil {
+		return nil, nil
+	}
+	return attributes{"bootstrapPort": u.Port()}, nil
+}
+
+func init() {
+	ranked := func(p, d *enginesim.Engine) (attributes, attributes) {
+		a, _ := bootstrapPort(p, d)
+		a["dpSize"] = "4"
+		return a, nil
+	}
+	impatient := map[string]string{"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "0.3", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "0.3"}
+	protocols = append(protocols,
+		protocol{connector: "sglang", alone: true, attributes: bootstrapPort, broken: map[string]broken{
+			"P of another port": {func(_ *testing.T, c *protocol) {
+				c.prefill.Extra, c.decode.Extra = impatient, impatient
+				c.attributes = func(_, _ *enginesim.Engine) (attributes, attributes) { return attributes{"bootstrapPort": "9"}, nil }
+			}, reuse.Failed, "engine"},
+			"P without disaggregation": {func(_ *testing.T, c *protocol) {
+				c.prefill.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
+				c.attributes = nil
+			}, reuse.Failed, "engine"},
+		}},
+		protocol{connector: "sglang", name: "data parallel", config: `{prefillCap: false}`, alone: true, attributes: ranked, prefill: enginesim.Config{Extra: map[string]string{"dp_size": "4"}}},
+		protocol{connector: "trtllm", broken: map[string]broken{
+			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"},
+			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
+		}},
+		protocol{connector: "trtllm", name: "signed", config: `{machineID: 5, authKey: the-key}`,
+			prefill: enginesim.Config{Extra: map[string]string{"internal_request_auth_key": "the-key"}}, decode: enginesim.Config{Extra: map[string]string{"internal_request_auth_key": "the-key"}},
+			broken: map[string]broken{
+				"another key": {func(_ *testing.T, c *protocol) {
+					c.decode.Extra = map[string]string{"internal_request_auth_key": "another"}
+				}, reuse.Failed, "400"},
+			}},
+		protocol{connector: "trtllm", name: "generation first", config: `{dispatch: generation-first, authKey: the-key}`,
+			prefill: enginesim.Config{Extra: map[string]string{"transceiver_runtime": "PYTHON"}},
+			decode:  enginesim.Config{Extra: map[string]string{"transceiver_runtime": "PYTHON", "internal_request_auth_key": "the-key"}}},
+	)
+}
+
+// SGLang's own API, which no other engine has: one prompt and a list, whole and streamed, with the prompt's log probabilities put together of
+// both engines'.
+func TestSGLangsOwnAPI(t *testing.T) {
+	c := protocol{connector: "sglang", attributes: bootstrapPort}
+	x := c.start(t)
+	lone, err := enginesim.Start(enginesim.Config{Connector: "sglang"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = lone.Close() })
+	const rest = `,"sampling_params":{"max_new_tokens":12,"temperature":0},"return_logprob":true,"logprob_start_len":0,"stream":`
+	words := strings.Repeat("words of a prompt. ", 20)
+	for _, body := range []string{`{"text":"one ` + words + `"` + rest, `{"text":["two ` + words + `","three ` + words + `"]` + rest} {
+		_, _, want := do(t, http.MethodPost, lone.URL()+"/generate", body+`false}`)
+		status, h, got := do(t, http.MethodPost, x.gateway.client+"/generate", body+`false}`)
+		require.Equal(t, http.StatusOK, status, "%s\n%s", got, x.gateway.log)
+		assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
+		assert.Equal(t, sglangAnswers(gjson.Parse(want)), sglangAnswers(gjson.Parse(got)))
+
+		// Another prompt, since the engines keep the first.
+		body = strings.Replace(body, `"one`, `"four`, 1)
+		body = strings.Replace(body, `"two`, `"five`, 1)
+		_, _, want = do(t, http.MethodPost, lone.URL()+"/generate", body+`false}`)
+		status, _, got = do(t, http.MethodPost, x.gateway.client+"/generate", body+`true}`)
+		require.Equal(t, http.StatusOK, status, got)
+		last := map[int64]string{}
+		for line := range strings.Lines(got) {
+			if data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: {"); ok {
+				event := gjson.Parse("{" + data)
+				last[event.Get("index").Int()] = sglangAnswers(event)[0]
+			}
+		}
+		for i, answer := range sglangAnswers(gjson.Parse(want)) {
+			assert.Equal(t, answer, last[int64(i)])
+		}
+		assert.Contains(t, got, "data: [DONE]")
+	}
+	require.NoError(t, x.p.WaitIdle(t.Context()))
+	assert.NoError(t, x.p.CheckKV())
+	assert.NoError(t, x.d.CheckKV())
+}
+
+// sglangAnswers are the parts of each answer that must be equal: text, finish reason, log probabilities.
+func sglangAnswers(whole gjson.Result) []string {
+	var out []string
+	answers := []gjson.Result{whole}
+	if whole.IsArray() {
+		answers = whole.Array()
+	}
+	for _, a := range answers {
+		out = append(out, a.Get("text").Raw+a.Get("meta_info.finish_reason").Raw+a.Get("meta_info.input_token_logprobs").Raw+a.Get("meta_info.output_token_logprobs").Raw)
+	}
+	return out
+}
+
+// A finished answer of TensorRT-LLM's context server reaches clients as their own, streamed or not.
+func TestAnAnswerThatEndsAtTheContextServer(t *testing.T) {
+	c := protocol{connector: "trtllm"}
+	x := c.start(t)
+	for i, stream := range []string{"false", "true"} {
+		prompt := strings.Repeat("ends at once "+stream+" ", 20)
+		_, _, first := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", `{"model":"tiny","prompt":"`+prompt+`","max_tokens":1,"temperature":0}`)
+		stop := gjson.Get(first, "choices.0.text").Raw
+		request := `{"model":"tiny","prompt":"` + prompt + `","max_tokens":8,"temperature":0,"stop":` + stop + `,"include_stop_str_in_output":true,"stream":` + stream
+		if i == 1 {
+			request += `,"stream_options":{"include_usage":true}`
+		}
+		status, _, got := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request+"}")
+		require.Equal(t, http.StatusOK, status, "%s\n%s", got, x.gateway.log)
+		assert.Contains(t, got, `"finish_reason":"stop"`)
+		assert.NotContains(t, got, "disaggregated_params")
+		if i == 1 {
+			assert.Equal(t, 3, strings.Count(got, "data: "), "a chunk, the usage, the end: %s", got)
+			assert.True(t, strings.HasSuffix(strings.TrimSpace(got), "data: [DONE]"))
+		}
+	}
+	assert.Zero(t, x.d.Stats().Requests, "decode was not asked")
+	assert.NoError(t, x.p.CheckKV())
+}
