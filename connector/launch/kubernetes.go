@@ -33,7 +33,7 @@ func (p *Plan) Kubernetes() []byte {
 		}
 		b.WriteString("---\n")
 	}
-	if slices.ContainsFunc(p.Engines, func(e Engine) bool { return p.named(&e) }) {
+	if len(p.Companions) > 0 || slices.ContainsFunc(p.Engines, func(e Engine) bool { return p.named(&e) }) {
 		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  publishNotReadyAddresses: true\n", scalar(p.Name))
 		yamlMap(&b, "  ", "selector", []connector.EnvVar{{Name: modelLabel, Value: p.Name}})
 		b.WriteString("---\n")

@@ -66,7 +66,7 @@ func (p *Plan) pythonEngine(b *bytes.Buffer, e *Engine) error {
 		b.WriteString("    })\n")
 	}
 	for _, f := range s.Files {
-		fmt.Fprintf(b, "    Path(%s).write_text(%s)\n", quoted(f.Name), quoted(f.Content))
+		fmt.Fprintf(b, "    Path(%s).write_text(%s, encoding=\"utf-8\")\n", quoted(f.Name), quoted(f.Content))
 	}
 	kwargs, left := keywords(s.Args)
 	writeComments(b, "    ", left)
@@ -127,8 +127,14 @@ func literal(v any, indent string) string {
 		return quoted(v)
 	case []any:
 		parts := make([]string, len(v))
+		nested := false
 		for i, item := range v {
 			parts[i] = literal(item, indent+"    ")
+			_, isMap := item.(map[string]any)
+			nested = nested || isMap
+		}
+		if nested {
+			return "[\n" + indent + "    " + strings.Join(parts, ",\n"+indent+"    ") + ",\n" + indent + "]"
 		}
 		return "[" + strings.Join(parts, ", ") + "]"
 	case map[string]any:

@@ -73,7 +73,7 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--engine-version: %w", err)
 	}
-	endpoints, err := c.endpoints(m)
+	endpoints, notes, err := c.endpoints(m)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 		return nil, err
 	}
 	plan.Image = c.Image
-	plan.Notes = append(plan.Notes, m.notes...)
+	plan.Notes = slices.Concat(notes, plan.Notes, m.notes)
 	for i := range plan.Engines {
 		plan.Engines[i].Labels = m.labels[plan.Engines[i].Target.Endpoint.Role.String()]
 	}
@@ -100,9 +100,9 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	return plan.Shell(), nil
 }
 
-// endpoints are those of the command line, else those of the file, else one of each role, under the names that the rendered pods
-// have in a cluster.
-func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, error) {
+// endpoints are those of the command line, else those of the file, else one of each role: under the names that the rendered pods have
+// in a cluster, or on this machine. The notes say so, since nobody asked for these.
+func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []connector.Note, error) {
 	var list []discovery.Endpoint
 	for i, text := range slices.Concat(c.Prefill, c.Decode) {
 		role := "prefill"
@@ -111,22 +111,26 @@ func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, error) {
 		}
 		e, err := given(text, role)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		list = append(list, e)
 	}
 	if len(list) > 0 {
-		return list, nil
+		return list, nil, nil
 	}
 	if len(m.endpoints) > 0 {
-		return m.endpoints, nil
+		return m.endpoints, nil, nil
 	}
-	for _, role := range []string{"prefill", "decode"} {
-		e, err := endpoint(fmt.Sprintf("http://%s-0.%s:%d", role, launch.Label(m.name), m.port), role, nil)
+	urls := []string{"http://127.0.0.1:8100", "http://127.0.0.1:8200"}
+	if c.Format == "kubernetes" {
+		urls = []string{fmt.Sprintf("http://prefill-0.%s:%d", launch.Label(m.name), m.port), fmt.Sprintf("http://decode-0.%s:%d", launch.Label(m.name), m.port)}
+	}
+	for i, role := range []string{"prefill", "decode"} {
+		e, err := endpoint(urls[i], role, nil)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		list = append(list, e)
 	}
-	return list, nil
+	return list, []connector.Note{{Text: "The file lists no engines, so here is one of each role. Others: --prefill and --decode."}}, nil
 }

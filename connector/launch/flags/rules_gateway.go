@@ -196,7 +196,7 @@ var versionRules = []rule{
 					since, minor = "0.23", 23
 				}
 				if s.Version != (connector.EngineVersion{}) && !s.Version.Before(0, minor) {
-					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: s.t.Class + " is gone from vLLM " + since + " on: the engine does not start"})
+					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names " + s.t.Class + ", which is gone from vLLM " + since + " on: it does not start"})
 				}
 			}
 			return hits

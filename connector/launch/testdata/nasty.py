@@ -20,8 +20,8 @@ def prefill_0():
         "NASTY": "it's \"$HOME\" $(id) `id` \\ ${X:-1} $$ %s #no {{.}}\n\tline two \u00e9 ' end",
         "EMPTY": "",
     })
-    Path("conf-prefill.yaml").write_text("# $HOME 'x'\nkey: \"v\"\nEND\n")
-    Path("raw-conf-prefill.yaml").write_text("  indented\n\ttab it's \"$HOME\" $(id) `id` \\ ${X:-1} $$ %s #no {{.}}\n\tline two \u00e9 ' end")
+    Path("conf-prefill.yaml").write_text("# $HOME 'x'\nkey: \"v\"\nEND\n", encoding="utf-8")
+    Path("raw-conf-prefill.yaml").write_text("  indented\n\ttab it's \"$HOME\" $(id) `id` \\ ${X:-1} $$ %s #no {{.}}\n\tline two \u00e9 ' end", encoding="utf-8")
     # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
@@ -63,8 +63,8 @@ def decode_0():
         "NASTY": "it's \"$HOME\" $(id) `id` \\ ${X:-1} $$ %s #no {{.}}\n\tline two \u00e9 ' end",
         "EMPTY": "",
     })
-    Path("conf-decode.yaml").write_text("# $HOME 'x'\nkey: \"v\"\nEND\n")
-    Path("raw-conf-decode.yaml").write_text("  indented\n\ttab it's \"$HOME\" $(id) `id` \\ ${X:-1} $$ %s #no {{.}}\n\tline two \u00e9 ' end")
+    Path("conf-decode.yaml").write_text("# $HOME 'x'\nkey: \"v\"\nEND\n", encoding="utf-8")
+    Path("raw-conf-decode.yaml").write_text("  indented\n\ttab it's \"$HOME\" $(id) `id` \\ ${X:-1} $$ %s #no {{.}}\n\tline two \u00e9 ' end", encoding="utf-8")
     # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig

@@ -1,0 +1,39 @@
+#!/bin/sh
+# The engines of multi. Each line starts one of them, with further arguments if there are any:
+#   sh FILE prefill-0
+#   sh FILE decode-0
+# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
+# sideChannelHost: connectors[0]: the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine
+# config.connectors[1].config.sharedStoragePath: kv_connector_extra_config.shared_storage_path; every engine of the model must see the same files there
+# config.connectors: the engine loads from the first in the list that has the prompt, and has no second chance if that fails
+set -eu
+name=${1:-}
+[ $# -eq 0 ] || shift
+case $name in
+prefill-0)
+  exec env \
+    VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
+    VLLM_NIXL_SIDE_CHANNEL_PORT=5600 \
+    PYTHONHASHSEED=0 \
+    vllm serve meta-llama/Meta-Llama-3.1-8B-Instruct \
+    --host 127.0.0.1 \
+    --port 8100 \
+    --kv-transfer-config '{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector","kv_connector_extra_config":{"kv_lease_duration":30},"kv_load_failure_policy":"fail","kv_role":"kv_both"},{"kv_connector":"ExampleConnector","kv_connector_extra_config":{"shared_storage_path":"local_storage"},"kv_role":"kv_both"}]}}' \
+    --enable-prompt-tokens-details "$@"
+  ;;
+decode-0)
+  exec env \
+    VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
+    VLLM_NIXL_SIDE_CHANNEL_PORT=5601 \
+    PYTHONHASHSEED=0 \
+    vllm serve meta-llama/Meta-Llama-3.1-8B-Instruct \
+    --host 127.0.0.1 \
+    --port 8200 \
+    --kv-transfer-config '{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector","kv_connector_extra_config":{"kv_lease_duration":30},"kv_load_failure_policy":"fail","kv_role":"kv_both"},{"kv_connector":"ExampleConnector","kv_connector_extra_config":{"shared_storage_path":"local_storage"},"kv_role":"kv_both"}]}}' \
+    --enable-prompt-tokens-details "$@"
+  ;;
+*)
+  echo 'usage: sh FILE prefill-0|decode-0' >&2
+  exit 2
+  ;;
+esac

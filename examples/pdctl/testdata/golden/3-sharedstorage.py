@@ -1,0 +1,57 @@
+# The engines of sharedstorage, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
+# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
+# config.sharedStoragePath: kv_connector_extra_config.shared_storage_path; every engine of the model must see the same files there
+import os
+import sys
+from pathlib import Path
+
+
+def environ(wanted):
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.environ.update(wanted)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def prefill_0():
+    # for servers alone: --enable-prompt-tokens-details
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    return LLM(
+        model="meta-llama/Llama-3.2-1B-Instruct",
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="SharedStorageConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "shared_storage_path": "local_storage",
+            },
+        ),
+    )
+
+
+def decode_0():
+    # for servers alone: --enable-prompt-tokens-details
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    return LLM(
+        model="meta-llama/Llama-3.2-1B-Instruct",
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="SharedStorageConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "shared_storage_path": "local_storage",
+            },
+        ),
+    )
+
+
+ENGINES = {
+    "prefill-0": prefill_0,
+    "decode-0": decode_0,
+}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in ENGINES:
+        sys.exit("usage: FILE " + "|".join(ENGINES))
+    llm = ENGINES[sys.argv[1]]()
