@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcachepd_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/lmcachepd"
+)
+
+// The tests of this file have notices from pyzmq and msgspec, which are what LMCache sends them with.
+
+// python returns a Python that has both, or skips. Where CI=true it must be there: testdata/install.sh makes it.
+func python(t *testing.T) string {
+	t.Helper()
+	own, err := filepath.Abs("../../.tools/pyzmq/bin/python")
+	require.NoError(t, err)
+	for _, p := range []string{own, "python3"} {
+		if exec.CommandContext(t.Context(), p, "-c", "import zmq, msgspec").Run() == nil {
+			return p
+		}
+	}
+	const missing = "no Python with pyzmq and msgspec: run connector/lmcachepd/testdata/install.sh"
+	if os.Getenv("CI") == "true" {
+		t.Fatal(missing)
+	}
+	t.Skip(missing)
+	return ""
+}
+
+type sent struct {
+	First string // the first message in hexadecimal digits
+	Lost  int    // connections
+}
+
+// begin starts testdata/notify.py; what it returns waits for its end.
+func begin(t *testing.T, python string, want map[string]any) (end func() sent) {
+	t.Helper()
+	in, err := json.Marshal(want)
+	require.NoError(t, err)
+	ctx, stop := context.WithTimeout(t.Context(), 60*time.Second)
+	cmd := exec.CommandContext(ctx, python, "testdata/notify.py") //nolint:gosec // the test's own script
+	cmd.Stdin = bytes.NewReader(in)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	require.NoError(t, cmd.Start())
+	return func() (s sent) {
+		t.Helper()
+		defer stop()
+		require.NoError(t, cmd.Wait(), "%s", errs.String())
+		require.NoError(t, json.Unmarshal(out.Bytes(), &s))
+		return s
+	}
+}
+
+func TestNoticesOfARealSender(t *testing.T) {
+	py := python(t)
+	c := start(t, lmcachepd.Options{NotifyTimeout: limit(30 * time.Second)})
+	const sessions = 500
+	var ids []string
+	var waits []func(context.Context) (connector.Event, error)
+	for range sessions {
+		s, wait, done := armed(t, c)
+		t.Cleanup(func() { done(nil) })
+		ids, waits = append(ids, s.ID), append(waits, wait)
+	}
+	got := begin(t, py, map[string]any{"address": c.Addr(), "ids": append(ids, "17"), "ranks": 2})()
+	for i, wait := range waits {
+		e, err := wait(t.Context())
+		require.NoError(t, err)
+		assert.Contains(t, string(e.Body), ids[i])
+	}
+	assert.Equal(t, hex.EncodeToString(notice(t, ids[0])), got.First, "what the other tests send is what LMCache sends")
+	eventually(t, c, lmcachepd.Notices{Matched: 2 * sessions, Unknown: 2})
+}
+
+// P may run before the gateway does: libzmq keeps what it has to say, and comes again.
+func TestARealSenderThatIsThereFirst(t *testing.T) {
+	py := python(t)
+	address := freePort(t)
+	end := begin(t, py, map[string]any{"address": address, "ids": []string{"a", "b"}})
+	time.Sleep(300 * time.Millisecond)
+	c := start(t, lmcachepd.Options{NotifyListen: address})
+	eventually(t, c, lmcachepd.Notices{Unknown: 2})
+	end()
+}
+
+// A connection that is idle for long lives on, heartbeats included.
+func TestARealSendersHeartbeats(t *testing.T) {
+	py := python(t)
+	c := start(t, lmcachepd.Options{})
+	got := begin(t, py, map[string]any{"address": c.Addr(), "ids": []string{"a"}, "ranks": 3, "hold": 1, "heartbeat": 50})()
+	assert.Zero(t, got.Lost)
+	eventually(t, c, lmcachepd.Notices{Unknown: 3})
+}
+
+// What a gateway does with a burst of notices, for the record: BenchmarkNotices reads messages of the library's PUSH socket.
+func BenchmarkNotices(b *testing.B) {
+	c := start(b, lmcachepd.Options{})
+	push := pusher(b, c.Addr())
+	raw := notice(b, strconv.Itoa(17))
+	b.ReportAllocs()
+	n := 0
+	for b.Loop() {
+		push(raw)
+		n++
+	}
+	eventually(b, c, lmcachepd.Notices{Unknown: int64(n)})
+}
