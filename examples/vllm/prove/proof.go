@@ -137,6 +137,15 @@ func collect(ctx context.Context, lab *lab, connector string, p, d *process) (pr
 	return result, errors.Join(err, stopGateway(gateway))
 }
 
+// questions are a request of each API: with more and less than whole blocks, and exactly two of them.
+func questions() []question {
+	return []question{
+		newQuestion(completions, false, 300, 32), newQuestion(completions, true, 64, 32),
+		newQuestion(chat, false, 31, 32), newQuestion(chat, true, 500, 32),
+		newQuestion(responses, false, 100, 32), newQuestion(messages, false, 101, 32), newQuestion(generate, false, 96, 32),
+	}
+}
+
 // observe sends the requests of the proof, one after the other, so that each one's share of the counters is known.
 // Patience is how long a counter may stay behind the answer that it counts.
 func observe(ctx context.Context, gateway, p, d string, patience time.Duration) (proof, error) {
@@ -154,11 +163,7 @@ func observe(ctx context.Context, gateway, p, d string, patience time.Duration) 
 	}
 	var result proof
 	last := dBefore
-	for _, q := range []question{ // more and less than whole blocks, and exactly two of them
-		newQuestion(completions, false, 300, 32), newQuestion(completions, true, 64, 32),
-		newQuestion(chat, false, 31, 32), newQuestion(chat, true, 500, 32),
-		newQuestion(responses, false, 100, 32), newQuestion(messages, false, 101, 32), newQuestion(generate, false, 96, 32),
-	} {
+	for _, q := range questions() {
 		r := row{question: q, answer: ask(ctx, gateway, q, "", nil)}
 		r.wantBytes = (r.answer.promptTokens + cache.blockTokens - 1) / cache.blockTokens * cache.blockBytes
 		if r.reference, err = alone(ctx, p, q); err != nil {

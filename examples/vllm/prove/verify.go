@@ -6,9 +6,11 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -28,6 +30,7 @@ type verification struct {
 	config          string // JSON; FOLDER stands for one that both engines share
 	attributes      func(p launchedEngine) map[string]string
 	module          string // of the engine's connector, where a CPU needs another one
+	apart           bool   // each engine gets a folder of its own: what pdctl must find out
 }
 
 // verifications are the connectors of vLLM 0.32.0 that run on a CPU.
@@ -36,6 +39,7 @@ var verifications = []verification{
 	{name: "nixl-push, together", connector: "nixl-push", attributes: pushAttributes},
 	{name: "nixl-push, serial", connector: "nixl-push", config: `{"dispatch":"serial"}`, attributes: pushAttributes},
 	{name: "sharedstorage", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`},
+	{name: "sharedstorage, not shared", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`, apart: true},
 	{name: "multi", connector: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"sharedstorage","config":{"sharedStoragePath":"FOLDER"}}]}`},
 	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string { return map[string]string{"bootstrapPort": p.side} }, module: "mooncake_cpu"},
 }
@@ -116,6 +120,9 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 			process.stop()
 		}
 	}()
+	if v.apart {
+		return v.judge(ctx, lab, v.connector, config, pair, 1)
+	}
 	judged := v.judge(ctx, lab, v.connector, config, pair, 0)
 	if judged != nil && !errors.Is(judged, errNotProven) {
 		return judged
@@ -145,6 +152,9 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 			return nil, errors.New("the rendered settings are none that engine.sh can take")
 		}
 		settings.KVTransfer.ModulePath = v.module
+		if v.apart {
+			settings.KVTransfer.Extra["shared_storage_path"] = fmt.Sprint(settings.KVTransfer.Extra["shared_storage_path"], "-", i)
+		}
 		o := engineOptions{role: e.Role.String(), port: engines[i].port, side: engines[i].side}
 		for _, env := range settings.Env {
 			o.more = append(o.more, env.Name+"="+env.Value)
@@ -173,12 +183,52 @@ func (v verification) judge(ctx context.Context, lab *lab, typ string, config js
 		status, err = exit.ExitCode(), nil
 	}
 	fmt.Printf("%s, kvConnector.type %s: pdctl verify ends with %d\n%s", v.name, typ, status, output)
+	var odd []string
+	if err == nil && want == 0 {
+		odd, err = survey(ctx, gateway.url, pair)
+	}
 	if err = errors.Join(err, stopGateway(gateway)); err != nil {
 		return err
 	}
 	if status != want {
-		fmt.Printf("NOT as it must be: %d was expected\n", want)
+		odd = append(odd, fmt.Sprintf("pdctl verify was to end with %d", want))
+	}
+	if len(odd) > 0 {
+		fmt.Printf("NOT as it must be:\n  - %s\n", strings.Join(odd, "\n  - "))
 		return errNotProven
 	}
 	return nil
+}
+
+// survey sends a request of each client API, streamed and not, and says what is not as it must be: the text is that of the prefill engine
+// alone, two engines served it, and decode took the better part of the prompts over.
+func survey(ctx context.Context, gateway string, pair []discovery.Endpoint) (odd []string, err error) {
+	p, d := pair[0].URL.String(), pair[1].URL.String()
+	before, err := readMetrics(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	tokens := 0
+	all := questions()
+	for _, q := range all {
+		a := ask(ctx, gateway, q, "", nil)
+		want := ask(ctx, p, q, rand.Text(), nil) // what a store still gives it, P has computed itself
+		if !want.whole || want.status != http.StatusOK {
+			return nil, fmt.Errorf("one engine alone: %s", want)
+		}
+		tokens += a.promptTokens
+		if a.err != nil || !a.whole || a.text != want.text || a.mode != "disaggregated" {
+			odd = append(odd, fmt.Sprintf("%s: %s, served %q, text equal: %t", q, a, a.mode, a.text == want.text))
+		}
+	}
+	after, err := waitFor(ctx, d, 3*time.Second, func(m metrics) bool { return 2*rise(before, m, takenOver) >= tokens })
+	if err != nil {
+		return nil, err
+	}
+	taken := rise(before, after, takenOver)
+	fmt.Printf("  requests of all APIs, streamed and not: %d of %d as they must be, %d of %d prompt tokens taken over\n", len(all)-len(odd), len(all), taken, tokens)
+	if 2*taken < tokens {
+		odd = append(odd, "decode computed the better part of these prompts itself")
+	}
+	return odd, nil
 }
