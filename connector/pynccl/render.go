@@ -36,6 +36,9 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	if t.Index > 0 {
 		s.Notes = append(s.Notes, connector.Note{Path: "endpoints", Text: "a group has one prefill and one decode engine: give each pair a group and a kv_port of its own"})
 	}
+	if o.KVParallelSize.Given {
+		s.Notes = append(s.Notes, launchnote.Mapped("config.kv_parallel_size", "is always 2: one prefill and one decode engine"))
+	}
 	if o.KVRank.Given {
 		s.Notes = append(s.Notes, launchnote.NoEffect("config.kv_rank", "the rank follows the role: 0 for prefill, 1 for decode"))
 	}

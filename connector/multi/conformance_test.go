@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package multi_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+)
+
+func factory(config json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(connector.Spec{Type: "multi", Config: config})
+}
+
+var harness = connectortest.Harness{
+	Name:   "multi",
+	New:    factory,
+	Config: json.RawMessage(nixlAndStore),
+	BadConfig: []json.RawMessage{
+		json.RawMessage(`{"connectors":[]}`), json.RawMessage(`{"connectors":[{"type":"nixl"},{"type":"nixl"}]}`),
+		json.RawMessage(`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`),
+	},
+	Answer: func(s *connector.Session, _ []byte) []byte {
+		return connectortest.AnswerWith(s.API, connector.ParamsMember, `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_engine_id":"e-1",`+
+			`"remote_request_id":"cmpl-`+s.ID+`","remote_host":"10.0.0.1","remote_port":5600}`)
+	},
+	Needs:  []string{"kv_transfer_params", "kv_transfer_params.remote_block_ids", "kv_transfer_params.remote_port"},
+	Own:    []string{"cache_hit_threshold"},
+	Except: connectortest.Exceptions{NeedsConfig: true}, // without children there is nothing
+}
+
+func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
+
+func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }
