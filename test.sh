@@ -159,6 +159,7 @@ step_install() {
 step_real() {
   can_have_engines
   examples/vllm/prove.sh -all
+  examples/vllm/prove.sh -verify
 }
 
 # ---- running steps
