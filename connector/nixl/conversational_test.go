@@ -247,7 +247,7 @@ func TestAnswersThatAreNotRemembered(t *testing.T) {
 		"P's kind of handoff":                       completion("abcd", "efg", strings.Replace(strings.Replace(back(6), `"do_remote_decode":true`, `"do_remote_decode":false`, 1), `"do_remote_prefill":false`, `"do_remote_prefill":true`, 1)),
 		"no blocks":                                 completion("abcd", "efg", strings.Replace(back(6), "[[7,8]]", "[[]]", 1)),
 		"no address":                                completion("abcd", "efg", strings.Replace(back(6), `"10.0.0.2"`, "null", 1)),
-		"more tokens than were told":                completion("abcd", "efg", back(8)),
+		"more tokens than were told":                completion("abcd", "efg", back(500)),
 		"no tokens":                                 completion("abcd", "efg", back(0)),
 		"no token ids":                              `{"choices":[{"text":"efg"}],"kv_transfer_params":` + back(6) + `}`,
 		"not JSON":                                  `data: {}`,
