@@ -80,11 +80,48 @@ func verifyAll(ctx context.Context, lab *lab, names []string) error {
 		failed = errors.Join(failed, err)
 		fmt.Printf("%s took %.0f s\n\n", v.name, time.Since(began).Seconds())
 	}
-	if tried == 0 {
+	switch {
+	case tried == 0:
 		return fmt.Errorf("no such connector to verify: there are nixl, nixl-push, sharedstorage, multi and mooncake")
+	case len(names) > 0:
+		return failed
 	}
-	return failed
+	return errors.Join(failed, compareProven(provenFile))
 }
+
+// provenFile is what the README's table of connectors takes its evidence from.
+const provenFile = "connector/all/testdata/proven.json"
+
+// compareProven holds that the file names exactly what was proven here, with the engine's version.
+func compareProven(file string) error {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var told map[string]string
+	if err := json.Unmarshal(raw, &told); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	var odd []string
+	for _, v := range verifications {
+		if !strings.Contains(told[v.connector], "vLLM "+engineVersion) {
+			odd = append(odd, v.connector)
+		}
+	}
+	for name := range told {
+		if !slices.ContainsFunc(verifications, func(v verification) bool { return v.connector == name }) {
+			odd = append(odd, name)
+		}
+	}
+	if len(odd) > 0 {
+		fmt.Printf("%s does not tell what was proven with vLLM %s: %s\n", file, engineVersion, strings.Join(odd, ", "))
+		return errNotProven
+	}
+	return nil
+}
+
+// engineVersion is what install.sh installs.
+const engineVersion = "0.32.0"
 
 // run launches a pair as the connector's Renderer says, and lets pdctl judge it. The same engines behind connector http must then be
 // found out, or the judgement is worth nothing.
@@ -138,7 +175,7 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 	if !ok {
 		return nil, errors.New("the connector renders no launch settings")
 	}
-	version, err := connector.ParseEngineVersion("0.32.0")
+	version, err := connector.ParseEngineVersion(engineVersion)
 	if err != nil {
 		return nil, err
 	}
