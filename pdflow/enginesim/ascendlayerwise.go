@@ -125,8 +125,17 @@ type callback struct {
 	CachedTokens    int       `json:"remote_cached_tokens"`
 }
 
-// load calls back and waits for P's push, for ever if none comes.
+// load calls back and waits for P's push, for ever if none comes. If the client
+// leaves meanwhile, the blocks are lost: P might still write into them.
 func (t *layerPush) load(ctx context.Context, s *sequence) error {
+	err := t.receive(ctx, s)
+	if err != nil {
+		t.c.core.lose(s)
+	}
+	return err
+}
+
+func (t *layerPush) receive(ctx context.Context, s *sequence) error {
 	name := t.request.name
 	wait := &layerWait{from: make(chan place, 1), done: make(chan bool, 1)}
 	defer close(wait.done)

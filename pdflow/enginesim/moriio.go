@@ -179,7 +179,10 @@ func (t *mori) load(ctx context.Context, s *sequence) error {
 	var failed *loadError
 	if errors.As(err, &failed) { // it is told to nobody: the request stays pending
 		<-ctx.Done()
-		return context.Cause(ctx)
+		err = context.Cause(ctx)
+	}
+	if err != nil && !t.c.read {
+		t.c.core.lose(s) // P might still write into its blocks
 	}
 	return err
 }
