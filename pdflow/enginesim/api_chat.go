@@ -23,7 +23,8 @@ type chatMessage struct {
 	Content chatContent `json:"content"`
 }
 
-// chatContent is a string, a list of parts, or null; its text is what counts.
+// chatContent is a string, a list of parts, or null; its text is what counts, and
+// media, which the prompt holds by their hashes.
 type chatContent string
 
 func (c *chatContent) UnmarshalJSON(data []byte) error {
@@ -33,14 +34,18 @@ func (c *chatContent) UnmarshalJSON(data []byte) error {
 		*c = chatContent(text)
 		return err
 	}
-	var parts []struct {
-		Text string `json:"text"`
-	}
+	var parts []json.RawMessage
 	if err := json.Unmarshal(data, &parts); err != nil {
 		return err
 	}
-	for _, p := range parts {
-		text += p.Text
+	for _, part := range parts {
+		var p struct {
+			Text string `json:"text"`
+		}
+		if err := json.Unmarshal(part, &p); err != nil {
+			return err
+		}
+		text += p.Text + mediaText(part)
 	}
 	*c = chatContent(text)
 	return nil
@@ -75,7 +80,7 @@ func render(messages []chatMessage, tools []json.RawMessage, open bool) []int32 
 // parseChat reads a /v1/chat/completions request. max_completion_tokens wins over
 // max_tokens (capture 06); kv_transfer_params.prompt_token_ids is taken for the
 // prompt, whatever the messages say (capture 02b).
-func parseChat(_ *node, r *http.Request, body []byte) (*call, *apiError) {
+func parseChat(n *node, r *http.Request, body []byte) (*call, *apiError) {
 	var q chatRequest
 	if bad := decodeBody(body, &q); bad != nil {
 		return nil, bad
@@ -97,7 +102,7 @@ func parseChat(_ *node, r *http.Request, body []byte) (*call, *apiError) {
 	}
 	id := "chatcmpl-" + requestName(r, q.RequestID)
 	c.add(&q.sampling, id, prompt, false)
-	f := &chatFormat{call: c, q: &q, id: id}
+	f := &chatFormat{call: c, q: &q, id: id, media: n.encodeMedia(r.Context(), body)}
 	c.whole = f.whole
 	c.format = func(s *sse) streamFormat { f.sse = s; return f }
 	return c, nil
@@ -120,6 +125,8 @@ type chatFormat struct {
 	id   string
 	sse  *sse
 	seen []int
+
+	media any // ec_transfer_params
 }
 
 type chatAnswer struct {
@@ -163,7 +170,7 @@ func (f *chatFormat) whole(outs []*outcome) any {
 	c := f.call
 	b := &chatBody{
 		ID: f.id, Object: "chat.completion", Created: c.created, Model: c.model, Fingerprint: fingerprint,
-		Usage: usageOf(c, outs, true), KVParams: outs[0].params,
+		Usage: usageOf(c, outs, true), KVParams: outs[0].params, ECParams: f.media,
 	}
 	if f.q.ReturnTokens {
 		b.PromptTokenIDs = c.gens[0].prompt

@@ -9,6 +9,7 @@ import (
 	"mime"
 	"net/http"
 	"strconv"
+	"strings"
 )
 
 const version = "0.32.0"
@@ -40,6 +41,10 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if s, ok := n.conn.(surface); ok && s.serve(w, r, nil) {
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, mediaPath) {
+		n.giveMedium(w, r)
 		return
 	}
 	get, ok := map[string]func(http.ResponseWriter){

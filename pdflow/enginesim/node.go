@@ -24,6 +24,7 @@ type node struct {
 	stats    *counters
 	ledger   *ledger
 	started  time.Time
+	media    sync.Map // hashes of what this engine has encoded; see ec.go
 
 	ln     *doorListener
 	server *http.Server

@@ -30,6 +30,10 @@ type Stats struct {
 	Preemptions         int64
 	Orphans             int64 // reads by name that were given up before anybody offered that name
 
+	MediaEncoded  int64 // media that an encode engine has encoded for others
+	MediaLoaded   int64 // media that were taken over from an encode engine
+	MediaComputed int64 // media that an engine that takes them over had to encode itself
+
 	Running, Waiting int // requests now
 	UsedBlocks       int // by requests and by handoffs
 	PinnedBlocks     int // by handoffs alone

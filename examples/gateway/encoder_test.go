@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// stage is a gateway in front of an encode engine and a pair.
+type stage struct {
+	e, p, d, alone *enginesim.Engine
+	gateway        *program
+}
+
+func startStage(t *testing.T, kind string) stage {
+	t.Helper()
+	producer, consumer := map[string]string{"ec_role": "ec_producer"}, map[string]string{"ec_role": "ec_consumer"}
+	if kind == "example" {
+		dir := t.TempDir()
+		producer["ec_shared_storage_path"], consumer["ec_shared_storage_path"] = dir, dir
+	}
+	var x stage
+	var err error
+	x.p, x.d, err = enginesim.Pair(enginesim.Config{Extra: consumer}, enginesim.Config{})
+	require.NoError(t, err)
+	x.e, err = enginesim.Start(enginesim.Config{Extra: producer})
+	require.NoError(t, err)
+	x.alone, err = enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		for _, e := range []*enginesim.Engine{x.e, x.p, x.d, x.alone} {
+			_ = e.Close()
+		}
+	})
+	x.gateway = start(t, gatewayYAML("")+fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+spec:
+  model: tiny
+  kvConnector: {type: nixl, retry: {maxAttempts: 1}}
+  encoder: {type: %s}
+  discovery:
+    static:
+      endpoints:
+        - {url: %q, role: encode}
+        - {url: %q, role: prefill}
+        - {url: %q, role: decode}
+---
+`, kind, x.e.URL(), x.p.URL(), x.d.URL()))
+	return x
+}
+
+func chatOf(parts string, stream bool) string {
+	return fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":%q},%s]}],"max_tokens":12,"temperature":0,"stream":%t}`,
+		strings.Repeat("what is on these? ", 10), parts, stream)
+}
+
+const (
+	imageOfACat = `{"type":"image_url","image_url":{"url":"data:image/png;base64,Y2F0"}}`
+	imageOfADog = `{"type":"image_url","image_url":{"url":"https://example.com/dog.png"}}`
+	aSong       = `{"type":"input_audio","input_audio":{"data":"c29uZw==","format":"wav"}}`
+)
+
+// Each distinct item is encoded by an encode engine, P takes all of them over, D takes P's KV over, and the text is that of one engine.
+func TestMediaAreEncodedBeforeTheLegs(t *testing.T) {
+	for _, kind := range []string{"example", "nixl"} {
+		t.Run(kind, func(t *testing.T) {
+			x := startStage(t, kind)
+			for i, stream := range []bool{false, true} {
+				body := chatOf(strings.Join([]string{imageOfACat, imageOfADog, imageOfACat, aSong}, ","), stream)
+				status, h, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", body)
+				require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+				assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
+				_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/chat/completions", body)
+				assert.Equal(t, texts(t, want), texts(t, answer))
+				assert.EqualValues(t, 3*(i+1), x.e.Stats().MediaEncoded, "two equal items are one request")
+				assert.EqualValues(t, 3*(i+1), x.p.Stats().MediaLoaded)
+			}
+			assert.Zero(t, x.p.Stats().MediaComputed)
+			assert.Positive(t, x.d.Stats().ExternalKVTransfer)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			require.NoError(t, x.p.WaitIdle(ctx))
+			require.NoError(t, x.d.WaitIdle(ctx))
+			assert.NoError(t, x.p.CheckKV())
+			assert.NoError(t, x.d.CheckKV())
+		})
+	}
+}
+
+func TestATextSkipsTheEncodeStage(t *testing.T) {
+	x := startStage(t, "nixl")
+	status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"an image_url\" in words"}],"max_tokens":3}`)
+	require.Equal(t, http.StatusOK, status, answer)
+	assert.Empty(t, x.e.Requests())
+}
+
+func TestAFailedItemFailsTheRequest(t *testing.T) {
+	x := startStage(t, "nixl")
+	x.e.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500})
+	status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", chatOf(imageOfACat+","+aSong, false))
+	assert.Equal(t, http.StatusBadGateway, status, answer)
+	assert.Contains(t, answer, `"encode_failed"`)
+	assert.Empty(t, x.p.Requests(), "no leg is sent")
+	assert.Empty(t, x.d.Requests())
+
+	require.NoError(t, x.e.Close())
+	status, _, answer = do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", chatOf(aSong, false))
+	assert.GreaterOrEqual(t, status, 502, answer)
+	assert.Empty(t, x.p.Requests())
+}
