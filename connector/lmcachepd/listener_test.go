@@ -225,6 +225,7 @@ func TestHeartbeatsAreAnswered(t *testing.T) {
 	conn, err := net.Dial("tcp", c.Addr())
 	require.NoError(t, err)
 	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(5*time.Second)))
 	greeting := make([]byte, 64)
 	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
 	copy(greeting[12:], "NULL")
