@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -100,3 +101,46 @@ func TestConversationThroughTheGateway(t *testing.T) {
 	assert.NoError(t, x.p.CheckKV(), "prefill engine")
 	assert.NoError(t, x.d.CheckKV(), "decode engine")
 }
+
+// D waits for a P that never writes until its client leaves, so whatever P's leg ends with but KV must end D's leg at once, with a
+// new id for the next try (captures nixl-push/04, 06).
+func TestPushLeavesNoDecodeWaiting(t *testing.T) {
+	for rule, c := range map[string]struct {
+		fault  enginesim.Fault
+		status int
+	}{
+		"P refuses its leg":                {enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusBadRequest, Leg: enginesim.LegPrefill}, http.StatusBadRequest},
+		"P fails":                          {enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusInternalServerError, Leg: enginesim.LegPrefill}, http.StatusBadGateway},
+		"P's answer holds no handoff":      {enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"id":"x","kv_transfer_params":null}`, Leg: enginesim.LegPrefill}, http.StatusBadGateway},
+		"P breaks the connection":          {enginesim.Fault{Kind: enginesim.FaultReset, Leg: enginesim.LegPrefill}, http.StatusBadGateway},
+		"P is another engine than its id":  {enginesim.Fault{Kind: enginesim.FaultGarbage, Body: anothersAnswer, Leg: enginesim.LegPrefill}, http.StatusBadGateway},
+		"D fails: nothing is left waiting": {enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusInternalServerError, Leg: enginesim.LegDecode}, http.StatusInternalServerError},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
+			push := protocols[slices.IndexFunc(protocols, func(p protocol) bool { return p.title() == "nixl-push/together" })]
+			push.prefill.Lease = 200 * time.Millisecond
+			x := push.start(t)
+			for _, e := range []*enginesim.Engine{x.p, x.d} {
+				e.Inject(c.fault)
+			}
+			begun := time.Now()
+			status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions", body(connector.APICompletions, 1, false))
+			assert.Equal(t, c.status, status, answer)
+			assert.Less(t, time.Since(begun), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			require.NoError(t, x.d.WaitIdle(ctx), "D still waits")
+
+			request := body(connector.APICompletions, 2, false)
+			status, _, answer = do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
+			require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+			_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)
+			assert.Equal(t, texts(t, want), texts(t, answer))
+		})
+	}
+}
+
+// anothersAnswer is well formed, but not for the request that gets it.
+const anothersAnswer = `{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"another",` +
+	`"remote_request_id":"cmpl-1-0-8f6419b6","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":1,"transfer_mode":"push"}}`
