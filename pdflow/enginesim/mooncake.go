@@ -38,11 +38,12 @@ type mooncake struct {
 	client    *http.Client
 
 	mu      sync.Mutex
-	workers map[string]place // by engine id; never asked for twice, as in D
+	workers map[string]place         // by engine id; never asked for twice, as in D
+	asking  map[string]chan struct{} // by bootstrap address: holds one item while somebody asks
 }
 
 func startMooncake(n *node) (connector, error) {
-	c := &mooncake{workers: map[string]place{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	c := &mooncake{workers: map[string]place{}, asking: map[string]chan struct{}{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	port, err1 := extraNumber(n.cfg, "VLLM_MOONCAKE_BOOTSTRAP_PORT", 0)
 	patience, err2 := extraNumber(n.cfg, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
 	workers, err3 := extraNumber(n.cfg, "num_workers", 10)
@@ -177,14 +178,32 @@ var (
 	errUnknownEngine = errors.New("remote engine id not found from bootstrap server")
 )
 
-// find gives where an engine's workers listen.
+// find gives where an engine's workers listen. One request asks; the others wait
+// for that.
 func (c *mooncake) find(ctx context.Context, bootstrap, engine string) (place, error) {
+	c.mu.Lock()
+	turn := c.asking[bootstrap]
+	if turn == nil {
+		turn = make(chan struct{}, 1)
+		c.asking[bootstrap] = turn
+	}
+	c.mu.Unlock()
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return place{}, context.Cause(ctx)
+	}
 	c.mu.Lock()
 	to, ok := c.workers[engine]
 	c.mu.Unlock()
 	if ok {
 		return to, nil
 	}
+	return c.query(ctx, bootstrap, engine)
+}
+
+func (c *mooncake) query(ctx context.Context, bootstrap, engine string) (place, error) {
 	var ranks map[string]struct {
 		EngineID string                       `json:"engine_id"`
 		Workers  map[string]map[string]string `json:"worker_addr"`
@@ -212,7 +231,8 @@ func (c *mooncake) find(ctx context.Context, bootstrap, engine string) (place, e
 		id, _, _ := strings.Cut(rank.EngineID, "_dp")
 		c.workers[rank.EngineID] = place{id: id, host: host, port: port}
 	}
-	if to, ok = c.workers[engine]; !ok {
+	to, ok := c.workers[engine]
+	if !ok {
 		return place{}, &loadError{err: errUnknownEngine}
 	}
 	return to, nil

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncake_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// rig is a flow between simulated engines.
+type rig struct {
+	t        *testing.T
+	p, d     *enginesim.Engine
+	alone    *enginesim.Engine
+	flow     *pdflow.Flow
+	prefill  discovery.Endpoint
+	mu       sync.Mutex
+	outcomes []pdflow.Outcome
+}
+
+func newRig(t *testing.T, extra map[string]string) *rig {
+	t.Helper()
+	x := &rig{t: t}
+	var err error
+	x.p, x.d, err = enginesim.Pair(enginesim.Config{Connector: "mooncake", Extra: extra}, enginesim.Config{Connector: "mooncake", Extra: extra})
+	require.NoError(t, err)
+	x.alone, err = enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	x.prefill = endpoint(t, x.p.URL(), "bootstrapURL", x.p.Bootstrap())
+	tr := transport.New(nil)
+	x.flow, err = pdflow.New(newConnector(t, nil), x, pdflow.WithTransport(tr), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 2}))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		defer stop()
+		require.NoError(t, x.flow.Shutdown(ctx))
+		tr.Close()
+		http.DefaultClient.CloseIdleConnections()
+		for _, e := range []*enginesim.Engine{x.p, x.d, x.alone} {
+			require.NoError(t, e.Close())
+		}
+	})
+	return x
+}
+
+// Pick gives the one pair, and keeps what came of it.
+func (x *rig) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+	d := endpoint(x.t, x.d.URL())
+	d.Role = discovery.RoleDecode
+	return pdflow.Pick{Prefill: x.prefill, Decode: d, Done: func(o *pdflow.Outcome) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.outcomes = append(x.outcomes, *o)
+	}}, nil
+}
+
+func (x *rig) ended() []pdflow.Outcome {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.outcomes
+}
+
+func completion(n int) string {
+	return fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":12,"temperature":0}`, strings.Repeat(fmt.Sprintf("%d prompts. ", n), 20))
+}
+
+func (x *rig) do(api connector.API, body string) (string, error) {
+	resp, err := x.flow.Do(x.t.Context(), &pdflow.Request{API: api, Body: []byte(body)})
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	return string(raw), err
+}
+
+// right wants the text of one engine alone.
+func (x *rig) right(n int) {
+	answer, err := x.do(connector.APICompletions, completion(n))
+	if !assert.NoError(x.t, err) {
+		return
+	}
+	r, err := http.Post(x.alone.URL()+"/v1/completions", "application/json", strings.NewReader(completion(n)))
+	if !assert.NoError(x.t, err) {
+		return
+	}
+	defer r.Body.Close()
+	want, err := io.ReadAll(r.Body)
+	assert.NoError(x.t, err)
+	assert.Equal(x.t, gjson.GetBytes(want, "choices.0.text").String(), gjson.Get(answer, "choices.0.text").String())
+}
+
+// A hundred requests at once cost one query, and all get P's KV.
+func TestFlowSharesOneQuery(t *testing.T) {
+	x := newRig(t, nil)
+	var asked atomic.Int64
+	between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/query" {
+			asked.Add(1)
+		}
+		resp, err := http.Get(x.p.Bootstrap() + r.URL.Path)
+		if err != nil {
+			return
+		}
+		defer resp.Body.Close()
+		_, _ = io.Copy(w, resp.Body)
+	}))
+	defer between.Close()
+	x.prefill.Attributes["bootstrapURL"] = between.URL
+	var wg sync.WaitGroup
+	for n := range 100 {
+		wg.Go(func() { x.right(n) })
+	}
+	wg.Wait()
+	assert.EqualValues(t, 2, asked.Load(), "one of the gateway's, one of D's own")
+	assert.NoError(t, x.p.CheckKV())
+	assert.NoError(t, x.d.CheckKV())
+}
+
+// P restarts within engineTTL: D, which never knew the old engine, answers 500 at once, and the next attempt asks who P is now.
+func TestFlowFindsTheEngineThatRestarted(t *testing.T) {
+	x := newRig(t, nil)
+	x.right(1)
+	for _, e := range []*enginesim.Engine{x.p, x.d} {
+		require.NoError(t, e.Restart())
+	}
+	x.right(2)
+	require.Len(t, x.ended(), 3)
+	assert.Equal(t, pdflow.CodeDecodeFailed, x.ended()[1].Err.Code)
+	assert.Nil(t, x.ended()[2].Err)
+}
+
+// P answers 200 and has ended by itself, so that it offers nothing: D is cancelled at once, and the pair is known to keep an orphan.
+func TestFlowCancelsDecodeOfAPrefillThatOffersNothing(t *testing.T) {
+	x := newRig(t, nil)
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultGarbage, Count: -1, Body: `{"type":"message","content":[],"stop_reason":"end_turn"}`})
+	begun := time.Now()
+	_, err := x.do(connector.APIMessages, `{"model":"tiny","messages":[{"role":"user","content":"hello"}],"max_tokens":9}`)
+	var e *pdflow.Error
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, pdflow.CodeTransferMissing, e.Code)
+	assert.Less(t, time.Since(begun), 5*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	defer stop()
+	require.NoError(t, x.d.WaitIdle(ctx))
+	require.Len(t, x.ended(), 2)
+	for _, o := range x.ended() {
+		assert.True(t, o.Orphan)
+	}
+	assert.Zero(t, x.d.Stats().GenerationTokens)
+}
+
+// The attempt's id, not the client's, matches the legs: two requests that claim one id do not meet.
+func TestFlowIDsAreTheAttemptsOwn(t *testing.T) {
+	x := newRig(t, nil)
+	var wg sync.WaitGroup
+	for n := range 20 {
+		wg.Go(func() {
+			_, err := x.do(connector.APICompletions, strings.Replace(completion(n), "{", `{"request_id":"same","kv_transfer_params":{"transfer_id":"same"},`, 1))
+			assert.NoError(t, err)
+		})
+	}
+	wg.Wait()
+	assert.NoError(t, x.p.CheckKV())
+	assert.NoError(t, x.d.CheckKV())
+}
