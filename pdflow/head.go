@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
 )
 
 // maxHead is how much of a stream is read in search of its first event with content. A stream whose first events are
@@ -18,8 +20,10 @@ const maxHead = 64 << 10
 
 // readHead reads until the first event is known that holds more than a preamble, or the first bytes of an answer that is not
 // streamed. Until then nothing has gone to the client, so that a failed KV load, which vLLM reports inside a stream of status
-// 200 (captures nixl/56), can still become a 500 or another attempt.
+// 200 (captures nixl/56), can still become a 500 or another attempt. An answer that decides whether P is needed is read to its end, up
+// to maxHead.
 func (b *Body) readHead(ctx context.Context) *Error {
+	deciding := b.a.f.order == connector.DecodeFirst && b.a.p.Load() == nil
 	for {
 		n, err := b.src.Read(b.buf[b.n:])
 		b.n += n
@@ -37,7 +41,7 @@ func (b *Body) readHead(ctx context.Context) *Error {
 		if b.eof && b.sse && b.guarded && !b.known {
 			return b.failed(CodeDecodeFailed, "the decode engine's stream ended before its first token")
 		}
-		if b.eof || b.n > 0 && (!b.sse || b.known) {
+		if b.eof || b.n > 0 && (!b.sse && !deciding || b.known) {
 			return nil
 		}
 		if b.n == len(b.buf) {
