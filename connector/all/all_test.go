@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package all_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/all" // all connectors
+)
+
+// The names and classes that a configuration may have, and the connector that each means.
+func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
+	for typ, want := range map[string]string{
+		"": "http", "http": "http", "nixl": "nixl", "nixl-push": "nixl-push", "lmcache": "lmcache", "lmcache-pd": "lmcache-pd", "mooncake": "mooncake",
+		"mooncake-store": "mooncake-store", "mooncake-ascend": "mooncake-ascend", "ascend-layerwise": "ascend-layerwise", "sharedstorage": "sharedstorage",
+		"pynccl": "pynccl", "p2pnccl": "p2pnccl", "moriio": "moriio", "offload-p2p": "offload-p2p", "multi": "multi", "sglang": "sglang", "trtllm": "trtllm",
+		"NixlConnector": "nixl", "NixlPushConnector": "nixl-push", "LMCacheConnectorV1": "lmcache", "LMCacheMPConnector": "lmcache",
+		"MooncakeConnector": "mooncake", "MooncakeStoreConnector": "mooncake-store", "MooncakeConnectorV1": "mooncake-ascend",
+		"MooncakeLayerwiseConnector": "ascend-layerwise", "ExampleConnector": "sharedstorage", "SharedStorageConnector": "sharedstorage",
+		"PyNcclConnector": "pynccl", "P2pNcclConnector": "p2pnccl", "MoRIIOConnector": "moriio", "OffloadingConnector": "offload-p2p",
+		"MultiConnector": "multi",
+	} {
+		t.Run(typ, func(t *testing.T) {
+			var config json.RawMessage
+			switch want {
+			case "multi":
+				config = json.RawMessage(`{"connectors":[{"type":"nixl"}]}`)
+			case "ascend-layerwise":
+				config = json.RawMessage(`{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`)
+			}
+			c, err := connector.Open(connector.Spec{Type: typ, Config: config})
+			require.NoError(t, err)
+			assert.Equal(t, want, c.Name())
+		})
+	}
+}
+
+func TestLMCachesClassMeansOneOfTwoByItsConfiguration(t *testing.T) {
+	for _, config := range []string{`{"enable_pd":true}`, `{"lmcache.enable_pd":true}`, `{"enable_nixl":true}`} {
+		assert.Equal(t, "lmcache-pd", connector.Resolve("LMCacheConnectorV1", json.RawMessage(config)), config)
+	}
+	assert.Equal(t, "lmcache", connector.Resolve("LMCacheConnectorV1", json.RawMessage(`{"enable_pd":false}`)))
+}
+
+func TestAnUnknownNameListsTheKnownOnes(t *testing.T) {
+	_, err := connector.Open(connector.Spec{Type: "NixlConector"})
+	require.ErrorIs(t, err, connector.ErrUnknown)
+	for _, part := range []string{"did you mean NixlConnector?", "sharedstorage", "p2pnccl", "multi", "ExampleConnector", "MultiConnector", "P2pNcclConnector"} {
+		assert.ErrorContains(t, err, part)
+	}
+}
