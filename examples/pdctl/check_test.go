@@ -180,4 +180,3 @@ func TestImagesTellReleases(t *testing.T) {
 		assert.Equal(t, want, e.Version.String(), image)
 	}
 }
-

@@ -181,13 +181,13 @@ func (s *shell) word() {
 func (s *shell) scan() []word {
 	var parts []word
 	var cur strings.Builder
-	quoted, any := false, false
+	quoted, started := false, false
 	flush := func() {
-		if any {
+		if started {
 			parts = append(parts, word{cur.String(), quoted})
 		}
 		cur.Reset()
-		any = false
+		started = false
 	}
 	for s.pos < len(s.text) {
 		switch c := s.text[s.pos]; {
@@ -203,12 +203,12 @@ func (s *shell) scan() []word {
 			cur.WriteString(body)
 			s.line += strings.Count(body, "\n")
 			s.pos = min(s.pos+end+2, len(s.text))
-			quoted, any = true, true
+			quoted, started = true, true
 		case c == '"':
 			s.pos++
 			if text, nothing := s.doubleQuoted(); !nothing {
 				cur.WriteString(text)
-				any = true
+				started = true
 			}
 			quoted = true
 		case c == '\\':
@@ -216,14 +216,14 @@ func (s *shell) scan() []word {
 				s.line++
 			} else if s.pos+1 < len(s.text) {
 				cur.WriteByte(s.text[s.pos+1])
-				quoted, any = true, true
+				quoted, started = true, true
 			}
 			s.pos = min(s.pos+2, len(s.text))
 		case c == '$' || c == '`':
 			value, ok := s.expansion()
 			if !ok {
 				cur.WriteByte(c)
-				any = true
+				started = true
 				continue
 			}
 			for i, field := range strings.Fields(value) {
@@ -231,11 +231,11 @@ func (s *shell) scan() []word {
 					flush()
 				}
 				cur.WriteString(field)
-				any = true
+				started = true
 			}
 		default:
 			cur.WriteByte(c)
-			any = true
+			started = true
 			s.pos++
 		}
 	}
@@ -281,7 +281,7 @@ func (s *shell) doubleQuoted() (text string, nothing bool) {
 	return b.String(), nothing
 }
 
-var variable = regexp.MustCompile(`^\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?([-+=?])([^}]*))?\}|([@*#?$!0-9-]))`)
+var variable = regexp.MustCompile(`^\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+=?])([^}]*))?\}|([@*#?$!0-9-]))`)
 
 // expansion reads $NAME, ${NAME}, ${NAME:-DEFAULT}, $1, $( ) or ` `. ok is false for a dollar sign that is one.
 func (s *shell) expansion() (string, bool) {
@@ -290,9 +290,10 @@ func (s *shell) expansion() (string, bool) {
 	case strings.HasPrefix(rest, "$("):
 		depth := 0
 		for i, c := range rest {
-			if c == '(' {
+			switch c {
+			case '(':
 				depth++
-			} else if c == ')' {
+			case ')':
 				if depth--; depth == 0 {
 					s.pos += i + 1
 					return "", true
@@ -322,10 +323,10 @@ func (s *shell) expansion() (string, bool) {
 		value, set = s.exported[name]
 	}
 	switch {
-	case m[3] == "-" && value == "", m[3] == "=" && value == "":
+	case (m[3] == ":-" || m[3] == ":=") && value == "", (m[3] == "-" || m[3] == "=") && !set, m[3] == "+" && set, m[3] == ":+" && value != "":
 		return strings.Trim(m[4], `"'`), true
-	case m[3] == "+" && set:
-		return strings.Trim(m[4], `"'`), true
+	case strings.HasSuffix(m[3], "+"):
+		return "", true
 	}
 	return value, true
 }
@@ -396,6 +397,7 @@ func (s *shell) end() {
 		}
 		return
 	}
+	env := maps.Clone(s.exported)
 	switch words[0].text {
 	case "export", "declare", "readonly", "local", "typeset":
 		for _, w := range words[1:] {
@@ -412,11 +414,19 @@ func (s *shell) end() {
 	case "env":
 		words = words[1:]
 		for len(words) > 0 && strings.HasPrefix(words[0].text, "-") {
-			words = words[1:]
+			switch words[0].text {
+			case "-i", "-", "--ignore-environment":
+				env = map[string]string{}
+			case "-u", "-C":
+				if words = words[1:]; len(words) > 0 {
+					delete(env, words[0].text)
+				}
+			}
+			words = words[min(1, len(words)):]
 		}
 		words = s.assign(words, local)
 	}
-	s.finish(words, local, target, body)
+	s.finish(words, env, local, target, body)
 }
 
 // assign takes the NAME=VALUE words off the front.
@@ -432,7 +442,8 @@ func (s *shell) assign(words []word, into map[string]string) []word {
 	return words
 }
 
-func (s *shell) finish(words []word, local map[string]string, target string, body *heredoc) {
+// finish keeps a command. env is what was exported before it, local what stands in front of it.
+func (s *shell) finish(words []word, env, local map[string]string, target string, body *heredoc) {
 	if len(words) == 0 {
 		return
 	}
@@ -448,7 +459,6 @@ func (s *shell) finish(words []word, local map[string]string, target string, bod
 			s.out.files[target] = []byte(body.text)
 		}
 	}
-	env := maps.Clone(s.exported)
 	maps.Copy(env, local)
 	if i := shellText(argv); i > 0 && s.depth < 5 {
 		inner := &shell{text: argv[i], line: s.start, vars: maps.Clone(s.vars), exported: env, depth: s.depth + 1, label: s.label, out: script{files: s.out.files}}

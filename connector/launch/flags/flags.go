@@ -168,7 +168,8 @@ func split(argv []string, short map[string]string, severals ...string) arguments
 	a := arguments{flags: map[string]string{}, dotted: map[string]map[string]string{}, lists: map[string][]string{}}
 	for i := 0; i < len(argv); i++ {
 		name, isLong := strings.CutPrefix(argv[i], "--")
-		value, given := "", false
+		var value string
+		var given bool
 		if isLong {
 			name, value, given = strings.Cut(name, "=")
 		} else {

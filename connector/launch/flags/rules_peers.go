@@ -3,8 +3,8 @@
 package flags
 
 import (
-	"fmt"
 	"slices"
+	"strconv"
 )
 
 // peerRules are those of protocols in which engines find each other by address.
@@ -13,7 +13,7 @@ var peerRules = []rule{
 		code: "nccl-tp-differs", severity: Error, remedy: "give all engines the same --tensor-parallel-size",
 		find: func(g *model) []hit {
 			sides := g.with("P2pNcclConnector", "PyNcclConnector")
-			if len(sides) > 0 && differ(sides, func(s side) string { return fmt.Sprint(s.TP) }) {
+			if len(sides) > 0 && differ(sides, func(s side) string { return strconv.Itoa(s.TP) }) {
 				return []hit{{engines: enginesOf(sides), text: "have different tensor parallel sizes, which NCCL's connectors cannot bridge: requests hang"}}
 			}
 			return nil
@@ -55,7 +55,7 @@ var peerRules = []rule{
 			if len(sides) == 0 {
 				return nil
 			}
-			mode := func(s side) string { return fmt.Sprint(yes(s.t.Extra, "read_mode")) }
+			mode := func(s side) string { return strconv.FormatBool(yes(s.t.Extra, "read_mode")) }
 			if differ(sides, mode) {
 				return []hit{{engines: enginesOf(sides), text: "disagree on who moves KV (read_mode)"}}
 			}

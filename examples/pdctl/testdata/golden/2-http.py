@@ -1,6 +1,3 @@
-# The engines of llama2-7b, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own
 import os
 import sys
 from pathlib import Path
@@ -13,7 +10,6 @@ def environ(wanted):
 
 
 def prefill_0():
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -23,7 +19,6 @@ def prefill_0():
 
 
 def decode_0():
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 

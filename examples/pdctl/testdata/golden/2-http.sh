@@ -1,9 +1,4 @@
 #!/bin/sh
-# The engines of llama2-7b. Each line starts one of them, with further arguments if there are any:
-#   sh FILE prefill-0
-#   sh FILE decode-0
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own
 set -eu
 name=${1:-}
 [ $# -eq 0 ] || shift

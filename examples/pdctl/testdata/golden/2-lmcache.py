@@ -1,17 +1,3 @@
-# The engines of llama2-70b, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# config.maxCacheSize has no effect: Redis bounds itself: its own maxmemory
-# resources.maxMemory: LMCache's max_local_cpu_size, in GB
-# config.backendType: LMCache's remote_url
-# config.redisConfig.host: LMCache's remote_url
-# config.redisConfig.port: LMCache's remote_url
-# config.redisConfig.username has no effect: is not written into a file. LMCache takes it in remote_url only: set LMCACHE_REMOTE_URL=redis://USER:PASSWORD@HOST:PORT/DATABASE in the engines' environment, from a secret; it wins over the file
-# config.redisConfig.password has no effect: is not written into a file. LMCache takes it in remote_url only: set LMCACHE_REMOTE_URL=redis://USER:PASSWORD@HOST:PORT/DATABASE in the engines' environment, from a secret; it wins over the file
-# config.serverEndpoints has no effect: LMCache has one remote_url, which redisConfig has taken
-# config.evictionPolicy: LMCache's cache_policy
-# config.connectionTimeout has no effect: LMCache has no limit for connecting; blocking_timeout_secs bounds how long an engine waits for a chunk
-# config.poolSize has no effect: LMCache sizes its connections to the store itself
-# config.ttl has no effect: LMCache's chunks do not expire; they are evicted
 import os
 import sys
 from pathlib import Path
@@ -29,7 +15,6 @@ def prefill_0():
         "LMCACHE_CONFIG_FILE": "lmcache-prefill-0.yaml",
     })
     Path("lmcache-prefill-0.yaml").write_text("chunk_size: 256\nlocal_cpu: true\nmax_local_cpu_size: 8\nremote_url: \"redis://redis.default.svc.cluster.local:6379\"\nremote_serde: \"naive\"\ncache_policy: \"LRU\"\n", encoding="utf-8")
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -51,7 +36,6 @@ def decode_0():
         "LMCACHE_CONFIG_FILE": "lmcache-decode-0.yaml",
     })
     Path("lmcache-decode-0.yaml").write_text("chunk_size: 256\nlocal_cpu: true\nmax_local_cpu_size: 8\nremote_url: \"redis://redis.default.svc.cluster.local:6379\"\nremote_serde: \"naive\"\ncache_policy: \"LRU\"\n", encoding="utf-8")
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 

@@ -1,22 +1,4 @@
 #!/bin/sh
-# The engines of llama2-405b. Each line starts one of them, with further arguments if there are any:
-#   sh FILE prefill-0
-#   sh FILE decode-0
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# sideChannelHost: the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine
-# resources.maxMemory has no effect: NIXL keeps no KV of its own: it lies in the engine's KV cache, which --kv-cache-memory-bytes or --gpu-memory-utilization bounds
-# config.clusterEndpoints has no effect: there is no cluster to join: engines find each other by the handoff, and the gateway finds them by discovery
-# config.nodeId has no effect: an engine's id must be its own and new at each start, or decode engines use a restarted engine's old addresses; vLLM makes it
-# config.bufferSize has no effect: blocks are moved straight from one KV cache to another; NixlConnector does not read vLLM's kv_buffer_size
-# config.connectionPoolSize has no effect: NIXL has one connection between each two workers
-# config.maxConcurrency has no effect: the engine's scheduler bounds what runs at once: --max-num-seqs
-# config.maxMemoryPerNode has no effect: KV lies in the engine's own cache, which --kv-cache-memory-bytes or --gpu-memory-utilization bounds
-# config.replicationFactor has no effect: NIXL copies blocks from one engine's memory to another's; it keeps no copies and spreads none
-# config.consistencyLevel has no effect: NIXL copies blocks from one engine's memory to another's; it keeps no copies and spreads none
-# config.shardingStrategy has no effect: NIXL copies blocks from one engine's memory to another's; it keeps no copies and spreads none
-# config.hashFunction has no effect: blocks are named by the handoff, not found by a hash
-# config.failoverTimeout has no effect: failing over is the gateway's: retry and fallback
-# config.retryPolicy has no effect: retrying is the gateway's: retry
 set -eu
 name=${1:-}
 [ $# -eq 0 ] || shift

@@ -1,6 +1,3 @@
-# The engines of lmcache, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
-# config.enable_nixl: LMCache's enable_pd
-# config.nixl_buffer_size: LMCache's pd_buffer_size
 import os
 import sys
 from pathlib import Path
@@ -13,15 +10,12 @@ def environ(wanted):
 
 
 def prefill_0():
-    # config.nixl_peer_host has no effect: only a receiver has LMCache's pd_peer_host
-    # config.nixl_peer_port has no effect: only a receiver has LMCache's pd_peer_init_port
     environ({
         "PYTHONHASHSEED": "0",
         "UCX_TLS": "cuda_ipc,cuda_copy,tcp",
         "LMCACHE_CONFIG_FILE": "lmcache-pd-prefill-0.yaml",
     })
     Path("lmcache-pd-prefill-0.yaml").write_text("local_cpu: false\nsave_unfull_chunk: true\nenable_pd: true\ntransfer_channel: \"nixl\"\npd_role: \"sender\"\npd_proxy_host: \"127.0.0.1\"\npd_proxy_port: 8500\npd_buffer_size: 1073741824\npd_buffer_device: \"cuda\"\npd_allocation_timeout_sec: 10\nnixl_backends: [\"UCX\"]\n", encoding="utf-8")
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -39,15 +33,12 @@ def prefill_0():
 
 
 def decode_0():
-    # config.nixl_peer_host: LMCache's pd_peer_host
-    # config.nixl_peer_port has no effect: the endpoint's own attribute holds
     environ({
         "PYTHONHASHSEED": "0",
         "UCX_TLS": "cuda_ipc,cuda_copy,tcp",
         "LMCACHE_CONFIG_FILE": "lmcache-pd-decode-0.yaml",
     })
     Path("lmcache-pd-decode-0.yaml").write_text("local_cpu: false\nsave_unfull_chunk: true\nenable_pd: true\ntransfer_channel: \"nixl\"\npd_role: \"receiver\"\npd_peer_host: \"localhost\"\npd_peer_init_port: [55555]\npd_peer_alloc_port: [55556]\npd_buffer_size: 1073741824\npd_buffer_device: \"cuda\"\npd_allocation_timeout_sec: 10\nnixl_backends: [\"UCX\"]\n", encoding="utf-8")
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 

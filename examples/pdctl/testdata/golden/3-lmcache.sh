@@ -1,16 +1,9 @@
 #!/bin/sh
-# The engines of lmcache. Each line starts one of them, with further arguments if there are any:
-#   sh FILE prefill-0
-#   sh FILE decode-0
-# config.enable_nixl: LMCache's enable_pd
-# config.nixl_buffer_size: LMCache's pd_buffer_size
 set -eu
 name=${1:-}
 [ $# -eq 0 ] || shift
 case $name in
 prefill-0)
-  # config.nixl_peer_host has no effect: only a receiver has LMCache's pd_peer_host
-  # config.nixl_peer_port has no effect: only a receiver has LMCache's pd_peer_init_port
   cat > lmcache-pd-prefill-0.yaml <<'END'
 local_cpu: false
 save_unfull_chunk: true
@@ -35,8 +28,6 @@ END
     --enable-prompt-tokens-details "$@"
   ;;
 decode-0)
-  # config.nixl_peer_host: LMCache's pd_peer_host
-  # config.nixl_peer_port has no effect: the endpoint's own attribute holds
   cat > lmcache-pd-decode-0.yaml <<'END'
 local_cpu: false
 save_unfull_chunk: true

@@ -1,8 +1,3 @@
-# The engines of multi, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# sideChannelHost: connectors[0]: the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine
-# config.connectors[1].config.sharedStoragePath: kv_connector_extra_config.shared_storage_path; every engine of the model must see the same files there
-# config.connectors: the engine loads from the first in the list that has the prompt, and has no second chance if that fails
 import os
 import sys
 from pathlib import Path
@@ -20,7 +15,6 @@ def prefill_0():
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
         "PYTHONHASHSEED": "0",
     })
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -58,7 +52,6 @@ def decode_0():
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5601",
         "PYTHONHASHSEED": "0",
     })
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 

@@ -1,11 +1,4 @@
 #!/bin/sh
-# The engines of multi. Each line starts one of them, with further arguments if there are any:
-#   sh FILE prefill-0
-#   sh FILE decode-0
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# sideChannelHost: connectors[0]: the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine
-# config.connectors[1].config.sharedStoragePath: kv_connector_extra_config.shared_storage_path; every engine of the model must see the same files there
-# config.connectors: the engine loads from the first in the list that has the prompt, and has no second chance if that fails
 set -eu
 name=${1:-}
 [ $# -eq 0 ] || shift

@@ -1,6 +1,3 @@
-# The engines of nixl, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# sideChannelHost: the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine
 import os
 import sys
 from pathlib import Path
@@ -18,7 +15,6 @@ def prefill_0():
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
         "PYTHONHASHSEED": "0",
     })
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -41,7 +37,6 @@ def decode_0():
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5601",
         "PYTHONHASHSEED": "0",
     })
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 

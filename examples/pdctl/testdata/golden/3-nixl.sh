@@ -1,9 +1,4 @@
 #!/bin/sh
-# The engines of nixl. Each line starts one of them, with further arguments if there are any:
-#   sh FILE prefill-0
-#   sh FILE decode-0
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# sideChannelHost: the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine
 set -eu
 name=${1:-}
 [ $# -eq 0 ] || shift

@@ -1,6 +1,3 @@
-# The engines of p2pnccl, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
-# env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION: must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the tensors, and D waits for ever
-# args.--no-enable-prefix-caching: what D has cached itself it would not take over, and P's tensors stay in its buffer
 import os
 import sys
 from pathlib import Path

@@ -1,9 +1,4 @@
 #!/bin/sh
-# The engines of p2pnccl. Each line starts one of them, with further arguments if there are any:
-#   sh FILE prefill-0
-#   sh FILE decode-0
-# env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION: must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the tensors, and D waits for ever
-# args.--no-enable-prefix-caching: what D has cached itself it would not take over, and P's tensors stay in its buffer
 set -eu
 name=${1:-}
 [ $# -eq 0 ] || shift

@@ -1,8 +1,3 @@
-# The engines of pynccl, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# config.kv_ip: is not set: the engines use 127.0.0.1, and must then run on one machine
-# args.--enable-chunked-prefill: must be off: only a prompt that is computed in one step is put into the buffer
-# args.--tensor-parallel-size: must be equal on both engines: they hang otherwise (vllm#14952)
 import os
 import sys
 from pathlib import Path

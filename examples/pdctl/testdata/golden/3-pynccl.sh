@@ -1,11 +1,4 @@
 #!/bin/sh
-# The engines of pynccl. Each line starts one of them, with further arguments if there are any:
-#   sh FILE prefill-0
-#   sh FILE decode-0
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# config.kv_ip: is not set: the engines use 127.0.0.1, and must then run on one machine
-# args.--enable-chunked-prefill: must be off: only a prompt that is computed in one step is put into the buffer
-# args.--tensor-parallel-size: must be equal on both engines: they hang otherwise (vllm#14952)
 set -eu
 name=${1:-}
 [ $# -eq 0 ] || shift

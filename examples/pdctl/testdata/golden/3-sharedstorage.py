@@ -1,6 +1,3 @@
-# The engines of sharedstorage, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# config.sharedStoragePath: kv_connector_extra_config.shared_storage_path; every engine of the model must see the same files there
 import os
 import sys
 from pathlib import Path
@@ -13,7 +10,6 @@ def environ(wanted):
 
 
 def prefill_0():
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -30,7 +26,6 @@ def prefill_0():
 
 
 def decode_0():
-    # for servers alone: --enable-prompt-tokens-details
     from vllm import LLM
     from vllm.config import KVTransferConfig
 

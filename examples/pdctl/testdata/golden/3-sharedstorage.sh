@@ -1,9 +1,4 @@
 #!/bin/sh
-# The engines of sharedstorage. Each line starts one of them, with further arguments if there are any:
-#   sh FILE prefill-0
-#   sh FILE decode-0
-# The file lists no engines, so here is one of each role. Others: --prefill and --decode.
-# config.sharedStoragePath: kv_connector_extra_config.shared_storage_path; every engine of the model must see the same files there
 set -eu
 name=${1:-}
 [ $# -eq 0 ] || shift
