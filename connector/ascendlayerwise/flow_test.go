@@ -86,7 +86,7 @@ func decodeEngine(t *testing.T, callbacks chan<- reply, pushed <-chan struct{}, 
 		w.Header().Set("Content-Type", "text/event-stream")
 		for _, e := range events {
 			_, _ = io.WriteString(w, "data: "+e+"\n\n")
-			w.(http.Flusher).Flush() //nolint:errcheck // it is one
+			w.(http.Flusher).Flush()
 		}
 	}
 }

@@ -63,8 +63,7 @@ func acquire(ctx context.Context, address string) (*server, error) {
 
 // cause says why listening failed without the address, which the configuration has.
 func cause(err error) string {
-	var op *net.OpError
-	if errors.As(err, &op) {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
 		return op.Err.Error()
 	}
 	return "no such address"

@@ -34,7 +34,7 @@ func answers(next <-chan struct{}, first, rest string) http.HandlerFunc {
 		w.Header().Set("Content-Type", "text/event-stream")
 		if first != "" {
 			_, _ = io.WriteString(w, first)
-			w.(http.Flusher).Flush() //nolint:errcheck // it is one
+			w.(http.Flusher).Flush()
 			<-next
 		}
 		_, _ = io.WriteString(w, rest)

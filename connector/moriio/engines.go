@@ -59,7 +59,7 @@ func rank(own func() int, random uint64, e discovery.Endpoint, size int) int {
 	if e.Attribute("dpSize") != "" {
 		return own()
 	}
-	return int(random % uint64(size)) //nolint:gosec // size is at least 1, and at most maxSize
+	return int(random % uint64(size))
 }
 
 // requestID is the X-Request-Id of both legs. The session's 32 hex digits at its end keep it new with each attempt.
@@ -124,9 +124,9 @@ func (e *engine) parse(zmq string) bool {
 			e.host = strings.TrimSpace(value)
 			seen[0] = plainHost(e.host)
 		case "handshake":
-			e.ports.handshake, seen[1] = int(port), isPort //nolint:gosec // 16 bits
+			e.ports.handshake, seen[1] = int(port), isPort
 		case "notify":
-			e.ports.notify, seen[2] = int(port), isPort //nolint:gosec // 16 bits
+			e.ports.notify, seen[2] = int(port), isPort
 		}
 	}
 	return seen == [3]bool{true, true, true}

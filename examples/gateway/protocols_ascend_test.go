@@ -44,6 +44,9 @@ func init() {
 				c.prefill.Extra, c.decode.Extra = map[string]string{"read_mode": "true"}, map[string]string{"read_mode": "true"}
 			}, reuse.Wrong, "decode read KV that is not the prompt's"}},
 		},
+		protocol{ // engines that write do so one after the other, too
+			connector: "moriio", name: "read of engines that write", config: `{mode: read}`, alone: true, attributes: moriPorts,
+		},
 		protocol{
 			connector: "moriio", name: "read", config: `{mode: read}`, alone: true, apis: vllmAPIs,
 			prefill: enginesim.Config{Extra: map[string]string{"read_mode": "true"}}, decode: enginesim.Config{Extra: map[string]string{"read_mode": "true"}},

@@ -176,8 +176,7 @@ func (t *mori) dropped(release bool) {
 
 func (t *mori) load(ctx context.Context, s *sequence) error {
 	err := t.take(ctx, s)
-	var failed *loadError
-	if errors.As(err, &failed) { // it is told to nobody: the request stays pending
+	if _, failed := errors.AsType[*loadError](err); failed { // it is told to nobody: the request stays pending
 		<-ctx.Done()
 		err = context.Cause(ctx)
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"unicode/utf8"
 
@@ -26,7 +27,7 @@ var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 // Read begins the check of one JSON object: it is well-formed down to its last value, valid UTF-8, and names no key twice. Close
 // must be called. blocks are keys whose lists [Object.Blocks] will check, so that they need not be walked twice.
 func Read(raw []byte, blocks ...string) *Object {
-	o := &Object{d: docs.Get().(*jsonedit.Doc)} //nolint:errcheck // the pool holds nothing else
+	o := &Object{d: docs.Get().(*jsonedit.Doc)}
 	if o.d.ParseInto(raw) != nil || !utf8.Valid(raw) || !o.wellFormed(blocks) {
 		o.err = errors.New("it is not a well-formed object without duplicate keys")
 	}
@@ -39,21 +40,12 @@ func (o *Object) wellFormed(but []string) bool {
 		v := o.d.Value(i)
 		switch jsonedit.Kind(v) {
 		case jsonedit.Object, jsonedit.Array:
-			if !contains(but, o.d.Name(i)) && !json.Valid(v) {
+			if !slices.Contains(but, o.d.Name(i)) && !json.Valid(v) {
 				return false
 			}
 		}
 	}
 	return true
-}
-
-func contains(names []string, name string) bool {
-	for _, n := range names {
-		if n == name {
-			return true
-		}
-	}
-	return false
 }
 
 // Close ends the check and returns its first fault.
