@@ -3,6 +3,7 @@
 package trtllm
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 
@@ -66,11 +67,20 @@ func events(s *connector.Session, p *connector.PrefillResult, choice []byte) [][
 	if asked && gjson.GetBytes(options, "continuous_usage_stats").Type == gjson.True {
 		chunk = join(string(chunk)+`,"usage":`, usage, "")
 	}
-	out := [][]byte{append(chunk, '}')}
+	out := [][]byte{oneLine(append(chunk, '}'))}
 	if asked {
-		out = append(out, join(string(head)+`"choices":[],"usage":`, usage, "}"))
+		out = append(out, oneLine(join(string(head)+`"choices":[],"usage":`, usage, "}")))
 	}
 	return append(out, []byte("[DONE]"))
+}
+
+// oneLine removes white space between tokens: an event's data ends with its line.
+func oneLine(chunk []byte) []byte {
+	var line bytes.Buffer
+	if json.Compact(&line, chunk) != nil {
+		return chunk
+	}
+	return line.Bytes()
 }
 
 // chatChunk makes a chunk's choice of a whole answer's: message is called delta there, and tool calls are numbered.

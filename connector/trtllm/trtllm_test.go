@@ -116,6 +116,8 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 		"not JSON":               `oops`,
 		"a list":                 `[]`,
 		"broken within":          `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"disagg_request_id":2,"a":[1,}]}}]}`,
+		"broken deeper":          choice(`{"ctx_request_id":1,"disagg_request_id":2,"a":[1,]}`),
+		"usage broken":           strings.Replace(answer, `{"prompt_tokens":2}`, `{"prompt_tokens":[2,]}`, 1),
 		"no choices":             `{}`,
 		"choices null":           `{"choices":null}`,
 		"choices an object":      `{"choices":{}}`,
