@@ -13,12 +13,19 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
+// bootstrapped is the first release that surely has the bootstrap server (vllm#31034).
+var bootstrapped = connector.EngineVersion{Minor: 16}
+
 // Render gives the launch settings of one engine: its kv_transfer_config, the port of P's bootstrap server and, if it is set, the time
 // after which orphaned transfers end. Names as in vLLM 0.32.0 (docs/features/mooncake_connector_usage.md).
 func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
-	s := connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{
+	s := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}, KVTransfer: &connector.KVTransfer{
 		Connector: "MooncakeConnector", Role: connector.KVRole(t.Endpoint.Role), Extra: c.extra(t),
+		LoadFailurePolicy: "fail", // the default since 2026-02 (vllm#34896), and what the failure tables count on
 	}}
+	if t.Version.Before(bootstrapped.Major, bootstrapped.Minor) {
+		s.Notes = append(s.Notes, connector.Note{Path: "version", Text: "engines from before vllm#31034 (early 2026) have no bootstrap server and speak another protocol, which hands off as NIXL does: use a newer one"})
+	}
 	if t.CPU {
 		// Recorded on a CPU: vLLM's connector asks for an accelerator's index, and needs a module that answers 0.
 		s.KVTransfer.ModulePath = "mooncake_cpu"

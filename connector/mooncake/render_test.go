@@ -26,13 +26,13 @@ func TestRenderRoles(t *testing.T) {
 	d.Role = discovery.RoleDecode
 	all := []discovery.Endpoint{p, d}
 	s := render(t, nil, connector.Target{Endpoint: p, Engines: all})
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer"}`, s.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail"}`, s.KVTransfer.JSON())
 	assert.Equal(t, []connector.EnvVar{{Name: "VLLM_MOONCAKE_BOOTSTRAP_PORT", Value: "8998"}}, s.Env)
 	require.Len(t, s.Notes, 1)
 	assert.Equal(t, "config.abortTimeout", s.Notes[0].Path, "480 s is long for an orphan")
 
 	s = render(t, nil, connector.Target{Endpoint: d, Engines: all})
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_consumer"}`, s.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_consumer","kv_load_failure_policy":"fail"}`, s.KVTransfer.JSON())
 	assert.Empty(t, s.Env, "only P has a bootstrap server")
 
 	p.Role = discovery.RoleBoth
@@ -43,7 +43,7 @@ func TestRenderSettings(t *testing.T) {
 	o := &mooncake.Options{BootstrapPort: 9998, AbortTimeout: connector.Duration(90 * time.Second), NumWorkers: 20, Protocol: "tcp", DeviceName: "mlx5_0,mlx5_1", PrefillSideSWAReplay: true}
 	p := endpoint(t, "http://h:8100")
 	s := render(t, o, connector.Target{Endpoint: p})
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer","kv_connector_extra_config":{"num_workers":20,"mooncake_protocol":"tcp","device_name":"mlx5_0,mlx5_1","prefill_side_swa_replay":true}}`, s.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"num_workers":20,"mooncake_protocol":"tcp","device_name":"mlx5_0,mlx5_1","prefill_side_swa_replay":true}}`, s.KVTransfer.JSON())
 	assert.Equal(t, []connector.EnvVar{{Name: "VLLM_MOONCAKE_BOOTSTRAP_PORT", Value: "9998"}, {Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: "90"}}, s.Env)
 	assert.Empty(t, s.Notes)
 
@@ -66,6 +66,17 @@ func TestRenderTellsOfPortsThatClash(t *testing.T) {
 	assert.Equal(t, "attributes.bootstrapPort", s.Notes[0].Path)
 	q.Attributes["bootstrapPort"] = "8999"
 	assert.Len(t, render(t, nil, connector.Target{Endpoint: p, Engines: []discovery.Endpoint{p, q}}).Notes, 1)
+}
+
+func TestRenderTellsOfEnginesThatSpeakAnotherProtocol(t *testing.T) {
+	p := endpoint(t, "http://h:8100")
+	for minor, noted := range map[int]bool{12: true, 15: true, 16: false, 32: false} {
+		paths := map[string]bool{}
+		for _, n := range render(t, nil, connector.Target{Endpoint: p, Version: connector.EngineVersion{Minor: minor}}).Notes {
+			paths[n.Path] = true
+		}
+		assert.Equal(t, noted, paths["version"], "0.%d", minor)
+	}
 }
 
 func TestRenderOnACPU(t *testing.T) {
