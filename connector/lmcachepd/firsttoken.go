@@ -88,11 +88,12 @@ func readAnswer(api connector.API, p *connector.PrefillResult) (*answer, error) 
 		}
 		a.text = text.Str
 	}
-	raw := func(path string) string {
-		if r := get(path); r.Exists() {
-			return r.Raw
+	raw := func(path string) string { // in one line, as an event's data must be
+		var line bytes.Buffer
+		if r := get(path); !r.Exists() || json.Compact(&line, []byte(r.Raw)) != nil {
+			return "null"
 		}
-		return "null"
+		return line.String()
 	}
 	a.id, a.model, a.created, a.usage, a.stop = raw("id"), raw("model"), raw("created"), raw("usage"), raw("choices.0.stop_reason")
 	return a, nil

@@ -60,7 +60,12 @@ func (a *answer) events(r *connector.Request) [][]byte {
 		}
 	}
 	chunk := func(choices, usage string) []byte {
-		return []byte(`{"id":` + a.id + `,"object":` + quoted(object) + `,"created":` + a.created + `,"model":` + a.model + `,"choices":` + choices + usage + `}`)
+		var b bytes.Buffer
+		event := `{"id":` + a.id + `,"object":` + quoted(object) + `,"created":` + a.created + `,"model":` + a.model + `,"choices":` + choices + usage + `}`
+		if json.Compact(&b, []byte(event)) != nil { // an event is one line, however P spaces its answer; its JSON is known to be valid
+			return []byte(event)
+		}
+		return b.Bytes()
 	}
 	var events [][]byte
 	for _, c := range choices {
