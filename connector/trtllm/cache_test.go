@@ -79,10 +79,8 @@ func TestGenerationFirstSendsTheServersParametersToDecode(t *testing.T) {
 }
 
 func TestContextFirstAsksNobody(t *testing.T) {
-	v := &server{status: 200, body: info}
-	_, err := prepare(t.Context(), t, open(t, ``), v)
-	require.NoError(t, err)
-	assert.Zero(t, v.asked.Load())
+	_, prepares := connector.As[connector.Preparer](open(t, ``))
+	assert.False(t, prepares, "so that its requests do not wait for it")
 }
 
 func TestAServerIsAskedOnceInThirtySeconds(t *testing.T) {

@@ -67,12 +67,19 @@ type Connector struct {
 	machine  uint64
 	signer   *signer
 	together bool
-	info     infoCache
 	given    Options
 }
 
-// New checks the settings. nil means defaults.
-func New(o *Options) (*Connector, error) {
+// generationFirst is the connector with what generation first needs besides. The other way of dispatch has no [connector.Preparer],
+// so that its requests do not wait for one.
+type generationFirst struct {
+	*Connector
+	info infoCache
+}
+
+// New checks the settings. nil means defaults. For generation first the connector is also a [connector.Preparer], [connector.Cleaner] and
+// [connector.Orphaner].
+func New(o *Options) (connector.KVConnector, error) {
 	if o == nil {
 		o = &Options{}
 	}
@@ -84,7 +91,11 @@ func New(o *Options) (*Connector, error) {
 	if o.MachineID < 0 || o.MachineID > 1023 {
 		return nil, &connector.FieldError{Path: "machineID", Problem: "is not from 0 to 1023", Remedy: "another number for each gateway"}
 	}
-	return &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst, given: *o}, nil
+	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst, given: *o}
+	if c.together {
+		return &generationFirst{Connector: c}, nil
+	}
+	return c, nil
 }
 
 // Name returns "trtllm".
@@ -98,10 +109,6 @@ func (c *Connector) Order() connector.Order {
 	}
 	return connector.PrefillThenDecode
 }
-
-// Orphans is true: a generation request that is cancelled while it waits for KV has leaked blocks on both servers (TensorRT-LLM
-// #12313, #13713).
-func (*Connector) Orphans() bool { return true }
 
 // Unsupported knows that P must make exactly one choice, that the prompt is one, and that the other APIs have no place for the parameters.
 func (*Connector) Unsupported(r *connector.Request) string {
@@ -194,18 +201,22 @@ func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) err
 	return c.give(leg, params)
 }
 
-// Prepare asks P's server where it is, for generation first. Requests to one P share one question.
-func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
-	if !c.together || s.Prefill.URL == nil {
-		return nil, nil //nolint:nilnil // nothing to prepare is no fault
+// Orphans is true: a generation request that is cancelled while it waits for KV has leaked blocks on both servers (TensorRT-LLM
+// #12313, #13713).
+func (*generationFirst) Orphans() bool { return true }
+
+// Prepare asks P's server where it is. Requests to one P share one question.
+func (c *generationFirst) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+	if s.Prefill.URL == nil {
+		return nil, connector.NoTransfer("there is no server to be asked for its parameters")
 	}
 	url := s.Prefill.URL.JoinPath("server_info").String()
 	return c.info.get(ctx, url, func() (json.RawMessage, error) { return askServer(ctx, url, call) })
 }
 
 // Clean forgets what P's server said: after a failure it may be another process.
-func (c *Connector) Clean(_ context.Context, s *connector.Session, _ error, _ connector.Caller) error {
-	if c.together && s.Prefill.URL != nil {
+func (c *generationFirst) Clean(_ context.Context, s *connector.Session, _ error, _ connector.Caller) error {
+	if s.Prefill.URL != nil {
 		c.info.drop(s.Prefill.URL.JoinPath("server_info").String())
 	}
 	return nil

@@ -217,6 +217,8 @@ func TestSettings(t *testing.T) {
 	o, ok := connector.As[connector.Orphaner](c)
 	require.True(t, ok)
 	assert.True(t, o.Orphans())
+	_, ok = connector.As[connector.Orphaner](open(t, ``))
+	assert.False(t, ok, "D is asked when P has the KV")
 	_, ok = connector.As[connector.PairOnly](c)
 	assert.False(t, ok, "a generation server serves a request alone, too")
 }
