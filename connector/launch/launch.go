@@ -101,7 +101,24 @@ func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 		p.Engines = append(p.Engines, Engine{Name: name, Target: t, Settings: s})
 	}
 	p.gather()
+	if err := p.sameFiles(); err != nil {
+		return nil, err
+	}
 	return p, nil
+}
+
+// sameFiles refuses two files of one name: all engines' files lie in one folder.
+func (p *Plan) sameFiles() error {
+	content := map[string]string{}
+	for _, e := range p.Engines {
+		for _, f := range e.Settings.Files {
+			if other, known := content[f.Name]; known && other != f.Content {
+				return fmt.Errorf("engine %s: file %s has another content than that of another engine", e.Name, f.Name)
+			}
+			content[f.Name] = f.Content
+		}
+	}
+	return nil
 }
 
 // gather moves what all engines share to the plan: companions that run once, and notes that each engine tells.

@@ -251,7 +251,11 @@ func TestSettingsThatCannotBeWrittenAreRefused(t *testing.T) {
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, err, "prefill-0")
 	}
-	_, err := launch.With(silent{}, launch.Deployment{})
+	_, err := launch.With(rendering{func(t connector.Target) (connector.EngineSettings, error) {
+		return connector.EngineSettings{Files: []connector.File{{Name: "f", Content: t.Endpoint.Host()}}}, nil
+	}}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
+	require.ErrorContains(t, err, "decode-0: file f has another content", "they lie in one folder")
+	_, err = launch.With(silent{}, launch.Deployment{})
 	require.ErrorIs(t, err, launch.ErrNoSettings)
 	_, err = launch.Model(launch.Deployment{Spec: connector.Spec{Type: "nothing"}})
 	require.ErrorIs(t, err, connector.ErrUnknown)

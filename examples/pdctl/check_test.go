@@ -74,6 +74,22 @@ func TestAScriptIsReadWithItsVariables(t *testing.T) {
 	assert.Contains(t, out, "error connector-removed\n  guide.sh:7, guide.sh:16: each names PyNcclConnector, which is gone from vLLM 0.13 on")
 }
 
+func TestDockerRunIsReadWithItsOptions(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "lm.yaml"), []byte("remote_url: lm://store:1\n"), 0o600))
+	file := filepath.Join(dir, "start.sh")
+	const run = `docker run -d --rm --gpus all --name=%s -e PYTHONHASHSEED=%s --env HF_TOKEN -e LMCACHE_CONFIG_FILE=/etc/lm.yaml -v ./lm.yaml:/etc/lm.yaml:ro -p 8100:8000 ` +
+		`vllm/vllm-openai:v0.32.0 --model m --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_%s"}'` + "\n"
+	require.NoError(t, os.WriteFile(file, []byte(fmt.Sprintf(run, "p", "0", "producer")+fmt.Sprintf(run, "d", "0", "consumer")), 0o600))
+	code, out, errs := pdctl(t, "", "check", file)
+	assert.Equal(t, exitOK, code, "%s%s", out, errs)
+	assert.Equal(t, "2 engines read: 0 errors, 0 warnings\n", out, "each container is a machine of its own")
+
+	require.NoError(t, os.WriteFile(file, []byte(fmt.Sprintf(run, "p", "0", "producer")+fmt.Sprintf(run, "d", "1", "consumer")), 0o600))
+	_, out, _ = pdctl(t, "", "check", file)
+	assert.Contains(t, out, "error hash-seed-differs\n  start.sh:1, start.sh:2:")
+}
+
 func TestCommandsAndJSON(t *testing.T) {
 	code, out, _ := pdctl(t, "", "check", "--json", "-f", documents+"2-http.yaml",
 		"--command", `HF_TOKEN=hf_secret vllm serve m --api-key key_secret --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'`,

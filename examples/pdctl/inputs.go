@@ -106,7 +106,7 @@ func readCommands(file, text string) []launched {
 				l.home = ""
 			}
 		}
-		list = append(list, l)
+		list = append(list, l.container(file)...)
 	}
 	return list
 }

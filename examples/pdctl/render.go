@@ -85,6 +85,9 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 		return nil, err
 	}
 	plan.Image = c.Image
+	if c.CPU && c.Image == "" && (c.Format == "compose" || c.Format == "kubernetes") {
+		notes = append(notes, connector.Note{Text: "The image is for GPUs: name one for CPUs with --image."})
+	}
 	plan.Notes = slices.Concat(notes, plan.Notes, m.notes)
 	for i := range plan.Engines {
 		plan.Engines[i].Labels = m.labels[plan.Engines[i].Target.Endpoint.Role.String()]

@@ -69,6 +69,7 @@ func deploy(t *testing.T, lines ...string) []Engine {
 			"recv.yaml":  []byte("enable_pd: true\npd_role: receiver\npd_peer_host: 10.0.0.2\npd_peer_init_port: [8300]\npd_peer_alloc_port: [8400]\npd_buffer_size: 1073741824\npd_buffer_device: cuda\n"),
 			"ucx.yaml":   []byte("cache_transceiver_config:\n  backend: UCX\n"),
 			"nixl.yaml":  []byte("cache_transceiver_config:\n  backend: NIXL\n"),
+			"store.json": []byte(`{"master_server_address":"b:50051"}`),
 			"empty.yaml": []byte("# nothing\n"),
 		})
 		require.NoError(t, err)
@@ -154,6 +155,14 @@ func generalTable() []finding {
 		{code: "gateway-connector", severity: Error, engines: "ab", gateway: `{"type":"sglang"}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
 		{code: "gateway-connector", severity: Error, engines: "ab", gateway: `{"type":"multi","config":{"connectors":[]}}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
 		{code: "gateway-relays-nothing", severity: Error, engines: "ab", gateway: `{"type":"http"}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
+		{
+			code: "gateway-connector", severity: Error, engines: "ab", gateway: `{"type":"multi","config":{"connectors":[{"type":"nixl"},{"kv_connector":"MooncakeStoreConnector"}]}}`,
+			wrong: two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+child("ExampleConnector")+"]"), right: two(seed, "MultiConnector", "connectors=["+child("NixlConnector")+","+child("MooncakeStoreConnector")+"]"),
+		},
+		{
+			code: "fallback-connector", severity: Warning, engines: "ab", gateway: `{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"sharedstorage"}}`,
+			wrong: nixl, right: two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+child("ExampleConnector")+"]"),
+		},
 		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl"}`, wrong: two("", "NixlConnector", "kv_lease_duration=10"), right: two("", "NixlConnector", "kv_lease_duration=30")},
 		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl","config":{"leaseDuration":"2m"}}`, wrong: nixl, right: two("", "NixlConnector", "kv_lease_duration=120")},
 		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl","timeouts":{"handoff":"45s"}}`, wrong: nixl, right: nixl, other: `{"type":"nixl","timeouts":{"handoff":"25s"}}`},
@@ -216,6 +225,7 @@ func storesTable() []finding {
 		{code: "lmcache-store-behind-pd", severity: Error, engines: "ab", gateway: `{"type":"lmcache-pd"}`, wrong: shared, right: shared, other: `{"type":"lmcache"}`},
 		{code: "lmcache-notice-skipped", severity: Error, engines: "a", gateway: `{"type":"lmcache-pd"}`, wrong: pd("LMCACHE_PD_SKIP_PROXY_NOTIFICATION=true ", ""), right: good},
 		{code: "lmcache-no-notice-address", severity: Error, engines: "a", wrong: pd("LMCACHE_PD_PROXY_HOST=null ", ""), right: good},
+		{code: "lmcache-notice-port", severity: Error, engines: "a", gateway: `{"type":"lmcache-pd","config":{"notifyListen":"0.0.0.0:8600"}}`, wrong: good, right: good, other: `{"type":"lmcache-pd"}`},
 		{code: "lmcache-notice-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 LMCACHE_PD_PROXY_HOST=localhost " + good[0], "on:h2 " + good[1]}, right: []string{"on:h1 " + good[0], "on:h2 " + good[1]}},
 		{code: "lmcache-pd-role", severity: Error, engines: "a", wrong: pd("LMCACHE_PD_ROLE=receiver ", ""), right: good},
 		{code: "lmcache-pd-receiver", severity: Error, engines: "b", wrong: []string{good[0], good[1] + " -tp 2"}, right: good},
@@ -248,6 +258,22 @@ func storesTable() []finding {
 			right: []string{"on:h1 " + serve + kv("ExampleConnector", "both"), "on:h1 " + serve + kv("ExampleConnector", "both")},
 		},
 
+		{
+			code: "mooncake-master-differs", severity: Error, engines: "ab", wrong: []string{seed + "MOONCAKE_MASTER=a:50051 " + serve + kv("MooncakeStoreConnector", "both"), seed + "MOONCAKE_CONFIG_PATH=store.json " + serve + kv("MooncakeStoreConnector", "both")},
+			right: two(seed+"MOONCAKE_CONFIG_PATH=store.json ", "MooncakeStoreConnector"),
+		},
+		{
+			code: "mooncake-tenant-differs", severity: Error, engines: "ab", wrong: []string{seed + "MOONCAKE_TENANT_ID=a " + serve + kv("MooncakeStoreConnector", "both"), seed + serve + kv("MooncakeStoreConnector", "both")},
+			right: two(seed+"MOONCAKE_TENANT_ID=a ", "MooncakeStoreConnector"),
+		},
+		{
+			code: "mooncake-master-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 " + seed + "MOONCAKE_MASTER=127.0.0.1:50051 " + serve + kv("MooncakeStoreConnector", "both"), "on:h2 " + seed + "MOONCAKE_MASTER=m:50051 " + serve + kv("MooncakeStoreConnector", "both")},
+			right: []string{"on:h1 " + seed + "MOONCAKE_MASTER=m:50051 " + serve + kv("MooncakeStoreConnector", "both"), "on:h2 " + seed + "MOONCAKE_MASTER=m:50051 " + serve + kv("MooncakeStoreConnector", "both")},
+		},
+		{
+			code: "mooncake-prefix-differs", severity: Error, engines: "ab", wrong: []string{seed + serve + kv("MooncakeStoreConnector", "both", `cache_prefix="a"`), seed + serve + kv("MooncakeStoreConnector", "both")},
+			right: two(seed, "MooncakeStoreConnector", `cache_prefix="a"`),
+		},
 		{code: "mooncake-port-twice", severity: Error, engines: "ab", wrong: []string{"on:h " + serve + kv("MooncakeConnector", "producer"), "on:h " + serve + kv("MooncakeConnector", "producer"), serve + kv("MooncakeConnector", "consumer")}, right: two("on:h ", "MooncakeConnector")},
 		{code: "mooncake-port-gateway", severity: Warning, engines: "a", gateway: `{"type":"mooncake"}`, wrong: two("VLLM_MOONCAKE_BOOTSTRAP_PORT=9000 ", "MooncakeConnector"), right: two("VLLM_MOONCAKE_BOOTSTRAP_PORT=9000 ", "MooncakeConnector"), other: `{"type":"mooncake","config":{"bootstrapPort":9000}}`},
 		{
@@ -286,6 +312,7 @@ func peersTable() []finding {
 			right: []string{"on:h1 " + serve + kv("MoRIIOConnector", "producer", append(ports, `trusted_remote_hosts=["h2"]`)...), "on:h2 " + serve + kv("MoRIIOConnector", "consumer", append(ports, `trusted_remote_hosts="h1"`)...)},
 		},
 		{code: "offload-p2p-missing", severity: Error, engines: "ab", gateway: `{"type":"offload-p2p"}`, wrong: two(seed, "OffloadingConnector"), right: two(seed, "OffloadingConnector", tier)},
+		{code: "offload-port-gateway", severity: Warning, engines: "a", gateway: `{"type":"offload-p2p"}`, wrong: two(seed, "OffloadingConnector", tier), right: two(seed+"VLLM_P2P_SIDE_CHANNEL_PORT=7777 ", "OffloadingConnector", tier)},
 		{
 			code: "offload-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 " + seed + serve + kv("OffloadingConnector", "producer", tier), "on:h2 " + seed + serve + kv("OffloadingConnector", "consumer", tier)},
 			right: []string{"on:h1 VLLM_P2P_SIDE_CHANNEL_HOST=h1 " + seed + serve + kv("OffloadingConnector", "producer", tier), "on:h2 " + seed + serve + kv("OffloadingConnector", "consumer", tier)},
@@ -298,6 +325,7 @@ func peersTable() []finding {
 		{code: "sglang-mode", severity: Error, engines: "a", gateway: `{"type":"sglang"}`, wrong: []string{"sglang serve --model-path m"}, right: sgl},
 		{code: "sglang-backend-differs", severity: Error, engines: "ab", wrong: []string{sgl[0] + " --disaggregation-transfer-backend nixl", sgl[1]}, right: []string{sgl[0] + " --disaggregation-transfer-backend mooncake", sgl[1]}},
 		{code: "page-size-differs", severity: Error, engines: "ab", wrong: []string{sgl[0] + " --page-size 64", sgl[1]}, right: sgl},
+		{code: "sglang-port-gateway", severity: Warning, engines: "a", gateway: `{"type":"sglang","config":{"bootstrapPort":9000}}`, wrong: sgl, right: []string{sgl[0] + " --disaggregation-bootstrap-port=9000", sgl[1]}},
 		{code: "sglang-port-twice", severity: Error, engines: "ab", wrong: []string{"on:h " + sgl[0], "on:h " + sgl[0], "on:h " + sgl[1]}, right: []string{"on:h " + sgl[0], "on:h " + sgl[0] + " --disaggregation-bootstrap-port 8999", "on:h " + sgl[1]}},
 		{code: "trtllm-transceiver", severity: Error, engines: "a", wrong: []string{"trtllm-serve m", "trtllm-serve serve m --extra_llm_api_options ucx.yaml"}, right: []string{"trtllm-serve m --extra_llm_api_options=ucx.yaml", "trtllm-serve serve m --extra_llm_api_options ucx.yaml"}},
 		{code: "trtllm-transceiver-differs", severity: Error, engines: "ab", wrong: []string{"trtllm-serve m --config nixl.yaml", "trtllm-serve m --config ucx.yaml"}, right: []string{"trtllm-serve m --config ucx.yaml", "trtllm-serve m --config ucx.yaml"}},

@@ -51,6 +51,9 @@ func (e *Engine) vllm(argv []string, env map[string]string, files map[string][]b
 	}
 	e.Transfer = &t
 	e.Role = kvRole(t.Role)
+	if err := e.mooncakeStore(env, files); err != nil {
+		return err
+	}
 	return e.lmcache(env, files)
 }
 
@@ -215,6 +218,39 @@ func (e *Engine) lmcache(env map[string]string, files map[string][]byte) error {
 			e.LMCache[key] = v
 		}
 	}
+	return nil
+}
+
+// mooncakeVariables stand for members of Mooncake's file where there is none (vllm/distributed/mooncake_store.py).
+var mooncakeVariables = map[string]string{
+	"MOONCAKE_MASTER": "master_server_address", "MOONCAKE_TE_META_DATA_SERVER": "metadata_server", "MOONCAKE_TENANT_ID": "tenant_id",
+}
+
+// mooncakeStore gathers the settings of Mooncake's store.
+func (e *Engine) mooncakeStore(env map[string]string, files map[string][]byte) error {
+	if !slices.ContainsFunc(e.Transfer.Leaves(), func(t *Transfer) bool { return t.Class == "MooncakeStoreConnector" }) {
+		return nil
+	}
+	e.Mooncake = map[string]any{}
+	for variable, key := range mooncakeVariables {
+		if v := env[variable]; v != "" {
+			e.Mooncake[key] = v
+		}
+	}
+	file := env["MOONCAKE_CONFIG_PATH"]
+	if file == "" {
+		return nil
+	}
+	content, ok := files[file]
+	if !ok {
+		e.Unread = append(e.Unread, file)
+		return nil
+	}
+	settings, err := readSettings(content)
+	if err != nil {
+		return fmt.Errorf("Mooncake's configuration file: %w", err)
+	}
+	maps.Copy(e.Mooncake, settings)
 	return nil
 }
 

@@ -43,6 +43,7 @@ type Engine struct {
 
 	Transfer *Transfer      // vLLM's --kv-transfer-config; nil without one
 	LMCache  map[string]any // LMCache's settings by their names in its file; nil without LMCache
+	Mooncake map[string]any // Mooncake's store settings by their names in its file; nil without MooncakeStoreConnector
 	Unread   []string       // configuration files that are named but were not given
 
 	args map[string]string

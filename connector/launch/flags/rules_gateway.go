@@ -44,6 +44,24 @@ var gatewayRules = []rule{
 		},
 	},
 	{
+		code: "fallback-connector", severity: Warning, remedy: "add its class to the engines as a child of a MultiConnector, or remove the fallback",
+		find: func(g *model) (hits []hit) {
+			if g.spec == nil {
+				return nil
+			}
+			for next := g.spec.FallbackConnector; next != nil; next = next.FallbackConnector {
+				inner := &model{engines: g.engines}
+				inner.gateway(next)
+				for _, e := range g.engines {
+					if problem, _ := inner.mismatch(e); problem != "" {
+						hits = append(hits, hit{engines: []*Engine{e}, text: "does not speak what the gateway falls back to, " + inner.typ + ": the fallback would compute prompts twice, or fail too"})
+					}
+				}
+			}
+			return hits
+		},
+	},
+	{
 		code: "lease-short", severity: Error, remedy: "raise kv_lease_duration on the engines, or lower leaseDuration and timeouts.handoff in the gateway",
 		find: func(g *model) (hits []hit) {
 			if g.spec == nil || g.typ != "nixl" && g.typ != "nixl-push" && g.typ != "multi" {
@@ -108,15 +126,32 @@ func (g *model) mismatch(e *Engine) (problem, remedy string) {
 		if e.Transfer.Class != "MultiConnector" {
 			return fmt.Sprintf("speaks %s, and the gateway expects a MultiConnector", e.Transfer.Class), "write kvConnector.type: " + speaks(e, e.Transfer)
 		}
+		children, _ := g.config["connectors"].([]any)
+		for _, c := range children {
+			child, _ := c.(map[string]any)
+			if name := childName(child); !speaksOneOf(e, classesOf[name]) && classesOf[name] != nil {
+				return fmt.Sprintf("has no child of its MultiConnector for the gateway's child %s", name), "write the same children for the gateway and the engines"
+			}
+		}
 		return "", ""
 	}
-	for _, t := range e.Transfer.Leaves() {
-		if slices.Contains(classes, t.Class) {
-			return "", ""
-		}
+	if speaksOneOf(e, classes) {
+		return "", ""
 	}
 	return fmt.Sprintf("speaks %s, and the gateway's connector %s speaks %s", strings.Join(e.Classes(), " and "), g.typ, strings.Join(classes, " or ")),
 		"write kvConnector.type: " + speaks(e, e.Transfer)
+}
+
+func speaksOneOf(e *Engine, classes []string) bool {
+	return slices.ContainsFunc(e.Transfer.Leaves(), func(t *Transfer) bool { return slices.Contains(classes, t.Class) })
+}
+
+// childName is the connector of a gateway's child, which may be written as an engine's.
+func childName(child map[string]any) string {
+	if class := text(child, "kv_connector"); class != "" {
+		return gatewayName(class, object(child, "kv_connector_extra_config"))
+	}
+	return gatewayName(text(child, "type"), object(child, "config"))
 }
 
 // speaks is the gateway's name for what an engine speaks.

@@ -3,6 +3,7 @@
 package flags
 
 import (
+	"net"
 	"slices"
 	"strconv"
 )
@@ -121,6 +122,22 @@ var lmcacheRules = []rule{
 					return false
 				}
 				return text(s.LMCache, "pd_proxy_host") == "" || text(s.LMCache, "pd_proxy_port") == ""
+			})
+		},
+	},
+	{
+		code: "lmcache-notice-port", severity: Error, remedy: "write the port of the gateway's notifyListen as pd_proxy_port",
+		find: func(g *model) []hit {
+			if g.typ != "lmcache-pd" {
+				return nil
+			}
+			listens := "8500"
+			if _, port, err := net.SplitHostPort(text(g.config, "notifyListen")); err == nil {
+				listens = port
+			}
+			return alone(g.lmcache(true), "sends its notices to another port than the gateway's "+listens+": each request waits for its notice in vain", func(s side) bool {
+				port := text(s.LMCache, "pd_proxy_port")
+				return pdRole(s.Engine) == "sender" && port != "" && port != listens
 			})
 		},
 	},

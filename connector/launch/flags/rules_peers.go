@@ -3,6 +3,7 @@
 package flags
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 )
@@ -97,6 +98,18 @@ var peerRules = []rule{
 		},
 	},
 	{
+		code: "offload-port-gateway", severity: Warning, remedy: "write config.port, or the endpoint's attribute p2pPort, as the engine's VLLM_P2P_SIDE_CHANNEL_PORT",
+		find: func(g *model) []hit {
+			if g.typ != "offload-p2p" {
+				return nil
+			}
+			asked := int(number(text(g.config, "port"), 7777))
+			return alone(g.with("OffloadingConnector"), fmt.Sprintf("listens on another port than the gateway tells decode (%d; the engine's own default is 5710), unless the endpoint's attribute says so", asked), func(s side) bool {
+				return s.Role.Has(prefill) && p2pTier(s.t) != nil && int(number(p2pSetting(s, "port", "VLLM_P2P_SIDE_CHANNEL_PORT"), 5710)) != asked
+			})
+		},
+	},
+	{
 		code: "offload-loopback", severity: Error, remedy: "set VLLM_P2P_SIDE_CHANNEL_HOST to an address of the engine's own machine that the others reach",
 		find: func(g *model) []hit {
 			sides := slices.DeleteFunc(g.with("OffloadingConnector"), func(s side) bool { return p2pTier(s.t) == nil })
@@ -165,6 +178,21 @@ var otherEngineRules = []rule{
 		},
 	},
 	differing("page-size-differs", "page-size", "keep KV in pages of different sizes (--page-size)"),
+	{
+		code: "sglang-port-gateway", severity: Warning, remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's --disaggregation-bootstrap-port",
+		find: func(g *model) (hits []hit) {
+			if g.typ != "sglang" {
+				return nil
+			}
+			asked := int(number(text(g.config, "bootstrapPort"), 8998))
+			for _, e := range g.ofProgram("sglang") {
+				if e.Role == prefill && int(number(e.args["disaggregation-bootstrap-port"], 8998)) != asked {
+					hits = append(hits, hit{engines: []*Engine{e}, text: fmt.Sprintf("opens its bootstrap server on another port than the gateway tells decode (%d), unless the endpoint's attribute says so", asked)})
+				}
+			}
+			return hits
+		},
+	},
 	{
 		code: "sglang-port-twice", severity: Error, remedy: "give each prefill engine of a machine its own --disaggregation-bootstrap-port",
 		find: func(g *model) []hit {

@@ -4,6 +4,7 @@ package flags
 
 import (
 	"fmt"
+	"net"
 	"path"
 	"slices"
 	"strings"
@@ -102,6 +103,32 @@ func storagePath(s side) string {
 }
 
 var mooncakeRules = []rule{
+	mooncakeDiffers("mooncake-master-differs", "master_server_address", "store to different Mooncake masters: none finds the other's KV"),
+	mooncakeDiffers("mooncake-tenant-differs", "tenant_id", "store for different tenants of Mooncake: none finds the other's KV"),
+	{
+		code: "mooncake-master-loopback", severity: Error, remedy: "write the master's address as all machines reach it",
+		find: func(g *model) []hit {
+			sides := g.with("MooncakeStoreConnector")
+			if !apart(enginesOf(sides)) {
+				return nil
+			}
+			return alone(sides, "looks for Mooncake's master on its own machine, and the engines run on several", func(s side) bool {
+				master := text(s.Mooncake, "master_server_address")
+				host, _, err := net.SplitHostPort(master)
+				return master != "" && err == nil && isLoopback(host)
+			})
+		},
+	},
+	{
+		code: "mooncake-prefix-differs", severity: Error, remedy: "write the same cache_prefix for all engines",
+		find: func(g *model) []hit {
+			sides := g.with("MooncakeStoreConnector")
+			if len(sides) > 0 && differ(sides, func(s side) string { return text(s.t.Extra, "cache_prefix") }) {
+				return []hit{{engines: enginesOf(sides), text: "put different prefixes before their keys (cache_prefix): none finds the other's KV"}}
+			}
+			return nil
+		},
+	},
 	{
 		code: "mooncake-port-twice", severity: Error, remedy: "give each prefill engine of a machine its own VLLM_MOONCAKE_BOOTSTRAP_PORT",
 		find: func(g *model) []hit {
@@ -143,6 +170,19 @@ var mooncakeRules = []rule{
 			return nil
 		},
 	},
+}
+
+func mooncakeDiffers(code, key, what string) rule {
+	return rule{
+		code: code, severity: Error, remedy: "write the same " + key + " for all engines",
+		find: func(g *model) []hit {
+			sides := slices.DeleteFunc(g.with("MooncakeStoreConnector"), func(s side) bool { return len(s.Unread) > 0 })
+			if len(sides) > 0 && differ(sides, func(s side) string { return text(s.Mooncake, key) }) {
+				return []hit{{engines: enginesOf(sides), text: what}}
+			}
+			return nil
+		},
+	}
 }
 
 func bootstrapPort(s side) int { return int(number(s.env["VLLM_MOONCAKE_BOOTSTRAP_PORT"], 8998)) }
