@@ -146,13 +146,6 @@ func (g *golden) check(ctx context.Context, factory func(json.RawMessage) (conne
 	} else if reason != "" {
 		return nil
 	}
-	items := 0
-	t.Encoded = func(*connector.Session, connector.Item) json.RawMessage {
-		if items++; items > len(g.Encoded) {
-			return nil
-		}
-		return g.Encoded[items-1]
-	}
 	p, err := t.playWith(s, g.means())
 	if p.prefill.body == nil && g.Want.Refused == "" {
 		return err
@@ -242,8 +235,15 @@ func (e goldenEndpoint) endpoint(def string, role discovery.Role) (discovery.End
 }
 
 func (g *golden) means() means {
+	items := 0
 	return means{
-		quiet:  true,
+		quiet: true,
+		encoded: func(*connector.Session, connector.Item) json.RawMessage {
+			if items++; items > len(g.Encoded) {
+				return nil
+			}
+			return g.Encoded[items-1]
+		},
 		answer: func(s *connector.Session, _ []byte) []byte { return g.answer(s.API) },
 		event: func(*connector.Session) connector.Event {
 			body := []byte(g.Event)

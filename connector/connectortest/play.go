@@ -35,19 +35,23 @@ func (p *played) legs() map[string]sent {
 	if p.first != nil {
 		m["decode's first try"] = *p.first
 	}
+	for i, leg := range p.encode {
+		m[fmt.Sprintf("encode %d", i)] = leg
+	}
 	return m
 }
 
 // means are the other side of a session, to be replaced by hostile ones.
 type means struct {
-	call   connector.Caller
-	answer func(s *connector.Session, prefill []byte) []byte
-	event  func(s *connector.Session) connector.Event
-	quiet  bool // no event is expected: what the connector listens on has not been started
+	call    connector.Caller
+	encoded func(s *connector.Session, i connector.Item) json.RawMessage
+	answer  func(s *connector.Session, prefill []byte) []byte
+	event   func(s *connector.Session) connector.Event
+	quiet   bool // no event is expected: what the connector listens on has not been started
 }
 
 func (t *trial) means() means {
-	m := means{call: t.Call, answer: t.Answer, event: t.Event}
+	m := means{call: t.Call, encoded: t.Encoded, answer: t.Answer, event: t.Event}
 	if m.answer == nil {
 		m.answer = func(s *connector.Session, _ []byte) []byte { return Answer(s.API) }
 	}
@@ -98,8 +102,8 @@ func (t *trial) before(s *connector.Session, m means) (encode []sent, err error)
 		}
 		encode = append(encode, leg)
 		answer := json.RawMessage(Answer(connector.APIChat))
-		if t.Encoded != nil {
-			answer = t.Encoded(s, i)
+		if m.encoded != nil {
+			answer = m.encoded(s, i)
 		}
 		answers = append(answers, answer)
 	}
@@ -211,7 +215,7 @@ func canceled(parent context.Context) context.Context {
 func (t *trial) each(list func(connector.API) []sample, check func(s sample, p *played) error) error {
 	n := 0
 	for _, api := range t.APIs {
-		for _, smp := range list(api) {
+		for _, smp := range append(list(api), t.media(api)...) {
 			n++
 			r, err := request(smp)
 			if err != nil {
@@ -230,6 +234,19 @@ func (t *trial) each(list func(connector.API) []sample, check func(s sample, p *
 		}
 	}
 	return nil
+}
+
+// media are chats with media, for connectors that have them encoded.
+func (t *trial) media(api connector.API) []sample {
+	if _, ok := connector.As[connector.Encoder](t.c); !ok || api != connector.APIChat {
+		return nil
+	}
+	return []sample{{api, "with media", `{"model":"` + modelName + `","messages":[{"role":"user","content":[{"type":"text","text":` + promptText + `},` + picture("QUFB") + `,` +
+		picture("QkJC") + `,` + picture("QUFB") + `]}],` + others + `}`}}
+}
+
+func picture(data string) string {
+	return `{"type":"image_url","image_url":{"url":"data:image/png;base64,` + data + `"}}`
 }
 
 // all are samples and several.

@@ -188,6 +188,9 @@ func checkHostile(t *trial) error {
 		if err := t.hostileEvents(r, 6000+i); err != nil {
 			return fmt.Errorf("%s: %w", api, err)
 		}
+		if err := t.hostileEncodes(api, 6000+i); err != nil {
+			return err
+		}
 	}
 	return t.hostileCalls()
 }
@@ -251,6 +254,41 @@ func (t *trial) hostileEvents(r *connector.Request, n int) error {
 		m.event = func(*connector.Session) connector.Event { return connector.Event{Body: b.body, At: began} }
 		if err := t.survives(r, n, m); err != nil {
 			return fmt.Errorf("an event: %s: %w", b.what, err)
+		}
+	}
+	return nil
+}
+
+// hostileEncodes has encode engines answer badly.
+func (t *trial) hostileEncodes(api connector.API, n int) error {
+	for _, smp := range t.media(api) {
+		r, err := request(smp)
+		if err != nil {
+			return err
+		}
+		p, err := t.play(t.session(r, n))
+		if err != nil {
+			return fmt.Errorf("%s: %w", smp, err)
+		}
+		if len(p.encode) == 0 {
+			continue // of a connector that has other media encoded
+		}
+		good := Answer(connector.APIChat)
+		if t.Encoded != nil {
+			enc, _ := connector.As[connector.Encoder](t.c)
+			s := t.session(r, n)
+			good = t.Encoded(s, enc.Items(s)[0])
+		}
+		bad := wholes(good)
+		for _, path := range paths(gjson.ParseBytes(good), "", nil) {
+			bad = append(bad, spoil(good, path)...)
+		}
+		for _, b := range bad {
+			m := t.means()
+			m.encoded = func(*connector.Session, connector.Item) json.RawMessage { return b.body }
+			if err := t.survives(r, n, m); err != nil {
+				return fmt.Errorf("%s, an encode engine's answer: %s: %w", smp, b.what, err)
+			}
 		}
 	}
 	return nil

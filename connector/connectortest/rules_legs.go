@@ -86,6 +86,10 @@ func checkLimit(t *trial) error {
 		if v := sampled(s, body, s.minimum); v.Exists() && v.Type != gjson.Null && v.Num > 1 {
 			return fmt.Errorf("%s of the prefill leg is %s, above its limit", s.minimum, v.Raw)
 		}
+		// vLLM wants max_tokens above the budget, but of a leg with do_remote_decode (0.32.0, vllm/entrypoints/anthropic/protocol.py).
+		if smp.api == connector.APIMessages && gjson.GetBytes(body, "thinking.budget_tokens").Exists() && !gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
+			return errors.New("the prefill leg's thinking.budget_tokens is above its max_tokens, which engines refuse: see Leg.DropThinkingBudget")
+		}
 		return nil
 	})
 }

@@ -55,7 +55,7 @@ var shapes = map[connector.API]shape{
 }
 
 // others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would change.
-const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041","k":123456789012345678901234567890}],"n":null,"twice":1,"twice":2.0},"x\u005fescaped":"\u0061\ud83d\ude00","temperature":0.70,"user":"` + clientCanary + `"`
+const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041","k":123456789012345678901234567890}],"n":null,"twice":1,"twice":2.0},"x\u005fescaped":"\u0061\ud83d\ude00","temperature":0.70,"user":"someone"`
 
 // body puts members and sampling members where the API has them.
 func (s shape) body(sampling string, members ...string) string {
@@ -99,6 +99,9 @@ func samples(api connector.API) []sample {
 		list = append(list,
 			sample{api, "with the limit that wins", s.body(join(limit(s.alt, 64), minimum(2)), others)},
 			sample{api, "with both limits", s.body(join(limit(s.limit, 64), limit(s.alt, 32)), others)})
+	}
+	if api == connector.APIMessages {
+		list = append(list, sample{api, "with a thinking budget", s.body(`"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}`, others)})
 	}
 	if s.holder != "" {
 		list = append(list, sample{api, "with sampling members of null", s.body("", `"`+s.holder+`":null`, others)})

@@ -61,6 +61,8 @@ var rules = []rule{
 	{"a malformed prefill answer never becomes a decode leg", checkBadAnswers, false},
 	{"unknown keys and big integers of a handoff are no fault and keep their digits", checkHandoffKeeps, false},
 	{"whatever engines answer, nothing panics", checkHostile, false},
+	{"an answer that P has finished is whole, and tells the client nothing of the transfer", checkFinal, false},
+	{"an answer of D's that is rewritten keeps its text", checkRewrite, false},
 	{"IPv6 engines get brackets where an address has a port", checkIPv6, false},
 	{"an engine without an attribute is refused, and the configuration check says so", checkAttributes, false},
 	{"what the protocol cannot carry is named, and nothing else", checkUnsupported, true},

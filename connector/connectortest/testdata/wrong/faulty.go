@@ -31,6 +31,10 @@ type faulty struct {
 	start         func(context.Context) error
 	closes        func() error
 	expect        func(*connector.Session) (func(context.Context) (connector.Event, error), func(error))
+	final         func(*connector.Session, *connector.PrefillResult) (connector.Answer, bool)
+	rewrite       func(*connector.Session, func() *connector.PrefillResult) connector.EventFunc
+	encode        func(*connector.Session, connector.Item, *connector.Leg) error
+	merge         func([]json.RawMessage) error
 	clean         func(context.Context, *connector.Session) error
 	lease         func() time.Duration
 	render        func(connector.Target) (connector.EngineSettings, error)
@@ -122,6 +126,34 @@ func (f *faulty) Expect(s *connector.Session) (wait func(context.Context) (conne
 		return f.expect(s)
 	}
 	return f.Toy.Expect(s)
+}
+
+func (f *faulty) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
+	if f.final != nil {
+		return f.final(s, p)
+	}
+	return f.Toy.Final(s, p)
+}
+
+func (f *faulty) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
+	if f.rewrite != nil {
+		return f.rewrite(s, p)
+	}
+	return f.Toy.Rewrite(s, p)
+}
+
+func (f *faulty) Encode(s *connector.Session, i connector.Item, leg *connector.Leg) error {
+	if f.encode != nil {
+		return f.encode(s, i, leg)
+	}
+	return f.Toy.Encode(s, i, leg)
+}
+
+func (f *faulty) Merge(s *connector.Session, answers []json.RawMessage) error {
+	if f.merge != nil {
+		return f.merge(answers)
+	}
+	return f.Toy.Merge(s, answers)
 }
 
 func (f *faulty) Clean(ctx context.Context, s *connector.Session, cause error, call connector.Caller) error {

@@ -5,6 +5,7 @@
 package wrong
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -178,6 +179,81 @@ func CheckEvent(s *connector.Session) error {
 	}
 	if err := json.Unmarshal(s.Event().Body, &e); err != nil || !e.Ready {
 		return connector.NoTransfer("the notice does not say that the KV is there")
+	}
+	return nil
+}
+
+// Final lets P's answer be the client's where P ended by itself.
+func (*Toy) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
+	var a struct {
+		Choices []struct {
+			Reason string `json:"finish_reason"`
+		} `json:"choices"`
+	}
+	if json.Unmarshal(p.Body, &a) != nil || len(a.Choices) != 1 || a.Choices[0].Reason != "stop" {
+		return connector.Answer{}, false
+	}
+	var m map[string]json.RawMessage
+	if json.Unmarshal(p.Body, &m) != nil {
+		return connector.Answer{}, false
+	}
+	delete(m, connector.ParamsMember)
+	body, err := json.Marshal(m) // in one line
+	if err != nil {
+		return connector.Answer{}, false
+	}
+	if s.Request.Stream {
+		return connector.Answer{Events: [][]byte{body, []byte("[DONE]")}}, true
+	}
+	return connector.Answer{Body: body}, true
+}
+
+// Rewrite tells which engine decoded, in each answer that is not streamed.
+func (*Toy) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+	if s.Request.Stream {
+		return nil
+	}
+	return func(data []byte) ([]byte, error) {
+		var m map[string]json.RawMessage
+		if err := json.Unmarshal(data, &m); err != nil || m == nil {
+			return nil, errors.New("the answer is no object")
+		}
+		m["decoded_by"] = connector.Quote(s.Decode.ID)
+		return json.Marshal(m)
+	}
+}
+
+// Items are the pictures of a chat with a list of parts.
+func (*Toy) Items(s *connector.Session) (items []connector.Item) {
+	var messages []struct {
+		Content []json.RawMessage `json:"content"`
+	}
+	if raw, ok := s.Field("messages"); !ok || json.Unmarshal(raw, &messages) != nil {
+		return nil
+	}
+	for _, m := range messages {
+		for _, part := range m.Content {
+			if bytes.Contains(part, []byte("image_url")) {
+				items = append(items, connector.Item{ID: string(part), Part: part})
+			}
+		}
+	}
+	return items
+}
+
+// Encode asks for one picture.
+func (*Toy) Encode(_ *connector.Session, i connector.Item, leg *connector.Leg) error {
+	leg.SetBody(json.RawMessage(`{"messages":[{"role":"user","content":[` + string(i.Part) + `]}]}`))
+	return nil
+}
+
+// Merge wants each answer to be an object.
+func (*Toy) Merge(_ *connector.Session, answers []json.RawMessage) error {
+	for _, a := range answers {
+		var m map[string]json.RawMessage
+		if json.Unmarshal(a, &m) != nil {
+			return errors.New("an encode engine's answer is no object")
+		}
 	}
 	return nil
 }

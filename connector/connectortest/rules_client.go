@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectortest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// clients are requests whose answers a connector may make itself or rewrite.
+func clients(api connector.API) []sample {
+	s := shapes[api]
+	stream := []string{`"stream":true`, `"stream_options":{"include_usage":true}`}
+	list := []sample{plain(api), {api, "streamed", s.body("", stream...)}}
+	if s.logprobs != "" {
+		list = append(list, sample{api, "streamed with log probabilities", s.body(s.logprobs, stream...)}, sample{api, "with log probabilities", s.body(s.logprobs)})
+	}
+	if api == connector.APISGLang {
+		list = append(list, sample{api, "with log probabilities", s.body("", `"return_logprob":true`)})
+	}
+	return list
+}
+
+// checkFinal finishes requests at P: the client gets P's answer, as an engine that served alone would have given it.
+func checkFinal(t *trial) error {
+	f, ok := connector.As[connector.Finisher](t.c)
+	if !ok {
+		return notApplicable("no answer of P's is the client's")
+	}
+	finals := 0
+	for i, api := range t.APIs {
+		for _, smp := range clients(api) {
+			r, err := request(smp)
+			if err != nil {
+				return err
+			}
+			if t.unsupported(r) != "" {
+				continue
+			}
+			s := t.session(r, 10_000+i)
+			p, err := t.play(s)
+			if err != nil {
+				return fmt.Errorf("%s: %w", smp, err)
+			}
+			for _, answer := range finished(p.answer) {
+				var given connector.Answer
+				var final bool
+				err := guard(func() error {
+					given, final = f.Final(s, connector.NewPrefillResult(200, nil, answer, began))
+					return nil
+				})
+				if err == nil && final {
+					finals++
+					err = checkAnswer(given, r.Stream)
+				}
+				if err != nil {
+					return fmt.Errorf("%s: %w", smp, err)
+				}
+			}
+		}
+	}
+	if finals == 0 {
+		return notApplicable("Final takes none of the answers that the suite makes")
+	}
+	return nil
+}
+
+// finished are answers that P ended itself, in one line and in several.
+func finished(answer []byte) (list [][]byte) {
+	for _, reason := range []string{"stop", "tool_calls"} {
+		body, err := sjson.SetBytes(answer, "choices.0.finish_reason", reason)
+		if err != nil || !gjson.GetBytes(answer, "choices.0.finish_reason").Exists() {
+			continue
+		}
+		var pretty bytes.Buffer
+		if json.Indent(&pretty, body, "", "  ") == nil {
+			list = append(list, body, pretty.Bytes())
+		}
+	}
+	return list
+}
+
+func checkAnswer(a connector.Answer, stream bool) error {
+	if !stream || len(a.Events) == 0 {
+		if stream {
+			return errors.New("a client that asked for a stream gets no events")
+		}
+		if !gjson.ValidBytes(a.Body) || !gjson.ParseBytes(a.Body).IsObject() {
+			return errors.New("the client's answer is not one JSON object")
+		}
+		return noTransfer(a.Body)
+	}
+	for _, event := range a.Events {
+		if err := checkEvent(event); err != nil {
+			return err
+		}
+	}
+	if last := a.Events[len(a.Events)-1]; string(last) != "[DONE]" {
+		return errors.New("the client's stream does not end with [DONE]")
+	}
+	return nil
+}
+
+func checkEvent(event []byte) error {
+	switch {
+	case bytes.ContainsAny(event, "\r\n"):
+		return errors.New("an event has several lines, of which the client reads the first")
+	case string(event) != "[DONE]" && !gjson.ValidBytes(event):
+		return errors.New("an event is not JSON")
+	}
+	return noTransfer(event)
+}
+
+// noTransfer looks for transfer members that are not null: whoever has them can read another's KV.
+func noTransfer(body []byte) (fault error) {
+	var walk func(v gjson.Result)
+	walk = func(v gjson.Result) {
+		object := v.IsObject()
+		if !object && !v.IsArray() {
+			return
+		}
+		v.ForEach(func(key, inner gjson.Result) bool {
+			if object && inner.Type != gjson.Null && slices.Contains(transferMembers, key.Str) {
+				fault = fmt.Errorf("the client gets %s", key.Str)
+			}
+			walk(inner)
+			return fault == nil
+		})
+	}
+	walk(gjson.ParseBytes(body))
+	return fault
+}
+
+// The texts of D's answers, which must all reach the client.
+var decoded = []string{"alpha-text", "beta-text"}
+
+// checkRewrite has D's answer rewritten: nothing of its text is lost, and what comes out can be read.
+func checkRewrite(t *trial) error {
+	w, ok := connector.As[connector.Rewriter](t.c)
+	if !ok {
+		return notApplicable("D's answer is the client's as it is")
+	}
+	rewrites := 0
+	for i, api := range t.APIs {
+		for _, smp := range clients(api) {
+			r, err := request(smp)
+			if err != nil {
+				return err
+			}
+			events := answerOf(api, r.Stream)
+			if t.unsupported(r) != "" || events == nil {
+				continue
+			}
+			s := t.session(r, 11_000+i)
+			p, err := t.play(s)
+			if err != nil {
+				return fmt.Errorf("%s: %w", smp, err)
+			}
+			for _, result := range []*connector.PrefillResult{connector.NewPrefillResult(200, nil, p.answer, began), nil} {
+				fn := w.Rewrite(s, func() *connector.PrefillResult { return result })
+				if fn == nil {
+					continue
+				}
+				rewrites++
+				if err := checkRewritten(fn, events, result != nil); err != nil {
+					return fmt.Errorf("%s: %w", smp, err)
+				}
+			}
+		}
+	}
+	if rewrites == 0 {
+		return notApplicable("Rewrite leaves the suite's requests as they are")
+	}
+	return nil
+}
+
+// answerOf is D's answer in parts: a stream's events, or one body. nil where the suite has none.
+func answerOf(api connector.API, stream bool) (parts []string) {
+	if !stream {
+		body := answerTexts[api]
+		if !strings.Contains(body, `"a"`) {
+			return nil
+		}
+		return []string{strings.Replace(body, `"a"`, `"`+strings.Join(decoded, "")+`"`, 1)}
+	}
+	switch api {
+	case connector.APIChat:
+		const head = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":`
+		parts = []string{head + `[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`}
+		for _, text := range decoded {
+			parts = append(parts, head+`[{"index":0,"delta":{"content":"`+text+`"},"logprobs":null,"finish_reason":null}]}`)
+		}
+		return append(parts, head+`[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}`,
+			head+`[],"usage":{"prompt_tokens":4,"total_tokens":6,"completion_tokens":2}}`)
+	case connector.APICompletions:
+		const head = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":`
+		for _, text := range decoded {
+			parts = append(parts, head+`[{"index":0,"text":"`+text+`","logprobs":null,"finish_reason":null}]}`)
+		}
+		return append(parts, head+`[{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}]}`,
+			head+`[],"usage":{"prompt_tokens":4,"total_tokens":6,"completion_tokens":2}}`)
+	}
+	return nil
+}
+
+// checkRewritten runs an answer through. An error is the session's, which is allowed where P's answer is missing.
+func checkRewritten(fn connector.EventFunc, parts []string, answered bool) error {
+	var all strings.Builder
+	for _, part := range parts {
+		var out []byte
+		err := guard(func() (err error) { out, err = fn([]byte(part)); return err })
+		switch {
+		case panicked(err) || err != nil && answered:
+			return err
+		case err != nil:
+			return nil //nolint:nilerr // the session ends with the connector's own error
+		case out == nil:
+			continue
+		}
+		if !gjson.ValidBytes(out) || len(parts) > 1 && bytes.ContainsAny(out, "\r\n") {
+			return errors.New("what was rewritten is not JSON in one line")
+		}
+		all.Write(out)
+	}
+	rest := all.String()
+	for _, text := range decoded {
+		_, after, found := strings.Cut(rest, text)
+		if !found {
+			return fmt.Errorf("the answer's %s is lost, or not where it was", text)
+		}
+		rest = after
+	}
+	return nil
+}
