@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -48,9 +49,7 @@ func pairOf(t *testing.T, o lmcachepd.Options, extra map[string]string, change .
 	if o.RetFirstToken {
 		settings["skip_last_n_tokens"] = "1"
 	}
-	for k, v := range extra {
-		settings[k] = v
-	}
+	maps.Copy(settings, extra)
 	p := enginesim.Config{Connector: lmcachepd.Name, KVRole: enginesim.RoleProducer, Extra: settings, HandshakeTimeout: 300 * time.Millisecond}
 	d := enginesim.Config{Connector: lmcachepd.Name, KVRole: enginesim.RoleConsumer, Extra: settings}
 	for _, f := range change {

@@ -52,7 +52,7 @@ func begin(t *testing.T, python string, want map[string]any) (end func() sent) {
 	in, err := json.Marshal(want)
 	require.NoError(t, err)
 	ctx, stop := context.WithTimeout(t.Context(), 60*time.Second)
-	cmd := exec.CommandContext(ctx, python, "testdata/notify.py") //nolint:gosec // the test's own script
+	cmd := exec.CommandContext(ctx, python, "testdata/notify.py")
 	cmd.Stdin = bytes.NewReader(in)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
