@@ -3,9 +3,11 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -137,4 +139,33 @@ func TestAnAnswerThatEndsAtTheContextServer(t *testing.T) {
 	}
 	assert.Zero(t, x.d.Stats().Requests, "decode was not asked")
 	assert.NoError(t, x.p.CheckKV())
+}
+
+// Many requests at once, lists among them: no two meet in one room, or under one id.
+func TestRoomsAndIDsOfManyAtOnce(t *testing.T) {
+	for _, c := range []protocol{{connector: "sglang", attributes: bootstrapPort}, {connector: "trtllm"}, {connector: "trtllm", config: `{dispatch: generation-first}`, prefill: enginesim.Config{Extra: map[string]string{"transceiver_runtime": "PYTHON"}}}} {
+		x := c.start(t)
+		var all sync.WaitGroup
+		for i := range 40 {
+			all.Go(func() {
+				prompt := fmt.Sprintf("%q", strings.Repeat(fmt.Sprintf("%d at once ", i), 20))
+				if c.connector == "sglang" && i%2 == 0 {
+					prompt = fmt.Sprintf("[%s,%q]", prompt, strings.Repeat(fmt.Sprintf("%d more ", i), 20))
+				}
+				request := fmt.Sprintf(`{"model":"tiny","prompt":%s,"max_tokens":6,"temperature":0,"stream":%t}`, prompt, i%3 == 0)
+				status, _, got := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
+				_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)
+				assert.Equal(t, http.StatusOK, status, got)
+				assert.Len(t, texts(t, got), len(texts(t, want)))
+				if !strings.HasPrefix(prompt, "[") { // events of a list come in any order
+					assert.Equal(t, texts(t, want), texts(t, got))
+				}
+			})
+		}
+		all.Wait()
+		require.NoError(t, x.p.WaitIdle(t.Context()))
+		require.NoError(t, x.d.WaitIdle(t.Context()))
+		assert.NoError(t, x.p.CheckKV())
+		assert.NoError(t, x.d.CheckKV())
+	}
 }
