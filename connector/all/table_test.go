@@ -115,7 +115,8 @@ func classes(name string) (list []string) {
 var engineNames = map[string]string{"vllm": "vLLM", "vllm-ascend": "vLLM Ascend", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "trtllm": "TensorRT-LLM",
 	"lmcache": "LMCache", "mooncake": "Mooncake"}
 
-var versioned = regexp.MustCompile(`^(.+?)-v?(\d.*)$`)
+// versioned are a golden folder's names: vllm-0.32.0, or vllm-pr24520 for what is proposed.
+var versioned = regexp.MustCompile(`^(.+?)-(v?\d.*|pr\d+)$`)
 
 // goldens returns the engine versions of a package's golden exchanges, and the configurations in them.
 func goldens(t *testing.T, dir string) (versions []string, configs []json.RawMessage) {
@@ -125,7 +126,7 @@ func goldens(t *testing.T, dir string) (versions []string, configs []json.RawMes
 	for _, file := range files {
 		m := versioned.FindStringSubmatch(filepath.Base(filepath.Dir(file)))
 		require.NotNil(t, m, "%s: the folder is not named <engine>-<version>", file)
-		version := cmp.Or(engineNames[m[1]], m[1]) + " " + m[2]
+		version := cmp.Or(engineNames[m[1]], m[1]) + " " + strings.Replace(m[2], "pr", "PR ", 1)
 		if !slices.Contains(versions, version) {
 			versions = append(versions, version)
 		}
