@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -98,50 +99,53 @@ func decodeOf(t testing.TB, c *mooncake.Connector, s *connector.Session) string 
 	return string(body)
 }
 
-// waiting gives goroutines that are about to block the time to do so.
-func waiting() { time.Sleep(30 * time.Millisecond) }
-
 // However many requests begin at once, one asks; and as long as the answer is young, nobody asks again.
 func TestOneQueryForAnyNumberOfRequests(t *testing.T) {
-	b := (&server{hold: make(chan struct{})}).say(oneRank)
-	c := newConnector(t, nil)
-	var wg sync.WaitGroup
-	for range 50 {
-		wg.Go(func() { assert.NoError(t, prepare(t.Context(), c, chatSession(t), b.call)) })
-	}
-	waiting()
-	close(b.hold)
-	wg.Wait()
-	require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
-	assert.EqualValues(t, 1, b.asked.Load())
+	synctest.Test(t, func(t *testing.T) {
+		b := (&server{hold: make(chan struct{})}).say(oneRank)
+		c := newConnector(t, nil)
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() { assert.NoError(t, prepare(t.Context(), c, chatSession(t), b.call)) })
+		}
+		synctest.Wait()
+		close(b.hold)
+		wg.Wait()
+		require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
+		assert.EqualValues(t, 1, b.asked.Load())
+	})
 }
 
 func TestAnswersOfSeveralServersAreKeptApart(t *testing.T) {
-	slow := (&server{hold: make(chan struct{})}).say(oneRank)
-	c := newConnector(t, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- prepare(ctx, c, chatSession(t), slow.call) }()
-	waiting()
-	other := (&server{}).say(strings.ReplaceAll(oneRank, "e-0", "e-other"))
-	s := session(t, connector.APIChat, `{"messages":[]}`, endpoint(t, "http://10.0.0.2:8100"))
-	require.NoError(t, prepare(t.Context(), c, s, other.call), "a server that hangs holds up only its own requests")
-	assert.Contains(t, decodeOf(t, c, s), `"remote_bootstrap_addr":"http://10.0.0.2:8998","remote_engine_id":"e-other"`)
-	cancel()
-	require.ErrorIs(t, <-done, context.Canceled)
+	synctest.Test(t, func(t *testing.T) {
+		slow := (&server{hold: make(chan struct{})}).say(oneRank)
+		c := newConnector(t, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- prepare(ctx, c, chatSession(t), slow.call) }()
+		synctest.Wait()
+		other := (&server{}).say(strings.ReplaceAll(oneRank, "e-0", "e-other"))
+		s := session(t, connector.APIChat, `{"messages":[]}`, endpoint(t, "http://10.0.0.2:8100"))
+		require.NoError(t, prepare(t.Context(), c, s, other.call), "a server that hangs holds up only its own requests")
+		assert.Contains(t, decodeOf(t, c, s), `"remote_bootstrap_addr":"http://10.0.0.2:8998","remote_engine_id":"e-other"`)
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+	})
 }
 
 func TestAnswersExpire(t *testing.T) {
-	ttl := connector.Duration(40 * time.Millisecond)
-	c := newConnector(t, &mooncake.Options{EngineTTL: &ttl})
-	b := (&server{}).say(oneRank)
-	require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
-	b.say(strings.ReplaceAll(oneRank, "e-0", "e-1"))
-	time.Sleep(50 * time.Millisecond)
-	s := chatSession(t)
-	require.NoError(t, prepare(t.Context(), c, s, b.call))
-	assert.EqualValues(t, 2, b.asked.Load())
-	assert.Contains(t, decodeOf(t, c, s), `"e-1"`)
+	synctest.Test(t, func(t *testing.T) {
+		ttl := connector.Duration(40 * time.Millisecond)
+		c := newConnector(t, &mooncake.Options{EngineTTL: &ttl})
+		b := (&server{}).say(oneRank)
+		require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
+		b.say(strings.ReplaceAll(oneRank, "e-0", "e-1"))
+		time.Sleep(50 * time.Millisecond)
+		s := chatSession(t)
+		require.NoError(t, prepare(t.Context(), c, s, b.call))
+		assert.EqualValues(t, 2, b.asked.Load())
+		assert.Contains(t, decodeOf(t, c, s), `"e-1"`)
+	})
 }
 
 func TestEngineTTLOf0AsksForEachRequest(t *testing.T) {
@@ -194,61 +198,67 @@ func TestFailedAttemptsForgetTheEngine(t *testing.T) {
 
 // Who waits for another's query leaves with its own context; if the one who asked leaves, the next one asks.
 func TestContextsOfRequestsThatShareAQuery(t *testing.T) {
-	b := (&server{hold: make(chan struct{})}).say(oneRank)
-	c := newConnector(t, nil)
-	asker, leaveAsker := context.WithCancel(t.Context())
-	waiter, leaveWaiter := context.WithCancel(t.Context())
-	asks, waits, stays := make(chan error, 1), make(chan error, 1), make(chan error, 1)
-	go func() { asks <- prepare(asker, c, chatSession(t), b.call) }()
-	waiting()
-	go func() { waits <- prepare(waiter, c, chatSession(t), b.call) }()
-	go func() { stays <- prepare(t.Context(), c, chatSession(t), b.call) }()
-	waiting()
-	assert.EqualValues(t, 1, b.asked.Load())
-	leaveWaiter()
-	require.ErrorIs(t, <-waits, context.Canceled)
-	assert.Empty(t, stays)
-	leaveAsker()
-	require.ErrorIs(t, <-asks, context.Canceled)
-	waiting()
-	assert.EqualValues(t, 2, b.asked.Load(), "the next one asks")
-	close(b.hold)
-	require.NoError(t, <-stays)
+	synctest.Test(t, func(t *testing.T) {
+		b := (&server{hold: make(chan struct{})}).say(oneRank)
+		c := newConnector(t, nil)
+		asker, leaveAsker := context.WithCancel(t.Context())
+		waiter, leaveWaiter := context.WithCancel(t.Context())
+		asks, waits, stays := make(chan error, 1), make(chan error, 1), make(chan error, 1)
+		go func() { asks <- prepare(asker, c, chatSession(t), b.call) }()
+		synctest.Wait()
+		go func() { waits <- prepare(waiter, c, chatSession(t), b.call) }()
+		go func() { stays <- prepare(t.Context(), c, chatSession(t), b.call) }()
+		synctest.Wait()
+		assert.EqualValues(t, 1, b.asked.Load())
+		leaveWaiter()
+		require.ErrorIs(t, <-waits, context.Canceled)
+		assert.Empty(t, stays)
+		leaveAsker()
+		require.ErrorIs(t, <-asks, context.Canceled)
+		synctest.Wait()
+		assert.EqualValues(t, 2, b.asked.Load(), "the next one asks")
+		close(b.hold)
+		require.NoError(t, <-stays)
+	})
 }
 
 func TestQueriesThatFailFailForAllAndAreNotKept(t *testing.T) {
-	c := newConnector(t, nil)
-	hold, failed := make(chan struct{}), errors.New("refused")
-	var asked atomic.Int64
-	call := func(*http.Request) (*http.Response, error) { asked.Add(1); <-hold; return nil, failed }
-	errs := make(chan error, 20)
-	for range cap(errs) {
-		go func() { errs <- prepare(t.Context(), c, chatSession(t), call) }()
-	}
-	waiting()
-	close(hold)
-	for range cap(errs) {
-		require.ErrorIs(t, <-errs, failed)
-	}
-	assert.EqualValues(t, 1, asked.Load())
-	require.NoError(t, prepare(t.Context(), c, chatSession(t), (&server{}).say(oneRank).call))
+	synctest.Test(t, func(t *testing.T) {
+		c := newConnector(t, nil)
+		hold, failed := make(chan struct{}), errors.New("refused")
+		var asked atomic.Int64
+		call := func(*http.Request) (*http.Response, error) { asked.Add(1); <-hold; return nil, failed }
+		errs := make(chan error, 20)
+		for range cap(errs) {
+			go func() { errs <- prepare(t.Context(), c, chatSession(t), call) }()
+		}
+		synctest.Wait()
+		close(hold)
+		for range cap(errs) {
+			require.ErrorIs(t, <-errs, failed)
+		}
+		assert.EqualValues(t, 1, asked.Load())
+		require.NoError(t, prepare(t.Context(), c, chatSession(t), (&server{}).say(oneRank).call))
+	})
 }
 
 func TestACallThatPanicsLeavesNobodyWaiting(t *testing.T) {
-	c := newConnector(t, nil)
-	hold := make(chan struct{})
-	go func() {
-		defer func() { _ = recover() }()
-		_ = prepare(t.Context(), c, chatSession(t), func(*http.Request) (*http.Response, error) { <-hold; panic("boom") })
-	}()
-	waiting()
-	done := make(chan error)
-	b := (&server{}).say(oneRank)
-	go func() { done <- prepare(t.Context(), c, chatSession(t), b.call) }()
-	waiting()
-	close(hold)
-	require.NoError(t, <-done)
-	assert.EqualValues(t, 1, b.asked.Load())
+	synctest.Test(t, func(t *testing.T) {
+		c := newConnector(t, nil)
+		hold := make(chan struct{})
+		go func() {
+			defer func() { _ = recover() }()
+			_ = prepare(t.Context(), c, chatSession(t), func(*http.Request) (*http.Response, error) { <-hold; panic("boom") })
+		}()
+		synctest.Wait()
+		done := make(chan error)
+		b := (&server{}).say(oneRank)
+		go func() { done <- prepare(t.Context(), c, chatSession(t), b.call) }()
+		synctest.Wait()
+		close(hold)
+		require.NoError(t, <-done)
+		assert.EqualValues(t, 1, b.asked.Load())
+	})
 }
 
 func TestBadBootstrapServers(t *testing.T) {
@@ -284,12 +294,19 @@ func TestBadBootstrapServers(t *testing.T) {
 
 // An attribute that promises a rank which is not there fails each attempt that chooses it, without a query for each.
 func TestMissingRankIsNotAskedForAgainAndAgain(t *testing.T) {
-	c, b := newConnector(t, nil), (&server{}).say(strings.Replace(oneRank, `"0"`, `"9"`, 1))
-	p := endpoint(t, "http://10.0.0.1:8100", "dpSize", "2")
-	for range 5 {
-		require.ErrorContains(t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, p), b.call), "rank")
-	}
-	assert.EqualValues(t, 1, b.asked.Load())
+	synctest.Test(t, func(t *testing.T) {
+		c, b := newConnector(t, nil), (&server{}).say(strings.Replace(oneRank, `"0"`, `"9"`, 1))
+		p := endpoint(t, "http://10.0.0.1:8100", "dpSize", "2")
+		for range 5 {
+			require.ErrorContains(t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, p), b.call), "rank")
+		}
+		assert.EqualValues(t, 1, b.asked.Load())
+		time.Sleep(2 * time.Second)
+		for range 2 {
+			require.ErrorContains(t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, p), b.call), "rank")
+		}
+		assert.EqualValues(t, 2, b.asked.Load(), "once in a while: P may have been given more ranks")
+	})
 }
 
 // Sessions spread over the ranks that the server names, and each keeps to one.

@@ -260,7 +260,7 @@ func TestMooncakeRoles(t *testing.T) {
 func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 	for _, name := range []string{"ends by a stop token", "is rejected", "has no transfer id"} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(t, mooncakesWith(patience, "0.4"))
+			s := newScene(t, mooncakesWith(patience, "1"))
 			body := completion("x")
 			first := s.post(t.Context(), s.o, completions, with(body, obj{"max_tokens": 1, "return_token_ids": true}))
 			more := map[string]obj{
@@ -289,7 +289,7 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 // One orphan stops a P with two sender's workers until its time is over, and not one with ten (captures mooncake/17, 18).
 func TestMooncakeOrphans(t *testing.T) {
 	t.Run("2 workers", func(t *testing.T) {
-		s := newScene(t, mooncakesWith("num_workers", "2", patience, "1.5"))
+		s := newScene(t, mooncakesWith("num_workers", "2", patience, "2.5"))
 		_, orphan := s.mooncakeLegs(completion("x"), "xfer-1")
 		s.waits(orphan)()
 		waitFor(t, "P counts it", func() bool { return s.p.Stats().Orphans == 1 })
