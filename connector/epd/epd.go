@@ -104,7 +104,7 @@ func (c *Connector) Items(s *connector.Session) []connector.Item {
 
 // Unsupported refuses what the inner connector does, and chats with more media than are encoded.
 func (c *Connector) Unsupported(r *connector.Request) string {
-	reason := ""
+	var reason string
 	if u, ok := connector.As[connector.Unsupporter](c.KVConnector); ok {
 		reason = u.Unsupported(r)
 	} else {

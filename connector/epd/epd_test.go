@@ -280,7 +280,7 @@ func FuzzItems(f *testing.F) {
 			return
 		}
 		s := connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
-		e := c.(*epd.Connector) //nolint:errcheck // its own type
+		e := c.(*epd.Connector)
 		items := e.Items(s)
 		require.LessOrEqual(t, len(items), 4)
 		for _, i := range items {

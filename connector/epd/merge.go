@@ -19,7 +19,7 @@ func merge(answers []json.RawMessage, needed bool) (json.RawMessage, error) {
 	out := json.RawMessage("{")
 	var list []byte
 	seen := map[string]bool{}
-	any := false
+	found := false
 	for _, answer := range answers {
 		params, err := paramsOf(answer)
 		if err != nil {
@@ -31,7 +31,7 @@ func merge(answers []json.RawMessage, needed bool) (json.RawMessage, error) {
 			}
 			continue
 		}
-		any = true
+		found = true
 		for i := range params.Len() {
 			name, value := params.Name(i), params.Value(i)
 			if name == itemsKey {
@@ -50,7 +50,7 @@ func merge(answers []json.RawMessage, needed bool) (json.RawMessage, error) {
 			out = append(append(append(comma(out), connector.Quote(name)...), ':'), value...)
 		}
 	}
-	if !any {
+	if !found {
 		return nil, nil
 	}
 	if list != nil {

@@ -55,7 +55,7 @@ func openChild(i int, raw json.RawMessage) (child, error) {
 	}
 	var err error
 	var members map[string]json.RawMessage
-	if json.Unmarshal(raw, &members); members["kv_connector"] != nil {
+	if json.Unmarshal(raw, &members) == nil && members["kv_connector"] != nil {
 		err = c.openEngine(raw)
 	} else {
 		err = c.openSpec(raw)

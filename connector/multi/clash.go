@@ -4,7 +4,6 @@ package multi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/url"
 	"slices"
@@ -190,7 +189,7 @@ func settings(leg *connector.Leg) map[string]string {
 		all["the header "+h.Name] = h.Value
 	}
 	if raw, ok := leg.Current(connector.ParamsMember); ok {
-		if d, err := jsonedit.Parse(json.RawMessage(raw)); err == nil {
+		if d, err := jsonedit.Parse(raw); err == nil {
 			for i := range d.Len() {
 				all[connector.ParamsMember+"."+d.Name(i)] = string(d.Value(i))
 			}

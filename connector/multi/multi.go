@@ -185,7 +185,7 @@ func (c *Connector) Lease() time.Duration {
 // Unsupported returns the first child's reason that there is.
 func (c *Connector) Unsupported(r *connector.Request) string {
 	for i := range c.children {
-		reason := ""
+		var reason string
 		if u, ok := connector.As[connector.Unsupporter](c.children[i].KVConnector); ok {
 			reason = u.Unsupported(r)
 		} else {

@@ -165,7 +165,7 @@ func FuzzPromptOfOneToken(f *testing.F) {
 	for _, p := range []string{`[1]`, `[[1],[2,3]]`, `["a",1]`, `[[],[1]]`, `[ 12 , 3]`, `"x"`} {
 		f.Add(p)
 	}
-	c := open(f, ``).(*sharedstorage.Connector) //nolint:errcheck // its own type
+	c := open(f, ``).(*sharedstorage.Connector)
 	f.Fuzz(func(t *testing.T, prompt string) {
 		r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":`+prompt+`}`))
 		if err != nil {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"maps"
 	"net"
 	"testing"
 
@@ -20,9 +21,7 @@ func sharedFolder(extra map[string]string) func(*testing.T, *protocol) {
 		for _, side := range []*enginesim.Config{&c.prefill, &c.decode} {
 			side.KVRole = enginesim.RoleBoth
 			side.Extra = map[string]string{"shared_storage_path": dir}
-			for k, v := range extra {
-				side.Extra[k] = v
-			}
+			maps.Copy(side.Extra, extra)
 		}
 	}
 }
@@ -46,9 +45,7 @@ func init() {
 	plain := map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
 	otherFolder := broken{func(t *testing.T, c *protocol) {
 		extra := map[string]string{}
-		for k, v := range c.decode.Extra {
-			extra[k] = v
-		}
+		maps.Copy(extra, c.decode.Extra)
 		extra["shared_storage_path"] = t.TempDir()
 		c.decode.Extra = extra
 	}, reuse.NotReused, "the store is not shared"}

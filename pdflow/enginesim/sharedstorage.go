@@ -78,10 +78,8 @@ func (t *filed) arrived(_ context.Context, s *sequence) (string, error) {
 	if !t.c.threshold {
 		return "", nil
 	}
-	var threshold float64
-	if json.Unmarshal(t.request.member("cache_hit_threshold"), &threshold) != nil {
-		return "", nil
-	}
+	var threshold float64 // 0 where the member is absent or no number
+	_ = json.Unmarshal(t.request.member("cache_hit_threshold"), &threshold)
 	if float64(max(t.found, t.c.node.core.known(s))) < threshold*float64(s.prompt) {
 		return "cache_threshold", nil
 	}

@@ -3,6 +3,7 @@
 package enginesim_test
 
 import (
+	"maps"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -19,9 +20,7 @@ func stored(t *testing.T, extra map[string]string) *scene {
 	return newScene(t, func(p, d *enginesim.Config) {
 		for _, c := range []*enginesim.Config{p, d} {
 			c.Connector, c.KVRole, c.Extra = "sharedstorage", enginesim.RoleBoth, map[string]string{"shared_storage_path": dir}
-			for k, v := range extra {
-				c.Extra[k] = v
-			}
+			maps.Copy(c.Extra, extra)
 		}
 	})
 }
