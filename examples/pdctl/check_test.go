@@ -114,18 +114,18 @@ func TestCheckSaysWhatItCannotRead(t *testing.T) {
 	nothing := filepath.Join(t.TempDir(), "x.yaml")
 	require.NoError(t, os.WriteFile(nothing, []byte("a: 1\n"), 0o600))
 	for text, args := range map[string][]string{
-		"name files":                    {},
-		"gone.yaml":                     {"gone.yaml"},
-		"no input starts an engine":     {"testdata/decode.env"},
-		"neither a Compose file nor":    {nothing},
-		"--engine-version":              {"testdata/guide.sh", "--engine-version", "x"},
-		"process 4194305":               {"--pid", "4194305"},
-		"has no ModelServer":            {"testdata/guide.sh", "-f", "testdata/deployment.yaml"},
-		"is not one JSON object":        {"--command", "vllm serve m --kv-transfer-config {secret"},
-		"is not a whole number from 1":  {"--command", "vllm serve m -tp secret"},
-		"choose one with --server":      {"testdata/guide.sh", "-f", "testdata/documents-3.yaml"},
-		"unknown flag --unknown":        {"--unknown"},
-		"LMCache's configuration file:": {"--command", "cat > f <<X\na: - b\nX\nLMCACHE_CONFIG_FILE=f vllm serve m --kv-transfer-config '{\"kv_connector\":\"LMCacheConnectorV1\",\"kv_role\":\"kv_both\"}'"},
+		"name files":                     {},
+		"gone.yaml":                      {"gone.yaml"},
+		"no input starts an engine":      {"testdata/decode.env"},
+		"neither a Compose file nor":     {nothing},
+		"--engine-version":               {"testdata/guide.sh", "--engine-version", "x"},
+		"process 4194305":                {"--pid", "4194305"},
+		"has no ModelServer":             {"testdata/guide.sh", "-f", "testdata/deployment.yaml"},
+		"is not one JSON object":         {"--command", "vllm serve m --kv-transfer-config {secret"},
+		"is not a whole number from 1":   {"--command", "vllm serve m -tp secret"},
+		"choose one with --server":       {"testdata/guide.sh", "-f", "testdata/documents-3.yaml"},
+		"unknown flag --unknown":         {"--unknown"},
+		"configuration file of LMCache:": {"--command", "cat > f <<X\na: - b\nX\nLMCACHE_CONFIG_FILE=f vllm serve m --kv-transfer-config '{\"kv_connector\":\"LMCacheConnectorV1\",\"kv_role\":\"kv_both\"}'"},
 	} {
 		code, out, errs := pdctl(t, "", append([]string{"check"}, args...)...)
 		assert.Equal(t, exitUsage, code, text)

@@ -203,7 +203,7 @@ func (e *Engine) lmcache(env map[string]string, files map[string][]byte) error {
 		} else {
 			settings, err := readSettings(content)
 			if err != nil {
-				return fmt.Errorf("LMCache's configuration file: %w", err)
+				return fmt.Errorf("configuration file of LMCache: %w", err)
 			}
 			maps.Copy(e.LMCache, settings)
 		}
@@ -248,7 +248,7 @@ func (e *Engine) mooncakeStore(env map[string]string, files map[string][]byte) e
 	}
 	settings, err := readSettings(content)
 	if err != nil {
-		return fmt.Errorf("Mooncake's configuration file: %w", err)
+		return fmt.Errorf("configuration file of Mooncake: %w", err)
 	}
 	maps.Copy(e.Mooncake, settings)
 	return nil

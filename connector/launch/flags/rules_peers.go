@@ -104,9 +104,20 @@ var peerRules = []rule{
 				return nil
 			}
 			asked := int(number(text(g.config, "port"), 7777))
-			return alone(g.with("OffloadingConnector"), fmt.Sprintf("listens on another port than the gateway tells decode (%d; the engine's own default is 5710), unless the endpoint's attribute says so", asked), func(s side) bool {
-				return s.Role.Has(prefill) && p2pTier(s.t) != nil && int(number(p2pSetting(s, "port", "VLLM_P2P_SIDE_CHANNEL_PORT"), 5710)) != asked
-			})
+			var sources []*Engine // decode engines may be kv_both too, and listen elsewhere
+			for _, s := range g.with("OffloadingConnector") {
+				if !s.Role.Has(prefill) || p2pTier(s.t) == nil {
+					continue
+				}
+				if int(number(p2pSetting(s, "port", "VLLM_P2P_SIDE_CHANNEL_PORT"), 5710)) == asked {
+					return nil
+				}
+				sources = append(sources, s.Engine)
+			}
+			if len(sources) == 0 {
+				return nil
+			}
+			return []hit{{engines: sources, text: fmt.Sprintf("all listen on other ports than the gateway tells decode (%d; the engine's own default is 5710), unless the endpoints' attributes say so", asked)}}
 		},
 	},
 	{
