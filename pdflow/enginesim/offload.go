@@ -70,7 +70,7 @@ func (c *offload) begin(r *kvRequest) transfer {
 	}
 	o, ok := r.params.peer("remote_prefiller")
 	if port := strings.Trim(string(o.Port), `"`); ok && !r.local && o.ID != "" && o.Host != "" && port != "" && port != "0" {
-		t.loads, t.from = o.ID, place{host: o.Host, port: port}
+		t.loads, t.from = o.ID, place{host: strings.Trim(o.Host, "[]"), port: port}
 	}
 	return t
 }
