@@ -23,12 +23,12 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		if err := c.CheckEndpoint(t.Endpoint); err != nil {
 			return out, err
 		}
-		host, port, err := c.bootstrap(t.Endpoint)
+		_, port, err := c.bootstrap(t.Endpoint)
 		if err != nil {
 			return out, err
 		}
 		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", strconv.Itoa(port))
-		if host != "127.0.0.1" && host != "localhost" && host != "[::1]" {
+		if t.Endpoint.Attribute("bootstrapHost") != "" {
 			out.Notes = append(out.Notes, connector.Note{Path: "attributes.bootstrapHost", Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
 		}
 	case decode:

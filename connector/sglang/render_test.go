@@ -23,7 +23,7 @@ func render(t *testing.T, config string, target connector.Target) connector.Engi
 }
 
 func TestLaunchArgumentsByRole(t *testing.T) {
-	p := engine(t, "http://10.0.0.5:30000", discovery.RolePrefill, map[string]string{"bootstrapPort": "9001", "dpSize": "4"})
+	p := engine(t, "http://10.0.0.5:30000", discovery.RolePrefill, map[string]string{"bootstrapPort": "9001", "bootstrapHost": "p.example", "dpSize": "4"})
 	out := render(t, `{"bootstrapPort":9000}`, connector.Target{Endpoint: p})
 	assert.Equal(t, []string{"--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "9001", "--disaggregation-transfer-backend", "mooncake", "--dp-size", "4", "--enable-dp-attention", "--enable-metrics"}, out.Args)
 	require.Len(t, out.Notes, 1)
