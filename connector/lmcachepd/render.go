@@ -100,13 +100,22 @@ func (r *rendering) write(role string) error {
 func (r *rendering) gateway() (host string, port int) {
 	listenHost, listenPort, _ := net.SplitHostPort(r.c.listen)
 	port, _ = strconv.Atoi(listenPort)
-	if host = r.t.Gateway; host == "" {
-		host = cmp.Or(listenHost, "127.0.0.1")
-		if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
-			host = "127.0.0.1"
-		}
+	if r.t.Gateway != "" {
+		return r.t.Gateway, port
+	}
+	host = cmp.Or(listenHost, "127.0.0.1")
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	if _, given := r.c.engine.Get("pd_proxy_host"); !given && isLoopback(host) && !isLoopback(r.t.Endpoint.Host()) {
+		r.out.Notes = append(r.out.Notes, connector.Note{Text: "pd_proxy_host is loopback, for the gateway's host is not known: without notices every request ends with 504"})
 	}
 	return host, port
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func (r *rendering) bufferSize() (int64, error) {

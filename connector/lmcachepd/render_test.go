@@ -4,6 +4,7 @@ package lmcachepd_test
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -135,6 +136,15 @@ func TestTheGatewaysAddress(t *testing.T) {
 		require.NoError(t, err)
 		assert.Contains(t, render(t, string(config), on).Files[0].Content, want, listen)
 	}
+	told := func(config string, on connector.Target) bool {
+		return slices.ContainsFunc(render(t, config, on).Notes, func(n connector.Note) bool { return n.Path == "" })
+	}
+	assert.True(t, told(`{}`, on), "an engine on another machine does not find it there")
+	assert.False(t, told(`{"pd_proxy_host":"h"}`, on))
+	assert.False(t, told(`{}`, target(discovery.RolePrefill)))
+	here, err := discovery.New("http://127.0.0.1:8100", discovery.RolePrefill)
+	require.NoError(t, err)
+	assert.False(t, told(`{}`, connector.Target{Endpoint: here}))
 	assert.Contains(t, render(t, `{"pd_proxy_host":"nat.example","pd_proxy_port":1}`, on).Files[0].Content, "pd_proxy_host: \"nat.example\"\npd_proxy_port: 1\n")
 }
 
