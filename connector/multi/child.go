@@ -93,8 +93,8 @@ func (c *child) openSpec(raw json.RawMessage) error {
 func (c *child) open(typePath, typ, configPath string, config json.RawMessage) (err error) {
 	c.name = typ
 	name := connector.Resolve(typ, config)
-	if name == Name {
-		return &connector.FieldError{Path: typePath, Problem: "is a multi connector inside another", Remedy: "list its connectors in the outer one"}
+	if why := outsiders[name]; why != "" {
+		return &connector.FieldError{Path: typePath, Problem: why, Remedy: outsiderRemedy(name)}
 	}
 	c.KVConnector, err = connector.Open(connector.Spec{Type: name, Config: config})
 	switch {
@@ -106,8 +106,29 @@ func (c *child) open(typePath, typ, configPath string, config json.RawMessage) (
 	return nil
 }
 
+// outsiders are connectors that cannot be in the list of vLLM's MultiConnector, and why.
+var outsiders = map[string]string{
+	Name:     "is a multi connector inside another",
+	"http":   "is no connector of an engine's",
+	"pynccl": "is a connector of vLLM's V0 engine, which has no MultiConnector",
+	"sglang": "is SGLang's",
+	"trtllm": "is TensorRT-LLM's",
+}
+
+func outsiderRemedy(name string) string {
+	if name == Name {
+		return "list its connectors in the outer one"
+	}
+	return "list the connectors of vLLM's engines: " + strings.Join(insiders(), ", ")
+}
+
+// insiders are the names and classes that a list may have.
+func insiders() []string {
+	return slices.DeleteFunc(append(connector.Names(), connector.Classes()...), func(n string) bool { return outsiders[connector.Resolve(n, nil)] != "" })
+}
+
 func unknown(path, typ string) error {
-	known := slices.DeleteFunc(append(connector.Names(), connector.Classes()...), func(n string) bool { return n == Name || n == "MultiConnector" })
+	known := insiders()
 	remedy := "known are " + strings.Join(known, ", ")
 	if near := connector.Nearest(typ, known); near != "" {
 		remedy = "did you mean " + near + "? " + remedy
@@ -136,9 +157,6 @@ func (c *child) openEngine(raw json.RawMessage) error {
 		return &connector.FieldError{Path: extraPath, Problem: "is not an object"}
 	}
 	name := connector.Resolve(e.Connector, all)
-	if name == Name {
-		return &connector.FieldError{Path: "kv_connector", Problem: "is a multi connector inside another", Remedy: "list its connectors in the outer one"}
-	}
 	config := map[string]json.RawMessage{}
 	maps.Copy(config, e.Extra)
 	for range len(e.Extra) + 1 {

@@ -24,7 +24,11 @@ func isStore(c connector.KVConnector) bool {
 func orders(c connector.KVConnector) []connector.Order {
 	all := []connector.Order{c.Order()}
 	if f, ok := connector.As[connector.Flexible](c); ok {
-		all = append(all, f.Orders()...)
+		for _, o := range f.Orders() {
+			if !slices.Contains(all, o) {
+				all = append(all, o)
+			}
+		}
 	}
 	return all
 }
@@ -59,7 +63,8 @@ var single = []struct {
 	has  func(connector.KVConnector) bool
 }{
 	{"make a side call before the legs", has[connector.Preparer]},
-	{"wait for a notice between the legs", has[connector.Expecter]},
+	// A store's wait is for time to pass, and can be any child's besides.
+	{"wait for a notice between the legs", func(c connector.KVConnector) bool { return !isStore(c) && has[connector.Expecter](c) }},
 	{"end requests with P's answer", has[connector.Finisher]},
 	{"rewrite D's answer", has[connector.Rewriter]},
 	{"judge P's answer while D runs", has[connector.PrefillChecker]},

@@ -217,6 +217,50 @@ func (c *Connector) Clean(ctx context.Context, s *connector.Session, cause error
 	return errors.Join(errs...)
 }
 
+// Expect lets each child arm what it waits for. The legs are held up until all have come; the event is that of the one child that is no
+// store, if it waits.
+func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+	type waiting struct {
+		wait  func(context.Context) (connector.Event, error)
+		tells bool
+	}
+	var waits []waiting
+	var dones []func(error)
+	for i := range c.children {
+		e, ok := connector.As[connector.Expecter](c.children[i].KVConnector)
+		if !ok {
+			continue
+		}
+		w, d := e.Expect(s)
+		if w != nil {
+			waits = append(waits, waiting{w, !isStore(c.children[i].KVConnector)})
+		}
+		if d != nil {
+			dones = append(dones, d)
+		}
+	}
+	done = func(err error) {
+		for _, d := range dones {
+			d(err)
+		}
+	}
+	if len(waits) > 0 {
+		wait = func(ctx context.Context) (event connector.Event, err error) {
+			for _, w := range waits {
+				ev, err := w.wait(ctx)
+				if err != nil {
+					return ev, err
+				}
+				if w.tells {
+					event = ev
+				}
+			}
+			return event, nil
+		}
+	}
+	return wait, done
+}
+
 // PairOnly is true if a child's decode engines cannot serve alone.
 func (c *Connector) PairOnly() bool {
 	for _, k := range have[connector.PairOnly](c) {

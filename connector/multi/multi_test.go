@@ -134,6 +134,9 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 		`{"connectors":[{"type":"nixl","config":{},"parameters":{}}]}`:                                     {"connectors[0].parameters", "keep one"},
 		`{"connectors":[{"type":"multi","config":{"connectors":[{"type":"nixl"}]}}]}`:                      {"connectors[0].type", "inside another"},
 		`{"connectors":[{"kv_connector":"MultiConnector"}]}`:                                               {"connectors[0].kv_connector", "inside another"},
+		`{"connectors":[{"type":"test-notified"},{"type":"test-notified2"}]}`:                              {"connectors[1].type", "did you mean test-notified?"},
+		`{"connectors":[{"type":"http"}]}`:                                                                 {"connectors[0].type", "no connector of an engine's", "NixlConnector"},
+		`{"connectors":[{"type":""},{"type":"nixl"}]}`:                                                     {"connectors[0].type", "is missing"},
 		`{"connectors":[{"type":"nixl"},{"kv_connector":"NixlConnector"}]}`:                                {"connectors[1]", "needs a handoff in P's answer, as connectors[0] (nixl) does", "keep one"},
 		`{"connectors":[{"type":"nixl"},{"type":"test-together"}]}`:                                        {"connectors", "no order of the legs in common", "prefill-then-decode", "test-together) wants together"},
 		`{"connectors":[{"type":"test-together"},{"type":"test-together"}]}`:                               {"connectors[1]", "parameters of test-together"},
@@ -307,6 +310,55 @@ func TestTheAsksOfOneChildAreFoundThroughTheWhole(t *testing.T) {
 	assert.True(t, ok)
 	_, ok = connector.As[connector.Preparer](open(t, nixlAndStore))
 	assert.False(t, ok)
+}
+
+// patient waits; as a store, only for time to pass.
+type patient struct {
+	part
+	store bool
+}
+
+func (p *patient) ContentStore() bool { return p.store }
+func (p *patient) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+	return func(context.Context) (connector.Event, error) {
+			*p.log = append(*p.log, "wait "+p.name)
+			return connector.Event{Body: []byte(p.name)}, p.fail
+		}, func(err error) {
+			*p.log = append(*p.log, "done "+p.name)
+		}
+}
+
+func init() {
+	for name, store := range map[string]bool{"test-settling": true, "test-notified": false} {
+		connector.Register(name, func(json.RawMessage) (connector.KVConnector, error) {
+			return &patient{part{name: name, log: &events, fail: failures[name]}, store}, nil
+		})
+	}
+}
+
+func TestAllWaitsAreWaitedForAndTheNoticeIsTheEvent(t *testing.T) {
+	s := session(t, connector.APIChat, `{"messages":[]}`)
+	e, ok := connector.As[connector.Expecter](open(t, nixlAndStore))
+	require.True(t, ok)
+	wait, done := e.Expect(s)
+	assert.Nil(t, wait, "nobody waits")
+	done(nil)
+
+	events = nil
+	e, _ = connector.As[connector.Expecter](open(t, `{"connectors":[{"type":"test-settling"},{"type":"test-notified"},{"type":"test-settling"}]}`))
+	wait, done = e.Expect(s)
+	ev, err := wait(context.Background())
+	require.NoError(t, err)
+	assert.Equal(t, "test-notified", string(ev.Body))
+	done(nil)
+	assert.Equal(t, []string{"wait test-settling", "wait test-notified", "wait test-settling", "done test-settling", "done test-notified", "done test-settling"}, events)
+
+	failures["test-notified"] = errors.New("too late")
+	defer delete(failures, "test-notified")
+	e, _ = connector.As[connector.Expecter](open(t, `{"connectors":[{"type":"test-notified"}]}`))
+	wait, _ = e.Expect(s)
+	_, err = wait(context.Background())
+	require.ErrorContains(t, err, "too late")
 }
 
 func TestOptionsByHand(t *testing.T) {
