@@ -13,7 +13,7 @@ import (
 
 // KVConnector describes one KV transfer protocol.
 //
-// Rules, which package connectortest will check:
+// Rules, which package connectortest checks, and more besides:
 //
 //  1. It is an immutable value: all methods may be called concurrently, for any number of sessions.
 //  2. Name is lower case and constant; Order is constant.

@@ -54,7 +54,7 @@ type Harness struct {
 	// ByID says that the engines match the legs by an id in both. Orders other than prefill-then-decode and decode-first need one
 	// without it being said.
 	ByID bool
-	// Except are the rules that the protocol does not follow.
+	// Except are the rules that the protocol does not follow. One that nothing needs is a fault of the harness.
 	Except Exceptions
 
 	Versions []connector.EngineVersion // for which launch settings are rendered, besides the newest

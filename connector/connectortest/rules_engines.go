@@ -30,9 +30,11 @@ func toIPv6(e discovery.Endpoint, address, port string) discovery.Endpoint {
 }
 
 func checkIPv6(t *trial) error {
-	if t.Except.BareIPv6 {
-		return notApplicable("its addresses need no brackets")
-	}
+	return t.excused(t.Except.BareIPv6, "BareIPv6", t.bracketed())
+}
+
+// bracketed plays sessions between IPv6 engines.
+func (t *trial) bracketed() error {
 	t.Prefill, t.Decode = toIPv6(t.Prefill, addressP6, "8100"), toIPv6(t.Decode, addressD6, "8200")
 	plains := func(api connector.API) []sample { return []sample{plain(api)} }
 	err := t.each(plains, func(_ sample, p *played) error {

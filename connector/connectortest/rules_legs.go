@@ -69,10 +69,7 @@ func sampled(s shape, body []byte, name string) gjson.Result {
 }
 
 func checkLimit(t *trial) error {
-	if t.Except.KeepsLimit {
-		return notApplicable("P gets the client's limits, as the harness says")
-	}
-	return t.each(all, func(smp sample, p *played) error {
+	return t.excused(t.Except.KeepsLimit, "KeepsLimit", t.each(all, func(smp sample, p *played) error {
 		s, body := shapes[smp.api], p.prefill.body
 		used := []string{s.limit}
 		if s.alt != "" && sampled(s, []byte(smp.body), s.alt).Exists() {
@@ -91,7 +88,21 @@ func checkLimit(t *trial) error {
 			return errors.New("the prefill leg's thinking.budget_tokens is above its max_tokens, which engines refuse: see Leg.DropThinkingBudget")
 		}
 		return nil
-	})
+	}))
+}
+
+// excused takes a rule's end where the harness says that the protocol does not keep it. An exception that nothing needs would hide what
+// goes wrong later, so it is a fault of the harness.
+func (t *trial) excused(said bool, exception string, broken error) error {
+	switch {
+	case !said:
+		return broken
+	case broken == nil:
+		return fmt.Errorf("the harness: Except.%s is set, but the connector keeps the rule", exception)
+	case panicked(broken):
+		return broken
+	}
+	return notApplicable("Except." + exception + " is set: " + broken.Error())
 }
 
 func orAbsent(v gjson.Result) string {
@@ -102,28 +113,43 @@ func orAbsent(v gjson.Result) string {
 }
 
 func checkWhole(t *trial) error {
-	return t.each(all, func(smp sample, p *played) error {
-		s, body := shapes[smp.api], p.prefill.body
-		if !t.Except.KeepsStream {
-			if gjson.GetBytes(body, "stream").Bool() {
-				return errors.New("the prefill leg asks for a stream")
-			}
-			if gjson.GetBytes(body, "stream_options").Exists() {
-				return errors.New("the prefill leg has stream_options without a stream")
-			}
+	stream := t.each(all, func(_ sample, p *played) error {
+		if gjson.GetBytes(p.prefill.body, "stream").Bool() {
+			return errors.New("the prefill leg asks for a stream")
 		}
+		if gjson.GetBytes(p.prefill.body, "stream_options").Exists() {
+			return errors.New("the prefill leg has stream_options without a stream")
+		}
+		return nil
+	})
+	answers := t.each(all, func(smp sample, p *played) error {
+		s := shapes[smp.api]
 		for _, name := range s.answers {
-			if v := sampled(s, body, name); !t.Except.KeepsAnswers && v.Num > 1 {
+			if v := sampled(s, p.prefill.body, name); v.Num > 1 {
 				return fmt.Errorf("%s of the prefill leg is %s", name, v.Raw)
 			}
 		}
+		return nil
+	})
+	logprobs := t.each(all, func(smp sample, p *played) error {
+		s := shapes[smp.api]
 		for _, name := range s.wasted {
-			if v := sampled(s, body, name); !t.Except.KeepsLogprobs && v.Exists() && v.Type != gjson.Null && v.Raw != "false" {
+			if v := sampled(s, p.prefill.body, name); v.Exists() && v.Type != gjson.Null && v.Raw != "false" {
 				return fmt.Errorf("the prefill leg has %s", name)
 			}
 		}
 		return nil
 	})
+	var broken error
+	for _, err := range []error{
+		t.excused(t.Except.KeepsStream, "KeepsStream", stream), t.excused(t.Except.KeepsAnswers, "KeepsAnswers", answers),
+		t.excused(t.Except.KeepsLogprobs, "KeepsLogprobs", logprobs),
+	} {
+		if _, excused := errors.AsType[notApplicable](err); !excused && broken == nil {
+			broken = err
+		}
+	}
+	return broken
 }
 
 // own are the members that the connector may set on any leg.

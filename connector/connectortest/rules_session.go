@@ -60,19 +60,20 @@ const minID = 8
 
 func checkIDs(t *trial) error {
 	order := t.c.Order()
-	needed := t.ByID || order == connector.Together || order == connector.DecodeThenPrefill
-	if t.Except.NotByID {
-		return notApplicable("nothing in the legs matches them, as the harness says")
-	}
-	if !needed {
+	if !t.ByID && order != connector.Together && order != connector.DecodeThenPrefill {
 		return notApplicable("the order needs no id, and the harness does not say that the protocol does")
 	}
+	return t.excused(t.Except.NotByID, "NotByID", t.matchedByID())
+}
+
+// matchedByID compares three attempts of one request at one pair.
+func (t *trial) matchedByID() error {
 	r, err := request(plain(t.APIs[0]))
 	if err != nil {
 		return err
 	}
 	var shared []map[string]bool
-	for n := range 3 { // attempts of one request at one pair
+	for n := range 3 {
 		s := t.session(r, 1000+n)
 		s.Attempt = n + 1
 		p, err := t.play(s)

@@ -34,7 +34,6 @@ var contextFirst = connectortest.Harness{
 	Own:   []string{"prompt_token_ids", "prompt"},
 	Except: connectortest.Exceptions{
 		KeepsLimit:    true, // P makes one token, and the limit says whether that is the last
-		KeepsAnswers:  true, // it is never more than one
 		KeepsLogprobs: true, // P hands the first token's on
 	},
 }
