@@ -39,6 +39,9 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		return r.out, err
 	}
 	r.extraConfig(role)
+	if n := r.ranks(role); n > 1 {
+		r.out.Args = append(r.out.Args, "--tensor-parallel-size", strconv.Itoa(n))
+	}
 	name := "lmcache-pd-" + t.Endpoint.Role.String() + "-" + strconv.Itoa(t.Index) + ".yaml"
 	r.out.Files = []connector.File{{Name: name, Content: r.file.String()}}
 	r.out.Env = append(r.out.Env, connector.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name})
@@ -94,6 +97,26 @@ func (r *rendering) write(role string) error {
 	f.Set("nixl_backends", []string{"UCX"})
 	r.engineSettings(role)
 	return nil
+}
+
+// ranks is how many tensor-parallel ranks the engine must have: a receiver as many as it has ports, a sender as many as notices are
+// waited for. 0 where a sender's is not known.
+func (r *rendering) ranks(role string) int {
+	if role != "sender" {
+		if at, err := r.c.receiver(r.t.Endpoint); err == nil {
+			return len(at.init)
+		}
+	}
+	if r.c.options.Notifications > 0 {
+		return 0 // with MLA one rank sends for all
+	}
+	n := 0
+	for _, e := range r.t.Engines {
+		if at, err := r.c.receiver(e); err == nil && e.Role.Has(discovery.RoleDecode) {
+			n = max(n, len(at.init))
+		}
+	}
+	return n
 }
 
 // gateway is where P's ranks send notices.

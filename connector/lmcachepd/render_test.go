@@ -89,6 +89,18 @@ nixl_backends: ["UCX"]
 	assert.True(t, note(t, d, "resources.maxBandwidth").NoEffect)
 }
 
+// A notice is waited for from as many ranks as D has ports, and D has a port for each rank: both engines need that many.
+func TestRanks(t *testing.T) {
+	d, p := target(discovery.RoleDecode), target(discovery.RolePrefill)
+	p.Engines = []discovery.Endpoint{p.Endpoint, d.Endpoint}
+	two := []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "2"}
+	assert.Equal(t, two, render(t, `{}`, d).Args)
+	assert.Equal(t, two, render(t, `{}`, p).Args)
+	assert.Equal(t, two[:1], render(t, `{"notifications":1}`, p).Args, "one rank may send for all")
+	d.Endpoint.Attributes = map[string]string{"receiverInitPorts": "1", "receiverAllocPorts": "2"}
+	assert.Equal(t, two[:1], render(t, `{}`, d).Args)
+}
+
 // The lookup leaves out the last token where that is P's own, and only there: else it would miss the last chunk.
 func TestSkipLastNTokensGoesWithTheFirstToken(t *testing.T) {
 	assert.Equal(t, 1, render(t, `{"retFirstTok":true}`, target(discovery.RoleDecode)).KVTransfer.Extra["skip_last_n_tokens"])
