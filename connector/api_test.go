@@ -151,3 +151,13 @@ func anyValue(name string) string {
 	}
 	return `[ 12345678901234567890 , {"\u0061":1.50e+01} ]`
 }
+
+// SGLang answers a list of prompts with a list; nothing else is a whole answer but an object.
+func TestOnlySGLangAnswersWithAList(t *testing.T) {
+	for _, a := range connector.APIs() {
+		assert.Equal(t, a == connector.APISGLang, a.ListAnswer([]byte(" [{\"text\":\"a\"}]")), a.String())
+		for _, bad := range []string{``, `{}`, `[`, `[1,]`, `"[]"`} {
+			assert.False(t, a.ListAnswer([]byte(bad)), bad)
+		}
+	}
+}
