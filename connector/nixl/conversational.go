@@ -20,11 +20,11 @@ import (
 )
 
 // conversational is the connector with bidirectional: after a turn of a conversation D keeps the KV of prompt and answer and says so in
-// its whole answer, and P takes it for the next turn, where it would compute the answer's part anew (vLLM 0.32.0,
-// vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py, bidirectional_kv_xfer; not recorded, since it needs CUDA).
+// its whole answer, and P takes it for the next turn, where it would compute the answer's part anew (vLLM 0.32.0, recorded exchanges, and
+// vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py: bidirectional_kv_xfer).
 //
-// P takes the KV by position and compares no tokens, so a prompt that does not begin with exactly the tokens of the last turn would be
-// answered wrongly. Equal text is no proof: an answer's text may be tokenized in another way than it was sampled, and chat templates
+// P takes the KV by position and compares no tokens, so a prompt that does not begin with exactly the tokens of the last turn is
+// answered wrongly, with 200; so is one whose handoff was used before. Equal text is no proof: an answer's text may be tokenized in another way than it was sampled, and chat templates
 // rewrite what was said. So D is asked for its token ids, P for those of the next prompt (/render), and they are compared.
 type conversational struct {
 	*Connector
@@ -33,7 +33,8 @@ type conversational struct {
 	life  time.Duration // of a turn, from D's answer
 }
 
-// longestMargin is the most that is left of D's time for P's queue and transfer, since nothing extends it. A short time is halved.
+// longestMargin is the most that is left of D's time for P's queue and transfer, since nothing extends it. A short time is halved. P
+// itself declines, with a 500, to take KV in the last 5 s.
 const longestMargin = 30 * time.Second
 
 func newConversational(c *Connector) *conversational {

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -40,7 +42,7 @@ func newTalk(t *testing.T) *talk {
 	return &talk{t: t, c: c, decode: "d"}
 }
 
-// back is the handoff of D's answer, after vLLM's pull_scheduler.py.
+// back is the handoff of D's answer.
 func back(n int) string {
 	h, _ := sjson.Set(`{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e-d","remote_request_id":"cmpl-9","remote_host":"10.0.0.2","remote_port":5601,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":0,"remote_blocks_expiry_time":1234.5,"transfer_mode":"pull"}`, "remote_num_tokens", n)
 	return h
@@ -143,6 +145,51 @@ func TestTheNextTurnTakesTheLastOnesKV(t *testing.T) {
 	assert.Equal(t, "Bearer t", k.calls[0].Header.Get("Authorization"))
 	assert.Equal(t, plain, k.next("abcdefgh"), "D gives its KV once")
 	assert.Len(t, k.calls, 1, "nobody is asked where nothing is remembered")
+}
+
+// What real engines said and were sent, leg by leg: P took that many tokens' KV from D, and the answer was that of one engine alone.
+func TestRecordedTurns(t *testing.T) {
+	files, err := filepath.Glob("testdata/turns/vllm-0.32.0/*.json")
+	require.NoError(t, err)
+	require.Len(t, files, 2)
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			raw, err := os.ReadFile(file)
+			require.NoError(t, err)
+			var r struct {
+				Path                                                       string
+				Request, Decode, DecodeAnswer, Next, Rendered, NextPrefill json.RawMessage
+				Taken                                                      int
+			}
+			require.NoError(t, json.Unmarshal(raw, &r))
+			k := newTalk(t)
+			s := k.session(connector.APIOf(r.Path), string(r.Request))
+			k.prefill(s)
+			first, err := decodeLeg(k.c, s, `{"kv_transfer_params":`+gjson.GetBytes(r.Decode, "kv_transfer_params").Raw+`}`)
+			require.NoError(t, err)
+			assert.Equal(t, string(r.Decode), first)
+			seen := k.answer(s, string(r.DecodeAnswer))
+			want := string(r.DecodeAnswer)
+			for _, path := range []string{"kv_transfer_params", "choices.0.token_ids", promptIDs(s.API)} {
+				want, err = sjson.SetRaw(want, path, "null")
+				require.NoError(t, err)
+			}
+			assert.Equal(t, want, seen)
+
+			k.render = func(*http.Request) (*http.Response, error) { return answered(http.StatusOK, string(r.Rendered)), nil }
+			next := k.session(s.API, string(r.Next))
+			require.NotEqual(t, plain, k.prefill(next))
+			assert.Equal(t, string(r.NextPrefill), prefillLeg(t, k.c, next))
+			assert.Positive(t, r.Taken)
+		})
+	}
+}
+
+func promptIDs(api connector.API) string {
+	if api == connector.APIChat {
+		return "prompt_token_ids"
+	}
+	return "choices.0.prompt_token_ids"
 }
 
 func TestAChatsNextTurn(t *testing.T) {
@@ -309,13 +356,16 @@ func TestTurnsExpireBeforeD_LetsGo(t *testing.T) {
 func TestAShortTimeIsHalved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newTalk(t)
-		ttl := connector.Duration(10 * time.Second)
+		ttl := connector.Duration(20 * time.Second)
 		var err error
 		k.c, err = nixl.New(&nixl.Options{Bidirectional: true, ConversationTTL: &ttl, ConversationHeader: "X-Talk"})
 		require.NoError(t, err)
 		s := k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Talk", "1")
 		k.answer(s, completion("abcd", "efg", back(6)))
-		time.Sleep(5 * time.Second)
+		time.Sleep(10*time.Second - time.Millisecond)
+		assert.Equal(t, back(6), k.next("abcdefgh", "X-Talk", "1"))
+		k.answer(s, completion("abcd", "efg", back(6)))
+		time.Sleep(10 * time.Second)
 		assert.Equal(t, plain, k.next("abcdefgh", "X-Talk", "1"))
 	})
 }

@@ -74,8 +74,8 @@ func (o *Options) check() error {
 	if o.LeaseDuration != nil && *o.LeaseDuration <= 0 {
 		fault("leaseDuration", "is not above 0", "the engines' kv_lease_duration, 30s unless they set another")
 	}
-	if o.ConversationTTL != nil && *o.ConversationTTL <= 0 {
-		fault("conversationTTL", "is not above 0", "the decode engines' decoder_kv_blocks_ttl, 480s unless they set another")
+	if o.ConversationTTL != nil && *o.ConversationTTL <= leastTTL {
+		fault("conversationTTL", "is not above 10s, of which prefill would take nothing in the last 5", "the decode engines' decoder_kv_blocks_ttl, 480s unless they set another")
 	}
 	if strings.ContainsFunc(o.ConversationHeader, notInHeaderName) {
 		fault("conversationHeader", "is not a header's name", "one like X-Session-ID")
@@ -113,6 +113,9 @@ const (
 	DefaultConversationHeader = "X-Session-ID"
 	DefaultConversationTTL    = 480 * time.Second // vLLM's decoder_kv_blocks_ttl
 )
+
+// leastTTL is where half of the time is no more than what P declines.
+const leastTTL = connector.Duration(10 * time.Second)
 
 func (o *Options) conversationHeader() string {
 	if o.ConversationHeader == "" {

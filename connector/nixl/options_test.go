@@ -61,7 +61,7 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"leaseDuration":"-1s"}`:          "leaseDuration",
 		`{"leaseDuration":30}`:             "leaseDuration",
 		`{"leaseDuration":"30"}`:           "leaseDuration",
-		`{"conversationTTL":"0s"}`:         "conversationTTL",
+		`{"conversationTTL":"10s"}`:        "conversationTTL",
 		`{"conversationHeader":"X Y"}`:     "conversationHeader",
 		`{"bidirectional":"no"}`:           "bidirectional",
 		`{"networkType":"carrier-pigeon"}`: "networkType",

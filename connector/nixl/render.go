@@ -38,10 +38,7 @@ func (o *Options) renderTurns(t connector.Target, s *connector.EngineSettings) e
 	if !o.Bidirectional {
 		return nil
 	}
-	switch {
-	case t.CPU:
-		return errors.New("config.bidirectional: vLLM moves KV back from decode to prefill only between CUDA devices")
-	case t.Version.Before(0, 22):
+	if t.Version.Before(0, 22) {
 		// 0.21 knows it too, but counts how long D keeps the blocks in another setting.
 		return errors.New("config.bidirectional: vLLM " + t.Version.String() + " is too old for it: 0.22 or later")
 	}

@@ -225,6 +225,9 @@ func (t *pull) load(ctx context.Context, s *sequence) error {
 	if err != nil {
 		return err
 	}
+	if t.turn && t.expired() {
+		return &loadError{err: errExpired}
+	}
 	begun := time.Now()
 	blocks, err := p.ask(ctx, KeyOf(s.tokens[:upto]), askMessage{Request: params.text("remote_request_id"), Blocks: ids})
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 
 // The way back, from decode to prefill: with bidirectional_kv_xfer, D keeps the
 // KV of a finished request and says so in its whole answer, and P takes it for
-// the next turn's prompt. Made after vLLM's pull_scheduler.py; it was not
-// recorded, since it needs CUDA.
+// the next turn's prompt. After vLLM 0.32.0 as recorded (connector/nixl's
+// testdata/turns) and its pull_scheduler.py: P compares no tokens and takes a
+// handoff twice, with wrong text, but declines one that is about to expire.
 
 // turnConfig are the settings of it, by vLLM's names.
 type turnConfig struct {
@@ -73,6 +74,18 @@ func (t *pull) turnBlocks(s *sequence) ([]int64, bool) {
 	return ids[first:end], true
 }
 
+// expiryMargin is how long before its end a turn's KV is declined.
+const expiryMargin = 5 * time.Second
+
+// expired says whether D is about to let go of a turn's KV.
+func (t *pull) expired() bool {
+	var at float64
+	if json.Unmarshal(t.request.params["remote_blocks_expiry_time"], &at) != nil || at == 0 {
+		return false
+	}
+	return float64(time.Now().Add(expiryMargin).UnixMilli())/1e3 > at
+}
+
 // kept pins a finished answer's blocks for the next turn, and is the handoff for
 // it.
 func (t *pull) kept(s *sequence) *handoff {
@@ -82,7 +95,8 @@ func (t *pull) kept(s *sequence) *handoff {
 		DoRemoteDecode: true, EngineID: c.node.engineID, RequestID: s.id, Host: host, Port: port,
 		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.computed, TransferMode: "pull",
 	}
-	expires := time.Since(c.node.started).Seconds() + c.turns.ttl.Seconds()
+	// Here all engines share a clock; vLLM's compare theirs in the handshake.
+	expires := float64(time.Now().Add(c.turns.ttl).UnixMilli()) / 1e3
 	h.BlocksExpiryTime = &expires
 	blocks := c.core.keep(s, KeyOf(s.tokens[:s.computed]), c.turns.ttl)
 	h.BlockIDs = [][]int32{blocks[:blocksFor(h.NumTokens, c.core.cfg.BlockSize)]}

@@ -97,6 +97,28 @@ func TestKVOfATurnIsKeptForATime(t *testing.T) {
 	assert.Zero(t, s.d.Stats().Expired)
 }
 
+// P declines what D is about to let go of, with a 500.
+func TestKVOfATurnThatIsAboutToExpireIsDeclined(t *testing.T) {
+	s := newScene(t, bothWays, func(_, d *enginesim.Config) {
+		d.Extra = map[string]string{"bidirectional_kv_xfer": "true", "decoder_kv_blocks_ttl": "4"}
+	})
+	back, next := s.firstTurn(completion("turn"))
+	s.restartP()
+	a := s.post(t.Context(), s.p, completions, with(completion("turn"), obj{"prompt": next, "max_tokens": 1, "kv_transfer_params": back}))
+	assert.Equal(t, 500, a.status, a.body)
+}
+
+// Whoever uses a turn's handoff twice gets what lies there by then.
+func TestKVOfATurnIsGivenOnce(t *testing.T) {
+	s := newScene(t, bothWays)
+	back, next := s.firstTurn(completion("turn"))
+	for range 2 {
+		s.restartP()
+		s.prefillWith(with(completion("turn"), obj{"prompt": next}), back)
+	}
+	assert.Equal(t, enginesim.KVDoubleUse, firstFault(t, s.d))
+}
+
 func TestEnginesThatWereNotToldGiveNothingBack(t *testing.T) {
 	s := newScene(t)
 	body := completion("turn")

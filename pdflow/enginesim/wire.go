@@ -170,6 +170,7 @@ var (
 	errNoAddress   = errors.New("no address")
 	errPeerGone    = errors.New("the other engine is gone")
 	errOutOfRange  = errors.New("block ids out of range")
+	errExpired     = errors.New("the other engine is about to let go of the blocks")
 )
 
 // offer lets other engines read a finished sequence's KV by name. The blocks are
