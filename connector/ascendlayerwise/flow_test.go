@@ -107,8 +107,8 @@ func TestDAsksPIsAskedDAnswers(t *testing.T) {
 		_, _ = io.WriteString(w, `{"id":"x","kv_transfer_params":null}`)
 	}, decodeEngine(t, callbacks, pushed, nil, text, stop, "[DONE]"))
 	go func() {
+		defer close(pushed)
 		assert.Equal(t, reply{200, ok}, soon(t, callbacks), "before D has answered: its client holds a thread as long as that")
-		close(pushed)
 	}()
 	resp, err := x.do(t.Context(), `{"messages":[],"stream":true}`)
 	require.NoError(t, err)
