@@ -276,7 +276,9 @@ func TestEachChildIsStartedAndClosedOnce(t *testing.T) {
 		c := open(t, config)
 		s, ok := connector.As[connector.Starter](c)
 		require.True(t, ok)
-		start = s.Start(context.Background())
+		if start = s.Start(context.Background()); start != nil {
+			return start, nil
+		}
 		closer, ok := connector.As[interface{ Close() error }](c)
 		require.True(t, ok)
 		return start, errors.Join(closer.Close(), closer.Close())

@@ -5,8 +5,10 @@ package main
 import (
 	"maps"
 	"net"
+	"net/http"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
@@ -38,6 +40,28 @@ func unusedPort(t *testing.T) string {
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	require.NoError(t, err)
 	return port
+}
+
+// A prompt of one token would end the engines (captures/example/11): the gateway refuses it, also where one engine alone would serve it.
+func TestAPromptOfOneTokenReachesNoEngine(t *testing.T) {
+	for _, c := range []protocol{
+		{connector: "sharedstorage", prepare: sharedFolder(nil)},
+		{connector: "multi", config: "{connectors: [{type: nixl}, {type: ExampleConnector}]}", prepare: sharedFolder(nil)},
+	} {
+		t.Run(c.connector, func(t *testing.T) {
+			x := c.start(t)
+			for _, body := range []string{
+				`{"model":"tiny","prompt":[65]}`, `{"model":"tiny","prompt":[65],"n":2,"prompt_logprobs":1}`, `{"model":"tiny","prompt":[[65,66],[67]]}`,
+				`{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":1}`, `{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":-1}`,
+			} {
+				status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions", body)
+				assert.Equal(t, http.StatusBadRequest, status, answer)
+				assert.Contains(t, answer, "one token")
+			}
+			assert.Empty(t, x.p.Requests())
+			assert.Empty(t, x.d.Requests())
+		})
+	}
 }
 
 func init() {
