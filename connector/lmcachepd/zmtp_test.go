@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcachepd
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// peer is a connection whose other side has said all that it will say.
+type peer struct {
+	net.Conn
+	in  *bytes.Reader
+	out bytes.Buffer
+}
+
+func (p *peer) Read(b []byte) (int, error)  { return p.in.Read(b) }
+func (p *peer) Write(b []byte) (int, error) { return p.out.Write(b) }
+
+// Whatever a peer sends: no panic, no frame above the limit, and nothing is read from one that has not greeted as a PUSH socket.
+func FuzzPeer(f *testing.F) {
+	hello := append(append([]byte(nil), greeting[:]...), "\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"...)
+	f.Add(append(hello, "\x00\x03abc\x01\x01x\x00\x01y\x02\x00\x00\x00\x00\x00\x00\x00\x02ab"...))
+	f.Add(append(hello, "\x04\x09\x04PING\x00\x64ab\x04\x05\x04PING"...))
+	f.Add(hello[:80])
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		p := &peer{in: bytes.NewReader(raw)}
+		r := bufio.NewReaderSize(p, 512)
+		if err := handshake(p, r); err != nil {
+			return
+		}
+		assert.True(t, bytes.HasPrefix(raw, []byte{0xff}))
+		assert.Contains(t, string(raw[greetingSize:]), "PUSH")
+		assert.True(t, bytes.HasSuffix(p.out.Bytes(), ready))
+		p.out.Reset()
+		for {
+			_, body, err := readFrame(r, nil)
+			if err != nil {
+				assert.True(t, errors.Is(err, errPeer) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF), "%v", err)
+				return
+			}
+			assert.LessOrEqual(t, len(body), maxFrame)
+		}
+	})
+}
+
+func TestMessagesOfSeveralFramesAreNone(t *testing.T) {
+	p := &peer{in: bytes.NewReader([]byte("\x01\x01a\x01\x01b\x00\x01c\x00\x01d"))}
+	var got []string
+	err := readMessages(p, bufio.NewReader(p), func(body []byte) { got = append(got, string(body)) })
+	assert.ErrorIs(t, err, io.EOF)
+	assert.Equal(t, []string{"", "d"}, got)
+}
