@@ -4,6 +4,7 @@ package main
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -140,13 +140,14 @@ spec:
 func TestTypesAreNamesOrClassNames(t *testing.T) {
 	for typ, want := range map[string]string{
 		"": "http", "http": "http", "nixl": "nixl", "NixlConnector": "nixl", "mooncake": "mooncake", "MooncakeConnector": "mooncake",
-		"LMCacheConnectorV1": "lmcache", "SharedStorageConnector": "sharedstorage", "nobody": "", "Nixl": "",
+		"LMCacheConnectorV1": "lmcache", "SharedStorageConnector": "sharedstorage", "sglang": "sglang",
 	} {
-		assert.Equal(t, want, resolve(connector.Spec{Type: typ}), typ)
+		assert.Equal(t, want, mustParse(t, modelYAML(fmt.Sprintf("  kvConnector: {type: %q}\n", typ))).models[0].main.name, typ)
 	}
 	for _, key := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl"} {
-		assert.Equal(t, "lmcache-pd", resolve(connector.Spec{Type: "LMCacheConnectorV1", Config: []byte(`{"` + key + `":true}`)}))
-		assert.Equal(t, "lmcache", resolve(connector.Spec{Type: "LMCacheConnectorV1", Config: []byte(`{"` + key + `":false}`)}))
+		spec := "  kvConnector: {type: LMCacheConnectorV1, config: {" + key + ": true}}\n"
+		endpoints := strings.Replace(modelYAML(spec), "role: decode", `role: decode, attributes: {receiverInitPorts: "8300", receiverAllocPorts: "8400"}`, 1)
+		assert.Equal(t, "lmcache-pd", mustParse(t, endpoints).models[0].main.name, key)
 	}
 }
 

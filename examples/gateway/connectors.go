@@ -3,106 +3,33 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a file may name
+	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/discovery"
 )
-
-// planned are the connectors that a file may name, whether they are built already or not, with the engines' own class
-// names for them.
-var planned = map[string][]string{
-	"http":            nil,
-	"nixl":            {"NixlConnector"},
-	"nixl-push":       {"NixlPushConnector"},
-	"lmcache":         {"LMCacheConnectorV1", "LMCacheMPConnector"},
-	"lmcache-pd":      nil,
-	"mooncake":        {"MooncakeConnector"},
-	"mooncake-store":  {"MooncakeStoreConnector"},
-	"mooncake-ascend": {"MooncakeConnectorV1"},
-	"ascend-layerwise": {
-		"MooncakeLayerwiseConnector",
-	},
-	"sharedstorage": {"ExampleConnector", "SharedStorageConnector"},
-	"pynccl":        {"PyNcclConnector"},
-	"p2pnccl":       {"P2pNcclConnector"},
-	"moriio":        {"MoRIIOConnector"},
-	"offload-p2p":   {"OffloadingConnector"},
-	"multi":         {"MultiConnector"},
-	"sglang":        nil,
-	"trtllm":        nil,
-}
-
-// needsPrefill are the protocols whose decode engines wait for a prefill engine's KV and cannot serve alone.
-var needsPrefill = []string{"sglang", "moriio", "p2pnccl"}
-
-// pdSwitches are the settings of LMCacheConnectorV1 that make it transfer from engine to engine in place of sharing a store.
-var pdSwitches = []string{"enable_pd", "lmcache.enable_pd", "enable_nixl"}
-
-// resolve returns the connector's name for a type, "" for one that nobody knows.
-func resolve(spec connector.Spec) string {
-	name := connector.Resolve(spec.Type, spec.Config)
-	if slices.Contains(connector.Names(), name) {
-		return name
-	}
-	if _, ok := planned[name]; !ok {
-		name = ""
-	}
-	for n, classes := range planned {
-		if slices.Contains(classes, spec.Type) {
-			name = n
-		}
-	}
-	if spec.Type == "LMCacheConnectorV1" && enablesPD(spec.Config) {
-		return "lmcache-pd"
-	}
-	return name
-}
-
-func enablesPD(config json.RawMessage) bool {
-	var m map[string]json.RawMessage
-	if json.Unmarshal(config, &m) != nil {
-		return false
-	}
-	return slices.ContainsFunc(pdSwitches, func(name string) bool { return string(m[name]) == "true" })
-}
-
-// knownTypes lists all that kvConnector.type may be.
-func knownTypes() []string {
-	types := connector.Names()
-	for name, classes := range planned {
-		types = append(append(types, name), classes...)
-	}
-	slices.Sort(types)
-	return slices.Compact(types)
-}
 
 // open makes the connector that the spec at path names, and those it falls back to. Nothing is dialled or listened on.
 func (l *loader) open(m *modelServer, path string, spec connector.Spec) opened {
-	o := opened{spec: spec, name: resolve(spec)}
+	o := opened{spec: spec, name: connector.Resolve(spec.Type, spec.Config)}
 	typePath := path + ".type"
-	switch {
-	case o.name == "":
+	if !slices.Contains(connector.Names(), o.name) {
 		l.add(m.doc, &connector.FieldError{Path: typePath, Problem: fmt.Sprintf("%q is not a known connector", shown(spec.Type)), Remedy: unknownType(spec.Type)})
-	case !slices.Contains(connector.Names(), o.name):
-		l.note(notThereYet, m.doc, typePath, "connector "+o.name, "")
-	default:
-		spec.Type = o.name
-		if c, err := connector.Open(spec); err != nil {
-			l.openFaults(m, path, err)
-		} else {
-			o.connector = c
-		}
+		o.name = ""
+	} else if c, err := connector.Open(spec); err != nil {
+		l.openFaults(m, path, err)
+	} else {
+		o.connector = c
+		l.checkConnector(m, path, o)
 	}
 	if o.name == "mooncake" {
 		l.checkMooncake(m, typePath, o)
-	}
-	if spec.Fallback == connector.FallbackDecode && slices.Contains(needsPrefill, o.name) {
-		l.add(m.doc, &connector.FieldError{Path: path + ".fallback", Problem: "is decode, but a decode engine of " + o.name + " cannot serve alone", Remedy: "write fallback: error, or fall back to another connector"})
 	}
 	if spec.FallbackConnector != nil {
 		next := l.open(m, path+".fallbackConnector", *spec.FallbackConnector)
@@ -111,9 +38,52 @@ func (l *loader) open(m *modelServer, path string, spec connector.Spec) opened {
 	return o
 }
 
+// checkConnector tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and settings
+// that no engine has.
+func (l *loader) checkConnector(m *modelServer, path string, o opened) {
+	if only, ok := connector.As[connector.PairOnly](o.connector); ok && only.PairOnly() && o.spec.Fallback == connector.FallbackDecode {
+		l.add(m.doc, &connector.FieldError{Path: path + ".fallback", Problem: "is decode, but a decode engine of " + o.name + " cannot serve alone", Remedy: "write fallback: error, or fall back to another connector"})
+	}
+	if c, ok := connector.As[connector.EndpointChecker](o.connector); ok {
+		for i, e := range m.endpoints {
+			for _, fe := range connector.FieldErrors(c.CheckEndpoint(e)) {
+				l.add(m.doc, fe.In(fmt.Sprintf("%s[%d]", staticPath, i)))
+			}
+		}
+	}
+	plan, err := launch.With(o.connector, launch.Deployment{Spec: o.spec, Endpoints: o.targets(m), Model: m.model()})
+	if err != nil {
+		return // no engine of today can be launched so, which pdctl render tells; the gateway serves those that run
+	}
+	notes := slices.Clone(plan.Notes)
+	for _, e := range plan.Engines {
+		notes = append(notes, e.Settings.Notes...)
+	}
+	told := map[string]bool{}
+	for _, n := range notes {
+		if at := path + "." + n.Path; n.NoEffect && !told[at] {
+			told[at] = true
+			l.note(withoutEffect, m.doc, at, n.Text, "")
+		}
+	}
+}
+
+// targets are the engines whose settings tell what has an effect: those listed, or one of each role where a cluster lists them.
+func (o opened) targets(m *modelServer) []discovery.Endpoint {
+	if len(m.endpoints) > 0 {
+		return m.endpoints
+	}
+	var pair []discovery.Endpoint
+	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
+		pair = append(pair, discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: role.String() + ".example:8000"}, Role: role})
+	}
+	return pair
+}
+
 // unknownType is the remedy for a type that is not known: the nearest name, and all of them.
 func unknownType(typ string) string {
-	known := knownTypes()
+	known := append(connector.Names(), connector.Classes()...)
+	slices.Sort(known)
 	list := "known are " + strings.Join(known, ", ")
 	if near := connector.Nearest(typ, known); near != "" {
 		return "did you mean " + near + "? " + list
@@ -139,16 +109,9 @@ func (l *loader) openFaults(m *modelServer, path string, err error) {
 		if _, ok := errors.AsType[*connector.FieldError](err); !ok {
 			fe = &connector.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
 		}
-		if fe = fe.In(word); fe.Problem == notBuilt {
-			l.note(notThereYet, m.doc, fe.Path, "this setting", fe.Remedy)
-			continue
-		}
-		l.add(m.doc, fe)
+		l.add(m.doc, fe.In(word))
 	}
 }
-
-// notBuilt is what a connector says of a setting that it knows and does not carry out yet.
-const notBuilt = "is not there yet"
 
 // checkMooncake tells of a name that has changed its meaning: what the design documents call mooncake is a content
 // store, and needs no bootstrap server.

@@ -26,12 +26,15 @@ func init() {
 		name: "together", connector: "nixl-push", apis: all,
 		prefill: enginesim.Config{EngineID: "pdkit-prefill"},
 		attributes: func(p, _ *enginesim.Engine) (attributes, attributes) {
-			host, port, _ := net.SplitHostPort(p.SideChannel())
+			host, port, err := net.SplitHostPort(p.SideChannel())
+			if err != nil { // of a P that has none
+				host, port = "127.0.0.1", "5600"
+			}
 			return attributes{"engineID": "pdkit-prefill", "sideChannelHost": host, "sideChannelPort": port}, nil
 		},
 		broken: map[string]broken{
 			"D without a connector":       {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"},
-			"P without a connector":       {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "the prefill engine failed"},
+			"P without a connector":       {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
 			"an engineID that is not P's": {func(_ *testing.T, c *protocol) { c.prefill.EngineID = "another" }, reuse.Failed, ""},
 		},
 	}
