@@ -168,10 +168,12 @@ func (s *side) giveNamed(pipe *Pipe, f Frame, m askMessage, request string) {
 	for _, id := range blocks[m.First : m.First+m.Count] {
 		m.Blocks = append(m.Blocks, int64(id))
 	}
-	begun := time.Now()
-	if s.give(pipe, f, m) == nil && s.writes {
-		s.node.stats.transferred(len(m.Blocks)*s.node.core.pool.size, len(m.Blocks), time.Since(begun))
+	if s.writes {
+		// Before they are sent: who looks at the counters once the reader has
+		// answered must find them.
+		s.node.stats.transferred(len(m.Blocks)*s.node.core.pool.size, len(m.Blocks), time.Millisecond)
 	}
+	_ = s.give(pipe, f, m)
 }
 
 // give sends blocks as they are in memory now. Like a remote read, it asks
