@@ -67,11 +67,7 @@ type waiter struct {
 func acquire(ctx context.Context, address string) (*listener, error) {
 	shared.Lock()
 	defer shared.Unlock()
-	key := address
-	a, err := net.ResolveTCPAddr("tcp", address) // so that localhost and 127.0.0.1 are one
-	if err == nil {
-		key = a.String()
-	}
+	key, alone := canonical(ctx, address)
 	if l := shared.byAddress[key]; l != nil {
 		l.users++
 		return l, nil
@@ -81,12 +77,34 @@ func acquire(ctx context.Context, address string) (*listener, error) {
 		return nil, fmt.Errorf("lmcachepd: notifyListen: %w", err)
 	}
 	l := &listener{ln: ln, closed: make(chan struct{}), users: 1, peers: map[net.Conn]struct{}{}, waiting: map[string]*waiter{}}
-	if a == nil || a.Port != 0 {
+	if !alone {
 		l.key = key
 		shared.byAddress[key] = l
 	}
 	l.wg.Go(l.accept)
 	return l, nil
+}
+
+// canonical spells an address so that localhost and 127.0.0.1 are one, and all ways to say "every address". alone tells that its port is
+// any free one, which nobody can share.
+func canonical(ctx context.Context, address string) (key string, alone bool) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return address, false // Listen tells
+	}
+	if ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host); err == nil && len(ips) > 0 {
+		ip := ips[0].Unmap()
+		for _, other := range ips {
+			if other = other.Unmap(); other.Is4() { // as net.Listen prefers
+				ip = other
+				break
+			}
+		}
+		if host = ip.String(); ip.IsUnspecified() {
+			host = ""
+		}
+	}
+	return net.JoinHostPort(host, port), port == "0"
 }
 
 // release closes the listener when its last user leaves, and waits for all that it has started.
