@@ -33,6 +33,17 @@ func (e *EndpointError) Error() string {
 	return fmt.Sprintf("endpoint %s: attribute %s %s", e.Endpoint, e.Attribute, e.Problem)
 }
 
+// UnsupportedError says that a pair of engines cannot carry a request that other pairs of the protocol may: one that an [Unsupporter], which
+// sees no engine, lets pass. The flow goes by its policy, as with an Unsupporter's reason.
+type UnsupportedError struct {
+	Member string // the member of the request, or the header, that prevents it
+}
+
+// Error names the member.
+func (e *UnsupportedError) Error() string {
+	return "prefill and decode engines cannot carry this together: " + e.Member
+}
+
 // RequestError is a client's request that cannot be read: the gateway answers 400, and nothing is sent to an engine.
 // Its text holds names and kinds, never values.
 type RequestError struct {

@@ -140,7 +140,10 @@ func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error)
 	}
 	var bad *connector.RequestError
 	var entry *connector.EndpointError
+	var unsupported *connector.UnsupportedError
 	switch {
+	case errors.As(err, &unsupported):
+		e.Code, e.Leg, e.Param, e.Message = CodeUnsupported, "", unsupported.Member, unsupportedMessage
 	case errors.As(err, &entry):
 		e.Code, e.Leg, e.Endpoint, e.Message = CodePrefillFailed, LegPrefill, entry.Endpoint, "an engine's entry lacks what the protocol needs"
 		if entry.Endpoint == a.s.Decode.ID {

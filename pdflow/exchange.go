@@ -80,17 +80,29 @@ func (x *exchange) run() (*Body, *Error) {
 		}
 	}
 	if member := x.unsupported(); member != "" {
-		f.tel.unsupported(x, member)
-		if f.opts.unsupported == UnsupportedRefuse {
-			return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together; send the request without it"}
-		}
-		body, e := x.tries(ModeAggregated)
-		if e != nil && f.pairOnly && e.Code == CodeNoEndpoint {
-			e = &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together, and no engine here serves alone"}
-		}
-		return body, e
+		return x.whole(member)
 	}
-	return x.tries(ModeDisaggregated)
+	body, e := x.tries(ModeDisaggregated)
+	if e != nil && e.Code == CodeUnsupported && x.given == nil { // a describer's word, of this pair
+		return x.whole(e.Param)
+	}
+	return body, e
+}
+
+const unsupportedMessage = "prefill and decode engines cannot carry this together; send the request without it"
+
+// whole serves a request that two engines cannot carry by one, or refuses it.
+func (x *exchange) whole(member string) (*Body, *Error) {
+	f := x.f
+	f.tel.unsupported(x, member)
+	if f.opts.unsupported == UnsupportedRefuse {
+		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
+	}
+	body, e := x.tries(ModeAggregated)
+	if e != nil && f.pairOnly && e.Code == CodeNoEndpoint {
+		e = &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together, and no engine here serves alone"}
+	}
+	return body, e
 }
 
 // tries makes attempts as long as another one may serve, and then the fallback.

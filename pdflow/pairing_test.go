@@ -207,3 +207,23 @@ func TestTheClientsHeadersReachTheDescribers(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, "talk-7", seen)
 }
+
+func TestARequestThatThisPairCannotCarryGoesByThePolicy(t *testing.T) {
+	c := &fake{prefill: func(s *connector.Session, _ *connector.Leg) error {
+		if s.Prefill.Attribute("dpSize") != "" {
+			return nil
+		}
+		return &connector.UnsupportedError{Member: "X-data-parallel-rank"}
+	}}
+	x := script(t, c, answer(ok), answer(ok))
+	r := post(t, x.url, "/v1/completions", completion("a", ""))
+	require.Equal(t, 200, r.status, r.body)
+	require.Equal(t, "aggregated", r.header.Get("X-PD-Mode"))
+	require.Equal(t, "D", x.all())
+
+	x = script(t, c, answer(ok), answer(ok), pdflow.WithUnsupported(pdflow.UnsupportedRefuse))
+	r = post(t, x.url, "/v1/completions", completion("a", ""))
+	require.Equal(t, 400, r.status)
+	require.Contains(t, r.body, `"param":"X-data-parallel-rank"`)
+	require.Empty(t, x.all())
+}

@@ -75,7 +75,7 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 	}
 	if t.ranks > 1 && s.API == connector.APIResponses {
 		// The rank cannot be named, so that D would be sent to a rank that never sees the prompt (protocols/vllm.md §1.2).
-		return nil, &connector.RequestError{Message: "/v1/responses cannot choose among the data-parallel ranks of the prefill engine; use another API"}
+		return nil, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	return t, nil
 }

@@ -332,7 +332,7 @@ func TestResponsesOfSeveralRanksIsRefused(t *testing.T) {
 	c := newConnector(t, nil)
 	s := session(t, connector.APIResponses, `{"input":"x"}`, endpoint(t, "http://h:1"))
 	err := prepare(t.Context(), c, s, (&server{}).say(`{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}`).call)
-	var bad *connector.RequestError
+	var bad *connector.UnsupportedError
 	require.ErrorAs(t, err, &bad)
 }
 

@@ -36,7 +36,7 @@ func (c *Connector) pair(s *connector.Session) (both pair, err error) {
 	}
 	if s.API == connector.APIResponses && both.p.dp > 1 {
 		// The rank cannot be chosen there, and D would write and read beside the right one's memory.
-		return both, &connector.EndpointError{Endpoint: s.Prefill.ID, Attribute: "dpSize", Problem: "is above 1, and /v1/responses cannot name a rank"}
+		return both, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	both.d.rank = rank(s.DecodeRank, s.Uint64()>>32, s.Decode, both.d.dp)
 	both.prefillRank(rank(s.PrefillRank, s.Uint64(), s.Prefill, both.p.dp))

@@ -147,9 +147,9 @@ func TestRanks(t *testing.T) {
 // /v1/responses ignores the header that names the rank, and a wrong rank has D's blocks written beside.
 func TestResponsesNeedAPWithoutRanks(t *testing.T) {
 	_, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}, nil), "")
-	var bad *connector.EndpointError
+	var bad *connector.UnsupportedError
 	require.ErrorAs(t, err, &bad)
-	assert.Equal(t, "dpSize", bad.Attribute)
+	assert.Equal(t, "X-data-parallel-rank", bad.Member)
 	p, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, nil, nil), "")
 	require.NoError(t, err)
 	id, _ := p.Current("request_id")

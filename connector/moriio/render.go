@@ -9,7 +9,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
 // pingPort is where engines announce themselves, in vLLM's examples.

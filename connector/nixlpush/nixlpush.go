@@ -127,17 +127,11 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 		return err
 	}
 	if s.API == connector.APIResponses {
-		return rankUnheard(s)
+		// It ignores the header (protocols/vllm.md §1.2): P would compute on another rank than the one that D asks, and D would wait for ever.
+		return &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	leg.SetHeader("X-Data-Parallel-Rank", strconv.Itoa(s.PrefillRank()))
 	return nil
-}
-
-// rankUnheard refuses a pair: /v1/responses ignores X-data-parallel-rank (protocols/vllm.md §1.2), so that P would compute on another rank
-// than the one that D asks, and D would wait for ever.
-func rankUnheard(s *connector.Session) error {
-	return &connector.EndpointError{Endpoint: s.Prefill.ID, Attribute: attrDPSize,
-		Problem: "is above 1, and /v1/responses cannot name a rank: such requests need dispatch serial, or a prefill engine of one rank"}
 }
 
 // Decode relays P's handoff if P has answered, and otherwise tells D from P's attributes whom to wait for.

@@ -133,9 +133,9 @@ func TestResponsesCannotNameARank(t *testing.T) {
 	many := attributes()
 	many["dpSize"] = "2"
 	s := session(t, connector.APIResponses, `{"input":"x"}`, many)
-	var bad *connector.EndpointError
+	var bad *connector.UnsupportedError
 	require.ErrorAs(t, open(t, nil).Prefill(context.Background(), s, connector.NewLeg(s.Request)), &bad)
-	assert.Equal(t, "dpSize", bad.Attribute)
+	assert.Equal(t, "X-data-parallel-rank", bad.Member)
 	assert.NoError(t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
 		"P's answer names the rank that it chose")
 }

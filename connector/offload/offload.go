@@ -136,7 +136,7 @@ func (c *Connector) addressOf(s *connector.Session) (address, error) {
 	}
 	if at.ranks > 1 && s.API == connector.APIResponses {
 		// The rank cannot be named, so that D would ask one that never sees the prompt (protocols/vllm.md §1.2).
-		return at, &connector.RequestError{Message: "/v1/responses cannot choose among the data-parallel ranks of the prefill engine; use another API"}
+		return at, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	at.port += s.PrefillRank()
 	return at, nil

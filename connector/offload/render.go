@@ -12,7 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
 // defaultMemory is rendered where nothing says how much host memory the first tier may take: vLLM has no default for it.
