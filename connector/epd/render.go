@@ -7,8 +7,8 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/launchnote"
 )
 
 const defaultCPUBytes = 1 << 30

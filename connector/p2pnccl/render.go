@@ -7,8 +7,8 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/launchnote"
 )
 
 // Render gives the role, the buffer, the address and what the engine announces itself by. The connector exists from vLLM 0.9.2 to

@@ -4,7 +4,7 @@ package pynccl
 
 import (
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
 // Render gives each role its rank in the group of two. The zero version is taken for 0.10, the last with a V0 engine.

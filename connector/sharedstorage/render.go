@@ -4,7 +4,7 @@ package sharedstorage
 
 import (
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
 // renamed is the release from which the class is called ExampleConnector (vllm#30201, 2025-12-08).
