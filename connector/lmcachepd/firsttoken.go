@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"strconv"
+	"strings"
 
 	"github.com/tidwall/gjson"
 
@@ -28,7 +29,7 @@ func firstTokenLeg(r *connector.Request, leg *connector.Leg) {
 // answer is P's answer as D and the client need it.
 type answer struct {
 	api       connector.API
-	prompt    []byte // the prompt's token ids, a JSON array
+	prompt    string // the prompt's token ids, a JSON array
 	token     string // P's token id
 	text      string // P's token as text
 	member    string // of a chat's message in which it stands: content, reasoning, reasoning_content
@@ -51,26 +52,27 @@ func readAnswer(api connector.API, p *connector.PrefillResult) (*answer, error) 
 		return nil, connector.NoTransfer("the answer is not one JSON object")
 	}
 	a := &answer{api: api}
-	get := func(path string) gjson.Result { return gjson.GetBytes(p.Body, path) }
-	token := get("kv_transfer_params.first_tok")
+	whole := gjson.ParseBytes(p.Body)
+	choice := whole.Get("choices.0")
+	token := whole.Get("kv_transfer_params.first_tok")
 	if token.Type != gjson.Number || !isToken(token.Raw) {
 		return nil, connector.NoTransfer("kv_transfer_params.first_tok is not a token id")
 	}
 	a.token = token.Raw
-	promptAt := "choices.0.prompt_token_ids"
+	holder := choice
 	if api == connector.APIChat {
-		promptAt = "prompt_token_ids"
+		holder = whole
 	}
-	a.prompt = []byte(get(promptAt).Raw)
+	a.prompt = holder.Get("prompt_token_ids").Raw
 	if !areTokens(a.prompt) {
 		return nil, connector.NoTransfer("prompt_token_ids is not a list of token ids")
 	}
-	a.reason = get("choices.0.finish_reason").Str
+	a.reason = choice.Get("finish_reason").Str
 	if a.reason != "length" && a.reason != "stop" {
 		return nil, connector.NoTransfer("finish_reason is neither length nor stop")
 	}
 	if api == connector.APIChat {
-		message := get("choices.0.message")
+		message := choice.Get("message")
 		a.member = messageTexts[0]
 		for _, name := range messageTexts {
 			if v := message.Get(name); v.Type == gjson.String && v.Str != "" {
@@ -82,21 +84,22 @@ func readAnswer(api connector.API, p *connector.PrefillResult) (*answer, error) 
 			return nil, connector.NoTransfer("choices[0].message is not an object")
 		}
 	} else {
-		text := get("choices.0.text")
+		text := choice.Get("text")
 		if text.Type != gjson.String {
 			return nil, connector.NoTransfer("choices[0].text is not a string")
 		}
 		a.text = text.Str
 	}
-	raw := func(path string) string { // in one line, as an event's data must be
-		var line bytes.Buffer
-		if r := get(path); !r.Exists() || json.Compact(&line, []byte(r.Raw)) != nil {
-			return "null"
-		}
-		return line.String()
-	}
-	a.id, a.model, a.created, a.usage, a.stop = raw("id"), raw("model"), raw("created"), raw("usage"), raw("choices.0.stop_reason")
+	a.id, a.model, a.created, a.usage, a.stop = rawOf(whole, "id"), rawOf(whole, "model"), rawOf(whole, "created"), rawOf(whole, "usage"), rawOf(choice, "stop_reason")
 	return a, nil
+}
+
+// rawOf returns a member as JSON, null where it is missing.
+func rawOf(v gjson.Result, name string) string {
+	if r := v.Get(name); r.Exists() {
+		return r.Raw
+	}
+	return "null"
 }
 
 // isToken wants a whole number from 0 on, in digits.
@@ -106,12 +109,13 @@ func isToken(raw string) bool {
 }
 
 // areTokens wants [1,2,3] with one token at least. The JSON is known to be valid, so that brackets, commas and numbers are in order.
-func areTokens(raw []byte) bool {
+func areTokens(raw string) bool {
 	if len(raw) == 0 || raw[0] != '[' {
 		return false
 	}
 	digits := false
-	for _, c := range raw[1 : len(raw)-1] {
+	for i := 1; i < len(raw)-1; i++ {
+		c := raw[i]
 		switch {
 		case '0' <= c && c <= '9':
 			digits = true
