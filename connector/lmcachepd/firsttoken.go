@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"strconv"
-	"strings"
 
 	"github.com/tidwall/gjson"
 
