@@ -43,9 +43,13 @@ func TestTheProgramInTheReadmeCompiles(t *testing.T) {
 
 // commands says who runs each command of the README.
 var commands = map[string]func(t *testing.T){
-	"go run ./examples/quickstart": inTestScript("./examples/quickstart"),
-	"./test.sh":                    func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },
-	"examples/vllm/prove.sh":       inTestScript("examples/vllm/prove.sh"),
+	"go run ./examples/quickstart":   inTestScript("./examples/quickstart"),
+	"./test.sh":                      func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },
+	"examples/vllm/prove.sh -verify": inTestScript("examples/vllm/prove.sh -verify"),
+	"go run ./examples/pdctl render -f examples/gateway/testdata/documents/2-nixl.yaml": func(t *testing.T) {
+		contains(t, "../pdctl/README.md", "render -f examples/gateway/testdata/documents/2-nixl.yaml")
+	},
+	"go run ./examples/pdctl check -f examples/gateway/testdata/documents/4-lmcache.yaml examples/pdctl/testdata/kthena-1069.yaml": func(t *testing.T) { contains(t, "../pdctl/README.md", "kthena-1069.yaml") }, // whose commands are run there
 	"go run ./examples/gateway -check -config examples/gateway/testdata/check.yaml": func(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "go", "run", "./examples/gateway", "-check", "-config", "examples/gateway/testdata/check.yaml")
 		cmd.Dir = "../.."
