@@ -130,6 +130,9 @@ func TestTheAnswersAreMergedIntoThePrefillLeg(t *testing.T) {
 		"a list of items": {
 			[]string{`{"ec_transfer_params":{"ec_items":[{"mm_hash":"h1","grid":[1]}]}}`, `{"ec_transfer_params":{"ec_items":[{"mm_hash":"h2"},{"mm_hash":"h1"}]}}`},
 			`{"ec_items":[{"mm_hash":"h1","grid":[1]},{"mm_hash":"h2"}]}`},
+		"what a later version says besides": {
+			[]string{`{"ec_transfer_params":{"version":2,"more":["a"],"none":null}}`, `{"ec_transfer_params":{"version":2,"more":["b","a"],"h2":"x"}}`},
+			`{"version":2,"more":["a","b"],"none":null,"h2":"x"}`},
 		"the same picture twice": {
 			[]string{`{"ec_transfer_params":{"h1":{"peer_host":"a"}}}`, `{"ec_transfer_params":{"h1":{"peer_host":"b"}}}`},
 			`{"h1":{"peer_host":"a"}}`},
@@ -162,15 +165,16 @@ func TestAFolderNeedsNoParameters(t *testing.T) {
 func TestAnAnswerThatCannotBeUsedIsRefused(t *testing.T) {
 	for _, answer := range []string{
 		`[]`, `{`, ``, `{"a":1,"a":2}`,
-		`{"ec_transfer_params":[]}`, `{"ec_transfer_params":"x"}`, `{"ec_transfer_params":{"h":1}}`, `{"ec_transfer_params":{"h":null}}`, `{"ec_transfer_params":{"h":{},"h":{}}}`,
-		`{"ec_transfer_params":{"ec_items":{}}}`, `{"ec_transfer_params":{"ec_items":[1]}}`, `{"ec_transfer_params":{"ec_items":[{}]}}`, `{"ec_transfer_params":{"ec_items":[{"mm_hash":5}]}}`,
-		`{"ec_transfer_params":{"h":{"a":[1,,]}}}`,
+		`{"ec_transfer_params":[]}`, `{"ec_transfer_params":"x"}`, `{"ec_transfer_params":{"h":{},"h":{}}}`,
+		`{"ec_transfer_params":{"h":{"a":[1,,]}}}`, `{"ec_transfer_params":{"ec_items":[{]}}}`,
 	} {
 		for _, kind := range epd.Types() {
 			c, s := wrap(t, epd.Options{Type: kind}), session(t, connector.APIChat, chat(cat))
 			require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer, answer)
 		}
 	}
+	c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
+	require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(`{"ec_transfer_params":{"ec_items":[]}}`), []byte(`{"ec_transfer_params":{"ec_items":{}}}`)}), connector.ErrNoTransfer)
 	for _, answer := range []string{`{}`, `{"ec_transfer_params":null}`, `{"ec_transfer_params":{}}`} {
 		c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
 		require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer, "P could not find the embedding")

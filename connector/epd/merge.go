@@ -9,61 +9,38 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// itemsKey holds a list in the answers of vLLM up to about 0.29: {"ec_items":[{"mm_hash":…,…},…]}. Later ones answer an object per item:
-// {"<mm_hash>":{"metadata":{…},"peer_host":…,"peer_port":…,"size_bytes":…}} (vllm#47941). Both are merged by key, the lists joined.
-const itemsKey = "ec_items"
+// merged collects the ec_transfer_params of several answers, key by key in the order of the answers. An answer of vLLM holds an object per
+// item, {"<mm_hash>":{"metadata":{…},"peer_host":…,"peer_port":…,"size_bytes":…}} (vllm#47941), or before that a list of them,
+// {"ec_items":[{"mm_hash":…,…},…]}. So lists under one key are joined, and of other values the first stays: two requests had the same picture.
+// What else an engine may say passes as it is.
+type merged struct {
+	keys   []string
+	values map[string]json.RawMessage
+	lists  map[string][]json.RawMessage
+	seen   map[string]bool // of a list's elements
+}
 
-// merge joins the ec_transfer_params of whole answers, nil if none has any. An item that two answers report, since two requests had the
-// same picture, stays as the first says. needed tells that P cannot find the embeddings without.
+// merge joins whole answers, nil if none has parameters. needed tells that P cannot find the embeddings without.
 func merge(answers []json.RawMessage, needed bool) (json.RawMessage, error) {
-	out := json.RawMessage("{")
-	var list []byte
-	seen := map[string]bool{}
-	found := false
+	m := merged{values: map[string]json.RawMessage{}, lists: map[string][]json.RawMessage{}, seen: map[string]bool{}}
 	for _, answer := range answers {
 		params, err := paramsOf(answer)
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if params == nil || params.Len() == 0 {
+		case params == nil || params.Len() == 0:
 			if needed {
 				return nil, connector.NoTransfer("an encode engine's answer has no %s", paramsMember)
 			}
 			continue
 		}
-		found = true
 		for i := range params.Len() {
-			name, value := params.Name(i), params.Value(i)
-			if name == itemsKey {
-				if list, err = joinItems(list, value, seen); err != nil {
-					return nil, err
-				}
-				continue
+			if err := m.add(params.Name(i), params.Value(i)); err != nil {
+				return nil, err
 			}
-			if jsonedit.Kind(value) != jsonedit.Object {
-				return nil, connector.NoTransfer("%s holds what is not an object", paramsMember)
-			}
-			if seen["key "+name] {
-				continue
-			}
-			seen["key "+name] = true
-			out = append(append(append(comma(out), connector.Quote(name)...), ':'), value...)
 		}
 	}
-	if !found {
-		return nil, nil
-	}
-	if list != nil {
-		out = append(append(append(comma(out), `"`+itemsKey+`":[`...), list...), ']')
-	}
-	return append(out, '}'), nil
-}
-
-func comma(b []byte) []byte {
-	if len(b) > 1 {
-		return append(b, ',')
-	}
-	return b
+	return m.raw(), nil
 }
 
 // paramsOf reads one answer. Null and absent are nil.
@@ -83,30 +60,65 @@ func paramsOf(answer json.RawMessage) (*jsonedit.Doc, error) {
 	return params, nil
 }
 
-// joinItems appends a list's elements that are not there yet. Each names its item by a hash.
-func joinItems(list []byte, raw json.RawMessage, seen map[string]bool) ([]byte, error) {
+func (m *merged) add(key string, value json.RawMessage) error {
+	was, known := m.values[key]
+	if !known {
+		m.keys = append(m.keys, key)
+		m.values[key] = value
+	} else if jsonedit.Kind(was) != jsonedit.Kind(value) {
+		return connector.NoTransfer("%s of two encode engines do not fit together", paramsMember)
+	}
+	if jsonedit.Kind(value) != jsonedit.Array {
+		return nil
+	}
 	var elements []json.RawMessage
-	if jsonedit.Kind(raw) != jsonedit.Array || json.Unmarshal(raw, &elements) != nil {
-		return nil, connector.NoTransfer("%s is not a list", itemsKey)
+	if json.Unmarshal(value, &elements) != nil {
+		return connector.NoTransfer("%s holds a malformed list", paramsMember)
 	}
 	for _, e := range elements {
-		var item struct {
-			Hash string `json:"mm_hash"`
+		id := key + " " + identity(e)
+		if !m.seen[id] {
+			m.seen[id] = true
+			m.lists[key] = append(m.lists[key], e)
 		}
-		if json.Unmarshal(e, &item) != nil || item.Hash == "" {
-			return nil, connector.NoTransfer("%s holds an item without mm_hash", itemsKey)
+	}
+	return nil
+}
+
+// identity is equal for elements that report the same item.
+func identity(e json.RawMessage) string {
+	var item struct {
+		Hash string `json:"mm_hash"`
+	}
+	if json.Unmarshal(e, &item) == nil && item.Hash != "" {
+		return "mm_hash " + item.Hash
+	}
+	return string(e)
+}
+
+func (m *merged) raw() json.RawMessage {
+	if len(m.keys) == 0 {
+		return nil
+	}
+	out := []byte{'{'}
+	for i, key := range m.keys {
+		if i > 0 {
+			out = append(out, ',')
 		}
-		if seen["item "+item.Hash] {
+		out = append(append(out, connector.Quote(key)...), ':')
+		list, joined := m.lists[key]
+		if !joined {
+			out = append(out, m.values[key]...)
 			continue
 		}
-		seen["item "+item.Hash] = true
-		if len(list) > 0 {
-			list = append(list, ',')
+		out = append(out, '[')
+		for j, e := range list {
+			if j > 0 {
+				out = append(out, ',')
+			}
+			out = append(out, e...)
 		}
-		list = append(list, e...)
+		out = append(out, ']')
 	}
-	if list == nil {
-		list = []byte{}
-	}
-	return list, nil
+	return append(out, '}')
 }
