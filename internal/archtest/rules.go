@@ -79,7 +79,7 @@ var dependencies = []dependency{
 	{"go.opentelemetry.io/otel", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
 	{"go.opentelemetry.io/otel/metric", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
 	{"go.opentelemetry.io/otel/trace", []string{"pdflow", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
-	{"github.com/go-zeromq/zmq4", []string{"connector/lmcachepd", "pdflow/enginesim"}, "ZeroMQ is for the protocols that speak it; nobody else compiles it"},
+	{"github.com/go-zeromq/zmq4", []string{"pdflow/enginesim"}, "ZeroMQ is for the protocols that speak it; nobody else compiles it"},
 	{"github.com/vmihailenco/msgpack/v5", []string{"connector/lmcachepd", "pdflow/enginesim"}, "msgpack is for the protocols that speak it; nobody else compiles it"},
 	{"github.com/stretchr/testify", nil, "it is for _test.go files only"},
 	{"go.uber.org/goleak", nil, "it is for _test.go files only"},

@@ -113,7 +113,7 @@ func (r *Report) explainMiss(p *prober) {
 		return
 	}
 	chunk := max(p.chunk, 1)
-	if r.Connector == "lmcache" || r.Connector == "lmcache-pd" {
+	if r.Connector == "lmcache" {
 		chunk = storeChunk
 	}
 	if longest < chunk {
