@@ -10,7 +10,7 @@
 #   staticcheck
 #   lint        golangci-lint, see .golangci.yml
 #   race        all tests of all modules, with the race detector, in random order
-#   fuzz        each fuzz target for FUZZTIME (10s)
+#   fuzz        each fuzz target for FUZZTIME (5s)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   bench       examples/bench, short: all answers checked, no figure beyond twice its target
 #   install     real vLLM engines into .engines, once: some minutes and 3 GB (only with -real)
@@ -22,7 +22,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 
 STEPS="format modules vet tools staticcheck lint race fuzz quickstart bench install real"
-FUZZTIME=${FUZZTIME:-10s}
+FUZZTIME=${FUZZTIME:-5s}
 CI=${CI:-}
 SKIPPED=77 # a step's exit status for "not here"
 

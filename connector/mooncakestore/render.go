@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
 // The attributes of an engine that launch settings need.
