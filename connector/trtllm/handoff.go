@@ -151,27 +151,26 @@ func tokenIDs(raw json.RawMessage) bool {
 	if jsonedit.Kind(raw) != jsonedit.Array {
 		return false
 	}
-	const wantNumber, inNumber, wantComma = 0, 1, 2
-	state, start := wantNumber, 0
-	for i, c := range raw[1:] {
-		switch {
-		case c >= '0' && c <= '9' && state != wantComma:
-			if state == wantNumber {
-				state, start = inNumber, i
-			} else if raw[1+start] == '0' {
-				return false // 007
-			}
-		case (c == ',' || c == ']') && state != wantNumber:
-			state = wantNumber
-		case c == ' ' || c == '\n' || c == '\t' || c == '\r':
-			if state == inNumber {
-				state = wantComma
-			}
-		default:
+	for i := 1; ; i++ { // brackets are known to be balanced, so that there is always a next byte
+		i = space(raw, i)
+		start := i
+		for raw[i]-'0' <= 9 {
+			i++
+		}
+		if n := i - start; n == 0 || n > 1 && raw[start] == '0' {
 			return false
 		}
+		if i = space(raw, i); raw[i] != ',' {
+			return raw[i] == ']' && i+1 == len(raw)
+		}
 	}
-	return true
+}
+
+func space(b []byte, i int) int {
+	for b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r' {
+		i++
+	}
+	return i
 }
 
 func finishReason(choice *jsonedit.Doc) string {
