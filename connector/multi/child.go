@@ -128,7 +128,7 @@ func insiders() []string {
 }
 
 func unknown(path, typ string) error {
-	known := insiders()
+	known := append(insiders(), silentClasses...)
 	remedy := "known are " + strings.Join(known, ", ")
 	if near := connector.Nearest(typ, known); near != "" {
 		remedy = "did you mean " + near + "? " + remedy
@@ -152,6 +152,10 @@ func (c *child) openEngine(raw json.RawMessage) error {
 		return &connector.FieldError{Path: "kv_connector", Problem: "is empty", Remedy: "write an engine's class name, as NixlConnector"}
 	}
 	c.engine = e
+	if e.isSilent() {
+		c.name, c.KVConnector = e.Connector, silent{e.Connector}
+		return nil
+	}
 	all, err := json.Marshal(e.Extra)
 	if err != nil {
 		return &connector.FieldError{Path: extraPath, Problem: "is not an object"}

@@ -195,6 +195,24 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 	assert.Contains(t, connector.FieldErrors(err)[0].Path, "connectors[")
 }
 
+// A child that needs nothing on the wire changes neither legs nor order, and is launched with what the engine's configuration says alone.
+func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
+	c := open(t, `{"connectors":[{"type":"nixl"},{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"num_cpu_blocks":1000}},{"kv_connector":"HiSparseConnector"}]}`)
+	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	alone := open(t, `{"connectors":[{"type":"nixl"}]}`)
+	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
+	a, b := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	require.NoError(t, c.Prefill(context.Background(), s, a))
+	require.NoError(t, alone.Prefill(context.Background(), s, b))
+	assert.Equal(t, body(t, b), body(t, a))
+	r, _ := connector.As[connector.Renderer](c)
+	settings, err := r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
+	require.NoError(t, err)
+	assert.Contains(t, settings.KVTransfer.JSON(), `{"kv_connector":"OffloadingConnector","kv_connector_extra_config":{"num_cpu_blocks":1000},"kv_role":"kv_both"},{"kv_connector":"HiSparseConnector","kv_role":"kv_both"}`)
+	_, err = tryOpen(`{"connectors":[{"kv_connector":"HiSparsConnector"}]}`)
+	require.ErrorContains(t, err, "did you mean HiSparseConnector?")
+}
+
 // The documents' own example of a MultiConnector.
 func TestTheDocumentsExample(t *testing.T) {
 	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"SharedStorageConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`)

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package multi
+
+import (
+	"context"
+	"slices"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// silentClasses are vLLM's connectors that need nothing on the wire and do nothing between engines that a gateway must know of: tiers of an
+// engine's own memory, and stores in which engines find prompts by their tokens (vllm/distributed/kv_transfer/kv_connector/v1, 2026-08).
+// They are common children of MultiConnector, and only known here.
+var silentClasses = []string{"FlexKVConnectorV1", "HF3FSKVConnector", "HiSparseConnector", "SimpleCPUOffloadConnector"}
+
+// isSilent knows a child that needs nothing. OffloadingConnector is one as long as no further tier is set, such as that of peers.
+func (e *engineConfig) isSilent() bool {
+	return slices.Contains(silentClasses, e.Connector) || e.Connector == "OffloadingConnector" && e.Extra["secondary_tiers"] == nil
+}
+
+// silent is such a child. What it is launched with is what the engine's configuration says, and nothing else.
+type silent struct{ class string }
+
+// Name returns the engine's class name: no connector of pdkit's stands for it.
+func (s silent) Name() string { return s.class }
+
+// Order is one of many: see ContentStore.
+func (silent) Order() connector.Order { return connector.PrefillThenDecode }
+
+// ContentStore is true: nothing of it depends on the legs.
+func (silent) ContentStore() bool { return true }
+
+// Unsupported has no reason against any request that two engines can carry.
+func (silent) Unsupported(r *connector.Request) string { return r.Unsupported(false) }
+
+// Prefill makes a prefill leg, in case no other child does.
+func (silent) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
+	leg.Normalize()
+	leg.DropThinkingBudget()
+	return nil
+}
+
+// Decode leaves the leg as it is.
+func (silent) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
+	return nil
+}
+
+// Render adds nothing to the engine's own configuration.
+func (s silent) Render(connector.Target) (connector.EngineSettings, error) {
+	return connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{Connector: s.class, Role: "kv_both"}}, nil
+}
