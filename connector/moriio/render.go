@@ -8,8 +8,8 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // pingPort is where engines announce themselves, in vLLM's examples.

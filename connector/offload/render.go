@@ -11,8 +11,8 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // defaultMemory is rendered where nothing says how much host memory the first tier may take: vLLM has no default for it.

@@ -231,9 +231,11 @@ func (p *prober) settle(ctx context.Context, before delta, result *Probe) (delta
 		if !p.report.metrics || result.Status != http.StatusOK || done || time.Now().After(end) {
 			return d, nil
 		}
+		timer := time.NewTimer(50 * time.Millisecond)
 		select {
-		case <-time.After(50 * time.Millisecond):
+		case <-timer.C:
 		case <-ctx.Done():
+			timer.Stop()
 			return delta{}, context.Cause(ctx)
 		}
 	}

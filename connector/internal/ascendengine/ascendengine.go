@@ -11,8 +11,8 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // The attributes of an engine that launch settings need.
