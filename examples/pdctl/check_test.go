@@ -71,7 +71,7 @@ func TestAScriptIsReadWithItsVariables(t *testing.T) {
 	assert.Equal(t, "2 engines read: 0 errors, 0 warnings\n", out)
 	code, out, _ = pdctl(t, "", "check", "testdata/guide.sh", "--engine-version", "0.32.0")
 	assert.Equal(t, exitFaults, code)
-	assert.Contains(t, out, "error connector-removed\n  guide.sh:7, guide.sh:16: each names PyNcclConnector, which is gone from vLLM 0.13 on")
+	assert.Contains(t, out, "error connector-removed\n  guide.sh:7, guide.sh:16: each names PyNcclConnector, which is gone from vLLM 0.11 on")
 }
 
 func TestDockerRunIsReadWithItsOptions(t *testing.T) {

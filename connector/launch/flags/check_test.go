@@ -166,6 +166,10 @@ func generalTable() []finding {
 		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl"}`, wrong: two("", "NixlConnector", "kv_lease_duration=10"), right: two("", "NixlConnector", "kv_lease_duration=30")},
 		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl","config":{"leaseDuration":"2m"}}`, wrong: nixl, right: two("", "NixlConnector", "kv_lease_duration=120")},
 		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl","timeouts":{"handoff":"45s"}}`, wrong: nixl, right: nixl, other: `{"type":"nixl","timeouts":{"handoff":"25s"}}`},
+		{
+			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl"}`, wrong: two("@0.21.0 VLLM_NIXL_ABORT_REQUEST_TIMEOUT=20 ", "NixlConnector"),
+			right: two("@0.21.0 ", "NixlConnector", "kv_lease_duration=10"), // which that release does not read
+		},
 		{code: "handoff-unlimited", severity: Warning, engines: "ab", gateway: `{"type":"nixl","timeouts":{"handoff":"0"}}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
 		{code: "push-engine-id", severity: Error, engines: "a", gateway: `{"type":"nixl-push"}`, wrong: two("", "NixlPushConnector"), right: []string{serve + kv("NixlPushConnector", "producer", `.engine_id="p"`), serve + kv("NixlPushConnector", "consumer")}},
 		{code: "push-engine-id", severity: Error, engines: "a", gateway: `{"type":"nixl-push"}`, wrong: two("", "NixlPushConnector"), right: two("", "NixlPushConnector"), other: `{"type":"nixl-push","config":{"dispatch":"serial"}}`},
@@ -174,6 +178,11 @@ func generalTable() []finding {
 		{code: "version-differs", severity: Warning, engines: "ab", wrong: []string{"@0.32.0 " + serve + kv("MooncakeConnector", "producer"), "@0.31.0 " + serve + kv("MooncakeConnector", "consumer")}, right: two("@0.32.0 ", "MooncakeConnector")},
 		{code: "connector-renamed", severity: Error, engines: "ab", wrong: two("@0.32.0 ", "SharedStorageConnector"), right: two("@0.32.0 ", "ExampleConnector")},
 		{code: "connector-renamed", severity: Error, engines: "ab", wrong: two("@0.12.0 ", "ExampleConnector"), right: two("@0.12.0 ", "SharedStorageConnector")},
+		{code: "connector-too-new", severity: Error, engines: "ab", wrong: two("@0.22.0 ", "NixlPushConnector"), right: two("@0.23.0 ", "NixlPushConnector")},
+		{
+			code: "connector-too-new", severity: Error, engines: "ab", wrong: two("@0.23.0 "+seed, "OffloadingConnector", `secondary_tiers=[{"type":"p2p"}]`), right: two("@0.23.0 "+seed, "OffloadingConnector"),
+		},
+		{code: "connector-removed", severity: Error, engines: "ab", wrong: two("@0.11.0 ", "PyNcclConnector"), right: two("@0.10.2 ", "PyNcclConnector")},
 		{code: "connector-removed", severity: Error, engines: "ab", wrong: two("@0.32.0 VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 ", "P2pNcclConnector"), right: two("@0.22.0 VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 ", "P2pNcclConnector")},
 
 		{
@@ -308,10 +317,14 @@ func peersTable() []finding {
 		{code: "moriio-mode-differs", severity: Error, engines: "ab", gateway: `{"type":"moriio","config":{"mode":"read"}}`, wrong: moriio, right: two("", "MoRIIOConnector", append(ports, "read_mode=true")...)},
 		{code: "moriio-ports", severity: Error, engines: "a", wrong: []string{serve + kv("MoRIIOConnector", "producer", ports[:2]...), moriio[1]}, right: moriio},
 		{
+			code: "moriio-trusted-hosts", severity: Warning, engines: "ab", wrong: []string{"on:h1 " + moriio[0], "on:h2 " + moriio[1]}, right: []string{"@0.27.0 on:h1 " + moriio[0], "@0.27.0 on:h2 " + moriio[1]},
+		},
+		{
 			code: "moriio-trusted-hosts", severity: Warning, engines: "ab", wrong: []string{"on:h1 " + moriio[0], "on:h2 " + moriio[1]},
 			right: []string{"on:h1 " + serve + kv("MoRIIOConnector", "producer", append(ports, `trusted_remote_hosts=["h2"]`)...), "on:h2 " + serve + kv("MoRIIOConnector", "consumer", append(ports, `trusted_remote_hosts="h1"`)...)},
 		},
 		{code: "offload-p2p-missing", severity: Error, engines: "ab", gateway: `{"type":"offload-p2p"}`, wrong: two(seed, "OffloadingConnector"), right: two(seed, "OffloadingConnector", tier)},
+		{code: "offload-old-keys", severity: Error, engines: "ab", gateway: `{"type":"offload-p2p"}`, wrong: two("@0.27.0 "+seed, "OffloadingConnector", tier), right: two("@0.28.0 "+seed, "OffloadingConnector", tier)},
 		{code: "offload-port-gateway", severity: Warning, engines: "a", gateway: `{"type":"offload-p2p"}`, wrong: two(seed, "OffloadingConnector", tier), right: two(seed+"VLLM_P2P_SIDE_CHANNEL_PORT=7777 ", "OffloadingConnector", tier)},
 		{
 			code: "offload-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 " + seed + serve + kv("OffloadingConnector", "producer", tier), "on:h2 " + seed + serve + kv("OffloadingConnector", "consumer", tier)},

@@ -69,7 +69,7 @@ var gatewayRules = []rule{
 			}
 			promised := g.promisedLease()
 			for _, s := range g.with("NixlConnector", "NixlPullConnector", "NixlPushConnector") {
-				lease := seconds(number(text(s.t.Extra, "kv_lease_duration"), 30))
+				lease := nixlLease(s)
 				if s.Role.Has(prefill) && lease < promised {
 					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: fmt.Sprintf(
 						"keeps unread KV for %s, and the gateway uses handoffs for %s: decode then reads blocks that hold another request's KV, and answers 200", lease, promised)})
@@ -180,6 +180,14 @@ func (g *model) promisedLease() time.Duration {
 	return promised
 }
 
+// nixlLease is how long an engine keeps unread KV: before 0.22 (vllm#41383) a variable said so.
+func nixlLease(s side) time.Duration {
+	if s.Version.Before(0, 22) {
+		return seconds(number(s.env["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"], 480))
+	}
+	return seconds(number(text(s.t.Extra, "kv_lease_duration"), 30))
+}
+
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
 var versionRules = []rule{
@@ -223,10 +231,24 @@ var versionRules = []rule{
 		},
 	},
 	{
+		code: "connector-too-new", severity: Error, remedy: "use a newer engine, or another connector",
+		find: func(g *model) (hits []hit) {
+			for _, s := range g.with("NixlPushConnector", "OffloadingConnector") {
+				switch {
+				case s.t.Class == "NixlPushConnector" && s.Version.Before(0, 23): // vllm#35264, June 2026
+					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names NixlPushConnector, which vLLM has from 0.23 on: it does not start"})
+				case p2pTier(s.t) != nil && s.Version.Before(0, 24):
+					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "has a tier of type p2p, which vLLM has from 0.24 on: it does not start"})
+				}
+			}
+			return hits
+		},
+	},
+	{
 		code: "connector-removed", severity: Error, remedy: "use NixlConnector, or an older engine",
 		find: func(g *model) (hits []hit) {
 			for _, s := range g.with("P2pNcclConnector", "PyNcclConnector") {
-				since, minor := "0.13", 13
+				since, minor := "0.11", 11 // with the engine core that it was for
 				if s.t.Class == "P2pNcclConnector" {
 					since, minor = "0.23", 23
 				}

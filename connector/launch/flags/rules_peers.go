@@ -83,7 +83,7 @@ var peerRules = []rule{
 				return nil
 			}
 			return alone(sides, "trusts no other host (trusted_remote_hosts is empty): releases that check it refuse every peer", func(s side) bool {
-				return count(s.t.Extra, "trusted_remote_hosts") == 0
+				return count(s.t.Extra, "trusted_remote_hosts") == 0 && !s.Version.Before(0, 28)
 			})
 		},
 	},
@@ -95,6 +95,16 @@ var peerRules = []rule{
 			}
 			return alone(g.with("OffloadingConnector"), "offloads KV without a tier between engines: it ignores what the gateway tells it, and computes every prompt itself",
 				func(s side) bool { return p2pTier(s.t) == nil })
+		},
+	},
+	{
+		code: "offload-old-keys", severity: Error, remedy: "use vLLM 0.28 or newer",
+		find: func(g *model) []hit {
+			if g.typ != "offload-p2p" {
+				return nil
+			}
+			return alone(g.with("OffloadingConnector"), "knows the P2P tier's keys by older names (before July 2026): it ignores what the gateway tells it, and computes every prompt itself",
+				func(s side) bool { return p2pTier(s.t) != nil && s.Version.Before(0, 28) })
 		},
 	},
 	{
