@@ -217,7 +217,7 @@ func (a *attempt) end(e *Error) {
 	}
 	a.out.Err = e
 	a.out.Final = a.isFinal
-	if a.out.Orphan = e != nil && a.f.orphans && a.twoLegs && a.sent.Load() && a.p.Load() == nil && a.out.Decode.FirstByte.IsZero(); a.out.Orphan {
+	if a.out.Orphan = e != nil && a.orphaned(); a.out.Orphan {
 		a.f.tel.orphaned(a)
 	}
 	if e != nil && a.f.cleaner != nil && a.twoLegs {
@@ -238,6 +238,13 @@ func (a *attempt) end(e *Error) {
 		}
 		return nil
 	})
+}
+
+// orphaned reports whether a failed attempt leaves a D behind that waits for a prefill. One that has answered, if only with an error of
+// its own, waits for nobody: a client's bad request, which both engines refuse, must not let their pair rest.
+func (a *attempt) orphaned() bool {
+	d := &a.out.Decode
+	return a.f.orphans && a.twoLegs && a.sent.Load() && a.p.Load() == nil && d.FirstByte.IsZero() && d.Status < 300
 }
 
 // lingering is how long a prefill may still run once the answer is through.

@@ -83,6 +83,8 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 		"a protocol that leaves nothing":     {&fake{order: connector.Together}, after("D", status(400)), gone, false},
 		"decode failed after prefill":        {&lonely{fake{order: connector.PrefillThenDecode}}, answer(ok), status(500), false},
 		"served":                             {&lonely{fake{order: connector.Together}}, answer(ok), answer(ok), false},
+		"decode refused it by itself":        {&lonely{fake{order: connector.Together}}, gone, after("P", status(400)), false},
+		"decode failed by itself":            {&lonely{fake{order: connector.Together}}, gone, after("P", status(500)), false},
 		"prefill failed before decode began": {&lonely{fake{order: connector.PrefillThenDecode}}, status(400), answer(ok), false},
 	} {
 		t.Run(name, func(t *testing.T) {
