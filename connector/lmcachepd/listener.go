@@ -3,23 +3,15 @@
 package lmcachepd
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-)
-
-const (
-	// handshakeTimeout bounds a peer's handshake. A PUSH socket needs a round trip.
-	handshakeTimeout = 10 * time.Second
-	// maxPeers bounds connections; there is one for each rank of each prefill engine.
-	maxPeers = 4096
+	"github.com/pdkit/pdkit/internal/zmtp"
 )
 
 var errClosed = errors.New("lmcachepd: the notice listener was closed")
@@ -43,17 +35,13 @@ type Notices struct {
 
 // listener takes notices at one address.
 type listener struct {
-	key    string // in shared; "" if it is nobody else's
-	ln     net.Listener
-	closed chan struct{}
-	wg     sync.WaitGroup
-	users  int // guarded by shared
+	*zmtp.Listener
+	key   string // in shared; "" if it is nobody else's
+	users int    // guarded by shared
 
 	mu      sync.Mutex
-	peers   map[net.Conn]struct{}
 	waiting map[string]*waiter
 	counts  Notices
-	failed  error // why nothing is accepted any more
 }
 
 // waiter is a session that notices are expected for.
@@ -72,16 +60,19 @@ func acquire(ctx context.Context, address string) (*listener, error) {
 		l.users++
 		return l, nil
 	}
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	l := &listener{users: 1, waiting: map[string]*waiter{}}
+	var err error
+	l.Listener, err = zmtp.Listen(ctx, address, zmtp.Config{
+		Socket: "PULL", Peers: []string{"PUSH"},
+		Peer: func() func([]byte) { return l.take }, Refused: l.refused,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("lmcachepd: notifyListen: %w", err)
 	}
-	l := &listener{ln: ln, closed: make(chan struct{}), users: 1, peers: map[net.Conn]struct{}{}, waiting: map[string]*waiter{}}
 	if !alone {
 		l.key = key
 		shared.byAddress[key] = l
 	}
-	l.wg.Go(l.accept)
 	return l, nil
 }
 
@@ -117,88 +108,13 @@ func (l *listener) release() {
 	if l.key != "" {
 		delete(shared.byAddress, l.key)
 	}
-	close(l.closed)
-	_ = l.ln.Close()
-	l.mu.Lock()
-	for conn := range l.peers {
-		_ = conn.Close()
-	}
-	l.mu.Unlock()
-	l.wg.Wait()
+	l.Close()
 }
 
-// accept lets peers in, each served by itself, so that none can stop the others.
-func (l *listener) accept() {
-	pause := time.Duration(0)
-	for {
-		conn, err := l.ln.Accept()
-		switch {
-		case err == nil:
-			pause = 0
-			l.admit(conn)
-			continue
-		case errors.Is(err, net.ErrClosed):
-			l.mu.Lock()
-			l.failed = errClosed
-			l.mu.Unlock()
-			return
-		}
-		// Out of file descriptors, most likely: others may give some back.
-		l.mu.Lock()
-		l.failed = err
-		l.mu.Unlock()
-		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-l.closed:
-			timer.Stop()
-		}
-	}
-}
-
-func (l *listener) admit(conn net.Conn) {
+func (l *listener) refused() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.failed = nil
-	select {
-	case <-l.closed:
-		_ = conn.Close()
-		return
-	default:
-	}
-	if len(l.peers) >= maxPeers {
-		l.counts.Refused++
-		_ = conn.Close()
-		return
-	}
-	l.peers[conn] = struct{}{}
-	l.wg.Go(func() { l.serve(conn) })
-}
-
-func (l *listener) serve(conn net.Conn) {
-	defer func() {
-		_ = conn.Close()
-		l.mu.Lock()
-		delete(l.peers, conn)
-		l.mu.Unlock()
-	}()
-	r := bufio.NewReaderSize(conn, 512)
-	err := conn.SetDeadline(time.Now().Add(handshakeTimeout))
-	if err == nil {
-		err = handshake(conn, r)
-	}
-	if err == nil {
-		err = conn.SetDeadline(time.Time{})
-	}
-	if err == nil {
-		err = readMessages(conn, r, l.take)
-	}
-	if errors.Is(err, errPeer) || errors.Is(err, os.ErrDeadlineExceeded) { // else the peer has gone
-		l.mu.Lock()
-		l.counts.Refused++
-		l.mu.Unlock()
-	}
+	l.counts.Refused++
 }
 
 // take gives a message to the session it is for.
@@ -247,7 +163,8 @@ func (l *listener) counted() Notices {
 }
 
 func (l *listener) health() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.failed
+	if err := l.Err(); !errors.Is(err, zmtp.ErrClosed) {
+		return err
+	}
+	return errClosed
 }

@@ -126,7 +126,7 @@ func (c *Connector) started() *listener {
 // Addr returns where notices are listened for, "" before Start. With port 0 it tells the port.
 func (c *Connector) Addr() string {
 	if l := c.started(); l != nil {
-		return l.ln.Addr().String()
+		return l.Listener.Addr().String()
 	}
 	return ""
 }
@@ -168,7 +168,7 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 			return w.event, nil
 		case <-timer.C:
 			return connector.Event{}, errNoNotice
-		case <-l.closed:
+		case <-l.Done():
 			return connector.Event{}, errClosed
 		case <-ctx.Done():
 			return connector.Event{}, context.Cause(ctx)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lmcachepd
+package zmtp
 
 import (
 	"bufio"
@@ -9,16 +9,12 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"time"
 )
 
-// This file is the little of ZMTP 3.0 (rfc.zeromq.org/spec/23, mechanism NULL) that a PULL socket needs which only reads. The library for
-// ZeroMQ is not used here, for it trusts its peers: its accept loop shakes hands with one peer after the other, without a limit of time,
-// so that a port scanner stops all notices; and it allocates what a frame's header announces, so that nine bytes end the process
-// (go-zeromq/zmq4 0.17.0, socket.go and conn.go). Its PUSH is what the tests send with, beside libzmq's.
-
-// maxFrame is the largest frame that is read. A notice has about 60 bytes.
+// maxFrame is the largest frame that is read. The messages that come here have 60 to 300 bytes.
 const maxFrame = 4 << 10
 
 // Bits of a frame's first byte.
@@ -30,7 +26,7 @@ const (
 
 const greetingSize = 64
 
-var errPeer = errors.New("lmcachepd: the peer does not speak ZMTP 3 as a PUSH socket")
+var errPeer = errors.New("zmtp: the peer does not speak ZMTP 3 as a socket that is admitted")
 
 // greeting opens a connection: signature, version 3.0, mechanism NULL, not a server.
 var greeting = func() [greetingSize]byte {
@@ -40,10 +36,11 @@ var greeting = func() [greetingSize]byte {
 	return g
 }()
 
-var (
-	mechanism = greeting[12:32]
-	ready     = command("READY", property("Socket-Type", "PULL"))
-)
+var mechanism = greeting[12:32]
+
+// ready is the command that ends the handshake, of a socket of that type. The peer's identity, which it may tell in its own, is not
+// kept: it is for answers, and there are none.
+func ready(socket string) []byte { return command("READY", property("Socket-Type", socket)) }
 
 func command(name string, data []byte) []byte {
 	body := append([]byte{byte(len(name))}, name...)
@@ -53,12 +50,12 @@ func command(name string, data []byte) []byte {
 
 func property(name, value string) []byte {
 	p := append([]byte{byte(len(name))}, name...)
-	p = binary.BigEndian.AppendUint32(p, uint32(len(value)))
+	p = binary.BigEndian.AppendUint32(p, uint32(len(value))) //nolint:gosec // a socket type
 	return append(p, value...)
 }
 
-// handshake greets, and checks that the peer is a PUSH socket. The connection's deadline bounds it.
-func handshake(conn net.Conn, r *bufio.Reader) error {
+// handshake greets as a socket of a type, and checks that the peer is one of peers. The connection's deadline bounds it.
+func handshake(conn net.Conn, r *bufio.Reader, socket string, peers []string) error {
 	if _, err := conn.Write(greeting[:]); err != nil {
 		return err
 	}
@@ -75,7 +72,7 @@ func handshake(conn net.Conn, r *bufio.Reader) error {
 	if g[9]&1 == 0 || g[10] < 3 || !bytes.Equal(g[12:32], mechanism) {
 		return errPeer
 	}
-	if _, err := conn.Write(ready); err != nil {
+	if _, err := conn.Write(ready(socket)); err != nil {
 		return err
 	}
 	flags, body, err := readFrame(r, nil)
@@ -83,30 +80,30 @@ func handshake(conn net.Conn, r *bufio.Reader) error {
 		return err
 	}
 	data, ok := bytes.CutPrefix(body, []byte("\x05READY"))
-	if flags&frameCommand == 0 || !ok || !pushes(data) {
+	if flags&frameCommand == 0 || !ok || !slices.Contains(peers, socketType(data)) {
 		return errPeer
 	}
 	return nil
 }
 
-// pushes looks for the property Socket-Type with the value PUSH. Names of properties are without case.
-func pushes(data []byte) bool {
+// socketType returns the property Socket-Type, or "". Names of properties are without case.
+func socketType(data []byte) string {
 	for len(data) > 0 {
 		n := int(data[0])
 		if len(data) < 1+n+4 {
-			return false
+			return ""
 		}
 		name, rest := string(data[1:1+n]), data[1+n:]
 		size := binary.BigEndian.Uint32(rest)
 		if rest = rest[4:]; uint64(size) > uint64(len(rest)) {
-			return false
+			return ""
 		}
 		if strings.EqualFold(name, "Socket-Type") {
-			return string(rest[:size]) == "PUSH"
+			return string(rest[:size])
 		}
 		data = rest[size:]
 	}
-	return false
+	return ""
 }
 
 // readFrame reads one frame into buf, or into a larger one. A frame above maxFrame is an error.
@@ -139,8 +136,8 @@ func readFrame(r *bufio.Reader, buf []byte) (flags byte, body []byte, err error)
 	return flags, body, err
 }
 
-// readMessages calls each for every message of one frame, until the connection ends. Messages of several frames are counted as one that
-// cannot be read. The bytes are each's only until it returns.
+// readMessages calls each for every message of one frame, until the connection ends. For messages of several frames it calls each with
+// nil: they are counted as one that cannot be read. The bytes are each's only until it returns.
 func readMessages(conn net.Conn, r *bufio.Reader, each func(body []byte)) error {
 	buf := make([]byte, 256)
 	parts := 0
@@ -169,7 +166,7 @@ func readMessages(conn net.Conn, r *bufio.Reader, each func(body []byte)) error 
 func pong(conn net.Conn, body []byte) error {
 	ping, ok := bytes.CutPrefix(body, []byte("\x04PING"))
 	if !ok || len(ping) < 2 || len(ping) > 2+16 {
-		return nil // of the commands only heartbeats are for a PULL socket
+		return nil // of the commands only heartbeats are for a socket that only reads
 	}
 	if err := conn.SetWriteDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return err

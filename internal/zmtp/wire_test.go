@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lmcachepd
+package zmtp
 
 import (
 	"bufio"
@@ -33,12 +33,12 @@ func FuzzPeer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		p := &peer{in: bytes.NewReader(raw)}
 		r := bufio.NewReaderSize(p, 512)
-		if err := handshake(p, r); err != nil {
+		if err := handshake(p, r, "PULL", []string{"PUSH"}); err != nil {
 			return
 		}
 		assert.True(t, bytes.HasPrefix(raw, []byte{0xff}))
 		assert.Contains(t, string(raw[greetingSize:]), "PUSH")
-		assert.True(t, bytes.HasSuffix(p.out.Bytes(), ready))
+		assert.True(t, bytes.HasSuffix(p.out.Bytes(), ready("PULL")))
 		p.out.Reset()
 		for {
 			_, body, err := readFrame(r, nil)

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package zmtp
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+const (
+	// handshakeTimeout bounds a peer's handshake, which needs a round trip.
+	handshakeTimeout = 10 * time.Second
+	// maxPeers bounds connections; there is one for each rank of each engine at most.
+	maxPeers = 4096
+)
+
+// ErrClosed is what [Listener.Err] returns after Close.
+var ErrClosed = errors.New("zmtp: the listener was closed")
+
+// Config says what a listener is for.
+type Config struct {
+	Socket string   // the listener's own socket type, as peers are told: PULL, ROUTER
+	Peers  []string // the socket types that are let in: PUSH, DEALER
+
+	// Peer is called for each peer that was let in, and returns what takes its messages: body is the one frame of a message, and the
+	// function's only until it returns; nil stands for a message of several frames. The functions of different peers run at once.
+	// A slow one holds up its own peer alone.
+	Peer func() func(body []byte)
+
+	// Refused is called for each connection that was sent away: a peer that does not speak ZMTP 3, is another socket, sends what is
+	// too large, dawdles, or is too many. It may be called by several goroutines at once.
+	Refused func()
+}
+
+// Listener takes messages at one address.
+type Listener struct {
+	cfg    Config
+	ln     net.Listener
+	closed chan struct{}
+	once   sync.Once
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	peers  map[net.Conn]struct{}
+	failed error // why nothing is accepted any more
+}
+
+// Listen opens a listener at HOST:PORT. ctx bounds the opening alone; Close must follow.
+func Listen(ctx context.Context, address string, cfg Config) (*Listener, error) {
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	l := &Listener{cfg: cfg, ln: ln, closed: make(chan struct{}), peers: map[net.Conn]struct{}{}}
+	l.wg.Go(l.accept)
+	return l, nil
+}
+
+// Addr is where it listens.
+func (l *Listener) Addr() net.Addr { return l.ln.Addr() }
+
+// Done is closed by Close.
+func (l *Listener) Done() <-chan struct{} { return l.closed }
+
+// Err says why no peer is accepted at present, or nil. Others than [ErrClosed] may pass.
+func (l *Listener) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed
+}
+
+// Close gives the address back, ends all connections, and waits for all that the listener has started. It may be called several times.
+func (l *Listener) Close() {
+	l.once.Do(func() {
+		close(l.closed)
+		_ = l.ln.Close()
+		l.mu.Lock()
+		for conn := range l.peers {
+			_ = conn.Close()
+		}
+		l.mu.Unlock()
+	})
+	l.wg.Wait()
+}
+
+// accept lets peers in, each served by itself, so that none can stop the others.
+func (l *Listener) accept() {
+	pause := time.Duration(0)
+	for {
+		conn, err := l.ln.Accept()
+		switch {
+		case err == nil:
+			pause = 0
+			l.admit(conn)
+			continue
+		case errors.Is(err, net.ErrClosed):
+			l.mu.Lock()
+			l.failed = ErrClosed
+			l.mu.Unlock()
+			return
+		}
+		// Out of file descriptors, most likely: others may give some back.
+		l.mu.Lock()
+		l.failed = err
+		l.mu.Unlock()
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-l.closed:
+			timer.Stop()
+		}
+	}
+}
+
+func (l *Listener) admit(conn net.Conn) {
+	l.mu.Lock()
+	l.failed = nil
+	select {
+	case <-l.closed:
+		l.mu.Unlock()
+		_ = conn.Close()
+		return
+	default:
+	}
+	full := len(l.peers) >= maxPeers
+	if !full {
+		l.peers[conn] = struct{}{}
+		l.wg.Go(func() { l.serve(conn) })
+	}
+	l.mu.Unlock()
+	if full {
+		_ = conn.Close()
+		l.cfg.Refused()
+	}
+}
+
+func (l *Listener) serve(conn net.Conn) {
+	defer func() {
+		_ = conn.Close()
+		l.mu.Lock()
+		delete(l.peers, conn)
+		l.mu.Unlock()
+	}()
+	r := bufio.NewReaderSize(conn, 512)
+	err := conn.SetDeadline(time.Now().Add(handshakeTimeout))
+	if err == nil {
+		err = handshake(conn, r, l.cfg.Socket, l.cfg.Peers)
+	}
+	if err == nil {
+		err = conn.SetDeadline(time.Time{})
+	}
+	if err == nil {
+		err = readMessages(conn, r, l.cfg.Peer())
+	}
+	if errors.Is(err, errPeer) || errors.Is(err, os.ErrDeadlineExceeded) { // else the peer has gone
+		l.cfg.Refused()
+	}
+}
