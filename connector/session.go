@@ -33,6 +33,7 @@ type Session struct {
 	ExpiresAt time.Time // end of the KV lease: CreatedAt plus the lease until P has answered, then P's last byte plus the lease; zero without a lease
 
 	random   [16]byte
+	ranks    [2]Rank // of P and D
 	prepared any
 	event    Event
 
@@ -68,17 +69,36 @@ func (s *Session) UUID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
+// Rank is a data-parallel rank that somebody has chosen. The zero value is no choice.
+type Rank struct{ after int }
+
+// RankOf is the choice of rank n, 0 or more; a negative n is no choice.
+func RankOf(n int) Rank { return Rank{max(n+1, 0)} }
+
+// Get returns the rank, and whether one was chosen.
+func (r Rank) Get() (n int, chosen bool) { return r.after - 1, r.after > 0 }
+
+// SetRanks takes a picker's choice of ranks for the attempt. The flow calls it before either describer.
+func (s *Session) SetRanks(prefill, decode Rank) { s.ranks = [2]Rank{prefill, decode} }
+
 // PrefillRank returns the data-parallel rank of P that this attempt uses: one of 0 to dpSize-1 of P's attribute
-// dpSize, 0 without it. Fixed for the attempt.
-func (s *Session) PrefillRank() int { return rank(s.Prefill, binary.LittleEndian.Uint32(s.random[8:])) }
+// dpSize, 0 without it. It is the picker's choice where that is such a rank, else a random one. Fixed for the attempt.
+func (s *Session) PrefillRank() int {
+	return rank(s.Prefill, s.ranks[0], binary.LittleEndian.Uint32(s.random[8:]))
+}
 
 // DecodeRank is the same for D.
-func (s *Session) DecodeRank() int { return rank(s.Decode, binary.LittleEndian.Uint32(s.random[12:])) }
+func (s *Session) DecodeRank() int {
+	return rank(s.Decode, s.ranks[1], binary.LittleEndian.Uint32(s.random[12:]))
+}
 
-func rank(e discovery.Endpoint, r uint32) int {
+func rank(e discovery.Endpoint, chosen Rank, r uint32) int {
 	n, err := strconv.ParseUint(e.Attribute("dpSize"), 10, 16) // no engine has more, and a modulus of 0 would panic
 	if err != nil || n < 2 {
 		return 0
+	}
+	if c, ok := chosen.Get(); ok && c < int(n) {
+		return c
 	}
 	return int(r % uint32(n))
 }

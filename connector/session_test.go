@@ -135,3 +135,19 @@ func TestOrderNames(t *testing.T) {
 	assert.Equal(t, []string{"prefill-then-decode", "together", "decode-first", "decode-then-prefill", "unknown"}, []string{
 		connector.PrefillThenDecode.String(), connector.Together.String(), connector.DecodeFirst.String(), connector.DecodeThenPrefill.String(), connector.Order(9).String()})
 }
+
+func TestAChosenRankIsUsedWhereTheEngineHasIt(t *testing.T) {
+	r, err := connector.ParseRequest(connector.APIChat, []byte(`{}`))
+	require.NoError(t, err)
+	e := discovery.Endpoint{Attributes: map[string]string{"dpSize": "4"}}
+	for range 50 {
+		s := connector.NewSession(r, "id", e, e)
+		s.SetRanks(connector.RankOf(3), connector.RankOf(0))
+		require.Equal(t, 3, s.PrefillRank())
+		require.Equal(t, 0, s.DecodeRank())
+		s.SetRanks(connector.RankOf(4), connector.Rank{})
+		require.Less(t, s.PrefillRank(), 4, "a rank that P does not have")
+	}
+	_, chosen := connector.RankOf(-1).Get()
+	require.False(t, chosen)
+}

@@ -48,6 +48,7 @@ type attempt struct {
 func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
+	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
 	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode, isFinal: true}
 	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
 	if lease := x.f.lease; lease > 0 && a.twoLegs {

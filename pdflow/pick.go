@@ -45,6 +45,9 @@ type Pick struct {
 	Prefill, Decode discovery.Endpoint
 	Encode          []discovery.Endpoint
 	Done            func(*Outcome) // called exactly once, when both legs have ended; nil allowed
+
+	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the choice to them.
+	PrefillRank, DecodeRank connector.Rank
 }
 
 // pick asks the picker, and waits for a change, bounded by pickWait, as long as nobody is there.
