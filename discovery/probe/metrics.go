@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"bufio"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// metrics is what is read of a page of Prometheus's text format.
+type metrics struct {
+	vllm    bool             // it is vLLM's
+	engines map[int]struct{} // vLLM's engine labels
+	started float64          // process_start_time_seconds, 0 if it does not say
+	usage   float64
+	running float64
+	waiting float64
+	load    bool // there was one of the three
+}
+
+const (
+	maxLine = 64 << 10
+	maxSum  = 1e9 // requests; more is nonsense
+)
+
+// names are the samples that count. vllm:gpu_cache_usage_perc is the older name of the first.
+var names = map[string]func(m *metrics, v float64){
+	"vllm:kv_cache_usage_perc":   (*metrics).use,
+	"vllm:gpu_cache_usage_perc":  (*metrics).use,
+	"sglang:token_usage":         (*metrics).use,
+	"vllm:num_requests_running":  func(m *metrics, v float64) { m.running, m.load = m.running+v, true },
+	"sglang:num_running_reqs":    func(m *metrics, v float64) { m.running, m.load = m.running+v, true },
+	"vllm:num_requests_waiting":  func(m *metrics, v float64) { m.waiting, m.load = m.waiting+v, true },
+	"sglang:num_queue_reqs":      func(m *metrics, v float64) { m.waiting, m.load = m.waiting+v, true },
+	"process_start_time_seconds": func(m *metrics, v float64) { m.started = v },
+}
+
+func (m *metrics) use(v float64) {
+	if v <= 1 {
+		m.usage, m.load = max(m.usage, v), true
+	}
+}
+
+// parseMetrics reads a page. Lines that it does not know or that are broken count for nothing; a page that is longer than its reader
+// allows ends with the reader's error, and counts for nothing as a whole.
+func parseMetrics(r io.Reader) (*metrics, error) {
+	m := &metrics{engines: map[int]struct{}{}}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 4<<10), maxLine)
+	for lines.Scan() {
+		line := lines.Text()
+		name, rest := cutName(line)
+		count := names[name]
+		if count == nil {
+			continue
+		}
+		labels, rest, ok := cutLabels(rest)
+		if !ok {
+			continue
+		}
+		text, _, _ := strings.Cut(strings.TrimSpace(rest), " ") // a time stamp may follow
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(v) || v < 0 || v > 1e12 {
+			continue
+		}
+		if rank := labels["tp_rank"]; rank != "" && rank != "0" {
+			continue // SGLang can be told to let each tensor-parallel rank tell the same
+		}
+		if strings.HasPrefix(name, "vllm:") {
+			m.vllm = true
+			if n, err := strconv.Atoi(labels["engine"]); err == nil && n >= 0 && n < maxRanks {
+				m.engines[n] = struct{}{}
+			}
+		}
+		count(m, v)
+	}
+	if lines.Err() != nil || m.running > maxSum || m.waiting > maxSum {
+		return nil, errSenseless
+	}
+	return m, nil
+}
+
+func cutName(line string) (name, rest string) {
+	if i := strings.IndexAny(line, "{ \t"); i > 0 {
+		return line[:i], line[i:]
+	}
+	return "", ""
+}
+
+// cutLabels reads {name="value",…}, in which \, " and line feeds are escaped by \.
+func cutLabels(s string) (labels map[string]string, rest string, ok bool) {
+	if !strings.HasPrefix(s, "{") {
+		return nil, s, true
+	}
+	labels = map[string]string{}
+	for s = s[1:]; ; {
+		s = strings.TrimLeft(s, ", ")
+		if rest, ended := strings.CutPrefix(s, "}"); ended {
+			return labels, rest, true
+		}
+		name, after, found := strings.Cut(s, `="`)
+		if !found {
+			return nil, "", false
+		}
+		end := 0
+		for end < len(after) && after[end] != '"' {
+			if after[end] == '\\' {
+				end++
+			}
+			end++
+		}
+		if end >= len(after) {
+			return nil, "", false
+		}
+		labels[name] = after[:end] // escapes stay: the labels that count have none
+		s = after[end+1:]
+	}
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+const (
+	// firstRetry is the pause after a visit that failed; it doubles up to the interval. An engine that restarts fails a visit,
+	// or shows another start time, and is so asked again soon.
+	firstRetry = time.Second
+	// settle joins what many engines answer at nearly the same time in one snapshot.
+	settle = 20 * time.Millisecond
+)
+
+// watch is one Watch: a loop that owns all of this, the goroutine of the wrapped source, and those of visits.
+type watch struct {
+	s       *Source
+	ctx     context.Context
+	publish func(discovery.Snapshot)
+	running sync.WaitGroup
+
+	lists   chan []discovery.Endpoint
+	ended   chan error // of the wrapped source
+	results chan result
+	kick    chan struct{}
+	askedMu sync.Mutex
+	asked   map[string]struct{} // IDs of Refresh, until the loop has seen them
+
+	list    []discovery.Endpoint // the wrapped source's last
+	targets map[string]*target
+	queue   queue
+	busy    int
+	round   uint64
+}
+
+// target is one engine under visit.
+type target struct {
+	e        discovery.Endpoint // as its list has it
+	url      string
+	fullAt   time.Time // when the next full visit is due
+	loadAt   time.Time // when /metrics is due; zero: only with full visits
+	failures int       // visits in a row
+	round    uint64    // of the last list that had it
+	place    int       // in the queue, -1: being visited
+	gone     bool      // it left the list while being visited
+	again    bool      // somebody asked for a visit during one
+}
+
+type result struct {
+	t    *target
+	full bool
+	answer
+}
+
+func newWatch(ctx context.Context, s *Source, publish func(discovery.Snapshot)) *watch {
+	return &watch{s: s, ctx: ctx, publish: publish, lists: make(chan []discovery.Endpoint), ended: make(chan error, 1), results: make(chan result),
+		kick: make(chan struct{}, 1), asked: map[string]struct{}{}, targets: map[string]*target{}}
+}
+
+// watchInner runs the wrapped source. A panic becomes its error: here it would end the process, which its set prevents.
+func (w *watch) watchInner() {
+	var err error
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+		w.ended <- err
+	}()
+	err = w.s.inner.Watch(w.ctx, func(snap discovery.Snapshot) {
+		select {
+		case w.lists <- snap.Endpoints:
+		case <-w.ctx.Done():
+		}
+	})
+}
+
+func (w *watch) askFor(id string) {
+	w.askedMu.Lock()
+	w.asked[id] = struct{}{}
+	w.askedMu.Unlock()
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (w *watch) loop() error {
+	due, news := time.NewTimer(time.Hour), time.NewTimer(time.Hour)
+	defer due.Stop()
+	defer news.Stop()
+	waiting := false // news are due
+	for {
+		select {
+		case <-w.ctx.Done():
+			return nil
+		case err := <-w.ended:
+			return err
+		case list := <-w.lists:
+			w.follow(list)
+			w.tell()
+			waiting = false
+		case r := <-w.results:
+			if w.take(r) && !waiting {
+				waiting = true
+				news.Reset(settle)
+			}
+		case <-news.C:
+			if waiting {
+				waiting = false
+				w.tell()
+			}
+		case <-w.kick:
+			w.hurry()
+		case <-due.C:
+		}
+		due.Reset(w.start())
+	}
+}
+
+// follow takes over a new list.
+func (w *watch) follow(list []discovery.Endpoint) {
+	w.list = list
+	w.round++
+	now := time.Now()
+	for i := range list {
+		e := &list[i]
+		if e.Validate() != nil || e.Phase == discovery.PhaseDraining {
+			continue // the set says what is wrong with it, or it takes nothing new
+		}
+		old, url := w.targets[e.ID], e.URL.String()
+		if old != nil && old.url == url {
+			woke := old.e.Phase != discovery.PhaseReady && e.Phase == discovery.PhaseReady
+			old.e, old.round = *e, w.round
+			if woke { // it may be another process
+				w.soon(old, now)
+			}
+			continue
+		}
+		if old != nil {
+			w.drop(old)
+		}
+		t := &target{e: *e, url: url, fullAt: now, round: w.round}
+		if w.s.o.LoadInterval > 0 {
+			t.loadAt = now
+		}
+		w.targets[e.ID] = t
+		heap.Push(&w.queue, t)
+	}
+	listed := make(map[string]bool, len(list))
+	for i := range list {
+		listed[list[i].ID] = true
+	}
+	for id, t := range w.targets {
+		if t.round != w.round {
+			w.drop(t)
+			delete(w.targets, id)
+		}
+	}
+	w.s.keep(listed) // draining ones too: their attributes must not vanish under the requests that they still have
+}
+
+func (w *watch) drop(t *target) {
+	t.gone = true
+	if t.place >= 0 {
+		heap.Remove(&w.queue, t.place)
+	}
+}
+
+// soon has an engine visited at once, or at once after the visit that is under way.
+func (w *watch) soon(t *target, now time.Time) {
+	if t.place < 0 {
+		t.again = true
+		return
+	}
+	t.fullAt = now
+	heap.Fix(&w.queue, t.place)
+}
+
+func (w *watch) hurry() {
+	w.askedMu.Lock()
+	asked := w.asked
+	w.asked = map[string]struct{}{}
+	w.askedMu.Unlock()
+	for id := range asked {
+		if t := w.targets[id]; t != nil {
+			w.soon(t, time.Now())
+		}
+	}
+}
+
+// start begins the visits that are due and returns how long none is.
+func (w *watch) start() time.Duration {
+	for len(w.queue) > 0 && w.busy < w.s.o.Concurrency {
+		t, now := w.queue[0], time.Now()
+		if d := t.due().Sub(now); d > 0 {
+			return d
+		}
+		heap.Pop(&w.queue)
+		full := !t.fullAt.After(now)
+		old, _ := w.s.of(t.e.ID, t.url)
+		v := visit{s: w.s, e: t.e, old: old, full: full}
+		w.busy++
+		w.running.Go(func() {
+			r := result{t: t, full: full, answer: v.run(w.ctx)}
+			select {
+			case w.results <- r:
+			case <-w.ctx.Done():
+			}
+		})
+	}
+	return time.Hour // the next result or list ends the wait
+}
+
+// take takes an engine's answers and reports whether the list has to be published anew.
+func (w *watch) take(r result) (news bool) {
+	w.busy--
+	t, now, o := r.t, time.Now(), &w.s.o
+	if t.gone {
+		return false
+	}
+	old, had := w.s.of(t.e.ID, t.url)
+	switch {
+	case r.failed:
+		t.failures++
+		t.fullAt = now.Add(min(firstRetry<<min(t.failures-1, 20), o.Interval))
+	case r.full:
+		t.failures = 0
+		t.fullAt = now.Add(jitter(o.Interval))
+		w.s.learn(t.e.ID, t.url, r.reading)
+		news = !had || !old.sameFacts(&r.reading)
+	default:
+		old.Load = r.reading.Load
+		w.s.learn(t.e.ID, t.url, old)
+	}
+	if o.LoadInterval > 0 {
+		t.loadAt = now.Add(jitter(o.LoadInterval))
+		if r.failed { // it is the full visit that finds out when the engine is back
+			t.loadAt = t.fullAt
+		}
+	}
+	if t.again || r.restarted {
+		t.again, t.fullAt = false, now
+	}
+	heap.Push(&w.queue, t)
+	return news
+}
+
+// jitter keeps visits apart that began together.
+func jitter(d time.Duration) time.Duration {
+	return d - d/20 + rand.N(d/10+1) //nolint:gosec // spreads visits, guards nothing
+}
+
+// tell publishes the list with what is known.
+func (w *watch) tell() {
+	endpoints := make([]discovery.Endpoint, len(w.list))
+	for i := range w.list {
+		endpoints[i] = w.list[i]
+		e := &endpoints[i]
+		if e.URL == nil {
+			continue
+		}
+		if r, ok := w.s.of(e.ID, e.URL.String()); ok {
+			r.fill(e)
+		}
+	}
+	w.publish(discovery.Snapshot{Version: w.s.version.Add(1), Endpoints: endpoints})
+}
+
+func (t *target) due() time.Time {
+	if !t.loadAt.IsZero() && t.loadAt.Before(t.fullAt) {
+		return t.loadAt
+	}
+	return t.fullAt
+}
+
+// queue is a heap of targets by due time.
+type queue []*target
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].due().Before(q[j].due()) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i, j
+}
+
+func (q *queue) Push(x any) {
+	t := x.(*target) //nolint:errcheck // container/heap gives what it was given
+	t.place = len(*q)
+	*q = append(*q, t)
+}
+
+func (q *queue) Pop() any {
+	old := *q
+	t := old[len(old)-1]
+	old[len(old)-1] = nil
+	*q = old[:len(old)-1]
+	t.place = -1
+	return t
+}
