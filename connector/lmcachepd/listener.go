@@ -64,7 +64,7 @@ func acquire(ctx context.Context, address string) (*listener, error) {
 	var err error
 	l.Listener, err = zmtp.Listen(ctx, address, zmtp.Config{
 		Socket: "PULL", Peers: []string{"PUSH"},
-		Peer: func() func([]byte) { return l.take }, Refused: l.refused,
+		Peer: func(<-chan struct{}) func([]byte) { return l.take }, Refused: l.refused,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("lmcachepd: notifyListen: %w", err)

@@ -80,7 +80,7 @@ var dependencies = []dependency{
 	{"go.opentelemetry.io/otel/metric", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
 	{"go.opentelemetry.io/otel/trace", []string{"pdflow", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
 	{"github.com/go-zeromq/zmq4", []string{"pdflow/enginesim"}, "ZeroMQ is for the protocols that speak it; nobody else compiles it"},
-	{"github.com/vmihailenco/msgpack/v5", []string{"connector/lmcachepd", "pdflow/enginesim"}, "msgpack is for the protocols that speak it; nobody else compiles it"},
+	{"github.com/vmihailenco/msgpack/v5", []string{"connector/lmcachepd", "discovery/registration", "pdflow/enginesim"}, "msgpack is for the protocols that speak it; nobody else compiles it"},
 	{"github.com/fsnotify/fsnotify", []string{"discovery/file"}, "it is for the source of files; nobody else watches any"},
 	{"go.yaml.in/yaml/v3", []string{"discovery/file"}, "YAML is for the source of files; the library itself is configured by Go values and JSON"},
 	{"github.com/miekg/dns", []string{"discovery/dns"}, "it is for the source that asks name servers; nobody else speaks DNS"},

@@ -29,8 +29,8 @@ type Config struct {
 
 	// Peer is called for each peer that was let in, and returns what takes its messages: body is the one frame of a message, and the
 	// function's only until it returns; nil stands for a message of several frames. The functions of different peers run at once.
-	// A slow one holds up its own peer alone.
-	Peer func() func(body []byte)
+	// A slow one holds up its own peer alone, but must end soon after closed, which Close closes.
+	Peer func(closed <-chan struct{}) func(body []byte)
 
 	// Refused is called for each connection that was sent away: a peer that does not speak ZMTP 3, is another socket, sends what is
 	// too large, dawdles, or is too many. It may be called by several goroutines at once.
@@ -156,7 +156,7 @@ func (l *Listener) serve(conn net.Conn) {
 		err = conn.SetDeadline(time.Time{})
 	}
 	if err == nil {
-		err = readMessages(conn, r, l.cfg.Peer())
+		err = readMessages(conn, r, l.cfg.Peer(l.closed))
 	}
 	if errors.Is(err, errPeer) || errors.Is(err, os.ErrDeadlineExceeded) { // else the peer has gone
 		l.cfg.Refused()

@@ -33,7 +33,7 @@ func TestARouterHearsDealersAndNobodyElse(t *testing.T) {
 	got, refused := make(chan string, 8), make(chan struct{}, 8)
 	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{
 		Socket: "ROUTER", Peers: []string{"DEALER"},
-		Peer:    func() func([]byte) { return func(body []byte) { got <- string(body) } },
+		Peer:    func(<-chan struct{}) func([]byte) { return func(body []byte) { got <- string(body) } },
 		Refused: func() { refused <- struct{}{} },
 	})
 	require.NoError(t, err)
@@ -58,7 +58,7 @@ func TestAPeerThatIsSlowlyReadHoldsUpItselfAlone(t *testing.T) {
 	release, got := make(chan struct{}), make(chan string, 8)
 	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{
 		Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {},
-		Peer: func() func([]byte) {
+		Peer: func(<-chan struct{}) func([]byte) {
 			return func(body []byte) {
 				text := string(body)
 				if text == "slow" {
@@ -84,7 +84,7 @@ func TestAPeerThatIsSlowlyReadHoldsUpItselfAlone(t *testing.T) {
 }
 
 func TestCloseEndsPeersInAnyState(t *testing.T) {
-	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {}, Peer: func() func([]byte) { return func([]byte) {} }})
+	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {}, Peer: func(<-chan struct{}) func([]byte) { return func([]byte) {} }})
 	require.NoError(t, err)
 	_, err = socket(t, zmq4.NewDealer, l.Addr().String())
 	require.NoError(t, err)

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registration
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+)
+
+// Defaults and bounds.
+const (
+	DefaultExpiry       = 15 * time.Second // three to five missed pings
+	DefaultLease        = 15 * time.Second
+	DefaultMaxEndpoints = 4096
+
+	minLease = time.Second
+	maxLease = time.Hour
+)
+
+// Options are a source's settings. Both addresses may be left out, for a source whose [Source.Handler] is served elsewhere.
+type Options struct {
+	Listen string // HOST:PORT of the ZeroMQ side; "" is none
+	HTTP   string // HOST:PORT of the HTTP side; "" is none
+	Token  string // what HTTP clients must show as a bearer token; "" is nothing
+
+	Expiry       time.Duration // how long an engine is kept that pings no more; default 15 s. vLLM's demo of P2pNccl has 5 s
+	Lease        time.Duration // of HTTP registrations that name none, 1 s to 1 h; default 15 s
+	MaxEndpoints int           // announced at once, both ways together; default 4096
+}
+
+// New checks the settings. nil means defaults. Nothing is opened before Start.
+func New(o *Options) (*Source, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	s := &Source{opts: *o}
+	s.opts.Expiry = defaultTo(o.Expiry, DefaultExpiry)
+	s.opts.Lease = defaultTo(o.Lease, DefaultLease)
+	s.opts.MaxEndpoints = defaultTo(o.MaxEndpoints, DefaultMaxEndpoints)
+	var errs []error
+	errs = append(errs, checkAddress("Listen", o.Listen), checkAddress("HTTP", o.HTTP))
+	if o.Listen != "" && o.Listen == o.HTTP {
+		if _, port, err := net.SplitHostPort(o.HTTP); err == nil && port != "0" {
+			errs = append(errs, errors.New("registration: HTTP is the address of Listen too"))
+		}
+	}
+	if s.opts.Expiry < 0 {
+		errs = append(errs, errors.New("registration: Expiry is below 0"))
+	}
+	if s.opts.Lease < minLease || s.opts.Lease > maxLease {
+		errs = append(errs, errors.New("registration: Lease is not between 1 s and 1 h"))
+	}
+	if s.opts.MaxEndpoints < 0 {
+		errs = append(errs, errors.New("registration: MaxEndpoints is below 0"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	s.registry = newRegistry(s.opts.Expiry, s.opts.MaxEndpoints)
+	s.handler = newHandler(s.registry, s.opts.Token, s.opts.Lease)
+	return s, nil
+}
+
+func defaultTo[T comparable](value, def T) T {
+	var zero T
+	if value == zero {
+		return def
+	}
+	return value
+}
+
+func checkAddress(name, address string) error {
+	if address == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(address)
+	if n, bad := strconv.Atoi(port); err != nil || bad != nil || n < 0 || n > 65535 {
+		return fmt.Errorf("registration: %s is not HOST:PORT", name)
+	}
+	return nil
+}

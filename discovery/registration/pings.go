@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registration
+
+import (
+	"context"
+	"time"
+
+	"github.com/pdkit/pdkit/internal/zmtp"
+)
+
+// Bounds of one connection. An engine has one, and sends a message every few seconds of itself alone; a relay may speak for some.
+const (
+	maxPerSecond  = 256
+	maxPerRelay   = 64
+	throttleEvery = time.Second
+)
+
+func (s *Source) openZMQ(ctx context.Context) (*zmtp.Listener, error) {
+	return zmtp.Listen(ctx, s.opts.Listen, zmtp.Config{
+		Socket: "ROUTER", Peers: []string{"DEALER"}, Peer: s.registry.peer,
+		Refused: func() { s.registry.count(func(c *Counts) *int64 { return &c.Refused }) },
+	})
+}
+
+// peer takes the messages of one connection. It reads no faster than maxPerSecond: the rest waits in the sender's buffers.
+func (r *registry) peer(closed <-chan struct{}) func([]byte) {
+	told := map[string]struct{}{}
+	taken, since := 0, time.Now()
+	return func(raw []byte) {
+		if taken++; taken > maxPerSecond {
+			pause(closed, throttleEvery-time.Since(since))
+			taken, since = 1, time.Now()
+		} else if time.Since(since) >= throttleEvery {
+			taken, since = 1, time.Now()
+		}
+		p, ok := readAnnouncement(raw)
+		if !ok {
+			r.count(func(c *Counts) *int64 { return &c.Malformed })
+			return
+		}
+		if !p.hello {
+			if _, known := told[p.endpoint.ID]; !known && len(told) >= maxPerRelay {
+				r.count(func(c *Counts) *int64 { return &c.Surplus })
+				return
+			}
+			told[p.endpoint.ID] = struct{}{}
+		}
+		r.ping(&p)
+	}
+}
+
+func pause(closed <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-closed:
+	}
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registration
+
+import (
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// farewell is how long an engine is published as draining that has not drained before. It gives every watcher the time to see it.
+const farewell = time.Second
+
+// registry holds what is announced. Time passes in it when it is looked at: it has no goroutine.
+type registry struct {
+	expiry time.Duration
+	max    int
+
+	mu      sync.Mutex
+	entries map[string]*entry // by endpoint ID
+	byURL   map[string]string // sameEngine to ID, of entries that do not leave
+	byZMQ   map[string]string // ZeroMQ address to ID, of entries that pings keep
+	snap    discovery.Snapshot
+	stale   bool          // snap is not of entries any more
+	changed chan struct{} // closed at the next change
+	counts  Counts
+}
+
+// entry is one engine.
+type entry struct {
+	endpoint discovery.Endpoint
+	pinged   bool   // kept by ZeroMQ messages, not by a lease
+	zmq      string // the engine's own name for itself, in pings that have one
+	lease    time.Duration
+	until    time.Time // end of the lease, or of the farewell
+	leaving  bool      // known to snapshots only
+}
+
+func newRegistry(expiry time.Duration, most int) *registry {
+	return &registry{
+		expiry: expiry, max: most, snap: discovery.Snapshot{Version: 1},
+		entries: map[string]*entry{}, byURL: map[string]string{}, byZMQ: map[string]string{}, changed: make(chan struct{}),
+	}
+}
+
+// verdict is what became of a request to the registry.
+type verdict int
+
+const (
+	done     verdict = iota
+	created          // done, and the engine was not known
+	unknown          // there is no such engine
+	conflict         // another announcement stands against it
+	full             // there are too many engines
+)
+
+// view returns the current snapshot, which nobody alters, when it will change by itself at the earliest (zero: never), and a channel
+// that is closed when it changes before.
+func (r *registry) view() (snap discovery.Snapshot, next time.Time, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sweep(time.Now())
+	if r.stale {
+		r.stale = false
+		r.snap = discovery.Snapshot{Version: r.snap.Version + 1, Endpoints: make([]discovery.Endpoint, 0, len(r.entries))}
+		for _, id := range slices.Sorted(maps.Keys(r.entries)) {
+			r.snap.Endpoints = append(r.snap.Endpoints, r.entries[id].endpoint)
+		}
+	}
+	for _, e := range r.entries {
+		if next.IsZero() || e.until.Before(next) {
+			next = e.until
+		}
+	}
+	return r.snap, next, r.changed
+}
+
+// change tells watchers. The caller holds r.mu.
+func (r *registry) change() {
+	r.stale = true
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// sweep lets those leave whose time has come. The caller holds r.mu.
+func (r *registry) sweep(now time.Time) {
+	changed := false
+	for id, e := range r.entries {
+		if e.until.After(now) {
+			continue
+		}
+		changed = true
+		if e.leaving || e.endpoint.Phase == discovery.PhaseDraining {
+			r.drop(id)
+		} else {
+			r.leave(e, now)
+		}
+	}
+	if changed {
+		r.change()
+	}
+}
+
+// leave begins an engine's end. The caller holds r.mu and calls change.
+func (r *registry) leave(e *entry, now time.Time) {
+	r.forget(e)
+	e.leaving, e.until = true, now.Add(farewell)
+	e.endpoint.Phase = discovery.PhaseDraining
+}
+
+// drop takes an engine off the list. The caller holds r.mu and calls change.
+func (r *registry) drop(id string) {
+	if e := r.entries[id]; e != nil {
+		r.forget(e)
+		delete(r.entries, id)
+	}
+}
+
+// forget takes an entry out of the indexes.
+func (r *registry) forget(e *entry) {
+	if key := sameEngine(e.endpoint.URL); r.byURL[key] == e.endpoint.ID {
+		delete(r.byURL, key)
+	}
+	if r.byZMQ[e.zmq] == e.endpoint.ID {
+		delete(r.byZMQ, e.zmq)
+	}
+}
+
+// put makes an entry the one of its ID. The caller holds r.mu and calls change.
+func (r *registry) put(e *entry) {
+	id := e.endpoint.ID
+	r.drop(id)
+	r.entries[id] = e
+	r.byURL[sameEngine(e.endpoint.URL)] = id
+	if e.zmq != "" {
+		r.byZMQ[e.zmq] = id
+	}
+}
+
+// known returns an entry that does not leave.
+func (r *registry) known(id string) *entry {
+	if e := r.entries[id]; e != nil && !e.leaving {
+		return e
+	}
+	return nil
+}
+
+// register takes an announcement by HTTP.
+func (r *registry) register(e discovery.Endpoint, lease time.Duration) verdict {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	r.sweep(now)
+	other := r.byURL[sameEngine(e.URL)]
+	if other != "" && other != e.ID {
+		switch o := r.entries[other]; {
+		case o.pinged, o.endpoint.Phase == discovery.PhaseDraining: // the same engine, under its new name
+		default:
+			return conflict
+		}
+	} else {
+		other = ""
+	}
+	old := r.known(e.ID)
+	if r.entries[e.ID] == nil && other == "" && len(r.entries) >= r.max {
+		return full
+	}
+	r.drop(other)
+	r.put(&entry{endpoint: e, lease: lease, until: now.Add(lease)})
+	if old == nil || old.pinged || !equal(&old.endpoint, &e) {
+		r.change()
+	}
+	if old == nil {
+		return created
+	}
+	return done
+}
+
+// renew starts an HTTP lease anew, and returns its length.
+func (r *registry) renew(id string) (time.Duration, verdict) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	r.sweep(now)
+	e := r.known(id)
+	if e == nil || e.pinged {
+		return 0, unknown
+	}
+	e.until = now.Add(e.lease)
+	return e.lease, done
+}
+
+// drain has an engine take no new requests.
+func (r *registry) drain(id string) verdict {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sweep(time.Now())
+	e := r.known(id)
+	if e == nil {
+		return unknown
+	}
+	if e.endpoint.Phase != discovery.PhaseDraining {
+		e.endpoint.Phase = discovery.PhaseDraining
+		r.change()
+	}
+	return done
+}
+
+// remove lets an engine leave that has been registered by HTTP.
+func (r *registry) remove(id string) verdict {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	r.sweep(now)
+	switch e := r.known(id); {
+	case e == nil:
+		return unknown
+	case e.pinged:
+		return conflict
+	case e.endpoint.Phase == discovery.PhaseDraining:
+		r.drop(id)
+	default:
+		r.leave(e, now)
+	}
+	r.change()
+	return done
+}
+
+// listed is an engine as GET /v1/endpoints tells of it.
+type listed struct {
+	discovery.Endpoint
+	pinged bool
+	left   time.Duration
+}
+
+func (r *registry) list() []listed {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	r.sweep(now)
+	all := make([]listed, 0, len(r.entries))
+	for _, id := range slices.Sorted(maps.Keys(r.entries)) {
+		if e := r.known(id); e != nil {
+			all = append(all, listed{e.endpoint, e.pinged, e.until.Sub(now)})
+		}
+	}
+	return all
+}
+
+// ping takes an announcement by ZeroMQ.
+func (r *registry) ping(p *announcement) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.hello {
+		r.counts.Hellos++
+		return
+	}
+	now := time.Now()
+	r.sweep(now)
+	e := p.endpoint
+	old := r.known(e.ID)
+	if old != nil && !old.pinged || old == nil && r.byURL[sameEngine(e.URL)] != "" {
+		r.counts.Held++
+		return
+	}
+	if r.entries[e.ID] == nil && len(r.entries) >= r.max {
+		r.counts.Surplus++
+		return
+	}
+	r.counts.Pings++
+	changed := false
+	if moved := r.byZMQ[p.zmq]; moved != "" && moved != e.ID {
+		r.leave(r.entries[moved], now)
+		changed = true
+	}
+	if old != nil {
+		if old.endpoint.Phase == discovery.PhaseDraining {
+			e.Phase = discovery.PhaseDraining // an operator said so
+		}
+	}
+	if old == nil || !equal(&old.endpoint, &e) || old.zmq != p.zmq {
+		r.put(&entry{endpoint: e, pinged: true, zmq: p.zmq, until: now.Add(r.expiry)})
+		changed = true
+	} else {
+		old.until = now.Add(r.expiry)
+	}
+	if changed {
+		r.change()
+	}
+}
+
+func (r *registry) count(into func(*Counts) *int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*into(&r.counts)++
+}
+
+// equal compares all that an announcement can say.
+func equal(a, b *discovery.Endpoint) bool {
+	return a.ID == b.ID && a.URL.String() == b.URL.String() && a.Role == b.Role && a.Phase == b.Phase && a.Group == b.Group &&
+		a.Zone == b.Zone && a.Model == b.Model && a.Version == b.Version && maps.Equal(a.Attributes, b.Attributes)
+}
+
+// sameEngine is equal for URLs that lead to one engine.
+func sameEngine(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(strings.ToLower(u.Hostname()), port) + u.Path
+}
