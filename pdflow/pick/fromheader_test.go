@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/discoverytest"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// addressed is an endpoint whose ID says nothing of its address.
+func addressed(t testing.TB, id, url string, role discovery.Role) discovery.Endpoint {
+	t.Helper()
+	e, err := discovery.New(url, role)
+	require.NoError(t, err)
+	e.ID = id
+	return e
+}
+
+func setOf(t testing.TB, endpoints ...discovery.Endpoint) (*discovery.Set, *discoverytest.Manual) {
+	t.Helper()
+	src := discoverytest.NewManual()
+	s := discovery.NewSet(src)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	src.Publish(endpoints...)
+	require.NoError(t, s.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }))
+	return s, src
+}
+
+func sidecarSet(t testing.TB) *discovery.Set {
+	t.Helper()
+	sick := addressed(t, "sick", "http://10.0.0.9:8000", prefill)
+	sick.Phase = discovery.PhaseNotReady
+	s, _ := setOf(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill), addressed(t, "p2", "http://Prefill-2.Pool:8000", prefill),
+		addressed(t, "p3", "http://[fd00::3]:8000", prefill), addressed(t, "x", "http://10.0.0.4", both), addressed(t, "d2", "http://10.0.0.5:8000", decode), sick)
+	return s
+}
+
+func named(values ...string) *pdflow.PickInput {
+	return &pdflow.PickInput{Header: http.Header{"X-Prefiller-Host-Port": values}, Attempt: 1}
+}
+
+func localDecode(t testing.TB) discovery.Endpoint {
+	t.Helper()
+	return addressed(t, "local", "http://127.0.0.1:8200", decode)
+}
+
+func TestTheHeaderNamesThePrefillEngine(t *testing.T) {
+	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
+	for header, want := range map[string]string{
+		"10.0.0.1:8000": "p1", " 10.0.0.1:8000 ": "p1", "http://10.0.0.1:8000": "p1", "[::ffff:10.0.0.1]:8000": "p1", "prefill-2.pool:8000": "p2", "PREFILL-2.POOL.:8000": "p2",
+		"[FD00:0::3]:8000": "p3", "10.0.0.4:80": "x", "10.0.0.1:8000,10.0.0.4:80": "p1", "10.0.0.9:8000, 10.0.0.4:80": "x", ",,10.0.0.1:8000": "p1",
+	} {
+		assert.Equal(t, want+"+local", pair(t, p, named(header)), header)
+	}
+	assert.Equal(t, "x+local", pair(t, p, named("10.0.0.9:8000", "10.0.0.4:80")), "in lines of their own")
+}
+
+func TestWithoutTheHeaderDecodeServesAlone(t *testing.T) {
+	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
+	for _, in := range []*pdflow.PickInput{{}, named(), named(""), named(" , "), named("", "")} {
+		assert.Equal(t, "+local", pair(t, p, in))
+	}
+	p = pick.FromHeader(sidecarSet(t), localDecode(t), &pick.HeaderOptions{PairOnly: true})
+	_, err := p.Pick(t.Context(), &pdflow.PickInput{})
+	require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+}
+
+func TestWhatIsNotListedForPrefillIsRefused(t *testing.T) {
+	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
+	for name, header := range map[string]string{
+		"another host": "169.254.169.254:80", "another port of a listed host": "10.0.0.1:22", "a decode engine": "10.0.0.5:8000", "the local engine": "127.0.0.1:8200",
+		"one of several": "10.0.0.1:8000,10.0.0.6:8000", "no port": "10.0.0.1", "no host": ":8000", "port 0": "10.0.0.1:0", "a port name": "10.0.0.1:http", "a port too high": "10.0.0.1:73536",
+		"a path": "10.0.0.1:8000/x", "user info": "a@10.0.0.1:8000", "another scheme": "https://10.0.0.1:8000", "nonsense": "\x00[", "too many": strings.Repeat("10.0.0.1:8000,", 65),
+		"a long host": strings.Repeat("a", 300) + ":8000",
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, single := range []bool{false, true} {
+				in := named(header)
+				in.Single = single
+				_, err := p.Pick(t.Context(), in)
+				var e *pdflow.Error
+				require.ErrorAs(t, err, &e)
+				assert.Equal(t, http.StatusBadRequest, e.HTTPStatus())
+				assert.Equal(t, "X-Prefiller-Host-Port", e.Param)
+				assert.NotContains(t, e.Message, "10.0.0.1", "the answer tells what was asked for")
+			}
+		})
+	}
+}
+
+func TestAnEngineThatIsNamedAndNotReadyIsWaitedFor(t *testing.T) {
+	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
+	_, err := p.Pick(t.Context(), named("10.0.0.9:8000"))
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	_, changes := p.(interface{ Changed() <-chan struct{} })
+	assert.True(t, changes)
+}
+
+func TestTheHeaderIsReadAgainstTheLatestList(t *testing.T) {
+	s, src := setOf(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill))
+	p := pick.FromHeader(s, localDecode(t), nil)
+	assert.Equal(t, "p1+local", pair(t, p, named("10.0.0.1:8000")))
+	src.Publish(addressed(t, "p2", "http://10.0.0.2:8000", prefill))
+	require.NoError(t, s.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Version == 2 }))
+	_, err := p.Pick(t.Context(), named("10.0.0.1:8000"))
+	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+	assert.Equal(t, "p2+local", pair(t, p, named("10.0.0.2:8000")))
+
+	// A request that began before is not the client's fault: its pair is gone.
+	in := named("10.0.0.1:8000")
+	in.Attempt = 2
+	_, err = p.Pick(t.Context(), in)
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	in.Single = true
+	assert.Equal(t, "+local", pair(t, p, in))
+}
+
+func TestTheNextAttemptTakesAnotherOfTheNamed(t *testing.T) {
+	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
+	in := named("10.0.0.1:8000,10.0.0.4:80")
+	in.Attempt, in.Avoid = 2, []string{"p1"}
+	assert.Equal(t, "x+local", pair(t, p, in))
+	in.Avoid = []string{"p1", "x"}
+	assert.Equal(t, "p1+local", pair(t, p, in), "the last ones are used all the same")
+}
+
+func TestOneOfTheNamedIsSampled(t *testing.T) {
+	turn := 0
+	p := pick.FromHeader(sidecarSet(t), localDecode(t), &pick.HeaderOptions{Header: "x-my-prefill", Sample: func(int) int { return turn }})
+	in := &pdflow.PickInput{Header: http.Header{"X-My-Prefill": {"10.0.0.1:8000,10.0.0.4:80"}}}
+	for at, want := range map[int]string{0: "p1+local", 1: "x+local", -1: "p1+local", 7: "p1+local"} {
+		turn = at
+		assert.Equal(t, want, pair(t, p, in))
+	}
+}
+
+func TestARequestForOneEngineGoesToTheLocalOne(t *testing.T) {
+	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
+	in := named("10.0.0.1:8000")
+	in.Single = true
+	assert.Equal(t, "+local", pair(t, p, in))
+	in.Both = true
+	_, err := p.Pick(t.Context(), in)
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	assert.Equal(t, "+local", pair(t, pick.FromHeader(sidecarSet(t), addressed(t, "local", "http://127.0.0.1:8200", both), nil), in))
+}
+
+func FuzzFromHeader(f *testing.F) {
+	p := pick.FromHeader(sidecarSet(f), localDecode(f), nil)
+	f.Add("10.0.0.1:8000,[fd00::3]:8000")
+	f.Add("[::%eth0]:1,,http://")
+	f.Fuzz(func(t *testing.T, header string) {
+		x, err := p.Pick(t.Context(), named(header))
+		if err == nil && x.Prefill.URL != nil {
+			require.Contains(t, []string{"p1", "p2", "p3", "x"}, x.Prefill.ID)
+		}
+	})
+}
+
+func BenchmarkFromHeader(b *testing.B) {
+	p := pick.FromHeader(sidecarSet(b), localDecode(b), nil)
+	in := named("10.0.0.1:8000")
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := p.Pick(b.Context(), in); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
