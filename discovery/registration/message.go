@@ -273,7 +273,7 @@ func skip(d *msgpack.Decoder, rest *bytes.Reader, depth int) bool {
 	if err != nil {
 		return false
 	}
-	n := 0
+	var n int
 	switch {
 	case msgpcode.IsFixedArray(c), c == msgpcode.Array16, c == msgpcode.Array32:
 		n, err = d.DecodeArrayLen()

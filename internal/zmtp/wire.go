@@ -50,7 +50,7 @@ func command(name string, data []byte) []byte {
 
 func property(name, value string) []byte {
 	p := append([]byte{byte(len(name))}, name...)
-	p = binary.BigEndian.AppendUint32(p, uint32(len(value))) //nolint:gosec // a socket type
+	p = binary.BigEndian.AppendUint32(p, uint32(len(value)))
 	return append(p, value...)
 }
 

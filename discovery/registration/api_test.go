@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registration_test
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/registration"
+)
+
+const endpoints = "/v1/endpoints"
+
+func open(t testing.TB, o *registration.Options) (*registration.Source, http.Handler) {
+	t.Helper()
+	s, err := registration.New(o)
+	require.NoError(t, err)
+	return s, s.Handler()
+}
+
+func full(id, url string) obj {
+	return obj{
+		"id": id, "url": url, "role": "prefill", "group": "g", "zone": "z", "model": "m", "version": "0.28",
+		"attributes": obj{"bootstrapPort": "8998"}, "leaseSeconds": 20,
+	}
+}
+
+func TestALifeByHTTP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := open(t, nil)
+		set := watched(t, s)
+		code, answer := call(t, h, http.MethodPost, endpoints, full("p/0", "http://10.0.0.1:8000/"))
+		assert.Equal(t, http.StatusCreated, code)
+		assert.Equal(t, obj{"id": "p/0", "leaseSeconds": 20.0}, answer)
+		until(t, set, map[string]string{"p/0": "prefill/ready"})
+		e := set.Load().Endpoints[0]
+		assert.Equal(t, []string{"http://10.0.0.1:8000", "g", "z", "m", "0.28", "8998"}, []string{e.URL.String(), e.Group, e.Zone, e.Model, e.Version, e.Attribute("bootstrapPort")})
+
+		time.Sleep(19 * time.Second)
+		code, answer = call(t, h, http.MethodPut, endpoints+"/p%2F0/heartbeat", nil)
+		assert.Equal(t, http.StatusOK, code)
+		assert.Equal(t, obj{"id": "p/0", "leaseSeconds": 20.0}, answer)
+		time.Sleep(19 * time.Second)
+		_, answer = call(t, h, http.MethodGet, endpoints, nil)
+		assert.Equal(t, obj{"endpoints": []any{obj{
+			"id": "p/0", "url": "http://10.0.0.1:8000", "role": "prefill", "phase": "ready", "group": "g", "zone": "z", "model": "m", "version": "0.28",
+			"attributes": obj{"bootstrapPort": "8998"}, "announcedBy": "http", "secondsLeft": 1.0,
+		}}}, answer)
+
+		code, answer = call(t, h, http.MethodPost, endpoints+"/p%2F0/drain", nil)
+		assert.Equal(t, http.StatusOK, code)
+		assert.Equal(t, obj{"id": "p/0", "phase": "draining"}, answer)
+		until(t, set, map[string]string{"p/0": "prefill/draining"})
+		call(t, h, http.MethodPut, endpoints+"/p%2F0/heartbeat", nil)
+		time.Sleep(19 * time.Second)
+		until(t, set, map[string]string{"p/0": "prefill/draining"})
+
+		code, _ = call(t, h, http.MethodDelete, endpoints+"/p%2F0", nil)
+		assert.Equal(t, http.StatusNoContent, code)
+		until(t, set, map[string]string{})
+		for _, gone := range [][2]string{{http.MethodPut, "/heartbeat"}, {http.MethodPost, "/drain"}, {http.MethodDelete, ""}} {
+			code, answer = call(t, h, gone[0], endpoints+"/p%2F0"+gone[1], nil)
+			assert.Equal(t, http.StatusNotFound, code)
+			assert.Equal(t, "not_found", answer["error"].(obj)["code"])
+		}
+	})
+}
+
+func TestALeaseThatRunsOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := open(t, nil)
+		set := watched(t, s)
+		began := time.Now()
+		code, answer := call(t, h, http.MethodPost, endpoints, obj{"url": "http://10.0.0.1:8000", "role": "decode"})
+		assert.Equal(t, http.StatusCreated, code)
+		assert.Equal(t, obj{"id": "10.0.0.1:8000", "leaseSeconds": 15.0}, answer)
+		until(t, set, map[string]string{"10.0.0.1:8000": "decode/ready"})
+		until(t, set, map[string]string{"10.0.0.1:8000": "decode/draining"})
+		assert.Equal(t, 15*time.Second, time.Since(began))
+		code, _ = call(t, h, http.MethodPut, endpoints+"/10.0.0.1:8000/heartbeat", nil)
+		assert.Equal(t, http.StatusNotFound, code, "register again")
+		until(t, set, map[string]string{})
+		assert.Equal(t, 16*time.Second, time.Since(began))
+
+		call(t, h, http.MethodPost, endpoints, obj{"url": "http://10.0.0.1:8000", "role": "decode"})
+		call(t, h, http.MethodPost, endpoints+"/10.0.0.1:8000/drain", nil)
+		until(t, set, map[string]string{"10.0.0.1:8000": "decode/draining"})
+		began = time.Now()
+		until(t, set, map[string]string{})
+		assert.InDelta(t, 15, time.Since(began).Seconds(), 0.1, "who has drained leaves at once")
+	})
+}
+
+func TestRegisteringAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := open(t, nil)
+		set := watched(t, s)
+		register := func(id, url, role string) int {
+			code, _ := call(t, h, http.MethodPost, endpoints, obj{"id": id, "url": url, "role": role})
+			return code
+		}
+		assert.Equal(t, 201, register("a", "http://10.0.0.1:8000", "prefill"))
+		until(t, set, map[string]string{"a": "prefill/ready"})
+		version := set.Load().Version
+		assert.Equal(t, 200, register("a", "http://10.0.0.1:8000", "prefill"))
+		time.Sleep(time.Second)
+		assert.Equal(t, version, set.Load().Version, "what says the same changes nothing")
+		assert.Equal(t, 200, register("a", "http://10.0.0.1:8000", "decode"), "another role")
+		until(t, set, map[string]string{"a": "decode/ready"})
+		assert.Equal(t, 409, register("b", "http://10.0.0.1:8000", "decode"), "one URL under two ids")
+		assert.Equal(t, 409, register("b", "HTTP://10.0.0.1:8000/", "decode"), "however it is written")
+		assert.Equal(t, 200, register("a", "http://10.0.0.2:8000", "decode"), "another address")
+		time.Sleep(time.Second)
+		assert.Equal(t, "10.0.0.2:8000", set.Load().Endpoints[0].URL.Host)
+		assert.Equal(t, 201, register("b", "http://10.0.0.1:8000", "decode"), "the old one is free")
+
+		call(t, h, http.MethodPost, endpoints+"/a/drain", nil)
+		assert.Equal(t, 201, register("c", "http://10.0.0.2:8000", "prefill"), "the successor of one that drains")
+		until(t, set, map[string]string{"b": "decode/ready", "c": "prefill/ready"})
+		call(t, h, http.MethodPost, endpoints+"/c/drain", nil)
+		until(t, set, map[string]string{"b": "decode/ready", "c": "prefill/draining"})
+		assert.Equal(t, 200, register("c", "http://10.0.0.2:8000", "prefill"), "registering ends draining")
+		until(t, set, map[string]string{"b": "decode/ready", "c": "prefill/ready"})
+		call(t, h, http.MethodDelete, endpoints+"/c", nil)
+		until(t, set, map[string]string{"b": "decode/ready", "c": "prefill/draining"})
+		assert.Equal(t, 201, register("d", "http://10.0.0.2:8000", "prefill"), "the successor of one that leaves")
+		until(t, set, map[string]string{"b": "decode/ready", "d": "prefill/ready", "c": "prefill/draining"})
+		until(t, set, map[string]string{"b": "decode/ready", "d": "prefill/ready"})
+	})
+}
+
+// What is registered by HTTP may have shown a token; what comes by ZeroMQ has shown nothing.
+func TestHTTPWinsOverZeroMQ(t *testing.T) {
+	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Minute})
+	h := s.Handler()
+	set := watched(t, s)
+	send, _ := engine(t, s.Addr())
+	send(p2p("P", 1))
+	until(t, set, map[string]string{idOf(1): "prefill/ready"})
+	code, _ := call(t, h, http.MethodPut, endpoints+"/"+idOf(1)+"/heartbeat", nil)
+	assert.Equal(t, http.StatusNotFound, code)
+	code, _ = call(t, h, http.MethodDelete, endpoints+"/"+idOf(1), nil)
+	assert.Equal(t, http.StatusConflict, code, "it would come back")
+
+	code, _ = call(t, h, http.MethodPost, endpoints+"/"+idOf(1)+"/drain", nil)
+	assert.Equal(t, http.StatusOK, code)
+	send(p2p("P", 1))
+	require.Eventually(t, func() bool { return s.Counts().Pings == 2 }, 5*time.Second, time.Millisecond)
+	until(t, set, map[string]string{idOf(1): "prefill/draining"}) // whatever it sends
+
+	code, _ = call(t, h, http.MethodPost, endpoints, obj{"id": "mine", "url": "http://" + idOf(1), "role": "both"})
+	assert.Equal(t, http.StatusCreated, code)
+	until(t, set, map[string]string{"mine": "both/ready"})
+	send(p2p("P", 1))
+	require.Eventually(t, func() bool { return s.Counts().Held == 1 }, 5*time.Second, time.Millisecond)
+	until(t, set, map[string]string{"mine": "both/ready"})
+	code, _ = call(t, h, http.MethodPost, endpoints, obj{"id": idOf(2), "url": "http://10.0.0.7:1", "role": "both"})
+	assert.Equal(t, http.StatusCreated, code)
+	send(p2p("P", 2))
+	require.Eventually(t, func() bool { return s.Counts().Held == 2 }, 5*time.Second, time.Millisecond, "an id is not taken away either")
+}
+
+func TestWhatTheAPIRefuses(t *testing.T) {
+	_, h := open(t, nil)
+	good := full("p", "http://10.0.0.1:8000")
+	with := func(name string, v any) obj {
+		o := maps.Clone(good)
+		o[name] = v
+		return o
+	}
+	many := obj{}
+	for i := range 33 {
+		many[fmt.Sprint(i)] = "x"
+	}
+	for rule, k := range map[string]struct {
+		body  any
+		code  int
+		param any
+	}{
+		"no JSON":                   {"{", 400, nil},
+		"null":                      {"null", 400, nil},
+		"a list":                    {"[]", 400, nil},
+		"two objects":               {`{"url":"http://10.0.0.1:8000","role":"both"}{}`, 400, nil},
+		"a field that is misspelt":  {with("rol", "both"), 400, "rol"},
+		"a number for text":         {with("group", 1), 400, "group"},
+		"no url":                    {obj{"role": "both"}, 400, "url"},
+		"another scheme":            {with("url", "ftp://10.0.0.1:8000"), 400, "url"},
+		"user info":                 {with("url", "http://user:secret@10.0.0.1:8000"), 400, "url"},
+		"a query":                   {with("url", "http://10.0.0.1:8000?secret"), 400, "url"},
+		"a url without end":         {with("url", "http://10.0.0.1:8000/"+strings.Repeat("a", 2048)), 400, "url"},
+		"no role":                   {with("role", ""), 400, "role"},
+		"an unknown role":           {with("role", "secret"), 400, "role"},
+		"a long id":                 {with("id", strings.Repeat("a", 257)), 400, "id"},
+		"an id with spaces":         {with("id", "a b"), 400, "id"},
+		"control characters":        {with("zone", "a\nb"), 400, "zone"},
+		"too many attributes":       {with("attributes", many), 400, "attributes"},
+		"an attribute without name": {with("attributes", obj{"": "x"}), 400, "attributes"},
+		"an attribute's odd name":   {with("attributes", obj{"a b": "x"}), 400, "attributes"},
+		"an attribute too long":     {with("attributes", obj{"a": strings.Repeat("x", 1025)}), 400, "attributes.a"},
+		"an attribute of no text":   {with("attributes", obj{"a": 1}), 400, "attributes"},
+		"a lease of nothing":        {with("leaseSeconds", 0), 400, "leaseSeconds"},
+		"a lease for ever":          {with("leaseSeconds", 3601), 400, "leaseSeconds"},
+		"a lease beyond numbers":    {with("leaseSeconds", 1e15), 400, "leaseSeconds"},
+		"a body too large":          {`{"id":"` + strings.Repeat("a", 64<<10) + `"}`, 413, nil},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			code, answer := call(t, h, http.MethodPost, endpoints, k.body)
+			assert.Equal(t, k.code, code)
+			e := answer["error"].(obj)
+			assert.Equal(t, "invalid_request_error", e["type"])
+			assert.Equal(t, k.param, e["param"])
+			assert.NotContains(t, e["message"], "secret")
+		})
+	}
+	for path, k := range map[string]struct {
+		method string
+		code   int
+	}{"/": {"GET", 404}, "/v1/endpoint": {"POST", 404}, endpoints: {"PATCH", 405}, endpoints + "/p": {"GET", 405}, endpoints + "/p/heartbeat": {"POST", 405}, endpoints + "/p/drain": {"PUT", 405}} {
+		code, answer := call(t, h, k.method, path, nil)
+		assert.Equal(t, k.code, code, path)
+		assert.NotNil(t, answer["error"], path)
+	}
+	_, answer := call(t, h, http.MethodGet, endpoints, nil)
+	assert.Empty(t, answer["endpoints"], "nothing of it is taken")
+}
+
+func TestTheToken(t *testing.T) {
+	_, h := open(t, &registration.Options{Token: "s3cret"})
+	for _, wrong := range []string{"", "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "s3cret"} {
+		for _, k := range [][2]string{{"GET", endpoints}, {"POST", endpoints}, {"PUT", endpoints + "/p/heartbeat"}, {"POST", endpoints + "/p/drain"}, {"DELETE", endpoints + "/p"}, {"GET", "/"}} {
+			code, answer := call(t, h, k[0], k[1], nil, "Authorization", wrong)
+			assert.Equal(t, http.StatusUnauthorized, code, wrong)
+			assert.Equal(t, "unauthorized", answer["error"].(obj)["code"])
+		}
+	}
+	for _, right := range []string{"Bearer s3cret", "bearer  s3cret"} {
+		code, _ := call(t, h, "POST", endpoints, full("p", "http://10.0.0.1:8000"), "Authorization", right)
+		assert.Less(t, code, 300)
+	}
+}
+
+// A page that an operator looks at must not register engines.
+func TestBrowsersOfOtherSitesAreRefused(t *testing.T) {
+	_, h := open(t, nil)
+	code, answer := call(t, h, "POST", endpoints, full("p", "http://10.0.0.1:8000"), "Sec-Fetch-Site", "cross-site", "Origin", "http://other.example")
+	assert.Equal(t, http.StatusForbidden, code)
+	assert.Equal(t, "forbidden", answer["error"].(obj)["code"])
+}
+
+func TestSeveralWatchersSeeTheSame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := open(t, nil)
+		one, other := watched(t, s), watched(t, s)
+		for n := range 5 {
+			call(t, h, "POST", endpoints, obj{"id": fmt.Sprint(n), "url": fmt.Sprintf("http://10.0.0.%d:1", n), "role": "both"})
+		}
+		time.Sleep(time.Second)
+		assert.Len(t, one.Load().Endpoints, 5)
+		assert.Equal(t, one.Load().Endpoints, other.Load().Endpoints)
+		assert.IsType(t, []discovery.Endpoint{}, one.Load().Endpoints)
+	})
+}
