@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pick holds pickers: policies that choose the pair of engines for an attempt from a set's latest snapshot.
+//
+//	picker := pick.New(set, pick.PrefixAffinity(), pick.WithRules(pick.SameValue("tpSize")))
+//
+// What can meet is found once per snapshot; a [Policy] then chooses among it. A choice follows from the snapshot, from what the policy
+// has seen so far, and from a seed.
 package pick

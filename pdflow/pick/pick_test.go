@@ -4,7 +4,6 @@ package pick_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -166,23 +165,4 @@ func TestAnEngineThatIsNotReadyIsNotPicked(t *testing.T) {
 	s.SetHealthy("p2", false)
 	_, err := p.Pick(context.Background(), &pdflow.PickInput{})
 	require.ErrorIs(t, err, pdflow.ErrNotReady)
-}
-
-func BenchmarkRoundRobin(b *testing.B) {
-	for _, n := range []int{2, 1024, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			engines := make([]engine, n)
-			for i := range engines {
-				engines[i] = engine{fmt.Sprintf("e%d", i), "", []discovery.Role{prefill, decode}[i%2]}
-			}
-			p := pick.RoundRobin(set(b, engines...))
-			in := &pdflow.PickInput{}
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := p.Pick(context.Background(), in); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

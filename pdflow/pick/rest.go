@@ -20,8 +20,11 @@ const (
 type rests struct {
 	n  atomic.Int64 // engines in the map: 0 in the common case, and then nothing is locked
 	mu sync.RWMutex
-	m  map[string]rest
+	m  map[restKey]rest
 }
+
+// restKey is an engine, or a pair if decode is not "".
+type restKey struct{ engine, decode string }
 
 type rest struct {
 	until  time.Time
@@ -29,49 +32,46 @@ type rest struct {
 }
 
 // resting reports whether an engine rests now.
-func (r *rests) resting(id string) bool {
+func (r *rests) resting(id string) bool { return r.rests(restKey{engine: id}) }
+
+// pairResting reports whether two engines that are both well should not meet now.
+func (r *rests) pairResting(prefill, decode string) bool { return r.rests(restKey{prefill, decode}) }
+
+func (r *rests) rests(key restKey) bool {
 	if r.n.Load() == 0 {
 		return false
 	}
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	x, ok := r.m[id]
+	x, ok := r.m[key]
 	return ok && time.Now().Before(x.until)
 }
-
-// pairResting reports whether two engines that are both well should not meet now.
-func (r *rests) pairResting(prefill, decode string) bool {
-	return r.n.Load() > 0 && r.resting(pairKey(prefill, decode))
-}
-
-// pairKey is no endpoint's ID.
-func pairKey(prefill, decode string) string { return prefill + "\x00" + decode }
 
 // done learns from an attempt: a fault of an engine lets it rest, and an orphan its pair, twice as long each time; an answer ends
 // that.
 func (r *rests) done(o *pdflow.Outcome) {
 	if o.Err == nil {
 		if r.n.Load() > 0 {
-			r.forget(o.Prefill.Endpoint)
-			r.forget(o.Decode.Endpoint)
-			r.forget(pairKey(o.Prefill.Endpoint, o.Decode.Endpoint))
+			r.forget(restKey{engine: o.Prefill.Endpoint})
+			r.forget(restKey{engine: o.Decode.Endpoint})
+			r.forget(restKey{o.Prefill.Endpoint, o.Decode.Endpoint})
 		}
 		return
 	}
-	if o.Orphan {
-		r.rest(pairKey(o.Session.Prefill.ID, o.Session.Decode.ID))
+	if o.Orphan && o.Session != nil {
+		r.rest(restKey{o.Session.Prefill.ID, o.Session.Decode.ID})
 	}
 	if o.Err.EngineFault() && o.Err.Endpoint != "" {
-		r.rest(o.Err.Endpoint)
+		r.rest(restKey{engine: o.Err.Endpoint})
 	}
 }
 
 // rest lets an engine, or a pair, rest from now on.
-func (r *rests) rest(key string) {
+func (r *rests) rest(key restKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.m == nil {
-		r.m = map[string]rest{}
+		r.m = map[restKey]rest{}
 	}
 	now := time.Now()
 	for id, x := range r.m { // engines that are gone leave nothing behind
@@ -89,9 +89,9 @@ func (r *rests) rest(key string) {
 	r.n.Store(int64(len(r.m)))
 }
 
-func (r *rests) forget(id string) {
+func (r *rests) forget(key restKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.m, id)
+	delete(r.m, key)
 	r.n.Store(int64(len(r.m)))
 }

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick
+
+import (
+	"slices"
+	"strconv"
+)
+
+type inTurn struct{}
+
+func (inTurn) choose(l *list, q *query) *target { return q.from(l, l.turn.Add(1)-1) }
+
+type random struct{}
+
+func (random) choose(l *list, q *query) *target { return q.sample(l) }
+
+type leastLoad struct{}
+
+func (leastLoad) choose(l *list, q *query) *target { return l.tree.least(q) }
+
+type twoChoices struct{}
+
+func (twoChoices) choose(l *list, q *query) *target { return q.lighter(l) }
+
+type weighted struct{}
+
+const (
+	weightUsual = 100
+	weightMost  = 1_000_000
+)
+
+// weigh sums the weights up, so that a random number finds its target by halving.
+func (l *list) weigh() {
+	l.weights = make([]uint64, len(l.targets))
+	sum := uint64(0)
+	for i, t := range l.targets {
+		w, err := strconv.ParseUint(t.endpoint.Attribute("weight"), 10, 32)
+		if err != nil {
+			w = weightUsual
+		}
+		sum += min(w, weightMost)
+		l.weights[i] = sum
+	}
+}
+
+func (weighted) choose(l *list, q *query) *target {
+	sum := l.weights[len(l.weights)-1]
+	if sum == 0 {
+		return q.sample(l)
+	}
+	for range sampleMost {
+		i, _ := slices.BinarySearch(l.weights, q.next()>>1%sum+1)
+		if t := l.targets[i]; q.rank(t) == good {
+			return t
+		}
+	}
+	return nil
+}
+
+type session struct {
+	header string
+	seed   uint64
+}
+
+func (s *session) choose(l *list, q *query) *target {
+	v := q.in.Header[s.header]
+	if len(v) == 0 || v[0] == "" {
+		return q.lighter(l)
+	}
+	if t := l.ring.find(l, hashBytes(s.seed, []byte(v[0])), q); t != nil {
+		return t
+	}
+	return q.lighter(l)
+}
+
+type zoneFirst struct{ zone string }
+
+func (z zoneFirst) choose(l *list, q *query) *target {
+	zone := z.zone
+	if q.peer != nil {
+		zone = q.peer.endpoint.Zone
+	}
+	if near := l.zones[zone]; zone != "" && near != nil {
+		if t := q.lighter(near); t != nil && q.rank(t) == good && !q.over(l, t) {
+			return t
+		}
+	}
+	return q.lighter(l)
+}
+
+// metMost is how many prefill engines a decode engine remembers that it met: enough to go around one that rests or is busy.
+const metMost = 4
+
+type sticky struct{}
+
+func (sticky) choose(l *list, q *query) *target {
+	if q.peer == nil {
+		return q.lighter(l)
+	}
+	var best *target
+	for i := range q.peer.slot.met {
+		if n, ok := l.index[q.peer.slot.met[i].Load()]; ok {
+			if t := l.targets[n]; q.rank(t) == good && !q.over(l, t) && (best == nil || lessLoaded(t, best)) {
+				best = t
+			}
+		}
+	}
+	if best != nil {
+		return best
+	}
+	return q.lighter(l)
+}
+
+// chosen notes a pair that meets, at the pick: that is when the engines begin to exchange addresses.
+func (sticky) chosen(q *query, first, second *target) {
+	if second == nil {
+		return
+	}
+	met, id := &first.slot.met, second.slot.id
+	free := q.below(metMost)
+	for i := range met {
+		switch met[i].Load() {
+		case id:
+			return
+		case 0:
+			free = i
+		}
+	}
+	met[free].Store(id)
+}

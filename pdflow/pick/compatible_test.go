@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+func TestWhoCanMeet(t *testing.T) {
+	tp := []pick.Option{pick.WithRules(pick.SameValue("tpSize"))}
+	multiple := []pick.Option{pick.WithRules(pick.Multiple("tpSize"))}
+	network := []pick.Option{pick.WithRules(pick.SharedValue("kvNetwork"))}
+	for name, c := range map[string]struct {
+		p, d []string
+		opts []pick.Option
+		meet bool
+	}{
+		"alike":                      {nil, nil, nil, true},
+		"other group":                {[]string{"group=a"}, []string{"group=b"}, nil, false},
+		"no group is a group":        {nil, []string{"group=b"}, nil, false},
+		"same model":                 {[]string{"model=m"}, []string{"model=m"}, nil, true},
+		"other model":                {[]string{"model=m"}, []string{"model=n"}, nil, false},
+		"model unknown":              {nil, []string{"model=n"}, nil, true},
+		"other version":              {[]string{"version=1"}, []string{"version=2"}, nil, false},
+		"version unknown":            {[]string{"version=1"}, nil, nil, true},
+		"other version allowed":      {[]string{"version=1"}, []string{"version=2"}, []pick.Option{pick.WithAnyVersion()}, true},
+		"TP without a rule":          {[]string{"tpSize=2"}, []string{"tpSize=4"}, nil, true},
+		"TP differs":                 {[]string{"tpSize=2"}, []string{"tpSize=4"}, tp, false},
+		"TP is the same":             {[]string{"tpSize=2"}, []string{"tpSize=2"}, tp, true},
+		"TP unknown":                 {[]string{"tpSize=2"}, nil, tp, true},
+		"TP divides":                 {[]string{"tpSize=8"}, []string{"tpSize=4"}, multiple, true},
+		"TP does not divide":         {[]string{"tpSize=2"}, []string{"tpSize=3"}, multiple, false},
+		"TP is no number":            {[]string{"tpSize=2"}, []string{"tpSize=x"}, multiple, false},
+		"a network in common":        {[]string{"kvNetwork=ib0, roce"}, []string{"kvNetwork=roce,eth"}, network, true},
+		"no network in common":       {[]string{"kvNetwork=ib0"}, []string{"kvNetwork=eth"}, network, false},
+		"empty elements are nothing": {[]string{"kvNetwork=a,,b"}, []string{"kvNetwork=c,"}, network, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+				p := pick.New(newFleet(t, ep("p", prefill, c.p...), ep("d", decode, c.d...)).Set, policy, c.opts...)
+				x, err := p.Pick(context.Background(), &pdflow.PickInput{})
+				if !c.meet {
+					require.ErrorIs(t, err, pdflow.ErrNotReady)
+					return
+				}
+				require.NoError(t, err)
+				require.Equal(t, "p", x.Prefill.ID)
+			})
+		})
+	}
+}
+
+// While a fleet is upgraded, both versions serve, each by itself, and an engine that does not tell its version with either.
+func TestBothVersionsServeDuringAnUpgrade(t *testing.T) {
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		eps := append(many(2, 2, "version=1"), ep("P", prefill, "version=2"), ep("D", decode, "version=2"), ep("p-any", prefill),
+			ep("D3", decode, "version=3"), ep("lost", prefill, "version=9"))
+		p := pick.New(newFleet(t, eps...).Set, policy, pick.WithBound(1, 0))
+		allowed := map[string][]string{"d0": {"p0", "p1", "p-any"}, "d1": {"p0", "p1", "p-any"}, "D": {"P", "p-any"}, "D3": {"p-any"}}
+		seen := map[string]bool{}
+		for i := range 300 {
+			x := mustPick(t, p, input(t, i))
+			require.Contains(t, allowed[x.Decode.ID], x.Prefill.ID)
+			seen[x.Decode.ID] = true
+		}
+		require.Len(t, seen, 4)
+	})
+}
+
+func TestWhatCannotMeetIsNamed(t *testing.T) {
+	p := pick.New(newFleet(t, ep("p", prefill, "version=1"), ep("d", decode, "version=2")).Set, pick.InTurn())
+	_, err := p.Pick(context.Background(), &pdflow.PickInput{})
+	require.ErrorContains(t, err, "no prefill and decode engines that can exchange KV are ready")
+	_, err = p.Pick(context.Background(), &pdflow.PickInput{Single: true, Both: true})
+	require.ErrorContains(t, err, "no engine of role both is ready")
+	require.Equal(t, discovery.RoleDecode, mustPick(t, p, &pdflow.PickInput{Single: true}).Decode.Role)
+}
+
+func TestPoliciesHaveNames(t *testing.T) {
+	for _, good := range append(pick.Policies(), "session=X-User", "zone=eu-1") {
+		_, err := pick.ParsePolicy(good)
+		require.NoError(t, err, good)
+	}
+	for _, bad := range []string{"", "fastest", "random=1", "zone=", "prefix="} {
+		_, err := pick.ParsePolicy(bad)
+		require.Error(t, err, bad)
+	}
+	require.Equal(t, "round-robin", pick.Policy{}.String())
+}

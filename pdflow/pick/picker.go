@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// chooser is a policy at work. choose returns a target of l, which is not empty, or nil; where what it returns is not good, or nil, the
+// picker looks through the list by itself. It is called by many goroutines at once.
+type chooser interface {
+	choose(l *list, q *query) *target
+}
+
+// learner is a chooser that wants to know what became of its choices. second is nil for a single engine.
+type learner interface {
+	chosen(q *query, first, second *target)
+}
+
+// picker chooses pairs from a set's latest snapshot.
+type picker struct {
+	set      *discovery.Set
+	policy   Policy
+	opts     *options
+	chooser  chooser
+	learner  learner
+	rests    rests
+	restDone func(*pdflow.Outcome)
+	picks    atomic.Uint64
+	queries  sync.Pool
+	tickets  sync.Pool
+
+	table    atomic.Pointer[table]
+	building atomic.Bool
+	mu       sync.Mutex // of what makes tables
+	ids      uint32
+}
+
+// New returns a picker that chooses pairs from the set's latest snapshot by the policy; the zero Policy is [InTurn].
+//
+// Who can meet whom is found once per snapshot: a prefill and a decode engine of one group, of one model and engine version as far as
+// both are known, and by the rules of [WithRules]. Whatever the policy, engines that failed this request are avoided; one that failed
+// any rests for a second, longer if it fails again, and so does a pair that left an orphan; all of that only while others are there.
+// An engine whose attribute dpSize is 2 to 1,024 counts as so many targets: the pick names the rank on each leg.
+//
+// A pick takes time that does not grow with the number of engines, or with its logarithm, and allocates nothing, as long as not nearly
+// all engines rest. A snapshot of more than 256 endpoints is taken over beside the picks, which go on with the last one for the
+// milliseconds that this takes.
+//
+// Pick.Done must be called: the policies that look at load count a request until then.
+func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
+	if policy.make == nil {
+		policy = InTurn()
+	}
+	p := &picker{set: set, policy: policy, opts: newOptions(opts)}
+	p.chooser = policy.make(p.opts)
+	p.learner, _ = p.chooser.(learner)
+	p.restDone = p.rests.done
+	return p
+}
+
+// RoundRobin is [New] with [InTurn].
+func RoundRobin(set *discovery.Set) pdflow.Picker { return New(set, InTurn()) }
+
+// Changed is closed at the set's next snapshot.
+func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
+
+// Pick does not block.
+func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	t := p.load()
+	choice, ok := p.pick(t, in)
+	if !ok && t.snap != p.set.Load() { // the newer snapshot may have what this one lacks
+		t = p.rebuild()
+		choice, ok = p.pick(t, in)
+	}
+	if !ok {
+		return pdflow.Pick{}, t.notReady(in)
+	}
+	return choice, nil
+}
+
+func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool) {
+	l := t.pairs
+	if in.Single {
+		if l = t.singles; in.Both {
+			l = t.boths
+		}
+	}
+	if len(l.targets) == 0 {
+		return out, false
+	}
+	q := p.query(in)
+	defer p.release(q)
+	first := p.choose(l, q)
+	if first == nil {
+		return out, false
+	}
+	var second *target
+	if !in.Single {
+		q.peer = first
+		second = p.choose(first.peers, q)
+		q.peer = nil
+	}
+	prefill, decode := second, first
+	if first.leg == prefillLeg {
+		if prefill, decode = first, second; second == nil { // of role both, and alone: it serves the whole request
+			prefill, decode = nil, first
+		}
+	}
+	out.Decode, out.DecodeRank = *decode.endpoint, connector.RankOf(int(decode.rank))
+	if prefill != nil {
+		out.Prefill, out.PrefillRank = *prefill.endpoint, connector.RankOf(int(prefill.rank))
+	}
+	if in.Encode > 0 && !in.Single {
+		out.Encode = encoders(t.encodes, q)
+	}
+	if p.learner != nil {
+		p.learner.chosen(q, first, second)
+	}
+	if out.Done = p.restDone; p.policy.needs.loads {
+		out.Done = p.ticket(q, prefill, decode)
+	}
+	return out, true
+}
+
+// choose takes the policy's choice if that is good, else the best there is.
+func (p *picker) choose(l *list, q *query) *target {
+	if t := p.chooser.choose(l, q); t != nil && q.rank(t) == good {
+		return t
+	}
+	return q.scan(l)
+}
+
+func (p *picker) query(in *pdflow.PickInput) *query {
+	q, _ := p.queries.Get().(*query)
+	if q == nil {
+		q = &query{opts: p.opts, rests: &p.rests}
+	}
+	q.in, q.clean = in, len(in.Avoid) == 0 && p.rests.n.Load() == 0
+	q.turn = p.picks.Add(1) - 1
+	q.random = p.opts.seed + scramble(q.turn)
+	if p.policy.needs.loads {
+		q.cost = costOf(in.Request)
+		if in.Single {
+			q.cost[decodeLeg] += q.cost[prefillLeg]
+		}
+	}
+	return q
+}
+
+func (p *picker) release(q *query) {
+	q.in, q.peer, q.memo = nil, nil, nil
+	p.queries.Put(q)
+}
+
+// encoders takes engines in turn, as many as are wanted and there: good ones, else whatever there is.
+func encoders(all []*discovery.Endpoint, q *query) []discovery.Endpoint {
+	want := min(q.in.Encode, len(all))
+	chosen := make([]discovery.Endpoint, 0, want)
+	for rank := good; rank <= avoided && len(chosen) == 0; rank++ {
+		for i := 0; i < len(all) && len(chosen) < want; i++ {
+			e := all[(q.turn+uint64(i))%uint64(len(all))]
+			if q.rankAlone(&target{endpoint: e}) == rank {
+				chosen = append(chosen, *e)
+			}
+		}
+	}
+	return chosen
+}
+
+// besideAbove is the number of endpoints from which a table takes longer to make than a pick may.
+const besideAbove = 256
+
+// load returns the table of the latest snapshot, or of the one before while a large one is being taken over.
+func (p *picker) load() *table {
+	snap := p.set.Load()
+	t := p.table.Load()
+	switch {
+	case t != nil && t.snap == snap:
+		return t
+	case t == nil || len(snap.Endpoints) <= besideAbove:
+		return p.rebuild()
+	}
+	if p.building.CompareAndSwap(false, true) {
+		go func() {
+			defer p.building.Store(false)
+			p.rebuild()
+		}()
+	}
+	return t
+}
+
+func (p *picker) rebuild() *table {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	snap, old := p.set.Load(), p.table.Load()
+	if old != nil && old.snap == snap {
+		return old
+	}
+	t, slots := newTable(snap, old, p.opts, p.policy, &p.ids)
+	if !p.policy.needs.loads {
+		p.table.Store(t)
+		return t
+	}
+	// While both tables are in use, loads are counted in both: neither sends everybody to an engine whose load it does not see grow.
+	joined := make(map[*slot]int, len(slots))
+	for _, s := range slots {
+		joined[s] = s.join()
+	}
+	t.play()
+	p.table.Store(t)
+	for _, s := range slots {
+		s.leave(joined[s])
+	}
+	if old != nil {
+		for id := range old.engines {
+			for _, s := range old.engines[id] {
+				if _, ok := joined[s]; !ok {
+					s.leave(0)
+				}
+			}
+		}
+	}
+	return t
+}

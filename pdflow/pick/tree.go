@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick
+
+import "sync/atomic"
+
+// tree finds the least loaded target of a list in the logarithm of its length: a tournament, whose nodes hold the index of the winner
+// below them. Nothing is locked. Two updates that race can leave a node with a winner that has since been overtaken; the next
+// update below that node mends it.
+type tree struct {
+	targets []*target
+	nodes   []atomic.Int32 // from 1; the leaf of target i is len(targets)+i
+}
+
+// searchMost bounds a search that has to go around engines that rest: then the caller looks in another way.
+const searchMost = 256
+
+func newTree(targets []*target) *tree {
+	t := &tree{targets: targets, nodes: make([]atomic.Int32, 2*len(targets))}
+	for i := range targets {
+		t.nodes[len(targets)+i].Store(int32(i))
+	}
+	return t
+}
+
+// play decides all nodes.
+func (t *tree) play() {
+	for node := len(t.targets) - 1; node >= 1; node-- {
+		t.nodes[node].Store(t.better(t.nodes[2*node].Load(), t.nodes[2*node+1].Load()))
+	}
+}
+
+// update decides the nodes above a target whose load has changed.
+func (t *tree) update(i int) {
+	for node := (len(t.targets) + i) / 2; node >= 1; node /= 2 {
+		t.nodes[node].Store(t.better(t.nodes[2*node].Load(), t.nodes[2*node+1].Load()))
+	}
+}
+
+// better is the less loaded of two; of equals the one that has served less, so that an idle fleet is used alike.
+func (t *tree) better(a, b int32) int32 {
+	if b < 0 || a == b {
+		return a
+	}
+	if a < 0 {
+		return b
+	}
+	x, y := t.targets[a], t.targets[b]
+	lx, ly := x.slot.load.Load(), y.slot.load.Load()
+	if lx == ly {
+		lx, ly = x.slot.served.Load(), y.slot.served.Load()
+	}
+	if ly < lx || ly == lx && b < a {
+		return b
+	}
+	return a
+}
+
+// least returns the least loaded target that is good for the query, nil if the search took too long.
+func (t *tree) least(q *query) *target {
+	if len(t.targets) == 0 {
+		return nil
+	}
+	budget := searchMost
+	if i := t.search(1, q, &budget); i >= 0 {
+		return t.targets[i]
+	}
+	return nil
+}
+
+func (t *tree) search(node int, q *query, budget *int) int32 {
+	if *budget--; *budget < 0 {
+		return -1
+	}
+	w := t.nodes[node].Load()
+	if q.rank(t.targets[w]) == good {
+		return w
+	}
+	if node >= len(t.targets) {
+		return -1
+	}
+	return t.better(t.search(2*node, q, budget), t.search(2*node+1, q, budget))
+}
