@@ -23,7 +23,7 @@ func newRing(targets []*target) ring {
 	r := make(ring, 0, points*len(targets))
 	for i, t := range targets {
 		for k := range points {
-			r = append(r, mix(t.slot.hash, uint64(k))&^(1<<ringIndexBits-1)|uint64(i)&(1<<ringIndexBits-1))
+			r = append(r, scramble(t.slot.hash+uint64(k)*mixA)&^(1<<ringIndexBits-1)|uint64(i)&(1<<ringIndexBits-1))
 		}
 	}
 	slices.Sort(r)
