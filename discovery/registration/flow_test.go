@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registration_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/moriio"
+	"github.com/pdkit/pdkit/connector/p2pnccl"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/registration"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// fleet is a flow whose engines are those that have announced themselves.
+type fleet struct {
+	t      *testing.T
+	python string
+	config enginesim.Config
+	source *registration.Source
+	set    *discovery.Set
+	url    string
+	alone  *enginesim.Engine // says what right answers are
+}
+
+func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *fleet {
+	t.Helper()
+	f := &fleet{t: t, python: python(t), config: config}
+	f.config.ITL = 2 * time.Millisecond // so that requests are under way whenever something happens
+	f.source = start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Second})
+	f.set = watched(t, f.source)
+	var err error
+	f.alone, err = enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.alone.Close() })
+	tr := transport.New(nil)
+	flow, err := pdflow.New(kv, pick.RoundRobin(f.set), pdflow.WithTransport(tr),
+		pdflow.WithRetry(pdflow.Retry{MaxAttempts: 3, BackoffBase: time.Millisecond}))
+	require.NoError(t, err)
+	server := httptest.NewServer(flow)
+	f.url = server.URL
+	t.Cleanup(func() {
+		server.Close()
+		ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+		defer stop()
+		assert.NoError(t, flow.Shutdown(ctx), "a request was left in flight")
+		_ = tr.Close()
+	})
+	return f
+}
+
+// member is an engine with the process that announces it.
+type member struct {
+	*enginesim.Engine
+	*sender
+	id string
+}
+
+// join starts an engine, and its announcements. It waits until it is on the list.
+func (f *fleet) join(role string) *member {
+	f.t.Helper()
+	config := f.config
+	config.KVRole = map[string]string{"P": enginesim.RoleProducer, "D": enginesim.RoleConsumer}[role]
+	e, err := enginesim.Start(config)
+	require.NoError(f.t, err)
+	f.t.Cleanup(func() { _ = e.Close() })
+	m := &member{Engine: e, id: strings.TrimPrefix(e.URL(), "http://")}
+	host, port, err := net.SplitHostPort(e.SideChannel())
+	require.NoError(f.t, err)
+	if config.Connector == p2pnccl.Name {
+		m.sender = announce(f.t, f.python, "p2pnccl.py", p2pWant(f.source.Addr(), obj{"type": role, "http_address": m.id, "zmq_address": e.SideChannel()}))
+	} else {
+		mode := map[string]string{"true": "READ", "false": "WRITE"}[config.Extra["read_mode"]]
+		m.sender = announce(f.t, f.python, "moriio.py", obj{"proxy": f.source.Addr(), "every": 0.1, "message": obj{
+			"type": role, "http_address": m.id, "zmq_address": "host:" + host + ",handshake:" + port + ",notify:" + port,
+			"dp_size": 1, "tp_size": 1, "transfer_mode": mode,
+		}})
+	}
+	f.listed(m, true)
+	return m
+}
+
+// listed waits until a member is on the list, or is not.
+func (f *fleet) listed(m *member, want bool) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
+	defer cancel()
+	require.NoError(f.t, f.set.WaitReady(ctx, func(s *discovery.Snapshot) bool {
+		for _, e := range s.Endpoints {
+			if e.ID == m.id {
+				return want
+			}
+		}
+		return !want
+	}))
+}
+
+// leave ends a member in order: it is announced no more, drains, is forgotten, finishes what it has, and ends.
+func (f *fleet) leave(m *member) {
+	f.t.Helper()
+	m.stop()
+	f.listed(m, false)
+	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
+	defer cancel()
+	require.NoError(f.t, m.WaitIdle(ctx))
+	assert.NoError(f.t, m.CheckKV())
+	require.NoError(f.t, m.Close())
+}
+
+// crash ends a member as the loss of its machine does.
+func (m *member) crash() {
+	m.Kill()
+	m.kill()
+}
+
+// serves waits until a member has finished requests.
+func (f *fleet) serves(m *member) {
+	f.t.Helper()
+	before := m.Stats().Finished
+	require.Eventually(f.t, func() bool { return m.Stats().Finished >= before+3 }, 20*time.Second, 5*time.Millisecond, "a member gets no requests")
+}
+
+// traffic sends requests from a few clients until what it returns is called, which returns how many there were. Each must be answered, and rightly.
+func (f *fleet) traffic(clients int) (stop func() int64) {
+	var n, failed atomic.Int64
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
+	for range clients {
+		wg.Go(func() {
+			for ctx.Err() == nil && failed.Load() < 5 {
+				body := obj{"prompt": strings.Repeat("prompt "+strconv.FormatInt(n.Add(1), 10)+" ", 20), "max_tokens": 8, "temperature": 0}
+				got, err := complete(client, f.url, body)
+				want, _ := complete(client, f.alone.URL(), body)
+				if !assert.NoError(f.t, err) || !assert.Equal(f.t, want, got) {
+					failed.Add(1)
+				}
+			}
+		})
+	}
+	return func() int64 {
+		cancel()
+		wg.Wait()
+		client.CloseIdleConnections()
+		return n.Load()
+	}
+}
+
+// complete returns what an engine says.
+func complete(client *http.Client, url string, body obj) (string, error) {
+	raw, _ := json.Marshal(body)
+	resp, err := client.Post(url+"/v1/completions", "application/json", bytes.NewReader(raw)) //nolint:noctx // bounded by the flow
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	out, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return "", err
+	}
+	var a struct{ Choices []struct{ Text string } }
+	if err := json.Unmarshal(out, &a); err != nil || resp.StatusCode != http.StatusOK || len(a.Choices) != 1 {
+		return "", &failure{resp.StatusCode, string(out)}
+	}
+	return a.Choices[0].Text, nil
+}
+
+type failure struct {
+	status int
+	body   string
+}
+
+func (f *failure) Error() string { return strconv.Itoa(f.status) + ": " + f.body }
+
+// Engines come, leave and crash while requests run; no request fails that a ready pair could serve, and each is answered as by an engine
+// alone, so the addresses that were announced are those by which engines find each other's KV.
+func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
+	p2p, err := p2pnccl.New(nil)
+	require.NoError(t, err)
+	write, err := moriio.New(nil)
+	require.NoError(t, err)
+	read, err := moriio.New(&moriio.Options{Mode: moriio.ModeRead})
+	require.NoError(t, err)
+	for name, k := range map[string]struct {
+		connector connector.KVConnector
+		config    enginesim.Config
+	}{
+		"p2pnccl":       {p2p, enginesim.Config{Connector: p2pnccl.Name, Extra: map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}}},
+		"moriio, write": {write, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "false"}}},
+		"moriio, read":  {read, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "true"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, k.connector, k.config)
+			p1, d1 := f.join("P"), f.join("D")
+			stop := f.traffic(4)
+			f.serves(d1)
+
+			p2, d2 := f.join("P"), f.join("D")
+			f.serves(d2)
+			f.leave(d1)
+			f.leave(p1)
+			f.serves(d2)
+
+			p3, d3 := f.join("P"), f.join("D")
+			f.serves(d3)
+			p2.crash()
+			f.serves(d3)
+			f.listed(p2, false)
+			d2.crash()
+			f.serves(d3)
+			f.listed(d2, false)
+			f.serves(d3)
+			assert.Greater(t, stop(), int64(20))
+			assert.NoError(t, d3.CheckKV())
+			_ = p3
+		})
+	}
+}
