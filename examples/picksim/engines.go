@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import "container/list"
+
+// fleet is the engines of the model, all of a role alike.
+type fleet struct {
+	prefill, decode int
+	zones           int     // engines stand in them in turn
+	tokensPerSecond float64 // that a prefill engine computes
+	cacheTokens     int     // that its prefix cache holds
+	perStep, perRow float64 // seconds: of a decode step, and more for each request in it
+	handshake       float64 // seconds, for a pair's first meeting
+	bytesPerSecond  float64 // of KV between two engines of a zone; a quarter of it between zones
+	bytesPerToken   float64 // of KV
+}
+
+// usualFleet is near an 8B model on one H100 for each engine: the order of magnitude matters here, not the machine.
+func usualFleet() fleet {
+	return fleet{prefill: 8, decode: 8, zones: 2, tokensPerSecond: 16_000, cacheTokens: 120_000, perStep: .010, perRow: .0002,
+		handshake: .15, bytesPerSecond: 20e9, bytesPerToken: 128 << 10}
+}
+
+// prefiller serves one prompt after the other and keeps what it computed, the least recently used blocks aside.
+type prefiller struct {
+	freeAt   float64
+	capacity int // blocks
+	blocks   map[uint64]*list.Element
+	order    *list.List // the latest first
+	prompt   int        // tokens that came
+	busy     float64    // seconds
+}
+
+func newPrefiller(f fleet) *prefiller {
+	return &prefiller{capacity: f.cacheTokens / blockTokens, blocks: map[uint64]*list.Element{}, order: list.New()}
+}
+
+// cached returns how many tokens of a prompt are there.
+func (p *prefiller) cached(j *job) int {
+	n := 0
+	for _, b := range j.blocks {
+		e := p.blocks[b]
+		if e == nil {
+			break
+		}
+		p.order.MoveToFront(e)
+		n++
+	}
+	return n * blockTokens
+}
+
+func (p *prefiller) keep(j *job) {
+	for i := len(j.blocks) - 1; i >= 0; i-- { // the first block is the latest used: a cache without it cannot use the others
+		if e := p.blocks[j.blocks[i]]; e != nil {
+			p.order.MoveToFront(e)
+			continue
+		}
+		p.blocks[j.blocks[i]] = p.order.PushFront(j.blocks[i])
+	}
+	for p.order.Len() > p.capacity {
+		last := p.order.Back()
+		delete(p.blocks, p.order.Remove(last).(uint64)) //nolint:errcheck // nothing else is put in
+	}
+}
+
+// decoder serves all its requests at once, a token each per step.
+type decoder struct {
+	f      fleet
+	at     float64 // of the last change
+	steps  float64 // until then
+	rows   []*row
+	tokens int // that it has made
+	round  int // of the event that ends the next request
+}
+
+type row struct {
+	until float64 // steps
+	done  func()
+}
+
+func (d *decoder) step() float64 { return d.f.perStep + d.f.perRow*float64(len(d.rows)) }
+
+// advance brings the engine to a time.
+func (d *decoder) advance(now float64) {
+	if len(d.rows) > 0 {
+		d.steps += (now - d.at) / d.step()
+	}
+	d.at = now
+}
+
+// next returns the request that ends next, and when.
+func (d *decoder) next() (*row, float64) {
+	if len(d.rows) == 0 {
+		return nil, 0
+	}
+	first := d.rows[0]
+	for _, r := range d.rows {
+		if r.until < first.until {
+			first = r
+		}
+	}
+	return first, d.at + max(first.until-d.steps, 0)*d.step()
+}

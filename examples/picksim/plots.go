@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"image/color"
+	"os"
+	"path/filepath"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+)
+
+// draw writes the three plots of the documentation.
+func draw(folder string, results []*result) error {
+	return errors.Join(os.MkdirAll(folder, 0o750),
+		bars(filepath.Join(folder, "picking-reuse.png"), "Prompt tokens found in the prefill engine's cache", "%", results, (*result).reuse),
+		bars(filepath.Join(folder, "picking-balance.png"), "Most loaded prefill engine over the mean (computing time)", "max / mean", results,
+			func(r *result) float64 { return imbalance(r.prefillLoad) }),
+		tails(filepath.Join(folder, "picking-tail.png"), results))
+}
+
+// bars draws one figure of each policy.
+func bars(file, title, axis string, results []*result, of func(*result) float64) error {
+	p := plot.New()
+	p.Title.Text, p.Y.Label.Text, p.Y.Min = title, axis, 0
+	values, names := make(plotter.Values, len(results)), make([]string, len(results))
+	for i, r := range results {
+		values[i], names[i] = of(r), r.policy
+	}
+	b, err := plotter.NewBarChart(values, vg.Points(28))
+	if err != nil {
+		return err
+	}
+	b.Color, b.LineStyle.Width = color.RGBA{R: 0x35, G: 0x6f, B: 0xb0, A: 0xff}, 0
+	p.Add(plotter.NewGrid(), b)
+	p.NominalX(names...)
+	return p.Save(20*vg.Centimeter, 9*vg.Centimeter, file)
+}
+
+// tails draws the share of requests that wait longer for the first token than a time: the lower, the better.
+func tails(file string, results []*result) error {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = "Time to first token", "seconds", "share of requests that wait longer"
+	p.Y.Scale, p.Y.Tick.Marker, p.Y.Max = plot.LogScale{}, plot.LogTicks{Prec: -1}, 1
+	p.Legend.Top = true
+	for i, r := range results {
+		n := len(r.first)
+		var points plotter.XYs
+		for k := 0; k < n*999/1000; k += max(n/500, 1) {
+			points = append(points, plotter.XY{X: r.first[k], Y: 1 - float64(k)/float64(n)})
+		}
+		if len(points) == 0 {
+			continue
+		}
+		line, err := plotter.NewLine(points)
+		if err != nil {
+			return err
+		}
+		line.Color, line.Dashes, line.Width = plotutil.Color(i), plotutil.Dashes(i/7), vg.Points(1.5)
+		p.Add(line)
+		p.Legend.Add(r.policy, line)
+	}
+	p.Add(plotter.NewGrid())
+	return p.Save(20*vg.Centimeter, 12*vg.Centimeter, file)
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// result is what a policy made of the trace.
+type result struct {
+	policy         string
+	reused, prompt int       // tokens
+	first, whole   []float64 // seconds to the first token and to the last, sorted
+	prefillLoad    []float64 // seconds that each prefill engine computed
+	decodeLoad     []float64 // tokens that each decode engine made
+	pairs          int       // that have met
+	crossed        int       // requests whose KV went from zone to zone
+}
+
+// event is something that happens at a time of the simulation; of two at once, what was planned first.
+type event struct {
+	at float64
+	n  int
+	do func(now float64)
+}
+
+type events []event
+
+func (e events) Len() int { return len(e) }
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].n < e[j].n
+}
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)   { *e = append(*e, x.(event)) } //nolint:errcheck // nothing else is pushed
+func (e *events) Pop() any {
+	last := (*e)[len(*e)-1]
+	*e = (*e)[:len(*e)-1]
+	return last
+}
+
+// simulation is one run of a trace over one policy.
+type simulation struct {
+	f      fleet
+	picker pdflow.Picker
+	queue  events
+	n      int
+	p      map[string]*prefiller
+	d      map[string]*decoder
+	met    map[[2]string]bool
+	out    *result
+}
+
+func (s *simulation) plan(at float64, do func(now float64)) {
+	s.n++
+	heap.Push(&s.queue, event{at, s.n, do})
+}
+
+// simulate runs the trace in a time of its own: the picker under test is the real one, and hears of each request's end.
+func simulate(ctx context.Context, f fleet, policy pick.Policy, seed uint64, jobs []*job) (*result, error) {
+	set, stop, err := f.set(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	s := &simulation{f: f, picker: pick.New(set, policy, pick.WithSeed(seed)), p: map[string]*prefiller{}, d: map[string]*decoder{},
+		met: map[[2]string]bool{}, out: &result{policy: policy.String()}}
+	for _, e := range set.Load().Endpoints {
+		if e.Role == discovery.RolePrefill {
+			s.p[e.ID] = newPrefiller(f)
+		} else {
+			s.d[e.ID] = &decoder{f: f}
+		}
+	}
+	var failed error
+	for _, j := range jobs {
+		s.plan(j.at, func(now float64) {
+			if err := s.arrive(ctx, j, now); err != nil {
+				failed = err
+			}
+		})
+	}
+	for len(s.queue) > 0 && failed == nil {
+		e, _ := heap.Pop(&s.queue).(event)
+		e.do(e.at)
+	}
+	if failed != nil {
+		return nil, fmt.Errorf("policy %s: %w", policy, failed)
+	}
+	for _, e := range set.Load().Endpoints {
+		if e.Role == discovery.RolePrefill {
+			s.out.prefillLoad = append(s.out.prefillLoad, s.p[e.ID].busy)
+		} else {
+			s.out.decodeLoad = append(s.out.decodeLoad, float64(s.d[e.ID].tokens))
+		}
+	}
+	s.out.pairs = len(s.met)
+	slices.Sort(s.out.first)
+	slices.Sort(s.out.whole)
+	return s.out, nil
+}
+
+// set is a running set of the fleet's engines.
+func (f fleet) set(ctx context.Context) (*discovery.Set, func(), error) {
+	var all []discovery.Endpoint
+	for i := range f.prefill + f.decode {
+		role, name := discovery.RolePrefill, "p"+strconv.Itoa(i)
+		if i >= f.prefill {
+			role, name = discovery.RoleDecode, "d"+strconv.Itoa(i-f.prefill)
+		}
+		e, err := discovery.New("http://"+name+":8000", role)
+		if err != nil {
+			return nil, nil, err
+		}
+		e.ID, e.Zone = name, "zone"+strconv.Itoa(i%f.zones)
+		all = append(all, e)
+	}
+	source, err := static.New(all...)
+	if err != nil {
+		return nil, nil, err
+	}
+	set := discovery.NewSet(source)
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- set.Run(ctx) }()
+	stop := func() { cancel(); <-ended }
+	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == len(all) }); err != nil {
+		stop()
+		return nil, nil, err
+	}
+	return set, stop, nil
+}
+
+// arrive picks a pair and queues the request at its prefill engine.
+func (s *simulation) arrive(ctx context.Context, j *job, now float64) error {
+	pair, err := s.picker.Pick(ctx, j.in)
+	if err != nil {
+		return err
+	}
+	p := s.p[pair.Prefill.ID]
+	start := max(now, p.freeAt)
+	// The engine serves in the order of arrival, so what comes before this one is in its cache by then.
+	cached := min(p.cached(j), j.tokens-1)
+	took := .005 + float64(j.tokens-cached)/s.f.tokensPerSecond
+	p.keep(j)
+	p.freeAt = start + took
+	p.busy += took
+	p.prompt += j.tokens
+	s.out.reused += cached
+	s.out.prompt += j.tokens
+	s.plan(p.freeAt+s.transfer(j, &pair), func(t float64) { s.decode(j, &pair, now, t) })
+	return nil
+}
+
+// transfer is the time that the KV takes from P to D.
+func (s *simulation) transfer(j *job, pair *pdflow.Pick) float64 {
+	took := float64(j.tokens) * s.f.bytesPerToken / s.f.bytesPerSecond
+	if pair.Prefill.Zone != pair.Decode.Zone {
+		took *= 4
+		s.out.crossed++
+	}
+	if key := [2]string{pair.Prefill.ID, pair.Decode.ID}; !s.met[key] {
+		s.met[key] = true
+		took += s.f.handshake
+	}
+	return took
+}
+
+// decode lets a request join its decode engine's steps.
+func (s *simulation) decode(j *job, pair *pdflow.Pick, began, now float64) {
+	d := s.d[pair.Decode.ID]
+	d.advance(now)
+	r := &row{until: d.steps + float64(j.output)}
+	d.rows = append(d.rows, r)
+	s.out.first = append(s.out.first, now+d.step()-began)
+	r.done = func() {
+		s.out.whole = append(s.out.whole, d.at-began)
+		d.tokens += j.output
+		pair.Done(&pdflow.Outcome{})
+	}
+	s.follow(d)
+}
+
+// follow plans the end of the request that ends next; what was planned before the last change is void.
+func (s *simulation) follow(d *decoder) {
+	d.round++
+	round := d.round
+	r, at := d.next()
+	if r == nil {
+		return
+	}
+	s.plan(at, func(now float64) {
+		if round != d.round {
+			return
+		}
+		d.advance(now)
+		d.rows = slices.DeleteFunc(d.rows, func(x *row) bool { return x == r })
+		r.done()
+		s.follow(d)
+	})
+}
