@@ -36,6 +36,7 @@ func Example() {
 	set := discovery.NewSet(source)
 	set.OnError(func(err error) { fmt.Println(err) })
 	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	done := make(chan error)
 	go func() { done <- set.Run(ctx) }()
 

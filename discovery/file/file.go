@@ -76,7 +76,7 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 
 	w := newWatcher(filepath.Dir(s.path), s.opts) // before the first reading, so that no change falls between
 	defer w.close()
-	changed, err := s.read()
+	_, err := s.read()
 	if s.known {
 		s.publish(publish) // even where the file is bad now: each Watch begins with a whole list
 	}
@@ -87,6 +87,7 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 		if !w.wait(ctx) {
 			return nil
 		}
+		var changed bool
 		if changed, err = s.read(); changed {
 			s.publish(publish)
 		}
@@ -148,8 +149,7 @@ func load(path string) ([]byte, error) {
 
 // unreadable leaves the path out of an error: folders are nobody's business in a log.
 func unreadable(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
 	return Faults{{Problem: "cannot be read: " + err.Error()}}

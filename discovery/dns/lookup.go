@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dns
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	wire "github.com/miekg/dns"
+)
+
+// found is what one role's name leads to. No hosts and no error: the name does not exist, or has no records.
+type found struct {
+	hosts []netip.AddrPort // sorted, each once
+	ttl   time.Duration
+	err   error
+}
+
+// asker answers questions of one round.
+type asker struct {
+	client
+	port   uint16
+	types  []uint16              // of addresses, the preferred first
+	search func(string) []string // the absolute names that a name may stand for
+}
+
+// maxAliases bounds the questions that CNAME records lead to. Those inside one message cost nothing and are bounded by it.
+const maxAliases = 8
+
+// maxAtOnce bounds how many targets of SRV records are asked for at once.
+const maxAtOnce = 8
+
+var (
+	errNoServers = errors.New("the system names no server to ask")
+	errAliases   = errors.New("the name's aliases do not end")
+)
+
+// asker returns who answers in this round: what the system says about servers may have changed since the last.
+func (s *Source) asker() (*asker, error) {
+	a := &asker{port: uint16(s.opts.Port), client: client{timeout: s.opts.Timeout}}
+	switch s.opts.Network {
+	case "ip4":
+		a.types = []uint16{wire.TypeA}
+	case "ip6":
+		a.types = []uint16{wire.TypeAAAA}
+	default:
+		a.types = []uint16{wire.TypeA, wire.TypeAAAA}
+	}
+	if s.opts.Resolver != "" {
+		a.servers = []string{s.opts.Resolver}
+		a.search = func(name string) []string { return []string{wire.Fqdn(name)} }
+		return a, nil
+	}
+	conf, err := wire.ClientConfigFromFile(s.conf)
+	if err != nil || len(conf.Servers) == 0 {
+		return nil, errNoServers
+	}
+	for _, server := range conf.Servers {
+		a.servers = append(a.servers, net.JoinHostPort(server, cmp.Or(s.confPort, conf.Port)))
+	}
+	a.search = conf.NameList
+	return a, nil
+}
+
+// find looks up a role's name: the first of the names it may stand for that has hosts.
+func (a *asker) find(ctx context.Context, name string) found {
+	var f found
+	for _, absolute := range a.search(name) {
+		if a.port > 0 {
+			f = a.addresses(ctx, absolute)
+		} else {
+			f = a.services(ctx, absolute)
+		}
+		if f.err != nil || len(f.hosts) > 0 {
+			break
+		}
+	}
+	slices.SortFunc(f.hosts, netip.AddrPort.Compare)
+	f.hosts = slices.Compact(f.hosts)
+	return f
+}
+
+// addresses asks for all kinds of addresses of a name. If one kind fails, the name does: half its engines are not its list.
+func (a *asker) addresses(ctx context.Context, name string) found {
+	answers := make([]answer, len(a.types))
+	errs := make([]error, len(a.types))
+	var wg sync.WaitGroup
+	for i, t := range a.types {
+		wg.Go(func() { answers[i], errs[i] = a.ask(ctx, name, t) })
+	}
+	wg.Wait()
+	var f found
+	positive, negative := maxTTL, maxTTL
+	for i, got := range answers {
+		switch {
+		case errs[i] != nil:
+			return found{err: errs[i]}
+		case len(got.addrs) > 0:
+			positive = min(positive, got.ttl)
+		default:
+			negative = min(negative, got.ttl)
+		}
+		for _, addr := range got.addrs {
+			f.hosts = append(f.hosts, netip.AddrPortFrom(addr, a.port))
+		}
+	}
+	if f.ttl = positive; len(f.hosts) == 0 {
+		f.ttl = negative
+	}
+	return f
+}
+
+// services asks for a name's SRV records and the addresses of their targets. A target without any is left out: it is just
+// coming or going. One that cannot be answered for fails the name.
+func (a *asker) services(ctx context.Context, name string) found {
+	got, err := a.ask(ctx, name, wire.TypeSRV)
+	if err != nil {
+		return found{err: err}
+	}
+	f := found{ttl: got.ttl}
+	asked := map[string]bool{}
+	targets := map[string]answer{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	places := make(chan struct{}, maxAtOnce)
+	for _, s := range got.services {
+		if asked[s.target] {
+			continue
+		}
+		asked[s.target] = true
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			at, err := a.target(ctx, s.target, got.extra[s.target])
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				f.err = err
+				return
+			}
+			targets[s.target] = at
+		})
+	}
+	wg.Wait()
+	if f.err != nil {
+		return found{err: f.err}
+	}
+	for _, s := range got.services {
+		at := targets[s.target]
+		f.ttl = min(f.ttl, at.ttl)
+		for _, addr := range at.addrs {
+			f.hosts = append(f.hosts, netip.AddrPortFrom(addr, s.port))
+		}
+	}
+	return f
+}
+
+// target finds the addresses of an SRV record's target, of the first kind that it has. What came with the record itself
+// saves a question.
+func (a *asker) target(ctx context.Context, name string, extra []extra) (answer, error) {
+	var got answer
+	for _, t := range a.types {
+		got = answer{}
+		for _, e := range extra {
+			if e.kind == t {
+				if len(got.addrs) == 0 || e.ttl < got.ttl {
+					got.ttl = e.ttl
+				}
+				got.addrs = append(got.addrs, e.addr)
+			}
+		}
+		if len(got.addrs) == 0 {
+			var err error
+			if got, err = a.ask(ctx, name, t); err != nil {
+				return answer{}, err
+			}
+		}
+		if len(got.addrs) > 0 {
+			break
+		}
+	}
+	return got, nil
+}
+
+// ask asks for one kind of records of an absolute name, and on through aliases that the server does not follow itself.
+func (a *asker) ask(ctx context.Context, name string, kind uint16) (answer, error) {
+	name = wire.CanonicalName(name)
+	var seen []string
+	ttl := maxTTL
+	for range maxAliases {
+		m, err := a.exchange(ctx, name, kind)
+		if err != nil {
+			return answer{}, err
+		}
+		got, err := read(m, name, kind)
+		if err != nil {
+			return answer{}, err
+		}
+		ttl = min(ttl, got.ttl)
+		if got.alias == "" {
+			got.ttl = ttl
+			return got, nil
+		}
+		if seen = append(seen, name); slices.Contains(seen, got.alias) {
+			return answer{}, errAliases
+		}
+		name = got.alias
+	}
+	return answer{}, errAliases
+}
