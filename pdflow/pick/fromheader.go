@@ -139,9 +139,9 @@ func (f *fromHeader) choose(candidates []*discovery.Endpoint, in *pdflow.PickInp
 	return second
 }
 
-// refused names the header, and not what was in it.
+// refused names the header, as the parameter at fault, and not what was in it.
 func (f *fromHeader) refused(problem string) error {
-	return &pdflow.Error{Code: pdflow.CodeInvalid, Phase: "pick", Param: f.o.Header, Message: "the header " + f.o.Header + " " + problem}
+	return &pdflow.Error{Code: pdflow.CodeInvalid, Phase: "pick", Param: f.o.Header, Message: problem}
 }
 
 // load makes the index of a snapshot once.
