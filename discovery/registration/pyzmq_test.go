@@ -70,7 +70,7 @@ func (s *sender) say(change obj) {
 	raw, err := json.Marshal(change)
 	require.NoError(s.t, err)
 	_, err = s.in.Write(append(raw, '\n'))
-	require.NoError(s.t, err, "%s", s.errs.String())
+	require.NoError(s.t, err)
 }
 
 // stop ends the announcements in order.
