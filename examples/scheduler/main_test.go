@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is two prefill and two decode engines, and the scheduler before them.
+type world struct {
+	*scheduler
+	p, d [2]*enginesim.Engine
+	url  string
+	mu   sync.Mutex
+	seen []seen // by a post-hook of the test's own
+}
+
+type seen struct {
+	prefill, decode string
+	err             pdflow.Code
+}
+
+func start(t *testing.T, decode enginesim.Config) *world {
+	t.Helper()
+	w := &world{}
+	for i := range w.p {
+		var err error
+		w.p[i], w.d[i], err = enginesim.Pair(enginesim.Config{}, decode)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = w.p[i].Close(); _ = w.d[i].Close() })
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var err error
+	w.scheduler, err = newScheduler(ctx, w.p[0].URL()+","+w.p[1].URL(), w.d[0].URL()+","+w.d[1].URL())
+	require.NoError(t, err)
+	w.hooks = append(w.hooks, func(_ *request, p, d string, o *pdflow.Outcome) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		x := seen{p, d, ""}
+		if o.Err != nil {
+			x.err = o.Err.Code
+		}
+		w.seen = append(w.seen, x)
+	})
+	server := httptest.NewServer(w)
+	w.url = server.URL
+	t.Cleanup(func() {
+		server.Close()
+		last, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		defer stop()
+		require.NoError(t, w.flow.Shutdown(last))
+		cancel()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	require.NoError(t, w.set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 4 }))
+	return w
+}
+
+func (w *world) hooked() []seen {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]seen(nil), w.seen...)
+}
+
+func (w *world) busy() int {
+	w.scheduler.mu.Lock()
+	defer w.scheduler.mu.Unlock()
+	sum := 0
+	for _, n := range w.load {
+		sum += n
+	}
+	return sum
+}
+
+func body(n int, stream bool) string {
+	return fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":12,"temperature":0,"stream":%t}`, n, strings.Repeat("a cat on a mat that ", 40), stream)
+}
+
+func post(t *testing.T, url, body string) (status int, h http.Header, answer string) {
+	t.Helper()
+	resp, err := http.Post(url, "application/json", strings.NewReader(body))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, resp.Header, string(b)
+}
+
+func TestARequestIsServedByThePairThatWasChosen(t *testing.T) {
+	w := start(t, enginesim.Config{})
+	alone, err := enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	defer alone.Close()
+	status, _, answer := post(t, w.url+"/v1/completions", body(0, false))
+	require.Equal(t, http.StatusOK, status, answer)
+	_, _, want := post(t, alone.URL()+"/v1/completions", body(0, false))
+	assert.Equal(t, gjson.Get(want, "choices.0.text").String(), gjson.Get(answer, "choices.0.text").String())
+	assert.Positive(t, w.d[0].Stats().ExternalKVTransfer+w.d[1].Stats().ExternalKVTransfer, "decode computed the prompt itself")
+	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, time.Second, time.Millisecond)
+	assert.Empty(t, w.hooked()[0].err)
+	assert.Zero(t, w.busy())
+}
+
+// The post-hooks hear of a stream when it has ended: until then it is its engines' load, and the next request goes elsewhere.
+func TestAStreamCountsUntilItsEnd(t *testing.T) {
+	w := start(t, enginesim.Config{ITL: 20 * time.Millisecond})
+	resp, err := http.Post(w.url+"/v1/completions", "application/json", strings.NewReader(body(0, true)))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	_, err = resp.Body.Read(make([]byte, 1))
+	require.NoError(t, err)
+	assert.Positive(t, w.busy())
+	assert.Empty(t, w.hooked())
+	status, _, answer := post(t, w.url+"/v1/completions", body(1, false))
+	require.Equal(t, http.StatusOK, status, answer)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, time.Second, time.Millisecond)
+	assert.NotEqual(t, w.hooked()[0].decode, w.hooked()[1].decode)
+	assert.Zero(t, w.busy())
+}
+
+func TestASuccessIsRememberedForTheNextPromptThatBeginsLikeIt(t *testing.T) {
+	w := start(t, enginesim.Config{})
+	for i := range 8 {
+		status, _, answer := post(t, w.url+"/v1/completions", body(i/4, false))
+		require.Equal(t, http.StatusOK, status, answer)
+		require.Eventually(t, func() bool { return len(w.hooked()) == i+1 }, time.Second, time.Millisecond)
+	}
+	for i, x := range w.hooked() {
+		assert.Equal(t, w.hooked()[i/4*4].prefill, x.prefill, "request %d went where its prefix is not", i)
+	}
+}
+
+func TestTheNextPairServesWhatTheFirstCouldNot(t *testing.T) {
+	w := start(t, enginesim.Config{})
+	first := w.schedule(&request{})[0]
+	for i := range w.p {
+		if strings.HasSuffix(w.p[i].URL(), first.Prefill.ID) {
+			require.NoError(t, w.p[i].Close())
+		}
+	}
+	status, _, answer := post(t, w.url+"/v1/completions", body(0, false))
+	require.Equal(t, http.StatusOK, status, answer)
+	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, time.Second, time.Millisecond)
+	got := w.hooked()
+	assert.Equal(t, seen{first.Prefill.ID, first.Decode.ID, pdflow.CodePrefillFailed}, got[0], "post-hooks hear of failures too")
+	assert.Empty(t, got[1].err)
+	assert.NotEqual(t, got[0].prefill, got[1].prefill)
+	assert.Zero(t, w.busy())
+}
+
+func TestWhatIsRefusedLeavesNoReservation(t *testing.T) {
+	w := start(t, enginesim.Config{})
+	for request, want := range map[string]int{`{"prompt":`: 400, `{"model":"tiny","prompt":7}`: 400, `{"model":"tiny","prompt":"x","max_tokens":-1}`: 400} {
+		status, _, answer := post(t, w.url+"/v1/completions", request)
+		assert.Equal(t, want, status, answer)
+	}
+	status, _, _ := post(t, w.url+"/nowhere", body(0, false))
+	assert.Equal(t, http.StatusBadRequest, status)
+	assert.Zero(t, w.busy())
+}
+
+func TestWithoutAPairNothingIsServed(t *testing.T) {
+	w := start(t, enginesim.Config{})
+	for _, p := range w.p {
+		w.set.SetHealthy(strings.TrimPrefix(p.URL(), "http://"), false)
+	}
+	status, h, _ := post(t, w.url+"/v1/completions", body(0, false))
+	assert.Equal(t, http.StatusServiceUnavailable, status)
+	assert.Equal(t, "1", h.Get("Retry-After"))
+	_, err := w.Pick(t.Context(), &pdflow.PickInput{})
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+}
