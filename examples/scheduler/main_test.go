@@ -128,7 +128,12 @@ func TestAStreamCountsUntilItsEnd(t *testing.T) {
 	defer resp.Body.Close()
 	_, err = resp.Body.Read(make([]byte, 1))
 	require.NoError(t, err)
-	assert.Positive(t, w.busy())
+	w.scheduler.mu.Lock()
+	assert.Len(t, w.load, 2)
+	for id, n := range w.load {
+		assert.Positive(t, n, id)
+	}
+	w.scheduler.mu.Unlock()
 	assert.Empty(t, w.hooked())
 	status, _, answer := post(t, w.url+"/v1/completions", body(1, false))
 	require.Equal(t, http.StatusOK, status, answer)
@@ -141,13 +146,25 @@ func TestAStreamCountsUntilItsEnd(t *testing.T) {
 
 func TestASuccessIsRememberedForTheNextPromptThatBeginsLikeIt(t *testing.T) {
 	w := start(t, enginesim.Config{})
+	first := w.schedule(&request{})[0].Prefill.ID
+	occupy := func(tokens int) {
+		w.scheduler.mu.Lock()
+		defer w.scheduler.mu.Unlock()
+		w.load[first] += tokens
+	}
 	for i := range 8 {
+		if i == 4 {
+			occupy(100_000) // so that the other prompt goes to the other engine once
+		}
 		status, _, answer := post(t, w.url+"/v1/completions", body(i/4, false))
 		require.Equal(t, http.StatusOK, status, answer)
 		require.Eventually(t, func() bool { return len(w.hooked()) == i+1 }, time.Second, time.Millisecond)
+		if i == 4 {
+			occupy(-100_000)
+		}
 	}
 	for i, x := range w.hooked() {
-		assert.Equal(t, w.hooked()[i/4*4].prefill, x.prefill, "request %d went where its prefix is not", i)
+		assert.Equal(t, i < 4, first == x.prefill, "request %d went where its prefix is not", i)
 	}
 }
 
