@@ -46,6 +46,10 @@ type Pick struct {
 	Encode          []discovery.Endpoint
 	Done            func(*Outcome) // called exactly once, when both legs have ended; nil allowed
 
+	// PrefillDone is called at most once, when the prefill leg has ended, and before Done: from then on P computes nothing for this
+	// attempt. Nil allowed. Not called where the leg was never begun.
+	PrefillDone func()
+
 	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the choice to them.
 	PrefillRank, DecodeRank connector.Rank
 }

@@ -266,6 +266,9 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 	for _, ob := range a.f.opts.observers.legs {
 		ob.LegEnd(a.x.client, a.s, o, p)
 	}
+	if o.Leg == LegPrefill && a.pick.PrefillDone != nil {
+		_ = a.guard("", "done", func() error { a.pick.PrefillDone(); return nil })
+	}
 }
 
 // promptTokens reads the prompt's tokens from P's usage; 0 if it does not say. P's answer is small, and it is known to be

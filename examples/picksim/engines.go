@@ -16,9 +16,10 @@ type fleet struct {
 	bytesPerToken   float64 // of KV
 }
 
-// usualFleet is near an 8B model on one H100 for each engine: the order of magnitude matters here, not the machine.
+// usualFleet has not as many engines of one role as of the other, or turns would always make the same pairs. Each engine is near an 8B model on
+// one H100: the order of magnitude matters here, not the machine.
 func usualFleet() fleet {
-	return fleet{prefill: 8, decode: 8, zones: 2, tokensPerSecond: 16_000, cacheTokens: 120_000, perStep: .010, perRow: .0002,
+	return fleet{prefill: 8, decode: 7, zones: 2, tokensPerSecond: 16_000, cacheTokens: 120_000, perStep: .010, perRow: .0002,
 		handshake: .15, bytesPerSecond: 20e9, bytesPerToken: 128 << 10}
 }
 

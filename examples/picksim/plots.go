@@ -7,6 +7,7 @@ import (
 	"image/color"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -38,7 +39,16 @@ func bars(file, title, axis string, results []*result, of func(*result) float64)
 	b.Color, b.LineStyle.Width = color.RGBA{R: 0x35, G: 0x6f, B: 0xb0, A: 0xff}, 0
 	p.Add(plotter.NewGrid(), b)
 	p.NominalX(names...)
+	p.X.Min, p.X.Max, p.Y.Max = -.7, float64(len(results))-.3, 1.1*slices.Max(values)
+	p.Title.Padding = vg.Points(8)
 	return p.Save(20*vg.Centimeter, 9*vg.Centimeter, file)
+}
+
+// palette is Okabe and Ito's: its colours differ for all eyes.
+var palette = []color.Color{
+	color.RGBA{A: 0xff}, color.RGBA{R: 0xe6, G: 0x9f, A: 0xff}, color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
+	color.RGBA{G: 0x9e, B: 0x73, A: 0xff}, color.RGBA{R: 0xf0, G: 0xe4, B: 0x42, A: 0xff}, color.RGBA{G: 0x72, B: 0xb2, A: 0xff},
+	color.RGBA{R: 0xd5, G: 0x5e, A: 0xff}, color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, color.RGBA{R: 0x88, G: 0x88, B: 0x88, A: 0xff},
 }
 
 // tails draws the share of requests that wait longer for the first token than a time: the lower, the better.
@@ -46,7 +56,8 @@ func tails(file string, results []*result) error {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = "Time to first token", "seconds", "share of requests that wait longer"
 	p.Y.Scale, p.Y.Tick.Marker, p.Y.Max = plot.LogScale{}, plot.LogTicks{Prec: -1}, 1
-	p.Legend.Top = true
+	p.Legend.Top, p.Legend.XOffs, p.Legend.ThumbnailWidth = true, vg.Points(-8), vg.Points(30)
+	p.Title.Padding = vg.Points(8)
 	for i, r := range results {
 		n := len(r.first)
 		var points plotter.XYs
@@ -60,7 +71,7 @@ func tails(file string, results []*result) error {
 		if err != nil {
 			return err
 		}
-		line.Color, line.Dashes, line.Width = plotutil.Color(i), plotutil.Dashes(i/7), vg.Points(1.5)
+		line.Color, line.Dashes, line.Width = palette[i%len(palette)], plotutil.Dashes(i/len(palette)), vg.Points(1.5)
 		p.Add(line)
 		p.Legend.Add(r.policy, line)
 	}

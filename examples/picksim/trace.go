@@ -138,7 +138,7 @@ type load struct {
 }
 
 func usualLoad() load {
-	return load{rate: 8, seconds: 240, systems: 24, systemBytes: 24 << 10, turns: 6, think: 12, single: .25}
+	return load{rate: 12, seconds: 240, systems: 24, systemBytes: 24 << 10, turns: 6, think: 12, single: .25}
 }
 
 func (g load) generate(seed uint64) []entry {

@@ -60,20 +60,21 @@ func (s *slot) leave(n int) {
 	s.mu.Unlock()
 }
 
-// ticket is the load of one attempt, from Pick to Done.
+// ticket is the load of one attempt, from Pick to Done; that of its prefill leg to PrefillDone, if it comes first.
 type ticket struct {
 	p     *picker
 	slots [2]*slot
 	cost  [2]int64
-	open  atomic.Bool
-	done  func(*pdflow.Outcome) // bound once, so that a pick allocates nothing
+	open  [2]atomic.Bool
+	ended func()                // bound once, as is done, so that a pick allocates nothing
+	done  func(*pdflow.Outcome) //
 }
 
-func (p *picker) ticket(q *query, prefill, decode *target) func(*pdflow.Outcome) {
+func (p *picker) ticket(q *query, prefill, decode *target) *ticket {
 	t, _ := p.tickets.Get().(*ticket)
 	if t == nil {
 		t = &ticket{p: p}
-		t.done = t.end
+		t.ended, t.done = t.endPrefill, t.end
 	}
 	for i, e := range [2]*target{prefill, decode} {
 		t.slots[i], t.cost[i] = nil, q.cost[i]
@@ -82,21 +83,24 @@ func (p *picker) ticket(q *query, prefill, decode *target) func(*pdflow.Outcome)
 			e.slot.served.Add(1)
 			e.slot.add(q.cost[i])
 		}
+		t.open[i].Store(true)
 	}
-	t.open.Store(true)
-	return t.done
+	return t
+}
+
+func (t *ticket) endPrefill() {
+	if t.open[prefillLeg].CompareAndSwap(true, false) && t.slots[prefillLeg] != nil {
+		t.slots[prefillLeg].add(-t.cost[prefillLeg])
+	}
 }
 
 // end takes the load away, once.
 func (t *ticket) end(o *pdflow.Outcome) {
-	if !t.open.CompareAndSwap(true, false) {
+	t.endPrefill()
+	if !t.open[decodeLeg].CompareAndSwap(true, false) {
 		return
 	}
-	for i, s := range t.slots {
-		if s != nil {
-			s.add(-t.cost[i])
-		}
-	}
+	t.slots[decodeLeg].add(-t.cost[decodeLeg])
 	p := t.p
 	p.tickets.Put(t)
 	p.rests.done(o)

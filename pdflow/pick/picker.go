@@ -53,7 +53,7 @@ type picker struct {
 // all engines rest. A snapshot of more than 256 endpoints is taken over beside the picks, which go on with the last one for the
 // milliseconds that this takes.
 //
-// Pick.Done must be called: the policies that look at load count a request until then.
+// Pick.Done must be called: the policies that look at load count a request until then, on the prefill engine until PrefillDone.
 func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	if policy.make == nil {
 		policy = InTurn()
@@ -124,7 +124,8 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 		p.learner.chosen(q, first, second)
 	}
 	if out.Done = p.restDone; p.policy.needs.loads {
-		out.Done = p.ticket(q, prefill, decode)
+		t := p.ticket(q, prefill, decode)
+		out.Done, out.PrefillDone = t.done, t.ended
 	}
 	return out, true
 }

@@ -41,8 +41,8 @@ func Weighted() Policy {
 }
 
 // LeastLoad takes the decode engine with the fewest tokens in flight, and the prefill engine with the fewest that it can meet. A
-// request counts until both its legs have ended: with a quarter of its body's bytes on prefill, and its token limit on top (256 without
-// one, at most 32,768) on decode.
+// request counts on prefill until that leg has ended, with a quarter of its body's bytes; on decode until its stream has ended, with
+// its token limit on top (256 without one, at most 32,768).
 func LeastLoad() Policy {
 	return Policy{name: "least-load", first: decodeLeg, needs: needs{loads: true, tree: true}, make: func(*options) chooser { return leastLoad{} }}
 }

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// told is a picker of one pair that notes what it is told, in order.
+type told struct {
+	pick pdflow.Pick
+	mu   sync.Mutex
+	of   []string
+	last *pdflow.Outcome
+}
+
+func (p *told) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+	x := p.pick
+	x.PrefillDone = func() { p.note("prefill", nil) }
+	x.Done = func(o *pdflow.Outcome) { p.note("all", o) }
+	return x, nil
+}
+
+func (p *told) note(what string, o *pdflow.Outcome) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.of, p.last = append(p.of, what), o
+}
+
+// says is an engine that answers all requests alike.
+func says(code int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		order connector.Order
+		p     http.HandlerFunc
+		alone bool
+		want  []string
+	}{
+		"one after the other": {connector.PrefillThenDecode, says(200, ok), false, []string{"prefill", "all"}},
+		"side by side":        {connector.Together, says(200, ok), false, []string{"prefill", "all"}},
+		"prefill refuses":     {connector.PrefillThenDecode, says(400, `{}`), false, []string{"prefill", "all"}},
+		"one engine":          {connector.PrefillThenDecode, says(200, ok), true, []string{"all"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ep := func(role discovery.Role, h http.HandlerFunc) discovery.Endpoint {
+				e := endpoint(t, serve(t, h), role)
+				e.Attributes = map[string]string{"dpSize": "8"}
+				return e
+			}
+			picker := &told{pick: pdflow.Pick{Decode: ep(discovery.RoleDecode, says(200, ok)), PrefillRank: connector.RankOf(5), DecodeRank: connector.RankOf(3)}}
+			if !c.alone {
+				picker.pick.Prefill = ep(discovery.RolePrefill, c.p)
+			}
+			tr := transport.New(nil)
+			t.Cleanup(func() { tr.Close() })
+			flow, err := pdflow.New(&fake{order: c.order}, picker, pdflow.WithTransport(tr), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1}))
+			require.NoError(t, err)
+			post(t, serve(t, flow), "/v1/completions", completion("a", ""))
+			require.Eventually(t, func() bool {
+				picker.mu.Lock()
+				defer picker.mu.Unlock()
+				return picker.last != nil
+			}, 5*time.Second, time.Millisecond)
+			require.Equal(t, c.want, picker.of)
+			if !c.alone {
+				require.Equal(t, 5, picker.last.Session.PrefillRank())
+			}
+			require.Equal(t, 3, picker.last.Session.DecodeRank())
+		})
+	}
+}
