@@ -72,7 +72,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 		return nil, err
 	}
 	m := &model{modelServer: ms, set: discovery.NewSet(source)}
-	m.picker = pick.RoundRobin(m.set)
+	m.picker = pick.New(m.set, g.cfg.pick)
 	m.probes.log = g.log.With("model", ms.model())
 	limits, _ := ms.main.limits()
 	timeout := limits.HealthCheck

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // config is a whole configuration: at most one Gateway and any number of ModelServers.
@@ -17,6 +18,7 @@ type config struct {
 	models  []*modelServer
 	notes   []note
 	canary  time.Duration // period of checks that KV is reused; 0: none
+	pick    pick.Policy   // the zero policy takes engines in turn
 }
 
 // note is something to tell about a well-formed configuration.

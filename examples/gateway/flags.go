@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // flags are the command line. Listen and admin override the file where they are given, "" for admin included.
@@ -21,6 +23,7 @@ type flags struct {
 	check         bool
 	trace         string
 	canary        time.Duration
+	pick          pick.Policy
 }
 
 var errUsage = errors.New("usage")
@@ -37,6 +40,8 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
 	fs.DurationVar(&f.canary, "canary", 0, "check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
+	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+" (default round-robin); session=HEADER and zone=ZONE name theirs",
+		func(s string) (err error) { f.pick, err = pick.ParsePolicy(s); return err })
 	if err := fs.Parse(args); err != nil {
 		if !errors.Is(err, flag.ErrHelp) {
 			err = errUsage
@@ -58,7 +63,7 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 // override lays the command line over the file's Gateway.
 func (f flags) override(cfg *config) error {
 	g := &cfg.gateway
-	cfg.canary = f.canary
+	cfg.canary, cfg.pick = f.canary, f.pick
 	var errs []*connector.FieldError
 	if f.canary < 0 {
 		errs = append(errs, &connector.FieldError{Path: "-canary", Problem: "is negative", Remedy: "write a period like 1m, or 0 for never"})
