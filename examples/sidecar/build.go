@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/dns"
 	"github.com/pdkit/pdkit/discovery/file"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -77,14 +78,14 @@ func build(f *flags, log *slog.Logger) (*sidecar, error) {
 // list is the set of prefill engines that a request may name.
 func (f *flags) list() (*discovery.Set, error) {
 	var sources []discovery.Source
+	scheme := "http"
+	if f.tls.prefiller {
+		scheme = "https"
+	}
 	if f.prefillers != "" {
-		scheme := "http://"
-		if f.tls.prefiller {
-			scheme = "https://"
-		}
 		var endpoints []discovery.Endpoint
 		for text := range strings.SplitSeq(f.prefillers, ",") {
-			e, err := discovery.New(scheme+strings.TrimSpace(text), discovery.RolePrefill)
+			e, err := discovery.New(scheme+"://"+strings.TrimSpace(text), discovery.RolePrefill)
 			if err != nil || e.URL.Port() == "" || e.URL.Path != "" {
 				return nil, errors.New("--prefillers is not a list of HOST:PORT, separated by commas")
 			}
@@ -100,6 +101,21 @@ func (f *flags) list() (*discovery.Set, error) {
 		src, err := file.New(f.prefillersFile, nil)
 		if err != nil {
 			return nil, fmt.Errorf("--prefillers-file: %w", err)
+		}
+		sources = append(sources, src)
+	}
+	if f.prefillersDNS != "" {
+		name, port, found := strings.Cut(f.prefillersDNS, ":")
+		o := &dns.Options{Prefill: name, Resolver: f.resolver, Scheme: scheme}
+		var err error
+		if found {
+			if o.Port, err = strconv.Atoi(port); err != nil || o.Port < 1 {
+				return nil, errors.New("--prefillers-dns is not NAME or NAME:PORT")
+			}
+		}
+		src, err := dns.New(o)
+		if err != nil {
+			return nil, fmt.Errorf("--prefillers-dns: %w", err)
 		}
 		sources = append(sources, src)
 	}

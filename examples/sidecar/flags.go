@@ -37,6 +37,8 @@ type flags struct {
 
 	prefillers     string
 	prefillersFile string
+	prefillersDNS  string
+	resolver       string
 	level          slog.Level
 }
 
@@ -71,10 +73,10 @@ var elsewhere = map[string]struct {
 	"tracing":                  {[]string{"false"}, "traces: examples/gateway shows how to add them"},
 	"configuration":            {[]string{""}, "a configuration beside the flags"},
 	"configuration-file":       {[]string{""}, "a configuration beside the flags"},
-	"inference-pool":           {nil, "InferencePools: name the prefill engines by --prefillers or --prefillers-file"},
-	"inference-pool-name":      {nil, "InferencePools: name the prefill engines by --prefillers or --prefillers-file"},
-	"inference-pool-namespace": {nil, "InferencePools: name the prefill engines by --prefillers or --prefillers-file"},
-	"pool-group":               {nil, "InferencePools: name the prefill engines by --prefillers or --prefillers-file"},
+	"inference-pool":           {nil, "InferencePools: name the prefill engines by --prefillers, --prefillers-file or --prefillers-dns"},
+	"inference-pool-name":      {nil, "InferencePools: name the prefill engines by --prefillers, --prefillers-file or --prefillers-dns"},
+	"inference-pool-namespace": {nil, "InferencePools: name the prefill engines by --prefillers, --prefillers-file or --prefillers-dns"},
+	"pool-group":               {nil, "InferencePools: name the prefill engines by --prefillers, --prefillers-file or --prefillers-dns"},
 	"enable-ssrf-protection":   {[]string{"true"}, "a way to switch the list of prefill engines off"},
 	"moriio-write-mode":        {[]string{"false"}, "MoRI-IO's write mode"},
 }
@@ -106,6 +108,8 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 	fs.Func("tls-insecure-skip-verify", "the `STAGES` whose certificates are not verified", f.insecure.set)
 	fs.StringVar(&f.prefillers, "prefillers", "", "the prefill engines that a request may name: `HOST:PORT,…`")
 	fs.StringVar(&f.prefillersFile, "prefillers-file", "", "the same as a `FILE` that is watched (see package discovery/file)")
+	fs.StringVar(&f.prefillersDNS, "prefillers-dns", "", "the same as a name, `NAME:PORT` for its addresses (a headless service) or NAME for its SRV records")
+	fs.StringVar(&f.resolver, "prefillers-dns-server", "", "the `HOST:PORT` to ask for it (default: those of /etc/resolv.conf)")
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	for name, x := range elsewhere {
 		refuse := func(value string) error {
@@ -160,8 +164,10 @@ func (f *flags) check(rest []string) string {
 		return "--model-server-port is not one of 1 to 65535"
 	case f.port == f.modelServerPort:
 		return "--port is the decode engine's: the sidecar would call itself"
-	case f.prefillers == "" && f.prefillersFile == "":
-		return "--prefillers or --prefillers-file is missing: without a list anybody who can send a header could have any host called"
+	case f.prefillers == "" && f.prefillersFile == "" && f.prefillersDNS == "":
+		return "--prefillers, --prefillers-file or --prefillers-dns is missing: without a list anybody who can send a header could have any host called"
+	case f.resolver != "" && f.prefillersDNS == "":
+		return "--prefillers-dns-server has no use without --prefillers-dns"
 	case f.retries < 0 || f.backoff < 0 || f.maxIdle < 1:
 		return "--prefill-max-retries and --prefill-retry-backoff must not be negative, and --max-idle-conns-per-host must be 1 or more"
 	case f.certPath != "" && !f.secure:

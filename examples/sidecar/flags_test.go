@@ -54,7 +54,8 @@ func TestDefaultsAreThoseOfTheSidecarThatItReplaces(t *testing.T) {
 
 func TestFlagsThatCannotBeServedEndTheStart(t *testing.T) {
 	for args, part := range map[string]string{
-		"":                                                    "--prefillers or --prefillers-file is missing",
+		"": "--prefillers-dns is missing",
+		"--prefillers=p:1 --prefillers-dns-server=a:1":        "no use",
 		"--prefillers=p:1 x":                                  "unexpected argument",
 		"--prefillers=p:1 --port=70000":                       "--port",
 		"--prefillers=p:1 --port=8200":                        "would call itself",
@@ -81,6 +82,9 @@ func TestWhatCannotBeBuiltEndsTheStart(t *testing.T) {
 	for args, part := range map[string]string{
 		"--prefillers=p":                                      "HOST:PORT",
 		"--prefillers=http://p:1":                             "HOST:PORT",
+		"--prefillers-dns=p:x":                                "NAME:PORT",
+		"--prefillers-dns=p:99999":                            "Port",
+		"--prefillers-dns=a..b":                               "--prefillers-dns",
 		"--prefillers=p:1/x":                                  "HOST:PORT",
 		"--prefillers=p:1 --kv-connector=nixlv3":              "--kv-connector",
 		"--prefillers=p:1 --kv-connector-config=7":            "not a JSON object",

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/binary"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// nameServer answers every question for addresses with 127.0.0.1, and all others with nothing.
+func nameServer(t *testing.T) string {
+	t.Helper()
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	require.NoError(t, err)
+	done := make(chan struct{})
+	t.Cleanup(func() { _ = conn.Close(); <-done })
+	go func() {
+		defer close(done)
+		q := make([]byte, 1500)
+		for {
+			n, from, err := conn.ReadFrom(q)
+			if err != nil {
+				return
+			}
+			end := 12 // of the question's name
+			for end < n && q[end] != 0 {
+				end += 1 + int(q[end])
+			}
+			if end+5 > n {
+				continue
+			}
+			a := append([]byte{q[0], q[1], 0x84, 0, 0, 1, 0, 0, 0, 0, 0, 0}, q[12:end+5]...)
+			if binary.BigEndian.Uint16(q[end+1:]) == 1 { // A
+				a[7] = 1
+				a = append(a, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4, 127, 0, 0, 1)
+			}
+			_, _ = conn.WriteTo(a, from)
+		}
+	}()
+	return conn.LocalAddr().String()
+}
+
+// A headless service lists the pods of prefill engines: the scheduler names them by address, and so does the list.
+func TestTheListCanBeAName(t *testing.T) {
+	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, d.URL()),
+		"--prefillers-dns=prefill.pool.svc.cluster.local:"+portOf(t, p.URL()), "--prefillers-dns-server="+nameServer(t))
+	send := func(to string) int {
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, to)
+		return status
+	}
+	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 5*time.Second, 10*time.Millisecond, "%s", x.log)
+	require.Equal(t, http.StatusBadRequest, send("127.0.0.1:1"))
+	require.Equal(t, http.StatusBadRequest, send("127.0.0.2:"+portOf(t, p.URL())))
+}
