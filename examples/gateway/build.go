@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/health"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -45,6 +45,8 @@ type model struct {
 	first  []*pdflow.Flow // what the mux routes to: the main flow, and the rollout's
 	next   []*pdflow.Flow // what those fall back to
 	reuse  *reuse.Canary  // nil unless asked for
+
+	announced *registration.Source // nil unless engines announce themselves
 }
 
 // build makes flows of a configuration. It dials and listens nowhere.
@@ -67,11 +69,12 @@ func build(cfg *config, tel *telemetry, log *slog.Logger) (*gateway, error) {
 }
 
 func (g *gateway) buildModel(ms *modelServer) (*model, error) {
-	source, err := static.New(ms.endpoints...)
+	source, err := ms.source(g.cfg.file)
 	if err != nil {
 		return nil, err
 	}
 	m := &model{modelServer: ms, set: discovery.NewSet(source)}
+	m.announced, _ = source.(*registration.Source)
 	m.picker = pick.New(m.set, g.cfg.pick)
 	m.probes.log = g.log.With("model", ms.model())
 	limits, _ := ms.main.limits()
@@ -165,8 +168,10 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 		for _, f := range m.flows() {
 			err = errors.Join(err, f.Start(ctx))
 		}
+		err = errors.Join(err, g.startRegistration(ctx, m))
 	}
 	if err != nil {
+		g.closeRegistrations()
 		return nil, err
 	}
 	var wg sync.WaitGroup
@@ -178,7 +183,11 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 			wg.Go(func() { g.ended("canary", m.reuse.Run(ctx)) })
 		}
 	}
-	return wg.Wait, nil
+	wait = func() {
+		g.closeRegistrations()
+		wg.Wait()
+	}
+	return wait, nil
 }
 
 func (g *gateway) ended(what string, err error) {

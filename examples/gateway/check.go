@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/file"
 )
 
 // printCheck writes what a configuration means, defaults included. No setting of a connector's own is shown: passwords
@@ -34,7 +35,7 @@ func printCheck(w io.Writer, cfg *config) error {
 		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")
 	}
 	for _, m := range cfg.models {
-		printModel(b, m)
+		printModel(b, cfg, m)
 	}
 	for _, kind := range []noteKind{warning, withoutEffect, notThereYet} {
 		for _, n := range cfg.notes {
@@ -54,7 +55,7 @@ func (n note) String() string {
 	return fmt.Sprintf("%s: %s", n.kind, n.fault)
 }
 
-func printModel(w io.Writer, m *modelServer) {
+func printModel(w io.Writer, cfg *config, m *modelServer) {
 	fmt.Fprintf(w, "\n%s\n", m.label())
 	printConnector(w, "connector", m.main)
 	if m.rollout != nil {
@@ -64,13 +65,29 @@ func printModel(w io.Writer, m *modelServer) {
 		row(w, "encoder", m.spec.Encoder.Type)
 	}
 	kind := m.discoveryKinds()[0]
-	if kind != "static" {
+	endpoints := m.endpoints
+	switch kind {
+	case "static":
+		row(w, "discovery", "static, "+count(len(endpoints), "endpoint"))
+	case "file":
+		var err error
+		if endpoints, err = file.Load(m.endpointsFile(cfg.file)); err != nil {
+			row(w, "discovery", "file "+m.spec.Discovery.File.Path+", of no use as it is: "+err.Error())
+			return
+		}
+		row(w, "discovery", "file "+m.spec.Discovery.File.Path+", "+count(len(endpoints), "endpoint")+" now")
+	case "dns":
+		row(w, "discovery", "dns, "+m.spec.Discovery.DNS.describe())
+		return
+	case "registration":
+		row(w, "discovery", "registration, "+m.spec.Discovery.Registration.describe())
+		return
+	default:
 		row(w, "discovery", kind)
 		return
 	}
-	row(w, "discovery", "static, "+count(len(m.endpoints), "endpoint"))
 	secure := false
-	for _, e := range m.endpoints {
+	for _, e := range endpoints {
 		row(w, "  "+e.Role.String(), place(e))
 		secure = secure || e.URL.Scheme == "https"
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/dns"
 )
 
 // checkModel checks the values of a ModelServer, opens its connectors and makes its endpoints.
@@ -77,7 +78,7 @@ func (l *loader) checkDiscovery(m *modelServer) {
 		if kind != "kubernetes" && m.doc.has("spec.workloadSelector") {
 			l.note(withoutEffect, m.doc, "spec.workloadSelector", "it chooses pods, and discovery is "+kind, "")
 		}
-		if kind != "static" {
+		if !slices.Contains(builtKinds, kind) {
 			l.note(notThereYet, m.doc, at, "discovery "+kind, "")
 		}
 		l.checkKind(m, kind, at+"."+kind)
@@ -124,9 +125,21 @@ func (l *loader) checkDNS(m *modelServer, at string) {
 	if d.Prefill == "" && d.Decode == "" {
 		l.add(m.doc, &connector.FieldError{Path: at, Problem: "has no name to look up", Remedy: "write prefill and decode"})
 	}
+	for _, n := range []struct{ field, name string }{{"prefill", d.Prefill}, {"decode", d.Decode}, {"encode", d.Encode}} {
+		if n.name == "" {
+			continue
+		}
+		if err := dns.CheckName(n.name); err != nil {
+			l.add(m.doc, &connector.FieldError{Path: at + "." + n.field, Problem: err.Error(), Remedy: "write a name, like prefill.example"})
+		}
+	}
 	l.add(m.doc, checkPort(at+".port", d.Port)...)
 	if d.Resolver != "" {
-		l.add(m.doc, checkAddress(at+".resolver", d.Resolver)...)
+		errs := checkAddress(at+".resolver", d.Resolver)
+		if host, port, _ := net.SplitHostPort(d.Resolver); len(errs) == 0 && (host == "" || port == "0") {
+			errs = []*connector.FieldError{{Path: at + ".resolver", Problem: "is not a server's address", Remedy: "write HOST:PORT, like 127.0.0.1:53"}}
+		}
+		l.add(m.doc, errs...)
 	}
 }
 

@@ -159,6 +159,7 @@ type fileSpec struct {
 type dnsSpec struct {
 	Prefill  string `json:"prefill"`
 	Decode   string `json:"decode"`
+	Encode   string `json:"encode"`
 	Port     int    `json:"port"`
 	Resolver string `json:"resolver"`
 }

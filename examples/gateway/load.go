@@ -40,6 +40,7 @@ func parse(file string, data []byte) (*config, error) {
 		l.document(d)
 	}
 	l.checkUnique()
+	l.checkListeners()
 	if len(l.cfg.models) == 0 && len(l.faults) == 0 {
 		l.faults = append(l.faults, fault{file, 1, &connector.FieldError{Path: "file", Problem: "has no ModelServer", Remedy: "write one for each model that is to be served"}})
 	}

@@ -279,9 +279,9 @@ func TestAnAddressInUseEndsWith1(t *testing.T) {
 
 func TestAStartWithWhatIsNotThereYetEndsWith2(t *testing.T) {
 	log := &logBuffer{}
-	code := run([]string{"-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, discovery: {dns: {prefill: p.example, decode: d.example, port: 8000}}}\n")}, log, log, nil)
+	code := run([]string{"-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, discovery: {kubernetes: {port: 8000}}}\n")}, log, log, nil)
 	assert.Equal(t, exitWrong, code)
-	assert.Contains(t, log.String(), "not there yet: discovery dns (")
+	assert.Contains(t, log.String(), "not there yet: discovery kubernetes (")
 }
 
 func TestARolloutTakesItsShare(t *testing.T) {

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery/registration"
+)
+
+// describe says where engines announce themselves.
+func (r registrationSpec) describe() string {
+	text := ""
+	for _, d := range []struct{ name, addr string }{{"ZeroMQ", r.Listen}, {"HTTP", r.HTTP}} {
+		if d.addr == "" {
+			continue
+		}
+		if text != "" {
+			text += " and "
+		}
+		text += d.name + " at " + d.addr
+	}
+	return text
+}
+
+func (r registrationSpec) source() (*registration.Source, error) {
+	return registration.New(&registration.Options{Listen: r.Listen, HTTP: r.HTTP})
+}
+
+// checkListeners finds addresses that two would listen on: whoever may ask for an answer must not be able to register an engine, and no
+// message says which model it is for.
+func (l *loader) checkListeners() {
+	type listener struct {
+		doc        *document
+		path, addr string
+	}
+	var taken []listener
+	if l.gateway != nil {
+		taken = append(taken, listener{l.gateway, "spec.listen", l.cfg.gateway.Listen}, listener{l.gateway, "spec.admin", l.cfg.gateway.Admin})
+	} else {
+		taken = append(taken, listener{nil, "listen", l.cfg.gateway.Listen}, listener{nil, "admin", l.cfg.gateway.Admin})
+	}
+	for _, m := range l.cfg.models {
+		const at = "spec.discovery.registration"
+		r := m.spec.Discovery.Registration
+		for _, own := range []listener{{m.doc, at + ".listen", r.Listen}, {m.doc, at + ".http", r.HTTP}} {
+			for _, t := range taken {
+				if !clash(own.addr, t.addr) {
+					continue
+				}
+				problem := "is the address of the Gateway's " + t.path + " too"
+				if t.doc != nil {
+					problem = fmt.Sprintf("is the address of %s on line %d too", t.path, t.doc.lineOf(t.path))
+				}
+				l.add(own.doc, &connector.FieldError{Path: own.path, Problem: problem, Remedy: "give it a port of its own"})
+				break
+			}
+			taken = append(taken, own)
+		}
+	}
+}
+
+// startRegistration opens the listeners at which a model's engines announce themselves, if there are any.
+func (g *gateway) startRegistration(ctx context.Context, m *model) error {
+	s := m.announced
+	if s == nil {
+		return nil
+	}
+	if err := s.Start(ctx); err != nil {
+		return err
+	}
+	var addresses []any
+	if addr := s.Addr(); addr != "" {
+		addresses = append(addresses, "listen", addr)
+	}
+	if addr := s.HTTPAddr(); addr != "" {
+		addresses = append(addresses, "http", addr)
+	}
+	g.log.Info("engines may announce themselves", append(addresses, "model", m.model())...)
+	return nil
+}
+
+// closeRegistrations closes them, and waits for all that they have started.
+func (g *gateway) closeRegistrations() {
+	for _, m := range g.models {
+		if m.announced != nil {
+			_ = m.announced.Close() // never fails
+		}
+	}
+}
