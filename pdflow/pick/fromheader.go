@@ -58,8 +58,8 @@ type listed struct {
 // with its address. (llm-d's sidecar compares hosts alone, if it is told to compare at all.)
 //
 // Of several engines it takes the first that is ready, and at a further attempt the first that has not failed the request
-// yet, if there is one. If none is ready the error wraps [pdflow.ErrNotReady]. The group of the endpoints is not looked
-// at: the scheduler has paired them. An encode stage is not picked for.
+// yet, if there is one. If none is ready, or before the set's first snapshot, the error wraps [pdflow.ErrNotReady]. The
+// group of the endpoints is not looked at: the scheduler has paired them. An encode stage is not picked for.
 func FromHeader(set *discovery.Set, decode discovery.Endpoint, o *HeaderOptions) pdflow.Picker {
 	f := &fromHeader{set: set, decode: decode}
 	if o != nil {
@@ -100,11 +100,12 @@ func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.End
 			if text = strings.TrimSpace(text); text == "" {
 				continue
 			}
-			found, ok := f.load().find(text)
+			l := f.load()
+			found, ok := l.find(text)
 			if !ok || len(candidates) == maxNamed {
 				return nil, true, f.refused("is not a list of host:port")
 			}
-			if found == nil && !again {
+			if found == nil && !again && l.snap.Version > 0 { // else nothing is known of anybody yet
 				return nil, true, f.refused("names an engine that is not a prefill engine here")
 			}
 			candidates = append(candidates, found)

@@ -109,6 +109,14 @@ func TestAnEngineThatIsNamedAndNotReadyIsWaitedFor(t *testing.T) {
 	assert.True(t, changes)
 }
 
+func TestBeforeTheFirstListNobodyIsRefused(t *testing.T) {
+	p := pick.FromHeader(discovery.NewSet(discoverytest.NewManual()), localDecode(t), nil)
+	_, err := p.Pick(t.Context(), named("10.0.0.1:8000"))
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	_, err = p.Pick(t.Context(), named("10.0.0.1"))
+	require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+}
+
 func TestTheHeaderIsReadAgainstTheLatestList(t *testing.T) {
 	s, src := setOf(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill))
 	p := pick.FromHeader(s, localDecode(t), nil)
