@@ -126,6 +126,16 @@ func (s *Source) read() (changed bool, err error) {
 	return false, fmt.Errorf("file %q: %w (%s)", filepath.Base(s.path), err, stays)
 }
 
+// Load reads the file at path once, as a [Source] does: what it lists, or why a source would not take it. The error does not name
+// the file.
+func Load(path string) ([]discovery.Endpoint, error) {
+	data, err := load(path)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(data)
+}
+
 // load reads the file, which is bounded and must be one: opening a pipe would wait for its writer.
 func load(path string) ([]byte, error) {
 	info, err := os.Stat(path)

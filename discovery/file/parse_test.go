@@ -5,6 +5,7 @@ package file_test
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -48,6 +49,19 @@ endpoints:
 			assert.Equal(t, []any{discovery.RoleBoth, "[::1]:8000", ""}, []any{b.Role, b.ID, b.Group})
 		})
 	}
+}
+
+func TestAFileCanBeReadOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "endpoints.json")
+	_, err := file.Load(path)
+	require.EqualError(t, err, "cannot be read: no such file or directory")
+	write(t, path, `{"endpoints": [{"url": "http://a:1", "role": "both"}]}`)
+	list, err := file.Load(path)
+	require.NoError(t, err)
+	assert.Len(t, list, 1)
+	write(t, path, "endpoint: []")
+	_, err = file.Load(path)
+	require.ErrorContains(t, err, "line 1: endpoint: unknown field")
 }
 
 func TestAnEmptyListIsWrittenAsOne(t *testing.T) {

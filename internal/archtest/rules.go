@@ -58,7 +58,7 @@ var rules = []rule{
 		never: []string{
 			"k8s.io/...", "sigs.k8s.io/...", "github.com/gin-gonic/...", "github.com/prometheus/...", "github.com/go-zeromq/...",
 			"github.com/pebbe/...", "github.com/vmihailenco/...", "go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/...",
-			"google.golang.org/grpc/...", "google.golang.org/protobuf/...",
+			"google.golang.org/grpc/...", "google.golang.org/protobuf/...", "github.com/miekg/...", "github.com/fsnotify/...", "go.yaml.in/...",
 		},
 		why: "a program with pdflow and connector/nixl compiles nothing heavier than the OTel API: that is why it can be imported anywhere",
 	},

@@ -122,7 +122,13 @@ func TestEachRuleIsHeld(t *testing.T) {
 		"goleak stays in tests": {
 			[]string{"discovery/discoverytest: go.uber.org/goleak"}, []string{"go.uber.org/goleak", "_test.go"}},
 		"an unlisted module asks for its reason": {
-			[]string{"discovery/dns: github.com/miekg/dns"}, []string{"discovery/dns imports github.com/miekg/dns", "who needs it and why"}},
+			[]string{"discovery/dns: github.com/coredns/caddy"}, []string{"discovery/dns imports github.com/coredns/caddy", "who needs it and why"}},
+		"one source reads YAML": {
+			[]string{"discovery/static: go.yaml.in/yaml/v3"}, []string{"discovery/static must not import go.yaml.in/yaml/v3"}},
+		"one source speaks DNS": {
+			[]string{"transport: github.com/miekg/dns"}, []string{"transport must not import github.com/miekg/dns"}},
+		"one source watches files": {
+			[]string{"discovery: github.com/fsnotify/fsnotify"}, []string{"discovery must not import github.com/fsnotify/fsnotify"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := breaches(made(t, c.graph...), rules, dependencies)
@@ -149,7 +155,7 @@ func withoutForeign(found []string) []string {
 func TestTheCoreCompilesNothingHeavy(t *testing.T) {
 	for _, heavy := range []string{
 		"k8s.io/client-go/kubernetes", "github.com/gin-gonic/gin", "github.com/prometheus/client_golang/prometheus",
-		"github.com/go-zeromq/zmq4", "go.opentelemetry.io/otel/sdk/trace", "go.opentelemetry.io/otel/exporters/prometheus",
+		"github.com/go-zeromq/zmq4", "github.com/miekg/dns", "go.yaml.in/yaml/v3", "go.opentelemetry.io/otel/sdk/trace", "go.opentelemetry.io/otel/exporters/prometheus",
 	} {
 		for _, core := range []string{"pdflow", "connector/nixl"} {
 			g := made(t, core+": github.com/tidwall/gjson", "github.com/tidwall/gjson: "+heavy)
