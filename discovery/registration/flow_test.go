@@ -40,6 +40,7 @@ type fleet struct {
 	set    *discovery.Set
 	url    string
 	alone  *enginesim.Engine // says what right answers are
+	under  sync.RWMutex      // read-locked by each request
 }
 
 func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *fleet {
@@ -126,8 +127,11 @@ func (f *fleet) leave(m *member) {
 	require.NoError(f.t, m.Close())
 }
 
-// crash ends a member as the loss of its machine does.
-func (m *member) crash() {
+// crash ends a member as the loss of its machine does, between two requests: what is under way on it is lost by these protocols, in which D
+// waits for a P that is gone. It stays on the list until its announcements are missed.
+func (f *fleet) crash(m *member) {
+	f.under.Lock()
+	defer f.under.Unlock()
 	m.Kill()
 	m.kill()
 }
@@ -144,12 +148,14 @@ func (f *fleet) traffic(clients int) (stop func() int64) {
 	var n, failed atomic.Int64
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}, Timeout: 30 * time.Second}
 	for range clients {
 		wg.Go(func() {
 			for ctx.Err() == nil && failed.Load() < 5 {
 				body := obj{"prompt": strings.Repeat("prompt "+strconv.FormatInt(n.Add(1), 10)+" ", 20), "max_tokens": 8, "temperature": 0}
+				f.under.RLock()
 				got, err := complete(client, f.url, body)
+				f.under.RUnlock()
 				want, _ := complete(client, f.alone.URL(), body)
 				if !assert.NoError(f.t, err) || !assert.Equal(f.t, want, got) {
 					failed.Add(1)
@@ -157,18 +163,20 @@ func (f *fleet) traffic(clients int) (stop func() int64) {
 			}
 		})
 	}
-	return func() int64 {
+	stop = sync.OnceValue(func() int64 {
 		cancel()
 		wg.Wait()
 		client.CloseIdleConnections()
 		return n.Load()
-	}
+	})
+	f.t.Cleanup(func() { stop() })
+	return stop
 }
 
 // complete returns what an engine says.
 func complete(client *http.Client, url string, body obj) (string, error) {
 	raw, _ := json.Marshal(body)
-	resp, err := client.Post(url+"/v1/completions", "application/json", bytes.NewReader(raw)) //nolint:noctx // bounded by the flow
+	resp, err := client.Post(url+"/v1/completions", "application/json", bytes.NewReader(raw))
 	if err != nil {
 		return "", err
 	}
@@ -209,6 +217,7 @@ func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
 		"moriio, read":  {read, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "true"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // each waits most of the time
 			f := newFleet(t, k.connector, k.config)
 			p1, d1 := f.join("P"), f.join("D")
 			stop := f.traffic(4)
@@ -222,10 +231,10 @@ func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
 
 			p3, d3 := f.join("P"), f.join("D")
 			f.serves(d3)
-			p2.crash()
+			f.crash(p2)
 			f.serves(d3)
 			f.listed(p2, false)
-			d2.crash()
+			f.crash(d2)
 			f.serves(d3)
 			f.listed(d2, false)
 			f.serves(d3)

@@ -53,7 +53,7 @@ type sender struct {
 // announce starts a script of testdata. want is what it reads first.
 func announce(t testing.TB, python, script string, want obj) *sender {
 	t.Helper()
-	s := &sender{t: t, cmd: exec.Command(python, filepath.Join("testdata", script))} //nolint:noctx // it lives as long as its test, and is stopped or killed by it
+	s := &sender{t: t, cmd: exec.Command(python, filepath.Join("testdata", script))}
 	var err error
 	s.in, err = s.cmd.StdinPipe()
 	require.NoError(t, err)
@@ -98,6 +98,7 @@ func TestARealP2pNcclSender(t *testing.T) {
 	py := python(t)
 	for network, listen := range map[string]string{"IPv4": "127.0.0.1:0", "IPv6": "[::1]:0"} {
 		t.Run(network, func(t *testing.T) {
+			t.Parallel()
 			s := start(t, registration.Options{Listen: listen, Expiry: time.Second})
 			set := watched(t, s)
 			p := announce(t, py, "p2pnccl.py", p2pWant(s.Addr(), p2p("P", 1)))
