@@ -2,7 +2,10 @@
 
 package main
 
-import "container/list"
+import (
+	"container/list"
+	"slices"
+)
 
 // fleet is the engines of the model, all of a role alike.
 type fleet struct {
@@ -29,7 +32,6 @@ type prefiller struct {
 	capacity int // blocks
 	blocks   map[uint64]*list.Element
 	order    *list.List // the latest first
-	prompt   int        // tokens that came
 	busy     float64    // seconds
 }
 
@@ -52,12 +54,12 @@ func (p *prefiller) cached(j *job) int {
 }
 
 func (p *prefiller) keep(j *job) {
-	for i := len(j.blocks) - 1; i >= 0; i-- { // the first block is the latest used: a cache without it cannot use the others
-		if e := p.blocks[j.blocks[i]]; e != nil {
+	for _, b := range slices.Backward(j.blocks) { // the first block is the latest used: a cache without it cannot use the others
+		if e := p.blocks[b]; e != nil {
 			p.order.MoveToFront(e)
 			continue
 		}
-		p.blocks[j.blocks[i]] = p.order.PushFront(j.blocks[i])
+		p.blocks[b] = p.order.PushFront(b)
 	}
 	for p.order.Len() > p.capacity {
 		last := p.order.Back()

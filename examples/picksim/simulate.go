@@ -129,9 +129,15 @@ func (f fleet) set(ctx context.Context) (*discovery.Set, func(), error) {
 	}
 	set := discovery.NewSet(source)
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- set.Run(ctx) }()
-	stop := func() { cancel(); <-ended }
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = set.Run(ctx) // its sources do not fail
+	}()
+	stop := func() {
+		cancel()
+		<-ended
+	}
 	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == len(all) }); err != nil {
 		stop()
 		return nil, nil, err
@@ -153,7 +159,6 @@ func (s *simulation) arrive(ctx context.Context, j *job, now float64) error {
 	p.keep(j)
 	p.freeAt = start + took
 	p.busy += took
-	p.prompt += j.tokens
 	s.out.reused += cached
 	s.out.prompt += j.tokens
 	if pair.PrefillDone != nil {

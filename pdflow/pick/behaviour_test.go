@@ -168,9 +168,9 @@ func TestALongerBeginningInCommonWins(t *testing.T) {
 	a.Done(&pdflow.Outcome{})
 	b.Done(&pdflow.Outcome{})
 	for range 10 {
-		x, y := ask(strings.Repeat("alpha ", 100)), pdflow.Pick{}
+		x := ask(strings.Repeat("alpha ", 100))
 		x.Done(&pdflow.Outcome{})
-		y = ask(strings.Repeat("beta ", 100))
+		y := ask(strings.Repeat("beta ", 100))
 		y.Done(&pdflow.Outcome{})
 		require.Equal(t, a.Prefill.ID+b.Prefill.ID, x.Prefill.ID+y.Prefill.ID)
 	}
@@ -248,6 +248,16 @@ func TestWeightsAreKept(t *testing.T) {
 	require.Zero(t, n["d3"])
 	x := mustPick(t, p, &pdflow.PickInput{Avoid: []string{"d1", "d2", "d4", "d5"}})
 	require.Equal(t, "d3", x.Decode.ID, "an engine of weight 0 serves when no other can")
+}
+
+func TestTurnsGoFromEngineToEngineBeforeTheyGoToTheNextRank(t *testing.T) {
+	p := pick.New(newFleet(t, many(3, 1, "dpSize=4")...).Set, pick.InTurn())
+	last := ""
+	for range 24 {
+		x := mustPick(t, p, &pdflow.PickInput{})
+		require.NotEqual(t, last, x.Prefill.ID)
+		last = x.Prefill.ID
+	}
 }
 
 func TestPairsThatHaveMetMeetAgain(t *testing.T) {

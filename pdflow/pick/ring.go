@@ -14,7 +14,7 @@ const (
 )
 
 // newRing gives each target as many points as make the shares of a small list even; a large one is made even by the bound. When
-// the number changes, points are halved, and those that stay stay where they are.
+// the number changes, points are halved, and the others remain where they are.
 func newRing(targets []*target) ring {
 	points := 64
 	for n := len(targets); n > 512 && points > 8; n /= 2 {

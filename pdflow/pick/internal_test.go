@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick
+
+import (
+	"context"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+func TestAPairThatMeetsAgainCrowdsNobodyOut(t *testing.T) {
+	q, d := alone(), &target{slot: &slot{}}
+	for id := uint32(1); id <= metMost; id++ {
+		for range 10 {
+			sticky{}.chosen(q, d, &target{slot: &slot{id: id}})
+		}
+	}
+	met := map[uint32]bool{}
+	for i := range d.slot.met {
+		met[d.slot.met[i].Load()] = true
+	}
+	require.Equal(t, map[uint32]bool{1: true, 2: true, 3: true, 4: true}, met)
+}
+
+// The totals decide what is loaded beyond its share: they must be exact whenever requests begin and end around a new snapshot.
+func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
+	lists := make(chan int)
+	set := discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
+		for v := uint64(1); ; v++ {
+			select {
+			case n := <-lists:
+				var eps []discovery.Endpoint
+				for i := range 2 * n {
+					e, err := discovery.New("http://e"+strconv.Itoa(i)+":1", []discovery.Role{discovery.RolePrefill, discovery.RoleDecode}[i%2])
+					if err != nil {
+						return err
+					}
+					eps = append(eps, e)
+				}
+				publish(discovery.Snapshot{Version: v, Endpoints: eps})
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = set.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+
+	p, ok := New(set, LeastLoad(), WithSeed(1)).(*picker)
+	require.True(t, ok)
+	var open []func(*pdflow.Outcome)
+	for round, n := range []int{5, 9, 4, 300, 2, 6} {
+		changed := set.Changed()
+		lists <- n
+		<-changed
+		tab := p.rebuild()
+		for range 50 {
+			x, err := p.Pick(ctx, &pdflow.PickInput{})
+			require.NoError(t, err)
+			open = append(open, x.Done)
+		}
+		for _, done := range open[:len(open)/2] {
+			done(&pdflow.Outcome{})
+		}
+		open = open[len(open)/2:]
+		for _, l := range tab.lists {
+			sum := int64(0)
+			for _, x := range l.targets {
+				sum += x.slot.load.Load()
+				require.Len(t, x.slot.cur, 1, "a slot counts in lists of the current table only")
+			}
+			require.Equal(t, sum, l.total.Load(), "round %d", round)
+		}
+	}
+}
