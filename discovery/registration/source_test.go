@@ -229,7 +229,7 @@ func TestAnEngineChangesItsRoleAndItsAddress(t *testing.T) {
 }
 
 func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
-	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: 600 * time.Millisecond})
+	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Second})
 	set := watched(t, s)
 	send, _ := engine(t, s.Addr())
 	send(p2p("P", 1))
