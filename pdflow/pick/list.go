@@ -45,7 +45,8 @@ type list struct {
 
 // needs is what a policy wants to find ready in lists.
 type needs struct {
-	loads, tree, ring, weights, zones, index bool
+	loads, tree, ring, weights, zones bool
+	index, indexPeers                 bool // of what is chosen first, of the other leg
 }
 
 func newList(targets []*target, turn *atomic.Uint64, n needs) *list {

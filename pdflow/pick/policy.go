@@ -81,7 +81,7 @@ func ZoneFirst(zone string) Policy {
 // are loaded beyond [WithBound]: engines that meet for the first time exchange addresses first (NIXL's handshake), which the
 // request waits for.
 func Sticky() Policy {
-	return Policy{name: "sticky", first: decodeLeg, needs: needs{loads: true, index: true}, make: func(*options) chooser { return sticky{} }}
+	return Policy{name: "sticky", first: decodeLeg, needs: needs{loads: true, indexPeers: true}, make: func(*options) chooser { return sticky{} }}
 }
 
 // Policies returns the names that [ParsePolicy] reads.

@@ -26,9 +26,18 @@ type table struct {
 
 // turnKey is a list's name from snapshot to snapshot.
 type turnKey struct {
-	kind byte // p, s, b; or a class whose partners the list holds
-	classKey
+	kind     listKind
+	classKey // whose engines meet those in the list, for peersOf
 }
+
+type listKind byte
+
+const (
+	ofPairs listKind = iota
+	ofSingles
+	ofBoths
+	peersOf
+)
 
 // ranksMost is the largest dpSize whose ranks are told apart: a wrong attribute must not cost memory. Beyond, sessions choose.
 const ranksMost = 1024
@@ -72,12 +81,12 @@ func newTable(snap *discovery.Snapshot, old *table, o *options, p Policy, ids *u
 			}
 		}
 	}
-	b.pairs = b.list('p', classKey{}, pairs)
+	b.pairs = b.list(ofPairs, classKey{}, pairs)
 	if b.singles = b.pairs; b.first != decodeLeg || len(singles) != len(pairs) {
-		b.singles = b.list('s', classKey{}, singles)
+		b.singles = b.list(ofSingles, classKey{}, singles)
 	}
 	if b.boths = b.singles; len(boths) != len(singles) {
-		b.boths = b.list('b', classKey{}, boths)
+		b.boths = b.list(ofBoths, classKey{}, boths)
 	}
 	return b.table, b.slots
 }
@@ -173,12 +182,12 @@ func (b *builder) meet() {
 			}
 		}
 		if len(peers) > 0 {
-			c.partners[b.first] = b.list('c', c.key, peers)
+			c.partners[b.first] = b.list(peersOf, c.key, peers)
 		}
 	}
 }
 
-func (b *builder) list(kind byte, key classKey, targets []*target) *list {
+func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
 	name := turnKey{kind, key}
 	var turn *atomic.Uint64
 	if b.old != nil {
@@ -188,7 +197,11 @@ func (b *builder) list(kind byte, key classKey, targets []*target) *list {
 		turn = new(atomic.Uint64)
 	}
 	b.turns[name] = turn
-	l := newList(byRank(targets), turn, b.needs)
+	n := b.needs
+	if kind == peersOf {
+		n.index = n.indexPeers
+	}
+	l := newList(byRank(targets), turn, n)
 	b.lists = append(b.lists, l)
 	if b.needs.loads {
 		for i, t := range targets {
