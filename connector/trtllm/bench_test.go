@@ -4,7 +4,6 @@ package trtllm_test
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
@@ -26,10 +25,14 @@ func BenchmarkLegs(b *testing.B) {
 		`"choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":4611686018427387904,"disagg_request_id":4611686018427387904,"encoded_opaque_state":"` + state + `"}}]}`)
 	plain, err := passthrough.New(nil)
 	require.NoError(b, err)
-	bench := func(name string, c connector.KVConnector, prepared any) {
+	bench := func(name string, c connector.KVConnector, known string) {
 		b.Run(name, func(b *testing.B) {
 			s := session(b, connector.APIChat, body)
-			s.SetPrepared(prepared)
+			if p, ok := c.(connector.Preparer); ok {
+				v, err := p.Prepare(b.Context(), s, (&server{status: http.StatusOK, body: known}).call)
+				require.NoError(b, err)
+				s.SetPrepared(v)
+			}
 			ctx := context.Background()
 			var out jsonedit.Segments
 			b.ReportAllocs()
@@ -47,8 +50,8 @@ func BenchmarkLegs(b *testing.B) {
 			}
 		})
 	}
-	bench("http", plain, nil)
-	bench("trtllm", open(b, ``), nil)
-	bench("trtllm signed", open(b, `{"authKey":"k"}`), nil)
-	bench("trtllm generation first", open(b, `{"dispatch":"generation-first"}`), json.RawMessage(`{"ctx_info_endpoint":"tcp://10.0.0.1:5000","encoded_opaque_state":"`+state+`"}`))
+	bench("http", plain, "")
+	bench("trtllm", open(b, ``), "")
+	bench("trtllm signed", open(b, `{"authKey":"k"}`), "")
+	bench("trtllm generation first", open(b, `{"dispatch":"generation-first"}`), `{"disaggregated_params":{"ctx_info_endpoint":"tcp://10.0.0.1:5000","encoded_opaque_state":"`+state+`"}}`)
 }

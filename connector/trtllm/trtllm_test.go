@@ -5,6 +5,7 @@ package trtllm_test
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -162,7 +163,11 @@ func TestIDs(t *testing.T) {
 		c := open(t, `{"dispatch":"generation-first","machineID":`+strconv.Itoa(machine)+`}`)
 		for range 1000 {
 			s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill), engine(t, "http://d:1", discovery.RoleDecode))
-			s.SetPrepared(json.RawMessage(`{}`))
+			known, err := c.(connector.Preparer).Prepare(t.Context(), s, func(*http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(info))}, nil
+			})
+			require.NoError(t, err)
+			s.SetPrepared(known)
 			p := gjson.Get(prefillLeg(t, c, s), "disaggregated_params.disagg_request_id").Raw
 			d, _, err := decodeLeg(c, s, "")
 			require.NoError(t, err)
