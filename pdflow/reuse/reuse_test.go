@@ -46,7 +46,13 @@ func start(t *testing.T, c connector.KVConnector, prefill, decode enginesim.Conf
 		require.NoError(t, err)
 		eps = append(eps, e)
 	}
-	src, err := static.New(eps...)
+	return pair{p, d, over(t, c, eps[0], eps[1], opts...)}
+}
+
+// over is a flow over two engines.
+func over(t *testing.T, c connector.KVConnector, one, other discovery.Endpoint, opts ...pdflow.Option) *pdflow.Flow {
+	t.Helper()
+	src, err := static.New(one, other)
 	require.NoError(t, err)
 	set := discovery.NewSet(src)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -61,7 +67,7 @@ func start(t *testing.T, c connector.KVConnector, prefill, decode enginesim.Conf
 		defer cancel()
 		_ = flow.Shutdown(ctx)
 	})
-	return pair{p, d, flow}
+	return flow
 }
 
 func (x pair) target(c connector.KVConnector) reuse.Target {
