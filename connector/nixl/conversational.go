@@ -18,7 +18,7 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/handoff"
+	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
 // conversational is the connector with bidirectional: after a turn of a conversation D keeps the KV of prompt and answer and says so in
@@ -140,7 +140,7 @@ func (c *conversational) remember(s *connector.Session, answer []byte) {
 		return
 	}
 	raw := gjson.GetBytes(answer, connector.ParamsMember).Raw
-	if raw == "" || handoff.Check(json.RawMessage(raw), handoff.Decode) != nil {
+	if raw == "" || kvparams.NIXL(json.RawMessage(raw), kvparams.RemoteDecode, nil) != nil {
 		return
 	}
 	n := gjson.Get(raw, "remote_num_tokens").Int()
