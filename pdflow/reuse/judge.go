@@ -43,6 +43,10 @@ func (r *Report) explain(p *prober) {
 				"look at the gateway's log and metrics for why no pair could serve: endpoints not ready, a fallback, a role that is missing")
 		}
 	}
+	if p.alone {
+		r.because("a decode engine runs without --disaggregation-mode decode: it computes every prompt itself, whatever room a request names",
+			"launch it with --disaggregation-mode decode, and P with --disaggregation-mode prefill; pdctl render prints both")
+	}
 	if r.Verdict == Failed {
 		r.explainFailure()
 	}

@@ -80,10 +80,21 @@ func (p page) sum(s series) int64 {
 			continue
 		}
 		if v, err := strconv.ParseFloat(fields[0], 64); err == nil {
-			total += v
+			total += plausible(v)
 		}
 	}
-	return int64(total * max(s.unit, 1))
+	return int64(plausible(total * max(s.unit, 1)))
+}
+
+// most is the largest count that is believed, of anything. An engine's page may hold any number, and sums of them must not overflow.
+const most = 1 << 50
+
+// plausible is what a count may be: neither negative nor, as NaN is, without an order.
+func plausible(v float64) float64 {
+	if !(v > 0) {
+		return 0
+	}
+	return min(v, most)
 }
 
 // label returns a label's value as a number, from the first series of a metric; 0 if there is none.

@@ -42,7 +42,7 @@ func records(ctx context.Context, client *http.Client, engine string) (c counts,
 	for _, r := range list {
 		if size := r.Metrics.Timing.Size; size > 0 {
 			c[recordedMoved]++
-			c[recordedBytes] += int64(size)
+			c[recordedBytes] = min(c[recordedBytes]+int64(plausible(size)), most)
 		}
 	}
 	return c, true, nil

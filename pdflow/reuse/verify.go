@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,6 +77,7 @@ type prober struct {
 	records bool
 	taken   delta
 	foreign bool // P has none of vLLM's counters
+	alone   bool // a decode engine of SGLang computes prompts itself
 }
 
 // Verify sends probes and judges. It takes some seconds. The error says that nothing could be judged (an engine without metrics, no
@@ -93,7 +95,8 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	}
 	if p.client == nil {
 		own := &http.Transport{DisableKeepAlives: true} // so that nothing of it is left afterwards
-		p.client = &http.Client{Transport: own, Timeout: 60 * time.Second}
+		p.client = &http.Client{Transport: own, Timeout: 60 * time.Second,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }} // an engine must not send it elsewhere
 	}
 	if err := p.run(ctx); err != nil {
 		return nil, fmt.Errorf("reuse: %w", err)
@@ -126,7 +129,11 @@ func (p *prober) look(ctx context.Context) error {
 	if other, err := p.page(ctx, p.Prefill[0]); err == nil {
 		p.foreign = !other.vllm()
 	}
-	if p.report.metrics || p.pairOnly() {
+	if p.report.metrics {
+		return nil
+	}
+	if p.pairOnly() {
+		p.alone = p.report.Connector == "sglang" && slices.ContainsFunc(p.Decode, func(engine string) bool { return servesAlone(ctx, p.client, engine) })
 		return nil
 	}
 	if _, ok, err := records(ctx, p.client, p.Decode[0]); err == nil && ok {
@@ -233,14 +240,14 @@ func (p *prober) share(d delta, probe *Probe) error {
 		p.report.Disturbed = p.report.Disturbed || all > 1
 		over, all = over*probe.PromptTokens, all*probe.PromptTokens
 	case !p.report.metrics: // decode engines of this protocol compute no prompt
-		if probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
+		if !p.alone && probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
 			probe.Reused = probe.PromptTokens
 		}
 		return nil
 	}
 	if all > probe.PromptTokens {
 		p.report.Disturbed = true // whose tokens those were nobody knows: the probe gets its share
-		probe.Reused = probe.PromptTokens * min(over, all) / all
+		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all))) // the product may not fit 64 bits
 		return nil
 	}
 	probe.Reused = min(over, probe.PromptTokens)
