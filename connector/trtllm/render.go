@@ -25,6 +25,8 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	var file strings.Builder
 	if context {
 		file.WriteString("disable_overlap_scheduler: true\n")
+	} else {
+		file.WriteString("return_perf_metrics: true\nperf_metrics_max_requests: 100\n") // the proof of reuse, which pdctl verify reads
 	}
 	file.WriteString("cache_transceiver_config:\n")
 	if c.together {
