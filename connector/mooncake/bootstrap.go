@@ -190,15 +190,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RolePrefill) {
 		return nil
 	}
-	var errs []error
-	note := func(err error) {
-		if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-			errs = append(errs, &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem})
-		}
-	}
-	_, err := c.bootstrapURL(e)
-	note(err)
-	_, err = connector.IntAttribute(e, "dpSize", 0, 1, 65535)
-	note(err)
-	return errors.Join(errs...)
+	_, faulty := c.bootstrapURL(e)
+	_, odd := connector.IntAttribute(e, "dpSize", 0, 1, 65535)
+	return connector.AttributeFaults(errors.Join(faulty, odd), nil)
 }

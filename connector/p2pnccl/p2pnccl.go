@@ -22,7 +22,6 @@ package p2pnccl
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net"
 	"strconv"
 	"strings"
@@ -134,10 +133,7 @@ func (*Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, err := address(e)
-	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-		return &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`}
-	}
-	return err
+	return connector.AttributeFaults(err, map[string]string{Address: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`})
 }
 
 // Unsupported knows that several answers to one prompt would need the tensors several times: D's buffer gives them once.
