@@ -17,9 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
-	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 // good is a handoff with the keys of request_finished, in its order.
@@ -185,32 +183,4 @@ func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
 		assert.Equal(t, "attributes."+name, faults[0].Path)
 	}
 	require.NoError(t, open(t, nil).CheckEndpoint(p))
-}
-
-// BenchmarkLegs describes both legs of a chat of 2 KiB, against passthrough. The budget over that is 5 µs and 10 allocations a leg.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) + `"}],"max_tokens":64,"stream":true}`
-	plain, err := passthrough.New(nil)
-	require.NoError(b, err)
-	for _, c := range []connector.KVConnector{plain, open(b, nil)} {
-		b.Run(c.Name(), func(b *testing.B) {
-			s := session(b, connector.APIChat, body)
-			p := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+good+`}`), time.Now())
-			ctx := context.Background()
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				leg := connector.NewLeg(s.Request)
-				if c.Prefill(ctx, s, leg) != nil || leg.Splice(&out) != nil {
-					b.Fatal("prefill")
-				}
-				out.Reset()
-				leg = connector.NewLeg(s.Request)
-				if c.Decode(ctx, s, p, leg) != nil || leg.Splice(&out) != nil {
-					b.Fatal("decode")
-				}
-				out.Reset()
-			}
-		})
-	}
 }
