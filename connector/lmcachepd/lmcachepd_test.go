@@ -3,7 +3,6 @@
 package lmcachepd_test
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -17,9 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
-	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -337,29 +334,4 @@ func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 	_, err := rewrite(connector.APIChat, nil)([]byte(`{}`))
 	assert.ErrorIs(t, err, connector.ErrNoTransfer)
 	assert.Nil(t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`, nil), func() *connector.PrefillResult { return nil }), "the stream stays unparsed without need")
-}
-
-// What the connector adds to the two legs of a chat of 2 KB, beside passthrough, and with the first token from P.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("kv cache ", 220) + `"}],"max_tokens":64,"stream":true}`
-	p := answerOf(b, true, nil)
-	for name, c := range map[string]connector.KVConnector{
-		"http": &passthrough.Connector{}, "lmcache-pd": open(b, nil), "lmcache-pd-first-token": open(b, &lmcachepd.Options{RetFirstToken: true}),
-	} {
-		b.Run(name, func(b *testing.B) {
-			s := session(b, connector.APIChat, body, receiverOfTwo)
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				leg := connector.NewLeg(s.Request)
-				_ = c.Prefill(context.Background(), s, leg)
-				out.Reset()
-				_ = leg.Splice(&out)
-				leg = connector.NewLeg(s.Request)
-				_ = c.Decode(context.Background(), s, p, leg)
-				out.Reset()
-				_ = leg.Splice(&out)
-			}
-		})
-	}
 }
