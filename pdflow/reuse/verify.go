@@ -238,7 +238,8 @@ func (p *prober) share(d delta, probe *Probe) error {
 				"it needs return_perf_metrics: true and perf_metrics_max_requests in its file, and no other reader, since each record is given out once")
 		}
 		p.report.Disturbed = p.report.Disturbed || all > 1
-		over, all = over*probe.PromptTokens, all*probe.PromptTokens
+		probe.Reused = int64(float64(probe.PromptTokens) * (float64(over) / float64(all)))
+		return nil
 	case !p.report.metrics: // decode engines of this protocol compute no prompt
 		if !p.alone && probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
 			probe.Reused = probe.PromptTokens
@@ -246,7 +247,7 @@ func (p *prober) share(d delta, probe *Probe) error {
 		return nil
 	}
 	if all > probe.PromptTokens {
-		p.report.Disturbed = true // whose tokens those were nobody knows: the probe gets its share
+		p.report.Disturbed = true                                                                    // whose tokens those were nobody knows: the probe gets its share
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all))) // the product may not fit 64 bits
 		return nil
 	}
