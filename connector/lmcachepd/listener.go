@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/listen"
 )
 
 const (
@@ -24,13 +25,8 @@ const (
 
 var errClosed = errors.New("lmcachepd: the notice listener was closed")
 
-// shared are the listeners of this process, by address. This is state of the package because the address is one of the machine: engines
-// know one place to tell, whichever model they serve, and each model has a flow with a connector of its own. Ids are random, so that
-// the flows cannot take each other's notices.
-var shared = struct {
-	sync.Mutex
-	byAddress map[string]*listener
-}{byAddress: map[string]*listener{}}
+// shared are the listeners of the process, by address. Ids are random, so that the flows which share one cannot take each other's notices.
+var shared listen.Shared[*listener]
 
 // Notices counts messages since a listener was opened.
 type Notices struct {
@@ -43,11 +39,9 @@ type Notices struct {
 
 // listener takes notices at one address.
 type listener struct {
-	key    string // in shared; "" if it is nobody else's
 	ln     net.Listener
 	closed chan struct{}
 	wg     sync.WaitGroup
-	users  int // guarded by shared
 
 	mu      sync.Mutex
 	peers   map[net.Conn]struct{}
@@ -65,58 +59,22 @@ type waiter struct {
 
 // acquire returns the listener of an address, opened if it is the first. Port 0 gives one of its own.
 func acquire(ctx context.Context, address string) (*listener, error) {
-	shared.Lock()
-	defer shared.Unlock()
-	key, alone := canonical(ctx, address)
-	if l := shared.byAddress[key]; l != nil {
-		l.users++
-		return l, nil
-	}
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	l, err := shared.Acquire(ctx, address, func(ln net.Listener) *listener {
+		l := &listener{ln: ln, closed: make(chan struct{}), peers: map[net.Conn]struct{}{}, waiting: map[string]*waiter{}}
+		l.wg.Go(l.accept)
+		return l
+	})
 	if err != nil {
 		return nil, fmt.Errorf("lmcachepd: notifyListen: %w", err)
 	}
-	l := &listener{ln: ln, closed: make(chan struct{}), users: 1, peers: map[net.Conn]struct{}{}, waiting: map[string]*waiter{}}
-	if !alone {
-		l.key = key
-		shared.byAddress[key] = l
-	}
-	l.wg.Go(l.accept)
 	return l, nil
 }
 
-// canonical spells an address so that localhost and 127.0.0.1 are one, and all ways to say "every address". alone tells that its port is
-// any free one, which nobody can share.
-func canonical(ctx context.Context, address string) (key string, alone bool) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return address, false // Listen tells
-	}
-	if ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host); err == nil && len(ips) > 0 {
-		ip := ips[0].Unmap()
-		for _, other := range ips {
-			if other = other.Unmap(); other.Is4() { // as net.Listen prefers
-				ip = other
-				break
-			}
-		}
-		if host = ip.String(); ip.IsUnspecified() {
-			host = ""
-		}
-	}
-	return net.JoinHostPort(host, port), port == "0"
-}
+// release gives a listener back, and closes it when its last user leaves.
+func (l *listener) release() { shared.Release(l, l.end) }
 
-// release closes the listener when its last user leaves, and waits for all that it has started.
-func (l *listener) release() {
-	shared.Lock()
-	defer shared.Unlock() // held to the end: whoever comes next must find the port free
-	if l.users--; l.users > 0 {
-		return
-	}
-	if l.key != "" {
-		delete(shared.byAddress, l.key)
-	}
+// end closes a listener and waits for all that it has started.
+func (l *listener) end() {
 	close(l.closed)
 	_ = l.ln.Close()
 	l.mu.Lock()
