@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/tidwall/gjson"
 
@@ -51,7 +52,8 @@ func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error
 }
 
 // readHandoff checks what the official server checks, and the types with which D would fail. The error names members, never values.
-func readHandoff(p *connector.PrefillResult) (h handoff, err error) {
+// id is the attempt's: another one is another request's KV.
+func readHandoff(p *connector.PrefillResult, id uint64) (h handoff, err error) {
 	err = withChoice(p, func(choice *jsonedit.Doc) error {
 		if gaveUp(choice) {
 			return errGaveUp
@@ -69,7 +71,10 @@ func readHandoff(p *connector.PrefillResult) (h handoff, err error) {
 	if h.params == nil {
 		return h, connector.NoTransfer("disaggregated_params is absent or null")
 	}
-	ok, err := withObject(h.params, checkParams)
+	if !utf8.Valid(h.params) {
+		return h, connector.NoTransfer("disaggregated_params is not UTF-8")
+	}
+	ok, err := withObject(h.params, func(d *jsonedit.Doc) error { return checkParams(d, id) })
 	if !ok {
 		return h, connector.NoTransfer("disaggregated_params is not an object without duplicate members")
 	}
@@ -91,7 +96,9 @@ func readHandoff(p *connector.PrefillResult) (h handoff, err error) {
 	return h, nil
 }
 
-func checkParams(d *jsonedit.Doc) error {
+// checkParams wants the types of DisaggregatedParams (openai_protocol.py): D refuses others with a 4xx, which would look like the client's
+// fault, or fails.
+func checkParams(d *jsonedit.Doc, id uint64) error {
 	for _, name := range [...]string{"ctx_request_id", "disagg_request_id"} {
 		v, ok := given(d, name)
 		if !ok {
@@ -101,10 +108,39 @@ func checkParams(d *jsonedit.Doc) error {
 			return connector.NoTransfer("%s is not a 64-bit id", name)
 		}
 	}
+	if v, _ := d.Get("disagg_request_id"); !isID(v, id) {
+		return connector.NoTransfer("disagg_request_id is not this session's")
+	}
+	if v, ok := given(d, "first_gen_tokens"); !ok || !tokenIDs(v) {
+		return connector.NoTransfer("first_gen_tokens is not a list of token ids")
+	}
+	if v, ok := given(d, "draft_tokens"); ok && !tokenIDs(v) && !isEmptyList(v) {
+		return connector.NoTransfer("draft_tokens is not a list of token ids")
+	}
+	if v, ok := given(d, "ctx_dp_rank"); ok {
+		if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
+			return connector.NoTransfer("ctx_dp_rank is not a rank")
+		}
+	}
+	if v, ok := given(d, "encoded_opaque_state"); ok && jsonedit.Kind(v) != jsonedit.String {
+		return connector.NoTransfer("encoded_opaque_state is not a string")
+	}
+	if v, ok := given(d, "ctx_info_endpoint"); ok && jsonedit.Kind(v) != jsonedit.String && jsonedit.Kind(v) != jsonedit.Array {
+		return connector.NoTransfer("ctx_info_endpoint is neither a string nor a list")
+	}
 	if !wellFormed(d) {
 		return connector.NoTransfer("disaggregated_params is not well-formed JSON")
 	}
 	return nil
+}
+
+func isID(raw json.RawMessage, id uint64) bool {
+	n, ok := jsonedit.Int(raw)
+	return ok && uint64(n) == id //nolint:gosec // ids are below 2^63
+}
+
+func isEmptyList(raw json.RawMessage) bool {
+	return jsonedit.Kind(raw) == jsonedit.Array && len(bytes.Trim(raw[1:len(raw)-1], " \t\r\n")) == 0
 }
 
 // wellFormed looks into nested values, of which jsonedit checks only the brackets.

@@ -150,7 +150,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	if p == nil {
 		return connector.NoTransfer("decode was described before prefill answered")
 	}
-	h, err := readHandoff(p)
+	h, err := readHandoff(p, c.id(s))
 	if err != nil {
 		return err
 	}
