@@ -136,7 +136,7 @@ func checkParams(d *jsonedit.Doc, id uint64) error {
 
 func isID(raw json.RawMessage, id uint64) bool {
 	n, ok := jsonedit.Int(raw)
-	return ok && uint64(n) == id //nolint:gosec // ids are below 2^63
+	return ok && uint64(n) == id
 }
 
 func isEmptyList(raw json.RawMessage) bool {
