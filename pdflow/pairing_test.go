@@ -73,6 +73,10 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 			h(x, w, r, b)
 		}
 	}
+	lost := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {\"error\":{\"message\":\"the KV load failed\"}}\n\n")
+	}
 	for name, c := range map[string]struct {
 		conn   connector.KVConnector
 		p, d   handler
@@ -85,6 +89,7 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 		"served":                             {&lonely{fake{order: connector.Together}}, answer(ok), answer(ok), false},
 		"decode refused it by itself":        {&lonely{fake{order: connector.Together}}, gone, after("P", status(400)), false},
 		"decode failed by itself":            {&lonely{fake{order: connector.Together}}, gone, after("P", status(500)), false},
+		"decode's stream is an error":        {&lonely{fake{order: connector.Together}}, gone, after("P", lost), false},
 		"prefill failed before decode began": {&lonely{fake{order: connector.PrefillThenDecode}}, status(400), answer(ok), false},
 	} {
 		t.Run(name, func(t *testing.T) {
