@@ -176,7 +176,8 @@ func handoff(s *connector.Session, p *connector.PrefillResult, engineID string) 
 			if !bytes.Contains(o.Text("remote_request_id"), []byte(s.ID)) {
 				o.Fault("remote_request_id", "does not hold the attempt's id: the X-Request-Id did not reach the prefill engine")
 			}
-			if engineID == "" {
+			if engineID == "" { // D gets it: it indexes this one without a default, and dies where it is missing (push_scheduler.py)
+				o.Int("tp_size", 1, maxRanks)
 				return
 			}
 			if id, err := jsonedit.Unquote(o.Text("remote_engine_id")); err != nil || id != engineID {
