@@ -133,7 +133,7 @@ func (r *Report) explainMiss(p *prober) {
 	case p.records:
 		r.because("the decode engine's records tell of no KV that came from another server: it computed the prompt itself",
 			"both servers need cache_transceiver_config in their files, and decode a release that knows disaggregated_params; pdctl render prints the file")
-	case !r.metrics:
+	case r.byAnswer:
 		// What served them has been told.
 	case d[asked] == 0:
 		r.because("the decode engine never asked its KV connector for anything: it has none, or only as a producer",

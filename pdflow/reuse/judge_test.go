@@ -67,7 +67,7 @@ func TestReasonsFollowTheEvidence(t *testing.T) {
 		"legs that did not meet":          {described{name: "sglang", pairOnly: true}, Probe{Status: 502, Code: "decode_failed"}, counts{sglangUnmet: 1}, counts{}, 0, Failed, "the decode engine failed", []string{"1 requests that no decode engine came for"}},
 	} {
 		t.Run(rule, func(t *testing.T) {
-			r := &Report{Probes: []Probe{c.probe}, PromptTokens: c.probe.PromptTokens, Reused: c.probe.Reused, metrics: c.chunk > 0, evidence: delta{c.p, c.d}}
+			r := &Report{Probes: []Probe{c.probe}, PromptTokens: c.probe.PromptTokens, Reused: c.probe.Reused, metrics: c.chunk > 0, byAnswer: c.chunk == 0, evidence: delta{c.p, c.d}}
 			p := &prober{Target: Target{Connector: c.conn}, report: r, chunk: c.chunk}
 			if c.conn != nil {
 				r.Connector = c.conn.Name()

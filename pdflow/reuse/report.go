@@ -37,6 +37,7 @@ type Report struct {
 	Probes       []Probe
 
 	metrics  bool // decode tells where prompts come from
+	byAnswer bool // an answer is the proof
 	textNote string
 	evidence delta
 }
@@ -69,7 +70,7 @@ func (r *Report) String() string {
 			fmt.Fprintf(&b, ", moved %d bytes", r.Bytes)
 		}
 	}
-	if r.Verdict == Reused && !r.metrics {
+	if r.Verdict == Reused && r.byAnswer {
 		b.WriteString(", since a decode engine of this protocol cannot compute a prompt itself")
 	}
 	fmt.Fprintf(&b, "\n  probes answered: %d of %d\n", answered, len(r.Probes))

@@ -77,6 +77,7 @@ type prober struct {
 	records bool
 	taken   delta
 	foreign bool // P has none of vLLM's counters
+	old     bool // D is a vLLM that does not tell where prompts come from
 	alone   bool // a decode engine of SGLang computes prompts itself
 }
 
@@ -124,7 +125,7 @@ func (p *prober) look(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("decode engine: %w", err)
 	}
-	p.report.metrics = first.bySource()
+	p.report.metrics, p.old = first.bySource(), first.vllm() && !first.bySource()
 	p.chunk = first.label("vllm:cache_config_info", "block_size")
 	if other, err := p.page(ctx, p.Prefill[0]); err == nil {
 		p.foreign = !other.vllm()
@@ -240,7 +241,14 @@ func (p *prober) share(d delta, probe *Probe) error {
 		p.report.Disturbed = p.report.Disturbed || all > 1
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(over) / float64(all)))
 		return nil
+	case p.old: // what was promised is the next best: such an engine has a connector at least, and computes no prompt itself
+		if d.decode[promised] == 0 {
+			return errors.New("the decode engine's /metrics page counts no KV from elsewhere (vllm:prompt_tokens_by_source_total is in 0.16 and newer, " +
+				"vllm:external_prefix_cache_hits_total did not rise): nothing can be proven")
+		}
+		over, all = d.decode[promised], probe.PromptTokens
 	case !p.report.metrics: // decode engines of this protocol compute no prompt
+		p.report.byAnswer = true
 		if !p.alone && probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
 			probe.Reused = probe.PromptTokens
 		}
