@@ -135,6 +135,13 @@ func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) 
 		require.Equal(t, "aggregated", r.header.Get("X-PD-Mode"))
 	}
 	require.Empty(t, x.all(), "an engine that waits for KV got a whole request")
+	for range 4 {
+		r = post(t, serve(t, flow), "/v1/completions", completion("a", ""))
+		require.Equal(t, 200, r.status, r.body)
+		require.Equal(t, "disaggregated", r.header.Get("X-PD-Mode"))
+	}
+	require.Equal(t, 4, strings.Count(x.all(), "P"), "a pair had an engine without the connector")
+	require.Equal(t, 4, strings.Count(x.all(), "D"))
 }
 
 func TestAFallbackToADecodeEngineThatCannotServeAloneIsRefused(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 type roundRobin struct {
 	set   *discovery.Set
 	table atomic.Pointer[table]
+	apart atomic.Pointer[table] // of flows whose engines of role both take no part in pairs
 	next  atomic.Uint64
 	rests rests
 	done  func(*pdflow.Outcome)
@@ -34,17 +35,17 @@ func (r *roundRobin) Changed() <-chan struct{} { return r.set.Changed() }
 
 // Pick does not block.
 func (r *roundRobin) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	t := r.load()
+	t := r.load(in.Both)
 	n := r.next.Add(1) - 1
 	pick := pdflow.Pick{Done: r.done}
-	if in.Single {
+	if in.Single || in.Both && len(t.decodes) == 0 {
 		list := t.singles
 		if in.Both {
 			list = t.boths
 		}
 		e := r.choose(list, n, in, "")
 		if e == nil {
-			return pdflow.Pick{}, t.notReady(true)
+			return pdflow.Pick{}, t.notReady(in.Single)
 		}
 		pick.Decode = *e
 		return pick, nil
@@ -66,12 +67,16 @@ func (r *roundRobin) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	return pick, nil
 }
 
-func (r *roundRobin) load() *table {
+func (r *roundRobin) load(apart bool) *table {
+	kept := &r.table
+	if apart {
+		kept = &r.apart
+	}
 	snap := r.set.Load()
-	t := r.table.Load()
+	t := kept.Load()
 	if t == nil || t.snap != snap {
-		t = newTable(snap)
-		r.table.Store(t)
+		t = newTable(snap, apart)
+		kept.Store(t)
 	}
 	return t
 }

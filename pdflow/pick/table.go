@@ -31,7 +31,8 @@ type group struct {
 	next     atomic.Uint64
 }
 
-func newTable(snap *discovery.Snapshot) *table {
+// newTable sorts a snapshot's engines. apart keeps those of role both out of pairs.
+func newTable(snap *discovery.Snapshot, apart bool) *table {
 	t := &table{snap: snap}
 	groups := map[string]*group{}
 	for i := range snap.Endpoints {
@@ -39,7 +40,8 @@ func newTable(snap *discovery.Snapshot) *table {
 		if e.Phase != discovery.PhaseReady || e.URL == nil {
 			continue
 		}
-		if e.Role.Has(discovery.RolePrefill) {
+		both := e.Role.Has(discovery.RoleBoth)
+		if pairs := !both || !apart; pairs && e.Role.Has(discovery.RolePrefill) {
 			g := groups[e.Group]
 			if g == nil {
 				g = &group{}
@@ -51,7 +53,7 @@ func newTable(snap *discovery.Snapshot) *table {
 		if e.Role.Has(discovery.RoleDecode) {
 			t.singles = append(t.singles, e)
 		}
-		if e.Role.Has(discovery.RoleBoth) {
+		if both {
 			t.boths = append(t.boths, e)
 		}
 		if e.Role.Has(discovery.RoleEncode) {
@@ -59,7 +61,7 @@ func newTable(snap *discovery.Snapshot) *table {
 		}
 	}
 	for _, e := range t.singles {
-		if g := groups[e.Group]; g != nil {
+		if g := groups[e.Group]; g != nil && !(apart && e.Role.Has(discovery.RoleBoth)) {
 			t.decodes = append(t.decodes, slot{e, g})
 		}
 	}
