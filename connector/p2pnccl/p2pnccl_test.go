@@ -115,6 +115,7 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 		require.ErrorAs(t, checker.CheckEndpoint(engine(discovery.RoleDecode, bad)), &fault)
 		assert.Equal(t, "attributes.zmqAddress", fault.Path)
 		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleEncode, bad)), "an encode engine takes no part")
+		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleBoth, bad)), "nor does one that serves alone")
 	}
 	checker, _ := connector.As[connector.EndpointChecker](c)
 	assert.NoError(t, checker.CheckEndpoint(engine(discovery.RolePrefill, "p-0.engines:21001")))
@@ -187,10 +188,14 @@ func TestLaunchSettings(t *testing.T) {
 	for _, target := range []connector.Target{
 		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: connector.EngineVersion{Minor: 23}},
 		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: connector.EngineVersion{Minor: 8}},
-		{Endpoint: engine(discovery.RoleBoth, "d:1")},
 		{Endpoint: engine(discovery.RoleDecode, "d:1"), CPU: true},
 	} {
 		_, err := r.Render(target)
 		assert.Error(t, err)
 	}
+
+	// One of role both serves what a pair cannot, and so needs neither the connector nor an address.
+	s, err = r.Render(connector.Target{Endpoint: engine(discovery.RoleBoth, "")})
+	require.NoError(t, err)
+	assert.Nil(t, s.KVTransfer)
 }
