@@ -21,7 +21,7 @@ func setups(t testing.TB) []connectortest.Measured {
 	s := connector.NewSession(r, "id", endpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill), discovery.Endpoint{})
 	return []connectortest.Measured{
 		{Connector: newConnector(t, nil), Session: s},
-		{Name: "offload/serial", Connector: newConnector(t, &offload.Options{Dispatch: "serial"}), Session: s},
+		{Name: "offload-p2p/serial", Connector: newConnector(t, &offload.Options{Dispatch: "serial"}), Session: s},
 	}
 }
 
