@@ -20,6 +20,8 @@ const callbackPath = "/v1/metaserver"
 
 const (
 	maxCallback  = 4 << 20          // bytes: a million tokens in blocks of 16 take half a megabyte
+	smallEnough  = 32 << 10         // bytes: what is larger is read only as long as few others are
+	maxLarge     = 32               // of the larger ones, at once
 	maxCallbacks = 16 << 10         // at once: an engine has 32 threads for them
 	maxHold      = 15 * time.Minute // how long a callback waits for P at most; the flow's own limits are shorter
 	maxRead      = 10 * time.Second
@@ -79,6 +81,7 @@ type server struct {
 	served  chan struct{}
 	failed  atomic.Bool
 	active  atomic.Int64
+	large   atomic.Int64 // bodies above smallEnough that are being read
 }
 
 func (s *server) address() string { return s.ln.Addr().String() }
@@ -108,9 +111,13 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer s.active.Add(-1)
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxCallback))
+	body, err := s.read(w, r)
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		answer(w, http.StatusRequestEntityTooLarge, `{"detail":"the callback is too large"}`)
+		return
+	}
+	if errors.Is(err, errBusy) {
+		answer(w, http.StatusServiceUnavailable, `{"detail":"too many large callbacks"}`)
 		return
 	}
 	id, ok := callbackID(body)
@@ -124,6 +131,25 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.called(w, r, waiting, body)
+}
+
+var errBusy = errors.New("ascendlayerwise: too many large callbacks")
+
+// read reads a callback's body. Nothing is known of its sender yet, so that all bodies together must not take much memory: the larger ones
+// are few at a time.
+func (s *server) read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	limited := http.MaxBytesReader(w, r.Body, maxCallback)
+	small, err := io.ReadAll(io.LimitReader(limited, smallEnough))
+	if err != nil || len(small) < smallEnough {
+		return small, err
+	}
+	if s.large.Add(1) > maxLarge {
+		s.large.Add(-1)
+		return nil, errBusy
+	}
+	defer s.large.Add(-1)
+	rest, err := io.ReadAll(limited)
+	return append(small, rest...), err
 }
 
 // called hands a callback to the session that waits for it, and holds the answer until P's is known. A repeated one, which D sends when a
