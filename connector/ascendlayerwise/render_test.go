@@ -39,9 +39,8 @@ func TestLaunchSettings(t *testing.T) {
 	}
 	assert.True(t, warned, "D on another host cannot reach 127.0.0.1")
 
-	out, err = c.Render(connector.Target{Endpoint: endpoint("http://10.0.0.7:8300", discovery.RoleBoth, nil)})
-	require.NoError(t, err)
-	assert.Nil(t, out.KVTransfer)
+	_, err = c.Render(connector.Target{Endpoint: endpoint("http://10.0.0.7:8300", discovery.RoleBoth, nil)})
+	require.ErrorContains(t, err, "either sends or receives", "it would be paired, and P would push nothing")
 	faults := connector.FieldErrors(c.CheckEndpoint(endpoint("http://d:1", discovery.RoleDecode, map[string]string{"kvPort": "x"})))
 	require.Len(t, faults, 1)
 	assert.Equal(t, "attributes.kvPort", faults[0].Path)

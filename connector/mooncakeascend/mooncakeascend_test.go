@@ -158,11 +158,12 @@ func TestLaunchSettings(t *testing.T) {
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_consumer","kv_port":36200,"kv_buffer_device":"npu","kv_parallel_size":1,"kv_rank":1,"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`, out.KVTransfer.JSON(), "before 0.11")
 
-	out, err = c.Render(connector.Target{Endpoint: endpoint(t, "http://10.0.0.7:8300", discovery.RoleBoth, nil), Resources: connector.Resources{MaxMemory: "1Gi"}})
+	out, err = c.Render(connector.Target{Endpoint: d, Engines: engines, Resources: connector.Resources{MaxMemory: "1Gi"}})
 	require.NoError(t, err)
-	assert.Nil(t, out.KVTransfer, "it serves alone")
 	assert.Equal(t, "resources.maxMemory", out.Notes[0].Path)
 	assert.True(t, out.Notes[0].NoEffect)
+	_, err = c.Render(connector.Target{Endpoint: endpoint(t, "http://10.0.0.7:8300", discovery.RoleBoth, nil)})
+	require.ErrorContains(t, err, "either sends or receives")
 }
 
 func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
