@@ -284,6 +284,17 @@ func TestVerifyFindsBrokenTransfers(t *testing.T) {
 	}
 }
 
+// Every connector there is has a case, and one in which its transfer is broken.
+func TestEveryConnectorHasACase(t *testing.T) {
+	broken := map[string]int{}
+	for _, c := range protocols {
+		broken[c.connector] += len(c.broken)
+	}
+	for _, name := range connector.Names() {
+		assert.Positive(t, broken[name], "%s", name)
+	}
+}
+
 func init() {
 	protocols = append(protocols, protocol{
 		connector: "nixl",
