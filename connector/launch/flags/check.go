@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -129,7 +130,7 @@ func gatewayName(typ string, config map[string]any) string {
 		return "http"
 	}
 	if typ == "LMCacheConnectorV1" {
-		if yes(config, "enable_pd") || yes(config, "lmcache.enable_pd") || yes(config, "enable_nixl") {
+		if raw, err := json.Marshal(config); err == nil && lmcacheconf.PD(raw) {
 			return "lmcache-pd"
 		}
 		return "lmcache"

@@ -190,6 +190,12 @@ func generalTable() []finding {
 			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl"}`, wrong: two("@0.21.0 VLLM_NIXL_ABORT_REQUEST_TIMEOUT=20 ", "NixlConnector"),
 			right: two("@0.21.0 ", "NixlConnector", "kv_lease_duration=10"), // which that release does not read
 		},
+		{
+			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"multi","config":{"connectors":[{"type":"sharedstorage"},{"type":"nixl","config":{"leaseDuration":"2m"}}]}}`,
+			wrong: two("", "MultiConnector", "connectors=["+child("ExampleConnector")+","+child("NixlConnector")+"]"),
+			right: two("", "MultiConnector", "connectors=["+child("ExampleConnector")+","+child("NixlConnector")+"]"),
+			other: `{"type":"multi","config":{"connectors":[{"type":"sharedstorage"},{"kv_connector":"NixlConnector","kv_connector_extra_config":{"kv_lease_duration":30}}]}}`,
+		},
 		{code: "handoff-unlimited", severity: Warning, engines: "ab", gateway: `{"type":"nixl","timeouts":{"handoff":"0"}}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
 		{code: "push-engine-id", severity: Error, engines: "a", gateway: `{"type":"nixl-push"}`, wrong: two("", "NixlPushConnector"), right: []string{serve + kv("NixlPushConnector", "producer", `.engine_id="p"`), serve + kv("NixlPushConnector", "consumer")}},
 		{code: "push-engine-id", severity: Error, engines: "a", gateway: `{"type":"nixl-push"}`, wrong: two("", "NixlPushConnector"), right: two("", "NixlPushConnector"), other: `{"type":"nixl-push","config":{"dispatch":"serial"}}`},
@@ -433,6 +439,14 @@ func TestGoodDeploymentsHaveNoFindings(t *testing.T) {
 }
 
 // kthena issue 1069, both halves, in the reporter's own settings.
+// However the gateway's file spells that the class means PD mode, the rules take it as the gateway does.
+func TestLMCachesClassIsResolvedAsTheGatewayResolvesIt(t *testing.T) {
+	for _, setting := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl", "lmcache.enable_nixl", "enable_xpyd"} {
+		assert.Equal(t, "lmcache-pd", gatewayName("LMCacheConnectorV1", map[string]any{setting: true}), setting)
+	}
+	assert.Equal(t, "lmcache", gatewayName("LMCacheConnectorV1", map[string]any{"enable_pd": false}))
+}
+
 func TestTheDeploymentsOfKthenaIssue1069AreFound(t *testing.T) {
 	const env = "UCX_TLS=tcp PYTHONHASHSEED=0 "
 	first := two("on:pod "+env, "LMCacheConnectorV1", "discard_partial_chunks=true", `lmcache_rpc_port="10086"`)
