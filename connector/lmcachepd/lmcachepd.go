@@ -230,6 +230,9 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	if err != nil {
 		return err
 	}
+	if isLast(s.Request, p) && !json.Valid(p.Body) { // it would have been the client's: D has nothing to go on with
+		return connector.NoTransfer("the answer is not one JSON object")
+	}
 	return a.continueIn(s.Request, leg)
 }
 

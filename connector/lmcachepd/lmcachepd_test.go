@@ -335,3 +335,38 @@ func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 	assert.ErrorIs(t, err, connector.ErrNoTransfer)
 	assert.Nil(t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`, nil), func() *connector.PrefillResult { return nil }), "the stream stays unparsed without need")
 }
+
+// A last answer that is malformed where nothing is read of it cannot be the client's, and D must not go on from it.
+func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
+	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	for rule, k := range map[string]struct {
+		limit   string
+		replace map[string]string
+	}{
+		"P ended":            {"9", map[string]string{`"length"`: `"stop"`, `"usage":{`: `"usage":{,`}},
+		"one token is asked": {"1", map[string]string{`"usage":{`: `"usage":{,`}},
+	} {
+		s := session(t, connector.APIChat, `{"messages":[],"max_tokens":`+k.limit+`}`, receiverOfTwo)
+		p := answerOf(t, true, k.replace)
+		_, final := c.Final(s, p)
+		assert.False(t, final, rule)
+		require.ErrorIs(t, c.Decode(t.Context(), s, p, connector.NewLeg(s.Request)), connector.ErrNoTransfer, rule)
+	}
+}
+
+// Token ids are whole numbers in digits, one at least: D would fail with others, or read another prompt.
+func TestTokenIDsOfThePrompt(t *testing.T) {
+	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	for ids, good := range map[string]bool{
+		"[1]": true, "[0, 1 ,\n2 ]": true, "[]": false, "[ ]": false, "[1,]": false, "[,1]": false, "[1 2]": false, "[01]": false, "[-1]": false, "[1.5]": false,
+		"[1e3]": false, "[[1]]": false, `["1"]`: false, "[1,null]": false, "null": false, "7": false, "{}": false,
+	} {
+		s := session(t, connector.APIChat, `{"messages":[],"max_tokens":9}`, receiverOfTwo)
+		err := c.Decode(t.Context(), s, answerOf(t, true, map[string]string{"[259,1,2]": ids}), connector.NewLeg(s.Request))
+		if good {
+			assert.NoError(t, err, ids)
+		} else {
+			assert.ErrorIs(t, err, connector.ErrNoTransfer, ids)
+		}
+	}
+}
