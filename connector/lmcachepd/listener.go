@@ -4,6 +4,7 @@ package lmcachepd
 
 import (
 	"bufio"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,8 @@ import (
 const (
 	// handshakeTimeout bounds a peer's handshake. A PUSH socket needs a round trip.
 	handshakeTimeout = 10 * time.Second
-	// maxPeers bounds connections; there is one for each rank of each prefill engine.
+	// maxPeers bounds connections; there is one for each rank of each prefill engine. Where there are more, the oldest of those that never
+	// told a session anything makes room: connections that nobody uses must not keep engines out.
 	maxPeers = 4096
 )
 
@@ -44,7 +46,8 @@ type listener struct {
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
-	peers   map[net.Conn]struct{}
+	peers   map[net.Conn]*list.Element // of silent; nil of those that have told a session something
+	silent  list.List                  // of net.Conn, oldest first
 	waiting map[string]*waiter
 	counts  Notices
 	failed  error // why nothing is accepted any more
@@ -60,7 +63,7 @@ type waiter struct {
 // acquire returns the listener of an address, opened if it is the first. Port 0 gives one of its own.
 func acquire(ctx context.Context, address string) (*listener, error) {
 	l, err := shared.Acquire(ctx, address, func(ln net.Listener) *listener {
-		l := &listener{ln: ln, closed: make(chan struct{}), peers: map[net.Conn]struct{}{}, waiting: map[string]*waiter{}}
+		l := &listener{ln: ln, closed: make(chan struct{}), peers: map[net.Conn]*list.Element{}, waiting: map[string]*waiter{}}
 		l.wg.Go(l.accept)
 		return l
 	})
@@ -125,20 +128,41 @@ func (l *listener) admit(conn net.Conn) {
 		return
 	default:
 	}
-	if len(l.peers) >= maxPeers {
+	if len(l.peers) >= maxPeers && !l.makeRoom() {
 		l.counts.Refused++
 		_ = conn.Close()
 		return
 	}
-	l.peers[conn] = struct{}{}
+	l.peers[conn] = l.silent.PushBack(conn)
 	l.wg.Go(func() { l.serve(conn) })
+}
+
+// makeRoom ends the oldest of the peers that have told nothing. The caller holds the lock.
+func (l *listener) makeRoom() bool {
+	oldest := l.silent.Front()
+	if oldest == nil {
+		return false
+	}
+	conn := oldest.Value.(net.Conn) //nolint:errcheck,forcetypeassert // the list holds nothing else
+	l.drop(conn)
+	l.counts.Refused++
+	_ = conn.Close() // what serves it ends of that
+	return true
+}
+
+// drop forgets a peer. The caller holds the lock.
+func (l *listener) drop(conn net.Conn) {
+	if e := l.peers[conn]; e != nil {
+		l.silent.Remove(e)
+	}
+	delete(l.peers, conn)
 }
 
 func (l *listener) serve(conn net.Conn) {
 	defer func() {
 		_ = conn.Close()
 		l.mu.Lock()
-		delete(l.peers, conn)
+		l.drop(conn)
 		l.mu.Unlock()
 	}()
 	r := bufio.NewReaderSize(conn, 512)
@@ -150,7 +174,7 @@ func (l *listener) serve(conn net.Conn) {
 		err = conn.SetDeadline(time.Time{})
 	}
 	if err == nil {
-		err = readMessages(conn, r, l.take)
+		err = readMessages(conn, r, func(raw []byte) { l.take(conn, raw) })
 	}
 	if errors.Is(err, errPeer) || errors.Is(err, os.ErrDeadlineExceeded) { // else the peer has gone
 		l.mu.Lock()
@@ -160,7 +184,7 @@ func (l *listener) serve(conn net.Conn) {
 }
 
 // take gives a message to the session it is for.
-func (l *listener) take(raw []byte) {
+func (l *listener) take(from net.Conn, raw []byte) {
 	id, ok := readNotice(raw)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,6 +200,10 @@ func (l *listener) take(raw []byte) {
 		l.counts.Surplus++
 	default:
 		l.counts.Matched++
+		if e := l.peers[from]; e != nil {
+			l.silent.Remove(e)
+			l.peers[from] = nil
+		}
 		if w.missing--; w.missing == 0 {
 			w.event = connector.Event{Body: append([]byte(nil), raw...), At: time.Now()}
 			close(w.came)
