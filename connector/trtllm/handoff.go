@@ -11,6 +11,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/kvparams"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -88,7 +89,7 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h handoff, err error) {
 		h.promptIDs = ids
 	}
 	if usage, ok := p.Field("usage"); ok {
-		if jsonedit.Kind(usage) != jsonedit.Object || !json.Valid(usage) {
+		if jsonedit.Kind(usage) != jsonedit.Object || !kvparams.WellFormed(usage) {
 			return h, connector.NoTransfer("usage is not an object")
 		}
 		h.usage = usage
@@ -143,12 +144,12 @@ func isEmptyList(raw json.RawMessage) bool {
 	return jsonedit.Kind(raw) == jsonedit.Array && len(bytes.Trim(raw[1:len(raw)-1], " \t\r\n")) == 0
 }
 
-// wellFormed looks into nested values, of which jsonedit checks only the brackets.
+// wellFormed looks into nested values.
 func wellFormed(d *jsonedit.Doc) bool {
 	for i := range d.Len() {
 		switch v := d.Value(i); jsonedit.Kind(v) {
 		case jsonedit.Object, jsonedit.Array:
-			if !json.Valid(v) {
+			if !kvparams.WellFormed(v) {
 				return false
 			}
 		}
@@ -255,7 +256,7 @@ func readServerInfo(body []byte) (json.RawMessage, error) {
 		return nil, connector.NoTransfer("what P's server says of itself %s", what)
 	}
 	d, err := jsonedit.Parse(body)
-	if err != nil || !json.Valid(body) {
+	if err != nil || !utf8.Valid(body) || !kvparams.WellFormed(body) {
 		return bad("is not one JSON object")
 	}
 	raw, ok := given(d, paramsMember)
@@ -265,6 +266,9 @@ func readServerInfo(body []byte) (json.RawMessage, error) {
 	params, err := jsonedit.Parse(raw)
 	if err != nil {
 		return bad("has disaggregated_params that are not an object without duplicate members")
+	}
+	if state, ok := given(params, "encoded_opaque_state"); ok && jsonedit.Kind(state) != jsonedit.String {
+		return bad("has an encoded_opaque_state that is not a string")
 	}
 	endpoint, ok := given(params, "ctx_info_endpoint")
 	if !ok {
@@ -278,6 +282,10 @@ func readServerInfo(body []byte) (json.RawMessage, error) {
 		if raw, err = jsonedit.SetIn(raw, "ctx_info_endpoint", first); err != nil {
 			return bad("cannot be read")
 		}
+		endpoint = first
+	}
+	if k := jsonedit.Kind(endpoint); k != jsonedit.String && k != jsonedit.Null {
+		return bad("has a ctx_info_endpoint that is not a string")
 	}
 	return raw, nil
 }

@@ -138,6 +138,11 @@ func TestFaultsOfAServerAreNotKept(t *testing.T) {
 		"null":             {status: 200, body: `{"disaggregated_params":null}`},
 		"parameters text":  {status: 200, body: `{"disaggregated_params":"x"}`},
 		"parameters twice": {status: 200, body: `{"disaggregated_params":{"a":1,"a":2}}`},
+		"state no text":    {status: 200, body: `{"disaggregated_params":{"encoded_opaque_state":[1]}}`},
+		"endpoint no text": {status: 200, body: `{"disaggregated_params":{"ctx_info_endpoint":5}}`},
+		"endpoints":        {status: 200, body: `{"disaggregated_params":{"ctx_info_endpoint":[{}]}}`},
+		"not UTF-8":        {status: 200, body: "{\"disaggregated_params\":{\"a\":\"\xff\"}}"},
+		"deep":             {status: 200, body: `{"disaggregated_params":{"a":` + strings.Repeat("[", 100) + strings.Repeat("]", 100) + `}}`},
 		"too large":        {status: 200, body: `{"disaggregated_params":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`},
 	} {
 		for range 2 {

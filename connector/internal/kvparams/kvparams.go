@@ -6,7 +6,6 @@ package kvparams
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -40,7 +39,7 @@ func (o *Object) wellFormed(but []string) bool {
 		v := o.d.Value(i)
 		switch jsonedit.Kind(v) {
 		case jsonedit.Object, jsonedit.Array:
-			if !slices.Contains(but, o.d.Name(i)) && !json.Valid(v) {
+			if !slices.Contains(but, o.d.Name(i)) && !WellFormed(v) {
 				return false
 			}
 		}
