@@ -208,6 +208,29 @@ func TestARewriterThatNeedsPrefillsAnswerWaitsForIt(t *testing.T) {
 	require.Equal(t, "changed", post(t, x.url, "/v1/completions", completion("a", `"logprobs":1`)).text(t))
 }
 
+// P of some protocols answers only when D has all of its KV, and D may be done with a short answer by then: nobody cuts P off.
+func TestAPrefillThatEndsJustAfterDecodeIsHeardOut(t *testing.T) {
+	x := script(t, &fake{order: connector.Together}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		for !strings.Contains(x.all(), "answered") {
+			time.Sleep(time.Millisecond)
+		}
+		select {
+		case <-r.Context().Done():
+			x.log("cut off")
+		case <-time.After(20 * time.Millisecond):
+			answer(ok)(x, w, r, b)
+			x.log("heard")
+		}
+	}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		answer(ok)(x, w, r, b)
+		x.log("answered")
+	})
+	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, time.Second, time.Millisecond)
+	require.Contains(t, x.all(), "heard")
+	require.Equal(t, 200, x.seen.list()[0].Prefill.Status)
+}
+
 func TestTheClientsHeadersReachTheDescribers(t *testing.T) {
 	var seen string
 	c := &fake{prefill: func(s *connector.Session, l *connector.Leg) error {

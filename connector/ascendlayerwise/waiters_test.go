@@ -107,3 +107,17 @@ func TestLargeBodiesAreReadFewAtATime(t *testing.T) {
 	assert.Zero(t, s.large.Load())
 	http.DefaultClient.CloseIdleConnections()
 }
+
+// D's client takes any status for an answer, so that a flood costs the process no more than this.
+func TestTooManyCallbacksAreTurnedAway(t *testing.T) {
+	s := &server{waiters: newWaiters()}
+	s.active.Store(maxCallbacks)
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, callbackPath, strings.NewReader(`{"request_id":"a"}`)))
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	assert.EqualValues(t, maxCallbacks, s.active.Load())
+	s.active.Store(maxCallbacks - 1)
+	w = httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, callbackPath, strings.NewReader(`{"request_id":"a"}`)))
+	assert.Equal(t, http.StatusNotFound, w.Code)
+}
