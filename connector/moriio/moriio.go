@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/answerid"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
@@ -243,6 +244,15 @@ func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.Prefil
 		return o.Close()
 	})
 	return a, err
+}
+
+// Rewrite gives answers the client's id in place of the one with the engines' addresses.
+func (c *Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+	pair, err := c.pair(s)
+	if err != nil {
+		return nil // no leg was sent
+	}
+	return answerid.Replace(s, pair.requestID(s))
 }
 
 // Unsupported knows that a transfer is single use, and that SGLang's own API has no place for it.

@@ -27,6 +27,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/answerid"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -92,6 +93,15 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.P
 	}
 	leg.SetRequestID(id)
 	return nil
+}
+
+// Rewrite gives answers the client's id in place of the one with the engines' addresses.
+func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+	id, err := requestID(s)
+	if err != nil {
+		return nil // no leg was sent
+	}
+	return answerid.Replace(s, id)
 }
 
 // requestID is the same for both legs of a session, and for no other session.
