@@ -119,3 +119,34 @@ func TestAnEngineWithoutCountersOrRecordsCannotBeJudged(t *testing.T) {
 		require.ErrorContains(t, err, "nothing can be proven")
 	}
 }
+
+// An engine of SGLang that was not told to be a decode engine answers as rightly, and proves nothing. Only what it says itself tells.
+func TestADecodeEngineOfSGLangThatServesAloneIsFoundOut(t *testing.T) {
+	c := conn(sglang.New(nil))
+	for rule, k := range map[string]struct {
+		pages   map[string]string
+		verdict reuse.Verdict
+	}{
+		"decode":             {map[string]string{"/server_info": `{"disaggregation_mode":"decode"}`}, reuse.Reused},
+		"without":            {map[string]string{"/server_info": `{"disaggregation_mode":"null"}`}, reuse.NotReused},
+		"without, by an old": {map[string]string{"/get_server_info": `{"disaggregation_mode":"null"}`}, reuse.NotReused},
+		"nothing said":       {map[string]string{"/server_info": `[]`}, reuse.Reused},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if k.pages[r.URL.Path] == "" {
+					http.NotFound(w, r)
+					return
+				}
+				_, _ = w.Write([]byte(k.pages[r.URL.Path]))
+			}))
+			defer engine.Close()
+			r, err := reuse.Verify(t.Context(), reuse.Target{Connector: c, Prefill: []string{engine.URL}, Decode: []string{engine.URL},
+				Ask: func(context.Context, []byte) (int, string, []byte, error) {
+					return http.StatusOK, "disaggregated", []byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":600}}`), nil
+				}}, reuse.Options{Probes: 1})
+			require.NoError(t, err)
+			require.Equal(t, k.verdict, r.Verdict, "%s", r)
+		})
+	}
+}
