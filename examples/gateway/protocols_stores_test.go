@@ -82,7 +82,8 @@ func init() {
 	noConnector := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"}
 	protocols = append(protocols,
 		protocol{connector: "sharedstorage", apis: all, prepare: sharedFolder(nil), broken: map[string]broken{"two folders": otherFolder, "D without a connector": noConnector}},
-		protocol{connector: "sharedstorage", name: "decode first", config: "{cacheHitThreshold: 0.5}", prepare: sharedFolder(map[string]string{"cache_hit_threshold": "1"})},
+		protocol{connector: "sharedstorage", name: "decode first", config: "{cacheHitThreshold: 0.5}", prepare: sharedFolder(map[string]string{"cache_hit_threshold": "1"}),
+			broken: map[string]broken{"two folders": otherFolder}},
 		protocol{connector: "multi", config: "{connectors: [{type: nixl}, {kv_connector: ExampleConnector, kv_role: kv_both}]}", apis: all, prepare: sharedFolder(nil),
 			broken: map[string]broken{"D without a connector": noConnector}},
 		protocol{connector: "multi", name: "of stores", config: "{connectors: [{type: sharedstorage}]}", apis: all, prepare: sharedFolder(nil),
