@@ -30,7 +30,8 @@ type exchange struct {
 	id     string
 	start  time.Time
 	given  *Pick
-	mode   Mode // not "": another flow fell back to this one
+	mode   Mode      // not "": another flow fell back to this one
+	inner  *exchange // that this one fell back to, and that fell back itself
 	avoid  []string
 	span   trace.Span // nil without tracing
 
@@ -99,8 +100,8 @@ func (x *exchange) whole(member string) (*Body, *Error) {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
 	}
 	body, e := x.tries(ModeAggregated)
-	if e != nil && f.pairOnly && e.Code == CodeNoEndpoint {
-		e = &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together, and no engine here serves alone"}
+	if e != nil && e.Code == CodeUnsupported { // the picker's word: no engine serves alone
+		e.Connector, e.Param, e.Message = f.name, member, unsupportedMessage
 	}
 	return body, e
 }
@@ -160,7 +161,7 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 		if e != nil {
 			return nil, preferred(last, e)
 		}
-		resp.Body.outer = x
+		x.inner, resp.Body.outer = resp.Body.outer, x
 		return resp.Body, nil
 	case f.opts.fallback == FallbackDecode:
 		f.tel.fellBack(x, last)
