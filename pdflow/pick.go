@@ -17,6 +17,9 @@ import (
 // near each other. Implementations must be safe for concurrent use, must not block, and return [ErrNotReady] (or an error
 // that wraps it) if no engines are there now.
 //
+// Where only engines of role both serve alone ([PickInput].Both), and there are engines but none of that role, ready or not, an *[Error] of
+// [CodeUnsupported] says that waiting is of no use.
+//
 // A picker that also has Changed() <-chan struct{}, a channel closed at the next change of its engines, lets a flow wait for
 // engines a moment before it gives up.
 type Picker interface {

@@ -130,6 +130,24 @@ func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
 	require.ErrorIs(t, err, pdflow.ErrNotReady)
 }
 
+// That none is ready may pass; that there is none will not, and the request must be written differently.
+func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
+	alone := &pdflow.PickInput{Single: true, Both: true}
+	s := set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both})
+	s.SetHealthy("x", false)
+	_, err := pick.RoundRobin(s).Pick(context.Background(), alone)
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorContains(t, err, "no engine that serves alone is ready")
+	_, err = pick.RoundRobin(set(t)).Pick(context.Background(), alone)
+	require.ErrorIs(t, err, pdflow.ErrNotReady, "nothing is known yet")
+
+	_, err = pick.RoundRobin(set(t, engine{"p", "", prefill}, engine{"d", "", decode})).Pick(context.Background(), alone)
+	var e *pdflow.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, pdflow.CodeUnsupported, e.Code)
+	require.NotErrorIs(t, err, pdflow.ErrNotReady)
+}
+
 func TestTheNextAttemptAvoidsWhatFailedWhileOthersAreThere(t *testing.T) {
 	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}))
 	for range 10 {

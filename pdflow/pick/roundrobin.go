@@ -45,14 +45,14 @@ func (r *roundRobin) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 		}
 		e := r.choose(list, n, in, "")
 		if e == nil {
-			return pdflow.Pick{}, t.notReady(in.Single)
+			return pdflow.Pick{}, t.nobody(in)
 		}
 		pick.Decode = *e
 		return pick, nil
 	}
 	s := r.chooseSlot(t.decodes, n, in)
 	if s == nil {
-		return pdflow.Pick{}, t.notReady(false)
+		return pdflow.Pick{}, t.nobody(in)
 	}
 	pick.Decode = *s.decode
 	if p := r.choose(s.group.prefills, s.group.next.Add(1)-1, in, s.decode.ID); p != nil {

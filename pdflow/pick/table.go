@@ -17,6 +17,7 @@ type table struct {
 	singles []*discovery.Endpoint
 	boths   []*discovery.Endpoint
 	encodes []*discovery.Endpoint
+	hasBoth bool // an engine of role both is known, ready or not
 	hasP    bool // a ready prefill engine is there, if not in a group with a decode engine
 }
 
@@ -37,10 +38,11 @@ func newTable(snap *discovery.Snapshot, apart bool) *table {
 	groups := map[string]*group{}
 	for i := range snap.Endpoints {
 		e := &snap.Endpoints[i]
+		both := e.Role.Has(discovery.RoleBoth)
+		t.hasBoth = t.hasBoth || both
 		if e.Phase != discovery.PhaseReady || e.URL == nil {
 			continue
 		}
-		both := e.Role.Has(discovery.RoleBoth)
 		if pairs := !both || !apart; pairs && e.Role.Has(discovery.RolePrefill) {
 			g := groups[e.Group]
 			if g == nil {
@@ -66,6 +68,17 @@ func newTable(snap *discovery.Snapshot, apart bool) *table {
 		}
 	}
 	return t
+}
+
+// nobody says why no engine was found.
+func (t *table) nobody(in *pdflow.PickInput) error {
+	switch {
+	case !in.Single || !in.Both || len(t.snap.Endpoints) == 0:
+		return t.notReady(in.Single)
+	case t.hasBoth:
+		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine that serves alone is ready"}
+	}
+	return &pdflow.Error{Code: pdflow.CodeUnsupported, Message: "no engine here serves alone"}
 }
 
 // notReady says which role is missing.
