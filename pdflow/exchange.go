@@ -73,8 +73,8 @@ func (x *exchange) run() (*Body, *Error) {
 	if x.req.API == connector.APIUnknown {
 		return nil, &Error{Code: CodeInvalid, Connector: f.name, Param: "API", Message: "must be one of connector.APIs"}
 	}
-	if f.refuser != nil {
-		if err := f.refuser.CheckRequest(x.req); err != nil {
+	for _, refuser := range f.refusers {
+		if err := refuser.CheckRequest(x.req); err != nil {
 			e := invalid(err)
 			e.Connector = f.name
 			return nil, e

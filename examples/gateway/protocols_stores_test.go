@@ -53,6 +53,9 @@ func TestAPromptOfOneTokenReachesNoEngine(t *testing.T) {
 	for _, c := range []protocol{
 		{connector: "sharedstorage", prepare: sharedFolder(nil)},
 		{connector: "multi", config: "{connectors: [{type: nixl}, {type: ExampleConnector}]}", prepare: sharedFolder(nil)},
+		// Whichever connector a request is sent by, it is sent to the same engines.
+		{connector: "http", prepare: sharedFolder(nil), spec: "  rollout: {weight: 0, kvConnector: {type: sharedstorage}}\n",
+			prefill: enginesim.Config{Connector: "sharedstorage"}, decode: enginesim.Config{Connector: "sharedstorage"}},
 	} {
 		t.Run(c.connector, func(t *testing.T) {
 			x := c.start(t)
