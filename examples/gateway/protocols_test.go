@@ -258,6 +258,7 @@ func TestVerifyProvesEachConnector(t *testing.T) {
 			r := x.verify(t, &c)
 			assert.Equal(t, reuse.Reused, r.Verdict, "%s\n%s", r, x.gateway.log)
 			assert.Zero(t, r.Different)
+			assert.False(t, r.Disturbed, "nobody else was there")
 		})
 	}
 }

@@ -254,7 +254,7 @@ func (p *prober) share(d delta, probe *Probe) error {
 		}
 		return nil
 	}
-	if all > probe.PromptTokens {
+	if all > probe.PromptTokens+1 { // with a first token from P, D has it in its prompt, and the client in its answer
 		p.report.Disturbed = true                                                                    // whose tokens those were nobody knows: the probe gets its share
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all))) // the product may not fit 64 bits
 		return nil
