@@ -58,7 +58,7 @@ func TestCountersThatJumpAreSurvived(t *testing.T) {
 		fmt.Fprintf(w, "vllm:prompt_tokens_by_source_total{source=\"external_kv_transfer\"} %s\nvllm:prompt_tokens_total %s\n", values[n%len(values)], values[(n*3)%len(values)])
 	}))
 	defer engine.Close()
-	for range len(values) {
+	for range values {
 		target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL}, Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 			Ask: func(context.Context, []byte) (int, string, []byte, error) {
 				return http.StatusOK, "", []byte(`{"choices":[],"usage":{"prompt_tokens":9223372036854775807}}`), nil
