@@ -22,6 +22,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -284,9 +285,12 @@ func (c *Connector) receiver(d discovery.Endpoint) (*receiver, error) {
 }
 
 func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
-	r := &receiver{host: d.Attribute("receiverHost")}
+	r := &receiver{host: strings.TrimSpace(d.Attribute("receiverHost"))}
 	if r.host == "" {
 		r.host = d.Host()
+	}
+	if strings.ContainsFunc(r.host, func(c rune) bool { return c <= ' ' || strings.ContainsRune("/@", c) }) { // P makes tcp://HOST:PORT of it
+		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost", Problem: "is not a host's name or address"}
 	}
 	var err error
 	if r.init, err = ports(d, "receiverInitPorts", c.options.initPorts); err != nil {

@@ -132,6 +132,8 @@ func TestWhereTheReceiverIs(t *testing.T) {
 		"not a port":               {"receiverInitPorts": "0", "receiverAllocPorts": "1"},
 		"not numbers":              {"receiverInitPorts": "a", "receiverAllocPorts": "1"},
 		"more of one than another": {"receiverInitPorts": "1,2", "receiverAllocPorts": "1"},
+		"a URL for a host":         {"receiverHost": "http://user:pw@evil/", "receiverInitPorts": "1", "receiverAllocPorts": "2"},
+		"a host of two lines":      {"receiverHost": "a\r\nb", "receiverInitPorts": "1", "receiverAllocPorts": "2"},
 	} {
 		_, err := spec(nil, attributes)
 		var bad *connector.EndpointError
