@@ -49,7 +49,7 @@ var errNoPair = errors.New("no pair of engines is ready")
 
 // reuseTarget is the model's main flow and the engines that are ready now.
 func (m *model) reuseTarget() (reuse.Target, error) {
-	t := reuse.Target{Ask: reuse.Flow(m.first[0]), Connector: m.first[0].Connector(), Model: m.model()}
+	t := reuse.Target{Ask: reuse.Flow(m.first[0], nil), Connector: m.first[0].Connector(), Model: m.model()}
 	if t.Model == "*" {
 		t.Model = ""
 	}

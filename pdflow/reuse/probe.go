@@ -46,10 +46,10 @@ func Gateway(base string, client *http.Client, header http.Header) Asker {
 	}
 }
 
-// Flow asks a flow of this program.
-func Flow(f *pdflow.Flow) Asker {
+// Flow asks a flow of this program. header is the client's (an Authorization for the engines); nil allowed.
+func Flow(f *pdflow.Flow, header http.Header) Asker {
 	return func(ctx context.Context, body []byte) (int, string, []byte, error) {
-		resp, err := f.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: body})
+		resp, err := f.Do(ctx, &pdflow.Request{API: connector.APICompletions, Header: header, Body: body})
 		if err != nil {
 			var e *pdflow.Error
 			if !errors.As(err, &e) {
