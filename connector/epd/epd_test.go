@@ -165,6 +165,7 @@ func TestAnAnswerThatCannotBeUsedIsRefused(t *testing.T) {
 		`[]`, `{`, ``, `{"a":1,"a":2}`,
 		`{"ec_transfer_params":[]}`, `{"ec_transfer_params":"x"}`, `{"ec_transfer_params":{"h":{},"h":{}}}`,
 		`{"ec_transfer_params":{"h":{"a":[1,,]}}}`, `{"ec_transfer_params":{"ec_items":[{]}}}`,
+		`{"ec_transfer_params":{"h":` + strings.Repeat("[", 500) + strings.Repeat("]", 500) + `}}`, "{\"ec_transfer_params\":{\"h\":\"\xff\"}}",
 	} {
 		for _, kind := range epd.Types() {
 			c, s := wrap(t, epd.Options{Type: kind}), session(t, connector.APIChat, chat(cat))
