@@ -123,8 +123,8 @@ type ColdDetector interface {
 }
 
 // PairOnly says of a protocol that its decode engines wait for a prefill engine's KV with every request, so that none of them
-// can serve a request alone. The flow then lets only engines of role both serve alone, and refuses to be built with a fallback to
-// decode.
+// can serve a request alone. The flow then lets only engines of role both serve alone, which run without the connector and so take no
+// part in pairs, and refuses to be built with a fallback to decode.
 type PairOnly interface {
 	PairOnly() bool
 }

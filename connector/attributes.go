@@ -4,6 +4,7 @@ package connector
 
 import (
 	"encoding/json"
+	"errors"
 	"strconv"
 	"strings"
 
@@ -55,6 +56,26 @@ func TextAttribute(e discovery.Endpoint, name string) (string, error) {
 		return text, nil
 	}
 	return "", &EndpointError{Endpoint: e.ID, Attribute: name, Problem: "is missing"}
+}
+
+// AttributeFaults turns the [EndpointError]s in err, which a connector meets when it reads an endpoint, into faults of the endpoint's entry in a
+// configuration, as an [EndpointChecker] returns them. remedies say by attribute what would be right; nil is allowed. Other errors stay as
+// they are.
+func AttributeFaults(err error, remedies map[string]string) error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var faults []error
+		for _, e := range joined.Unwrap() {
+			faults = append(faults, AttributeFaults(e, remedies))
+		}
+		return errors.Join(faults...)
+	}
+	if bad, ok := errors.AsType[*EndpointError](err); ok {
+		return &FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedies[bad.Attribute]}
+	}
+	return err
 }
 
 // Quote writes s as a JSON string. Text that is not UTF-8 is repaired.

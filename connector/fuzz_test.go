@@ -79,7 +79,7 @@ func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector,
 		require.True(t, json.Valid(out), "%s", out)
 	}
 
-	for _, name := range []string{"ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "request_id"} {
+	for _, name := range []string{"ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "request_id", "rid"} {
 		_, ok := d.Get(name)
 		require.False(t, ok, name)
 	}

@@ -37,6 +37,11 @@ var transferMembers = []string{
 // transferHolders are members in which vLLM reads the same instructions again.
 var transferHolders = []string{"vllm_xargs", "sampling_params"}
 
+// ids are members by which a client could choose its id at the engines. The one that they see is the header's: a second one wins on
+// /v1/responses. SGLang's rid does more, also on an engine that serves alone: when a client leaves, all requests whose ids begin with its
+// rid are aborted, and with "" all there are (managers/scheduler.py, abort_request).
+var ids = [...]string{"request_id", "rid"}
+
 // ParseRequest reads a request body. The error is a *[RequestError]: the body is not one JSON object, names a
 // top-level member twice, or holds a member of the wrong type that must be read.
 func ParseRequest(api API, body []byte) (*Request, error) {
@@ -161,9 +166,10 @@ func (r *Request) stripTransfer() error {
 			r.strip = append(r.strip, jsonedit.Edit{Name: name, Delete: true})
 		}
 	}
-	// The id that engines see is the header's; a second one in the body wins on /v1/responses.
-	if _, ok := r.doc.Get("request_id"); ok {
-		r.strip = append(r.strip, jsonedit.Edit{Name: "request_id", Delete: true})
+	for _, name := range ids {
+		if _, ok := r.doc.Get(name); ok {
+			r.strip = append(r.strip, jsonedit.Edit{Name: name, Delete: true})
+		}
 	}
 	for _, holder := range transferHolders {
 		raw, ok := r.doc.Get(holder)

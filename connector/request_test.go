@@ -231,6 +231,21 @@ func TestSeveralAnswersCannotShareASingleUseHandoff(t *testing.T) {
 }
 
 // Nesting that no engine reads must not be walked: each level would be a pass over the rest of the body.
+// An engine that serves alone gets the leg as it begins: SGLang would abort all of its requests for a client with rid "" that leaves.
+func TestClientsChooseNoIDAtTheEngines(t *testing.T) {
+	for _, api := range connector.APIs() {
+		for _, id := range []string{`""`, `"a"`, `["a",""]`, `null`} {
+			r, err := connector.ParseRequest(api, []byte(`{"rid":`+id+`,"x":1,"request_id":`+id+`,"r\u0069d2":2}`))
+			require.NoError(t, err)
+			body, err := connector.NewLeg(r).Body()
+			require.NoError(t, err)
+			assert.Equal(t, `{"x":1,"r\u0069d2":2}`, string(body), api)
+		}
+		_, err := connector.ParseRequest(api, []byte(`{"rid":"a","r\u0069d":""}`))
+		require.Error(t, err, "written otherwise it is the same member")
+	}
+}
+
 func TestNestedHoldersCostOnePass(t *testing.T) {
 	const depth = 9_000
 	body := `{"sampling_params":` + strings.Repeat(`{"extra_args":`, depth) + `{"pad":"` + strings.Repeat("x", 4<<20) + `"}` + strings.Repeat("}", depth+1)

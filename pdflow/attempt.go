@@ -245,7 +245,10 @@ func (a *attempt) end(e *Error) {
 // its own, waits for nobody: a client's bad request, which both engines refuse, must not let their pair rest.
 func (a *attempt) orphaned() bool {
 	d := &a.out.Decode
-	return a.f.orphans && a.twoLegs && a.sent.Load() && a.p.Load() == nil && d.FirstByte.IsZero() && d.Status < 300
+	if d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 {
+		return false
+	}
+	return a.f.orphans && a.twoLegs && a.sent.Load() && a.p.Load() == nil && d.FirstByte.IsZero()
 }
 
 // lingering is how long a prefill may still run once the answer is through.

@@ -32,7 +32,7 @@ var (
 // goroutine; Close may be called more than once.
 type Body struct {
 	a     *attempt
-	outer *exchange // the exchange that fell back to this flow
+	outer *exchange // the first of the exchanges that fell back until this flow served; see exchange.inner
 
 	status int
 	header http.Header
@@ -304,8 +304,8 @@ func (b *Body) Close() error {
 	b.a.f.tel.firstEvent(b.a)
 	b.a.end(e)
 	b.a.x.end(e)
-	if b.outer != nil {
-		b.outer.end(e)
+	for x := b.outer; x != nil; x = x.inner {
+		x.end(e)
 	}
 	return nil
 }

@@ -147,6 +147,31 @@ func TestFallbackToAnotherFlow(t *testing.T) {
 	require.Empty(t, flow.Sessions(), "the first flow still counts the request")
 }
 
+// A flow that others fall back to may fall back itself: none of them must count the request when it is over, or they never drain.
+func TestAChainOfFallbacksLeavesNothing(t *testing.T) {
+	x := start(t, setup{})
+	last, _ := newFlow(t, &fake{}, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RolePrefill), endpoint(t, x.d.URL(), discovery.RoleDecode)})
+	flows := []*pdflow.Flow{last}
+	for range 3 {
+		next, _ := newFlow(t, nil, nil, pdflow.WithFallbackFlow(flows[len(flows)-1]))
+		flows = append(flows, next)
+	}
+	url := serve(t, flows[len(flows)-1])
+	for _, stream := range []string{"", `"stream":true`} {
+		r := post(t, url, "/v1/completions", completion(longPrompt, stream))
+		require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), r.text(t))
+		require.Equal(t, "fallback", r.header.Get("X-PD-Mode"))
+	}
+	for i, f := range flows {
+		require.Empty(t, f.Sessions(), "flow %d still counts a request", i)
+	}
+	require.NoError(t, x.p.Close())
+	require.Equal(t, 502, post(t, url, "/v1/completions", completion(longPrompt, "")).status)
+	for i, f := range flows {
+		require.Empty(t, f.Sessions(), "flow %d still counts a request that failed", i)
+	}
+}
+
 func TestMuxRoutesByModel(t *testing.T) {
 	a, b := start(t, setup{}), start(t, setup{})
 	mux := pdflow.NewMux(nil)

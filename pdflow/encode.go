@@ -87,7 +87,14 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 		return nil, a.encodeError(ctx, ep.ID, "send", err)
 	}
 	defer resp.Body.Close()
-	body, err := readAll(resp, maxPrefillAnswer)
+	limit := int64(maxPrefillAnswer)
+	if resp.StatusCode >= 300 {
+		limit = maxErrorBody
+	}
+	body, err := readAll(resp, limit)
+	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
+		body, err = nil, nil // too large or cut: the status is what matters
+	}
 	if err != nil {
 		return nil, a.encodeError(ctx, ep.ID, "answer", err)
 	}

@@ -30,7 +30,8 @@ type exchange struct {
 	id     string
 	start  time.Time
 	given  *Pick
-	mode   Mode // not "": another flow fell back to this one
+	mode   Mode      // not "": another flow fell back to this one
+	inner  *exchange // that this one fell back to, and that fell back itself
 	avoid  []string
 	span   trace.Span // nil without tracing
 
@@ -72,8 +73,8 @@ func (x *exchange) run() (*Body, *Error) {
 	if x.req.API == connector.APIUnknown {
 		return nil, &Error{Code: CodeInvalid, Connector: f.name, Param: "API", Message: "must be one of connector.APIs"}
 	}
-	if f.refuser != nil {
-		if err := f.refuser.CheckRequest(x.req); err != nil {
+	for _, refuser := range f.refusers {
+		if err := refuser.CheckRequest(x.req); err != nil {
 			e := invalid(err)
 			e.Connector = f.name
 			return nil, e
@@ -99,8 +100,8 @@ func (x *exchange) whole(member string) (*Body, *Error) {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
 	}
 	body, e := x.tries(ModeAggregated)
-	if e != nil && f.pairOnly && e.Code == CodeNoEndpoint {
-		e = &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: "prefill and decode engines cannot carry this together, and no engine here serves alone"}
+	if e != nil && e.Code == CodeUnsupported { // the picker's word: no engine serves alone
+		e.Connector, e.Param, e.Message = f.name, member, unsupportedMessage
 	}
 	return body, e
 }
@@ -160,7 +161,7 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 		if e != nil {
 			return nil, preferred(last, e)
 		}
-		resp.Body.outer = x
+		x.inner, resp.Body.outer = resp.Body.outer, x
 		return resp.Body, nil
 	case f.opts.fallback == FallbackDecode:
 		f.tel.fellBack(x, last)
@@ -233,7 +234,7 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 		return *x.given, nil
 	}
 	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: mode != ModeDisaggregated}
-	in.Both = in.Single && x.f.pairOnly
+	in.Both = x.f.pairOnly
 	if x.f.encoder != nil && !in.Single {
 		in.Encode = len(x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}))
 	}

@@ -40,7 +40,7 @@ type Flow struct {
 	rewriter    connector.Rewriter
 	encoder     connector.Encoder
 	unsupporter connector.Unsupporter
-	refuser     connector.RequestChecker
+	refusers    []connector.RequestChecker
 	cleaner     connector.Cleaner
 	cold        connector.ColdDetector
 	checker     connector.PrefillChecker
@@ -93,7 +93,10 @@ func (f *Flow) findAbilities() error {
 	f.rewriter, _ = connector.As[connector.Rewriter](f.conn)
 	f.encoder, _ = connector.As[connector.Encoder](f.conn)
 	f.unsupporter, _ = connector.As[connector.Unsupporter](f.conn)
-	f.refuser, _ = connector.As[connector.RequestChecker](f.conn)
+	f.refusers = f.opts.checkers
+	if own, ok := connector.As[connector.RequestChecker](f.conn); ok {
+		f.refusers = append([]connector.RequestChecker{own}, f.refusers...)
+	}
 	f.cleaner, _ = connector.As[connector.Cleaner](f.conn)
 	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
 	f.checker, _ = connector.As[connector.PrefillChecker](f.conn)

@@ -72,21 +72,48 @@ func (b *Body) judgeHead() *Error {
 		}
 		data := eventData(event)
 		switch {
-		case len(data) == 0 || isPreamble(data):
+		case len(data) == 0 || isPreamble(data) || bytes.Equal(data, doneData):
 		case isErrorEvent(data):
-			e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of an answer")
-			e.Status = 500 // as it would be without a stream
-			e.answer = &reply{status: 500}
-			if gjson.Get(view(data), "error").Exists() {
-				e.answer.body = bytes.Clone(data)
-			}
-			return e
+			return b.erroneous(data)
 		default:
 			b.known, b.first = true, data
 		}
 		b.judged = b.n - len(rest)
 	}
+	return b.judgeRest(head)
+}
+
+// doneData ends a stream. Alone it is no answer.
+var doneData = []byte("[DONE]")
+
+// judgeRest looks for an error after the first event, which came with it.
+func (b *Body) judgeRest(head []byte) *Error {
+	if !b.guarded {
+		return nil
+	}
+	at := errorAt(head)
+	if at < 0 {
+		return nil
+	}
+	event, _, ok := nextEvent(head[at:])
+	if !ok && b.eof {
+		event, ok = head[at:], true
+	}
+	if data := eventData(event); ok && isErrorEvent(data) {
+		return b.erroneous(data)
+	}
 	return nil
+}
+
+// erroneous is an error event, as it would be without a stream.
+func (b *Body) erroneous(data []byte) *Error {
+	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of an answer")
+	e.Status = 500
+	e.answer = &reply{status: 500}
+	if gjson.Get(view(data), "error").Exists() {
+		e.answer.body = bytes.Clone(data)
+	}
+	return e
 }
 
 func (b *Body) failed(code Code, message string) *Error {
@@ -102,8 +129,11 @@ func (b *Body) significant() []byte {
 }
 
 // nextEvent cuts the first whole server-sent event off b.
-func nextEvent(b []byte) (event, rest []byte, ok bool) {
-	for i := 0; ; {
+func nextEvent(b []byte) (event, rest []byte, ok bool) { return nextEventFrom(b, 0) }
+
+// nextEventFrom is nextEvent where no event's end begins before i.
+func nextEventFrom(b []byte, i int) (event, rest []byte, ok bool) {
+	for {
 		j := bytes.IndexByte(b[i:], '\n')
 		if j < 0 {
 			return nil, nil, false

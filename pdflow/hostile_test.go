@@ -112,6 +112,11 @@ func TestStreamsThatEndWrongly(t *testing.T) {
 		"an error without its empty line":     {`data: {"error":{"message":"x","code":500}}`, "chunked"},
 		"the connection closed before [DONE]": {role + token, "close"},
 		"an abort, and then a long usage":     {role + token + `data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n" + long + "data: [DONE]\n\n", "chunked"},
+		"an error after the first token":      {role + token + `data: {"error":{"message":"x","code":500}}` + "\n\ndata: [DONE]\n\n", "chunked"},
+		"an error, spaced as Python does":     {token + `data: {"error": {"message": "x", "code": 500}}` + "\n\ndata: [DONE]\n\n", "chunked"},
+		"an error as the last event":          {token + `data: {"error":{"message":"x","code":500}}` + "\n\n", "chunked"},
+		"nothing but [DONE]":                  {"data: [DONE]\n\n", "chunked"},
+		"a role and [DONE]":                   {role + "data: [DONE]\n\n", "chunked"},
 		"an error after a byte order mark":    {"\ufeff" + `data: {"error":{"message":"x","code":500}}` + "\n\n", "chunked"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,4 +136,64 @@ func TestStreamsThatEndWrongly(t *testing.T) {
 			require.True(t, r.err != nil || r.status >= 500, "%d %s", r.status, r.body)
 		})
 	}
+}
+
+// An error that comes after a token reaches the client, who must not take what it has for the whole: [DONE] does not.
+func TestAnErrorAmidAStreamIsAFailure(t *testing.T) {
+	token := `data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}` + "\n\n"
+	fault := `data: {"error":{"message":"boom","code":500}}` + "\n\n"
+	usage := `data: {"choices":[],"usage":{}}` + "\n\n"
+	for name, pieces := range map[string][]string{
+		"at once with the end":   {token, fault + "data: [DONE]\n\n"},
+		"in a piece of its own":  {token, fault, usage, "data: [DONE]\n\n"},
+		"cut amid its mark":      {token, fault[:9], fault[9:], "data: [DONE]\n\n"},
+		"without [DONE]":         {token, fault},
+		"with [DONE] cut in two": {token, fault + "data: [DO", "NE]\n\n"},
+		"at once with its token": {token, token + fault, "data: [DONE]\n\n"},
+		"after half an event":    {token, token[:30], token[30:] + fault, "data: [DONE]\n\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				for _, p := range pieces {
+					_, _ = io.WriteString(w, p)
+					_ = http.NewResponseController(w).Flush()
+					time.Sleep(20 * time.Millisecond)
+				}
+			})
+			r := post(t, x.url, "/v1/completions", completion("a", `"stream":true`))
+			require.Equal(t, 200, r.status)
+			require.Error(t, r.err, r.body)
+			require.Contains(t, r.body, "boom")
+			require.NotContains(t, r.body, "[DONE]")
+			require.Equal(t, pdflow.CodeStreamBroken, last(x).Err.Code)
+		})
+	}
+}
+
+// Text of an answer that looks like an error event is none.
+func TestATextCannotFakeAnErrorEvent(t *testing.T) {
+	text := `data: {"choices":[{"index":0,"text":"\ndata: {\"error\":{\"message\":\"x\"}}\n\n","finish_reason":"stop"}]}` + "\n\n"
+	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, text+text+"data: [DONE]\n\n")
+	})
+	r := post(t, x.url, "/v1/completions", completion("a", `"stream":true`))
+	require.NoError(t, r.err)
+	require.Equal(t, text+text+"data: [DONE]\n\n", r.body)
+}
+
+// A large event comes in thousands of reads. Searching all of it after each one would take minutes, and the CPU of other requests.
+func TestALargeEventIsRewrittenInTime(t *testing.T) {
+	event := `data: {"choices":[{"index":0,"text":"` + strings.Repeat("a", 48<<20) + `"}]}` + "\n\n"
+	x := script(t, &rewriting{}, answer(`{"first":"changed"}`), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, `data: {"choices":[{"index":0,"text":"b"}]}`+"\n\n"+event+"data: [DONE]\n\n")
+	})
+	began := time.Now()
+	r := post(t, x.url, "/v1/completions", completion("a", `"logprobs":1,"stream":true`))
+	require.NoError(t, r.err)
+	require.Equal(t, 200, r.status)
+	require.Greater(t, len(r.body), len(event))
+	require.Less(t, time.Since(began), 10*time.Second)
 }

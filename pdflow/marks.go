@@ -6,7 +6,7 @@ import "bytes"
 
 // marks finds, at the end of an answer, the marks by which an engine says that it gave up although the answer looks
 // whole: vLLM's finish_reason "abort" when it is terminated (captures nixl/55b), SGLang's {"type":"abort"}, vllm-ascend's
-// stop_reason "recomputed". A client's text cannot fake one, since quotes inside JSON strings are escaped; APIs whose
+// stop_reason "recomputed", and an error event after the first token, which goes to the client. A client's text cannot fake one, since quotes inside JSON strings are escaped; APIs whose
 // answers repeat a client's JSON are not searched (connector.API.Guarded).
 //
 // Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched when
@@ -44,8 +44,28 @@ func (m *marks) stream(piece []byte, end bool) int {
 			}
 			return max(0, bytes.LastIndex(piece, []byte("data: [")))
 		}
+		if errorAt(append(m.tail, piece[max(0, len(piece)-m.reach):]...)) >= 0 {
+			if at := bytes.LastIndex(piece, []byte("data: [")); at >= 0 {
+				return at
+			}
+			return len(piece)
+		}
 	}
 	m.keep(piece)
+	return -1
+}
+
+// errorMark begins an event that is an error. No text of an answer looks like it, since line ends are escaped within JSON.
+var errorMark = []byte("\ndata: {\"error\":")
+
+// errorAt returns where the first error event begins, or -1.
+func errorAt(b []byte) int {
+	if bytes.HasPrefix(b, errorMark[1:]) {
+		return 0
+	}
+	if at := bytes.Index(b, errorMark); at >= 0 {
+		return at + 1
+	}
 	return -1
 }
 

@@ -12,6 +12,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pdkit/pdkit/connector"
 )
 
 // Timeouts bound the phases of a request. 0 means none.
@@ -66,6 +68,7 @@ type options struct {
 	retry          Retry
 	fallback       Fallback
 	fallbackFlow   *Flow
+	checkers       []connector.RequestChecker
 	unsupported    Unsupported
 	maxBody        int64
 	pickWait       time.Duration
@@ -129,6 +132,20 @@ func WithFallback(f Fallback) Option {
 // WithFallbackFlow hands requests that no pair could serve to another flow, with another connector.
 func WithFallbackFlow(f *Flow) Option {
 	return optionFunc(func(o *options) error { o.fallbackFlow = f; return nil })
+}
+
+// WithRequestCheckers refuses also what these refuse. It is for engines that flows of several connectors share: a request that would harm
+// an engine for the sake of one of its connectors does so whichever flow sends it.
+func WithRequestCheckers(checkers ...connector.RequestChecker) Option {
+	return optionFunc(func(o *options) error {
+		for _, c := range checkers {
+			if c == nil {
+				return errors.New("WithRequestCheckers needs checkers that are not nil")
+			}
+		}
+		o.checkers = append(o.checkers, checkers...)
+		return nil
+	})
 }
 
 // WithUnsupported sets what happens to requests that two engines cannot carry. Default [UnsupportedAggregate].

@@ -73,6 +73,10 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 			h(x, w, r, b)
 		}
 	}
+	lost := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {\"error\":{\"message\":\"the KV load failed\"}}\n\n")
+	}
 	for name, c := range map[string]struct {
 		conn   connector.KVConnector
 		p, d   handler
@@ -85,6 +89,7 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 		"served":                             {&lonely{fake{order: connector.Together}}, answer(ok), answer(ok), false},
 		"decode refused it by itself":        {&lonely{fake{order: connector.Together}}, gone, after("P", status(400)), false},
 		"decode failed by itself":            {&lonely{fake{order: connector.Together}}, gone, after("P", status(500)), false},
+		"decode's stream is an error":        {&lonely{fake{order: connector.Together}}, gone, after("P", lost), false},
 		"prefill failed before decode began": {&lonely{fake{order: connector.PrefillThenDecode}}, status(400), answer(ok), false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,6 +135,13 @@ func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) 
 		require.Equal(t, "aggregated", r.header.Get("X-PD-Mode"))
 	}
 	require.Empty(t, x.all(), "an engine that waits for KV got a whole request")
+	for range 4 {
+		r = post(t, serve(t, flow), "/v1/completions", completion("a", ""))
+		require.Equal(t, 200, r.status, r.body)
+		require.Equal(t, "disaggregated", r.header.Get("X-PD-Mode"))
+	}
+	require.Equal(t, 4, strings.Count(x.all(), "P"), "a pair had an engine without the connector")
+	require.Equal(t, 4, strings.Count(x.all(), "D"))
 }
 
 func TestAFallbackToADecodeEngineThatCannotServeAloneIsRefused(t *testing.T) {
@@ -194,6 +206,29 @@ func TestARewriterThatNeedsPrefillsAnswerWaitsForIt(t *testing.T) {
 		x.log("answered")
 	})
 	require.Equal(t, "changed", post(t, x.url, "/v1/completions", completion("a", `"logprobs":1`)).text(t))
+}
+
+// P of some protocols answers only when D has all of its KV, and D may be done with a short answer by then: nobody cuts P off.
+func TestAPrefillThatEndsJustAfterDecodeIsHeardOut(t *testing.T) {
+	x := script(t, &fake{order: connector.Together}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		for !strings.Contains(x.all(), "answered") {
+			time.Sleep(time.Millisecond)
+		}
+		select {
+		case <-r.Context().Done():
+			x.log("cut off")
+		case <-time.After(20 * time.Millisecond):
+			answer(ok)(x, w, r, b)
+			x.log("heard")
+		}
+	}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		answer(ok)(x, w, r, b)
+		x.log("answered")
+	})
+	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, time.Second, time.Millisecond)
+	require.Contains(t, x.all(), "heard")
+	require.Equal(t, 200, x.seen.list()[0].Prefill.Status)
 }
 
 func TestTheClientsHeadersReachTheDescribers(t *testing.T) {

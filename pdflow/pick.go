@@ -17,6 +17,9 @@ import (
 // near each other. Implementations must be safe for concurrent use, must not block, and return [ErrNotReady] (or an error
 // that wraps it) if no engines are there now.
 //
+// Where only engines of role both serve alone ([PickInput].Both), and there are engines but none of that role, ready or not, an *[Error] of
+// [CodeUnsupported] says that waiting is of no use.
+//
 // A picker that also has Changed() <-chan struct{}, a channel closed at the next change of its engines, lets a flow wait for
 // engines a moment before it gives up.
 type Picker interface {
@@ -31,7 +34,7 @@ type PickInput struct {
 	Attempt   int      // 1 for the first
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
-	Both      bool     // with Single: only an engine of role both will do
+	Both      bool     // only engines of role both serve alone, and they take no part in pairs: they run without the connector (see connector.PairOnly)
 	Encode    int      // engines wanted for an encode stage, 0 for none
 }
 

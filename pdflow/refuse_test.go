@@ -44,3 +44,12 @@ func TestARequestThatWouldHarmAnEngineIsNotSent(t *testing.T) {
 		})
 	}
 }
+
+// Flows of several connectors may share their engines: what would harm them for the sake of one is refused by all.
+func TestWhatAnotherConnectorsEnginesCannotTakeIsRefused(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithRequestCheckers(&fragile{}))
+	_, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", `"deadly":1`))})
+	require.Equal(t, pdflow.CodeInvalid, pdflowError(t, err).Code)
+	require.Empty(t, x.all())
+	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
+}

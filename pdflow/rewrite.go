@@ -53,6 +53,7 @@ type rewriter struct {
 	fn  connector.EventFunc
 
 	in  []byte // read and not yet an event
+	at  int    // how much of it has been searched for the event's end
 	out []byte // rewritten and not yet taken
 	err error
 }
@@ -99,10 +100,12 @@ func (r *rewriter) fill() {
 
 func (r *rewriter) events() {
 	for {
-		event, rest, ok := nextEvent(r.in)
+		event, rest, ok := nextEventFrom(r.in, r.at)
 		if !ok {
+			r.at = max(0, len(r.in)-2) // a large event comes in many reads, and is searched once
 			return
 		}
+		r.at = 0
 		whole := r.in[:len(r.in)-len(rest)]
 		data := eventData(event)
 		if len(data) == 0 || bytes.Equal(data, []byte("[DONE]")) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // Every connector runs the conformance suite, golden exchanges and fuzzing, and is measured against passthrough.
@@ -27,8 +29,8 @@ func TestEveryConnectorIsTestedAlike(t *testing.T) {
 			require.NoError(t, err)
 			all.Write(raw)
 		}
-		for _, call := range []string{"connectortest.Run(", "connectortest.Golden(", "connectortest.Fuzz(", "func BenchmarkLegs("} {
-			if name != "http" || !strings.Contains(call, "Benchmark") { // which is what the others are measured against
+		for _, call := range []string{"connectortest.Run(", "connectortest.Golden(", "connectortest.Fuzz(", "connectortest.BenchmarkLegs(", "connectortest.LegBudget("} {
+			if name != "http" || !strings.Contains(call, "Leg") { // which is what the others are measured against
 				assert.Positive(t, strings.Count(all.String(), call), "the tests of connector/%s have no %s", dir, call)
 			}
 		}
@@ -73,14 +75,35 @@ func TestEveryConnectorHasAPage(t *testing.T) {
 	}
 }
 
-// Every connector renders the engines' launch settings.
+// needed are the settings of connectors that cannot do without.
+var needed = map[string]string{
+	"multi": `{"connectors":[{"type":"nixl"},{"type":"sharedstorage"}]}`, "ascend-layerwise": `{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`,
+}
+
+// Every connector renders the engines' launch settings, and says of each of a ModelServer's resources where it went, or that it has no effect.
 func TestEveryConnectorRenders(t *testing.T) {
+	var engines []discovery.Endpoint
+	for url, role := range map[string]discovery.Role{"http://10.0.0.1:8100": discovery.RolePrefill, "http://10.0.0.2:8200": discovery.RoleDecode} {
+		e, err := discovery.New(url, role)
+		require.NoError(t, err)
+		e.Attributes = map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400", "engineID": "e",
+			"sideChannelHost": e.Host(), "sideChannelPort": "5600", "bootstrapPort": "8998", "notifyPort": "61005", "handshakePort": "6301", "p2pPort": "7777"}
+		engines = append(engines, e)
+	}
 	for _, name := range connector.Names() {
-		c, err := connector.Open(connector.Spec{Type: name})
-		if err != nil {
-			continue // it needs settings; its conformance test has them
-		}
-		_, ok := connector.As[connector.Renderer](c)
-		assert.True(t, ok, name)
+		t.Run(name, func(t *testing.T) {
+			c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(needed[name])})
+			require.NoError(t, err)
+			r, ok := connector.As[connector.Renderer](c)
+			require.True(t, ok)
+			for _, e := range engines {
+				set, err := r.Render(connector.Target{Endpoint: e, Engines: engines, Model: "m", Gateway: "gateway",
+					Resources: connector.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}})
+				require.NoError(t, err)
+				for _, path := range []string{"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"} {
+					assert.True(t, slices.ContainsFunc(set.Notes, func(n connector.Note) bool { return n.Path == path }), "%s: %s is dropped in silence", e.Role, path)
+				}
+			}
+		})
 	}
 }

@@ -102,7 +102,8 @@ func (c *Connector) Close() error {
 	}
 	s := c.server
 	c.server = nil
-	return release(s)
+	servers.Release(s, s.end)
+	return nil
 }
 
 // HealthCheck fails if the callback server has stopped by itself.

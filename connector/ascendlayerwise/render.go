@@ -15,7 +15,7 @@ import (
 // request.
 func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
 	out, err := ascendengine.Settings(t, "MooncakeLayerwiseConnector", c.kvPort)
-	if err != nil || out.KVTransfer == nil {
+	if err != nil {
 		return out, err
 	}
 	note := func(path, text string) { out.Notes = append(out.Notes, connector.Note{Path: path, Text: text}) }

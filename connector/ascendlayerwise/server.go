@@ -8,12 +8,11 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/listen"
 )
 
 // callbackPath is what D appends to nothing: it is part of the URL that it is given.
@@ -21,44 +20,36 @@ const callbackPath = "/v1/metaserver"
 
 const (
 	maxCallback  = 4 << 20          // bytes: a million tokens in blocks of 16 take half a megabyte
+	smallEnough  = 32 << 10         // bytes: what is larger is read only as long as few others are
+	maxLarge     = 32               // of the larger ones, at once
 	maxCallbacks = 16 << 10         // at once: an engine has 32 threads for them
 	maxHold      = 15 * time.Minute // how long a callback waits for P at most; the flow's own limits are shorter
 	maxRead      = 10 * time.Second
 )
 
-// hub holds the listeners of the process: connectors that name one address share it.
-var hub = struct {
-	sync.Mutex
-	servers map[string]*server
-}{servers: map[string]*server{}}
+// servers are those of the process: connectors that name one address share its listener.
+var servers listen.Shared[*server]
 
 // acquire returns the server of an address, and starts it for the first who asks.
 func acquire(ctx context.Context, address string) (*server, error) {
-	hub.Lock()
-	defer hub.Unlock()
-	key := strings.ToLower(address)
-	if s := hub.servers[key]; s != nil {
-		s.refs++
-		return s, nil
-	}
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	s, err := servers.Acquire(ctx, address, serve)
 	if err != nil {
 		return nil, errors.New("ascendlayerwise: callbackListen cannot be listened on: " + cause(err))
 	}
-	if strings.HasSuffix(key, ":0") {
-		key = ln.Addr().String() // nobody else's
-	}
-	s := &server{key: key, ln: ln, refs: 1, waiters: newWaiters(), closing: make(chan struct{}), served: make(chan struct{})}
+	return s, nil
+}
+
+func serve(ln net.Listener) *server {
+	s := &server{ln: ln, waiters: newWaiters(), closing: make(chan struct{}), served: make(chan struct{})}
 	s.http = &http.Server{Handler: s, ReadHeaderTimeout: maxRead, ReadTimeout: maxRead, WriteTimeout: maxHold + maxRead, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	s.http.ErrorLog = nothingLogged
-	hub.servers[key] = s
 	go func() {
 		defer close(s.served)
 		if err := s.http.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
 			s.failed.Store(true)
 		}
 	}()
-	return s, nil
+	return s
 }
 
 // cause says why listening failed without the address, which the configuration has.
@@ -69,38 +60,28 @@ func cause(err error) string {
 	return "no such address"
 }
 
-// release gives a server back, and ends it with the last one.
-func release(s *server) error {
-	hub.Lock()
-	if s.refs--; s.refs > 0 {
-		hub.Unlock()
-		return nil
-	}
-	delete(hub.servers, s.key)
+// end stops a server that nobody uses any more. Whoever waits for P is answered at once.
+func (s *server) end() {
 	close(s.closing)
-	_ = s.ln.Close() // before anybody else may want the address
-	hub.Unlock()
-
+	_ = s.ln.Close()
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
 	if s.http.Shutdown(ctx) != nil {
 		_ = s.http.Close()
 	}
 	<-s.served
-	return nil
 }
 
 // server takes callbacks on one address.
 type server struct {
 	*waiters
-	key     string
 	ln      net.Listener
 	http    *http.Server
-	refs    int // with hub's lock
 	closing chan struct{}
 	served  chan struct{}
 	failed  atomic.Bool
 	active  atomic.Int64
+	large   atomic.Int64 // bodies above smallEnough that are being read
 }
 
 func (s *server) address() string { return s.ln.Addr().String() }
@@ -130,9 +111,13 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer s.active.Add(-1)
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxCallback))
+	body, err := s.read(w, r)
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		answer(w, http.StatusRequestEntityTooLarge, `{"detail":"the callback is too large"}`)
+		return
+	}
+	if errors.Is(err, errBusy) {
+		answer(w, http.StatusServiceUnavailable, `{"detail":"too many large callbacks"}`)
 		return
 	}
 	id, ok := callbackID(body)
@@ -146,6 +131,25 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.called(w, r, waiting, body)
+}
+
+var errBusy = errors.New("ascendlayerwise: too many large callbacks")
+
+// read reads a callback's body. Nothing is known of its sender yet, so that all bodies together must not take much memory: the larger ones
+// are few at a time.
+func (s *server) read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	limited := http.MaxBytesReader(w, r.Body, maxCallback)
+	small, err := io.ReadAll(io.LimitReader(limited, smallEnough))
+	if err != nil || len(small) < smallEnough {
+		return small, err
+	}
+	if s.large.Add(1) > maxLarge {
+		s.large.Add(-1)
+		return nil, errBusy
+	}
+	defer s.large.Add(-1)
+	rest, err := io.ReadAll(limited)
+	return append(small, rest...), err
 }
 
 // called hands a callback to the session that waits for it, and holds the answer until P's is known. A repeated one, which D sends when a

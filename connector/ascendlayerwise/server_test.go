@@ -255,7 +255,9 @@ func TestConnectorsShareTheListenerOfAnAddress(t *testing.T) {
 		require.NoError(t, c.Start(t.Context()))
 		return c
 	}
-	a, b := open(), open()
+	a := open()
+	o = &ascendlayerwise.Options{CallbackListen: strings.Replace(address, "127.0.0.1", "localhost", 1), CallbackURL: "http://" + address}
+	b := open()
 	require.NoError(t, b.Start(t.Context()), "of a second flow")
 	sa, sb := session(t, connector.APIChat, `{}`), session(t, connector.APIChat, `{}`)
 	require.Equal(t, "http://"+address+"/v1/metaserver", metaserver(t, a, sa))

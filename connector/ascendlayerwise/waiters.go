@@ -38,7 +38,8 @@ type waiter struct {
 	over  chan struct{} // closed when P has answered or nothing more will come; then served is set
 
 	once   sync.Once
-	event  connector.Event
+	mu     sync.Mutex
+	event  connector.Event // until somebody has taken it: it may be large, and the session is remembered for long
 	err    error
 	served bool
 	at     time.Time // when it was settled
@@ -70,6 +71,11 @@ func (l *waiters) settle(w *waiter, err error) {
 	}
 	w.ended, w.served, w.at = true, err == nil, l.now()
 	close(w.over)
+	w.once.Do(func() { // what comes from now on starts nothing, and need not be kept
+		w.err = errOver
+		close(w.asked)
+	})
+	w.take()
 	l.settled = append(l.settled, w)
 	l.forget(w.at)
 }
@@ -90,12 +96,28 @@ func (l *waiters) forget(now time.Time) {
 // ask is called for each callback; the first one counts.
 func (w *waiter) ask(e connector.Event, err error) {
 	w.once.Do(func() {
-		w.event, w.err = e, err
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.err = err; err == nil {
+			w.event = e
+		}
 		close(w.asked)
 	})
 }
 
-var errClosed = errors.New("ascendlayerwise: the callback server was closed")
+// take gives the event away.
+func (w *waiter) take() connector.Event {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.event
+	w.event = connector.Event{}
+	return e
+}
+
+var (
+	errClosed = errors.New("ascendlayerwise: the callback server was closed")
+	errOver   = errors.New("the session is over")
+)
 
 // wait waits for the callback. One that lacks what P needs ends the session: D waits for KV that nobody can push.
 func (w *waiter) wait(ctx context.Context, s *server) (connector.Event, error) {
@@ -109,5 +131,5 @@ func (w *waiter) wait(ctx context.Context, s *server) (connector.Event, error) {
 	if w.err != nil {
 		return connector.Event{}, connector.NoTransfer("the decode engine's callback: %v", w.err)
 	}
-	return w.event, nil
+	return w.take(), nil
 }

@@ -3,11 +3,18 @@
 package ascendlayerwise
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
 )
 
 // A settled session is known for a minute more, for the callbacks that D repeats; then its id is forgotten.
@@ -35,4 +42,82 @@ func TestSettledSessionsAreBounded(t *testing.T) {
 	assert.Len(t, l.byID, maxRemembers)
 	assert.Nil(t, l.find("9"))
 	assert.NotNil(t, l.find("10"))
+}
+
+// A session is remembered for a minute, and its callback may have megabytes: neither the one that was used nor one that came too late is
+// kept so long.
+func TestSettledSessionsKeepNoCallbacks(t *testing.T) {
+	l, event := newWaiters(), connector.Event{Body: []byte("blocks")}
+	used := l.expect([]string{"used"})
+	used.ask(event, nil)
+	got, err := used.wait(t.Context(), &server{})
+	require.NoError(t, err)
+	assert.Equal(t, "blocks", string(got.Body))
+	assert.Nil(t, used.event.Body)
+
+	failed := l.expect([]string{"failed"})
+	failed.ask(event, nil)
+	l.settle(failed, errClosed)
+	assert.Nil(t, failed.event.Body)
+
+	late := l.expect([]string{"late"})
+	l.settle(late, errClosed)
+	late.ask(event, nil)
+	assert.Nil(t, late.event.Body)
+}
+
+// Whoever reaches the port may send bodies: all that are read at once must not take more than some hundred megabytes.
+func TestLargeBodiesAreReadFewAtATime(t *testing.T) {
+	s := &server{waiters: newWaiters()}
+	front := httptest.NewServer(s)
+	defer front.Close()
+	var open []*io.PipeWriter
+	done := make(chan int, maxLarge)
+	for range maxLarge {
+		r, w := io.Pipe()
+		open = append(open, w)
+		go func() {
+			resp, err := http.Post(front.URL+callbackPath, "application/json", r)
+			if err != nil {
+				done <- 0
+				return
+			}
+			_ = resp.Body.Close()
+			done <- resp.StatusCode
+		}()
+		_, err := w.Write(make([]byte, smallEnough+1))
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return s.large.Load() == maxLarge }, 5*time.Second, time.Millisecond)
+	post := func(size int) int {
+		resp, err := http.Post(front.URL+callbackPath, "application/json", strings.NewReader(`{"request_id":"nobody","x":"`+strings.Repeat("x", size)+`"}`))
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return resp.StatusCode
+	}
+	assert.Equal(t, http.StatusServiceUnavailable, post(2*smallEnough))
+	assert.Equal(t, http.StatusNotFound, post(100), "the small ones of most prompts go on")
+	for _, w := range open {
+		require.NoError(t, w.Close())
+	}
+	for range maxLarge {
+		assert.Equal(t, http.StatusBadRequest, <-done)
+	}
+	assert.Equal(t, http.StatusNotFound, post(2*smallEnough))
+	assert.Zero(t, s.large.Load())
+	http.DefaultClient.CloseIdleConnections()
+}
+
+// D's client takes any status for an answer, so that a flood costs the process no more than this.
+func TestTooManyCallbacksAreTurnedAway(t *testing.T) {
+	s := &server{waiters: newWaiters()}
+	s.active.Store(maxCallbacks)
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, callbackPath, strings.NewReader(`{"request_id":"a"}`)))
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	assert.EqualValues(t, maxCallbacks, s.active.Load())
+	s.active.Store(maxCallbacks - 1)
+	w = httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, callbackPath, strings.NewReader(`{"request_id":"a"}`)))
+	assert.Equal(t, http.StatusNotFound, w.Code)
 }

@@ -5,7 +5,6 @@ package epd_test
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -20,7 +19,6 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -167,6 +165,7 @@ func TestAnAnswerThatCannotBeUsedIsRefused(t *testing.T) {
 		`[]`, `{`, ``, `{"a":1,"a":2}`,
 		`{"ec_transfer_params":[]}`, `{"ec_transfer_params":"x"}`, `{"ec_transfer_params":{"h":{},"h":{}}}`,
 		`{"ec_transfer_params":{"h":{"a":[1,,]}}}`, `{"ec_transfer_params":{"ec_items":[{]}}}`,
+		`{"ec_transfer_params":{"h":` + strings.Repeat("[", 500) + strings.Repeat("]", 500) + `}}`, "{\"ec_transfer_params\":{\"h\":\"\xff\"}}",
 	} {
 		for _, kind := range epd.Types() {
 			c, s := wrap(t, epd.Options{Type: kind}), session(t, connector.APIChat, chat(cat))
@@ -296,33 +295,4 @@ func FuzzItems(f *testing.F) {
 			require.True(t, json.Valid(b), "%s", b)
 		}
 	})
-}
-
-// What the stage costs a chat without media, over the connector inside.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
-	inner, err := passthrough.New(nil)
-	require.NoError(b, err)
-	c, err := epd.Wrap(inner, &epd.Options{Type: epd.Example})
-	require.NoError(b, err)
-	answered := connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
-	for i, k := range []connector.KVConnector{inner, c} {
-		b.Run(fmt.Sprint([]string{"passthrough", "epd"}[i]), func(b *testing.B) {
-			s, ctx := session(b, connector.APIChat, body), context.Background()
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
-				if e, ok := k.(connector.Encoder); ok {
-					_ = e.Items(s)
-				}
-				_ = k.Prefill(ctx, s, p)
-				_ = p.Splice(&out)
-				out.Reset()
-				_ = k.Decode(ctx, s, answered, d)
-				_ = d.Splice(&out)
-				out.Reset()
-			}
-		})
-	}
 }

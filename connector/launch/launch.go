@@ -59,8 +59,8 @@ type Plan struct {
 	Notes      []connector.Note // told by every engine alike
 }
 
-// Model opens the connector of a deployment and renders the settings of all its engines. Engines of role encode are left out: they
-// hold no KV. The error is of [connector.Open], of the connector's Renderer, or [ErrNoSettings].
+// Model opens the connector of a deployment and renders the settings of all its engines. Engines of role encode are left out: a
+// connector that [connector.Open] knows has no encode stage. The error is of [connector.Open], of the connector's Renderer, or [ErrNoSettings].
 func Model(d Deployment) (*Plan, error) {
 	c, err := connector.Open(d.Spec)
 	if err != nil {
@@ -69,7 +69,7 @@ func Model(d Deployment) (*Plan, error) {
 	return With(c, d)
 }
 
-// With is [Model] for a connector that is open already.
+// With is [Model] for a connector that is open already. Engines of role encode are rendered where it has an encode stage (package epd).
 func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 	r, ok := connector.As[connector.Renderer](c)
 	if !ok {
@@ -84,7 +84,11 @@ func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 	}
 	serving := slices.DeleteFunc(slices.Clone(d.Endpoints), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
 	index := map[discovery.Role]int{}
-	for _, e := range serving {
+	rendered := serving
+	if _, encodes := connector.As[connector.Encoder](c); encodes {
+		rendered = d.Endpoints
+	}
+	for _, e := range rendered {
 		t := connector.Target{
 			Endpoint: e, Index: index[e.Role], Engines: serving, Model: d.Model,
 			Version: d.Version, Resources: d.Spec.Resources, Gateway: d.Gateway, CPU: d.CPU,

@@ -21,6 +21,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/connector/internal/settle"
 )
 
 // Name is the name the connector is registered under.
@@ -98,20 +99,7 @@ func (*Connector) Decode(context.Context, *connector.Session, *connector.Prefill
 
 // Expect waits for the settle time between the legs, if one is set.
 func (c *Connector) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
-	done = func(error) {}
-	if c.settle <= 0 {
-		return nil, done
-	}
-	return func(ctx context.Context) (connector.Event, error) {
-		timer := time.NewTimer(c.settle)
-		defer timer.Stop()
-		select {
-		case at := <-timer.C:
-			return connector.Event{At: at}, nil
-		case <-ctx.Done():
-			return connector.Event{}, context.Cause(ctx)
-		}
-	}, done
+	return settle.Expect(c.settle)
 }
 
 // Unsupported knows that the store may be read any number of times, so that n above 1 is fine, and that SGLang's own API is not vLLM's.

@@ -5,7 +5,6 @@ package lmcache_test
 import (
 	"context"
 	"encoding/json"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,9 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/lmcache"
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"
-	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -146,31 +143,4 @@ func TestThinkingBudgetIsNotSentToPrefill(t *testing.T) {
 	body, err := leg.Body()
 	require.NoError(t, err)
 	assert.NotContains(t, string(body), "thinking")
-}
-
-func body2KB() string {
-	return `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("kv cache ", 220) + `"}],"max_tokens":64,"stream":true}`
-}
-
-// What the connector adds to the two legs of a chat of 2 KB, beside passthrough.
-func BenchmarkLegs(b *testing.B) {
-	lm, err := lmcache.New(nil)
-	require.NoError(b, err)
-	for _, c := range []connector.KVConnector{&passthrough.Connector{}, lm} {
-		b.Run(c.Name(), func(b *testing.B) {
-			s := session(b, connector.APIChat, body2KB())
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				leg := connector.NewLeg(s.Request)
-				_ = c.Prefill(b.Context(), s, leg)
-				out.Reset()
-				_ = leg.Splice(&out)
-				leg = connector.NewLeg(s.Request)
-				_ = c.Decode(b.Context(), s, nil, leg)
-				out.Reset()
-				_ = leg.Splice(&out)
-			}
-		})
-	}
 }

@@ -214,8 +214,8 @@ func (r *rendering) remote() {
 func (r *rendering) redis() string {
 	x := r.o.RedisConfig
 	r.note("redisConfig.host", true, "LMCache's remote_url")
-	r.note("redisConfig.port", x.Port != 0, "LMCache's remote_url")
-	r.note("redisConfig.database", x.Database != 0, "LMCache's remote_url")
+	r.note("redisConfig.port", true, "LMCache's remote_url")
+	r.note("redisConfig.database", true, "LMCache's remote_url, where it is not 0")
 	u := url.URL{Scheme: "redis", Host: net.JoinHostPort(strings.Trim(x.Host, "[]"), strconv.Itoa(cmp.Or(x.Port, redisPort)))}
 	if x.Database != 0 {
 		u.Path = "/" + strconv.Itoa(x.Database)

@@ -162,3 +162,22 @@ func TestTheLaunchGuidesConfigPath(t *testing.T) {
 	assert.True(t, without)
 	assert.Contains(t, text, "LMCACHE_CONFIG_FILE")
 }
+
+// Each key of the design proposal's YAML, at whatever value it has there, is in a note: mapped, or without effect.
+func TestEveryKeyOfTheDesignExampleIsNamed(t *testing.T) {
+	var config map[string]any
+	const example = `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080","lmcache-1.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
+		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":0,"username":"lmcache","password":"lmcache-password"},
+		"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lru"}`
+	require.NoError(t, json.Unmarshal([]byte(example), &config))
+	set := render(t, example, nil)
+	for key, value := range config {
+		inner, ok := value.(map[string]any)
+		if !ok {
+			noted(t, set, "config."+key)
+		}
+		for name := range inner {
+			noted(t, set, "config."+key+"."+name)
+		}
+	}
+}

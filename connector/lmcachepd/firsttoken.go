@@ -27,16 +27,13 @@ func firstTokenLeg(r *connector.Request, leg *connector.Leg) {
 
 // answer is P's answer as D and the client need it.
 type answer struct {
-	api       connector.API
-	prompt    string // the prompt's token ids, a JSON array
-	token     string // P's token id
-	text      string // P's token as text
-	member    string // of a chat's message in which it stands: content, reasoning, reasoning_content
-	reason    string // finish_reason
-	stop      string // stop_reason, as JSON
-	usage     string // as JSON
-	id, model string // as JSON
-	created   string // as JSON
+	api    connector.API
+	prompt json.RawMessage // the prompt's token ids, a JSON array
+	token  string          // P's token id
+	text   string          // P's token as text
+	member string          // of a chat's message in which it stands: content, reasoning, reasoning_content
+	reason string          // finish_reason
+	stop   string          // stop_reason, as JSON
 }
 
 // messageTexts are the members of a chat's message that hold what the model said.
@@ -47,22 +44,24 @@ func readAnswer(api connector.API, p *connector.PrefillResult) (*answer, error) 
 	if p == nil {
 		return nil, connector.NoTransfer("decode was described before prefill answered")
 	}
-	if p.Err() != nil || !json.Valid(p.Body) {
+	// Each part that is used is looked into; the whole is not, since most of it are the token ids, which are read once.
+	choices, okChoices := part(p, "choices")
+	handoff, okParams := part(p, connector.ParamsMember)
+	if p.Err() != nil || !okChoices || !okParams {
 		return nil, connector.NoTransfer("the answer is not one JSON object")
 	}
 	a := &answer{api: api}
-	whole := gjson.ParseBytes(p.Body)
-	choice := whole.Get("choices.0")
-	token := whole.Get("kv_transfer_params.first_tok")
+	choice := choices.Get("0")
+	token := handoff.Get("first_tok")
 	if token.Type != gjson.Number || !isToken(token.Raw) {
 		return nil, connector.NoTransfer("kv_transfer_params.first_tok is not a token id")
 	}
 	a.token = token.Raw
-	holder := choice
 	if api == connector.APIChat {
-		holder = whole
+		a.prompt, _ = p.Field("prompt_token_ids")
+	} else {
+		a.prompt = json.RawMessage(choice.Get("prompt_token_ids").Raw)
 	}
-	a.prompt = holder.Get("prompt_token_ids").Raw
 	if !areTokens(a.prompt) {
 		return nil, connector.NoTransfer("prompt_token_ids is not a list of token ids")
 	}
@@ -89,14 +88,23 @@ func readAnswer(api connector.API, p *connector.PrefillResult) (*answer, error) 
 		}
 		a.text = text.Str
 	}
-	a.id, a.model, a.created, a.usage, a.stop = rawOf(whole, "id"), rawOf(whole, "model"), rawOf(whole, "created"), rawOf(whole, "usage"), rawOf(choice, "stop_reason")
+	a.stop = rawOf(choice.Get("stop_reason"))
 	return a, nil
 }
 
-// rawOf returns a member as JSON, null where it is missing.
-func rawOf(v gjson.Result, name string) string {
-	if r := v.Get(name); r.Exists() {
-		return r.Raw
+// part is a member of the answer, nothing if it is absent or null; ok is false if it is malformed.
+func part(p *connector.PrefillResult, name string) (v gjson.Result, ok bool) {
+	raw, there := p.Field(name)
+	if !there {
+		return v, true
+	}
+	return gjson.ParseBytes(raw), json.Valid(raw)
+}
+
+// rawOf is a member as JSON, null where it is missing.
+func rawOf(v gjson.Result) string {
+	if v.Exists() {
+		return v.Raw
 	}
 	return "null"
 }
@@ -107,23 +115,34 @@ func isToken(raw string) bool {
 	return err == nil
 }
 
-// areTokens wants [1,2,3] with one token at least. The JSON is known to be valid, so that brackets, commas and numbers are in order.
-func areTokens(raw string) bool {
-	if len(raw) == 0 || raw[0] != '[' {
+// areTokens wants [1,2,3], whole numbers in digits, one at least. Nothing is known of what stands between the brackets.
+func areTokens(raw []byte) bool {
+	if len(raw) < 2 || raw[0] != '[' || raw[len(raw)-1] != ']' {
 		return false
 	}
-	digits := false
-	for i := 1; i < len(raw)-1; i++ {
-		c := raw[i]
-		switch {
-		case '0' <= c && c <= '9':
-			digits = true
-		case c == ',' || c == ' ' || c == '\n' || c == '\t' || c == '\r':
-		default:
+	for rest := raw[1:]; ; { // the last byte, a bracket, ends each of the loops
+		i := spaceEnd(rest, 0)
+		start := i
+		for rest[i]-'0' <= 9 {
+			i++
+		}
+		if n := i - start; n == 0 || n > 1 && rest[start] == '0' {
 			return false
 		}
+		i = spaceEnd(rest, i)
+		if rest[i] != ',' {
+			return rest[i] == ']' && i+1 == len(rest)
+		}
+		rest = rest[i+1:]
 	}
-	return digits
+}
+
+// spaceEnd is where the white space from i on ends.
+func spaceEnd(s []byte, i int) int {
+	for s[i] == ' ' || s[i] == '\n' || s[i] == '\t' || s[i] == '\r' {
+		i++
+	}
+	return i
 }
 
 // defaultCompletion is vLLM's max_tokens of a completion that names none (vllm/entrypoints/openai/completion/protocol.py).
@@ -132,14 +151,15 @@ const defaultCompletion = 16
 // continueIn makes the decode leg go on after the token: the prompt is P's tokens and the token, and one token less is wanted. The first
 // event's text, and the counts, are put right on the way back.
 func (a *answer) continueIn(r *connector.Request, leg *connector.Leg) error {
-	prompt := make([]byte, 0, len(a.prompt)+1+len(a.token))
-	prompt = append(prompt, a.prompt[:len(a.prompt)-1]...)
-	prompt = append(append(append(prompt, ','), a.token...), ']')
+	const params, end = `{"prompt_token_ids":`, `]}`
+	both := make([]byte, 0, len(params)+len(a.prompt)+1+len(a.token)+len(end))
+	both = append(append(both, params...), a.prompt[:len(a.prompt)-1]...)
+	both = append(append(append(both, ','), a.token...), end...)
 	if r.API == connector.APIChat {
 		// Rendered from the tokens, whatever the messages say (vLLM 48145; captures nixl/02b). Nothing else may be in there.
-		leg.Params(append(append([]byte(`{"prompt_token_ids":`), prompt...), '}'))
+		leg.Params(both)
 	} else {
-		leg.Set("prompt", prompt)
+		leg.Set("prompt", both[len(params):len(both)-1])
 	}
 	leg.Delete("truncate_prompt_tokens") // P's tokens are what it left
 	member, limit, given := limitOf(r)

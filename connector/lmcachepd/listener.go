@@ -11,18 +11,14 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/listen"
 	"github.com/pdkit/pdkit/internal/zmtp"
 )
 
 var errClosed = errors.New("lmcachepd: the notice listener was closed")
 
-// shared are the listeners of this process, by address. This is state of the package because the address is one of the machine: engines
-// know one place to tell, whichever model they serve, and each model has a flow with a connector of its own. Ids are random, so that
-// the flows cannot take each other's notices.
-var shared = struct {
-	sync.Mutex
-	byAddress map[string]*listener
-}{byAddress: map[string]*listener{}}
+// shared are the listeners of the process, by address. Ids are random, so that the flows which share one cannot take each other's notices.
+var shared listen.Shared[*listener]
 
 // Notices counts messages since a listener was opened.
 type Notices struct {
@@ -36,8 +32,6 @@ type Notices struct {
 // listener takes notices at one address.
 type listener struct {
 	*zmtp.Listener
-	key   string // in shared; "" if it is nobody else's
-	users int    // guarded by shared
 
 	mu      sync.Mutex
 	waiting map[string]*waiter
@@ -53,63 +47,22 @@ type waiter struct {
 
 // acquire returns the listener of an address, opened if it is the first. Port 0 gives one of its own.
 func acquire(ctx context.Context, address string) (*listener, error) {
-	shared.Lock()
-	defer shared.Unlock()
-	key, alone := canonical(ctx, address)
-	if l := shared.byAddress[key]; l != nil {
-		l.users++
-		return l, nil
-	}
-	l := &listener{users: 1, waiting: map[string]*waiter{}}
-	var err error
-	l.Listener, err = zmtp.Listen(ctx, address, zmtp.Config{
-		Socket: "PULL", Peers: []string{"PUSH"},
-		Peer: func(<-chan struct{}) func([]byte) { return l.take }, Refused: l.refused,
+	l, err := shared.Acquire(ctx, address, func(ln net.Listener) *listener {
+		l := &listener{waiting: map[string]*waiter{}}
+		l.Listener = zmtp.On(ln, zmtp.Config{
+			Socket: "PULL", Peers: []string{"PUSH"},
+			Peer: func(<-chan struct{}) func([]byte) bool { return l.take }, Refused: l.refused,
+		})
+		return l
 	})
 	if err != nil {
 		return nil, fmt.Errorf("lmcachepd: notifyListen: %w", err)
 	}
-	if !alone {
-		l.key = key
-		shared.byAddress[key] = l
-	}
 	return l, nil
 }
 
-// canonical spells an address so that localhost and 127.0.0.1 are one, and all ways to say "every address". alone tells that its port is
-// any free one, which nobody can share.
-func canonical(ctx context.Context, address string) (key string, alone bool) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return address, false // Listen tells
-	}
-	if ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host); err == nil && len(ips) > 0 {
-		ip := ips[0].Unmap()
-		for _, other := range ips {
-			if other = other.Unmap(); other.Is4() { // as net.Listen prefers
-				ip = other
-				break
-			}
-		}
-		if host = ip.String(); ip.IsUnspecified() {
-			host = ""
-		}
-	}
-	return net.JoinHostPort(host, port), port == "0"
-}
-
-// release closes the listener when its last user leaves, and waits for all that it has started.
-func (l *listener) release() {
-	shared.Lock()
-	defer shared.Unlock() // held to the end: whoever comes next must find the port free
-	if l.users--; l.users > 0 {
-		return
-	}
-	if l.key != "" {
-		delete(shared.byAddress, l.key)
-	}
-	l.Close()
-}
+// release gives a listener back, and closes it when its last user leaves.
+func (l *listener) release() { shared.Release(l, l.Close) }
 
 func (l *listener) refused() {
 	l.mu.Lock()
@@ -118,13 +71,13 @@ func (l *listener) refused() {
 }
 
 // take gives a message to the session it is for.
-func (l *listener) take(raw []byte) {
+func (l *listener) take(raw []byte) (told bool) {
 	id, ok := readNotice(raw)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !ok {
 		l.counts.Malformed++
-		return
+		return false
 	}
 	w := l.waiting[id]
 	switch {
@@ -134,11 +87,13 @@ func (l *listener) take(raw []byte) {
 		l.counts.Surplus++
 	default:
 		l.counts.Matched++
+		told = true
 		if w.missing--; w.missing == 0 {
 			w.event = connector.Event{Body: append([]byte(nil), raw...), At: time.Now()}
 			close(w.came)
 		}
 	}
+	return told
 }
 
 // expect arms a session; forget must follow. Nothing is kept of others, so that lost and late notices cost no memory.

@@ -22,6 +22,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -230,6 +231,9 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	if err != nil {
 		return err
 	}
+	if isLast(s.Request, p) && !json.Valid(p.Body) { // it would have been the client's: D has nothing to go on with
+		return connector.NoTransfer("the answer is not one JSON object")
+	}
 	return a.continueIn(s.Request, leg)
 }
 
@@ -281,9 +285,12 @@ func (c *Connector) receiver(d discovery.Endpoint) (*receiver, error) {
 }
 
 func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
-	r := &receiver{host: d.Attribute("receiverHost")}
+	r := &receiver{host: strings.TrimSpace(d.Attribute("receiverHost"))}
 	if r.host == "" {
 		r.host = d.Host()
+	}
+	if strings.ContainsFunc(r.host, func(c rune) bool { return c <= ' ' || strings.ContainsRune("/@", c) }) { // P makes tcp://HOST:PORT of it
+		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost", Problem: "is not a host's name or address"}
 	}
 	var err error
 	if r.init, err = ports(d, "receiverInitPorts", c.options.initPorts); err != nil {

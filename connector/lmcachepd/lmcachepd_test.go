@@ -3,7 +3,6 @@
 package lmcachepd_test
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -17,9 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
-	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -135,6 +132,8 @@ func TestWhereTheReceiverIs(t *testing.T) {
 		"not a port":               {"receiverInitPorts": "0", "receiverAllocPorts": "1"},
 		"not numbers":              {"receiverInitPorts": "a", "receiverAllocPorts": "1"},
 		"more of one than another": {"receiverInitPorts": "1,2", "receiverAllocPorts": "1"},
+		"a URL for a host":         {"receiverHost": "http://user:pw@evil/", "receiverInitPorts": "1", "receiverAllocPorts": "2"},
+		"a host of two lines":      {"receiverHost": "a\r\nb", "receiverInitPorts": "1", "receiverAllocPorts": "2"},
 	} {
 		_, err := spec(nil, attributes)
 		var bad *connector.EndpointError
@@ -339,27 +338,37 @@ func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 	assert.Nil(t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`, nil), func() *connector.PrefillResult { return nil }), "the stream stays unparsed without need")
 }
 
-// What the connector adds to the two legs of a chat of 2 KB, beside passthrough, and with the first token from P.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("kv cache ", 220) + `"}],"max_tokens":64,"stream":true}`
-	p := answerOf(b, true, nil)
-	for name, c := range map[string]connector.KVConnector{
-		"http": &passthrough.Connector{}, "lmcache-pd": open(b, nil), "lmcache-pd-first-token": open(b, &lmcachepd.Options{RetFirstToken: true}),
+// A last answer that is malformed where nothing is read of it cannot be the client's, and D must not go on from it.
+func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
+	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	for rule, k := range map[string]struct {
+		limit   string
+		replace map[string]string
+	}{
+		"P ended":            {"9", map[string]string{`"length"`: `"stop"`, `"usage":{`: `"usage":{,`}},
+		"one token is asked": {"1", map[string]string{`"usage":{`: `"usage":{,`}},
 	} {
-		b.Run(name, func(b *testing.B) {
-			s := session(b, connector.APIChat, body, receiverOfTwo)
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				leg := connector.NewLeg(s.Request)
-				_ = c.Prefill(context.Background(), s, leg)
-				out.Reset()
-				_ = leg.Splice(&out)
-				leg = connector.NewLeg(s.Request)
-				_ = c.Decode(context.Background(), s, p, leg)
-				out.Reset()
-				_ = leg.Splice(&out)
-			}
-		})
+		s := session(t, connector.APIChat, `{"messages":[],"max_tokens":`+k.limit+`}`, receiverOfTwo)
+		p := answerOf(t, true, k.replace)
+		_, final := c.Final(s, p)
+		assert.False(t, final, rule)
+		require.ErrorIs(t, c.Decode(t.Context(), s, p, connector.NewLeg(s.Request)), connector.ErrNoTransfer, rule)
+	}
+}
+
+// Token ids are whole numbers in digits, one at least: D would fail with others, or read another prompt.
+func TestTokenIDsOfThePrompt(t *testing.T) {
+	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	for ids, good := range map[string]bool{
+		"[1]": true, "[0, 1 ,\n2 ]": true, "[]": false, "[ ]": false, "[1,]": false, "[,1]": false, "[1 2]": false, "[01]": false, "[-1]": false, "[1.5]": false,
+		"[1e3]": false, "[[1]]": false, `["1"]`: false, "[1,null]": false, "null": false, "7": false, "{}": false,
+	} {
+		s := session(t, connector.APIChat, `{"messages":[],"max_tokens":9}`, receiverOfTwo)
+		err := c.Decode(t.Context(), s, answerOf(t, true, map[string]string{"[259,1,2]": ids}), connector.NewLeg(s.Request))
+		if good {
+			assert.NoError(t, err, ids)
+		} else {
+			assert.ErrorIs(t, err, connector.ErrNoTransfer, ids)
+		}
 	}
 }

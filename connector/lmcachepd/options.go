@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
@@ -48,7 +49,26 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	}
 	checkEngine(&engine, fault)
 	o.initPorts, o.allocPorts = engine.Ints("pd_peer_init_port"), engine.Ints("pd_peer_alloc_port")
+	if o.allocPorts == nil && onePort(&engine) {
+		for _, port := range o.initPorts {
+			o.allocPorts = append(o.allocPorts, port+allocAbove)
+		}
+		if slices.Max(o.allocPorts) > 65535 {
+			fault("pd_peer_alloc_port", "is missing", "the receivers' port for allocations, which was none of its own when there was a "+onePortNames[0])
+		}
+	}
 	return engine, errors.Join(errs...)
+}
+
+// allocAbove is how far a receiver's alloc port is above its init port in LMCache's own examples (examples/disagg_prefill/1p1d/configs).
+const allocAbove = 100
+
+// onePortNames are the names of the only port that a receiver had in 2025. Today's needs two.
+var onePortNames = []string{"nixl_peer_port", "nixl_receiver_port"}
+
+func onePort(engine *lmcacheconf.Config) bool {
+	e, ok := engine.Get("pd_peer_init_port")
+	return ok && len(engine.Ints(e.Key)) > 0 && slices.Contains(onePortNames, strings.TrimPrefix(e.Path, "lmcache."))
 }
 
 // maxNotifications is more ranks than any engine has.

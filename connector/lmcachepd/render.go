@@ -184,6 +184,8 @@ func (r *rendering) engineSettings(role string) {
 			r.noEffect(e.Path, "only a "+ofOneRole[e.Key]+" has LMCache's "+e.Key)
 		case (e.Key == "pd_peer_init_port" || e.Key == "pd_peer_alloc_port") && r.portsGiven(e.Key):
 			r.noEffect(e.Path, "the endpoint's own attribute holds")
+		case e.Key == "pd_peer_init_port" && onePort(&r.c.engine) && !r.portsGiven("pd_peer_alloc_port"):
+			r.note(e.Path, "LMCache's pd_peer_init_port; its pd_peer_alloc_port, which is not given, is "+strconv.Itoa(allocAbove)+" above, as in LMCache's examples")
 		case e.Key == "pd_peer_init_port", e.Key == "pd_peer_alloc_port":
 			r.note(e.Path, "LMCache's "+e.Key)
 		default:

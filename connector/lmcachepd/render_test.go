@@ -134,6 +134,30 @@ func TestTheLaunchGuidesOldSettings(t *testing.T) {
 }
 
 // Where a gateway is not named, it is on the engines' own machine.
+// The guide's file as it stands, and engines of which nothing else is known: the receiver had one port then and has two now.
+func TestTheLaunchGuidesOnePortBecomesTwo(t *testing.T) {
+	const guide = `{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost","nixl_peer_port":55555,"nixl_buffer_size":1073741824}`
+	on := target(discovery.RoleDecode)
+	on.Endpoint = decodeEngine(nil)
+	d := render(t, guide, on)
+	assert.Contains(t, d.Files[0].Content, "pd_peer_init_port: [55555]\npd_peer_alloc_port: [55655]\n")
+	assert.Contains(t, note(t, d, "config.nixl_peer_port").Text, "pd_peer_alloc_port, which is not given, is 100 above")
+	c, err := factory(json.RawMessage(guide))
+	require.NoError(t, err)
+	k, _ := connector.As[connector.EndpointChecker](c)
+	require.NoError(t, k.CheckEndpoint(on.Endpoint), "requests are sent there")
+
+	_, err = factory(json.RawMessage(`{"enable_nixl":true,"nixl_peer_port":65500}`))
+	faults := connector.FieldErrors(err)
+	require.Len(t, faults, 1)
+	assert.Equal(t, "pd_peer_alloc_port", faults[0].Path)
+
+	c, err = factory(json.RawMessage(`{"enable_pd":true,"pd_peer_init_port":7300}`))
+	require.NoError(t, err)
+	k, _ = connector.As[connector.EndpointChecker](c)
+	require.ErrorContains(t, k.CheckEndpoint(on.Endpoint), "receiverAllocPorts", "today's names come in pairs")
+}
+
 func TestTheGatewaysAddress(t *testing.T) {
 	on := target(discovery.RolePrefill)
 	on.Gateway = ""

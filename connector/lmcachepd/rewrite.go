@@ -18,18 +18,26 @@ func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (con
 	if !c.options.RetFirstToken {
 		return connector.Answer{}, false
 	}
+	if !isLast(s.Request, p) {
+		return connector.Answer{}, false // as most are not; nothing else has to be read
+	}
 	a, err := readAnswer(s.Request.API, p)
-	if err != nil {
+	if err != nil || !json.Valid(p.Body) {
 		return connector.Answer{}, false // Decode tells
 	}
-	_, limit, given := limitOf(s.Request)
-	if a.reason != "stop" && (!given || limit != 1) {
-		return connector.Answer{}, false
-	}
 	if s.Request.Stream {
-		return connector.Answer{Events: a.events(s.Request)}, true
+		return connector.Answer{Events: a.events(s.Request, p)}, true
 	}
 	return connector.Answer{Body: a.whole(p.Body)}, true
+}
+
+// isLast says whether nothing is left for D: the client wants one token, or P has ended.
+func isLast(r *connector.Request, p *connector.PrefillResult) bool {
+	if _, limit, given := limitOf(r); given && limit == 1 {
+		return true
+	}
+	choices, _ := p.Field("choices")
+	return gjson.GetBytes(choices, "0.finish_reason").Str == "stop"
 }
 
 // whole is P's answer without what the client did not ask for. vLLM sends such members as null.
@@ -50,7 +58,13 @@ func (a *answer) whole(body []byte) []byte {
 }
 
 // events are P's answer as vLLM streams one: for a chat the role, then the text with the reason, then the counts if they are wanted.
-func (a *answer) events(r *connector.Request) [][]byte {
+func (a *answer) events(r *connector.Request, p *connector.PrefillResult) [][]byte {
+	own := func(name string) string {
+		if raw, ok := p.Field(name); ok {
+			return string(raw)
+		}
+		return "null"
+	}
 	object, choices := "text_completion", []string{`[{"index":0,"text":` + quoted(a.text) + `,"logprobs":null,"finish_reason":` + quoted(a.reason) + `,"stop_reason":` + a.stop + `}]`}
 	if a.api == connector.APIChat {
 		object = "chat.completion.chunk"
@@ -61,7 +75,7 @@ func (a *answer) events(r *connector.Request) [][]byte {
 	}
 	chunk := func(choices, usage string) []byte {
 		var b bytes.Buffer
-		event := `{"id":` + a.id + `,"object":` + quoted(object) + `,"created":` + a.created + `,"model":` + a.model + `,"choices":` + choices + usage + `}`
+		event := `{"id":` + own("id") + `,"object":` + quoted(object) + `,"created":` + own("created") + `,"model":` + own("model") + `,"choices":` + choices + usage + `}`
 		if json.Compact(&b, []byte(event)) != nil { // an event is one line, however P spaces its answer; its JSON is known to be valid
 			return []byte(event)
 		}
@@ -72,7 +86,7 @@ func (a *answer) events(r *connector.Request) [][]byte {
 		events = append(events, chunk(c, ""))
 	}
 	if options, ok := r.Field("stream_options"); ok && gjson.GetBytes(options, "include_usage").Bool() {
-		events = append(events, chunk("[]", `,"usage":`+a.usage))
+		events = append(events, chunk("[]", `,"usage":`+own("usage")))
 	}
 	return append(events, []byte("[DONE]"))
 }

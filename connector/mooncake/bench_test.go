@@ -3,44 +3,23 @@
 package mooncake_test
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/passthrough"
-	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-// Both legs of a chat of 2 KB, beside those of the connector http, which edits least. The budget is 5 µs and 10 allocations per leg more.
-func BenchmarkLegs(b *testing.B) {
-	mine := newConnector(b, nil)
-	s := session(b, connector.APIChat, `{"model":"m","messages":[{"role":"user","content":"`+strings.Repeat("x", 2000)+`"}],"stream":true,"max_tokens":64}`, endpoint(b, "http://10.0.0.1:8100"))
-	require.NoError(b, prepare(b.Context(), mine, s, (&server{}).say(oneRank).call))
-	http, err := passthrough.New(nil)
-	require.NoError(b, err)
-	for _, c := range []connector.KVConnector{http, mine} {
-		for _, leg := range []string{"prefill", "decode"} {
-			b.Run(c.Name()+"/"+leg, func(b *testing.B) {
-				b.ReportAllocs()
-				var body jsonedit.Segments
-				for b.Loop() {
-					l := connector.NewLeg(s.Request)
-					if leg == "prefill" {
-						err = c.Prefill(b.Context(), s, l)
-					} else {
-						err = c.Decode(b.Context(), s, nil, l)
-					}
-					if err == nil {
-						err = l.Splice(&body)
-					}
-					if err != nil {
-						b.Fatal(err)
-					}
-					body.Reset()
-				}
-			})
-		}
-	}
+// setups are the connectors whose legs are measured.
+func setups(t testing.TB) []connectortest.Measured {
+	t.Helper()
+	c := newConnector(t, nil)
+	s := session(t, connector.APIChat, connectortest.Chat2KB(), endpoint(t, "http://10.0.0.1:8100"))
+	require.NoError(t, prepare(t.Context(), c, s, (&server{}).say(oneRank).call))
+	return []connectortest.Measured{{Connector: c, Session: s}}
 }
+
+func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
+
+func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

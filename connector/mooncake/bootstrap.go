@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/answers"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -27,13 +28,32 @@ const maxAnswer = 1 << 20
 // cause a query per request.
 const notAgain = time.Second
 
+// listing is what a bootstrap server has answered. It is never changed.
+type listing struct {
+	addr  json.RawMessage // the server's URL, as JSON
+	ranks []rank          // in order of their numbers; at least one
+}
+
+// rank is one data-parallel rank of an engine.
+type rank struct {
+	number int
+	engine json.RawMessage // its engine id, as JSON
+}
+
+func (l *listing) find(number int) (rank, bool) {
+	i, ok := slices.BinarySearchFunc(l.ranks, number, func(r rank, n int) int { return cmp.Compare(r.number, n) })
+	if !ok {
+		return rank{}, false
+	}
+	return l.ranks[i], true
+}
+
 // target is what the two describers need of P, found before the legs.
 type target struct {
-	url   string
-	entry *entry
-	addr  json.RawMessage
-	rank  rank
-	ranks int
+	url    string
+	answer *answers.Answer[*listing]
+	rank   rank
+	ranks  int
 }
 
 var errNotPrepared = errors.New("mooncake: the prefill engine's bootstrap server was not asked")
@@ -57,18 +77,19 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 	if err != nil {
 		return nil, err
 	}
-	e, err := c.cache.get(ctx, url, func() (*entry, error) { return query(ctx, url, call) })
+	answer, err := c.cache.Get(ctx, url, func() (*listing, error) { return query(ctx, url, call) })
 	if err != nil {
 		return nil, err
 	}
-	t := &target{url: url, entry: e, addr: e.addr, ranks: max(dp, len(e.ranks))}
+	known := answer.Value
+	t := &target{url: url, answer: answer, ranks: max(dp, len(known.ranks))}
 	if dp == 0 {
-		t.rank = e.ranks[s.Uint64()%uint64(len(e.ranks))]
+		t.rank = known.ranks[s.Uint64()%uint64(len(known.ranks))]
 	} else {
 		var ok bool
-		if t.rank, ok = e.find(s.PrefillRank()); !ok {
-			if time.Since(e.at) > notAgain {
-				c.cache.forget(url, e)
+		if t.rank, ok = known.find(s.PrefillRank()); !ok {
+			if time.Since(answer.At) > notAgain {
+				c.cache.Forget(url, answer)
 			}
 			return nil, errors.New("mooncake: the bootstrap server does not name the data-parallel rank that was chosen")
 		}
@@ -83,16 +104,9 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 // Clean forgets the bootstrap server's answer after an attempt that failed by the engines' fault: P may have restarted, with another
 // engine id, of which D knows nothing (captures mooncake/09).
 func (c *Connector) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
-	t, ok := s.Prepared().(*target)
-	if !ok {
-		return nil
+	if t, ok := s.Prepared().(*target); ok && answers.Doubtful(cause) {
+		c.cache.Forget(t.url, t.answer)
 	}
-	// A client that leaves or sends what engines refuse says nothing about P.
-	var judged interface{ EngineFault() bool }
-	if errors.As(cause, &judged) && !judged.EngineFault() {
-		return nil
-	}
-	c.cache.forget(t.url, t.entry)
 	return nil
 }
 
@@ -117,8 +131,7 @@ func (c *Connector) bootstrapURL(p discovery.Endpoint) (string, error) {
 }
 
 // query asks a bootstrap server which engines it knows.
-func query(ctx context.Context, url string, call connector.Caller) (*entry, error) {
-	at := time.Now()
+func query(ctx context.Context, url string, call connector.Caller) (*listing, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/query", nil)
 	if err != nil {
 		return nil, errors.New("mooncake: the bootstrap server's address is not a URL")
@@ -142,7 +155,7 @@ func query(ctx context.Context, url string, call connector.Caller) (*entry, erro
 	if err != nil {
 		return nil, err
 	}
-	return &entry{addr: connector.Quote(url), ranks: ranks, at: at}, nil
+	return &listing{addr: connector.Quote(url), ranks: ranks}, nil
 }
 
 // parseRanks reads {"<rank>": {"engine_id": "…", …}, …}. What else stands there is left to newer engines.
@@ -177,15 +190,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RolePrefill) {
 		return nil
 	}
-	var errs []error
-	note := func(err error) {
-		if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-			errs = append(errs, &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem})
-		}
-	}
-	_, err := c.bootstrapURL(e)
-	note(err)
-	_, err = connector.IntAttribute(e, "dpSize", 0, 1, 65535)
-	note(err)
-	return errors.Join(errs...)
+	_, faulty := c.bootstrapURL(e)
+	_, odd := connector.IntAttribute(e, "dpSize", 0, 1, 65535)
+	return connector.AttributeFaults(errors.Join(faulty, odd), nil)
 }

@@ -5,6 +5,8 @@ package mooncake
 import (
 	"encoding/json"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/pdkit/pdkit/connector"
 )
 
@@ -26,13 +28,7 @@ func endedByLength(api connector.API, p *connector.PrefillResult) error {
 		}
 		length = "max_output_tokens"
 	default:
-		var choices []struct {
-			Reason string `json:"finish_reason"`
-		}
-		if raw, ok := p.Field("choices"); ok && json.Unmarshal(raw, &choices) == nil && len(choices) == 1 {
-			why = choices[0].Reason
-		}
-		length = "length"
+		why, length = onlyReason(p), "length"
 	}
 	switch why {
 	case length:
@@ -41,6 +37,23 @@ func endedByLength(api connector.API, p *connector.PrefillResult) error {
 		return connector.NoTransfer("the answer does not say why it ended")
 	}
 	return connector.NoTransfer("the prefill engine did not end by length, and so offers no KV")
+}
+
+// onlyReason is that of the only choice; "" if there is none, or several. It stands in the way of every request, so that nothing is decoded.
+func onlyReason(p *connector.PrefillResult) (why string) {
+	raw, ok := p.Field("choices")
+	if !ok || !json.Valid(raw) {
+		return ""
+	}
+	choices, n := gjson.ParseBytes(raw), 0
+	choices.ForEach(func(_, choice gjson.Result) bool {
+		n, why = n+1, choice.Get("finish_reason").Str
+		return n < 2
+	})
+	if n != 1 || !choices.IsArray() {
+		return ""
+	}
+	return why
 }
 
 func text(p *connector.PrefillResult, name string) string {

@@ -151,7 +151,15 @@ func TestFlowFindsTheEngineThatRestarted(t *testing.T) {
 // P answers 200 and has ended by itself, so that it offers nothing: D is cancelled at once, and the pair is known to keep an orphan.
 func TestFlowCancelsDecodeOfAPrefillThatOffersNothing(t *testing.T) {
 	x := newRig(t, nil)
-	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultGarbage, Count: -1, Body: `{"type":"message","content":[],"stop_reason":"end_turn"}`})
+	var prefills atomic.Int64
+	stops := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for n := prefills.Add(1); x.d.Stats().Requests < n; { // else D's leg may not be out yet, and then there is no orphan
+			time.Sleep(time.Millisecond)
+		}
+		_, _ = io.WriteString(w, `{"type":"message","content":[],"stop_reason":"end_turn"}`)
+	}))
+	defer stops.Close()
+	x.prefill = endpoint(t, stops.URL, "bootstrapURL", x.p.Bootstrap())
 	begun := time.Now()
 	_, err := x.do(connector.APIMessages, `{"model":"tiny","messages":[{"role":"user","content":"hello"}],"max_tokens":9}`)
 	var e *pdflow.Error

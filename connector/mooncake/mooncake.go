@@ -26,6 +26,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/answers"
 )
 
 // Name is the name the connector is registered under.
@@ -44,7 +45,7 @@ func init() {
 // Connector is the connector "mooncake". Its only state is what bootstrap servers have answered.
 type Connector struct {
 	opts  Options
-	cache cache
+	cache answers.Cache[*listing]
 }
 
 // New checks the settings. nil means defaults.
@@ -56,7 +57,7 @@ func New(o *Options) (*Connector, error) {
 		return nil, err
 	}
 	c := &Connector{opts: *o}
-	c.cache.ttl = o.ttl()
+	c.cache.TTL = o.ttl()
 	return c, nil
 }
 
@@ -106,8 +107,9 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 		}
 	}
 	const before, engine, id, after = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":`, `,"remote_engine_id":`, `,"transfer_id":"`, `"}`
-	b := make([]byte, 0, len(before)+len(t.addr)+len(engine)+len(t.rank.engine)+len(id)+transferIDLen+len(after))
-	b = append(append(b, before...), t.addr...)
+	addr := t.answer.Value.addr
+	b := make([]byte, 0, len(before)+len(addr)+len(engine)+len(t.rank.engine)+len(id)+transferIDLen+len(after))
+	b = append(append(b, before...), addr...)
 	b = append(append(b, engine...), t.rank.engine...)
 	b = appendTransferID(append(b, id...), s)
 	leg.Params(append(b, after...))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -44,7 +45,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		s.Notes = append(s.Notes, connector.Note{NoEffect: true, Path: "config.bootstrapPort", Text: "the engine's attribute, or bootstrap_server_address, is more special"})
 	}
 	s.Env, s.Notes = c.abort(s.Env, s.Notes)
-	s.Notes = append(s.Notes, resourceNotes(t.Resources)...)
+	s.Notes = append(s.Notes, launchnote.Resources(t.Resources, "Mooncake's transfer goes from engine to engine, and keeps nothing of its own")...)
 	return s, errors.Join(errs...)
 }
 
@@ -114,18 +115,4 @@ func (c *Connector) abort(env []connector.EnvVar, notes []connector.Note) ([]con
 	}
 	seconds := strconv.Itoa(int(d / time.Second))
 	return append(env, connector.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: seconds}), notes
-}
-
-// resourceNotes tells which of a ModelServer's resources have no place in a protocol that keeps KV in the engines' own blocks only.
-func resourceNotes(r connector.Resources) []connector.Note {
-	var notes []connector.Note
-	for _, m := range []struct {
-		path  string
-		given bool
-	}{{"resources.maxMemory", r.MaxMemory != ""}, {"resources.maxDisk", r.MaxDisk != ""}, {"resources.maxBandwidth", r.MaxBandwidth != ""}} {
-		if m.given {
-			notes = append(notes, connector.Note{NoEffect: true, Path: m.path, Text: "Mooncake's transfer goes from engine to engine, and keeps nothing of its own"})
-		}
-	}
-	return notes
 }

@@ -92,31 +92,20 @@ func (c *Connector) Lease() time.Duration {
 	return c.lease
 }
 
-var prefillParams = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
-
 // Prefill asks P for one token, an end by length, and a handoff.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
 	leg.EndByLength()
-	leg.Params(prefillParams)
+	leg.Params(kvparams.Ask)
 	leg.SetRequestID(s.ID)
 	return nil
 }
 
 // Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
 func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	if p == nil {
-		return connector.NoTransfer("decode was described before prefill answered")
-	}
-	if p.Err() != nil {
-		return connector.NoTransfer("the answer is not one JSON object")
-	}
-	raw, ok := p.Field(connector.ParamsMember)
-	if !ok {
-		return connector.NoTransfer("kv_transfer_params is absent or null: prefill did not end by length")
-	}
-	if err := checkHandoff(raw); err != nil {
-		return connector.NoTransfer("kv_transfer_params: %v", err)
+	raw, err := kvparams.OfAnswer(p, checkHandoff)
+	if err != nil {
+		return err
 	}
 	leg.Params(raw)
 	leg.SetRequestID(s.ID)

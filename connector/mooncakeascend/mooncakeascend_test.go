@@ -17,9 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
-	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 // good is a handoff with the keys of request_finished, in its order.
@@ -160,11 +158,12 @@ func TestLaunchSettings(t *testing.T) {
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_consumer","kv_port":36200,"kv_buffer_device":"npu","kv_parallel_size":1,"kv_rank":1,"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`, out.KVTransfer.JSON(), "before 0.11")
 
-	out, err = c.Render(connector.Target{Endpoint: endpoint(t, "http://10.0.0.7:8300", discovery.RoleBoth, nil), Resources: connector.Resources{MaxMemory: "1Gi"}})
+	out, err = c.Render(connector.Target{Endpoint: d, Engines: engines, Resources: connector.Resources{MaxMemory: "1Gi"}})
 	require.NoError(t, err)
-	assert.Nil(t, out.KVTransfer, "it serves alone")
 	assert.Equal(t, "resources.maxMemory", out.Notes[0].Path)
 	assert.True(t, out.Notes[0].NoEffect)
+	_, err = c.Render(connector.Target{Endpoint: endpoint(t, "http://10.0.0.7:8300", discovery.RoleBoth, nil)})
+	require.ErrorContains(t, err, "either sends or receives")
 }
 
 func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
@@ -185,32 +184,4 @@ func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
 		assert.Equal(t, "attributes."+name, faults[0].Path)
 	}
 	require.NoError(t, open(t, nil).CheckEndpoint(p))
-}
-
-// BenchmarkLegs describes both legs of a chat of 2 KiB, against passthrough. The budget over that is 5 µs and 10 allocations a leg.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) + `"}],"max_tokens":64,"stream":true}`
-	plain, err := passthrough.New(nil)
-	require.NoError(b, err)
-	for _, c := range []connector.KVConnector{plain, open(b, nil)} {
-		b.Run(c.Name(), func(b *testing.B) {
-			s := session(b, connector.APIChat, body)
-			p := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+good+`}`), time.Now())
-			ctx := context.Background()
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				leg := connector.NewLeg(s.Request)
-				if c.Prefill(ctx, s, leg) != nil || leg.Splice(&out) != nil {
-					b.Fatal("prefill")
-				}
-				out.Reset()
-				leg = connector.NewLeg(s.Request)
-				if c.Decode(ctx, s, p, leg) != nil || leg.Splice(&out) != nil {
-					b.Fatal("decode")
-				}
-				out.Reset()
-			}
-		})
-	}
 }

@@ -14,7 +14,7 @@ import (
 // Render gives vllm-ascend's --kv-transfer-config and the time after which P frees blocks that nobody has read.
 func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
 	out, err := ascendengine.Settings(t, "MooncakeConnectorV1", c.kvPort)
-	if err != nil || out.KVTransfer == nil {
+	if err != nil {
 		return out, err
 	}
 	out.Env = append(out.Env, connector.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: strconv.Itoa(int(c.Lease() / time.Second))})

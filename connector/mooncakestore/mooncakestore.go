@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/settle"
 )
 
 // Name is the name the connector is registered under.
@@ -73,21 +74,7 @@ func (*Connector) Decode(context.Context, *connector.Session, *connector.Prefill
 
 // Expect waits for the settle time between the legs, if one is set.
 func (c *Connector) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
-	done = func(error) {}
-	settle := time.Duration(c.opts.SettleTime)
-	if settle <= 0 {
-		return nil, done
-	}
-	return func(ctx context.Context) (connector.Event, error) {
-		timer := time.NewTimer(settle)
-		defer timer.Stop()
-		select {
-		case at := <-timer.C:
-			return connector.Event{At: at}, nil
-		case <-ctx.Done():
-			return connector.Event{}, context.Cause(ctx)
-		}
-	}, done
+	return settle.Expect(time.Duration(c.opts.SettleTime))
 }
 
 // Unsupported knows that the pool may be read any number of times, so that n above 1 is fine, and that SGLang's own API is not vLLM's.

@@ -3,7 +3,6 @@
 package moriio
 
 import (
-	"errors"
 	"strconv"
 	"strings"
 
@@ -142,12 +141,13 @@ func plainHost(host string) bool {
 // CheckEndpoint tells which attribute is missing or malformed.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	_, err := c.engine(e)
-	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-		remedy := "one of 1 to 65535"
-		if bad.Attribute == "zmqAddress" {
-			remedy = "host:IP,handshake:PORT,notify:PORT, as the engine announces it"
-		}
-		return &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedy}
-	}
-	return err
+	return connector.AttributeFaults(err, remedies)
+}
+
+var remedies = map[string]string{
+	"zmqAddress":    "host:IP,handshake:PORT,notify:PORT, as the engine announces it",
+	"handshakePort": "the engine's handshake_port, 1 to 65535",
+	"notifyPort":    "the engine's notify_port, 1 to 65535",
+	"tpSize":        "the engine's tensor-parallel size",
+	"dpSize":        "the engine's data-parallel size",
 }

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/answerid"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
@@ -173,10 +174,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		return err
 	}
 	var a answer
-	if c.read && p == nil {
-		return connector.NoTransfer("decode was described before prefill answered")
-	}
-	if p != nil { // read mode, or write mode one after the other
+	if c.read || p != nil { // read mode, or write mode one after the other
 		if a, err = c.handoff(s, &pair.p, p); err != nil {
 			return err
 		}
@@ -227,33 +225,34 @@ type answer struct {
 // handoff checks P's answer: in both modes that it is there and this session's, in read mode also what D reads by.
 func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.PrefillResult) (answer, error) {
 	a := answer{rank: -1}
-	if p.Err() != nil {
-		return a, connector.NoTransfer("the answer is not one JSON object")
-	}
-	raw, ok := p.Field(connector.ParamsMember)
-	if !ok {
-		return a, connector.NoTransfer("kv_transfer_params is absent or null: prefill did not end by length")
-	}
-	o := kvparams.Read(raw, "remote_block_ids")
-	o.True("do_remote_prefill")
-	o.NotTrue("do_remote_decode")
-	if id := o.Text("transfer_id"); o.Err() == nil && !isTransferID(id, s) {
-		_ = o.Close()
-		return a, connector.NoTransfer("kv_transfer_params: transfer_id is not this session's")
-	}
-	if c.read {
-		a.engine = o.Text("remote_engine_id")
-		o.SomeBlocks("remote_block_ids", 1)
-		a.blocks, _ = o.Get("remote_block_ids")
-		o.OptionalInt("remote_dp_rank", 0, int64(e.dp)-1, true)
-		if raw, ok := o.Get("remote_dp_rank"); ok {
-			a.rank = digits(raw)
+	_, err := kvparams.OfAnswer(p, func(raw json.RawMessage) error {
+		o := kvparams.Read(raw, "remote_block_ids")
+		o.True("do_remote_prefill")
+		o.NotTrue("do_remote_decode")
+		if id := o.Text("transfer_id"); !isTransferID(id, s) {
+			o.Fault("transfer_id", "is not this session's")
 		}
+		if c.read {
+			a.engine = o.Text("remote_engine_id")
+			o.SomeBlocks("remote_block_ids", 1)
+			a.blocks, _ = o.Get("remote_block_ids")
+			o.OptionalInt("remote_dp_rank", 0, int64(e.dp)-1, true)
+			if raw, ok := o.Get("remote_dp_rank"); ok {
+				a.rank = digits(raw)
+			}
+		}
+		return o.Close()
+	})
+	return a, err
+}
+
+// Rewrite gives answers the client's id in place of the one with the engines' addresses.
+func (c *Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+	pair, err := c.pair(s)
+	if err != nil {
+		return nil // no leg was sent
 	}
-	if err := o.Close(); err != nil {
-		return a, connector.NoTransfer("kv_transfer_params: %v", err)
-	}
-	return a, nil
+	return answerid.Replace(s, pair.requestID(s))
 }
 
 // Unsupported knows that a transfer is single use, and that SGLang's own API has no place for it.

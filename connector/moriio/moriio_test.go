@@ -20,9 +20,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/moriio"
-	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func open(t testing.TB, o *moriio.Options) *moriio.Connector {
@@ -307,35 +305,4 @@ func FuzzAnswer(f *testing.F) {
 		require.Equal(t, "tx-"+s.UUID(), h.ID)
 		require.Zero(t, *h.Rank)
 	})
-}
-
-// BenchmarkLegs describes both legs of a chat of 2 KiB, against passthrough. The budget over that is 5 µs and 10 allocations a leg.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) + `"}],"max_tokens":64,"stream":true}`
-	plain, err := passthrough.New(nil)
-	require.NoError(b, err)
-	bench := func(name string, c connector.KVConnector, p *connector.PrefillResult, s *connector.Session) {
-		b.Run(name, func(b *testing.B) {
-			ctx := context.Background()
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				leg := connector.NewLeg(s.Request)
-				if c.Prefill(ctx, s, leg) != nil || leg.Splice(&out) != nil {
-					b.Fatal("prefill")
-				}
-				out.Reset()
-				leg = connector.NewLeg(s.Request)
-				if c.Decode(ctx, s, p, leg) != nil || leg.Splice(&out) != nil {
-					b.Fatal("decode")
-				}
-				out.Reset()
-			}
-		})
-	}
-	s := session(b, connector.APIChat, body, nil, nil)
-	answer := answerOf(`{"kv_transfer_params":` + handoff(s) + `}`)
-	bench("http", plain, answer, s)
-	bench("moriio-write", open(b, nil), nil, s)
-	bench("moriio-read", open(b, &moriio.Options{Mode: moriio.ModeRead}), answer, s)
 }

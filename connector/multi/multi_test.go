@@ -16,12 +16,10 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/multi"
-	_ "github.com/pdkit/pdkit/connector/nixl"    // a child that relays a handoff
-	_ "github.com/pdkit/pdkit/connector/p2pnccl" // one that wants attributes
-	"github.com/pdkit/pdkit/connector/passthrough"
+	_ "github.com/pdkit/pdkit/connector/nixl"          // a child that relays a handoff
+	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // one that wants attributes
 	_ "github.com/pdkit/pdkit/connector/sharedstorage" // one that is a store
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -384,30 +382,4 @@ func TestAllWaitsAreWaitedForAndTheNoticeIsTheEvent(t *testing.T) {
 func TestOptionsByHand(t *testing.T) {
 	_, err := multi.New(nil)
 	require.ErrorContains(t, err, "empty")
-}
-
-// What the connector costs over passthrough; the limits are 5 µs and 10 allocations a leg.
-func BenchmarkLegs(b *testing.B) {
-	request := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
-	base, err := passthrough.New(nil)
-	require.NoError(b, err)
-	nixl, err := connector.Open(connector.Spec{Type: "nixl"})
-	require.NoError(b, err)
-	answered := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+handoff+`}`), time.Now())
-	for _, k := range []connector.KVConnector{base, nixl, open(b, nixlAndStore)} {
-		b.Run(k.Name(), func(b *testing.B) {
-			s, ctx := session(b, connector.APIChat, request), context.Background()
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
-				_ = k.Prefill(ctx, s, p)
-				_ = p.Splice(&out)
-				out.Reset()
-				_ = k.Decode(ctx, s, answered, d)
-				_ = d.Splice(&out)
-				out.Reset()
-			}
-		})
-	}
 }

@@ -3,71 +3,31 @@
 package nixl_test
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/passthrough"
-	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/nixl"
 )
 
-// legs describes both legs of a chat of 2 KiB, as the flow does.
-func legs(t testing.TB, c connector.KVConnector) (prefill, decode func()) {
+// setups are the plain connector, and the first turn of a conversation.
+func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
-	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) + `"}],"max_tokens":64,"stream":true}`
-	s := session(t, connector.APIChat, body)
-	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"id":"chatcmpl-1","kv_transfer_params":`+good+`}`), time.Now())
-	ctx := context.Background()
-	var out jsonedit.Segments
-	prefill = func() {
-		leg := connector.NewLeg(s.Request)
-		if c.Prefill(ctx, s, leg) != nil || leg.Splice(&out) != nil {
-			t.Fatal("prefill")
-		}
-		out.Reset()
-	}
-	decode = func() {
-		leg := connector.NewLeg(s.Request)
-		if c.Decode(ctx, s, p, leg) != nil || leg.Splice(&out) != nil {
-			t.Fatal("decode")
-		}
-		out.Reset()
-	}
-	return prefill, decode
-}
-
-func plainConnector(t testing.TB) connector.KVConnector {
-	t.Helper()
-	c, err := passthrough.New(nil)
+	s := session(t, connector.APIChat, connectortest.Chat2KB())
+	answer := connectortest.AnswerWith(s.API, connector.ParamsMember, strings.Replace(good, "[13,14]", connectortest.Blocks2KB(), 1))
+	s.Header = http.Header{"X-Session-Id": {"talk-1"}}
+	talk, err := nixl.New(&nixl.Options{Bidirectional: true})
 	require.NoError(t, err)
-	return c
-}
-
-// The budget over passthrough is 5 µs and 10 allocations a leg.
-func BenchmarkLegs(b *testing.B) {
-	for _, c := range []connector.KVConnector{plainConnector(b), open(b, nil)} {
-		prefill, decode := legs(b, c)
-		for name, leg := range map[string]func(){"prefill": prefill, "decode": decode} {
-			b.Run(c.Name()+"/"+name, func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					leg()
-				}
-			})
-		}
+	return []connectortest.Measured{
+		{Connector: open(t, nil), Session: s, Answer: answer},
+		{Name: "nixl/bidirectional", Connector: talk, Session: s, Answer: answer},
 	}
 }
 
-func TestLegsKeepTheBudgetOfAllocations(t *testing.T) {
-	plainPrefill, plainDecode := legs(t, plainConnector(t))
-	prefill, decode := legs(t, open(t, nil))
-	const runs = 100
-	assert.LessOrEqual(t, testing.AllocsPerRun(runs, prefill), testing.AllocsPerRun(runs, plainPrefill)+10)
-	assert.LessOrEqual(t, testing.AllocsPerRun(runs, decode), testing.AllocsPerRun(runs, plainDecode)+10)
-}
+func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
+
+func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

@@ -5,8 +5,10 @@ package nixl
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -16,7 +18,7 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/handoff"
+	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
 // conversational is the connector with bidirectional: after a turn of a conversation D keeps the KV of prompt and answer and says so in
@@ -45,7 +47,8 @@ func newConversational(c *Connector) *conversational {
 // maxConversationName bounds what a client can make the memory hold.
 const maxConversationName = 256
 
-// key names a conversation, "" if the request belongs to none. KV of another model or cache salt is other KV.
+// key names a conversation, "" if the request belongs to none. KV of another model or cache salt is other KV. It is a digest, since both
+// may be as long as the client likes.
 func (c *conversational) key(s *connector.Session) string {
 	name := s.Header.Get(c.opts.conversationHeader())
 	if name == "" || len(name) > maxConversationName {
@@ -62,7 +65,11 @@ func (c *conversational) key(s *connector.Session) string {
 		}
 	}
 	salt, _ := s.Field("cache_salt")
-	return s.Model + "\x00" + string(salt) + "\x00" + name
+	h := sha256.New()
+	for _, part := range []string{s.Model, string(salt), name} {
+		_, _ = fmt.Fprintf(h, "%d:%s", len(part), part)
+	}
+	return string(h.Sum(nil))
 }
 
 // remembers reports whether the answer is of use for a next turn: streams never tell where D's KV is.
@@ -112,14 +119,18 @@ func (c *conversational) Decode(ctx context.Context, s *connector.Session, p *co
 	return nil
 }
 
-// Rewrite remembers D's whole answer and takes out of it what the client did not ask for.
+// Rewrite remembers D's whole answer, if that is of use, and takes out of it what the client is not to see: D says of each where its KV
+// lies. Streams do not have that, and stay unparsed.
 func (c *conversational) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
-	if !c.remembers(s) {
+	if s.Request.Stream {
 		return nil
 	}
+	remembers := c.remembers(s)
 	return func(answer []byte) ([]byte, error) {
-		c.remember(s, answer)
-		return clientsView(s, answer), nil
+		if remembers {
+			c.remember(s, answer)
+		}
+		return clientsView(s, answer, remembers), nil
 	}
 }
 
@@ -129,7 +140,7 @@ func (c *conversational) remember(s *connector.Session, answer []byte) {
 		return
 	}
 	raw := gjson.GetBytes(answer, connector.ParamsMember).Raw
-	if raw == "" || handoff.Check(json.RawMessage(raw), handoff.Decode) != nil {
+	if raw == "" || kvparams.NIXL(json.RawMessage(raw), kvparams.RemoteDecode, nil) != nil {
 		return
 	}
 	n := gjson.Get(raw, "remote_num_tokens").Int()
@@ -156,10 +167,11 @@ func promptPath(api connector.API) string {
 	return "choices.0.prompt_token_ids"
 }
 
-// clientsView is D's answer without the engines' affairs, which are null where nobody asked for them.
-func clientsView(s *connector.Session, answer []byte) []byte {
+// clientsView is D's answer without the engines' affairs, which are null where nobody asked for them. tokens tells that D may have been
+// asked for token ids.
+func clientsView(s *connector.Session, answer []byte, tokens bool) []byte {
 	paths := []string{connector.ParamsMember}
-	if asked, _ := s.Field(returnTokenIDs); s.API != connector.APIGenerate && string(asked) != "true" {
+	if asked, _ := s.Field(returnTokenIDs); tokens && s.API != connector.APIGenerate && string(asked) != "true" {
 		paths = append(paths, promptPath(s.API), "choices.0.token_ids")
 	}
 	for _, path := range paths {

@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -322,6 +324,23 @@ func TestTheClientSeesNothingOfIt(t *testing.T) {
 	assert.Equal(t, odd, k.answer(s, odd), "and nothing else is touched")
 }
 
+// With bidirectional_kv_xfer D says of every whole answer where its KV lies, whoever asked.
+func TestNoClientIsToldWhereTheEnginesAre(t *testing.T) {
+	k := newTalk(t)
+	const answer = `{"id":"1","content":[{"text":"a"}],"kv_transfer_params":`
+	for rule, s := range map[string]*connector.Session{
+		"no conversation":          k.session(connector.APIChat, `{"messages":[]}`, "X-Session-ID", ""),
+		"an API without token ids": k.session(connector.APIMessages, `{"messages":[]}`),
+		"responses":                k.session(connector.APIResponses, `{"input":"x"}`),
+	} {
+		assert.Equal(t, answer+"null}", k.answer(s, answer+back(6)+"}"), rule)
+	}
+	asked := k.session(connector.APICompletions, `{"prompt":"abcd","return_token_ids":true}`, "X-Session-ID", "")
+	assert.Equal(t, completion("abcd", "efg", "null"), k.answer(asked, completion("abcd", "efg", back(6))), "the client's own wish stays")
+	unasked := k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Session-ID", "")
+	assert.Equal(t, completion("abcd", "efg", "null"), k.answer(unasked, completion("abcd", "efg", back(6))), "nor is touched what pdkit has not asked for")
+}
+
 func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
 	k := newTalk(t)
 	leg := func(s *connector.Session) string {
@@ -338,7 +357,6 @@ func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
 		assert.NotContains(t, leg(s), "return_token_ids", rule)
 	}
 	assert.Nil(t, k.c.(connector.Rewriter).Rewrite(k.session(connector.APIChat, `{"messages":[],"stream":true}`), nil), "streams are left unparsed")
-	assert.Nil(t, k.c.(connector.Rewriter).Rewrite(k.session(connector.APIChat, `{"messages":[]}`, "X-Session-ID", ""), nil))
 }
 
 func TestTurnsExpireBeforeD_LetsGo(t *testing.T) {
@@ -408,6 +426,24 @@ func TestTheMemoryIsBounded(t *testing.T) {
 	}
 	assert.Equal(t, plain, k.next("abcdefgh", "X-Session-ID", "first"))
 	assert.Equal(t, back(6), k.next("abcdefgh", "X-Session-ID", "nb"+time.Duration(1).String()))
+}
+
+// A client chooses how long its cache salt is, and the engine takes any.
+func TestLongSaltsCostNoMemory(t *testing.T) {
+	k := newTalk(t)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for i := range 64 {
+		body := `{"prompt":"abcd","cache_salt":"` + strings.Repeat("s", 1<<19) + strconv.Itoa(i) + `"}`
+		k.answer(k.session(connector.APICompletions, body), completion("abcd", "efg", back(6)))
+	}
+	assert.Less(t, heap(), before+8<<20)
+	assert.Equal(t, back(6), k.prefill(k.session(connector.APICompletions, `{"prompt":"abcdefgh","cache_salt":"`+strings.Repeat("s", 1<<19)+`7"}`)))
 }
 
 func TestOffByDefault(t *testing.T) {

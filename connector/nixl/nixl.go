@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/handoff"
+	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
 // Name is the name the connector is registered under.
@@ -75,19 +75,16 @@ func (c *Connector) Lease() time.Duration {
 	return c.lease
 }
 
-// prefillParams asks P to keep the blocks. Only do_remote_decode is read; the nulls are what every proxy sends.
-var prefillParams = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
-
 // Prefill asks P for one token and for a handoff.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
-	leg.Params(prefillParams)
+	leg.Params(kvparams.Ask)
 	return nil
 }
 
 // Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
 func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	raw, err := handoff.OfAnswer(p, nil)
+	raw, err := kvparams.OfAnswer(p, func(raw json.RawMessage) error { return kvparams.NIXL(raw, kvparams.RemotePrefill, nil) })
 	if err != nil {
 		return err
 	}
@@ -98,7 +95,7 @@ func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.P
 // Unsupported knows that the handoff is single use, and that SGLang's own API has no place for it.
 func (*Connector) Unsupported(r *connector.Request) string {
 	if r.API == connector.APISGLang {
-		return "kv_transfer_params"
+		return connector.ParamsMember
 	}
 	return r.Unsupported(true)
 }

@@ -94,25 +94,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, _, err := readAttributes(e)
-	return asFields(err)
-}
-
-// asFields turns the faults of an endpoint into those of its entry in a configuration.
-func asFields(err error) error {
-	if err == nil {
-		return nil
-	}
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return err
-	}
-	var faults []error
-	for _, err := range joined.Unwrap() {
-		if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-			faults = append(faults, &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedies[bad.Attribute]})
-		}
-	}
-	return errors.Join(faults...)
+	return connector.AttributeFaults(err, remedies)
 }
 
 var remedies = map[string]string{

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/handoff"
+	"github.com/pdkit/pdkit/connector/internal/kvparams"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -111,14 +111,11 @@ func (c *Connector) Lease() time.Duration {
 // Orphans is true: D waits for a P that never writes until its client leaves, and then keeps the blocks.
 func (*Connector) Orphans() bool { return true }
 
-// prefillParams are those of the connector nixl: only do_remote_decode is read.
-var prefillParams = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
-
 // Prefill asks P for one token, under the attempt's id, and at the attempt's rank where P has several.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
 	leg.SetRequestID(s.ID)
-	leg.Params(prefillParams)
+	leg.Params(kvparams.Ask)
 	if c.serial {
 		return nil // P's answer names the rank that it chose
 	}
@@ -145,7 +142,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		leg.Params(params)
 		return nil
 	}
-	raw, err := handoff.OfAnswer(p, func(d *jsonedit.Doc) error { return matches(s, d, "") })
+	raw, err := handoff(s, p, "")
 	if err != nil {
 		return err
 	}
@@ -163,27 +160,31 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 	if err != nil {
 		return err
 	}
-	_, err = handoff.OfAnswer(p, func(d *jsonedit.Doc) error { return matches(s, d, at.engineID) })
+	_, err = handoff(s, p, at.engineID)
 	return err
 }
 
-// matches refuses a handoff for which D would wait in vain: of another protocol, of another engine than the one that D was told, or of a
-// request that does not carry the attempt's id. P and D know a request by X-Request-Id between a prefix and a suffix of their own.
-func matches(s *connector.Session, d *jsonedit.Doc, engineID string) error {
-	if mode, ok := d.Get("transfer_mode"); ok && string(mode) != `"push"` {
-		return connector.NoTransfer("transfer_mode is not push: the prefill engine runs another connector")
-	}
-	if id, _ := d.Get("remote_request_id"); !bytes.Contains(id, []byte(s.ID)) {
-		return connector.NoTransfer("remote_request_id does not hold the attempt's id: the X-Request-Id did not reach the prefill engine")
-	}
-	if engineID == "" {
-		return nil
-	}
-	raw, _ := d.Get("remote_engine_id")
-	if id, err := jsonedit.Unquote(raw); err != nil || id != engineID {
-		return connector.NoTransfer("remote_engine_id is not the endpoint's attribute engineID, which decode was told")
-	}
-	return nil
+// handoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine than the one that D
+// was told ("" for none), or of a request that does not carry the attempt's id. P and D know a request by X-Request-Id between a prefix
+// and a suffix of their own.
+func handoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
+	return kvparams.OfAnswer(p, func(raw json.RawMessage) error {
+		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *kvparams.Object) {
+			if mode, _ := o.Get("transfer_mode"); mode != nil && string(mode) != `"push"` {
+				o.Fault("transfer_mode", "is not push: the prefill engine runs another connector")
+			}
+			if !bytes.Contains(o.Text("remote_request_id"), []byte(s.ID)) {
+				o.Fault("remote_request_id", "does not hold the attempt's id: the X-Request-Id did not reach the prefill engine")
+			}
+			if engineID == "" { // D gets it: it indexes this one without a default, and dies where it is missing (push_scheduler.py)
+				o.Int("tp_size", 1, maxRanks)
+				return
+			}
+			if id, err := jsonedit.Unquote(o.Text("remote_engine_id")); err != nil || id != engineID {
+				o.Fault("remote_engine_id", "is not the endpoint's attribute engineID, which decode was told")
+			}
+		})
+	})
 }
 
 // Unsupported knows that P writes once, to one reader, and that SGLang's own API has no place for the parameters.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -119,6 +120,18 @@ func TestP_HandoffIsRelayedWhereThereIsOne(t *testing.T) {
 	body, err := leg.Body()
 	require.NoError(t, err)
 	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+handoff(s)+`}`, string(body), "to the byte, and without attributes")
+}
+
+// D indexes tp_size without a default, and its engine does not survive (vLLM 0.32.0, push_scheduler.py); the pull connector's D does.
+func TestAHandoffWithoutTPSizeIsNotRelayed(t *testing.T) {
+	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
+	for _, size := range []string{"", `"tp_size":null,`, `"tp_size":0,`, `"tp_size":"1",`, `"tp_size":1e400,`} {
+		bad := answer(t, `{"kv_transfer_params":`+strings.Replace(handoff(s), `"tp_size":1,`, size, 1)+`}`)
+		for _, dispatch := range []string{"serial", "together"} {
+			err := open(t, &nixlpush.Options{Dispatch: dispatch}).Decode(context.Background(), s, bad, connector.NewLeg(s.Request))
+			require.ErrorIs(t, err, connector.ErrNoTransfer, size)
+		}
+	}
 }
 
 func TestSerialNeedsNoAttributes(t *testing.T) {

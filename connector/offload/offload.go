@@ -19,6 +19,7 @@ package offload
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -183,5 +184,5 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, errs := c.read(e)
-	return asFields(errs)
+	return connector.AttributeFaults(errors.Join(errs...), nil)
 }

@@ -116,14 +116,3 @@ func portOf(v any) int {
 	}
 	return n
 }
-
-// asFields makes faults of attributes faults of a configuration.
-func asFields(errs []error) error {
-	fields := make([]error, 0, len(errs))
-	for _, err := range errs {
-		if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-			fields = append(fields, &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem})
-		}
-	}
-	return errors.Join(fields...)
-}

@@ -27,7 +27,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
 	}
 	if _, errs := c.read(t.Endpoint); len(errs) > 0 {
-		return connector.EngineSettings{}, asFields(errs)
+		return connector.EngineSettings{}, connector.AttributeFaults(errors.Join(errs...), nil)
 	}
 	host, port := hostOf(t.Endpoint), c.listens(t)
 	if port == 0 {

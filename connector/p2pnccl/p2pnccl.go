@@ -22,12 +22,12 @@ package p2pnccl
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net"
 	"strconv"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/answerid"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -95,6 +95,15 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.P
 	return nil
 }
 
+// Rewrite gives answers the client's id in place of the one with the engines' addresses.
+func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+	id, err := requestID(s)
+	if err != nil {
+		return nil // no leg was sent
+	}
+	return answerid.Replace(s, id)
+}
+
 // requestID is the same for both legs of a session, and for no other session.
 func requestID(s *connector.Session) (string, error) {
 	p, err := address(s.Prefill)
@@ -128,16 +137,13 @@ func notHost(r rune) bool {
 	return r != '.' && r != '-' && r != '_' && r != ':' && r != '%' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
 }
 
-// CheckEndpoint wants an address of both legs' engines.
+// CheckEndpoint wants an address of both legs' engines. One of role both takes part in neither.
 func (*Connector) CheckEndpoint(e discovery.Endpoint) error {
-	if !e.Role.Has(discovery.RolePrefill) && !e.Role.Has(discovery.RoleDecode) {
+	if e.Role != discovery.RolePrefill && e.Role != discovery.RoleDecode {
 		return nil
 	}
 	_, err := address(e)
-	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-		return &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`}
-	}
-	return err
+	return connector.AttributeFaults(err, map[string]string{Address: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`})
 }
 
 // Unsupported knows that several answers to one prompt would need the tensors several times: D's buffer gives them once.

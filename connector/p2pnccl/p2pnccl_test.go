@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"net/url"
 	"regexp"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,10 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/p2pnccl"
-	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -119,6 +115,7 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 		require.ErrorAs(t, checker.CheckEndpoint(engine(discovery.RoleDecode, bad)), &fault)
 		assert.Equal(t, "attributes.zmqAddress", fault.Path)
 		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleEncode, bad)), "an encode engine takes no part")
+		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleBoth, bad)), "nor does one that serves alone")
 	}
 	checker, _ := connector.As[connector.EndpointChecker](c)
 	assert.NoError(t, checker.CheckEndpoint(engine(discovery.RolePrefill, "p-0.engines:21001")))
@@ -191,36 +188,14 @@ func TestLaunchSettings(t *testing.T) {
 	for _, target := range []connector.Target{
 		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: connector.EngineVersion{Minor: 23}},
 		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: connector.EngineVersion{Minor: 8}},
-		{Endpoint: engine(discovery.RoleBoth, "d:1")},
 		{Endpoint: engine(discovery.RoleDecode, "d:1"), CPU: true},
 	} {
 		_, err := r.Render(target)
 		assert.Error(t, err)
 	}
-}
 
-// What the connector costs over passthrough; the limits are 5 µs and 10 allocations a leg.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
-	base, err := passthrough.New(nil)
-	require.NoError(b, err)
-	answered := connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
-	c, err := p2pnccl.New(nil)
-	require.NoError(b, err)
-	for _, k := range []connector.KVConnector{base, c} {
-		b.Run(k.Name(), func(b *testing.B) {
-			s, ctx := session(b, connector.APIChat, body, "10.0.1.2:21001", "10.0.1.3:22001"), context.Background()
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
-				_ = k.Prefill(ctx, s, p)
-				_ = p.Splice(&out)
-				out.Reset()
-				_ = k.Decode(ctx, s, answered, d)
-				_ = d.Splice(&out)
-				out.Reset()
-			}
-		})
-	}
+	// One of role both serves what a pair cannot, and so needs neither the connector nor an address.
+	s, err = r.Render(connector.Target{Endpoint: engine(discovery.RoleBoth, "")})
+	require.NoError(t, err)
+	assert.Nil(t, s.KVTransfer)
 }

@@ -14,6 +14,10 @@ import (
 // Render gives the role, the buffer, the address and what the engine announces itself by. The connector exists from vLLM 0.9.2 to
 // 0.22; the zero version is taken for the newest that has it.
 func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+	if t.Endpoint.Role.Has(discovery.RoleBoth) {
+		return connector.EngineSettings{Engine: "vllm", Notes: []connector.Note{{Path: "role",
+			Text: "serves requests alone, and so runs without a KV connector: with this one an engine either sends or receives"}}}, nil
+	}
 	v := t.Version
 	if v != (connector.EngineVersion{}) && !v.Before(0, 23) || v.Before(0, 9) {
 		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no P2pNcclConnector", Remedy: "vLLM 0.9.2 to 0.22; newer engines have NixlConnector (type nixl)"}
@@ -24,9 +28,6 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	o := &c.opts
 	kv := &connector.KVTransfer{Connector: "P2pNcclConnector", Role: connector.KVRole(t.Endpoint.Role), BufferSize: o.KVBufferSize.Value, Port: int(o.KVPort.Value)}
 	s := connector.EngineSettings{Engine: "vllm", KVTransfer: kv, Args: []string{"--no-enable-prefix-caching"}}
-	if kv.Role == "kv_both" {
-		return s, &connector.FieldError{Path: "role", Problem: "is both, and an engine either sends or receives", Remedy: "write prefill or decode"}
-	}
 	if o.KVIP != "" {
 		s.Notes = append(s.Notes, launchnote.NoEffect("config.kv_ip", "the connector does not read it: it takes the machine's own address, or VLLM_HOST_IP"))
 	}

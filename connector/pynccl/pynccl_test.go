@@ -5,7 +5,6 @@ package pynccl_test
 import (
 	"context"
 	"encoding/json"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,10 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/passthrough"
-	"github.com/pdkit/pdkit/connector/pynccl"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -104,30 +100,5 @@ func TestLaunchSettings(t *testing.T) {
 	} {
 		_, err := r.Render(target)
 		assert.Error(t, err)
-	}
-}
-
-// What the connector costs over passthrough; the limits are 5 µs and 10 allocations a leg.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
-	base, err := passthrough.New(nil)
-	require.NoError(b, err)
-	c, err := pynccl.New(nil)
-	require.NoError(b, err)
-	for _, k := range []connector.KVConnector{base, c} {
-		b.Run(k.Name(), func(b *testing.B) {
-			s, ctx := session(b, connector.APIChat, body), context.Background()
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
-				_ = k.Prefill(ctx, s, p)
-				_ = p.Splice(&out)
-				out.Reset()
-				_ = k.Decode(ctx, s, answered, d)
-				_ = d.Splice(&out)
-				out.Reset()
-			}
-		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -13,21 +14,16 @@ import (
 // 0.5.x). An engine of role both runs without disaggregation, since it must serve requests without a room.
 func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
 	out := connector.EngineSettings{Engine: "sglang"}
-	note := func(path, text string) {
-		out.Notes = append(out.Notes, connector.Note{NoEffect: true, Path: path, Text: text})
-	}
+	note := func(path, text string) { out.Notes = append(out.Notes, launchnote.NoEffect(path, text)) }
 	prefill := t.Endpoint.Role.Has(discovery.RolePrefill) && !t.Endpoint.Role.Has(discovery.RoleBoth)
 	decode := t.Endpoint.Role.Has(discovery.RoleDecode) && !t.Endpoint.Role.Has(discovery.RoleBoth)
 	switch {
 	case prefill:
-		if err := c.CheckEndpoint(t.Endpoint); err != nil {
-			return out, err
-		}
-		_, port, err := c.bootstrap(t.Endpoint)
+		at, err := c.serverOf(t.Endpoint)
 		if err != nil {
-			return out, err
+			return out, connector.AttributeFaults(err, remedies)
 		}
-		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", strconv.Itoa(port))
+		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", strconv.Itoa(at.port))
 		if t.Endpoint.Attribute("bootstrapHost") != "" {
 			out.Notes = append(out.Notes, connector.Note{Path: "attributes.bootstrapHost", Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
 		}
@@ -39,7 +35,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	if prefill || decode {
 		out.Args = append(out.Args, "--disaggregation-transfer-backend", "mooncake")
 	}
-	if n := ranks(t.Endpoint); n > 1 {
+	if n, err := connector.IntAttribute(t.Endpoint, "dpSize", 1, 1, 65535); err == nil && n > 1 {
 		out.Args = append(out.Args, "--dp-size", strconv.Itoa(n), "--enable-dp-attention")
 	}
 	out.Args = append(out.Args, "--enable-metrics")
@@ -53,15 +49,6 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	if c.given.PrefillCap != nil {
 		note("config.prefillCap", "pdkit's own: it limits the prefill leg, and engines have no setting for it")
 	}
-	for _, r := range []struct {
-		path string
-		set  bool
-	}{
-		{"resources.maxMemory", t.Resources.MaxMemory != ""}, {"resources.maxDisk", t.Resources.MaxDisk != ""}, {"resources.maxBandwidth", t.Resources.MaxBandwidth != ""},
-	} {
-		if r.set {
-			note(r.path, "SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")
-		}
-	}
+	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")...)
 	return out, nil
 }

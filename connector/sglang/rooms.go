@@ -21,8 +21,8 @@ type rooms struct {
 
 // newRooms spreads n rooms evenly over the space, from a random one on. They are not neighbours, because some versions of SGLang
 // count further rooms up from each of a list.
-func newRooms(s *connector.Session, n int) rooms {
-	r := rooms{ranks: uint64(ranks(s.Prefill)), rest: uint64(s.PrefillRank())}
+func newRooms(s *connector.Session, ranks, n int) rooms {
+	r := rooms{ranks: uint64(ranks), rest: uint64(s.PrefillRank())}
 	r.space = 1 << 63 / r.ranks
 	r.first = (s.Uint64() >> 1) / r.ranks % r.space
 	r.stride = r.space / uint64(max(n, 1))

@@ -24,6 +24,7 @@ package sglang
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
@@ -86,7 +87,7 @@ func (*Connector) PairOnly() bool { return true }
 // Prefill gives P the client's request with the rendezvous, limited to one token. It is never streamed: the flow reads P's answer as
 // one JSON value, and SGLang transfers the KV either way.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
-	if err := c.meet(s, leg); err != nil {
+	if _, err := c.meet(s, leg); err != nil {
 		return err
 	}
 	if !c.uncaps {
@@ -98,10 +99,11 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 
 // Decode gives D the client's request with the same rendezvous.
 func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
-	if err := c.meet(s, leg); err != nil {
+	p, err := c.meet(s, leg)
+	if err != nil {
 		return err
 	}
-	if ranks(s.Prefill) > 1 {
+	if p.ranks > 1 {
 		leg.Set("disagg_prefill_dp_rank", connector.Int(s.PrefillRank()))
 	}
 	return nil
@@ -131,44 +133,50 @@ var foreign = [...]string{
 }
 
 // meet writes the rendezvous: the same on both legs.
-func (c *Connector) meet(s *connector.Session, leg *connector.Leg) error {
-	host, port, err := c.bootstrap(s.Prefill)
+func (c *Connector) meet(s *connector.Session, leg *connector.Leg) (server, error) {
+	p, err := c.serverOf(s.Prefill)
 	if err != nil {
-		return err
+		return p, err
 	}
 	for _, name := range foreign {
 		leg.Delete(name)
 	}
 	n, list, _ := sequences(s.Request)
-	r := newRooms(s, n)
+	r := newRooms(s, p.ranks, n)
 	if !list {
-		leg.Set("bootstrap_host", connector.Quote(host))
-		leg.Set("bootstrap_port", connector.Int(port))
+		leg.Set("bootstrap_host", connector.Quote(p.host))
+		leg.Set("bootstrap_port", connector.Int(p.port))
 		leg.Set("bootstrap_room", connector.Int(r.room(0)))
-		return nil
+		return p, nil
 	}
-	leg.Set("bootstrap_host", repeat(connector.Quote(host), n))
-	leg.Set("bootstrap_port", repeat(connector.Int(port), n))
+	leg.Set("bootstrap_host", repeat(connector.Quote(p.host), n))
+	leg.Set("bootstrap_port", repeat(connector.Int(p.port), n))
 	leg.Set("bootstrap_room", r.list(n))
-	return nil
+	return p, nil
 }
 
-// bootstrap returns where P's bootstrap server is. SGLang puts host and port together as they are, so an IPv6 address needs its
-// brackets (mini_lb does the same).
-func (c *Connector) bootstrap(p discovery.Endpoint) (host string, port int, err error) {
-	if port, err = connector.PortAttribute(p, "bootstrapPort", c.port); err != nil {
-		return "", 0, err
+// server is what a pair of requests must know of P.
+type server struct {
+	host        string // of its bootstrap server
+	port, ranks int
+}
+
+// serverOf reads P's attributes. SGLang puts host and port together as they are, so an IPv6 address needs its brackets (mini_lb does the
+// same).
+func (c *Connector) serverOf(p discovery.Endpoint) (at server, err error) {
+	var errs [3]error
+	at.port, errs[0] = connector.PortAttribute(p, "bootstrapPort", c.port)
+	at.ranks, errs[1] = connector.IntAttribute(p, "dpSize", 1, 1, 65535)
+	if at.host = strings.TrimSpace(p.Attribute("bootstrapHost")); at.host == "" {
+		at.host = p.Host()
 	}
-	if host = strings.TrimSpace(p.Attribute("bootstrapHost")); host == "" {
-		host = p.Host()
+	if at.host == "" || strings.ContainsAny(at.host, "/ @") {
+		errs[2] = &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapHost", Problem: "is not a host's name or address"}
 	}
-	if host == "" {
-		return "", 0, &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapHost", Problem: "is missing"}
+	if strings.Contains(at.host, ":") && at.host[0] != '[' {
+		at.host = "[" + at.host + "]"
 	}
-	if strings.Contains(host, ":") && host[0] != '[' {
-		host = "[" + host + "]"
-	}
-	return host, port, nil
+	return at, errors.Join(errs[:]...)
 }
 
 // CheckEndpoint tells what an engine's attributes lack.
@@ -176,23 +184,12 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RolePrefill) {
 		return nil
 	}
-	if _, err := connector.PortAttribute(e, "bootstrapPort", c.port); err != nil {
-		return &connector.FieldError{Path: "attributes.bootstrapPort", Problem: "is not a port", Remedy: "P's --disaggregation-bootstrap-port, 1 to 65535"}
-	}
-	if _, err := connector.IntAttribute(e, "dpSize", 1, 1, 65535); err != nil {
-		return &connector.FieldError{Path: "attributes.dpSize", Problem: "is not a count", Remedy: "P's --dp-size, 1 or more"}
-	}
-	if strings.ContainsAny(e.Attribute("bootstrapHost"), "/ ") {
-		return &connector.FieldError{Path: "attributes.bootstrapHost", Problem: "is not a host", Remedy: "a name or an address without scheme and port"}
-	}
-	return nil
+	_, err := c.serverOf(e)
+	return connector.AttributeFaults(err, remedies)
 }
 
-// ranks is P's number of data-parallel ranks, as Session.PrefillRank counts them.
-func ranks(p discovery.Endpoint) int {
-	n, err := connector.IntAttribute(p, "dpSize", 1, 1, 65535)
-	if err != nil {
-		return 1
-	}
-	return n
+var remedies = map[string]string{
+	"bootstrapHost": "a name or an address without scheme and port",
+	"bootstrapPort": "P's --disaggregation-bootstrap-port, 1 to 65535",
+	"dpSize":        "P's --dp-size, 1 or more",
 }

@@ -316,6 +316,21 @@ func TestEndpointsAreChecked(t *testing.T) {
 	}
 }
 
+// What discovery brings is not checked beforehand: rooms for another number of ranks would send D to a rank that nobody computes on.
+func TestAnEngineWhoseEntryIsMalformedGetsNoLeg(t *testing.T) {
+	c := open(t, ``)
+	for attribute, value := range map[string]string{"dpSize": "four", "bootstrapHost": "http://p", "bootstrapPort": "0"} {
+		s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{attribute: value})
+		var bad *connector.EndpointError
+		for _, err := range []error{
+			c.Prefill(t.Context(), s, connector.NewLeg(s.Request)), c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)),
+		} {
+			require.ErrorAs(t, err, &bad, attribute)
+			assert.Equal(t, attribute, bad.Attribute)
+		}
+	}
+}
+
 func TestSessionsAtOnceShareNothing(t *testing.T) {
 	c := open(t, ``)
 	var wg sync.WaitGroup

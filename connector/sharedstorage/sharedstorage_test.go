@@ -5,7 +5,6 @@ package sharedstorage_test
 import (
 	"context"
 	"encoding/json"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,10 +13,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/connector/sharedstorage"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -258,30 +255,4 @@ func TestLaunchSettings(t *testing.T) {
 	r, _ := connector.As[connector.Renderer](open(t, ``))
 	_, err := r.Render(connector.Target{Version: connector.EngineVersion{Minor: 7}})
 	assert.ErrorContains(t, err, "older")
-}
-
-// What the connector costs over passthrough; the limits are 5 µs and 10 allocations a leg.
-func BenchmarkLegs(b *testing.B) {
-	body := `{"model":"tiny","messages":[{"role":"user","content":"` + strings.Repeat("x", 2000) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
-	base, err := passthrough.New(nil)
-	require.NoError(b, err)
-	for _, k := range []struct {
-		name string
-		c    connector.KVConnector
-	}{{"passthrough", base}, {"sharedstorage", open(b, ``)}, {"threshold", open(b, `{"cacheHitThreshold":0.8}`)}} {
-		b.Run(k.name, func(b *testing.B) {
-			s, ctx := session(b, connector.APIChat, body), context.Background()
-			var out jsonedit.Segments
-			b.ReportAllocs()
-			for b.Loop() {
-				p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
-				_ = k.c.Prefill(ctx, s, p)
-				_ = p.Splice(&out)
-				out.Reset()
-				_ = k.c.Decode(ctx, s, answered, d)
-				_ = d.Splice(&out)
-				out.Reset()
-			}
-		})
-	}
 }

@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/kvparams"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -51,7 +53,8 @@ func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error
 }
 
 // readHandoff checks what the official server checks, and the types with which D would fail. The error names members, never values.
-func readHandoff(p *connector.PrefillResult) (h handoff, err error) {
+// id is the attempt's: another one is another request's KV.
+func readHandoff(p *connector.PrefillResult, id uint64) (h handoff, err error) {
 	err = withChoice(p, func(choice *jsonedit.Doc) error {
 		if gaveUp(choice) {
 			return errGaveUp
@@ -69,7 +72,10 @@ func readHandoff(p *connector.PrefillResult) (h handoff, err error) {
 	if h.params == nil {
 		return h, connector.NoTransfer("disaggregated_params is absent or null")
 	}
-	ok, err := withObject(h.params, checkParams)
+	if !utf8.Valid(h.params) {
+		return h, connector.NoTransfer("disaggregated_params is not UTF-8")
+	}
+	ok, err := withObject(h.params, func(d *jsonedit.Doc) error { return checkParams(d, id) })
 	if !ok {
 		return h, connector.NoTransfer("disaggregated_params is not an object without duplicate members")
 	}
@@ -83,7 +89,7 @@ func readHandoff(p *connector.PrefillResult) (h handoff, err error) {
 		h.promptIDs = ids
 	}
 	if usage, ok := p.Field("usage"); ok {
-		if jsonedit.Kind(usage) != jsonedit.Object || !json.Valid(usage) {
+		if jsonedit.Kind(usage) != jsonedit.Object || !kvparams.WellFormed(usage) {
 			return h, connector.NoTransfer("usage is not an object")
 		}
 		h.usage = usage
@@ -91,7 +97,9 @@ func readHandoff(p *connector.PrefillResult) (h handoff, err error) {
 	return h, nil
 }
 
-func checkParams(d *jsonedit.Doc) error {
+// checkParams wants the types of DisaggregatedParams (openai_protocol.py): D refuses others with a 4xx, which would look like the client's
+// fault, or fails.
+func checkParams(d *jsonedit.Doc, id uint64) error {
 	for _, name := range [...]string{"ctx_request_id", "disagg_request_id"} {
 		v, ok := given(d, name)
 		if !ok {
@@ -101,18 +109,47 @@ func checkParams(d *jsonedit.Doc) error {
 			return connector.NoTransfer("%s is not a 64-bit id", name)
 		}
 	}
+	if v, _ := d.Get("disagg_request_id"); !isID(v, id) {
+		return connector.NoTransfer("disagg_request_id is not this session's")
+	}
+	if v, ok := given(d, "first_gen_tokens"); !ok || !tokenIDs(v) {
+		return connector.NoTransfer("first_gen_tokens is not a list of token ids")
+	}
+	if v, ok := given(d, "draft_tokens"); ok && !tokenIDs(v) && !isEmptyList(v) {
+		return connector.NoTransfer("draft_tokens is not a list of token ids")
+	}
+	if v, ok := given(d, "ctx_dp_rank"); ok {
+		if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
+			return connector.NoTransfer("ctx_dp_rank is not a rank")
+		}
+	}
+	if v, ok := given(d, "encoded_opaque_state"); ok && jsonedit.Kind(v) != jsonedit.String {
+		return connector.NoTransfer("encoded_opaque_state is not a string")
+	}
+	if v, ok := given(d, "ctx_info_endpoint"); ok && jsonedit.Kind(v) != jsonedit.String && jsonedit.Kind(v) != jsonedit.Array {
+		return connector.NoTransfer("ctx_info_endpoint is neither a string nor a list")
+	}
 	if !wellFormed(d) {
 		return connector.NoTransfer("disaggregated_params is not well-formed JSON")
 	}
 	return nil
 }
 
-// wellFormed looks into nested values, of which jsonedit checks only the brackets.
+func isID(raw json.RawMessage, id uint64) bool {
+	n, ok := jsonedit.Int(raw)
+	return ok && uint64(n) == id
+}
+
+func isEmptyList(raw json.RawMessage) bool {
+	return jsonedit.Kind(raw) == jsonedit.Array && len(bytes.Trim(raw[1:len(raw)-1], " \t\r\n")) == 0
+}
+
+// wellFormed looks into nested values.
 func wellFormed(d *jsonedit.Doc) bool {
 	for i := range d.Len() {
 		switch v := d.Value(i); jsonedit.Kind(v) {
 		case jsonedit.Object, jsonedit.Array:
-			if !json.Valid(v) {
+			if !kvparams.WellFormed(v) {
 				return false
 			}
 		}
@@ -219,7 +256,7 @@ func readServerInfo(body []byte) (json.RawMessage, error) {
 		return nil, connector.NoTransfer("what P's server says of itself %s", what)
 	}
 	d, err := jsonedit.Parse(body)
-	if err != nil || !json.Valid(body) {
+	if err != nil || !utf8.Valid(body) || !kvparams.WellFormed(body) {
 		return bad("is not one JSON object")
 	}
 	raw, ok := given(d, paramsMember)
@@ -229,6 +266,9 @@ func readServerInfo(body []byte) (json.RawMessage, error) {
 	params, err := jsonedit.Parse(raw)
 	if err != nil {
 		return bad("has disaggregated_params that are not an object without duplicate members")
+	}
+	if state, ok := given(params, "encoded_opaque_state"); ok && jsonedit.Kind(state) != jsonedit.String {
+		return bad("has an encoded_opaque_state that is not a string")
 	}
 	endpoint, ok := given(params, "ctx_info_endpoint")
 	if !ok {
@@ -242,6 +282,10 @@ func readServerInfo(body []byte) (json.RawMessage, error) {
 		if raw, err = jsonedit.SetIn(raw, "ctx_info_endpoint", first); err != nil {
 			return bad("cannot be read")
 		}
+		endpoint = first
+	}
+	if k := jsonedit.Kind(endpoint); k != jsonedit.String && k != jsonedit.Null {
+		return bad("has a ctx_info_endpoint that is not a string")
 	}
 	return raw, nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -25,6 +26,8 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	var file strings.Builder
 	if context {
 		file.WriteString("disable_overlap_scheduler: true\n")
+	} else {
+		file.WriteString("return_perf_metrics: true\nperf_metrics_max_requests: 100\n") // the proof of reuse, which pdctl verify reads
 	}
 	file.WriteString("cache_transceiver_config:\n")
 	if c.together {
@@ -49,16 +52,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	if c.given.Dispatch == ContextFirst {
 		note(false, "config.dispatch", "the servers' own default")
 	}
-	for _, r := range []struct {
-		path  string
-		value connector.Quantity
-	}{
-		{"resources.maxMemory", t.Resources.MaxMemory}, {"resources.maxDisk", t.Resources.MaxDisk}, {"resources.maxBandwidth", t.Resources.MaxBandwidth},
-	} {
-		if r.value != "" {
-			note(true, r.path, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")
-		}
-	}
+	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")...)
 	if t.CPU {
 		note(false, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
 	}

@@ -30,10 +30,10 @@ func TestServersAreConfiguredByAFile(t *testing.T) {
 	assert.Empty(t, out.Notes)
 
 	out = render(t, ``, connector.Target{Endpoint: d})
-	assert.Equal(t, []connector.File{{Name: "trtllm-generation-0.yaml", Content: "cache_transceiver_config:\n  backend: DEFAULT\n"}}, out.Files)
+	assert.Equal(t, []connector.File{{Name: "trtllm-generation-0.yaml", Content: "return_perf_metrics: true\nperf_metrics_max_requests: 100\ncache_transceiver_config:\n  backend: DEFAULT\n"}}, out.Files)
 
 	out = render(t, `{"dispatch":"generation-first"}`, connector.Target{Endpoint: d, Version: connector.EngineVersion{Major: 1, Minor: 2, Patch: 1}})
-	assert.Equal(t, "cache_transceiver_config:\n  backend: NIXL\n  transceiver_runtime: PYTHON\n", out.Files[0].Content)
+	assert.Contains(t, out.Files[0].Content, "cache_transceiver_config:\n  backend: NIXL\n  transceiver_runtime: PYTHON\n")
 	require.Len(t, out.Notes, 1)
 	assert.Equal(t, "config.dispatch", out.Notes[0].Path)
 	assert.Empty(t, render(t, `{"dispatch":"generation-first"}`, connector.Target{Endpoint: d}).Notes, "the newest has it")

@@ -88,6 +88,9 @@ func appendPython(dst []byte, raw json.RawMessage, name string) ([]byte, error) 
 	if jsonedit.Kind(raw) != jsonedit.String {
 		return nil, connector.NoTransfer("%s is not a string", name)
 	}
+	if plain(raw) { // base64 and addresses always are
+		return append(dst, raw...), nil
+	}
 	s, err := jsonedit.Unquote(raw)
 	if err != nil {
 		return nil, connector.NoTransfer("%s is not a string of valid characters", name)
@@ -117,6 +120,16 @@ func appendPython(dst []byte, raw json.RawMessage, name string) ([]byte, error) 
 		}
 	}
 	return append(dst, '"'), nil
+}
+
+// plain reports whether a JSON string is spelt as Python spells it: printable ASCII without escapes.
+func plain(raw []byte) bool {
+	for _, c := range raw {
+		if c < ' ' || c > '~' || c == '\\' {
+			return false
+		}
+	}
+	return true
 }
 
 func appendHex(dst []byte, r rune) []byte {

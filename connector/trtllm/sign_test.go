@@ -28,7 +28,7 @@ func TestSignaturesArePythons(t *testing.T) {
 	} {
 		key, err := json.Marshal(k.key)
 		require.NoError(t, err)
-		answer := `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"disagg_request_id":2,` + k.members + `}}]}`
+		answer := `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,` + k.members + `}}]}`
 		_, header, err := decodeLeg(open(t, `{"authKey":`+string(key)+`}`), session(t, connector.APICompletions, `{"prompt":"x"}`), answer)
 		require.NoError(t, err)
 		assert.Equal(t, []connector.HeaderEdit{{Name: "X-Trtllm-Disagg-Auth", Value: "sha256=" + k.signature}}, header, k.members)
@@ -37,7 +37,7 @@ func TestSignaturesArePythons(t *testing.T) {
 
 func TestOnlyProtectedMembersAreSigned(t *testing.T) {
 	_, header, err := decodeLeg(open(t, `{"authKey":"k"}`), session(t, connector.APICompletions, `{"prompt":"x"}`),
-		`{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"disagg_request_id":2,"encoded_opaque_state":null}}]}`)
+		`{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":`+id+`,"encoded_opaque_state":null}}]}`)
 	require.NoError(t, err)
 	assert.Empty(t, header)
 }

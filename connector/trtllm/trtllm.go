@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/answers"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -74,7 +75,7 @@ type Connector struct {
 // so that its requests do not wait for one.
 type generationFirst struct {
 	*Connector
-	info infoCache
+	info answers.Cache[json.RawMessage]
 }
 
 // New checks the settings. nil means defaults. For generation first the connector is also a [connector.Preparer], [connector.Cleaner] and
@@ -93,7 +94,7 @@ func New(o *Options) (connector.KVConnector, error) {
 	}
 	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst, given: *o}
 	if c.together {
-		return &generationFirst{Connector: c}, nil
+		return &generationFirst{Connector: c, info: answers.Cache[json.RawMessage]{TTL: ServerInfoTTL}}, nil
 	}
 	return c, nil
 }
@@ -149,7 +150,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	if p == nil {
 		return connector.NoTransfer("decode was described before prefill answered")
 	}
-	h, err := readHandoff(p)
+	h, err := readHandoff(p, c.id(s))
 	if err != nil {
 		return err
 	}
@@ -188,12 +189,12 @@ func (c *Connector) give(leg *connector.Leg, params json.RawMessage) error {
 }
 
 func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) error {
-	params, ok := s.Prepared().(json.RawMessage)
+	info, ok := s.Prepared().(*answers.Answer[json.RawMessage])
 	if !ok {
 		return connector.NoTransfer("decode was described before P's server was asked")
 	}
 	id := connector.Int(c.id(s))
-	params, err := edited(params, jsonedit.Edit{Name: "request_type", Value: generationOnly}, jsonedit.Edit{Name: "ctx_request_id", Value: id},
+	params, err := edited(info.Value, jsonedit.Edit{Name: "request_type", Value: generationOnly}, jsonedit.Edit{Name: "ctx_request_id", Value: id},
 		jsonedit.Edit{Name: "disagg_request_id", Value: id}, jsonedit.Edit{Name: "schedule_style", Value: generationStyle})
 	if err != nil {
 		return err
@@ -210,17 +211,23 @@ func (c *generationFirst) Prepare(ctx context.Context, s *connector.Session, cal
 	if s.Prefill.URL == nil {
 		return nil, connector.NoTransfer("there is no server to be asked for its parameters")
 	}
-	url := s.Prefill.URL.JoinPath("server_info").String()
-	return c.info.get(ctx, url, func() (json.RawMessage, error) { return askServer(ctx, url, call) })
+	url := infoURL(s)
+	info, err := c.info.Get(ctx, url, func() (json.RawMessage, error) { return askServer(ctx, url, call) })
+	if err != nil {
+		return nil, err
+	}
+	return info, nil
 }
 
-// Clean forgets what P's server said: after a failure it may be another process.
-func (c *generationFirst) Clean(_ context.Context, s *connector.Session, _ error, _ connector.Caller) error {
-	if s.Prefill.URL != nil {
-		c.info.drop(s.Prefill.URL.JoinPath("server_info").String())
+// Clean forgets what P's server said, after an attempt that failed by the engines' fault: it may be another process.
+func (c *generationFirst) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
+	if info, ok := s.Prepared().(*answers.Answer[json.RawMessage]); ok && answers.Doubtful(cause) {
+		c.info.Forget(infoURL(s), info)
 	}
 	return nil
 }
+
+func infoURL(s *connector.Session) string { return s.Prefill.URL.JoinPath("server_info").String() }
 
 const maxServerInfo = 1 << 20
 

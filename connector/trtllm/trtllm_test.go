@@ -5,6 +5,7 @@ package trtllm_test
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -80,9 +81,9 @@ func TestPrefillAsksForTheContextOnly(t *testing.T) {
 }
 
 const answer = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,"finish_reason":"length","disaggregated_params":` +
-	`{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":9223372036854775807,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400}}]}`
+	`{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":` + id + `,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400}}]}`
 
-const handedOn = `{"request_type":"generation_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":9223372036854775807,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400,"ctx_usage":{"prompt_tokens":2}}`
+const handedOn = `{"request_type":"generation_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":` + id + `,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400,"ctx_usage":{"prompt_tokens":2}}`
 
 func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
 	c := open(t, ``)
@@ -101,10 +102,10 @@ func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, got, handedOn, "at the top of the answer, too")
 
-	bare := `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":8}}]}`
+	bare := `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":` + id + `,"first_gen_tokens":[1]}}]}`
 	got, _, err = decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"Hello"}`), bare)
 	require.NoError(t, err)
-	assert.Equal(t, `{"prompt":"Hello","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":8,"request_type":"generation_only"}}`, got)
+	assert.Equal(t, `{"prompt":"Hello","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":`+id+`,"first_gen_tokens":[1],"request_type":"generation_only"}}`, got)
 }
 
 func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
@@ -115,23 +116,23 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 	for rule, bad := range map[string]string{
 		"not JSON":               `oops`,
 		"a list":                 `[]`,
-		"broken within":          `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"disagg_request_id":2,"a":[1,}]}}]}`,
-		"broken deeper":          choice(`{"ctx_request_id":1,"disagg_request_id":2,"a":[1,]}`),
+		"broken within":          `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"a":[1,}]}}]}`,
+		"broken deeper":          choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"a":[1,]}`),
 		"usage broken":           strings.Replace(answer, `{"prompt_tokens":2}`, `{"prompt_tokens":[2,]}`, 1),
 		"no choices":             `{}`,
 		"choices null":           `{"choices":null}`,
 		"choices an object":      `{"choices":{}}`,
 		"no choice":              `{"choices":[]}`,
-		"two choices":            `{"choices":[{"disaggregated_params":{"ctx_request_id":1,"disagg_request_id":2}},{}]}`,
+		"two choices":            `{"choices":[{"disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `}},{}]}`,
 		"choice no object":       `{"choices":[1]}`,
 		"no parameters":          `{"choices":[{"finish_reason":"length"}]}`,
 		"null":                   choice(`null`),
 		"text":                   choice(`"x"`),
-		"twice":                  choice(`{"ctx_request_id":1,"disagg_request_id":2,"a":1,"a":2}`),
-		"no ctx_request_id":      choice(`{"disagg_request_id":2}`),
-		"null ctx_request_id":    choice(`{"ctx_request_id":null,"disagg_request_id":2}`),
+		"twice":                  choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"a":1,"a":2}`),
+		"no ctx_request_id":      choice(`{"disagg_request_id":` + id + `}`),
+		"null ctx_request_id":    choice(`{"ctx_request_id":null,"disagg_request_id":` + id + `}`),
 		"no disagg_request_id":   choice(`{"ctx_request_id":2}`),
-		"id a fraction":          choice(`{"ctx_request_id":1.5,"disagg_request_id":2}`),
+		"id a fraction":          choice(`{"ctx_request_id":1.5,"disagg_request_id":` + id + `}`),
 		"id too large":           choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
 		"id negative":            choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
 		"token ids text":         strings.Replace(answer, `[1,15043]`, `["a"]`, 1),
@@ -141,9 +142,20 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 		"usage text":             strings.Replace(answer, `{"prompt_tokens":2}`, `"x"`, 1),
 		"cancelled":              strings.Replace(answer, `"length"`, `"cancelled"`, 1),
 		"timeout":                strings.Replace(answer, `"length"`, `"timeout"`, 1),
-		"state no string":        choice(`{"ctx_request_id":1,"disagg_request_id":2,"encoded_opaque_state":{"a":1}}`),
-		"state half a surrogate": choice(`{"ctx_request_id":1,"disagg_request_id":2,"encoded_opaque_state":"\ud800"}`),
-		"endpoint a number":      choice(`{"ctx_request_id":1,"disagg_request_id":2,"ctx_info_endpoint":[5]}`),
+		"state no string":        choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"encoded_opaque_state":{"a":1}}`),
+		"state half a surrogate": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"encoded_opaque_state":"\ud800"}`),
+		"another attempt's id":   strings.Replace(answer, `"disagg_request_id":`+id, `"disagg_request_id":9223372036854775807`, 1),
+		"no first token":         strings.Replace(answer, `"first_gen_tokens":[278]`, `"x":1`, 1),
+		"first token null":       strings.Replace(answer, `[278]`, `null`, 1),
+		"first token none":       strings.Replace(answer, `[278]`, `[]`, 1),
+		"first token text":       strings.Replace(answer, `[278]`, `["a"]`, 1),
+		"draft tokens text":      strings.Replace(answer, `"draft_tokens":null`, `"draft_tokens":"x"`, 1),
+		"rank text":              strings.Replace(answer, `"draft_tokens":null`, `"ctx_dp_rank":"0"`, 1),
+		"rank negative":          strings.Replace(answer, `"draft_tokens":null`, `"ctx_dp_rank":-1`, 1),
+		"state a number":         strings.Replace(answer, `"b64"`, `1`, 1),
+		"endpoint an object":     strings.Replace(answer, `"encoded_opaque_state":"b64"`, `"ctx_info_endpoint":{}`, 1),
+		"not UTF-8":              strings.Replace(answer, `b64`, "\xff", 1),
+		"endpoint a number":      choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"ctx_info_endpoint":[5]}`),
 	} {
 		_, _, err := decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"x"}`), bad)
 		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
@@ -162,7 +174,11 @@ func TestIDs(t *testing.T) {
 		c := open(t, `{"dispatch":"generation-first","machineID":`+strconv.Itoa(machine)+`}`)
 		for range 1000 {
 			s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill), engine(t, "http://d:1", discovery.RoleDecode))
-			s.SetPrepared(json.RawMessage(`{}`))
+			known, err := c.(connector.Preparer).Prepare(t.Context(), s, func(*http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(info))}, nil
+			})
+			require.NoError(t, err)
+			s.SetPrepared(known)
 			p := gjson.Get(prefillLeg(t, c, s), "disaggregated_params.disagg_request_id").Raw
 			d, _, err := decodeLeg(c, s, "")
 			require.NoError(t, err)

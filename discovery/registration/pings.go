@@ -24,10 +24,10 @@ func (s *Source) openZMQ(ctx context.Context) (*zmtp.Listener, error) {
 }
 
 // peer takes the messages of one connection. It reads no faster than maxPerSecond: the rest waits in the sender's buffers.
-func (r *registry) peer(closed <-chan struct{}) func([]byte) {
+func (r *registry) peer(closed <-chan struct{}) func([]byte) bool {
 	told := map[string]struct{}{}
 	taken, since := 0, time.Now()
-	return func(raw []byte) {
+	return func(raw []byte) bool {
 		if taken++; taken > maxPerSecond {
 			pause(closed, throttleEvery-time.Since(since))
 			taken, since = 1, time.Now()
@@ -37,16 +37,17 @@ func (r *registry) peer(closed <-chan struct{}) func([]byte) {
 		p, ok := readAnnouncement(raw)
 		if !ok {
 			r.count(func(c *Counts) *int64 { return &c.Malformed })
-			return
+			return false
 		}
 		if !p.hello {
 			if _, known := told[p.endpoint.ID]; !known && len(told) >= maxPerRelay {
 				r.count(func(c *Counts) *int64 { return &c.Surplus })
-				return
+				return true
 			}
 			told[p.endpoint.ID] = struct{}{}
 		}
 		r.ping(&p)
+		return true
 	}
 }
 

@@ -104,6 +104,19 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 	return m, err
 }
 
+// requestCheckers are those of all of the model's connectors, since all of its flows send to the same engines.
+func (m *model) requestCheckers() []connector.RequestChecker {
+	var all []connector.RequestChecker
+	for _, first := range []*opened{&m.main, m.rollout} {
+		for o := first; o != nil; o = o.fallback {
+			if c, ok := connector.As[connector.RequestChecker](o.connector); ok {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
 // buildFlow makes the flow of a connector, and first those that it falls back to.
 func (g *gateway) buildFlow(m *model, o opened) (*pdflow.Flow, error) {
 	limits, derived := o.limits()
@@ -121,6 +134,7 @@ func (g *gateway) buildFlow(m *model, o opened) (*pdflow.Flow, error) {
 		pdflow.WithLogger(g.log.With("model", m.model())),
 	}
 	opts = append(opts, g.tel.options()...)
+	opts = append(opts, pdflow.WithRequestCheckers(m.requestCheckers()...))
 	if o.spec.Fallback == connector.FallbackDecode {
 		opts = append(opts, pdflow.WithFallback(pdflow.FallbackDecode))
 	}

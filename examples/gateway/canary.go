@@ -16,9 +16,18 @@ func (g *gateway) canary(m *model) (*reuse.Canary, error) {
 		return nil, nil
 	}
 	log := g.log.With("model", m.model())
-	o := reuse.CanaryOptions{Every: g.cfg.canary, Targets: func(context.Context) (reuse.Target, error) { return m.reuseTarget() },
+	o := reuse.CanaryOptions{
+		Every: g.cfg.canary,
+		Targets: func(ctx context.Context) (reuse.Target, error) {
+			if g.draining.Load() { // no probe is served any more, which says nothing of the engines
+				<-ctx.Done()
+				return reuse.Target{}, ctx.Err()
+			}
+			return m.reuseTarget()
+		},
 		OnReport: func(r *reuse.Report, err error) {
 			switch {
+			case g.draining.Load():
 			case err != nil:
 				log.Warn("reuse could not be checked", "error", err)
 			case r.Verdict != reuse.Reused:
@@ -28,7 +37,8 @@ func (g *gateway) canary(m *model) (*reuse.Canary, error) {
 				}
 				log.Warn("KV is not reused as it should be", "verdict", string(r.Verdict), "tokens", r.PromptTokens, "reused", r.Reused, "reason", why)
 			}
-		}}
+		},
+	}
 	if g.tel.meters != nil {
 		o.Meter = g.tel.meters
 	}
@@ -39,7 +49,7 @@ var errNoPair = errors.New("no pair of engines is ready")
 
 // reuseTarget is the model's main flow and the engines that are ready now.
 func (m *model) reuseTarget() (reuse.Target, error) {
-	t := reuse.Target{Ask: reuse.Flow(m.first[0]), Connector: m.first[0].Connector(), Model: m.model()}
+	t := reuse.Target{Ask: reuse.Flow(m.first[0], nil), Connector: m.first[0].Connector(), Model: m.model()}
 	if t.Model == "*" {
 		t.Model = ""
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 func TestTheCanaryTellsWhetherKVIsReused(t *testing.T) {
@@ -38,4 +40,25 @@ func TestACanarysPeriodIsChecked(t *testing.T) {
 	f, err := parseFlags([]string{"-config", "x", "-canary", "-1s"}, &strings.Builder{})
 	require.NoError(t, err)
 	require.ErrorContains(t, f.override(&config{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}), "-canary: is negative")
+}
+
+// While the gateway drains it serves no probes, which says nothing of the engines.
+func TestTheCanaryIsSilentWhileDraining(t *testing.T) {
+	p, d := startPair(t)
+	d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, Path: "/v1/chat/completions", AfterChunks: 3})
+	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-canary", "10ms")
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.client+"/v1/chat/completions",
+		strings.NewReader(`{"model":"tiny","messages":[{"role":"user","content":"hold on"}],"max_tokens":20,"stream":true}`))
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/json")
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	g.signal()
+	time.Sleep(300 * time.Millisecond)
+	g.signal()
+	g.ended(exitOK)
+	require.NotContains(t, g.log.String(), "reuse")
 }

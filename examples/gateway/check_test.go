@@ -81,6 +81,29 @@ func TestTodaysMooncakeIsNamed(t *testing.T) {
 	}
 }
 
+// A setting without an effect is one that no engine has: not one that only P or only D reads, nor that of an engine which cannot be launched.
+func TestSettingsWithoutEffectAreTold(t *testing.T) {
+	for spec, idle := range map[string][]string{
+		"{type: LMCacheConnectorV1, config: {enable_nixl: true, nixl_role: sender, nixl_peer_host: h, nixl_peer_port: 1, nixl_buffer_size: 1, config_path: c}}": {"config.config_path"},
+		"{type: lmcache-pd, config: {config_path: c}}":                                                                                         {"config.config_path"}, // D has no ports here
+		"{type: LMCacheConnectorV1, config: {discard_partial_chunks: true}}":                                                                   {"config.backendType"}, // issue 1069: nothing is shared
+		"{type: lmcache, config: {remote_url: \"redis://u:p@h:1\"}}":                                                                           {"config.remote_url"},
+		"{type: http, config: {maxRetries: 1}, resources: {maxMemory: 1Gi}}":                                                                   {"config.maxRetries", "resources.maxMemory"},
+		"{type: nixl, fallback: connector, fallbackConnector: {type: lmcache, config: {backendType: redis, redisConfig: {host: h}, ttl: 1m}}}": {"fallbackConnector.config.ttl"},
+	} {
+		_, stdout, stderr := check(t, "-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  model: m\n  kvConnector: "+spec+"\n"))
+		var told []string
+		for line := range strings.Lines(stdout) {
+			if rest, ok := strings.CutPrefix(line, "without effect: "); ok {
+				_, rest, _ = strings.Cut(rest, "spec.kvConnector.")
+				path, _, _ := strings.Cut(rest, ":")
+				told = append(told, path)
+			}
+		}
+		assert.ElementsMatch(t, idle, told, "%s\n%s%s", spec, stdout, stderr)
+	}
+}
+
 func TestFlagsOverrideTheFile(t *testing.T) {
 	file := write(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:1, admin: 127.0.0.1:2}\n")
 	_, stdout, _ := check(t, "-config", file)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a file may name
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -51,19 +50,38 @@ func (l *loader) checkConnector(m *modelServer, path string, o opened) {
 			}
 		}
 	}
-	plan, err := launch.With(o.connector, launch.Deployment{Spec: o.spec, Endpoints: o.targets(m), Model: m.model()})
-	if err != nil {
-		return // no engine of today can be launched so, which pdctl render tells; the gateway serves those that run
+	l.checkEffects(m, path, o)
+}
+
+// checkEffects tells the settings that no engine has. One that P alone or D alone reads has an effect.
+func (l *loader) checkEffects(m *modelServer, path string, o opened) {
+	r, ok := connector.As[connector.Renderer](o.connector)
+	if !ok {
+		return
 	}
-	notes := slices.Clone(plan.Notes)
-	for _, e := range plan.Engines {
-		notes = append(notes, e.Settings.Notes...)
+	engines := slices.DeleteFunc(slices.Clone(o.targets(m)), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
+	var idle []connector.Note
+	used := map[string]bool{}
+	for i, e := range engines {
+		set, err := r.Render(connector.Target{Endpoint: e, Index: i, Engines: engines, Model: m.model(), Resources: o.spec.Resources})
+		if err != nil {
+			continue // no engine of today can be launched so, which pdctl render tells; the gateway serves those that run
+		}
+		without := map[string]bool{}
+		for _, n := range set.Notes {
+			if n.NoEffect {
+				without[n.Path] = true
+				idle = append(idle, n)
+			}
+		}
+		for _, n := range set.Notes {
+			used[n.Path] = used[n.Path] || !without[n.Path]
+		}
 	}
-	told := map[string]bool{}
-	for _, n := range notes {
-		if at := path + "." + n.Path; n.NoEffect && !told[at] {
-			told[at] = true
-			l.note(withoutEffect, m.doc, at, n.Text, "")
+	for _, n := range idle {
+		if !used[n.Path] {
+			used[n.Path] = true
+			l.note(withoutEffect, m.doc, path+"."+n.Path, n.Text, "")
 		}
 	}
 }

@@ -25,9 +25,13 @@ type stage struct {
 func startStage(t *testing.T, kind string) stage {
 	t.Helper()
 	producer, consumer := map[string]string{"ec_role": "ec_producer"}, map[string]string{"ec_role": "ec_consumer"}
-	if kind == "example" {
+	switch kind {
+	case "example":
 		dir := t.TempDir()
 		producer["ec_shared_storage_path"], consumer["ec_shared_storage_path"] = dir, dir
+	case "two folders":
+		kind = "example"
+		producer["ec_shared_storage_path"], consumer["ec_shared_storage_path"] = t.TempDir(), t.TempDir()
 	}
 	var x stage
 	var err error
@@ -94,6 +98,20 @@ func TestMediaAreEncodedBeforeTheLegs(t *testing.T) {
 			assert.NoError(t, x.p.CheckKV())
 			assert.NoError(t, x.d.CheckKV())
 		})
+	}
+}
+
+// The media stay in the prefill leg: what P cannot get, it encodes itself, and the answer is right all the same.
+func TestMediaThatPCannotGetAreEncodedByP(t *testing.T) {
+	x := startStage(t, "two folders")
+	for i, stream := range []bool{false, true} {
+		body := chatOf(imageOfACat+","+aSong, stream)
+		status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", body)
+		require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+		_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/chat/completions", body)
+		assert.Equal(t, texts(t, want), texts(t, answer))
+		assert.EqualValues(t, 2*(i+1), x.p.Stats().MediaComputed)
+		assert.Zero(t, x.p.Stats().MediaLoaded)
 	}
 }
 

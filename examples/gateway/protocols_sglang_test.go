@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -27,6 +28,13 @@ func bootstrapPort(p, _ *enginesim.Engine) (attributes, attributes) {
 	return attributes{"bootstrapPort": u.Port()}, nil
 }
 
+// records is a server of TensorRT-LLM that tells of its requests, which verify reads in place of counters.
+func records(extra map[string]string) enginesim.Config {
+	all := map[string]string{"perf_metrics_max_requests": "64"}
+	maps.Copy(all, extra)
+	return enginesim.Config{Extra: all}
+}
+
 func init() {
 	ranked := func(p, d *enginesim.Engine) (attributes, attributes) {
 		a, _ := bootstrapPort(p, d)
@@ -44,14 +52,22 @@ func init() {
 				c.prefill.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
 				c.attributes = nil
 			}, reuse.Failed, "engine"},
+			"D without disaggregation": {func(_ *testing.T, c *protocol) {
+				c.decode.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
+			}, reuse.NotReused, "--disaggregation-mode decode"},
+			// Both compute every prompt, all answers are 200, all texts are right.
+			"neither with disaggregation": {func(_ *testing.T, c *protocol) {
+				c.prefill.KVRole, c.decode.KVRole = enginesim.RoleBoth, enginesim.RoleBoth
+				c.attributes = nil
+			}, reuse.NotReused, "--disaggregation-mode decode"},
 		}},
 		protocol{connector: "sglang", name: "data parallel", config: `{prefillCap: false}`, alone: true, attributes: ranked, prefill: enginesim.Config{Extra: map[string]string{"dp_size": "4"}}},
-		protocol{connector: "trtllm", broken: map[string]broken{
+		protocol{connector: "trtllm", decode: records(nil), broken: map[string]broken{
 			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"},
 			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
 		}},
 		protocol{connector: "trtllm", name: "signed", config: `{machineID: 5, authKey: the-key}`,
-			prefill: enginesim.Config{Extra: map[string]string{"internal_request_auth_key": "the-key"}}, decode: enginesim.Config{Extra: map[string]string{"internal_request_auth_key": "the-key"}},
+			prefill: enginesim.Config{Extra: map[string]string{"internal_request_auth_key": "the-key"}}, decode: records(map[string]string{"internal_request_auth_key": "the-key"}),
 			broken: map[string]broken{
 				"another key": {func(_ *testing.T, c *protocol) {
 					c.decode.Extra = map[string]string{"internal_request_auth_key": "another"}
@@ -59,7 +75,7 @@ func init() {
 			}},
 		protocol{connector: "trtllm", name: "generation first", config: `{dispatch: generation-first, authKey: the-key}`,
 			prefill: enginesim.Config{Extra: map[string]string{"transceiver_runtime": "PYTHON"}},
-			decode:  enginesim.Config{Extra: map[string]string{"transceiver_runtime": "PYTHON", "internal_request_auth_key": "the-key"}}},
+			decode:  records(map[string]string{"transceiver_runtime": "PYTHON", "internal_request_auth_key": "the-key"})},
 	)
 }
 

@@ -53,6 +53,9 @@ func TestAPromptOfOneTokenReachesNoEngine(t *testing.T) {
 	for _, c := range []protocol{
 		{connector: "sharedstorage", prepare: sharedFolder(nil)},
 		{connector: "multi", config: "{connectors: [{type: nixl}, {type: ExampleConnector}]}", prepare: sharedFolder(nil)},
+		// Whichever connector a request is sent by, it is sent to the same engines.
+		{connector: "http", prepare: sharedFolder(nil), spec: "  rollout: {weight: 0, kvConnector: {type: sharedstorage}}\n",
+			prefill: enginesim.Config{Connector: "sharedstorage"}, decode: enginesim.Config{Connector: "sharedstorage"}},
 	} {
 		t.Run(c.connector, func(t *testing.T) {
 			x := c.start(t)
@@ -82,7 +85,8 @@ func init() {
 	noConnector := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"}
 	protocols = append(protocols,
 		protocol{connector: "sharedstorage", apis: all, prepare: sharedFolder(nil), broken: map[string]broken{"two folders": otherFolder, "D without a connector": noConnector}},
-		protocol{connector: "sharedstorage", name: "decode first", config: "{cacheHitThreshold: 0.5}", prepare: sharedFolder(map[string]string{"cache_hit_threshold": "1"})},
+		protocol{connector: "sharedstorage", name: "decode first", config: "{cacheHitThreshold: 0.5}", prepare: sharedFolder(map[string]string{"cache_hit_threshold": "1"}),
+			broken: map[string]broken{"two folders": otherFolder}},
 		protocol{connector: "multi", config: "{connectors: [{type: nixl}, {kv_connector: ExampleConnector, kv_role: kv_both}]}", apis: all, prepare: sharedFolder(nil),
 			broken: map[string]broken{"D without a connector": noConnector}},
 		protocol{connector: "multi", name: "of stores", config: "{connectors: [{type: sharedstorage}]}", apis: all, prepare: sharedFolder(nil),

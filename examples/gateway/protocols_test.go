@@ -258,6 +258,7 @@ func TestVerifyProvesEachConnector(t *testing.T) {
 			r := x.verify(t, &c)
 			assert.Equal(t, reuse.Reused, r.Verdict, "%s\n%s", r, x.gateway.log)
 			assert.Zero(t, r.Different)
+			assert.False(t, r.Disturbed, "nobody else was there")
 		})
 	}
 }
@@ -281,6 +282,17 @@ func TestVerifyFindsBrokenTransfers(t *testing.T) {
 				assert.Contains(t, r.String(), b.reason)
 			})
 		}
+	}
+}
+
+// Every connector there is has a case, and one in which its transfer is broken.
+func TestEveryConnectorHasACase(t *testing.T) {
+	broken := map[string]int{}
+	for _, c := range protocols {
+		broken[c.connector] += len(c.broken)
+	}
+	for _, name := range connector.Names() {
+		assert.Positive(t, broken[name], "%s", name)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -24,6 +25,7 @@ type modelServer struct {
 	name      string // metadata.name
 	model     string
 	spec      connector.Spec
+	encoder   *epd.Options                 // nil without an encode stage
 	endpoints []discovery.Endpoint         // static ones and those of a file
 	labels    map[string]map[string]string // of pods, by role
 	port      int
@@ -78,6 +80,19 @@ func readModel(doc map[string]any, folder string) (modelServer, error) {
 		}
 		if m.spec, err = connector.ParseSpec(text); err != nil {
 			return m, within("spec.kvConnector", err)
+		}
+	}
+	if doc := mapAt(doc, "spec", "encoder"); doc != nil {
+		raw, err := asJSON(doc["config"])
+		if err != nil {
+			return m, fmt.Errorf("spec.encoder.config %w", err)
+		}
+		m.encoder = &epd.Options{}
+		if err := connector.DecodeConfig(raw, m.encoder); err != nil {
+			return m, within("spec.encoder.config", err)
+		}
+		if t := textAt(doc, "type"); t != "" {
+			m.encoder.Type = t
 		}
 	}
 	ports := []string{textAt(doc, "spec", "discovery", "kubernetes", "port"), textAt(doc, "spec", "workloadPort", "port"), "8000"}

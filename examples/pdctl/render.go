@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -25,6 +26,7 @@ type renderCmd struct {
 	Gateway       string   `placeholder:"HOST" help:"The host at which engines reach the gateway, for notices and callbacks; loopback otherwise."`
 	Prefill       []string `sep:"none" placeholder:"URL" help:"A prefill engine, with attributes after it: 'http://10.0.0.1:8000 engineID=p0'. Replaces those of the file."`
 	Decode        []string `sep:"none" placeholder:"URL" help:"A decode engine, in the same way."`
+	Encode        []string `sep:"none" placeholder:"URL" help:"An encode engine, in the same way."`
 	Out           string   `short:"o" placeholder:"DIR" help:"Write files into this folder, one for each ModelServer."`
 }
 
@@ -77,7 +79,16 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := launch.Model(launch.Deployment{
+	conn, err := connector.Open(m.spec)
+	if err != nil {
+		return nil, within("spec.kvConnector.config", err)
+	}
+	if m.encoder != nil {
+		if conn, err = epd.Wrap(conn, m.encoder); err != nil {
+			return nil, within("spec.encoder", err)
+		}
+	}
+	plan, err := launch.With(conn, launch.Deployment{
 		Spec: m.spec, Endpoints: endpoints, Model: m.model, Path: cmp.Or(c.Model, m.model), Name: m.name,
 		Version: version, Gateway: c.Gateway, CPU: c.CPU,
 	})
@@ -107,9 +118,12 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 // in a cluster, or on this machine. The notes say so, since nobody asked for these.
 func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []connector.Note, error) {
 	var list []discovery.Endpoint
-	for i, text := range slices.Concat(c.Prefill, c.Decode) {
+	for i, text := range slices.Concat(c.Prefill, c.Decode, c.Encode) {
 		role := "prefill"
-		if i >= len(c.Prefill) {
+		switch {
+		case i >= len(c.Prefill)+len(c.Decode):
+			role = "encode"
+		case i >= len(c.Prefill):
 			role = "decode"
 		}
 		e, err := given(text, role)
@@ -124,12 +138,16 @@ func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []connector.
 	if len(m.endpoints) > 0 {
 		return m.endpoints, nil, nil
 	}
-	urls := []string{"http://127.0.0.1:8100", "http://127.0.0.1:8200"}
-	if c.Format == "kubernetes" {
-		urls = []string{fmt.Sprintf("http://prefill-0.%s:%d", launch.Label(m.name), m.port), fmt.Sprintf("http://decode-0.%s:%d", launch.Label(m.name), m.port)}
+	roles := []string{"prefill", "decode"}
+	if m.encoder != nil {
+		roles = append(roles, "encode")
 	}
-	for i, role := range []string{"prefill", "decode"} {
-		e, err := endpoint(urls[i], role, nil)
+	for i, role := range roles {
+		url := fmt.Sprintf("http://127.0.0.1:%d", 8100+100*i)
+		if c.Format == "kubernetes" {
+			url = fmt.Sprintf("http://%s-0.%s:%d", role, launch.Label(m.name), m.port)
+		}
+		e, err := endpoint(url, role, nil)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -215,6 +215,21 @@ func TestRenderReadsEndpointsFromWhereverTheyAre(t *testing.T) {
 	assert.Contains(t, out, `"kv_buffer_device":"cpu"`)
 }
 
+func TestAnEncodeStageIsRendered(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "g.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("kind: ModelServer\nmetadata: {name: m}\nspec:\n  model: m\n  kvConnector: {type: nixl}\n  encoder: {type: example, config: {sharedStoragePath: /mnt/ec}}\n"), 0o600))
+	for _, format := range []string{"shell", "compose", "kubernetes"} {
+		out := rendered(t, "-f", file, "--format", format)
+		assert.Equal(t, 2, strings.Count(out, "--ec-transfer-config"), "the encode engine and the prefill engine")
+		code, report, errs := pdctl(t, out, "check", "-f", file, "-")
+		assert.Equal(t, exitOK, code, errs)
+		assert.Equal(t, "3 engines read: 0 errors, 0 warnings\n", report)
+	}
+	code, _, errs := pdctl(t, "kind: ModelServer\nspec: {kvConnector: {type: nixl}, encoder: {type: other}}\n", "render", "-f", "-")
+	assert.Equal(t, exitUsage, code)
+	assert.Contains(t, errs, "spec.encoder")
+}
+
 func TestRenderSaysWhatItCannotDo(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string

@@ -34,6 +34,7 @@ type verifyCmd struct {
 	Model     string        `placeholder:"MODEL" help:"The model that probes name, if it is not spec.model."`
 	Alone     string        `placeholder:"URL" help:"An engine that serves whole requests, to compare texts with; an engine of the pair otherwise, where the protocol lets one."`
 	Header    []string      `sep:"none" placeholder:"'NAME: VALUE'" help:"A header for the gateway, like an Authorization."`
+	EngineKey string        `placeholder:"FILE" type:"existingfile" help:"A file with the key for the engines' own endpoints (--api-key), sent as Authorization: Bearer."`
 	Probes    int           `default:"3" help:"How many prompts to send."`
 	Tokens    int           `default:"600" help:"How long each is, in tokens."`
 	Timeout   time.Duration `default:"2m" help:"How long it may take in all."`
@@ -53,8 +54,15 @@ func (c *verifyCmd) Run(s streams) error {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	t := reuse.Target{Connector: conn, Model: cmp.Or(c.Model, m.model), Alone: c.Alone, Client: client}
+	client, engines := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	if c.EngineKey != "" {
+		key, err := os.ReadFile(c.EngineKey)
+		if err != nil {
+			return errors.New("--engine-key: the file cannot be read")
+		}
+		engines.Transport = keyed{engines.Transport, "Bearer " + strings.TrimSpace(string(key))}
+	}
+	t := reuse.Target{Connector: conn, Model: cmp.Or(c.Model, m.model), Alone: c.Alone, Client: engines}
 	if t.Model == "*" {
 		t.Model = ""
 	}
@@ -78,7 +86,11 @@ func (c *verifyCmd) Run(s streams) error {
 			return err
 		}
 		defer end()
-		t.Ask = reuse.Flow(flow)
+		header := http.Header{}
+		if k, ok := engines.Transport.(keyed); ok {
+			header.Set("Authorization", k.authorization)
+		}
+		t.Ask = reuse.Flow(flow, header)
 	}
 	report, err := reuse.Verify(ctx, t, reuse.Options{Probes: c.Probes, Tokens: c.Tokens})
 	if err != nil {
@@ -89,6 +101,18 @@ func (c *verifyCmd) Run(s streams) error {
 		return errFaults
 	}
 	return nil
+}
+
+// keyed sends each request with a key.
+type keyed struct {
+	http.RoundTripper
+	authorization string
+}
+
+func (k keyed) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", k.authorization)
+	return k.RoundTripper.RoundTrip(r)
 }
 
 // read takes the file, if there is one, and lays the flags over it.

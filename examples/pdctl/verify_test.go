@@ -4,6 +4,10 @@ package main
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,4 +85,30 @@ func TestVerifyRefusesWhatItCannotJudge(t *testing.T) {
 		assert.Contains(t, errs, want, args)
 		assert.NotContains(t, errs, "secret")
 	}
+}
+
+func TestVerifyBringsTheEnginesTheirKey(t *testing.T) {
+	p, d := simulated(t, enginesim.Config{}, enginesim.Config{})
+	locked := func(e *enginesim.Engine) string {
+		target, err := url.Parse(e.URL())
+		require.NoError(t, err)
+		proxy := httputil.NewSingleHostReverseProxy(target)
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") != "Bearer k1" {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			proxy.ServeHTTP(w, r)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	key := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(key, []byte("k1\n"), 0o600))
+	args := []string{"--connector", "nixl", "--prefill", locked(p), "--decode", locked(d), "--probes", "1"}
+	code, out, errs := verify(t, append(args, "--engine-key", key)...)
+	assert.Equal(t, exitOK, code, "%s%s", out, errs)
+	code, _, errs = verify(t, args...)
+	assert.Equal(t, exitUsage, code)
+	assert.Contains(t, errs, "401")
 }

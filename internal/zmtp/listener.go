@@ -4,6 +4,7 @@ package zmtp
 
 import (
 	"bufio"
+	"container/list"
 	"context"
 	"errors"
 	"net"
@@ -15,7 +16,8 @@ import (
 const (
 	// handshakeTimeout bounds a peer's handshake, which needs a round trip.
 	handshakeTimeout = 10 * time.Second
-	// maxPeers bounds connections; there is one for each rank of each engine at most.
+	// maxPeers bounds connections; there is one for each rank of each engine at most. Where there are more, the oldest of those that never
+	// told anything makes room: connections that nobody uses must not keep engines out.
 	maxPeers = 4096
 )
 
@@ -28,9 +30,10 @@ type Config struct {
 	Peers  []string // the socket types that are let in: PUSH, DEALER
 
 	// Peer is called for each peer that was let in, and returns what takes its messages: body is the one frame of a message, and the
-	// function's only until it returns; nil stands for a message of several frames. The functions of different peers run at once.
-	// A slow one holds up its own peer alone, but must end soon after closed, which Close closes.
-	Peer func(closed <-chan struct{}) func(body []byte)
+	// function's only until it returns; nil stands for a message of several frames. It returns whether the message told something: who
+	// has, is not sent away for others. The functions of different peers run at once. A slow one holds up its own peer alone, but
+	// must end soon after closed, which Close closes.
+	Peer func(closed <-chan struct{}) func(body []byte) (told bool)
 
 	// Refused is called for each connection that was sent away: a peer that does not speak ZMTP 3, is another socket, sends what is
 	// too large, dawdles, or is too many. It may be called by several goroutines at once.
@@ -46,8 +49,9 @@ type Listener struct {
 	wg     sync.WaitGroup
 
 	mu     sync.Mutex
-	peers  map[net.Conn]struct{}
-	failed error // why nothing is accepted any more
+	peers  map[net.Conn]*list.Element // of silent; nil of those that have told something
+	silent list.List                  // of net.Conn, oldest first
+	failed error                      // why nothing is accepted any more
 }
 
 // Listen opens a listener at HOST:PORT. ctx bounds the opening alone; Close must follow.
@@ -56,9 +60,14 @@ func Listen(ctx context.Context, address string, cfg Config) (*Listener, error) 
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{cfg: cfg, ln: ln, closed: make(chan struct{}), peers: map[net.Conn]struct{}{}}
+	return On(ln, cfg), nil
+}
+
+// On is [Listen] on a listener that is open already, and the Listener's from now on.
+func On(ln net.Listener, cfg Config) *Listener {
+	l := &Listener{cfg: cfg, ln: ln, closed: make(chan struct{}), peers: map[net.Conn]*list.Element{}}
 	l.wg.Go(l.accept)
-	return l, nil
+	return l
 }
 
 // Addr is where it listens.
@@ -128,15 +137,45 @@ func (l *Listener) admit(conn net.Conn) {
 		return
 	default:
 	}
-	full := len(l.peers) >= maxPeers
-	if !full {
-		l.peers[conn] = struct{}{}
+	var refused net.Conn
+	if len(l.peers) >= maxPeers {
+		refused = l.oldestSilent(conn)
+	}
+	if refused != conn {
+		l.peers[conn] = l.silent.PushBack(conn)
 		l.wg.Go(func() { l.serve(conn) })
 	}
 	l.mu.Unlock()
-	if full {
-		_ = conn.Close()
+	if refused != nil {
+		_ = refused.Close() // what serves it ends of that
 		l.cfg.Refused()
+	}
+}
+
+// oldestSilent forgets the oldest of the peers that have told nothing, and returns it; conn itself if all have. The caller holds the lock.
+func (l *Listener) oldestSilent(conn net.Conn) net.Conn {
+	if oldest := l.silent.Front(); oldest != nil {
+		conn = oldest.Value.(net.Conn) //nolint:errcheck,forcetypeassert // the list holds nothing else
+		l.drop(conn)
+	}
+	return conn
+}
+
+// drop forgets a peer. The caller holds the lock.
+func (l *Listener) drop(conn net.Conn) {
+	if e := l.peers[conn]; e != nil {
+		l.silent.Remove(e)
+	}
+	delete(l.peers, conn)
+}
+
+// told keeps a peer from being sent away for others.
+func (l *Listener) told(conn net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.peers[conn]; e != nil {
+		l.silent.Remove(e)
+		l.peers[conn] = nil
 	}
 }
 
@@ -144,7 +183,7 @@ func (l *Listener) serve(conn net.Conn) {
 	defer func() {
 		_ = conn.Close()
 		l.mu.Lock()
-		delete(l.peers, conn)
+		l.drop(conn)
 		l.mu.Unlock()
 	}()
 	r := bufio.NewReaderSize(conn, 512)
@@ -156,7 +195,13 @@ func (l *Listener) serve(conn net.Conn) {
 		err = conn.SetDeadline(time.Time{})
 	}
 	if err == nil {
-		err = readMessages(conn, r, l.cfg.Peer(l.closed))
+		take, known := l.cfg.Peer(l.closed), false
+		err = readMessages(conn, r, func(body []byte) {
+			if take(body) && !known {
+				known = true
+				l.told(conn)
+			}
+		})
 	}
 	if errors.Is(err, errPeer) || errors.Is(err, os.ErrDeadlineExceeded) { // else the peer has gone
 		l.cfg.Refused()

@@ -33,7 +33,7 @@ func TestARouterHearsDealersAndNobodyElse(t *testing.T) {
 	got, refused := make(chan string, 8), make(chan struct{}, 8)
 	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{
 		Socket: "ROUTER", Peers: []string{"DEALER"},
-		Peer:    func(<-chan struct{}) func([]byte) { return func(body []byte) { got <- string(body) } },
+		Peer:    func(<-chan struct{}) func([]byte) bool { return func(body []byte) bool { got <- string(body); return true } },
 		Refused: func() { refused <- struct{}{} },
 	})
 	require.NoError(t, err)

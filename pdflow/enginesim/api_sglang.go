@@ -4,6 +4,7 @@ package enginesim
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -27,6 +28,8 @@ func (c *sglangDisagg) serve(w http.ResponseWriter, r *http.Request, _ []byte) b
 		c.node.health(w)
 	case "GET /server_info", "GET /get_server_info":
 		c.node.writeJSON(w, http.StatusOK, encode(map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks, "page_size": c.node.cfg.BlockSize, "served_model_name": c.node.cfg.Model}))
+	case "GET /metrics":
+		c.metrics(w)
 	case "GET /model_info", "GET /get_model_info":
 		c.node.writeJSON(w, http.StatusOK, encode(map[string]any{"model_path": c.node.cfg.Model, "is_generation": true}))
 	default:
@@ -44,6 +47,26 @@ type rendezvous struct {
 	Rank   json.RawMessage `json:"disagg_prefill_dp_rank"`
 	Routed json.RawMessage `json:"routed_dp_rank"`
 	Alias  json.RawMessage `json:"data_parallel_rank"`
+}
+
+// metrics is the page that --enable-metrics turns on, as far as it tells of transfers
+// (srt/observability/metrics_collector.py): sizes are in 2^20 bytes, and the sender's.
+func (c *sglangDisagg) metrics(w http.ResponseWriter) {
+	if c.node.cfg.Extra["enable_metrics"] != "1" {
+		c.node.writeError(w, errNotFound())
+		return
+	}
+	n := c.node.stats
+	n.mu.Lock()
+	sent, failed := n.histograms["nixl_bytes_transferred"], n.FailedTransfers
+	text := fmt.Sprintf("# TYPE sglang:kv_transfer_total_mb histogram\n"+
+		"sglang:kv_transfer_total_mb_count{model_name=%[1]q,tp_rank=\"0\"} %[2]d.0\nsglang:kv_transfer_total_mb_sum{model_name=%[1]q,tp_rank=\"0\"} %[3]g\n"+
+		"sglang:num_transfer_failed_reqs_total{model_name=%[1]q,tp_rank=\"0\"} %[4]d.0\nsglang:prompt_tokens_total{model_name=%[1]q,tp_rank=\"0\"} %[5]d.0\n",
+		c.node.cfg.Model, sent.count, sent.sum/(1<<20), failed, n.PromptTokens)
+	n.mu.Unlock()
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	w.WriteHeader(http.StatusOK)
+	_, _ = w.Write([]byte(text))
 }
 
 // meets gives each sequence of a call its room.

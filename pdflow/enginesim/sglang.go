@@ -19,7 +19,7 @@ import (
 // disaggregation, to which rooms mean nothing.
 //
 // It reads these of Config.Extra: disaggregation_bootstrap_port (a free port by
-// default), dp_size, SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and
+// default), dp_size, enable_metrics ("1": GET /metrics is there), SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and
 // SGLANG_DISAGGREGATION_WAITING_TIMEOUT (seconds, 300).
 const connectorSGLang = "sglang"
 

@@ -3,6 +3,7 @@
 package enginesim_test
 
 import (
+	"fmt"
 	"net/url"
 	"testing"
 	"time"
@@ -238,4 +239,21 @@ func TestSGLangsOtherRoutes(t *testing.T) {
 	assert.Equal(t, 404, s.fetch(at+"/else").status)
 	require.NoError(t, s.p.Restart())
 	assert.Equal(t, at, s.p.Bootstrap(), "over a restart the port stays")
+}
+
+// GET /metrics is there only with --enable-metrics, in SGLang's own names: P tells what it has sent.
+func TestSGLangTellsWhatItSent(t *testing.T) {
+	s := newScene(t, sglangs(map[string]string{"enable_metrics": "1"}))
+	body := completion("x")
+	meeting := s.meeting(77)
+	p, d := s.together(completions, with(body, meeting), with(body, meeting))
+	require.Equal(t, []int{200, 200}, []int{p.status, d.status})
+	page := s.get(s.p, "/metrics").body
+	assert.Contains(t, page, `sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 1.0`)
+	assert.Contains(t, page, fmt.Sprintf("} %g\n", float64(s.p.Stats().BytesTransferred)/(1<<20)))
+	assert.NotContains(t, page, "vllm:")
+	assert.Contains(t, s.get(s.d, "/metrics").body, `sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 0.0`)
+
+	off := newScene(t, sglangs(nil))
+	assert.Equal(t, 404, off.get(off.p, "/metrics").status)
 }

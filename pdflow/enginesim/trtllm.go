@@ -23,7 +23,8 @@ import (
 //
 // It reads these of Config.Extra: internal_request_auth_key (then parameters that
 // say where a context server is must be signed), kv_transfer_timeout_ms (60000: how
-// long a context server keeps KV, and a generation server waits) and
+// long a context server keeps KV, and a generation server waits),
+// perf_metrics_max_requests (0: how many requests GET /perf_metrics tells of) and
 // transceiver_runtime: CPP, which names the context server by encoded_opaque_state
 // (default), or PYTHON, which does by ctx_info_endpoint.
 const connectorTRTLLM = "trtllm"
@@ -38,17 +39,21 @@ type trtllm struct {
 	python  bool
 	patient time.Duration
 
-	mu   sync.Mutex
-	live map[string]struct{} // ids of context requests that run
+	keep int // records
+
+	mu      sync.Mutex
+	live    map[string]struct{} // ids of context requests that run
+	records []perfRecord
 }
 
 func startTRTLLM(n *node) (connector, error) {
-	patience, err := extraNumber(n.cfg, "kv_transfer_timeout_ms", 60000)
-	if err != nil {
+	patience, err1 := extraNumber(n.cfg, "kv_transfer_timeout_ms", 60000)
+	keep, err2 := extraNumber(n.cfg, "perf_metrics_max_requests", 0)
+	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}
 	c := &trtllm{key: n.cfg.Extra["internal_request_auth_key"], python: n.cfg.Extra["transceiver_runtime"] == "PYTHON",
-		patient: time.Duration(patience * float64(time.Millisecond)), live: map[string]struct{}{}}
+		patient: time.Duration(patience * float64(time.Millisecond)), keep: int(keep), live: map[string]struct{}{}}
 	w, err := startWire(n)
 	if err != nil {
 		return nil, err
@@ -66,17 +71,28 @@ func (c *trtllm) parsers() map[string]parser {
 	return map[string]parser{"/v1/completions": c.reads(parseCompletion), "/v1/chat/completions": c.reads(parseChat)}
 }
 
-// serve answers GET /server_info.
+// serve answers what is TensorRT-LLM's own. Its GET /metrics are statistics of
+// iterations, which are off unless asked for; none of vLLM's counters is anywhere.
 func (c *trtllm) serve(w http.ResponseWriter, r *http.Request, _ []byte) bool {
-	if r.Method != http.MethodGet || r.URL.Path != "/server_info" {
+	switch r.Method + " " + r.URL.Path {
+	case "GET /server_info":
+		c.serverInfo(w)
+	case "GET /perf_metrics":
+		c.giveRecords(w)
+	case "GET /metrics":
+		c.node.writeJSON(w, http.StatusOK, []byte("[]"))
+	default:
 		return false
 	}
+	return true
+}
+
+func (c *trtllm) serverInfo(w http.ResponseWriter) {
 	where := c.where()
 	if c.python {
 		where["ctx_info_endpoint"] = []any{where["ctx_info_endpoint"]}
 	}
 	c.node.writeJSON(w, http.StatusOK, encode(map[string]any{"disaggregated_params": where}))
-	return true
 }
 
 // where says how other servers reach this one.
@@ -186,7 +202,7 @@ func (c *trtllm) authentic(params kvParams, signature string) bool {
 func (c *trtllm) begin(r *kvRequest) transfer {
 	kind := r.params.text("request_type")
 	if kind == "" {
-		return noTransfer{}
+		return trtAlone{c: c}
 	}
 	t := &trtTransfer{c: c, params: r.params, prompt: r.prompt, pulls: kind == "generation_only", style: "0:"}
 	if string(r.params["schedule_style"]) == "1" {
@@ -233,6 +249,7 @@ type trtTransfer struct {
 	id     string
 	style  string // before the id in an offer's name
 	pulls  bool
+	bytes  int // of KV that have come
 }
 
 func (t *trtTransfer) external() bool { return t.pulls }
@@ -298,11 +315,15 @@ func (t *trtTransfer) load(ctx context.Context, s *sequence) error {
 	if errors.Is(err, errNothing) {
 		return &loadError{failures: 1, err: err}
 	}
+	if err == nil {
+		t.bytes = len(s.blocks) * t.c.core.pool.size
+	}
 	return err
 }
 
 // finished keeps the KV of a request that the generation server is to go on with.
 func (t *trtTransfer) finished(s *sequence, reason string) any {
+	t.c.record(t.bytes)
 	if !t.pulls && reason == reasonLength {
 		t.c.offer(s, t.style+t.id)
 	}

@@ -144,3 +144,25 @@ func TestTRTLLMTimers(t *testing.T) {
 	assert.Equal(t, 500, a.status)
 	assert.GreaterOrEqual(t, time.Since(begun), 150*time.Millisecond)
 }
+
+// GET /perf_metrics tells of each request once, and of the KV that came for it; only where the server was told to keep records.
+func TestTRTLLMRecords(t *testing.T) {
+	s := newScene(t, trtllms(map[string]string{"perf_metrics_max_requests": "2"}))
+	body := completion("x")
+	params, tokens := s.contextOnly(completions, body)
+	for range 2 {
+		require.Equal(t, 200, s.post(t.Context(), s.d, completions, completion("alone")).status)
+	}
+	require.Equal(t, 200, s.post(t.Context(), s.d, completions, with(body, obj{"prompt": tokens, "disaggregated_params": params})).status)
+	records := s.get(s.d, "/perf_metrics")
+	assert.EqualValues(t, 2, records.get("#").Int(), "no more than asked for, the newest")
+	assert.False(t, records.get("0.perf_metrics.timing_metrics.kv_cache_size").Exists())
+	assert.Equal(t, s.p.Stats().BytesTransferred, records.get("1.perf_metrics.timing_metrics.kv_cache_size").Int())
+	assert.Equal(t, "[]", s.get(s.d, "/perf_metrics").body, "given out once")
+	assert.False(t, s.get(s.p, "/perf_metrics").get("0.perf_metrics.timing_metrics.kv_cache_size").Exists(), "P receives none")
+	assert.Equal(t, "[]", s.get(s.d, "/metrics").body, "none of vLLM's counters")
+
+	off := newScene(t, trtllms(nil))
+	require.Equal(t, 200, off.post(t.Context(), off.d, completions, body).status)
+	assert.Equal(t, "[]", off.get(off.d, "/perf_metrics").body)
+}

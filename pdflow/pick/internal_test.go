@@ -60,7 +60,7 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 		changed := set.Changed()
 		lists <- n
 		<-changed
-		tab := p.rebuild()
+		tab := p.rebuild(&p.paired)
 		for range 50 {
 			x, err := p.Pick(ctx, &pdflow.PickInput{})
 			require.NoError(t, err)

@@ -107,6 +107,46 @@ func TestAnEngineOfRoleBothServesAloneOnlyIfItMust(t *testing.T) {
 	}
 }
 
+// Where decode engines cannot serve alone, one of role both runs without the connector: in a pair it would send nothing, or take nothing.
+func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
+	p := pick.RoundRobin(set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both}, engine{"y", "other", both}))
+	apart := &pdflow.PickInput{Both: true}
+	for range 10 {
+		require.Equal(t, "p+d", pair(t, p, apart))
+		require.Contains(t, []string{"+x", "+y"}, pair(t, p, &pdflow.PickInput{Both: true, Single: true}))
+	}
+	seen := map[string]bool{}
+	for range 12 {
+		seen[pair(t, p, &pdflow.PickInput{})] = true
+	}
+	require.Greater(t, len(seen), 1, "of other protocols they take both parts")
+
+	p = pick.RoundRobin(set(t, engine{"d", "", decode}, engine{"x", "", both}))
+	for range 4 {
+		require.Equal(t, "+x", pair(t, p, apart), "where there is no pair, it serves the whole request")
+	}
+	_, err := pick.RoundRobin(set(t, engine{"p", "", prefill})).Pick(context.Background(), apart)
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+}
+
+// That none is ready may pass; that there is none will not, and the request must be written differently.
+func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
+	alone := &pdflow.PickInput{Single: true, Both: true}
+	s := set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both})
+	s.SetHealthy("x", false)
+	_, err := pick.RoundRobin(s).Pick(context.Background(), alone)
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorContains(t, err, "no engine that serves alone is ready")
+	_, err = pick.RoundRobin(set(t)).Pick(context.Background(), alone)
+	require.ErrorIs(t, err, pdflow.ErrNotReady, "nothing is known yet")
+
+	_, err = pick.RoundRobin(set(t, engine{"p", "", prefill}, engine{"d", "", decode})).Pick(context.Background(), alone)
+	var e *pdflow.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, pdflow.CodeUnsupported, e.Code)
+	require.NotErrorIs(t, err, pdflow.ErrNotReady)
+}
+
 func TestTheNextAttemptAvoidsWhatFailedWhileOthersAreThere(t *testing.T) {
 	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}))
 	for range 10 {

@@ -36,10 +36,16 @@ type picker struct {
 	queries  sync.Pool
 	tickets  sync.Pool
 
+	paired, apart view       // apart is for flows whose engines of role both take no part in pairs
+	mu            sync.Mutex // of what makes tables
+	ids           uint32
+}
+
+// view is the newest table of one kind.
+type view struct {
 	table    atomic.Pointer[table]
 	building atomic.Bool
-	mu       sync.Mutex // of what makes tables
-	ids      uint32
+	apart    bool
 }
 
 // New returns a picker that chooses pairs from the set's latest snapshot by the policy; the zero Policy is [InTurn].
@@ -62,6 +68,7 @@ func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	p.chooser = policy.make(p.opts)
 	p.learner, _ = p.chooser.(learner)
 	p.restDone = p.rests.done
+	p.apart.apart = true
 	return p
 }
 
@@ -73,10 +80,14 @@ func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
 
 // Pick does not block.
 func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	t := p.load()
+	v := &p.paired
+	if in.Both {
+		v = &p.apart
+	}
+	t := p.load(v)
 	choice, ok := p.pick(t, in)
 	if !ok && t.snap != p.set.Load() { // the newer snapshot may have what this one lacks
-		t = p.rebuild()
+		t = p.rebuild(v)
 		choice, ok = p.pick(t, in)
 	}
 	if !ok {
@@ -87,7 +98,8 @@ func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, err
 
 func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool) {
 	l := t.pairs
-	if in.Single {
+	single := in.Single || in.Both && len(l.targets) == 0
+	if single {
 		if l = t.singles; in.Both {
 			l = t.boths
 		}
@@ -95,14 +107,14 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 	if len(l.targets) == 0 {
 		return out, false
 	}
-	q := p.query(in)
+	q := p.query(in, single)
 	defer p.release(q)
 	first := p.choose(l, q)
 	if first == nil {
 		return out, false
 	}
 	var second *target
-	if !in.Single {
+	if !single {
 		q.peer = first
 		second = p.choose(first.peers, q)
 		q.peer = nil
@@ -117,7 +129,7 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 	if prefill != nil {
 		out.Prefill, out.PrefillRank = *prefill.endpoint, connector.RankOf(int(prefill.rank))
 	}
-	if in.Encode > 0 && !in.Single {
+	if in.Encode > 0 && !single {
 		out.Encode = encoders(t.encodes, q)
 	}
 	if p.learner != nil {
@@ -138,17 +150,17 @@ func (p *picker) choose(l *list, q *query) *target {
 	return q.scan(l)
 }
 
-func (p *picker) query(in *pdflow.PickInput) *query {
+func (p *picker) query(in *pdflow.PickInput, single bool) *query {
 	q, _ := p.queries.Get().(*query)
 	if q == nil {
 		q = &query{opts: p.opts, rests: &p.rests}
 	}
-	q.in, q.clean = in, len(in.Avoid) == 0 && p.rests.n.Load() == 0
+	q.in, q.single, q.clean = in, single, len(in.Avoid) == 0 && p.rests.n.Load() == 0
 	q.turn = p.picks.Add(1) - 1
 	q.random = p.opts.seed + scramble(q.turn)
 	if p.policy.needs.loads {
 		q.cost = costOf(in.Request)
-		if in.Single {
+		if single {
 			q.cost[decodeLeg] += q.cost[prefillLeg]
 		}
 	}
@@ -179,34 +191,34 @@ func encoders(all []*discovery.Endpoint, q *query) []discovery.Endpoint {
 const besideAbove = 256
 
 // load returns the table of the latest snapshot, or of the one before while a large one is being taken over.
-func (p *picker) load() *table {
+func (p *picker) load(v *view) *table {
 	snap := p.set.Load()
-	t := p.table.Load()
+	t := v.table.Load()
 	switch {
 	case t != nil && t.snap == snap:
 		return t
 	case t == nil || len(snap.Endpoints) <= besideAbove:
-		return p.rebuild()
+		return p.rebuild(v)
 	}
-	if p.building.CompareAndSwap(false, true) {
+	if v.building.CompareAndSwap(false, true) {
 		go func() {
-			defer p.building.Store(false)
-			p.rebuild()
+			defer v.building.Store(false)
+			p.rebuild(v)
 		}()
 	}
 	return t
 }
 
-func (p *picker) rebuild() *table {
+func (p *picker) rebuild(v *view) *table {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	snap, old := p.set.Load(), p.table.Load()
+	snap, old := p.set.Load(), v.table.Load()
 	if old != nil && old.snap == snap {
 		return old
 	}
-	t, slots := newTable(snap, old, p.opts, p.policy, &p.ids)
+	t, slots := newTable(snap, old, p.opts, p.policy, v.apart, &p.ids)
 	if !p.policy.needs.loads {
-		p.table.Store(t)
+		v.table.Store(t)
 		return t
 	}
 	// While both tables are in use, loads are counted in both: neither sends everybody to an engine whose load it does not see grow.
@@ -215,7 +227,7 @@ func (p *picker) rebuild() *table {
 		joined[s] = s.join()
 	}
 	t.play()
-	p.table.Store(t)
+	v.table.Store(t)
 	for _, s := range slots {
 		s.leave(joined[s])
 	}

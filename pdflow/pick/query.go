@@ -17,6 +17,7 @@ const (
 // query is one pick's state. It is pooled: policies must not keep it.
 type query struct {
 	in     *pdflow.PickInput
+	single bool // one engine serves the whole request
 	opts   *options
 	rests  *rests
 	clean  bool // nothing rests and nothing is to be avoided: the common case
@@ -45,7 +46,7 @@ func (q *query) rank(t *target) int {
 	switch {
 	case q.peer != nil:
 		return q.rankWith(t, q.peer)
-	case q.in.Single:
+	case q.single:
 		return q.rankAlone(t)
 	case t.lonely:
 		return lonely

@@ -16,6 +16,7 @@ type table struct {
 	pairs   *list   // of the leg that the policy chooses first: ready engines that can meet a ready engine of the other
 	singles *list   // decode engines
 	boths   *list   // engines of role both
+	hasBoth bool    // one is known, ready or not
 	lists   []*list // all, those of partners included
 	encodes []*discovery.Endpoint
 	engines map[string][]*slot // by endpoint and rank: what outlives the snapshot
@@ -49,14 +50,17 @@ type builder struct {
 	opts    *options
 	needs   needs
 	first   leg
+	apart   bool // engines of role both take no part in pairs
+	alone   []*target
 	ids     *uint32
 	classes map[classKey]*class
 	order   []*class // as their engines came, so that what is made of a snapshot is always the same
 	slots   []*slot  // of the new table
 }
 
-func newTable(snap *discovery.Snapshot, old *table, o *options, p Policy, ids *uint32) (*table, []*slot) {
-	b := &builder{table: &table{snap: snap, turns: map[turnKey]*atomic.Uint64{}}, old: old, opts: o, needs: p.needs, first: p.first, ids: ids, classes: map[classKey]*class{}}
+// newTable sorts a snapshot's engines. apart keeps those of role both out of pairs.
+func newTable(snap *discovery.Snapshot, old *table, o *options, p Policy, apart bool, ids *uint32) (*table, []*slot) {
+	b := &builder{table: &table{snap: snap, turns: map[turnKey]*atomic.Uint64{}}, old: old, opts: o, needs: p.needs, first: p.first, apart: apart, ids: ids, classes: map[classKey]*class{}}
 	if b.needs.loads {
 		b.engines = make(map[string][]*slot, len(snap.Endpoints))
 	}
@@ -81,6 +85,7 @@ func newTable(snap *discovery.Snapshot, old *table, o *options, p Policy, ids *u
 			}
 		}
 	}
+	singles, boths = append(singles, b.alone...), append(boths, b.alone...)
 	b.pairs = b.list(ofPairs, classKey{}, pairs)
 	if b.singles = b.pairs; b.first != decodeLeg || len(singles) != len(pairs) {
 		b.singles = b.list(ofSingles, classKey{}, singles)
@@ -98,6 +103,8 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 		ranks = int(n)
 	}
 	slots := b.remember(e, ranks)
+	both := e.Role.Has(discovery.RoleBoth)
+	b.hasBoth = b.hasBoth || both
 	if e.Phase != discovery.PhaseReady || e.URL == nil {
 		return
 	}
@@ -108,6 +115,12 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 		return
 	}
 	b.slots = append(b.slots, slots...)
+	if both && b.apart {
+		for _, t := range targets(e, ranks, decodeLeg, slots) {
+			b.alone = append(b.alone, &t)
+		}
+		return
+	}
 	key, values := b.opts.classOf(e)
 	c := b.classes[key]
 	if c == nil {
@@ -120,17 +133,23 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 			continue
 		}
 		b.ready[side]++
-		for r := range ranks {
-			t := target{endpoint: e, rank: int32(r), leg: leg(side)}
-			if ranks == 1 {
-				t.rank = -1
-			}
-			if slots != nil {
-				t.slot = slots[r]
-			}
-			c.legs[side] = append(c.legs[side], t)
+		c.legs[side] = append(c.legs[side], targets(e, ranks, leg(side), slots)...)
+	}
+}
+
+// targets are an endpoint's ranks on one leg.
+func targets(e *discovery.Endpoint, ranks int, side leg, slots []*slot) []target {
+	list := make([]target, ranks)
+	for r := range list {
+		list[r] = target{endpoint: e, rank: int32(r), leg: side}
+		if ranks == 1 {
+			list[r].rank = -1
+		}
+		if slots != nil {
+			list[r].slot = slots[r]
 		}
 	}
+	return list
 }
 
 // remember returns the endpoint's slots, those of the last table if it was there. An engine that is listed but not ready keeps its own:
@@ -222,14 +241,18 @@ func (t *table) play() {
 
 // notReady says what is missing.
 func (t *table) notReady(in *pdflow.PickInput) error {
+	if in.Single && in.Both && len(t.snap.Endpoints) > 0 {
+		if t.hasBoth {
+			return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine that serves alone is ready"}
+		}
+		return &pdflow.Error{Code: pdflow.CodeUnsupported, Message: "no engine here serves alone"}
+	}
 	msg := "no prefill and decode engines of one group are ready"
 	switch {
 	case t.ready[decodeLeg] == 0 && (in.Single || t.ready[prefillLeg] > 0):
 		msg = "no decode engine is ready"
 	case t.ready[decodeLeg] == 0:
 		msg = "no engine is ready"
-	case in.Single:
-		msg = "no engine of role both is ready"
 	case t.ready[prefillLeg] == 0:
 		msg = "no prefill engine is ready"
 	case t.grouped:

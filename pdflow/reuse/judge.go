@@ -21,8 +21,6 @@ func (r *Report) judge(p *prober) {
 		r.Verdict = Failed
 	case r.Different > 0:
 		r.Verdict = Wrong
-	case !r.metrics: // of a protocol whose decode engines compute no prompt
-		r.Verdict = Reused
 	case r.Reused == 0:
 		r.Verdict = NotReused
 	case 2*r.Reused < r.PromptTokens:
@@ -45,6 +43,10 @@ func (r *Report) explain(p *prober) {
 				"look at the gateway's log and metrics for why no pair could serve: endpoints not ready, a fallback, a role that is missing")
 		}
 	}
+	if p.alone {
+		r.because("a decode engine runs without --disaggregation-mode decode: it computes every prompt itself, whatever room a request names",
+			"launch it with --disaggregation-mode decode, and P with --disaggregation-mode prefill; pdctl render prints both")
+	}
 	if r.Verdict == Failed {
 		r.explainFailure()
 	}
@@ -56,6 +58,10 @@ func (r *Report) explain(p *prober) {
 	if d[failedReads]+d[failedNotices] > 0 {
 		r.because(fmt.Sprintf("the decode engine counted %d failed transfers", d[failedReads]+d[failedNotices]),
 			"P's side channel must be reachable from D (VLLM_NIXL_SIDE_CHANNEL_HOST is no loopback address across hosts), and both must run the same build and KV layout; kv_load_failure_policy recompute hides this from clients")
+	}
+	if q[sglangFailed]+q[sglangUnmet] > 0 {
+		r.because(fmt.Sprintf("the prefill engine counted %d failed transfers, and %d requests that no decode engine came for", q[sglangFailed], q[sglangUnmet]),
+			"bootstrapHost and bootstrapPort must be P's, as D reaches them, and both engines need the same disaggregation_transfer_backend")
 	}
 	if q[expired]+q[late] > 0 {
 		r.because("the handoff expired: the prefill engine freed blocks before decode had read them",
@@ -107,7 +113,7 @@ func (r *Report) explainMiss(p *prober) {
 	for _, x := range r.Probes {
 		longest = max(longest, x.PromptTokens)
 	}
-	if r.evidence.prefill[promptTokens] == 0 {
+	if r.evidence.prefill[promptTokens] == 0 && !p.foreign {
 		r.because("the prefill engines counted no prompt: the probes did not reach them",
 			"are these the engines that the gateway uses? It may serve from other ones, or from one engine alone")
 		return
@@ -124,6 +130,11 @@ func (r *Report) explainMiss(p *prober) {
 	case r.Connector == "http":
 		r.because("connector http relays nothing: whether decode finds the KV is up to the engines, and these do not",
 			"name the protocol that the engines speak as kvConnector.type: nixl, lmcache, mooncake …")
+	case p.records:
+		r.because("the decode engine's records tell of no KV that came from another server: it computed the prompt itself",
+			"both servers need cache_transceiver_config in their files, and decode a release that knows disaggregated_params; pdctl render prints the file")
+	case r.byAnswer:
+		// What served them has been told.
 	case d[asked] == 0:
 		r.because("the decode engine never asked its KV connector for anything: it has none, or only as a producer",
 			"launch it with --kv-transfer-config of the connector's class, as kv_consumer or kv_both; pdctl render prints it")

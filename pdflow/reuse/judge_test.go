@@ -62,10 +62,12 @@ func TestReasonsFollowTheEvidence(t *testing.T) {
 		"another timeout":                 {described{name: "mooncake"}, Probe{Status: 504, Code: "timeout"}, reached, counts{}, 32, Failed, "a phase ran out of time", nil},
 		"an engine's own error":           {described{name: "nixl"}, Probe{Status: 418, Code: "teapot"}, reached, counts{}, 32, Failed, "status 418", nil},
 		"no name at all":                  {nil, served, reached, looked, 32, NotReused, "did not see this protocol's transfer members", nil},
-		"engines that cannot serve alone": {described{name: "sglang", pairOnly: true}, served, counts{}, counts{}, 0, Reused, "", nil},
+		"engines that cannot serve alone": {described{name: "sglang", pairOnly: true}, with(served, 600), counts{}, counts{}, 0, Reused, "", nil},
+		"an engine of role both served":   {described{name: "sglang", pairOnly: true}, Probe{Status: 200, Mode: "aggregated", PromptTokens: 600}, counts{}, counts{}, 0, NotReused, "X-PD-Mode: aggregated", nil},
+		"legs that did not meet":          {described{name: "sglang", pairOnly: true}, Probe{Status: 502, Code: "decode_failed"}, counts{sglangUnmet: 1}, counts{}, 0, Failed, "the decode engine failed", []string{"1 requests that no decode engine came for"}},
 	} {
 		t.Run(rule, func(t *testing.T) {
-			r := &Report{Probes: []Probe{c.probe}, PromptTokens: c.probe.PromptTokens, Reused: c.probe.Reused, metrics: c.chunk > 0, evidence: delta{c.p, c.d}}
+			r := &Report{Probes: []Probe{c.probe}, PromptTokens: c.probe.PromptTokens, Reused: c.probe.Reused, metrics: c.chunk > 0, byAnswer: c.chunk == 0, evidence: delta{c.p, c.d}}
 			p := &prober{Target: Target{Connector: c.conn}, report: r, chunk: c.chunk}
 			if c.conn != nil {
 				r.Connector = c.conn.Name()

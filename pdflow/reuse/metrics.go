@@ -8,32 +8,55 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // series names the sum of the time series of one metric, or of those with a label name="value".
-type series struct{ name, label string }
+type series struct {
+	name, label string
+	unit        float64 // what the metric counts in; 0 is 1
+}
 
 // What vLLM 0.32.0 counts. A counter is absent until it first rises, which reads as 0.
 var (
-	promptTokens  = series{"vllm:prompt_tokens_total", ""}
-	takenOver     = series{"vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`}
-	computed      = series{"vllm:prompt_tokens_by_source_total", `source="local_compute"`}
-	asked         = series{"vllm:external_prefix_cache_queries_total", ""}
-	promised      = series{"vllm:external_prefix_cache_hits_total", ""}
-	nixlBytes     = series{"vllm:nixl_bytes_transferred_sum", ""}
-	failedReads   = series{"vllm:nixl_num_failed_transfers_total", ""}
-	failedNotices = series{"vllm:nixl_num_failed_notifications_total", ""}
-	expired       = series{"vllm:nixl_num_kv_expired_reqs_total", ""}
-	late          = series{"vllm:nixl_num_notifications_after_expiry_total", ""}
+	promptTokens  = series{name: "vllm:prompt_tokens_total"}
+	takenOver     = series{name: "vllm:prompt_tokens_by_source_total", label: `source="external_kv_transfer"`}
+	computed      = series{name: "vllm:prompt_tokens_by_source_total", label: `source="local_compute"`}
+	asked         = series{name: "vllm:external_prefix_cache_queries_total"}
+	promised      = series{name: "vllm:external_prefix_cache_hits_total"}
+	nixlBytes     = series{name: "vllm:nixl_bytes_transferred_sum"}
+	failedReads   = series{name: "vllm:nixl_num_failed_transfers_total"}
+	failedNotices = series{name: "vllm:nixl_num_failed_notifications_total"}
+	expired       = series{name: "vllm:nixl_num_kv_expired_reqs_total"}
+	late          = series{name: "vllm:nixl_num_notifications_after_expiry_total"}
+)
+
+// What SGLang's prefill engines count where --enable-metrics is on (srt/observability/metrics_collector.py; sizes are in 2^20 bytes).
+var (
+	sglangBytes  = series{name: "sglang:kv_transfer_total_mb_sum", unit: 1 << 20}
+	sglangFailed = series{name: "sglang:num_transfer_failed_reqs_total"}
+	sglangUnmet  = series{name: "sglang:num_bootstrap_failed_reqs_total"}
+)
+
+// What TensorRT-LLM's records say, added up: see records.
+var (
+	recorded      = series{name: "records"}
+	recordedMoved = series{name: "records with KV"}
+	recordedBytes = series{name: "bytes of records"}
 )
 
 // maxPage is the largest /metrics page that is read, in bytes.
 const maxPage = 16 << 20
 
-// page is the vLLM part of an engine's /metrics page at one time.
+// page is what vLLM or SGLang counts itself of an engine's /metrics page at one time.
 type page []string
+
+// vllm reports whether the page is vLLM's.
+func (p page) vllm() bool {
+	return slices.ContainsFunc(p, func(line string) bool { return strings.HasPrefix(line, "vllm:") })
+}
 
 // bySource reports whether the engine tells where prompts came from.
 func (p page) bySource() bool {
@@ -57,10 +80,21 @@ func (p page) sum(s series) int64 {
 			continue
 		}
 		if v, err := strconv.ParseFloat(fields[0], 64); err == nil {
-			total += v
+			total += plausible(v)
 		}
 	}
-	return int64(total)
+	return int64(plausible(total * max(s.unit, 1)))
+}
+
+// most is the largest count that is believed, of anything. An engine's page may hold any number, and sums of them must not overflow.
+const most = 1 << 50
+
+// plausible is what a count may be: neither negative nor, as NaN is, without an order.
+func plausible(v float64) float64 {
+	if !(v > 0) {
+		return 0
+	}
+	return min(v, most)
 }
 
 // label returns a label's value as a number, from the first series of a metric; 0 if there is none.
@@ -81,6 +115,11 @@ func (p page) label(metric, name string) int64 {
 	return 0
 }
 
+// noPage is the status of an engine that has no /metrics page.
+type noPage int
+
+func (n noPage) Error() string { return fmt.Sprintf("GET /metrics answered %d", int(n)) }
+
 func readPage(ctx context.Context, client *http.Client, engine string) (page, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/metrics", nil)
 	if err != nil {
@@ -92,13 +131,13 @@ func readPage(ctx context.Context, client *http.Client, engine string) (page, er
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET /metrics answered %d", resp.StatusCode)
+		return nil, noPage(resp.StatusCode)
 	}
 	var lines page
 	scanner := bufio.NewScanner(io.LimitReader(resp.Body, maxPage))
 	scanner.Buffer(make([]byte, 0, 64<<10), 1<<20)
 	for scanner.Scan() {
-		if line := scanner.Text(); strings.HasPrefix(line, "vllm:") {
+		if line := scanner.Text(); strings.HasPrefix(line, "vllm:") || strings.HasPrefix(line, "sglang:") {
 			lines = append(lines, line)
 		}
 	}
@@ -108,7 +147,8 @@ func readPage(ctx context.Context, client *http.Client, engine string) (page, er
 // counts is what the engines of one role have counted together.
 type counts map[series]int64
 
-var counted = []series{promptTokens, takenOver, computed, asked, promised, nixlBytes, failedReads, failedNotices, expired, late}
+var counted = []series{promptTokens, takenOver, computed, asked, promised, nixlBytes, failedReads, failedNotices, expired, late,
+	sglangBytes, sglangFailed, sglangUnmet, recorded, recordedMoved, recordedBytes}
 
 func (c counts) less(before counts) counts {
 	d := counts{}

@@ -46,10 +46,10 @@ func Gateway(base string, client *http.Client, header http.Header) Asker {
 	}
 }
 
-// Flow asks a flow of this program.
-func Flow(f *pdflow.Flow) Asker {
+// Flow asks a flow of this program. header is the client's (an Authorization for the engines); nil allowed.
+func Flow(f *pdflow.Flow, header http.Header) Asker {
 	return func(ctx context.Context, body []byte) (int, string, []byte, error) {
-		resp, err := f.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: body})
+		resp, err := f.Do(ctx, &pdflow.Request{API: connector.APICompletions, Header: header, Body: body})
 		if err != nil {
 			var e *pdflow.Error
 			if !errors.As(err, &e) {
@@ -95,7 +95,7 @@ func sizedPrompt(ctx context.Context, client *http.Client, engine, model string,
 	if n <= 0 {
 		return prompt
 	}
-	return newPrompt(max(1, 4*tokens*tokens/n))
+	return newPrompt(max(1, min(4*tokens*tokens/n, 16*tokens))) // no tokenizer makes so few tokens of text, whatever an engine says
 }
 
 func tokenise(ctx context.Context, client *http.Client, engine, model, prompt string) int {
@@ -169,7 +169,7 @@ func ask(ctx context.Context, to Asker, body []byte) (Probe, error) {
 		}
 		return p, nil
 	}
-	p.PromptTokens = a.Usage.PromptTokens
+	p.PromptTokens = int64(plausible(float64(a.Usage.PromptTokens)))
 	if len(a.Choices) > 0 {
 		p.Text = a.Choices[0].Text
 	}

@@ -37,6 +37,7 @@ type Report struct {
 	Probes       []Probe
 
 	metrics  bool // decode tells where prompts come from
+	byAnswer bool // an answer is the proof
 	textNote string
 	evidence delta
 }
@@ -63,13 +64,13 @@ func (r *Report) String() string {
 			answered++
 		}
 	}
-	switch {
-	case r.PromptTokens > 0 && r.metrics:
+	if r.PromptTokens > 0 {
 		fmt.Fprintf(&b, ", %d of %d prompt tokens", r.Reused, r.PromptTokens)
 		if r.Bytes > 0 {
 			fmt.Fprintf(&b, ", moved %d bytes", r.Bytes)
 		}
-	case r.Verdict == Reused:
+	}
+	if r.Verdict == Reused && r.byAnswer {
 		b.WriteString(", since a decode engine of this protocol cannot compute a prompt itself")
 	}
 	fmt.Fprintf(&b, "\n  probes answered: %d of %d\n", answered, len(r.Probes))

@@ -46,7 +46,13 @@ func start(t *testing.T, c connector.KVConnector, prefill, decode enginesim.Conf
 		require.NoError(t, err)
 		eps = append(eps, e)
 	}
-	src, err := static.New(eps...)
+	return pair{p, d, over(t, c, eps[0], eps[1], opts...)}
+}
+
+// over is a flow over two engines.
+func over(t *testing.T, c connector.KVConnector, one, other discovery.Endpoint, opts ...pdflow.Option) *pdflow.Flow {
+	t.Helper()
+	src, err := static.New(one, other)
 	require.NoError(t, err)
 	set := discovery.NewSet(src)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -61,11 +67,11 @@ func start(t *testing.T, c connector.KVConnector, prefill, decode enginesim.Conf
 		defer cancel()
 		_ = flow.Shutdown(ctx)
 	})
-	return pair{p, d, flow}
+	return flow
 }
 
 func (x pair) target(c connector.KVConnector) reuse.Target {
-	return reuse.Target{Ask: reuse.Flow(x.flow), Connector: c, Prefill: []string{x.p.URL() + "/"}, Decode: []string{x.d.URL()}, Model: "tiny"}
+	return reuse.Target{Ask: reuse.Flow(x.flow, nil), Connector: c, Prefill: []string{x.p.URL() + "/"}, Decode: []string{x.d.URL()}, Model: "tiny"}
 }
 
 func conn[C connector.KVConnector](c C, err error) connector.KVConnector {
@@ -135,7 +141,7 @@ func TestADecodeEngineWithoutAConnectorIsFoundOut(t *testing.T) {
 func TestAWrongTextIsFoundOut(t *testing.T) {
 	c := conn(nixl.New(nil))
 	x := start(t, c, enginesim.Config{}, enginesim.Config{})
-	ask := reuse.Flow(x.flow)
+	ask := reuse.Flow(x.flow, nil)
 	target := x.target(c)
 	target.Ask = func(ctx context.Context, body []byte) (int, string, []byte, error) {
 		status, mode, answer, err := ask(ctx, body)
@@ -235,7 +241,7 @@ func TestPromptsFitTheModel(t *testing.T) {
 func TestOtherTrafficIsTold(t *testing.T) {
 	k := conn(nixl.New(nil))
 	x := start(t, k, enginesim.Config{}, enginesim.Config{})
-	ask := reuse.Flow(x.flow)
+	ask := reuse.Flow(x.flow, nil)
 	target := x.target(k)
 	target.Ask = func(ctx context.Context, body []byte) (int, string, []byte, error) {
 		other, _ := json.Marshal(map[string]any{"prompt": strings.Repeat("computed by D itself ", 100), "max_tokens": 1})

@@ -8,11 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
 )
 
 // Target is what is to be proven.
@@ -70,6 +73,12 @@ type prober struct {
 	client *http.Client
 	report *Report
 	chunk  int64 // tokens of D's blocks
+	// records says that D is TensorRT-LLM, which keeps records in place of counters. taken is what they have told up to now, by role.
+	records bool
+	taken   delta
+	foreign bool // P has none of vLLM's counters
+	old     bool // D is a vLLM that does not tell where prompts come from
+	alone   bool // a decode engine of SGLang computes prompts itself
 }
 
 // Verify sends probes and judges. It takes some seconds. The error says that nothing could be judged (an engine without metrics, no
@@ -87,7 +96,8 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	}
 	if p.client == nil {
 		own := &http.Transport{DisableKeepAlives: true} // so that nothing of it is left afterwards
-		p.client = &http.Client{Transport: own, Timeout: 60 * time.Second}
+		p.client = &http.Client{Transport: own, Timeout: 60 * time.Second,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }} // an engine must not send it elsewhere
 	}
 	if err := p.run(ctx); err != nil {
 		return nil, fmt.Errorf("reuse: %w", err)
@@ -97,14 +107,8 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 }
 
 func (p *prober) run(ctx context.Context) error {
-	first, err := readPage(ctx, p.client, p.Decode[0])
-	if err != nil {
-		return fmt.Errorf("decode engine: %w", err)
-	}
-	p.report.metrics = first.bySource()
-	p.chunk = first.label("vllm:cache_config_info", "block_size")
-	if !p.report.metrics && !p.pairOnly() {
-		return errors.New("the decode engine's /metrics page does not tell where prompts come from (vllm:prompt_tokens_by_source_total): nothing can be proven")
+	if err := p.look(ctx); err != nil {
+		return err
 	}
 	tokens := p.fit(ctx)
 	for range p.Probes {
@@ -113,6 +117,41 @@ func (p *prober) run(ctx context.Context) error {
 		}
 	}
 	return p.compare(ctx)
+}
+
+// look finds out what the engines tell.
+func (p *prober) look(ctx context.Context) error {
+	first, err := p.page(ctx, p.Decode[0])
+	if err != nil {
+		return fmt.Errorf("decode engine: %w", err)
+	}
+	p.report.metrics, p.old = first.bySource(), first.vllm() && !first.bySource()
+	p.chunk = first.label("vllm:cache_config_info", "block_size")
+	if other, err := p.page(ctx, p.Prefill[0]); err == nil {
+		p.foreign = !other.vllm()
+	}
+	if p.report.metrics {
+		return nil
+	}
+	if p.pairOnly() {
+		p.alone = p.report.Connector == "sglang" && slices.ContainsFunc(p.Decode, func(engine string) bool { return servesAlone(ctx, p.client, engine) })
+		return nil
+	}
+	if _, ok, err := records(ctx, p.client, p.Decode[0]); err == nil && ok {
+		p.records, p.report.metrics = true, true
+		p.taken = delta{counts{}, counts{}}
+		return nil
+	}
+	return errors.New("the decode engine's /metrics page does not tell where prompts come from (vllm:prompt_tokens_by_source_total): nothing can be proven")
+}
+
+// page reads an engine's counters. Engines that cannot compute a prompt prove reuse by their answers, so that those may have no page.
+func (p *prober) page(ctx context.Context, engine string) (page, error) {
+	pg, err := readPage(ctx, p.client, engine)
+	if _, ok := errors.AsType[noPage](err); ok && p.pairOnly() {
+		return nil, nil
+	}
+	return pg, err
 }
 
 func (p *prober) pairOnly() bool {
@@ -176,17 +215,51 @@ func (p *prober) probe(ctx context.Context, tokens int) error {
 		return err
 	}
 	r := p.report
-	result.Reused = min(d.decode[takenOver], result.PromptTokens)
 	result.Bytes = d.bytes()
-	if all := d.decode[promptTokens]; all > result.PromptTokens && result.Status == http.StatusOK {
-		r.Disturbed = true // whose tokens those were nobody knows: the probe gets its share
-		result.Reused = result.PromptTokens * min(d.decode[takenOver], all) / all
+	if result.Status == http.StatusOK {
+		if err := p.share(d, &result); err != nil {
+			return err
+		}
 	}
 	r.Probes = append(r.Probes, result)
 	r.PromptTokens += result.PromptTokens
 	r.Reused += result.Reused
 	r.Bytes += result.Bytes
 	r.evidence.add(d)
+	return nil
+}
+
+// share is how much of a probe's prompt decode took over.
+func (p *prober) share(d delta, probe *Probe) error {
+	over, all := d.decode[takenOver], d.decode[promptTokens]
+	switch {
+	case p.records:
+		if over, all = d.decode[recordedMoved], d.decode[recorded]; all == 0 {
+			return errors.New("the decode engine's /perf_metrics holds no record of the probe, so that nothing can be proven: " +
+				"it needs return_perf_metrics: true and perf_metrics_max_requests in its file, and no other reader, since each record is given out once")
+		}
+		p.report.Disturbed = p.report.Disturbed || all > 1
+		probe.Reused = int64(float64(probe.PromptTokens) * (float64(over) / float64(all)))
+		return nil
+	case p.old: // what was promised is the next best: such an engine has a connector at least, and computes no prompt itself
+		if d.decode[promised] == 0 {
+			return errors.New("the decode engine's /metrics page counts no KV from elsewhere (vllm:prompt_tokens_by_source_total is in 0.16 and newer, " +
+				"vllm:external_prefix_cache_hits_total did not rise): nothing can be proven")
+		}
+		over, all = d.decode[promised], probe.PromptTokens
+	case !p.report.metrics: // decode engines of this protocol compute no prompt
+		p.report.byAnswer = true
+		if !p.alone && probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
+			probe.Reused = probe.PromptTokens
+		}
+		return nil
+	}
+	if all > probe.PromptTokens+1 { // with a first token from P, D has it in its prompt, and the client in its answer
+		p.report.Disturbed = true                                                                    // whose tokens those were nobody knows: the probe gets its share
+		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all))) // the product may not fit 64 bits
+		return nil
+	}
+	probe.Reused = min(over, probe.PromptTokens)
 	return nil
 }
 
@@ -202,7 +275,13 @@ func (p *prober) counts(ctx context.Context) (delta, error) {
 	}{{p.Prefill, "prefill", &d.prefill}, {p.Decode, "decode", &d.decode}} {
 		sum := counts{}
 		for _, engine := range side.engines {
-			pg, err := readPage(ctx, p.client, engine)
+			if p.records {
+				if err := p.take(ctx, side.role, engine); err != nil {
+					return d, err
+				}
+				continue
+			}
+			pg, err := p.page(ctx, engine)
 			if err != nil {
 				return d, fmt.Errorf("%s engine: %w", side.role, err)
 			}
@@ -212,7 +291,27 @@ func (p *prober) counts(ctx context.Context) (delta, error) {
 		}
 		*side.into = sum
 	}
+	if p.records {
+		maps.Copy(d.decode, p.taken.decode)
+		maps.Copy(d.prefill, p.taken.prefill)
+	}
 	return d, nil
+}
+
+// take adds up what an engine's records tell.
+func (p *prober) take(ctx context.Context, role, engine string) error {
+	c, _, err := records(ctx, p.client, engine) // a prefill engine need not have the page: it is decode that proves
+	if err != nil {
+		return fmt.Errorf("%s engine: %w", role, err)
+	}
+	into := p.taken.decode
+	if role == "prefill" {
+		into = p.taken.prefill
+	}
+	for s, n := range c {
+		into[s] += n
+	}
+	return nil
 }
 
 // settle reads the counters until they have caught up with the answer, or patience ends.
@@ -228,6 +327,9 @@ func (p *prober) settle(ctx context.Context, before delta, result *Probe) (delta
 		d := delta{now.prefill.less(before.prefill), now.decode.less(before.decode)}
 		// Bytes are counted after the tokens: they are waited for as long as the engine counts any.
 		done := d.decode[promptTokens] >= result.PromptTokens && (d.decode[takenOver] == 0 || before.bytes()+now.bytes() == 0 || d.bytes() > 0)
+		if p.records {
+			done = d.decode[recorded] > 0
+		}
 		if !p.report.metrics || result.Status != http.StatusOK || done || time.Now().After(end) {
 			return d, nil
 		}
@@ -241,7 +343,9 @@ func (p *prober) settle(ctx context.Context, before delta, result *Probe) (delta
 	}
 }
 
-func (d delta) bytes() int64 { return d.prefill[nixlBytes] + d.decode[nixlBytes] }
+func (d delta) bytes() int64 {
+	return d.prefill[nixlBytes] + d.decode[nixlBytes] + d.prefill[sglangBytes] + d.decode[recordedBytes]
+}
 
 // compare asks one engine alone for the same texts. A salt keeps the request out of the engine's prefix cache. With a store the
 // prefill engine is asked: what it finds there, it has computed itself.

@@ -52,9 +52,14 @@ func CheckEndpoint(e discovery.Endpoint) error {
 	return nil
 }
 
-// Settings renders an engine of a class with the first kv port of all. The error is an *[connector.EndpointError].
+// Settings renders an engine of a class with the first kv port of all. The error is an *[connector.EndpointError], or a
+// *[connector.FieldError] of an engine of role both.
 func Settings(t connector.Target, class string, kvPort int) (connector.EngineSettings, error) {
 	out := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+	if t.Endpoint.Role.Has(discovery.RoleBoth) {
+		return out, &connector.FieldError{Path: "role", Problem: "is both, and an engine with vllm-ascend's connectors either sends or receives",
+			Remedy: "write prefill or decode; a decode engine serves requests alone, too"}
+	}
 	own, err := SizesOf(t.Endpoint)
 	if err != nil {
 		return out, err
@@ -71,10 +76,6 @@ func Settings(t connector.Target, class string, kvPort int) (connector.EngineSet
 		out.Notes = append(out.Notes, connector.Note{Path: "cpu", Text: "vllm-ascend needs Ascend NPUs: these settings are for them"})
 	}
 	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "Mooncake moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
-	if t.Endpoint.Role.Has(discovery.RoleBoth) {
-		out.Notes = append(out.Notes, connector.Note{Path: "role", Text: "serves requests alone, without a KV connector: vllm-ascend's take kv_producer or kv_consumer"})
-		return out, nil
-	}
 	p, d, err := bothSizes(t)
 	if err != nil {
 		return out, err

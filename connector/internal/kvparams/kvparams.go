@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kvparams checks the objects by which engines hand KV to each other, before they reach one that would hang or die of
-// them. Its errors name keys, never values.
+// them. Its errors name keys, never values. What NIXL's connectors share is here, too.
 package kvparams
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -40,7 +39,7 @@ func (o *Object) wellFormed(but []string) bool {
 		v := o.d.Value(i)
 		switch jsonedit.Kind(v) {
 		case jsonedit.Object, jsonedit.Array:
-			if !slices.Contains(but, o.d.Name(i)) && !json.Valid(v) {
+			if !slices.Contains(but, o.d.Name(i)) && !WellFormed(v) {
 				return false
 			}
 		}
@@ -59,7 +58,8 @@ func (o *Object) Close() error {
 // Err returns the first fault so far.
 func (o *Object) Err() error { return o.err }
 
-func (o *Object) fault(key, problem string) {
+// Fault notes what is wrong with a key.
+func (o *Object) Fault(key, problem string) {
 	if o.err == nil {
 		o.err = fmt.Errorf("%s %s", key, problem)
 	}
@@ -77,14 +77,14 @@ func (o *Object) Get(key string) (raw []byte, ok bool) {
 // True wants true.
 func (o *Object) True(key string) {
 	if raw, _ := o.Get(key); string(raw) != "true" {
-		o.fault(key, "is not true")
+		o.Fault(key, "is not true")
 	}
 }
 
 // NotTrue wants a flag that is absent, null or false.
 func (o *Object) NotTrue(key string) {
 	if raw, ok := o.Get(key); ok && string(raw) != "false" {
-		o.fault(key, "is not false")
+		o.Fault(key, "is not false")
 	}
 }
 
@@ -96,19 +96,21 @@ func (o *Object) Text(key string) []byte {
 		ok = err == nil
 	}
 	if !ok {
-		o.fault(key, "is not a string with text")
+		o.Fault(key, "is not a string with text")
 	}
 	return raw
 }
 
+const maxPort = 65535
+
 // Port wants a whole number from 1 to 65535.
-func (o *Object) Port(key string) { o.Int(key, 1, 65535) }
+func (o *Object) Port(key string) { o.Int(key, 1, maxPort) }
 
 // Int wants a whole number from low to high.
 func (o *Object) Int(key string, low, high int64) {
 	raw, ok := o.Get(key)
 	if !ok || !within(raw, low, high) {
-		o.fault(key, fmt.Sprintf("is not a number from %d to %d", low, high))
+		o.Fault(key, notWithin(low, high))
 	}
 }
 
@@ -123,7 +125,7 @@ func (o *Object) OptionalInt(key string, low, high int64, nullable bool) {
 		return
 	}
 	if !within(raw, low, high) {
-		o.fault(key, fmt.Sprintf("is not a number from %d to %d", low, high))
+		o.Fault(key, notWithin(low, high))
 	}
 }
 
@@ -132,13 +134,32 @@ func within(raw []byte, low, high int64) bool {
 	return ok && n >= low && n <= high
 }
 
+func notWithin(low, high int64) string {
+	switch {
+	case low == 1 && high == maxPort:
+		return "is not a port number"
+	case high < 1<<20:
+		return fmt.Sprintf("is not a number from %d to %d", low, high)
+	case low > 0:
+		return "is not a positive count"
+	}
+	return "is not a count"
+}
+
 // OptionalObject wants an object, or nothing. Null is a fault.
 func (o *Object) OptionalObject(key string) {
 	if o.err != nil {
 		return
 	}
 	if raw, ok := o.d.Get(key); ok && jsonedit.Kind(raw) != jsonedit.Object {
-		o.fault(key, "is not an object")
+		o.Fault(key, "is not an object")
+	}
+}
+
+// OptionalNumber wants a number of any kind, null, or nothing.
+func (o *Object) OptionalNumber(key string) {
+	if raw, ok := o.Get(key); ok && jsonedit.Kind(raw) != jsonedit.Number {
+		o.Fault(key, "is not a number")
 	}
 }
 
@@ -147,7 +168,7 @@ func (o *Object) Blocks(key string, depth int) int {
 	raw, _ := o.Get(key)
 	n, ok := Count(raw, depth)
 	if !ok {
-		o.fault(key, "is not a list of block ids as it must be")
+		o.Fault(key, "is not a list of block ids as it must be")
 		return 0
 	}
 	return n
@@ -156,6 +177,6 @@ func (o *Object) Blocks(key string, depth int) int {
 // SomeBlocks is Blocks with one at least.
 func (o *Object) SomeBlocks(key string, depth int) {
 	if o.Blocks(key, depth) == 0 {
-		o.fault(key, "is empty")
+		o.Fault(key, "is empty")
 	}
 }

@@ -44,6 +44,7 @@ func TestKinds(t *testing.T) {
 		{"optional int", func(o *kvparams.Object) { o.OptionalInt(key, 1, 9, false) }, []string{"-", "1"}, []string{"null", "0", `"4321"`}},
 		{"nullable int", func(o *kvparams.Object) { o.OptionalInt(key, 1, 9, true) }, []string{"-", "1", "null"}, []string{"0", `"4321"`}},
 		{"optional object", func(o *kvparams.Object) { o.OptionalObject(key) }, []string{"-", "{}"}, []string{"null", "[4321]", `"4321"`}},
+		{"optional number", func(o *kvparams.Object) { o.OptionalNumber(key) }, []string{"-", "null", "1.50e+3", "0"}, []string{"true", `"4321"`, "[4321]"}},
 		{"blocks", func(o *kvparams.Object) { o.Blocks(key, 2) }, []string{"[]", "[[]]", "[[4321]]"}, []string{"-", "null", "[4321]", `"4321"`}},
 		{"some blocks", func(o *kvparams.Object) { o.SomeBlocks(key, 1) }, []string{"[4321]"}, []string{"-", "null", "[]", "[[4321]]"}},
 	} {

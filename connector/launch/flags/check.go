@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -100,7 +101,8 @@ func (h hit) finding(r rule) Finding {
 
 // model is the engines that serve one model, with the gateway in front of them.
 type model struct {
-	engines []*Engine
+	engines []*Engine // those that hold KV
+	encodes []*Engine // those of an encode stage
 	spec    *connector.Spec
 	typ     string         // the gateway's connector, "" without one
 	config  map[string]any // its settings
@@ -128,7 +130,7 @@ func gatewayName(typ string, config map[string]any) string {
 		return "http"
 	}
 	if typ == "LMCacheConnectorV1" {
-		if yes(config, "enable_pd") || yes(config, "lmcache.enable_pd") || yes(config, "enable_nixl") {
+		if raw, err := json.Marshal(config); err == nil && lmcacheconf.PD(raw) {
 			return "lmcache-pd"
 		}
 		return "lmcache"
@@ -148,6 +150,10 @@ func models(engines []Engine) []*model {
 	all := &model{}
 	for i := range engines {
 		e := &engines[i]
+		if e.Role == discovery.RoleEncode {
+			all.encodes = append(all.encodes, e)
+			continue
+		}
 		all.engines = append(all.engines, e)
 		name := e.Model
 		if len(e.Served) > 0 {
@@ -158,8 +164,8 @@ func models(engines []Engine) []*model {
 		}
 		groups[name].engines = append(groups[name].engines, e)
 	}
-	if len(engines) == 0 {
-		return nil
+	if len(all.engines) == 0 {
+		return []*model{all}
 	}
 	for _, g := range groups {
 		if len(groups) > 1 && (len(g.producers()) == 0 || len(g.consumers()) == 0) {
@@ -168,6 +174,7 @@ func models(engines []Engine) []*model {
 	}
 	var list []*model
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		groups[name].encodes = all.encodes
 		list = append(list, groups[name])
 	}
 	return list

@@ -123,7 +123,27 @@ func two(env, class string, more ...string) []string {
 
 // table holds every rule; a test below sees that none is missing.
 func table() []finding {
-	return append(append(generalTable(), storesTable()...), peersTable()...)
+	return append(append(append(generalTable(), storesTable()...), peersTable()...), encodeTable()...)
+}
+
+func encodeTable() []finding {
+	ec := func(class, role string, more string) string {
+		return ` --ec-transfer-config={"ec_connector":"` + class + `","ec_role":"ec_` + role + `","ec_connector_extra_config":{` + more + `}}`
+	}
+	const ex, cpu, folder, nixlOn = "ECExampleConnector", "ECCPUConnector", `"shared_storage_path":"/ec"`, `"ec_enable_nixl":true`
+	pair := two("", "NixlConnector")
+	with := func(e, p string) []string { return []string{serve + e, pair[0] + p, pair[1]} }
+	apart := func(host, e, p string) []string {
+		return []string{"on:h1 " + host + serve + e, "on:h2 VLLM_NIXL_SIDE_CHANNEL_HOST=h2 " + pair[0] + p, "on:h2 VLLM_NIXL_SIDE_CHANNEL_PORT=5601 " + pair[1]}
+	}
+	good := with(ec(ex, "producer", folder), ec(ex, "consumer", folder))
+	return []finding{
+		{code: "encode-alone", severity: Error, engines: "a", wrong: with(ec(ex, "producer", folder), ""), right: good},
+		{code: "encode-differs", severity: Error, engines: "ab", wrong: with(ec(ex, "producer", folder), ec(cpu, "consumer", "")), right: good},
+		{code: "encode-path-differs", severity: Error, engines: "ab", wrong: with(ec(ex, "producer", folder), ec(ex, "consumer", "")), right: good},
+		{code: "encode-path-local", severity: Error, engines: "ab", wrong: apart("", ec(ex, "producer", ""), ec(ex, "consumer", "")), right: apart("", ec(ex, "producer", folder), ec(ex, "consumer", folder))},
+		{code: "encode-loopback", severity: Error, engines: "a", wrong: apart("", ec(cpu, "producer", nixlOn), ec(cpu, "consumer", nixlOn)), right: apart("VLLM_EC_SIDE_CHANNEL_HOST=h1 ", ec(cpu, "producer", nixlOn), ec(cpu, "consumer", nixlOn))},
+	}
 }
 
 func generalTable() []finding {
@@ -169,6 +189,12 @@ func generalTable() []finding {
 		{
 			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl"}`, wrong: two("@0.21.0 VLLM_NIXL_ABORT_REQUEST_TIMEOUT=20 ", "NixlConnector"),
 			right: two("@0.21.0 ", "NixlConnector", "kv_lease_duration=10"), // which that release does not read
+		},
+		{
+			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"multi","config":{"connectors":[{"type":"sharedstorage"},{"type":"nixl","config":{"leaseDuration":"2m"}}]}}`,
+			wrong: two("", "MultiConnector", "connectors=["+child("ExampleConnector")+","+child("NixlConnector")+"]"),
+			right: two("", "MultiConnector", "connectors=["+child("ExampleConnector")+","+child("NixlConnector")+"]"),
+			other: `{"type":"multi","config":{"connectors":[{"type":"sharedstorage"},{"kv_connector":"NixlConnector","kv_connector_extra_config":{"kv_lease_duration":30}}]}}`,
 		},
 		{code: "handoff-unlimited", severity: Warning, engines: "ab", gateway: `{"type":"nixl","timeouts":{"handoff":"0"}}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
 		{code: "push-engine-id", severity: Error, engines: "a", gateway: `{"type":"nixl-push"}`, wrong: two("", "NixlPushConnector"), right: []string{serve + kv("NixlPushConnector", "producer", `.engine_id="p"`), serve + kv("NixlPushConnector", "consumer")}},
@@ -387,6 +413,7 @@ func TestNoRuleIsWithoutAFinding(t *testing.T) {
 
 // The corrected deployments are not only free of the one fault: a reader copies them.
 func TestGoodDeploymentsHaveNoFindings(t *testing.T) {
+	encode := encodeTable()
 	for name, c := range map[string]struct {
 		gateway string
 		engines []string
@@ -400,6 +427,7 @@ func TestGoodDeploymentsHaveNoFindings(t *testing.T) {
 		"multi by child": {`{"type":"nixl"}`, two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+child("LMCacheMPConnector")+"]")},
 		"two models":     {"", append(two("", "NixlConnector"), strings.Replace(two("", "NixlConnector")[0], " m ", " n -tp 2 ", 1), strings.Replace(two("", "NixlConnector")[1], " m ", " n -tp 2 ", 1))},
 		"no transfer":    {`{"type":"http"}`, []string{serve, serve}},
+		"encode stage":   {`{"type":"nixl"}`, []string{encode[0].right[0], encode[0].right[1], encode[0].right[2]}},
 		"alone":          {"", []string{serve}},
 		"trtllm":         {`{"type":"trtllm"}`, []string{"trtllm-serve m --config ucx.yaml", "trtllm-serve m --config ucx.yaml"}},
 		"none":           {"", nil},
@@ -411,6 +439,14 @@ func TestGoodDeploymentsHaveNoFindings(t *testing.T) {
 }
 
 // kthena issue 1069, both halves, in the reporter's own settings.
+// However the gateway's file spells that the class means PD mode, the rules take it as the gateway does.
+func TestLMCachesClassIsResolvedAsTheGatewayResolvesIt(t *testing.T) {
+	for _, setting := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl", "lmcache.enable_nixl", "enable_xpyd"} {
+		assert.Equal(t, "lmcache-pd", gatewayName("LMCacheConnectorV1", map[string]any{setting: true}), setting)
+	}
+	assert.Equal(t, "lmcache", gatewayName("LMCacheConnectorV1", map[string]any{"enable_pd": false}))
+}
+
 func TestTheDeploymentsOfKthenaIssue1069AreFound(t *testing.T) {
 	const env = "UCX_TLS=tcp PYTHONHASHSEED=0 "
 	first := two("on:pod "+env, "LMCacheConnectorV1", "discard_partial_chunks=true", `lmcache_rpc_port="10086"`)

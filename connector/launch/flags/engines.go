@@ -41,9 +41,22 @@ func (e *Engine) vllm(argv []string, env map[string]string, files map[string][]b
 	if e.args["dtype"] == "auto" {
 		delete(e.args, "dtype")
 	}
-	raw, err := transferConfig(a)
-	if err != nil || raw == nil {
+	ec, err := transferConfig(a, "ec-transfer-config")
+	if err != nil {
 		return err
+	}
+	raw, err := transferConfig(a, "kv-transfer-config")
+	if err != nil {
+		return err
+	}
+	if ec != nil {
+		e.Encoder = &Encoder{Class: text(ec, "ec_connector"), Role: text(ec, "ec_role"), Extra: object(ec, "ec_connector_extra_config")}
+		if e.Encoder.Role == "ec_producer" && raw == nil {
+			e.Role = discovery.RoleEncode
+		}
+	}
+	if raw == nil {
+		return nil
 	}
 	t, err := transfer(raw, 0)
 	if err != nil {
@@ -100,12 +113,10 @@ func (e *Engine) configFile(a *arguments, file string, files map[string][]byte) 
 	return nil
 }
 
-var errTransferJSON = errors.New("--kv-transfer-config is not one JSON object")
-
-// transferConfig returns --kv-transfer-config with its dotted members laid over it, nil without any.
-func transferConfig(a arguments) (map[string]any, error) {
-	text, given := a.flags["kv-transfer-config"]
-	dotted := a.dotted["kv-transfer-config"]
+// transferConfig returns an argument that is a JSON object, with its dotted members laid over it, nil without any.
+func transferConfig(a arguments, flag string) (map[string]any, error) {
+	text, given := a.flags[flag]
+	dotted := a.dotted[flag]
 	if !given && len(dotted) == 0 {
 		return nil, nil
 	}
@@ -114,7 +125,7 @@ func transferConfig(a arguments) (map[string]any, error) {
 		v, err := decodeJSON([]byte(text))
 		object, isObject := v.(map[string]any)
 		if err != nil || !isObject {
-			return nil, errTransferJSON
+			return nil, fmt.Errorf("--%s is not one JSON object", flag)
 		}
 		config = object
 	}

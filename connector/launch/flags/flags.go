@@ -41,6 +41,7 @@ type Engine struct {
 	PP      int                     // pipeline parallel size, at least 1
 	DP      int                     // data parallel size, at least 1
 
+	Encoder  *Encoder       // vLLM's --ec-transfer-config; nil without one
 	Transfer *Transfer      // vLLM's --kv-transfer-config; nil without one
 	LMCache  map[string]any // LMCache's settings by their names in its file; nil without LMCache
 	Mooncake map[string]any // Mooncake's store settings by their names in its file; nil without MooncakeStoreConnector
@@ -59,6 +60,13 @@ type Transfer struct {
 	Port, Rank    string // kv_port and kv_rank as they are written; "" is the engine's default
 	Extra         map[string]any
 	Children      []Transfer // of a MultiConnector
+}
+
+// Encoder is vLLM's ec_transfer_config (vllm/config/ec_transfer.py), for an encode stage before prefill.
+type Encoder struct {
+	Class string
+	Role  string // ec_producer, ec_consumer, ec_both
+	Extra map[string]any
 }
 
 // Leaves returns the transfer itself, or the children of a MultiConnector.
@@ -80,7 +88,7 @@ func (t *Transfer) Leaves() []*Transfer {
 var (
 	keptEnv = []string{
 		"PYTHONHASHSEED", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT",
-		"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT", "VLLM_SSM_CONV_STATE_LAYOUT", "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
+		"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT", "VLLM_SSM_CONV_STATE_LAYOUT", "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", "VLLM_EC_SIDE_CHANNEL_HOST",
 	}
 	keptArgs = []string{
 		"block-size", "kv-cache-dtype", "dtype", "prefix-caching-hash-algo", "page-size", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size",

@@ -7,7 +7,7 @@ import (
 )
 
 // rules in the order in which findings are told: what concerns all connectors, then each connector's own.
-var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, lmcacheRules, storeRules, mooncakeRules, peerRules, otherEngineRules)
+var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, lmcacheRules, storeRules, mooncakeRules, peerRules, otherEngineRules, encodeRules)
 
 // classesOf are the engines' classes that each of the gateway's connectors speaks with.
 var classesOf = map[string][]string{

@@ -171,13 +171,34 @@ func speaks(e *Engine, t *Transfer) string {
 func (g *model) promisedLease() time.Duration {
 	var lease connector.Duration
 	promised := seconds(30)
-	if raw := text(g.config, "leaseDuration"); raw != "" && lease.UnmarshalJSON(connector.Quote(raw)) == nil {
+	config := g.config
+	if g.typ == "multi" {
+		config = g.nixlChild()
+	}
+	if raw := text(config, "leaseDuration"); raw != "" && lease.UnmarshalJSON(connector.Quote(raw)) == nil {
 		promised = time.Duration(lease)
 	}
 	if h := g.spec.Timeouts.Handoff; h != nil && *h > 0 {
 		promised = time.Duration(*h)
 	}
 	return promised
+}
+
+// nixlChild is the settings of the NIXL among the gateway's children; of one that is written as the engine writes it, the engine's own.
+func (g *model) nixlChild() map[string]any {
+	children, _ := g.config["connectors"].([]any)
+	for _, c := range children {
+		child, _ := c.(map[string]any)
+		if name := childName(child); name != "nixl" && name != "nixl-push" {
+			continue
+		}
+		config := object(child, "config")
+		if lease := text(object(child, "kv_connector_extra_config"), "kv_lease_duration"); lease != "" {
+			config["leaseDuration"] = lease + "s"
+		}
+		return config
+	}
+	return nil
 }
 
 // nixlLease is how long an engine keeps unread KV: before 0.22 (vllm#41383) a variable said so.

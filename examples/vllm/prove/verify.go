@@ -30,18 +30,19 @@ type verification struct {
 	config          string // JSON; FOLDER stands for one that both engines share
 	attributes      func(p launchedEngine) map[string]string
 	module          string // of the engine's connector, where a CPU needs another one
+	together        bool   // both legs are in flight at once: a failed prefill must not leave decode waiting
 	apart           bool   // each engine gets a folder of its own: what pdctl must find out
 }
 
 // verifications are the connectors of vLLM 0.32.0 that run on a CPU.
 var verifications = []verification{
 	{name: "nixl", connector: "nixl"},
-	{name: "nixl-push, together", connector: "nixl-push", attributes: pushAttributes},
+	{name: "nixl-push, together", connector: "nixl-push", attributes: pushAttributes, together: true},
 	{name: "nixl-push, serial", connector: "nixl-push", config: `{"dispatch":"serial"}`, attributes: pushAttributes},
 	{name: "sharedstorage", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`},
 	{name: "sharedstorage, not shared", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`, apart: true},
 	{name: "multi", connector: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"sharedstorage","config":{"sharedStoragePath":"FOLDER"}}]}`},
-	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string { return map[string]string{"bootstrapPort": p.side} }, module: "mooncake_cpu"},
+	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string { return map[string]string{"bootstrapPort": p.side} }, module: "mooncake_cpu", together: true},
 }
 
 // pushAttributes tell D where P is, before P has answered anything.
@@ -161,6 +162,9 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 		return v.judge(ctx, lab, v.connector, config, pair, 1)
 	}
 	judged := v.judge(ctx, lab, v.connector, config, pair, 0)
+	if v.together && judged == nil {
+		judged = v.orphan(ctx, lab, config, pair)
+	}
 	if judged != nil && !errors.Is(judged, errNotProven) {
 		return judged
 	}
@@ -229,6 +233,48 @@ func (v verification) judge(ctx context.Context, lab *lab, typ string, config js
 	}
 	if status != want {
 		odd = append(odd, fmt.Sprintf("pdctl verify was to end with %d", want))
+	}
+	if len(odd) > 0 {
+		fmt.Printf("NOT as it must be:\n  - %s\n", strings.Join(odd, "\n  - "))
+		return errNotProven
+	}
+	return nil
+}
+
+// orphan breaks the prefill leg off when decode has been sent. An engine would leave that decode waiting for ever, and keep its blocks or
+// its sender: the gateway must cancel it, serve the request by a new attempt, and the next ones by the same pair.
+func (v verification) orphan(ctx context.Context, lab *lab, config json.RawMessage, pair []discovery.Endpoint) error {
+	toP, err := newIntercept(pair[0].URL.String())
+	if err != nil {
+		return err
+	}
+	defer toP.close()
+	behind := slices.Clone(pair)
+	if behind[0].URL, err = url.Parse(toP.url); err != nil {
+		return err
+	}
+	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: v.connector, config: string(config), endpoints: behind})
+	if err != nil {
+		return err
+	}
+	var odd []string
+	for i := range 3 {
+		if i == 0 {
+			toP.beforeRequest(func() error {
+				time.Sleep(300 * time.Millisecond) // decode waits at its engine by now
+				return errors.New("dropped")
+			})
+		}
+		q := newQuestion(completions, false, 200, 16)
+		a := ask(ctx, gateway.url, q, "", nil)
+		want := ask(ctx, pair[0].URL.String(), q, rand.Text(), nil)
+		if a.err != nil || a.text != want.text || a.status != http.StatusOK || a.mode != "disaggregated" || a.took > 10*time.Second {
+			odd = append(odd, fmt.Sprintf("request %d after a prefill that broke off: %s, served %q, text equal: %t", i+1, a, a.mode, a.text == want.text))
+		}
+	}
+	fmt.Printf("  prefill broken off with decode in flight: 3 requests, %d not as they must be\n", len(odd))
+	if err := stopGateway(gateway); err != nil {
+		return err
 	}
 	if len(odd) > 0 {
 		fmt.Printf("NOT as it must be:\n  - %s\n", strings.Join(odd, "\n  - "))

@@ -96,7 +96,7 @@ func TestAServerIsAskedOnceInThirtySeconds(t *testing.T) {
 		}
 		all.Wait()
 		assert.EqualValues(t, 1, v.asked.Load(), "all who ask at once share one question")
-		time.Sleep(29 * time.Second)
+		time.Sleep(28 * time.Second)
 		_, err := prepare(t.Context(), t, c, v)
 		require.NoError(t, err)
 		assert.EqualValues(t, 1, v.asked.Load())
@@ -114,11 +114,19 @@ func TestAFailureForgetsWhatAServerSaid(t *testing.T) {
 	require.NoError(t, err)
 	cleaner, ok := connector.As[connector.Cleaner](c)
 	require.True(t, ok)
-	require.NoError(t, cleaner.Clean(t.Context(), s, errors.New("failed"), nil))
-	_, err = prepare(t.Context(), t, c, v)
-	require.NoError(t, err)
-	assert.EqualValues(t, 2, v.asked.Load())
+	for i, cause := range []fault{false, true} {
+		require.NoError(t, cleaner.Clean(t.Context(), s, cause, nil))
+		_, err = prepare(t.Context(), t, c, v)
+		require.NoError(t, err)
+		assert.EqualValues(t, i+1, v.asked.Load(), "a client's own fault says nothing about P")
+	}
 }
+
+// fault is a failed attempt's error: the engines', or the client's.
+type fault bool
+
+func (fault) Error() string       { return "failed" }
+func (f fault) EngineFault() bool { return bool(f) }
 
 func TestFaultsOfAServerAreNotKept(t *testing.T) {
 	c := open(t, `{"dispatch":"generation-first"}`)
@@ -130,6 +138,11 @@ func TestFaultsOfAServerAreNotKept(t *testing.T) {
 		"null":             {status: 200, body: `{"disaggregated_params":null}`},
 		"parameters text":  {status: 200, body: `{"disaggregated_params":"x"}`},
 		"parameters twice": {status: 200, body: `{"disaggregated_params":{"a":1,"a":2}}`},
+		"state no text":    {status: 200, body: `{"disaggregated_params":{"encoded_opaque_state":[1]}}`},
+		"endpoint no text": {status: 200, body: `{"disaggregated_params":{"ctx_info_endpoint":5}}`},
+		"endpoints":        {status: 200, body: `{"disaggregated_params":{"ctx_info_endpoint":[{}]}}`},
+		"not UTF-8":        {status: 200, body: "{\"disaggregated_params\":{\"a\":\"\xff\"}}"},
+		"deep":             {status: 200, body: `{"disaggregated_params":{"a":` + strings.Repeat("[", 100) + strings.Repeat("]", 100) + `}}`},
 		"too large":        {status: 200, body: `{"disaggregated_params":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`},
 	} {
 		for range 2 {

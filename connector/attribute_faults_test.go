@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+func TestFaultsOfAttributesAreThoseOfTheEntry(t *testing.T) {
+	require.NoError(t, connector.AttributeFaults(nil, nil))
+	require.NoError(t, connector.AttributeFaults(errors.Join(nil, nil), nil))
+	port := &connector.EndpointError{Endpoint: "e", Attribute: "port", Problem: "is missing"}
+	host := &connector.EndpointError{Endpoint: "e", Attribute: "host", Problem: "is odd"}
+	other := errors.New("other")
+	err := connector.AttributeFaults(errors.Join(fmt.Errorf("in: %w", port), nil, host, other), map[string]string{"port": "1 to 65535"})
+	assert.Equal(t, []*connector.FieldError{
+		{Path: "attributes.port", Problem: "is missing", Remedy: "1 to 65535"}, {Path: "attributes.host", Problem: "is odd"}, {Problem: "other"},
+	}, connector.FieldErrors(err))
+	require.ErrorIs(t, err, other)
+}

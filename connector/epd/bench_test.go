@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epd_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/passthrough"
+)
+
+// setups are the stage around the connector http: a chat without media pays for the stage alone.
+func setups(t testing.TB) []connectortest.Measured {
+	t.Helper()
+	inner, err := passthrough.New(nil)
+	require.NoError(t, err)
+	c, err := epd.Wrap(inner, &epd.Options{Type: epd.Example})
+	require.NoError(t, err)
+	return []connectortest.Measured{{Name: "epd", Connector: c, Session: session(t, connector.APIChat, connectortest.Chat2KB())}}
+}
+
+func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
+
+func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

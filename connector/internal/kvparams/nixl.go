@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvparams
+
+import (
+	"encoding/json"
+	"math"
+)
+
+// The flags by which an engine with NIXL says what its handoff is for.
+const (
+	RemotePrefill = "do_remote_prefill" // P's answer: D is to take the prompt's KV
+	RemoteDecode  = "do_remote_decode"  // D's answer: P is to take the conversation's KV for the next turn
+)
+
+// NIXL refuses what a real decode engine would die of, hang on, or answer wrongly to (captures/README.md §2.1, vLLM 0.32.0):
+//
+//   - remote_block_ids missing, null, empty or flat: the engine dies;
+//   - remote_host, remote_port, remote_engine_id or remote_request_id missing: it hangs, and dies when the client leaves;
+//   - the flag, do_remote_prefill or for the way back do_remote_decode, not true: it hangs.
+//
+// The other keys may be missing or unknown, but those with which D reckons must be numbers: tp_size, dcp_size and pp_size, which have
+// defaults where they are missing but not where they are null, and remote_num_tokens and remote_blocks_expiry_time, which may be null. also,
+// unless it is nil, asks for more.
+func NIXL(raw json.RawMessage, flag string, also func(*Object)) error {
+	const blocks = "remote_block_ids"
+	o := Read(raw, blocks)
+	o.True(flag)
+	o.Text("remote_engine_id")
+	o.Text("remote_request_id")
+	o.Text("remote_host")
+	o.Port("remote_port")
+	for _, key := range [...]string{"tp_size", "dcp_size", "pp_size"} {
+		o.OptionalInt(key, 1, math.MaxInt64, false)
+	}
+	for _, key := range [...]string{"remote_num_tokens", "remote_prefill_cached_tokens"} {
+		o.OptionalInt(key, 0, math.MaxInt64, true)
+	}
+	o.OptionalNumber("remote_blocks_expiry_time")
+	o.SomeBlocks(blocks, 2)
+	if also != nil && o.Err() == nil {
+		also(o)
+	}
+	return o.Close()
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lmcachepd_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/lmcachepd"
+)
+
+// setups are the connector as it is, and with P's first token and 512 token ids.
+func setups(t testing.TB) []connectortest.Measured {
+	t.Helper()
+	s := session(t, connector.APIChat, connectortest.Chat2KB(), receiverOfTwo)
+	s.SetEvent(harness().Event(s))
+	ids := strings.NewReplacer("[259,1,2]", "["+strings.Repeat("15043,", 511)+"2]", `"prompt_tokens":3,"total_tokens":4`, `"prompt_tokens":512,"total_tokens":513`)
+	return []connectortest.Measured{
+		{Connector: open(t, nil), Session: s},
+		{
+			Name: "lmcache-pd/first-token", Connector: open(t, &lmcachepd.Options{RetFirstToken: true}), Session: s,
+			Answer: []byte(ids.Replace(string(withFirstToken().Answer(s, nil)))),
+		},
+	}
+}
+
+func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
+
+func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncakeascend_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+)
+
+// setups are the connectors whose legs are measured.
+func setups(t testing.TB) []connectortest.Measured {
+	t.Helper()
+	return []connectortest.Measured{{Connector: open(t, nil), Session: session(t, connector.APIChat, connectortest.Chat2KB()), Answer: connectortest.AnswerWith(connector.APIChat, connector.ParamsMember, strings.Replace(good, "[7,8,9]", connectortest.Blocks2KB(), 1))}}
+}
+
+func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
+
+func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package multi_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/lmcachepd" // one that has a variable of UCX's, too
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Two children that want one variable differently cannot run in one engine; those that want it alike get it once.
+func TestAVariableHasOneValueForAllChildren(t *testing.T) {
+	e, err := discovery.New("http://10.0.0.2:8200", discovery.RoleDecode)
+	require.NoError(t, err)
+	e.Attributes = map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400"}
+	render := func(config string) (connector.EngineSettings, error) {
+		r, ok := connector.As[connector.Renderer](open(t, config))
+		require.True(t, ok)
+		return r.Render(connector.Target{Endpoint: e})
+	}
+	_, err = render(`{"connectors":[{"type":"nixl","config":{"protocol":"rdma"}},{"type":"lmcache-pd"}]}`)
+	require.ErrorContains(t, err, "connectors[1]: wants another value of UCX_TLS than a connector before it")
+
+	s, err := render(`{"connectors":[{"type":"nixl"},{"type":"lmcache-pd"}]}`)
+	require.NoError(t, err)
+	seeds := 0
+	for _, v := range s.Env {
+		if v.Name == "PYTHONHASHSEED" {
+			seeds++
+		}
+	}
+	assert.Equal(t, 1, seeds)
+}

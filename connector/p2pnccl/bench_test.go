@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package p2pnccl_test
+
+import (
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+)
+
+// setups are the connectors whose legs are measured.
+func setups(t testing.TB) []connectortest.Measured {
+	t.Helper()
+	return []connectortest.Measured{{Connector: open(t, ``), Session: session(t, connector.APIChat, connectortest.Chat2KB(), "10.0.1.2:21001", "10.0.1.3:22001")}}
+}
+
+func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
+
+func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

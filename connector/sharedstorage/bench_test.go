@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharedstorage_test
+
+import (
+	"testing"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+)
+
+// setups are the connectors whose legs are measured.
+func setups(t testing.TB) []connectortest.Measured {
+	t.Helper()
+	s := session(t, connector.APIChat, connectortest.Chat2KB())
+	return []connectortest.Measured{
+		{Connector: open(t, ``), Session: s},
+		{Name: "sharedstorage/threshold", Connector: open(t, `{"cacheHitThreshold":0.8}`), Session: s},
+	}
+}
+
+func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
+
+func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

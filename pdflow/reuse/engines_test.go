@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reuse_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/sglang"
+	"github.com/pdkit/pdkit/connector/trtllm"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+// Engines other than vLLM have none of its counters.
+
+// SGLang's decode engines wait for each prompt's KV: their answers prove reuse, also without a /metrics page, and with it P tells the bytes.
+func TestSGLangIsProvenByItsAnswers(t *testing.T) {
+	for rule, extra := range map[string]map[string]string{"no /metrics page": nil, "with --enable-metrics": {"enable_metrics": "1"}} {
+		t.Run(rule, func(t *testing.T) {
+			p, d, err := enginesim.Pair(enginesim.Config{Connector: "sglang", Extra: extra}, enginesim.Config{Connector: "sglang", Extra: extra})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+			bootstrap, err := url.Parse(p.Bootstrap())
+			require.NoError(t, err)
+			pe, err := discovery.New(p.URL(), discovery.RolePrefill)
+			require.NoError(t, err)
+			pe.Attributes = map[string]string{"bootstrapPort": bootstrap.Port()}
+			de, err := discovery.New(d.URL(), discovery.RoleDecode)
+			require.NoError(t, err)
+			c := conn(sglang.New(nil))
+			x := pair{p, d, over(t, c, pe, de)}
+			r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 2})
+			require.NoError(t, err)
+			require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
+			require.Positive(t, r.PromptTokens)
+			require.Equal(t, 1.0, r.Ratio(), "what a canary's metric shows")
+			require.Contains(t, r.String(), "cannot compute a prompt itself")
+			if extra == nil {
+				require.Zero(t, r.Bytes)
+				return
+			}
+			require.InDelta(t, p.Stats().BytesTransferred, r.Bytes, 4)
+		})
+	}
+}
+
+func recording(n string) enginesim.Config {
+	return enginesim.Config{Connector: "trtllm", Extra: map[string]string{"perf_metrics_max_requests": n}}
+}
+
+// TensorRT-LLM tells of each request how many bytes of KV came from another server.
+func TestTensorRTLLMIsProvenByItsRecords(t *testing.T) {
+	c := conn(trtllm.New(nil))
+	x := start(t, c, recording("0"), recording("16"))
+	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 2})
+	require.NoError(t, err)
+	require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
+	require.Equal(t, r.PromptTokens, r.Reused)
+	require.Equal(t, x.p.Stats().BytesTransferred, r.Bytes)
+	require.False(t, r.Disturbed)
+	require.Equal(t, 2, r.Compared)
+}
+
+func TestTensorRTLLMThatComputesThePromptItselfIsFoundOut(t *testing.T) {
+	c := conn(passthrough.New(nil))
+	x := start(t, c, recording("16"), recording("16"))
+	for name, described := range map[string]connector.KVConnector{"connector http relays nothing": c, "no KV that came from another server": conn(trtllm.New(nil))} {
+		target := x.target(described)
+		r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1})
+		require.NoError(t, err)
+		require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
+		require.Contains(t, r.String(), name)
+	}
+}
+
+// Records that are switched off, or that another reader has taken, prove nothing either way.
+func TestTensorRTLLMWithoutRecordsCannotBeJudged(t *testing.T) {
+	c := conn(trtllm.New(nil))
+	x := start(t, c, recording("16"), recording("0"))
+	_, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1, Patience: 50 * time.Millisecond})
+	require.ErrorContains(t, err, "return_perf_metrics")
+}
+
+func TestOtherRecordsAreTold(t *testing.T) {
+	c := conn(trtllm.New(nil))
+	x := start(t, c, recording("16"), recording("16"))
+	target := x.target(c)
+	flow, alone := target.Ask, reuse.Gateway(x.d.URL(), &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, nil)
+	target.Ask = func(ctx context.Context, body []byte) (int, string, []byte, error) {
+		_, _, _, err := alone(ctx, []byte(`{"model":"tiny","prompt":"another prompt","max_tokens":1}`))
+		require.NoError(t, err)
+		return flow(ctx, body)
+	}
+	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1, SkipText: true})
+	require.NoError(t, err)
+	require.True(t, r.Disturbed)
+	require.InDelta(t, r.PromptTokens/2, r.Reused, 1, "whose transfer it was nobody knows")
+}
+
+func TestAnEngineWithoutCountersOrRecordsCannotBeJudged(t *testing.T) {
+	c := conn(trtllm.New(nil))
+	x := start(t, c, recording("16"), recording("16"))
+	for _, answer := range []string{"up 1\n", "{}"} {
+		blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(answer)) }))
+		target := x.target(c)
+		target.Decode = []string{blind.URL}
+		_, err := reuse.Verify(t.Context(), target, reuse.Options{})
+		blind.Close()
+		require.ErrorContains(t, err, "nothing can be proven")
+	}
+}
+
+// An engine of SGLang that was not told to be a decode engine answers as rightly, and proves nothing. Only what it says itself tells.
+func TestADecodeEngineOfSGLangThatServesAloneIsFoundOut(t *testing.T) {
+	c := conn(sglang.New(nil))
+	for rule, k := range map[string]struct {
+		pages   map[string]string
+		verdict reuse.Verdict
+	}{
+		"decode":             {map[string]string{"/server_info": `{"disaggregation_mode":"decode"}`}, reuse.Reused},
+		"without":            {map[string]string{"/server_info": `{"disaggregation_mode":"null"}`}, reuse.NotReused},
+		"without, by an old": {map[string]string{"/get_server_info": `{"disaggregation_mode":"null"}`}, reuse.NotReused},
+		"nothing said":       {map[string]string{"/server_info": `[]`}, reuse.Reused},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if k.pages[r.URL.Path] == "" {
+					http.NotFound(w, r)
+					return
+				}
+				_, _ = w.Write([]byte(k.pages[r.URL.Path]))
+			}))
+			defer engine.Close()
+			r, err := reuse.Verify(t.Context(), reuse.Target{Connector: c, Prefill: []string{engine.URL}, Decode: []string{engine.URL},
+				Ask: func(context.Context, []byte) (int, string, []byte, error) {
+					return http.StatusOK, "disaggregated", []byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":600}}`), nil
+				}}, reuse.Options{Probes: 1})
+			require.NoError(t, err)
+			require.Equal(t, k.verdict, r.Verdict, "%s", r)
+		})
+	}
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reuse
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// records reads what TensorRT-LLM tells of the requests that have ended since somebody asked last: GET /perf_metrics
+// (serve/openai_server.py), which gives each record once. A request whose KV came from another server has a kv_cache_size there, which
+// both cache transceivers set as they receive (cacheFormatter.cpp; the Python transceiver when a transfer has completed). Without
+// return_perf_metrics and perf_metrics_max_requests the list is empty for ever. ok is false of an engine that has no such page.
+func records(ctx context.Context, client *http.Client, engine string) (c counts, ok bool, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/perf_metrics", nil)
+	if err != nil {
+		return nil, false, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, false, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, false, nil
+	}
+	type timing struct {
+		Size float64 `json:"kv_cache_size"`
+	}
+	var list []struct {
+		Metrics struct {
+			Timing timing `json:"timing_metrics"`
+		} `json:"perf_metrics"`
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxPage)).Decode(&list); err != nil {
+		return nil, false, fmt.Errorf("GET /perf_metrics: not a list of records")
+	}
+	c = counts{recorded: int64(len(list))}
+	for _, r := range list {
+		if size := r.Metrics.Timing.Size; size > 0 {
+			c[recordedMoved]++
+			c[recordedBytes] = min(c[recordedBytes]+int64(plausible(size)), most)
+		}
+	}
+	return c, true, nil
+}
