@@ -33,7 +33,9 @@ func TestARouterHearsDealersAndNobodyElse(t *testing.T) {
 	got, refused := make(chan string, 8), make(chan struct{}, 8)
 	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{
 		Socket: "ROUTER", Peers: []string{"DEALER"},
-		Peer:    func(<-chan struct{}) func([]byte) bool { return func(body []byte) bool { got <- string(body); return true } },
+		Peer: func(<-chan struct{}) func([]byte) bool {
+			return func(body []byte) bool { got <- string(body); return true }
+		},
 		Refused: func() { refused <- struct{}{} },
 	})
 	require.NoError(t, err)
@@ -58,13 +60,14 @@ func TestAPeerThatIsSlowlyReadHoldsUpItselfAlone(t *testing.T) {
 	release, got := make(chan struct{}), make(chan string, 8)
 	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{
 		Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {},
-		Peer: func(<-chan struct{}) func([]byte) {
-			return func(body []byte) {
+		Peer: func(<-chan struct{}) func([]byte) bool {
+			return func(body []byte) bool {
 				text := string(body)
 				if text == "slow" {
 					<-release
 				}
 				got <- text
+				return true
 			}
 		},
 	})
@@ -84,7 +87,7 @@ func TestAPeerThatIsSlowlyReadHoldsUpItselfAlone(t *testing.T) {
 }
 
 func TestCloseEndsPeersInAnyState(t *testing.T) {
-	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {}, Peer: func(<-chan struct{}) func([]byte) { return func([]byte) {} }})
+	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {}, Peer: func(<-chan struct{}) func([]byte) bool { return func([]byte) bool { ; return true } }})
 	require.NoError(t, err)
 	_, err = socket(t, zmq4.NewDealer, l.Addr().String())
 	require.NoError(t, err)

@@ -79,7 +79,7 @@ func TestWhatCannotMeetIsNamed(t *testing.T) {
 	_, err := p.Pick(context.Background(), &pdflow.PickInput{})
 	require.ErrorContains(t, err, "no prefill and decode engines that can exchange KV are ready")
 	_, err = p.Pick(context.Background(), &pdflow.PickInput{Single: true, Both: true})
-	require.ErrorContains(t, err, "no engine of role both is ready")
+	require.ErrorContains(t, err, "no engine here serves alone")
 	require.Equal(t, discovery.RoleDecode, mustPick(t, p, &pdflow.PickInput{Single: true}).Decode.Role)
 }
 
