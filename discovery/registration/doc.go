@@ -23,8 +23,8 @@
 //
 // and, now and then, {"type": "HELLO"}, which says nothing. P is role prefill, D is decode. The endpoint's ID is the HTTP address.
 // Members become the attributes that connectors p2pnccl and moriio read: zmqAddress, handshakePort, notifyPort, tpSize, dpSize; and mode,
-// "read" or "write", which is for rules of picking: connectors do not read it. Unknown members are passed over; numbers may be text. IPv6 addresses may come with brackets or without, since
-// engines join them with a port by a colon.
+// "read" or "write", which is for rules of picking: connectors do not read it. Unknown members are passed over; numbers may be text. IPv6
+// addresses may come with brackets or without, since engines join them with a port by a colon.
 //
 // An engine that changes its role has the new one with its next message. One that comes back with another HTTP address is known by its
 // zmq_address: the old address leaves at once. An engine that is not heard for [Options.Expiry] leaves; see below for how.
