@@ -82,6 +82,10 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 	bad := func(attribute, problem string) (engine, error) {
 		return engine{}, &connector.EndpointError{Endpoint: e.ID, Attribute: attribute, Problem: problem}
 	}
+	// An engine that announces the other mode would not be waited for, or would wait for what nobody sends.
+	if mode := e.Attribute("mode"); mode != "" && mode != c.mode() {
+		return bad("mode", "is not the mode of the connector")
+	}
 	var err error
 	if out.tp, err = connector.IntAttribute(e, "tpSize", c.tp, 1, maxSize); err != nil {
 		return engine{}, err
@@ -144,7 +148,16 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	return connector.AttributeFaults(err, remedies)
 }
 
+// mode is what engines announce for the connector's mode.
+func (c *Connector) mode() string {
+	if c.read {
+		return ModeRead
+	}
+	return ModeWrite
+}
+
 var remedies = map[string]string{
+	"mode":          "launch the engine with the connector's mode: read_mode true for read, false for write",
 	"zmqAddress":    "host:IP,handshake:PORT,notify:PORT, as the engine announces it",
 	"handshakePort": "the engine's handshake_port, 1 to 65535",
 	"notifyPort":    "the engine's notify_port, 1 to 65535",

@@ -306,3 +306,20 @@ func FuzzAnswer(f *testing.F) {
 		require.Zero(t, *h.Rank)
 	})
 }
+
+// Engines announce their mode; those of the other one would wait for what nobody sends, or run on KV that nobody wrote.
+func TestAnEngineOfTheOtherModeIsPassedOver(t *testing.T) {
+	for mode, other := range map[string]string{"write": "read", "read": "write"} {
+		c := open(t, &moriio.Options{Mode: mode})
+		for _, announced := range []string{"", mode} {
+			_, _, err := legs(t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": announced}, nil), "")
+			if err != nil { // read mode wants P's answer, which there is none of
+				require.ErrorIs(t, err, connector.ErrNoTransfer, announced)
+			}
+		}
+		_, _, err := legs(t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": other}, nil), "")
+		var bad *connector.EndpointError
+		require.ErrorAs(t, err, &bad)
+		assert.Equal(t, "mode", bad.Attribute)
+	}
+}

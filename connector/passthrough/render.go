@@ -12,18 +12,18 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	s := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
 	s.Notes = append(s.Notes, connector.Note{Text: "nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own"})
 	for _, idle := range []struct {
-		given      bool
-		path, text string
+		given, ours bool
+		path, text  string
 	}{
-		{c.opts.RequestTimeout != 0, "config.requestTimeout", "it is the gateway's: the time of the prefill leg, where timeouts.prefill is not given"},
-		{c.opts.MaxRetries != 0, "config.maxRetries", "it is the gateway's: further attempts, where retry.maxAttempts is not given"},
-		{c.opts.KVTransferMethod != "", "config.kvTransferMethod", "implicit is what this connector does: nothing is said to the engines"},
-		{t.Resources.MaxMemory != "", "resources.maxMemory", "no KV store is rendered that could keep to it"},
-		{t.Resources.MaxDisk != "", "resources.maxDisk", "no KV store is rendered that could keep to it"},
-		{t.Resources.MaxBandwidth != "", "resources.maxBandwidth", "no KV is moved"},
+		{c.opts.RequestTimeout != 0, true, "config.requestTimeout", "it is the gateway's: the time of the prefill leg, where timeouts.prefill is not given"},
+		{c.opts.MaxRetries != 0, true, "config.maxRetries", "it is the gateway's: further attempts, where retry.maxAttempts is not given"},
+		{c.opts.KVTransferMethod != "", false, "config.kvTransferMethod", "implicit is what this connector does: nothing is said to the engines"},
+		{t.Resources.MaxMemory != "", false, "resources.maxMemory", "no KV store is rendered that could keep to it"},
+		{t.Resources.MaxDisk != "", false, "resources.maxDisk", "no KV store is rendered that could keep to it"},
+		{t.Resources.MaxBandwidth != "", false, "resources.maxBandwidth", "no KV is moved"},
 	} {
 		if idle.given {
-			s.Notes = append(s.Notes, connector.Note{NoEffect: true, Path: idle.path, Text: idle.text})
+			s.Notes = append(s.Notes, connector.Note{NoEffect: !idle.ours, Path: idle.path, Text: idle.text})
 		}
 	}
 	return s, nil

@@ -47,7 +47,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		note("config.bootstrapPort", "only prefill engines listen; a decode engine learns the port from each request")
 	}
 	if c.given.PrefillCap != nil {
-		note("config.prefillCap", "pdkit's own: it limits the prefill leg, and engines have no setting for it")
+		out.Notes = append(out.Notes, connector.Note{Path: "config.prefillCap", Text: "pdkit's own: it limits the prefill leg, and engines have no setting for it"})
 	}
 	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")...)
 	return out, nil

@@ -47,7 +47,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	out.Files = []connector.File{{Name: name, Content: file.String()}}
 	out.Args = []string{"--extra_llm_api_options", name}
 	if c.given.MachineID != 0 {
-		note(true, "config.machineID", "pdkit's own: it tells the ids of several gateways apart")
+		note(false, "config.machineID", "pdkit's own: it tells the ids of several gateways apart")
 	}
 	if c.given.Dispatch == ContextFirst {
 		note(false, "config.dispatch", "the servers' own default")

@@ -48,7 +48,7 @@ func TestNoSettingIsDroppedInSilenceAndNoKeyShown(t *testing.T) {
 		assert.NotContains(t, n.Text, "the key")
 		paths[n.Path] = n.NoEffect
 	}
-	assert.Equal(t, map[string]bool{"config.machineID": true, "config.authKey": false, "config.dispatch": false, "resources.maxMemory": true, "resources.maxDisk": true, "resources.maxBandwidth": true, "cpu": false}, paths)
+	assert.Equal(t, map[string]bool{"config.machineID": false, "config.authKey": false, "config.dispatch": false, "resources.maxMemory": true, "resources.maxDisk": true, "resources.maxBandwidth": true, "cpu": false}, paths)
 	assert.Contains(t, out.Files[0].Content, "internal_request_auth_key")
 	assert.NotContains(t, out.Files[0].Content, "the key")
 }

@@ -88,7 +88,7 @@ func TestSettingsWithoutEffectAreTold(t *testing.T) {
 		"{type: lmcache-pd, config: {config_path: c}}":                                                                                         {"config.config_path"}, // D has no ports here
 		"{type: LMCacheConnectorV1, config: {discard_partial_chunks: true}}":                                                                   {"config.backendType"}, // issue 1069: nothing is shared
 		"{type: lmcache, config: {remote_url: \"redis://u:p@h:1\"}}":                                                                           {"config.remote_url"},
-		"{type: http, config: {maxRetries: 1}, resources: {maxMemory: 1Gi}}":                                                                   {"config.maxRetries", "resources.maxMemory"},
+		"{type: http, config: {maxRetries: 1}, resources: {maxMemory: 1Gi}}":                                                                   {"resources.maxMemory"}, // the gateway heeds maxRetries
 		"{type: nixl, fallback: connector, fallbackConnector: {type: lmcache, config: {backendType: redis, redisConfig: {host: h}, ttl: 1m}}}": {"fallbackConnector.config.ttl"},
 	} {
 		_, stdout, stderr := check(t, "-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  model: m\n  kvConnector: "+spec+"\n"))

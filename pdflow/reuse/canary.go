@@ -24,7 +24,7 @@ type CanaryOptions struct {
 }
 
 // Canary verifies reuse again and again, at a low rate beside live traffic. Its metrics are pd.reuse.ratio (share of prompt tokens
-// that decode took over in the last check, 0 to 1), pd.reuse.checks (by verdict, or verdict="error" where nothing could be judged),
+// that decode took over in the last check, 0 to 1; by connector and model), pd.reuse.checks (by verdict, or verdict="error" where nothing could be judged),
 // pd.reuse.tokens and pd.reuse.bytes. With other traffic the share is that of all prompts in the meantime.
 type Canary struct {
 	opts                  CanaryOptions
@@ -63,11 +63,16 @@ func NewCanary(o CanaryOptions) (*Canary, error) {
 	}
 	c.registration, errs[4] = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		if r := c.Last(); r != nil {
-			o.ObserveFloat64(ratio, r.Ratio(), metric.WithAttributes(attribute.String("pd.connector", r.Connector)))
+			o.ObserveFloat64(ratio, r.Ratio(), metric.WithAttributes(labels(r)...))
 		}
 		return nil
 	}, ratio)
 	return c, errs[4]
+}
+
+// labels tell the checks of several models apart.
+func labels(r *Report) []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String("pd.connector", r.Connector), attribute.String("gen_ai.request.model", r.Model)}
 }
 
 // Last is the newest report, nil before the first.
@@ -93,17 +98,17 @@ func (c *Canary) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		verdict := "error"
+		told := []attribute.KeyValue{attribute.String("pd.verdict", "error")}
 		if err == nil {
-			verdict = string(r.Verdict)
+			told = append(labels(r), attribute.String("pd.verdict", string(r.Verdict)))
 			c.mu.Lock()
 			c.last = r
 			c.mu.Unlock()
-			name := metric.WithAttributes(attribute.String("pd.connector", r.Connector))
+			name := metric.WithAttributes(labels(r)...)
 			c.tokens.Add(ctx, r.Reused, name)
 			c.bytes.Add(ctx, r.Bytes, name)
 		}
-		c.checks.Add(ctx, 1, metric.WithAttributes(attribute.String("pd.verdict", verdict)))
+		c.checks.Add(ctx, 1, metric.WithAttributes(told...))
 		if c.opts.OnReport != nil {
 			c.opts.OnReport(r, err)
 		}

@@ -26,6 +26,7 @@ type Reason struct{ Text, Remedy string }
 // Report is what [Verify] found.
 type Report struct {
 	Connector    string
+	Model        string // of the target
 	Verdict      Verdict
 	PromptTokens int64 // of all probes that were answered
 	Reused       int64 // of these, tokens that decode took over

@@ -90,7 +90,7 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	}
 	t.Prefill, t.Decode = bases(t.Prefill), bases(t.Decode)
 	t.Alone = strings.TrimSuffix(t.Alone, "/")
-	p := &prober{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{}}
+	p := &prober{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{Model: t.Model}}
 	if t.Connector != nil {
 		p.report.Connector = t.Connector.Name()
 	}
