@@ -119,10 +119,10 @@ step_fuzz() {
   [ $found = 1 ]
 }
 
-# fuzz_one also forgives, once, that the fuzzer reports its own end of time as a failure without an input (golang.org/issue/75804).
+# fuzz_one also forgives, three times, that the fuzzer reports its own end of time as a failure without an input (golang.org/issue/75804).
 fuzz_one() {
   local try
-  for try in 1 2; do
+  for try in 1 2 3 4; do # seen in one of 25 runs
     (cd "$1" && go test -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZTIME" -parallel 2 .) 2>&1 | tee "$TMP/fuzz" && return 0
     grep -q 'context deadline exceeded' "$TMP/fuzz" && ! grep -q 'Failing input written' "$TMP/fuzz" || return 1
     echo "the fuzzer was stopped by its own clock, without a failing input (try $try)"
