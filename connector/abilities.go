@@ -154,6 +154,12 @@ type EndpointChecker interface {
 	CheckEndpoint(e discovery.Endpoint) error
 }
 
+// Pairer says which prefill and decode engines can exchange KV by the protocol. Pickers of package pick heed it by themselves; others ask
+// for it with [As]. The rules are asked for once, and hold for as long as the connector does.
+type Pairer interface {
+	PairRules() []PairRule
+}
+
 // As finds an ability: in c itself, else in what it wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth first.
 func As[T any](c KVConnector) (T, bool) {
 	if t, ok := any(c).(T); ok {

@@ -233,7 +233,7 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 	if x.given != nil {
 		return *x.given, nil
 	}
-	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: mode != ModeDisaggregated}
+	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: mode != ModeDisaggregated, Connector: x.f.conn}
 	in.Both = x.f.pairOnly
 	if x.f.encoder != nil && !in.Single {
 		in.Encode = len(x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}))

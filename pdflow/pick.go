@@ -36,6 +36,8 @@ type PickInput struct {
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
 	Both      bool     // only engines of role both serve alone, and they take no part in pairs: they run without the connector (see connector.PairOnly)
 	Encode    int      // engines wanted for an encode stage, 0 for none
+
+	Connector connector.KVConnector // the asking flow's, for its rules about pairs; nil for none
 }
 
 // Avoids reports whether an endpoint is to be avoided.

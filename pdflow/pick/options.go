@@ -5,9 +5,8 @@ package pick
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"slices"
-	"strconv"
-	"strings"
+
+	"github.com/pdkit/pdkit/connector"
 )
 
 // Option is an option of [New].
@@ -58,36 +57,14 @@ func WithPrefixMemory(bytes, block int) Option {
 	return func(o *options) { o.memory, o.block = max(bytes, 1<<12), max(block, 32) }
 }
 
-// Rule says by an attribute which prefill and decode engines can exchange KV. Compatible gets the attribute's values; it is asked once
-// for each two values in a snapshot, and only if both engines have the attribute: what a list does not tell, forbids nothing.
-type Rule struct {
-	Attribute  string
-	Compatible func(prefill, decode string) bool
-}
+// Rule says by an attribute which prefill and decode engines can exchange KV.
+type Rule = connector.PairRule
 
-// SameValue lets engines meet whose attribute is the same, for example tpSize for a connector that cannot reshape KV.
-func SameValue(attribute string) Rule {
-	return Rule{attribute, func(p, d string) bool { return p == d }}
-}
+// SameValue is [connector.SameValue].
+func SameValue(attribute string) Rule { return connector.SameValue(attribute) }
 
-// Multiple lets engines meet one of whose numbers divides the other: tpSize for connectors that split or join heads in whole parts.
-func Multiple(attribute string) Rule {
-	return Rule{attribute, func(p, d string) bool {
-		a, errA := strconv.ParseUint(p, 10, 32)
-		b, errB := strconv.ParseUint(d, 10, 32)
-		return errA == nil && errB == nil && a > 0 && b > 0 && (a%b == 0 || b%a == 0)
-	}}
-}
+// Multiple is [connector.Multiple].
+func Multiple(attribute string) Rule { return connector.Multiple(attribute) }
 
-// SharedValue lets engines meet whose comma separated lists have an element in common, for example the KV networks that they are on.
-func SharedValue(attribute string) Rule {
-	return Rule{attribute, func(p, d string) bool {
-		of := strings.Split(d, ",")
-		for x := range strings.SplitSeq(p, ",") {
-			if x = strings.TrimSpace(x); x != "" && slices.ContainsFunc(of, func(y string) bool { return strings.TrimSpace(y) == x }) {
-				return true
-			}
-		}
-		return false
-	}}
-}
+// SharedValue is [connector.SharedValue].
+func SharedValue(attribute string) Rule { return connector.SharedValue(attribute) }

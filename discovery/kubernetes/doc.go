@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubernetes finds engines in a Kubernetes cluster: as pods by their labels, or as the EndpointSlices of services. It also
+// watches ModelServer objects, which say which engines serve which model with which connector.
+//
+//	config, err := kubernetes.Config("") // in a pod; a kubeconfig's path elsewhere
+//	source, err := kubernetes.New(&kubernetes.Options{
+//		Config:    config,
+//		Namespace: "llm",
+//		Selector: kubernetes.Selector{
+//			MatchLabels: map[string]string{"app": "llama2-7b"},
+//			PDGroup:     &kubernetes.PDGroup{GroupKey: "group", PrefillLabels: map[string]string{"role": "prefill"}, DecodeLabels: map[string]string{"role": "decode"}},
+//		},
+//	})
+//	set := discovery.NewSet(source)
+//
+// It is a module of its own, so that nobody else compiles client-go. What it may do in the cluster is list and watch, see manifests/rbac.yaml.
+package kubernetes

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Kubeservers is etcd, kube-apiserver and kube-controller-manager in one binary, each a process of its own: one link in place of
+// three.
+//
+//	kubeservers etcd|kube-apiserver|kube-controller-manager [FLAG...]
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+)
+
+func main() {
+	name := ""
+	if len(os.Args) > 1 {
+		name = os.Args[1]
+	}
+	switch name {
+	case "etcd":
+		etcdmain.Main(os.Args[1:])
+	case "kube-apiserver":
+		cmd := apiserver.NewAPIServerCommand()
+		cmd.SetArgs(os.Args[2:])
+		os.Exit(cli.Run(cmd))
+	case "kube-controller-manager":
+		cmd := controllers.NewControllerManagerCommand()
+		cmd.SetArgs(os.Args[2:])
+		os.Exit(cli.Run(cmd))
+	default:
+		fmt.Fprintln(os.Stderr, "usage: kubeservers etcd|kube-apiserver|kube-controller-manager [FLAG...]")
+		os.Exit(2)
+	}
+}
