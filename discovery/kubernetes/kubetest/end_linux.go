@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubetest
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// endWithParent has the kernel end cmd when this process is killed, or ends by the test runner's timeout, and nobody can clean up.
+func endWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
