@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -41,6 +42,13 @@ type fromHeader struct {
 	decode discovery.Endpoint
 	o      HeaderOptions
 	listed atomic.Pointer[listed]
+	judge  atomic.Pointer[judge]
+}
+
+// judge knows who can meet by the connector of the last pick: nearly always there is but one.
+type judge struct {
+	key viewKey
+	*pairing
 }
 
 // listed are the prefill engines of one snapshot by host and port.
@@ -57,9 +65,13 @@ type listed struct {
 // read. Hosts are compared as they are written: names without regard to case, addresses in any spelling, but a name never
 // with its address. (llm-d's sidecar compares hosts alone, if it is told to compare at all.)
 //
+// So is a request that names an engine which cannot exchange KV with decode by the rules of [New], the connector's own among them, as far
+// as the set knows the one and decode's model, version and attributes tell the other. Only the group is not looked at: the scheduler has
+// paired them.
+//
 // Of several engines it takes the first that is ready, and at a further attempt the first that has not failed the request
-// yet, if there is one. If none is ready, or before the set's first snapshot, the error wraps [pdflow.ErrNotReady]. The
-// group of the endpoints is not looked at: the scheduler has paired them. An encode stage is not picked for.
+// yet, if there is one. If none is ready, or before the set's first snapshot, the error wraps [pdflow.ErrNotReady]. An encode stage is
+// not picked for.
 func FromHeader(set *discovery.Set, decode discovery.Endpoint, o *HeaderOptions) pdflow.Picker {
 	f := &fromHeader{set: set, decode: decode}
 	if o != nil {
@@ -95,6 +107,7 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.Endpoint, named bool, err error) {
 	var few [4]*discovery.Endpoint // nearly always there is one
 	candidates := few[:0]
+	who := f.pairing(in.Connector)
 	for _, line := range in.Header[f.o.Header] {
 		for text := range strings.SplitSeq(line, ",") {
 			if text = strings.TrimSpace(text); text == "" {
@@ -108,6 +121,12 @@ func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.End
 			if found == nil && !again && l.snap.Version > 0 { // else nothing is known of anybody yet
 				return nil, true, f.refused("names an engine that is not a prefill engine here")
 			}
+			if found != nil && who.gap(found, &f.decode) != gapNone {
+				if !again {
+					return nil, true, f.refused("names an engine that cannot exchange KV with the decode engine here")
+				}
+				found = nil
+			}
 			candidates = append(candidates, found)
 		}
 	}
@@ -118,6 +137,16 @@ func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.End
 		return nil, true, &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "the prefill engine that the request names is not ready"}
 	}
 	return e, true, nil
+}
+
+func (f *fromHeader) pairing(c connector.KVConnector) *pairing {
+	key := identify(c, false)
+	j := f.judge.Load()
+	if j == nil || j.key != key {
+		j = &judge{key, newPairing(c, &options{})}
+		f.judge.Store(j)
+	}
+	return j.pairing
 }
 
 func (f *fromHeader) choose(candidates []*discovery.Endpoint, in *pdflow.PickInput) (second *discovery.Endpoint) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -60,9 +61,11 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 		changed := set.Changed()
 		lists <- n
 		<-changed
-		tab := p.rebuild(&p.paired)
-		for range 50 {
-			x, err := p.Pick(ctx, &pdflow.PickInput{})
+		views := []*view{p.view(&pdflow.PickInput{}), p.view(&pdflow.PickInput{Both: true}), p.view(&pdflow.PickInput{Connector: named{"nixl"}})}
+		for i := range 60 {
+			v := views[i%3]
+			p.rebuild(v)
+			x, err := p.Pick(ctx, &pdflow.PickInput{Connector: v.key.connector, Both: v.key.apart})
 			require.NoError(t, err)
 			open = append(open, x.Done)
 		}
@@ -70,13 +73,32 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 			done(&pdflow.Outcome{})
 		}
 		open = open[len(open)/2:]
-		for _, l := range tab.lists {
-			sum := int64(0)
-			for _, x := range l.targets {
-				sum += x.slot.load.Load()
-				require.Len(t, x.slot.cur, 1, "a slot counts in lists of the current table only")
+		places := map[*slot]int{}
+		for _, v := range views {
+			for _, l := range v.table.Load().lists {
+				sum := int64(0)
+				for _, x := range l.targets {
+					sum += x.slot.load.Load()
+					places[x.slot]++
+				}
+				require.Equal(t, sum, l.total.Load(), "round %d", round)
 			}
-			require.Equal(t, sum, l.total.Load(), "round %d", round)
+		}
+		for s, n := range places {
+			require.Len(t, s.cur, n, "a slot counts in lists of the current tables only")
 		}
 	}
+}
+
+// named is a connector of which nothing but its name matters.
+type named struct{ name string }
+
+func (n named) Name() string         { return n.name }
+func (named) Order() connector.Order { return connector.PrefillThenDecode }
+func (named) Prefill(context.Context, *connector.Session, *connector.Leg) error {
+	return nil
+}
+
+func (named) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
+	return nil
 }

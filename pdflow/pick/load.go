@@ -3,23 +3,27 @@
 package pick
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// slot is what is known of one rank of one engine for as long as the engine is listed: it outlives snapshots.
+// slot is what is known of one rank of one engine for as long as the engine is listed: it outlives snapshots, and is the same for all
+// views of a picker.
 type slot struct {
 	id     uint32 // never used again by the same picker
 	hash   uint64 // of the engine's ID and the rank
 	load   atomic.Int64
 	served atomic.Int64
 	met    [metMost]atomic.Uint32 // slots of prefill engines, 0 for none; see Sticky
+	seen   uint64                 // the registry's
 
-	mu   sync.Mutex // load changes together with the totals of the lists that count it
-	cur  []member
-	next []member // of a table that is being made; its maker's alone
+	mu  sync.Mutex // load changes together with the totals of the lists that count it
+	cur []member   // of the tables in use: one of each view, and two while one takes the other's place
 }
 
 // member is a slot's place in a list.
@@ -41,23 +45,58 @@ func (s *slot) add(tokens int64) {
 	s.mu.Unlock()
 }
 
-// join counts the slot in the lists of a table that is being made, beside those of the current one. It returns how many they are.
-func (s *slot) join() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := len(s.next)
-	for _, m := range s.next {
-		m.list.total.Add(s.load.Load())
+// join counts the loads of the list's targets in it from now on.
+func (l *list) join() {
+	for i, t := range l.targets {
+		s := t.slot
+		s.mu.Lock()
+		l.total.Add(s.load.Load())
+		s.cur = append(s.cur, member{l, int32(i)})
+		s.mu.Unlock()
 	}
-	s.cur, s.next = append(s.cur, s.next...), nil
-	return n
 }
 
-// leave ends the counting in lists before those of a new table, which are the last n.
-func (s *slot) leave(n int) {
-	s.mu.Lock()
-	s.cur = append([]member(nil), s.cur[len(s.cur)-n:]...)
-	s.mu.Unlock()
+// leave ends that.
+func (l *list) leave() {
+	for _, t := range l.targets {
+		s := t.slot
+		s.mu.Lock()
+		s.cur = slices.DeleteFunc(s.cur, func(m member) bool { return m.list == l })
+		s.mu.Unlock()
+	}
+}
+
+// registry holds the slots of the engines in the latest snapshot that any view has taken over.
+type registry struct {
+	seed   uint64
+	ids    uint32
+	rounds uint64
+	slots  map[string][]*slot // by endpoint and rank
+}
+
+// follow brings the registry to a snapshot. An engine that is listed but not ready keeps its slots: streams may still run there. So does
+// one whose number of ranks changes, for the ranks that it had.
+func (r *registry) follow(snap *discovery.Snapshot) {
+	if r.slots == nil {
+		r.slots = make(map[string][]*slot, len(snap.Endpoints))
+	}
+	r.rounds++
+	for i := range snap.Endpoints {
+		e := &snap.Endpoints[i]
+		slots, ranks := r.slots[e.ID], ranksOf(e)
+		if len(slots) != ranks {
+			slots = slices.Clone(slots[:min(len(slots), ranks)])
+			for k := len(slots); k < ranks; k++ {
+				r.ids++
+				slots = append(slots, &slot{id: r.ids, hash: hashBytes(r.seed+uint64(k), []byte(e.ID))})
+			}
+			r.slots[e.ID] = slots
+		}
+		slots[0].seen = r.rounds
+	}
+	if len(r.slots) > len(snap.Endpoints) {
+		maps.DeleteFunc(r.slots, func(_ string, slots []*slot) bool { return slots[0].seen != r.rounds })
+	}
 }
 
 // ticket is the load of one attempt, from Pick to Done; that of its prefill leg to PrefillDone, if it comes first.

@@ -16,6 +16,7 @@ type options struct {
 	seed       uint64
 	rules      []Rule
 	anyVersion bool
+	byModel    bool
 	bound      float64
 	slack      int64
 	memory     int
@@ -44,6 +45,14 @@ func WithRules(rules ...Rule) Option {
 
 // WithAnyVersion lets engines of different versions meet.
 func WithAnyVersion() Option { return func(o *options) { o.anyVersion = true } }
+
+// ByModel lets only engines take part whose Model is the one that the request names, or is not known. For a model that no engine is known
+// to serve, those of unknown model are left, and a request that names none goes to any. Each model has lists of its own, in which the
+// engines of unknown model stand too.
+//
+// It is for several base models behind one picker. Without it a picker leaves models to whoever made its set, since a request may well name
+// what is no engine's Model: a LoRA adapter, or another name that the engines serve the model under.
+func ByModel() Option { return func(o *options) { o.byModel = true } }
 
 // WithBound says how far an engine may be loaded before a policy that prefers it looks elsewhere: factor times the mean of its role
 // (at least 1; 1.25 without this option), plus slack tokens (4096), so that two requests on an idle fleet are no overload.

@@ -36,16 +36,10 @@ type picker struct {
 	queries  sync.Pool
 	tickets  sync.Pool
 
-	paired, apart view       // apart is for flows whose engines of role both take no part in pairs
-	mu            sync.Mutex // of what makes tables
-	ids           uint32
-}
-
-// view is the newest table of one kind.
-type view struct {
-	table    atomic.Pointer[table]
-	building atomic.Bool
-	apart    bool
+	views atomic.Pointer[views]
+	mu    sync.Mutex // of what makes and drops tables
+	snap  *discovery.Snapshot
+	known registry
 }
 
 // New returns a picker that chooses pairs from the set's latest snapshot by the policy; the zero Policy is [InTurn].
@@ -68,7 +62,8 @@ func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	p.chooser = policy.make(p.opts)
 	p.learner, _ = p.chooser.(learner)
 	p.restDone = p.rests.done
-	p.apart.apart = true
+	p.known.seed = p.opts.seed
+	p.views.Store(&views{})
 	return p
 }
 
@@ -80,10 +75,7 @@ func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
 
 // Pick does not block.
 func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	v := &p.paired
-	if in.Both {
-		v = &p.apart
-	}
+	v := p.view(in)
 	t := p.load(v)
 	choice, ok := p.pick(t, in)
 	if !ok && t.snap != p.set.Load() { // the newer snapshot may have what this one lacks
@@ -91,17 +83,18 @@ func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, err
 		choice, ok = p.pick(t, in)
 	}
 	if !ok {
-		return pdflow.Pick{}, t.notReady(in)
+		return pdflow.Pick{}, t.notReady(in, v.pairing)
 	}
 	return choice, nil
 }
 
 func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool) {
-	l := t.pairs
+	from := t.part(in)
+	l := from.pairs
 	single := in.Single || in.Both && len(l.targets) == 0
 	if single {
-		if l = t.singles; in.Both {
-			l = t.boths
+		if l = from.singles; in.Both {
+			l = from.boths
 		}
 	}
 	if len(l.targets) == 0 {
@@ -130,7 +123,7 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 		out.Prefill, out.PrefillRank = *prefill.endpoint, connector.RankOf(int(prefill.rank))
 	}
 	if in.Encode > 0 && !single {
-		out.Encode = encoders(t.encodes, q)
+		out.Encode = encoders(from.encodes, q)
 	}
 	if p.learner != nil {
 		p.learner.chosen(q, first, second)
@@ -190,14 +183,13 @@ func encoders(all []*discovery.Endpoint, q *query) []discovery.Endpoint {
 // besideAbove is the number of endpoints from which a table takes longer to make than a pick may.
 const besideAbove = 256
 
-// load returns the table of the latest snapshot, or of the one before while a large one is being taken over.
+// load returns the view's table of the latest snapshot, or of the one before while a large one is being taken over.
 func (p *picker) load(v *view) *table {
-	snap := p.set.Load()
-	t := v.table.Load()
+	snap, t := p.set.Load(), v.table.Load()
 	switch {
-	case t != nil && t.snap == snap:
+	case t.snap == snap:
 		return t
-	case t == nil || len(snap.Endpoints) <= besideAbove:
+	case len(snap.Endpoints) <= besideAbove:
 		return p.rebuild(v)
 	}
 	if v.building.CompareAndSwap(false, true) {
@@ -212,33 +204,31 @@ func (p *picker) load(v *view) *table {
 func (p *picker) rebuild(v *view) *table {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	snap, old := p.set.Load(), v.table.Load()
-	if old != nil && old.snap == snap {
-		return old
+	if v.gone {
+		v = p.enter(v.key, v.pairing)
 	}
-	t, slots := newTable(snap, old, p.opts, p.policy, v.apart, &p.ids)
-	if !p.policy.needs.loads {
-		v.table.Store(t)
+	if t := v.table.Load(); t.snap == p.set.Load() {
 		return t
 	}
-	// While both tables are in use, loads are counted in both: neither sends everybody to an engine whose load it does not see grow.
-	joined := make(map[*slot]int, len(slots))
-	for _, s := range slots {
-		joined[s] = s.join()
-	}
-	t.play()
-	v.table.Store(t)
-	for _, s := range slots {
-		s.leave(joined[s])
-	}
-	if old != nil {
-		for id := range old.engines {
-			for _, s := range old.engines[id] {
-				if _, ok := joined[s]; !ok {
-					s.leave(0)
-				}
-			}
+	return p.take(v)
+}
+
+// take brings a view to the latest snapshot. The lock is held.
+func (p *picker) take(v *view) *table {
+	snap, old := p.set.Load(), v.table.Load()
+	loads := p.policy.needs.loads
+	if p.snap != snap {
+		p.snap = snap
+		if p.age(); loads {
+			p.known.follow(snap)
 		}
+	}
+	t := newTable(snap, old, p.opts, &p.policy, v, &p.known)
+	if loads { // while both tables are in use, loads are counted in both: neither sends everybody to an engine whose load it does not see grow
+		t.join()
+	}
+	if v.table.Store(t); old != nil {
+		old.leave()
 	}
 	return t
 }

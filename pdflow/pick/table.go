@@ -3,6 +3,8 @@
 package pick
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"sync/atomic"
 
@@ -10,19 +12,27 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// table is what pickers derive from one snapshot: made once per snapshot, so that a pick does not depend on the number of endpoints.
+// table is what a view derives from one snapshot: made once per snapshot, so that a pick does not depend on the number of endpoints.
 type table struct {
 	snap    *discovery.Snapshot
-	pairs   *list   // of the leg that the policy chooses first: ready engines that can meet a ready engine of the other
-	singles *list   // decode engines
-	boths   *list   // engines of role both
-	hasBoth bool    // one is known, ready or not
-	lists   []*list // all, those of partners included
+	all     *part
+	models  map[string]*part // with ByModel, else nil
+	unknown *part            // with ByModel: for a model that no engine is known to serve
+	lists   []*list          // of all parts, those of partners included
+	joined  bool             // loads are counted in them
+}
+
+// part is the engines that can serve some requests: all of them, or those of one model.
+type part struct {
+	listed  int   // endpoints, ready or not
+	pairs   *list // of the leg that the policy chooses first: ready engines that can meet a ready engine of the other
+	singles *list // decode engines
+	boths   *list // engines of role both
+	hasBoth bool  // one is known, ready or not
 	encodes []*discovery.Endpoint
-	engines map[string][]*slot // by endpoint and rank: what outlives the snapshot
 	turns   map[turnKey]*atomic.Uint64
 	ready   [2]int // engines of each leg
-	grouped bool   // a group has ready engines of both legs
+	nearest gap    // that two engines of a group have between them, if there are no pairs
 }
 
 // turnKey is a list's name from snapshot to snapshot.
@@ -43,29 +53,105 @@ const (
 // ranksMost is the largest dpSize whose ranks are told apart: a wrong attribute must not cost memory. Beyond, sessions choose.
 const ranksMost = 1024
 
-// builder makes a table.
+// ranksOf returns how many targets an endpoint is.
+func ranksOf(e *discovery.Endpoint) int {
+	if n, err := strconv.ParseUint(e.Attribute("dpSize"), 10, 16); err == nil && n > 1 && n <= ranksMost {
+		return int(n)
+	}
+	return 1
+}
+
+// newTable sorts a snapshot's engines. old is the view's last table, nil for its first.
+func newTable(snap *discovery.Snapshot, old *table, o *options, policy *Policy, v *view, known *registry) *table {
+	t := &table{snap: snap}
+	build := func(endpoints []*discovery.Endpoint, was *part) *part {
+		b := &builder{part: &part{listed: len(endpoints), turns: map[turnKey]*atomic.Uint64{}}, was: was, table: t, pairing: v.pairing, needs: policy.needs,
+			first: policy.first, apart: v.key.apart, known: known, classes: map[classKey]*class{}}
+		return b.build(endpoints)
+	}
+	if old == nil {
+		old = &table{}
+	}
+	all := make([]*discovery.Endpoint, len(snap.Endpoints))
+	models := map[string][]*discovery.Endpoint{}
+	for i := range snap.Endpoints {
+		e := &snap.Endpoints[i]
+		if all[i] = e; o.byModel {
+			models[e.Model] = append(models[e.Model], e)
+		}
+	}
+	t.all = build(all, old.all)
+	if !o.byModel {
+		return t
+	}
+	some := func(endpoints []*discovery.Endpoint, was *part) *part {
+		if len(endpoints) == len(all) { // one model is all there is
+			return t.all
+		}
+		return build(endpoints, was)
+	}
+	unknown := models[""]
+	delete(models, "")
+	t.unknown, t.models = some(unknown, old.unknown), make(map[string]*part, len(models))
+	for _, name := range slices.Sorted(maps.Keys(models)) {
+		t.models[name] = some(append(models[name], unknown...), old.models[name])
+	}
+	return t
+}
+
+// part returns the engines that can serve a request.
+func (t *table) part(in *pdflow.PickInput) *part {
+	if t.models == nil || in.Request == nil || in.Request.Model == "" {
+		return t.all
+	}
+	if p := t.models[in.Request.Model]; p != nil {
+		return p
+	}
+	return t.unknown
+}
+
+// join counts loads in the table's lists from now on, beside those of all other tables in use.
+func (t *table) join() {
+	t.joined = true
+	for _, l := range t.lists {
+		l.join()
+	}
+	for _, l := range t.lists { // the trees, with the loads of this moment
+		if l.tree != nil {
+			l.tree.play()
+		}
+	}
+}
+
+// leave ends that.
+func (t *table) leave() {
+	if !t.joined {
+		return
+	}
+	for _, l := range t.lists {
+		l.leave()
+	}
+}
+
+// builder makes a part of a table.
 type builder struct {
-	*table
-	old     *table
-	opts    *options
+	*part
+	was     *part // of the last table, nil if there was none
+	table   *table
+	pairing *pairing
 	needs   needs
 	first   leg
 	apart   bool // engines of role both take no part in pairs
+	known   *registry
 	alone   []*target
-	ids     *uint32
 	classes map[classKey]*class
 	order   []*class // as their engines came, so that what is made of a snapshot is always the same
-	slots   []*slot  // of the new table
+	key     []byte   // a buffer
 }
 
-// newTable sorts a snapshot's engines. apart keeps those of role both out of pairs.
-func newTable(snap *discovery.Snapshot, old *table, o *options, p Policy, apart bool, ids *uint32) (*table, []*slot) {
-	b := &builder{table: &table{snap: snap, turns: map[turnKey]*atomic.Uint64{}}, old: old, opts: o, needs: p.needs, first: p.first, apart: apart, ids: ids, classes: map[classKey]*class{}}
-	if b.needs.loads {
-		b.engines = make(map[string][]*slot, len(snap.Endpoints))
-	}
-	for i := range snap.Endpoints {
-		b.endpoint(&snap.Endpoints[i])
+func (b *builder) build(endpoints []*discovery.Endpoint) *part {
+	for _, e := range endpoints {
+		b.endpoint(e)
 	}
 	b.meet()
 	var pairs, singles, boths []*target
@@ -93,16 +179,11 @@ func newTable(snap *discovery.Snapshot, old *table, o *options, p Policy, apart 
 	if b.boths = b.singles; len(boths) != len(singles) {
 		b.boths = b.list(ofBoths, classKey{}, boths)
 	}
-	return b.table, b.slots
+	return b.part
 }
 
 // endpoint puts an endpoint into its class.
 func (b *builder) endpoint(e *discovery.Endpoint) {
-	ranks := 1
-	if n, err := strconv.ParseUint(e.Attribute("dpSize"), 10, 16); err == nil && n > 1 && n <= ranksMost {
-		ranks = int(n)
-	}
-	slots := b.remember(e, ranks)
 	both := e.Role.Has(discovery.RoleBoth)
 	b.hasBoth = b.hasBoth || both
 	if e.Phase != discovery.PhaseReady || e.URL == nil {
@@ -114,20 +195,14 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 	if e.Role&discovery.RoleBoth == 0 {
 		return
 	}
-	b.slots = append(b.slots, slots...)
+	ranks, slots := ranksOf(e), b.known.slots[e.ID]
 	if both && b.apart {
 		for _, t := range targets(e, ranks, decodeLeg, slots) {
 			b.alone = append(b.alone, &t)
 		}
 		return
 	}
-	key, values := b.opts.classOf(e)
-	c := b.classes[key]
-	if c == nil {
-		c = &class{key: key, values: values}
-		b.classes[key] = c
-		b.order = append(b.order, c)
-	}
+	c := b.class(e)
 	for side, role := range [2]discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
 		if !e.Role.Has(role) {
 			continue
@@ -135,6 +210,21 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 		b.ready[side]++
 		c.legs[side] = append(c.legs[side], targets(e, ranks, leg(side), slots)...)
 	}
+}
+
+func (b *builder) class(e *discovery.Endpoint) *class {
+	version := e.Version
+	if b.pairing.anyVersion {
+		version = ""
+	}
+	b.key = b.pairing.attributes(b.key[:0], e)
+	c := b.classes[classKey{e.Group, e.Model, version, string(b.key)}]
+	if c == nil {
+		c = &class{key: classKey{e.Group, e.Model, version, string(b.key)}, sample: e}
+		b.classes[c.key] = c
+		b.order = append(b.order, c)
+	}
+	return c
 }
 
 // targets are an endpoint's ranks on one leg.
@@ -152,28 +242,6 @@ func targets(e *discovery.Endpoint, ranks int, side leg, slots []*slot) []target
 	return list
 }
 
-// remember returns the endpoint's slots, those of the last table if it was there. An engine that is listed but not ready keeps its own:
-// streams may still run there.
-func (b *builder) remember(e *discovery.Endpoint, ranks int) []*slot {
-	if !b.needs.loads {
-		return nil
-	}
-	var slots []*slot
-	if b.old != nil {
-		slots = b.old.engines[e.ID]
-	}
-	if len(slots) > ranks {
-		slots = slots[:ranks]
-	}
-	for r := len(slots); r < ranks; r++ {
-		*b.ids++
-		s := &slot{id: *b.ids, hash: hashBytes(b.opts.seed+uint64(r), []byte(e.ID))}
-		slots = append(slots[:r:r], s)
-	}
-	b.engines[e.ID] = slots
-	return slots
-}
-
 // meet finds for each class of the first leg whom its engines can meet.
 func (b *builder) meet() {
 	groups := map[string][]*class{}
@@ -186,14 +254,14 @@ func (b *builder) meet() {
 		if len(c.legs[b.first]) == 0 {
 			continue
 		}
-		b.grouped = b.grouped || len(groups[c.key.group]) > 0
 		var peers []*target
 		for _, other := range groups[c.key.group] {
 			p, d := other, c
 			if b.first == prefillLeg {
 				p, d = c, other
 			}
-			if !b.opts.compatible(p, d) {
+			g := b.pairing.gap(p.sample, d.sample)
+			if b.nearest = max(b.nearest, g); g != gapNone {
 				continue
 			}
 			for i := range other.legs[b.first.other()] {
@@ -209,8 +277,8 @@ func (b *builder) meet() {
 func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
 	name := turnKey{kind, key}
 	var turn *atomic.Uint64
-	if b.old != nil {
-		turn = b.old.turns[name]
+	if b.was != nil {
+		turn = b.was.turns[name]
 	}
 	if turn == nil {
 		turn = new(atomic.Uint64)
@@ -221,42 +289,29 @@ func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
 		n.index = n.indexPeers
 	}
 	l := newList(byRank(targets), turn, n)
-	b.lists = append(b.lists, l)
-	if b.needs.loads {
-		for i, t := range targets {
-			t.slot.next = append(t.slot.next, member{l, int32(i)})
-		}
-	}
+	b.table.lists = append(b.table.lists, l)
 	return l
 }
 
-// play decides the trees of a table with the loads of this moment.
-func (t *table) play() {
-	for _, l := range t.lists {
-		if l.tree != nil {
-			l.tree.play()
-		}
-	}
-}
-
-// notReady says what is missing.
-func (t *table) notReady(in *pdflow.PickInput) error {
-	if in.Single && in.Both && len(t.snap.Endpoints) > 0 {
-		if t.hasBoth {
-			return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine that serves alone is ready"}
-		}
-		return &pdflow.Error{Code: pdflow.CodeUnsupported, Message: "no engine here serves alone"}
-	}
-	msg := "no prefill and decode engines of one group are ready"
+// notReady says what is missing, and names no engine.
+func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
+	p := t.part(in)
+	msg := ""
 	switch {
-	case t.ready[decodeLeg] == 0 && (in.Single || t.ready[prefillLeg] > 0):
+	case p.listed == 0 && len(t.snap.Endpoints) > 0:
+		msg = "no engine here serves the model"
+	case in.Single && in.Both && p.hasBoth:
+		msg = "no engine that serves alone is ready"
+	case in.Single && in.Both && p.listed > 0:
+		return &pdflow.Error{Code: pdflow.CodeUnsupported, Message: "no engine here serves alone"}
+	case p.ready[decodeLeg] == 0 && (in.Single || p.ready[prefillLeg] > 0):
 		msg = "no decode engine is ready"
-	case t.ready[decodeLeg] == 0:
+	case p.ready[decodeLeg] == 0:
 		msg = "no engine is ready"
-	case t.ready[prefillLeg] == 0:
+	case p.ready[prefillLeg] == 0:
 		msg = "no prefill engine is ready"
-	case t.grouped:
-		msg = "no prefill and decode engines that can exchange KV are ready"
+	default:
+		msg = who.tell(p.nearest)
 	}
 	return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: msg}
 }
