@@ -9,6 +9,7 @@
 #   tools       builds the lint tools at their pinned versions (internal/tools/versions) into .tools, once
 #   staticcheck
 #   lint        golangci-lint, see .golangci.yml
+#   servers     builds the servers that tests talk to (CoreDNS, Kubernetes) into .tools, once: some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order
 #   fuzz        each fuzz target for FUZZTIME (5s)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
@@ -21,7 +22,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 
-STEPS="format modules vet tools staticcheck lint race fuzz quickstart bench install real"
+STEPS="format modules vet tools staticcheck lint servers race fuzz quickstart bench install real"
 FUZZTIME=${FUZZTIME:-5s}
 CI=${CI:-}
 SKIPPED=77 # a step's exit status for "not here"
@@ -99,12 +100,15 @@ step_lint() {
   each "$PWD/.tools/golangci-lint" run ./...
 }
 
+# step_servers brings what tests need and are skipped without, except with CI=true.
+step_servers() {
+  connector/lmcachepd/testdata/install.sh # pyzmq and msgspec, with which engines send notices and announce themselves
+  discovery/dns/testdata/install.sh
+  discovery/kubernetes/testdata/install.sh
+}
+
 step_race() {
   command -v "$(go env CC)" >/dev/null || skip "the race detector needs a C compiler ($(go env CC)); go test ./... does not"
-  if [ "$CI" = true ]; then # what tests need and skip elsewhere
-    connector/lmcachepd/testdata/install.sh # pyzmq and msgspec, with which engines send notices and announce themselves
-    discovery/dns/testdata/install.sh # CoreDNS
-  fi
   each go test -race -shuffle=on -p 2 -timeout 15m ./...
 }
 
@@ -169,7 +173,7 @@ step_real() {
 # ---- running steps
 
 TMP=$(mktemp -d)
-BESIDE= # process id of the installation, while it runs beside other steps
+BESIDE= # process id of the installations, while they run beside other steps
 finish() {
   [ -z "$BESIDE" ] || kill -- "-$BESIDE" 2>/dev/null
   rm -rf "$TMP"
@@ -234,30 +238,30 @@ for arg; do
 done
 if [ $named = no ]; then
   wanted=$STEPS
-  [ $real = yes ] || wanted=${wanted% install real}
+  [ $real = yes ] || wanted="${wanted% servers *} ${wanted#* servers }" wanted=${wanted% install real}
 fi
 command -v go >/dev/null || { echo "Go is not installed: https://go.dev/doc/install" >&2; exit 2; }
 
 wants() { case " $wanted " in *" $1 "*) return 0 ;; esac; return 1; }
 
-# The installation waits mostly for the network, so it runs beside whatever does not measure time. It is waited for before
+# The installations wait for the network, or for a linker, so they run beside whatever does not measure time. They are waited for before
 # the steps that do.
 if [ "$named" = no ] && wants install; then
-  say "install, beside the next steps"
+  say "servers and install, beside the next steps"
   set -m
-  measure install > "$TMP/install.log" 2>&1 < /dev/null &
+  { measure servers; measure install; } > "$TMP/install.log" 2>&1 < /dev/null &
   BESIDE=$!
   set +m
 fi
 for step in $STEPS; do
   wants "$step" || continue
-  if [ -n "$BESIDE" ] && { [ "$step" = race ] || [ "$step" = real ]; }; then
-    say "install"
+  if [ -n "$BESIDE" ] && { [ "$step" = servers ] || [ "$step" = real ]; }; then
+    say "servers and install"
     wait "$BESIDE"
     BESIDE=
     cat "$TMP/install.log"
   fi
-  [ "$step" = install ] && [ -f "$TMP/install.result" ] && continue
+  [ -f "$TMP/$step.result" ] && continue
   run "$step"
 done
 table

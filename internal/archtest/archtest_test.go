@@ -87,6 +87,21 @@ func TestGoModContributingAndRulesNameTheSameModules(t *testing.T) {
 	assert.ElementsMatch(t, required(t.Context(), t), listed, "go.mod and the list in rules.go")
 }
 
+// The source for Kubernetes has a module of its own, whose packages keep to the rules too.
+func TestDiscoveryByKubernetesKeepsToItsLayer(t *testing.T) {
+	g, err := loadGraph(t.Context(), filepath.Join(root, "discovery", "kubernetes"))
+	require.NoError(t, err)
+	source := g[module+"/discovery/kubernetes"]
+	require.NotNil(t, source)
+	for _, r := range []rule{
+		{never: rules[0].never, why: rules[0].why},
+		{never: []string{"k8s.io/client-go/kubernetes/..."}, why: "the client for all kinds of objects takes minutes to compile; two kinds need none"},
+		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."}, why: "these are for tests"},
+	} {
+		assert.Empty(t, r.check(g, source))
+	}
+}
+
 // required returns the modules that the root module requires directly.
 func required(ctx context.Context, t *testing.T) []string {
 	t.Helper()

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package modelserver
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Connector is a connector that an object names.
+type Connector struct {
+	Spec        connector.Spec
+	Name        string                // as registered; "" if it is not known
+	KVConnector connector.KVConnector // nil if it could not be opened
+	Fallback    *Connector            // nil without one
+}
+
+// Limits are the timeouts in effect. derived reports that Handoff follows from the connector's lease.
+func (c *Connector) Limits() (limits connector.Limits, derived bool) {
+	limits = c.Spec.Timeouts.Resolve(c.Lease())
+	if old, ok := c.KVConnector.(olderDefaults); ok && c.Spec.Timeouts.Prefill == nil {
+		if prefill, _ := old.Defaults(); prefill > 0 {
+			limits.Prefill = prefill
+		}
+	}
+	return limits, c.Spec.Timeouts.Handoff == nil
+}
+
+// Attempts are the attempts in effect.
+func (c *Connector) Attempts() connector.Attempts {
+	a := c.Spec.Retry.Resolve()
+	if old, ok := c.KVConnector.(olderDefaults); ok && c.Spec.Retry.MaxAttempts == nil {
+		if _, n := old.Defaults(); n > 0 {
+			a.Max = n
+		}
+	}
+	return a
+}
+
+// Lease is how long the connector's handoff lives, 0 where it does not expire.
+func (c *Connector) Lease() time.Duration {
+	if c.KVConnector == nil {
+		return 0
+	}
+	if l, ok := connector.As[connector.Leaser](c.KVConnector); ok {
+		return l.Lease()
+	}
+	return 0
+}
+
+// olderDefaults are defaults that a connector's own settings carry: the design documents give the http connector a
+// requestTimeout and maxRetries, which hold where timeouts.prefill and retry.maxAttempts are left out.
+type olderDefaults interface {
+	Defaults() (prefill time.Duration, attempts int)
+}
+
+// open makes the connector that the spec at path names, and those it falls back to.
+func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
+	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
+	if !slices.Contains(connector.Names(), c.Name) {
+		m.fault(path+".type", fmt.Sprintf("%q is not a known connector", shown(spec.Type)), unknownType(spec.Type))
+		c.Name = ""
+	} else if opened, err := connector.Open(spec); err != nil {
+		m.openFaults(path, err)
+	} else {
+		c.KVConnector = opened
+		m.check(path, c)
+	}
+	if c.Name == "mooncake" {
+		m.checkMooncake(path+".type", spec)
+	}
+	if spec.FallbackConnector != nil {
+		c.Fallback = m.open(path+".fallbackConnector", *spec.FallbackConnector)
+	}
+	return c
+}
+
+// check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and settings that no
+// engine has.
+func (m *ModelServer) check(path string, c *Connector) {
+	if only, ok := connector.As[connector.PairOnly](c.KVConnector); ok && only.PairOnly() && c.Spec.Fallback == connector.FallbackDecode {
+		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
+	}
+	if checker, ok := connector.As[connector.EndpointChecker](c.KVConnector); ok {
+		for i, e := range m.endpoints {
+			for _, fe := range connector.FieldErrors(checker.CheckEndpoint(e)) {
+				m.faults = append(m.faults, fe.In(fmt.Sprintf("%s[%d]", m.at, i)))
+			}
+		}
+	}
+	m.checkEffects(path, c)
+}
+
+// checkEffects tells the settings that no engine has. One that P alone or D alone reads has an effect.
+func (m *ModelServer) checkEffects(path string, c *Connector) {
+	r, ok := connector.As[connector.Renderer](c.KVConnector)
+	if !ok {
+		return
+	}
+	engines := slices.DeleteFunc(slices.Clone(m.targets()), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
+	var idle []connector.Note
+	used := map[string]bool{}
+	for i, e := range engines {
+		set, err := r.Render(connector.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(), Resources: c.Spec.Resources})
+		if err != nil {
+			continue // no engine of today can be launched so, which pdctl render tells; those that run are served
+		}
+		without := map[string]bool{}
+		for _, n := range set.Notes {
+			if n.NoEffect {
+				without[n.Path] = true
+				idle = append(idle, n)
+			}
+		}
+		for _, n := range set.Notes {
+			used[n.Path] = used[n.Path] || !without[n.Path]
+		}
+	}
+	for _, n := range idle {
+		if !used[n.Path] {
+			used[n.Path] = true
+			m.note(true, path+"."+n.Path, n.Text, "")
+		}
+	}
+}
+
+// targets are the engines whose settings tell what has an effect: those known, or one of each role where something else lists them.
+func (m *ModelServer) targets() []discovery.Endpoint {
+	if len(m.endpoints) > 0 {
+		return m.endpoints
+	}
+	var pair []discovery.Endpoint
+	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
+		pair = append(pair, discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: role.String() + ".example:8000"}, Role: role})
+	}
+	return pair
+}
+
+// unknownType is the remedy for a type that is not known: the nearest name, and all of them.
+func unknownType(typ string) string {
+	known := append(connector.Names(), connector.Classes()...)
+	slices.Sort(known)
+	list := "known are " + strings.Join(known, ", ")
+	if near := connector.Nearest(typ, known); near != "" {
+		return "did you mean " + near + "? " + list
+	}
+	return list
+}
+
+// shown bounds a name for a message.
+func shown(name string) string {
+	if r := []rune(name); len(r) > 64 {
+		return string(r[:64]) + "…"
+	}
+	return name
+}
+
+// openFaults places what a connector says of its settings.
+func (m *ModelServer) openFaults(path string, err error) {
+	word := path + ".config"
+	if m.Has(path + ".parameters") {
+		word = path + ".parameters"
+	}
+	for _, fe := range connector.FieldErrors(err) {
+		if _, ok := errors.AsType[*connector.FieldError](err); !ok {
+			fe = &connector.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
+		}
+		m.faults = append(m.faults, fe.In(word))
+	}
+}
+
+// checkMooncake tells of a name that has changed its meaning: what the design documents call mooncake is a content
+// store, and needs no bootstrap server.
+func (m *ModelServer) checkMooncake(typePath string, spec connector.Spec) {
+	if spec.Type != "mooncake" || strings.Contains(string(spec.Config), `"bootstrapPort"`) {
+		return
+	}
+	for _, e := range m.endpoints {
+		if e.Attribute("bootstrapURL") != "" || e.Attribute("bootstrapPort") != "" {
+			return
+		}
+	}
+	m.note(false, typePath, "mooncake transfers from engine to engine and has no bootstrap setting here",
+		"for the shared store that the design documents call mooncake, write type: mooncake-store")
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package modelserver turns a ModelServer object, as a cluster or a configuration file has it, into flows: which model it serves, with
+// which connector, what happens when that fails, and what share of the requests another connector gets.
+//
+//	ms, err := modelserver.Read(object) // all that is wrong with it, by field
+//	flows, err := ms.Flows(pick.New(set, pick.TwoChoices()), nil)
+//	err = mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server})
+//
+// How its engines are found is not this package's business: [Spec.WorkloadSelector] and [Spec.Discovery] say it to whoever makes the
+// set. Connectors are found by name, so import those that objects may name, or connector/all.
+package modelserver

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package modelserver
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// FlowOptions are what an object does not say. nil means defaults.
+type FlowOptions struct {
+	// Transport returns what legs go over, given timeouts.connect (0: no timeout). It is called once for each connector. Without it the flows have
+	// one of their own for each timeout, and Shutdown closes it.
+	Transport func(connect time.Duration) http.RoundTripper
+	Options   []pdflow.Option // of each flow; those that the object's own settings make come after them
+}
+
+// Flows are a ModelServer at work: one for its connector, one for its rollout's, and those that they fall back to. Methods may be called
+// concurrently.
+type Flows struct {
+	Server      pdflow.Server // for [pdflow.Mux.SetRoutes]
+	Main        *pdflow.Flow  // with the object's own connector
+	first, next []*pdflow.Flow
+	owned       map[time.Duration]*transport.Transport
+}
+
+// Flows makes the flows of an object that was read without a fault. The picker serves all of them. Nothing is dialled or listened on.
+func (m *ModelServer) Flows(p pdflow.Picker, o *FlowOptions) (*Flows, error) {
+	if err := errors.Join(m.faults...); err != nil {
+		return nil, err
+	}
+	if o == nil {
+		o = &FlowOptions{}
+	}
+	b := &builder{m: m, picker: p, o: *o, flows: &Flows{owned: map[time.Duration]*transport.Transport{}}}
+	if b.o.Transport == nil {
+		b.o.Transport = b.flows.transport
+	}
+	if err := b.build(); err != nil {
+		return nil, errors.Join(err, b.flows.close())
+	}
+	return b.flows, nil
+}
+
+// All lists all flows.
+func (f *Flows) All() []*pdflow.Flow { return append(slices.Clip(f.first), f.next...) }
+
+// Start starts the connectors' listeners, if they have any, as [pdflow.Flow.Start] does.
+func (f *Flows) Start(ctx context.Context) error {
+	var err error
+	for _, flow := range f.All() {
+		err = errors.Join(err, flow.Start(ctx))
+	}
+	return err
+}
+
+// Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connectors. What a request falls back
+// to stays until the last request is through.
+func (f *Flows) Shutdown(ctx context.Context) error {
+	var mu sync.Mutex
+	var errs []error
+	for _, flows := range [][]*pdflow.Flow{f.first, f.next} {
+		var wg sync.WaitGroup
+		for _, flow := range flows {
+			wg.Go(func() {
+				err := flow.Shutdown(ctx)
+				mu.Lock()
+				errs = append(errs, err)
+				mu.Unlock()
+			})
+		}
+		wg.Wait()
+	}
+	return errors.Join(append(errs, f.close())...)
+}
+
+func (f *Flows) close() error {
+	var err error
+	for _, t := range f.owned {
+		err = errors.Join(err, t.Close())
+	}
+	return err
+}
+
+func (f *Flows) transport(connect time.Duration) http.RoundTripper {
+	t, ok := f.owned[connect]
+	if !ok {
+		o := &transport.Options{ConnectTimeout: connect}
+		if connect == 0 {
+			o.ConnectTimeout = -1 // none; 0 would be the transport's default
+		}
+		t = transport.New(o)
+		f.owned[connect] = t
+	}
+	return t
+}
+
+// builder makes flows.
+type builder struct {
+	m      *ModelServer
+	picker pdflow.Picker
+	o      FlowOptions
+	flows  *Flows
+}
+
+func (b *builder) build() (err error) {
+	f := b.flows
+	if f.Main, err = b.flow(b.m.Main); err != nil {
+		return err
+	}
+	f.Server, f.first = f.Main, []*pdflow.Flow{f.Main}
+	if b.m.Rollout == nil {
+		return nil
+	}
+	other, err := b.flow(b.m.Rollout)
+	if err != nil {
+		return err
+	}
+	f.first = append(f.first, other)
+	f.Server, err = pdflow.NewSplit(f.Main, other, *b.m.Spec.Rollout.Weight)
+	return err
+}
+
+// flow makes the flow of a connector, and first those that it falls back to.
+func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
+	limits, derived := c.Limits()
+	timeouts := pdflow.DefaultTimeouts()
+	timeouts.Prefill, timeouts.Decode, timeouts.Idle, timeouts.Cleanup = limits.Prefill, limits.Decode, limits.Idle, limits.Cleanup
+	if !derived {
+		timeouts.Handoff = limits.Handoff
+	}
+	a := c.Attempts()
+	opts := append(slices.Clip(b.o.Options),
+		pdflow.WithTransport(b.o.Transport(limits.Connect)),
+		pdflow.WithTimeouts(timeouts),
+		pdflow.WithRetry(pdflow.Retry{MaxAttempts: a.Max, BackoffBase: a.BackoffBase, BackoffMax: a.BackoffMax}),
+		pdflow.WithRequestCheckers(b.requestCheckers()...))
+	if c.Spec.Fallback == connector.FallbackDecode {
+		opts = append(opts, pdflow.WithFallback(pdflow.FallbackDecode))
+	}
+	if c.Spec.Unsupported == connector.UnsupportedRefuse {
+		opts = append(opts, pdflow.WithUnsupported(pdflow.UnsupportedRefuse))
+	}
+	if c.Fallback != nil {
+		next, err := b.flow(c.Fallback)
+		if err != nil {
+			return nil, err
+		}
+		b.flows.next = append(b.flows.next, next)
+		opts = append(opts, pdflow.WithFallbackFlow(next))
+	}
+	conn := c.KVConnector
+	if e := b.m.Spec.Encoder.Type; e != "" {
+		var err error
+		if conn, err = epd.Wrap(conn, &epd.Options{Type: e}); err != nil {
+			return nil, err
+		}
+	}
+	return pdflow.New(conn, b.picker, opts...)
+}
+
+// requestCheckers are those of all connectors, since all flows send to the same engines.
+func (b *builder) requestCheckers() []connector.RequestChecker {
+	var all []connector.RequestChecker
+	for _, first := range []*Connector{b.m.Main, b.m.Rollout} {
+		for c := first; c != nil; c = c.Fallback {
+			if checker, ok := connector.As[connector.RequestChecker](c.KVConnector); ok {
+				all = append(all, checker)
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package modelserver_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// object is a ModelServer with this spec.
+func object(spec string) []byte {
+	return []byte(`{"apiVersion":"networking.serving.volcano.sh/v1alpha1","kind":"ModelServer","metadata":{"name":"m"},"spec":` + spec + `}`)
+}
+
+func lines(err error) (all []string) {
+	for _, fe := range connector.FieldErrors(err) {
+		all = append(all, fe.Error())
+	}
+	return all
+}
+
+func TestEachFaultIsTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		object []byte
+		want   string // the beginning of one of the faults
+	}{
+		"not JSON":             {[]byte(`{`), "is not JSON"},
+		"a list":               {[]byte(`[]`), "is a list, not an object"},
+		"no kind":              {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","spec":{}}`), "kind: is missing"},
+		"another kind":         {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelRoute","spec":{}}`), "kind: is not a known kind"},
+		"no version":           {[]byte(`{"kind":"ModelServer","spec":{}}`), "apiVersion: is missing"},
+		"another version":      {[]byte(`{"apiVersion":"v1","kind":"ModelServer","spec":{}}`), "apiVersion: is not known for kind ModelServer"},
+		"no spec":              {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer"}`), "spec: is missing"},
+		"null spec":            {object(`null`), "spec: is missing"},
+		"name is a number":     {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":1},"spec":{}}`), "metadata.name: is not a string"},
+		"unknown field":        {object(`{"modle":"m"}`), "spec.modle: unknown field; did you mean model?"},
+		"port":                 {object(`{"workloadPort":{"port":70000}}`), "spec.workloadPort.port: is not a port"},
+		"connector":            {object(`{"kvConnector":{"type":"nixel"}}`), `spec.kvConnector.type: "nixel" is not a known connector; did you mean nixl?`},
+		"setting":              {object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"never"}}}`), "spec.kvConnector.config.leaseDuration: is not a duration"},
+		"setting, other word":  {object(`{"kvConnector":{"type":"nixl","parameters":{"leaseDuration":"never"}}}`), "spec.kvConnector.parameters.leaseDuration: is not a duration"},
+		"fallback impossible":  {object(`{"kvConnector":{"type":"sglang","fallback":"decode"}}`), "spec.kvConnector.fallback: is decode, but a decode engine of sglang cannot serve alone"},
+		"inside a fallback":    {object(`{"kvConnector":{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"x"}}}`), `spec.kvConnector.fallbackConnector.type: "x" is not a known connector`},
+		"rollout's weight":     {object(`{"rollout":{"weight":-1,"kvConnector":{"type":"nixl"}}}`), "spec.rollout.weight: is not a percentage"},
+		"rollout's connector":  {object(`{"rollout":{"weight":1,"kvConnector":{"type":"nixel"}}}`), `spec.rollout.kvConnector.type: "nixel" is not a known connector`},
+		"encoder without type": {object(`{"encoder":{}}`), "spec.encoder.type: is missing"},
+		"unknown encoder":      {object(`{"encoder":{"type":"exemple"}}`), "spec.encoder.type: is not a known encoder; did you mean example?"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ms, err := modelserver.Read(c.object)
+			require.Error(t, err)
+			assert.True(t, hasPrefix(lines(err), c.want), "%q", lines(err))
+			_, err = ms.Flows(pick.RoundRobin(discovery.NewSet()), nil)
+			require.Error(t, err, "what was read with faults makes no flows")
+		})
+	}
+}
+
+func hasPrefix(lines []string, prefix string) bool {
+	for _, l := range lines {
+		if strings.HasPrefix(l, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestValuesOfSettingsAreInNoFault(t *testing.T) {
+	_, err := modelserver.Read(object(`{"kvConnector":{"type":"lmcache","config":{"redisConfig":{"password":["hunter2"],"port":"hunter2"}}}}`))
+	require.Error(t, err)
+	assert.NotContains(t, err.Error(), "hunter2")
+}
+
+func TestEnginesThatAreKnownAreChecked(t *testing.T) {
+	e, err := discovery.New("http://127.0.0.1:8100", discovery.RoleDecode)
+	require.NoError(t, err)
+	_, err = modelserver.Read(object(`{"kvConnector":{"type":"p2pnccl"}}`), modelserver.WithEndpoints("spec.discovery.static.endpoints", e))
+	assert.True(t, hasPrefix(lines(err), "spec.discovery.static.endpoints[0].attributes."), "%q", lines(err))
+}
+
+func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
+	ms, err := modelserver.Read(object(`{"trafficPolicy":{"timeout":"10s"},"kvConnector":{"type":"mooncake"}}`))
+	require.NoError(t, err)
+	require.Len(t, ms.Notes, 2)
+	assert.True(t, ms.Notes[0].NoEffect)
+	assert.Equal(t, "spec.trafficPolicy", ms.Notes[0].Path)
+	assert.False(t, ms.Notes[1].NoEffect)
+	assert.Equal(t, "spec.kvConnector.type", ms.Notes[1].Path)
+}
+
+// served is an object's flows over simulated engines, and where they serve.
+func served(t *testing.T, spec string, engines ...discovery.Endpoint) (*modelserver.Flows, string) {
+	t.Helper()
+	src, err := static.New(engines...)
+	require.NoError(t, err)
+	set := discovery.NewSet(src)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = set.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	ms, err := modelserver.Read(object(spec))
+	require.NoError(t, err)
+	flows, err := ms.Flows(pick.RoundRobin(set), nil)
+	require.NoError(t, err)
+	require.NoError(t, flows.Start(ctx))
+	mux := pdflow.NewMux(nil)
+	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server}))
+	server := httptest.NewServer(mux)
+	t.Cleanup(func() {
+		server.Close()
+		require.NoError(t, flows.Shutdown(context.Background()))
+	})
+	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Version > 0 }))
+	return flows, server.URL
+}
+
+// ask sends a prompt of 45 tokens and those of its id, which no engine has seen before.
+func ask(t *testing.T, url, id string) *http.Response {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"`+id+`: where does the crane stand after the storm?","max_tokens":4}`))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("X-Request-Id", id)
+	resp, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	_ = resp.Body.Close()
+	return resp
+}
+
+func pair(t *testing.T) (p, d *enginesim.Engine, engines []discovery.Endpoint) {
+	t.Helper()
+	p, d, err := enginesim.Pair(enginesim.Config{Model: "m"}, enginesim.Config{Model: "m"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close(); http.DefaultClient.CloseIdleConnections() })
+	for _, e := range []struct {
+		url  string
+		role discovery.Role
+	}{{p.URL(), discovery.RolePrefill}, {d.URL(), discovery.RoleDecode}} {
+		x, err := discovery.New(e.url, e.role)
+		require.NoError(t, err)
+		engines = append(engines, x)
+	}
+	return p, d, engines
+}
+
+func TestAnObjectServes(t *testing.T) {
+	_, d, engines := pair(t)
+	_, url := served(t, `{"model":"m","kvConnector":{"type":"NixlConnector"}}`, engines...)
+	resp := ask(t, url, "a")
+	assert.Equal(t, http.StatusOK, resp.StatusCode)
+	assert.Equal(t, "disaggregated", resp.Header.Get("X-PD-Mode"))
+	assert.EqualValues(t, 46, d.Stats().ExternalKVTransfer, "decode took the prompt's KV over")
+}
+
+func TestARolloutGetsItsShare(t *testing.T) {
+	_, d, engines := pair(t)
+	flows, url := served(t, `{"model":"m","kvConnector":{"type":"nixl"},"rollout":{"weight":50,"kvConnector":{"type":"http"}}}`, engines...)
+	require.Len(t, flows.All(), 2)
+	const n = 40
+	for i := range n {
+		assert.Equal(t, http.StatusOK, ask(t, url, fmt.Sprintf("%02d", i)).StatusCode)
+	}
+	taken := int(d.Stats().ExternalKVTransfer) / 47
+	assert.Greater(t, taken, n/5, "requests with nixl")
+	assert.Less(t, taken, n*4/5, "requests with http, which transfers nothing")
+}
+
+func TestAFallbackServesWhatItsConnectorCannot(t *testing.T) {
+	p, _, engines := pair(t)
+	flows, url := served(t, `{"model":"m","kvConnector":{"type":"nixl","retry":{"maxAttempts":1},"fallback":"connector","fallbackConnector":{"type":"http","fallback":"decode","retry":{"maxAttempts":1}}}}`, engines...)
+	require.Len(t, flows.All(), 2)
+	require.NoError(t, p.Close())
+	resp := ask(t, url, "a")
+	assert.Equal(t, http.StatusOK, resp.StatusCode)
+	assert.Equal(t, "fallback", resp.Header.Get("X-PD-Mode"))
+}
+
+func TestAnUnsupportedRequestIsRefusedWhereTheObjectSaysSo(t *testing.T) {
+	_, _, engines := pair(t)
+	_, url := served(t, `{"kvConnector":{"type":"nixl","unsupported":"refuse"}}`, engines...)
+	resp, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":["a","b"]}`))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
+}
+
+func TestTimeoutsInEffect(t *testing.T) {
+	ms, err := modelserver.Read(object(`{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":4}}}`))
+	require.NoError(t, err)
+	limits, derived := ms.Main.Limits()
+	assert.Equal(t, 7*time.Second, limits.Prefill, "the design documents' requestTimeout")
+	assert.True(t, derived)
+	assert.Equal(t, 5, ms.Main.Attempts().Max, "and maxRetries")
+
+	ms, err = modelserver.Read(object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"20s"},"timeouts":{"handoff":"3s"}}}`))
+	require.NoError(t, err)
+	assert.Equal(t, 20*time.Second, ms.Main.Lease())
+	limits, derived = ms.Main.Limits()
+	assert.Equal(t, 3*time.Second, limits.Handoff)
+	assert.False(t, derived)
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":"m"},"spec":{"model":"m","kvConnector":{"type":"multi","config":{"connectors":[{"type":"nixl"}]}},"rollout":{"weight":1,"kvConnector":{"type":"sglang"}},"encoder":{"type":"nixl"}}}`))
+	f.Add(object(`{"discovery":{"kubernetes":null},"workloadSelector":{"pdGroup":{"groupKey":"g","prefillLabels":{"a":"b"}}},"kvConnector":{"fallback":"connector","fallbackConnector":{}}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		ms, err := modelserver.Read(raw)
+		flows, ferr := ms.Flows(pick.RoundRobin(discovery.NewSet()), nil)
+		if (err == nil) != (ferr == nil) {
+			t.Fatalf("read: %v, flows: %v", err, ferr)
+		}
+		if err == nil {
+			if !json.Valid(raw) {
+				t.Fatal("read what is not JSON")
+			}
+			_ = flows.Shutdown(context.Background())
+		}
+	})
+}

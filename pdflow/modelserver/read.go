@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package modelserver
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// ModelServer is an object that has been read, with its connectors open. Nothing has been dialled or listened on. It is not changed any
+// more, and becomes flows once: connectors belong to the flows that use them.
+type ModelServer struct {
+	Namespace, Name string // Name is "" without one, Namespace is default without one
+	Spec            Spec
+	Notes           []Note
+	Main            *Connector
+	Rollout         *Connector // nil without one
+
+	object    []byte
+	endpoints []discovery.Endpoint
+	at        string // the endpoints' path
+	faults    []error
+}
+
+// Note is something to tell about a well-formed object. Its field is as in faults.
+type Note struct {
+	NoEffect bool // the setting has none; otherwise it is a warning
+	*connector.FieldError
+}
+
+// Option is an option of [Read].
+type Option func(*ModelServer)
+
+// WithEndpoints has engines checked that are known already: that they have the attributes which the connectors need. path is what the
+// faults' paths begin with, before the engine's number in brackets.
+func WithEndpoints(path string, list ...discovery.Endpoint) Option {
+	return func(m *ModelServer) { m.at, m.endpoints = path, list }
+}
+
+const missing = "is missing"
+
+// Read reads a ModelServer, strictly: an unknown field, a wrong type or value, a connector that refuses its settings are faults, and
+// all of them are told at once, as [connector.FieldErrors] of the error, with paths from the object's root. No value of a setting is
+// in them. With faults the ModelServer holds what could be read, and has no flows.
+func Read(raw []byte, opts ...Option) (*ModelServer, error) {
+	m := &ModelServer{object: raw}
+	for _, o := range opts {
+		o(m)
+	}
+	var o object
+	m.faults = append(m.faults, connector.DecodeConfig(raw, &o))
+	m.Spec = o.Spec
+	m.head(&o)
+	if !m.Has("spec") {
+		m.fault("spec", missing, "write spec: {model: NAME, kvConnector: {type: NAME}}")
+		return m, errors.Join(m.faults...)
+	}
+	if len(m.Spec.TrafficPolicy) > 0 {
+		m.note(true, "spec.trafficPolicy", "retries and timeouts are those of kvConnector", "")
+	}
+	if p := m.Spec.WorkloadPort.Port; p < 0 || p > 65535 {
+		m.fault("spec.workloadPort.port", "is not a port", "write 1 to 65535")
+	}
+	m.Main = m.open("spec.kvConnector", m.Spec.KVConnector)
+	if m.Has("spec.rollout") {
+		m.readRollout()
+	}
+	if m.Has("spec.encoder") {
+		m.readEncoder()
+	}
+	return m, errors.Join(m.faults...)
+}
+
+// Model returns the model that requests name, "*" for all.
+func (m *ModelServer) Model() string {
+	if m.Spec.Model == "" {
+		return "*"
+	}
+	return m.Spec.Model
+}
+
+// Has reports whether a field is given, and not null. A part with a fault inside is given too.
+func (m *ModelServer) Has(path string) bool {
+	r := gjson.GetBytes(m.object, path)
+	return r.Exists() && r.Type != gjson.Null
+}
+
+func (m *ModelServer) fault(path, problem, remedy string) {
+	m.faults = append(m.faults, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+}
+
+func (m *ModelServer) note(noEffect bool, path, problem, remedy string) {
+	m.Notes = append(m.Notes, Note{noEffect, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy}})
+}
+
+// head checks what is not the spec.
+func (m *ModelServer) head(o *object) {
+	var kind, version string
+	switch {
+	case o.Kind == nil:
+		m.fault("kind", missing, "write kind: "+Kind)
+	case json.Unmarshal(o.Kind, &kind) != nil || kind != Kind:
+		m.fault("kind", "is not a known kind", "write kind: "+Kind)
+	}
+	switch {
+	case o.APIVersion == nil:
+		m.fault("apiVersion", missing, "write apiVersion: "+APIVersions()[0])
+	case json.Unmarshal(o.APIVersion, &version) != nil || !slices.Contains(APIVersions(), version):
+		m.fault("apiVersion", "is not known for kind "+Kind, "write "+strings.Join(APIVersions(), " or "))
+	}
+	if o.Metadata == nil {
+		return
+	}
+	var meta map[string]json.RawMessage
+	if json.Unmarshal(o.Metadata, &meta) != nil {
+		m.fault("metadata", "is not an object", "write metadata: {name: NAME}")
+		return
+	}
+	read := func(key, otherwise string) string {
+		s := otherwise
+		if raw := meta[key]; raw != nil && json.Unmarshal(raw, &s) != nil {
+			m.fault("metadata."+key, "is not a string", "put it in quotes")
+		}
+		return s
+	}
+	m.Namespace, m.Name = read("namespace", "default"), read("name", "")
+}
+
+func (m *ModelServer) readRollout() {
+	const at = "spec.rollout"
+	switch w := m.Spec.Rollout.Weight; {
+	case w == nil:
+		m.fault(at+".weight", missing, "write the share of requests in percent, 0 to 100")
+	case *w < 0 || *w > 100:
+		m.fault(at+".weight", "is not a percentage", "write 0 to 100")
+	}
+	if !m.Has(at + ".kvConnector") {
+		m.fault(at+".kvConnector", missing, "write the connector to roll out: {type: NAME}")
+		return
+	}
+	m.Rollout = m.open(at+".kvConnector", m.Spec.Rollout.KVConnector)
+}
+
+func (m *ModelServer) readEncoder() {
+	switch e := m.Spec.Encoder; {
+	case e.Type == "":
+		m.fault("spec.encoder.type", missing, "write example or nixl")
+	case !slices.Contains(epd.Types(), e.Type):
+		m.fault("spec.encoder.type", "is not a known encoder", near(e.Type, epd.Types()))
+	}
+	encodes := func(e discovery.Endpoint) bool { return e.Role.Has(discovery.RoleEncode) }
+	if len(m.endpoints) > 0 && !slices.ContainsFunc(m.endpoints, encodes) {
+		m.note(false, "spec.encoder", "has no endpoint of role encode", "add one under "+strings.TrimPrefix(m.at, "spec.")+", or remove encoder")
+	}
+}
+
+func near(name string, known []string) string {
+	if n := connector.Nearest(name, known); n != "" {
+		return "did you mean " + n + "?"
+	}
+	return fmt.Sprintf("known are %s", strings.Join(known, ", "))
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package modelserver
+
+import (
+	"encoding/json"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// Kind is the objects' kind.
+const Kind = "ModelServer"
+
+// APIVersions are those that are read. The spec is the same.
+func APIVersions() []string {
+	return []string{"networking.matrixinfer.ai/v1alpha1", "networking.serving.volcano.sh/v1alpha1"}
+}
+
+// object is a whole object. Metadata and status are Kubernetes' own and free in form.
+type object struct {
+	APIVersion json.RawMessage `json:"apiVersion"`
+	Kind       json.RawMessage `json:"kind"`
+	Metadata   json.RawMessage `json:"metadata"`
+	Status     json.RawMessage `json:"status"`
+	Spec       Spec            `json:"spec"`
+}
+
+// Spec is a ModelServer's spec.
+type Spec struct {
+	Model            string           `json:"model"`           // what requests name; "" and "*" serve all names
+	InferenceEngine  string           `json:"inferenceEngine"` // vLLM, SGLang …; without effect
+	WorkloadSelector WorkloadSelector `json:"workloadSelector"`
+	WorkloadPort     WorkloadPort     `json:"workloadPort"`
+	TrafficPolicy    json.RawMessage  `json:"trafficPolicy"` // without effect
+	KVConnector      connector.Spec   `json:"kvConnector"`
+	Encoder          Encoder          `json:"encoder"`
+	Rollout          Rollout          `json:"rollout"`
+	Discovery        json.RawMessage  `json:"discovery"` // how else engines are found; read by whoever finds them
+}
+
+// WorkloadSelector says which pods are the model's engines, and what each is for.
+type WorkloadSelector struct {
+	MatchLabels map[string]string `json:"matchLabels"`
+	PDGroup     *PDGroup          `json:"pdGroup"`
+}
+
+// PDGroup tells prefill from decode pods. P and D meet within one value of the label GroupKey.
+type PDGroup struct {
+	GroupKey      string            `json:"groupKey"`
+	PrefillLabels map[string]string `json:"prefillLabels"`
+	DecodeLabels  map[string]string `json:"decodeLabels"`
+	EncodeLabels  map[string]string `json:"encodeLabels"` // for an encode stage; not in the design documents
+}
+
+// WorkloadPort is where the engines listen.
+type WorkloadPort struct {
+	Port     int    `json:"port"` // 0: 8000
+	Protocol string `json:"protocol"`
+}
+
+// Encoder is an encode stage before the legs; no Type is none.
+type Encoder struct {
+	Type   string          `json:"type"`
+	Config json.RawMessage `json:"config"`
+}
+
+// Rollout gives a share of the requests to another connector.
+type Rollout struct {
+	Weight      *int           `json:"weight"` // percent of the requests, by their ids
+	KVConnector connector.Spec `json:"kvConnector"`
+}
