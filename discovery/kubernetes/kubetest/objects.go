@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -31,8 +30,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// NodeName is the node of pods that name none. It exists, in the zone "zone-a".
-const NodeName = "node-a"
+// NodeName is the node of pods that name none. It exists, in no zone.
+const NodeName = "node"
 
 // Apply is [Cluster.TryApply], and fails the test on an error.
 func (c *Cluster) Apply(t testing.TB, config *rest.Config, manifest []byte, namespace string) {
@@ -115,6 +114,10 @@ func served(ctx context.Context, config *rest.Config, definitions dynamic.Resour
 	if err != nil {
 		return false, err
 	}
+	data, err := json.Marshal(object.Object)
+	if err != nil {
+		return false, err
+	}
 	var definition struct {
 		Spec struct {
 			Group    string
@@ -128,7 +131,7 @@ func served(ctx context.Context, config *rest.Config, definitions dynamic.Resour
 			Conditions []metav1.Condition
 		}
 	}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &definition); err != nil {
+	if err := json.Unmarshal(data, &definition); err != nil {
 		return false, err
 	}
 	if !meta.IsStatusConditionTrue(definition.Status.Conditions, "Established") {
@@ -167,7 +170,8 @@ func poll(ctx context.Context, done wait.ConditionWithContextFunc) error {
 	return wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, done)
 }
 
-// Node creates a node, in the given zone unless that is "", until the end of the test. Names are the whole cluster's.
+// Node creates a node, in the given zone unless that is "", until the end of the test. Names are the whole cluster's. The API server
+// (since Kubernetes 1.35) copies a node's zone into the label topology.kubernetes.io/zone of pods that are created later.
 func (c *Cluster) Node(t testing.TB, name, zone string) {
 	t.Helper()
 	require.NoError(t, c.node(t.Context(), name, zone))
