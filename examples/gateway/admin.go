@@ -3,11 +3,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"time"
 
-	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -28,7 +29,9 @@ func (g *gateway) admin() http.Handler {
 type readiness struct {
 	Ready    bool             `json:"ready"`
 	Draining bool             `json:"draining,omitempty"`
+	Reason   string           `json:"reason,omitempty"`
 	Models   []modelReadiness `json:"models"`
+	Rejected []rejected       `json:"rejected,omitempty"` // objects of the cluster that are not served as they are
 }
 
 type modelReadiness struct {
@@ -38,48 +41,44 @@ type modelReadiness struct {
 	Reason string `json:"reason,omitempty"` // what is not ready
 }
 
-func (g *gateway) readiness() readiness {
-	r := readiness{Draining: g.draining.Load(), Models: make([]modelReadiness, 0, len(g.models))}
+func (g *gateway) readiness(models []*model) readiness {
+	r := readiness{Draining: g.draining.Load(), Models: make([]modelReadiness, 0, len(models))}
 	r.Ready = !r.Draining
-	for _, m := range g.models {
-		reason := notReady(m.set.Load())
-		r.Models = append(r.Models, modelReadiness{m.model(), m.name, reason == "", reason})
+	if g.cluster != nil {
+		var known bool
+		if r.Rejected, known = g.cluster.refused(); !known {
+			r.Ready, r.Reason = false, "the cluster's ModelServers are not known yet"
+		}
+	}
+	for _, m := range models {
+		reason := m.notReady()
+		r.Models = append(r.Models, modelReadiness{m.Model(), m.fullName(), reason == "", reason})
 		r.Ready = r.Ready && reason == ""
 	}
 	return r
 }
 
-// notReady says what a snapshot lacks to serve a request, "" if there is a ready pair: a prefill and a decode engine of one
-// group, or one engine of role both.
-func notReady(s *discovery.Snapshot) string {
-	groups := map[string]discovery.Role{}
-	var all discovery.Role
-	for _, e := range s.Endpoints {
-		if e.Phase == discovery.PhaseReady {
-			groups[e.Group] |= e.Role
-			all |= e.Role
-		}
-	}
-	for _, roles := range groups {
-		if roles.Has(discovery.RoleBoth) {
-			return ""
-		}
-	}
-	switch {
-	case s.Version == 0:
+// notReady says what the engines lack to serve a request, "" if there is a ready pair, or a ready engine of role both.
+func (m *model) notReady() string {
+	if m.set.Load().Version == 0 {
 		return "the engines are not known yet"
-	case all.Has(discovery.RoleBoth):
-		return "no group has both a ready prefill and a ready decode engine"
-	case all.Has(discovery.RolePrefill):
-		return "no decode engine is ready"
-	case all.Has(discovery.RoleDecode):
-		return "no prefill engine is ready"
 	}
-	return "no engine is ready"
+	choice, err := m.picker.Pick(context.Background(), &pdflow.PickInput{Attempt: 1, Connector: m.Main.KVConnector})
+	if err != nil {
+		var e *pdflow.Error
+		if errors.As(err, &e) {
+			return e.Message
+		}
+		return err.Error()
+	}
+	if choice.Done != nil {
+		choice.Done(&pdflow.Outcome{}) // nothing was sent
+	}
+	return ""
 }
 
 func (g *gateway) readyz(w http.ResponseWriter, _ *http.Request) {
-	r := g.readiness()
+	r := g.readiness(g.models())
 	status := http.StatusOK
 	if !r.Ready {
 		status = http.StatusServiceUnavailable
@@ -109,25 +108,27 @@ type debugEndpoint struct {
 }
 
 func (g *gateway) debug(w http.ResponseWriter, _ *http.Request) {
-	ready := g.readiness()
+	models := g.models()
+	ready := g.readiness(models)
 	out := struct {
 		Time     time.Time    `json:"time"`
 		Draining bool         `json:"draining"`
 		Models   []debugModel `json:"models"`
-	}{time.Now().UTC(), ready.Draining, make([]debugModel, 0, len(g.models))}
-	for i, m := range g.models {
+		Rejected []rejected   `json:"rejected,omitempty"`
+	}{time.Now().UTC(), ready.Draining, make([]debugModel, 0, len(models)), ready.Rejected}
+	for i, m := range models {
 		out.Models = append(out.Models, m.debug(ready.Models[i]))
 	}
 	writeJSON(w, http.StatusOK, out)
 }
 
 func (m *model) debug(r modelReadiness) debugModel {
-	d := debugModel{modelReadiness: r, Connector: m.main.name, Endpoints: []debugEndpoint{}, Sessions: []pdflow.SessionInfo{}}
-	if m.rollout != nil {
-		d.Rollout = m.rollout.name
+	d := debugModel{modelReadiness: r, Connector: m.Main.Name, Endpoints: []debugEndpoint{}, Sessions: []pdflow.SessionInfo{}}
+	if m.Rollout != nil {
+		d.Rollout = m.Rollout.Name
 	}
 	load := map[string]int{}
-	for _, f := range m.flows() {
+	for _, f := range m.flows.All() {
 		for _, s := range f.Sessions() {
 			d.Sessions = append(d.Sessions, s)
 			load[s.Prefill]++

@@ -6,17 +6,16 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/health"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 	"github.com/pdkit/pdkit/transport"
@@ -24,13 +23,16 @@ import (
 
 // gateway is a configuration at work.
 type gateway struct {
-	cfg        *config
-	log        *slog.Logger
-	tel        *telemetry
-	mux        *pdflow.Mux
-	models     []*model
+	cfg      *config
+	log      *slog.Logger
+	tel      *telemetry
+	mux      *pdflow.Mux
+	cluster  *cluster // nil unless its ModelServers are served
+	draining atomic.Bool
+	list     atomic.Pointer[[]*model]
+
+	mu         sync.Mutex
 	transports map[time.Duration]*transport.Transport // by connect timeout: what else differs, flows do
-	draining   atomic.Bool
 }
 
 // model is one ModelServer at work.
@@ -41,125 +43,83 @@ type model struct {
 	prober *health.Prober
 	legs   *transport.Transport // for what the gateway itself asks this model's engines
 	probes probeBook
-	server pdflow.Server
-	first  []*pdflow.Flow // what the mux routes to: the main flow, and the rollout's
-	next   []*pdflow.Flow // what those fall back to
-	reuse  *reuse.Canary  // nil unless asked for
+	flows  *modelserver.Flows
+	reuse  *reuse.Canary // nil unless asked for
 
 	announced *registration.Source // nil unless engines announce themselves
+
+	stop  context.CancelFunc
+	parts sync.WaitGroup
 }
 
 // build makes flows of a configuration. It dials and listens nowhere.
 func build(cfg *config, tel *telemetry, log *slog.Logger) (*gateway, error) {
 	g := &gateway{cfg: cfg, log: log, tel: tel, transports: map[time.Duration]*transport.Transport{}}
 	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes})
-	routes := map[string]pdflow.Server{}
+	var models []*model
 	for _, ms := range cfg.models {
 		m, err := g.buildModel(ms)
 		if err != nil {
 			return nil, err
 		}
-		g.models = append(g.models, m)
-		routes[ms.model()] = m.server
+		models = append(models, m)
 	}
-	if err := g.mux.SetRoutes(routes); err != nil {
+	if err := g.setModels(models); err != nil {
 		return nil, err
+	}
+	if cfg.gateway.ModelServers != nil {
+		var err error
+		if g.cluster, err = newCluster(g, cfg.gateway.ModelServers); err != nil {
+			return nil, err
+		}
 	}
 	return g, tel.observeEndpoints(g.models)
 }
 
+// models are those that are served now.
+func (g *gateway) models() []*model { return *g.list.Load() }
+
+// setModels has others served from now on.
+func (g *gateway) setModels(models []*model) error {
+	routes := make(map[string]pdflow.Server, len(models))
+	for _, m := range models {
+		routes[m.Model()] = m.flows.Server
+	}
+	g.list.Store(&models)
+	return g.mux.SetRoutes(routes)
+}
+
 func (g *gateway) buildModel(ms *modelServer) (*model, error) {
-	source, err := ms.source(g.cfg.file)
+	m := &model{modelServer: ms}
+	m.probes.log = g.log.With("model", ms.Model())
+	source, err := ms.source(g.cfg.file, func(err error) { m.probes.log.Warn("discovery", "error", err) })
 	if err != nil {
 		return nil, err
 	}
-	m := &model{modelServer: ms, set: discovery.NewSet(source)}
+	m.set = discovery.NewSet(source)
 	m.announced, _ = source.(*registration.Source)
 	m.picker = pick.New(m.set, g.cfg.pick)
-	m.probes.log = g.log.With("model", ms.model())
-	limits, _ := ms.main.limits()
+	limits, _ := ms.Main.Limits()
 	timeout := limits.HealthCheck
 	if timeout == 0 {
 		timeout = time.Hour // the prober takes 0 for its default; none is meant
 	}
 	m.legs = g.transport(limits.Connect)
 	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Client: m.legs, Observe: m.probes.observe})
-	flow, err := g.buildFlow(m, ms.main)
+	m.flows, err = ms.Flows(m.picker, &modelserver.FlowOptions{
+		Transport: func(connect time.Duration) http.RoundTripper { return g.transport(connect) },
+		Options:   append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log)),
+	})
 	if err != nil {
 		return nil, err
 	}
-	m.server, m.first = flow, []*pdflow.Flow{flow}
-	if m.reuse, err = g.canary(m); err != nil {
-		return nil, err
-	}
-	if ms.rollout == nil {
-		return m, nil
-	}
-	other, err := g.buildFlow(m, *ms.rollout)
-	if err != nil {
-		return nil, err
-	}
-	m.first = append(m.first, other)
-	m.server, err = pdflow.NewSplit(flow, other, *ms.spec.Rollout.Weight)
+	m.reuse, err = g.canary(m)
 	return m, err
 }
 
-// requestCheckers are those of all of the model's connectors, since all of its flows send to the same engines.
-func (m *model) requestCheckers() []connector.RequestChecker {
-	var all []connector.RequestChecker
-	for _, first := range []*opened{&m.main, m.rollout} {
-		for o := first; o != nil; o = o.fallback {
-			if c, ok := connector.As[connector.RequestChecker](o.connector); ok {
-				all = append(all, c)
-			}
-		}
-	}
-	return all
-}
-
-// buildFlow makes the flow of a connector, and first those that it falls back to.
-func (g *gateway) buildFlow(m *model, o opened) (*pdflow.Flow, error) {
-	limits, derived := o.limits()
-	timeouts := pdflow.DefaultTimeouts()
-	timeouts.Prefill, timeouts.Decode, timeouts.Idle, timeouts.Cleanup = limits.Prefill, limits.Decode, limits.Idle, limits.Cleanup
-	if !derived {
-		timeouts.Handoff = limits.Handoff
-	}
-	a := o.attempts()
-	opts := []pdflow.Option{
-		pdflow.WithTransport(g.transport(limits.Connect)),
-		pdflow.WithTimeouts(timeouts),
-		pdflow.WithRetry(pdflow.Retry{MaxAttempts: a.Max, BackoffBase: a.BackoffBase, BackoffMax: a.BackoffMax}),
-		pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes),
-		pdflow.WithLogger(g.log.With("model", m.model())),
-	}
-	opts = append(opts, g.tel.options()...)
-	opts = append(opts, pdflow.WithRequestCheckers(m.requestCheckers()...))
-	if o.spec.Fallback == connector.FallbackDecode {
-		opts = append(opts, pdflow.WithFallback(pdflow.FallbackDecode))
-	}
-	if o.spec.Unsupported == connector.UnsupportedRefuse {
-		opts = append(opts, pdflow.WithUnsupported(pdflow.UnsupportedRefuse))
-	}
-	if o.fallback != nil {
-		next, err := g.buildFlow(m, *o.fallback)
-		if err != nil {
-			return nil, err
-		}
-		m.next = append(m.next, next)
-		opts = append(opts, pdflow.WithFallbackFlow(next))
-	}
-	conn := o.connector
-	if e := m.spec.Encoder.Type; e != "" {
-		var err error
-		if conn, err = epd.Wrap(conn, &epd.Options{Type: e}); err != nil {
-			return nil, err
-		}
-	}
-	return pdflow.New(conn, m.picker, opts...)
-}
-
 func (g *gateway) transport(connect time.Duration) *transport.Transport {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	t, ok := g.transports[connect]
 	if !ok {
 		o := &transport.Options{ConnectTimeout: connect}
@@ -172,66 +132,92 @@ func (g *gateway) transport(connect time.Duration) *transport.Transport {
 	return t
 }
 
-// flows lists all flows of a model.
-func (m *model) flows() []*pdflow.Flow { return append(slices.Clip(m.first), m.next...) }
-
-// start starts the connectors' listeners, and what finds and probes engines, until ctx ends. wait returns when all of
-// that has ended.
+// start starts all models, and what tells of more of them, until ctx ends. wait returns when all of that has ended.
 func (g *gateway) start(ctx context.Context) (wait func(), err error) {
-	for _, m := range g.models {
-		for _, f := range m.flows() {
-			err = errors.Join(err, f.Start(ctx))
+	var started []*model
+	for _, m := range g.models() {
+		if err = m.start(ctx, g.log); err != nil {
+			break
 		}
-		err = errors.Join(err, g.startRegistration(ctx, m))
+		started = append(started, m)
 	}
 	if err != nil {
-		g.closeRegistrations()
+		for _, m := range started {
+			m.end()
+		}
 		return nil, err
 	}
 	var wg sync.WaitGroup
-	for _, m := range g.models {
-		m.set.OnError(func(err error) { g.log.Warn("discovery", "model", m.model(), "error", err) })
-		wg.Go(func() { g.ended("discovery", m.set.Run(ctx)) })
-		wg.Go(func() { g.ended("health", m.prober.Run(ctx)) })
-		if m.reuse != nil {
-			wg.Go(func() { g.ended("canary", m.reuse.Run(ctx)) })
-		}
+	if g.cluster != nil {
+		wg.Go(func() { ended(g.log, "ModelServers", g.cluster.run(ctx)) })
 	}
 	wait = func() {
-		g.closeRegistrations()
 		wg.Wait()
+		for _, m := range g.models() {
+			m.end()
+		}
 	}
 	return wait, nil
 }
 
-func (g *gateway) ended(what string, err error) {
+// start starts the connectors' listeners, and what finds and probes engines, until end or ctx's end.
+func (m *model) start(ctx context.Context, log *slog.Logger) error {
+	err := errors.Join(m.flows.Start(ctx), m.startRegistration(ctx, log))
+	ctx, m.stop = context.WithCancel(ctx)
 	if err != nil {
-		g.log.Error("ended", "part", what, "error", err)
+		m.stop()
+		m.drain(ctx, log) // at once, since nobody has sent a request yet
+		m.end()
+		return err
+	}
+	log = log.With("model", m.Model())
+	m.set.OnError(func(err error) { log.Warn("discovery", "error", err) })
+	m.parts.Go(func() { ended(log, "discovery", m.set.Run(ctx)) })
+	m.parts.Go(func() { ended(log, "health", m.prober.Run(ctx)) })
+	if m.reuse != nil {
+		m.parts.Go(func() { ended(log, "canary", m.reuse.Run(ctx)) })
+	}
+	return nil
+}
+
+// end ends what start has started.
+func (m *model) end() {
+	m.stop()
+	if m.announced != nil {
+		_ = m.announced.Close() // never fails
+	}
+	m.parts.Wait()
+}
+
+func ended(log *slog.Logger, what string, err error) {
+	if err != nil {
+		log.Error("ended", "part", what, "error", err)
 	}
 }
 
 // drain lets the requests in flight end until ctx does, then cuts them. New ones are refused from its first moment.
 func (g *gateway) drain(ctx context.Context) {
-	// What a request falls back to must be there until the last request is through.
-	for _, flows := range []func(*model) []*pdflow.Flow{
-		func(m *model) []*pdflow.Flow { return m.first },
-		func(m *model) []*pdflow.Flow { return m.next },
-	} {
-		var wg sync.WaitGroup
-		for _, m := range g.models {
-			for _, f := range flows(m) {
-				wg.Go(func() {
-					if err := f.Shutdown(ctx); err != nil && ctx.Err() == nil {
-						g.log.Warn("closing a connector", "model", m.model(), "error", err)
-					}
-				})
-			}
-		}
-		wg.Wait()
+	var wg sync.WaitGroup
+	if g.cluster != nil {
+		g.cluster.halt() // from here on the models are those that they are
+		<-g.cluster.halted
+		wg.Go(func() { g.cluster.drained(ctx) })
+	}
+	for _, m := range g.models() {
+		wg.Go(func() { m.drain(ctx, g.log) })
+	}
+	wg.Wait()
+}
+
+func (m *model) drain(ctx context.Context, log *slog.Logger) {
+	if err := m.flows.Shutdown(ctx); err != nil && ctx.Err() == nil {
+		log.Warn("closing a connector", "model", m.Model(), "error", err)
 	}
 }
 
 func (g *gateway) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	for _, t := range g.transports {
 		_ = t.Close() // never fails
 	}
@@ -239,17 +225,18 @@ func (g *gateway) close() {
 
 // find returns the model that serves a request, by the mux's rules.
 func (g *gateway) find(name string) *model {
+	models := g.models()
 	var wildcard *model
-	for _, m := range g.models {
-		switch m.model() {
+	for _, m := range models {
+		switch m.Model() {
 		case name:
 			return m
 		case "*":
 			wildcard = m
 		}
 	}
-	if name == "" && len(g.models) == 1 {
-		return g.models[0]
+	if name == "" && len(models) == 1 {
+		return models[0]
 	}
 	return wildcard
 }

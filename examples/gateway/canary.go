@@ -15,7 +15,7 @@ func (g *gateway) canary(m *model) (*reuse.Canary, error) {
 	if g.cfg.canary <= 0 {
 		return nil, nil
 	}
-	log := g.log.With("model", m.model())
+	log := g.log.With("model", m.Model())
 	o := reuse.CanaryOptions{
 		Every: g.cfg.canary,
 		Targets: func(ctx context.Context) (reuse.Target, error) {
@@ -49,7 +49,7 @@ var errNoPair = errors.New("no pair of engines is ready")
 
 // reuseTarget is the model's main flow and the engines that are ready now.
 func (m *model) reuseTarget() (reuse.Target, error) {
-	t := reuse.Target{Ask: reuse.Flow(m.first[0], nil), Connector: m.first[0].Connector(), Model: m.model()}
+	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, nil), Connector: m.flows.Main.Connector(), Model: m.Model()}
 	if t.Model == "*" {
 		t.Model = ""
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/file"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
 // printCheck writes what a configuration means, defaults included. No setting of a connector's own is shown: passwords
@@ -34,10 +35,13 @@ func printCheck(w io.Writer, cfg *config) error {
 	if g.Passthrough != "" {
 		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")
 	}
+	if c := g.ModelServers; c != nil {
+		fmt.Fprintf(b, "ModelServers  those of namespace %s, too\n", orWord(c.Namespace, "default"))
+	}
 	for _, m := range cfg.models {
 		printModel(b, cfg, m)
 	}
-	for _, kind := range []noteKind{warning, withoutEffect, notThereYet} {
+	for _, kind := range []noteKind{warning, withoutEffect} {
 		for _, n := range cfg.notes {
 			if n.kind == kind {
 				fmt.Fprintln(b, n.String())
@@ -48,21 +52,16 @@ func printCheck(w io.Writer, cfg *config) error {
 }
 
 // String returns the note as -check and the log show it.
-func (n note) String() string {
-	if n.kind == notThereYet {
-		return fmt.Sprintf("%s: %s (%s:%d: %s)", n.kind, n.Problem, n.file, n.line, n.Path)
-	}
-	return fmt.Sprintf("%s: %s", n.kind, n.fault)
-}
+func (n note) String() string { return fmt.Sprintf("%s: %s", n.kind, n.fault) }
 
 func printModel(w io.Writer, cfg *config, m *modelServer) {
 	fmt.Fprintf(w, "\n%s\n", m.label())
-	printConnector(w, "connector", m.main)
-	if m.rollout != nil {
-		printConnector(w, fmt.Sprintf("rollout %d%%", *m.spec.Rollout.Weight), *m.rollout)
+	printConnector(w, "connector", m.Main)
+	if m.Rollout != nil {
+		printConnector(w, fmt.Sprintf("rollout %d%%", *m.Spec.Rollout.Weight), m.Rollout)
 	}
-	if m.doc.has("spec.encoder") {
-		row(w, "encoder", m.spec.Encoder.Type)
+	if m.Has("spec.encoder") {
+		row(w, "encoder", m.Spec.Encoder.Type)
 	}
 	kind := m.discoveryKinds()[0]
 	endpoints := m.endpoints
@@ -72,18 +71,18 @@ func printModel(w io.Writer, cfg *config, m *modelServer) {
 	case "file":
 		var err error
 		if endpoints, err = file.Load(m.endpointsFile(cfg.file)); err != nil {
-			row(w, "discovery", "file "+m.spec.Discovery.File.Path+", of no use as it is: "+err.Error())
+			row(w, "discovery", "file "+m.discovery.File.Path+", of no use as it is: "+err.Error())
 			return
 		}
-		row(w, "discovery", "file "+m.spec.Discovery.File.Path+", "+count(len(endpoints), "endpoint")+" now")
+		row(w, "discovery", "file "+m.discovery.File.Path+", "+count(len(endpoints), "endpoint")+" now")
 	case "dns":
-		row(w, "discovery", "dns, "+m.spec.Discovery.DNS.describe())
+		row(w, "discovery", "dns, "+m.discovery.DNS.describe())
 		return
 	case "registration":
-		row(w, "discovery", "registration, "+m.spec.Discovery.Registration.describe())
+		row(w, "discovery", "registration, "+m.discovery.Registration.describe())
 		return
 	default:
-		row(w, "discovery", kind)
+		row(w, "discovery", "kubernetes, "+m.describePods())
 		return
 	}
 	secure := false
@@ -97,17 +96,13 @@ func printModel(w io.Writer, cfg *config, m *modelServer) {
 }
 
 // printConnector writes a connector and those it falls back to.
-func printConnector(w io.Writer, title string, o opened) {
-	if o.connector == nil {
-		row(w, title, o.name+", not there yet")
-	} else {
-		row(w, title, o.name+", "+o.connector.Order().String())
-	}
-	if names := settings(o.spec.Config); len(names) > 0 {
+func printConnector(w io.Writer, title string, o *modelserver.Connector) {
+	row(w, title, o.Name+", "+o.KVConnector.Order().String())
+	if names := settings(o.Spec.Config); len(names) > 0 {
 		row(w, "  config", strings.Join(names, ", "))
 	}
-	lease := leaseOf(o.connector)
-	limits, _ := o.limits()
+	lease := o.Lease()
+	limits, _ := o.Limits()
 	handoff := span(limits.Handoff, "no limit")
 	if lease > 0 {
 		handoff += " of a lease of " + lease.String()
@@ -115,14 +110,14 @@ func printConnector(w io.Writer, title string, o opened) {
 	row(w, "  timeouts", fmt.Sprintf("connect %s, prefill %s, handoff %s, decode %s, idle %s, cleanup %s, healthCheck %s",
 		span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
 		span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
-	a := o.attempts()
+	a := o.Attempts()
 	if a.Max == 1 {
 		row(w, "  retry", "1 attempt")
 	} else {
 		row(w, "  retry", fmt.Sprintf("%d attempts, pauses from %s to %s", a.Max, a.BackoffBase, a.BackoffMax))
 	}
 	var limitsOfStores []string
-	r := o.spec.Resources
+	r := o.Spec.Resources
 	for _, q := range []struct {
 		name string
 		q    connector.Quantity
@@ -134,10 +129,10 @@ func printConnector(w io.Writer, title string, o opened) {
 	if len(limitsOfStores) > 0 {
 		row(w, "  resources", strings.Join(limitsOfStores, ", ")+": rendered for the engines")
 	}
-	row(w, "  unsupported", orWord(o.spec.Unsupported, connector.UnsupportedAggregate))
-	row(w, "  fallback", orWord(o.spec.Fallback, connector.FallbackError))
-	if o.fallback != nil {
-		printConnector(w, "falls back to", *o.fallback)
+	row(w, "  unsupported", orWord(o.Spec.Unsupported, connector.UnsupportedAggregate))
+	row(w, "  fallback", orWord(o.Spec.Fallback, connector.FallbackError))
+	if o.Fallback != nil {
+		printConnector(w, "falls back to", o.Fallback)
 	}
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net"
@@ -10,62 +11,21 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/dns"
 )
 
-// checkModel checks the values of a ModelServer, opens its connectors and makes its endpoints.
-func (l *loader) checkModel(m *modelServer) {
-	if len(m.spec.TrafficPolicy) > 0 {
-		l.note(withoutEffect, m.doc, "spec.trafficPolicy", "retries and timeouts are those of kvConnector", "")
-	}
-	l.add(m.doc, checkPort("spec.workloadPort.port", m.spec.WorkloadPort.Port)...)
-	l.checkDiscovery(m)
-	m.main = l.open(m, "spec.kvConnector", m.spec.KVConnector)
-	if m.doc.has("spec.rollout") {
-		l.checkRollout(m)
-	}
-	if m.doc.has("spec.encoder") {
-		l.checkEncoder(m)
-	}
-}
-
-func (l *loader) checkRollout(m *modelServer) {
-	const at = "spec.rollout"
-	r := m.spec.Rollout
-	switch {
-	case r.Weight == nil:
-		l.add(m.doc, &connector.FieldError{Path: at + ".weight", Problem: missing, Remedy: "write the share of requests in percent, 0 to 100"})
-	case *r.Weight < 0 || *r.Weight > 100:
-		l.add(m.doc, &connector.FieldError{Path: at + ".weight", Problem: "is not a percentage", Remedy: "write 0 to 100"})
-	}
-	if !m.doc.has(at + ".kvConnector") {
-		l.add(m.doc, &connector.FieldError{Path: at + ".kvConnector", Problem: missing, Remedy: "write the connector to roll out: {type: NAME}"})
-		return
-	}
-	o := l.open(m, at+".kvConnector", r.KVConnector)
-	m.rollout = &o
-}
-
-func (l *loader) checkEncoder(m *modelServer) {
-	e := m.spec.Encoder
-	switch {
-	case e.Type == "":
-		l.add(m.doc, &connector.FieldError{Path: "spec.encoder.type", Problem: missing, Remedy: "write example or nixl"})
-	case !slices.Contains(epd.Types(), e.Type):
-		l.add(m.doc, &connector.FieldError{Path: "spec.encoder.type", Problem: "is not a known encoder", Remedy: nearestOf(e.Type, epd.Types())})
-	}
-	encodes := func(e discovery.Endpoint) bool { return e.Role.Has(discovery.RoleEncode) }
-	if len(m.endpoints) > 0 && !slices.ContainsFunc(m.endpoints, encodes) {
-		l.note(warning, m.doc, "spec.encoder", "has no endpoint of role encode", "add one under discovery.static.endpoints, or remove encoder")
-	}
-}
-
 // checkDiscovery finds the one way that a ModelServer's engines are found.
 func (l *loader) checkDiscovery(m *modelServer) {
 	const at = "spec.discovery"
+	if raw := gjson.GetBytes(m.doc.json, at); raw.Exists() {
+		for _, fe := range connector.FieldErrors(connector.DecodeConfig(json.RawMessage(raw.Raw), &m.discovery)) {
+			l.add(m.doc, fe.In(at))
+		}
+	}
 	kinds := m.discoveryKinds()
 	if len(kinds) != 1 {
 		problem := "has no member"
@@ -78,15 +38,12 @@ func (l *loader) checkDiscovery(m *modelServer) {
 		if kind != "kubernetes" && m.doc.has("spec.workloadSelector") {
 			l.note(withoutEffect, m.doc, "spec.workloadSelector", "it chooses pods, and discovery is "+kind, "")
 		}
-		if !slices.Contains(builtKinds, kind) {
-			l.note(notThereYet, m.doc, at, "discovery "+kind, "")
-		}
 		l.checkKind(m, kind, at+"."+kind)
 	}
 }
 
 func (l *loader) checkKind(m *modelServer, kind, at string) {
-	d := m.spec.Discovery
+	d := m.discovery
 	switch kind {
 	case "static":
 		l.checkStatic(m, d.Static.Endpoints)
@@ -121,7 +78,7 @@ func (m *modelServer) discoveryKinds() []string {
 }
 
 func (l *loader) checkDNS(m *modelServer, at string) {
-	d := m.spec.Discovery.DNS
+	d := m.discovery.DNS
 	if d.Prefill == "" && d.Decode == "" {
 		l.add(m.doc, &connector.FieldError{Path: at, Problem: "has no name to look up", Remedy: "write prefill and decode"})
 	}
@@ -144,7 +101,7 @@ func (l *loader) checkDNS(m *modelServer, at string) {
 }
 
 func (l *loader) checkRegistration(m *modelServer, at string) {
-	r := m.spec.Discovery.Registration
+	r := m.discovery.Registration
 	if r.Listen == "" && r.HTTP == "" {
 		l.add(m.doc, &connector.FieldError{Path: at, Problem: "has no address", Remedy: "write listen (ZeroMQ), http, or both"})
 	}

@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -32,26 +35,15 @@ type noteKind string
 const (
 	warning       noteKind = "warning"
 	withoutEffect noteKind = "without effect"
-	notThereYet   noteKind = "not there yet"
 )
 
-// notThere reports whether the configuration needs something that is not built yet.
-func (c *config) notThere() bool {
-	for _, n := range c.notes {
-		if n.kind == notThereYet {
-			return true
-		}
-	}
-	return false
-}
-
-// object is what documents of every kind share. Metadata and status are Kubernetes' own and free in form.
-type object[S any] struct {
+// gatewayObject is a whole document of kind Gateway.
+type gatewayObject struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
-	Metadata   json.RawMessage `json:"metadata"`
+	Metadata   json.RawMessage `json:"metadata"` // free in form
 	Status     json.RawMessage `json:"status"`
-	Spec       S               `json:"spec"`
+	Spec       gatewaySpec     `json:"spec"`
 }
 
 // gatewaySpec is the program's own part: kind Gateway.
@@ -61,6 +53,15 @@ type gatewaySpec struct {
 	MaxBodyBytes int64              `json:"maxBodyBytes"`
 	DrainTimeout connector.Duration `json:"drainTimeout"`
 	Passthrough  string             `json:"passthrough"` // "" or decode
+
+	// ModelServers has the ModelServer objects of a cluster served, besides those of the file.
+	ModelServers *clusterSpec `json:"modelServers"`
+}
+
+// clusterSpec is where ModelServer objects are watched.
+type clusterSpec struct {
+	Kubeconfig string `json:"kubeconfig"` // "": the cluster that the gateway itself runs in
+	Namespace  string `json:"namespace"`  // "" is default
 }
 
 // defaultGateway is what holds where a Gateway, or a member of it, is left out.
@@ -75,60 +76,11 @@ func defaultGateway() gatewaySpec {
 
 // modelServer is one model with its engines: kind ModelServer.
 type modelServer struct {
+	*modelserver.ModelServer
 	doc       *document
-	name      string // NAMESPACE/NAME, "" without a name
-	spec      modelServerSpec
+	discovery discoverySpec
 	endpoints []discovery.Endpoint // static ones
-	main      opened
-	rollout   *opened
-}
-
-// opened is a connector that the configuration names. connector is nil where it is not built yet.
-type opened struct {
-	spec      connector.Spec
-	name      string
-	connector connector.KVConnector
-	fallback  *opened
-}
-
-// modelServerSpec is the spec of a ModelServer object, as Kubernetes has it, with the members that only this gateway reads.
-// Whether a part was given at all is asked of its document: a part with a fault inside was given too.
-type modelServerSpec struct {
-	Model            string           `json:"model"` // "" and "*" serve all names
-	InferenceEngine  string           `json:"inferenceEngine"`
-	WorkloadSelector workloadSelector `json:"workloadSelector"`
-	WorkloadPort     workloadPort     `json:"workloadPort"`
-	TrafficPolicy    json.RawMessage  `json:"trafficPolicy"`
-	KVConnector      connector.Spec   `json:"kvConnector"`
-	Encoder          encoderSpec      `json:"encoder"`
-	Rollout          rolloutSpec      `json:"rollout"`
-	Discovery        discoverySpec    `json:"discovery"`
-}
-
-type workloadSelector struct {
-	MatchLabels map[string]string `json:"matchLabels"`
-	PDGroup     pdGroup           `json:"pdGroup"`
-}
-
-type pdGroup struct {
-	GroupKey      string            `json:"groupKey"`
-	PrefillLabels map[string]string `json:"prefillLabels"`
-	DecodeLabels  map[string]string `json:"decodeLabels"`
-}
-
-type workloadPort struct {
-	Port     int    `json:"port"`
-	Protocol string `json:"protocol"`
-}
-
-type encoderSpec struct {
-	Type   string          `json:"type"`
-	Config json.RawMessage `json:"config"`
-}
-
-type rolloutSpec struct {
-	Weight      *int           `json:"weight"` // percent
-	KVConnector connector.Spec `json:"kvConnector"`
+	owner     *rest.Config         // of the cluster whose object it is; nil if it stands in the file
 }
 
 // discoverySpec has exactly one member.

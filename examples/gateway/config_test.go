@@ -102,7 +102,7 @@ func TestYAMLIsReadAsPeopleWriteIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := mustParse(t, modelYAML(strings.TrimPrefix(spec, "\n")))
-			limits, _ := cfg.models[0].main.limits()
+			limits, _ := cfg.models[0].Main.Limits()
 			assert.Equal(t, "30s 5s", limits.Prefill.String()+" "+limits.Decode.String())
 		})
 	}
@@ -134,7 +134,7 @@ spec:
 	assert.Equal(t, "https://p.example/base", p.URL.String())
 	assert.Equal(t, []any{discovery.RolePrefill, "a", "z1", "8998"}, []any{p.Role, p.Group, p.Zone, p.Attribute("bootstrapPort")})
 	assert.Equal(t, []any{discovery.RoleBoth, "[::1]:8200"}, []any{d.Role, d.ID})
-	assert.Equal(t, "*", m.model(), "a model left out serves all names")
+	assert.Equal(t, "*", m.Model(), "a model left out serves all names")
 }
 
 func TestTypesAreNamesOrClassNames(t *testing.T) {
@@ -142,20 +142,20 @@ func TestTypesAreNamesOrClassNames(t *testing.T) {
 		"": "http", "http": "http", "nixl": "nixl", "NixlConnector": "nixl", "mooncake": "mooncake", "MooncakeConnector": "mooncake",
 		"LMCacheConnectorV1": "lmcache", "SharedStorageConnector": "sharedstorage", "sglang": "sglang",
 	} {
-		assert.Equal(t, want, mustParse(t, modelYAML(fmt.Sprintf("  kvConnector: {type: %q}\n", typ))).models[0].main.name, typ)
+		assert.Equal(t, want, mustParse(t, modelYAML(fmt.Sprintf("  kvConnector: {type: %q}\n", typ))).models[0].Main.Name, typ)
 	}
 	for _, key := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl"} {
 		spec := "  kvConnector: {type: LMCacheConnectorV1, config: {" + key + ": true}}\n"
 		endpoints := strings.Replace(modelYAML(spec), "role: decode", `role: decode, attributes: {receiverInitPorts: "8300", receiverAllocPorts: "8400"}`, 1)
-		assert.Equal(t, "lmcache-pd", mustParse(t, endpoints).models[0].main.name, key)
+		assert.Equal(t, "lmcache-pd", mustParse(t, endpoints).models[0].Main.Name, key)
 	}
 }
 
 func TestOlderDefaultsOfTheHTTPConnector(t *testing.T) {
 	read := func(spec string) (string, int) {
 		m := mustParse(t, modelYAML(spec)).models[0]
-		limits, _ := m.main.limits()
-		return limits.Prefill.String(), m.main.attempts().Max
+		limits, _ := m.Main.Limits()
+		return limits.Prefill.String(), m.Main.Attempts().Max
 	}
 	prefill, attempts := read("  kvConnector: {type: http, config: {requestTimeout: 7s, maxRetries: 3}}\n")
 	assert.Equal(t, []any{"7s", 4}, []any{prefill, attempts})

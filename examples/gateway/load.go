@@ -10,18 +10,14 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a file may name
+	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
 const (
-	kindGateway     = "Gateway"
-	kindModelServer = "ModelServer"
+	kindGateway    = "Gateway"
+	gatewayVersion = "pdkit.dev/v1alpha1"
 )
-
-// apiVersions are what each kind is read as.
-var apiVersions = map[string][]string{
-	kindGateway:     {"pdkit.dev/v1alpha1"},
-	kindModelServer: {"networking.matrixinfer.ai/v1alpha1", "networking.serving.volcano.sh/v1alpha1"},
-}
 
 // load reads and checks a configuration file. The error is of type faults, and says all that is wrong.
 func load(file string) (*config, error) {
@@ -41,7 +37,7 @@ func parse(file string, data []byte) (*config, error) {
 	}
 	l.checkUnique()
 	l.checkListeners()
-	if len(l.cfg.models) == 0 && len(l.faults) == 0 {
+	if len(l.cfg.models) == 0 && l.cfg.gateway.ModelServers == nil && len(l.faults) == 0 {
 		l.faults = append(l.faults, fault{file, 1, &connector.FieldError{Path: "file", Problem: "has no ModelServer", Remedy: "write one for each model that is to be served"}})
 	}
 	if len(l.faults) > 0 {
@@ -78,31 +74,42 @@ func (l *loader) document(d *document) {
 			return
 		}
 		l.gateway = d
-		o := object[gatewaySpec]{Spec: defaultGateway()}
+		o := gatewayObject{Spec: defaultGateway()}
 		l.add(d, connector.FieldErrors(connector.DecodeConfig(d.json, &o))...)
 		l.checkGateway(d, o.Spec)
 		l.cfg.gateway = o.Spec
 		return
 	}
-	var o object[modelServerSpec]
-	l.add(d, connector.FieldErrors(connector.DecodeConfig(d.json, &o))...)
-	m := &modelServer{doc: d, spec: o.Spec, name: l.name(d, o.Metadata)}
-	if d.has("spec") {
-		l.checkModel(m)
-	} else {
-		l.add(d, &connector.FieldError{Path: "spec", Problem: missing, Remedy: "write spec: {model: NAME, kvConnector: {type: NAME}}"})
-	}
-	l.cfg.models = append(l.cfg.models, m)
+	l.cfg.models = append(l.cfg.models, l.modelServer(d))
 }
 
-// kind reads a document's kind and checks its apiVersion.
+// modelServer reads a ModelServer, which the library does but for how engines are found.
+func (l *loader) modelServer(d *document) *modelServer {
+	m := &modelServer{doc: d}
+	if d.has("spec") {
+		l.checkDiscovery(m)
+	}
+	var err error
+	m.ModelServer, err = modelserver.Read(d.json, modelserver.WithEndpoints(staticPath, m.endpoints...))
+	l.add(d, connector.FieldErrors(err)...)
+	for _, n := range m.Notes {
+		kind := warning
+		if n.NoEffect {
+			kind = withoutEffect
+		}
+		l.note(kind, d, n.Path, n.Problem, n.Remedy)
+	}
+	return m
+}
+
+// kind reads a document's kind and checks a Gateway's apiVersion.
 func (l *loader) kind(d *document) (string, bool) {
 	var head struct{ APIVersion, Kind json.RawMessage }
 	if json.Unmarshal(d.json, &head) != nil {
 		return "", false
 	}
 	var kind, version string
-	kinds := []string{kindGateway, kindModelServer}
+	kinds := []string{kindGateway, modelserver.Kind}
 	switch {
 	case head.Kind == nil:
 		l.add(d, &connector.FieldError{Path: "kind", Problem: missing, Remedy: "write kind: Gateway or kind: ModelServer"})
@@ -111,72 +118,50 @@ func (l *loader) kind(d *document) (string, bool) {
 		l.add(d, &connector.FieldError{Path: "kind", Problem: "is not a known kind", Remedy: nearestOf(kind, kinds)})
 		return "", false
 	}
-	known := apiVersions[kind]
+	if kind == modelserver.Kind {
+		return kind, true // whose version the library checks
+	}
 	switch {
 	case head.APIVersion == nil:
-		l.add(d, &connector.FieldError{Path: "apiVersion", Problem: missing, Remedy: "write apiVersion: " + known[0]})
-	case json.Unmarshal(head.APIVersion, &version) != nil || !slices.Contains(known, version):
-		l.add(d, &connector.FieldError{Path: "apiVersion", Problem: "is not known for kind " + kind, Remedy: "write " + strings.Join(known, " or ")})
+		l.add(d, &connector.FieldError{Path: "apiVersion", Problem: missing, Remedy: "write apiVersion: " + gatewayVersion})
+	case json.Unmarshal(head.APIVersion, &version) != nil || version != gatewayVersion:
+		l.add(d, &connector.FieldError{Path: "apiVersion", Problem: "is not known for kind " + kind, Remedy: "write " + gatewayVersion})
 	}
 	return kind, true
-}
-
-// name returns NAMESPACE/NAME of a ModelServer.
-func (l *loader) name(d *document, metadata json.RawMessage) string {
-	if metadata == nil {
-		return ""
-	}
-	var m map[string]json.RawMessage
-	if json.Unmarshal(metadata, &m) != nil {
-		l.add(d, &connector.FieldError{Path: "metadata", Problem: "is not an object", Remedy: "write metadata: {name: NAME}"})
-		return ""
-	}
-	read := func(key, otherwise string) string {
-		s := otherwise
-		if raw := m[key]; raw != nil && json.Unmarshal(raw, &s) != nil {
-			l.add(d, &connector.FieldError{Path: "metadata." + key, Problem: "is not a string", Remedy: "put it in quotes"})
-		}
-		return s
-	}
-	namespace, name := read("namespace", "default"), read("name", "")
-	if name == "" {
-		return ""
-	}
-	return namespace + "/" + name
 }
 
 // checkUnique finds ModelServers that stand in each other's way.
 func (l *loader) checkUnique() {
 	names, models := map[string]int{}, map[string]int{}
 	for _, m := range l.cfg.models {
-		if first, taken := names[m.name]; taken && m.name != "" {
+		name := m.fullName()
+		if first, taken := names[name]; taken && name != "" {
 			l.add(m.doc, &connector.FieldError{Path: "metadata.name", Problem: fmt.Sprintf("is the name of another ModelServer too, on line %d", first), Remedy: "give each its own name or namespace"})
 		} else {
-			names[m.name] = m.doc.lineOf("metadata.name")
+			names[name] = m.doc.lineOf("metadata.name")
 		}
-		model := m.model()
-		if first, taken := models[model]; taken {
+		if first, taken := models[m.Model()]; taken {
 			l.add(m.doc, &connector.FieldError{Path: "spec.model", Problem: fmt.Sprintf("is served by another ModelServer too, on line %d", first), Remedy: "give each its own model; one share of a model's requests is a rollout"})
 		} else {
-			models[model] = m.doc.lineOf("spec.model")
+			models[m.Model()] = m.doc.lineOf("spec.model")
 		}
 	}
 }
 
-// model returns the model that requests name, "*" for all.
-func (m *modelServer) model() string {
-	if m.spec.Model == "" {
-		return "*"
+// fullName returns NAMESPACE/NAME, "" without a name.
+func (m *modelServer) fullName() string {
+	if m.Name == "" {
+		return ""
 	}
-	return m.spec.Model
+	return m.Namespace + "/" + m.Name
 }
 
 // label names the ModelServer to its operator.
 func (m *modelServer) label() string {
-	if m.name == "" {
-		return fmt.Sprintf("model %q", m.model())
+	if m.Name == "" {
+		return fmt.Sprintf("model %q", m.Model())
 	}
-	return fmt.Sprintf("model %q (%s)", m.model(), m.name)
+	return fmt.Sprintf("model %q (%s)", m.Model(), m.fullName())
 }
 
 func nearestOf(name string, known []string) string {

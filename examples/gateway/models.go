@@ -91,7 +91,7 @@ func (l *modelList) collect(auth, id string) []byte {
 	}
 	var targets []target
 	asked := map[string]bool{}
-	for _, m := range l.g.models {
+	for _, m := range l.g.models() {
 		for _, e := range m.set.Load().Endpoints {
 			if e.Phase == discovery.PhaseReady && e.Role.Has(discovery.RoleDecode) && !asked[e.URL.String()] {
 				asked[e.URL.String()] = true

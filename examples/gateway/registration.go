@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery/registration"
@@ -44,7 +45,7 @@ func (l *loader) checkListeners() {
 	}
 	for _, m := range l.cfg.models {
 		const at = "spec.discovery.registration"
-		r := m.spec.Discovery.Registration
+		r := m.discovery.Registration
 		for _, own := range []listener{{m.doc, at + ".listen", r.Listen}, {m.doc, at + ".http", r.HTTP}} {
 			for _, t := range taken {
 				if !clash(own.addr, t.addr) {
@@ -63,7 +64,7 @@ func (l *loader) checkListeners() {
 }
 
 // startRegistration opens the listeners at which a model's engines announce themselves, if there are any.
-func (g *gateway) startRegistration(ctx context.Context, m *model) error {
+func (m *model) startRegistration(ctx context.Context, log *slog.Logger) error {
 	s := m.announced
 	if s == nil {
 		return nil
@@ -78,15 +79,6 @@ func (g *gateway) startRegistration(ctx context.Context, m *model) error {
 	if addr := s.HTTPAddr(); addr != "" {
 		addresses = append(addresses, "http", addr)
 	}
-	g.log.Info("engines may announce themselves", append(addresses, "model", m.model())...)
+	log.Info("engines may announce themselves", append(addresses, "model", m.Model())...)
 	return nil
-}
-
-// closeRegistrations closes them, and waits for all that they have started.
-func (g *gateway) closeRegistrations() {
-	for _, m := range g.models {
-		if m.announced != nil {
-			_ = m.announced.Close() // never fails
-		}
-	}
 }

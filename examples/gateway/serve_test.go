@@ -277,11 +277,12 @@ func TestAnAddressInUseEndsWith1(t *testing.T) {
 	}
 }
 
-func TestAStartWithWhatIsNotThereYetEndsWith2(t *testing.T) {
+// GATEWAY.md: left out, kubeconfig is the cluster that the gateway runs in.
+func TestAStartOutsideOfAClusterSaysWhatIsMissing(t *testing.T) {
 	log := &logBuffer{}
-	code := run([]string{"-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, discovery: {kubernetes: {port: 8000}}}\n")}, log, log, nil)
-	assert.Equal(t, exitWrong, code)
-	assert.Contains(t, log.String(), "not there yet: discovery kubernetes (")
+	code := run([]string{"-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, workloadSelector: {matchLabels: {app: m}}}\n"), "-listen", "127.0.0.1:0", "-admin", ""}, log, log, nil)
+	assert.Equal(t, exitFailed, code)
+	assert.Contains(t, log.String(), "kubeconfig")
 }
 
 func TestARolloutTakesItsShare(t *testing.T) {

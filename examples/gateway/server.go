@@ -67,7 +67,7 @@ func serve(ctx context.Context, cfg *config, trace string, log *slog.Logger, sig
 	defer wait()
 	defer stop()
 	s.serve()
-	log.Info("serving", append(addresses, "models", len(g.models))...)
+	log.Info("serving", append(addresses, "models", len(g.models()))...)
 
 	select {
 	case sig := <-signals:

@@ -3,38 +3,78 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
+	"strconv"
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/dns"
 	"github.com/pdkit/pdkit/discovery/file"
+	"github.com/pdkit/pdkit/discovery/kubernetes"
 	"github.com/pdkit/pdkit/discovery/static"
 )
 
-// builtKinds are the ways of discovery that source makes.
-var builtKinds = []string{"static", "file", "dns", "registration"}
-
-// source makes what finds the model's engines. It reads, asks and opens nothing yet.
-func (m *modelServer) source(configFile string) (discovery.Source, error) {
+// source makes what finds the model's engines. It reads, asks and opens nothing yet, but for a kubeconfig. onError is told of trouble that
+// does not end a source.
+func (m *modelServer) source(configFile string, onError func(error)) (discovery.Source, error) {
 	switch kind := m.discoveryKinds()[0]; kind {
 	case "static":
 		return static.New(m.endpoints...)
 	case "file":
 		return file.New(m.endpointsFile(configFile), nil)
 	case "dns":
-		d := m.spec.Discovery.DNS
+		d := m.discovery.DNS
 		return dns.New(&dns.Options{Prefill: d.Prefill, Decode: d.Decode, Encode: d.Encode, Port: d.Port, Resolver: d.Resolver})
 	case "registration":
-		return m.spec.Discovery.Registration.source()
+		return m.discovery.Registration.source()
 	default:
-		return nil, fmt.Errorf("discovery %s is not there yet", kind)
+		return m.cluster(onError)
 	}
+}
+
+// cluster makes the source of a model whose engines are pods.
+func (m *modelServer) cluster(onError func(error)) (discovery.Source, error) {
+	k, sel := m.discovery.Kubernetes, m.Spec.WorkloadSelector
+	o := &kubernetes.Options{Config: m.owner, Namespace: cmp.Or(k.Namespace, m.Namespace), OnError: onError,
+		Selector: kubernetes.Selector{MatchLabels: sel.MatchLabels},
+		Port:     strconv.Itoa(m.port())}
+	if g := sel.PDGroup; g != nil {
+		o.Selector.PDGroup = &kubernetes.PDGroup{GroupKey: g.GroupKey, PrefillLabels: g.PrefillLabels, DecodeLabels: g.DecodeLabels, EncodeLabels: g.EncodeLabels}
+	}
+	if k.Service != "" {
+		o.Services = []kubernetes.Service{{Name: k.Service}}
+		if !m.selects() {
+			o.Services[0].Role = discovery.RoleBoth
+		}
+	} else if !m.selects() {
+		return static.New() // -check has warned of it
+	}
+	if o.Config == nil {
+		var err error
+		if o.Config, err = kubernetes.Config(k.Kubeconfig); err != nil {
+			return nil, err
+		}
+	}
+	return kubernetes.New(o)
+}
+
+// selects reports whether workloadSelector chooses any pods.
+func (m *modelServer) selects() bool {
+	sel := m.Spec.WorkloadSelector
+	return len(sel.MatchLabels) > 0 || sel.PDGroup != nil
+}
+
+// port is where the engines that Kubernetes lists are asked.
+func (m *modelServer) port() int {
+	return cmp.Or(m.discovery.Kubernetes.Port, m.Spec.WorkloadPort.Port, 8000)
 }
 
 // endpointsFile is where the list of discovery.file lies: beside the configuration, unless its path is absolute.
 func (m *modelServer) endpointsFile(configFile string) string {
-	path := m.spec.Discovery.File.Path
+	path := m.discovery.File.Path
 	if filepath.IsAbs(path) {
 		return path
 	}
@@ -56,4 +96,17 @@ func (d dnsSpec) describe() string {
 		return text + ", from " + d.Resolver
 	}
 	return text + ", from the system's servers"
+}
+
+// describePods says which pods are asked for, and where.
+func (m *modelServer) describePods() string {
+	k := m.discovery.Kubernetes
+	text := fmt.Sprintf("pods of namespace %s", cmp.Or(k.Namespace, m.Namespace))
+	if k.Service != "" {
+		text = fmt.Sprintf("EndpointSlices of service %s/%s", cmp.Or(k.Namespace, m.Namespace), k.Service)
+	}
+	for _, key := range slices.Sorted(maps.Keys(m.Spec.WorkloadSelector.MatchLabels)) {
+		text += fmt.Sprintf(", %s=%s", key, m.Spec.WorkloadSelector.MatchLabels[key])
+	}
+	return fmt.Sprintf("%s, port %d", text, m.port())
 }

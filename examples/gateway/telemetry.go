@@ -70,7 +70,7 @@ func (t *telemetry) options() []pdflow.Option {
 }
 
 // observeEndpoints counts the engines of each model by role and phase.
-func (t *telemetry) observeEndpoints(models []*model) error {
+func (t *telemetry) observeEndpoints(models func() []*model) error {
 	if t.meters == nil {
 		return nil
 	}
@@ -78,13 +78,13 @@ func (t *telemetry) observeEndpoints(models []*model) error {
 		metric.WithUnit("{endpoint}"), metric.WithDescription("Engines known, by role and phase"),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			type kind struct{ role, phase string }
-			for _, m := range models {
+			for _, m := range models() {
 				n := map[kind]int64{}
 				for _, e := range m.set.Load().Endpoints {
 					n[kind{e.Role.String(), e.Phase.String()}]++
 				}
 				for k, count := range n {
-					o.Observe(count, metric.WithAttributes(attribute.String("pd.model", m.model()),
+					o.Observe(count, metric.WithAttributes(attribute.String("pd.model", m.Model()),
 						attribute.String("pd.role", k.role), attribute.String("pd.phase", k.phase)))
 				}
 			}

@@ -52,7 +52,7 @@ const missing = "is missing"
 // all of them are told at once, as [connector.FieldErrors] of the error, with paths from the object's root. No value of a setting is
 // in them. With faults the ModelServer holds what could be read, and has no flows.
 func Read(raw []byte, opts ...Option) (*ModelServer, error) {
-	m := &ModelServer{object: raw}
+	m := &ModelServer{object: raw, Namespace: "default"}
 	for _, o := range opts {
 		o(m)
 	}
@@ -132,7 +132,7 @@ func (m *ModelServer) head(o *object) {
 		}
 		return s
 	}
-	m.Namespace, m.Name = read("namespace", "default"), read("name", "")
+	m.Namespace, m.Name = read("namespace", m.Namespace), read("name", "")
 }
 
 func (m *ModelServer) readRollout() {

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/pdkit/pdkit/discovery/kubernetes"
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
+)
+
+func TestMain(m *testing.M) { kubetest.Main(m) }
+
+const manifests = "../../discovery/kubernetes/manifests/"
+
+// namespace is one of a real API server, with the CRDs and the rights that the project ships.
+type namespace struct {
+	*kubetest.Cluster
+	t          *testing.T
+	name       string
+	kubeconfig string // of the gateway's own account, which may do nothing but what the manifest allows
+}
+
+func newNamespace(t *testing.T) *namespace {
+	t.Helper()
+	c := kubetest.Shared(t)
+	n := &namespace{Cluster: c, t: t, name: c.Namespace(t)}
+	crds, err := filepath.Glob(manifests + "crd-*.yaml")
+	require.NoError(t, err)
+	require.Len(t, crds, 2)
+	for _, file := range append(crds, manifests+"rbac.yaml") {
+		manifest, err := os.ReadFile(file)
+		require.NoError(t, err)
+		c.Apply(t, c.Admin(), manifest, n.name)
+	}
+	n.kubeconfig = c.Kubeconfig(t, c.Token(t, n.name, "pdkit-gateway"))
+	return n
+}
+
+// serve starts a gateway of the namespace's ModelServers.
+func (n *namespace) serve() *program {
+	n.t.Helper()
+	return start(n.t, gatewayYAML(fmt.Sprintf(", modelServers: {kubeconfig: %q, namespace: %s}", n.kubeconfig, n.name)))
+}
+
+func (n *namespace) objects() dynamic.ResourceInterface {
+	client, err := dynamic.NewForConfig(n.Admin())
+	require.NoError(n.t, err)
+	return client.Resource(schema.GroupVersionResource{Group: "networking.matrixinfer.ai", Version: "v1alpha1", Resource: "modelservers"}).Namespace(n.name)
+}
+
+func (n *namespace) apply(yaml string) {
+	n.t.Helper()
+	n.Apply(n.t, n.Admin(), []byte(yaml), n.name)
+}
+
+func (n *namespace) modelServer(name, spec string) {
+	n.t.Helper()
+	n.apply("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: " + name + "}\nspec: " + spec + "\n")
+}
+
+func (n *namespace) remove(name string) {
+	n.t.Helper()
+	require.NoError(n.t, n.objects().Delete(n.t.Context(), name, metav1.DeleteOptions{}))
+}
+
+// addresses are given to pods: those of loopback may be a pod's, and each has the port 8000 of its own.
+var addresses atomic.Int64
+
+func podIP() string {
+	i := addresses.Add(1)
+	return fmt.Sprintf("127.9.%d.%d", i/250, i%250+1)
+}
+
+// pod announces an engine as a ready pod.
+func (n *namespace) pod(name, ip string, labels, annotations map[string]string) {
+	n.t.Helper()
+	n.Pod(n.t, n.name, name, labels, annotations)
+	n.SetPod(n.t, n.name, name, ip, true)
+}
+
+// engines starts a pair of simulated engines for a protocol, at port 8000 of addresses of their own, as pods of a group. Settings are as in
+// the protocol's own case.
+func (n *namespace) engines(conn, model, name string, labels map[string]string) (p, d *enginesim.Engine) {
+	n.t.Helper()
+	c := protocol{connector: conn, prefill: enginesim.Config{Connector: "none"}, decode: enginesim.Config{Connector: "none"}}
+	for _, known := range protocols {
+		if known.connector == conn && known.name == "" {
+			c = known
+			break
+		}
+	}
+	if c.prepare != nil {
+		c.prepare(n.t, &c)
+	}
+	ips := [2]string{podIP(), podIP()}
+	for i, side := range []*enginesim.Config{&c.prefill, &c.decode} {
+		side.Model, side.Listen = model, net.JoinHostPort(ips[i], "8000")
+		if side.Connector == "" {
+			side.Connector = conn
+		}
+	}
+	p, d, err := enginesim.Pair(c.prefill, c.decode)
+	require.NoError(n.t, err)
+	n.t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	var of [2]attributes
+	if c.attributes != nil {
+		of[0], of[1] = c.attributes(p, d)
+	}
+	for i, role := range []string{"prefill", "decode"} {
+		all := maps.Clone(labels)
+		all["role"], all["group"] = role, name
+		annotations := map[string]string{}
+		for k, v := range of[i] {
+			annotations["pdkit.dev/"+k] = v
+		}
+		n.pod(name+"-"+role, ips[i], all, annotations)
+	}
+	return p, d
+}
+
+func completionOf(model string) string {
+	return fmt.Sprintf(`{"model":%q,"prompt":"%s","max_tokens":4}`, model, strings.Repeat("Where does the crane stand? ", 10))
+}
+
+// becomes waits until a request for the model is answered so.
+func (n *namespace) becomes(g *program, model string, status int) {
+	n.t.Helper()
+	require.Eventually(n.t, func() bool {
+		got, _, _ := do(n.t, http.MethodPost, g.client+"/v1/completions", completionOf(model))
+		return got == status
+	}, 20*time.Second, 20*time.Millisecond, "%s", g.log)
+}
+
+// The ModelServers of the design documents, applied as they stand, are served over the pods that they choose.
+func TestTheDocumentsModelServersAreServedFromACluster(t *testing.T) {
+	files, err := filepath.Glob("testdata/documents/[12]-*.yaml")
+	require.NoError(t, err)
+	require.Len(t, files, 7)
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			n := newNamespace(t)
+			g := n.serve()
+			object, err := os.ReadFile(file)
+			require.NoError(t, err)
+			n.apply(string(object))
+			ms := n.only()
+			n.becomes(g, ms.Model(), http.StatusServiceUnavailable) // known, and nobody is there
+
+			_, d := n.engines(ms.Main.Name, ms.Model(), "group-a", ms.Spec.WorkloadSelector.MatchLabels)
+			n.becomes(g, ms.Model(), http.StatusOK)
+			status, h, body := do(t, http.MethodPost, g.client+"/v1/completions", strings.Replace(completionOf(ms.Model()), "Where", "When", 1))
+			assert.Equal(t, http.StatusOK, status, body)
+			assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
+			if ms.Main.Name != "http" {
+				assert.NotZero(t, d.Stats().ExternalKVTransfer, "decode has taken KV over")
+			}
+			status, _, body = do(t, http.MethodGet, g.admin+"/readyz", "")
+			assert.Equal(t, http.StatusOK, status, body)
+			assert.Contains(t, body, n.name+"/"+ms.Name)
+		})
+	}
+}
+
+// only reads the namespace's only object, as the API server has it.
+func (n *namespace) only() *modelserver.ModelServer {
+	n.t.Helper()
+	list, err := n.objects().List(n.t.Context(), metav1.ListOptions{})
+	require.NoError(n.t, err)
+	require.Len(n.t, list.Items, 1)
+	raw, err := json.Marshal(list.Items[0].Object)
+	require.NoError(n.t, err)
+	ms, err := modelserver.Read(raw)
+	require.NoError(n.t, err)
+	return ms
+}
+
+const selecting = `, workloadSelector: {matchLabels: {app: m}, pdGroup: {groupKey: group, prefillLabels: {role: prefill}, decodeLabels: {role: decode}}}`
+
+// A ModelServer comes, changes, changes wrongly, and goes, while requests run: none fails that one of its forms could have served.
+func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
+	n := newNamespace(t)
+	g := n.serve()
+	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
+	if status != http.StatusOK {
+		assert.Contains(t, body, "not known yet")
+	}
+	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
+	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
+	n.becomes(g, "m", http.StatusOK)
+
+	stop, failures, sent := n.keepAsking(g, "m")
+	for i := range 5 {
+		n.modelServer("m", fmt.Sprintf(`{model: m, kvConnector: {type: nixl, retry: {maxAttempts: %d}}%s}`, 3+i, selecting))
+		n.logged(g, fmt.Sprintf("ModelServer is served.*generation=%d", 2+i))
+	}
+	n.modelServer("m", `{model: m, kvConnector: {type: nixl, config: {leaseDuration: never}}`+selecting+`}`)
+	n.logged(g, "a ModelServer is not served as it is.*leaseDuration: is not a duration.*servedAsBefore=true")
+	_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+	assert.Contains(t, debug, `"rejected"`)
+	n.modelServer("m", `{model: m, kvConnector: {type: http}`+selecting+`}`)
+	n.logged(g, "ModelServer is served.*connector=http")
+	stop()
+	assert.Empty(t, failures(), "of %d requests; %s", sent(), g.log)
+	assert.Positive(t, sent())
+	_, _, debug = do(t, http.MethodGet, g.admin+"/debug/pd", "")
+	assert.NotContains(t, debug, `"rejected"`)
+
+	n.remove("m")
+	n.becomes(g, "m", http.StatusNotFound)
+	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
+	n.becomes(g, "m", http.StatusOK)
+}
+
+// logged waits for a line of the gateway's log.
+func (n *namespace) logged(g *program, pattern string) {
+	n.t.Helper()
+	wanted := regexp.MustCompile(pattern)
+	require.Eventually(n.t, func() bool {
+		for line := range strings.SplitSeq(g.log.String(), "\n") {
+			if wanted.MatchString(line) {
+				return true
+			}
+		}
+		return false
+	}, 20*time.Second, 5*time.Millisecond, "%s\n%s", pattern, g.log)
+}
+
+// keepAsking sends requests one after the other, on four lines, until stop.
+func (n *namespace) keepAsking(g *program, model string) (stop func(), failures func() []string, sent func() int64) {
+	ctx, cancel := context.WithCancel(n.t.Context())
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var failed []string
+	var count atomic.Int64
+	for range 4 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				status, _, body := do(n.t, http.MethodPost, g.client+"/v1/completions", completionOf(model))
+				count.Add(1)
+				if status != http.StatusOK {
+					mu.Lock()
+					failed = append(failed, fmt.Sprint(status, " ", body))
+					mu.Unlock()
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+	return func() { cancel(); wg.Wait() }, func() []string { mu.Lock(); defer mu.Unlock(); return failed }, count.Load
+}
+
+// Whoever may write ModelServers in a namespace leads the gateway nowhere else.
+func TestAnObjectLeadsNowhereElse(t *testing.T) {
+	n := newNamespace(t)
+	for name, discovery := range map[string]string{
+		"static": `{static: {endpoints: [{url: "http://127.0.0.1:1", role: both}]}}`, "file": `{file: {path: /etc/hostname}}`, "dns": `{dns: {decode: d.example, port: 1}}`,
+		"registration": `{registration: {http: "127.0.0.1:0"}}`, "another kubeconfig": `{kubernetes: {kubeconfig: /root/.kube/config}}`, "another namespace": `{kubernetes: {namespace: kube-system}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parseObject(objectOf(n.name, `{model: m, discovery: `+discovery+`}`), n.Admin())
+			require.ErrorContains(t, err, "spec.discovery.")
+		})
+	}
+	_, err := parseObject(objectOf(n.name, `{model: m, discovery: {kubernetes: {service: s, port: 8100}}}`), n.Admin())
+	require.NoError(t, err)
+}
+
+// Two objects for one model do not take it from each other: who serves it keeps it, and the other is told of.
+func TestAModelHasOneServer(t *testing.T) {
+	n := newNamespace(t)
+	g := n.serve()
+	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
+	n.modelServer("second", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
+	n.becomes(g, "m", http.StatusOK)
+	n.modelServer("first", `{model: m, kvConnector: {type: sglang}}`)
+	n.logged(g, "not served as it is.*name=.*first.*spec.model is served by.*second")
+	n.becomes(g, "m", http.StatusOK)
+	n.remove("second")
+	n.logged(g, "ModelServer is served.*name=.*first")
+	n.becomes(g, "m", http.StatusServiceUnavailable)
+}
+
+// A stream that runs when its ModelServer goes is served to its end.
+func TestAStreamOutlivesItsModelServer(t *testing.T) {
+	n := newNamespace(t)
+	g := n.serve()
+	ips := [2]string{podIP(), podIP()}
+	hold := make(chan struct{})
+	for i, role := range []string{"prefill", "decode"} {
+		e := listenEngine(t, net.JoinHostPort(ips[i], "8000"))
+		e.set(func(e *engine) { e.hold = hold })
+		n.pod(role, ips[i], map[string]string{"app": "m", "role": role, "group": "a"}, nil)
+	}
+	n.modelServer("m", `{model: m, kvConnector: {type: http}`+selecting+`}`)
+	n.becomes(g, "m", http.StatusOK)
+	resp, err := http.Post(g.client+"/v1/completions", "application/json", strings.NewReader(`{"model":"m","prompt":"x","stream":true}`))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	n.remove("m")
+	n.becomes(g, "m", http.StatusNotFound)
+	close(hold)
+	answer, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	assert.Contains(t, string(answer), "[DONE]")
+}
+
+// listenEngine is newEngine at an address.
+func listenEngine(t *testing.T, addr string) *engine {
+	t.Helper()
+	ln, err := net.Listen("tcp", addr)
+	require.NoError(t, err)
+	e := &engine{}
+	e.Server = httptest.NewUnstartedServer(e)
+	require.NoError(t, e.Listener.Close())
+	e.Listener = ln
+	e.Start()
+	t.Cleanup(e.Close)
+	return e
+}
+
+// objectOf is a ModelServer as the watch tells it.
+func objectOf(namespace, spec string) kubernetes.ModelServer {
+	object := `{apiVersion: networking.matrixinfer.ai/v1alpha1, kind: ModelServer, metadata: {name: m, namespace: ` + namespace + `}, spec: ` + spec + `}`
+	return kubernetes.ModelServer{Group: "networking.matrixinfer.ai", Namespace: namespace, Name: "m", Object: json.RawMessage(object)}
+}
