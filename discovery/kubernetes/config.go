@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Config returns how to reach a cluster: the one that this pod runs in, as its service account, for "", else the current context of the
+// kubeconfig file at that path. No other file and no other place is looked at. Errors do not name the file's folder, or what it says.
+func Config(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		config, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, errors.New("kubernetes: this is no pod of a cluster: want the path of a kubeconfig file")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("kubernetes: this pod's service account: %w", withoutPath(err))
+		}
+		return config, nil
+	}
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}
+	file, err := rules.Load() // paths in it start at its folder
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: the kubeconfig file cannot be read: %w", withoutPath(err))
+	}
+	if _, ok := file.Contexts[file.CurrentContext]; !ok {
+		return nil, errors.New("kubernetes: the kubeconfig file has no current context")
+	}
+	config, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, &clientcmd.ConfigOverrides{}, rules).ClientConfig()
+	if err != nil {
+		return nil, errors.New("kubernetes: the kubeconfig file's current context is not usable: want a cluster with a server, and a user")
+	}
+	return config, nil
+}
+
+// withoutPath keeps what the system said of a file. Anything else is about content, and content is nobody's business in a log.
+func withoutPath(err error) error {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		return pe.Err
+	}
+	return errors.New("not what was expected in it")
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// stock is what the tables held at one moment.
+type stock struct {
+	pods   rows[*pod]
+	slices rows[*slice]
+	nodes  rows[string]
+}
+
+// endpoints is the list that the stock makes, in the order of IDs. Faults are noted.
+func (m *maker) endpoints(s stock, f *faults) []discovery.Endpoint {
+	for _, r := range s.pods {
+		f.note("pod/"+r.name, r.value.fault)
+	}
+	for _, r := range s.slices {
+		f.note("service/"+r.value.service, r.value.fault)
+	}
+	if len(m.roles) > 0 {
+		return m.ofServices(s, f)
+	}
+	list := make([]discovery.Endpoint, 0, len(s.pods))
+	for _, r := range s.pods {
+		if r.value.listed {
+			list = appendEndpoints(list, zoned(r.value.endpoint, s.nodes))
+		}
+	}
+	return list
+}
+
+func zoned(e discovery.Endpoint, nodes rows[string]) discovery.Endpoint {
+	if e.Zone == "" && e.Node != "" {
+		e.Zone = nodes.get(e.Node)
+	}
+	return e
+}
+
+// ofServices merges all slices of all services.
+func (m *maker) ofServices(s stock, f *faults) []discovery.Endpoint {
+	total := 0
+	for _, r := range s.slices {
+		total += len(r.value.endpoints)
+	}
+	found := make(map[string]*sliceEndpoint, total) // all services
+	for _, service := range m.o.Services {
+		own := make(map[string]*sliceEndpoint, total)
+		for _, r := range s.slices {
+			if r.value.service != service.Name {
+				continue
+			}
+			for i := range r.value.endpoints {
+				e := &r.value.endpoints[i]
+				if was, seen := own[e.endpoint.ID]; !seen || e.betterThan(was) {
+					own[e.endpoint.ID] = e
+				}
+			}
+		}
+		for id, e := range own {
+			was, seen := found[id]
+			if !seen {
+				found[id] = e
+				continue
+			}
+			both, err := was.and(e)
+			if err != nil {
+				f.note("twice/"+id, quoted("pod", e.pod, err))
+			}
+			found[id] = both
+		}
+	}
+	list := make([]discovery.Endpoint, 0, len(found))
+	for _, e := range found {
+		if joined, ok := m.joined(e, s.pods); ok {
+			list = appendEndpoints(list, zoned(joined, s.nodes))
+		}
+	}
+	slices.SortFunc(list, func(a, b discovery.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
+// betterThan chooses between two slices of one service that know the same engine. A pod of two address families is one engine, by IPv4;
+// else the readier is right: a slice that the engine has been moved away from, or that of a pod of the same name before, is behind.
+func (e *sliceEndpoint) betterThan(was *sliceEndpoint) bool {
+	if e.uid == was.uid && e.family != was.family {
+		return e.family == discoveryv1.AddressTypeIPv4 || was.family != discoveryv1.AddressTypeIPv4 && e.family == discoveryv1.AddressTypeIPv6
+	}
+	return readiness(e.endpoint.Phase) > readiness(was.endpoint.Phase)
+}
+
+func readiness(p discovery.Phase) int {
+	switch p {
+	case discovery.PhaseReady:
+		return 2
+	case discovery.PhaseDraining:
+		return 1
+	default:
+		return 0
+	}
+}
+
+// and is an engine behind two services: it has both roles.
+func (e *sliceEndpoint) and(other *sliceEndpoint) (*sliceEndpoint, error) {
+	switch {
+	case e.uid != other.uid:
+		if other.betterThan(e) {
+			return other, nil
+		}
+		return e, nil
+	case *e.endpoint.URL != *other.endpoint.URL:
+		return e, errors.New("two services have different ports or addresses of it: the first one counts")
+	}
+	both := *e
+	both.endpoint.Role |= other.endpoint.Role
+	if readiness(other.endpoint.Phase) > readiness(e.endpoint.Phase) {
+		both.endpoint.Phase = other.endpoint.Phase
+	}
+	return &both, nil
+}
+
+// joined adds what the pod behind a slice's endpoint says, where that is wanted.
+func (m *maker) joined(e *sliceEndpoint, pods rows[*pod]) (discovery.Endpoint, bool) {
+	joined := e.endpoint
+	if joined.Role != 0 {
+		return joined, true
+	}
+	p := pods.get(e.pod)
+	if p == nil || !p.listed || e.uid != "" && p.uid != e.uid {
+		return joined, false // not chosen, or not known yet, or gone already
+	}
+	of := p.endpoint
+	of.URL, of.Phase = joined.URL, joined.Phase
+	if p.endpoint.Phase == discovery.PhaseDraining {
+		of.Phase = discovery.PhaseDraining // the slice will say so, too
+	}
+	of.Node, of.Zone = cmp.Or(joined.Node, of.Node), cmp.Or(joined.Zone, of.Zone)
+	return of, true
+}

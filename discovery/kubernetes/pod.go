@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+const zoneLabel = corev1.LabelTopologyZone
+
+// pod is what is kept of a pod.
+type pod struct {
+	uid      types.UID
+	listed   bool               // it is an engine, and has an address
+	endpoint discovery.Endpoint // where a service says who is there: without a URL
+	fault    string             // why it is not listed though it should be
+}
+
+func samePod(a, b *pod) bool {
+	return a.uid == b.uid && a.listed == b.listed && a.fault == b.fault && sameEndpoint(&a.endpoint, &b.endpoint)
+}
+
+// pod reads a pod.
+func (m *maker) pod(object any) (*pod, bool) {
+	p, ok := object.(*corev1.Pod)
+	if !ok {
+		return nil, false
+	}
+	v := &pod{uid: p.UID}
+	role := m.role(p.Labels)
+	if role == 0 || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || p.Status.PodIP == "" && !m.join {
+		return v, true
+	}
+	e := discovery.Endpoint{
+		ID: m.ids + p.Name, Role: role, Phase: podPhase(p), Group: m.group(p.Labels), Zone: p.Labels[zoneLabel], Node: p.Spec.NodeName,
+	}
+	err := m.annotate(&e, p.Annotations, variables{p.Status.PodIP, p.Name, p.Spec.NodeName})
+	if err == nil && !m.join {
+		err = m.address(&e, p)
+	}
+	if err != nil {
+		v.fault = quoted("pod", p.Name, err)
+		return v, true
+	}
+	v.listed, v.endpoint = true, e
+	return v, true
+}
+
+func (m *maker) address(e *discovery.Endpoint, p *corev1.Pod) error {
+	ip, err := netip.ParseAddr(p.Status.PodIP)
+	if err != nil || ip.Zone() != "" {
+		return errors.New("its address is none")
+	}
+	port, err := m.podPort(p)
+	if err != nil {
+		return err
+	}
+	e.URL = m.url(ip.String(), port)
+	return nil
+}
+
+// podPhase is what a pod that has not ended tells of itself.
+func podPhase(p *corev1.Pod) discovery.Phase {
+	if p.DeletionTimestamp != nil {
+		return discovery.PhaseDraining
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue && p.Status.Phase == corev1.PodRunning {
+			return discovery.PhaseReady
+		}
+	}
+	return discovery.PhaseNotReady
+}
+
+// podPort finds the engine's port. Sidecars count: a proxy before the engine is one, and may be an init container that goes on.
+func (m *maker) podPort(p *corev1.Pod) (int, error) {
+	if m.port != 0 {
+		return m.port, nil
+	}
+	name := m.portName
+	if name == "" {
+		name = defaultPortName
+	}
+	for _, c := range p.Spec.Containers {
+		if port := containerPort(c, name); port != 0 {
+			return port, nil
+		}
+	}
+	for _, c := range p.Spec.InitContainers {
+		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+			continue
+		}
+		if port := containerPort(c, name); port != 0 {
+			return port, nil
+		}
+	}
+	if m.portName == "" {
+		return defaultPort, nil
+	}
+	return 0, fmt.Errorf("no port of its containers is named %q", m.portName)
+}
+
+func containerPort(c corev1.Container, name string) int {
+	for _, p := range c.Ports {
+		if p.Name == name && tcp(p.Protocol) && p.ContainerPort >= 1 && p.ContainerPort <= 65535 {
+			return int(p.ContainerPort)
+		}
+	}
+	return 0
+}
+
+func tcp(p corev1.Protocol) bool { return p == "" || p == corev1.ProtocolTCP }

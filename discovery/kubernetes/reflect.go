@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"reflect"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// The pause before a failed call is repeated doubles from the first to the last, and is up to twice as long by chance. client-go's own
+// goes up to a minute, which is long for a list of engines.
+const (
+	firstPause = 400 * time.Millisecond
+	lastPause  = 4 * time.Second
+)
+
+// listLimit is for a server that never answers a list. It gives up itself after a minute.
+const listLimit = 90 * time.Second
+
+// clients are for one API server. The clientset of client-go would be compiled with every API group there is.
+type clients struct {
+	http         *http.Client
+	pods, slices *rest.RESTClient
+	nodes        metadata.Interface
+	codec        runtime.ParameterCodec
+}
+
+func newClients(config *rest.Config) (*clients, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	base := rest.CopyConfig(config)
+	base.Timeout = 0
+	base.UserAgent = cmp.Or(base.UserAgent, "pdkit")
+	if base.QPS == 0 && base.RateLimiter == nil {
+		base.QPS = -1 // a handful of calls, which have pauses of their own
+	}
+	base.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	base.ContentType = runtime.ContentTypeProtobuf
+	base.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c := &clients{codec: runtime.NewParameterCodec(scheme)}
+	var err error
+	if c.http, err = rest.HTTPClientFor(base); err != nil {
+		return nil, err
+	}
+	if c.pods, err = restClient(base, "/api", corev1.SchemeGroupVersion, c.http); err != nil {
+		return nil, err
+	}
+	if c.slices, err = restClient(base, "/apis", discoveryv1.SchemeGroupVersion, c.http); err != nil {
+		return nil, err
+	}
+	c.nodes, err = metadata.NewForConfigAndClient(metadata.ConfigFor(base), c.http)
+	return c, err
+}
+
+func restClient(base *rest.Config, path string, group schema.GroupVersion, client *http.Client) (*rest.RESTClient, error) {
+	config := rest.CopyConfig(base)
+	config.APIPath, config.GroupVersion = path, &group
+	return rest.RESTClientForConfigAndClient(config, client)
+}
+
+// closeIdle closes connections that nobody uses.
+func (c *clients) closeIdle() {
+	for transport := c.http.Transport; transport != nil; {
+		if t, ok := transport.(interface{ CloseIdleConnections() }); ok {
+			t.CloseIdleConnections()
+			return
+		}
+		wrapper, ok := transport.(utilnet.RoundTripperWrapper)
+		if !ok {
+			return
+		}
+		transport = wrapper.WrappedRoundTripper()
+	}
+}
+
+// asked is a resource that is listed and watched.
+type asked struct {
+	resource, namespace, selector string
+
+	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+func (a asked) call(verb string) call { return call{verb, a.resource, a.namespace} }
+
+func (c *clients) askFor(client *rest.RESTClient, resource, namespace, selector string, newList func() runtime.Object) asked {
+	get := func(o metav1.ListOptions) *rest.Request {
+		return client.Get().Namespace(namespace).Resource(resource).VersionedParams(&o, c.codec)
+	}
+	return asked{
+		resource: resource, namespace: namespace, selector: selector,
+		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list := newList()
+			return list, get(o).Do(ctx).Into(list)
+		},
+		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.Watch = true
+			return get(o).Watch(ctx)
+		},
+	}
+}
+
+// askForNodes asks for no more of the nodes than their names and labels.
+func (c *clients) askForNodes() asked {
+	client := c.nodes.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	return asked{
+		resource: "nodes",
+		list:     func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) },
+		watch:    func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return client.Watch(ctx, o) },
+	}
+}
+
+// reflector keeps store like the objects of the server: the part of an informer that lists, watches, and does so again after any trouble.
+// The rest of it would keep whole objects, and tell of each event when all that is wanted is the latest list.
+func (t *troubles) reflector(a asked, expected runtime.Object, store cache.ReflectorStore) *cache.Reflector {
+	source := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = a.selector
+			limited, cancel := context.WithTimeout(ctx, listLimit)
+			defer cancel()
+			list, err := a.list(limited, o)
+			if ctx.Err() == nil {
+				t.hear(a.call("list"), err)
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = a.selector
+			events, err := a.watch(ctx, o)
+			if err == nil && reflect.TypeOf(events) == silence {
+				err = errSilence
+			}
+			if err != nil && o.SendInitialEvents != nil { // it falls back to a list, and then is the time to tell
+				return nil, impatient(err)
+			}
+			if ctx.Err() == nil {
+				t.hear(a.call("watch"), err)
+				if o.SendInitialEvents != nil {
+					t.hear(a.call("list"), nil) // it is in the stream
+				}
+			}
+			return events, err
+		},
+	}
+	return cache.NewReflectorWithOptions(source, expected, store, cache.ReflectorOptions{
+		Name:    a.resource,
+		Logger:  &klog.Logger{}, // it has nothing to say that troubles do not
+		Backoff: &wait.Backoff{Duration: firstPause, Cap: lastPause, Steps: 10, Factor: 2, Jitter: 1},
+	})
+}
+
+// silence is what client-go gives for a watch that was not answered: one that ends at once. A reflector takes it for a watch that the
+// server closed, and would try again for ever without a word.
+var silence = reflect.TypeOf(watch.NewEmptyWatch())
+
+var errSilence = errors.New("the watch was not answered")
+
+// impatient hides the errors after which a reflector that streams its first list waits with no regard to its context.
+func impatient(err error) error {
+	if utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err) {
+		return errors.New(err.Error())
+	}
+	return err
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// faults are what is wrong with objects. Each is told once until it changes or ends.
+type faults struct {
+	told, now map[string]string // by what object it is
+}
+
+func (f *faults) note(object, fault string) {
+	if fault == "" {
+		return
+	}
+	if f.now == nil {
+		f.now = map[string]string{}
+	}
+	f.now[object] = fault
+}
+
+// news ends a round of notes, and returns those that have not been told: the first, and how many others there are, since a mistake
+// in a template is one of thousands of pods.
+func (f *faults) news() error {
+	fresh := maps.Clone(f.now)
+	maps.DeleteFunc(fresh, func(object, fault string) bool { return f.told[object] == fault })
+	f.told, f.now = f.now, nil
+	if len(fresh) == 0 {
+		return nil
+	}
+	first := fresh[slices.Min(slices.Collect(maps.Keys(fresh)))]
+	if len(fresh) == 1 {
+		return fmt.Errorf("kubernetes: left out: %s", first)
+	}
+	return fmt.Errorf("kubernetes: left out: %s, and %d more", first, len(fresh)-1)
+}
+
+// troubles are the calls of the API server that fail.
+type troubles struct {
+	tell     func(error)
+	changed  func()
+	patience time.Duration // before a fault of a server that has worked is told
+
+	mu     sync.Mutex
+	calls  map[call]*trouble
+	listed bool // since this Watch began
+	stays  bool // there is a list, maybe of a Watch before
+}
+
+// call is something that is asked of the API server again and again.
+type call struct{ verb, resource, namespace string }
+
+func (c call) String() string {
+	if c.namespace == "" {
+		return c.verb + " " + c.resource
+	}
+	return fmt.Sprintf("%s %s in namespace %q", c.verb, c.resource, c.namespace)
+}
+
+type trouble struct {
+	text  string
+	since time.Time // of the first failure after a success
+	told  bool
+}
+
+// hear notes how a call ended. A failure is told when it is new, also to the other calls; with a list at hand only once it has lasted
+// for a while: a server that restarts refuses connections, or knows nobody's rights yet.
+func (t *troubles) hear(c call, err error) {
+	if told := t.note(c, err); told != nil {
+		t.tell(told)
+	}
+	if err != nil {
+		t.changed()
+	}
+}
+
+func (t *troubles) note(c call, err error) (told error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text := ""
+	if err != nil {
+		text = describe(c, err)
+	}
+	if text == "" {
+		delete(t.calls, c)
+		return nil
+	}
+	now, known := t.calls[c]
+	if !known {
+		now = &trouble{since: time.Now()}
+		t.calls[c] = now
+	}
+	if now.text != text {
+		now.text, now.told = text, false
+	}
+	if now.told || t.listed && time.Since(now.since) < t.patience {
+		return nil
+	}
+	news := true
+	for _, other := range t.calls {
+		news = news && !(other.told && other.text == text)
+	}
+	now.told = true
+	switch {
+	case !news:
+		return nil
+	case c.resource == "nodes":
+		return fmt.Errorf("kubernetes: %s (zones that only nodes know are missing)", text)
+	case t.stays:
+		return fmt.Errorf("kubernetes: %s (the last list stays)", text)
+	}
+	return fmt.Errorf("kubernetes: %s (there is no list yet)", text)
+}
+
+func (t *troubles) published() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.listed, t.stays = true, true
+}
+
+func (t *troubles) failing(resource string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c := range t.calls {
+		if c.resource == resource {
+			return true
+		}
+	}
+	return false
+}
+
+// describe puts an error in words that stay the same while the fault does, and that name no address. It returns "" for what is no fault:
+// an API server forgets the past, and says so.
+func describe(c call, err error) string {
+	if forgotten(err) {
+		return ""
+	}
+	if apierrors.IsForbidden(err) {
+		return fmt.Sprintf("not allowed to %v: see manifests/rbac.yaml", c)
+	}
+	if apierrors.IsUnauthorized(err) {
+		return "the API server does not accept the credentials"
+	}
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		code := int(status.Status().Code)
+		return fmt.Sprintf("the API server refuses to %v: %d %s", c, code, http.StatusText(code))
+	}
+	if no, ok := errors.AsType[syscall.Errno](err); ok {
+		return "the API server does not answer: " + no.Error()
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return "the API server's certificate does not verify"
+	}
+	failed, ok := errors.AsType[*url.Error](err)
+	switch {
+	case ok && strings.HasPrefix(failed.Err.Error(), "getting credentials"): // by a program that a kubeconfig names
+		return "the credentials cannot be got"
+	case ok, errors.Is(err, errSilence), errors.Is(err, context.DeadlineExceeded):
+		return "the API server does not answer"
+	}
+	return "what the API server answers makes no sense"
+}
+
+// forgotten tells of versions that the server does not know any more, or not yet; the next list is right again.
+func forgotten(err error) bool {
+	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge)
+}
