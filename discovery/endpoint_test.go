@@ -39,6 +39,9 @@ func TestParseURL(t *testing.T) {
 		"http://h?":           "query and fragment",
 		"http://h#secret":     "query and fragment",
 		"http://h:secret":     "not a URL",
+		"http://h:0":          "port",
+		"http://h/secret%0A":  "control characters",
+		"http://h/secret%ff":  "control characters",
 	} {
 		_, err := discovery.ParseURL(raw)
 		require.Error(t, err, raw)

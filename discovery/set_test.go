@@ -408,3 +408,102 @@ func TestChangesSkipWhatASlowReaderMissed(t *testing.T) {
 		assert.Equal(t, []uint64{0, 5, 6}, versions)
 	})
 }
+
+func TestAnUnusableEndpointIsReportedThoughAnEarlierSourceHasItsID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := discoverytest.NewManual(), discoverytest.NewManual()
+		set, f := run(t, first, second)
+		first.Publish(endpoint(t, "a"))
+		synctest.Wait()
+		second.Publish(discovery.Endpoint{ID: "a"})
+		synctest.Wait()
+		assert.Equal(t, []string{"a::ready"}, say(set.Load()))
+		assert.Equal(t, []string{`discovery source 1: left out: endpoint "a" has no URL`}, f.all())
+	})
+}
+
+func TestASetKeepsItsOwnListOfSources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := discoverytest.NewManual()
+		sources := []discovery.Source{m}
+		set := discovery.NewSet(sources...)
+		sources[0] = nil
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- set.Run(ctx) }()
+		m.Publish(endpoint(t, "a"))
+		synctest.Wait()
+		assert.Len(t, set.Load().Endpoints, 1)
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
+// When Run has returned, no source is at work, and what a source returned at the end is no failure of it.
+func TestRunWaitsForItsSources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, ended := &faults{}, atomic.Bool{}
+		set := discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
+			<-ctx.Done()
+			time.Sleep(time.Second) // it has something to close
+			publish(discovery.Snapshot{Endpoints: []discovery.Endpoint{endpoint(t, "a")}})
+			ended.Store(true)
+			return errors.New("the end")
+		}))
+		set.OnError(f.add)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		require.NoError(t, set.Run(ctx))
+		assert.True(t, ended.Load())
+		assert.Len(t, set.Load().Endpoints, 1)
+		assert.Empty(t, f.all())
+	})
+}
+
+// A snapshot that is published while Watch returns is in the set before the next Watch begins, or not at all: it cannot replace what
+// that one publishes.
+func TestASnapshotNeverReplacesThatOfALaterWatch(t *testing.T) {
+	inside, release, again := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	calls := 0
+	set, publishing := discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
+		if calls++; calls == 1 {
+			go publish(discovery.Snapshot{Endpoints: []discovery.Endpoint{endpoint(t, "old"), endpoint(t, "old")}})
+			<-inside
+			return errors.New("down")
+		}
+		close(again)
+		publish(discovery.Snapshot{Endpoints: []discovery.Endpoint{endpoint(t, "new")}})
+		<-ctx.Done()
+		return nil
+	})), sync.OnceFunc(func() { close(inside); <-release })
+	set.OnError(func(error) { publishing() }) // of the endpoint that is listed twice: an observer that is slow
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- set.Run(ctx) }()
+	<-inside
+	select {
+	case <-again:
+		assert.Fail(t, "the next Watch has begun")
+	case <-time.After(300 * time.Millisecond): // three times the pause between two
+	}
+	close(release)
+	<-again
+	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return assert.ObjectsAreEqual([]string{"new::ready"}, say(s)) }))
+	cancel()
+	require.NoError(t, <-done)
+}
+
+func TestWaitReadyAsksOfTheEmptySetToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		set, _ := run(t, discoverytest.NewManual())
+		require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Version == 0 }))
+	})
+}
+
+func TestChangesAreNoneWhenTheContextHasEnded(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range discovery.NewSet().Changes(ctx) {
+		assert.Fail(t, "yielded")
+	}
+}

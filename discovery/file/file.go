@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
@@ -23,8 +24,9 @@ type Options struct {
 	// through other folders and folders that are replaced give none. Default 5 s.
 	Poll time.Duration
 
-	// Quiet is how long the folder must be still after a change before the file is read, so that a file being written is
-	// seen once, and whole. Endless changes put a reading off by no more than ten times as long. Default 50 ms.
+	// Quiet is how long the folder must be still after a change, and the file by its time stamp, before the file is read, so that
+	// a file being written is seen once, and whole. Endless changes put a reading off by no more than twenty times as long.
+	// Default 50 ms.
 	Quiet time.Duration
 }
 
@@ -76,20 +78,21 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 
 	w := newWatcher(filepath.Dir(s.path), s.opts) // before the first reading, so that no change falls between
 	defer w.close()
-	_, err := s.read()
-	if s.known {
-		s.publish(publish) // even where the file is bad now: each Watch begins with a whole list
-	}
+	first := true
 	for {
+		if !w.settle(ctx, s.path) {
+			return nil
+		}
+		changed, err := s.read()
+		if changed || first && s.known { // even where the file is bad now: each Watch begins with a whole list
+			s.publish(publish)
+		}
+		first = false
 		if err != nil {
 			return err
 		}
 		if !w.wait(ctx) {
 			return nil
-		}
-		var changed bool
-		if changed, err = s.read(); changed {
-			s.publish(publish)
 		}
 	}
 }
@@ -138,18 +141,18 @@ func Load(path string) ([]discovery.Endpoint, error) {
 
 // load reads the file, which is bounded and must be one: opening a pipe would wait for its writer.
 func load(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	defer f.Close()
+	info, err := f.Stat() // of what is open: another may be at the path by now
 	if err != nil {
 		return nil, unreadable(err)
 	}
 	if !info.Mode().IsRegular() {
 		return nil, Faults{{Problem: "is not a file"}}
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, unreadable(err)
-	}
-	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxBytes+1)) // one more than Parse takes
 	if err != nil {
 		return nil, unreadable(err)

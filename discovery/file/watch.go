@@ -4,6 +4,7 @@ package file
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -43,6 +44,30 @@ func (w *watcher) close() {
 	}
 }
 
+// settle waits until the file has been still for Options.Quiet, by its own time stamp: a poll may come in the midst of a change that
+// nobody notified. It reports whether ctx still lives.
+func (w *watcher) settle(ctx context.Context, path string) bool {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for range patience {
+		info, err := os.Stat(path)
+		if err != nil {
+			break
+		}
+		age := time.Since(info.ModTime())
+		if age < 0 || age >= w.opts.Quiet { // from another machine's clock, or still
+			break
+		}
+		timer.Reset(w.opts.Quiet - age)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+		}
+	}
+	return ctx.Err() == nil
+}
+
 // wait returns true when the file is to be read, false when ctx has ended.
 func (w *watcher) wait(ctx context.Context) bool {
 	poll := time.NewTimer(w.opts.Poll)
@@ -62,7 +87,10 @@ func (w *watcher) wait(ctx context.Context) bool {
 			return false
 		case <-poll.C:
 			w.attach()
-			return true
+			if quiet == nil { // else there is a change under way
+				return true
+			}
+			continue
 		case <-quiet:
 			return true
 		case _, open := <-events:

@@ -210,6 +210,10 @@ func TestWhatTheAPIRefuses(t *testing.T) {
 		"a lease of nothing":        {with("leaseSeconds", 0), 400, "leaseSeconds"},
 		"a lease for ever":          {with("leaseSeconds", 3601), 400, "leaseSeconds"},
 		"a lease beyond numbers":    {with("leaseSeconds", 1e15), 400, "leaseSeconds"},
+		"bytes that are no text":    {`{"url":"http://10.0.0.1:8000","role":"both","group":"` + "\xff" + `"}`, 400, nil},
+		"a line feed in the path":   {with("url", "http://10.0.0.1:8000/a%0Ab"), 400, "url"},
+		"an id with spaces, of url": {obj{"url": "http://10.0.0.1:8000/a%20b", "role": "both"}, 400, "id"},
+		"an id too long, of url":    {obj{"url": "http://10.0.0.1:8000/" + strings.Repeat("a", 300), "role": "both"}, 400, "id"},
 		"a body too large":          {`{"id":"` + strings.Repeat("a", 64<<10) + `"}`, 413, nil},
 	} {
 		t.Run(rule, func(t *testing.T) {

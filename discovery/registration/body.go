@@ -55,13 +55,10 @@ func readRegistration(raw []byte, lease time.Duration) (discovery.Endpoint, time
 	if bad := decode(raw, &b); bad != nil {
 		return discovery.Endpoint{}, 0, bad
 	}
-	for _, f := range []struct{ name, value string }{{"id", b.ID}, {"group", b.Group}, {"zone", b.Zone}, {"model", b.Model}, {"version", b.Version}} {
+	for _, f := range []struct{ name, value string }{{"group", b.Group}, {"zone", b.Zone}, {"model", b.Model}, {"version", b.Version}} {
 		if problem := checkText(f.value, maxText); problem != "" {
 			return discovery.Endpoint{}, 0, &fieldError{f.name, problem}
 		}
-	}
-	if strings.ContainsFunc(b.ID, unicode.IsSpace) {
-		return discovery.Endpoint{}, 0, &fieldError{"id", "has spaces"}
 	}
 	if bad := checkAttributes(b.Attributes); bad != nil {
 		return discovery.Endpoint{}, 0, bad
@@ -85,12 +82,21 @@ func readRegistration(raw []byte, lease time.Duration) (discovery.Endpoint, time
 	if b.ID != "" {
 		e.ID = b.ID
 	}
+	if problem := checkText(e.ID, maxText); problem != "" { // the URL's, too, where none is given
+		return discovery.Endpoint{}, 0, &fieldError{"id", problem}
+	}
+	if strings.ContainsFunc(e.ID, unicode.IsSpace) {
+		return discovery.Endpoint{}, 0, &fieldError{"id", "has spaces"}
+	}
 	e.Group, e.Zone, e.Model, e.Version, e.Attributes = b.Group, b.Zone, b.Model, b.Version, b.Attributes
 	return e, lease, nil
 }
 
 // decode wants one JSON object with known members: a member that is misspelt would be missed in the engine's first request.
 func decode(raw []byte, into *registrationBody) *fieldError {
+	if !utf8.Valid(raw) { // encoding/json would put other text in its place
+		return &fieldError{"", "the body is not UTF-8"}
+	}
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
 	err := d.Decode(into)

@@ -29,9 +29,12 @@
 // An engine that changes its role has the new one with its next message. One that comes back with another HTTP address is known by its
 // zmq_address: the old address leaves at once. An engine that is not heard for [Options.Expiry] leaves; see below for how.
 //
-// Nobody is asked for a name at this door, so it belongs into a network of engines alone. Whatever comes in is bounded: 4 KiB a frame,
-// 256 messages a second and 64 engines for one connection, 4096 connections. What is not ZMTP, or no such message, is counted, see
-// [Counts], and harms nobody else.
+// Nobody is asked for a name at this door, so it belongs into a network of engines alone: whoever reaches it can be sent prompts. But an
+// engine is spoken for by the connection that announced it, as long as it lives and is heard: what another one says of that engine, or of
+// another with its zmq_address, is held, and only keeps it on the list if it is the same. So no engine turns another away.
+//
+// Whatever comes in is bounded: 4 KiB a frame, 256 messages a second and 64 engines at once for one connection, 4096 connections. What is
+// not ZMTP, or no such message, is counted, see [Counts], and harms nobody else.
 //
 // # HTTP
 //
@@ -48,6 +51,8 @@
 // what it said, role and URL included. A URL that is registered under another id is a conflict, 409, unless that one is draining. What is
 // registered by HTTP is not changed by ZeroMQ; what came by ZeroMQ is taken over by HTTP, under the new id. Of an engine that only ZeroMQ
 // tells of, drain is known, and lasts until it goes; heartbeats are not (404), and DELETE is a conflict.
+//
+// Whoever may register may also drain and delete what others have registered: it is an interface for operators, too.
 //
 // With [Options.Token] each request needs Authorization: Bearer TOKEN. Browsers' requests from other sites are refused. Errors are
 //

@@ -18,18 +18,18 @@ const (
 
 func (s *Source) openZMQ(ctx context.Context) (*zmtp.Listener, error) {
 	return zmtp.Listen(ctx, s.opts.Listen, zmtp.Config{
-		Socket: "ROUTER", Peers: []string{"DEALER"}, Peer: s.registry.peer,
+		Socket: "ROUTER", Peers: []string{"DEALER"}, Peer: s.registry.listen,
 		Refused: func() { s.registry.count(func(c *Counts) *int64 { return &c.Refused }) },
 	})
 }
 
-// peer takes the messages of one connection. It reads no faster than maxPerSecond: the rest waits in the sender's buffers.
-func (r *registry) peer(closed <-chan struct{}) func([]byte) bool {
+// listen takes the messages of one connection. It reads no faster than maxPerSecond: the rest waits in the sender's buffers.
+func (r *registry) listen(gone <-chan struct{}) func([]byte) bool {
 	told := map[string]struct{}{}
 	taken, since := 0, time.Now()
 	return func(raw []byte) bool {
 		if taken++; taken > maxPerSecond {
-			pause(closed, throttleEvery-time.Since(since))
+			pause(gone, throttleEvery-time.Since(since))
 			taken, since = 1, time.Now()
 		} else if time.Since(since) >= throttleEvery {
 			taken, since = 1, time.Now()
@@ -41,21 +41,24 @@ func (r *registry) peer(closed <-chan struct{}) func([]byte) bool {
 		}
 		if !p.hello {
 			if _, known := told[p.endpoint.ID]; !known && len(told) >= maxPerRelay {
+				r.prune(told)
+			}
+			if _, known := told[p.endpoint.ID]; !known && len(told) >= maxPerRelay {
 				r.count(func(c *Counts) *int64 { return &c.Surplus })
 				return true
 			}
 			told[p.endpoint.ID] = struct{}{}
 		}
-		r.ping(&p)
+		r.ping(&p, gone)
 		return true
 	}
 }
 
-func pause(closed <-chan struct{}, d time.Duration) {
+func pause(gone <-chan struct{}, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-	case <-closed:
+	case <-gone:
 	}
 }

@@ -26,6 +26,7 @@ type registry struct {
 	entries map[string]*entry // by endpoint ID
 	byURL   map[string]string // sameEngine to ID, of entries that do not leave
 	byZMQ   map[string]string // ZeroMQ address to ID, of entries that pings keep
+	due     time.Time         // no entry's until is before it; zero: there is none
 	snap    discovery.Snapshot
 	stale   bool          // snap is not of entries any more
 	changed chan struct{} // closed at the next change
@@ -35,8 +36,10 @@ type registry struct {
 // entry is one engine.
 type entry struct {
 	endpoint discovery.Endpoint
-	pinged   bool   // kept by ZeroMQ messages, not by a lease
-	zmq      string // the engine's own name for itself, in pings that have one
+	pinged   bool      // kept by ZeroMQ messages, not by a lease
+	zmq      string    // the engine's own name for itself, in pings that have one
+	owner    peer      // who announced it by ZeroMQ
+	heard    time.Time // the last time that the owner did
 	lease    time.Duration
 	until    time.Time // end of the lease, or of the farewell
 	leaving  bool      // known to snapshots only
@@ -60,9 +63,9 @@ const (
 	full             // there are too many engines
 )
 
-// view returns the current snapshot, which nobody alters, when it will change by itself at the earliest (zero: never), and a channel
+// view returns the current snapshot, which nobody alters, when it may change by itself at the earliest (zero: never), and a channel
 // that is closed when it changes before.
-func (r *registry) view() (snap discovery.Snapshot, next time.Time, changed <-chan struct{}) {
+func (r *registry) view() (snap discovery.Snapshot, due time.Time, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sweep(time.Now())
@@ -73,12 +76,7 @@ func (r *registry) view() (snap discovery.Snapshot, next time.Time, changed <-ch
 			r.snap.Endpoints = append(r.snap.Endpoints, r.entries[id].endpoint)
 		}
 	}
-	for _, e := range r.entries {
-		if next.IsZero() || e.until.Before(next) {
-			next = e.until
-		}
-	}
-	return r.snap, next, r.changed
+	return r.snap, r.due, r.changed
 }
 
 // change tells watchers. The caller holds r.mu.
@@ -88,11 +86,23 @@ func (r *registry) change() {
 	r.changed = make(chan struct{})
 }
 
-// sweep lets those leave whose time has come. The caller holds r.mu.
+// expect notes when an entry's time comes. The caller holds r.mu.
+func (r *registry) expect(until time.Time) {
+	if r.due.IsZero() || until.Before(r.due) {
+		r.due = until
+	}
+}
+
+// sweep lets those leave whose time has come. It looks at none before, since it runs with each message. The caller holds r.mu.
 func (r *registry) sweep(now time.Time) {
+	if r.due.IsZero() || r.due.After(now) {
+		return
+	}
+	r.due = time.Time{}
 	changed := false
 	for id, e := range r.entries {
 		if e.until.After(now) {
+			r.expect(e.until)
 			continue
 		}
 		changed = true
@@ -112,6 +122,7 @@ func (r *registry) leave(e *entry, now time.Time) {
 	r.forget(e)
 	e.leaving, e.until = true, now.Add(farewell)
 	e.endpoint.Phase = discovery.PhaseDraining
+	r.expect(e.until)
 }
 
 // drop takes an engine off the list. The caller holds r.mu and calls change.
@@ -137,10 +148,18 @@ func (r *registry) put(e *entry) {
 	id := e.endpoint.ID
 	r.drop(id)
 	r.entries[id] = e
+	r.expect(e.until)
 	r.byURL[sameEngine(e.endpoint.URL)] = id
 	if e.zmq != "" {
 		r.byZMQ[e.zmq] = id
 	}
+}
+
+// prune takes the IDs out that are not on the list any more.
+func (r *registry) prune(ids map[string]struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(ids, func(id string, _ struct{}) bool { return r.entries[id] == nil })
 }
 
 // known returns an entry that does not leave.
@@ -253,8 +272,22 @@ func (r *registry) list() []listed {
 	return all
 }
 
+// peer is a connection by which engines are announced: a channel that is closed when it has gone.
+type peer <-chan struct{}
+
+// speaksFor reports whether a peer may say something else of an engine than what is known of it. That is who announced it, unless he has
+// gone or has not been heard for as long as engines are kept. Else each could turn the others' engines away, or lead requests elsewhere.
+func (r *registry) speaksFor(from peer, e *entry, now time.Time) bool {
+	select {
+	case <-e.owner:
+		return true
+	default:
+		return e.owner == from || now.Sub(e.heard) > r.expiry
+	}
+}
+
 // ping takes an announcement by ZeroMQ.
-func (r *registry) ping(p *announcement) {
+func (r *registry) ping(p *announcement, from peer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p.hello {
@@ -269,28 +302,35 @@ func (r *registry) ping(p *announcement) {
 		r.counts.Held++
 		return
 	}
+	if old != nil && old.endpoint.Phase == discovery.PhaseDraining {
+		e.Phase = discovery.PhaseDraining // an operator said so
+	}
+	same := old != nil && equal(&old.endpoint, &e) && old.zmq == p.zmq
+	moved := r.entries[r.byZMQ[p.zmq]] // what the engine was before, under another address
+	if moved == old {
+		moved = nil
+	}
+	if old != nil && !same && !r.speaksFor(from, old, now) || moved != nil && !r.speaksFor(from, moved, now) {
+		r.counts.Held++
+		return
+	}
 	if r.entries[e.ID] == nil && len(r.entries) >= r.max {
 		r.counts.Surplus++
 		return
 	}
 	r.counts.Pings++
-	changed := false
-	if moved := r.byZMQ[p.zmq]; moved != "" && moved != e.ID {
-		r.leave(r.entries[moved], now)
-		changed = true
+	if moved != nil {
+		r.leave(moved, now)
 	}
-	if old != nil {
-		if old.endpoint.Phase == discovery.PhaseDraining {
-			e.Phase = discovery.PhaseDraining // an operator said so
-		}
-	}
-	if old == nil || !equal(&old.endpoint, &e) || old.zmq != p.zmq {
-		r.put(&entry{endpoint: e, pinged: true, zmq: p.zmq, until: now.Add(r.expiry)})
-		changed = true
+	if !same {
+		r.put(&entry{endpoint: e, pinged: true, zmq: p.zmq, owner: from, heard: now, until: now.Add(r.expiry)})
 	} else {
+		if r.speaksFor(from, old, now) {
+			old.owner, old.heard = from, now
+		}
 		old.until = now.Add(r.expiry)
 	}
-	if changed {
+	if !same || moved != nil {
 		r.change()
 	}
 }

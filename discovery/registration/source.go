@@ -34,7 +34,7 @@ type Counts struct {
 	Pings     int64 // ZeroMQ messages of engines that are on the list for it
 	Hellos    int64 // {"type": "HELLO"}
 	Malformed int64 // ZeroMQ messages that are none of the known ones
-	Held      int64 // ZeroMQ messages of engines that are registered by HTTP
+	Held      int64 // ZeroMQ messages of engines that are registered by HTTP, or that another connection speaks for
 	Surplus   int64 // ZeroMQ messages of engines that were too many
 	Refused   int64 // ZeroMQ connections of peers that do not speak ZMTP as a DEALER, or are too many
 }

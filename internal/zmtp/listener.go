@@ -32,8 +32,8 @@ type Config struct {
 	// Peer is called for each peer that was let in, and returns what takes its messages: body is the one frame of a message, and the
 	// function's only until it returns; nil stands for a message of several frames. It returns whether the message told something: who
 	// has, is not sent away for others. The functions of different peers run at once. A slow one holds up its own peer alone, but
-	// must end soon after closed, which Close closes.
-	Peer func(closed <-chan struct{}) func(body []byte) (told bool)
+	// must end soon after gone, which is closed when the peer has gone, was sent away, or by Close.
+	Peer func(gone <-chan struct{}) func(body []byte) (told bool)
 
 	// Refused is called for each connection that was sent away: a peer that does not speak ZMTP 3, is another socket, sends what is
 	// too large, dawdles, or is too many. It may be called by several goroutines at once.
@@ -49,9 +49,15 @@ type Listener struct {
 	wg     sync.WaitGroup
 
 	mu     sync.Mutex
-	peers  map[net.Conn]*list.Element // of silent; nil of those that have told something
-	silent list.List                  // of net.Conn, oldest first
-	failed error                      // why nothing is accepted any more
+	peers  map[net.Conn]*peer
+	silent list.List // of net.Conn, those that have told nothing, oldest first
+	failed error     // why nothing is accepted any more
+}
+
+// peer is a connection that was let in.
+type peer struct {
+	silent *list.Element // its place among those that have told nothing, or nil
+	gone   chan struct{} // closed when it is forgotten
 }
 
 // Listen opens a listener at HOST:PORT. ctx bounds the opening alone; Close must follow.
@@ -65,7 +71,7 @@ func Listen(ctx context.Context, address string, cfg Config) (*Listener, error) 
 
 // On is [Listen] on a listener that is open already, and the Listener's from now on.
 func On(ln net.Listener, cfg Config) *Listener {
-	l := &Listener{cfg: cfg, ln: ln, closed: make(chan struct{}), peers: map[net.Conn]*list.Element{}}
+	l := &Listener{cfg: cfg, ln: ln, closed: make(chan struct{}), peers: map[net.Conn]*peer{}}
 	l.wg.Go(l.accept)
 	return l
 }
@@ -91,6 +97,7 @@ func (l *Listener) Close() {
 		l.mu.Lock()
 		for conn := range l.peers {
 			_ = conn.Close()
+			l.drop(conn)
 		}
 		l.mu.Unlock()
 	})
@@ -142,8 +149,9 @@ func (l *Listener) admit(conn net.Conn) {
 		refused = l.oldestSilent(conn)
 	}
 	if refused != conn {
-		l.peers[conn] = l.silent.PushBack(conn)
-		l.wg.Go(func() { l.serve(conn) })
+		p := &peer{silent: l.silent.PushBack(conn), gone: make(chan struct{})}
+		l.peers[conn] = p
+		l.wg.Go(func() { l.serve(conn, p) })
 	}
 	l.mu.Unlock()
 	if refused != nil {
@@ -163,9 +171,14 @@ func (l *Listener) oldestSilent(conn net.Conn) net.Conn {
 
 // drop forgets a peer. The caller holds the lock.
 func (l *Listener) drop(conn net.Conn) {
-	if e := l.peers[conn]; e != nil {
-		l.silent.Remove(e)
+	p := l.peers[conn]
+	if p == nil {
+		return
 	}
+	if p.silent != nil {
+		l.silent.Remove(p.silent)
+	}
+	close(p.gone)
 	delete(l.peers, conn)
 }
 
@@ -173,13 +186,13 @@ func (l *Listener) drop(conn net.Conn) {
 func (l *Listener) told(conn net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if e := l.peers[conn]; e != nil {
-		l.silent.Remove(e)
-		l.peers[conn] = nil
+	if p := l.peers[conn]; p != nil && p.silent != nil {
+		l.silent.Remove(p.silent)
+		p.silent = nil
 	}
 }
 
-func (l *Listener) serve(conn net.Conn) {
+func (l *Listener) serve(conn net.Conn, p *peer) {
 	defer func() {
 		_ = conn.Close()
 		l.mu.Lock()
@@ -195,7 +208,7 @@ func (l *Listener) serve(conn net.Conn) {
 		err = conn.SetDeadline(time.Time{})
 	}
 	if err == nil {
-		take, known := l.cfg.Peer(l.closed), false
+		take, known := l.cfg.Peer(p.gone), false
 		err = readMessages(conn, r, func(body []byte) {
 			if take(body) && !known {
 				known = true

@@ -13,15 +13,15 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// peer is a connection whose other side has said all that it will say.
-type peer struct {
+// said is a connection whose other side has said all that it will say.
+type said struct {
 	net.Conn
 	in  *bytes.Reader
 	out bytes.Buffer
 }
 
-func (p *peer) Read(b []byte) (int, error)  { return p.in.Read(b) }
-func (p *peer) Write(b []byte) (int, error) { return p.out.Write(b) }
+func (p *said) Read(b []byte) (int, error)  { return p.in.Read(b) }
+func (p *said) Write(b []byte) (int, error) { return p.out.Write(b) }
 
 // Whatever a peer sends: no panic, no frame above the limit, and nothing is read from one that has not greeted as a PUSH socket.
 func FuzzPeer(f *testing.F) {
@@ -31,7 +31,7 @@ func FuzzPeer(f *testing.F) {
 	f.Add(hello[:80])
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		p := &peer{in: bytes.NewReader(raw)}
+		p := &said{in: bytes.NewReader(raw)}
 		r := bufio.NewReaderSize(p, 512)
 		if err := handshake(p, r, "PULL", []string{"PUSH"}); err != nil {
 			return
@@ -52,7 +52,7 @@ func FuzzPeer(f *testing.F) {
 }
 
 func TestMessagesOfSeveralFramesAreNone(t *testing.T) {
-	p := &peer{in: bytes.NewReader([]byte("\x01\x01a\x01\x01b\x00\x01c\x00\x01d"))}
+	p := &said{in: bytes.NewReader([]byte("\x01\x01a\x01\x01b\x00\x01c\x00\x01d"))}
 	var got []string
 	err := readMessages(p, bufio.NewReader(p), func(body []byte) { got = append(got, string(body)) })
 	assert.ErrorIs(t, err, io.EOF)

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package file_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery/file"
+)
+
+// slowly writes a list in place, a line at a time. Each beginning of it is a list, too.
+func slowly(t *testing.T, path string, names []string) {
+	t.Helper()
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	defer f.Close()
+	for line := range strings.Lines(list(names...)) {
+		_, err = f.WriteString(line)
+		require.NoError(t, err)
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func many(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprint("e", i))
+	}
+	return names
+}
+
+// A file that is being written is read when it is still, whatever wakes the reader meanwhile.
+func TestAFileBeingWrittenIsNotRead(t *testing.T) {
+	for name, began := range map[string]func(t *testing.T, path string, o *file.Options) *watched{
+		"before the writing": func(t *testing.T, path string, o *file.Options) *watched {
+			t.Helper()
+			write(t, path, list("old"))
+			w := watch(t, path, o)
+			w.becomes("old")
+			return w
+		},
+		"in the midst of it": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := &file.Options{Poll: 20 * time.Millisecond, Quiet: time.Second}
+			path := filepath.Join(t.TempDir(), "endpoints.yaml")
+			var w *watched
+			if began != nil {
+				w = began(t, path, o)
+			}
+			written := make(chan struct{})
+			go func() { defer close(written); slowly(t, path, many(30)) }()
+			if w == nil {
+				require.Eventually(t, func() bool { s, err := os.Stat(path); return err == nil && s.Size() > 100 }, 10*time.Second, time.Millisecond)
+				w = watch(t, path, o)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			for snap := range w.set.Changes(ctx) {
+				if snap.Version > 0 && (len(snap.Endpoints) != 1 || snap.Endpoints[0].Host() != "old") {
+					assert.Len(t, snap.Endpoints, 30, "half a list")
+					break
+				}
+			}
+			<-written
+			w.becomes(many(30)...)
+			assert.Empty(t, w.told())
+		})
+	}
+}
+
+// A file that is away for a moment, as some ways of writing have it, was never gone: a poll that falls into the moment says nothing.
+func TestAMomentWithoutTheFileIsNoFault(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, path, list("a"))
+	w := watch(t, path, &file.Options{Poll: 300 * time.Millisecond, Quiet: time.Second})
+	w.becomes("a")
+	write(t, path, list("b"))
+	w.becomes("b")
+	require.NoError(t, os.Remove(path)) // the time to the next poll has just begun
+	time.Sleep(600 * time.Millisecond)  // it ends within this
+	write(t, path, list("c"))
+	w.becomes("c")
+	assert.Empty(t, w.told())
+}
