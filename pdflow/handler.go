@@ -70,16 +70,23 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	flow, e := f.find(req, id)
-	if e != nil {
-		f.fail(w, r, e)
-		return
+	for e == nil {
+		var resp *Response
+		if resp, e = flow.do(r.Context(), req, r.Header, id, nil, ""); e == nil {
+			flow.write(w, r, resp)
+			return
+		}
+		if e.Code != CodeDraining {
+			break
+		}
+		// Its route may have been replaced since it was looked up: then the successor serves the request.
+		next, gone := f.find(req, id)
+		if gone != nil || next == flow {
+			break
+		}
+		flow, e = next, nil
 	}
-	resp, e := flow.do(r.Context(), req, r.Header, id, nil, "")
-	if e != nil {
-		f.fail(w, r, e)
-		return
-	}
-	flow.write(w, r, resp)
+	f.fail(w, r, e)
 }
 
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {

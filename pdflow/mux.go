@@ -52,7 +52,8 @@ func NewMux(o *MuxOptions) *Mux {
 	return m
 }
 
-// SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight are not touched.
+// SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight are not
+// touched; a flow that is shut down after its route was replaced loses none, since its successor takes those that come too late for it.
 func (m *Mux) SetRoutes(routes map[string]Server) error {
 	own := make(map[string]Server, len(routes))
 	for model, s := range routes {

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// lone picks one engine for everything.
+type lone struct{ e discovery.Endpoint }
+
+func (p lone) Pick(context.Context, *PickInput) (Pick, error) { return Pick{Decode: p.e}, nil }
+
+// meanwhile is a route that is replaced, and its flow shut down, between a request's look at it and the request's start.
+type meanwhile struct {
+	flow  *Flow
+	once  sync.Once
+	event func()
+}
+
+func (m *meanwhile) flowFor(*connector.Request, string) *Flow {
+	m.once.Do(m.event)
+	return m.flow
+}
+
+func TestASuccessorServesWhatItsPredecessorNoLongerTakes(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"text":"hello"}]}`)
+	}))
+	defer engine.Close()
+	e, err := discovery.New(engine.URL, discovery.RoleBoth)
+	require.NoError(t, err)
+	flow := func() *Flow {
+		conn, err := passthrough.New(nil)
+		require.NoError(t, err)
+		f, err := New(conn, lone{e})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = f.Shutdown(context.Background()) })
+		return f
+	}
+	ask := func(m *Mux) int {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":"x"}`))
+		r.Header.Set("Content-Type", "application/json")
+		m.ServeHTTP(w, r)
+		return w.Code
+	}
+	m := NewMux(nil)
+	old := flow()
+	require.NoError(t, m.SetRoutes(map[string]Server{"": &meanwhile{flow: old, event: func() {
+		assert.NoError(t, m.SetRoutes(map[string]Server{"": flow()}))
+		assert.NoError(t, old.Shutdown(context.Background()))
+	}}}))
+	assert.Equal(t, http.StatusOK, ask(m))
+
+	last := flow()
+	require.NoError(t, m.SetRoutes(map[string]Server{"": &meanwhile{flow: last, event: func() { assert.NoError(t, last.Shutdown(context.Background())) }}}))
+	assert.Equal(t, http.StatusServiceUnavailable, ask(m), "without a successor it is draining")
+}
