@@ -4,23 +4,20 @@ package main
 
 import (
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/dns"
-	"github.com/pdkit/pdkit/discovery/file"
-	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
@@ -30,15 +27,16 @@ type sidecar struct {
 	flags    *flags
 	log      *slog.Logger
 	set      *discovery.Set
-	decode   discovery.Endpoint
+	decode   []discovery.Endpoint // by rank
 	flow     *pdflow.Flow
 	legs     *engines
+	tel      *telemetry
 	draining atomic.Bool
 }
 
 // build makes the sidecar of its flags. It dials and listens nowhere.
-func build(f *flags, log *slog.Logger) (*sidecar, error) {
-	s := &sidecar{flags: f, log: log}
+func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
+	s := &sidecar{flags: f, log: log, tel: tel}
 	conn, err := f.connector()
 	if err != nil {
 		return nil, err
@@ -46,19 +44,9 @@ func build(f *flags, log *slog.Logger) (*sidecar, error) {
 	if s.set, err = f.list(); err != nil {
 		return nil, err
 	}
-	s.set.OnError(func(err error) { log.Warn("list of prefill engines", "error", err) })
-	// An address, so that no name service is asked; over TLS a name, since certificates hold names.
-	local := "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(f.modelServerPort))
-	if f.tls.decoder {
-		local = "https://" + net.JoinHostPort("localhost", strconv.Itoa(f.modelServerPort))
-	}
-	if s.decode, err = discovery.New(local, discovery.RoleDecode); err != nil {
+	s.set.OnError(func(err error) { log.Warn("list of engines", "error", err) })
+	if err := s.local(conn); err != nil {
 		return nil, err
-	}
-	if check, ok := connector.As[connector.EndpointChecker](conn); ok {
-		if err := check.CheckEndpoint(s.decode); err != nil {
-			return nil, fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar has flags for: %w", err)
-		}
 	}
 	o := &pick.HeaderOptions{}
 	if only, ok := connector.As[connector.PairOnly](conn); ok {
@@ -67,68 +55,92 @@ func build(f *flags, log *slog.Logger) (*sidecar, error) {
 	if f.sampling {
 		o.Sample = rand.IntN
 	}
-	s.legs = newEngines(f, s.decode.URL.Host)
-	s.flow, err = pdflow.New(conn, pick.FromHeader(s.set, s.decode, o),
+	s.legs = newEngines(f, s.set, s.decode)
+	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode, encode: f.ecConnector != "", log: log}
+	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
 		pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1 + f.retries, BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
-		pdflow.WithLogger(log))
+		pdflow.WithErrorHandler(writeError),
+		pdflow.WithLogger(log))...)
 	return s, err
 }
 
-// list is the set of prefill engines that a request may name.
-func (f *flags) list() (*discovery.Set, error) {
-	var sources []discovery.Source
-	scheme := "http"
-	if f.tls.prefiller {
-		scheme = "https"
-	}
-	if f.prefillers != "" {
-		var endpoints []discovery.Endpoint
-		for text := range strings.SplitSeq(f.prefillers, ",") {
-			e, err := discovery.New(scheme+"://"+strings.TrimSpace(text), discovery.RolePrefill)
-			if err != nil || e.URL.Port() == "" || e.URL.Path != "" {
-				return nil, errors.New("--prefillers is not a list of HOST:PORT, separated by commas")
-			}
-			endpoints = append(endpoints, e)
+// local makes the decode engines' endpoints, one for each rank.
+func (s *sidecar) local(conn connector.KVConnector) error {
+	for rank := range s.flags.ranks {
+		// An address, so that no name service is asked; over TLS a name, since certificates hold names.
+		port := strconv.Itoa(s.flags.modelServerPort + rank)
+		local := "http://" + net.JoinHostPort("127.0.0.1", port)
+		if s.flags.tls.decoder {
+			local = "https://" + net.JoinHostPort("localhost", port)
 		}
-		src, err := static.New(endpoints...)
+		e, err := discovery.New(local, discovery.RoleDecode)
 		if err != nil {
-			return nil, fmt.Errorf("--prefillers: %w", err)
+			return err
 		}
-		sources = append(sources, src)
-	}
-	if f.prefillersFile != "" {
-		src, err := file.New(f.prefillersFile, nil)
-		if err != nil {
-			return nil, fmt.Errorf("--prefillers-file: %w", err)
+		if s.flags.moriio.write {
+			e.Attributes = s.flags.moriio.attributes()
 		}
-		sources = append(sources, src)
-	}
-	if f.prefillersDNS != "" {
-		name, port, found := strings.Cut(f.prefillersDNS, ":")
-		o := &dns.Options{Prefill: name, Resolver: f.resolver, Scheme: scheme}
-		var err error
-		if found {
-			if o.Port, err = strconv.Atoi(port); err != nil || o.Port < 1 {
-				return nil, errors.New("--prefillers-dns is not NAME or NAME:PORT")
+		if check, ok := connector.As[connector.EndpointChecker](conn); ok {
+			if err := check.CheckEndpoint(e); err != nil {
+				return fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar has flags for: %w", err)
 			}
 		}
-		src, err := dns.New(o)
-		if err != nil {
-			return nil, fmt.Errorf("--prefillers-dns: %w", err)
-		}
-		sources = append(sources, src)
+		s.decode = append(s.decode, e)
 	}
-	return discovery.NewSet(sources...), nil
+	return nil
 }
 
-// engines sends requests to the local engine and to others, each with its own idea of certificates.
+// connector makes the connector of --kv-connector, with the stage of --ec-connector before it. llm-d's names are those of
+// pkg/sidecar/constants/constants.go.
+func (f *flags) connector() (connector.KVConnector, error) {
+	spec := connector.Spec{Type: f.kvConnector}
+	config := map[string]any{}
+	switch f.kvConnector {
+	case "nixlv2":
+		if spec.Type = "nixl"; f.moriio.write {
+			spec.Type = "moriio"
+			f.moriio.config(config)
+		}
+	case "shared-storage":
+		spec.Type = "sharedstorage"
+	case "sglang":
+		config["bootstrapPort"] = f.sglangPort
+	case "mooncake":
+		config["bootstrapPort"] = f.mooncakePort
+	case "offloading":
+		spec.Type, config["port"] = "offload-p2p", f.p2pPort
+	}
+	if f.connectorConfig != "" {
+		if err := json.Unmarshal([]byte(f.connectorConfig), &config); err != nil || config == nil {
+			return nil, errors.New("--kv-connector-config is not a JSON object")
+		}
+	}
+	if len(config) > 0 {
+		spec.Config, _ = json.Marshal(config) // of what was JSON, numbers and texts
+	}
+	c, err := connector.Open(spec)
+	if err != nil {
+		return nil, fmt.Errorf("--kv-connector: %w", err)
+	}
+	if f.ecConnector == "" {
+		return c, nil
+	}
+	stage := map[string]string{"ec-example": epd.Example, "ec-nixl": epd.NIXL}[f.ecConnector]
+	if c, err = epd.Wrap(c, &epd.Options{Type: stage}); err != nil {
+		return nil, fmt.Errorf("--ec-connector: %w", err)
+	}
+	return onDemand{c.(*epd.Connector)}, nil
+}
+
+// engines sends requests to engines, with each stage's own idea of certificates.
 type engines struct {
-	local          string // host:port
-	decode, others *transport.Transport
+	local                   map[string]bool // decode engines by host:port
+	set                     *discovery.Set
+	decode, prefill, encode *transport.Transport
 }
 
-func newEngines(f *flags, local string) *engines {
+func newEngines(f *flags, set *discovery.Set, local []discovery.Endpoint) *engines {
 	to := func(insecure bool) *transport.Transport {
 		o := &transport.Options{MaxIdlePerHost: f.maxIdle}
 		if insecure {
@@ -136,49 +148,36 @@ func newEngines(f *flags, local string) *engines {
 		}
 		return transport.New(o)
 	}
-	return &engines{local: local, decode: to(f.insecure.decoder), others: to(f.insecure.prefiller)}
+	e := &engines{local: map[string]bool{}, set: set, decode: to(f.insecure.decoder), prefill: to(f.insecure.prefiller), encode: to(f.insecure.encoder)}
+	for _, d := range local {
+		e.local[d.URL.Host] = true
+	}
+	return e
 }
 
 // RoundTrip sends a leg.
 func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Host == e.local {
+	switch {
+	case e.local[r.URL.Host]:
 		return e.decode.RoundTrip(r)
+	case e.encodes(r.URL.Host):
+		return e.encode.RoundTrip(r)
 	}
-	return e.others.RoundTrip(r)
+	return e.prefill.RoundTrip(r)
 }
 
-func (s *sidecar) close() {
-	_ = s.legs.decode.Close() // they never fail
-	_ = s.legs.others.Close()
-}
-
-// handler serves the paths of client APIs over both engines and hands all others to the engine beside the sidecar, as llm-d's sidecar
-// does (pkg/sidecar/proxy/proxy.go: createRoutes). Whoever reaches the sidecar reaches the engine.
-func (s *sidecar) handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
-		if s.draining.Load() {
-			w.WriteHeader(http.StatusServiceUnavailable)
+// encodes reports whether an engine does nothing but encode.
+func (e *engines) encodes(host string) bool {
+	for _, x := range e.set.Load().Endpoints {
+		if x.Role == discovery.RoleEncode && x.URL.Host == host {
+			return true
 		}
-	})
-	mux.Handle("/", s.flow.Middleware(s.passthrough()))
-	return mux
+	}
+	return false
 }
 
-func (s *sidecar) passthrough() http.Handler {
-	return &httputil.ReverseProxy{
-		Rewrite: func(pr *httputil.ProxyRequest) {
-			pr.SetURL(s.decode.URL)
-			pr.Out.Header.Del(pick.PrefillerHeader)
-		},
-		Transport:     s.legs,
-		FlushInterval: -1,
-		ErrorLog:      slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() == nil {
-				s.log.Warn("the engine did not answer", "kind", fmt.Sprintf("%T", err))
-			}
-			pdflow.WriteError(w, r, &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Message: "the engine could not be reached or did not answer", Err: err})
-		},
+func (e *engines) close() {
+	for _, t := range []*transport.Transport{e.decode, e.prefill, e.encode} {
+		_ = t.Close() // it never fails
 	}
 }

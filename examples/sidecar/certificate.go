@@ -17,18 +17,19 @@ import (
 	"time"
 )
 
-// certificate returns what serves clients: the files of --cert-path, read again when they change, or a certificate of the sidecar's own.
-func (f *flags) certificate() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
-	if f.certPath == "" {
+// certificate returns what serves a listener: tls.crt and tls.key of a folder, read again when they change, or without a folder a certificate
+// of the sidecar's own.
+func certificate(folder string) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	if folder == "" {
 		own, err := selfSigned()
 		if err != nil {
 			return nil, fmt.Errorf("making a certificate: %w", err)
 		}
 		return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return own, nil }, nil
 	}
-	k := &keeper{cert: filepath.Join(f.certPath, "tls.crt"), key: filepath.Join(f.certPath, "tls.key")}
+	k := &keeper{cert: filepath.Join(folder, "tls.crt"), key: filepath.Join(folder, "tls.key")}
 	if err := k.read(); err != nil {
-		return nil, fmt.Errorf("--cert-path: %w", err)
+		return nil, err
 	}
 	return k.get, nil
 }

@@ -3,28 +3,32 @@
 package main
 
 import (
-	"encoding/json"
+	"cmp"
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/pdkit/pdkit/connector"
 )
 
-// Names and defaults are those of llm-d-router ebab6879, pkg/sidecar/proxy/options.go, and of llm-d-routing-sidecar
-// 78051b86, cmd/llm-d-routing-sidecar/main.go, which came before it.
+// Names and defaults are those of llm-d-router ebab6879, pkg/sidecar/proxy/options.go, with those of 0186107d after it and of the releases
+// before it whose flags KServe and llm-d's charts still write. The README compares each.
 type flags struct {
 	port, modelServerPort int
+	ranks                 int    // --data-parallel-size
+	podIP                 string // POD_IP
 	kvConnector           string
 	connectorConfig       string
 	mooncakePort, p2pPort int
 	sglangPort            int // SGLANG_BOOTSTRAP_PORT; llm-d has no flag for it either
+	moriio                moriioFlags
+	ecConnector           string
 	sampling              bool
 	retries               int
 	backoff               time.Duration
@@ -32,18 +36,32 @@ type flags struct {
 
 	secure   bool
 	certPath string
+	minTLS   uint16
+	ciphers  []uint16
 	tls      stages // over which engines are asked
 	insecure stages // whose certificates are not looked at
 
-	prefillers     string
-	prefillersFile string
-	prefillersDNS  string
-	resolver       string
-	level          slog.Level
+	prefill  listFlags
+	encode   listFlags
+	file     string
+	resolver string
+	pool     poolFlags
+
+	metrics, metricsCert string // an address, and the folder of its certificate
+	tracing              bool
+	level                slog.Level
+	json                 bool     // the log's form
+	warnings             []string // of flags that are taken and do nothing
 }
 
+// listFlags say by themselves which engines of one role requests may name.
+type listFlags struct{ static, dns string }
+
+// poolFlags name the InferencePool that says it.
+type poolFlags struct{ group, namespace, name string }
+
 // stages are the parties whose connections flags speak of.
-type stages struct{ prefiller, decoder bool }
+type stages struct{ prefiller, decoder, encoder bool }
 
 func (s *stages) set(text string) error {
 	for name := range strings.SplitSeq(text, ",") {
@@ -52,93 +70,203 @@ func (s *stages) set(text string) error {
 			s.prefiller = true
 		case "decoder":
 			s.decoder = true
+		case "encoder":
+			s.encoder = true
 		default:
-			return errors.New("want prefiller, decoder or both, separated by a comma")
+			return errors.New("want prefiller, decoder or encoder, or several, separated by commas")
 		}
 	}
 	return nil
 }
 
-// elsewhere are flags of llm-d's sidecar that this one does not have. The value that means "off" is taken, so that a manifest that
-// spells out defaults works; any other ends the start, since a request would not be served as its author thinks.
-var elsewhere = map[string]struct {
-	off  []string
-	what string
-}{
-	"data-parallel-size":       {[]string{"1"}, "a port for each rank: start one sidecar for each"},
-	"ec-connector":             {[]string{""}, "an encode stage"},
-	"enable-p2p-pull":          {[]string{"false"}, "pulls of cached prefixes"},
-	"decode-chunk-size":        {[]string{"0"}, "decoding in chunks"},
-	"metrics-port":             {[]string{"0"}, "metrics: examples/gateway shows how to add them"},
-	"tracing":                  {[]string{"false"}, "traces: examples/gateway shows how to add them"},
-	"configuration":            {[]string{""}, "a configuration beside the flags"},
-	"configuration-file":       {[]string{""}, "a configuration beside the flags"},
-	"inference-pool":           {nil, "InferencePools: name the prefill engines by --prefillers, --prefillers-file or --prefillers-dns"},
-	"inference-pool-name":      {nil, "InferencePools: name the prefill engines by --prefillers, --prefillers-file or --prefillers-dns"},
-	"inference-pool-namespace": {nil, "InferencePools: name the prefill engines by --prefillers, --prefillers-file or --prefillers-dns"},
-	"pool-group":               {nil, "InferencePools: name the prefill engines by --prefillers, --prefillers-file or --prefillers-dns"},
-	"enable-ssrf-protection":   {[]string{"true"}, "a way to switch the list of prefill engines off"},
-	"moriio-write-mode":        {[]string{"false"}, "MoRI-IO's write mode"},
-}
+const maxRanks = 1024 // each is a listener
 
 var errUsage = errors.New("usage")
 
-// parseFlags reads the command line. The error has been written to stderr; it is flag.ErrHelp or errUsage.
+// parseFlags reads the command line, and the configuration that it names. The error has been written to stderr; it is flag.ErrHelp or errUsage.
 func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*flags, error) {
-	f := &flags{modelServerPort: 8200}
+	f := &flags{podIP: getenv("POD_IP"), sglangPort: port(getenv, "SGLANG_BOOTSTRAP_PORT", 8998)}
 	fs := flag.NewFlagSet("sidecar", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	fs.IntVar(&f.port, "port", 8000, "the `PORT` that clients connect to")
-	modelServer := fs.Int("model-server-port", 0, "the `PORT` of the decode engine on this host (default 8200)")
-	fs.IntVar(&f.modelServerPort, "vllm-port", 8200, "the old name of --model-server-port")
-	fs.StringVar(&f.kvConnector, "kv-connector", "nixlv2", "how KV moves: `NAME` is nixlv2, shared-storage, sglang, mooncake, offloading, lmcache, or one of pdkit's connectors")
-	fs.Func("connector", "the old name of --kv-connector", func(s string) error { f.kvConnector = s; return f.notV1() })
-	fs.StringVar(&f.connectorConfig, "kv-connector-config", "", "further settings of the connector, as `JSON`; the connector's README lists them")
-	fs.IntVar(&f.mooncakePort, "mooncake-bootstrap-port", port(getenv, "MOONCAKE_BOOTSTRAP_PORT", 8998), "the `PORT` of prefill engines' bootstrap servers, for mooncake")
-	fs.IntVar(&f.p2pPort, "p2p-connector-port", port(getenv, "P2P_CONNECTOR_PORT", 7777), "the `PORT` of prefill engines' P2P tiers, for offloading")
-	f.sglangPort = port(getenv, "SGLANG_BOOTSTRAP_PORT", 8998)
-	sampling, _ := strconv.ParseBool(getenv("ENABLE_PREFILLER_SAMPLING"))
-	fs.BoolVar(&f.sampling, "enable-prefiller-sampling", sampling, "of several engines in the header, try a random one first")
-	fs.IntVar(&f.retries, "prefill-max-retries", 0, "further `ATTEMPTS` after one that failed by an engine's fault")
-	fs.DurationVar(&f.backoff, "prefill-retry-backoff", 200*time.Millisecond, "the pause before the first of them; it doubles")
-	fs.IntVar(&f.maxIdle, "max-idle-conns-per-host", 1024, "unused connections kept for each engine")
-	fs.BoolVar(&f.secure, "secure-proxy", true, "serve clients over TLS")
-	fs.StringVar(&f.certPath, "cert-path", "", "the `FOLDER` of tls.crt and tls.key for --secure-proxy; without it a certificate is made, which nobody can check")
-	fs.Func("enable-tls", "the `STAGES` (prefiller,decoder) that are asked over TLS", f.tls.set)
-	fs.Func("tls-insecure-skip-verify", "the `STAGES` whose certificates are not verified", f.insecure.set)
-	fs.StringVar(&f.prefillers, "prefillers", "", "the prefill engines that a request may name: `HOST:PORT,…`")
-	fs.StringVar(&f.prefillersFile, "prefillers-file", "", "the same as a `FILE` that is watched (see package discovery/file)")
-	fs.StringVar(&f.prefillersDNS, "prefillers-dns", "", "the same as a name, `NAME:PORT` for its addresses (a headless service) or NAME for its SRV records")
-	fs.StringVar(&f.resolver, "prefillers-dns-server", "", "the `HOST:PORT` to ask for it (default: those of /etc/resolv.conf)")
-	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	for name, x := range elsewhere {
-		refuse := func(value string) error {
-			if slices.Contains(x.off, value) {
-				return nil
+	modelServer, vllm := -1, -1
+	f.serving(fs, &modelServer, &vllm)
+	f.engines(fs, getenv)
+	f.lists(fs, getenv)
+	f.telemetry(fs, getenv)
+	f.withoutEffect(fs)
+	f.moriio.define(fs, getenv)
+	inline := fs.String("configuration", "", "the flags that are not on the command line, as `YAML`")
+	file := fs.String("configuration-file", "", "the same in a `FILE`")
+
+	rest := args
+	for {
+		if err := fs.Parse(rest); err != nil {
+			if !errors.Is(err, flag.ErrHelp) {
+				err = errUsage
 			}
-			return errors.New("there is no " + x.what)
+			return nil, err
 		}
-		if slices.Contains(x.off, "true") || slices.Contains(x.off, "false") {
-			fs.BoolFunc(name, "of llm-d's sidecar; not here", refuse)
-		} else {
-			fs.Func(name, "of llm-d's sidecar; not here", refuse)
+		// Templates leave empty arguments where a condition does not hold (KServe's do without TLS).
+		if rest = fs.Args(); len(rest) == 0 || rest[0] != "" {
+			break
+		}
+		rest = rest[1:]
+	}
+	problem := ""
+	if err := configure(fs, *inline, *file); err != nil {
+		problem = err.Error()
+	}
+	f.modelServerPort = 8200
+	if p := max(modelServer, vllm); p >= 0 {
+		f.modelServerPort = p
+		if modelServer >= 0 {
+			f.modelServerPort = modelServer
 		}
 	}
-	if err := fs.Parse(args); err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			err = errUsage
-		}
-		return nil, err
+	if f.insecure.prefiller && !f.tls.prefiller || f.insecure.decoder && !f.tls.decoder || f.insecure.encoder && !f.tls.encoder {
+		f.warn("--tls-insecure-skip-verify has no effect on a stage that --enable-tls does not name")
 	}
-	if *modelServer != 0 {
-		f.modelServerPort = *modelServer
+	if f.certPath != "" && !f.secure {
+		f.warn("--cert-path has no effect without --secure-serving")
 	}
-	if problem := f.check(fs.Args()); problem != "" {
+	if problem = cmp.Or(problem, f.check(rest)); problem != "" {
 		fmt.Fprintln(stderr, "sidecar:", problem)
 		return nil, errUsage
 	}
 	return f, nil
 }
+
+// serving defines what concerns the sidecar's own ports.
+func (f *flags) serving(fs *flag.FlagSet, modelServer, vllm *int) {
+	fs.IntVar(&f.port, "port", 8000, "the `PORT` that clients connect to")
+	fs.IntVar(modelServer, "model-server-port", -1, "the `PORT` of the decode engine on this host (default 8200)")
+	fs.IntVar(vllm, "vllm-port", -1, "the old name of --model-server-port")
+	fs.IntVar(&f.ranks, "data-parallel-size", 1, "decode engines on this host: `RANK` r of them is at --model-server-port + r and served at --port + r")
+	fs.BoolVar(&f.secure, "secure-serving", true, "serve clients over TLS")
+	fs.BoolVar(&f.secure, "secure-proxy", true, "the old name of --secure-serving")
+	fs.StringVar(&f.certPath, "cert-path", "", "the `FOLDER` of tls.crt and tls.key for --secure-serving; without it a certificate is made, which nobody can check")
+	f.minTLS = tls.VersionTLS12
+	fs.Func("tls-min-version", "the lowest `VERSION` towards clients: VersionTLS12 (default) or VersionTLS13", func(s string) error {
+		v, ok := map[string]uint16{"": tls.VersionTLS12, "VersionTLS12": tls.VersionTLS12, "VersionTLS13": tls.VersionTLS13}[s]
+		if !ok {
+			return errors.New("want VersionTLS12 or VersionTLS13")
+		}
+		f.minTLS = v
+		return nil
+	})
+	fs.Func("tls-cipher-suites", "the `SUITES` of TLS 1.2 towards clients, by the names of crypto/tls, separated by commas", func(s string) error {
+		for name := range strings.SplitSeq(s, ",") {
+			if name = strings.TrimSpace(name); name == "" {
+				continue
+			}
+			i := slices.IndexFunc(tls.CipherSuites(), func(c *tls.CipherSuite) bool { return c.Name == name })
+			if i < 0 {
+				return errors.New("there is no such cipher suite, or it is not safe")
+			}
+			f.ciphers = append(f.ciphers, tls.CipherSuites()[i].ID)
+		}
+		return nil
+	})
+}
+
+// engines defines how engines are asked.
+func (f *flags) engines(fs *flag.FlagSet, getenv func(string) string) {
+	fs.StringVar(&f.kvConnector, "kv-connector", "nixlv2", "how KV moves: `NAME` is nixlv2, shared-storage, sglang, mooncake, offloading, lmcache, or one of pdkit's connectors")
+	fs.Func("connector", "the old name of --kv-connector", func(s string) error { f.kvConnector = s; return f.notV1() })
+	fs.StringVar(&f.connectorConfig, "kv-connector-config", "", "further settings of the connector, as `JSON`; the connector's README lists them")
+	fs.IntVar(&f.mooncakePort, "mooncake-bootstrap-port", port(getenv, "MOONCAKE_BOOTSTRAP_PORT", 8998), "the `PORT` of prefill engines' bootstrap servers, for mooncake")
+	fs.IntVar(&f.p2pPort, "p2p-connector-port", port(getenv, "P2P_CONNECTOR_PORT", 7777), "the `PORT` of prefill engines' P2P tiers, of rank 0, for offloading")
+	fs.StringVar(&f.ecConnector, "ec-connector", "", "an encode stage before prefill: `NAME` is ec-example or ec-nixl")
+	sampling, _ := strconv.ParseBool(getenv("ENABLE_PREFILLER_SAMPLING"))
+	fs.BoolVar(&f.sampling, "enable-prefiller-sampling", sampling, "of several engines in the header, try a random one first")
+	fs.IntVar(&f.retries, "prefill-max-retries", 0, "further `ATTEMPTS` after one that failed by an engine's fault")
+	fs.DurationVar(&f.backoff, "prefill-retry-backoff", 200*time.Millisecond, "the pause before the first of them; it doubles")
+	fs.IntVar(&f.maxIdle, "max-idle-conns-per-host", 1024, "unused connections kept for each engine")
+	fs.Func("enable-tls", "the `STAGES` (prefiller,decoder,encoder) that are asked over TLS", f.tls.set)
+	fs.Func("tls-insecure-skip-verify", "the `STAGES` whose certificates are not verified", f.insecure.set)
+	for name, stage := range map[string]*bool{
+		"prefiller-use-tls": &f.tls.prefiller, "decoder-use-tls": &f.tls.decoder,
+		"prefiller-tls-insecure-skip-verify": &f.insecure.prefiller, "decoder-tls-insecure-skip-verify": &f.insecure.decoder,
+	} {
+		fs.BoolFunc(name, "the old form of --enable-tls and --tls-insecure-skip-verify", func(s string) error {
+			on, err := strconv.ParseBool(s)
+			*stage = *stage || on // as llm-d has it: both forms add stages, none takes one away
+			return err
+		})
+	}
+}
+
+// lists defines whom a request may name.
+func (f *flags) lists(fs *flag.FlagSet, getenv func(string) string) {
+	fs.StringVar(&f.prefill.static, "prefillers", "", "the prefill engines that a request may name: `HOST:PORT,…`, or HOST:FIRST-LAST for the ports of data-parallel ranks")
+	fs.StringVar(&f.prefill.dns, "prefillers-dns", "", "the same as a name, `NAME:PORT` or NAME:FIRST-LAST for its addresses (a headless service), or NAME for its SRV records")
+	fs.StringVar(&f.encode.static, "encoders", "", "the encode engines that a request may name, as --prefillers")
+	fs.StringVar(&f.encode.dns, "encoders-dns", "", "the same as a `NAME`, as --prefillers-dns")
+	fs.StringVar(&f.file, "prefillers-file", "", "prefill and encode engines as a `FILE` that is watched (see package discovery/file)")
+	fs.StringVar(&f.resolver, "prefillers-dns-server", "", "the `HOST:PORT` to ask for names (default: those of /etc/resolv.conf)")
+
+	f.pool = poolFlags{group: poolGroup, namespace: getenv("INFERENCE_POOL_NAMESPACE"), name: getenv("INFERENCE_POOL_NAME")}
+	if both := getenv("INFERENCE_POOL"); both != "" {
+		if err := f.pool.set(both); err != nil {
+			f.warn("INFERENCE_POOL is ignored: " + err.Error())
+		}
+	}
+	fs.Func("inference-pool", "the InferencePool whose pods a request may name: `NAMESPACE/NAME`, or NAME in the namespace default", f.pool.set)
+	fs.StringVar(&f.pool.name, "inference-pool-name", f.pool.name, "the old form of --inference-pool")
+	fs.StringVar(&f.pool.namespace, "inference-pool-namespace", f.pool.namespace, "the old form of --inference-pool")
+	fs.StringVar(&f.pool.group, "pool-group", f.pool.group, "the API `GROUP` of the InferencePool")
+	fs.BoolFunc("enable-ssrf-protection", "of llm-d's sidecar; here it is always on", func(s string) error {
+		on, err := strconv.ParseBool(s)
+		if err == nil && !on {
+			f.warn("--enable-ssrf-protection=false is ignored: a request names only engines that are listed")
+		}
+		return err
+	})
+}
+
+// telemetry defines what is told of requests, and the log.
+func (f *flags) telemetry(fs *flag.FlagSet, getenv func(string) string) {
+	f.metrics = strings.TrimSpace(getenv("MORIIO_METRICS_ADDR"))
+	fs.Func("metrics-port", "serve metrics at this `PORT`, path /metrics; 0: nowhere", func(s string) error {
+		n, err := strconv.ParseUint(s, 10, 16)
+		if err != nil {
+			return errors.New("want a port, or 0")
+		}
+		if n > 0 {
+			f.metrics = ":" + s
+		}
+		return nil
+	})
+	fs.StringVar(&f.metricsCert, "metrics-cert-dir", "", "the `FOLDER` of tls.crt and tls.key for --metrics-port; without it metrics are served in the clear")
+	fs.BoolVar(&f.tracing, "tracing", false, "make spans; OTEL_TRACES_EXPORTER, OTEL_TRACES_SAMPLER_ARG and OTEL_SERVICE_NAME are heeded")
+	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	fs.Func("zap-log-level", "llm-d's form of --log-level: a `LEVEL`, or a number, of which 4 and above are debug", f.zapLevel)
+	fs.Func("v", "klog's form of it", f.zapLevel)
+	fs.Func("zap-encoder", "the log's `FORM`: json or console (default)", func(s string) error {
+		if f.json = s == "json"; !f.json && s != "console" {
+			return errors.New("want json or console")
+		}
+		return nil
+	})
+}
+
+func (f *flags) zapLevel(s string) error {
+	if n, err := strconv.Atoi(s); err == nil {
+		f.level = slog.LevelInfo
+		if n >= 4 { // llm-d's DEBUG (pkg/common/observability/logging)
+			f.level = slog.LevelDebug
+		}
+		return nil
+	}
+	level, ok := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "error": slog.LevelError, "panic": slog.LevelError}[s]
+	if !ok {
+		return errors.New("want debug, info, error, panic or a number")
+	}
+	f.level = level
+	return nil
+}
+
+func (f *flags) warn(text string) { f.warnings = append(f.warnings, text) }
 
 func port(getenv func(string) string, name string, otherwise int) int {
 	if n, err := strconv.Atoi(getenv(name)); err == nil {
@@ -158,53 +286,38 @@ func (f *flags) check(rest []string) string {
 	switch {
 	case len(rest) > 0:
 		return fmt.Sprintf("unexpected argument %q", rest[0])
-	case f.port < 0 || f.port > 65535:
-		return "--port is not one of 0 (any) to 65535"
-	case f.modelServerPort < 1 || f.modelServerPort > 65535:
-		return "--model-server-port is not one of 1 to 65535"
-	case f.port == f.modelServerPort:
-		return "--port is the decode engine's: the sidecar would call itself"
-	case f.prefillers == "" && f.prefillersFile == "" && f.prefillersDNS == "":
-		return "--prefillers, --prefillers-file or --prefillers-dns is missing: without a list anybody who can send a header could have any host called"
-	case f.resolver != "" && f.prefillersDNS == "":
-		return "--prefillers-dns-server has no use without --prefillers-dns"
+	case f.ranks < 1 || f.ranks > maxRanks:
+		return fmt.Sprintf("--data-parallel-size is not one of 1 to %d", maxRanks)
+	case f.port < 0 || f.port+f.ranks-1 > 65535:
+		return "--port is not one of 0 (any) to 65535, or --data-parallel-size leads beyond that"
+	case f.modelServerPort < 1 || f.modelServerPort+f.ranks-1 > 65535:
+		return "--model-server-port is not one of 1 to 65535, or --data-parallel-size leads beyond that"
+	case f.port > 0 && f.port < f.modelServerPort+f.ranks && f.modelServerPort < f.port+f.ranks:
+		return "--port is a decode engine's: the sidecar would call itself"
+	case f.resolver != "" && f.prefill.dns == "" && f.encode.dns == "":
+		return "--prefillers-dns-server has no use without --prefillers-dns or --encoders-dns"
 	case f.retries < 0 || f.backoff < 0 || f.maxIdle < 1:
 		return "--prefill-max-retries and --prefill-retry-backoff must not be negative, and --max-idle-conns-per-host must be 1 or more"
-	case f.certPath != "" && !f.secure:
-		return "--cert-path has no use with --secure-proxy=false"
-	case f.insecure.prefiller && !f.tls.prefiller || f.insecure.decoder && !f.tls.decoder:
-		return "--tls-insecure-skip-verify names a stage that --enable-tls does not"
+	case f.ecConnector != "" && f.ecConnector != "ec-example" && f.ecConnector != "ec-nixl":
+		return "--ec-connector is not ec-example or ec-nixl"
+	case f.metricsAddress() != "":
+		return f.metricsAddress()
 	}
-	return ""
+	return cmp.Or(f.checkLists(), f.moriio.check(f))
 }
 
-// connector makes the connector of --kv-connector. llm-d's names are those of pkg/sidecar/constants/constants.go.
-func (f *flags) connector() (connector.KVConnector, error) {
-	spec := connector.Spec{Type: f.kvConnector}
-	config := map[string]any{}
-	switch f.kvConnector {
-	case "nixlv2":
-		spec.Type = "nixl"
-	case "shared-storage":
-		spec.Type = "sharedstorage"
-	case "sglang":
-		config["bootstrapPort"] = f.sglangPort
-	case "mooncake":
-		config["bootstrapPort"] = f.mooncakePort
-	case "offloading":
-		spec.Type, config["port"] = "offload-p2p", f.p2pPort
+// metricsAddress says what is wrong with where metrics are to be served.
+func (f *flags) metricsAddress() string {
+	if f.metrics == "" {
+		return ""
 	}
-	if f.connectorConfig != "" {
-		if err := json.Unmarshal([]byte(f.connectorConfig), &config); err != nil || config == nil {
-			return nil, errors.New("--kv-connector-config is not a JSON object")
-		}
+	_, text, err := net.SplitHostPort(f.metrics)
+	n, perr := strconv.Atoi(text)
+	switch {
+	case err != nil || perr != nil || n < 0 || n > 65535:
+		return "MORIIO_METRICS_ADDR is not HOST:PORT"
+	case f.port > 0 && n >= f.port && n < f.port+f.ranks:
+		return "--metrics-port is one of the sidecar's own ports"
 	}
-	if len(config) > 0 {
-		spec.Config, _ = json.Marshal(config) // of what was JSON, numbers and texts
-	}
-	c, err := connector.Open(spec)
-	if err != nil {
-		return nil, fmt.Errorf("--kv-connector: %w", err)
-	}
-	return c, nil
+	return ""
 }

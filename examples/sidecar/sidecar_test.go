@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -196,23 +197,58 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 	}
 }
 
+// 403 is llm-d's status for it (pkg/sidecar/proxy/chat_completions.go).
 func TestAHeaderThatNamesWhatIsNotListedIsRefused(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
+	asked := make(chan string, 10)
+	outside := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	defer outside.Close()
 	for name, value := range map[string]string{
 		"another host":                    "169.254.169.254:80",
-		"another port of a listed host":   "127.0.0.1:1",
+		"another port of a listed host":   hostPort(t, outside.URL),
 		"the decode engine itself":        hostPort(t, d.URL()),
-		"a listed one and one that isn't": hostPort(t, p.URL()) + ",10.0.0.1:8000",
-		"nonsense":                        "http://a@b",
+		"a listed one and one that isn't": hostPort(t, p.URL()) + "," + hostPort(t, outside.URL),
+		"a name of a listed address":      "localhost:" + portOf(t, p.URL()),
+		"no port":                         "127.0.0.1",
+		"a user":                          "http://a@b",
+		"a path":                          hostPort(t, outside.URL) + "/x",
+		"bytes":                           "\xff\xfe",
 	} {
-		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, value)
-		assert.Equal(t, http.StatusBadRequest, status, name)
+		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, value)
+		assert.Equal(t, http.StatusForbidden, status, name)
+		assert.Equal(t, "application/json", h.Get("Content-Type"))
 		assert.Equal(t, "X-Prefiller-Host-Port", gjson.Get(answer, "error.param").String(), answer)
 		assert.NotContains(t, answer, "127.0.0.1", "the answer tells of addresses")
 	}
+	assert.Empty(t, asked, "somebody was called")
 	assert.Empty(t, p.Requests())
 	assert.Empty(t, d.Requests())
 	assert.NotContains(t, x.log.String(), "169.254.169.254")
+}
+
+// llm-d's scheduler may name several: by commas, by lines, or both. Without --enable-prefiller-sampling the first is asked.
+func TestSeveralEnginesInTheHeader(t *testing.T) {
+	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
+	at := hostPort(t, p.URL())
+	for n, headers := range [][]string{
+		{header, at},
+		{header, "http://" + at},
+		{header, " " + at + " , " + at},
+		{header, at, header, at},
+		{header, ", ," + at},
+		{"X-PREFILLER-HOST-PORT", at},
+	} {
+		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(n, false), headers...)
+		require.Equal(t, http.StatusOK, status, "%q: %s", headers, answer)
+		assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"), "%q", headers)
+	}
+	assert.Len(t, p.Requests(), 6)
+	for _, blank := range []string{"", " ", ","} {
+		_, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(7, false), header, blank)
+		assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"), "%q names nobody", blank)
+	}
+	assert.Len(t, p.Requests(), 6)
+	assert.Len(t, d.Requests(), 9)
 }
 
 func TestWithoutTheHeaderTheDecodeEngineServesAlone(t *testing.T) {
@@ -254,9 +290,41 @@ func TestHealthIsTheSidecarsOwn(t *testing.T) {
 	require.NoError(t, d.Close())
 	status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
 	assert.Equal(t, http.StatusOK, status, "llm-d's answers without asking the engine")
-	status, _, answer := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
-	assert.Equal(t, http.StatusBadGateway, status)
-	assert.NotContains(t, answer, "127.0.0.1")
+}
+
+// llm-d's status for a decode engine that is not there yet: clients and gateways try again.
+func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
+	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
+	require.NoError(t, d.Close())
+	for name, send := range map[string]func() (int, http.Header, string){
+		"alone": func() (int, http.Header, string) {
+			return ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false))
+		},
+		"a pair": func() (int, http.Header, string) {
+			return ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, true), header, hostPort(t, p.URL()))
+		},
+		"a probe": func() (int, http.Header, string) {
+			return ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
+		},
+	} {
+		status, h, answer := send()
+		assert.Equal(t, http.StatusServiceUnavailable, status, "%s: %s", name, answer)
+		assert.Equal(t, "1", h.Get("Retry-After"), name)
+		assert.Equal(t, "decode_failed", gjson.Get(answer, "error.code").String(), name)
+		assert.NotContains(t, answer, "127.0.0.1", name)
+	}
+}
+
+// The decode engine is beside the sidecar, and is called at loopback whatever the request says.
+func TestTheDecodeEngineIsCalledAtLoopback(t *testing.T) {
+	for args, want := range map[string]string{"--data-parallel-size=2": "http://127.0.0.1:8201", "--data-parallel-size=2 --enable-tls=decoder": "https://localhost:8201"} {
+		f, problem := parse(t, noEnv, append(strings.Fields(args), "--prefillers=p:1")...)
+		require.Empty(t, problem)
+		s, err := build(f, slog.New(slog.DiscardHandler), &telemetry{})
+		require.NoError(t, err)
+		s.legs.close()
+		assert.Equal(t, want, s.decode[1].URL.String())
+	}
 }
 
 func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
@@ -275,6 +343,21 @@ func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
 	}
 }
 
+// Decode does not fall back to computing the prompt itself, in llm-d's sidecar as in this one.
+func TestAPrefillEngineThatFailsEndsTheRequest(t *testing.T) {
+	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
+	at := hostPort(t, p.URL())
+	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", `{"model":"nobody","prompt":"x"}`, header, at)
+	assert.Equal(t, http.StatusNotFound, status, "its refusal is the client's: %s", answer)
+	require.NoError(t, p.Close())
+	for _, stream := range []bool{false, true} {
+		status, _, answer = ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, stream), header, at)
+		assert.Equal(t, http.StatusBadGateway, status)
+		assert.Equal(t, "prefill_failed", gjson.Get(answer, "error.code").String(), answer)
+	}
+	assert.Empty(t, d.Requests())
+}
+
 func TestTheListCanBeAFileThatChanges(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)
@@ -286,25 +369,7 @@ func TestTheListCanBeAFileThatChanges(t *testing.T) {
 		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, hostPort(t, p.URL()))
 		return status
 	}
-	require.Equal(t, http.StatusBadRequest, send())
+	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 10*time.Second, 20*time.Millisecond, "503 until the list is read")
 	require.NoError(t, os.WriteFile(list, []byte("endpoints: [{url: \""+p.URL()+"\", role: prefill}]\n"), 0o600))
 	require.Eventually(t, func() bool { return send() == http.StatusOK }, 10*time.Second, 20*time.Millisecond)
-}
-
-func TestADrainLetsStreamsEnd(t *testing.T) {
-	p, _, x := pair(t, enginesim.Config{}, enginesim.Config{ITL: 20 * time.Millisecond}, nil)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+x.addr+"/v1/completions", strings.NewReader(completion(0, true)))
-	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set(header, hostPort(t, p.URL()))
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	require.NoError(t, err)
-	defer resp.Body.Close()
-	code := make(chan int)
-	go func() { code <- x.stop() }()
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	assert.Contains(t, string(body), "[DONE]")
-	assert.Equal(t, exitOK, <-code)
 }

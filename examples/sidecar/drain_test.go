@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// begin sends a streamed request and returns once its answer has begun.
+func begin(t *testing.T, addr string, headers ...string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/v1/completions", strings.NewReader(completion(0, true)))
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Add(headers[i], headers[i+1])
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	return resp
+}
+
+// SIGTERM: what runs goes on to its end, and who comes meanwhile is sent elsewhere, with an answer. Nothing is cut, nothing begins.
+func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
+	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{ITL: 100 * time.Millisecond}, nil)
+	at := hostPort(t, p.URL())
+	resp := begin(t, x.addr, header, at)
+	defer resp.Body.Close()
+	code := make(chan int, 1)
+	go func() { code <- x.stop() }()
+	health := func() int {
+		status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
+		return status
+	}
+	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 5*time.Second, time.Millisecond, "readiness is still told")
+	for _, headers := range [][]string{{header, at}, nil} {
+		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(1, false), headers...)
+		assert.Equal(t, http.StatusServiceUnavailable, status)
+		assert.NotEmpty(t, h.Get("Retry-After"))
+		assert.Equal(t, "draining", gjson.Get(answer, "error.code").String())
+	}
+	status, _, answer := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
+	assert.Equal(t, http.StatusServiceUnavailable, status)
+	assert.Equal(t, "draining", gjson.Get(answer, "error.code").String())
+	require.Empty(t, code, "it ended while a stream ran")
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	assert.Contains(t, string(body), "[DONE]")
+	assert.Equal(t, exitOK, <-code)
+	assert.Len(t, p.Requests(), 1)
+	assert.Len(t, d.Requests(), 1)
+	assert.NotContains(t, x.log.String(), "were cut")
+}
+
+// What only passes through is not cut either: /v1/embeddings and the like.
+func TestADrainWaitsForWhatPassesToTheEngine(t *testing.T) {
+	begun, finish := make(chan struct{}), make(chan struct{})
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		close(begun)
+		<-finish
+		_, _ = io.WriteString(w, "whole")
+	}))
+	defer engine.Close()
+	x := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, engine.URL), "--prefillers=p:1")
+	got := make(chan string, 1)
+	go func() {
+		resp, err := http.Post("http://"+x.addr+"/v1/embeddings", "application/json", strings.NewReader("{}")) //nolint:noctx // its own time
+		if err != nil {
+			got <- err.Error()
+			return
+		}
+		b, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		got <- string(b)
+	}()
+	<-begun
+	code := make(chan int, 1)
+	go func() { code <- x.stop() }()
+	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "draining") }, 5*time.Second, time.Millisecond)
+	select {
+	case <-code:
+		t.Error("it ended while the engine answered")
+	case <-time.After(100 * time.Millisecond): // a wrong drain ends at once
+	}
+	close(finish)
+	assert.Equal(t, "whole", <-got)
+	assert.Equal(t, exitOK, <-code)
+}

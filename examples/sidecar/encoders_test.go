@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+const encoders = "x-encoder-hosts-ports" // as llm-d's scheduler writes it
+
+// stage is a sidecar with an encode engine and a pair.
+type stage struct {
+	e, p, d, alone *enginesim.Engine
+	side           *program
+}
+
+func staged(t *testing.T, kind string) stage {
+	t.Helper()
+	producer, consumer := map[string]string{"ec_role": "ec_producer"}, map[string]string{"ec_role": "ec_consumer"}
+	if kind == "ec-example" {
+		dir := t.TempDir()
+		producer["ec_shared_storage_path"], consumer["ec_shared_storage_path"] = dir, dir
+	}
+	var x stage
+	var err error
+	x.p, x.d, err = enginesim.Pair(enginesim.Config{Extra: consumer}, enginesim.Config{})
+	require.NoError(t, err)
+	x.e, err = enginesim.Start(enginesim.Config{Extra: producer})
+	require.NoError(t, err)
+	x.alone, err = enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		for _, e := range []*enginesim.Engine{x.e, x.p, x.d, x.alone} {
+			_ = e.Close()
+		}
+	})
+	x.side = start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.d.URL()), "--ec-connector="+kind,
+		"--prefillers="+hostPort(t, x.p.URL()), "--encoders="+hostPort(t, x.e.URL()))
+	return x
+}
+
+func (x *stage) chat(t *testing.T, body string, headers ...string) (int, string, string) {
+	t.Helper()
+	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.side.addr+"/v1/chat/completions", body, headers...)
+	return status, h.Get("X-Pd-Mode"), answer
+}
+
+// chatWith is a chat with two pictures, one of them twice.
+func chatWith(n int, stream bool) string {
+	image := func(name string) string {
+		return fmt.Sprintf(`{"type":"image_url","image_url":{"url":"https://example.com/%s-%d.png"}}`, name, n)
+	}
+	return fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"what is on these?"},%s,%s,%s]}],"max_tokens":12,"temperature":0,"stream":%t}`,
+		image("cat"), image("dog"), image("cat"), stream)
+}
+
+func chatText(answer string) string {
+	var b strings.Builder
+	for line := range strings.Lines(answer) {
+		line = strings.TrimPrefix(line, "data: ")
+		b.WriteString(gjson.Get(line, "choices.0.message.content").String() + gjson.Get(line, "choices.0.delta.content").String())
+	}
+	return b.String()
+}
+
+// Encode, prefill, decode: the scheduler names engines for both of the first stages, and the text is that of one engine alone.
+func TestMediaAreEncodedByTheEnginesInTheHeader(t *testing.T) {
+	for _, kind := range []string{"ec-example", "ec-nixl"} {
+		t.Run(kind, func(t *testing.T) {
+			x := staged(t, kind)
+			for n, stream := range []bool{false, true} {
+				status, mode, answer := x.chat(t, chatWith(n, stream), header, hostPort(t, x.p.URL()), encoders, hostPort(t, x.e.URL()))
+				require.Equal(t, http.StatusOK, status, answer)
+				assert.Equal(t, "disaggregated", mode)
+				_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions", chatWith(n, stream))
+				require.NotEmpty(t, chatText(answer))
+				assert.Equal(t, chatText(want), chatText(answer))
+				assert.EqualValues(t, 2*(n+1), x.e.Stats().MediaEncoded, "equal pictures are encoded once")
+				assert.EqualValues(t, 2*(n+1), x.p.Stats().MediaLoaded)
+			}
+			assert.Zero(t, x.p.Stats().MediaComputed)
+		})
+	}
+}
+
+// As llm-d's sidecar does it: encode engines that are not listed are left out, and without any the prefill engine encodes by itself.
+func TestEncodeEnginesThatAreNotListedAreNotCalled(t *testing.T) {
+	x := staged(t, "ec-nixl")
+	asked := make(chan string, 10)
+	outside := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	defer outside.Close()
+	for n, value := range []string{hostPort(t, outside.URL), hostPort(t, x.p.URL()), "nonsense", ""} {
+		status, mode, answer := x.chat(t, chatWith(n, false), header, hostPort(t, x.p.URL()), encoders, value)
+		require.Equal(t, http.StatusOK, status, answer)
+		assert.Equal(t, "disaggregated", mode)
+		assert.EqualValues(t, 2*(n+1), x.p.Stats().MediaComputed)
+	}
+	assert.Zero(t, x.e.Stats().MediaEncoded)
+	status, _, answer := x.chat(t, chatWith(9, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, outside.URL)+", http://"+hostPort(t, x.e.URL()))
+	require.Equal(t, http.StatusOK, status, answer)
+	assert.EqualValues(t, 2, x.e.Stats().MediaEncoded, "the listed one is asked")
+	assert.Empty(t, asked)
+	status, _, _ = x.chat(t, chatWith(10, false), header, hostPort(t, x.e.URL()), encoders, hostPort(t, x.e.URL()))
+	assert.Equal(t, http.StatusForbidden, status, "an encode engine is no prefill engine")
+}
+
+func TestAnEncodeEngineThatFailsEndsTheRequest(t *testing.T) {
+	x := staged(t, "ec-nixl")
+	require.NoError(t, x.e.Close())
+	status, _, answer := x.chat(t, chatWith(0, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, x.e.URL()))
+	assert.Equal(t, http.StatusBadGateway, status)
+	assert.Equal(t, "encode_failed", gjson.Get(answer, "error.code").String())
+	assert.Empty(t, x.p.Requests())
+}
+
+// Encode before one engine that does the rest is not here: that engine encodes by itself, and the operator is told once.
+func TestWithoutAPrefillEngineTheDecodeEngineEncodesByItself(t *testing.T) {
+	x := staged(t, "ec-nixl")
+	for n := range 2 {
+		status, mode, answer := x.chat(t, chatWith(n, false), encoders, hostPort(t, x.e.URL()))
+		require.Equal(t, http.StatusOK, status, answer)
+		assert.Equal(t, "aggregated", mode)
+		_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions", chatWith(n, false))
+		assert.Equal(t, chatText(want), chatText(answer))
+	}
+	assert.Zero(t, x.e.Stats().MediaEncoded)
+	assert.Equal(t, 1, strings.Count(x.side.log.String(), "encodes their media itself"))
+}
+
+// Without --ec-connector the header is nothing to the sidecar, as in llm-d's, and goes no further.
+func TestWithoutAnEncodeStageTheHeaderIsIgnored(t *testing.T) {
+	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
+	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions", chatWith(0, false), header, hostPort(t, p.URL()), encoders, "127.0.0.1:1")
+	require.Equal(t, http.StatusOK, status, answer)
+	for _, r := range append(p.Requests(), d.Requests()...) {
+		assert.Empty(t, r.Header.Values(encoders))
+	}
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/dns"
+	"github.com/pdkit/pdkit/discovery/file"
+	"github.com/pdkit/pdkit/discovery/static"
+)
+
+// list is the set of engines that a request may name.
+func (f *flags) list() (*discovery.Set, error) {
+	var sources []discovery.Source
+	for _, x := range []struct {
+		name string
+		role discovery.Role
+		tls  bool
+		from listFlags
+	}{
+		{"prefillers", discovery.RolePrefill, f.tls.prefiller, f.prefill},
+		{"encoders", discovery.RoleEncode, f.tls.encoder, f.encode},
+	} {
+		scheme := "http"
+		if x.tls {
+			scheme = "https"
+		}
+		if x.from.static != "" {
+			src, err := listed(x.from.static, scheme, x.role)
+			if err != nil {
+				return nil, fmt.Errorf("--%s %w", x.name, err)
+			}
+			sources = append(sources, src)
+		}
+		if x.from.dns != "" {
+			src, err := f.looked(x.from.dns, scheme, x.role)
+			if err != nil {
+				return nil, fmt.Errorf("--%s-dns%w", x.name, err)
+			}
+			sources = append(sources, src)
+		}
+	}
+	if f.file != "" {
+		src, err := file.New(f.file, nil)
+		if err != nil {
+			return nil, fmt.Errorf("--prefillers-file: %w", err)
+		}
+		sources = append(sources, src)
+	}
+	for i, src := range sources {
+		sources[i] = each{src, f.describe}
+	}
+	return discovery.NewSet(sources...), nil
+}
+
+// listed is what --prefillers and --encoders say.
+func listed(text, scheme string, role discovery.Role) (discovery.Source, error) {
+	var endpoints []discovery.Endpoint
+	for entry := range strings.SplitSeq(text, ",") {
+		host, first, last, ok := addresses(strings.TrimSpace(entry))
+		if !ok || first == 0 {
+			return nil, errors.New("is not a list of HOST:PORT or HOST:FIRST-LAST, separated by commas")
+		}
+		for port := first; port <= last; port++ {
+			e, err := discovery.New(scheme+"://"+net.JoinHostPort(host, strconv.Itoa(port)), role)
+			if err != nil || e.URL.Hostname() != host {
+				return nil, errors.New("is not a list of HOST:PORT or HOST:FIRST-LAST, separated by commas")
+			}
+			endpoints = append(endpoints, e)
+		}
+	}
+	src, err := static.New(endpoints...)
+	if err != nil {
+		return nil, fmt.Errorf("is no list: %w", err)
+	}
+	return src, nil
+}
+
+// looked is what --prefillers-dns and --encoders-dns say.
+func (f *flags) looked(text, scheme string, role discovery.Role) (discovery.Source, error) {
+	name, first, last, ok := addresses(text)
+	if !ok {
+		return nil, errors.New(" is not NAME, NAME:PORT or NAME:FIRST-LAST")
+	}
+	o := &dns.Options{Prefill: name, Port: first, Resolver: f.resolver, Scheme: scheme}
+	if role == discovery.RoleEncode {
+		o.Prefill, o.Encode = "", name
+	}
+	src, err := dns.New(o)
+	if err != nil {
+		return nil, fmt.Errorf(": %w", err)
+	}
+	if first == last {
+		return src, nil
+	}
+	return spread{src, last - first + 1}, nil
+}
+
+// addresses takes HOST, HOST:PORT and HOST:FIRST-LAST apart. Ports are 0 where there are none.
+func addresses(text string) (host string, first, last int, ok bool) {
+	if !strings.Contains(text, ":") {
+		return text, 0, 0, text != ""
+	}
+	host, ports, err := net.SplitHostPort(text)
+	from, to, isRange := strings.Cut(ports, "-")
+	if !isRange {
+		to = from
+	}
+	a, errA := strconv.ParseUint(from, 10, 16)
+	b, errB := strconv.ParseUint(to, 10, 16)
+	if err != nil || host == "" || errA != nil || errB != nil || a == 0 || b < a || b-a >= maxRanks {
+		return "", 0, 0, false
+	}
+	return host, int(a), int(b), true
+}
+
+// spread lists each of a source's engines once for each of several ports, for the data-parallel ranks behind one address.
+type spread struct {
+	src   discovery.Source
+	ports int
+}
+
+// Watch watches the source.
+func (s spread) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
+	return s.src.Watch(ctx, func(snap discovery.Snapshot) {
+		all := make([]discovery.Endpoint, 0, len(snap.Endpoints)*s.ports)
+		for _, e := range snap.Endpoints {
+			first, _ := strconv.Atoi(e.URL.Port()) // given, since it was asked for with a port
+			for i := range s.ports {
+				next := e
+				next.URL = new(url.URL)
+				*next.URL = *e.URL
+				next.URL.Host = net.JoinHostPort(e.URL.Hostname(), strconv.Itoa(first+i))
+				next.ID = next.URL.Host
+				all = append(all, next)
+			}
+		}
+		publish(discovery.Snapshot{Version: snap.Version, Endpoints: all})
+	})
+}
+
+// each changes each of a source's endpoints.
+type each struct {
+	src    discovery.Source
+	change func(discovery.Endpoint) discovery.Endpoint
+}
+
+// Watch watches the source.
+func (s each) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
+	return s.src.Watch(ctx, func(snap discovery.Snapshot) {
+		all := make([]discovery.Endpoint, len(snap.Endpoints))
+		for i, e := range snap.Endpoints {
+			all[i] = s.change(e)
+		}
+		publish(discovery.Snapshot{Version: snap.Version, Endpoints: all})
+	})
+}
+
+// describe tells the connector what an engine's address says of its data-parallel rank: the tier of rank r is at --p2p-connector-port + r,
+// and the engine's port at --port + r, as llm-d has it (pkg/sidecar/proxy/connector_p2p.go: p2pPortFor).
+func (f *flags) describe(e discovery.Endpoint) discovery.Endpoint {
+	port, err := strconv.Atoi(e.URL.Port())
+	rank := port - f.port
+	if f.kvConnector != "offloading" || err != nil || rank < 1 || rank >= f.ranks || e.Attribute("p2pPort") != "" {
+		return e
+	}
+	e.Attributes = maps.Clone(e.Attributes)
+	if e.Attributes == nil {
+		e.Attributes = map[string]string{}
+	}
+	e.Attributes["p2pPort"] = strconv.Itoa(f.p2pPort + rank)
+	return e
+}
+
+// checkLists says what is missing or superfluous.
+func (f *flags) checkLists() string {
+	switch {
+	case f.prefill == (listFlags{}) && f.file == "" && f.pool.name == "":
+		return "--prefillers, --prefillers-file, --prefillers-dns or --inference-pool is missing: without a list anybody who can send a header could have any host called"
+	case f.ecConnector == "" && f.encode != (listFlags{}):
+		return "--encoders and --encoders-dns have no use without --ec-connector"
+	case f.ecConnector != "" && f.encode == (listFlags{}) && f.file == "" && f.pool.name == "":
+		return "--encoders, --encoders-dns, --prefillers-file or --inference-pool is missing, for --ec-connector"
+	}
+	return ""
+}

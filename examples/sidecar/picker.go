@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// Headers of llm-d's scheduler, besides pick.PrefillerHeader (llm-d-router ebab6879, pkg/common/routing/common.go).
+const (
+	encodersHeader = "X-Encoder-Hosts-Ports"       // encode engines: host:port,…
+	rankHeader     = "X-Data-Parallel-Host-Port"   // this pod's address and the port of a rank
+	sourceHeader   = "X-Kv-Cache-Source-Host-Port" // who has a prefix cached: heard by nobody here
+)
+
+// rankKey is the key of the data-parallel rank in a request's context.
+type rankKey struct{}
+
+// picker takes the prefill engine from the header, the decode engine from the rank that the client has called, and the encode engines
+// from their header.
+type picker struct {
+	header pdflow.Picker
+	set    *discovery.Set
+	decode []discovery.Endpoint // by rank
+	encode bool                 // there is an encode stage
+	anyone bool                 // the list knows no roles: each engine may be asked to encode
+	log    *slog.Logger
+	told   sync.Once
+}
+
+// Changed is closed at the list's next change.
+func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
+
+// Pick does not block.
+func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	out, err := p.header.Pick(ctx, in)
+	if err != nil {
+		return out, err
+	}
+	rank, _ := ctx.Value(rankKey{}).(int)
+	out.Decode = p.decode[rank]
+	if !p.encode {
+		return out, nil
+	}
+	if out.Encode = p.encoders(in.Header); len(out.Encode) > 0 && out.Prefill.URL == nil {
+		p.told.Do(func() {
+			p.log.Warn("requests name encode engines and no prefill engine: the decode engine encodes their media itself")
+		})
+	}
+	return out, nil
+}
+
+// encoders are the ready ones of the listed engines that the header names. Others are passed over, as llm-d's sidecar does:
+// without any the media are encoded where the prompt is computed.
+func (p *picker) encoders(h http.Header) []discovery.Endpoint {
+	var named []discovery.Endpoint
+	for _, line := range h[encodersHeader] {
+		for text := range strings.SplitSeq(line, ",") {
+			want := canonical(strings.TrimPrefix(strings.TrimSpace(text), "http://"))
+			if want == "" {
+				continue
+			}
+			for _, e := range p.set.Load().Endpoints {
+				if (p.anyone || e.Role.Has(discovery.RoleEncode)) && e.Phase == discovery.PhaseReady && canonical(e.URL.Host) == want {
+					named = append(named, e)
+					break
+				}
+			}
+			if len(named) == maxNamed {
+				return named
+			}
+		}
+	}
+	return named
+}
+
+const maxNamed = 64 // encode engines of one request
+
+// canonical brings host:port into the form in which addresses are compared, "" for anything else.
+func canonical(text string) string {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil || host == "" {
+		return ""
+	}
+	if a, err := netip.ParseAddr(host); err == nil {
+		host = a.Unmap().String()
+	}
+	return net.JoinHostPort(strings.ToLower(host), port)
+}
+
+// rank says which rank's decode engine a request wants: that of the port that it came to, or at rank 0's port the one in the header, by
+// which schedulers name a rank behind a gateway that knows only one port. ok is false for a header that names no rank.
+func (f *flags) rank(listener int, h http.Header) (rank int, ok bool) {
+	want := h.Get(rankHeader)
+	if listener != 0 || want == "" {
+		return listener, true
+	}
+	for r := range f.ranks {
+		if want == net.JoinHostPort(f.podIP, strconv.Itoa(f.port+r)) {
+			return r, true
+		}
+	}
+	return 0, false
+}
+
+// onDemand skips the encode stage where the scheduler has named no encode engine.
+type onDemand struct{ *epd.Connector }
+
+// Items returns a request's media if there is an engine for them.
+func (c onDemand) Items(s *connector.Session) []connector.Item {
+	if len(s.Encode) == 0 {
+		return nil
+	}
+	return c.Connector.Items(s)
+}
