@@ -507,3 +507,16 @@ func TestChangesAreNoneWhenTheContextHasEnded(t *testing.T) {
 		assert.Fail(t, "yielded")
 	}
 }
+
+func TestASourceIsNotBlamedForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := discoverytest.NewManual(), discoverytest.NewManual()
+		set, f := run(t, first, second)
+		first.Publish(endpoint(t, "a"), discovery.Endpoint{ID: "b"})
+		synctest.Wait()
+		second.Publish(endpoint(t, "c"))
+		synctest.Wait()
+		assert.Equal(t, []string{"a::ready", "c::ready"}, say(set.Load()))
+		assert.Equal(t, []string{`discovery source 0: left out: endpoint "b" has no URL`}, f.all())
+	})
+}

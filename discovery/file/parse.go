@@ -4,6 +4,7 @@ package file
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -82,7 +86,7 @@ func Parse(data []byte) ([]discovery.Endpoint, error) {
 	if fault != nil {
 		return nil, Faults{fault}
 	}
-	p := &parser{visits: maxVisits, seen: map[string]int{}}
+	p := &parser{visits: maxVisits, seen: map[string]int{}, named: map[string]int{}}
 	list := p.file(root)
 	if len(p.faults) > 0 {
 		slices.SortStableFunc(p.faults, func(a, b *Fault) int { return a.Line - b.Line })
@@ -99,7 +103,7 @@ func decode(data []byte) (root *yaml.Node, fault *Fault) {
 			root, fault = nil, &Fault{Problem: "is not YAML"}
 		}
 	}()
-	dec := yaml.NewDecoder(bytes.NewReader(data))
+	dec := yaml.NewDecoder(bytes.NewReader(plainJSON(data)))
 	var doc yaml.Node
 	switch err := dec.Decode(&doc); {
 	case errors.Is(err, io.EOF):
@@ -114,6 +118,48 @@ func decode(data []byte) (root *yaml.Node, fault *Fault) {
 		return nil, syntaxFault(err)
 	}
 	return doc.Content[0], nil
+}
+
+// plainJSON writes JSON without the escapes that YAML has not: \/ and the pairs of \u that stand for one character. What is no JSON stays.
+func plainJSON(data []byte) []byte {
+	if bytes.IndexByte(data, '\\') < 0 || !json.Valid(data) {
+		return data
+	}
+	plain := make([]byte, 0, len(data))
+	for i := 0; i < len(data); i++ {
+		if data[i] != '\\' {
+			plain = append(plain, data[i])
+			continue
+		}
+		// A backslash is in a string, which ends with a quote: there is something after it.
+		if char := pair(data[i:]); char != unicode.ReplacementChar {
+			plain = utf8.AppendRune(plain, char)
+			i += len(`\ud83d\ude00`) - 1
+			continue
+		}
+		if i++; data[i] != '/' {
+			plain = append(plain, '\\')
+		}
+		plain = append(plain, data[i])
+	}
+	return plain
+}
+
+// pair returns the character that two \u at the beginning of text stand for, or else unicode.ReplacementChar.
+func pair(text []byte) rune {
+	const size = len(`\ud83d`)
+	var half [2]rune
+	for i := range half {
+		if len(text) < size || !bytes.HasPrefix(text, []byte(`\u`)) {
+			return unicode.ReplacementChar
+		}
+		n, err := strconv.ParseUint(string(text[2:size]), 16, 16)
+		if err != nil {
+			return unicode.ReplacementChar
+		}
+		half[i], text = rune(n), text[size:]
+	}
+	return utf16.DecodeRune(half[0], half[1])
 }
 
 var yamlLine = regexp.MustCompile(`^yaml: line (\d+):`)
@@ -133,6 +179,7 @@ type parser struct {
 	faults Faults
 	visits int
 	seen   map[string]int // an engine's address to the line that listed it
+	named  map[string]int // an endpoint's ID to that line
 }
 
 func (p *parser) fault(line int, field, problem, remedy string) {
@@ -322,7 +369,11 @@ func (p *parser) address(f field, line int, at string, role discovery.Role) (e d
 		p.fault(f.line, at+".url", fmt.Sprintf("is listed twice, first on line %d", first), "list each engine once; one that serves both legs has role: both")
 		return e, false
 	}
-	p.seen[key] = f.line
+	if first, twice := p.named[e.ID]; twice { // http://h and https://h
+		p.fault(f.line, at+".url", fmt.Sprintf("has the name of the engine on line %d, since neither has a port", first), "write the ports")
+		return e, false
+	}
+	p.seen[key], p.named[e.ID] = f.line, f.line
 	return e, true
 }
 

@@ -31,6 +31,9 @@ endpoints:
 		"JSON": `{"endpoints": [
   {"url": "http://10.0.0.1:8000/base/", "role": "prefill", "group": "a", "zone": "z1", "attributes": {"bootstrapPort": "8998"}},
   {"url": "https://[::1]:8000", "role": "both"}]}`,
+		"JSON with the escapes that YAML has not": `{"endpoints": [
+	{"url": "http:\/\/10.0.0.1:8000\/base", "role": "prefill", "group": "\u0061", "zone": "z1", "attributes": {"bootstrapPort": "8998", "emoji": "\ud83d\ude00\\ud83d\u00e9\n"}},
+	{"url": "https:\/\/[::1]:8000", "role": "both"}]}`,
 		"anchors and merges": `
 endpoints:
   - &p {url: "http://10.0.0.1:8000/base/", role: prefill, group: a, zone: z1, attributes: &a {bootstrapPort: "8998"}}
@@ -47,6 +50,9 @@ endpoints:
 			assert.Equal(t, "http://10.0.0.1:8000/base", p.URL.String())
 			assert.Equal(t, []any{discovery.RolePrefill, "a", "z1", "8998"}, []any{p.Role, p.Group, p.Zone, p.Attribute("bootstrapPort")})
 			assert.Equal(t, []any{discovery.RoleBoth, "[::1]:8000", ""}, []any{b.Role, b.ID, b.Group})
+			if text, there := p.Attributes["emoji"]; there {
+				assert.Equal(t, "\U0001f600\\ud83dé\n", text)
+			}
 		})
 	}
 }
@@ -93,6 +99,7 @@ func TestFaults(t *testing.T) {
 		"endpoints:\n- {url: http://a:1, role: both, attributes: [hunter2]}":          "line 2: endpoints[0].attributes: is not a mapping; write {NAME: VALUE}",
 		"endpoints:\n- {url: http://a:1, role: both, attributes: {\"a b\": {}}}":      "line 2: endpoints[0].attributes[\"a b\"]: is not a string; put it in quotes",
 		"endpoints:\n- {url: http://a:1, role: both, model: hunter2}":                 "line 2: endpoints[0].model: unknown field; known are url, role, group, zone, attributes",
+		"endpoints:\n- {url: http://a, role: both}\n- {url: https://a, role: both}":   "line 3: endpoints[1].url: has the name of the engine on line 2, since neither has a port; write the ports",
 		"endpoints:\n- {url: http://a:1, role: both, zone: a, zone: hunter2}":         "line 2: endpoints[0].zone: is given twice, first on line 2; keep one of the two",
 		"endpoints:\n- {url: http://a:1, role: both, ? [a] : b}":                      "line 2: endpoints[0]: has a key that is not a name; write NAME: VALUE",
 		"endpoints:\n- null":                                   "line 2: endpoints[0]: is not a mapping; write {NAME: VALUE}",
