@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 )
 
 // Name is the name the connector is registered under.
@@ -71,6 +72,12 @@ func (*Connector) Name() string { return Name }
 
 // Order is [connector.DecodeThenPrefill]: P needs the blocks that D has set aside.
 func (*Connector) Order() connector.Order { return connector.DecodeThenPrefill }
+
+// PairRules say: P's tensor-parallel size is a multiple of D's (Design_Documents/disaggregated_prefill.md, Limitations), and D's block size one
+// of P's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{ascendengine.TPRule(), connector.DecodeMultiple(connector.AttrBlockSize)}
+}
 
 // Start listens for callbacks. Connectors that name one address share its listener; each Start needs a Close.
 func (c *Connector) Start(ctx context.Context) error {

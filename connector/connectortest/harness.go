@@ -73,6 +73,9 @@ type Exceptions struct {
 	Refuses       []string // members that Unsupported names though most protocols carry them: logprobs, stop, tools
 	OwnSettings   []string // settings that are pdkit's own (paths: a.b), so that launch settings need not name them
 	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
+
+	// OwnValues are attributes of which a rule about pairs lets only the connector's own value meet, and that value.
+	OwnValues map[string]string
 }
 
 // transferMembers are what carries transfer instructions: never the client's, always the connector's to set.

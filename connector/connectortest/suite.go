@@ -65,6 +65,7 @@ var rules = []rule{
 	{"an answer of D's that is rewritten keeps its text", checkRewrite, false},
 	{"IPv6 engines get brackets where an address has a port", checkIPv6, false},
 	{"an engine without an attribute is refused, and the configuration check says so", checkAttributes, false},
+	{"rules about pairs are constant, forbid something, and part no engine from its like", checkPairs, true},
 	{"what the protocol cannot carry is named, and nothing else", checkUnsupported, true},
 	{"configurations are read strictly", checkConfig, true},
 	{"errors hold no prompt, address or value", checkSecrets, false},

@@ -75,6 +75,10 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 		}, "it is BadAnswers[0] became a decode leg"},
 		"a configuration that is not bad": {func(h *connectortest.Harness) { h.BadConfig = []json.RawMessage{json.RawMessage(`{}`)} },
 			"BadConfig[0]: it is accepted"},
+		"a value of one's own that no rule is about": {func(h *connectortest.Harness) { h.Except.OwnValues = map[string]string{"mode": "read"} },
+			"the harness says that mode has one value, but no rule is about it"},
+		"a value of one's own that others share": {func(h *connectortest.Harness) { h.Except.OwnValues = map[string]string{"tpSize": "3"} },
+			`the harness says that only "3" meets its like, but others do`},
 		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true }, "is accepted, but the harness says that it needs one"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -90,16 +94,17 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 // Exceptions are for what a protocol does otherwise: each lets its wrong connector pass.
 func TestExceptionsAreTaken(t *testing.T) {
 	for what, except := range map[string]connectortest.Exceptions{
-		"asks for two tokens":         {KeepsLimit: true},
-		"leaves the stream":           {KeepsStream: true},
-		"leaves several answers":      {KeepsAnswers: true},
-		"leaves log probabilities":    {KeepsLogprobs: true},
-		"needs a configuration":       {NeedsConfig: true},
-		"names every transfer alike":  {NotByID: true},
-		"drops a setting in silence":  {OwnSettings: []string{"pollInterval"}},
-		"leaves the stream's options": {KeepsStream: true},
-		"leaves the limit that wins":  {KeepsLimit: true},
-		"names the legs differently":  {NotByID: true},
+		"asks for two tokens":               {KeepsLimit: true},
+		"leaves the stream":                 {KeepsStream: true},
+		"leaves several answers":            {KeepsAnswers: true},
+		"leaves log probabilities":          {KeepsLogprobs: true},
+		"needs a configuration":             {NeedsConfig: true},
+		"lets only one value meet its like": {OwnValues: map[string]string{"tpSize": "4"}},
+		"names every transfer alike":        {NotByID: true},
+		"drops a setting in silence":        {OwnSettings: []string{"pollInterval"}},
+		"leaves the stream's options":       {KeepsStream: true},
+		"leaves the limit that wins":        {KeepsLimit: true},
+		"names the legs differently":        {NotByID: true},
 	} {
 		for _, f := range wrong.Faults() {
 			if f.What != what {

@@ -25,8 +25,8 @@ var toy = connectortest.Harness{
 	New:       func(config json.RawMessage) (connector.KVConnector, error) { return wrong.New(config) },
 	Config:    json.RawMessage(`{"blockSize":32,"pollInterval":"50ms","link":{"speed":100,"device":"eth7"}}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"blockSize":-1}`)},
-	Prefill:   discovery.Endpoint{Attributes: map[string]string{"kvPort": "9000"}},
-	Decode:    discovery.Endpoint{Attributes: map[string]string{"zone": "a"}},
+	Prefill:   discovery.Endpoint{Attributes: map[string]string{"kvPort": "9000", "store": "a, b"}},
+	Decode:    discovery.Endpoint{Attributes: map[string]string{"zone": "a", "store": "b"}},
 	Answer: func(s *connector.Session, _ []byte) []byte {
 		return connectortest.AnswerWith(s.API, connector.ParamsMember, `{"remote_blocks":[1,2],"remote_token":"`+s.ID+`"}`)
 	},

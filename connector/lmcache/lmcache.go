@@ -85,6 +85,13 @@ func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 // ContentStore reports that D finds KV by the prompt's tokens alone.
 func (*Connector) ContentStore() bool { return true }
 
+// PairRules say: D finds what P has put where both look, under keys that hold the type of KV (lmcache/utils.py of 0.5.6: CacheEngineKey). The
+// number of ranks is in the keys, too, but not with MLA (lmcache/v1/token_database.py: _make_key_by_hash), of which no list tells:
+// name other stores for engines that cannot share.
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.SharedValue(connector.AttrStore), connector.SameValue(connector.AttrKVCacheDtype)}
+}
+
 // Prefill asks P for one token. That its KV goes to the store is P's own setting.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()

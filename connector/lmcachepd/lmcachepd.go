@@ -90,6 +90,17 @@ func (*Connector) Name() string { return Name }
 // Order is [connector.PrefillThenDecode]: D may be asked once the notices have come.
 func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 
+// PairRules say: P's rank n sends to D's rank n, under keys that hold the type of KV, and each sends a notice (pd_backend.py of LMCache
+// 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). Where as many notices are awaited as D has ranks, P must have as many;
+// a number of notices of its own says that other ranks send, as with MLA.
+func (c *Connector) PairRules() []connector.PairRule {
+	rules := []connector.PairRule{connector.SameValue(connector.AttrKVCacheDtype)}
+	if c.options.Notifications == 0 {
+		rules = append(rules, connector.SameValue(connector.AttrTPSize))
+	}
+	return rules
+}
+
 // Start listens for notices, together with all connectors of this process that have the same address. Its error says that the
 // address cannot be had. Starting twice is starting once.
 func (c *Connector) Start(ctx context.Context) error {

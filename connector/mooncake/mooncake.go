@@ -70,6 +70,13 @@ func (*Connector) Order() connector.Order { return connector.Together }
 // Orders names what works besides: P first, whose blocks wait for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (captures mooncake/04).
 func (*Connector) Orders() []connector.Order { return []connector.Order{connector.PrefillThenDecode} }
 
+// PairRules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, with MLA, too (_get_tp_ratio,
+// handshake_target_ranks). P counts off its blocks against D's, so blocks of another size are an error, or worse, other tokens' KV
+// (_build_transfer_params); so is KV of another type (_validate_asymmetric_region_lengths). Pipelines may differ.
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)}
+}
+
 // Orphans is true: a decode leg whose prefill offers nothing holds one sender's task of P, and another one when it is given up, until P
 // stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines (captures mooncake/17); with the default
 // of 10 it did not (18).

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
@@ -83,6 +84,13 @@ func (*Connector) Name() string { return Name }
 
 // Order is [connector.PrefillThenDecode]: D needs the block ids of P's answer.
 func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
+
+// PairRules say: P's tensor-parallel size is a multiple of D's, and one block size divides the other (vllm-ascend 0.23.0,
+// mooncake_connector.py: MooncakeConnectorWorker.__init__, _get_local_remote_cp_params; Design_Documents/disaggregated_prefill.md,
+// Limitations).
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{ascendengine.TPRule(), connector.Multiple(connector.AttrBlockSize)}
+}
 
 // Lease is how long P keeps an unread handoff.
 func (c *Connector) Lease() time.Duration {

@@ -60,6 +60,12 @@ func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 // ContentStore reports that D finds KV by the prompt's tokens alone.
 func (*Connector) ContentStore() bool { return true }
 
+// PairRules say: D finds what P has put where both look. Sizes are no rule: whether ranks share keys depends on the model's heads and on
+// store_tp_size (mooncake/store/worker.py of vLLM 0.32.0: _select_store_layout); name other stores for engines that cannot share.
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.SharedValue(connector.AttrStore)}
+}
+
 // Prefill asks P for one token. That its KV goes to the pool is P's own setting.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()

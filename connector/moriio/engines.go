@@ -10,6 +10,9 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
+// attrMode is the mode that an engine announces.
+const attrMode = "mode"
+
 // maxSize bounds tensor- and data-parallel sizes. No engine has more.
 const maxSize = 1 << 16
 
@@ -83,8 +86,8 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 		return engine{}, &connector.EndpointError{Endpoint: e.ID, Attribute: attribute, Problem: problem}
 	}
 	// An engine that announces the other mode would not be waited for, or would wait for what nobody sends.
-	if mode := e.Attribute("mode"); mode != "" && mode != c.mode() {
-		return bad("mode", "is not the mode of the connector")
+	if mode := e.Attribute(attrMode); mode != "" && mode != c.mode() {
+		return bad(attrMode, "is not the mode of the connector")
 	}
 	var err error
 	if out.tp, err = connector.IntAttribute(e, "tpSize", c.tp, 1, maxSize); err != nil {
@@ -157,7 +160,7 @@ func (c *Connector) mode() string {
 }
 
 var remedies = map[string]string{
-	"mode":          "launch the engine with the connector's mode: read_mode true for read, false for write",
+	attrMode:        "launch the engine with the connector's mode: read_mode true for read, false for write",
 	"zmqAddress":    "host:IP,handshake:PORT,notify:PORT, as the engine announces it",
 	"handshakePort": "the engine's handshake_port, 1 to 65535",
 	"notifyPort":    "the engine's notify_port, 1 to 65535",

@@ -136,6 +136,14 @@ func (c *Connector) Orders() []connector.Order {
 	return []connector.Order{connector.PrefillThenDecode}
 }
 
+// PairRules say: one tensor-parallel size divides the other (moriio_connector.py of vLLM 0.32.0: get_moriio_remote_tp_rank,
+// get_moriio_expected_ack_count). Models without MLA need the same size unless each has as many ranks as KV heads, of which no list
+// tells. Both engines work in the connector's mode: two of the other would wait for what nobody sends.
+func (c *Connector) PairRules() []connector.PairRule {
+	own := c.mode()
+	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), {Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}}
+}
+
 // Lease is how long P keeps blocks that nobody has taken: after defer_timeout they are freed by force.
 func (c *Connector) Lease() time.Duration {
 	if c.deferred <= 0 {

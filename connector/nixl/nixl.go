@@ -67,6 +67,14 @@ func (*Connector) Name() string { return Name }
 // Order is [connector.PrefillThenDecode]: D needs the block ids of P's answer.
 func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 
+// PairRules follow the engines' handshake. One tensor-parallel size must divide the other (TransferTopology.tp_ratio), with MLA, too; the
+// type of KV is in the hash that they compare (compute_nixl_compatibility_hash), as are model and version, which pickers compare by
+// themselves. Block sizes and layouts may differ within bounds that depend on the attention backend, so they are no rules
+// (_validate_remote_agent_handshake; vLLM 0.32.0).
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrKVCacheDtype)}
+}
+
 // Lease is how long P keeps an unread handoff.
 func (c *Connector) Lease() time.Duration {
 	if c.lease <= 0 {

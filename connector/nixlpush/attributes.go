@@ -18,8 +18,8 @@ const (
 	attrEngineID = "engineID"            // engine_id of its kv_transfer_config
 	attrHost     = nixlengine.AttrHost   // VLLM_NIXL_SIDE_CHANNEL_HOST; the URL's host where left out
 	attrPort     = nixlengine.AttrPort   // VLLM_NIXL_SIDE_CHANNEL_PORT
-	attrTPSize   = "tpSize"              // its tensor-parallel size
-	attrPPSize   = "ppSize"              // its pipeline-parallel size
+	attrTPSize   = connector.AttrTPSize  // its tensor-parallel size
+	attrPPSize   = connector.AttrPPSize  // its pipeline-parallel size
 	attrDPSize   = nixlengine.AttrDPSize // its data-parallel size
 )
 

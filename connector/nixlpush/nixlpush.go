@@ -100,6 +100,12 @@ func (c *Connector) Orders() []connector.Order {
 	return []connector.Order{connector.Together, connector.PrefillThenDecode}
 }
 
+// PairRules are those of nixl: the handshake is the same, begun by P (nixl/base_worker.py: _validate_remote_agent_handshake; vLLM 0.32.0).
+// P may be a pipeline; a D that is one does not start.
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.Multiple(attrTPSize), connector.SameValue(connector.AttrKVCacheDtype)}
+}
+
 // Lease is how long P keeps blocks for a D that has not registered.
 func (c *Connector) Lease() time.Duration {
 	if c.lease <= 0 {

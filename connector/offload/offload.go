@@ -81,6 +81,13 @@ func (c *Connector) Orders() []connector.Order {
 	return []connector.Order{connector.PrefillThenDecode}
 }
 
+// PairRules say: peers whose fingerprints differ refuse each other, and D computes the prompt. Tokens in a block and the type of KV are in
+// it always; parallel sizes only where the layout depends on them, of which no list tells (vllm/v1/kv_offload of 0.32.0: file_mapper.py,
+// tiering/p2p/session/session.py, and kv_connector/v1/offloading/config.py).
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)}
+}
+
 // Prefill asks P for one token, and to keep the prompt's blocks for the attempt's id.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	at, err := c.addressOf(s)

@@ -70,6 +70,12 @@ func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 // PairOnly is true: D waits for the KV of every request.
 func (*Connector) PairOnly() bool { return true }
 
+// PairRules say: rank n of one engine speaks with rank n of the other, whose port is that many higher, and finds the layers there that it has
+// itself (p2p_nccl_connector.py: start_load_kv, save_kv_layer).
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.SameValue(connector.AttrTPSize), connector.SameValue(connector.AttrPPSize)}
+}
+
 // Orphans is true: a decode leg whose prefill failed waits for tensors that never come.
 func (*Connector) Orphans() bool { return true }
 

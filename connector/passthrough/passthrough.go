@@ -67,6 +67,11 @@ func (*Connector) Name() string { return Name }
 // Order is [connector.PrefillThenDecode].
 func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 
+// PairRules say: D finds what P has put where both look. Nothing else is known of the engines.
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.SharedValue(connector.AttrStore)}
+}
+
 // Prefill asks P for one token.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()

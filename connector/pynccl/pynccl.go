@@ -82,6 +82,11 @@ func (*Connector) Name() string { return Name }
 // Order is [connector.PrefillThenDecode].
 func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
 
+// PairRules say: engines of different tensor-parallel sizes hang (vllm#14952).
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.SameValue(connector.AttrTPSize)}
+}
+
 // Prefill asks P for one token.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()

@@ -84,6 +84,16 @@ func (*Connector) Order() connector.Order { return connector.Together }
 // PairOnly is true: an engine in either mode of disaggregation refuses a request without a room (400).
 func (*Connector) PairOnly() bool { return true }
 
+// PairRules are what D compares when it first asks a bootstrap server (common/conn.py of 0.5.23: try_ensure_parallel_info,
+// _resolve_rank_mapping): page size, type of KV, and a pipeline that is P's or none. Tensor-parallel sizes are no rule: with
+// data-parallel attention the attention's own size is compared, of which no list tells, and MLA takes any.
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{
+		connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype),
+		{Attribute: connector.AttrPPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},
+	}
+}
+
 // Prefill gives P the client's request with the rendezvous, limited to one token. It is never streamed: the flow reads P's answer as
 // one JSON value, and SGLang transfers the KV either way.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {

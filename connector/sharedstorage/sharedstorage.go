@@ -95,6 +95,11 @@ func (c *Connector) Orders() []connector.Order { return []connector.Order{connec
 // ContentStore is true: D finds the KV by the prompt's tokens alone.
 func (*Connector) ContentStore() bool { return true }
 
+// PairRules say: D finds what P has put where both look: the folder.
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.SharedValue(connector.AttrStore)}
+}
+
 const thresholdMember = "cache_hit_threshold"
 
 var zero = json.RawMessage("0")

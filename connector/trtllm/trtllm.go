@@ -111,6 +111,13 @@ func (c *Connector) Order() connector.Order {
 	return connector.PrefillThenDecode
 }
 
+// PairRules are what the engines compare before a transfer: type of KV and tokens in a block. Parallel sizes may differ
+// (cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp and mlaCacheFormatter.cpp: inquireSupport;
+// tensorrt_llm/_torch/disaggregation/native/peer.py: _check_peer_compatible).
+func (*Connector) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)}
+}
+
 // Unsupported knows that P must make exactly one choice, that the prompt is one, and that the other APIs have no place for the parameters.
 func (*Connector) Unsupported(r *connector.Request) string {
 	if r.API != connector.APIChat && r.API != connector.APICompletions {

@@ -18,7 +18,7 @@ import (
 // The attributes of an engine that launch settings need.
 const (
 	AttrKVPort = "kvPort" // the first of its kv ports; each rank takes one
-	AttrTPSize = "tpSize"
+	AttrTPSize = connector.AttrTPSize
 	AttrDPSize = "dpSize"
 )
 
@@ -101,8 +101,12 @@ func Settings(t connector.Target, class string, kvPort int) (connector.EngineSet
 	return out, nil
 }
 
-// bothSizes are the sizes of all prefill and of all decode engines: there is one setting for each role, so they must be alike. P's
-// tensor-parallel size must be a multiple of D's (docs/source/developer_guide/Design_Documents/disaggregated_prefill.md, Limitations).
+// TPRule is what the tensor-parallel sizes of a pair must be: P's a multiple of D's. One setting names both roles' sizes, so that a model
+// has one of each (docs/source/developer_guide/Design_Documents/disaggregated_prefill.md, Limitations).
+func TPRule() connector.PairRule { return connector.PrefillMultiple(AttrTPSize) }
+
+// bothSizes are the sizes of all prefill and of all decode engines: there is one setting for each role, so they must be alike, and as
+// [TPRule] wants them.
 func bothSizes(t connector.Target) (p, d Sizes, err error) {
 	for _, e := range append([]discovery.Endpoint{t.Endpoint}, t.Engines...) {
 		into := &d
@@ -131,7 +135,7 @@ func bothSizes(t connector.Target) (p, d Sizes, err error) {
 			*s = Sizes{1, 1}
 		}
 	}
-	if p.TP%d.TP != 0 {
+	if !TPRule().Compatible(strconv.Itoa(p.TP), strconv.Itoa(d.TP)) {
 		return p, d, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: AttrTPSize, Problem: "does not fit: that of prefill must be a multiple of that of decode"}
 	}
 	return p, d, nil

@@ -38,6 +38,7 @@ type faulty struct {
 	clean         func(context.Context, *connector.Session) error
 	lease         func() time.Duration
 	render        func(connector.Target) (connector.EngineSettings, error)
+	pairRules     func() []connector.PairRule
 }
 
 // with makes faults of the toy with something replaced.
@@ -175,6 +176,13 @@ func (f *faulty) Render(t connector.Target) (connector.EngineSettings, error) {
 		return f.render(t)
 	}
 	return f.Toy.Render(t)
+}
+
+func (f *faulty) PairRules() []connector.PairRule {
+	if f.pairRules != nil {
+		return f.pairRules()
+	}
+	return f.Toy.PairRules()
 }
 
 // right are the toy's own describers, for faults that add something to them.

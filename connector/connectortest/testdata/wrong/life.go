@@ -252,7 +252,7 @@ var renderFaults = []Fault{
 // Faults are all wrong connectors.
 func Faults() []Fault {
 	var list []Fault
-	for _, some := range [][]Fault{identityFaults, legFaults, idFaults, answerFaults, endpointFaults, configFaults, lifeFaults, renderFaults, clientFaults} {
+	for _, some := range [][]Fault{identityFaults, pairFaults, legFaults, idFaults, answerFaults, endpointFaults, configFaults, lifeFaults, renderFaults, clientFaults} {
 		list = append(list, some...)
 	}
 	return list

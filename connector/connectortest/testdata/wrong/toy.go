@@ -88,6 +88,11 @@ func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
 	return nil
 }
 
+// PairRules say: one tensor-parallel size divides the other.
+func (*Toy) PairRules() []connector.PairRule {
+	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SharedValue(connector.AttrStore)}
+}
+
 // Prepare asks P for its engine id.
 func (*Toy) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 	at, err := address(s.Prefill)

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package all_test
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
+)
+
+// meetings are, of each connector, attributes of a prefill and of a decode engine that can exchange KV, and of two that cannot:
+// "tpSize=2 | tpSize=4".
+var meetings = []struct {
+	typ, config string
+	meet, apart []string
+}{
+	{typ: "http", meet: []string{"store=a | store=a", "tpSize=2 | tpSize=3"}, apart: []string{"store=a | store=b"}},
+	{typ: "nixl",
+		meet:  []string{"tpSize=2 | tpSize=2", "tpSize=2 | tpSize=8", "tpSize=8 | tpSize=2", "tpSize=3 |", "kvCacheDtype=fp8 | kvCacheDtype=fp8", "blockSize=16 | blockSize=64"},
+		apart: []string{"tpSize=2 | tpSize=3", "tpSize=6 | tpSize=4", "kvCacheDtype=fp8 | kvCacheDtype=auto", "tpSize=2,kvCacheDtype=fp8 | tpSize=2,kvCacheDtype=auto"}},
+	{typ: "nixl-push",
+		meet:  []string{"tpSize=4,ppSize=2 | tpSize=2", "tpSize=1 | tpSize=8"},
+		apart: []string{"tpSize=3 | tpSize=2", "kvCacheDtype=fp8 | kvCacheDtype=auto"}},
+	{typ: "mooncake",
+		meet:  []string{"tpSize=8 | tpSize=4", "tpSize=2 | tpSize=4", "ppSize=2 | ppSize=1", "blockSize=64 | blockSize=64"},
+		apart: []string{"tpSize=4 | tpSize=6", "blockSize=64 | blockSize=128", "kvCacheDtype=fp8 | kvCacheDtype=auto"}},
+	{typ: "mooncake-ascend",
+		meet:  []string{"tpSize=8 | tpSize=4", "tpSize=4 | tpSize=4", "blockSize=128 | blockSize=64", "blockSize=64 | blockSize=128"},
+		apart: []string{"tpSize=4 | tpSize=8", "tpSize=6 | tpSize=4", "blockSize=96 | blockSize=128"}},
+	{typ: "ascend-layerwise", config: `{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`,
+		meet:  []string{"tpSize=8 | tpSize=4", "blockSize=64 | blockSize=128"},
+		apart: []string{"tpSize=4 | tpSize=8", "blockSize=128 | blockSize=64"}},
+	{typ: "moriio",
+		meet:  []string{"tpSize=8 | tpSize=1", "tpSize=4 | tpSize=4", "mode=write | mode=write", "mode=write |", "dpSize=8 | dpSize=2"},
+		apart: []string{"tpSize=4 | tpSize=6", "mode=read | mode=read", "mode=write | mode=read", "mode=read | mode=write"}},
+	{typ: "moriio", config: `{"mode":"read"}`, meet: []string{"mode=read | mode=read"}, apart: []string{"mode=write | mode=write", "mode=read | mode=write"}},
+	{typ: "p2pnccl",
+		meet:  []string{"tpSize=4 | tpSize=4", "ppSize=2 | ppSize=2"},
+		apart: []string{"tpSize=4 | tpSize=2", "ppSize=2 | ppSize=1"}},
+	{typ: "pynccl", meet: []string{"tpSize=2 | tpSize=2"}, apart: []string{"tpSize=2 | tpSize=4"}},
+	{typ: "sglang",
+		meet:  []string{"tpSize=8,dpSize=8 | tpSize=6", "ppSize=4 | ppSize=4", "ppSize=4 | ppSize=1", "blockSize=64 | blockSize=64"},
+		apart: []string{"ppSize=1 | ppSize=4", "ppSize=4 | ppSize=2", "blockSize=1 | blockSize=64", "kvCacheDtype=auto | kvCacheDtype=fp8_e4m3"}},
+	{typ: "trtllm",
+		meet:  []string{"tpSize=8 | tpSize=2", "ppSize=4 | ppSize=1", "blockSize=32 | blockSize=32"},
+		apart: []string{"blockSize=32 | blockSize=64", "kvCacheDtype=auto | kvCacheDtype=fp8"}},
+	{typ: "lmcache",
+		meet:  []string{"store=redis-a | store=redis-a", "store=local-1,redis-a | store=local-2, redis-a", "tpSize=8 | tpSize=2"},
+		apart: []string{"store=redis-a | store=redis-b", "kvCacheDtype=fp8 | kvCacheDtype=auto"}},
+	{typ: "lmcache-pd", meet: []string{"tpSize=2 | tpSize=2"}, apart: []string{"tpSize=2 | tpSize=1", "tpSize=1 | tpSize=2", "kvCacheDtype=fp8 | kvCacheDtype=auto"}},
+	{typ: "lmcache-pd", config: `{"notifications":1}`, meet: []string{"tpSize=8 | tpSize=2"}, apart: []string{"kvCacheDtype=fp8 | kvCacheDtype=auto"}},
+	{typ: "mooncake-store", meet: []string{"store=a | store=a", "tpSize=8 | tpSize=2"}, apart: []string{"store=a | store=b"}},
+	{typ: "sharedstorage", meet: []string{"store=nfs | store=nfs"}, apart: []string{"store=nfs | store=nfs-2"}},
+	{typ: "offload-p2p",
+		meet:  []string{"tpSize=4 | tpSize=2", "blockSize=16 | blockSize=16"},
+		apart: []string{"blockSize=16 | blockSize=32", "kvCacheDtype=fp8 | kvCacheDtype=auto"}},
+	{typ: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"lmcache"}]}`,
+		meet:  []string{"tpSize=2,store=a | tpSize=4,store=b"},
+		apart: []string{"tpSize=2,store=a | tpSize=3,store=a"}},
+}
+
+func TestWhichEnginesCanMeet(t *testing.T) {
+	for _, m := range meetings {
+		t.Run(m.typ+m.config, func(t *testing.T) {
+			c, err := connector.Open(connector.Spec{Type: m.typ, Config: json.RawMessage(m.config)})
+			require.NoError(t, err)
+			for _, c := range []connector.KVConnector{c, wrapped(t, c)} {
+				for _, engines := range m.meet {
+					assert.True(t, meet(t, c, engines), "apart: %s", engines)
+				}
+				for _, engines := range m.apart {
+					assert.False(t, meet(t, c, engines), "meet: %s", engines)
+				}
+				assert.True(t, meet(t, c, " | "), "engines of which nothing is told")
+			}
+		})
+	}
+}
+
+// wrapped is a connector with an encode stage before it, which changes nothing between the two engines.
+func wrapped(t *testing.T, c connector.KVConnector) connector.KVConnector {
+	t.Helper()
+	c, err := epd.Wrap(c, &epd.Options{Type: epd.Example})
+	require.NoError(t, err)
+	return c
+}
+
+// meet asks as pickers do: only about attributes that both engines have.
+func meet(t *testing.T, c connector.KVConnector, engines string) bool {
+	t.Helper()
+	p, ok := connector.As[connector.Pairer](c)
+	require.True(t, ok)
+	prefill, decode, ok := strings.Cut(engines, "|")
+	require.True(t, ok)
+	a, b := attributes(prefill), attributes(decode)
+	return !slices.ContainsFunc(p.PairRules(), func(r connector.PairRule) bool {
+		return a[r.Attribute] != "" && b[r.Attribute] != "" && !r.Compatible(a[r.Attribute], b[r.Attribute])
+	})
+}
+
+// attributes reads name=value, where a part without = goes on with the value before it.
+func attributes(text string) map[string]string {
+	all, last := map[string]string{}, ""
+	for part := range strings.SplitSeq(strings.TrimSpace(text), ",") {
+		name, value, ok := strings.Cut(part, "=")
+		if !ok {
+			all[last] += "," + part
+			continue
+		}
+		last = name
+		all[name] = value
+	}
+	return all
+}
+
+var row = regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|")
+
+// Each connector's page lists its rules, with where they come from.
+func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
+	tested := map[string]bool{}
+	for _, m := range meetings {
+		tested[m.typ] = true
+	}
+	for _, name := range connector.Names() {
+		assert.True(t, tested[name], "no engines of %s meet in a test", name)
+		dir := folder(t, name)
+		raw, err := os.ReadFile("../" + dir + "/README.md")
+		require.NoError(t, err)
+		_, section, ok := strings.Cut(string(raw), "\n## Which engines can meet\n")
+		if !assert.True(t, ok, "connector/%s/README.md does not say it", dir) || name == "multi" { // whose rules are its children's
+			continue
+		}
+		section, _, _ = strings.Cut(section, "\n## ")
+		var told, want []string
+		for _, m := range row.FindAllStringSubmatch(section, -1) {
+			told = append(told, m[1])
+		}
+		c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(needed[name])})
+		require.NoError(t, err)
+		p, ok := connector.As[connector.Pairer](c)
+		require.True(t, ok)
+		for _, r := range p.PairRules() {
+			want = append(want, r.Attribute)
+		}
+		assert.ElementsMatch(t, want, told, "connector/%s/README.md", dir)
+	}
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrong
+
+import (
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+const rulePairs = "rules about pairs are constant, forbid something, and part no engine from its like"
+
+// pairs makes a fault of one rule about tpSize.
+func pairs(what string, compatible func(prefill, decode string) bool) Fault {
+	return with(rulePairs, what, func(f *faulty) {
+		f.pairRules = func() []connector.PairRule {
+			return []connector.PairRule{{Attribute: connector.AttrTPSize, Compatible: compatible}}
+		}
+	})
+}
+
+var pairFaults = []Fault{
+	with(rulePairs, "has a rule about nothing", func(f *faulty) {
+		f.pairRules = func() []connector.PairRule { return []connector.PairRule{connector.SameValue("")} }
+	}),
+	with(rulePairs, "has a rule that cannot be asked", func(f *faulty) {
+		f.pairRules = func() []connector.PairRule { return []connector.PairRule{{Attribute: connector.AttrTPSize}} }
+	}),
+	with(rulePairs, "has another rule each time", func(f *faulty) {
+		var n atomic.Int32
+		f.pairRules = func() []connector.PairRule {
+			return []connector.PairRule{connector.SameValue([]string{connector.AttrTPSize, connector.AttrPPSize}[n.Add(1)%2])}
+		}
+	}),
+	with(rulePairs, "has a rule more each time", func(f *faulty) {
+		var n atomic.Int32
+		f.pairRules = func() []connector.PairRule {
+			return append(f.Toy.PairRules(), slices.Repeat([]connector.PairRule{connector.SameValue(connector.AttrPPSize)}, int(n.Add(1)))...)
+		}
+	}),
+	with(rulePairs, "lets engines meet once, and not again", func(f *faulty) {
+		var n atomic.Int64
+		f.pairRules = func() []connector.PairRule {
+			first := n.Add(1) == 1
+			return []connector.PairRule{{Attribute: connector.AttrTPSize, Compatible: func(p, d string) bool { return p == d || first && p == "4" && d == "8" }}}
+		}
+	}),
+	with(rulePairs, "parts the harness's engines", func(f *faulty) {
+		f.pairRules = func() []connector.PairRule {
+			return []connector.PairRule{connector.SameValue(connector.AttrTPSize), connector.SameValue(connector.AttrStore)}
+		}
+	}),
+	pairs("lets only one value meet its like", func(p, d string) bool { return p == d && p == "4" }),
+	pairs("lets every two engines meet", func(string, string) bool { return true }),
+	pairs("lets no two engines meet", func(string, string) bool { return false }),
+	pairs("parts engines of the same odd number", func(p, d string) bool { return p == d && p != "3" }),
+	pairs("parts engines alike in what is no number", func(p, d string) bool {
+		_, err := strconv.Atoi(p)
+		return err == nil && p == d
+	}),
+	pairs("panics at what is no number", func(p, d string) bool {
+		n, err := strconv.Atoi(p)
+		if err != nil {
+			panic(err)
+		}
+		return p == d || n > 1
+	}),
+	pairs("divides by nought", func(p, d string) bool {
+		a, _ := strconv.Atoi(p) //nolint:errcheck // that is the fault
+		b, _ := strconv.Atoi(d) //nolint:errcheck // that is the fault
+		return p == d || a%b == 0
+	}),
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+func TestWhichValuesARuleLetsMeet(t *testing.T) {
+	type values struct{ p, d string }
+	for name, c := range map[string]struct {
+		rule        func(attribute string) connector.PairRule
+		meet, apart []values
+	}{
+		"the same": {connector.SameValue,
+			[]values{{"2", "2"}, {"fp8", "fp8"}, {" 2", "2 "}},
+			[]values{{"2", "4"}, {"fp8", "FP8"}, {"2", "02"}, {"2", ""}}},
+		"one divides the other": {connector.Multiple,
+			[]values{{"2", "4"}, {"4", "2"}, {"1", "7"}, {"8", " 8"}, {"x", "x"}, {"0", "0"}},
+			[]values{{"2", "3"}, {"6", "4"}, {"x", "2"}, {"2", "x"}, {"0", "2"}, {"2", "0"}, {"-2", "2"}, {"2", "99999999999999999999"}, {"2", "4,4"}}},
+		"prefill's is a multiple": {connector.PrefillMultiple,
+			[]values{{"4", "2"}, {"2", "2"}, {"8", "1"}, {"x", "x"}},
+			[]values{{"2", "4"}, {"6", "4"}, {"x", "2"}, {"4", "0"}}},
+		"decode's is a multiple": {connector.DecodeMultiple,
+			[]values{{"2", "4"}, {"2", "2"}, {"1", "8"}},
+			[]values{{"4", "2"}, {"4", "6"}, {"0", "4"}}},
+		"an element in common": {connector.SharedValue,
+			[]values{{"a", "a"}, {"a, b", "b,c"}, {"a,b", "b"}},
+			[]values{{"a", "b"}, {"a,,b", "c,"}, {"", ""}, {"a b", "a"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rule := c.rule("some")
+			assert.Equal(t, "some", rule.Attribute)
+			for _, v := range c.meet {
+				assert.True(t, rule.Compatible(v.p, v.d), "%q and %q", v.p, v.d)
+			}
+			for _, v := range c.apart {
+				assert.False(t, rule.Compatible(v.p, v.d), "%q and %q", v.p, v.d)
+			}
+		})
+	}
+}
