@@ -98,3 +98,34 @@ func TestCloseEndsPeersInAnyState(t *testing.T) {
 	l.Close()
 	assert.Less(t, time.Since(began), 5*time.Second)
 }
+
+func TestWhoTakesMessagesIsToldThatThePeerHasGone(t *testing.T) {
+	for name, end := range map[string]func(s zmq4.Socket, l *zmtp.Listener){
+		"it leaves": func(s zmq4.Socket, _ *zmtp.Listener) { _ = s.Close() },
+		"Close":     func(_ zmq4.Socket, l *zmtp.Listener) { l.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			peers := make(chan (<-chan struct{}), 1)
+			l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{
+				Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {},
+				Peer: func(gone <-chan struct{}) func([]byte) bool { peers <- gone; return func([]byte) bool { return true } },
+			})
+			require.NoError(t, err)
+			defer l.Close()
+			dealer, err := socket(t, zmq4.NewDealer, l.Addr().String())
+			require.NoError(t, err)
+			gone := <-peers
+			select {
+			case <-gone:
+				assert.Fail(t, "it is here")
+			default:
+			}
+			end(dealer, l)
+			select {
+			case <-gone:
+			case <-time.After(5 * time.Second):
+				assert.Fail(t, "nobody said so")
+			}
+		})
+	}
+}

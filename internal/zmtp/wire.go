@@ -14,8 +14,14 @@ import (
 	"time"
 )
 
-// maxFrame is the largest frame that is read. The messages that come here have 60 to 300 bytes.
-const maxFrame = 4 << 10
+const (
+	// maxFrame is the largest frame that is read. The messages that come here have 60 to 300 bytes.
+	maxFrame = 4 << 10
+	// maxParts and maxCommands bound what is no message, and so nobody's to slow down: the frames before a message's last, and the
+	// commands of one second. Messages here have one frame, and heartbeats come every second or so.
+	maxParts    = 64
+	maxCommands = 256
+)
 
 // Bits of a frame's first byte.
 const (
@@ -140,19 +146,27 @@ func readFrame(r *bufio.Reader, buf []byte) (flags byte, body []byte, err error)
 // nil: they are counted as one that cannot be read. The bytes are each's only until it returns.
 func readMessages(conn net.Conn, r *bufio.Reader, each func(body []byte)) error {
 	buf := make([]byte, 256)
-	parts := 0
+	parts, commands, since := 0, 0, time.Now()
 	for {
 		flags, body, err := readFrame(r, buf)
 		switch {
 		case err != nil:
 			return err
 		case flags&frameCommand != 0:
+			if commands++; commands > maxCommands {
+				if time.Since(since) < time.Second {
+					return errPeer
+				}
+				commands, since = 1, time.Now()
+			}
 			if err := pong(conn, body); err != nil {
 				return err
 			}
 			continue
 		case flags&frameMore != 0:
-			parts++
+			if parts++; parts > maxParts {
+				return errPeer
+			}
 			continue
 		case parts > 0:
 			body = nil

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 )
@@ -20,8 +22,9 @@ type said struct {
 	out bytes.Buffer
 }
 
-func (p *said) Read(b []byte) (int, error)  { return p.in.Read(b) }
-func (p *said) Write(b []byte) (int, error) { return p.out.Write(b) }
+func (p *said) Read(b []byte) (int, error)       { return p.in.Read(b) }
+func (p *said) SetWriteDeadline(time.Time) error { return nil }
+func (p *said) Write(b []byte) (int, error)      { return p.out.Write(b) }
 
 // Whatever a peer sends: no panic, no frame above the limit, and nothing is read from one that has not greeted as a PUSH socket.
 func FuzzPeer(f *testing.F) {
@@ -49,6 +52,21 @@ func FuzzPeer(f *testing.F) {
 			assert.LessOrEqual(t, len(body), maxFrame)
 		}
 	})
+}
+
+// Only messages are anybody's to slow down: what else a peer may send for ever is bounded here.
+func TestFramesThatAreNoMessageAreBounded(t *testing.T) {
+	for what, frame := range map[string]string{"a message without end": "\x01\x01a", "heartbeats without a pause": "\x04\x07\x04PING\x00\x64"} {
+		p := &said{in: bytes.NewReader(bytes.Repeat([]byte(frame), 1<<20))}
+		err := readMessages(p, bufio.NewReader(p), func([]byte) { assert.Fail(t, "a message") })
+		assert.ErrorIs(t, err, errPeer, what)
+		assert.Less(t, p.out.Len(), 1<<20, what)
+	}
+	p := &said{in: bytes.NewReader([]byte(strings.Repeat("\x01\x01a", 60) + "\x00\x01b"))}
+	got := 0
+	err := readMessages(p, bufio.NewReader(p), func([]byte) { got++ })
+	assert.ErrorIs(t, err, io.EOF)
+	assert.Equal(t, 1, got)
 }
 
 func TestMessagesOfSeveralFramesAreNone(t *testing.T) {
