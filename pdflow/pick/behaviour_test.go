@@ -278,19 +278,29 @@ func TestPairsThatHaveMetMeetAgain(t *testing.T) {
 	require.Equal(t, first, partners(), "they meet again after a snapshot")
 }
 
+// A pick allocates nothing, however many connectors share the picker, and whether or not they have models of their own.
 func TestAllocations(t *testing.T) {
+	conns := []connector.KVConnector{sameTP(), &plain{name: "a"}, plain{name: "by value"}, wrapper{sameTP()}}
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		p := pick.New(newFleet(t, many(20, 20, "dpSize=2")...).Set, policy)
-		in, out := input(t, 1), &pdflow.Outcome{}
-		run := func() { mustPick(t, p, in).Done(out) }
-		for range 100 {
-			run()
+		for n := 1; n <= len(conns); n++ {
+			for _, opts := range [][]pick.Option{nil, {pick.ByModel()}} {
+				p := pick.New(newFleet(t, append(many(20, 20, "dpSize=2", "tpSize=2"), ep("other", prefill, "model=other"))...).Set, policy, opts...)
+				in, out, turn := input(t, 1), &pdflow.Outcome{}, 0
+				run := func() {
+					in.Connector = conns[turn%n]
+					turn++
+					mustPick(t, p, in).Done(out)
+				}
+				for range 100 {
+					run()
+				}
+				got := testing.AllocsPerRun(200, run)
+				if raceDetector {
+					t.Logf("not held under the race detector, where pools drop what they get: %v", got)
+					continue
+				}
+				require.Zero(t, got, "%d connectors", n)
+			}
 		}
-		got := testing.AllocsPerRun(200, run)
-		if raceDetector {
-			t.Logf("not held under the race detector, where pools drop what they get: %v", got)
-			return
-		}
-		require.Zero(t, got)
 	})
 }

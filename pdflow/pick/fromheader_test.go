@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/pdflow"
@@ -166,6 +167,69 @@ func TestARequestForOneEngineGoesToTheLocalOne(t *testing.T) {
 	assert.Equal(t, "+local", pair(t, pick.FromHeader(sidecarSet(t), addressed(t, "local", "http://127.0.0.1:8200", both), nil), in))
 }
 
+// A scheduler may name an engine whose KV the decode engine here cannot take: that is refused like one that is not there.
+func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
+	at := func(id string, mods ...string) discovery.Endpoint {
+		e := ep(id, prefill, mods...)
+		e.URL = addressed(t, id, "http://"+id+":8000", prefill).URL
+		return e
+	}
+	s, _ := setOf(t, at("good", "tpSize=2", "connector=NixlConnector, lmcache", "kvNetwork=ib0", "version=1", "model=m", "group=other"), at("silent"),
+		at("tp", "tpSize=4"), at("protocol", "connector=lmcache"), at("network", "kvNetwork=eth"), at("version", "version=2"), at("model", "model=n"))
+	nixl := &protocol{name: "nixl", rules: []connector.PairRule{connector.SameValue("tpSize")}}
+	here := ep("local", decode, "tpSize=2", "connector=nixl", "kvNetwork=ib0,ib1", "version=1", "model=m")
+	p := pick.FromHeader(s, here, nil)
+	ask := func(c connector.KVConnector, header string) (pdflow.Pick, error) {
+		in := named(header)
+		in.Connector = c
+		return p.Pick(t.Context(), in)
+	}
+	for _, id := range []string{"good", "silent"} {
+		x, err := ask(nixl, id+":8000")
+		require.NoError(t, err)
+		require.Equal(t, id, x.Prefill.ID, "the group is the scheduler's business")
+	}
+	for _, header := range []string{"tp:8000", "protocol:8000", "network:8000", "version:8000", "model:8000", "good:8000,tp:8000"} {
+		_, err := ask(nixl, header)
+		var e *pdflow.Error
+		require.ErrorAs(t, err, &e, header)
+		require.Equal(t, http.StatusBadRequest, e.HTTPStatus())
+		require.Equal(t, "X-Prefiller-Host-Port", e.Param)
+		require.Equal(t, "names an engine that cannot exchange KV with the decode engine here", e.Message)
+	}
+	for range 2 { // a flow and the one that it falls back to
+		x, err := ask(&plain{name: "nixl"}, "tp:8000")
+		require.NoError(t, err)
+		require.Equal(t, "tp", x.Prefill.ID, "another connector has other rules")
+		_, err = ask(nixl, "tp:8000")
+		require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+	}
+
+	// What an engine tells may change between the attempts of a request: then it is as good as gone, and the client is not to blame.
+	in := named("tp:8000,good:8000")
+	in.Attempt, in.Connector = 2, nixl
+	require.Equal(t, "good+local", pair(t, p, in))
+	in = named("tp:8000")
+	in.Attempt, in.Connector = 2, nixl
+	_, err := p.Pick(t.Context(), in)
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+
+	in = named("tp:8000")
+	in.Connector = nixl
+	require.Equal(t, "tp+local", pair(t, pick.FromHeader(s, localDecode(t), nil), in), "a decode engine of which nothing is known takes any")
+}
+
+func TestReadingTheHeaderAllocatesNothing(t *testing.T) {
+	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
+	in := named("10.0.0.1:8000")
+	in.Connector = sameTP()
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if _, err := p.Pick(context.Background(), in); err != nil {
+			t.Error(err)
+		}
+	}))
+}
+
 func FuzzFromHeader(f *testing.F) {
 	p := pick.FromHeader(sidecarSet(f), localDecode(f), nil)
 	f.Add("10.0.0.1:8000,[fd00::3]:8000")
@@ -181,6 +245,7 @@ func FuzzFromHeader(f *testing.F) {
 func BenchmarkFromHeader(b *testing.B) {
 	p := pick.FromHeader(sidecarSet(b), localDecode(b), nil)
 	in := named("10.0.0.1:8000")
+	in.Connector = sameTP()
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := p.Pick(b.Context(), in); err != nil {

@@ -41,12 +41,16 @@ func newPairing(c connector.KVConnector, o *options) *pairing {
 // runs reports whether an engine runs the connector of that name, as far as its attribute tells. A class name that stands for several
 // connectors (LMCacheConnectorV1) is the one that it is without settings.
 func runs(attribute, name string) bool {
+	told := false
 	for x := range strings.SplitSeq(attribute, ",") {
-		if x = strings.TrimSpace(x); x != "" && (x == name || connector.Resolve(x, nil) == name) {
+		if x = strings.TrimSpace(x); x == "" {
+			continue
+		}
+		if told = true; x == name || connector.Resolve(x, nil) == name {
 			return true
 		}
 	}
-	return attribute == ""
+	return !told
 }
 
 // runOneOf reports whether two engines run one connector, whichever it is.

@@ -133,7 +133,7 @@ func input(t testing.TB, i int) *pdflow.PickInput {
 }
 
 func TestEachPolicyServesAllTopologiesAndUsesEveryEngine(t *testing.T) {
-	for _, size := range [][2]int{{1, 1}, {1, 4}, {4, 1}, {3, 2}, {2, 5}} {
+	for _, size := range [][2]int{{1, 1}, {1, 4}, {4, 1}, {3, 2}, {2, 5}, {4, 4}, {1, 30}, {30, 1}, {13, 5}} {
 		eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 			p := pick.New(newFleet(t, many(size[0], size[1])...).Set, policy, pick.WithSeed(1), pick.WithBound(1, 0))
 			seen := map[string]bool{}
@@ -153,8 +153,11 @@ func TestEachPolicyIsDeterminedByItsSeed(t *testing.T) {
 		run := func(seed uint64) (all []string) {
 			p := pick.New(newFleet(t, many(9, 7)...).Set, policy, pick.WithSeed(seed))
 			var open []func(*pdflow.Outcome)
+			conns := []connector.KVConnector{nil, &plain{name: "a"}, sameTP()}
 			for i := range 300 {
-				x := mustPick(t, p, input(t, i))
+				in := input(t, i)
+				in.Connector, in.Both = conns[i%3], i%5 == 0
+				x := mustPick(t, p, in)
 				all = append(all, x.Prefill.ID+x.Decode.ID)
 				if open = append(open, x.Done); len(open) > 20 {
 					open[0](&pdflow.Outcome{})
@@ -320,6 +323,7 @@ func TestPicksAreSafeWhileEnginesComeAndGo(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		f := newFleet(t, many(4, 4)...)
 		p := pick.New(f.Set, policy)
+		conns := []connector.KVConnector{nil, &plain{name: "a"}, sameTP()}
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		for g := range 4 {
@@ -330,7 +334,9 @@ func TestPicksAreSafeWhileEnginesComeAndGo(t *testing.T) {
 						return
 					default:
 					}
-					x, err := p.Pick(context.Background(), input(t, i))
+					in := input(t, i)
+					in.Connector, in.Both = conns[i%3], i%7 == 0
+					x, err := p.Pick(context.Background(), in)
 					if !assert.NoError(t, err) {
 						return
 					}

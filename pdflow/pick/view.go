@@ -18,7 +18,7 @@ type view struct {
 	pairing  *pairing
 	table    atomic.Pointer[table] // never nil
 	building atomic.Bool
-	used     atomic.Bool // since the last snapshot, or the last view that had to go
+	used     atomic.Bool // since the last snapshot, or the last new view
 
 	// The picker's lock guards the rest.
 	idle int  // how often it was found unused, one time after the other
@@ -36,15 +36,38 @@ type viewKey struct {
 func keyOf(in *pdflow.PickInput) viewKey { return identify(in.Connector, in.Both) }
 
 func identify(c connector.KVConnector, apart bool) viewKey {
-	if c == nil || reflect.ValueOf(c).Comparable() {
+	if c == nil || canCompare(reflect.ValueOf(c)) {
 		return viewKey{connector: c, apart: apart}
 	}
 	return viewKey{kind: reflect.TypeOf(c), name: c.Name(), apart: apart}
 }
 
+// canCompare reports whether == can compare the value. (Value.Comparable does so too, and allocates.)
+func canCompare(v reflect.Value) bool {
+	switch v.Kind() {
+	case reflect.Func, reflect.Map, reflect.Slice:
+		return false
+	case reflect.Interface:
+		return v.IsNil() || canCompare(v.Elem())
+	case reflect.Array:
+		for i := range v.Len() {
+			if !canCompare(v.Index(i)) {
+				return false
+			}
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if !canCompare(v.Field(i)) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 const (
 	viewsMost = 16  // connectors that share a picker
-	idleMost  = 100 // snapshots that a view outlives unused: its flow is gone, or can wait for a new one
+	idleMost  = 100 // snapshots, and new views, that a view outlives unused: its flow is gone, or can wait for another
 )
 
 // view finds the view for a pick, among a few and without a lock, or makes it.
@@ -73,9 +96,7 @@ func (p *picker) enter(key viewKey, pairing *pairing) *view {
 	if i := slices.IndexFunc(all, func(v *view) bool { return v.key == key }); i >= 0 {
 		return all[i]
 	}
-	if len(all) >= viewsMost {
-		p.age()
-	}
+	p.age()
 	if all = p.views.Load().list; len(all) >= viewsMost {
 		p.drop(slices.MaxFunc(all, func(a, b *view) int { return a.idle - b.idle })) // of equals, the one that was made first
 	}

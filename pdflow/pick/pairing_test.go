@@ -16,7 +16,7 @@ import (
 func TestWhoCanMeet(t *testing.T) {
 	tp := []pick.Option{pick.WithRules(pick.SameValue("tpSize"))}
 	multiple := []pick.Option{pick.WithRules(pick.Multiple("tpSize"))}
-	network := []pick.Option{pick.WithRules(pick.SharedValue("kvNetwork"))}
+	zones := []pick.Option{pick.WithRules(pick.SharedValue("fabrics"))}
 	for name, c := range map[string]struct {
 		p, d []string
 		opts []pick.Option
@@ -38,9 +38,14 @@ func TestWhoCanMeet(t *testing.T) {
 		"TP divides":                 {[]string{"tpSize=8"}, []string{"tpSize=4"}, multiple, true},
 		"TP does not divide":         {[]string{"tpSize=2"}, []string{"tpSize=3"}, multiple, false},
 		"TP is no number":            {[]string{"tpSize=2"}, []string{"tpSize=x"}, multiple, false},
-		"a network in common":        {[]string{"kvNetwork=ib0, roce"}, []string{"kvNetwork=roce,eth"}, network, true},
-		"no network in common":       {[]string{"kvNetwork=ib0"}, []string{"kvNetwork=eth"}, network, false},
-		"empty elements are nothing": {[]string{"kvNetwork=a,,b"}, []string{"kvNetwork=c,"}, network, false},
+		"a network in common":        {[]string{"kvNetwork=ib0, roce"}, []string{"kvNetwork=roce,eth"}, nil, true},
+		"no network in common":       {[]string{"kvNetwork=ib0"}, []string{"kvNetwork=eth"}, nil, false},
+		"no network told":            {[]string{"kvNetwork=ib0"}, nil, nil, true},
+		"a list with nothing shared": {[]string{"fabrics=a"}, []string{"fabrics=b,c"}, zones, false},
+		"empty elements are nothing": {[]string{"kvNetwork=a,,b"}, []string{"kvNetwork=c,"}, nil, false},
+		"a connector in common":      {[]string{"connector=nixl, lmcache"}, []string{"connector=NixlConnector"}, nil, true},
+		"no connector in common":     {[]string{"connector=nixl"}, []string{"connector=lmcache"}, nil, false},
+		"no connector told":          {[]string{"connector=nixl"}, []string{"connector= ,"}, nil, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachPolicy(t, func(t *testing.T, policy pick.Policy) {
@@ -74,11 +79,28 @@ func TestBothVersionsServeDuringAnUpgrade(t *testing.T) {
 	})
 }
 
-func TestWhatCannotMeetIsNamed(t *testing.T) {
+// A pick that finds no pair says what the nearest two engines lack, and names neither.
+func TestWhatKeepsEnginesApartIsNamed(t *testing.T) {
+	const cannot = "no prefill and decode engines that can exchange KV are ready: "
+	tp := pick.WithRules(pick.SameValue("tpSize"), pick.SameValue("blockSize"))
+	for message, engines := range map[string][]discovery.Endpoint{
+		"no prefill and decode engines of one group are ready": {ep("p", prefill, "group=a"), ep("d", decode, "group=b")},
+		cannot + "they do not both run this connector":         {ep("p", prefill, "connector=nixl"), ep("d", decode, "connector=lmcache")},
+		cannot + "their models differ":                         {ep("p", prefill, "model=m"), ep("d", decode, "model=n"), ep("d2", decode, "connector=lmcache")},
+		cannot + "their versions differ":                       {ep("p", prefill, "version=1", "model=m"), ep("d", decode, "version=2"), ep("d2", decode, "model=n")},
+		cannot + "by their attribute kvNetwork":                {ep("p", prefill, "kvNetwork=a"), ep("d", decode, "kvNetwork=b", "tpSize=2")},
+		cannot + "by their attribute tpSize":                   {ep("p", prefill, "tpSize=1"), ep("d", decode, "tpSize=2")},
+		cannot + "by their attribute blockSize":                {ep("p", prefill, "blockSize=16"), ep("d", decode, "blockSize=128"), ep("x", prefill, "connector=lmcache"), ep("d2", decode, "group=b")},
+	} {
+		p := pick.New(newFleet(t, engines...).Set, pick.InTurn(), tp)
+		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: &protocol{name: "nixl"}})
+		var e *pdflow.Error
+		require.ErrorAs(t, err, &e)
+		require.ErrorIs(t, err, pdflow.ErrNotReady)
+		require.Equal(t, message, e.Message)
+	}
 	p := pick.New(newFleet(t, ep("p", prefill, "version=1"), ep("d", decode, "version=2")).Set, pick.InTurn())
-	_, err := p.Pick(context.Background(), &pdflow.PickInput{})
-	require.ErrorContains(t, err, "no prefill and decode engines that can exchange KV are ready")
-	_, err = p.Pick(context.Background(), &pdflow.PickInput{Single: true, Both: true})
+	_, err := p.Pick(context.Background(), &pdflow.PickInput{Single: true, Both: true})
 	require.ErrorContains(t, err, "no engine here serves alone")
 	require.Equal(t, discovery.RoleDecode, mustPick(t, p, &pdflow.PickInput{Single: true}).Decode.Role)
 }

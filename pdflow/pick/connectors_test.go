@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick_test
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/lmcache" // for their class names
+	_ "github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// mute is all of a connector that a picker does not look at.
+type mute struct{}
+
+func (mute) Order() connector.Order                                            { return connector.PrefillThenDecode }
+func (mute) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
+func (mute) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
+	return nil
+}
+
+// protocol is a connector with rules.
+type protocol struct {
+	mute
+	name  string
+	rules []connector.PairRule
+	asked atomic.Int32
+}
+
+func (c *protocol) Name() string { return c.name }
+
+func (c *protocol) PairRules() []connector.PairRule {
+	c.asked.Add(1)
+	return c.rules
+}
+
+func sameTP() *protocol {
+	return &protocol{name: "same-tp", rules: []connector.PairRule{connector.SameValue("tpSize")}}
+}
+
+// plain has no rules.
+type plain struct {
+	mute
+	name string
+}
+
+func (c plain) Name() string { return c.name }
+
+type wrapper struct{ connector.KVConnector }
+
+func (w wrapper) Unwrap() connector.KVConnector { return w.KVConnector }
+
+// byValue cannot be compared, and so is no key of a map.
+type byValue struct {
+	plain
+	rules []connector.PairRule
+}
+
+func (c byValue) PairRules() []connector.PairRule { return c.rules }
+
+// pairs returns which pairs some picks make.
+func pairs(t *testing.T, p pdflow.Picker, c connector.KVConnector) map[string]bool {
+	t.Helper()
+	seen := map[string]bool{}
+	for i := range 60 {
+		in := input(t, i)
+		in.Connector = c
+		seen[pair(t, p, in)] = true
+	}
+	return seen
+}
+
+// only says which pairs a policy may make. One that chooses by chance makes them all.
+func only(t *testing.T, policy pick.Policy, seen map[string]bool, want ...string) {
+	t.Helper()
+	for x := range seen {
+		require.Contains(t, want, x)
+	}
+	if policy.String() == "random" {
+		require.Len(t, seen, len(want))
+	}
+}
+
+func TestTheConnectorsRulesHoldForItsOwnPicks(t *testing.T) {
+	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("d8", decode, "tpSize=8")}
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		engines := slices.Clone(engines)
+		f := newFleet(t, engines...)
+		p := pick.New(f.Set, policy, pick.WithSeed(1))
+		strict, loose := sameTP(), &plain{name: "loose"}
+		for range 3 { // they take turns
+			only(t, policy, pairs(t, p, nil), "p2+d8", "p8+d8")
+			only(t, policy, pairs(t, p, strict), "p8+d8")
+			only(t, policy, pairs(t, p, loose), "p2+d8", "p8+d8")
+			only(t, policy, pairs(t, p, wrapper{strict}), "p8+d8")
+			engines = append(engines, ep("d"+strconv.Itoa(len(engines)), decode, "tpSize=1", "group=b"))
+			f.replace(engines...)
+		}
+		require.EqualValues(t, 2, strict.asked.Load(), "they are asked for once, and once for the wrapper")
+
+		p = pick.New(f.Set, policy, pick.WithRules(pick.SameValue("blockSize")))
+		f.replace(ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("other", prefill, "tpSize=8", "blockSize=1"), ep("d8", decode, "tpSize=8", "blockSize=2"))
+		only(t, policy, pairs(t, p, strict), "p8+d8") // beside those of WithRules
+	})
+}
+
+func TestConnectorsThatCannotBeComparedAreToldApartByTypeAndName(t *testing.T) {
+	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("d8", decode, "tpSize=8")}
+	p := pick.New(newFleet(t, engines...).Set, pick.InTurn())
+	rules := []connector.PairRule{connector.SameValue("tpSize")}
+	for range 2 {
+		require.Len(t, pairs(t, p, byValue{plain{name: "strict"}, rules}), 1)
+		require.Len(t, pairs(t, p, wrapper{byValue{plain{name: "strict"}, rules}}), 1, "nor can what holds one")
+		require.Len(t, pairs(t, p, byValue{plain{name: "loose"}, nil}), 2)
+		require.Len(t, pairs(t, p, plain{name: "strict"}), 2)
+	}
+}
+
+// More connectors than a picker keeps views of: each still gets what it can have.
+func TestManyConnectorsShareAPicker(t *testing.T) {
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		p := pick.New(newFleet(t, many(1, 2, "tpSize=2")...).Set, policy)
+		for i := range 200 {
+			in := input(t, i)
+			in.Connector = &protocol{name: "c" + strconv.Itoa(i%40), rules: []connector.PairRule{{Attribute: "tpSize", Compatible: func(_, _ string) bool { return i%2 == 0 }}}}
+			x, err := p.Pick(context.Background(), in)
+			if i%2 == 1 {
+				require.ErrorIs(t, err, pdflow.ErrNotReady)
+				continue
+			}
+			require.NoError(t, err)
+			x.Done(&pdflow.Outcome{})
+		}
+	})
+}
+
+// What one connector's requests put on an engine, the picks of all others see: the engine is the same.
+func TestLoadIsTheEnginesWhicheverConnectorBringsIt(t *testing.T) {
+	nixl, fallback := &plain{name: "nixl"}, &plain{name: "lmcache"}
+	for _, policy := range []pick.Policy{pick.LeastLoad(), pick.TwoChoices(), pick.SessionAffinity(""), pick.ZoneFirst(""), pick.Sticky(), pick.PrefixAffinity()} {
+		t.Run(policy.String(), func(t *testing.T) {
+			f := newFleet(t, append(many(2, 2), ep("x", both, "group=b"), ep("y", both, "group=b"))...)
+			p := pick.New(f.Set, policy, pick.WithBound(1, 0))
+			for _, in := range []*pdflow.PickInput{{Connector: nixl}, {Connector: fallback}, {Connector: nixl, Both: true}, {}} {
+				mustPick(t, p, in).Done(&pdflow.Outcome{}) // all views are there
+			}
+			long := mustPick(t, p, &pdflow.PickInput{Connector: nixl, Both: true, Request: request(t, strings.Repeat("long ", 4000), 30_000)})
+			for i := range 30 {
+				for _, c := range []connector.KVConnector{fallback, nixl, nil} {
+					in := input(t, i)
+					in.Connector = c
+					x := mustPick(t, p, in)
+					require.NotEqual(t, long.Decode.ID, x.Decode.ID)
+					require.NotEqual(t, long.Prefill.ID, x.Prefill.ID)
+					x.Done(&pdflow.Outcome{})
+				}
+			}
+			f.replace(append(many(2, 2), ep("x", both, "group=b"), ep("y", both, "group=b"), ep("p9", prefill))...)
+			for i := range 30 {
+				in := input(t, i)
+				in.Connector = fallback
+				x := mustPick(t, p, in)
+				require.NotEqual(t, long.Decode.ID, x.Decode.ID, "after a snapshot too")
+				x.Done(&pdflow.Outcome{})
+			}
+		})
+	}
+}
+
+func TestWhatIsRememberedOfEnginesIsOfAllConnectors(t *testing.T) {
+	a, b := &plain{name: "a"}, &plain{name: "b"}
+	p := pick.New(newFleet(t, many(8, 1)...).Set, pick.PrefixAffinity())
+	prompt := request(t, strings.Repeat("a prompt that both send ", 100), 1)
+	home := mustPick(t, p, &pdflow.PickInput{Request: prompt, Connector: a})
+	home.Done(&pdflow.Outcome{})
+	for range 20 {
+		x := mustPick(t, p, &pdflow.PickInput{Request: prompt, Connector: b})
+		x.Done(&pdflow.Outcome{})
+		require.Equal(t, home.Prefill.ID, x.Prefill.ID)
+	}
+
+	p = pick.New(newFleet(t, many(40, 1)...).Set, pick.Sticky())
+	met := map[string]bool{}
+	for i := range 100 {
+		x := mustPick(t, p, &pdflow.PickInput{Connector: []connector.KVConnector{a, b}[i%2]})
+		x.Done(&pdflow.Outcome{})
+		met[x.Prefill.ID] = true
+	}
+	require.LessOrEqual(t, len(met), 4)
+
+	p = pick.New(newFleet(t, many(9, 9)...).Set, pick.SessionAffinity(""))
+	for i := range 50 {
+		in := &pdflow.PickInput{Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}, Connector: a}
+		first := pair(t, p, in)
+		in.Connector = b
+		require.Equal(t, first, pair(t, p, in))
+	}
+
+	p = pick.New(newFleet(t, many(1, 4)...).Set, pick.LeastLoad())
+	served := map[string]int{}
+	for i := range 40 { // of engines that are idle, the one that has served least
+		x := mustPick(t, p, &pdflow.PickInput{Connector: []connector.KVConnector{a, b}[i%2]})
+		x.Done(&pdflow.Outcome{})
+		served[x.Decode.ID]++
+	}
+	require.Equal(t, map[string]int{"d0": 10, "d1": 10, "d2": 10, "d3": 10}, served)
+}
+
+// A rollout, or two fleets in one set: engines tell by an attribute which connectors they run.
+func TestEnginesMeetForTheConnectorsThatTheyRun(t *testing.T) {
+	engines := []discovery.Endpoint{
+		ep("pn", prefill, "connector=nixl"), ep("dn", decode, "connector=NixlConnector"),
+		ep("pl", prefill, "connector=lmcache"), ep("dl", decode, "connector=LMCacheConnectorV1"),
+		ep("pb", prefill, "connector=lmcache , nixl"), ep("other", prefill, "connector=Nixl"),
+	}
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		p := pick.New(newFleet(t, engines...).Set, policy, pick.WithBound(1, 0), pick.WithSeed(1))
+		only(t, policy, pairs(t, p, &plain{name: "nixl"}), "pn+dn", "pb+dn")
+		only(t, policy, pairs(t, p, &plain{name: "lmcache"}), "pl+dl", "pb+dl")
+		only(t, policy, pairs(t, p, nil), "pn+dn", "pb+dn", "pl+dl", "pb+dl")                                                            // who names no connector gets engines that have one in common
+		only(t, policy, pairs(t, p, &plain{name: "http"}), "pn+dn", "pb+dn", "pl+dl", "pb+dl", "pn+dl", "pl+dn", "other+dn", "other+dl") // it transfers nothing
+		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: &plain{name: "mooncake"}})
+		require.ErrorIs(t, err, pdflow.ErrNotReady)
+
+		p = pick.New(newFleet(t, append(engines, many(1, 1)...)...).Set, policy, pick.WithSeed(1))
+		only(t, policy, pairs(t, p, &plain{name: "mooncake"}), "p0+d0") // who does not tell runs any
+		only(t, policy, pairs(t, p, &plain{name: "nixl"}), "pn+dn", "pb+dn", "p0+dn", "pn+d0", "pb+d0", "p0+d0")
+	})
+}
+
+func TestEnginesThatServeAloneDoSoForAnyConnector(t *testing.T) {
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		engines := []discovery.Endpoint{ep("pn", prefill, "connector=nixl"), ep("dn", decode, "connector=nixl"), ep("dl", decode, "connector=lmcache"), ep("x", both, "connector=lmcache")}
+		p := pick.New(newFleet(t, engines...).Set, policy, pick.WithBound(1, 0))
+		seen, nixl := map[string]bool{}, &plain{name: "nixl"}
+		for i := range 100 {
+			in := input(t, i)
+			in.Connector, in.Single = nixl, true
+			seen[pair(t, p, in)] = true
+		}
+		for i := range 20 {
+			in := input(t, i)
+			in.Connector, in.Both = nixl, true
+			require.Equal(t, "pn+dn", pair(t, p, in))
+			in.Single = true
+			require.Equal(t, "+x", pair(t, p, in))
+		}
+		require.Equal(t, map[string]bool{"+dn": true, "+dl": true, "+x": true}, seen)
+	})
+}
