@@ -26,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -326,6 +328,31 @@ func TestAStreamOutlivesItsModelServer(t *testing.T) {
 	answer, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	assert.Contains(t, string(answer), "[DONE]")
+}
+
+// A changed ModelServer takes over when its engines are known, not before.
+func TestASuccessorIsWaitedFor(t *testing.T) {
+	source := discoverytest.NewManual()
+	set := discovery.NewSet(source)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer cancel()
+	parts.Go(func() { _ = set.Run(ctx) })
+	c := &cluster{served: map[string]*object{"m": {}}}
+	done := make(chan struct{})
+	parts.Go(func() {
+		defer close(done)
+		c.await(ctx, map[string]*object{"m": {model: &model{set: set}}, "new": {model: &model{set: discovery.NewSet()}}})
+	})
+	select {
+	case <-done:
+		require.Fail(t, "nobody knows its engines yet")
+	case <-time.After(100 * time.Millisecond):
+	}
+	source.Publish()
+	<-done // and what replaces nobody is not waited for
 }
 
 // listenEngine is newEngine at an address.
