@@ -330,6 +330,23 @@ func TestAStreamOutlivesItsModelServer(t *testing.T) {
 	assert.Contains(t, string(answer), "[DONE]")
 }
 
+// What a ModelServer's connector listens on is free again when the object is gone.
+func TestAListenerEndsWithItsModelServer(t *testing.T) {
+	n := newNamespace(t)
+	g := n.serve()
+	addr := "127.0.0.1:" + unusedPort(t)
+	n.modelServer("m", `{model: m, kvConnector: {type: lmcache-pd, config: {notifyListen: "`+addr+`"}}`+selecting+`}`)
+	n.logged(g, "a ModelServer is served")
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	n.remove("m")
+	require.Eventually(t, func() bool {
+		ln, err := net.Listen("tcp", addr)
+		return err == nil && ln.Close() == nil
+	}, 10*time.Second, 10*time.Millisecond, "%s", g.log)
+}
+
 // A changed ModelServer takes over when its engines are known, not before.
 func TestASuccessorIsWaitedFor(t *testing.T) {
 	source := discoverytest.NewManual()
