@@ -4,7 +4,7 @@ package pick_test
 
 import (
 	"context"
-	"fmt"
+	"maps"
 	"net/http"
 	"runtime"
 	"slices"
@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -21,11 +22,15 @@ import (
 
 var sizes = []int{10, 1000, 10_000}
 
-// inputs are requests of 2 KB in 64 sessions with a prompt each.
-func inputs(b *testing.B) []*pdflow.PickInput {
+// sharing is how many connectors share a picker, by the name of the benchmark's variant: mostly one.
+var sharing = map[string]int{"": 1, "/two": 2}
+
+// inputs are requests of 2 KB in 64 sessions with a prompt each, of flows of n connectors.
+func inputs(b *testing.B, n int) []*pdflow.PickInput {
+	conns := []*protocol{sameTP(), {name: "a", rules: []connector.PairRule{connector.Multiple("tpSize")}}}
 	all := make([]*pdflow.PickInput, 64)
 	for i := range all {
-		all[i] = &pdflow.PickInput{Request: request(b, strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110), 100), Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}}
+		all[i] = &pdflow.PickInput{Connector: conns[i%n], Request: request(b, strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110), 100), Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}}
 	}
 	return all
 }
@@ -38,16 +43,27 @@ func zoned(n int) []discovery.Endpoint {
 	return eps
 }
 
-// BenchmarkPick is Pick and Done, on all processors at once.
-func BenchmarkPick(b *testing.B) {
-	in := inputs(b)
+// variants runs a benchmark for each policy, with one connector and with two.
+func variants(b *testing.B, run func(b *testing.B, policy pick.Policy, connectors int)) {
 	for _, name := range pick.Policies() {
 		policy, _ := pick.ParsePolicy(name)
+		for _, variant := range slices.Sorted(maps.Keys(sharing)) {
+			b.Run(name+variant, func(b *testing.B) { run(b, policy, sharing[variant]) })
+		}
+	}
+}
+
+// BenchmarkPick is Pick and Done, on all processors at once.
+func BenchmarkPick(b *testing.B) {
+	variants(b, func(b *testing.B, policy pick.Policy, connectors int) {
+		in := inputs(b, connectors)
 		for _, n := range sizes {
-			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+			b.Run(strconv.Itoa(n), func(b *testing.B) {
 				p := pick.New(newFleet(b, zoned(n)...).Set, policy)
 				out := &pdflow.Outcome{}
-				mustPick(b, p, in[0]).Done(out)
+				for i := range in {
+					mustPick(b, p, in[i]).Done(out)
+				}
 				b.ReportAllocs()
 				b.ResetTimer()
 				b.RunParallel(func(pb *testing.PB) {
@@ -62,70 +78,74 @@ func BenchmarkPick(b *testing.B) {
 				})
 			})
 		}
-	}
+	})
 }
 
-// BenchmarkMemory is what a picker holds for 10,000 endpoints, beyond the snapshot.
+// BenchmarkMemory is what a picker holds for 10,000 endpoints, beyond the snapshot. Its time is what the first pick of each connector
+// takes.
 func BenchmarkMemory(b *testing.B) {
 	const n = 10_000
-	for _, name := range pick.Policies() {
-		policy, _ := pick.ParsePolicy(name)
-		b.Run(name, func(b *testing.B) {
-			f := newFleet(b, zoned(n)...)
-			before := heap()
-			var p pdflow.Picker
-			for b.Loop() {
-				p = pick.New(f.Set, policy)
-				mustPick(b, p, &pdflow.PickInput{})
+	variants(b, func(b *testing.B, policy pick.Policy, connectors int) {
+		f, in := newFleet(b, zoned(n)...), inputs(b, connectors)
+		var p pdflow.Picker
+		renew := func() {
+			p = pick.New(f.Set, policy)
+			for i := range connectors {
+				mustPick(b, p, in[i])
 			}
-			b.ReportMetric(float64(heap()-before)/n, "B/endpoint")
-			runtime.KeepAlive(p)
-		})
-	}
+		}
+		before := heap()
+		renew()
+		holds := float64(heap() - before)
+		for b.Loop() {
+			renew()
+		}
+		b.ReportMetric(holds/n, "B/endpoint")
+		runtime.KeepAlive(p)
+	})
 }
 
 // BenchmarkReplace is the latency of picks while a snapshot of 10,000 endpoints is replaced ten times a second, each time with other
 // engines in it: to be compared with the calm half of the same run.
 func BenchmarkReplace(b *testing.B) {
-	in := inputs(b)
-	for _, name := range pick.Policies() {
-		policy, _ := pick.ParsePolicy(name)
-		b.Run(name, func(b *testing.B) {
-			lists := [2][]discovery.Endpoint{zoned(10_000), zoned(9_900)}
-			f := newFleet(b, lists[0]...)
-			p := pick.New(f.Set, policy)
-			mustPick(b, p, in[0])
-			next := 1 // a list that is the set's already would change nothing
-			for b.Loop() {
-				calm := paced(b, p, in, 2*time.Second)
-				stop := make(chan struct{})
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					tick := time.NewTicker(100 * time.Millisecond)
-					defer tick.Stop()
-					for {
-						select {
-						case <-tick.C:
-							f.replace(lists[next%2]...)
-							next++
-						case <-stop:
-							return
-						}
+	variants(b, func(b *testing.B, policy pick.Policy, connectors int) {
+		in := inputs(b, connectors)
+		lists := [2][]discovery.Endpoint{zoned(10_000), zoned(9_900)}
+		f := newFleet(b, lists[0]...)
+		p := pick.New(f.Set, policy)
+		for i := range in {
+			mustPick(b, p, in[i]).Done(&pdflow.Outcome{})
+		}
+		next := 1 // a list that is the set's already would change nothing
+		for b.Loop() {
+			calm := paced(b, p, in, 2*time.Second)
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				tick := time.NewTicker(100 * time.Millisecond)
+				defer tick.Stop()
+				for {
+					select {
+					case <-tick.C:
+						f.replace(lists[next%2]...)
+						next++
+					case <-stop:
+						return
 					}
-				})
-				busy := paced(b, p, in, 2*time.Second)
-				close(stop)
-				wg.Wait()
-				for _, q := range []struct {
-					name string
-					at   float64
-				}{{"p50", .5}, {"p99", .99}, {"p999", .999}} {
-					b.ReportMetric(calm(q.at), "calm-"+q.name+"-ns")
-					b.ReportMetric(busy(q.at), "busy-"+q.name+"-ns")
 				}
+			})
+			busy := paced(b, p, in, 2*time.Second)
+			close(stop)
+			wg.Wait()
+			for _, q := range []struct {
+				name string
+				at   float64
+			}{{"p50", .5}, {"p99", .99}, {"p999", .999}} {
+				b.ReportMetric(calm(q.at), "calm-"+q.name+"-ns")
+				b.ReportMetric(busy(q.at), "busy-"+q.name+"-ns")
 			}
-		})
-	}
+		}
+	})
 }
 
 // paced picks 5,000 times a second and returns the quantiles of the picks' own time.
