@@ -142,3 +142,39 @@ func TestChangedBelongsToItsVersion(t *testing.T) {
 		}
 	}
 }
+
+// Who sees the channel closed finds the successor, even if nothing lies between the two: it is there before anybody is told.
+func TestAClosedChannelMeansThatTheSuccessorIsThere(t *testing.T) {
+	set, _ := run(t, counting(t, "e", 1, 1))
+	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 1 }))
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			for {
+				before := set.Load()
+				changed := set.Changed()
+				if set.Load() != before {
+					continue // whose channel it is, is not known
+				}
+				for waiting := true; waiting; {
+					select {
+					case <-stop:
+						return
+					case <-changed:
+						waiting = false
+					default: // without sleeping, to be there first
+					}
+				}
+				if !assert.NotSame(t, before, set.Load()) {
+					return
+				}
+			}
+		})
+	}
+	for i := range 100_000 {
+		set.SetHealthy("e0", i%2 == 1)
+	}
+	close(stop)
+	readers.Wait()
+}

@@ -176,6 +176,8 @@ func TestTheSameListAgainIsNoNewVersion(t *testing.T) {
 			"model":      func(e *discovery.Endpoint) { e.Model = "m" },
 			"version":    func(e *discovery.Endpoint) { e.Version = "v" },
 			"url":        func(e *discovery.Endpoint) { e.URL.Host = "elsewhere:1" },
+			"scheme":     func(e *discovery.Endpoint) { e.URL.Scheme = "https" },
+			"path":       func(e *discovery.Endpoint) { e.URL.Path = "/base" },
 			"attributes": func(e *discovery.Endpoint) { e.Attributes = map[string]string{"k": "w"} },
 		} {
 			m.Publish(endpoint(t, "a", labelled), endpoint(t, "b"))

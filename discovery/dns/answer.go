@@ -74,6 +74,8 @@ func read(m *wire.Msg, name string, kind uint16) (answer, error) {
 		a.readExtra(m)
 	case owner != name && m.Rcode == wire.RcodeSuccess:
 		a.alias = owner
+	case m.Rcode == wire.RcodeSuccess && refers(m):
+		return answer{}, errReferral
 	default:
 		a.ttl = min(a.ttl, negativeTTL(m))
 	}
@@ -138,6 +140,18 @@ func ttlOf(h *wire.RR_Header) time.Duration {
 		return 0
 	}
 	return time.Duration(h.Ttl) * time.Second
+}
+
+// refers reports whether a message without an answer says whom to ask instead, and so not that there is nothing (RFC 2308, 2.2).
+func refers(m *wire.Msg) bool {
+	found := false
+	for _, rr := range m.Ns {
+		if rr.Header().Rrtype == wire.TypeSOA {
+			return false
+		}
+		found = found || rr.Header().Rrtype == wire.TypeNS
+	}
+	return found
 }
 
 // negativeTTL is how long the lack of records holds (RFC 2308, 5).

@@ -37,24 +37,24 @@ var (
 )
 
 // exchange returns an answer that says what is, or is not. An error holds no address.
-func (c *client) exchange(ctx context.Context, name string, kind uint16) (*wire.Msg, error) {
+func (c *client) exchange(ctx context.Context, name string, kind uint16) (answer, error) {
 	var last error
 	for range tries {
 		for _, server := range c.servers {
 			m, err := c.askServer(ctx, server, name, kind)
-			switch {
-			case ctx.Err() != nil:
-				return nil, errTimeout
-			case err != nil:
-				last = err
-			case m.Rcode == wire.RcodeSuccess || m.Rcode == wire.RcodeNameError:
-				return m, nil
-			default:
-				_, last = read(m, name, kind)
+			if ctx.Err() != nil {
+				return answer{}, errTimeout
 			}
+			if err == nil {
+				var a answer
+				if a, err = read(m, name, kind); err == nil {
+					return a, nil
+				}
+			}
+			last = err
 		}
 	}
-	return nil, last
+	return answer{}, last
 }
 
 // askServer asks one server over UDP; over TCP where the answer is too long for that; and without EDNS where the server does not

@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -221,6 +219,18 @@ func TestFailuresKeepTheLastList(t *testing.T) {
 			_ = w.WriteMsg(m)
 			return true
 		}, "the answer cannot be read"},
+		"a referral to other servers": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
+			m.Answer, m.Ns = nil, records(t, "test. 0 IN NS ns.other.")
+			return false
+		}, "the server refers to others"},
+		"an alias, and a referral": {func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
+			m.Answer, m.Ns = records(t, q.Question[0].Name+" 0 IN CNAME x.other."), records(t, "other. 0 IN NS ns.other.")
+			if q.Question[0].Name == "x.other." {
+				m.Answer = nil
+			}
+			m.Rcode = wire.RcodeSuccess
+			return false
+		}, "the server refers to others"},
 		"a loop of aliases": {func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
 			name := q.Question[0].Name
 			m.Answer = records(t, name+" 0 IN CNAME x.test.", "x.test. 0 IN CNAME "+name)
@@ -456,30 +466,6 @@ func TestTheTimeToTheNextRound(t *testing.T) {
 			assert.Less(t, d, c.min+c.min/10+time.Millisecond, "a tenth more at most")
 		})
 	}
-}
-
-func TestTheSystemsResolver(t *testing.T) {
-	s := serve(t, "prefill.ns.svc.test. 0 IN A 127.0.0.1", "decode.ns.svc.test. 0 IN A 127.0.0.2", "decode. 0 IN A 127.0.0.66")
-	conf := filepath.Join(t.TempDir(), "resolv.conf")
-	host, port, err := net.SplitHostPort(s.addr)
-	require.NoError(t, err)
-	o := quick(s)
-	o.Resolver, o.Prefill, o.Decode = "", "prefill.ns", "decode"
-	src := source(t, o)
-	src.UseConf(conf, port)
-	w := watch(t, src)
-	w.tells("dns: prefill: the system names no server to ask; decode: the system names no server to ask (there is no list yet)")
-	// The first server is dead: nobody has this address of loopback.
-	require.NoError(t, os.WriteFile(conf, []byte("nameserver 127.99.99.99\nnameserver "+host+"\nsearch other.test ns.svc.test svc.test\noptions ndots:5\n"), 0o600))
-	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-}
-
-func TestAServerThatIsNotThere(t *testing.T) {
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	require.NoError(t, err)
-	pc.Close()
-	w := watch(t, source(t, &dns.Options{Prefill: "p.test", Port: 1, Resolver: pc.LocalAddr().String(), MinTTL: time.Millisecond}))
-	w.tells("dns: prefill: the server refuses connections (there is no list yet)")
 }
 
 func TestAnOutageIsToldOnce(t *testing.T) {

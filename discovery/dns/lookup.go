@@ -39,6 +39,7 @@ const maxAtOnce = 8
 var (
 	errNoServers = errors.New("the system names no server to ask")
 	errAliases   = errors.New("the name's aliases do not end")
+	errReferral  = errors.New("the server refers to others")
 )
 
 // asker returns who answers in this round: what the system says about servers may have changed since the last.
@@ -194,11 +195,7 @@ func (a *asker) ask(ctx context.Context, name string, kind uint16) (answer, erro
 	var seen []string
 	ttl := maxTTL
 	for range maxAliases {
-		m, err := a.exchange(ctx, name, kind)
-		if err != nil {
-			return answer{}, err
-		}
-		got, err := read(m, name, kind)
+		got, err := a.exchange(ctx, name, kind)
 		if err != nil {
 			return answer{}, err
 		}

@@ -37,13 +37,18 @@ type question struct {
 // serve starts a server with the given records.
 func serve(t testing.TB, records ...string) *server {
 	t.Helper()
+	return serveAt(t, "127.0.0.1:0", records...)
+}
+
+func serveAt(t testing.TB, addr string, records ...string) *server {
+	t.Helper()
 	s := &server{t: t}
 	s.set(records...)
 	var pc net.PacketConn
 	var ln net.Listener
 	for range 20 { // the port that is free for UDP may not be for TCP
 		var err error
-		pc, err = net.ListenPacket("udp", "127.0.0.1:0")
+		pc, err = net.ListenPacket("udp", addr)
 		require.NoError(t, err)
 		if ln, err = net.Listen("tcp", pc.LocalAddr().String()); err == nil {
 			break
