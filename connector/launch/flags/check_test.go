@@ -5,6 +5,7 @@ package flags
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/all" // whose rules about pairs are asked
 )
 
 // kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON; those that begin with a dot are members
@@ -252,6 +254,10 @@ func storesTable() []finding {
 		{code: "lmcache-serde-differs", severity: Error, engines: "ab", wrong: []string{"LMCACHE_REMOTE_SERDE=cachegen " + shared[0], shared[1]}, right: shared},
 		{code: "lmcache-tp-differs", severity: Error, engines: "ab", wrong: []string{shared[0] + " --tensor-parallel-size=2", shared[1]}, right: shared},
 		{
+			code: "lmcache-tp-differs", severity: Error, engines: "ab", wrong: []string{shared[0] + " --tensor-parallel-size=2", shared[1]},
+			right: []string{strings.Replace(shared[0], " m ", " deepseek-ai/DeepSeek-V3.2 ", 1) + " -tp 2", strings.Replace(shared[1], " m ", " deepseek-ai/DeepSeek-V3.2 ", 1)},
+		},
+		{
 			code: "lmcache-rpc-port-twice", severity: Error, engines: "ab", wrong: []string{"on:h " + shared[0], "on:h " + shared[1]},
 			right: []string{"on:h " + seed + serve + kv("LMCacheConnectorV1", "producer", store, `lmcache_rpc_port="p"`), "on:h " + seed + serve + kv("LMCacheConnectorV1", "consumer", store, `lmcache_rpc_port="d"`)},
 		},
@@ -325,12 +331,19 @@ func peersTable() []finding {
 	moriio := two("", "MoRIIOConnector", ports...)
 	tier := `secondary_tiers=[{"type":"p2p"}]`
 	sgl := []string{"python3 -m sglang.launch_server --model-path m --disaggregation-mode prefill", "python3 -m sglang.launch_server --model-path m --disaggregation-mode decode"}
+	moon, ascend := two("", "MooncakeConnector"), two("", "MooncakeConnectorV1")
 	mamba := two("VLLM_SSM_CONV_STATE_LAYOUT=DS ", "NixlConnector")
 	for i := range mamba {
 		mamba[i] = strings.Replace(mamba[i], "serve m", "serve org/Jamba-1", 1)
 	}
+	jamba := two("VLLM_SSM_CONV_STATE_LAYOUT=DS ", "MoRIIOConnector", ports...)
+	for i := range jamba {
+		jamba[i] = strings.Replace(jamba[i], "serve m", "serve org/Jamba-1", 1)
+	}
 	return []finding{
-		{code: "mamba-tp", severity: Error, engines: "ab", wrong: []string{mamba[0] + " -tp 2", mamba[1]}, right: []string{mamba[0] + " -tp 2", mamba[1] + " -tp 2"}},
+		{code: "mamba-tp", severity: Error, engines: "ab", wrong: []string{"@0.19.0 " + mamba[0] + " -tp 2", mamba[1]}, right: []string{mamba[0] + " -tp 2", mamba[1] + " -tp 2"}},
+		{code: "mamba-tp", severity: Warning, engines: "ab", wrong: []string{"@0.32.0 " + mamba[0] + " -tp 2", mamba[1]}, right: []string{mamba[0] + " -tp 2", mamba[1] + " -tp 2"}},
+		{code: "mamba-tp", severity: Error, engines: "ab", wrong: []string{jamba[0] + " -tp 2", jamba[1]}, right: []string{jamba[0] + " -tp 2", jamba[1] + " -tp 2"}},
 		{code: "nccl-tp-differs", severity: Error, engines: "ab", wrong: []string{p2p[0] + " -tp=2", p2p[1]}, right: p2p},
 		{code: "p2pnccl-request-ids", severity: Error, engines: "ab", wrong: two("@0.22.0 ", "P2pNcclConnector"), right: two("@0.13.0 ", "P2pNcclConnector")},
 		{code: "p2pnccl-request-ids", severity: Error, engines: "ab", wrong: two("", "P2pNcclConnector"), right: p2p},
@@ -361,6 +374,17 @@ func peersTable() []finding {
 			right: []string{"on:h " + seed + serve + kv("OffloadingConnector", "producer", tier), "on:h VLLM_P2P_SIDE_CHANNEL_PORT=5711 " + seed + serve + kv("OffloadingConnector", "consumer", tier)},
 		},
 
+		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{moon[0] + " -tp 4", moon[1] + " -tp 6"}, right: []string{moon[0] + " -tp 4", moon[1] + " -tp 8"}},
+		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{ascend[0] + " -tp 4", ascend[1] + " -tp 8"}, right: []string{ascend[0] + " -tp 8", ascend[1] + " -tp 4"}},
+		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{moriio[0] + " -tp 4", moriio[1] + " -tp 6"}, right: []string{moriio[0] + " -tp 4", moriio[1] + " -tp 2"}},
+		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{p2p[0] + " -pp=2", p2p[1]}, right: []string{p2p[0] + " -pp=2", p2p[1] + " -pp=2"}},
+		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{sgl[0], sgl[1] + " --pp-size 2"}, right: []string{sgl[0] + " --pp-size 2", sgl[1]}},
+		{code: "pair-sizes", severity: Error, engines: "ac", wrong: []string{moon[0] + " -tp 4", moon[1] + " -tp 8", moon[1] + " -tp 3"}, right: []string{moon[0] + " -tp 4", moon[1] + " -tp 8", moon[1] + " -tp 1"}},
+		{ // a number of notices says that not every rank sends
+			code: "pair-sizes", severity: Error, engines: "ab", gateway: `{"type":"lmcache-pd"}`, other: `{"type":"lmcache-pd","config":{"notifications":1}}`,
+			wrong: []string{seed + serve + kv("LMCacheConnectorV1", "producer") + " -tp 2", seed + serve + kv("LMCacheConnectorV1", "consumer")},
+			right: []string{seed + serve + kv("LMCacheConnectorV1", "producer") + " -tp 2", seed + serve + kv("LMCacheConnectorV1", "consumer")},
+		},
 		{code: "sglang-mode", severity: Error, engines: "a", gateway: `{"type":"sglang"}`, wrong: []string{"sglang serve --model-path m"}, right: sgl},
 		{code: "sglang-backend-differs", severity: Error, engines: "ab", wrong: []string{sgl[0] + " --disaggregation-transfer-backend nixl", sgl[1]}, right: []string{sgl[0] + " --disaggregation-transfer-backend mooncake", sgl[1]}},
 		{code: "page-size-differs", severity: Error, engines: "ab", wrong: []string{sgl[0] + " --page-size 64", sgl[1]}, right: sgl},
@@ -408,6 +432,30 @@ func TestNoRuleIsWithoutAFinding(t *testing.T) {
 		assert.True(t, shown[r.code], "nothing shows %s", r.code)
 		assert.False(t, seen[r.code], "two rules are named %s", r.code)
 		seen[r.code] = true
+	}
+}
+
+// The findings about tensor parallel sizes say of every protocol what pickers heed.
+func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
+	for _, class := range []string{
+		"NixlConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1", "MoRIIOConnector", "P2pNcclConnector", "PyNcclConnector",
+		"MooncakeStoreConnector", "ExampleConnector", "OffloadingConnector",
+	} {
+		c, err := connector.Open(connector.Spec{Type: class})
+		require.NoError(t, err)
+		pairer, ok := connector.As[connector.Pairer](c)
+		require.True(t, ok)
+		for _, sizes := range [][2]string{{"1", "1"}, {"1", "2"}, {"2", "1"}, {"2", "3"}, {"4", "6"}, {"8", "4"}, {"4", "8"}} {
+			engines := two("", class)
+			found := codes(Check(deploy(t, engines[0]+" -tp "+sizes[0], engines[1]+" -tp "+sizes[1]), nil))
+			found = slices.DeleteFunc(found, func(code string) bool {
+				return !slices.Contains([]string{"nixl-tp", "nccl-tp-differs", "pair-sizes"}, code)
+			})
+			parted := slices.ContainsFunc(pairer.PairRules(), func(r connector.PairRule) bool {
+				return r.Attribute == connector.AttrTPSize && !r.Compatible(sizes[0], sizes[1])
+			})
+			assert.Len(t, found, map[bool]int{true: 1}[parted], "%s, %v", class, sizes)
+		}
 	}
 }
 

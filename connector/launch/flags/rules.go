@@ -7,7 +7,7 @@ import (
 )
 
 // rules in the order in which findings are told: what concerns all connectors, then each connector's own.
-var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, lmcacheRules, storeRules, mooncakeRules, peerRules, otherEngineRules, encodeRules)
+var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, lmcacheRules, storeRules, mooncakeRules, peerRules, otherEngineRules, pairRules, encodeRules)
 
 // classesOf are the engines' classes that each of the gateway's connectors speaks with.
 var classesOf = map[string][]string{
@@ -156,7 +156,12 @@ var generalRules = []rule{
 			if !g.pair() || !slices.ContainsFunc(g.engines, isMamba) || !differ(g.engines, func(e *Engine) string { return jsonText(e.TP) }) {
 				return nil
 			}
-			return []hit{{engines: g.engines, text: "serve a model with Mamba layers with different tensor parallel sizes: its state cannot be cut anew"}}
+			h := hit{engines: g.engines, text: "serve a model with Mamba layers with different tensor parallel sizes: its state cannot be cut anew"}
+			if len(g.with(nixlClasses...)) == len(g.engines) && !slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Version.Before(0, 28) }) {
+				// vllm#37635 and what followed; nixl/base_worker.py of 0.32.0. Falcon-H1's was cut wrongly (vllm#55208, open when this was written).
+				h.severity, h.text = Warning, "serve a model with Mamba layers with different tensor parallel sizes: NIXL cuts its state anew, for some models wrongly (vllm#55208)"
+			}
+			return []hit{h}
 		},
 	},
 	{

@@ -282,6 +282,12 @@ var versionRules = []rule{
 	},
 }
 
+// mlaName are models whose attention is MLA: all ranks hold the same KV, and LMCache's keys leave their number out (LMCache 0.5.6,
+// v1/token_database.py: _make_key_by_hash).
+var mlaName = regexp.MustCompile(`(?i)deepseek-(v[2-9]|r1|coder-v2|prover-v2)|kimi-(k|linear)|longcat|minicpm3|glm-5`)
+
+func isMLA(e *Engine) bool { return mlaName.MatchString(e.Model) }
+
 var mambaName = regexp.MustCompile(`(?i)mamba|jamba|bamba|zamba|nemotron-h|falcon-h1|granite-4|qwen3-next|plamo-2|lfm2`)
 
 // isMamba tells models with Mamba layers by their name, or by arguments that only they need.

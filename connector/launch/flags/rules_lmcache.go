@@ -65,7 +65,7 @@ var lmcacheRules = []rule{
 		code: "lmcache-tp-differs", severity: Error, remedy: "give all engines the same --tensor-parallel-size",
 		find: func(g *model) []hit {
 			sides := g.lmcache(false)
-			if g.pair() && len(sides) > 0 && differ(sides, func(s side) string { return strconv.Itoa(s.TP) }) {
+			if g.pair() && len(sides) > 0 && differ(sides, func(s side) string { return strconv.Itoa(s.TP) }) && !slices.ContainsFunc(g.engines, isMLA) {
 				return []hit{{engines: enginesOf(sides), text: "have different tensor parallel sizes, which are part of LMCache's keys: none finds the other's chunks"}}
 			}
 			return nil
