@@ -41,10 +41,11 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.set, err = f.list(); err != nil {
+	tell := func(err error) { log.Warn("list of engines", "error", err) }
+	if s.set, err = f.list(tell); err != nil {
 		return nil, err
 	}
-	s.set.OnError(func(err error) { log.Warn("list of engines", "error", err) })
+	s.set.OnError(tell)
 	if err := s.local(conn); err != nil {
 		return nil, err
 	}
@@ -56,7 +57,7 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 		o.Sample = rand.IntN
 	}
 	s.legs = newEngines(f, s.set, s.decode)
-	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode, encode: f.ecConnector != "", log: log}
+	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode, encode: f.ecConnector != "", anyone: f.pooled(), log: log}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
 		pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1 + f.retries, BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
@@ -130,7 +131,11 @@ func (f *flags) connector() (connector.KVConnector, error) {
 	if c, err = epd.Wrap(c, &epd.Options{Type: stage}); err != nil {
 		return nil, fmt.Errorf("--ec-connector: %w", err)
 	}
-	return onDemand{c.(*epd.Connector)}, nil
+	encoder, ok := connector.As[connector.Encoder](c)
+	if !ok {
+		return nil, errors.New("--ec-connector: the stage encodes nothing")
+	}
+	return onDemand{c, encoder}, nil
 }
 
 // engines sends requests to engines, with each stage's own idea of certificates.

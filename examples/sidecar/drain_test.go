@@ -77,7 +77,7 @@ func TestADrainWaitsForWhatPassesToTheEngine(t *testing.T) {
 	x := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, engine.URL), "--prefillers=p:1")
 	got := make(chan string, 1)
 	go func() {
-		resp, err := http.Post("http://"+x.addr+"/v1/embeddings", "application/json", strings.NewReader("{}")) //nolint:noctx // its own time
+		resp, err := http.Post("http://"+x.addr+"/v1/embeddings", "application/json", strings.NewReader("{}"))
 		if err != nil {
 			got <- err.Error()
 			return

@@ -57,9 +57,6 @@ type flags struct {
 // listFlags say by themselves which engines of one role requests may name.
 type listFlags struct{ static, dns string }
 
-// poolFlags name the InferencePool that says it.
-type poolFlags struct{ group, namespace, name string }
-
 // stages are the parties whose connections flags speak of.
 type stages struct{ prefiller, decoder, encoder bool }
 
@@ -205,13 +202,13 @@ func (f *flags) lists(fs *flag.FlagSet, getenv func(string) string) {
 	fs.StringVar(&f.file, "prefillers-file", "", "prefill and encode engines as a `FILE` that is watched (see package discovery/file)")
 	fs.StringVar(&f.resolver, "prefillers-dns-server", "", "the `HOST:PORT` to ask for names (default: those of /etc/resolv.conf)")
 
-	f.pool = poolFlags{group: poolGroup, namespace: getenv("INFERENCE_POOL_NAMESPACE"), name: getenv("INFERENCE_POOL_NAME")}
+	f.pool = poolFlags{group: poolGroup, namespace: getenv("INFERENCE_POOL_NAMESPACE"), name: getenv("INFERENCE_POOL_NAME"), kubeconfig: getenv("KUBECONFIG")}
 	if both := getenv("INFERENCE_POOL"); both != "" {
 		if err := f.pool.set(both); err != nil {
 			f.warn("INFERENCE_POOL is ignored: " + err.Error())
 		}
 	}
-	fs.Func("inference-pool", "the InferencePool whose pods a request may name: `NAMESPACE/NAME`, or NAME in the namespace default", f.pool.set)
+	fs.Func("inference-pool", "without a list, the InferencePool whose pods a request may name: `NAMESPACE/NAME`, or NAME in the namespace default", f.pool.set)
 	fs.StringVar(&f.pool.name, "inference-pool-name", f.pool.name, "the old form of --inference-pool")
 	fs.StringVar(&f.pool.namespace, "inference-pool-namespace", f.pool.namespace, "the old form of --inference-pool")
 	fs.StringVar(&f.pool.group, "pool-group", f.pool.group, "the API `GROUP` of the InferencePool")

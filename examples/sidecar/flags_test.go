@@ -52,20 +52,20 @@ func TestDefaultsAreThoseOfTheSidecarThatItReplaces(t *testing.T) {
 func TestVariablesOfTheEnvironmentAreDefaults(t *testing.T) {
 	env := map[string]string{
 		"MOONCAKE_BOOTSTRAP_PORT": "1", "P2P_CONNECTOR_PORT": "2", "SGLANG_BOOTSTRAP_PORT": "3", "ENABLE_PREFILLER_SAMPLING": "true", "POD_IP": "10.1.1.1",
-		"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool", "MORIIO_METRICS_ADDR": ":9090",
+		"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool", "MORIIO_METRICS_ADDR": ":9090", "KUBECONFIG": "/kube",
 	}
 	of := func(name string) string { return env[name] }
 	f, problem := parse(t, of, "--prefillers=p:1")
 	require.Empty(t, problem)
 	assert.Equal(t, []any{1, 2, 3, true, "10.1.1.1", "10.1.1.1", ":9090"}, []any{f.mooncakePort, f.p2pPort, f.sglangPort, f.sampling, f.podIP, f.moriio.podIP, f.metrics})
-	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "ns", "pool"}, f.pool)
+	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "ns", "pool", "/kube"}, f.pool)
 	f, problem = parse(t, of, "--prefillers=p:1", "--mooncake-bootstrap-port=4", "--p2p-connector-port=5", "--enable-prefiller-sampling=false", "--metrics-port=9091", "--inference-pool=p2")
 	require.Empty(t, problem)
 	assert.Equal(t, []any{4, 5, false, ":9091"}, []any{f.mooncakePort, f.p2pPort, f.sampling, f.metrics}, "flags win")
-	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "default", "p2"}, f.pool, "a name alone is in the namespace default, as in llm-d")
+	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "default", "p2", "/kube"}, f.pool, "a name alone is in the namespace default, as in llm-d")
 	env["INFERENCE_POOL"] = "a/b"
 	f, _ = parse(t, of, "--prefillers=p:1")
-	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "a", "b"}, f.pool)
+	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "a", "b", "/kube"}, f.pool)
 }
 
 func TestOldAndNewNamesOfAFlagMeanTheSame(t *testing.T) {
@@ -137,6 +137,9 @@ func TestFlagsThatCannotBeServedEndTheStart(t *testing.T) {
 		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 --data-parallel-size=2": "--moriio-dp-size",
 		"--prefillers=p:1 --moriio-remote-hosts=a,b":                                                 "not supported",
 		"--prefillers=p:1 --moriio-dp-size-local=8":                                                  "not supported",
+		"--inference-pool-name=p":                                                                    "--inference-pool-namespace",
+		"--inference-pool=p --pool-group=x":                                                          "--pool-group",
+		"--inference-pool=p --ec-connector=ec-nixl --enable-tls=encoder":                             "both or neither",
 		"--prefillers=p:1 --unheard-of":                                                              "not defined",
 	} {
 		f, problem := parse(t, noEnv, strings.Fields(args)...)
@@ -150,6 +153,7 @@ func TestFlagsThatCannotBeServedEndTheStart(t *testing.T) {
 func TestWhatCannotBeBuiltEndsTheStart(t *testing.T) {
 	for args, part := range map[string]string{
 		"--prefillers=p":                                      "HOST:PORT",
+		"--inference-pool=p":                                  "--inference-pool",
 		"--prefillers=http://p:1":                             "HOST:PORT",
 		"--prefillers=p:8-7":                                  "HOST:PORT",
 		"--prefillers=p:1-9999":                               "HOST:PORT",

@@ -19,7 +19,7 @@ import (
 )
 
 // list is the set of engines that a request may name.
-func (f *flags) list() (*discovery.Set, error) {
+func (f *flags) list(tell func(error)) (*discovery.Set, error) {
 	var sources []discovery.Source
 	for _, x := range []struct {
 		name string
@@ -53,6 +53,13 @@ func (f *flags) list() (*discovery.Set, error) {
 		src, err := file.New(f.file, nil)
 		if err != nil {
 			return nil, fmt.Errorf("--prefillers-file: %w", err)
+		}
+		sources = append(sources, src)
+	}
+	if f.pooled() {
+		src, err := newPool(f, tell)
+		if err != nil {
+			return nil, fmt.Errorf("--inference-pool: %w", err)
 		}
 		sources = append(sources, src)
 	}
@@ -102,7 +109,11 @@ func (f *flags) looked(text, scheme string, role discovery.Role) (discovery.Sour
 	if first == last {
 		return src, nil
 	}
-	return spread{src, last - first + 1}, nil
+	all := make([]int, last-first+1)
+	for i := range all {
+		all[i] = first + i
+	}
+	return spread{src, all}, nil
 }
 
 // addresses takes HOST, HOST:PORT and HOST:FIRST-LAST apart. Ports are 0 where there are none.
@@ -123,24 +134,27 @@ func addresses(text string) (host string, first, last int, ok bool) {
 	return host, int(a), int(b), true
 }
 
-// spread lists each of a source's engines once for each of several ports, for the data-parallel ranks behind one address.
+// spread lists each of a source's engines once for each of several ports, for the data-parallel ranks behind one address. The source
+// lists it at the first.
 type spread struct {
 	src   discovery.Source
-	ports int
+	ports []int
 }
 
 // Watch watches the source.
 func (s spread) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	return s.src.Watch(ctx, func(snap discovery.Snapshot) {
-		all := make([]discovery.Endpoint, 0, len(snap.Endpoints)*s.ports)
+		all := make([]discovery.Endpoint, 0, len(snap.Endpoints)*len(s.ports))
 		for _, e := range snap.Endpoints {
-			first, _ := strconv.Atoi(e.URL.Port()) // given, since it was asked for with a port
-			for i := range s.ports {
+			all = append(all, e)
+			for _, port := range s.ports[1:] {
 				next := e
 				next.URL = new(url.URL)
 				*next.URL = *e.URL
-				next.URL.Host = net.JoinHostPort(e.URL.Hostname(), strconv.Itoa(first+i))
-				next.ID = next.URL.Host
+				next.URL.Host = net.JoinHostPort(e.URL.Hostname(), strconv.Itoa(port))
+				if next.ID = next.URL.Host; e.ID != e.URL.Host { // it has a name
+					next.ID = e.ID + ":" + strconv.Itoa(port)
+				}
 				all = append(all, next)
 			}
 		}
@@ -181,6 +195,11 @@ func (f *flags) describe(e discovery.Endpoint) discovery.Endpoint {
 	return e
 }
 
+// pooled reports whether the list is an InferencePool's: where none is given by hand.
+func (f *flags) pooled() bool {
+	return f.prefill == (listFlags{}) && f.file == "" && f.pool.name != ""
+}
+
 // checkLists says what is missing or superfluous.
 func (f *flags) checkLists() string {
 	switch {
@@ -188,8 +207,12 @@ func (f *flags) checkLists() string {
 		return "--prefillers, --prefillers-file, --prefillers-dns or --inference-pool is missing: without a list anybody who can send a header could have any host called"
 	case f.ecConnector == "" && f.encode != (listFlags{}):
 		return "--encoders and --encoders-dns have no use without --ec-connector"
-	case f.ecConnector != "" && f.encode == (listFlags{}) && f.file == "" && f.pool.name == "":
-		return "--encoders, --encoders-dns, --prefillers-file or --inference-pool is missing, for --ec-connector"
+	case f.ecConnector != "" && f.encode == (listFlags{}) && f.file == "" && !f.pooled():
+		return "--encoders, --encoders-dns or --prefillers-file is missing, for --ec-connector"
+	case f.ecConnector != "" && f.pooled() && (f.tls.prefiller != f.tls.encoder || f.insecure.prefiller != f.insecure.encoder):
+		return "an InferencePool does not tell encode engines from prefill engines: --enable-tls and --tls-insecure-skip-verify must name both or neither"
+	case f.pooled():
+		return f.pool.check()
 	}
 	return ""
 }

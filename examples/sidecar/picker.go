@@ -13,7 +13,6 @@ import (
 	"sync"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -116,12 +115,18 @@ func (f *flags) rank(listener int, h http.Header) (rank int, ok bool) {
 }
 
 // onDemand skips the encode stage where the scheduler has named no encode engine.
-type onDemand struct{ *epd.Connector }
+type onDemand struct {
+	connector.KVConnector
+	connector.Encoder
+}
+
+// Unwrap returns the connector with the stage, for its other abilities.
+func (c onDemand) Unwrap() connector.KVConnector { return c.KVConnector }
 
 // Items returns a request's media if there is an engine for them.
 func (c onDemand) Items(s *connector.Session) []connector.Item {
 	if len(s.Encode) == 0 {
 		return nil
 	}
-	return c.Connector.Items(s)
+	return c.Encoder.Items(s)
 }

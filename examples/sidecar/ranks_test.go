@@ -24,10 +24,10 @@ import (
 func ports(t *testing.T, n int) int {
 	t.Helper()
 	for range 100 {
-		first := 20000 + rand.IntN(12000) //nolint:gosec // nothing secret
+		first := 20000 + rand.IntN(12000)
 		free := 0
 		for i := range n {
-			ln, err := net.Listen("tcp", ":"+strconv.Itoa(first+i)) //nolint:gosec,noctx // as the sidecar listens
+			ln, err := net.Listen("tcp", ":"+strconv.Itoa(first+i))
 			if err != nil {
 				break
 			}
@@ -152,13 +152,13 @@ func TestAllRanksDrain(t *testing.T) {
 // A rank's port that is taken ends the start, and no other port stays open.
 func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 	first := ports(t, 2)
-	taken, err := net.Listen("tcp", ":"+strconv.Itoa(first+1)) //nolint:gosec,noctx // as the sidecar listens
+	taken, err := net.Listen("tcp", ":"+strconv.Itoa(first+1))
 	require.NoError(t, err)
 	defer taken.Close()
 	var said logBuffer
 	assert.Equal(t, exitFailed, run(t.Context(), []string{"--port=" + strconv.Itoa(first), "--data-parallel-size=2", "--secure-serving=false", "--prefillers=p:1"}, noEnv, &said))
 	assert.Contains(t, said.String(), "cannot listen")
-	ln, err := net.Listen("tcp", ":"+strconv.Itoa(first)) //nolint:gosec,noctx // as the sidecar listens
+	ln, err := net.Listen("tcp", ":"+strconv.Itoa(first))
 	require.NoError(t, err)
 	_ = ln.Close()
 }
@@ -167,7 +167,7 @@ func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
 	f, problem := parse(t, noEnv, "--kv-connector=offloading", "--port=8000", "--data-parallel-size=4", "--prefillers=10.0.0.1:7999-8004")
 	require.Empty(t, problem)
-	set, err := f.list()
+	set, err := f.list(nil)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -105,7 +105,7 @@ func (s *sidecar) open() (doors, metrics []door, err error) {
 		if err != nil {
 			return nil, nil, fmt.Errorf("--cert-path: %w", err)
 		}
-		secure = &tls.Config{MinVersion: s.flags.minTLS, CipherSuites: s.flags.ciphers, GetCertificate: certificate} //nolint:gosec // 1.2 at least
+		secure = &tls.Config{MinVersion: s.flags.minTLS, CipherSuites: s.flags.ciphers, GetCertificate: certificate}
 	}
 	for rank := range s.flags.ranks {
 		port := s.flags.port

@@ -21,12 +21,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
-	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const header = "x-prefiller-host-port" // as llm-d's scheduler writes it
 

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+func TestMain(m *testing.M) { kubetest.Main(m) }
+
+// poolCRD defines InferencePools as far as the sidecar reads them, in one of their groups.
+const poolCRD = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: inferencepools.%[1]s
+  annotations: {api-approved.kubernetes.io: "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173"}
+spec:
+  group: %[1]s
+  names: {kind: InferencePool, listKind: InferencePoolList, plural: inferencepools, singular: inferencepool}
+  scope: Namespaced
+  versions:
+    - name: %[2]s
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+// poolRights are those that KServe gives a routing sidecar (kserve, pkg/controller/v1alpha2/llmisvc/workload.go), but for get.
+const poolRights = `apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: sidecar}
+rules:
+  - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
+  - {apiGroups: [%[1]s], resources: [inferencepools], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: sidecar}
+subjects: [{kind: ServiceAccount, name: sidecar, namespace: %[2]s}]
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: sidecar}
+`
+
+// place is a namespace of a real API server, with an account that may do what KServe lets a sidecar do.
+type place struct {
+	*kubetest.Cluster
+	t          *testing.T
+	name       string
+	group      string
+	kubeconfig string
+}
+
+func newPlace(t *testing.T, group, version string) *place {
+	t.Helper()
+	c := kubetest.Shared(t)
+	n := &place{Cluster: c, t: t, name: c.Namespace(t), group: group}
+	c.Apply(t, c.Admin(), fmt.Appendf(nil, poolCRD, group, version), "")
+	account := c.ServiceAccount(t, n.name, "sidecar")
+	n.apply(fmt.Sprintf(poolRights, group, n.name))
+	n.kubeconfig = c.Kubeconfig(t, account)
+	return n
+}
+
+func (n *place) apply(yaml string) {
+	n.t.Helper()
+	n.Apply(n.t, n.Admin(), []byte(yaml), n.name)
+}
+
+func (n *place) pool(spec string) {
+	n.t.Helper()
+	version := map[string]string{poolGroup: "v1", oldPoolGroup: "v1alpha2"}[n.group]
+	n.apply(fmt.Sprintf("apiVersion: %s/%s\nkind: InferencePool\nmetadata: {name: pool}\nspec: %s\n", n.group, version, spec))
+}
+
+func (n *place) pod(name, ip string, labels map[string]string) {
+	n.t.Helper()
+	n.Pod(n.t, n.name, name, labels, nil)
+	n.SetPod(n.t, n.name, name, ip, false) // whether it is ready is the scheduler's business
+}
+
+// prefiller starts a prefill engine at an address of its own, as a pod has it, for a decode engine.
+func prefiller(t *testing.T, ip string, port int) (p, d *enginesim.Engine) {
+	t.Helper()
+	p, d, err := enginesim.Pair(enginesim.Config{Listen: net.JoinHostPort(ip, strconv.Itoa(port))}, enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	return p, d
+}
+
+// KServe's manifest as it stands, with the variables and rights that its controller adds: the pods of the pool may be named, at its port, and
+// nobody else. The list follows the pool and its pods.
+func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
+	n := newPlace(t, oldPoolGroup, "v1alpha2")
+	port := ports(t, 1)
+	_, d := prefiller(t, "127.8.0.1", port)
+	other, err := enginesim.Start(enginesim.Config{Listen: net.JoinHostPort("127.8.0.2", strconv.Itoa(port)), Connector: "nixl", KVRole: "kv_producer"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = other.Close() })
+	env := map[string]string{"INFERENCE_POOL_NAMESPACE": n.name, "INFERENCE_POOL_NAME": "pool", "KUBECONFIG": n.kubeconfig}
+	x := start(t, env, append(manifests["KServe without TLS"].args, "--port=0", "--vllm-port="+portOf(t, d.URL()))...)
+	send := func(ip string, port int) int {
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, net.JoinHostPort(ip, strconv.Itoa(port)))
+		return status
+	}
+	becomes := func(ip string, status int, why string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return send(ip, port) == status }, 30*time.Second, 50*time.Millisecond, "%s\n%s", why, x.log)
+	}
+	becomes("127.8.0.1", http.StatusForbidden, "there is no pool")
+	assert.Equal(t, 1, strings.Count(x.log.String(), "there is no such InferencePool"), "%s", x.log)
+
+	n.pool(fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port))
+	n.pod("prefill", "127.8.0.1", map[string]string{"app": "llm"})
+	n.pod("stranger", "127.8.0.2", map[string]string{"app": "web"})
+	becomes("127.8.0.1", http.StatusOK, "a pod of the pool")
+	assert.Equal(t, http.StatusForbidden, send("127.8.0.2", port), "a pod of another app")
+	assert.Equal(t, http.StatusForbidden, send("127.8.0.1", port+1), "another port of the pod")
+	assert.Empty(t, other.Requests())
+
+	n.pool(fmt.Sprintf("{selector: {app: web}, targetPortNumber: %d}", port))
+	becomes("127.8.0.1", http.StatusForbidden, "the pool chooses others now")
+	becomes("127.8.0.2", http.StatusOK, "those")
+	n.SetLabels(t, n.name, "prefill", map[string]string{"app": "web"})
+	becomes("127.8.0.1", http.StatusOK, "a pod that came to the pool")
+	n.DeletePod(t, n.name, "prefill", 0)
+	becomes("127.8.0.1", http.StatusForbidden, "a pod that is gone")
+
+	status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false))
+	assert.Equal(t, http.StatusOK, status, "who names nobody is served alone all the time")
+	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
+}
+
+// The group of today lists several ports: those of data-parallel ranks.
+func TestAllPortsOfAnInferencePoolMayBeNamed(t *testing.T) {
+	n := newPlace(t, poolGroup, "v1")
+	port := ports(t, 2)
+	_, d := prefiller(t, "127.8.1.1", port)
+	n.pool(fmt.Sprintf("{selector: {matchLabels: {app: llm}}, targetPorts: [{number: %d}, {number: %d}]}", port, port+1))
+	n.pod("prefill", "127.8.1.1", map[string]string{"app": "llm"})
+	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
+	send := func(port int) int {
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, "127.8.1.1:"+strconv.Itoa(port))
+		return status
+	}
+	require.Eventually(t, func() bool { return send(port) == http.StatusOK }, 30*time.Second, 50*time.Millisecond, "%s", x.log)
+	assert.Equal(t, http.StatusBadGateway, send(port+1), "it may be named, and nobody listens")
+	assert.Equal(t, http.StatusForbidden, send(port+2))
+
+	n.pool("{selector: {matchLabels: {app: llm}}, targetPorts: []}")
+	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "has no selector or no target port") }, 30*time.Second, 50*time.Millisecond)
+	assert.Equal(t, http.StatusOK, send(port), "a pool that makes no sense leaves the last list")
+}
+
+// Without the rights no request may name anybody, and the log says what is missing.
+func TestAPoolThatMayNotBeReadIsAnEmptyList(t *testing.T) {
+	n := newPlace(t, poolGroup, "v1")
+	stranger := n.Kubeconfig(t, n.ServiceAccount(t, n.name, "stranger"))
+	_, d := prefiller(t, "127.8.2.1", ports(t, 1))
+	x := start(t, map[string]string{"KUBECONFIG": stranger}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
+	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "inferencepools cannot be listed: Forbidden") }, 30*time.Second, 50*time.Millisecond, "%s", x.log)
+	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, "127.8.2.1:1")
+	assert.Equal(t, http.StatusServiceUnavailable, status, "until there is a list")
+	assert.Equal(t, 1, strings.Count(x.log.String(), "cannot be listed"))
+}
+
+// A list that is given by hand counts alone: nothing is asked of an API server.
+func TestAListByHandReplacesThePool(t *testing.T) {
+	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"INFERENCE_POOL_NAMESPACE": "a", "INFERENCE_POOL_NAME": "b", "KUBECONFIG": "/nowhere"}, "--enable-ssrf-protection=true")
+	assert.NotContains(t, x.log.String(), "WARN")
+}
