@@ -259,3 +259,49 @@ func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 		assert.Equal(t, want, status, "%s: %s", skip, answer)
 	}
 }
+
+func TestEncodeEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
+	for skip, want := range map[string]int{"encoder": http.StatusOK, "": http.StatusBadGateway} {
+		x := staged(t, "ec-nixl")
+		e, err := url.Parse(x.e.URL())
+		require.NoError(t, err)
+		proxy := httputil.NewSingleHostReverseProxy(e)
+		proxy.Transport = &http.Transport{DisableKeepAlives: true}
+		over := httptest.NewUnstartedServer(proxy)
+		over.Config.ErrorLog = log.New(io.Discard, "", 0) // of refused handshakes, which are the test
+		over.StartTLS()
+		t.Cleanup(over.Close)
+		args := []string{"--port=0", "--secure-serving=false", "--vllm-port=" + portOf(t, x.d.URL()), "--ec-connector=ec-nixl", "--prefillers=" + hostPort(t, x.p.URL()),
+			"--encoders=" + hostPort(t, over.URL), "--enable-tls=encoder"}
+		if skip != "" {
+			args = append(args, "--tls-insecure-skip-verify="+skip)
+		}
+		side := start(t, nil, args...)
+		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+side.addr+"/v1/chat/completions", chatWith(0, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, over.URL))
+		assert.Equal(t, want, status, "%q: %s", skip, answer)
+	}
+}
+
+func TestTheLowestVersionAndTheSuitesHoldTowardsClients(t *testing.T) {
+	d, err := enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	serves := func(client *tls.Config, args ...string) bool {
+		x := start(t, nil, append(args, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers=p:1")...)
+		client.InsecureSkipVerify = true // it is self-signed
+		conn, err := tls.Dial("tcp", x.addr, client)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	}
+	const suite, other = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
+	old := func() *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12} }
+	assert.True(t, serves(old()))
+	assert.False(t, serves(old(), "--tls-min-version=VersionTLS13"))
+	narrow := old()
+	narrow.CipherSuites = []uint16{other}
+	assert.True(t, serves(narrow.Clone()))
+	assert.False(t, serves(narrow.Clone(), "--tls-cipher-suites="+suite))
+	assert.True(t, serves(old(), "--tls-cipher-suites="+suite))
+}

@@ -65,7 +65,7 @@ type pool struct {
 	objects dynamic.ResourceInterface
 	scheme  string
 	tell    func(error)
-	told    string // the last fault, "" for none
+	told    map[string]string // the last fault of each verb, "" for none
 	version uint64
 }
 
@@ -89,7 +89,7 @@ func newPool(f *flags, tell func(error)) (*pool, error) {
 	if err != nil {
 		return nil, errors.New("the API server's configuration is not usable")
 	}
-	p := &pool{flags: f.pool, config: config, scheme: "http", tell: tell}
+	p := &pool{flags: f.pool, config: config, scheme: "http", tell: tell, told: map[string]string{}}
 	if f.tls.prefiller {
 		p.scheme = "https"
 	}
@@ -118,7 +118,7 @@ func (p *pool) Watch(ctx context.Context, publish func(discovery.Snapshot)) erro
 			}
 			last, first = c, false
 		}
-		if p.fault(err); version != "" {
+		if p.fault("list", err); version != "" {
 			p.wait(ctx, version)
 		}
 	}
@@ -131,8 +131,7 @@ func (p *pool) read(ctx context.Context) (*choice, string, error) {
 	defer cancel()
 	list, err := p.objects.List(call, metav1.ListOptions{FieldSelector: "metadata.name=" + p.flags.name})
 	if err != nil {
-		reason := cmp.Or(string(apierrors.ReasonForError(err)), "the API server does not answer")
-		return nil, "", fmt.Errorf("inferencepools cannot be listed: %s", reason)
+		return nil, "", fmt.Errorf("inferencepools cannot be listed: %s", reason(err))
 	}
 	if len(list.Items) == 0 {
 		return nil, list.GetResourceVersion(), nil
@@ -197,11 +196,12 @@ func (p *pool) follow(ctx context.Context, c *choice, publish func(discovery.Sna
 func (p *pool) wait(ctx context.Context, version string) {
 	w, err := p.objects.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.flags.name, ResourceVersion: version})
 	if err != nil {
-		if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-			p.fault(errors.New("inferencepools cannot be watched: " + cmp.Or(string(apierrors.ReasonForError(err)), "the API server does not answer")))
+		if ctx.Err() == nil && !apierrors.IsResourceExpired(err) {
+			p.fault("watch", fmt.Errorf("inferencepools cannot be watched: %s", reason(err)))
 		}
 		return
 	}
+	p.fault("watch", nil)
 	defer w.Stop()
 	select {
 	case <-w.ResultChan():
@@ -209,16 +209,21 @@ func (p *pool) wait(ctx context.Context, version string) {
 	}
 }
 
-// fault tells a fault once until it changes.
-func (p *pool) fault(err error) {
+// fault tells a verb's fault once until it changes.
+func (p *pool) fault(verb string, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	if text != "" && text != p.told {
+	if text != "" && text != p.told[verb] {
 		p.tell(err)
 	}
-	p.told = text
+	p.told[verb] = text
+}
+
+// reason says what the API server said, without its address.
+func reason(err error) string {
+	return cmp.Or(string(apierrors.ReasonForError(err)), "the API server does not answer")
 }
 
 func same(a, b *choice) bool {

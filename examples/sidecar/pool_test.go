@@ -77,10 +77,12 @@ func (n *place) apply(yaml string) {
 	n.Apply(n.t, n.Admin(), []byte(yaml), n.name)
 }
 
-func (n *place) pool(spec string) {
+func (n *place) pool(spec string) { n.t.Helper(); n.named("pool", spec) }
+
+func (n *place) named(name, spec string) {
 	n.t.Helper()
 	version := map[string]string{poolGroup: "v1", oldPoolGroup: "v1alpha2"}[n.group]
-	n.apply(fmt.Sprintf("apiVersion: %s/%s\nkind: InferencePool\nmetadata: {name: pool}\nspec: %s\n", n.group, version, spec))
+	n.apply(fmt.Sprintf("apiVersion: %s/%s\nkind: InferencePool\nmetadata: {name: %s}\nspec: %s\n", n.group, version, name, spec))
 }
 
 func (n *place) pod(name, ip string, labels map[string]string) {
@@ -117,6 +119,7 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, func() bool { return send(ip, port) == status }, 30*time.Second, 50*time.Millisecond, "%s\n%s", why, x.log)
 	}
+	n.named("a-pool", fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port+1)) // of somebody else
 	becomes("127.8.0.1", http.StatusForbidden, "there is no pool")
 	assert.Equal(t, 1, strings.Count(x.log.String(), "there is no such InferencePool"), "%s", x.log)
 
