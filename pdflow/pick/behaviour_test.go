@@ -235,12 +235,16 @@ func TestZonesServeThemselvesUntilTheyAreFull(t *testing.T) {
 }
 
 func TestWeightsAreKept(t *testing.T) {
-	p := pick.New(newFleet(t, ep("p", prefill), ep("d1", decode, "weight=10"), ep("d2", decode, "weight=30"), ep("d3", decode, "weight=0"),
+	p := pick.New(newFleet(t, ep("p1", prefill, "weight=1"), ep("p3", prefill, "weight=3"), ep("d1", decode, "weight=10"), ep("d2", decode, "weight=30"), ep("d3", decode, "weight=0"),
 		ep("d4", decode), ep("d5", decode, "weight=none")).Set, pick.Weighted(), pick.WithSeed(1))
 	n := map[string]int{}
 	for range 24_000 {
-		n[mustPick(t, p, &pdflow.PickInput{}).Decode.ID]++
+		x := mustPick(t, p, &pdflow.PickInput{})
+		n[x.Decode.ID]++
+		n[x.Prefill.ID]++
 	}
+	require.InDelta(t, 6000, n["p1"], 400)
+	require.InDelta(t, 18_000, n["p3"], 400)
 	require.InDelta(t, 1000, n["d1"], 120)
 	require.InDelta(t, 3000, n["d2"], 220)
 	require.InDelta(t, 10_000, n["d4"], 400, "100 without a weight")

@@ -6,37 +6,51 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// Engines of one tensor-parallel size meet, the less loaded ones of two first.
-func ExampleNew() {
-	engine := func(id string, role discovery.Role, tp string) discovery.Endpoint {
-		e, err := discovery.New("http://"+id+":8000", role)
+// running returns a set of engines, each with its role and some attributes, and what ends it.
+func running(engines map[string]discovery.Endpoint) (set *discovery.Set, stop func()) {
+	var all []discovery.Endpoint
+	for id, like := range engines {
+		e, err := discovery.New("http://"+id+":8000", like.Role)
 		if err != nil {
 			panic(err)
 		}
-		e.ID, e.Attributes = id, map[string]string{"tpSize": tp}
-		return e
+		e.ID, e.Attributes, e.Model = id, like.Attributes, like.Model
+		all = append(all, e)
 	}
-	source, err := static.New(engine("p-small", discovery.RolePrefill, "2"), engine("p-large", discovery.RolePrefill, "8"), engine("d", discovery.RoleDecode, "8"))
+	source, err := static.New(all...)
 	if err != nil {
 		panic(err)
 	}
-	set := discovery.NewSet(source)
+	set = discovery.NewSet(source)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = set.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
 	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }); err != nil {
 		panic(err)
 	}
+	return set, func() { cancel(); <-ended }
+}
+
+// Engines of one tensor-parallel size meet, the less loaded ones of two first. A connector that needs this says so by itself
+// ([connector.Pairer]); the option is for what only the fleet's owner knows.
+func ExampleNew() {
+	tp := func(size string) map[string]string { return map[string]string{"tpSize": size} }
+	set, stop := running(map[string]discovery.Endpoint{
+		"p-small": {Role: discovery.RolePrefill, Attributes: tp("2")},
+		"p-large": {Role: discovery.RolePrefill, Attributes: tp("8")},
+		"d":       {Role: discovery.RoleDecode, Attributes: tp("8")},
+	})
+	defer stop()
 
 	picker := pick.New(set, pick.TwoChoices(), pick.WithRules(pick.SameValue("tpSize")))
-	pair, err := picker.Pick(ctx, &pdflow.PickInput{})
+	pair, err := picker.Pick(context.Background(), &pdflow.PickInput{})
 	if err != nil {
 		panic(err)
 	}
@@ -44,4 +58,57 @@ func ExampleNew() {
 	pair.PrefillDone() // a flow calls these
 	pair.Done(&pdflow.Outcome{})
 	// Output: p-large d
+}
+
+// Two fleets in one set, as in a rollout: engines tell by the attribute connector which ones they run, and flows of each find their own.
+func ExampleNew_rollout() {
+	run := func(name string) map[string]string { return map[string]string{"connector": name} }
+	set, stop := running(map[string]discovery.Endpoint{
+		"p-old": {Role: discovery.RolePrefill, Attributes: run("NixlConnector")},
+		"d-old": {Role: discovery.RoleDecode, Attributes: run("NixlConnector")},
+		"p-new": {Role: discovery.RolePrefill, Attributes: run("lmcache")},
+		"d-new": {Role: discovery.RoleDecode, Attributes: run("lmcache")},
+	})
+	defer stop()
+
+	picker := pick.New(set, pick.LeastLoad()) // one for both, so that they see each other's load
+	for _, spec := range []connector.Spec{{Type: "nixl"}, {Type: "lmcache"}} {
+		conn, err := connector.Open(spec)
+		if err != nil {
+			panic(err)
+		}
+		pair, err := picker.Pick(context.Background(), &pdflow.PickInput{Connector: conn}) // a flow names its own
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(conn.Name(), pair.Prefill.ID, pair.Decode.ID)
+		pair.Done(&pdflow.Outcome{})
+	}
+	// Output:
+	// nixl p-old d-old
+	// lmcache p-new d-new
+}
+
+// Several base models behind one picker.
+func ExampleByModel() {
+	set, stop := running(map[string]discovery.Endpoint{
+		"p-small": {Role: discovery.RolePrefill, Model: "small"},
+		"d-small": {Role: discovery.RoleDecode, Model: "small"},
+		"p-large": {Role: discovery.RolePrefill, Model: "large"},
+		"d-large": {Role: discovery.RoleDecode, Model: "large"},
+	})
+	defer stop()
+
+	picker := pick.New(set, pick.PrefixAffinity(), pick.ByModel())
+	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":"large","prompt":"Hello"}`))
+	if err != nil {
+		panic(err)
+	}
+	pair, err := picker.Pick(context.Background(), &pdflow.PickInput{Request: request})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(pair.Prefill.ID, pair.Decode.ID)
+	pair.Done(&pdflow.Outcome{})
+	// Output: p-large d-large
 }

@@ -38,7 +38,7 @@ func newOptions(opts []Option) *options {
 // is random, so that a client can neither foresee a choice nor aim at one.
 func WithSeed(seed uint64) Option { return func(o *options) { o.seed = seed } }
 
-// WithRules adds rules for pairs to those that always hold (one group, one model, one engine version).
+// WithRules adds rules for pairs to those that always hold (see [New]) and to the connector's own.
 func WithRules(rules ...Rule) Option {
 	return func(o *options) { o.rules = append(o.rules, rules...) }
 }

@@ -118,9 +118,10 @@ func (p *pairing) tell(g gap) string {
 // compatibility is asked between classes, once per snapshot, and never between engines.
 type class struct {
 	key      classKey
+	number   uint64
 	sample   *discovery.Endpoint // any of them
 	legs     [2][]target         // its ready engines of each leg, a target for each rank
-	partners [2]*list            // for an engine of a leg: those of the other leg that it can meet, nil if there are none
+	partners *list               // for those of the leg that is chosen first: whom they can meet, nil if there is nobody
 }
 
 // classKey is a class's identity. attributes are those that decide, each ended by a byte that stands in none; "" if there are none.

@@ -4,6 +4,7 @@ package pick_test
 
 import (
 	"context"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +68,20 @@ func TestRoundRobinUsesEveryEngineAlike(t *testing.T) {
 		seen[x.Decode.ID]++
 	}
 	require.Equal(t, map[string]int{"p1": 300, "p2": 300, "d1": 200, "d2": 200, "d3": 200}, seen)
+}
+
+// Turns go on over snapshots: where they come often, the engines that stand first in the list must not get everything.
+func TestTurnsGoOnOverSnapshots(t *testing.T) {
+	f := newFleet(t, many(2, 4)...)
+	p := pick.RoundRobin(f.Set)
+	seen := map[string]int{}
+	for i := range 40 {
+		x := mustPick(t, p, &pdflow.PickInput{})
+		seen[x.Prefill.ID]++
+		seen[x.Decode.ID]++
+		f.replace(append(many(2, 4), ep("other"+strconv.Itoa(i), prefill, "group=other"))...)
+	}
+	require.Equal(t, map[string]int{"p0": 20, "p1": 20, "d0": 10, "d1": 10, "d2": 10, "d3": 10}, seen)
 }
 
 func TestPairsMeetWithinOneGroup(t *testing.T) {

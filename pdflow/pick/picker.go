@@ -44,10 +44,22 @@ type picker struct {
 
 // New returns a picker that chooses pairs from the set's latest snapshot by the policy; the zero Policy is [InTurn].
 //
-// Who can meet whom is found once per snapshot: a prefill and a decode engine of one group, of one model and engine version as far as
-// both are known, and by the rules of [WithRules]. Whatever the policy, engines that failed this request are avoided; one that failed
+// Who can meet whom is found once per snapshot and connector: a prefill and a decode engine
+//   - of one group, "" being a group too,
+//   - of one model and engine version, as far as both are known,
+//   - that both run the asking flow's connector, as far as their attributes connector tell: names, or engines' class names, separated by
+//     commas. The connector http, which transfers nothing, goes with any; for a caller that names no connector they must have one in common;
+//   - with an element in common in their lists kvNetwork, if both have one,
+//   - by the connector's own rules ([connector.Pairer]) and those of [WithRules].
+//
+// Flows of several connectors (a rollout, a fallback) share a picker, and thereby the loads and all that is remembered of engines. It
+// keeps tables for the 16 connectors that were used last. One that cannot be compared counts as the same as others of its type and name:
+// let connectors be pointers. Engines that serve a whole request do so for any connector.
+//
+// Whatever the policy, engines that failed this request are avoided; one that failed
 // any rests for a second, longer if it fails again, and so does a pair that left an orphan; all of that only while others are there.
-// An engine whose attribute dpSize is 2 to 1,024 counts as so many targets: the pick names the rank on each leg.
+// An engine whose attribute dpSize is 2 to 1,024 counts as so many targets: the pick names the rank on each leg. An error says what the
+// nearest prefill and decode engines lack to meet, and names neither.
 //
 // A pick takes time that does not grow with the number of engines, or with its logarithm, and allocates nothing, as long as not nearly
 // all engines rest. A snapshot of more than 256 endpoints is taken over beside the picks, which go on with the last one for the

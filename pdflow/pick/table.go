@@ -3,6 +3,7 @@
 package pick
 
 import (
+	"encoding/binary"
 	"maps"
 	"slices"
 	"strconv"
@@ -38,7 +39,7 @@ type part struct {
 // turnKey is a list's name from snapshot to snapshot.
 type turnKey struct {
 	kind     listKind
-	classKey // whose engines meet those in the list, for peersOf
+	classKey // of the first class whose engines meet those in the list, for peersOf
 }
 
 type listKind byte
@@ -158,7 +159,7 @@ func (b *builder) build(endpoints []*discovery.Endpoint) *part {
 	for _, c := range b.order {
 		for i := range c.legs[b.first] {
 			t := &c.legs[b.first][i]
-			if t.peers = c.partners[b.first]; t.peers != nil {
+			if t.peers = c.partners; t.peers != nil {
 				t.lonely = t.peers.engines == 1 && t.peers.targets[0].endpoint.ID == t.endpoint.ID
 				pairs = append(pairs, t)
 			}
@@ -220,7 +221,7 @@ func (b *builder) class(e *discovery.Endpoint) *class {
 	b.key = b.pairing.attributes(b.key[:0], e)
 	c := b.classes[classKey{e.Group, e.Model, version, string(b.key)}]
 	if c == nil {
-		c = &class{key: classKey{e.Group, e.Model, version, string(b.key)}, sample: e}
+		c = &class{key: classKey{e.Group, e.Model, version, string(b.key)}, number: uint64(len(b.order)), sample: e}
 		b.classes[c.key] = c
 		b.order = append(b.order, c)
 	}
@@ -250,28 +251,44 @@ func (b *builder) meet() {
 			groups[c.key.group] = append(groups[c.key.group], c)
 		}
 	}
+	lists := map[string]*list{} // by the classes in them: classes that can meet the same ones share a list
 	for _, c := range b.order {
 		if len(c.legs[b.first]) == 0 {
 			continue
 		}
-		var peers []*target
+		b.key = b.key[:0]
+		var others []*class
 		for _, other := range groups[c.key.group] {
 			p, d := other, c
 			if b.first == prefillLeg {
 				p, d = c, other
 			}
 			g := b.pairing.gap(p.sample, d.sample)
-			if b.nearest = max(b.nearest, g); g != gapNone {
-				continue
-			}
-			for i := range other.legs[b.first.other()] {
-				peers = append(peers, &other.legs[b.first.other()][i])
+			if b.nearest = max(b.nearest, g); g == gapNone {
+				others, b.key = append(others, other), binary.AppendUvarint(b.key, other.number)
 			}
 		}
-		if len(peers) > 0 {
-			c.partners[b.first] = b.list(peersOf, c.key, peers)
+		if len(others) == 0 {
+			continue
+		}
+		l := lists[string(b.key)]
+		if l == nil {
+			l = b.list(peersOf, c.key, b.peers(others))
+			lists[string(b.key)] = l
+		}
+		c.partners = l
+	}
+}
+
+// peers are the targets of the leg that is chosen second.
+func (b *builder) peers(classes []*class) []*target {
+	var peers []*target
+	for _, c := range classes {
+		for i := range c.legs[b.first.other()] {
+			peers = append(peers, &c.legs[b.first.other()][i])
 		}
 	}
+	return peers
 }
 
 func (b *builder) list(kind listKind, key classKey, targets []*target) *list {

@@ -265,3 +265,16 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 		}
 	}
 }
+
+// A class of its own for each engine (a network that none shares beside the one that all do) must not cost a list for each.
+func TestClassesThatCanMeetTheSameEnginesShareAList(t *testing.T) {
+	p, replace := pickerOf(t, LeastLoad())
+	eps := endpoints("e", 40)
+	for i := range eps {
+		eps[i].Attributes = map[string]string{"kvNetwork": "all,rail" + strconv.Itoa(i)}
+	}
+	replace(eps...)
+	_, err := p.Pick(t.Context(), &pdflow.PickInput{})
+	require.NoError(t, err)
+	require.Len(t, p.views.Load().list[0].table.Load().lists, 3, "those of decode engines, of engines of role both, and one of peers")
+}
