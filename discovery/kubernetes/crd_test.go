@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
+)
+
+// schema is a part of a definition's schema, or any other object.
+type schema = map[string]any
+
+// nested is how many connectors to fall back to have a schema: a schema that the API server accepts cannot contain itself. What is
+// deeper is free in form, and checked when it is used.
+const nested = 2
+
+const crdHead = `# ModelServer objects in the API group %s. Both groups have the same schema, and kvConnector stands in it several times:
+# edit spec.kvConnector in the file of networking.matrixinfer.ai, then run PDKIT_UPDATE=1 go test -run Manifests .
+`
+
+func crdFile(group string) string {
+	return filepath.Join("manifests", "crd-modelservers."+group+".yaml")
+}
+
+// groups are those of the versions that ModelServers are read in.
+func groups() []string {
+	var all []string
+	for _, v := range modelserver.APIVersions() {
+		group, _, _ := strings.Cut(v, "/")
+		all = append(all, group)
+	}
+	return all
+}
+
+func readYAML(t testing.TB, file string) schema {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var m schema
+	require.NoError(t, yaml.Unmarshal(data, &m), file)
+	return m
+}
+
+// at returns the object at a path of member names and list indices.
+func at(t testing.TB, from schema, path ...any) schema {
+	t.Helper()
+	var v any = from
+	for i, p := range path {
+		switch p := p.(type) {
+		case string:
+			m, ok := v.(schema)
+			require.True(t, ok, "%v", path[:i])
+			v = m[p]
+		case int:
+			l, ok := v.([]any)
+			require.True(t, ok && p < len(l), "%v", path[:i])
+			v = l[p]
+		}
+	}
+	m, ok := v.(schema)
+	require.True(t, ok, "%v is no object", path)
+	return m
+}
+
+func specSchema(t testing.TB, crd schema) schema {
+	return at(t, crd, "spec", "versions", 0, "schema", "openAPIV3Schema", "properties", "spec")
+}
+
+// TestManifestsAreOneSchema writes what follows from the first group's spec.kvConnector, with PDKIT_UPDATE=1.
+func TestManifestsAreOneSchema(t *testing.T) {
+	crd := readYAML(t, crdFile(groups()[0]))
+	properties := at(t, specSchema(t, crd), "properties")
+	main := at(t, properties, "kvConnector")
+	at(t, main, "properties")["fallbackConnector"] = fallback(t, main, nested)
+	rollout := copied(t, main)
+	rollout["description"] = "The other connector."
+	at(t, properties, "rollout", "properties")["kvConnector"] = rollout
+	for _, group := range groups() {
+		at(t, crd, "metadata")["name"] = "modelservers." + group
+		at(t, crd, "spec")["group"] = group
+		data, err := yaml.Marshal(crd)
+		require.NoError(t, err)
+		want := fmt.Sprintf(crdHead, group) + string(data)
+		if os.Getenv("PDKIT_UPDATE") == "1" {
+			require.NoError(t, os.WriteFile(crdFile(group), []byte(want), 0o600))
+		}
+		have, err := os.ReadFile(crdFile(group))
+		require.NoError(t, err)
+		assert.Equal(t, want, string(have), "write it anew: PDKIT_UPDATE=1 go test -run Manifests .")
+	}
+}
+
+// fallback returns the schema of a connector to fall back to, without the descriptions, which are the same.
+func fallback(t testing.TB, connector schema, levels int) schema {
+	const text = "The connector to fall back to, like kvConnector."
+	if levels == 0 {
+		return schema{"type": "object", "description": text, "x-kubernetes-preserve-unknown-fields": true}
+	}
+	s := copied(t, connector)
+	silence(s)
+	s["description"] = text
+	at(t, s, "properties")["fallbackConnector"] = fallback(t, connector, levels-1)
+	return s
+}
+
+func copied(t testing.TB, s schema) schema {
+	t.Helper()
+	data, err := json.Marshal(s)
+	require.NoError(t, err)
+	var c schema
+	require.NoError(t, json.Unmarshal(data, &c))
+	return c
+}
+
+func silence(s schema) {
+	delete(s, "description")
+	for _, v := range s {
+		if m, ok := v.(schema); ok {
+			silence(m)
+		}
+	}
+}
+
+// TestSchemaHasEveryFieldThatIsRead: a field that the schema lacks is dropped by the API server without a word, one that only the
+// schema has is refused by whoever reads the object.
+func TestSchemaHasEveryFieldThatIsRead(t *testing.T) {
+	spec := specSchema(t, readYAML(t, crdFile(groups()[0])))
+	discovery := at(t, spec, "properties", "discovery", "properties")
+	assert.Equal(t, []string{"kubernetes"}, names(discovery), "files, listeners and other clusters are not for an object of a cluster to say")
+	assert.Equal(t, []string{"port", "service"}, names(at(t, discovery, "kubernetes", "properties")))
+	spec = copied(t, spec)
+	at(t, spec, "properties")["discovery"] = schema{"type": "object", "x-kubernetes-preserve-unknown-fields": true} // what package modelserver reads
+	for _, fault := range differ(spec, reflect.TypeFor[modelserver.Spec](), "spec") {
+		t.Error(fault)
+	}
+}
+
+func TestDifferFindsWhatIsMissingAndWhatIsOfAnotherType(t *testing.T) {
+	spec := copied(t, specSchema(t, readYAML(t, crdFile(groups()[0]))))
+	kv := at(t, spec, "properties", "rollout", "properties", "kvConnector", "properties", "fallbackConnector", "properties")
+	delete(at(t, kv, "timeouts", "properties"), "idle")
+	delete(kv, "parameters")
+	at(t, kv, "retry", "properties", "maxAttempts")["type"] = "string"
+	at(t, spec, "properties")["zone"] = schema{"type": "string"}
+	at(t, spec, "properties", "workloadSelector", "properties", "matchLabels", "additionalProperties")["type"] = "integer"
+	const in = "spec.rollout.kvConnector.fallbackConnector"
+	assert.ElementsMatch(t, []string{
+		in + ".timeouts.idle is not in the schema",
+		in + ".parameters is not in the schema",
+		in + ".retry.maxAttempts is string, want integer",
+		"spec.zone is only in the schema",
+		"spec.workloadSelector.matchLabels.* is integer, want string",
+		"spec.discovery is not free in form",
+	}, differ(spec, reflect.TypeFor[modelserver.Spec](), "spec"))
+}
+
+// differ compares a schema with a Go type that is decoded strictly.
+func differ(s schema, typ reflect.Type, path string) (faults []string) {
+	for typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	want := "object"
+	switch {
+	case typ == reflect.TypeFor[connector.Duration](), typ == reflect.TypeFor[connector.Quantity]():
+		if s["x-kubernetes-int-or-string"] != true || s["pattern"] == nil {
+			return []string{path + " is not a string with a pattern"}
+		}
+		return nil
+	case typ == reflect.TypeFor[json.RawMessage](), typ == reflect.TypeFor[connector.Spec]() && s["x-kubernetes-preserve-unknown-fields"] == true:
+		if s["x-kubernetes-preserve-unknown-fields"] != true || s["properties"] != nil {
+			return []string{path + " is not free in form"}
+		}
+		return nil
+	case typ.Kind() == reflect.String:
+		want = "string"
+	case typ.Kind() == reflect.Int:
+		want = "integer"
+	}
+	if s["type"] != want {
+		return []string{fmt.Sprintf("%s is %v, want %s", path, s["type"], want)}
+	}
+	switch typ.Kind() {
+	case reflect.Map:
+		values, _ := s["additionalProperties"].(schema)
+		return differ(values, typ.Elem(), path+".*")
+	case reflect.Struct:
+		return differFields(s, typ, path)
+	}
+	return nil
+}
+
+func differFields(s schema, typ reflect.Type, path string) (faults []string) {
+	properties, _ := s["properties"].(schema)
+	fields := map[string]reflect.Type{}
+	for f := range typ.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		fields[name] = f.Type
+	}
+	if typ == reflect.TypeFor[connector.Spec]() {
+		fields["parameters"] = reflect.TypeFor[json.RawMessage]() // which only the JSON of a connector.Spec has
+	}
+	for name, field := range fields {
+		property, ok := properties[name].(schema)
+		if !ok {
+			faults = append(faults, path+"."+name+" is not in the schema")
+			continue
+		}
+		faults = append(faults, differ(property, field, path+"."+name)...)
+	}
+	for name := range properties {
+		if _, ok := fields[name]; !ok {
+			faults = append(faults, path+"."+name+" is only in the schema")
+		}
+	}
+	return faults
+}
+
+func names(m schema) []string { return slices.Sorted(maps.Keys(m)) }
+
+func TestEnumsAreTheKnownValues(t *testing.T) {
+	properties := at(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties")
+	kv := at(t, properties, "kvConnector", "properties")
+	assert.ElementsMatch(t, []any{"", connector.FallbackError, connector.FallbackDecode, connector.FallbackConnector}, at(t, kv, "fallback")["enum"])
+	assert.ElementsMatch(t, []any{"", connector.UnsupportedAggregate, connector.UnsupportedRefuse}, at(t, kv, "unsupported")["enum"])
+	encoders, ok := at(t, properties, "encoder", "properties", "type")["enum"].([]any)
+	require.True(t, ok)
+	assert.Len(t, encoders, len(epd.Types()))
+	for _, typ := range epd.Types() {
+		assert.Contains(t, encoders, typ)
+	}
+}
+
+func patternOf(t testing.TB, part, field string) *regexp.Regexp {
+	t.Helper()
+	kv := at(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties", "kvConnector", "properties")
+	pattern, ok := at(t, kv, part, "properties", field)["pattern"].(string)
+	require.True(t, ok)
+	return regexp.MustCompile(pattern)
+}
+
+func TestDurationPatternIsWhatIsDecoded(t *testing.T) {
+	pattern := patternOf(t, "timeouts", "prefill")
+	texts := []string{"", "0", "+0", "00", "0s", "30s", "120s", "1m30s", "1.5h", ".5s", "5.s", ".s", ".", "s", "30", "30 s", "30S", "1h1", "-1s", "+1s",
+		"++1s", "1e3s", "1d", "1w", "2us", "2µs", "2μs", "2ns", "2ms", "1h2m3s4ms5us6ns", "1.2.3s", "1,5s", " 1s", "1s ", "1s\n", "٣s", "0x1s", "1_0s"}
+	for _, text := range texts {
+		assert.Equal(t, decodes[connector.Duration](text), pattern.MatchString(text), "%q", text)
+	}
+	assert.True(t, pattern.MatchString(time.Duration(math.MaxInt64).String()))
+	assert.True(t, pattern.MatchString("9999999h"), "the pattern counts no digits: too long a time is refused when it is read")
+}
+
+func TestQuantityPatternIsWhatIsDecoded(t *testing.T) {
+	pattern := patternOf(t, "resources", "maxMemory")
+	numbers := []string{"", "0", "8", "1.5", ".5", "5.", ".", "+3", "-1", "--1", "1.2.3", "1_0", "0x1", " 8"}
+	suffixes := []string{"", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "ki", "mi", "B", "GB", "GiB", "e", "e3", "E3", "e-3", "e+3", "e3i", "e3Ki", " Gi", "Gi "}
+	for _, number := range numbers {
+		for _, suffix := range suffixes {
+			assert.Equal(t, decodes[connector.Quantity](number+suffix), pattern.MatchString(number+suffix), "%q", number+suffix)
+		}
+	}
+	assert.True(t, pattern.MatchString("9Ei"), "the pattern counts no digits: too large an amount is refused when it is read")
+}
+
+// decodes reports whether a string is a T.
+func decodes[T any](text string) bool {
+	raw, _ := json.Marshal(text)
+	var v T
+	return json.Unmarshal(raw, &v) == nil
+}
