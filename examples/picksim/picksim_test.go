@@ -5,8 +5,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -44,6 +46,22 @@ func TestPrefixAffinityReusesMoreThanRoundRobinWithoutAWorseTail(t *testing.T) {
 			require.LessOrEqual(t, quantile(prefix.whole, q), 1.02*quantile(turns.whole, q), "whole time at %v", q)
 		}
 	}
+}
+
+// The table and the plots of docs/picking.md are this program's: who changes a policy draws them anew.
+func TestTheDocumentedFiguresAreTheProgramsOwn(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("where products are added in one step, the last digits differ")
+	}
+	page, err := os.ReadFile("../../docs/picking.md")
+	require.NoError(t, err)
+	r := results(t, 1, usualLoad().seconds, pick.InTurn(), pick.PrefixAffinity(), pick.Sticky())
+	for _, x := range r {
+		require.Contains(t, string(page), fmt.Sprintf("| `%s` | %.1f %% | %.2f | %.2f | %.0f ms | %.0f ms | %.2f s | %d | %.0f %% |\n", x.policy, x.reuse(), imbalance(x.prefillLoad),
+			imbalance(x.decodeLoad), 1000*quantile(x.first, .5), 1000*quantile(x.first, .99), quantile(x.whole, .99), x.pairs, 100*float64(x.crossed)/float64(len(x.first))))
+	}
+	require.Greater(t, r[1].reuse(), r[0].reuse()+15)
+	require.Less(t, quantile(r[1].first, .99), quantile(r[0].first, .99)*2/3)
 }
 
 func TestASimulationIsTheSameEachTime(t *testing.T) {
