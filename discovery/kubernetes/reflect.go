@@ -20,7 +20,6 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -39,14 +38,13 @@ const listLimit = 90 * time.Second
 // clients are for one API server. The clientset of client-go would be compiled with every API group there is.
 type clients struct {
 	http         *http.Client
-	pods, slices *rest.RESTClient
-	nodes        metadata.Interface
+	core, slices *rest.RESTClient
 	codec        runtime.ParameterCodec
 }
 
 func newClients(config *rest.Config) (*clients, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, metav1.AddMetaToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, err
 		}
@@ -65,13 +63,10 @@ func newClients(config *rest.Config) (*clients, error) {
 	if c.http, err = rest.HTTPClientFor(base); err != nil {
 		return nil, err
 	}
-	if c.pods, err = restClient(base, "/api", corev1.SchemeGroupVersion, c.http); err != nil {
+	if c.core, err = restClient(base, "/api", corev1.SchemeGroupVersion, c.http); err != nil {
 		return nil, err
 	}
-	if c.slices, err = restClient(base, "/apis", discoveryv1.SchemeGroupVersion, c.http); err != nil {
-		return nil, err
-	}
-	c.nodes, err = metadata.NewForConfigAndClient(metadata.ConfigFor(base), c.http)
+	c.slices, err = restClient(base, "/apis", discoveryv1.SchemeGroupVersion, c.http)
 	return c, err
 }
 
@@ -108,7 +103,12 @@ func (a asked) call(verb string) call { return call{verb, a.resource, a.namespac
 
 func (c *clients) askFor(client *rest.RESTClient, resource, namespace, selector string, newList func() runtime.Object) asked {
 	get := func(o metav1.ListOptions) *rest.Request {
-		return client.Get().Namespace(namespace).Resource(resource).VersionedParams(&o, c.codec)
+		// A reflector tries again by itself. The client would do so ten times before anybody hears of a fault.
+		r := client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).VersionedParams(&o, c.codec).MaxRetries(0)
+		if resource == "nodes" {
+			r.SetHeader("Accept", namesAndLabels)
+		}
+		return r
 	}
 	return asked{
 		resource: resource, namespace: namespace, selector: selector,
@@ -123,15 +123,10 @@ func (c *clients) askFor(client *rest.RESTClient, resource, namespace, selector 
 	}
 }
 
-// askForNodes asks for no more of the nodes than their names and labels.
-func (c *clients) askForNodes() asked {
-	client := c.nodes.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
-	return asked{
-		resource: "nodes",
-		list:     func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) },
-		watch:    func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return client.Watch(ctx, o) },
-	}
-}
+// namesAndLabels asks for no more of objects: a node is some ten kilobytes, and changes every few minutes, but its zone does not.
+// Lists and watches understand the same word.
+const namesAndLabels = runtime.ContentTypeProtobuf + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
+	runtime.ContentTypeJSON + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 // reflector keeps store like the objects of the server: the part of an informer that lists, watches, and does so again after any trouble.
 // The rest of it would keep whole objects, and tell of each event when all that is wanted is the latest list.
@@ -142,7 +137,7 @@ func (t *troubles) reflector(a asked, expected runtime.Object, store cache.Refle
 			limited, cancel := context.WithTimeout(ctx, listLimit)
 			defer cancel()
 			list, err := a.list(limited, o)
-			if ctx.Err() == nil {
+			if err != nil && ctx.Err() == nil {
 				t.hear(a.call("list"), err)
 			}
 			return list, err
@@ -158,9 +153,6 @@ func (t *troubles) reflector(a asked, expected runtime.Object, store cache.Refle
 			}
 			if ctx.Err() == nil {
 				t.hear(a.call("watch"), err)
-				if o.SendInitialEvents != nil {
-					t.hear(a.call("list"), nil) // it is in the stream
-				}
 			}
 			return events, err
 		},

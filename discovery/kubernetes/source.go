@@ -155,21 +155,26 @@ func (s *Source) newView() *view {
 	v.troubles = &troubles{tell: s.tell, changed: v.change, patience: s.patience, calls: map[call]*trouble{}, stays: s.version > 0}
 	c, ns := s.clients, s.opts.Namespace
 	if len(s.opts.Services) == 0 || s.maker.join {
-		v.pods = &table[*pod]{convert: s.maker.pod, same: samePod, changed: v.change}
-		ask := c.askFor(c.pods, "pods", ns, s.pods, func() runtime.Object { return &corev1.PodList{} })
+		ask := c.askFor(c.core, "pods", ns, s.pods, func() runtime.Object { return &corev1.PodList{} })
+		v.pods = &table[*pod]{convert: s.maker.pod, same: samePod, changed: v.change, listed: v.heardOf(ask)}
 		v.reflect(ask, &corev1.Pod{}, v.pods)
 	}
 	if len(s.opts.Services) > 0 {
-		v.slices = &table[*slice]{convert: s.maker.slice, same: sameSlice, changed: v.change}
 		ask := c.askFor(c.slices, "endpointslices", ns, s.slices, func() runtime.Object { return &discoveryv1.EndpointSliceList{} })
+		v.slices = &table[*slice]{convert: s.maker.slice, same: sameSlice, changed: v.change, listed: v.heardOf(ask)}
 		v.reflect(ask, &discoveryv1.EndpointSlice{}, v.slices)
 	}
 	if s.opts.Nodes {
-		v.nodes = &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: v.change}
-		ask := c.askForNodes()
+		ask := c.askFor(c.core, "nodes", "", "", func() runtime.Object { return &metav1.PartialObjectMetadataList{} })
+		v.nodes = &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: v.change, listed: v.heardOf(ask)}
 		v.reflect(ask, &metav1.PartialObjectMetadata{}, v.nodes)
 	}
 	return v
+}
+
+// heardOf ends the trouble with a list. The answer alone does not: a list may come as a stream, which may break.
+func (v *view) heardOf(a asked) func() {
+	return func() { v.troubles.hear(a.call("list"), nil) }
 }
 
 func (v *view) reflect(a asked, expected runtime.Object, store cache.ReflectorStore) {

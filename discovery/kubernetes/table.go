@@ -20,6 +20,7 @@ type table[V any] struct {
 	convert func(object any) (V, bool) // false for what is no object of the resource
 	same    func(a, b V) bool
 	changed func() // is told of every event that changed something, and of the first whole list
+	listed  func() // is told of every whole list
 
 	mu     sync.Mutex
 	rows   []*row[V] // in the order of their names, which are unique
@@ -126,6 +127,7 @@ func (t *table[V]) Replace(objects []any, _ string) error {
 		t.rows, t.synced = rows, true
 	}
 	t.mu.Unlock()
+	t.listed()
 	if !equal {
 		t.changed()
 	}
