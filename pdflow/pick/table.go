@@ -313,7 +313,7 @@ func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
 // notReady says what is missing, and names no engine.
 func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
 	p := t.part(in)
-	msg := ""
+	var msg string
 	switch {
 	case p.listed == 0 && len(t.snap.Endpoints) > 0:
 		msg = "no engine here serves the model"

@@ -56,7 +56,7 @@ func canCompare(v reflect.Value) bool {
 			}
 		}
 	case reflect.Struct:
-		for i := range v.NumField() {
+		for i := range v.NumField() { //nolint:modernize // Value.Fields allocates
 			if !canCompare(v.Field(i)) {
 				return false
 			}
