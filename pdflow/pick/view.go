@@ -15,6 +15,7 @@ import (
 // remembered of engines is the picker's.
 type view struct {
 	key      viewKey
+	direct   bool // the connector is a pointer, or nil, as nearly all are: comparing it is cheap, and safe with any other
 	pairing  *pairing
 	table    atomic.Pointer[table] // never nil
 	building atomic.Bool
@@ -32,8 +33,6 @@ type viewKey struct {
 	name      string                // with it
 	apart     bool                  // engines of role both take no part in pairs
 }
-
-func keyOf(in *pdflow.PickInput) viewKey { return identify(in.Connector, in.Both) }
 
 func identify(c connector.KVConnector, apart bool) viewKey {
 	if c == nil || canCompare(reflect.ValueOf(c)) {
@@ -72,19 +71,29 @@ const (
 
 // view finds the view for a pick, among a few and without a lock, or makes it.
 func (p *picker) view(in *pdflow.PickInput) *view {
-	key := keyOf(in)
-	for _, v := range p.views.Load().list {
+	list := p.views.Load().list
+	for _, v := range list {
+		if v.direct && v.key.connector == in.Connector && v.key.apart == in.Both {
+			return v.use()
+		}
+	}
+	key := identify(in.Connector, in.Both)
+	for _, v := range list {
 		if v.key == key {
-			if !v.used.Load() { // read mostly: nobody waits for a line that another processor writes
-				v.used.Store(true)
-			}
-			return v
+			return v.use()
 		}
 	}
 	pairing := newPairing(in.Connector, p.opts) // the connector's code runs without the lock
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.enter(key, pairing)
+}
+
+func (v *view) use() *view {
+	if !v.used.Load() { // read mostly: nobody waits for a line that another processor writes
+		v.used.Store(true)
+	}
+	return v
 }
 
 // views are copied to be changed.
@@ -100,7 +109,8 @@ func (p *picker) enter(key viewKey, pairing *pairing) *view {
 	if all = p.views.Load().list; len(all) >= viewsMost {
 		p.drop(slices.MaxFunc(all, func(a, b *view) int { return a.idle - b.idle })) // of equals, the one that was made first
 	}
-	v := &view{key: key, pairing: pairing}
+	c := key.connector
+	v := &view{key: key, pairing: pairing, direct: key.kind == nil && (c == nil || reflect.TypeOf(c).Kind() == reflect.Pointer)}
 	v.used.Store(true)
 	p.take(v)
 	p.views.Store(&views{append(slices.Clone(p.views.Load().list), v)})
