@@ -34,7 +34,7 @@ func Config(kubeconfig string) (*rest.Config, error) {
 	}
 	config, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, &clientcmd.ConfigOverrides{}, rules).ClientConfig()
 	if err != nil {
-		return nil, errors.New("kubernetes: the kubeconfig file's current context is not usable: want a cluster with a server, and a user")
+		return nil, errors.New("kubernetes: the kubeconfig file's current context is not usable: want a cluster with a server, a user, and the files that they name")
 	}
 	return config, nil
 }
