@@ -3,11 +3,17 @@
 package kubetest_test
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -207,6 +213,41 @@ func TestServersAndTheirFilesGoWithTheTest(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+}
+
+// TestKilledTestLeavesNoServer: the runner's timeout, and who presses Ctrl-C, kill a test before it can clean up.
+func TestKilledTestLeavesNoServer(t *testing.T) {
+	if os.Getenv("KUBETEST_VICTIM") != "" {
+		fmt.Println("at", kubetest.Shared(t).Admin().Host)
+		time.Sleep(time.Minute) // it is killed before
+	}
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux ends processes with their parents")
+	}
+	t.Parallel()
+	kubetest.Shared(t) // or skip
+	self, err := os.Executable()
+	require.NoError(t, err)
+	victim := exec.Command(self, "-test.run=^TestKilledTestLeavesNoServer$")
+	victim.Env = append(os.Environ(), "KUBETEST_VICTIM=1", "TMPDIR="+t.TempDir())
+	out, err := victim.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, victim.Start())
+	lines := bufio.NewScanner(out)
+	host := ""
+	for host == "" && lines.Scan() {
+		_, host, _ = strings.Cut(lines.Text(), "at https://")
+	}
+	assert.NoError(t, victim.Process.Kill())
+	assert.Error(t, victim.Wait())
+	require.NotEmpty(t, host)
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("tcp", host)
+		if err == nil {
+			conn.Close()
+		}
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}, time.Minute, 10*time.Millisecond)
 }
 
 // watchPods returns the pods' events since a version ("" for those that are there, too), until the server ends the watch. A watch

@@ -81,13 +81,7 @@ func (c *Cluster) applyOne(ctx context.Context, config *rest.Config, client dyna
 		}
 		resource = client.Resource(mapping.Resource).Namespace(object.GetNamespace())
 	}
-	data, err := json.Marshal(object.Object)
-	if err != nil {
-		return err
-	}
-	force := true
-	_, err = resource.Patch(ctx, object.GetName(), types.ApplyPatchType, data,
-		metav1.PatchOptions{FieldManager: "kubetest", Force: &force, FieldValidation: metav1.FieldValidationStrict})
+	_, err = resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: "kubetest", Force: true})
 	if err != nil || object.GetKind() != "CustomResourceDefinition" {
 		return err
 	}
