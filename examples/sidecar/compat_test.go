@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -111,8 +113,13 @@ func TestAManifestOfKServeIsServed(t *testing.T) {
 
 // MoRI-IO's write mode, by llm-d's flags: its serial order, and both legs at once.
 func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
-	for name, more := range map[string][]string{"one after the other": nil, "at once": {"--moriio-parallel-dispatch"}} {
-		t.Run(name, func(t *testing.T) {
+	for order, more := range map[connector.Order][]string{connector.PrefillThenDecode: nil, connector.Together: {"--moriio-parallel-dispatch"}} {
+		t.Run(fmt.Sprint(more), func(t *testing.T) {
+			f, problem := parse(t, noEnv, append(more, "--prefillers=p:1", "--moriio-write-mode", "--moriio-local-pod-ip=127.0.0.1")...)
+			require.Empty(t, problem)
+			c, err := f.connector()
+			require.NoError(t, err)
+			assert.Equal(t, order, c.Order())
 			p, d, err := enginesim.Pair(enginesim.Config{Connector: "moriio"}, enginesim.Config{Connector: "moriio"})
 			require.NoError(t, err)
 			alone, err := enginesim.Start(enginesim.Config{})
@@ -153,8 +160,8 @@ func TestAConfigurationFillsInWhatTheCommandLineLeavesOut(t *testing.T) {
 		assert.Equal(t, []any{1, 2, true, stages{encoder: true}, "mooncake", time.Second},
 			[]any{f.port, f.modelServerPort, f.secure, f.tls, f.kvConnector, f.backoff}, "%s: the command line wins, by old names and new", name)
 	}
-	f, _ := parse(t, noEnv, "--configuration={vllm-port: 8203, model-server-port: 8204, prefillers: 'p:1'}")
-	assert.Equal(t, 8204, f.modelServerPort, "the new name wins")
+	f, _ := parse(t, noEnv, "--configuration={vllm-port: 8203, model-server-port: 8204, secure-serving: false, secure-proxy: true, kv-connector: sglang, connector: mooncake, prefillers: 'p:1'}")
+	assert.Equal(t, []any{8204, false, "sglang"}, []any{f.modelServerPort, f.secure, f.kvConnector}, "new names win")
 }
 
 func TestAConfigurationThatIsWrongEndsTheStart(t *testing.T) {

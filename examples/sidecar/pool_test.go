@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -134,6 +135,11 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	n.pool(fmt.Sprintf("{selector: {app: web}, targetPortNumber: %d}", port))
 	becomes("127.8.0.1", http.StatusForbidden, "the pool chooses others now")
 	becomes("127.8.0.2", http.StatusOK, "those")
+	n.pod("late", "127.8.0.3", map[string]string{"app": "llm"})
+	assert.Never(t, func() bool {
+		return send("127.8.0.2", port) != http.StatusOK || send("127.8.0.3", port) != http.StatusForbidden
+	},
+		500*time.Millisecond, 20*time.Millisecond, "what happens to those that it chose before is nothing to it")
 	n.SetLabels(t, n.name, "prefill", map[string]string{"app": "web"})
 	becomes("127.8.0.1", http.StatusOK, "a pod that came to the pool")
 	n.DeletePod(t, n.name, "prefill", 0)
@@ -174,7 +180,20 @@ func TestAPoolThatMayNotBeReadIsAnEmptyList(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "inferencepools cannot be listed: Forbidden") }, 30*time.Second, 50*time.Millisecond, "%s", x.log)
 	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, "127.8.2.1:1")
 	assert.Equal(t, http.StatusServiceUnavailable, status, "until there is a list")
-	assert.Equal(t, 1, strings.Count(x.log.String(), "cannot be listed"))
+}
+
+func TestAFaultOfThePoolIsToldOnceUntilItChanges(t *testing.T) {
+	var said []string
+	p := &pool{tell: func(err error) { said = append(said, err.Error()) }, told: map[string]string{}}
+	for _, text := range []string{"a", "a", "b", "", "", "b"} {
+		var err error
+		if text != "" {
+			err = errors.New(text)
+		}
+		p.fault("list", err)
+		p.fault("watch", errors.New("c"))
+	}
+	assert.Equal(t, []string{"a", "c", "b", "b"}, said)
 }
 
 // A list that is given by hand counts alone: nothing is asked of an API server.

@@ -269,17 +269,20 @@ func TestOtherPathsGoToTheEngineBesideIt(t *testing.T) {
 	assert.Empty(t, p.Requests())
 }
 
-func TestWhatPassesIsTheClientsRequestWithoutTheHeader(t *testing.T) {
+func TestWhatPassesIsTheClientsRequestWithoutTheSchedulersHeaders(t *testing.T) {
 	got := make(chan *http.Request, 1)
 	engine := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r }))
 	defer engine.Close()
 	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, engine.URL), "--prefillers=p:1")
-	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/tokenize?a=b", `{"prompt":"x"}`, header, "p:1", "Authorization", "Bearer k")
+	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/tokenize?a=b", `{"prompt":"x"}`, header, "p:1", "Authorization", "Bearer k",
+		encoders, "e:1", "x-data-parallel-host-port", "d:1", "x-kv-cache-source-host-port", "p:2")
 	require.Equal(t, http.StatusOK, status)
 	r := <-got
 	assert.Equal(t, "POST /tokenize?a=b", r.Method+" "+r.URL.String())
 	assert.Equal(t, "Bearer k", r.Header.Get("Authorization"))
-	assert.Empty(t, r.Header.Values(header))
+	for _, name := range []string{header, encoders, "x-data-parallel-host-port", "x-kv-cache-source-host-port"} {
+		assert.Empty(t, r.Header.Values(name), name)
+	}
 }
 
 func TestHealthIsTheSidecarsOwn(t *testing.T) {
