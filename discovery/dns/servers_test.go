@@ -31,6 +31,15 @@ func TestTheSystemsResolver(t *testing.T) {
 	// The first server is dead: nobody has this address of loopback.
 	require.NoError(t, os.WriteFile(conf, []byte("nameserver 127.99.99.99\nnameserver "+host+"\nsearch other.test ns.svc.test svc.test\noptions ndots:5\n"), 0o600))
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
+	// A name that cannot be answered for is not looked for further on: that would be somebody else's.
+	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
+		if q.Question[0].Name == "decode.ns.svc.test." {
+			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
+		}
+		return false
+	})
+	w.tells("dns: decode: the server answered SERVFAIL (the last list stays)")
+	assert.Equal(t, []string{"127.0.0.1:8000 prefill", "127.0.0.2:8000 decode"}, list(w.set.Load()))
 }
 
 // The next of the system's servers is asked when one does not know, whatever it says instead.
