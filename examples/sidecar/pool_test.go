@@ -171,6 +171,36 @@ func TestAllPortsOfAnInferencePoolMayBeNamed(t *testing.T) {
 	assert.Equal(t, http.StatusOK, send(port), "a pool that makes no sense leaves the last list")
 }
 
+// A pool knows no roles: each of its pods may be asked to encode, and nobody else.
+func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
+	n := newPlace(t, poolGroup, "v1")
+	port := ports(t, 1)
+	at := func(ip string) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }
+	p, d, err := enginesim.Pair(enginesim.Config{Listen: at("127.8.3.1"), Extra: map[string]string{"ec_role": "ec_consumer"}}, enginesim.Config{})
+	require.NoError(t, err)
+	var encode [2]*enginesim.Engine
+	for i := range encode {
+		encode[i], err = enginesim.Start(enginesim.Config{Listen: at("127.8.3." + strconv.Itoa(i+2)), Extra: map[string]string{"ec_role": "ec_producer"}})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = encode[i].Close() })
+	}
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	n.pool(fmt.Sprintf("{selector: {matchLabels: {app: llm}}, targetPorts: [{number: %d}]}", port))
+	n.pod("prefill", "127.8.3.1", map[string]string{"app": "llm"})
+	n.pod("encode", "127.8.3.2", map[string]string{"app": "llm"})
+	n.pod("stranger", "127.8.3.3", map[string]string{"app": "web"})
+	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--ec-connector=ec-nixl",
+		"--inference-pool="+n.name+"/pool")
+	require.Eventually(t, func() bool {
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions", chatWith(0, false), header, at("127.8.3.1"),
+			encoders, at("127.8.3.3")+","+at("127.8.3.2"))
+		return status == http.StatusOK
+	}, 30*time.Second, 50*time.Millisecond, "%s", x.log)
+	assert.EqualValues(t, 2, encode[0].Stats().MediaEncoded)
+	assert.EqualValues(t, 2, p.Stats().MediaLoaded)
+	assert.Empty(t, encode[1].Requests())
+}
+
 // Without the rights no request may name anybody, and the log says what is missing.
 func TestAPoolThatMayNotBeReadIsAnEmptyList(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")

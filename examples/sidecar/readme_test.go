@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"flag"
 	"net/http"
 	"os"
@@ -78,7 +77,7 @@ func request(t *testing.T, command string) string {
 func TestTheReadmeHasAllFlags(t *testing.T) {
 	var usage bytes.Buffer
 	_, err := parseFlags([]string{"-h"}, noEnv, &usage)
-	require.True(t, errors.Is(err, flag.ErrHelp))
+	require.ErrorIs(t, err, flag.ErrHelp)
 	defined := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^  -([a-z0-9-]+)`).FindAllStringSubmatch(usage.String(), -1) {
 		defined[m[1]] = true
