@@ -176,26 +176,13 @@ func TestChangesAreNoticed(t *testing.T) {
 	}
 }
 
-// Kubernetes mounts a ConfigMap as links through a folder's link ..data, and swaps that one link.
 func TestAConfigMapsSwapIsNoticed(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "endpoints.yaml")
-	generation := 0
-	swap := func(text string) {
-		generation++
-		folder := fmt.Sprint("..2026_", generation)
-		require.NoError(t, os.Mkdir(filepath.Join(dir, folder), 0o700))
-		write(t, filepath.Join(dir, folder, "endpoints.yaml"), text)
-		require.NoError(t, os.Symlink(folder, filepath.Join(dir, "..data_tmp")))
-		require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-	}
-	swap(list("a"))
-	require.NoError(t, os.Symlink(filepath.Join("..data", "endpoints.yaml"), path))
-	w := watch(t, path, unpolled)
+	c := newConfigMap(t, list("a"))
+	w := watch(t, c.file(), unpolled)
 	w.becomes("a")
-	swap(list("b"))
+	c.set(list("b"))
 	w.becomes("b")
-	swap(list("c"))
+	c.set(list("c"))
 	w.becomes("c")
 	assert.Empty(t, w.told())
 }
