@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -41,7 +42,18 @@ type fleet struct {
 	url    string
 	alone  *enginesim.Engine // says what right answers are
 	under  sync.RWMutex      // read-locked by each request
+	left   sync.Map          // IDs of engines that are off the list, at which nobody is asked
 }
+
+// SessionStart sees each attempt. That an engine is asked that has left is a fault, even if another attempt mends it.
+func (f *fleet) SessionStart(_ context.Context, s *connector.Session) {
+	for _, id := range []string{s.Prefill.ID, s.Decode.ID} {
+		_, left := f.left.Load(id)
+		assert.False(f.t, left, "an engine was asked that has left")
+	}
+}
+
+func (f *fleet) SessionEnd(context.Context, *pdflow.Outcome) {}
 
 func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *fleet {
 	t.Helper()
@@ -54,7 +66,7 @@ func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = f.alone.Close() })
 	tr := transport.New(nil)
-	flow, err := pdflow.New(kv, pick.RoundRobin(f.set), pdflow.WithTransport(tr),
+	flow, err := pdflow.New(kv, pick.RoundRobin(f.set), pdflow.WithTransport(tr), pdflow.WithObserver(f),
 		pdflow.WithRetry(pdflow.Retry{MaxAttempts: 3, BackoffBase: time.Millisecond}))
 	require.NoError(t, err)
 	server := httptest.NewServer(flow)
@@ -73,18 +85,27 @@ func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *
 type member struct {
 	*enginesim.Engine
 	*sender
-	id string
+	id   string
+	side string // where other engines reach it
 }
 
 // join starts an engine, and its announcements. It waits until it is on the list.
 func (f *fleet) join(role string) *member {
 	f.t.Helper()
+	return f.joinAt(role, "", "")
+}
+
+// joinAt is join at addresses, of which "" is any.
+func (f *fleet) joinAt(role, listen, side string) *member {
+	f.t.Helper()
 	config := f.config
+	config.Listen, config.SideChannel = listen, side
 	config.KVRole = map[string]string{"P": enginesim.RoleProducer, "D": enginesim.RoleConsumer}[role]
 	e, err := enginesim.Start(config)
 	require.NoError(f.t, err)
 	f.t.Cleanup(func() { _ = e.Close() })
-	m := &member{Engine: e, id: strings.TrimPrefix(e.URL(), "http://")}
+	m := &member{Engine: e, id: strings.TrimPrefix(e.URL(), "http://"), side: e.SideChannel()}
+	f.left.Delete(m.id)
 	host, port, err := net.SplitHostPort(e.SideChannel())
 	require.NoError(f.t, err)
 	if config.Connector == p2pnccl.Name {
@@ -115,11 +136,20 @@ func (f *fleet) listed(m *member, want bool) {
 	}))
 }
 
+// silent waits until a member has left the list, and has nobody ask it any more.
+func (f *fleet) silent(m *member) {
+	f.t.Helper()
+	f.listed(m, false)
+	f.under.Lock() // whoever has picked it before is through
+	defer f.under.Unlock()
+	f.left.Store(m.id, true)
+}
+
 // leave ends a member in order: it is announced no more, drains, is forgotten, finishes what it has, and ends.
 func (f *fleet) leave(m *member) {
 	f.t.Helper()
 	m.stop()
-	f.listed(m, false)
+	f.silent(m)
 	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
 	defer cancel()
 	require.NoError(f.t, m.WaitIdle(ctx))
@@ -199,23 +229,31 @@ type failure struct {
 
 func (f *failure) Error() string { return strconv.Itoa(f.status) + ": " + f.body }
 
-// Engines come, leave and crash while requests run; no request fails that a ready pair could serve, and each is answered as by an engine
-// alone, so the addresses that were announced are those by which engines find each other's KV.
-func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
+// kinds are the connectors whose engines announce themselves, and how those are started.
+func kinds(t *testing.T) map[string]kind {
+	t.Helper()
 	p2p, err := p2pnccl.New(nil)
 	require.NoError(t, err)
 	write, err := moriio.New(nil)
 	require.NoError(t, err)
 	read, err := moriio.New(&moriio.Options{Mode: moriio.ModeRead})
 	require.NoError(t, err)
-	for name, k := range map[string]struct {
-		connector connector.KVConnector
-		config    enginesim.Config
-	}{
+	return map[string]kind{
 		"p2pnccl":       {p2p, enginesim.Config{Connector: p2pnccl.Name, Extra: map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}}},
 		"moriio, write": {write, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "false"}}},
 		"moriio, read":  {read, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "true"}}},
-	} {
+	}
+}
+
+type kind struct {
+	connector connector.KVConnector
+	config    enginesim.Config
+}
+
+// Engines come, leave and crash while requests run; no request fails that a ready pair could serve, and each is answered as by an engine
+// alone, so the addresses that were announced are those by which engines find each other's KV.
+func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
+	for name, k := range kinds(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // each waits most of the time
 			f := newFleet(t, k.connector, k.config)
@@ -233,14 +271,62 @@ func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
 			f.serves(d3)
 			f.crash(p2)
 			f.serves(d3)
-			f.listed(p2, false)
+			f.silent(p2)
 			f.crash(d2)
 			f.serves(d3)
-			f.listed(d2, false)
+			f.silent(d2)
 			f.serves(d3)
 			assert.Greater(t, stop(), int64(20))
 			assert.NoError(t, d3.CheckKV())
 			_ = p3
+		})
+	}
+}
+
+// Engines come back with the other role, or at another address, and fall silent without ending, while requests run.
+func TestEnginesComeBackAsOthersWhileRequestsRun(t *testing.T) {
+	for name, k := range kinds(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, k.connector, k.config)
+			f.join("P")
+			f.join("D")
+			p, d := f.join("P"), f.join("D")
+			stop := f.traffic(4)
+			f.serves(p)
+			f.serves(d)
+
+			// The roles are changed: each is started again at its addresses as what the other one was.
+			f.leave(p)
+			f.leave(d)
+			d2, p2 := f.joinAt("D", p.id, p.side), f.joinAt("P", d.id, d.side)
+			f.serves(d2)
+			f.serves(p2)
+
+			// One is lost, and comes back at another HTTP address: the old one is left at once, not when its pings are missed.
+			f.crash(p2)
+			p3 := f.joinAt("P", "", p2.side)
+			for _, e := range f.set.Load().Endpoints {
+				assert.False(t, e.ID == p2.id && e.Phase != discovery.PhaseDraining, "the old address is used still")
+			}
+			f.silent(p2)
+			f.serves(p3)
+
+			// One is not heard any more, though its connection stands: it leaves, and is asked no more until it is heard again.
+			require.NoError(t, d2.signal(syscall.SIGSTOP))
+			f.silent(d2)
+			require.NoError(t, d2.WaitIdle(t.Context()))
+			before := d2.Stats().Finished
+			f.serves(p3)
+			assert.Equal(t, before, d2.Stats().Finished)
+			f.left.Delete(d2.id)
+			require.NoError(t, d2.signal(syscall.SIGCONT))
+			f.listed(d2, true)
+			f.serves(d2)
+			assert.Greater(t, stop(), int64(20))
+			for _, m := range []*member{d2, p3} {
+				assert.NoError(t, m.CheckKV())
+			}
 		})
 	}
 }

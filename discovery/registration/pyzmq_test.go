@@ -81,6 +81,9 @@ func (s *sender) stop() {
 	require.NoError(s.t, s.cmd.Wait(), "%s", s.errs.String())
 }
 
+// signal sends the process a signal.
+func (s *sender) signal(what os.Signal) error { return s.cmd.Process.Signal(what) }
+
 // kill ends the process as it is.
 func (s *sender) kill() {
 	if !s.over {
