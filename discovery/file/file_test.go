@@ -317,3 +317,31 @@ func TestNoListIsEverHalf(t *testing.T) {
 	w.becomes("n", "n2")
 	assert.Empty(t, w.told())
 }
+
+func TestAFileThatIsAsItWasIsNotPublishedAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, path, list("a"))
+	s, err := file.New(path, &file.Options{Poll: 2 * time.Millisecond, Quiet: time.Millisecond})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	published := 0
+	require.NoError(t, s.Watch(ctx, func(discovery.Snapshot) { published++ }))
+	assert.Equal(t, 1, published)
+}
+
+func TestAFileThatGoesAgainIsToldAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, path, list("a"))
+	w := watch(t, path, &file.Options{Poll: 2 * time.Millisecond, Quiet: time.Millisecond})
+	w.becomes("a")
+	require.Eventually(t, func() bool { // as often as it takes for both states to be read
+		require.NoError(t, os.Remove(path))
+		assert.Contains(t, w.tells(1), "no such file")
+		time.Sleep(20 * time.Millisecond)
+		write(t, path, list("a")) // as it was
+		time.Sleep(20 * time.Millisecond)
+		return len(w.told()) >= 2
+	}, 20*time.Second, 150*time.Millisecond)
+	w.becomes("a")
+}
