@@ -339,7 +339,7 @@ func TestAFileThatGoesAgainIsToldAgain(t *testing.T) {
 		require.NoError(t, os.Remove(path))
 		assert.Contains(t, w.tells(1), "no such file")
 		time.Sleep(20 * time.Millisecond)
-		write(t, path, list("a")) // as it was
+		require.NoError(t, replace(path, list("a"))) // as it was
 		time.Sleep(20 * time.Millisecond)
 		return len(w.told()) >= 2
 	}, 20*time.Second, 150*time.Millisecond)
