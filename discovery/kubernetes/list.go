@@ -5,6 +5,7 @@ package kubernetes
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,10 +23,14 @@ type stock struct {
 // endpoints is the list that the stock makes, in the order of IDs. Faults are noted.
 func (m *maker) endpoints(s stock, f *faults) []discovery.Endpoint {
 	for _, r := range s.pods {
-		f.note("pod/"+r.name, r.value.fault)
+		if r.value.fault != "" {
+			f.note("pod/"+r.name, r.value.fault)
+		}
 	}
 	for _, r := range s.slices {
-		f.note("service/"+r.value.service, r.value.fault)
+		if r.value.fault != "" {
+			f.note("service/"+r.value.service, r.value.fault)
+		}
 	}
 	if len(m.roles) > 0 {
 		return m.ofServices(s, f)
@@ -48,23 +53,12 @@ func zoned(e discovery.Endpoint, nodes rows[string]) discovery.Endpoint {
 
 // ofServices merges all slices of all services.
 func (m *maker) ofServices(s stock, f *faults) []discovery.Endpoint {
-	total := 0
-	for _, r := range s.slices {
-		total += len(r.value.endpoints)
-	}
-	found := make(map[string]*sliceEndpoint, total) // all services
-	for _, service := range m.o.Services {
-		own := make(map[string]*sliceEndpoint, total)
-		for _, r := range s.slices {
-			if r.value.service != service.Name {
-				continue
-			}
-			for i := range r.value.endpoints {
-				e := &r.value.endpoints[i]
-				if was, seen := own[e.endpoint.ID]; !seen || e.betterThan(was) {
-					own[e.endpoint.ID] = e
-				}
-			}
+	found := map[string]*sliceEndpoint{}
+	for i, service := range m.o.Services {
+		own := ofService(service.Name, s.slices)
+		if i == 0 {
+			found = own
+			continue
 		}
 		for id, e := range own {
 			was, seen := found[id]
@@ -79,14 +73,37 @@ func (m *maker) ofServices(s stock, f *faults) []discovery.Endpoint {
 			found[id] = both
 		}
 	}
-	list := make([]discovery.Endpoint, 0, len(found))
-	for _, e := range found {
+	sorted := slices.SortedFunc(maps.Values(found), func(a, b *sliceEndpoint) int { return cmp.Compare(a.endpoint.ID, b.endpoint.ID) })
+	list := make([]discovery.Endpoint, 0, len(sorted))
+	for _, e := range sorted {
 		if joined, ok := m.joined(e, s.pods); ok {
 			list = appendEndpoints(list, zoned(joined, s.nodes))
 		}
 	}
-	slices.SortFunc(list, func(a, b discovery.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
 	return list
+}
+
+// ofService merges the slices of one service, by ID.
+func ofService(name string, slices rows[*slice]) map[string]*sliceEndpoint {
+	total := 0
+	for _, r := range slices {
+		if r.value.service == name {
+			total += len(r.value.endpoints)
+		}
+	}
+	own := make(map[string]*sliceEndpoint, total)
+	for _, r := range slices {
+		if r.value.service != name {
+			continue
+		}
+		for i := range r.value.endpoints {
+			e := &r.value.endpoints[i]
+			if was, seen := own[e.endpoint.ID]; !seen || e.betterThan(was) {
+				own[e.endpoint.ID] = e
+			}
+		}
+	}
+	return own
 }
 
 // betterThan chooses between two slices of one service that know the same engine. A pod of two address families is one engine, by IPv4;

@@ -102,15 +102,15 @@ func (o *Options) clone() Options {
 func (o *Options) check() error {
 	switch {
 	case o.Config == nil:
-		return errors.New("Config is missing")
+		return errors.New("kubernetes: Config is missing")
 	case len(o.Selector.MatchLabels) == 0 && o.Selector.PDGroup == nil && len(o.Services) == 0:
-		return errors.New("nothing to look for is given: want Selector.MatchLabels, Selector.PDGroup or Services")
+		return errors.New("kubernetes: nothing to look for is given: want Selector.MatchLabels, Selector.PDGroup or Services")
 	case strings.Contains(o.Cluster, "/"):
-		return errors.New("Cluster contains a slash")
+		return errors.New("kubernetes: Cluster contains a slash")
 	case len(validation.IsDNS1123Label(o.Namespace)) > 0:
-		return errors.New("Namespace is not the name of a namespace")
+		return errors.New("kubernetes: Namespace is not the name of a namespace")
 	case o.Scheme != "http" && o.Scheme != "https":
-		return errors.New("Scheme is not http or https")
+		return errors.New("kubernetes: Scheme is not http or https")
 	}
 	if _, _, err := parsePort(o.Port); err != nil {
 		return err
@@ -127,14 +127,14 @@ func (s Selector) check() error {
 		return nil
 	}
 	if len(g.PrefillLabels)+len(g.DecodeLabels)+len(g.EncodeLabels) == 0 {
-		return errors.New("Selector.PDGroup has no labels: no pod would have a role")
+		return errors.New("kubernetes: Selector.PDGroup has no labels: no pod would have a role")
 	}
 	for _, of := range []struct {
 		field  string
 		labels map[string]string
 	}{{"PrefillLabels", g.PrefillLabels}, {"DecodeLabels", g.DecodeLabels}, {"EncodeLabels", g.EncodeLabels}} {
 		if _, err := labels.ValidatedSelectorFromSet(of.labels); err != nil {
-			return fmt.Errorf("Selector.PDGroup.%s has an entry that is not a label", of.field)
+			return fmt.Errorf("kubernetes: Selector.PDGroup.%s has an entry that is not a label", of.field)
 		}
 	}
 	return nil
@@ -144,14 +144,14 @@ func (s Selector) check() error {
 func (s Selector) labels() (labels.Selector, error) {
 	selector, err := labels.ValidatedSelectorFromSet(s.MatchLabels)
 	if err != nil {
-		return nil, errors.New("Selector.MatchLabels has an entry that is not a label")
+		return nil, errors.New("kubernetes: Selector.MatchLabels has an entry that is not a label")
 	}
 	if s.PDGroup == nil || s.PDGroup.GroupKey == "" {
 		return selector, nil
 	}
 	grouped, err := labels.NewRequirement(s.PDGroup.GroupKey, selection.Exists, nil)
 	if err != nil {
-		return nil, errors.New("Selector.PDGroup.GroupKey is not the key of a label")
+		return nil, errors.New("kubernetes: Selector.PDGroup.GroupKey is not the key of a label")
 	}
 	return selector.Add(*grouped), nil
 }
@@ -161,14 +161,14 @@ func checkServices(services []Service) error {
 	for _, s := range services {
 		switch {
 		case len(validation.IsDNS1123Label(s.Name)) > 0:
-			return fmt.Errorf("Services: %q is not the name of a service", s.Name)
+			return fmt.Errorf("kubernetes: Services: %q is not the name of a service", s.Name)
 		case seen[s.Name]:
-			return fmt.Errorf("Services: %q is given twice", s.Name)
+			return fmt.Errorf("kubernetes: Services: %q is given twice", s.Name)
 		}
 		seen[s.Name] = true
 		if s.Role != 0 {
 			if _, err := discovery.ParseRole(s.Role.String()); err != nil {
-				return fmt.Errorf("Services: %q: %w", s.Name, err)
+				return fmt.Errorf("kubernetes: Services: %q: %w", s.Name, err)
 			}
 		}
 	}
@@ -184,7 +184,7 @@ func parsePort(port string) (number int, name string, err error) {
 		return n, "", nil
 	}
 	if len(validation.IsDNS1123Label(port)) > 0 || strings.Trim(port, "0123456789") == "" {
-		return 0, "", errors.New("Port is neither one of 1 to 65535 nor the name of a port")
+		return 0, "", errors.New("kubernetes: Port is neither one of 1 to 65535 nor the name of a port")
 	}
 	return 0, port, nil
 }

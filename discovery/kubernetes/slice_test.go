@@ -13,14 +13,12 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 // endpointSlice is a slice of the service "prefill" whose one port is 8100.
 func endpointSlice(name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "prefill"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr("api"), Port: ptr(int32(8100))}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new("api"), Port: new(int32(8100))}},
 		Endpoints:   endpoints,
 	}
 }
@@ -30,7 +28,7 @@ func changed(s *discoveryv1.EndpointSlice, change func(*discoveryv1.EndpointSlic
 	return s
 }
 
-func ofService(name string, s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+func inService(name string, s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	s.Labels[discoveryv1.LabelServiceName] = name
 	return s
 }
@@ -51,10 +49,10 @@ func slicePort(name string, port int32) discoveryv1.EndpointPort {
 
 // The conditions that the controller writes.
 var (
-	isReady       = discoveryv1.EndpointConditions{Ready: ptr(true), Serving: ptr(true), Terminating: ptr(false)}
-	isUnready     = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(false), Terminating: ptr(false)}
-	isTerminating = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
-	isEnding      = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(false), Terminating: ptr(true)}
+	isReady       = discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)}
+	isUnready     = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false), Terminating: new(false)}
+	isTerminating = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+	isEnding      = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false), Terminating: new(true)}
 )
 
 // of is an endpoint of a pod, or one written by hand where that is "".
@@ -84,11 +82,11 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 		"unready":              {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready))}, "default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
 		"terminating, serving": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
 		"terminating":          {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isEnding))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
-		"terminating, and called ready as the service publishes all": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{Ready: ptr(true), Terminating: ptr(true)}))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
+		"terminating, and called ready as the service publishes all": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{Ready: new(true), Terminating: new(true)}))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
 		"no conditions mean ready":                                   {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{}))}, "default/p-0 http://10.0.0.1:8100 prefill ready", ""},
 		"zone and node": {prefill, []any{endpointSlice("s1", func() discoveryv1.Endpoint {
 			e := of("p-0", "10.0.0.1", isReady)
-			e.Zone, e.NodeName = ptr("z1"), ptr("n1")
+			e.Zone, e.NodeName = new("z1"), new("n1")
 			return e
 		}())}, "default/p-0 http://10.0.0.1:8100 prefill ready zone=z1 node=n1", ""},
 		"only the first address counts": {prefill, []any{endpointSlice("s1", func() discoveryv1.Endpoint {
@@ -118,12 +116,12 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 		"names in place of addresses":   {prefill, []any{ofFamily("FQDN", endpointSlice("s1", of("", "gpu1.example", isReady)))}, "default/prefill/gpu1.example:8100 http://gpu1.example:8100 prefill ready", ""},
 		"what is behind it is no pod":   {prefill, []any{endpointSlice("s1", func() discoveryv1.Endpoint { e := of("p-0", "10.0.0.1", isReady); e.TargetRef.Kind = "VM"; return e }())}, "default/prefill/10.0.0.1:8100 http://10.0.0.1:8100 prefill ready", ""},
 		"a cluster":                     {with(prefill, func(o *Options) { o.Cluster = "east" }), []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady), of("", "10.0.0.2", isReady))}, "east/default/p-0 http://10.0.0.1:8100 prefill ready group=east/\neast/default/prefill/10.0.0.2:8100 http://10.0.0.2:8100 prefill ready group=east/", ""},
-		"another service is left alone": {prefill, []any{ofService("web", endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))}, "", ""},
+		"another service is left alone": {prefill, []any{inService("web", endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))}, "", ""},
 
-		"a pod of two services is of both roles": {two, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), ofService("decode", endpointSlice("s2", of("p-0", "10.0.0.1", isUnready)))}, "default/p-0 http://10.0.0.1:8100 both ready", ""},
-		"and of one where they disagree on its port": {two, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), ofService("decode", withPorts(endpointSlice("s2", of("p-0", "10.0.0.1", isReady)), slicePort("api", 8200)))},
+		"a pod of two services is of both roles": {two, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), inService("decode", endpointSlice("s2", of("p-0", "10.0.0.1", isUnready)))}, "default/p-0 http://10.0.0.1:8100 both ready", ""},
+		"and of one where they disagree on its port": {two, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), inService("decode", withPorts(endpointSlice("s2", of("p-0", "10.0.0.1", isReady)), slicePort("api", 8200)))},
 			"default/p-0 http://10.0.0.1:8100 prefill ready", `pod "p-0": two services have different ports or addresses of it: the first one counts`},
-		"encode and a leg": {Options{Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}, {Name: "encode", Role: discovery.RoleEncode}}}, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), ofService("encode", endpointSlice("s2", of("p-0", "10.0.0.1", isReady)))},
+		"encode and a leg": {Options{Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}, {Name: "encode", Role: discovery.RoleEncode}}}, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), inService("encode", endpointSlice("s2", of("p-0", "10.0.0.1", isReady)))},
 			"default/p-0 http://10.0.0.1:8100 prefill ready\ndefault/p-0/encode http://10.0.0.1:8100 encode ready", ""},
 
 		"a port by number":            {port("9000"), []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady))}, "default/p-0 http://10.0.0.1:9000 prefill ready", ""},
@@ -133,7 +131,7 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 		"several, one named http":     {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090), slicePort("http", 8300))}, "default/p-0 http://10.0.0.1:8300 prefill ready", ""},
 		"several, none named http":    {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090), slicePort("api", 8300))}, "", `service "prefill": it has several ports: want one of them in Options.Port`},
 		"no port":                     {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))}, "", `service "prefill": it has no port: want Options.Port`},
-		"no number, UDP, no port":     {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), discoveryv1.EndpointPort{}, discoveryv1.EndpointPort{Port: ptr(int32(53)), Protocol: ptr(corev1.ProtocolUDP)}, slicePort("x", 0))}, "", `service "prefill": it has no port: want Options.Port`},
+		"no number, UDP, no port":     {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), discoveryv1.EndpointPort{}, discoveryv1.EndpointPort{Port: new(int32(53)), Protocol: new(corev1.ProtocolUDP)}, slicePort("x", 0))}, "", `service "prefill": it has no port: want Options.Port`},
 		"nobody there needs no port":  {prefill, []any{withPorts(endpointSlice("s1"))}, "", ""},
 
 		"attributes":                   {with(prefill, func(o *Options) { o.Attributes = map[string]string{"host": "$(POD_IP)", "x": "1"} }), []any{changed(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), func(s *discoveryv1.EndpointSlice) { s.Annotations = map[string]string{"pdkit.dev/x": "2"} })}, "default/p-0 http://10.0.0.1:8100 prefill ready host:10.0.0.1 x:2", ""},

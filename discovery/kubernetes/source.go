@@ -61,12 +61,12 @@ func New(o *Options) (*Source, error) {
 	}
 	s := &Source{opts: o.clone(), patience: patience}
 	if err := s.opts.check(); err != nil {
-		return nil, fmt.Errorf("kubernetes: %w", err)
+		return nil, err
 	}
 	s.maker = newMaker(&s.opts)
 	pods, err := s.opts.Selector.labels()
 	if err != nil {
-		return nil, fmt.Errorf("kubernetes: %w", err)
+		return nil, err
 	}
 	s.pods = pods.String()
 	if len(s.opts.Services) > 0 {

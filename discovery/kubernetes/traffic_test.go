@@ -170,7 +170,14 @@ func (f *fleet) drain(name string) {
 	time.Sleep(time.Second) // the hook: gateways learn of the deletion meanwhile
 	require.NoError(f.t, f.engines[name].WaitIdle(f.t.Context()))
 	require.NoError(f.t, f.engines[name].Close())
+	f.gone(name)
+}
+
+// gone removes the pod of an engine that has ended, as soon as a kubelet would have noticed.
+func (f *fleet) gone(name string) {
+	f.t.Helper()
 	delete(f.engines, name)
+	time.Sleep(300 * time.Millisecond)
 	f.c.DeletePod(f.t, f.ns, name, 0)
 	f.await(name, func(e *discovery.Endpoint) bool { return e == nil })
 }
@@ -179,9 +186,7 @@ func (f *fleet) drain(name string) {
 func (f *fleet) kill(name string) {
 	f.t.Helper()
 	f.engines[name].Kill()
-	delete(f.engines, name)
-	f.c.DeletePod(f.t, f.ns, name, 0)
-	f.await(name, func(e *discovery.Endpoint) bool { return e == nil })
+	f.gone(name)
 }
 
 // rate is that of requests, where the machine is fast enough; waiting bounds those under way where it is not.
@@ -302,7 +307,7 @@ func (l *load) request(i int) {
 // ask returns the mode and the text of an answer, if it is a whole one.
 func (l *load) ask(prompt string, stream bool) (mode, text string, err error) {
 	body := fmt.Sprintf(`{"prompt":%q,"max_tokens":8,"stream":%v}`, prompt, stream)
-	resp, err := l.client.Post(l.url+"/v1/completions", "application/json", strings.NewReader(body)) //nolint:noctx // it ends with the engines
+	resp, err := l.client.Post(l.url+"/v1/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		return "", "", err
 	}

@@ -26,9 +26,6 @@ type faults struct {
 }
 
 func (f *faults) note(object, fault string) {
-	if fault == "" {
-		return
-	}
 	if f.now == nil {
 		f.now = map[string]string{}
 	}
