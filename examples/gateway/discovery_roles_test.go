@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// roleFile is a gateway whose engines stand in a file, with the roles that the test gives them.
+type roleFile struct {
+	*program
+	path string
+}
+
+// startRoles starts one over a list, with a connector.
+func startRoles(t *testing.T, connector, list string) *roleFile {
+	t.Helper()
+	f := &roleFile{path: filepath.Join(t.TempDir(), "engines.yaml")}
+	lists(t, f.path, list)
+	f.program = start(t, gatewayYAML("")+fmt.Sprintf("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: tiny, kvConnector: {type: %s}, discovery: {file: {path: %q}}}\n", connector, f.path))
+	return f
+}
+
+// listed is an engine's line of the list.
+func listed(e *enginesim.Engine, role string, attributes ...string) string {
+	line := fmt.Sprintf("- {url: %q, role: %s", e.URL(), role)
+	if len(attributes) > 0 {
+		line += ", attributes: {" + strings.Join(attributes, ", ") + "}"
+	}
+	return line + "}\n"
+}
+
+func newSim(t *testing.T, c enginesim.Config) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.Start(c)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = e.Close() })
+	return e
+}
+
+var anyRole = enginesim.Config{Connector: "nixl", KVRole: enginesim.RoleBoth}
+
+// post sends a completion with further members, and returns how it was served.
+func (f *roleFile) post(t *testing.T, n int, members string) (status int, mode, answer string) {
+	t.Helper()
+	status, h, answer := do(t, http.MethodPost, f.client+"/v1/completions",
+		fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4,"temperature":0%s}`, strings.Repeat(fmt.Sprintf("roles %d ", n), 40), members))
+	return status, h.Get("X-PD-Mode"), answer
+}
+
+// legs counts the requests that an engine got to prefill alone, to decode what another one has prefilled, and to serve whole.
+func legs(e *enginesim.Engine) (prefill, decode, whole int) {
+	for _, r := range e.Requests() {
+		switch body := string(r.Body); {
+		case r.Method != http.MethodPost:
+		case strings.Contains(body, `"do_remote_decode":true`), strings.Contains(body, `"do_remote_decode": true`):
+			prefill++
+		case strings.Contains(body, `"do_remote_prefill"`):
+			decode++
+		default:
+			whole++
+		}
+	}
+	return prefill, decode, whole
+}
+
+func TestAnEngineOfRoleBothServesAlone(t *testing.T) {
+	e := newSim(t, anyRole)
+	f := startRoles(t, "nixl", "endpoints:\n"+listed(e, "both"))
+	for n := range 5 {
+		status, mode, answer := f.post(t, n, "")
+		require.Equal(t, http.StatusOK, status, answer)
+		assert.Equal(t, "aggregated", mode)
+	}
+	status, _, answer := do(t, http.MethodGet, f.admin+"/readyz", "")
+	assert.Equal(t, http.StatusOK, status, answer)
+	p, d, whole := legs(e)
+	assert.Equal(t, [3]int{0, 0, 5}, [3]int{p, d, whole}, "no transfer member reaches it")
+}
+
+// Engines of role both are pairs among themselves, and with those of one role.
+func TestEnginesOfRoleBothTakePartInPairs(t *testing.T) {
+	a, b, p, d := newSim(t, anyRole), newSim(t, anyRole), newSim(t, anyRole), newSim(t, anyRole)
+	for name, c := range map[string]struct {
+		list     string
+		prefills []*enginesim.Engine
+		decodes  []*enginesim.Engine
+	}{
+		"two of both":         {listed(a, "both") + listed(b, "both"), []*enginesim.Engine{a, b}, []*enginesim.Engine{a, b}},
+		"both and prefill":    {listed(a, "both") + listed(p, "prefill"), []*enginesim.Engine{p}, []*enginesim.Engine{a}},
+		"both and decode":     {listed(a, "both") + listed(d, "decode"), []*enginesim.Engine{a}, []*enginesim.Engine{d}},
+		"one of each, and it": {listed(p, "prefill") + listed(d, "decode") + listed(b, "both"), []*enginesim.Engine{p}, []*enginesim.Engine{d, b}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startRoles(t, "nixl", "endpoints:\n"+c.list)
+			type count struct{ prefill, decode int }
+			before := map[*enginesim.Engine]count{}
+			for _, e := range []*enginesim.Engine{a, b, p, d} {
+				pn, dn, _ := legs(e)
+				before[e] = count{pn, dn}
+			}
+			modes := map[string]int{}
+			for n := range 24 {
+				status, mode, answer := f.post(t, n, "")
+				require.Equal(t, http.StatusOK, status, answer)
+				modes[mode]++
+			}
+			assert.Equal(t, map[string]int{"disaggregated": 24}, modes)
+			for _, e := range c.prefills {
+				pn, _, _ := legs(e)
+				assert.Greater(t, pn, before[e].prefill)
+			}
+			for _, e := range c.decodes {
+				_, dn, _ := legs(e)
+				assert.Greater(t, dn, before[e].decode)
+			}
+		})
+	}
+}
+
+// What SGLang's pairs cannot carry goes to an engine of role both, which takes no part in pairs; without one it is refused.
+func TestWhatSGLangsPairsCannotCarryGoesToAnEngineOfRoleBoth(t *testing.T) {
+	p, d, err := enginesim.Pair(enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	both := newSim(t, enginesim.Config{Connector: "sglang", KVRole: enginesim.RoleBoth})
+	boot, _ := bootstrapPort(p, d)
+	pair := "endpoints:\n" + listed(p, "prefill", fmt.Sprintf("bootstrapPort: %q", boot["bootstrapPort"])) + listed(d, "decode")
+	const unsupported = `,"echo":true,"logprobs":1`
+
+	f := startRoles(t, "sglang", pair)
+	status, _, answer := f.post(t, 1, unsupported)
+	assert.Equal(t, http.StatusBadRequest, status, answer)
+	status, mode, answer := f.post(t, 2, "")
+	require.Equal(t, http.StatusOK, status, answer)
+	assert.Equal(t, "disaggregated", mode)
+
+	lists(t, f.path, pair+listed(both, "both"))
+	require.Eventually(t, func() bool {
+		_, _, answer := do(t, http.MethodGet, f.admin+"/debug/pd", "")
+		return strings.Contains(answer, both.URL())
+	}, 10*time.Second, 10*time.Millisecond)
+	for n := range 6 {
+		status, mode, answer = f.post(t, 10+n, unsupported)
+		require.Equal(t, http.StatusOK, status, answer)
+		assert.Equal(t, "aggregated", mode)
+	}
+	assert.Len(t, both.Requests(), 6+healthChecks(both))
+	for n := range 12 {
+		status, mode, answer = f.post(t, 20+n, "")
+		require.Equal(t, http.StatusOK, status, answer)
+		assert.Equal(t, "disaggregated", mode, "a pair that is there is not passed over")
+	}
+	assert.Len(t, both.Requests(), 6+healthChecks(both), "it takes no part in pairs")
+
+	// Alone, it serves everything.
+	lists(t, f.path, "endpoints:\n"+listed(both, "both"))
+	require.Eventually(t, func() bool {
+		status, mode, _ = f.post(t, 40, "")
+		return status == http.StatusOK && mode == "aggregated"
+	}, 10*time.Second, 10*time.Millisecond)
+	status, _, answer = do(t, http.MethodGet, f.admin+"/readyz", "")
+	assert.Equal(t, http.StatusOK, status, "who serves is ready: %s", answer)
+}
+
+func healthChecks(e *enginesim.Engine) (n int) {
+	for _, r := range e.Requests() {
+		if r.Method == http.MethodGet {
+			n++
+		}
+	}
+	return n
+}
+
+// Prefill engines become decode engines and back, by the file, while requests run: none fails, and each engine serves what it is for.
+func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
+	var engines []*enginesim.Engine
+	for range 4 {
+		engines = append(engines, newSim(t, anyRole))
+	}
+	list := func(turn int) string {
+		text := "endpoints:\n"
+		for i, e := range engines {
+			text += listed(e, map[bool]string{true: "prefill", false: "decode"}[(i+turn)%4 < 2])
+		}
+		return text
+	}
+	f := startRoles(t, "nixl", list(0))
+	reaches := func(turn int) { // until each engine has got what it is for now
+		t.Helper()
+		type count struct{ prefill, decode int }
+		before := make([]count, 4)
+		for i, e := range engines {
+			before[i].prefill, before[i].decode, _ = legs(e)
+		}
+		require.Eventually(t, func() bool {
+			for i, e := range engines {
+				p, d, _ := legs(e)
+				if (i+turn)%4 < 2 && p == before[i].prefill || (i+turn)%4 >= 2 && d == before[i].decode {
+					return false
+				}
+			}
+			return true
+		}, 20*time.Second, 10*time.Millisecond, "turn %d", turn)
+	}
+
+	var sent, failed atomic.Int64
+	quit := make(chan struct{})
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}, Timeout: 30 * time.Second}
+	var clients sync.WaitGroup
+	for range 8 {
+		clients.Go(func() {
+			for {
+				select {
+				case <-quit:
+					return
+				case <-time.After(20 * time.Millisecond):
+				}
+				body := fmt.Sprintf(`{"model":"tiny","prompt":"roles change, request %d","max_tokens":4}`, sent.Add(1))
+				resp, err := client.Post(f.client+"/v1/completions", "application/json", strings.NewReader(body))
+				if !assert.NoError(t, err) {
+					return
+				}
+				answer, err := io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				if !assert.NoError(t, err) || !assert.Equal(t, http.StatusOK, resp.StatusCode, string(answer)) {
+					failed.Add(1)
+				}
+			}
+		})
+	}
+	stop := sync.OnceFunc(func() {
+		close(quit)
+		clients.Wait()
+		client.CloseIdleConnections()
+	})
+	t.Cleanup(stop)
+	reaches(0)
+	for turn := 1; turn <= 12; turn++ {
+		lists(t, f.path, list(turn))
+		reaches(turn)
+	}
+	stop()
+	t.Logf("%d requests while roles changed 12 times, %d failed", sent.Load(), failed.Load())
+	for _, e := range engines {
+		require.NoError(t, e.WaitIdle(t.Context()))
+		assert.NoError(t, e.CheckKV())
+	}
+}
