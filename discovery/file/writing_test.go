@@ -93,3 +93,58 @@ func TestAMomentWithoutTheFileIsNoFault(t *testing.T) {
 	w.becomes("c")
 	assert.Empty(t, w.told())
 }
+
+// A file that is never still is read all the same, now and then.
+func TestAFileThatIsNeverStillIsRead(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, path, list("a"))
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	require.NoError(t, err)
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer f.Close()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(2 * time.Millisecond):
+				_, err := f.WriteString("# and on\n")
+				assert.NoError(t, err)
+			}
+		}
+	}()
+	watch(t, path, &file.Options{Poll: time.Hour, Quiet: 50 * time.Millisecond}).becomes("a")
+	close(stop)
+	<-ended
+}
+
+// The beginning of a file that is too large may be a list, but is not the one that was written.
+func TestTheBeginningOfAFileIsNotRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "endpoints.yaml")
+	const limit = 8 << 20
+	text := list("a") + "#"
+	write(t, path, text+strings.Repeat("x", limit-1-len(text))+"\n  - {url: \"http://b:1\", role: both}\n")
+	_, err := file.Load(path)
+	assert.ErrorContains(t, err, "is too large")
+	write(t, path, text+strings.Repeat("x", limit-1-len(text))+"\n")
+	read, err := file.Load(path)
+	require.NoError(t, err)
+	assert.Len(t, read, 1)
+}
+
+// A folder that comes later is watched from then on.
+func TestAFolderThatComesLaterIsWatched(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "later", "endpoints.yaml")
+	w := watch(t, path, &file.Options{Poll: 4 * time.Second, Quiet: time.Millisecond})
+	w.tells(1)
+	require.NoError(t, os.Mkdir(filepath.Dir(path), 0o700))
+	write(t, path, list("a"))
+	w.becomes("a")
+	began := time.Now()
+	require.NoError(t, replace(path, list("b")))
+	w.becomes("b")
+	assert.Less(t, time.Since(began), 3*time.Second, "that was the next poll")
+}
