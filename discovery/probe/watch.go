@@ -131,10 +131,15 @@ func (w *watch) follow(list []discovery.Endpoint) {
 	w.list = list
 	w.round++
 	now := time.Now()
+	listed := make(map[string]bool, len(list))
 	for i := range list {
 		e := &list[i]
-		if e.Validate() != nil || e.Phase == discovery.PhaseDraining {
-			continue // the set says what is wrong with it, or it takes nothing new
+		if listed[e.ID] || e.Validate() != nil {
+			continue // the set takes the first of an ID, and says what is wrong with the others
+		}
+		listed[e.ID] = true
+		if e.Phase == discovery.PhaseDraining {
+			continue // it takes nothing new
 		}
 		old, url := w.targets[e.ID], e.URL.String()
 		if old != nil && old.url == url {
@@ -154,10 +159,6 @@ func (w *watch) follow(list []discovery.Endpoint) {
 		}
 		w.targets[e.ID] = t
 		heap.Push(&w.queue, t)
-	}
-	listed := make(map[string]bool, len(list))
-	for i := range list {
-		listed[list[i].ID] = true
 	}
 	for id, t := range w.targets {
 		if t.round != w.round {

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe_test
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/discoverytest"
+	"github.com/pdkit/pdkit/discovery/probe"
+)
+
+// Of a list that has an ID twice, a set takes the first endpoint. That one is asked, once.
+func TestOfAnIDThatIsListedTwiceTheFirstIsAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := vllm("a:1", "b:1")
+		w := run(t, client, probe.Options{})
+		list := []discovery.Endpoint{endpoint(t, "a:1", nil), endpoint(t, "b:1", nil)}
+		list[0].ID, list[1].ID = "x", "x"
+		for range 3 {
+			w.list.Publish(list...)
+			settle()
+		}
+		for _, key := range client.questions() {
+			assert.True(t, strings.HasPrefix(key, "a:1/"), key)
+		}
+		assert.Len(t, client.questions(), 3, "models, version and metrics")
+		assert.Equal(t, "0.32.0", w.one(t).Version)
+	})
+}
+
+// Engines that answer over a network as no engine should: each costs what one question may cost, and the list stays as it came.
+func TestHostileEnginesOverTheNetwork(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	for name, serve := range map[string]http.HandlerFunc{
+		"a byte at a time": func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				_, _ = io.WriteString(w, " ")
+				_ = http.NewResponseController(w).Flush()
+				time.Sleep(time.Millisecond)
+			}
+		},
+		"redirects to itself": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, r.URL.Path+"x", http.StatusFound)
+		},
+		"a head without end": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Long", strings.Repeat("x", 1<<20))
+		},
+		"a bomb": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			_, _ = io.WriteString(w, strings.Repeat("\x00", 1<<20))
+		},
+		"another type": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/html")
+			_, _ = io.WriteString(w, "<html>{\"version\":\"1\"}")
+		},
+		"promises more than it gives": func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n{\"version\":\"1\"}")
+				_ = conn.Close()
+			}
+		},
+		"no HTTP": func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_, _ = io.WriteString(conn, strings.Repeat("SSH-2.0-x\r\n", 100))
+				_ = conn.Close()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var asked atomic.Int32
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				asked.Add(1)
+				serve(w, r)
+			}))
+			defer server.Close()
+			e, err := discovery.New(server.URL, discovery.RoleBoth)
+			require.NoError(t, err)
+			list := discoverytest.NewManual()
+			list.Publish(e)
+			failed := make(chan error, 100)
+			src := probe.Wrap(list, &probe.Options{Timeout: timeout, Interval: time.Hour, Observe: func(_ string, err error) { failed <- err }})
+			set := discovery.NewSet(src)
+			ended := make(chan struct{})
+			go func() { defer close(ended); _ = set.Run(t.Context()) }()
+			t.Cleanup(func() { <-ended })
+			for range 2 {
+				select {
+				case err := <-failed:
+					assert.NotContains(t, err.Error(), "127.0.0.1")
+				case <-time.After(10 * time.Second):
+					require.Fail(t, "the question goes on")
+				}
+			}
+			assert.Equal(t, []discovery.Endpoint{e}, set.Load().Endpoints)
+			assert.LessOrEqual(t, asked.Load(), int32(20), "it leads the questions on")
+		})
+	}
+}
