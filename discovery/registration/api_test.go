@@ -106,16 +106,18 @@ func TestLeasesRunOutByThemselves(t *testing.T) {
 		s, h := open(t, nil)
 		set := watched(t, s)
 		began := time.Now()
-		for id, lease := range map[string]int{"a": 2, "b": 5, "c": 9} {
+		for id, lease := range map[string]int{"a": 2, "b": 5, "c": 12} {
 			call(t, h, http.MethodPost, endpoints, obj{"id": id, "url": "http://" + id + ":8000", "role": "both", "leaseSeconds": lease})
 		}
 		until(t, set, map[string]string{"a": "both/ready", "b": "both/ready", "c": "both/ready"})
 		time.Sleep(4 * time.Second)
 		call(t, h, http.MethodPut, endpoints+"/b/heartbeat", nil) // which is later than what was expected of it
-		until(t, set, map[string]string{"b": "both/ready", "c": "both/draining"})
+		until(t, set, map[string]string{"b": "both/draining", "c": "both/ready"})
 		assert.InDelta(t, 9, time.Since(began).Seconds(), 0.1)
+		until(t, set, map[string]string{"c": "both/draining"})
+		assert.InDelta(t, 12, time.Since(began).Seconds(), 0.1)
 		until(t, set, map[string]string{})
-		assert.InDelta(t, 10, time.Since(began).Seconds(), 0.1)
+		assert.InDelta(t, 13, time.Since(began).Seconds(), 0.1)
 	})
 }
 
