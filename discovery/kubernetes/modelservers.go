@@ -130,11 +130,11 @@ func (m *ModelServers) Watch(ctx context.Context, publish func([]ModelServer)) e
 			return nil
 		case r = <-reports:
 		}
-		fault, changed := v.take(r)
+		changed, fault := v.take(r)
 		if fault != nil {
 			m.tell(fault)
 		}
-		if changed && ctx.Err() == nil {
+		if changed {
 			t.published()
 			publish(v.all())
 		}
@@ -152,23 +152,20 @@ type modelServerView struct {
 	groups    []string
 	latest    []modelServerReport // of each group's objects
 	published bool
-	toldNone  bool // that no definition is installed
 }
 
-// take takes a report in. It returns what is to be told, and whether the list is to be published.
-func (v *modelServerView) take(r modelServerReport) (fault error, changed bool) {
+// take takes a report in. It returns whether the list is to be published, and what is to be told.
+func (v *modelServerView) take(r modelServerReport) (changed bool, fault error) {
 	v.latest[r.index] = r
 	if slices.ContainsFunc(v.latest, func(r modelServerReport) bool { return !r.known }) {
-		return nil, false
+		return false, nil
 	}
-	none := !slices.ContainsFunc(v.latest, func(r modelServerReport) bool { return !r.absent })
-	if none && !v.toldNone {
+	if !slices.ContainsFunc(v.latest, func(r modelServerReport) bool { return !r.absent }) {
 		fault = fmt.Errorf("kubernetes: no ModelServer definition is installed, in %s", strings.Join(v.groups, " or "))
 	}
-	v.toldNone = none
 	changed = r.changed || !v.published
 	v.published = true
-	return fault, changed
+	return changed, fault
 }
 
 func (v *modelServerView) all() []ModelServer {

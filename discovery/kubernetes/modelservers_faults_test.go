@@ -112,6 +112,23 @@ func TestAVersionThatIsTooOldIsNoFault(t *testing.T) {
 	assert.Empty(t, w.faults)
 }
 
+// TestAnotherObjectOfTheSameNameIsNews also when the server ended the watch in between, and nobody saw the first one go.
+func TestAnotherObjectOfTheSameNameIsNews(t *testing.T) {
+	p := play(t, func(w http.ResponseWriter, r *http.Request, call int64) {
+		object := objectOf("a", "a")
+		switch {
+		case isWatch(r):
+			return
+		case call > 4:
+			object = strings.Replace(object, `"uid":"u-a"`, `"uid":"u-2"`, 1)
+		}
+		_, _ = fmt.Fprintf(w, `{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServerList","metadata":{},"items":[%s]}`, object)
+	})
+	w := p.watch(t)
+	assert.Equal(t, "u-a", w.next(t)[0].UID)
+	assert.Equal(t, "u-2", w.next(t)[0].UID)
+}
+
 func TestEachFaultIsToldOnceInWordsThatStayTheSame(t *testing.T) {
 	const refused = `the API server refuses to list modelservers.networking.matrixinfer.ai in namespace "default": `
 	for name, c := range map[string]struct {
@@ -121,7 +138,7 @@ func TestEachFaultIsToldOnceInWordsThatStayTheSame(t *testing.T) {
 		"credentials":        {func(w http.ResponseWriter) { refuse(w, 401, "Unauthorized") }, `the API server does not accept the credentials`},
 		"server's own fault": {func(w http.ResponseWriter) { refuse(w, 500, "InternalError") }, refused + `500 Internal Server Error`},
 		"no reason":          {func(w http.ResponseWriter) { refuse(w, 418, "") }, refused + `418 I'm a teapot`},
-		"a proxy's page":     {func(w http.ResponseWriter) { http.Error(w, "<html>secret words</html>", 502) }, refused + `502 Bad Gateway`},
+		"a proxy's page":     {func(w http.ResponseWriter) { http.Error(w, "<html>secret words</html>", http.StatusBadGateway) }, refused + `502 Bad Gateway`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fourth := make(chan struct{})
@@ -162,6 +179,27 @@ func TestAFaultOfAllGroupsIsToldOnce(t *testing.T) {
 	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: p.Config})
 	assert.Len(t, w.next(t), 2)
 	assert.Len(t, w.faults, 1)
+}
+
+func TestAFaultThatComesBackIsToldAgain(t *testing.T) {
+	p := play(t, func(w http.ResponseWriter, r *http.Request, call int64) {
+		switch call {
+		case 1, 2, 5, 6:
+			refuse(w, http.StatusUnauthorized, "Unauthorized")
+		case 3:
+			listOf(w, "a")
+		case 4: // a watch, which ends
+		case 7:
+			listOf(w, "a", "b")
+		default:
+			<-r.Context().Done()
+		}
+	})
+	w := p.watch(t)
+	w.until(t, "matrixinfer/a=a matrixinfer/b=b")
+	require.Len(t, w.faults, 2)
+	assert.EqualError(t, w.fault(t), "kubernetes: the API server does not accept the credentials (there is no list yet)")
+	assert.EqualError(t, w.fault(t), "kubernetes: the API server does not accept the credentials (the last list stays)")
 }
 
 func TestAnAnswerThatIsNoListChangesNothing(t *testing.T) {
@@ -212,12 +250,14 @@ func TestNothingIsPublishedAfterTheContextHasEnded(t *testing.T) {
 	})
 	m, err := kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: p.Config})
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	published := 0
-	require.NoError(t, m.Watch(ctx, func([]kubernetes.ModelServer) {
-		if published++; published == 3 {
-			cancel()
-		}
-	}))
-	assert.Equal(t, 3, published)
+	for range 50 {
+		ctx, cancel := context.WithCancel(t.Context())
+		published := 0
+		require.NoError(t, m.Watch(ctx, func([]kubernetes.ModelServer) {
+			if published++; published == 3 {
+				cancel()
+			}
+		}))
+		assert.Equal(t, 3, published)
+	}
 }
