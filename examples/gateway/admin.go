@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -58,21 +59,27 @@ func (g *gateway) readiness(models []*model) readiness {
 	return r
 }
 
-// notReady says what the engines lack to serve a request, "" if there is a ready pair, or a ready engine of role both.
+// notReady says what the engines lack to serve a request, "" if there is a ready pair, or a ready engine of role both, for each flow that
+// requests reach.
 func (m *model) notReady() string {
 	if m.set.Load().Version == 0 {
 		return "the engines are not known yet"
 	}
-	choice, err := m.picker.Pick(context.Background(), &pdflow.PickInput{Attempt: 1, Connector: m.Main.KVConnector})
-	if err != nil {
-		var e *pdflow.Error
-		if errors.As(err, &e) {
+	for _, flow := range m.flows.First() {
+		in := &pdflow.PickInput{Attempt: 1, Connector: flow.Connector()}
+		if p, ok := connector.As[connector.PairOnly](flow.Connector()); ok {
+			in.Both = p.PairOnly()
+		}
+		choice, err := m.picker.Pick(context.Background(), in)
+		if e, ok := errors.AsType[*pdflow.Error](err); ok {
 			return e.Message
 		}
-		return err.Error()
-	}
-	if choice.Done != nil {
-		choice.Done(&pdflow.Outcome{}) // nothing was sent
+		if err != nil {
+			return err.Error()
+		}
+		if choice.Done != nil {
+			choice.Done(&pdflow.Outcome{}) // nothing was sent
+		}
 	}
 	return ""
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/probe"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/health"
@@ -30,9 +31,6 @@ type gateway struct {
 	cluster  *cluster // nil unless its ModelServers are served
 	draining atomic.Bool
 	list     atomic.Pointer[[]*model]
-
-	mu         sync.Mutex
-	transports map[time.Duration]*transport.Transport // by connect timeout: what else differs, flows do
 }
 
 // model is one ModelServer at work.
@@ -41,20 +39,22 @@ type model struct {
 	set    *discovery.Set
 	picker pdflow.Picker
 	prober *health.Prober
-	legs   *transport.Transport // for what the gateway itself asks this model's engines
 	probes probeBook
 	flows  *modelserver.Flows
-	reuse  *reuse.Canary // nil unless asked for
+
+	transports map[time.Duration]*transport.Transport // by connect timeout: what else differs, flows do
+	legs       *transport.Transport                   // the main flow's, also for what the gateway itself asks engines
 
 	announced *registration.Source // nil unless engines announce themselves
 
+	life  context.Context // from start to end
 	stop  context.CancelFunc
 	parts sync.WaitGroup
 }
 
 // build makes flows of a configuration. It dials and listens nowhere.
 func build(cfg *config, tel *telemetry, log *slog.Logger) (*gateway, error) {
-	g := &gateway{cfg: cfg, log: log, tel: tel, transports: map[time.Duration]*transport.Transport{}}
+	g := &gateway{cfg: cfg, log: log, tel: tel}
 	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes})
 	var models []*model
 	for _, ms := range cfg.models {
@@ -90,44 +90,41 @@ func (g *gateway) setModels(models []*model) error {
 }
 
 func (g *gateway) buildModel(ms *modelServer) (*model, error) {
-	m := &model{modelServer: ms}
+	m := &model{modelServer: ms, transports: map[time.Duration]*transport.Transport{}}
 	m.probes.log = g.log.With("model", ms.Model())
 	source, err := ms.source(g.cfg.file, func(err error) { m.probes.log.Warn("discovery", "error", err) })
 	if err != nil {
 		return nil, err
 	}
-	m.set = discovery.NewSet(source)
 	m.announced, _ = source.(*registration.Source)
+	if g.cfg.probe > 0 {
+		source = probe.Wrap(source, &probe.Options{Interval: g.cfg.probe})
+	}
+	m.set = discovery.NewSet(source)
 	m.picker = pick.New(m.set, g.cfg.pick)
 	limits, _ := ms.Main.Limits()
 	timeout := limits.HealthCheck
 	if timeout == 0 {
 		timeout = time.Hour // the prober takes 0 for its default; none is meant
 	}
-	m.legs = g.transport(limits.Connect)
+	m.legs = m.transport(limits.Connect)
 	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Client: m.legs, Observe: m.probes.observe})
 	m.flows, err = ms.Flows(m.picker, &modelserver.FlowOptions{
-		Transport: func(connect time.Duration) http.RoundTripper { return g.transport(connect) },
+		Transport: func(connect time.Duration) http.RoundTripper { return m.transport(connect) },
 		Options:   append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log)),
 	})
-	if err != nil {
-		return nil, err
-	}
-	m.reuse, err = g.canary(m)
 	return m, err
 }
 
-func (g *gateway) transport(connect time.Duration) *transport.Transport {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	t, ok := g.transports[connect]
+func (m *model) transport(connect time.Duration) *transport.Transport {
+	t, ok := m.transports[connect]
 	if !ok {
 		o := &transport.Options{ConnectTimeout: connect}
 		if connect == 0 {
 			o.ConnectTimeout = -1 // none; 0 would be the transport's default
 		}
 		t = transport.New(o)
-		g.transports[connect] = t
+		m.transports[connect] = t
 	}
 	return t
 }
@@ -136,7 +133,7 @@ func (g *gateway) transport(connect time.Duration) *transport.Transport {
 func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 	var started []*model
 	for _, m := range g.models() {
-		if err = m.start(ctx, g.log); err != nil {
+		if err = m.start(ctx, g); err != nil {
 			break
 		}
 		started = append(started, m)
@@ -152,6 +149,9 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 		wg.Go(func() { ended(g.log, "ModelServers", g.cluster.run(ctx)) })
 	}
 	wait = func() {
+		if g.cluster != nil {
+			g.cluster.cut()
+		}
 		wg.Wait()
 		for _, m := range g.models() {
 			m.end()
@@ -161,32 +161,40 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 }
 
 // start starts the connectors' listeners, and what finds and probes engines, until end or ctx's end.
-func (m *model) start(ctx context.Context, log *slog.Logger) error {
-	err := errors.Join(m.flows.Start(ctx), m.startRegistration(ctx, log))
-	ctx, m.stop = context.WithCancel(ctx)
+func (m *model) start(ctx context.Context, g *gateway) error {
+	m.life, m.stop = context.WithCancel(ctx)
+	err := errors.Join(m.flows.Start(m.life), m.startRegistration(m.life, g.log))
+	var canary *reuse.Canary
+	if err == nil {
+		canary, err = g.canary(m)
+	}
 	if err != nil {
 		m.stop()
-		m.drain(ctx, log) // at once, since nobody has sent a request yet
+		m.drain(m.life, g.log) // at once, since nobody has sent a request yet
 		m.end()
 		return err
 	}
-	log = log.With("model", m.Model())
+	log := g.log.With("model", m.Model())
 	m.set.OnError(func(err error) { log.Warn("discovery", "error", err) })
-	m.parts.Go(func() { ended(log, "discovery", m.set.Run(ctx)) })
-	m.parts.Go(func() { ended(log, "health", m.prober.Run(ctx)) })
-	if m.reuse != nil {
-		m.parts.Go(func() { ended(log, "canary", m.reuse.Run(ctx)) })
+	m.parts.Go(func() { ended(log, "discovery", m.set.Run(m.life)) })
+	m.parts.Go(func() { ended(log, "health", m.prober.Run(m.life)) })
+	m.parts.Go(func() { m.probes.follow(m.set.Changes(m.life)) })
+	if canary != nil {
+		m.parts.Go(func() { ended(log, "canary", canary.Run(m.life)) })
 	}
 	return nil
 }
 
-// end ends what start has started.
+// end ends what start has started, after the last request.
 func (m *model) end() {
 	m.stop()
 	if m.announced != nil {
 		_ = m.announced.Close() // never fails
 	}
 	m.parts.Wait()
+	for _, t := range m.transports {
+		_ = t.Close() // never fails
+	}
 }
 
 func ended(log *slog.Logger, what string, err error) {
@@ -200,7 +208,10 @@ func (g *gateway) drain(ctx context.Context) {
 	var wg sync.WaitGroup
 	if g.cluster != nil {
 		g.cluster.halt() // from here on the models are those that they are
-		<-g.cluster.halted
+		select {
+		case <-g.cluster.halted:
+		case <-ctx.Done():
+		}
 		wg.Go(func() { g.cluster.drained(ctx) })
 	}
 	for _, m := range g.models() {
@@ -212,14 +223,6 @@ func (g *gateway) drain(ctx context.Context) {
 func (m *model) drain(ctx context.Context, log *slog.Logger) {
 	if err := m.flows.Shutdown(ctx); err != nil && ctx.Err() == nil {
 		log.Warn("closing a connector", "model", m.Model(), "error", err)
-	}
-}
-
-func (g *gateway) close() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, t := range g.transports {
-		_ = t.Close() // never fails
 	}
 }
 

@@ -19,10 +19,8 @@ import (
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 )
 
-const (
-	succession    = 10 * time.Second // how long a changed ModelServer goes on as it was until its engines are known anew
-	retryRejected = 30 * time.Second // what was refused may have been in the way of something that is gone
-)
+// retryRejected is how soon what was refused is looked at again: what was in its way may be gone.
+const retryRejected = 30 * time.Second
 
 // cluster keeps the gateway's models in step with the ModelServer objects of a cluster. An object that makes no sense changes nothing: what
 // it was before goes on, and operators are told.
@@ -39,20 +37,28 @@ type cluster struct {
 	brink  context.Context // ends when what leaves is to be cut
 	cut    context.CancelFunc
 
-	served  map[string]*object // by name; run's alone
-	leaving sync.WaitGroup     // models that end; begun by run alone
+	// The rest but the last is run's alone.
+	wanted  map[string]*object // by name: what the objects are by their last acceptable form
+	routes  map[string]*object // by model: who serves it. Not the wanted one while nobody knows that one's engines
+	known   chan struct{}      // somebody's engines are known now
+	leaving sync.WaitGroup     // objects that end
 
 	mu       sync.Mutex
-	known    bool       // there has been a list
-	rejected []rejected // by name
+	heard    bool       // there has been a list
+	rejected []rejected // by name; written by run alone
+	waiting  []rejected // whose engines are not known yet
 }
 
-// object is a ModelServer object that is served.
+// object is a form of a ModelServer object, started.
 type object struct {
+	name       string
 	uid        string
 	generation int64
 	model      *model
 }
+
+// knows reports whether its engines are known, be there any or not.
+func (o *object) knows() bool { return o.model.set.Load().Version > 0 }
 
 // rejected is an object that is not served as it is now.
 type rejected struct {
@@ -65,7 +71,8 @@ func newCluster(g *gateway, spec *clusterSpec) (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{g: g, config: config, fixed: g.models(), latest: make(chan []kubernetes.ModelServer, 1), halted: make(chan struct{}), served: map[string]*object{}}
+	c := &cluster{g: g, config: config, fixed: g.models(), latest: make(chan []kubernetes.ModelServer, 1), halted: make(chan struct{}),
+		wanted: map[string]*object{}, routes: map[string]*object{}, known: make(chan struct{}, 1)}
 	c.quit, c.halt = context.WithCancel(context.Background())
 	c.brink, c.cut = context.WithCancel(context.Background())
 	c.objects, err = kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: config, Namespace: spec.Namespace,
@@ -78,9 +85,10 @@ func (c *cluster) run(ctx context.Context) error {
 	defer c.leaving.Wait()
 	defer close(c.halted)
 	watching, stop := context.WithCancel(ctx)
-	defer context.AfterFunc(c.quit, stop)()
-	failed := make(chan error, 1)
-	go func() { failed <- c.objects.Watch(watching, c.publish) }()
+	defer stop()
+	context.AfterFunc(c.quit, stop)
+	ended := make(chan error, 1)
+	go func() { ended <- c.objects.Watch(watching, c.publish) }()
 	var list []kubernetes.ModelServer
 	for {
 		var again <-chan time.Time
@@ -88,14 +96,14 @@ func (c *cluster) run(ctx context.Context) error {
 			again = time.After(retryRejected)
 		}
 		select {
-		case err := <-failed:
-			stop()
+		case err := <-ended:
 			return err
 		case list = <-c.latest:
-		case <-again:
-		}
-		if watching.Err() == nil {
 			c.follow(ctx, watching, list)
+		case <-again:
+			c.follow(ctx, watching, list)
+		case <-c.known:
+			c.settle()
 		}
 	}
 }
@@ -109,64 +117,150 @@ func (c *cluster) publish(list []kubernetes.ModelServer) {
 	c.latest <- list // has room: this is the only sender
 }
 
+// claim is an object of a list that is not served as it is.
+type claim struct {
+	kubernetes.ModelServer
+	name   string
+	parsed *modelServer
+}
+
 // follow has a list served: what is new at once, what has changed as soon as its engines are known.
 func (c *cluster) follow(ctx, watching context.Context, list []kubernetes.ModelServer) {
-	taken := map[string]string{} // models, and who serves them
+	if watching.Err() != nil {
+		return
+	}
+	wanted := map[string]*object{}
+	taken := map[string]string{} // models, and who has them
 	for _, m := range c.fixed {
 		taken[m.Model()] = "the configuration file"
 	}
-	// Who serves a model keeps it, whatever its name.
-	list = slices.Clone(list)
-	slices.SortStableFunc(list, func(a, b kubernetes.ModelServer) int {
-		return strings.Compare(c.order(a), c.order(b))
-	})
-	next := map[string]*object{}
 	var refused []rejected
-	for _, ms := range list {
+	keep := func(name string) { // what it was, if nobody has its model now
+		if o := c.wanted[name]; o != nil && taken[o.model.Model()] == "" {
+			wanted[name], taken[o.model.Model()] = o, name
+		}
+	}
+	var claims []claim
+	for _, ms := range list { // who stays as it is keeps its model
 		name := key(ms)
-		o, err := c.object(ctx, ms, taken)
+		if o := c.wanted[name]; o != nil && o.uid == ms.UID && o.generation == ms.Generation {
+			keep(name)
+			continue
+		}
+		parsed, err := parseObject(ms, c.config)
 		if err != nil {
 			refused = append(refused, rejected{name, err.Error()})
-			if o = c.served[name]; o == nil || taken[o.model.Model()] != "" {
-				continue
-			}
+			keep(name)
+			continue
 		}
-		taken[o.model.Model()] = name
-		next[name] = o
+		claims = append(claims, claim{ms, name, parsed})
 	}
-	c.refuse(refused)
-	c.await(watching, next)
-	c.replace(next)
+	slices.SortStableFunc(claims, func(a, b claim) int { return c.newcomer(a) - c.newcomer(b) })
+	var lost []string
+	for _, x := range claims {
+		o, err := c.start(ctx, x, taken)
+		if err != nil {
+			refused = append(refused, rejected{x.name, err.Error()})
+			lost = append(lost, x.name)
+			continue
+		}
+		wanted[x.name], taken[x.parsed.Model()] = o, x.name
+	}
+	for _, name := range lost { // last, since models may go round
+		keep(name)
+	}
+	c.refuse(refused, wanted)
+	c.drop(wanted)
+	c.settle()
 }
 
-// order puts those that are served before the others.
-func (c *cluster) order(ms kubernetes.ModelServer) string {
-	if c.served[key(ms)] != nil {
-		return "0" + key(ms)
+// newcomer puts those that serve their model already before the others.
+func (c *cluster) newcomer(x claim) int {
+	if o := c.wanted[x.name]; o != nil && o.model.Model() == x.parsed.Model() {
+		return 0
 	}
-	return "1" + key(ms)
+	return 1
 }
 
-// object returns the model of an object, started: the one that is served if it has not changed.
-func (c *cluster) object(ctx context.Context, ms kubernetes.ModelServer, taken map[string]string) (*object, error) {
-	if o := c.served[key(ms)]; o != nil && o.uid == ms.UID && o.generation == ms.Generation {
-		return o, nil
-	}
-	parsed, err := parseObject(ms, c.config)
-	if err != nil {
-		return nil, err
-	}
-	if other := taken[parsed.Model()]; other != "" {
+// start makes an object's new form.
+func (c *cluster) start(ctx context.Context, x claim, taken map[string]string) (*object, error) {
+	if other := taken[x.parsed.Model()]; other != "" {
 		return nil, fmt.Errorf("spec.model is served by %s already", other)
 	}
-	m, err := c.g.buildModel(parsed)
+	m, err := c.g.buildModel(x.parsed)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.start(ctx, c.g.log); err != nil {
+	if err := m.start(ctx, c.g); err != nil {
 		return nil, err
 	}
-	return &object{ms.UID, ms.Generation, m}, nil
+	o := &object{x.name, x.UID, x.Generation, m}
+	m.parts.Go(func() {
+		if m.set.WaitReady(m.life, func(s *discovery.Snapshot) bool { return s.Version > 0 }) == nil {
+			select {
+			case c.known <- struct{}{}:
+			default:
+			}
+		}
+	})
+	return o, nil
+}
+
+// drop takes over what is wanted. Forms that were wanted and never served end here; those that serve end when nobody needs them: see settle.
+func (c *cluster) drop(wanted map[string]*object) {
+	for name, o := range c.wanted {
+		if wanted[name] != o && c.routes[o.model.Model()] != o {
+			c.retire(o)
+		}
+	}
+	c.wanted = wanted
+}
+
+// settle routes each model to who is wanted for it, or, until that one's engines are known, to who has served it: a change of a
+// ModelServer fails no request.
+func (c *cluster) settle() {
+	routes := map[string]*object{}
+	var waiting []rejected
+	for _, name := range slices.Sorted(maps.Keys(c.wanted)) {
+		o := c.wanted[name]
+		model := o.model.Model()
+		if before := c.routes[model]; before != nil && before != o && !o.knows() {
+			waiting = append(waiting, rejected{name, "its engines are not known yet"})
+			o = before
+		}
+		routes[model] = o
+	}
+	c.mu.Lock()
+	c.waiting = waiting
+	c.mu.Unlock()
+	models := slices.Clone(c.fixed)
+	for _, model := range slices.Sorted(maps.Keys(routes)) {
+		models = append(models, routes[model].model)
+	}
+	if err := c.g.setModels(models); err != nil {
+		c.g.log.Error("routes", "error", err) // they are one for each model, so this does not happen
+	}
+	before := c.routes
+	c.routes = routes
+	for model, o := range routes {
+		if before[model] != o {
+			c.g.log.Info("a ModelServer is served", "name", o.name, "model", model, "connector", o.model.Main.Name, "generation", o.generation)
+		}
+	}
+	for model, o := range before {
+		if routes[model] != o && c.wanted[o.name] != o {
+			c.retire(o)
+		}
+	}
+}
+
+// retire lets a form end when its last request has.
+func (c *cluster) retire(o *object) {
+	c.g.log.Info("a ModelServer ends", "name", o.name, "model", o.model.Model(), "generation", o.generation)
+	c.leaving.Go(func() {
+		o.model.drain(c.brink, c.g.log)
+		o.model.end()
+	})
 }
 
 // parseObject reads an object as the same document in a file is read. Its engines are pods of its own namespace: whoever may write
@@ -195,64 +289,23 @@ func parseObject(ms kubernetes.ModelServer, owner *rest.Config) (*modelServer, e
 }
 
 // refuse remembers what is not served as it is, and tells what is new of it.
-func (c *cluster) refuse(now []rejected) {
-	old, _ := c.refused()
+func (c *cluster) refuse(now []rejected, wanted map[string]*object) {
 	for _, r := range now {
-		if !slices.Contains(old, r) {
-			c.g.log.Warn("a ModelServer is not served as it is", "name", r.Name, "reason", r.Reason, "servedAsBefore", c.served[r.Name] != nil)
+		if !slices.Contains(c.rejected, r) {
+			c.g.log.Warn("a ModelServer is not served as it is", "name", r.Name, "reason", r.Reason, "servedAsBefore", wanted[r.Name] != nil)
 		}
 	}
 	slices.SortFunc(now, func(a, b rejected) int { return strings.Compare(a.Name, b.Name) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rejected, c.known = now, true
+	c.rejected, c.heard = now, true
 }
 
 // refused lists what is not served as it is, and whether the cluster has been heard of at all.
-func (c *cluster) refused() (list []rejected, known bool) {
+func (c *cluster) refused() (list []rejected, heard bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.rejected, c.known
-}
-
-// await waits until the engines of successors are known, so that a change of a ModelServer fails no request.
-func (c *cluster) await(ctx context.Context, next map[string]*object) {
-	ctx, cancel := context.WithTimeout(ctx, succession)
-	defer cancel()
-	for name, o := range next {
-		if old := c.served[name]; old != nil && old != o {
-			_ = o.model.set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }) // else as it is then
-		}
-	}
-}
-
-// replace routes requests to the next models, and lets those that they replace end.
-func (c *cluster) replace(next map[string]*object) {
-	models := slices.Clone(c.fixed)
-	for _, name := range slices.Sorted(maps.Keys(next)) {
-		models = append(models, next[name].model)
-	}
-	if err := c.g.setModels(models); err != nil {
-		c.g.log.Error("routes", "error", err) // models differ, so this does not happen
-	}
-	for name, o := range next {
-		if c.served[name] != o {
-			c.g.log.Info("a ModelServer is served", "name", name, "model", o.model.Model(), "connector", o.model.Main.Name, "generation", o.generation)
-		}
-	}
-	for name, old := range c.served {
-		if next[name] == old {
-			continue
-		}
-		c.g.log.Info("a ModelServer ends", "name", name, "model", old.model.Model(), "generation", old.generation)
-		c.leaving.Go(func() {
-			ctx, cancel := context.WithTimeout(c.brink, time.Duration(c.g.cfg.gateway.DrainTimeout))
-			defer cancel()
-			old.model.drain(ctx, c.g.log)
-			old.model.end()
-		})
-	}
-	c.served = next
+	return append(slices.Clip(c.rejected), c.waiting...), c.heard
 }
 
 // drained waits for the models that leave until ctx ends, then cuts what they still do.

@@ -22,12 +22,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -347,29 +346,85 @@ func TestAListenerEndsWithItsModelServer(t *testing.T) {
 	}, 10*time.Second, 10*time.Millisecond, "%s", g.log)
 }
 
-// A changed ModelServer takes over when its engines are known, not before.
+// A changed ModelServer takes over when its engines are known, however long that takes; nothing else waits for it.
 func TestASuccessorIsWaitedFor(t *testing.T) {
-	source := discoverytest.NewManual()
-	set := discovery.NewSet(source)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var parts sync.WaitGroup
-	defer parts.Wait()
-	defer cancel()
-	parts.Go(func() { _ = set.Run(ctx) })
-	c := &cluster{served: map[string]*object{"m": {}}}
-	done := make(chan struct{})
-	parts.Go(func() {
-		defer close(done)
-		c.await(ctx, map[string]*object{"m": {model: &model{set: set}}, "new": {model: &model{set: discovery.NewSet()}}})
-	})
-	select {
-	case <-done:
-		require.Fail(t, "nobody knows its engines yet")
-	case <-time.After(100 * time.Millisecond):
+	n := newNamespace(t)
+	g := n.serve()
+	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
+	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
+	n.becomes(g, "m", http.StatusOK)
+
+	n.rights("endpointslices") // and pods no more
+	n.modelServer("m", `{model: m, kvConnector: {type: http}`+selecting+`}`)
+	n.modelServer("other", `{model: other, kvConnector: {type: nixl}`+selecting+`}`)
+	n.logged(g, "ModelServer is served.*model=other")
+	for range 20 {
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", completionOf("m"))
+		require.Equal(t, http.StatusOK, status, body)
 	}
-	source.Publish()
-	<-done // and what replaces nobody is not waited for
+	assert.NotContains(t, g.log.String(), "connector=http")
+	_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+	assert.Contains(t, debug, "its engines are not known yet")
+
+	n.rights("pods")
+	n.logged(g, "ModelServer is served.*connector=http")
+	n.becomes(g, "m", http.StatusOK)
+	_, _, debug = do(t, http.MethodGet, g.admin+"/debug/pd", "")
+	assert.NotContains(t, debug, "its engines are not known yet")
+}
+
+// rights lets the gateway's account list and watch ModelServers and this resource, and nothing else.
+func (n *namespace) rights(resource string) {
+	n.t.Helper()
+	roles := n.Client().RbacV1().Roles(n.name)
+	all, err := roles.List(n.t.Context(), metav1.ListOptions{})
+	require.NoError(n.t, err)
+	require.Len(n.t, all.Items, 1)
+	role := &all.Items[0]
+	role.Rules = []rbacv1.PolicyRule{
+		{APIGroups: []string{"networking.matrixinfer.ai", "networking.serving.volcano.sh"}, Resources: []string{"modelservers"}, Verbs: []string{"list", "watch"}},
+		{APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{resource}, Verbs: []string{"list", "watch"}},
+	}
+	_, err = roles.Update(n.t.Context(), role, metav1.UpdateOptions{})
+	require.NoError(n.t, err)
+	time.Sleep(time.Second) // the API server's authorizer takes it over by a watch of its own, which nothing tells of
+}
+
+// Objects that change their models at once take them from each other as the list says, and one that wants a model which another keeps
+// stays what it was.
+func TestModelsGoRound(t *testing.T) {
+	n := newNamespace(t)
+	g := n.serve()
+	n.engines("nixl", "m1", "a", map[string]string{"app": "m"})
+	spec := func(model string, attempts int) string {
+		return fmt.Sprintf(`{model: %s, kvConnector: {type: http, retry: {maxAttempts: %d}}%s}`, model, attempts, selecting)
+	}
+	n.modelServer("a", spec("m1", 1))
+	n.modelServer("b", spec("m2", 1))
+	n.logged(g, "is served.*model=m1")
+	n.logged(g, "is served.*model=m2")
+	served := func() (names map[string]string) {
+		names = map[string]string{}
+		var debug struct{ Models []struct{ Model, Name string } }
+		_, _, body := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+		require.NoError(t, json.Unmarshal([]byte(body), &debug))
+		for _, m := range debug.Models {
+			require.Empty(t, names[m.Model], "each model has one server: %s", body)
+			names[m.Model] = strings.TrimPrefix(m.Name, n.name+"/")
+		}
+		return names
+	}
+	n.modelServer("a", spec("m2", 1))
+	n.logged(g, "not served as it is.*name=.*/a of.*spec.model is served by .*/b of")
+	assert.Equal(t, map[string]string{"m1": "a", "m2": "b"}, served())
+
+	n.modelServer("b", spec("m1", 1)) // now both change: m1 and m2 go round
+	require.Eventually(t, func() bool {
+		names := served()
+		return names["m1"] == "b" && names["m2"] == "a"
+	}, 45*time.Second, 50*time.Millisecond, "%s", g.log)
+	_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+	assert.NotContains(t, debug, `"rejected"`)
 }
 
 // listenEngine is newEngine at an address.

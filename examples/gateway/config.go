@@ -21,6 +21,7 @@ type config struct {
 	models  []*modelServer
 	notes   []note
 	canary  time.Duration // period of checks that KV is reused; 0: none
+	probe   time.Duration // period at which engines are asked for what their list lacks; 0: never
 	pick    pick.Policy   // the zero policy takes engines in turn
 }
 

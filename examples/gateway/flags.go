@@ -22,7 +22,7 @@ type flags struct {
 	level         slog.Level
 	check         bool
 	trace         string
-	canary        time.Duration
+	canary, probe time.Duration
 	pick          pick.Policy
 }
 
@@ -40,6 +40,7 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
 	fs.DurationVar(&f.canary, "canary", 0, "check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
+	fs.DurationVar(&f.probe, "probe", 0, "ask engines at this `PERIOD` for what their list lacks: model, version, data-parallel ranks; 0: never")
 	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+" (default round-robin); session=HEADER and zone=ZONE name theirs",
 		func(s string) (err error) { f.pick, err = pick.ParsePolicy(s); return err })
 	if err := fs.Parse(args); err != nil {
@@ -63,10 +64,15 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 // override lays the command line over the file's Gateway.
 func (f flags) override(cfg *config) error {
 	g := &cfg.gateway
-	cfg.canary, cfg.pick = f.canary, f.pick
+	cfg.canary, cfg.probe, cfg.pick = f.canary, f.probe, f.pick
 	var errs []*connector.FieldError
-	if f.canary < 0 {
-		errs = append(errs, &connector.FieldError{Path: "-canary", Problem: "is negative", Remedy: "write a period like 1m, or 0 for never"})
+	for _, period := range []struct {
+		flag string
+		of   time.Duration
+	}{{"-canary", f.canary}, {"-probe", f.probe}} {
+		if period.of < 0 {
+			errs = append(errs, &connector.FieldError{Path: period.flag, Problem: "is negative", Remedy: "write a period like 1m, or 0 for never"})
+		}
 	}
 	if f.listen != nil {
 		g.Listen = *f.listen

@@ -3,8 +3,11 @@
 package main
 
 import (
+	"iter"
 	"log/slog"
 	"sync"
+
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // probeBook remembers what the health probes of one model found, for the log and for operators. Endpoints that have
@@ -12,22 +15,23 @@ import (
 type probeBook struct {
 	log    *slog.Logger
 	mu     sync.Mutex
-	failed map[string]probe
+	failed map[string]verdict
 }
 
-type probe struct {
+type verdict struct {
 	healthy bool
 	failure string // the last failed probe
+	url     string // of the engine, "" until a snapshot with the verdict is there
 }
 
 // observe is told of failed probes, and of the good one that ends a failure.
 func (b *probeBook) observe(id string, healthy bool, err error) {
 	b.mu.Lock()
 	if b.failed == nil {
-		b.failed = map[string]probe{}
+		b.failed = map[string]verdict{}
 	}
 	was, known := b.failed[id]
-	now := probe{healthy: healthy, failure: was.failure}
+	now := verdict{healthy: healthy, failure: was.failure, url: was.url}
 	if err != nil {
 		now.failure = err.Error()
 	}
@@ -41,11 +45,35 @@ func (b *probeBook) observe(id string, healthy bool, err error) {
 	}
 }
 
-func (b *probeBook) of(id string) probe {
+// follow forgets engines that leave, or give their ID to another one.
+func (b *probeBook) follow(changes iter.Seq[*discovery.Snapshot]) {
+	for s := range changes {
+		b.keep(s.Endpoints)
+	}
+}
+
+func (b *probeBook) keep(endpoints []discovery.Endpoint) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.failed) == 0 {
+		return
+	}
+	kept := map[string]verdict{}
+	for i := range endpoints {
+		v, known := b.failed[endpoints[i].ID]
+		if url := endpoints[i].URL.String(); known && (v.url == "" || v.url == url) {
+			v.url = url
+			kept[endpoints[i].ID] = v
+		}
+	}
+	b.failed = kept
+}
+
+func (b *probeBook) of(id string) verdict {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if p, ok := b.failed[id]; ok {
 		return p
 	}
-	return probe{healthy: true}
+	return verdict{healthy: true}
 }

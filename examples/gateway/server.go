@@ -39,7 +39,6 @@ func serve(ctx context.Context, cfg *config, trace string, log *slog.Logger, sig
 	if err != nil {
 		return err
 	}
-	defer g.close()
 
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()

@@ -5,6 +5,7 @@ package modelserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"sync"
@@ -30,6 +31,7 @@ type Flows struct {
 	Server      pdflow.Server // for [pdflow.Mux.SetRoutes]
 	Main        *pdflow.Flow  // with the object's own connector
 	first, next []*pdflow.Flow
+	reached     []*pdflow.Flow
 	owned       map[time.Duration]*transport.Transport
 }
 
@@ -51,16 +53,23 @@ func (m *ModelServer) Flows(p pdflow.Picker, o *FlowOptions) (*Flows, error) {
 	return b.flows, nil
 }
 
+// First lists the flows that requests may come to first: the main flow and the rollout's, without one whose share is nothing.
+func (f *Flows) First() []*pdflow.Flow { return slices.Clone(f.reached) }
+
 // All lists all flows.
 func (f *Flows) All() []*pdflow.Flow { return append(slices.Clip(f.first), f.next...) }
 
-// Start starts the connectors' listeners, if they have any, as [pdflow.Flow.Start] does.
+// Start starts the connectors' listeners, if they have any, as [pdflow.Flow.Start] does. The error says why one could not, for operators.
 func (f *Flows) Start(ctx context.Context) error {
-	var err error
+	var errs []error
 	for _, flow := range f.All() {
-		err = errors.Join(err, flow.Start(ctx))
+		err := flow.Start(ctx)
+		if e, ok := errors.AsType[*pdflow.Error](err); ok && e.Err != nil {
+			err = fmt.Errorf("connector %s could not start: %w", e.Connector, e.Err)
+		}
+		errs = append(errs, err)
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connectors. What a request falls back
@@ -117,7 +126,7 @@ func (b *builder) build() (err error) {
 	if f.Main, err = b.flow(b.m.Main); err != nil {
 		return err
 	}
-	f.Server, f.first = f.Main, []*pdflow.Flow{f.Main}
+	f.Server, f.first, f.reached = f.Main, []*pdflow.Flow{f.Main}, []*pdflow.Flow{f.Main}
 	if b.m.Rollout == nil {
 		return nil
 	}
@@ -126,7 +135,15 @@ func (b *builder) build() (err error) {
 		return err
 	}
 	f.first = append(f.first, other)
-	f.Server, err = pdflow.NewSplit(f.Main, other, *b.m.Spec.Rollout.Weight)
+	share := *b.m.Spec.Rollout.Weight
+	switch share {
+	case 0:
+	case 100:
+		f.reached = []*pdflow.Flow{other}
+	default:
+		f.reached = f.first
+	}
+	f.Server, err = pdflow.NewSplit(f.Main, other, share)
 	return err
 }
 

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// What a probe found holds for the engine that was probed, not for another one under its ID, and not for ever.
+func TestProbesOfEnginesThatLeaveAreForgotten(t *testing.T) {
+	engine := func(id, url string) discovery.Endpoint {
+		e, err := discovery.New(url, discovery.RoleDecode)
+		require.NoError(t, err)
+		e.ID = id
+		return e
+	}
+	b := &probeBook{log: slog.New(slog.DiscardHandler)}
+	a, moved, other := engine("a", "http://10.0.0.1:8000"), engine("a", "http://10.0.0.2:8000"), engine("b", "http://10.0.0.3:8000")
+	b.observe("a", false, errors.New("refused"))
+	b.observe("b", false, errors.New("refused"))
+	b.keep([]discovery.Endpoint{a, other})
+	assert.False(t, b.of("a").healthy)
+	b.keep([]discovery.Endpoint{moved, other})
+	assert.True(t, b.of("a").healthy, "a pod came back under its name, at another address")
+	assert.False(t, b.of("b").healthy)
+	b.keep(nil)
+	assert.Empty(t, b.failed)
+}
+
+// A rollout whose engines cannot meet fails its share of the requests, so the model is not ready, unless its share is nothing.
+func TestReadinessAsksForEachFlowThatRequestsReach(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	for weight, want := range map[int]int{50: http.StatusServiceUnavailable, 0: http.StatusOK} {
+		g := start(t, gatewayYAML("")+fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+spec:
+  model: m
+  rollout: {weight: %d, kvConnector: {type: nixl}}
+  discovery: {static: {endpoints: [{url: %q, role: prefill, attributes: {tpSize: "2"}}, {url: %q, role: decode, attributes: {tpSize: "3"}}]}}
+`, weight, p.URL, d.URL))
+		require.Eventually(t, func() bool {
+			status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
+			return status == want && (status == http.StatusOK || assert.Contains(t, body, "tpSize"))
+		}, 5*time.Second, 10*time.Millisecond)
+	}
+}
+
+func TestEnginesAreAskedForWhatTheirListLacks(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	start(t, gatewayYAML("")+pairYAML("m", p, d, ""), "-probe", "1h")
+	asked := func(e *engine) bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for _, s := range e.seen {
+			if s.path == "/version" {
+				return true
+			}
+		}
+		return false
+	}
+	require.Eventually(t, func() bool { return asked(p) && asked(d) }, 5*time.Second, 10*time.Millisecond)
+
+	code, _, stderr := check(t, "-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), "-probe", "-1s")
+	assert.Equal(t, exitWrong, code)
+	assert.Contains(t, stderr, "-probe: is negative")
+}
