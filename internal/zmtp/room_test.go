@@ -47,6 +47,12 @@ func TestSilentPeersMakeRoom(t *testing.T) {
 		return conn
 	}
 	first := engine()
+	babbler, err := net.Dial("tcp", l.Addr().String()) // it says something, but tells nothing
+	require.NoError(t, err)
+	defer babbler.Close()
+	_, err = babbler.Write(append(append(greeting[:], ready("PUSH")...), "\x00\x01x"...))
+	require.NoError(t, err)
+	require.Equal(t, "x", <-heard)
 	var flood []net.Conn
 	for range 2*maxPeers + 10 {
 		here, there := net.Pipe()
@@ -59,6 +65,8 @@ func TestSilentPeersMakeRoom(t *testing.T) {
 	assert.GreaterOrEqual(t, refused.Load(), int64(maxPeers))
 	engine()
 	tell(first)
+	_, err = io.Copy(io.Discard, babbler)
+	require.NoError(t, err, "who tells nothing makes room, too")
 	_, err = io.Copy(io.Discard, flood[0])
 	require.NoError(t, err, "the oldest is told that it was sent away")
 	for _, conn := range flood {
