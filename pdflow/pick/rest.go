@@ -52,9 +52,7 @@ func (r *rests) rests(key restKey) bool {
 func (r *rests) done(o *pdflow.Outcome) {
 	if o.Err == nil {
 		if r.n.Load() > 0 {
-			r.forget(restKey{engine: o.Prefill.Endpoint})
-			r.forget(restKey{engine: o.Decode.Endpoint})
-			r.forget(restKey{o.Prefill.Endpoint, o.Decode.Endpoint})
+			r.forget(restKey{engine: o.Prefill.Endpoint}, restKey{engine: o.Decode.Endpoint}, restKey{o.Prefill.Endpoint, o.Decode.Endpoint})
 		}
 		return
 	}
@@ -74,11 +72,7 @@ func (r *rests) rest(key restKey) {
 		r.m = map[restKey]rest{}
 	}
 	now := time.Now()
-	for id, x := range r.m { // engines that are gone leave nothing behind
-		if now.Sub(x.until) > restMost {
-			delete(r.m, id)
-		}
-	}
+	r.sweep(now)
 	x := r.m[key]
 	if now.Before(x.until) {
 		return // a burst of failures is one fault
@@ -89,9 +83,22 @@ func (r *rests) rest(key restKey) {
 	r.n.Store(int64(len(r.m)))
 }
 
-func (r *rests) forget(key restKey) {
+// forget ends the rests of engines that have served, and those that are long over.
+func (r *rests) forget(keys ...restKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.m, key)
+	for _, key := range keys {
+		delete(r.m, key)
+	}
+	r.sweep(time.Now())
 	r.n.Store(int64(len(r.m)))
+}
+
+// sweep drops what is of no use any more: engines that are gone leave nothing behind. r.mu is held.
+func (r *rests) sweep(now time.Time) {
+	for key, x := range r.m {
+		if now.Sub(x.until) > restMost {
+			delete(r.m, key)
+		}
+	}
 }

@@ -38,3 +38,18 @@ func TestAnAnswerEndsTheGrowthOfAPairsRest(t *testing.T) {
 		require.Equal(t, restFirst, rested())
 	})
 }
+
+// An engine that failed and left is no reason to look at rests with every pick from then on: the next answer of any other ends it.
+func TestAnEngineThatIsGoneLeavesNothingBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r rests
+		r.done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeDecodeFailed, Endpoint: "gone"}})
+		require.True(t, r.resting("gone"))
+		served := &pdflow.Outcome{Prefill: pdflow.LegOutcome{Endpoint: "p"}, Decode: pdflow.LegOutcome{Endpoint: "d"}}
+		r.done(served)
+		require.EqualValues(t, 1, r.n.Load(), "it may rest longer yet")
+		time.Sleep(restFirst + restMost + time.Millisecond)
+		r.done(served)
+		require.Zero(t, r.n.Load())
+	})
+}
