@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -156,6 +157,7 @@ func TestRegisteringAnew(t *testing.T) {
 		assert.Equal(t, 201, register("d", "http://10.0.0.2:8000", "prefill"), "the successor of one that leaves")
 		until(t, set, map[string]string{"b": "decode/ready", "d": "prefill/ready", "c": "prefill/draining"})
 		until(t, set, map[string]string{"b": "decode/ready", "d": "prefill/ready"})
+		assert.Equal(t, 409, register("e", "http://10.0.0.2:8000", "prefill"), "its address is its own when the other has left")
 	})
 }
 
@@ -184,6 +186,11 @@ func TestHTTPWinsOverZeroMQ(t *testing.T) {
 	send(p2p("P", 1))
 	require.Eventually(t, func() bool { return s.Counts().Held == 1 }, 5*time.Second, time.Millisecond)
 	until(t, set, map[string]string{"mine": "both/ready"})
+	send(p2p("D", 3))
+	until(t, set, map[string]string{"mine": "both/ready", idOf(3): "decode/ready"})
+	code, _ = call(t, h, http.MethodPost, endpoints, obj{"id": "three", "url": "http://" + idOf(3), "role": "decode"})
+	assert.Equal(t, http.StatusCreated, code, "one that does not drain is taken over, too")
+	until(t, set, map[string]string{"mine": "both/ready", "three": "decode/ready"})
 	code, _ = call(t, h, http.MethodPost, endpoints, obj{"id": idOf(2), "url": "http://10.0.0.7:1", "role": "both"})
 	assert.Equal(t, http.StatusCreated, code)
 	send(p2p("P", 2))
@@ -285,11 +292,12 @@ func TestSeveralWatchersSeeTheSame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, h := open(t, nil)
 		one, other := watched(t, s), watched(t, s)
-		for n := range 5 {
+		for n := range 20 {
 			call(t, h, "POST", endpoints, obj{"id": fmt.Sprint(n), "url": fmt.Sprintf("http://10.0.0.%d:1", n), "role": "both"})
 		}
 		time.Sleep(time.Second)
-		assert.Len(t, one.Load().Endpoints, 5)
+		assert.Len(t, one.Load().Endpoints, 20)
+		assert.True(t, slices.IsSortedFunc(one.Load().Endpoints, func(a, b discovery.Endpoint) int { return strings.Compare(a.ID, b.ID) }), "a change of one moves no other")
 		assert.Equal(t, one.Load().Endpoints, other.Load().Endpoints)
 		assert.IsType(t, []discovery.Endpoint{}, one.Load().Endpoints)
 	})

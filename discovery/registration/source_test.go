@@ -226,6 +226,9 @@ func TestAnEngineChangesItsRoleAndItsAddress(t *testing.T) {
 	send(moved)
 	until(t, set, map[string]string{idOf(1): "decode/draining", "10.0.1.1:20009": "decode/ready"})
 	until(t, set, map[string]string{"10.0.1.1:20009": "decode/ready"})
+	moved["http_address"] = "10.0.1.1:20010"
+	send(moved)
+	until(t, set, map[string]string{"10.0.1.1:20009": "decode/draining", "10.0.1.1:20010": "decode/ready"})
 }
 
 func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
@@ -339,6 +342,10 @@ func TestTheNumberOfEnginesIsBounded(t *testing.T) {
 	assert.Equal(t, "too_many_endpoints", answer["error"].(obj)["code"])
 	send(p2p("D", 1))
 	require.Eventually(t, func() bool { return s.Counts().Pings == 3 }, 5*time.Second, time.Millisecond, "those that are there go on")
+	for range 2 {
+		code, _ = call(t, s.Handler(), http.MethodPost, "/v1/endpoints", obj{"id": idOf(1), "url": "http://" + idOf(1), "role": "both"})
+		assert.Equal(t, http.StatusOK, code, "by HTTP, too")
+	}
 }
 
 func TestStartAndClose(t *testing.T) {
