@@ -84,6 +84,7 @@ func TestHostileEnginesOverTheNetwork(t *testing.T) {
 			var asked atomic.Int32
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				asked.Add(1)
+				assert.Empty(t, r.Header.Get("Accept-Encoding"), "what is packed costs more than it says")
 				serve(w, r)
 			}))
 			defer server.Close()
