@@ -214,7 +214,7 @@ func TestBesideOtherSources(t *testing.T) {
 }
 
 func TestAnEngineChangesItsRoleAndItsAddress(t *testing.T) {
-	s := start(t, registration.Options{Listen: "127.0.0.1:0"})
+	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Hour})
 	set := watched(t, s)
 	send, _ := engine(t, s.Addr())
 	send(p2p("P", 1))
