@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -114,7 +115,7 @@ func (f *fakeAPI) endWatches(forget bool) {
 	f.cut = make(chan struct{})
 }
 
-// refusing sets what answer each call gets: 0 for the right one, -1 for a broken connection.
+// refusing sets what answer each call gets: 0 for the right one, -1 for a broken connection, -2 for one that breaks after a second.
 func (f *fakeAPI) refusing(status func(verb, resource string) int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,6 +149,9 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status = http.StatusUnprocessableEntity
 	}
 	f.mu.Unlock()
+	if status < -1 {
+		time.Sleep(1100 * time.Millisecond)
+	}
 	switch {
 	case status < 0:
 		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {

@@ -225,6 +225,60 @@ func TestEndpointsAreInTheOrderOfTheirNames(t *testing.T) {
 	}
 }
 
+func TestAttributesOfOnePodAreNotThoseOfAnother(t *testing.T) {
+	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}}, Attributes: map[string]string{"a": "$(POD_NAME)", "b": "1"}}
+	list, err := made(t, o, enginePod(annotated("pdkit.dev/b", "2")), enginePod(named("p-1"), annotated("pdkit.dev/c", "3")), enginePod(named("p-2")))
+	require.NoError(t, err)
+	assert.Equal(t, `default/p-0 http://10.0.0.1:8000 both ready a:p-0 b:2
+default/p-1 http://10.0.0.1:8000 both ready a:p-1 b:1 c:3
+default/p-2 http://10.0.0.1:8000 both ready a:p-2 b:1`, told(list))
+}
+
+func TestATableFollowsItsReflector(t *testing.T) {
+	changes := 0
+	zones := &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: func() { changes++ }, listed: func() {}}
+	node := func(name, zone string) any {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{zoneLabel: zone}}}
+	}
+	now := func(want string, changed bool) {
+		t.Helper()
+		var rows []string
+		for _, r := range zones.snapshot() {
+			rows = append(rows, r.name+r.value)
+		}
+		assert.Equal(t, want, strings.Join(rows, " "))
+		assert.Equal(t, changed, changes > 0)
+		changes = 0
+	}
+	require.NoError(t, zones.Replace([]any{}, ""))
+	now("", true) // it is known now that there is nothing
+	require.NoError(t, zones.Replace([]any{}, ""))
+	now("", false)
+	require.NoError(t, zones.Add(node("b", "1")))
+	require.NoError(t, zones.Add(node("a", "1")))
+	now("a1 b1", true)
+	require.NoError(t, zones.Update(node("b", "1")))
+	now("a1 b1", false)
+	require.NoError(t, zones.Delete(node("c", "1")))
+	now("a1 b1", false)
+	before := zones.snapshot()
+	require.NoError(t, zones.Delete(node("a", "1")))
+	require.NoError(t, zones.Update(node("b", "2")))
+	now("b2", true)
+	assert.Equal(t, []string{"a1", "b1"}, []string{before[0].name + before[0].value, before[1].name + before[1].value}, "what has been read stays")
+	require.NoError(t, zones.Replace([]any{node("d", "1"), node("b", "2"), node("d", "2")}, ""))
+	now("b2 d1", true) // a name twice would be an ID twice
+	row, err := zones.Transformer()(node("e", "1"))
+	require.NoError(t, err)
+	require.NoError(t, zones.Replace([]any{row}, ""))
+	now("e1", true)
+
+	require.Error(t, zones.Add(&corev1.Pod{}), "no node")
+	require.Error(t, zones.Delete("nothing"))
+	require.Error(t, zones.Replace([]any{"nothing"}, ""))
+	now("e1", false)
+}
+
 func TestFaultsOfManyPodsAreToldAsOne(t *testing.T) {
 	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}}, Port: "api"}
 	list, err := made(t, o, enginePod(named("c")), enginePod(named("a")), enginePod(named("b"), withPort("api", 1)), enginePod(named("d")))

@@ -146,9 +146,9 @@ func (t *troubles) reflector(a asked, expected runtime.Object, store cache.Refle
 			o.LabelSelector = a.selector
 			events, err := a.watch(ctx, o)
 			if err == nil && reflect.TypeOf(events) == silence {
-				err = errSilence
+				return nil, errSilence // it lists next, which says why
 			}
-			if err != nil && o.SendInitialEvents != nil { // it falls back to a list, and then is the time to tell
+			if err != nil && o.SendInitialEvents != nil { // likewise
 				return nil, impatient(err)
 			}
 			if ctx.Err() == nil {
@@ -165,7 +165,7 @@ func (t *troubles) reflector(a asked, expected runtime.Object, store cache.Refle
 }
 
 // silence is what client-go gives for a watch that was not answered: one that ends at once. A reflector takes it for a watch that the
-// server closed, and would try again for ever without a word.
+// server has closed: where connections time out, it would go on for ever without a word.
 var silence = reflect.TypeOf(watch.NewEmptyWatch())
 
 var errSilence = errors.New("the watch was not answered")

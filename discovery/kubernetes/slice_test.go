@@ -106,6 +106,11 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 			e.TargetRef.UID = "2"
 			return e
 		}())}, "default/p-0 http://10.0.0.2:8100 prefill ready", ""},
+		"even of the other family": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating)), ofFamily(v6, endpointSlice("s2", func() discoveryv1.Endpoint {
+			e := of("p-0", "fd00::2", isReady)
+			e.TargetRef.UID = "2"
+			return e
+		}()))}, "default/p-0 http://[fd00::2]:8100 prefill ready", ""},
 		"two families are one engine, by IPv4": {prefill, []any{ofFamily(v6, endpointSlice("s1", of("p-0", "fd00::1", isReady))), endpointSlice("s2", of("p-0", "10.0.0.1", isUnready))},
 			"default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
 		"in either order": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready)), ofFamily(v6, endpointSlice("s2", of("p-0", "fd00::1", isReady)))},

@@ -70,10 +70,10 @@ func (c call) String() string {
 	return fmt.Sprintf("%s %s in namespace %q", c.verb, c.resource, c.namespace)
 }
 
+// trouble is what is known of a call since it has failed.
 type trouble struct {
-	text  string
-	since time.Time // of the first failure after a success
-	told  bool
+	since time.Time
+	told  map[string]bool
 }
 
 // hear notes how a call ended. A failure is told when it is new, also to the other calls; with a list at hand only once it has lasted
@@ -100,20 +100,17 @@ func (t *troubles) note(c call, err error) (told error) {
 	}
 	now, known := t.calls[c]
 	if !known {
-		now = &trouble{since: time.Now()}
+		now = &trouble{since: time.Now(), told: map[string]bool{}}
 		t.calls[c] = now
 	}
-	if now.text != text {
-		now.text, now.told = text, false
-	}
-	if now.told || t.listed && time.Since(now.since) < t.patience {
+	if t.listed && time.Since(now.since) < t.patience {
 		return nil
 	}
 	news := true
-	for _, other := range t.calls {
-		news = news && !(other.told && other.text == text)
+	for _, each := range t.calls {
+		news = news && !each.told[text]
 	}
-	now.told = true
+	now.told[text] = true // which stays: faults may go to and fro
 	switch {
 	case !news:
 		return nil
@@ -168,7 +165,7 @@ func describe(c call, err error) string {
 	switch {
 	case ok && strings.HasPrefix(failed.Err.Error(), "getting credentials"): // by a program that a kubeconfig names
 		return "the credentials cannot be got"
-	case ok, errors.Is(err, errSilence), errors.Is(err, context.DeadlineExceeded):
+	case ok, errors.Is(err, context.DeadlineExceeded):
 		return "the API server does not answer"
 	}
 	return "what the API server answers makes no sense"
