@@ -4,7 +4,9 @@ package registration_test
 
 import (
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -301,4 +303,26 @@ func TestSeveralWatchersSeeTheSame(t *testing.T) {
 		assert.Equal(t, one.Load().Endpoints, other.Load().Endpoints)
 		assert.IsType(t, []discovery.Endpoint{}, one.Load().Endpoints)
 	})
+}
+
+// Who is slow to say what he wants is sent away, and keeps nobody's place.
+func TestSlowPeersAreSentAway(t *testing.T) {
+	t.Parallel()
+	s := start(t, registration.Options{HTTP: "127.0.0.1:0"})
+	for name, begins := range map[string]string{
+		"in the head": "POST /v1/endpoints HTTP/1.1\r\nHost: x\r\n",
+		"in the body": "POST /v1/endpoints HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"url\"",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", s.HTTPAddr())
+			require.NoError(t, err)
+			defer conn.Close()
+			_, err = io.WriteString(conn, begins)
+			require.NoError(t, err)
+			require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+			_, err = io.Copy(io.Discard, conn)
+			assert.NoError(t, err, "the connection is open still")
+		})
+	}
 }

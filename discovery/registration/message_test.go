@@ -143,7 +143,7 @@ func TestWhatIsNoAnnouncement(t *testing.T) {
 		"a size beyond all":                 with(ofMoRIIO, obj{"dp_size": uint64(1) << 63}),
 		"another mode":                      with(ofMoRIIO, obj{"transfer_mode": "COPY"}),
 		"nested too deep":                   with(ofP2pNccl, obj{"more": deep}),
-		"too many members":                  many,
+		"too many members":                  with(ofP2pNccl, many),
 	} {
 		_, ok := readAnnouncement(encoded(t, v))
 		assert.False(t, ok, rule)
