@@ -108,11 +108,14 @@ func hostOf(address string, family discoveryv1.AddressType) (string, error) {
 	return "", errors.New("an endpoint's address is none of its family")
 }
 
-// slicePhase reads conditions, of which each may be missing: ready then means true, serving the same as ready, terminating false.
+// slicePhase reads conditions, of which each may be missing: ready then means true, serving the same as ready, terminating false. A
+// service with publishNotReadyAddresses calls all ready, and says by serving which are.
 func slicePhase(c discoveryv1.EndpointConditions) discovery.Phase {
 	switch {
 	case c.Terminating != nil && *c.Terminating:
 		return discovery.PhaseDraining
+	case c.Serving != nil && !*c.Serving:
+		return discovery.PhaseNotReady
 	case c.Ready == nil || *c.Ready:
 		return discovery.PhaseReady
 	}

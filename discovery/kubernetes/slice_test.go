@@ -82,6 +82,7 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 		"unready":              {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready))}, "default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
 		"terminating, serving": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
 		"terminating":          {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isEnding))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
+		"not serving, and called ready as the service publishes all": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{Ready: new(true), Serving: new(false)}))}, "default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
 		"terminating, and called ready as the service publishes all": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{Ready: new(true), Terminating: new(true)}))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
 		"no conditions mean ready":                                   {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{}))}, "default/p-0 http://10.0.0.1:8100 prefill ready", ""},
 		"zone and node": {prefill, []any{endpointSlice("s1", func() discoveryv1.Endpoint {
