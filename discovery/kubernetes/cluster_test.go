@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -96,6 +96,7 @@ func TestZonesOfPodsAndOfTheirNodes(t *testing.T) {
 }
 
 func TestSourceKeepsTheRulesWithARealServer(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Start(t)
 	var ns string
 	made := 0
@@ -157,26 +158,32 @@ func (w writer) Write(p []byte) (int, error) { return w(p) }
 
 func TestALongOutageOfTheAPIServer(t *testing.T) {
 	logged := quiet(t)
-	c := kubetest.Start(t, kubetest.WithControllers())
+	c := kubetest.Start(t)
 	ns := c.Namespace(t)
-	service(t, c, ns, "prefill")
-	names := []string{"p-0", "p-1", "p-2"}
-	for i, name := range names {
+	var ready []discoveryv1.Endpoint
+	for i := range 4 {
+		ready = append(ready, of("", fmt.Sprintf("10.0.0.%d", i), isReady))
+	}
+	for i := range 3 {
+		name := fmt.Sprintf("p-%d", i)
 		c.Pod(t, ns, name, prefillLabels(), nil)
-		c.SetPod(t, ns, name, fmt.Sprintf("10.0.0.%d", i), true)
+		c.SetPod(t, ns, name, ready[i].Addresses[0], true)
 	}
+	// The controller that writes slices has outages of its own, and longer pauses.
+	parts := c.Client().DiscoveryV1().EndpointSlices(ns)
+	_, err := parts.Create(t.Context(), endpointSlice("s1", ready[:3]...), metav1.CreateOptions{})
+	require.NoError(t, err)
 	pods := look(t, grouped(c, ns), patience)
-	byService := look(t, Options{Config: c.Admin(), Namespace: ns, Port: "api", Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}}}, patience)
-	lines := func(rest string, i ...int) (lines []string) {
-		for _, i := range i {
-			lines = append(lines, fmt.Sprintf("%s/p-%d http://10.0.0.%d:8000 prefill ready%s node=node", ns, i, i, rest))
-		}
-		return lines
+	byService := look(t, Options{Config: c.Admin(), Namespace: ns, Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}}}, patience)
+	podLine := func(i int, phase string) string {
+		return fmt.Sprintf("%s/p-%d http://10.0.0.%d:8000 prefill %s group=a node=node", ns, i, i, phase)
 	}
-	pods.list(t, lines(" group=a", 0, 1, 2)...)
-	byService.list(t, lines("", 0, 1, 2)...)
+	sliceLine := func(i int, phase string) string {
+		return fmt.Sprintf("%s/prefill/10.0.0.%d:8100 http://10.0.0.%d:8100 prefill %s", ns, i, i, phase)
+	}
+	pods.list(t, podLine(0, "ready"), podLine(1, "ready"), podLine(2, "ready"))
+	byService.list(t, sliceLine(0, "ready"), sliceLine(1, "ready"), sliceLine(2, "ready"))
 
-	before := map[*seen]int{pods: len(pods.published()), byService: len(byService.published())}
 	c.KillAPIServer()
 	const fault = "kubernetes: the API server does not answer: connection refused (the last list stays)"
 	pods.fault(t, fault)
@@ -187,18 +194,15 @@ func TestALongOutageOfTheAPIServer(t *testing.T) {
 	c.DeletePod(t, ns, "p-1", 30)
 	c.Pod(t, ns, "p-3", prefillLabels(), nil)
 	c.SetPod(t, ns, "p-3", "10.0.0.3", true)
+	_, err = parts.Update(t.Context(), endpointSlice("s1", of("", "10.0.0.1", isTerminating), ready[2], ready[3]), metav1.UpdateOptions{})
+	require.NoError(t, err)
 
-	after := func(rest string) []string {
-		list := lines(rest, 1, 2, 3)
-		list[0] = strings.Replace(list[0], "ready", "draining", 1)
-		return list
-	}
-	pods.list(t, after(" group=a")...)
-	byService.list(t, after("")...)
-	for s := range before {
+	pods.list(t, podLine(1, "draining"), podLine(2, "ready"), podLine(3, "ready"))
+	byService.list(t, sliceLine(1, "draining"), sliceLine(2, "ready"), sliceLine(3, "ready"))
+	for _, s := range []*seen{pods, byService} {
 		assert.Equal(t, []string{fault}, s.told())
-		for _, snap := range s.published()[before[s]:] {
-			assert.GreaterOrEqual(t, len(snap.Endpoints), 2, "never emptied")
+		for _, snap := range s.published() {
+			assert.GreaterOrEqual(t, len(snap.Endpoints), 2, "never emptied, nor in parts") // some come after others
 		}
 	}
 	assert.Empty(t, logged())
@@ -261,6 +265,7 @@ func (s *shortWatches) count() int {
 }
 
 func TestWatchesThatTheServerEndsCostNoEvent(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Shared(t)
 	ns := c.Namespace(t)
 	c.Pod(t, ns, "p-0", prefillLabels(), nil)
@@ -285,6 +290,7 @@ func service(t *testing.T, c *kubetest.Cluster, ns, role string) {
 }
 
 func TestSlicesOfTheRealController(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Start(t, kubetest.WithControllers())
 	ns := c.Namespace(t)
 	service(t, c, ns, "prefill")
@@ -354,6 +360,7 @@ subjects: [{kind: ServiceAccount, name: gateway}]
 
 // A Watch must end with its context even while the server does not answer.
 func TestWatchEndsWhileTheServerIsDown(t *testing.T) {
+	t.Parallel()
 	o := grouped(kubetest.Shared(t), "default")
 	o.Config.Host = "https://127.0.0.1:1"
 	source, err := New(&o)

@@ -9,10 +9,19 @@
 //		Namespace: "llm",
 //		Selector: kubernetes.Selector{
 //			MatchLabels: map[string]string{"app": "llama2-7b"},
-//			PDGroup:     &kubernetes.PDGroup{GroupKey: "group", PrefillLabels: map[string]string{"role": "prefill"}, DecodeLabels: map[string]string{"role": "decode"}},
+//			PDGroup: &kubernetes.PDGroup{
+//				GroupKey:      "group",
+//				PrefillLabels: map[string]string{"role": "prefill"},
+//				DecodeLabels:  map[string]string{"role": "decode"},
+//			},
 //		},
 //	})
 //	set := discovery.NewSet(source)
 //
-// It is a module of its own, so that nobody else compiles client-go. What it may do in the cluster is list and watch, see manifests/rbac.yaml.
+// Annotations of a pod say what labels cannot: pdkit.dev/model and pdkit.dev/version are the endpoint's model and version, any other
+// pdkit.dev/NAME is its attribute NAME. Values may contain $(POD_IP), $(POD_NAME) and $(NODE_NAME), so that the template of a Deployment
+// can have zmqAddress: "$(POD_IP):21001"; an IPv6 address before a colon gets its brackets.
+//
+// It is a module of its own, so that nobody else compiles client-go. What it may do in the cluster is list and watch, see
+// manifests/rbac.yaml.
 package kubernetes

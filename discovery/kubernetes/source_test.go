@@ -60,7 +60,7 @@ func (s *seen) published() []discovery.Snapshot {
 // until waits until ok.
 func (s *seen) until(t testing.TB, ok func() bool, what string) {
 	t.Helper()
-	timeout := time.After(time.Minute)
+	timeout := time.After(2 * time.Minute)
 	again := time.NewTicker(pace)
 	defer again.Stop()
 	for {
@@ -260,6 +260,7 @@ func TestABurstIsOneList(t *testing.T) {
 }
 
 func TestRightsThatAreMissingAreTold(t *testing.T) {
+	t.Parallel()
 	f := newFakeAPI(t)
 	f.put(enginePod())
 	refused := func(calls ...string) func(verb, resource string) int {
@@ -321,6 +322,7 @@ func TestFaultsOfTheServerAreNamed(t *testing.T) {
 }
 
 func TestAnOutageIsToldOnceAndEmptiesNothing(t *testing.T) {
+	t.Parallel()
 	f := newFakeAPI(t)
 	f.put(enginePod(), endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))
 	o := llmPods(f)
@@ -352,6 +354,7 @@ func TestAnOutageIsToldOnceAndEmptiesNothing(t *testing.T) {
 
 // A watch that gets no answer, as where packets are lost, looks to client-go like one that the server has ended.
 func TestAWatchThatIsNotAnsweredIsNotTakenForOne(t *testing.T) {
+	t.Parallel()
 	f := newFakeAPI(t)
 	s := look(t, llmPods(f), time.Nanosecond)
 	s.list(t, "")
@@ -363,6 +366,7 @@ func TestAWatchThatIsNotAnsweredIsNotTakenForOne(t *testing.T) {
 }
 
 func TestWhatPassesIsNotTold(t *testing.T) {
+	t.Parallel()
 	f := newFakeAPI(t)
 	f.put(enginePod())
 	s := look(t, llmPods(f), time.Hour)
