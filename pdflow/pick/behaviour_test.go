@@ -264,6 +264,27 @@ func TestTurnsGoFromEngineToEngineBeforeTheyGoToTheNextRank(t *testing.T) {
 	}
 }
 
+// Who is passed over (an engine of role both while it decodes itself, one that rests) costs nobody else a turn, and loses none for ever.
+func TestTurnsPassOverNobodyForEver(t *testing.T) {
+	p := pick.New(newFleet(t, ep("p", prefill), ep("d", decode), ep("x", both)).Set, pick.InTurn())
+	prefills := map[string]int{}
+	for range 24 {
+		prefills[mustPick(t, p, &pdflow.PickInput{}).Prefill.ID]++
+	}
+	require.InDelta(t, prefills["p"], prefills["x"], 2)
+
+	p = pick.New(newFleet(t, many(3, 1)...).Set, pick.InTurn())
+	first := mustPick(t, p, &pdflow.PickInput{})
+	prefills = map[string]int{}
+	for range 24 {
+		prefills[mustPick(t, p, &pdflow.PickInput{Avoid: []string{first.Prefill.ID}}).Prefill.ID]++
+	}
+	require.Len(t, prefills, 2)
+	for id, n := range prefills {
+		require.Equal(t, 12, n, id)
+	}
+}
+
 func TestPairsThatHaveMetMeetAgain(t *testing.T) {
 	f := newFleet(t, many(40, 4)...)
 	p := pick.New(f.Set, pick.Sticky())

@@ -9,7 +9,15 @@ import (
 
 type inTurn struct{}
 
-func (inTurn) choose(l *list, q *query) *target { return q.from(l, l.turn.Add(1)-1) }
+// choose takes the next good target. The turn goes on after it, also over those that were passed over: else who comes after them would have
+// two turns, and an engine of role both, which is passed over when it decodes itself, might never have one.
+func (inTurn) choose(l *list, q *query) *target {
+	t, skipped := q.from(l, l.turn.Add(1)-1)
+	if skipped > 0 {
+		l.turn.Add(skipped)
+	}
+	return t
+}
 
 type random struct{}
 

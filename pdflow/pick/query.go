@@ -156,14 +156,14 @@ func lessLoaded(a, b *target) bool {
 	return x < y || x == y && a.slot.served.Load() < b.slot.served.Load()
 }
 
-// from returns the first good target from place n on, nil if none is near.
-func (q *query) from(l *list, n uint64) *target {
+// from returns the first good target from place n on, nil if none is near, and how many it passed over.
+func (q *query) from(l *list, n uint64) (t *target, skipped uint64) {
 	for i := range uint64(sampleMost) {
 		if t := l.targets[(n+i)%uint64(len(l.targets))]; q.rank(t) == good {
-			return t
+			return t, i
 		}
 	}
-	return nil
+	return nil, 0
 }
 
 // scan looks at all targets: the first good one, else the best there is. Only what rests, has failed or is alone makes a pick come
