@@ -35,7 +35,6 @@ func TestFaultsAreDescribedWithoutAddresses(t *testing.T) {
 		{apierrors.NewServiceUnavailable("secret"), `the API server refuses to list pods in namespace "llm": 503 Service Unavailable`},
 		{apierrors.NewTooManyRequests("secret", 1), `the API server refuses to list pods in namespace "llm": 429 Too Many Requests`},
 		{apierrors.NewResourceExpired("secret"), ""},
-		{apierrors.NewGone("secret"), ""},
 		{broken(refused), "the API server does not answer: connection refused"},
 		{broken(&net.DNSError{Name: "secret.example", Err: "no such host"}), "the API server does not answer"},
 		{broken(context.DeadlineExceeded), "the API server does not answer"},
