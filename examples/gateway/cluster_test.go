@@ -405,7 +405,9 @@ func TestModelsGoRound(t *testing.T) {
 	n.logged(g, "is served.*model=m2")
 	served := func() (names map[string]string) {
 		names = map[string]string{}
-		var debug struct{ Models []struct{ Model, Name string } }
+		var debug struct {
+			Models []struct{ Model, Name string }
+		}
 		_, _, body := do(t, http.MethodGet, g.admin+"/debug/pd", "")
 		require.NoError(t, json.Unmarshal([]byte(body), &debug))
 		for _, m := range debug.Models {

@@ -49,7 +49,7 @@ func ExampleRead_faults() {
 	_, err := modelserver.Read([]byte(`{
 		"apiVersion": "networking.matrixinfer.ai/v1alpha1",
 		"kind": "ModelServer",
-		"spec": {"modle": "m", "kvConnector": {"type": "nixel"}, "rollout": {"weight": 200}}
+		"spec": {"modell": "m", "kvConnector": {"type": "nixel"}, "rollout": {"weight": 200}}
 	}`))
 	for _, fe := range connector.FieldErrors(err) {
 		if fe.Path != "spec.kvConnector.type" {
@@ -57,7 +57,7 @@ func ExampleRead_faults() {
 		}
 	}
 	// Output:
-	// spec.modle: unknown field; did you mean model?
+	// spec.modell: unknown field; did you mean model?
 	// spec.rollout.weight: is not a percentage; write 0 to 100
 	// spec.rollout.kvConnector: is missing; write the connector to roll out: {type: NAME}
 }

@@ -53,7 +53,7 @@ func TestEachFaultIsTold(t *testing.T) {
 		"no spec":              {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer"}`), "spec: is missing"},
 		"null spec":            {object(`null`), "spec: is missing"},
 		"name is a number":     {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":1},"spec":{}}`), "metadata.name: is not a string"},
-		"unknown field":        {object(`{"modle":"m"}`), "spec.modle: unknown field; did you mean model?"},
+		"unknown field":        {object(`{"modell":"m"}`), "spec.modell: unknown field; did you mean model?"},
 		"port":                 {object(`{"workloadPort":{"port":70000}}`), "spec.workloadPort.port: is not a port"},
 		"connector":            {object(`{"kvConnector":{"type":"nixel"}}`), `spec.kvConnector.type: "nixel" is not a known connector; did you mean nixl?`},
 		"setting":              {object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"never"}}}`), "spec.kvConnector.config.leaseDuration: is not a duration"},
@@ -63,7 +63,7 @@ func TestEachFaultIsTold(t *testing.T) {
 		"rollout's weight":     {object(`{"rollout":{"weight":-1,"kvConnector":{"type":"nixl"}}}`), "spec.rollout.weight: is not a percentage"},
 		"rollout's connector":  {object(`{"rollout":{"weight":1,"kvConnector":{"type":"nixel"}}}`), `spec.rollout.kvConnector.type: "nixel" is not a known connector`},
 		"encoder without type": {object(`{"encoder":{}}`), "spec.encoder.type: is missing"},
-		"unknown encoder":      {object(`{"encoder":{"type":"exemple"}}`), "spec.encoder.type: is not a known encoder; did you mean example?"},
+		"unknown encoder":      {object(`{"encoder":{"type":"examples"}}`), "spec.encoder.type: is not a known encoder; did you mean example?"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ms, err := modelserver.Read(c.object)
