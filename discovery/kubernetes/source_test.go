@@ -428,3 +428,27 @@ func TestTheServerChoosesThePods(t *testing.T) {
 	assert.Equal(t, "app=llm,group", source.pods)
 	assert.Zero(t, f.count("list pods"), "they come as a stream")
 }
+
+func TestTwoClustersAreTwoSourcesOfOneSet(t *testing.T) {
+	var sources []discovery.Source
+	for _, cluster := range []string{"east", "west"} {
+		f := newFakeAPI(t)
+		f.put(enginePod(), enginePod(named("d-0"), labelled("role", "decode")))
+		o := llmPods(f)
+		o.Cluster, o.Selector.PDGroup = cluster, byRole
+		source, err := New(&o)
+		require.NoError(t, err)
+		sources = append(sources, source)
+	}
+	set := discovery.NewSet(sources...)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- set.Run(ctx) }()
+	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 4 }))
+	assert.Equal(t, `east/default/d-0 http://10.0.0.1:8000 decode ready group=east/a
+east/default/p-0 http://10.0.0.1:8000 prefill ready group=east/a
+west/default/d-0 http://10.0.0.1:8000 decode ready group=west/a
+west/default/p-0 http://10.0.0.1:8000 prefill ready group=west/a`, told(set.Load().Endpoints), "none meets one of the other cluster")
+	cancel()
+	require.NoError(t, <-done)
+}
