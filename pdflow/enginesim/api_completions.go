@@ -46,12 +46,16 @@ func completionPrompts(raw json.RawMessage) ([][]int32, *apiError) {
 	var texts []string
 	var tokens []int32
 	var lists [][]int32
+	empty := badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
 	switch {
 	case len(raw) == 0 || string(raw) == "null":
-		return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+		return nil, empty
 	case json.Unmarshal(raw, &text) == nil:
 		return [][]int32{tokenise(text)}, nil
 	case json.Unmarshal(raw, &texts) == nil:
+		if len(texts) == 0 {
+			return nil, empty
+		}
 		for _, text := range texts {
 			lists = append(lists, tokenise(text))
 		}
