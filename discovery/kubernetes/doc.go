@@ -4,6 +4,9 @@
 // watches ModelServer objects, which say which engines serve which model with which connector.
 //
 //	config, err := kubernetes.Config("") // in a pod; a kubeconfig's path elsewhere
+//	if err != nil {
+//		return err
+//	}
 //	source, err := kubernetes.New(&kubernetes.Options{
 //		Config:    config,
 //		Namespace: "llm",
@@ -16,7 +19,12 @@
 //			},
 //		},
 //	})
+//	if err != nil {
+//		return err
+//	}
 //	set := discovery.NewSet(source)
+//	go set.Run(ctx)
+//	flow, err := pdflow.New(conn, pick.New(set, pick.TwoChoices()))
 //
 // Annotations of a pod say what labels cannot: pdkit.dev/model and pdkit.dev/version are the endpoint's model and version, any other
 // pdkit.dev/NAME is its attribute NAME. Values may contain $(POD_IP), $(POD_NAME) and $(NODE_NAME), so that the template of a Deployment

@@ -49,6 +49,8 @@ func (g *gateway) readiness(models []*model) readiness {
 		var known bool
 		if r.Rejected, known = g.cluster.refused(); !known {
 			r.Ready, r.Reason = false, "the cluster's ModelServers are not known yet"
+		} else if len(models) == 0 {
+			r.Ready, r.Reason = false, "there is no ModelServer"
 		}
 	}
 	for _, m := range models {

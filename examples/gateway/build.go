@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/probe"
 	"github.com/pdkit/pdkit/discovery/registration"
@@ -152,9 +155,18 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 		if g.cluster != nil {
 			g.cluster.cut()
 		}
-		wg.Wait()
-		for _, m := range g.models() {
-			m.end()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			wg.Wait()
+			for _, m := range g.models() {
+				m.end()
+			}
+		}()
+		select {
+		case <-done:
+		case <-time.After(lastPatience): // a program that a kubeconfig names for its credentials takes its time, and nothing stops it
+			g.log.Warn("ended without waiting for all that finds engines")
 		}
 	}
 	return wait, nil
@@ -178,11 +190,38 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 	m.set.OnError(func(err error) { log.Warn("discovery", "error", err) })
 	m.parts.Go(func() { ended(log, "discovery", m.set.Run(m.life)) })
 	m.parts.Go(func() { ended(log, "health", m.prober.Run(m.life)) })
-	m.parts.Go(func() { m.probes.follow(m.set.Changes(m.life)) })
+	m.parts.Go(func() {
+		told := map[string]string{}
+		for snap := range m.set.Changes(m.life) {
+			m.probes.keep(snap.Endpoints)
+			told = m.tellUnfit(snap.Endpoints, told, log)
+		}
+	})
 	if canary != nil {
 		m.parts.Go(func() { ended(log, "canary", canary.Run(m.life)) })
 	}
 	return nil
+}
+
+// tellUnfit tells, once, of engines that no pair can be made with, since their entries lack what a connector needs. told is by ID.
+func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string, log *slog.Logger) (now map[string]string) {
+	now = map[string]string{}
+	for _, flow := range m.flows.First() {
+		checker, ok := connector.As[connector.EndpointChecker](flow.Connector())
+		if !ok {
+			continue
+		}
+		for _, e := range endpoints {
+			if err := checker.CheckEndpoint(e); err != nil {
+				now[e.ID] = err.Error()
+			}
+		}
+	}
+	fresh := slices.DeleteFunc(slices.Sorted(maps.Keys(now)), func(id string) bool { return told[id] == now[id] })
+	if len(fresh) > 0 {
+		log.Warn("engines are left out of pairs", "endpoint", fresh[0], "reason", shorten(now[fresh[0]]), "others", len(fresh)-1)
+	}
+	return now
 }
 
 // end ends what start has started, after the last request.

@@ -3,7 +3,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,12 +17,16 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 )
 
-// retryRejected is how soon what was refused is looked at again: what was in its way may be gone.
-const retryRejected = 30 * time.Second
+const (
+	retryRejected = 30 * time.Second       // how soon what was refused is looked at again: what was in its way may be gone
+	lookAgain     = 100 * time.Millisecond // how soon those that are to take over are looked at again
+	patience      = 10 * time.Second       // with a successor to find the engines that its predecessor knows not to answer
+	maxReason     = 1000                   // bytes
+	maxFaults     = 20
+)
 
 // cluster keeps the gateway's models in step with the ModelServer objects of a cluster. An object that makes no sense changes nothing: what
 // it was before goes on, and operators are told.
@@ -40,7 +46,7 @@ type cluster struct {
 	// The rest but the last is run's alone.
 	wanted  map[string]*object // by name: what the objects are by their last acceptable form
 	routes  map[string]*object // by model: who serves it. Not the wanted one while nobody knows that one's engines
-	known   chan struct{}      // somebody's engines are known now
+	faulty  map[string]faulty  // by name: what cannot be read
 	leaving sync.WaitGroup     // objects that end
 
 	mu       sync.Mutex
@@ -52,13 +58,35 @@ type cluster struct {
 // object is a form of a ModelServer object, started.
 type object struct {
 	name       string
-	uid        string
-	generation int64
+	raw        json.RawMessage
+	generation int64 // for the log: an object that is restored may have one twice
 	model      *model
+	since      time.Time // of its start
 }
 
-// knows reports whether its engines are known, be there any or not.
-func (o *object) knows() bool { return o.model.set.Load().Version > 0 }
+// faulty is an object that was refused for what it says.
+type faulty struct {
+	raw    json.RawMessage
+	reason error
+}
+
+// canFollow reports whether it knows as much of its engines as its predecessor: that they are there, and which of them do not answer.
+func (o *object) canFollow(before *object) bool {
+	snap := o.model.set.Load()
+	if snap.Version == 0 {
+		return false
+	}
+	if time.Since(o.since) > patience {
+		return true
+	}
+	ill := before.model.probes.ill()
+	for i := range snap.Endpoints {
+		if e := &snap.Endpoints[i]; ill[e.ID] == e.URL.String() && o.model.probes.of(e.ID).healthy {
+			return false
+		}
+	}
+	return true
+}
 
 // rejected is an object that is not served as it is now.
 type rejected struct {
@@ -72,7 +100,7 @@ func newCluster(g *gateway, spec *clusterSpec) (*cluster, error) {
 		return nil, err
 	}
 	c := &cluster{g: g, config: config, fixed: g.models(), latest: make(chan []kubernetes.ModelServer, 1), halted: make(chan struct{}),
-		wanted: map[string]*object{}, routes: map[string]*object{}, known: make(chan struct{}, 1)}
+		wanted: map[string]*object{}, routes: map[string]*object{}, faulty: map[string]faulty{}}
 	c.quit, c.halt = context.WithCancel(context.Background())
 	c.brink, c.cut = context.WithCancel(context.Background())
 	c.objects, err = kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: config, Namespace: spec.Namespace,
@@ -91,9 +119,12 @@ func (c *cluster) run(ctx context.Context) error {
 	go func() { ended <- c.objects.Watch(watching, c.publish) }()
 	var list []kubernetes.ModelServer
 	for {
-		var again <-chan time.Time
+		var again, look <-chan time.Time
 		if len(c.rejected) > 0 {
 			again = time.After(retryRejected)
+		}
+		if len(c.waiting) > 0 {
+			look = time.After(lookAgain)
 		}
 		select {
 		case err := <-ended:
@@ -102,7 +133,7 @@ func (c *cluster) run(ctx context.Context) error {
 			c.follow(ctx, watching, list)
 		case <-again:
 			c.follow(ctx, watching, list)
-		case <-c.known:
+		case <-look:
 			c.settle()
 		}
 	}
@@ -143,13 +174,13 @@ func (c *cluster) follow(ctx, watching context.Context, list []kubernetes.ModelS
 	var claims []claim
 	for _, ms := range list { // who stays as it is keeps its model
 		name := key(ms)
-		if o := c.wanted[name]; o != nil && o.uid == ms.UID && o.generation == ms.Generation {
+		if o := c.wanted[name]; o != nil && bytes.Equal(o.raw, ms.Object) {
 			keep(name)
 			continue
 		}
-		parsed, err := parseObject(ms, c.config)
+		parsed, err := c.parse(ms)
 		if err != nil {
-			refused = append(refused, rejected{name, err.Error()})
+			refused = append(refused, rejected{name, shorten(err.Error())})
 			keep(name)
 			continue
 		}
@@ -160,7 +191,7 @@ func (c *cluster) follow(ctx, watching context.Context, list []kubernetes.ModelS
 	for _, x := range claims {
 		o, err := c.start(ctx, x, taken)
 		if err != nil {
-			refused = append(refused, rejected{x.name, err.Error()})
+			refused = append(refused, rejected{x.name, shorten(err.Error())})
 			lost = append(lost, x.name)
 			continue
 		}
@@ -194,16 +225,28 @@ func (c *cluster) start(ctx context.Context, x claim, taken map[string]string) (
 	if err := m.start(ctx, c.g); err != nil {
 		return nil, err
 	}
-	o := &object{x.name, x.UID, x.Generation, m}
-	m.parts.Go(func() {
-		if m.set.WaitReady(m.life, func(s *discovery.Snapshot) bool { return s.Version > 0 }) == nil {
-			select {
-			case c.known <- struct{}{}:
-			default:
-			}
-		}
-	})
-	return o, nil
+	return &object{x.name, x.Object, x.Generation, m, time.Now()}, nil
+}
+
+// parse reads an object, unless it is one that was refused as it is.
+func (c *cluster) parse(ms kubernetes.ModelServer) (*modelServer, error) {
+	name := key(ms)
+	if f, ok := c.faulty[name]; ok && bytes.Equal(f.raw, ms.Object) {
+		return nil, f.reason
+	}
+	parsed, err := parseObject(ms, c.config)
+	if delete(c.faulty, name); err != nil {
+		c.faulty[name] = faulty{ms.Object, err}
+	}
+	return parsed, err
+}
+
+// shorten bounds what one object can put into logs and answers.
+func shorten(reason string) string {
+	if len(reason) > maxReason {
+		return strings.ToValidUTF8(reason[:maxReason], "") + "…"
+	}
+	return reason
 }
 
 // drop takes over what is wanted. Forms that were wanted and never served end here; those that serve end when nobody needs them: see settle.
@@ -224,7 +267,7 @@ func (c *cluster) settle() {
 	for _, name := range slices.Sorted(maps.Keys(c.wanted)) {
 		o := c.wanted[name]
 		model := o.model.Model()
-		if before := c.routes[model]; before != nil && before != o && !o.knows() {
+		if before := c.routes[model]; before != nil && before != o && !o.canFollow(before) {
 			waiting = append(waiting, rejected{name, "its engines are not known yet"})
 			o = before
 		}
@@ -269,7 +312,7 @@ func parseObject(ms kubernetes.ModelServer, owner *rest.Config) (*modelServer, e
 	docs, fs := readYAML(key(ms), ms.Object) // JSON is YAML
 	l := &loader{cfg: &config{}, faults: fs}
 	if len(docs) != 1 {
-		return nil, errors.New("it is not one object")
+		return nil, errors.Join(errors.New("it is not one object that can be read"), fs.fields())
 	}
 	m := l.modelServer(docs[0])
 	m.owner = owner
@@ -281,11 +324,7 @@ func parseObject(ms kubernetes.ModelServer, owner *rest.Config) (*modelServer, e
 	if k := m.discovery.Kubernetes; k.Kubeconfig != "" || k.Namespace != "" && k.Namespace != ms.Namespace {
 		l.add(docs[0], &connector.FieldError{Path: "spec.discovery.kubernetes", Problem: "leads to another cluster or namespace", Remedy: "leave kubeconfig and namespace out"})
 	}
-	var errs []error
-	for _, f := range l.faults.sorted() {
-		errs = append(errs, f.FieldError)
-	}
-	return m, errors.Join(errs...)
+	return m, l.faults.sorted().fields()
 }
 
 // refuse remembers what is not served as it is, and tells what is new of it.
@@ -296,6 +335,11 @@ func (c *cluster) refuse(now []rejected, wanted map[string]*object) {
 		}
 	}
 	slices.SortFunc(now, func(a, b rejected) int { return strings.Compare(a.Name, b.Name) })
+	for name := range c.faulty {
+		if !slices.ContainsFunc(now, func(r rejected) bool { return r.Name == name }) {
+			delete(c.faulty, name)
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.rejected, c.heard = now, true

@@ -205,10 +205,11 @@ const selecting = `, workloadSelector: {matchLabels: {app: m}, pdGroup: {groupKe
 func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
 	n := newNamespace(t)
 	g := n.serve()
-	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
-	if status != http.StatusOK {
-		assert.Contains(t, body, "not known yet")
-	}
+	require.Eventually(t, func() bool {
+		status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
+		require.Equal(t, http.StatusServiceUnavailable, status)
+		return strings.Contains(body, "there is no ModelServer")
+	}, 20*time.Second, 10*time.Millisecond)
 	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
 	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
 	n.becomes(g, "m", http.StatusOK)
@@ -329,6 +330,72 @@ func TestAStreamOutlivesItsModelServer(t *testing.T) {
 	assert.Contains(t, string(answer), "[DONE]")
 }
 
+// A changed ModelServer does not try the engines again that are known not to answer.
+func TestASuccessorKnowsWhoDoesNotAnswer(t *testing.T) {
+	n := newNamespace(t)
+	g := n.serve()
+	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
+	for i := range 4 {
+		for _, role := range []string{"prefill", "decode"} { // ready, says the cluster, and nobody listens
+			n.pod(fmt.Sprintf("dead-%s-%d", role, i), podIP(), map[string]string{"app": "m", "group": "a", "role": role}, nil)
+		}
+	}
+	spec := func(attempts int) string {
+		return fmt.Sprintf(`{model: m, kvConnector: {type: nixl, retry: {maxAttempts: %d}}%s}`, attempts, selecting)
+	}
+	n.modelServer("m", spec(1))
+	require.Eventually(t, func() bool {
+		_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+		return strings.Count(debug, `"healthy": false`) == 8
+	}, 20*time.Second, 50*time.Millisecond, "%s", g.log)
+
+	stop, failures, sent := n.keepAsking(g, "m")
+	n.modelServer("m", spec(2))
+	n.logged(g, "ModelServer is served.*generation=2")
+	n.modelServer("m", spec(1))
+	n.logged(g, "ModelServer is served.*generation=3")
+	stop()
+	assert.Empty(t, failures(), "of %d", sent())
+	assert.Positive(t, sent())
+}
+
+// What one object says is bounded in logs and answers, and read once.
+func TestAnEnormousObjectIsRefusedInAFewWords(t *testing.T) {
+	var config strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&config, "k%d: 1, ", i)
+	}
+	ms := objectOf("default", `{model: m, kvConnector: {type: nixl, config: {`+config.String()+`}}}`)
+	c := &cluster{faulty: map[string]faulty{}}
+	_, err := c.parse(ms)
+	require.ErrorContains(t, err, "and 4980 more")
+	assert.Less(t, len(shorten(err.Error())), 1010)
+	_, again := c.parse(ms)
+	assert.Same(t, err, again)
+	_, err = c.parse(objectOf("default", `{model: m}`))
+	require.NoError(t, err)
+	assert.Empty(t, c.faulty)
+}
+
+// A program that a kubeconfig names for the credentials may hang: the gateway ends all the same.
+func TestAHangingCredentialProgramDoesNotKeepTheGateway(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(file, []byte(`apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: sleep, args: ["3"], interactiveMode: Never}}}]
+`), 0o600))
+	g := start(t, gatewayYAML(fmt.Sprintf(", drainTimeout: 100ms, modelServers: {kubeconfig: %q}", file)))
+	time.Sleep(100 * time.Millisecond)
+	g.signal()
+	began := time.Now()
+	g.ended(exitOK)
+	assert.Less(t, time.Since(began), 5*time.Second)
+	time.Sleep(time.Until(began.Add(9 * time.Second))) // for whoever looks for leaks
+}
+
 // What a ModelServer's connector listens on is free again when the object is gone.
 func TestAListenerEndsWithItsModelServer(t *testing.T) {
 	n := newNamespace(t)
@@ -344,6 +411,19 @@ func TestAListenerEndsWithItsModelServer(t *testing.T) {
 		ln, err := net.Listen("tcp", addr)
 		return err == nil && ln.Close() == nil
 	}, 10*time.Second, 10*time.Millisecond, "%s", g.log)
+}
+
+// The API server takes the Deployment that the project ships, and the gateway its configuration.
+func TestTheDeploymentIsGood(t *testing.T) {
+	n := newNamespace(t)
+	manifest, err := os.ReadFile("kubernetes.yaml")
+	require.NoError(t, err)
+	n.apply(string(manifest))
+	m, err := n.Client().CoreV1().ConfigMaps(n.name).Get(t.Context(), "pdkit-gateway", metav1.GetOptions{})
+	require.NoError(t, err)
+	code, stdout, stderr := check(t, "-config", write(t, m.Data["gateway.yaml"]))
+	assert.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, stdout, "ModelServers  those of namespace llm, too")
 }
 
 // A changed ModelServer takes over when its engines are known, however long that takes; nothing else waits for it.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -56,6 +57,19 @@ func (fs faults) sorted() faults {
 		seen[at] = true
 		return follows
 	})
+}
+
+// fields returns the faults without their places, nil for none: the first of them, and how many others there are.
+func (fs faults) fields() error {
+	var errs []error
+	for i, f := range fs {
+		if i == maxFaults {
+			errs = append(errs, fmt.Errorf("and %d more", len(fs)-maxFaults))
+			break
+		}
+		errs = append(errs, f.FieldError)
+	}
+	return errors.Join(errs...)
 }
 
 // missing is the problem of a field that must be given and is not.

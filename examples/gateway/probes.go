@@ -3,7 +3,6 @@
 package main
 
 import (
-	"iter"
 	"log/slog"
 	"sync"
 
@@ -45,13 +44,7 @@ func (b *probeBook) observe(id string, healthy bool, err error) {
 	}
 }
 
-// follow forgets engines that leave, or give their ID to another one.
-func (b *probeBook) follow(changes iter.Seq[*discovery.Snapshot]) {
-	for s := range changes {
-		b.keep(s.Endpoints)
-	}
-}
-
+// keep forgets engines that have left, or given their ID to another one.
 func (b *probeBook) keep(endpoints []discovery.Endpoint) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,6 +60,19 @@ func (b *probeBook) keep(endpoints []discovery.Endpoint) {
 		}
 	}
 	b.failed = kept
+}
+
+// ill returns the URLs of engines that do not answer, by ID.
+func (b *probeBook) ill() map[string]string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ill := map[string]string{}
+	for id, v := range b.failed {
+		if !v.healthy {
+			ill[id] = v.url
+		}
+	}
+	return ill
 }
 
 func (b *probeBook) of(id string) verdict {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,6 +55,26 @@ spec:
 			return status == want && (status == http.StatusOK || assert.Contains(t, body, "tpSize"))
 		}, 5*time.Second, 10*time.Millisecond)
 	}
+}
+
+// An engine that no pair can be made with fails no request, and its operator hears why.
+func TestEnginesWithoutWhatTheConnectorNeedsAreTold(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "engines.yaml")
+	lists(t, file, `endpoints:
+- {url: "http://127.0.0.1:1", role: prefill, attributes: {zmqAddress: "127.0.0.1:2"}}
+- {url: "http://127.0.0.1:3", role: prefill, attributes: {zmqAdress: "127.0.0.1:2"}}
+- {url: "http://127.0.0.1:4", role: decode, attributes: {zmqAdress: "127.0.0.1:2"}}
+`)
+	g := start(t, gatewayYAML("")+`apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+spec: {model: m, kvConnector: {type: p2pnccl}, discovery: {file: {path: `+file+`}}}
+`)
+	require.Eventually(t, func() bool {
+		return strings.Contains(g.log.String(), "engines are left out of pairs") && strings.Contains(g.log.String(), "zmqAddress") && strings.Contains(g.log.String(), "others=1")
+	}, 5*time.Second, time.Millisecond, "%s", g.log)
+	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
+	assert.Equal(t, http.StatusServiceUnavailable, status)
+	assert.Contains(t, body, "attributes that the connector needs")
 }
 
 func TestEnginesAreAskedForWhatTheirListLacks(t *testing.T) {

@@ -19,7 +19,8 @@ const (
 	bodyTimeout    = 75 * time.Second // above the flow's own 60 s, whose answer says more
 	idleTimeout    = 120 * time.Second
 	maxHeaderBytes = 64 << 10
-	lastWords      = time.Second // for answers that are through, and spans that are not written yet, after the drain
+	lastPatience   = 2 * time.Second // with what finds engines, at the program's end
+	lastWords      = time.Second     // for answers that are through, and spans that are not written yet, after the drain
 )
 
 // serve serves until a signal asks it to end, then drains; a second signal cuts what still runs.

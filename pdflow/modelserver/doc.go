@@ -4,9 +4,15 @@
 // which connector, what happens when that fails, and what share of the requests another connector gets.
 //
 //	ms, err := modelserver.Read(object) // all that is wrong with it, by field
+//	sel := ms.Spec.WorkloadSelector
+//	source, err := kubernetes.New(&kubernetes.Options{Config: config, Namespace: ms.Namespace,
+//		Selector: kubernetes.Selector{MatchLabels: sel.MatchLabels, PDGroup: (*kubernetes.PDGroup)(sel.PDGroup)}})
+//	set := discovery.NewSet(source)
+//	go set.Run(ctx)
 //	flows, err := ms.Flows(pick.New(set, pick.TwoChoices()), nil)
+//	mux := pdflow.NewMux(nil) // the handler
 //	err = mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server})
 //
 // How its engines are found is not this package's business: [Spec.WorkloadSelector] and [Spec.Discovery] say it to whoever makes the
-// set. Connectors are found by name, so import those that objects may name, or connector/all.
+// set. examples/gateway (sources.go, cluster.go) does all of it, while objects come, change and go. Connectors are found by name, so import those that objects may name, or connector/all.
 package modelserver

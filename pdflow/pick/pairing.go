@@ -19,6 +19,7 @@ const (
 type pairing struct {
 	connector  string // that both engines must run; "" if it is not known, or does not matter
 	rules      []Rule
+	checker    connector.EndpointChecker // nil without one
 	anyVersion bool
 }
 
@@ -32,10 +33,16 @@ func newPairing(c connector.KVConnector, o *options) *pairing {
 	if p.connector = c.Name(); p.connector == anywhere {
 		p.connector = ""
 	}
+	p.checker, _ = connector.As[connector.EndpointChecker](c)
 	if r, ok := connector.As[connector.Pairer](c); ok {
 		p.rules = append(p.rules, r.PairRules()...)
 	}
 	return p
+}
+
+// unfit reports whether the connector could do nothing with an engine: each request to it would fail.
+func (p *pairing) unfit(e *discovery.Endpoint) bool {
+	return p.checker != nil && p.checker.CheckEndpoint(*e) != nil
 }
 
 // runs reports whether an engine runs the connector of that name, as far as its attribute tells. A class name that stands for several

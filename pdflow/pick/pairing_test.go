@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector/p2pnccl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -115,4 +116,35 @@ func TestPoliciesHaveNames(t *testing.T) {
 		require.Error(t, err, bad)
 	}
 	require.Equal(t, "round-robin", pick.Policy{}.String())
+}
+
+// An engine whose entry the connector can do nothing with fails each request of a pair: it takes no part in pairs, and serves alone where
+// decode engines may.
+func TestEnginesThatTheConnectorCanDoNothingWithAreLeftOut(t *testing.T) {
+	conn, err := p2pnccl.New(nil)
+	require.NoError(t, err)
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		p := pick.New(newFleet(t, ep("p", prefill, "zmqAddress=10.0.0.1:21001"), ep("bad-p", prefill, "zmqAdress=10.0.0.2:21001"),
+			ep("d", decode, "zmqAddress=10.0.0.3:21001"), ep("bad-d", decode, "zmqAddress=nowhere")).Set, policy)
+		for i := range 40 {
+			in := input(t, i)
+			in.Connector = conn
+			require.Equal(t, "p+d", pair(t, p, in))
+		}
+		alone := map[string]bool{}
+		for i := range 40 {
+			in := input(t, i)
+			in.Connector, in.Single = conn, true
+			x := mustPick(t, p, in)
+			x.Done(&pdflow.Outcome{})
+			alone[x.Decode.ID] = true
+		}
+		require.Contains(t, alone, "bad-d")
+		require.NotContains(t, alone, "bad-p")
+
+		p = pick.New(newFleet(t, ep("p", prefill), ep("d", decode, "zmqAddress=10.0.0.3:21001")).Set, policy)
+		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: conn})
+		require.ErrorIs(t, err, pdflow.ErrNotReady)
+		require.ErrorContains(t, err, "no engines are ready whose entries have the attributes that the connector needs")
+	})
 }

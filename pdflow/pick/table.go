@@ -33,6 +33,7 @@ type part struct {
 	encodes []*discovery.Endpoint
 	turns   map[turnKey]*atomic.Uint64
 	ready   [2]int // engines of each leg
+	unfit   int    // ready engines whose entries the connector can do nothing with
 	nearest gap    // that two engines of a group have between them, if there are no pairs
 }
 
@@ -144,7 +145,7 @@ type builder struct {
 	first   leg
 	apart   bool // engines of role both take no part in pairs
 	known   *registry
-	alone   []*target
+	alone   []*target // of engines that take no part in pairs
 	classes map[classKey]*class
 	order   []*class // as their engines came, so that what is made of a snapshot is always the same
 	key     []byte   // a buffer
@@ -172,7 +173,11 @@ func (b *builder) build(endpoints []*discovery.Endpoint) *part {
 			}
 		}
 	}
-	singles, boths = append(singles, b.alone...), append(boths, b.alone...)
+	for _, t := range b.alone {
+		if singles = append(singles, t); t.endpoint.Role.Has(discovery.RoleBoth) {
+			boths = append(boths, t)
+		}
+	}
 	b.pairs = b.list(ofPairs, classKey{}, pairs)
 	if b.singles = b.pairs; b.first != decodeLeg || len(singles) != len(pairs) {
 		b.singles = b.list(ofSingles, classKey{}, singles)
@@ -197,9 +202,15 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 		return
 	}
 	ranks, slots := ranksOf(e), b.known.slots[e.ID]
-	if both && b.apart {
-		for _, t := range targets(e, ranks, decodeLeg, slots) {
-			b.alone = append(b.alone, &t)
+	unfit := b.pairing.unfit(e)
+	if unfit {
+		b.unfit++
+	}
+	if unfit || both && b.apart { // it takes no part in pairs; one that decodes may serve alone
+		if e.Role.Has(discovery.RoleDecode) {
+			for _, t := range targets(e, ranks, decodeLeg, slots) {
+				b.alone = append(b.alone, &t)
+			}
 		}
 		return
 	}
@@ -321,6 +332,8 @@ func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
 		msg = "no engine that serves alone is ready"
 	case in.Single && in.Both && p.listed > 0:
 		return &pdflow.Error{Code: pdflow.CodeUnsupported, Message: "no engine here serves alone"}
+	case p.unfit > 0 && !in.Single:
+		msg = "no engines are ready whose entries have the attributes that the connector needs"
 	case p.ready[decodeLeg] == 0 && (in.Single || p.ready[prefillLeg] > 0):
 		msg = "no decode engine is ready"
 	case p.ready[decodeLeg] == 0:
