@@ -280,7 +280,7 @@ func TestAnObjectLeadsNowhereElse(t *testing.T) {
 	n := newNamespace(t)
 	for name, discovery := range map[string]string{
 		"static": `{static: {endpoints: [{url: "http://127.0.0.1:1", role: both}]}}`, "file": `{file: {path: /etc/hostname}}`, "dns": `{dns: {decode: d.example, port: 1}}`,
-		"registration": `{registration: {http: "127.0.0.1:0"}}`, "another kubeconfig": `{kubernetes: {kubeconfig: /root/.kube/config}}`, "another namespace": `{kubernetes: {namespace: kube-system}}`,
+		"registration": `{registration: {http: "127.0.0.1:0"}}`, "another kubeconfig": `{kubernetes: {kubeconfig: /etc/kubernetes/admin.conf}}`, "another namespace": `{kubernetes: {namespace: kube-system}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parseObject(objectOf(n.name, `{model: m, discovery: `+discovery+`}`), n.Admin())
