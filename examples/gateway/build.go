@@ -45,8 +45,7 @@ type model struct {
 	probes probeBook
 	flows  *modelserver.Flows
 
-	transports map[time.Duration]*transport.Transport // by connect timeout: what else differs, flows do
-	legs       *transport.Transport                   // the main flow's, also for what the gateway itself asks engines
+	legs *transport.Transport // the main flow's, also for what the gateway itself asks engines
 
 	announced *registration.Source // nil unless engines announce themselves
 
@@ -93,7 +92,7 @@ func (g *gateway) setModels(models []*model) error {
 }
 
 func (g *gateway) buildModel(ms *modelServer) (*model, error) {
-	m := &model{modelServer: ms, transports: map[time.Duration]*transport.Transport{}}
+	m := &model{modelServer: ms}
 	m.probes.log = g.log.With("model", ms.Model())
 	source, err := ms.source(g.cfg.file, func(err error) { m.probes.log.Warn("discovery", "error", err) })
 	if err != nil {
@@ -110,26 +109,18 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 	if timeout == 0 {
 		timeout = time.Hour // the prober takes 0 for its default; none is meant
 	}
-	m.legs = m.transport(limits.Connect)
+	m.legs = modelserver.NewTransport(limits.Connect)
 	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Client: m.legs, Observe: m.probes.observe})
 	m.flows, err = ms.Flows(m.picker, &modelserver.FlowOptions{
-		Transport: func(connect time.Duration) http.RoundTripper { return m.transport(connect) },
-		Options:   append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log)),
+		Transport: func(connect time.Duration) http.RoundTripper {
+			if connect == limits.Connect {
+				return m.legs
+			}
+			return nil // connectors that differ have one of their own
+		},
+		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log)),
 	})
 	return m, err
-}
-
-func (m *model) transport(connect time.Duration) *transport.Transport {
-	t, ok := m.transports[connect]
-	if !ok {
-		o := &transport.Options{ConnectTimeout: connect}
-		if connect == 0 {
-			o.ConnectTimeout = -1 // none; 0 would be the transport's default
-		}
-		t = transport.New(o)
-		m.transports[connect] = t
-	}
-	return t
 }
 
 // start starts all models, and what tells of more of them, until ctx ends. wait returns when all of that has ended.
@@ -231,9 +222,7 @@ func (m *model) end() {
 		_ = m.announced.Close() // never fails
 	}
 	m.parts.Wait()
-	for _, t := range m.transports {
-		_ = t.Close() // never fails
-	}
+	_ = m.legs.Close() // never fails
 }
 
 func ended(log *slog.Logger, what string, err error) {
@@ -249,9 +238,9 @@ func (g *gateway) drain(ctx context.Context) {
 		g.cluster.halt() // from here on the models are those that they are
 		select {
 		case <-g.cluster.halted:
-		case <-ctx.Done():
+			wg.Go(func() { g.cluster.drained(ctx) })
+		case <-ctx.Done(): // what leaves is cut at the end: see start
 		}
-		wg.Go(func() { g.cluster.drained(ctx) })
 	}
 	for _, m := range g.models() {
 		wg.Go(func() { m.drain(ctx, g.log) })

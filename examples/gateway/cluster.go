@@ -61,7 +61,7 @@ type object struct {
 	raw        json.RawMessage
 	generation int64 // for the log: an object that is restored may have one twice
 	model      *model
-	since      time.Time // of its start
+	known      time.Time // when its engines were first seen to be known; zero: they are not yet
 }
 
 // faulty is an object that was refused for what it says.
@@ -76,7 +76,10 @@ func (o *object) canFollow(before *object) bool {
 	if snap.Version == 0 {
 		return false
 	}
-	if time.Since(o.since) > patience {
+	if o.known.IsZero() {
+		o.known = time.Now()
+	}
+	if time.Since(o.known) > patience {
 		return true
 	}
 	ill := before.model.probes.ill()
@@ -118,23 +121,35 @@ func (c *cluster) run(ctx context.Context) error {
 	ended := make(chan error, 1)
 	go func() { ended <- c.objects.Watch(watching, c.publish) }()
 	var list []kubernetes.ModelServer
+	var followed time.Time
 	for {
 		var again, look <-chan time.Time
 		if len(c.rejected) > 0 {
-			again = time.After(retryRejected)
+			again = time.After(time.Until(followed.Add(retryRejected)))
 		}
 		if len(c.waiting) > 0 {
 			look = time.After(lookAgain)
 		}
 		select {
 		case err := <-ended:
+			c.abandon()
 			return err
-		case list = <-c.latest:
-			c.follow(ctx, watching, list)
-		case <-again:
-			c.follow(ctx, watching, list)
 		case <-look:
 			c.settle()
+			continue
+		case list = <-c.latest:
+		case <-again:
+		}
+		c.follow(ctx, watching, list)
+		followed = time.Now()
+	}
+}
+
+// abandon lets those end that were to take over and never have. Those that serve are the gateway's to end.
+func (c *cluster) abandon() {
+	for _, o := range c.wanted {
+		if c.routes[o.model.Model()] != o {
+			c.retire(o)
 		}
 	}
 }
@@ -225,7 +240,7 @@ func (c *cluster) start(ctx context.Context, x claim, taken map[string]string) (
 	if err := m.start(ctx, c.g); err != nil {
 		return nil, err
 	}
-	return &object{x.name, x.Object, x.Generation, m, time.Now()}, nil
+	return &object{name: x.name, raw: x.Object, generation: x.Generation, model: m}, nil
 }
 
 // parse reads an object, unless it is one that was refused as it is.

@@ -453,6 +453,27 @@ func TestASuccessorIsWaitedFor(t *testing.T) {
 	assert.NotContains(t, debug, "its engines are not known yet")
 }
 
+// One that was to take over and never has ends with the gateway, and what it listens on with it.
+func TestASuccessorThatNeverServedEndsWithTheGateway(t *testing.T) {
+	n := newNamespace(t)
+	g := n.serve()
+	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
+	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
+	n.becomes(g, "m", http.StatusOK)
+	n.rights("endpointslices")
+	addr := "127.0.0.1:" + unusedPort(t)
+	n.modelServer("m", `{model: m, kvConnector: {type: lmcache-pd, config: {notifyListen: "`+addr+`"}}`+selecting+`}`)
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("tcp", addr)
+		return err == nil && conn.Close() == nil
+	}, 10*time.Second, 10*time.Millisecond, "%s", g.log)
+	g.signal()
+	g.ended(exitOK)
+	ln, err := net.Listen("tcp", addr)
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+}
+
 // rights lets the gateway's account list and watch ModelServers and this resource, and nothing else.
 func (n *namespace) rights(resource string) {
 	n.t.Helper()

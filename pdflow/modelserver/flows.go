@@ -19,8 +19,8 @@ import (
 
 // FlowOptions are what an object does not say. nil means defaults.
 type FlowOptions struct {
-	// Transport returns what legs go over, given timeouts.connect (0: no timeout). It is called once for each connector. Without it the flows have
-	// one of their own for each timeout, and Shutdown closes it.
+	// Transport returns what legs go over, given timeouts.connect, or nil for a transport of the flows' own, which Shutdown closes. It is called
+	// once for each connector. nil is all their own.
 	Transport func(connect time.Duration) http.RoundTripper
 	Options   []pdflow.Option // of each flow; those that the object's own settings make come after them
 }
@@ -44,9 +44,6 @@ func (m *ModelServer) Flows(p pdflow.Picker, o *FlowOptions) (*Flows, error) {
 		o = &FlowOptions{}
 	}
 	b := &builder{m: m, picker: p, o: *o, flows: &Flows{owned: map[time.Duration]*transport.Transport{}}}
-	if b.o.Transport == nil {
-		b.o.Transport = b.flows.transport
-	}
 	if err := b.build(); err != nil {
 		return nil, errors.Join(err, b.flows.close())
 	}
@@ -100,15 +97,24 @@ func (f *Flows) close() error {
 	return err
 }
 
-func (f *Flows) transport(connect time.Duration) http.RoundTripper {
-	t, ok := f.owned[connect]
-	if !ok {
-		o := &transport.Options{ConnectTimeout: connect}
-		if connect == 0 {
-			o.ConnectTimeout = -1 // none; 0 would be the transport's default
+// NewTransport returns a transport for a ModelServer's timeouts.connect, of which 0 is no timeout. It is to be closed.
+func NewTransport(connect time.Duration) *transport.Transport {
+	if connect == 0 {
+		connect = -1 // 0 would be the transport's default
+	}
+	return transport.New(&transport.Options{ConnectTimeout: connect})
+}
+
+func (b *builder) transport(connect time.Duration) http.RoundTripper {
+	if b.o.Transport != nil {
+		if t := b.o.Transport(connect); t != nil {
+			return t
 		}
-		t = transport.New(o)
-		f.owned[connect] = t
+	}
+	t, ok := b.flows.owned[connect]
+	if !ok {
+		t = NewTransport(connect)
+		b.flows.owned[connect] = t
 	}
 	return t
 }
@@ -157,7 +163,7 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 	}
 	a := c.Attempts()
 	opts := append(slices.Clip(b.o.Options),
-		pdflow.WithTransport(b.o.Transport(limits.Connect)),
+		pdflow.WithTransport(b.transport(limits.Connect)),
 		pdflow.WithTimeouts(timeouts),
 		pdflow.WithRetry(pdflow.Retry{MaxAttempts: a.Max, BackoffBase: a.BackoffBase, BackoffMax: a.BackoffMax}),
 		pdflow.WithRequestCheckers(b.requestCheckers()...))

@@ -219,6 +219,24 @@ func TestTimeoutsInEffect(t *testing.T) {
 	assert.False(t, derived)
 }
 
+// A transport that is given serves the connectors of its timeout; the others have one of their own, which ends with the flows.
+func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
+	ms, err := modelserver.Read(object(`{"kvConnector":{"type":"nixl","timeouts":{"connect":0},"fallback":"connector","fallbackConnector":{"type":"http"}}}`))
+	require.NoError(t, err)
+	given := modelserver.NewTransport(0)
+	defer given.Close()
+	var asked []time.Duration
+	flows, err := ms.Flows(pick.RoundRobin(discovery.NewSet()), &modelserver.FlowOptions{Transport: func(connect time.Duration) http.RoundTripper {
+		if asked = append(asked, connect); connect == 0 {
+			return given
+		}
+		return nil
+	}})
+	require.NoError(t, err)
+	assert.ElementsMatch(t, []time.Duration{0, 2 * time.Second}, asked)
+	require.NoError(t, flows.Shutdown(context.Background()))
+}
+
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":"m"},"spec":{"model":"m","kvConnector":{"type":"multi","config":{"connectors":[{"type":"nixl"}]}},"rollout":{"weight":1,"kvConnector":{"type":"sglang"}},"encoder":{"type":"nixl"}}}`))
 	f.Add(object(`{"discovery":{"kubernetes":null},"workloadSelector":{"pdGroup":{"groupKey":"g","prefillLabels":{"a":"b"}}},"kvConnector":{"fallback":"connector","fallbackConnector":{}}}`))
