@@ -207,7 +207,7 @@ func TestServersAndTheirFilesGoWithTheTest(t *testing.T) {
 		require.FileExists(t, kubeconfig)
 	})
 	if client == nil {
-		t.Skip("inner was")
+		t.Skip("without the servers, as the test inside has said")
 	}
 	_, err := os.Stat(filepath.Dir(kubeconfig))
 	require.ErrorIs(t, err, os.ErrNotExist)
