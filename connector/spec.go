@@ -3,6 +3,7 @@
 package connector
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -20,85 +21,198 @@ type Spec struct {
 
 	// Fallback is what happens when no pair could serve with KV transfer: "" or "error", "decode" (D alone), or
 	// "connector" (FallbackConnector's turn).
-	Fallback          string `json:"fallback,omitempty"`
-	FallbackConnector *Spec  `json:"fallbackConnector,omitempty"`
+	Fallback          Fallback `json:"fallback,omitempty"`
+	FallbackConnector *Spec    `json:"fallbackConnector,omitempty"`
 	// Unsupported is what happens to requests that the protocol cannot carry: "" or "aggregate" (one engine serves them whole),
 	// or "refuse".
-	Unsupported string `json:"unsupported,omitempty"`
+	Unsupported Unsupported `json:"unsupported,omitempty"`
 }
 
-// The values of [Spec.Fallback] and [Spec.Unsupported].
+// Fallback is what happens when no pair could serve a request with KV transfer. "" is FallbackError.
+type Fallback string
+
+// The fallbacks.
 const (
-	FallbackError        = "error"
-	FallbackDecode       = "decode"
-	FallbackConnector    = "connector"
-	UnsupportedAggregate = "aggregate"
-	UnsupportedRefuse    = "refuse"
+	FallbackError     Fallback = "error"     // the client gets the error
+	FallbackDecode    Fallback = "decode"    // one decode engine serves the request alone
+	FallbackConnector Fallback = "connector" // Spec.FallbackConnector has its turn
 )
 
-// Timeouts limits the phases of a request. Nil is left out (the default holds), 0 is no limit.
-type Timeouts struct {
-	Connect     *Duration `json:"connect,omitempty"`     // TCP and TLS; default 2 s
-	Prefill     *Duration `json:"prefill,omitempty"`     // the prefill leg, until its whole answer is read; default 60 s
-	Handoff     *Duration `json:"handoff,omitempty"`     // age of the oldest handoff that decode may use; default: the lease less 5 s, see Resolve
-	Decode      *Duration `json:"decode,omitempty"`      // the decode leg, until its first byte; default 600 s
-	Idle        *Duration `json:"idle,omitempty"`        // silence between two chunks of an answer; default 60 s
-	Cleanup     *Duration `json:"cleanup,omitempty"`     // default 5 s
-	HealthCheck *Duration `json:"healthCheck,omitempty"` // default 2 s
-}
+// Unsupported is what happens to requests that the protocol cannot carry. "" is UnsupportedAggregate.
+type Unsupported string
 
-// Limits are [Timeouts] with the defaults filled in. 0 is no limit.
-type Limits struct {
-	Connect, Prefill, Handoff, Decode, Idle, Cleanup, HealthCheck time.Duration
+// The policies.
+const (
+	UnsupportedAggregate Unsupported = "aggregate" // one engine serves them
+	UnsupportedRefuse    Unsupported = "refuse"    // 400, naming the member
+)
+
+// None is the duration that stands for no limit. A duration of zero stands for the default.
+const None time.Duration = -1
+
+// Timeouts limits the phases of a request. Zero is the default, [None] no limit. In JSON a member that is left out is the
+// default, and "0" is no limit.
+type Timeouts struct {
+	Connect     time.Duration // TCP and TLS, of package transport; default 2 s
+	Prefill     time.Duration // the prefill leg, until its whole response is read; default 60 s
+	Handoff     time.Duration // oldest handoff that decode may use, from P's last byte; default: the lease less 5 s, see Resolve
+	Decode      time.Duration // the decode leg (together: from P's response), until its first byte; default 600 s
+	Idle        time.Duration // silence between two reads of a response; default 60 s
+	Cleanup     time.Duration // a connector's cleaning up; default 5 s
+	HealthCheck time.Duration // one probe of package pdflow/health; default 2 s
+
+	// The client's side. A Spec has no words for these.
+	Body  time.Duration // reading the client's body; default 60 s
+	Write time.Duration // one write to the client; default 30 s
 }
 
 // handoffMargin is what the default leaves of a lease for the decode request to reach the engine and the blocks to be read.
 const handoffMargin = 5 * time.Second
 
-// Resolve fills in the defaults. lease is how long the connector's handoff lives, 0 where it does not expire; then a
-// Handoff left out is no limit. Of a lease under 10 s the default takes half.
-func (t Timeouts) Resolve(lease time.Duration) Limits {
-	handoff := max(lease-handoffMargin, lease/2, 0)
-	return Limits{
-		Connect:     orDefault(t.Connect, 2*time.Second),
-		Prefill:     orDefault(t.Prefill, 60*time.Second),
-		Handoff:     orDefault(t.Handoff, handoff),
-		Decode:      orDefault(t.Decode, 600*time.Second),
-		Idle:        orDefault(t.Idle, 60*time.Second),
-		Cleanup:     orDefault(t.Cleanup, 5*time.Second),
-		HealthCheck: orDefault(t.HealthCheck, 2*time.Second),
+// Resolve fills in the defaults. lease is how long the connector's handoff lives, 0 where it does not expire: then the
+// default of Handoff is [None]. Of a lease under 10 s the default takes half.
+func (t Timeouts) Resolve(lease time.Duration) Timeouts {
+	handoff := max(lease-handoffMargin, lease/2)
+	if handoff <= 0 {
+		handoff = None
+	}
+	return t.Or(Timeouts{
+		Connect: 2 * time.Second, Prefill: 60 * time.Second, Handoff: handoff, Decode: 600 * time.Second,
+		Idle: 60 * time.Second, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
+		Body: 60 * time.Second, Write: 30 * time.Second,
+	})
+}
+
+// Or returns t with the limits of other where t has none of its own.
+func (t Timeouts) Or(other Timeouts) Timeouts {
+	mine, others := t.all(), other.all()
+	for i, d := range mine {
+		*d = cmp.Or(*d, *others[i])
+	}
+	return t
+}
+
+func (t *Timeouts) all() [9]*time.Duration {
+	return [...]*time.Duration{
+		&t.Connect, &t.Prefill, &t.Handoff, &t.Decode, &t.Idle, &t.Cleanup, &t.HealthCheck, &t.Body, &t.Write,
 	}
 }
 
-// Retry says how often a request is tried at pairs of engines. Nil is left out.
-type Retry struct {
-	MaxAttempts *int      `json:"maxAttempts,omitempty"` // the first included, at least 1; default 2
-	BackoffBase *Duration `json:"backoffBase,omitempty"` // pause before the second attempt; default 50 ms
-	BackoffMax  *Duration `json:"backoffMax,omitempty"`  // longest pause; default 2 s, or BackoffBase where that is longer
+// Check returns an error if a limit is negative and not [None].
+func (t Timeouts) Check() error {
+	for _, d := range t.all() {
+		if *d < 0 && *d != None {
+			return errors.New("a timeout is negative: write connector.None for no limit, 0 for the default")
+		}
+	}
+	return nil
 }
 
-// Attempts is [Retry] with the defaults filled in.
-type Attempts struct {
-	Max         int // the first included
-	BackoffBase time.Duration
-	BackoffMax  time.Duration
+// timeoutsJSON is what a Spec says of Timeouts, in the order of all.
+type timeoutsJSON struct {
+	Connect     *Duration `json:"connect,omitempty"`
+	Prefill     *Duration `json:"prefill,omitempty"`
+	Handoff     *Duration `json:"handoff,omitempty"`
+	Decode      *Duration `json:"decode,omitempty"`
+	Idle        *Duration `json:"idle,omitempty"`
+	Cleanup     *Duration `json:"cleanup,omitempty"`
+	HealthCheck *Duration `json:"healthCheck,omitempty"`
+}
+
+// UnmarshalJSON reads the limits that a Spec has, in [Duration]'s syntax.
+func (t *Timeouts) UnmarshalJSON(raw []byte) error {
+	var in timeoutsJSON
+	err := DecodeConfig(raw, &in)
+	*t = Timeouts{given(in.Connect), given(in.Prefill), given(in.Handoff), given(in.Decode), given(in.Idle),
+		given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write}
+	return err
+}
+
+// MarshalJSON writes what UnmarshalJSON reads.
+func (t Timeouts) MarshalJSON() ([]byte, error) {
+	return json.Marshal(timeoutsJSON{told(t.Connect), told(t.Prefill), told(t.Handoff), told(t.Decode), told(t.Idle),
+		told(t.Cleanup), told(t.HealthCheck)})
+}
+
+// given is a duration of a JSON document, where 0 is no limit and what is left out is the default.
+func given(d *Duration) time.Duration {
+	switch {
+	case d == nil:
+		return 0
+	case *d == 0:
+		return None
+	}
+	return time.Duration(*d)
+}
+
+// told is the reverse of given.
+func told(d time.Duration) *Duration {
+	if d == 0 {
+		return nil
+	}
+	return new(Duration(max(d, 0)))
+}
+
+// Retry says how often a request is tried at pairs of engines. Zero is the default.
+type Retry struct {
+	MaxAttempts int           // the first included; default 2
+	BackoffBase time.Duration // pause before the second attempt, doubled for each further one, half of it random; default 50 ms, None: no pause
+	BackoffMax  time.Duration // longest pause; default 2 s, or BackoffBase where that is longer
 }
 
 // Resolve fills in the defaults.
-func (r Retry) Resolve() Attempts {
-	a := Attempts{Max: 2, BackoffBase: orDefault(r.BackoffBase, 50*time.Millisecond)}
-	if r.MaxAttempts != nil {
-		a.Max = *r.MaxAttempts
-	}
-	a.BackoffMax = orDefault(r.BackoffMax, max(2*time.Second, a.BackoffBase))
-	return a
+func (r Retry) Resolve() Retry {
+	r.MaxAttempts = cmp.Or(r.MaxAttempts, 2)
+	r.BackoffBase = cmp.Or(r.BackoffBase, 50*time.Millisecond)
+	r.BackoffMax = cmp.Or(r.BackoffMax, max(2*time.Second, r.BackoffBase))
+	return r
 }
 
-func orDefault(d *Duration, def time.Duration) time.Duration {
-	if d == nil {
-		return def
+// Check returns an error if a bound is negative and not [None], or the backoffs contradict each other.
+func (r Retry) Check() error {
+	switch {
+	case r.MaxAttempts < 0:
+		return errors.New("MaxAttempts is negative: write 1 for a single attempt, 0 for the default")
+	case r.BackoffBase < 0 && r.BackoffBase != None, r.BackoffMax < 0 && r.BackoffMax != None:
+		return errors.New("a backoff is negative: write connector.None for no pause, 0 for the default")
+	case r.BackoffMax > 0 && r.BackoffBase > r.BackoffMax:
+		return errors.New("BackoffBase is longer than BackoffMax")
 	}
-	return time.Duration(*d)
+	return nil
+}
+
+// retryJSON is Retry as a Spec has it.
+type retryJSON struct {
+	MaxAttempts *int      `json:"maxAttempts,omitempty"`
+	BackoffBase *Duration `json:"backoffBase,omitempty"`
+	BackoffMax  *Duration `json:"backoffMax,omitempty"`
+}
+
+// UnmarshalJSON reads maxAttempts, backoffBase and backoffMax.
+func (r *Retry) UnmarshalJSON(raw []byte) error {
+	var in retryJSON
+	faults := []error{DecodeConfig(raw, &in)}
+	if in.MaxAttempts != nil {
+		if r.MaxAttempts = *in.MaxAttempts; r.MaxAttempts < 1 {
+			faults = append(faults, &FieldError{Path: "maxAttempts", Problem: "is less than 1", Remedy: "write 1 for a single attempt"})
+		}
+	}
+	r.BackoffBase, r.BackoffMax = given(in.BackoffBase), given(in.BackoffMax)
+	if in.BackoffMax != nil && r.BackoffBase > time.Duration(*in.BackoffMax) {
+		faults = append(faults, &FieldError{
+			Path: "backoffBase", Problem: "is longer than backoffMax", Remedy: "write a backoffMax of at least backoffBase",
+		})
+	}
+	return errors.Join(faults...)
+}
+
+// MarshalJSON writes what UnmarshalJSON reads.
+func (r Retry) MarshalJSON() ([]byte, error) {
+	out := retryJSON{BackoffBase: told(r.BackoffBase), BackoffMax: told(r.BackoffMax)}
+	if r.MaxAttempts != 0 {
+		out.MaxAttempts = &r.MaxAttempts
+	}
+	return json.Marshal(out)
 }
 
 // Resources are limits of the engines' KV stores. A gateway cannot enforce them: they are rendered into the engines'
@@ -141,12 +255,6 @@ func (s *Spec) UnmarshalJSON(raw []byte) error {
 	if in.Config == nil {
 		in.Config = in.Parameters
 	}
-	if n := in.Retry.MaxAttempts; n != nil && *n < 1 {
-		add("retry.maxAttempts", "is less than 1", "write 1 for a single attempt")
-	}
-	if b, m := in.Retry.BackoffBase, in.Retry.BackoffMax; b != nil && m != nil && *b > *m {
-		add("retry.backoffBase", "is longer than backoffMax", "write a backoffMax of at least backoffBase")
-	}
 	faults = append(faults, oneOf("fallback", in.Fallback, FallbackError, FallbackDecode, FallbackConnector),
 		oneOf("unsupported", in.Unsupported, UnsupportedAggregate, UnsupportedRefuse))
 	switch {
@@ -175,12 +283,13 @@ func wantObject(path string, raw json.RawMessage) error {
 }
 
 // oneOf returns a *FieldError unless value is "" or one of known.
-func oneOf(path, value string, known ...string) error {
-	if value == "" {
+func oneOf[T ~string](path string, value T, known ...T) error {
+	if value == "" || slices.Contains(known, value) {
 		return nil
 	}
-	if slices.Contains(known, value) {
-		return nil
+	names := make([]string, len(known))
+	for i, k := range known {
+		names[i] = string(k)
 	}
-	return &FieldError{Path: path, Problem: "is not a known value", Remedy: remedyNear(value, known)}
+	return &FieldError{Path: path, Problem: "is not a known value", Remedy: remedyNear(string(value), names)}
 }

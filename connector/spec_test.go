@@ -37,8 +37,8 @@ func TestSpecOfTheDesignDocuments(t *testing.T) {
 	limits := spec.Timeouts.Resolve(0)
 	assert.Equal(t, 45*time.Second, limits.Prefill)
 	assert.Equal(t, 180*time.Second, limits.Decode)
-	assert.Zero(t, limits.Idle, "0 means none, and is not the default")
-	assert.Equal(t, connector.Attempts{Max: 3, BackoffBase: time.Second, BackoffMax: 10 * time.Second}, spec.Retry.Resolve())
+	assert.Equal(t, connector.None, limits.Idle, "0 means none, and is not the default")
+	assert.Equal(t, connector.Retry{MaxAttempts: 3, BackoffBase: time.Second, BackoffMax: 10 * time.Second}, spec.Retry.Resolve())
 	n, err := spec.Resources.MaxMemory.Bytes()
 	require.NoError(t, err)
 	assert.EqualValues(t, 8<<30, n)
@@ -48,26 +48,24 @@ func TestSpecDefaults(t *testing.T) {
 	for _, raw := range []string{"", "  ", "null", "{}", `{"timeouts":null,"retry":{"maxAttempts":null},"config":null}`} {
 		spec, err := connector.ParseSpec(json.RawMessage(raw))
 		require.NoError(t, err, raw)
-		assert.Equal(t, connector.Limits{
+		assert.Equal(t, connector.Timeouts{
 			Connect: 2 * time.Second, Prefill: time.Minute, Handoff: 25 * time.Second, Decode: 10 * time.Minute,
-			Idle: time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
+			Idle: time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second, Body: time.Minute, Write: 30 * time.Second,
 		}, spec.Timeouts.Resolve(30*time.Second))
-		assert.Equal(t, connector.Attempts{Max: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second}, spec.Retry.Resolve())
+		assert.Equal(t, connector.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second}, spec.Retry.Resolve())
 		assert.Nil(t, spec.Config)
 	}
 }
 
 func TestHandoffDefaultFollowsTheLease(t *testing.T) {
-	for lease, want := range map[time.Duration]time.Duration{0: 0, -time.Second: 0, 4 * time.Second: 2 * time.Second, 5 * time.Second: 2500 * time.Millisecond, 12 * time.Second: 7 * time.Second, time.Minute: 55 * time.Second} {
+	for lease, want := range map[time.Duration]time.Duration{0: connector.None, -time.Second: connector.None, 4 * time.Second: 2 * time.Second, 5 * time.Second: 2500 * time.Millisecond, 12 * time.Second: 7 * time.Second, time.Minute: 55 * time.Second} {
 		assert.Equal(t, want, connector.Timeouts{}.Resolve(lease).Handoff, "lease %v", lease)
 	}
-	zero := connector.Duration(0)
-	assert.Zero(t, connector.Timeouts{Handoff: &zero}.Resolve(time.Minute).Handoff)
+	assert.Equal(t, connector.None, connector.Timeouts{Handoff: connector.None}.Resolve(time.Minute).Handoff)
 }
 
 func TestBackoffMaxIsNeverBelowAGivenBase(t *testing.T) {
-	base := connector.Duration(3 * time.Second)
-	assert.Equal(t, 3*time.Second, connector.Retry{BackoffBase: &base}.Resolve().BackoffMax)
+	assert.Equal(t, 3*time.Second, connector.Retry{BackoffBase: 3 * time.Second}.Resolve().BackoffMax)
 }
 
 func TestParametersIsTheOtherWordForConfig(t *testing.T) {

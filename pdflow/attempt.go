@@ -25,24 +25,24 @@ type attempt struct {
 	mode   Mode
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	header http.Header // what both legs carry
 	out    Outcome
 
-	p       atomic.Pointer[connector.PrefillResult]
-	expires atomic.Int64 // end of the lease, Unix nanoseconds, for operators
-	wait    func(context.Context) (connector.Event, error)
-	done    func(error)
-	meeting *meeting       // of two legs that are sent together; nil otherwise
-	pEnded  chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
-	sent    atomic.Bool    // D has got the request, or may have
-	twoLegs bool           // P takes part
-	beside  bool           // P runs beside D, on a clock of its own
-	isFinal bool           // no further attempt follows
-	over    bool           // end was called
-	bg      sync.WaitGroup // legs that run beside the one the caller waits for
-	timer   *time.Timer    // of the phase that runs
-	begun   [2]bool        // the prefill and the decode leg
-	span    [2]trace.Span  // the same legs'; nil without tracing
+	p          atomic.Pointer[connector.PrefillResult]
+	freshUntil time.Time    // when the handoff is too old for decode; zero: it does not age
+	expires    atomic.Int64 // end of the lease, Unix nanoseconds, for operators
+	wait       func(context.Context) (connector.Event, error)
+	done       func(error)
+	meeting    *meeting       // of two legs that are sent together; nil otherwise
+	pEnded     chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
+	sent       atomic.Bool    // D has got the request, or may have
+	twoLegs    bool           // P takes part
+	beside     bool           // P runs beside D
+	isFinal    bool           // no further attempt follows
+	over       bool           // end was called
+	bg         sync.WaitGroup // legs that run beside the one the caller waits for
+	watch      watchdog       // limits the phase that runs
+	begun      [2]bool        // the prefill and the decode leg
+	span       [2]trace.Span  // the same legs'; nil without tracing
 }
 
 func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
@@ -55,7 +55,7 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
 	a.ctx, a.cancel = x.ctx, x.cancel
-	a.header = x.f.legHeader(x.header, x.id)
+	a.watch.born, a.watch.expire = s.CreatedAt, a.expire
 	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)
 	x.f.tel.sessionStarted(a)
@@ -100,7 +100,7 @@ func (a *attempt) run() (*Body, *Error) {
 
 // alone sends the client's request, without transfer members, to one engine.
 func (a *attempt) alone() (*Body, *Error) {
-	return a.decode(a.ctx, connector.NewLeg(a.x.req), nil)
+	return a.decodeAlone(a.ctx, connector.NewLeg(a.x.req))
 }
 
 func (a *attempt) prepare() *Error {
@@ -108,12 +108,15 @@ func (a *attempt) prepare() *Error {
 		return nil
 	}
 	a.x.phase.Store(phasePrepare)
-	ctx, stop := within(a.ctx, a.f.opts.timeouts.Prefill)
-	defer stop()
+	a.watch.limit(a.f.limits.Prefill)
+	defer a.watch.relax()
 	var v any
-	if e := a.guard(LegPrefill, "prepare", func() (err error) { v, err = a.f.preparer.Prepare(ctx, a.s, a.caller(ctx)); return err }); e != nil {
-		if ctx.Err() != nil {
-			return a.f.ended(ctx, LegPrefill, "prepare")
+	if e := a.guard(LegPrefill, "prepare", func() (err error) {
+		v, err = a.f.preparer.Prepare(a.ctx, a.s, a.caller(a.ctx))
+		return err
+	}); e != nil {
+		if a.ctx.Err() != nil {
+			return a.f.ended(a.ctx, LegPrefill, "prepare")
 		}
 		if e.Code == CodeInternal {
 			e.Code, e.Message, e.Endpoint = CodePrefillFailed, "the prefill engine could not be asked for its transfer parameters", a.s.Prefill.ID
@@ -167,38 +170,21 @@ func (a *attempt) caller(ctx context.Context) connector.Caller {
 		if !a.reaches(r.URL.Hostname()) {
 			return nil, errors.New("pdflow: a side call may reach only the engines of its session")
 		}
-		return a.f.retrier.Do(ctx, r)
+		return a.x.door.send(ctx, a, nil, r)
 	}
-}
-
-// within bounds a phase. stop must be called; it leaves the parent as it is.
-func within(parent context.Context, d time.Duration) (ctx context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(parent)
-	if d <= 0 {
-		return ctx, func() { cancel(errOver) }
-	}
-	timer := time.AfterFunc(d, func() { cancel(errPhaseTimeout) })
-	return ctx, func() { timer.Stop(); cancel(errOver) }
 }
 
 // expire ends the attempt because a phase ran out of time.
 func (a *attempt) expire() { a.cancel(errPhaseTimeout) }
 
-// deadline bounds the phase that begins; relax ends that. One timer serves all phases.
-func (a *attempt) deadline(d time.Duration) {
-	switch {
-	case d <= 0:
-	case a.timer == nil:
-		a.timer = time.AfterFunc(d, a.expire)
-	default:
-		a.timer.Reset(d)
+// clean lets the connector free what a failed attempt left behind.
+func (a *attempt) clean(e *Error) {
+	ctx, stop := context.WithCancel(context.WithoutCancel(a.x.client))
+	if limit := a.f.limits.Cleanup; limit > 0 {
+		ctx, stop = context.WithTimeout(ctx, limit)
 	}
-}
-
-func (a *attempt) relax() {
-	if a.timer != nil {
-		a.timer.Stop()
-	}
+	defer stop()
+	_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })
 }
 
 // end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for it, and
@@ -211,6 +197,7 @@ func (a *attempt) end(e *Error) {
 	} else {
 		a.linger()
 	}
+	a.watch.stop()
 	a.cancel(cause)
 	a.bg.Wait()
 	if a.done != nil {
@@ -222,9 +209,7 @@ func (a *attempt) end(e *Error) {
 		a.f.tel.orphaned(a)
 	}
 	if e != nil && a.f.cleaner != nil && a.twoLegs {
-		ctx, stop := within(context.WithoutCancel(a.x.client), a.f.opts.timeouts.Cleanup)
-		_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })
-		stop()
+		a.clean(e)
 	}
 	a.f.tel.sessionEnded(a)
 	_ = a.guard("", "done", func() error {

@@ -4,13 +4,13 @@ package pdflow
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -58,14 +58,13 @@ type Body struct {
 	unframed bool // nothing but the connection's end tells the answer's
 
 	received int64
-	idle     *time.Timer
-	born     time.Time
-	reading  atomic.Int64 // when the running read began, nanoseconds since born; 0 between reads
-	over     atomic.Bool  // the idle deadline is not wanted any more
+
+	steps *Steps // not nil: the caller sends the legs, and its watchdog may close the body
+	relay bool   // the caller passes the response on by itself
 }
 
 func newBody(a *attempt, resp *http.Response) *Body {
-	b := &Body{a: a, born: time.Now(), status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
+	b := &Body{a: a, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	if a.x.req.API.Guarded() {
@@ -114,14 +113,13 @@ func (b *Body) grow() {
 }
 
 func (b *Body) freeBuffer() {
-	if b.pooled != nil {
+	if b.pooled != nil && b.steps == nil { // else the caller may still hold a piece of it
 		buffers.Put(b.pooled)
-		b.pooled = nil
 	}
-	if b.rush != nil {
+	if b.rush != nil && b.steps == nil {
 		rushes.Put(b.rush)
-		b.rush = nil
 	}
+	b.pooled, b.rush = nil, nil
 	b.buf = nil
 }
 
@@ -167,6 +165,20 @@ func finalBody(a *attempt, answer connector.Answer) *Body {
 // next returns the next piece of the answer: all that is there. It is valid until the next call. At the end the error is
 // io.EOF; a piece and an error may come together.
 func (b *Body) next() ([]byte, error) {
+	if s := b.steps; s != nil {
+		s.touch()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+	}
+	if b.closed {
+		return nil, errClosedBody
+	}
+	return b.piece()
+}
+
+var errClosedBody = errors.New("pdflow: read of a closed body")
+
+func (b *Body) piece() ([]byte, error) {
 	if b.err != nil {
 		return nil, b.err
 	}
@@ -179,11 +191,10 @@ func (b *Body) next() ([]byte, error) {
 	if b.eof {
 		return nil, io.EOF
 	}
-	b.watch()
 	b.fit()
-	b.reading.Store(max(int64(time.Since(b.born)), 1))
+	b.a.watch.limit(b.a.f.limits.Idle)
 	n, err := b.src.Read(b.buf)
-	b.reading.Store(0)
+	b.a.watch.relax() // from here on the client may be slow, not the engine
 	b.received += int64(n)
 	piece := b.buf[:n]
 	if b.full = n == len(b.buf); n > streamBuffer {
@@ -233,52 +244,16 @@ func (b *Body) seen(head []byte) {
 	}
 }
 
-// watch starts the idle deadline. One timer serves the whole answer: it looks at when the running read began, and is not
-// touched by reads, which may be many thousands a second.
-func (b *Body) watch() {
-	limit := b.a.f.opts.timeouts.Idle
-	if b.idle != nil || limit <= 0 {
-		return
-	}
-	var timer *time.Timer
-	ready := make(chan struct{})
-	timer = time.AfterFunc(limit, func() {
-		<-ready
-		if b.over.Load() {
-			return
-		}
-		since := b.reading.Load()
-		silence := time.Since(b.born) - time.Duration(since)
-		if since != 0 && silence >= limit {
-			b.a.expire()
-			return
-		}
-		if since == 0 {
-			silence = 0 // the client is slow, not the engine
-		}
-		timer.Reset(limit - silence)
-		if b.over.Load() {
-			timer.Stop() // Close came in between
-		}
-	})
-	close(ready)
-	b.idle = timer
-}
-
 // Read reads the answer.
 func (b *Body) Read(p []byte) (int, error) {
-	if b.closed {
-		return 0, errors.New("pdflow: read of a closed body")
-	}
-	if b.n == 0 && len(b.first) == 0 {
+	if b.n > 0 || len(b.first) == 0 {
 		piece, err := b.next()
 		if len(piece) == 0 {
 			return 0, err
 		}
 		b.first = piece // unread rest of the piece, for Read
-	} else if b.n > 0 {
-		b.first, b.n = b.buf[:b.n], 0
-		b.seen(b.first)
+	} else if b.closed {
+		return 0, errClosedBody
 	}
 	n := copy(p, b.first)
 	b.first = b.first[n:]
@@ -288,8 +263,18 @@ func (b *Body) Read(p []byte) (int, error) {
 // Close ends the request: it cancels whatever leg still runs, waits for it, and records the outcome. An answer that was
 // not read to its end counts as the client's leaving.
 func (b *Body) Close() error {
+	if s := b.steps; s != nil {
+		s.calls.stop()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+	}
+	b.close()
+	return nil
+}
+
+func (b *Body) close() {
 	if b.closed {
-		return nil
+		return
 	}
 	b.closed = true
 	e := b.err
@@ -307,7 +292,24 @@ func (b *Body) Close() error {
 	for x := b.outer; x != nil; x = x.inner {
 		x.end(e)
 	}
-	return nil
+}
+
+// relayedResponse is the body of a response that the caller passes on by itself.
+func relayedResponse(a *attempt, status int) *Body {
+	return &Body{a: a, status: status, mode: a.mode, resp: http.NoBody, src: http.NoBody, relay: true}
+}
+
+// relayEnded notes how such a response ended: err is nil for a whole one.
+func (b *Body) relayEnded(err error) {
+	switch {
+	case !b.relay || b.a.ctx.Err() != nil:
+	case b.status >= 300:
+		b.err = b.a.refused(LegDecode, &http.Response{StatusCode: b.status}, nil)
+	case err == nil:
+		b.eof = true
+	case !errors.Is(err, context.Canceled):
+		b.err = b.failed(CodeStreamBroken, "the response broke on its way past the gateway")
+	}
 }
 
 // ended records the end of the decode leg.
@@ -325,10 +327,6 @@ func (b *Body) discard(e *Error) {
 
 // release gives back connection and buffer.
 func (b *Body) release() {
-	b.over.Store(true)
-	if b.idle != nil {
-		b.idle.Stop()
-	}
 	_ = b.resp.Close()
 	b.n, b.first = 0, nil
 	b.freeBuffer()

@@ -101,7 +101,7 @@ func TestWhatTwoEnginesCannotCarry(t *testing.T) {
 		"use_beam_search": `{"model":"tiny","prompt":"` + longPrompt + `","max_tokens":4,"use_beam_search":true}`,
 	}
 	x := start(t, setup{})
-	strict := start(t, setup{opts: []pdflow.Option{pdflow.WithUnsupported(pdflow.UnsupportedRefuse)}})
+	strict := start(t, setup{opts: []pdflow.Option{pdflow.WithUnsupported(connector.UnsupportedRefuse)}})
 	for member, body := range requests {
 		t.Run(member, func(t *testing.T) {
 			before := len(x.d.Requests())
@@ -130,7 +130,7 @@ func TestABothEndpointServesAlone(t *testing.T) {
 
 func TestFallbackToDecodeWhenNobodyPrefills(t *testing.T) {
 	x := start(t, setup{noEndpoints: true})
-	flow, _ := newFlow(t, nil, []discovery.Endpoint{endpoint(t, x.d.URL(), discovery.RoleDecode)}, pdflow.WithFallback(pdflow.FallbackDecode))
+	flow, _ := newFlow(t, nil, []discovery.Endpoint{endpoint(t, x.d.URL(), discovery.RoleDecode)}, pdflow.WithFallback(connector.FallbackDecode))
 	r := post(t, serve(t, flow), "/v1/completions", completion(longPrompt, `"stream":true`))
 	require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), r.text(t))
 	require.Equal(t, "fallback", r.header.Get("X-PD-Mode"))

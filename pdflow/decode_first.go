@@ -3,6 +3,8 @@
 package pdflow
 
 import (
+	"context"
+
 	"github.com/pdkit/pdkit/connector"
 )
 
@@ -12,7 +14,7 @@ func (a *attempt) decodeFirst() (*Body, *Error) {
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
 		return nil, e
 	}
-	body, e := a.decode(a.ctx, leg, nil)
+	body, e := a.decodeAlone(a.ctx, leg)
 	if e != nil {
 		return nil, e
 	}
@@ -35,15 +37,14 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
 		return nil, e
 	}
-	clock := a.decodeClock()
-	decoded := a.goDecode(leg, clock)
+	a.watch.limit(a.f.limits.Decode)
+	decoded := a.goDecode(leg)
 	if a.wait == nil {
-		clock.begin()
-		return a.join(nil, decoded, clock)
+		return a.join(nil, decoded)
 	}
 	asked := make(chan *Error, 1)
-	waiting, stop := within(a.ctx, a.f.opts.timeouts.Decode)
-	defer stop()
+	waiting, stop := context.WithCancelCause(a.ctx)
+	defer stop(errOver)
 	a.bg.Go(func() {
 		asked <- a.guard(LegDecode, "event", func() error {
 			ev, err := a.wait(waiting)
@@ -55,10 +56,11 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 	})
 	select {
 	case end := <-decoded: // without asking, or failed
+		a.watch.relax()
 		return end.body, end.e
 	case e := <-asked:
 		if e == nil {
-			return a.join(a.goPrefill(), decoded, clock)
+			return a.join(a.goPrefill(), decoded)
 		}
 		if waiting.Err() != nil {
 			e = a.f.ended(waiting, LegDecode, "event")

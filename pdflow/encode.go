@@ -29,6 +29,7 @@ func (a *attempt) encode() *Error {
 		return &Error{Code: CodeNoEndpoint, Leg: LegEncode, Phase: "pick", Connector: a.f.name, Message: "no encode engine is ready", RetryAfter: time.Second}
 	}
 	a.x.phase.Store(phaseEncode)
+	defer a.watch.relax()
 	ctx, cancel := context.WithCancelCause(a.ctx)
 	defer cancel(errOver)
 	distinct := map[string]int{}
@@ -74,15 +75,14 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 		return nil, e
 	}
 	leg.SetHeader(headerRequestID, fmt.Sprintf("%s:%d", a.s.ID, n)) // each item's request is one of its own
-	ctx, stop := within(ctx, a.f.opts.timeouts.Prefill)
-	defer stop()
+	a.watch.limit(a.f.limits.Prefill)                               // anew with each item
 	ep := a.pick.Encode[n%len(a.pick.Encode)]
 	o := &LegOutcome{Leg: LegEncode}
 	req, e := a.request(ctx, ep, leg, o)
 	if e != nil {
 		return nil, e
 	}
-	resp, err := a.f.retrier.Do(ctx, req)
+	resp, err := a.x.door.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.encodeError(ctx, ep.ID, "send", err)
 	}

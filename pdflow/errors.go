@@ -35,6 +35,7 @@ const (
 	CodeNoEndpoint      Code = "no_endpoint"            // 503
 	CodeDraining        Code = "draining"               // 503
 	CodeTimeout         Code = "timeout"                // 504
+	CodeForgotten       Code = "forgotten"              // the caller of Flow.Begin made no call for too long
 	CodeCanceled        Code = "canceled"               // a leg that nobody needed any more; never a request's
 )
 

@@ -236,7 +236,7 @@ func ExampleNewSplit() {
 func ExampleWithFallback() {
 	prefill, decode := exampleEngines()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithFallback(pdflow.FallbackDecode), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1}))
+	flow := exampleFlow(prefill, decode, pdflow.WithFallback(connector.FallbackDecode), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 	defer flow.Shutdown(context.Background())
 
 	fmt.Println(examplePost(flow, `{"prompt":`+prompt+`}`))

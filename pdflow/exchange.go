@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -25,15 +24,11 @@ type exchange struct {
 	ctx    context.Context // of the current attempt: base, cancelled with a cause
 	cancel context.CancelCauseFunc
 	cut    bool // by a shutdown; with ctx and cancel under Flow.live's lock
-	req    *connector.Request
-	header http.Header // the client's
-	id     string
-	start  time.Time
-	given  *Pick
-	mode   Mode      // not "": another flow fell back to this one
-	inner  *exchange // that this one fell back to, and that fell back itself
-	avoid  []string
-	span   trace.Span // nil without tracing
+	call
+	start time.Time
+	inner *exchange // that this one fell back to, and that fell back itself
+	avoid []string
+	span  trace.Span // nil without tracing
 
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
@@ -49,8 +44,11 @@ var (
 	errOver         = errors.New("pdflow: the attempt is over")
 )
 
-func newExchange(ctx context.Context, f *Flow, req *connector.Request, header http.Header, id string) *exchange {
-	x := &exchange{f: f, client: ctx, req: req, header: header, id: id, start: time.Now()}
+func newExchange(ctx context.Context, f *Flow, c call) *exchange {
+	x := &exchange{f: f, client: ctx, call: c, start: time.Now()}
+	if x.door == nil {
+		x.door = f.door
+	}
 	x.base, x.span = f.tel.startRequest(ctx, x)
 	x.ctx, x.cancel = context.WithCancelCause(x.base)
 	return x
@@ -96,7 +94,7 @@ const unsupportedMessage = "prefill and decode engines cannot carry this togethe
 func (x *exchange) whole(member string) (*Body, *Error) {
 	f := x.f
 	f.tel.unsupported(x, member)
-	if f.opts.unsupported == UnsupportedRefuse {
+	if f.opts.unsupported == connector.UnsupportedRefuse {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
 	}
 	body, e := x.tries(ModeAggregated)
@@ -131,13 +129,13 @@ func (x *exchange) tries(mode Mode) (*Body, *Error) {
 
 // again reports whether attempt n, which failed so, is followed by another of its kind.
 func (x *exchange) again(n int, e *Error) bool {
-	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == FallbackDecode // D can do without at once
-	return e.retryable() && n < x.f.opts.retry.MaxAttempts && x.given == nil && !missing
+	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == connector.FallbackDecode // D can do without at once
+	return e.retryable() && n < x.f.retry.MaxAttempts && x.given == nil && !missing
 }
 
 // alone reports whether a failed attempt is followed by one at a decode engine alone.
 func (x *exchange) alone(mode Mode, e *Error) bool {
-	return mode == ModeDisaggregated && x.f.opts.fallback == FallbackDecode && x.f.opts.fallbackFlow == nil && e.fallbackable() && x.given == nil
+	return mode == ModeDisaggregated && x.f.opts.fallback == connector.FallbackDecode && x.f.opts.fallbackFlow == nil && e.fallbackable() && x.given == nil
 }
 
 // preferred keeps the more telling of two failures: that nobody is ready for a second attempt hides what failed the first.
@@ -157,15 +155,20 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 	case f.opts.fallbackFlow != nil:
 		f.tel.fellBack(x, last)
 		x.mode = ModeFallback
-		resp, e := f.opts.fallbackFlow.do(x.ctx, x.req, x.header, x.id, nil, ModeFallback)
+		next := x.call
+		next.mode = ModeFallback
+		if next.door == f.door {
+			next.door = nil
+		}
+		resp, e := f.opts.fallbackFlow.do(x.ctx, next)
 		if e != nil {
 			return nil, preferred(last, e)
 		}
 		x.inner, resp.Body.outer = resp.Body.outer, x
 		return resp.Body, nil
-	case f.opts.fallback == FallbackDecode:
+	case f.opts.fallback == connector.FallbackDecode:
 		f.tel.fellBack(x, last)
-		body, e := x.attempt(f.opts.retry.MaxAttempts+1, ModeFallback)
+		body, e := x.attempt(f.retry.MaxAttempts+1, ModeFallback)
 		if e != nil {
 			return nil, preferred(last, e)
 		}
@@ -187,7 +190,7 @@ func (x *exchange) unsupported() string {
 // backoff waits between attempts: doubled per attempt, half of it random, so that clients of one failed engine do not
 // return together.
 func (x *exchange) backoff(n int) *Error {
-	d := min(x.f.opts.retry.BackoffBase<<min(n-1, 20), x.f.opts.retry.BackoffMax)
+	d := min(x.f.retry.BackoffBase<<min(n-1, 20), x.f.retry.BackoffMax)
 	if d <= 0 {
 		return nil
 	}
@@ -316,6 +319,8 @@ func (f *Flow) ended(ctx context.Context, leg LegKind, phase string) *Error {
 		e.Code, e.Message, e.caller = CodeTimeout, "the engines did not answer in the time that the caller gave", true
 	case errors.Is(cause, errCut):
 		e.Code, e.Message, e.RetryAfter = CodeDraining, "shutting down", time.Second
+	case errors.Is(cause, errForgotten):
+		e.Code, e.Message = CodeForgotten, "the program that sends the legs has forgotten the request"
 	case errors.Is(cause, errOver):
 		e.Code, e.Message = CodeCanceled, "the leg was not needed any more"
 	default:

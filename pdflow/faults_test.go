@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
@@ -210,7 +211,7 @@ func TestAMalformedHandoffNeverReachesDecode(t *testing.T) {
 func TestAnAbsentHandoffFallsBackToDecodeWhereThatIsThePolicy(t *testing.T) {
 	for _, handoff := range []string{`null`, `"text"`, `[]`, `7`} {
 		t.Run(handoff, func(t *testing.T) {
-			x := start(t, setup{opts: []pdflow.Option{pdflow.WithFallback(pdflow.FallbackDecode)}})
+			x := start(t, setup{opts: []pdflow.Option{pdflow.WithFallback(connector.FallbackDecode)}})
 			x.p.Inject(enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"id":"x","choices":[],"kv_transfer_params":` + handoff + `}`, Count: -1})
 			body := completion(longPrompt, "")
 			r := post(t, x.url, "/v1/completions", body)
@@ -341,7 +342,7 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 }
 
 func TestPhasesThatRunOutOfTime(t *testing.T) {
-	short := pdflow.DefaultTimeouts()
+	short := connector.Timeouts{}
 	short.Prefill, short.Decode, short.Idle = 80*time.Millisecond, 80*time.Millisecond, 80*time.Millisecond
 	for _, c := range []struct {
 		name  string
@@ -373,7 +374,7 @@ func TestPhasesThatRunOutOfTime(t *testing.T) {
 }
 
 func TestASlowAnswerThatGoesOnIsNeverCut(t *testing.T) {
-	short := pdflow.DefaultTimeouts()
+	short := connector.Timeouts{}
 	short.Decode, short.Idle = 150*time.Millisecond, 150*time.Millisecond
 	x := start(t, setup{decode: enginesim.Config{ITL: 30 * time.Millisecond}, opts: []pdflow.Option{pdflow.WithTimeouts(short)}})
 	body := completion(longPrompt, `"stream":true`)
@@ -381,7 +382,7 @@ func TestASlowAnswerThatGoesOnIsNeverCut(t *testing.T) {
 }
 
 func TestAnOldHandoffIsNotSent(t *testing.T) {
-	limits := pdflow.DefaultTimeouts()
+	limits := connector.Timeouts{}
 	limits.Handoff = time.Nanosecond
 	x := start(t, setup{prefill: enginesim.Config{Lease: time.Second}, opts: []pdflow.Option{pdflow.WithTimeouts(limits)}})
 	r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
@@ -541,7 +542,7 @@ func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
 // The age counts when the request leaves, not when it was made: reaching D may take longer than the handoff lives, and a
 // real engine then answers 200 with another prompt's text.
 func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
-	limits := pdflow.DefaultTimeouts()
+	limits := connector.Timeouts{}
 	limits.Handoff = 100 * time.Millisecond
 	slow := func(ctx context.Context, network, address string) (net.Conn, error) {
 		time.Sleep(200 * time.Millisecond)
@@ -554,7 +555,7 @@ func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
 	for name, rt := range map[string]http.RoundTripper{"our transport": own, "net/http's": foreign} {
 		t.Run(name, func(t *testing.T) {
 			x := start(t, setup{prefill: enginesim.Config{Lease: time.Second}, opts: []pdflow.Option{pdflow.WithTimeouts(limits), pdflow.WithTransport(rt),
-				pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1})}})
+				pdflow.WithRetry(connector.Retry{MaxAttempts: 1})}})
 			r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 			require.Equal(t, 502, r.status, r.body)
 			_, code := r.fault(t, x.p, x.d)

@@ -27,11 +27,10 @@ type Flow struct {
 	picker Picker
 	opts   options
 
-	gated   bool                 // the transport asks transport.BeforeSend's check by itself
-	retrier *transport.Retrier   // prefill legs and side calls: what was surely not sent is sent again
-	owned   *transport.Transport // made by New, closed by Shutdown
-	tel     *telemetry
-	front   front
+	door  *door                // of requests that bring none of their own
+	owned *transport.Transport // made by New, closed by Shutdown
+	tel   *telemetry
+	front front
 
 	starter     connector.Starter
 	preparer    connector.Preparer
@@ -47,7 +46,8 @@ type Flow struct {
 	orphans     bool // a decode leg without a prefill leaves something in the engines
 	pairOnly    bool // decode engines cannot serve alone
 	lease       time.Duration
-	handoffMax  time.Duration
+	limits      connector.Timeouts // in effect
+	retry       connector.Retry    // in effect
 
 	startMu sync.Mutex
 	started bool
@@ -60,9 +60,11 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		return nil, errors.New("pdflow: New needs a connector and a picker")
 	}
 	f := &Flow{name: c.Name(), conn: c, order: c.Order(), picker: p}
-	f.opts = options{timeouts: DefaultTimeouts(), retry: Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second},
-		maxBody: 32 << 20, pickWait: 250 * time.Millisecond, errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
+	f.opts = options{maxBody: 32 << 20, pickWait: defaultPickWait, stepsLimit: defaultStepsLimit, errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
+		if o == nil {
+			return nil, errors.New("pdflow: New needs options that are not nil")
+		}
 		if err := o.apply(&f.opts); err != nil {
 			return nil, fmt.Errorf("pdflow: %w", err)
 		}
@@ -70,17 +72,17 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if err := f.findAbilities(); err != nil {
 		return nil, err
 	}
+	f.limits, f.retry = f.opts.timeouts.Resolve(f.lease), f.opts.retry.Resolve()
 	if f.opts.transport == nil {
 		f.owned = transport.New(nil)
 		f.opts.transport = f.owned
 	}
-	_, f.gated = f.opts.transport.(*transport.Transport)
-	f.retrier = transport.NewRetrier(f.opts.transport, transport.RetryPolicy{})
+	f.door = newDoor(f.opts.transport)
 	var err error
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.opts.timeouts.Body, writeTimeout: f.opts.timeouts.Write, onError: f.opts.errorHandler,
+	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write, onError: f.opts.errorHandler,
 		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
 	return f, nil
 }
@@ -106,14 +108,11 @@ func (f *Flow) findAbilities() error {
 	if p, ok := connector.As[connector.PairOnly](f.conn); ok {
 		f.pairOnly = p.PairOnly()
 	}
-	if f.pairOnly && f.opts.fallback == FallbackDecode {
+	if f.pairOnly && f.opts.fallback == connector.FallbackDecode {
 		return fmt.Errorf("pdflow: a decode engine of connector %s cannot serve alone: use FallbackError, or a fallback to another flow", f.name)
 	}
 	if l, ok := connector.As[connector.Leaser](f.conn); ok {
 		f.lease = l.Lease()
-	}
-	if f.handoffMax = f.opts.timeouts.Handoff; f.handoffMax < 0 {
-		f.handoffMax = handoffLimit(f.lease)
 	}
 	switch f.order {
 	case connector.PrefillThenDecode, connector.Together:
@@ -131,19 +130,11 @@ func (f *Flow) findAbilities() error {
 	return nil
 }
 
-// handoffLimit leaves decode 5 s of the lease for its own queue before its heartbeat begins, and half of a short lease.
-func handoffLimit(lease time.Duration) time.Duration {
-	if lease < 10*time.Second {
-		return lease / 2
-	}
-	return lease - 5*time.Second
-}
-
 // Connector returns the flow's connector.
 func (f *Flow) Connector() connector.KVConnector { return f.conn }
 
 // HandoffLimit returns the age above which a handoff is not sent to decode, 0 for none.
-func (f *Flow) HandoffLimit() time.Duration { return f.handoffMax }
+func (f *Flow) HandoffLimit() time.Duration { return max(f.limits.Handoff, 0) }
 
 // Start starts the connector's listeners, if it has any. The first request does it too; a gateway calls Start to fail early.
 func (f *Flow) Start(ctx context.Context) error {
@@ -189,24 +180,54 @@ type Response struct {
 	RequestID string
 }
 
-// Do runs a request and returns once the answer's first event is known. The error is an *[Error]. The context covers the
-// answer's body too.
+// Do runs a request and returns once the response's first event is known. The error is an *[Error]. The context covers the
+// response's body too.
 func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
-	req, err := connector.ParseRequest(in.API, in.Body)
-	if err != nil {
-		return nil, invalid(err)
+	c, e := f.read(in)
+	if e != nil {
+		return nil, e
 	}
-	id := in.RequestID
-	if id == "" {
-		id = requestID(in.Header)
-	} else if !validRequestID(id) {
-		return nil, &Error{Code: CodeInvalid, Param: "RequestID", Message: "must be 1 to 128 letters, digits or -_.:"}
-	}
-	resp, e := f.do(ctx, req, in.Header, id, in.Pick, "")
+	resp, e := f.do(ctx, c)
 	if e != nil {
 		return nil, e
 	}
 	return resp, nil
+}
+
+// call is one request on its way through a flow.
+type call struct {
+	req    *connector.Request
+	header http.Header // the client's
+	id     string
+	given  *Pick // not nil: the caller has chosen the engines
+	mode   Mode  // not "": another flow fell back to this one
+	door   *door // nil: the flow's own
+}
+
+// read checks a caller's request.
+func (f *Flow) read(in *Request) (call, *Error) {
+	if in == nil {
+		return call{}, wrongCall("Request", "must not be nil")
+	}
+	req, err := connector.ParseRequest(in.API, in.Body)
+	if err != nil {
+		return call{}, invalid(err)
+	}
+	c := call{req: req, header: in.Header, id: in.RequestID, given: in.Pick}
+	if c.id == "" {
+		c.id = requestID(in.Header)
+	} else if !validRequestID(c.id) {
+		return call{}, wrongCall("RequestID", "must be 1 to 128 letters, digits or -_.:")
+	}
+	if c.given != nil && c.given.Decode.URL == nil {
+		return call{}, wrongCall("Pick", "must name a decode engine with a URL; a Pick without Prefill is served by Decode alone")
+	}
+	return c, nil
+}
+
+// wrongCall is a caller's mistake.
+func wrongCall(param, message string) *Error {
+	return &Error{Code: CodeInvalid, Param: param, Message: message}
 }
 
 func invalid(err error) *Error {
@@ -217,13 +238,13 @@ func invalid(err error) *Error {
 	return e
 }
 
-// do runs one parsed request. mode is not "" when another flow fell back to this one.
-func (f *Flow) do(ctx context.Context, req *connector.Request, header http.Header, id string, pick *Pick, mode Mode) (resp *Response, e *Error) {
+// do runs one parsed request.
+func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 	if err := f.Start(ctx); err != nil {
 		errors.As(err, &e)
 		return nil, e
 	}
-	x := newExchange(ctx, f, req, header, id)
+	x := newExchange(ctx, f, c)
 	if !f.live.enter(x) {
 		e = &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}
 		x.cancel(e)
@@ -235,13 +256,12 @@ func (f *Flow) do(ctx context.Context, req *connector.Request, header http.Heade
 			resp, e = nil, x.crashed(r)
 		}
 	}()
-	x.mode, x.given = mode, pick
 	body, e := x.run()
 	if e != nil {
 		x.end(e)
 		return nil, e
 	}
-	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: id}, nil
+	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: c.id}, nil
 }
 
 // Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connector. The

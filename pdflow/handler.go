@@ -72,7 +72,7 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	flow, e := f.find(req, id)
 	for e == nil {
 		var resp *Response
-		if resp, e = flow.do(r.Context(), req, r.Header, id, nil, ""); e == nil {
+		if resp, e = flow.do(r.Context(), call{req: req, header: r.Header, id: id}); e == nil {
 			flow.write(w, r, resp)
 			return
 		}
@@ -177,7 +177,7 @@ func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
 	w.WriteHeader(resp.Status)
 	b.a.x.phase.Store(phaseStream)
 	var deadline time.Time
-	limit := f.opts.timeouts.Write
+	limit := f.limits.Write
 	for {
 		piece, err := b.next()
 		if len(piece) > 0 {

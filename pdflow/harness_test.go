@@ -91,7 +91,7 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 	tr := transport.New(nil)
 	seen := &outcomes{}
 	flow, err := pdflow.New(c, pick.RoundRobin(setOf(t, eps...)), append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(seen),
-		pdflow.WithRetry(pdflow.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}), pdflow.WithPickWait(0)}, opts...)...)
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}), pdflow.WithPickWait(connector.None)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -37,14 +36,11 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	}
 	u := *ep.URL
 	u.Path += leg.Path()
-	h := a.header
-	if own := leg.Header(); len(own) > 0 || a.f.tel.tracer != nil { // else both legs share it: round trippers do not change headers
-		h = maps.Clone(h)
-		for _, e := range own {
-			h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
-		}
-		a.f.tel.inject(ctx, h)
+	h := a.f.legHeader(a.x.header, a.x.id) // each leg's own: round trippers set headers in place
+	for _, e := range leg.Header() {
+		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
 	}
+	a.f.tel.inject(ctx, h)
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, size, time.Now()
 	r := blank.WithContext(ctx)
 	r.URL, r.Host, r.Header, r.ContentLength = &u, u.Host, h, size
@@ -101,13 +97,9 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 }
 
 func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult, *Error) {
-	if a.beside {
-		var stop func()
-		ctx, stop = within(ctx, a.f.opts.timeouts.Prefill)
-		defer stop()
-	} else {
-		a.deadline(a.f.opts.timeouts.Prefill)
-		defer a.relax()
+	if !a.beside {
+		a.watch.limit(a.f.limits.Prefill)
+		defer a.watch.relax()
 	}
 	if a.meeting != nil {
 		ctx = a.meeting.hold(ctx, prefillSide, func() {})
@@ -116,7 +108,7 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 	if e != nil {
 		return nil, e
 	}
-	resp, err := a.f.retrier.Do(ctx, req)
+	resp, err := a.x.door.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.sendError(ctx, LegPrefill, "send", err)
 	}
@@ -177,19 +169,11 @@ func readBounded(r io.Reader, length, limit int64) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// decode runs the decode leg until its first event is known. That is bounded by the clock, if prefill runs beside, else by the
-// attempt's own deadline; the answer itself is bounded by its own silence.
-func (a *attempt) decode(ctx context.Context, leg *connector.Leg, clock *clock) (*Body, *Error) {
+// decode runs the decode leg until its first event is known.
+func (a *attempt) decode(ctx context.Context, leg *connector.Leg) (*Body, *Error) {
 	a.x.phase.Store(phaseDecode)
 	o := &a.out.Decode
 	ctx = a.legStarted(ctx, LegDecode)
-	if clock != nil {
-		clock.bound(a.expire)
-		defer clock.stop()
-	} else {
-		a.deadline(a.f.opts.timeouts.Decode)
-		defer a.relax()
-	}
 	body, e := a.exchangeDecode(ctx, leg, o)
 	if e != nil {
 		e.Connector = a.f.name
@@ -198,6 +182,13 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg, clock *clock) 
 		return nil, e
 	}
 	return body, nil
+}
+
+// decodeAlone is decode while no prefill leg runs.
+func (a *attempt) decodeAlone(ctx context.Context, leg *connector.Leg) (*Body, *Error) {
+	a.watch.limit(a.f.limits.Decode)
+	defer a.watch.relax()
+	return a.decode(ctx, leg)
 }
 
 func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
@@ -211,14 +202,15 @@ func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *Leg
 	if a.meeting == nil {
 		a.sent.Store(true)
 	}
-	if !a.f.gated {
-		req.Body, req.GetBody = transport.GateBody(ctx, req.Body), nil
-	}
-	resp, err := a.f.opts.transport.RoundTrip(req)
+	resp, err := a.x.door.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.sendError(ctx, LegDecode, "send", err)
 	}
 	o.Status = resp.StatusCode
+	if _, relayed := resp.Body.(relayedBody); relayed {
+		o.FirstByte = time.Now()
+		return relayedResponse(a, resp.StatusCode), nil
+	}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
 		defer resp.Body.Close()
 		body, err := readAll(resp, maxErrorBody)

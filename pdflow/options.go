@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,62 +17,21 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Timeouts bound the phases of a request. 0 means none.
-type Timeouts struct {
-	Prefill time.Duration // from sending prefill until its whole answer is read; default 60 s
-	Handoff time.Duration // oldest handoff that decode may use, from P's last byte; default: the lease less 5 s (half of a lease under 10 s)
-	Decode  time.Duration // from sending decode (together: from P's answer) until its first byte; default 600 s
-	Idle    time.Duration // silence between two reads of an answer; default 60 s
-	Cleanup time.Duration // a connector's cleaning up; default 5 s
-	Write   time.Duration // one write to the client; default 30 s
-	Body    time.Duration // reading the client's body; default 60 s
-}
-
-// DefaultTimeouts are the timeouts of a flow without [WithTimeouts]; Handoff is derived from the connector's lease.
-func DefaultTimeouts() Timeouts {
-	return Timeouts{Prefill: 60 * time.Second, Handoff: -1, Decode: 600 * time.Second, Idle: 60 * time.Second,
-		Cleanup: 5 * time.Second, Write: 30 * time.Second, Body: 60 * time.Second}
-}
-
-// Retry bounds the attempts at pairs.
-type Retry struct {
-	MaxAttempts int           // the first included; default 2
-	BackoffBase time.Duration // default 50 ms; doubled per attempt, with jitter
-	BackoffMax  time.Duration // default 2 s
-}
-
-// Fallback is what happens when no pair could serve a request with KV transfer.
-type Fallback uint8
-
-// The fallbacks. A fallback to another connector is [WithFallbackFlow].
-const (
-	FallbackError  Fallback = iota // the client gets the error
-	FallbackDecode                 // one decode engine serves the request alone; counted, and marked in X-PD-Mode
-)
-
-// Unsupported is what happens to requests that two engines cannot carry.
-type Unsupported uint8
-
-// The policies.
-const (
-	UnsupportedAggregate Unsupported = iota // one engine serves them
-	UnsupportedRefuse                       // 400, naming the member
-)
-
 // ErrorHandler writes an error to the client. The flow has set X-Request-Id and, for an aggregated or fallen-back
 // request, X-PD-Mode; nothing has been written.
 type ErrorHandler func(w http.ResponseWriter, r *http.Request, e *Error)
 
 type options struct {
 	transport      http.RoundTripper
-	timeouts       Timeouts
-	retry          Retry
-	fallback       Fallback
+	timeouts       connector.Timeouts
+	retry          connector.Retry
+	fallback       connector.Fallback
 	fallbackFlow   *Flow
 	checkers       []connector.RequestChecker
-	unsupported    Unsupported
+	unsupported    connector.Unsupported
 	maxBody        int64
 	pickWait       time.Duration
+	stepsLimit     time.Duration
 	errorHandler   ErrorHandler
 	logger         *slog.Logger
 	observers      observers
@@ -91,47 +51,52 @@ func (f optionFunc) apply(o *options) error { return f(o) }
 // WithTransport sends the legs through rt, which should be a *transport.Transport or wrap one: it must not follow redirects,
 // and its errors are asked for what was sent by transport.Classify. Default: a transport of the flow's own.
 func WithTransport(rt http.RoundTripper) Option {
-	return optionFunc(func(o *options) error {
-		if rt == nil {
-			return errors.New("WithTransport needs a RoundTripper")
-		}
-		o.transport = rt
-		return nil
-	})
+	return optionFunc(func(o *options) error { o.transport = rt; return needs("WithTransport", rt != nil, "a RoundTripper") })
 }
 
-// WithTimeouts replaces the timeouts. Start from [DefaultTimeouts]; a negative Handoff is derived from the connector's lease.
-func WithTimeouts(t Timeouts) Option {
+// WithTimeouts sets the limits of a request's phases. A limit of zero is the connector's own default, else that of
+// [connector.Timeouts]; [connector.None] is no limit. Connect and HealthCheck are not the flow's: see transport.Options and
+// health.Options.
+func WithTimeouts(t connector.Timeouts) Option {
 	return optionFunc(func(o *options) error {
-		for _, d := range []time.Duration{t.Prefill, t.Decode, t.Idle, t.Cleanup, t.Write, t.Body} {
-			if d < 0 {
-				return errors.New("WithTimeouts: a timeout is negative; 0 means none")
-			}
+		if err := t.Check(); err != nil {
+			return fmt.Errorf("WithTimeouts: %w", err)
 		}
 		o.timeouts = t
 		return nil
 	})
 }
 
-// WithRetry replaces the bounds of attempts.
-func WithRetry(r Retry) Option {
+// WithRetry sets how often a request is tried at pairs. What is zero is the default.
+func WithRetry(r connector.Retry) Option {
 	return optionFunc(func(o *options) error {
-		if r.MaxAttempts < 1 || r.BackoffBase < 0 || r.BackoffMax < 0 {
-			return fmt.Errorf("WithRetry: MaxAttempts must be 1 or more and backoffs not negative")
+		if err := r.Check(); err != nil {
+			return fmt.Errorf("WithRetry: %w", err)
 		}
 		o.retry = r
 		return nil
 	})
 }
 
-// WithFallback sets what happens when no pair could serve. Default [FallbackError].
-func WithFallback(f Fallback) Option {
-	return optionFunc(func(o *options) error { o.fallback = f; return nil })
+// WithFallback sets what happens when no pair could serve. Default [connector.FallbackError]. For a fallback to another
+// connector use [WithFallbackFlow].
+func WithFallback(f connector.Fallback) Option {
+	return optionFunc(func(o *options) error {
+		switch f {
+		case "", connector.FallbackError, connector.FallbackDecode:
+		case connector.FallbackConnector:
+			return errors.New("WithFallback: a fallback to another connector needs its flow: use WithFallbackFlow")
+		default:
+			return errors.New("WithFallback needs connector.FallbackError or connector.FallbackDecode")
+		}
+		o.fallback = f
+		return nil
+	})
 }
 
 // WithFallbackFlow hands requests that no pair could serve to another flow, with another connector.
 func WithFallbackFlow(f *Flow) Option {
-	return optionFunc(func(o *options) error { o.fallbackFlow = f; return nil })
+	return optionFunc(func(o *options) error { o.fallbackFlow = f; return needs("WithFallbackFlow", f != nil, "a flow") })
 }
 
 // WithRequestCheckers refuses also what these refuse. It is for engines that flows of several connectors share: a request that would harm
@@ -148,9 +113,15 @@ func WithRequestCheckers(checkers ...connector.RequestChecker) Option {
 	})
 }
 
-// WithUnsupported sets what happens to requests that two engines cannot carry. Default [UnsupportedAggregate].
-func WithUnsupported(u Unsupported) Option {
-	return optionFunc(func(o *options) error { o.unsupported = u; return nil })
+// WithUnsupported sets what happens to requests that two engines cannot carry. Default [connector.UnsupportedAggregate].
+func WithUnsupported(u connector.Unsupported) Option {
+	return optionFunc(func(o *options) error {
+		if u != "" && u != connector.UnsupportedAggregate && u != connector.UnsupportedRefuse {
+			return errors.New("WithUnsupported needs connector.UnsupportedAggregate or connector.UnsupportedRefuse")
+		}
+		o.unsupported = u
+		return nil
+	})
 }
 
 // WithMaxBody limits the client's body, in bytes. Default 32 MiB. A [Mux] has a limit of its own.
@@ -164,19 +135,36 @@ func WithMaxBody(n int64) Option {
 	})
 }
 
-// WithPickWait bounds the wait for engines when none is ready. Default 250 ms; 0: no wait.
+// WithPickWait bounds the wait for engines when none is ready. Default, and 0: 250 ms; [connector.None]: no wait.
 func WithPickWait(d time.Duration) Option {
-	return optionFunc(func(o *options) error { o.pickWait = d; return nil })
+	return optionFunc(func(o *options) error {
+		o.pickWait = cmp.Or(d, defaultPickWait)
+		return needs("WithPickWait", d >= 0 || d == connector.None, "a duration that is not negative, or connector.None")
+	})
 }
+
+const defaultPickWait = 250 * time.Millisecond
+
+// WithStepsLimit bounds how long the caller of [Flow.Begin] may make no call on its request, reads of the response's Body
+// included, before the flow ends the request with [CodeForgotten]. A relayed response must end within it. Default, and 0:
+// 15 min; [connector.None]: no limit.
+func WithStepsLimit(d time.Duration) Option {
+	return optionFunc(func(o *options) error {
+		o.stepsLimit = cmp.Or(d, defaultStepsLimit)
+		return needs("WithStepsLimit", d >= 0 || d == connector.None, "a duration that is not negative, or connector.None")
+	})
+}
+
+const defaultStepsLimit = 15 * time.Minute
 
 // WithErrorHandler replaces the writer of errors. Default [WriteError].
 func WithErrorHandler(h ErrorHandler) Option {
-	return optionFunc(func(o *options) error { o.errorHandler = h; return nil })
+	return optionFunc(func(o *options) error { o.errorHandler = h; return needs("WithErrorHandler", h != nil, "a function") })
 }
 
 // WithLogger logs failed requests (warn), and for debugging served ones and clients that left. Default: silence.
 func WithLogger(l *slog.Logger) Option {
-	return optionFunc(func(o *options) error { o.logger = l; return nil })
+	return optionFunc(func(o *options) error { o.logger = l; return needs("WithLogger", l != nil, "a logger") })
 }
 
 // WithObserver adds an observer.
@@ -191,17 +179,34 @@ func WithObserver(x Observer) Option {
 
 // WithTracerProvider makes spans with tp: pd.request with the children pd.prefill and pd.decode. Default: no spans.
 func WithTracerProvider(tp trace.TracerProvider) Option {
-	return optionFunc(func(o *options) error { o.tracerProvider = tp; return nil })
+	return optionFunc(func(o *options) error {
+		o.tracerProvider = tp
+		return needs("WithTracerProvider", tp != nil, "a provider")
+	})
 }
 
 // WithMeterProvider records metrics with mp. Default: none.
 func WithMeterProvider(mp metric.MeterProvider) Option {
-	return optionFunc(func(o *options) error { o.meterProvider = mp; return nil })
+	return optionFunc(func(o *options) error {
+		o.meterProvider = mp
+		return needs("WithMeterProvider", mp != nil, "a provider")
+	})
 }
 
 // WithPropagator replaces how a trace is continued from the client and to the engines. Default: W3C trace context.
 func WithPropagator(p propagation.TextMapPropagator) Option {
-	return optionFunc(func(o *options) error { o.propagator = p; return nil })
+	return optionFunc(func(o *options) error {
+		o.propagator = p
+		return needs("WithPropagator", p != nil, "a propagator")
+	})
+}
+
+// needs is the error of an option without its value.
+func needs(option string, ok bool, what string) error {
+	if ok {
+		return nil
+	}
+	return errors.New(option + " needs " + what)
 }
 
 // WithForwardHeaders adds client headers to those that legs carry. Cookies, hop-by-hop headers, Accept-Encoding and

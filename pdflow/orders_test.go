@@ -85,7 +85,7 @@ func script(t *testing.T, c connector.KVConnector, p, d handler, opts ...pdflow.
 	}
 	eps := []discovery.Endpoint{endpoint(t, engine("P", p), discovery.RolePrefill), endpoint(t, engine("D", d), discovery.RoleDecode)}
 	x.pair = pdflow.Pick{Prefill: eps[0], Decode: eps[1]}
-	x.flow, x.seen = newFlow(t, c, eps, append([]pdflow.Option{pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1})}, opts...)...)
+	x.flow, x.seen = newFlow(t, c, eps, append([]pdflow.Option{pdflow.WithRetry(connector.Retry{MaxAttempts: 1})}, opts...)...)
 	x.url = serve(t, x.flow)
 	return x
 }
@@ -172,7 +172,7 @@ func TestTogetherHoldsDecodesHeadUntilItsFirstEvent(t *testing.T) {
 }
 
 func TestTogetherCountsDecodesTimeFromPrefillsAnswer(t *testing.T) {
-	limits := pdflow.DefaultTimeouts()
+	limits := connector.Timeouts{}
 	limits.Decode = 100 * time.Millisecond
 	slow := func(d time.Duration, body string) handler {
 		return func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {

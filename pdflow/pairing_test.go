@@ -145,7 +145,7 @@ func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) 
 }
 
 func TestAFallbackToADecodeEngineThatCannotServeAloneIsRefused(t *testing.T) {
-	_, err := pdflow.New(&lonely{}, pick.RoundRobin(setOf(t)), pdflow.WithFallback(pdflow.FallbackDecode))
+	_, err := pdflow.New(&lonely{}, pick.RoundRobin(setOf(t)), pdflow.WithFallback(connector.FallbackDecode))
 	require.ErrorContains(t, err, "cannot serve alone")
 }
 
@@ -258,7 +258,7 @@ func TestARequestThatThisPairCannotCarryGoesByThePolicy(t *testing.T) {
 	require.Equal(t, "aggregated", r.header.Get("X-PD-Mode"))
 	require.Equal(t, "D", x.all())
 
-	x = script(t, c, answer(ok), answer(ok), pdflow.WithUnsupported(pdflow.UnsupportedRefuse))
+	x = script(t, c, answer(ok), answer(ok), pdflow.WithUnsupported(connector.UnsupportedRefuse))
 	r = post(t, x.url, "/v1/completions", completion("a", ""))
 	require.Equal(t, 400, r.status)
 	require.Contains(t, r.body, `"param":"X-data-parallel-rank"`)

@@ -72,7 +72,7 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 			}
 			tr := transport.New(nil)
 			t.Cleanup(func() { tr.Close() })
-			flow, err := pdflow.New(&fake{order: c.order}, picker, pdflow.WithTransport(tr), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1}))
+			flow, err := pdflow.New(&fake{order: c.order}, picker, pdflow.WithTransport(tr), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 			require.NoError(t, err)
 			post(t, serve(t, flow), "/v1/completions", completion("a", ""))
 			require.Eventually(t, func() bool {

@@ -37,11 +37,14 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 	if e := a.stale(p); e != nil {
 		return nil, e
 	}
+	if limit := a.f.limits.Handoff; limit > 0 {
+		a.freshUntil = p.At.Add(limit)
+	}
 	if a.ctx.Err() != nil {
 		// Once the client has left, no new leg is sent, not even to free P's blocks: they wait for the lease.
 		return nil, a.f.ended(a.ctx, LegDecode, "send")
 	}
-	return a.decode(a.whileFresh(p), leg, nil)
+	return a.decodeAlone(a.whileFresh(p), leg)
 }
 
 // stale refuses a handoff that decode could only use wrongly: after P's lease its blocks belong to another prompt, and D
@@ -50,7 +53,7 @@ func (a *attempt) stale(p *connector.PrefillResult) *Error {
 	age := time.Since(p.At)
 	a.out.HandoffAge = age
 	a.f.tel.handoff(a, age)
-	if limit := a.f.handoffMax; limit <= 0 || age <= limit {
+	if limit := a.f.limits.Handoff; limit <= 0 || age <= limit {
 		return nil
 	}
 	return a.expired()
@@ -58,11 +61,11 @@ func (a *attempt) stale(p *connector.PrefillResult) *Error {
 
 // whileFresh asks again for the handoff's age when D's connection stands: making it may have taken long.
 func (a *attempt) whileFresh(p *connector.PrefillResult) context.Context {
-	if a.f.handoffMax <= 0 {
+	if a.f.limits.Handoff <= 0 {
 		return a.ctx
 	}
 	return transport.BeforeSend(a.ctx, func() error {
-		if time.Since(p.At) > a.f.handoffMax {
+		if time.Since(p.At) > a.f.limits.Handoff {
 			return a.expired()
 		}
 		return nil
@@ -81,11 +84,11 @@ func (a *attempt) awaitEvent() *Error {
 	}
 	a.x.phase.Store(phaseEvent)
 	var ev connector.Event
-	ctx, stop := within(a.ctx, a.f.opts.timeouts.Prefill) // the connector's own limit is shorter
-	defer stop()
-	if e := a.guard(LegPrefill, "event", func() (err error) { ev, err = a.wait(ctx); return err }); e != nil {
-		if ctx.Err() != nil {
-			return a.f.ended(ctx, LegPrefill, "event")
+	a.watch.limit(a.f.limits.Prefill) // the connector's own limit is shorter
+	defer a.watch.relax()
+	if e := a.guard(LegPrefill, "event", func() (err error) { ev, err = a.wait(a.ctx); return err }); e != nil {
+		if a.ctx.Err() != nil {
+			return a.f.ended(a.ctx, LegPrefill, "event")
 		}
 		if e.Code == CodeInternal {
 			e.Code, e.Message = CodeTimeout, "the engines' notice did not come in time"

@@ -119,7 +119,7 @@ func TestALargeRefusalOfPrefillKeepsItsStatus(t *testing.T) {
 	x := script(t, &fake{}, func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		w.WriteHeader(400)
 		_, _ = io.WriteString(w, `{"error":{"message":"`+strings.Repeat("x", 2<<20)+`"}}`)
-	}, answer(ok), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 3}))
+	}, answer(ok), pdflow.WithRetry(connector.Retry{MaxAttempts: 3}))
 	r := post(t, x.url, "/v1/completions", completion("a", ""))
 	require.Equal(t, 400, r.status)
 	require.Equal(t, "P", x.all())
@@ -217,7 +217,7 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 		"P's answer":        script(t, &finishing{}, answer(ok), answer(ok)),
 	} {
 		l := &legs{}
-		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(l), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1}))
+		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(l), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 		require.NoError(t, err)
 		url := serve(t, flow)
 		for range 40 {

@@ -15,13 +15,7 @@ const maxRewritten = 64 << 20
 
 // rewrite puts the connector's event function into the stream, if this request needs one.
 func (b *Body) rewrite(a *attempt) bool {
-	if a.f.rewriter == nil || !a.twoLegs || b.status != 200 {
-		return false
-	}
-	var fn connector.EventFunc
-	if e := a.guard(LegDecode, "rewrite", func() error { fn = a.f.rewriter.Rewrite(a.s, a.awaitPrefill); return nil }); e != nil {
-		fn = func([]byte) ([]byte, error) { return nil, e }
-	}
+	fn := a.rewriting(b.status)
 	if fn == nil {
 		return false
 	}
@@ -32,6 +26,20 @@ func (b *Body) rewrite(a *attempt) bool {
 		return out, nil
 	}}
 	return true
+}
+
+// rewriting returns how the connector changes this response of decode's, nil if it does not.
+func (a *attempt) rewriting(status int) (fn connector.EventFunc) {
+	if a.f.rewriter == nil || !a.twoLegs || status != 200 {
+		return nil
+	}
+	if e := a.guard(LegDecode, "rewrite", func() error {
+		fn = a.f.rewriter.Rewrite(a.s, a.awaitPrefill)
+		return nil
+	}); e != nil {
+		return func([]byte) ([]byte, error) { return nil, e }
+	}
+	return fn
 }
 
 // awaitPrefill returns P's answer. Where both legs run together it waits for it.

@@ -24,22 +24,21 @@ func (a *attempt) together() (*Body, *Error) {
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg) }); e != nil {
 		return nil, e
 	}
-	if a.f.gated {
+	if a.x.door.gated {
 		a.meeting = newMeeting()
 	}
 	if a.f.rewriter != nil {
 		a.pEnded = make(chan struct{})
 	}
 	prefilled := a.goPrefill()
-	clock := a.decodeClock()
-	decoded := a.goDecode(decodeLeg, clock)
-	return a.join(prefilled, decoded, clock)
+	return a.join(prefilled, a.goDecode(decodeLeg))
 }
 
 // goPrefill runs the prefill leg beside the caller.
 func (a *attempt) goPrefill() <-chan prefillEnd {
 	ch := make(chan prefillEnd, 1)
 	a.beside = true
+	a.watch.limit(a.f.limits.Prefill)
 	a.bg.Go(func() {
 		var end prefillEnd
 		if e := a.guard(LegPrefill, "send", func() error { end.p, end.e = a.prefill(); return nil }); e != nil {
@@ -54,11 +53,11 @@ func (a *attempt) goPrefill() <-chan prefillEnd {
 }
 
 // goDecode runs the decode leg, until its first event, beside the caller.
-func (a *attempt) goDecode(leg *connector.Leg, clock *clock) <-chan decodeEnd {
+func (a *attempt) goDecode(leg *connector.Leg) <-chan decodeEnd {
 	ch := make(chan decodeEnd, 1)
 	a.bg.Go(func() {
 		var end decodeEnd
-		if e := a.guard(LegDecode, "send", func() error { end.body, end.e = a.decode(a.ctx, leg, clock); return nil }); e != nil {
+		if e := a.guard(LegDecode, "send", func() error { end.body, end.e = a.decode(a.ctx, leg); return nil }); e != nil {
 			end.e = e
 		}
 		ch <- end
@@ -68,7 +67,7 @@ func (a *attempt) goDecode(leg *connector.Leg, clock *clock) <-chan decodeEnd {
 
 // join waits for both legs that are in flight. The answer goes out with decode's first event; prefill may still be ending
 // then, and the attempt's end waits for it.
-func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd, clock *clock) (*Body, *Error) {
+func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*Body, *Error) {
 	for {
 		select {
 		case end := <-prefilled:
@@ -80,8 +79,9 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd, cl
 				}
 				return nil, end.e
 			}
-			clock.begin()
+			a.watch.limit(a.f.limits.Decode)
 		case end := <-decoded:
+			a.watch.relax()
 			if end.e != nil {
 				a.cancel(end.e)
 				// What failed first is often P, and D only shows it; P's own word is the better one.

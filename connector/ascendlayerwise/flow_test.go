@@ -135,7 +135,7 @@ func TestDIsCancelledWhenPFails(t *testing.T) {
 
 func TestADThatNeverCallsBackRunsOutOfTime(t *testing.T) {
 	left := make(chan struct{}, 1)
-	limits := pdflow.DefaultTimeouts()
+	limits := connector.Timeouts{}
 	limits.Decode = 100 * time.Millisecond
 	x := newPair(t, func(http.ResponseWriter, *http.Request) { t.Error("P was asked without D's blocks") }, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)

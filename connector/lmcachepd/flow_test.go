@@ -85,8 +85,8 @@ func (x *pair) serve() {
 	go func() { defer close(ended); _ = set.Run(ctx) }()
 	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	tr := transport.New(nil)
-	flow, err := pdflow.New(keepOpen{x.c}, pick.RoundRobin(set), pdflow.WithTransport(tr), pdflow.WithPickWait(0),
-		pdflow.WithRetry(pdflow.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
+	flow, err := pdflow.New(keepOpen{x.c}, pick.RoundRobin(set), pdflow.WithTransport(tr), pdflow.WithPickWait(connector.None),
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
 	require.NoError(t, err)
 	s := httptest.NewServer(flow)
 	x.url = s.URL

@@ -46,7 +46,7 @@ func newRig(t *testing.T, extra map[string]string) *rig {
 	require.NoError(t, err)
 	x.prefill = endpoint(t, x.p.URL(), "bootstrapURL", x.p.Bootstrap())
 	tr := transport.New(nil)
-	x.flow, err = pdflow.New(newConnector(t, nil), x, pdflow.WithTransport(tr), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 2}))
+	x.flow, err = pdflow.New(newConnector(t, nil), x, pdflow.WithTransport(tr), pdflow.WithRetry(connector.Retry{MaxAttempts: 2}))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)

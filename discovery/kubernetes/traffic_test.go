@@ -229,7 +229,7 @@ func (f *fleet) load(t *testing.T) *load {
 	picker := pick.New(f.set, pick.InTurn())
 	for attempts := 1; attempts < len(l.flows); attempts++ {
 		l.flows[attempts], err = pdflow.New(conn, picker, pdflow.WithTransport(tr), pdflow.WithObserver(l),
-			pdflow.WithRetry(pdflow.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond}))
+			pdflow.WithRetry(connector.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond}))
 		require.NoError(t, err)
 	}
 	l.attempts(1)

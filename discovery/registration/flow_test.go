@@ -67,7 +67,7 @@ func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *
 	t.Cleanup(func() { _ = f.alone.Close() })
 	tr := transport.New(nil)
 	flow, err := pdflow.New(kv, pick.RoundRobin(f.set), pdflow.WithTransport(tr), pdflow.WithObserver(f),
-		pdflow.WithRetry(pdflow.Retry{MaxAttempts: 3, BackoffBase: time.Millisecond}))
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 3, BackoffBase: time.Millisecond}))
 	require.NoError(t, err)
 	server := httptest.NewServer(flow)
 	f.url = server.URL

@@ -104,10 +104,10 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 	}
 	m.set = discovery.NewSet(source)
 	m.picker = pick.New(m.set, g.cfg.pick)
-	limits, _ := ms.Main.Limits()
+	limits := ms.Main.Timeouts()
 	timeout := limits.HealthCheck
-	if timeout == 0 {
-		timeout = time.Hour // the prober takes 0 for its default; none is meant
+	if timeout == connector.None {
+		timeout = time.Hour // the prober knows no probe without an end
 	}
 	m.legs = modelserver.NewTransport(limits.Connect)
 	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Client: m.legs, Observe: m.probes.observe})

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -102,7 +103,7 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 		row(w, "  config", strings.Join(names, ", "))
 	}
 	lease := o.Lease()
-	limits, _ := o.Limits()
+	limits := o.Timeouts()
 	handoff := span(limits.Handoff, "no limit")
 	if lease > 0 {
 		handoff += " of a lease of " + lease.String()
@@ -110,11 +111,11 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	row(w, "  timeouts", fmt.Sprintf("connect %s, prefill %s, handoff %s, decode %s, idle %s, cleanup %s, healthCheck %s",
 		span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
 		span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
-	a := o.Attempts()
-	if a.Max == 1 {
+	a := o.Retry()
+	if a.MaxAttempts == 1 {
 		row(w, "  retry", "1 attempt")
 	} else {
-		row(w, "  retry", fmt.Sprintf("%d attempts, pauses from %s to %s", a.Max, a.BackoffBase, a.BackoffMax))
+		row(w, "  retry", fmt.Sprintf("%d attempts, pauses from %s to %s", a.MaxAttempts, max(a.BackoffBase, 0), max(a.BackoffMax, 0)))
 	}
 	var limitsOfStores []string
 	r := o.Spec.Resources
@@ -129,8 +130,8 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	if len(limitsOfStores) > 0 {
 		row(w, "  resources", strings.Join(limitsOfStores, ", ")+": rendered for the engines")
 	}
-	row(w, "  unsupported", orWord(o.Spec.Unsupported, connector.UnsupportedAggregate))
-	row(w, "  fallback", orWord(o.Spec.Fallback, connector.FallbackError))
+	row(w, "  unsupported", string(cmp.Or(o.Spec.Unsupported, connector.UnsupportedAggregate)))
+	row(w, "  fallback", string(cmp.Or(o.Spec.Fallback, connector.FallbackError)))
 	if o.Fallback != nil {
 		printConnector(w, "falls back to", o.Fallback)
 	}
@@ -155,7 +156,7 @@ func orWord(s, otherwise string) string {
 }
 
 func span(d time.Duration, zero string) string {
-	if d == 0 {
+	if d <= 0 {
 		return zero
 	}
 	return d.String()

@@ -102,7 +102,7 @@ func TestYAMLIsReadAsPeopleWriteIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := mustParse(t, modelYAML(strings.TrimPrefix(spec, "\n")))
-			limits, _ := cfg.models[0].Main.Limits()
+			limits := cfg.models[0].Main.Timeouts()
 			assert.Equal(t, "30s 5s", limits.Prefill.String()+" "+limits.Decode.String())
 		})
 	}
@@ -154,8 +154,8 @@ func TestTypesAreNamesOrClassNames(t *testing.T) {
 func TestOlderDefaultsOfTheHTTPConnector(t *testing.T) {
 	read := func(spec string) (string, int) {
 		m := mustParse(t, modelYAML(spec)).models[0]
-		limits, _ := m.Main.Limits()
-		return limits.Prefill.String(), m.Main.Attempts().Max
+		limits := m.Main.Timeouts()
+		return limits.Prefill.String(), m.Main.Retry().MaxAttempts
 	}
 	prefill, attempts := read("  kvConnector: {type: http, config: {requestTimeout: 7s, maxRetries: 3}}\n")
 	assert.Equal(t, []any{"7s", 4}, []any{prefill, attempts})

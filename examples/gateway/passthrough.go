@@ -152,7 +152,7 @@ func (p *passthrough) send(w http.ResponseWriter, r *http.Request, m *model, bod
 			choice.Done(outcome)
 		}
 	}()
-	limits, _ := m.Main.Limits()
+	limits := m.Main.Timeouts()
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	watch := newWatchdog(cancel, limits.Decode, limits.Idle)

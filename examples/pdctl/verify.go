@@ -195,7 +195,7 @@ func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []disco
 		<-ended
 		return nil, nil, err
 	}
-	flow, err := pdflow.New(conn, pick.RoundRobin(set), pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1}))
+	flow, err := pdflow.New(conn, pick.RoundRobin(set), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 	if err == nil {
 		err = flow.Start(ctx)
 	}

@@ -60,7 +60,7 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode, encode: f.ecConnector != "", anyone: f.pooled(), log: log}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
-		pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1 + f.retries, BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 1 + f.retries, BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
 		pdflow.WithErrorHandler(writeError),
 		pdflow.WithLogger(log))...)
 	return s, err

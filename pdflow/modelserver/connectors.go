@@ -22,26 +22,23 @@ type Connector struct {
 	Fallback    *Connector            // nil without one
 }
 
-// Limits are the timeouts in effect. derived reports that Handoff follows from the connector's lease.
-func (c *Connector) Limits() (limits connector.Limits, derived bool) {
-	limits = c.Spec.Timeouts.Resolve(c.Lease())
-	if old, ok := c.KVConnector.(olderDefaults); ok && c.Spec.Timeouts.Prefill == nil {
-		if prefill, _ := old.Defaults(); prefill > 0 {
-			limits.Prefill = prefill
-		}
+// Timeouts are the limits in effect.
+func (c *Connector) Timeouts() connector.Timeouts {
+	t := c.Spec.Timeouts
+	if old, ok := c.KVConnector.(olderDefaults); ok {
+		prefill, _ := old.Defaults()
+		t = t.Or(connector.Timeouts{Prefill: prefill})
 	}
-	return limits, c.Spec.Timeouts.Handoff == nil
+	return t.Resolve(c.Lease())
 }
 
-// Attempts are the attempts in effect.
-func (c *Connector) Attempts() connector.Attempts {
-	a := c.Spec.Retry.Resolve()
-	if old, ok := c.KVConnector.(olderDefaults); ok && c.Spec.Retry.MaxAttempts == nil {
-		if _, n := old.Defaults(); n > 0 {
-			a.Max = n
-		}
+// Retry is the retry policy in effect.
+func (c *Connector) Retry() connector.Retry {
+	r := c.Spec.Retry
+	if old, ok := c.KVConnector.(olderDefaults); ok && r.MaxAttempts == 0 {
+		_, r.MaxAttempts = old.Defaults()
 	}
-	return a
+	return r.Resolve()
 }
 
 // Lease is how long the connector's handoff lives, 0 where it does not expire.

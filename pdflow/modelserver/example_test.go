@@ -27,7 +27,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	fmt.Println(ms.Namespace+"/"+ms.Name, "serves", ms.Model(), "with", ms.Main.Name, "and, to a share,", ms.Rollout.Name)
-	fmt.Println("attempts:", ms.Main.Attempts().Max)
+	fmt.Println("attempts:", ms.Main.Retry().MaxAttempts)
 
 	set := discovery.NewSet() // of the sources that find the engines
 	flows, err := ms.Flows(pick.New(set, pick.TwoChoices()), nil)

@@ -97,11 +97,8 @@ func (f *Flows) close() error {
 	return err
 }
 
-// NewTransport returns a transport for a ModelServer's timeouts.connect, of which 0 is no timeout. It is to be closed.
+// NewTransport returns a transport for a ModelServer's timeouts.connect. It is to be closed.
 func NewTransport(connect time.Duration) *transport.Transport {
-	if connect == 0 {
-		connect = -1 // 0 would be the transport's default
-	}
 	return transport.New(&transport.Options{ConnectTimeout: connect})
 }
 
@@ -155,23 +152,15 @@ func (b *builder) build() (err error) {
 
 // flow makes the flow of a connector, and first those that it falls back to.
 func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
-	limits, derived := c.Limits()
-	timeouts := pdflow.DefaultTimeouts()
-	timeouts.Prefill, timeouts.Decode, timeouts.Idle, timeouts.Cleanup = limits.Prefill, limits.Decode, limits.Idle, limits.Cleanup
-	if !derived {
-		timeouts.Handoff = limits.Handoff
-	}
-	a := c.Attempts()
+	limits := c.Timeouts()
 	opts := append(slices.Clip(b.o.Options),
 		pdflow.WithTransport(b.transport(limits.Connect)),
-		pdflow.WithTimeouts(timeouts),
-		pdflow.WithRetry(pdflow.Retry{MaxAttempts: a.Max, BackoffBase: a.BackoffBase, BackoffMax: a.BackoffMax}),
+		pdflow.WithTimeouts(limits),
+		pdflow.WithRetry(c.Retry()),
+		pdflow.WithUnsupported(c.Spec.Unsupported),
 		pdflow.WithRequestCheckers(b.requestCheckers()...))
-	if c.Spec.Fallback == connector.FallbackDecode {
-		opts = append(opts, pdflow.WithFallback(pdflow.FallbackDecode))
-	}
-	if c.Spec.Unsupported == connector.UnsupportedRefuse {
-		opts = append(opts, pdflow.WithUnsupported(pdflow.UnsupportedRefuse))
+	if c.Spec.Fallback != connector.FallbackConnector {
+		opts = append(opts, pdflow.WithFallback(c.Spec.Fallback))
 	}
 	if c.Fallback != nil {
 		next, err := b.flow(c.Fallback)

@@ -206,17 +206,14 @@ func TestAnUnsupportedRequestIsRefusedWhereTheObjectSaysSo(t *testing.T) {
 func TestTimeoutsInEffect(t *testing.T) {
 	ms, err := modelserver.Read(object(`{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":4}}}`))
 	require.NoError(t, err)
-	limits, derived := ms.Main.Limits()
+	limits := ms.Main.Timeouts()
 	assert.Equal(t, 7*time.Second, limits.Prefill, "the design documents' requestTimeout")
-	assert.True(t, derived)
-	assert.Equal(t, 5, ms.Main.Attempts().Max, "and maxRetries")
+	assert.Equal(t, 5, ms.Main.Retry().MaxAttempts, "and maxRetries")
 
 	ms, err = modelserver.Read(object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"20s"},"timeouts":{"handoff":"3s"}}}`))
 	require.NoError(t, err)
 	assert.Equal(t, 20*time.Second, ms.Main.Lease())
-	limits, derived = ms.Main.Limits()
-	assert.Equal(t, 3*time.Second, limits.Handoff)
-	assert.False(t, derived)
+	assert.Equal(t, 3*time.Second, ms.Main.Timeouts().Handoff)
 }
 
 // A transport that is given serves the connectors of its timeout; the others have one of their own, which ends with the flows.
@@ -233,7 +230,7 @@ func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
 		return nil
 	}})
 	require.NoError(t, err)
-	assert.ElementsMatch(t, []time.Duration{0, 2 * time.Second}, asked)
+	assert.ElementsMatch(t, []time.Duration{connector.None, 2 * time.Second}, asked)
 	require.NoError(t, flows.Shutdown(context.Background()))
 }
 

@@ -179,7 +179,7 @@ func TestFailuresAreNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := conn(nixl.New(nil))
-			x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithRetry(pdflow.Retry{MaxAttempts: 1}))
+			x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 			c.fault.Leg = enginesim.LegPrefill
 			x.p.Inject(c.fault)
 			r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
@@ -192,7 +192,7 @@ func TestFailuresAreNamed(t *testing.T) {
 
 func TestAFallbackIsNoReuse(t *testing.T) {
 	k := conn(nixl.New(nil))
-	x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithFallback(pdflow.FallbackDecode))
+	x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithFallback(connector.FallbackDecode))
 	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1, Mutate: func(m map[string]any) { delete(m, "remote_host") }})
 	r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
 	require.NoError(t, err)

@@ -82,7 +82,7 @@ var gatewayRules = []rule{
 		code: "handoff-unlimited", severity: Warning, remedy: "leave timeouts.handoff out, or write less than the lease",
 		find: func(g *model) []hit {
 			sides := g.with("NixlConnector", "NixlPullConnector")
-			if g.spec == nil || len(sides) == 0 || g.spec.Timeouts.Handoff == nil || *g.spec.Timeouts.Handoff != 0 {
+			if g.spec == nil || len(sides) == 0 || g.spec.Timeouts.Handoff != connector.None {
 				return nil
 			}
 			return []hit{{engines: enginesOf(sides), text: "release unread KV when its lease ends, and the gateway uses handoffs of any age (timeouts.handoff is 0)"}}
@@ -178,8 +178,8 @@ func (g *model) promisedLease() time.Duration {
 	if raw := text(config, "leaseDuration"); raw != "" && lease.UnmarshalJSON(connector.Quote(raw)) == nil {
 		promised = time.Duration(lease)
 	}
-	if h := g.spec.Timeouts.Handoff; h != nil && *h > 0 {
-		promised = time.Duration(*h)
+	if h := g.spec.Timeouts.Handoff; h > 0 {
+		promised = h
 	}
 	return promised
 }

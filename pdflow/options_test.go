@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+func newNIXL(t *testing.T) connector.KVConnector {
+	t.Helper()
+	c, err := nixl.New(nil)
+	require.NoError(t, err)
+	return c
+}
+
+// A guard that an option does not name stays as it is: setting one limit never turns another off.
+func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts []pdflow.Option
+		want time.Duration
+	}{
+		"no option":       {nil, 25 * time.Second},
+		"another timeout": {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Prefill: 5 * time.Second})}, 25 * time.Second},
+		"a limit":         {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: time.Second})}, time.Second},
+		"none":            {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: connector.None})}, 0},
+	} {
+		flow, err := pdflow.New(newNIXL(t), pick.RoundRobin(setOf(t)), c.opts...)
+		require.NoError(t, err, name)
+		assert.Equal(t, c.want, flow.HandoffLimit(), name)
+	}
+}
+
+// A retry policy that names only the number of attempts still pauses between them.
+func TestRetriesPauseByDefault(t *testing.T) {
+	x := script(t, &fake{order: connector.PrefillThenDecode}, status(http.StatusBadGateway), answer(ok),
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 3}))
+	begun := time.Now()
+	_, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+	require.Error(t, err)
+	assert.GreaterOrEqual(t, time.Since(begun), 75*time.Millisecond, "half of 50 ms and half of 100 ms at least")
+}
+
+func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
+	for name, o := range map[string]pdflow.Option{
+		"nil option":           nil,
+		"WithLogger":           pdflow.WithLogger(nil),
+		"WithErrorHandler":     pdflow.WithErrorHandler(nil),
+		"WithTransport":        pdflow.WithTransport(nil),
+		"WithFallbackFlow":     pdflow.WithFallbackFlow(nil),
+		"WithTracerProvider":   pdflow.WithTracerProvider(nil),
+		"WithMeterProvider":    pdflow.WithMeterProvider(nil),
+		"WithPropagator":       pdflow.WithPropagator(nil),
+		"WithObserver":         pdflow.WithObserver(nil),
+		"WithMaxBody":          pdflow.WithMaxBody(0),
+		"WithPickWait":         pdflow.WithPickWait(-time.Second),
+		"negative timeout":     pdflow.WithTimeouts(connector.Timeouts{Idle: -time.Second}),
+		"negative attempts":    pdflow.WithRetry(connector.Retry{MaxAttempts: -1}),
+		"negative backoff":     pdflow.WithRetry(connector.Retry{BackoffBase: -time.Second}),
+		"unknown fallback":     pdflow.WithFallback("decod"),
+		"fallback by its name": pdflow.WithFallback(connector.FallbackConnector),
+		"unknown policy":       pdflow.WithUnsupported("no"),
+	} {
+		flow, err := pdflow.New(newNIXL(t), pick.RoundRobin(setOf(t)), o)
+		require.Error(t, err, name)
+		assert.Nil(t, flow, name)
+	}
+}
+
+// A pair without engines is the caller's mistake and is told as one.
+func TestDoRefusesAnEmptyPick(t *testing.T) {
+	flow, err := pdflow.New(newNIXL(t), pick.RoundRobin(setOf(t)))
+	require.NoError(t, err)
+	p, err := discovery.New("http://127.0.0.1:1", discovery.RolePrefill)
+	require.NoError(t, err)
+	for name, given := range map[string]*pdflow.Pick{"empty": {}, "without decode": {Prefill: p}} {
+		_, err = flow.Do(context.Background(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"model":"m"}`), Pick: given})
+		var e *pdflow.Error
+		require.ErrorAs(t, err, &e, name)
+		assert.Equal(t, pdflow.CodeInvalid, e.Code, name)
+		assert.Equal(t, "Pick", e.Param, name)
+	}
+	_, err = flow.Do(context.Background(), nil)
+	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err), "no request at all")
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Steps is one request whose legs the caller sends, with a client, a router or an Envoy of its own. [Flow.Begin] makes it.
+//
+// It is driven so: Next gives the next leg; the caller sends it and tells with Done what came of it; and so on, until Next
+// gives the response. Two legs that run together come from two calls of Next: the second does not wait for the first's end,
+// so a leg is best sent by a goroutine of its own. Retries at other pairs, a fallback and the encode stage give further
+// legs, by the same rules as [Flow.Do]: it is the same code, which waits in each leg's place until Done is called. End must
+// be called, and ends the request whatever its state.
+//
+// Methods may be called concurrently.
+type Steps struct {
+	parked chan *Step
+	done   chan struct{} // closed once resp or err is known
+	ended  chan struct{} // closed by End
+	cancel context.CancelCauseFunc
+	limit  time.Duration
+
+	resp *Response
+	err  *Error
+
+	once  sync.Once
+	mu    sync.Mutex // guards the response's Body, which the watchdog may close
+	calls watchdog   // expires when the caller has forgotten the request
+}
+
+// ErrForgotten is the error of a request that was begun with [Flow.Begin] and on which the caller made no call for so long
+// that the flow ended it: see [WithStepsLimit].
+var ErrForgotten error = &Error{Code: CodeForgotten}
+
+// Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole request.
+//
+// A caller that sends the legs itself gives up two guards that need a hand on the connections. Legs that run together are
+// not held until both engines are reached, so the caller should send both or neither. And side calls of a connector's
+// clean-up after End fail, since nobody is there to send them.
+func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
+	c, e := f.read(in)
+	if e != nil {
+		return nil, e
+	}
+	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}), limit: f.opts.stepsLimit}
+	ctx, s.cancel = context.WithCancelCause(ctx)
+	s.calls.born, s.calls.expire = time.Now(), func() { s.end(errForgotten) }
+	s.touch()
+	c.door = &door{steps: s}
+	go func() {
+		defer close(s.done)
+		s.resp, s.err = f.do(ctx, c)
+		if s.resp != nil {
+			s.resp.Body.steps = s
+		}
+	}()
+	return s, nil
+}
+
+// Next returns the next leg to send, else the response, else the request's error. It blocks until there is one of them. A
+// response whose Body is nil is one that the caller has relayed ([Step.Relay]).
+func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
+	s.touch()
+	select {
+	case step := <-s.parked:
+		return step, nil, nil
+	case <-s.done:
+		if s.err != nil {
+			return nil, nil, s.err
+		}
+		if s.resp.Body.relay {
+			r := *s.resp
+			r.Body = nil
+			return nil, &r, nil
+		}
+		return nil, s.resp, nil
+	case <-ctx.Done():
+		return nil, nil, context.Cause(ctx)
+	}
+}
+
+// End ends the request. Before the response is known it cancels the legs that run. After that it closes the response's Body:
+// one that was read to its end counts as served, another as a client that left. For a relayed response err says how that
+// ended; nil is whole. Further calls do nothing.
+func (s *Steps) End(err error) { s.end(err) }
+
+func (s *Steps) end(err error) {
+	s.once.Do(func() {
+		s.calls.stop()
+		close(s.ended)
+		select {
+		case <-s.done:
+			if errors.Is(err, errForgotten) {
+				s.cancel(err)
+			}
+		default:
+			s.cancel(cmp.Or(err, context.Canceled))
+			<-s.done
+		}
+		if s.resp == nil {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.resp.Body.relayEnded(err)
+		s.resp.Body.close()
+	})
+}
+
+// touch notes a call of the caller's.
+func (s *Steps) touch() { s.calls.limit(s.limit) }
+
+// Step is one leg, or a connector's side call, that the caller sends.
+type Step struct {
+	Leg      LegKind            // "" for a side call
+	Endpoint discovery.Endpoint // the engine; the zero value for a side call
+	Method   string
+	URL      *url.URL
+	Header   http.Header // this step's own
+	Deadline time.Time   // when the flow gives the leg up; zero: no limit
+	Expires  time.Time   // decode: when the handoff is too old to be sent; zero: it does not age
+
+	s      *Steps
+	a      *attempt
+	ctx    context.Context
+	body   io.ReadCloser
+	mu     sync.Mutex
+	taken  bool
+	over   bool // a result was given, or nobody waits for one
+	result chan stepResult
+}
+
+type stepResult struct {
+	resp *http.Response
+	err  error
+}
+
+// park gives a leg to the caller and waits for what comes of it.
+func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (*http.Response, error) {
+	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, s: s, a: a, ctx: ctx, body: r.Body,
+		Deadline: a.watch.deadline(), result: make(chan stepResult, 1)}
+	if o != nil {
+		step.Leg, step.Endpoint = o.Leg, a.endpoint(o.Leg)
+		if o.Leg == LegDecode {
+			step.Expires = a.freshUntil
+		}
+	}
+	defer step.giveUp()
+	select {
+	case s.parked <- step:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-s.ended:
+		return nil, errEnded
+	}
+	select {
+	case got := <-step.result:
+		return got.resp, got.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+var (
+	errEnded     = errors.New("pdflow: the request has ended, so nobody sends this call")
+	errForgotten = errors.New("pdflow: the caller has made no call on this request for too long")
+)
+
+// Context ends when nobody waits for the step's result any more: the request has ended, or a phase ran out of time.
+func (st *Step) Context() context.Context { return st.ctx }
+
+// Body takes the step and returns its body. A step can be taken once, since engines would read the same handoff twice, and a
+// decode leg only before Expires. The error is an *[Error].
+func (st *Step) Body() ([]byte, error) {
+	if err := st.take(); err != nil {
+		return nil, err
+	}
+	if st.body == nil {
+		return nil, nil
+	}
+	defer st.body.Close()
+	body, err := io.ReadAll(st.body)
+	if err != nil {
+		return nil, wrongCall("Step", "its body could not be read")
+	}
+	return body, nil
+}
+
+// Request takes the step, as Body does, and returns it as a request that ends with the step's Context.
+func (st *Step) Request() (*http.Request, error) {
+	if err := st.take(); err != nil {
+		return nil, err
+	}
+	r := blank.WithContext(st.ctx)
+	r.Method, r.URL, r.Host, r.Header, r.Body, r.ContentLength = st.Method, st.URL, st.URL.Host, st.Header, st.body, -1
+	return r, nil
+}
+
+func (st *Step) take() error {
+	st.s.touch()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	switch {
+	case st.over || st.ctx.Err() != nil:
+		return st.a.f.ended(st.ctx, st.Leg, "send")
+	case st.taken:
+		return wrongCall("Step", "was taken before: a leg is sent once")
+	case !st.Expires.IsZero() && time.Now().After(st.Expires):
+		e := st.a.expired()
+		st.finish(nil, e)
+		return e
+	}
+	if st.taken = true; st.Leg == LegDecode {
+		st.a.sent.Store(true)
+	}
+	return nil
+}
+
+// Done tells what came of the step: the engine's response, whose body the flow reads and closes, or the error of sending,
+// as an http.RoundTripper returns them. Errors of package transport say what was sent; any other counts as maybe sent.
+func (st *Step) Done(resp *http.Response, err error) {
+	st.s.touch()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if resp == nil && err == nil {
+		err = errors.New("pdflow: Done needs a response or an error")
+	}
+	if st.over && resp != nil && resp.Body != nil {
+		_ = resp.Body.Close() // nobody waits for it any more
+	}
+	st.finish(resp, err)
+}
+
+// finish gives the result. The caller holds the lock.
+func (st *Step) finish(resp *http.Response, err error) {
+	if st.over {
+		return
+	}
+	st.over = true
+	if resp != nil && resp.Body == nil {
+		resp.Body = http.NoBody
+	}
+	st.result <- stepResult{resp, err}
+}
+
+// giveUp is called when nobody waits any more.
+func (st *Step) giveUp() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.over = true
+	select {
+	case got := <-st.result: // came just now
+		if got.resp != nil {
+			_ = got.resp.Body.Close()
+		}
+	default:
+	}
+}
+
+// ErrNotRelayed is the error of [Step.Relay] where the flow itself must read the response.
+var ErrNotRelayed = errors.New("pdflow: the flow must read this response: give it to Done")
+
+// Relay tells that decode answered with status, and that the caller passes that response on by itself, so that the flow
+// sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. The error is
+// [ErrNotRelayed] for a leg that is not decode, where the connector changes decode's response, and where decode's response
+// decides whether a prefill follows.
+func (st *Step) Relay(status int) error {
+	st.s.touch()
+	if st.Leg != LegDecode || !st.a.relayable() {
+		return ErrNotRelayed
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.finish(&http.Response{StatusCode: status, Header: http.Header{}, Body: relayedBody{}}, nil)
+	return nil
+}
+
+// relayedBody is the body of a response that the caller passes on by itself.
+type relayedBody struct{}
+
+func (relayedBody) Read([]byte) (int, error) { return 0, io.EOF }
+func (relayedBody) Close() error             { return nil }
+
+// relayable reports whether decode's response may go past the flow.
+func (a *attempt) relayable() bool {
+	if a.f.order == connector.DecodeFirst && a.p.Load() == nil {
+		return false
+	}
+	return a.rewriting(http.StatusOK) == nil
+}
