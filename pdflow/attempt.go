@@ -34,6 +34,7 @@ type attempt struct {
 	done       func(error)
 	meeting    *meeting       // of two legs that are sent together; nil otherwise
 	pEnded     chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
+	pGiven     chan struct{}  // of two legs that a host sends together: closed when it has P's
 	sent       atomic.Bool    // D has got the request, or may have
 	twoLegs    bool           // P takes part
 	beside     bool           // P runs beside D

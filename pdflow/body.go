@@ -299,9 +299,12 @@ func relayedResponse(a *attempt, status int) *Body {
 	return &Body{a: a, status: status, mode: a.mode, resp: http.NoBody, src: http.NoBody, relay: true}
 }
 
-// relayEnded notes how such a response ended: err is nil for a whole one.
-func (b *Body) relayEnded(err error) {
+// hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, as err says; nil is whole.
+func (b *Body) hostEnded(err error) {
 	switch {
+	case b.err != nil || b.closed:
+	case errors.Is(err, errForgotten):
+		b.err = b.a.f.ended(b.a.ctx, LegDecode, "stream")
 	case !b.relay || b.a.ctx.Err() != nil:
 	case b.status >= 300:
 		b.err = b.a.refused(LegDecode, &http.Response{StatusCode: b.status}, nil)

@@ -108,40 +108,50 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 
 // readBody reads the body whole before anything else: only then net/http notices a client that leaves, and an engine's
 // connection is not torn down with the client's body (go-notes.md §5).
-func (f *front) readBody(w http.ResponseWriter, r *http.Request) (body []byte, e *Error) {
+func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
+	rc := http.NewResponseController(w)
+	limited := f.bodyTimeout > 0 && rc.SetReadDeadline(time.Now().Add(f.bodyTimeout)) == nil
+	body, e := f.body(r)
+	switch {
+	case e != nil && e.Code != CodeClientGone:
+		return nil, closing(w, e) // it has set a deadline for what is left of the body
+	case limited:
+		_ = rc.SetReadDeadline(time.Time{})
+	}
+	return body, e
+}
+
+// body reads and checks a request's body and what its header says of it.
+func (f *front) body(r *http.Request) ([]byte, *Error) {
 	if types := r.Header["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
-		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"})
+		return nil, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"}
 	}
 	if slices.ContainsFunc(r.Header["Content-Encoding"], func(ce string) bool { return ce != "" && !strings.EqualFold(ce, "identity") }) {
-		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Encoding must be identity"})
+		return nil, &Error{Code: CodeMediaType, Message: "Content-Encoding must be identity"}
 	}
 	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) + " bytes"}
 	if r.ContentLength > f.maxBody {
-		return nil, closing(w, tooLarge)
+		return nil, tooLarge
 	}
-	if f.bodyTimeout > 0 {
-		rc := http.NewResponseController(w)
-		if rc.SetReadDeadline(time.Now().Add(f.bodyTimeout)) == nil {
-			defer func() {
-				if e == nil { // else closing has set one for what is left of the body
-					_ = rc.SetReadDeadline(time.Time{})
-				}
-			}()
-		}
+	if r.Body == nil {
+		return nil, &Error{Code: CodeInvalid, Message: "the request has no body"}
 	}
-	var err error
-	body, err = readBounded(r.Body, r.ContentLength, f.maxBody)
+	length := r.ContentLength
+	if length == 0 {
+		length = -1 // of a client's request, 0 beside a body is an unknown length
+	}
+	body, err := readBounded(r.Body, length, f.maxBody)
 	switch {
-	case errors.Is(err, errTooLarge):
-		return nil, closing(w, tooLarge)
 	case err == nil:
 		return body, nil
-	case r.Context().Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, &Error{Code: CodeClientGone, Phase: "body", Err: err}
+	case errors.Is(err, errTooLarge):
+		return nil, tooLarge
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, closing(w, &Error{Code: CodeBodyTimeout, Message: "the body did not come in time"})
+		return nil, &Error{Code: CodeBodyTimeout, Message: "the body did not come in time"}
+	case r.Context().Err() != nil:
+		return nil, &Error{Code: CodeClientGone, Phase: "body", Err: err}
 	}
-	return nil, closing(w, &Error{Code: CodeInvalid, Message: "the body could not be read to its end", Err: err})
+	return nil, &Error{Code: CodeInvalid, Message: "the body could not be read to its end", Err: err}
 }
 
 func isJSON(contentType string) bool {

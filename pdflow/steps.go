@@ -114,7 +114,7 @@ func (s *Steps) end(err error) {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.resp.Body.relayEnded(err)
+		s.resp.Body.hostEnded(err)
 		s.resp.Body.close()
 	})
 }
@@ -136,6 +136,7 @@ type Step struct {
 	a      *attempt
 	ctx    context.Context
 	body   io.ReadCloser
+	length int64
 	mu     sync.Mutex
 	taken  bool
 	over   bool // a result was given, or nobody waits for one
@@ -149,7 +150,7 @@ type stepResult struct {
 
 // park gives a leg to the caller and waits for what comes of it.
 func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (*http.Response, error) {
-	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, s: s, a: a, ctx: ctx, body: r.Body,
+	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, s: s, a: a, ctx: ctx, body: r.Body, length: r.ContentLength,
 		Deadline: a.watch.deadline(), result: make(chan stepResult, 1)}
 	if o != nil {
 		step.Leg, step.Endpoint = o.Leg, a.endpoint(o.Leg)
@@ -158,8 +159,17 @@ func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Req
 		}
 	}
 	defer step.giveUp()
+	if a.pGiven != nil && step.Leg == LegDecode { // decode's response must not come before prefill was given out
+		select {
+		case <-a.pGiven:
+		case <-ctx.Done():
+		}
+	}
 	select {
 	case s.parked <- step:
+		if a.pGiven != nil && step.Leg == LegPrefill {
+			close(a.pGiven)
+		}
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-s.ended:
@@ -204,7 +214,7 @@ func (st *Step) Request() (*http.Request, error) {
 		return nil, err
 	}
 	r := blank.WithContext(st.ctx)
-	r.Method, r.URL, r.Host, r.Header, r.Body, r.ContentLength = st.Method, st.URL, st.URL.Host, st.Header, st.body, -1
+	r.Method, r.URL, r.Host, r.Header, r.Body, r.ContentLength = st.Method, st.URL, st.URL.Host, st.Header, st.body, st.length
 	return r, nil
 }
 

@@ -27,6 +27,9 @@ func (a *attempt) together() (*Body, *Error) {
 	if a.x.door.gated {
 		a.meeting = newMeeting()
 	}
+	if a.x.door.steps != nil {
+		a.pGiven = make(chan struct{})
+	}
 	if a.f.rewriter != nil {
 		a.pEnded = make(chan struct{})
 	}

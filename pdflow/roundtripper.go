@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// RoundTripper puts the flow behind an HTTP client or a reverse proxy of the caller's:
+//
+//	proxy.Transport = flow.RoundTripper(http.DefaultTransport)
+//
+// POST requests of the client APIs' paths run over two engines, whatever host their URL names, and their legs go out
+// through next; other requests go to next as they are. next must not follow redirects, and should be the same for all of a
+// flow's requests. Its errors are asked for what was sent by transport.Classify.
+//
+// What ServeHTTP answers with a status is a response here, too, with the same header and body. The only error is that of
+// the request's context. A response that breaks on its way ends with io.ErrUnexpectedEOF. The request is not changed, and
+// its body always closed.
+func (f *Flow) RoundTripper(next http.RoundTripper) http.RoundTripper {
+	return &roundTripper{f: f, next: next, door: newDoor(next)}
+}
+
+type roundTripper struct {
+	f    *Flow
+	next http.RoundTripper
+	door *door
+}
+
+// RoundTrip sends one request: see [Flow.RoundTripper].
+func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	api := connector.APIOf(r.URL.Path)
+	if api == connector.APIUnknown || r.Method != http.MethodPost {
+		return t.next.RoundTrip(r)
+	}
+	if r.Body != nil {
+		defer r.Body.Close()
+	}
+	id := requestID(r.Header)
+	resp, e := t.run(r, api, id)
+	switch {
+	case e == nil:
+		h := resp.Header.Clone()
+		h[headerMode], h[headerRequestID] = modeHeader(resp.Mode), []string{id}
+		out := responseTo(r, resp.Status, h, &clientBody{resp.Body})
+		if n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64); err == nil {
+			out.ContentLength = n
+		}
+		return out, nil
+	case r.Context().Err() != nil:
+		return nil, context.Cause(r.Context())
+	}
+	w := &memory{header: http.Header{headerRequestID: {id}}, status: http.StatusOK}
+	if e.mode != "" {
+		w.header[headerMode] = modeHeader(e.mode)
+	}
+	t.f.opts.errorHandler(w, r, e)
+	out := responseTo(r, w.status, w.header, io.NopCloser(&w.body))
+	out.ContentLength = int64(w.body.Len())
+	return out, nil
+}
+
+func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Response, *Error) {
+	body, e := t.f.front.body(r)
+	if e != nil {
+		return nil, e
+	}
+	req, err := connector.ParseRequest(api, body)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	return t.f.do(r.Context(), call{req: req, header: r.Header, id: id, door: t.door})
+}
+
+func responseTo(r *http.Request, status int, h http.Header, body io.ReadCloser) *http.Response {
+	return &http.Response{Status: strconv.Itoa(status) + " " + http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1",
+		ProtoMajor: 1, ProtoMinor: 1, Header: h, Body: body, ContentLength: -1, Request: r}
+}
+
+// clientBody gives a response's body the errors that users of an HTTP client know.
+type clientBody struct{ *Body }
+
+func (b *clientBody) Read(p []byte) (int, error) {
+	n, err := b.Body.Read(p)
+	if err != nil && err != io.EOF {
+		if err = context.Cause(b.a.x.client); err == nil {
+			err = io.ErrUnexpectedEOF
+		}
+	}
+	return n, err
+}
+
+// memory is a ResponseWriter that keeps a short response.
+type memory struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (m *memory) Header() http.Header         { return m.header }
+func (m *memory) Write(p []byte) (int, error) { return m.body.Write(p) }
+func (m *memory) WriteHeader(status int)      { m.status = status }

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// drive sends a request's legs as a host would, each in a goroutine of its own, and returns the response. The legs' kinds are
+// in the order in which they came.
+func drive(t *testing.T, s *pdflow.Steps) (legs []string, resp *pdflow.Response, err error) {
+	t.Helper()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		step, resp, err := s.Next(context.Background())
+		if step == nil {
+			return legs, resp, err
+		}
+		legs = append(legs, string(step.Leg))
+		wg.Go(func() {
+			req, err := step.Request()
+			if err != nil {
+				step.Done(nil, err)
+				return
+			}
+			step.Done(client.Transport.RoundTrip(req))
+		})
+	}
+}
+
+func begin(t *testing.T, f *pdflow.Flow, body string, given *pdflow.Pick) *pdflow.Steps {
+	t.Helper()
+	s, err := f.Begin(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(body), Pick: given})
+	require.NoError(t, err)
+	t.Cleanup(func() { s.End(nil) })
+	return s
+}
+
+const fromD = `{"choices":[{"text":"from D"}]}`
+
+// Each order runs by the same machine whoever sends the legs: the same legs, the same response, the same outcome.
+func TestStepsRunEveryOrder(t *testing.T) {
+	side := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "x") }))
+	asks := newAsking(connector.DecodeThenPrefill)
+	for name, c := range map[string]struct {
+		conn connector.KVConnector
+		want []string
+	}{
+		"prefill then decode":  {&fake{order: connector.PrefillThenDecode}, []string{"prefill", "decode"}},
+		"together":             {&fake{order: connector.Together}, []string{"prefill", "decode"}},
+		"decode first, warm":   {&cold{fake{order: connector.DecodeFirst}}, []string{"decode"}},
+		"decode, then prefill": {asks, []string{"decode", "prefill"}},
+		"a side call":          {&preparing{url: side}, []string{"", "prefill", "decode"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			prefilled := make(chan struct{})
+			x := script(t, c.conn, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+				close(prefilled)
+				answer(ok)(x, w, r, b)
+			}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+				if c.conn == asks {
+					asks.event <- connector.Event{}
+					<-prefilled
+				}
+				answer(fromD)(x, w, r, b)
+			})
+			s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+			legs, resp, err := drive(t, s)
+			require.NoError(t, err)
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			assert.JSONEq(t, fromD, string(body))
+			s.End(nil)
+			assert.Equal(t, c.want, legs)
+			require.Len(t, x.seen.list(), 1)
+			assert.NoError(t, errorOf(x.seen.list()[0].Err))
+		})
+	}
+}
+
+func errorOf(e *pdflow.Error) error {
+	if e == nil {
+		return nil
+	}
+	return e
+}
+
+// A host retries at another pair because Next gives it another prefill leg, as Do would send one.
+func TestStepsRetryAtAnotherPair(t *testing.T) {
+	tries := 0
+	first := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		if tries++; tries == 1 {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		_, _ = io.WriteString(w, ok)
+	}
+	x := script(t, &fake{}, first, answer(fromD), pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	legs, resp, err := drive(t, s)
+	require.NoError(t, err)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	s.End(nil)
+	assert.Equal(t, []string{"prefill", "prefill", "decode"}, legs)
+	require.Len(t, x.seen.list(), 2)
+	assert.Equal(t, pdflow.CodePrefillFailed, x.seen.list()[0].Err.Code)
+}
+
+// A decode leg is taken once: engines answer 200 with another prompt's text to a handoff that is used twice.
+func TestAStepIsTakenOnce(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	step, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	body, err := step.Body()
+	require.NoError(t, err)
+	assert.Contains(t, string(body), `"prompt":"hi"`)
+	_, err = step.Request()
+	require.Error(t, err)
+	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+}
+
+// A decode leg that the host lets lie until its handoff is too old is refused, and so fails the attempt.
+func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithTimeouts(connector.Timeouts{Handoff: 50 * time.Millisecond}))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	step, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	req, err := step.Request()
+	require.NoError(t, err)
+	step.Done(client.Transport.RoundTrip(req))
+	step, _, err = s.Next(context.Background())
+	require.NoError(t, err)
+	require.Equal(t, pdflow.LegDecode, step.Leg)
+	assert.WithinDuration(t, time.Now(), step.Expires, time.Second)
+	time.Sleep(time.Until(step.Expires) + 10*time.Millisecond)
+	_, err = step.Body()
+	require.ErrorIs(t, err, pdflow.ErrHandoffExpired)
+	_, _, err = s.Next(context.Background())
+	require.ErrorIs(t, err, pdflow.ErrHandoffExpired)
+	assert.NotContains(t, x.all(), "D")
+}
+
+// A host like an Envoy passes decode's response on by itself: the flow learns of its status and its end.
+func TestARelayedResponse(t *testing.T) {
+	for name, c := range map[string]struct {
+		status int
+		end    error
+		want   pdflow.Code
+	}{
+		"whole":        {200, nil, ""},
+		"client left":  {200, context.Canceled, pdflow.CodeClientGone},
+		"broken":       {200, errors.New("reset"), pdflow.CodeStreamBroken},
+		"refused by D": {400, nil, pdflow.CodeDecodeRejected},
+		"failed at D":  {500, nil, pdflow.CodeDecodeFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			done := 0
+			x := script(t, &fake{}, answer(ok), answer(fromD))
+			pair := x.pair
+			pair.Done = func(*pdflow.Outcome) { done++ }
+			s := begin(t, x.flow, `{"prompt":"hi"}`, &pair)
+			step, _, err := s.Next(context.Background())
+			require.NoError(t, err)
+			require.ErrorIs(t, step.Relay(200), pdflow.ErrNotRelayed, "P's response is the flow's to read")
+			req, err := step.Request()
+			require.NoError(t, err)
+			step.Done(client.Transport.RoundTrip(req))
+			step, _, err = s.Next(context.Background())
+			require.NoError(t, err)
+			_, err = step.Body()
+			require.NoError(t, err)
+			require.NoError(t, step.Relay(c.status))
+			step, resp, err := s.Next(context.Background())
+			require.NoError(t, err)
+			assert.Nil(t, step)
+			assert.Nil(t, resp.Body)
+			assert.Equal(t, pdflow.ModeDisaggregated, resp.Mode)
+			s.End(c.end)
+			s.End(nil)
+			assert.Equal(t, 1, done, "Done is called exactly once")
+			require.Len(t, x.seen.list(), 1)
+			assert.Equal(t, c.want, pdflow.CodeOf(errorOf(x.seen.list()[0].Err)))
+		})
+	}
+}
+
+// Where the connector changes decode's response, it cannot go past the flow.
+func TestAResponseThatTheConnectorChangesIsNotRelayed(t *testing.T) {
+	x := script(t, &rewriting{fake: fake{}}, answer(ok), answer(fromD))
+	s := begin(t, x.flow, `{"prompt":"hi","logprobs":1}`, nil)
+	step, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	req, _ := step.Request()
+	step.Done(client.Transport.RoundTrip(req))
+	step, _, err = s.Next(context.Background())
+	require.NoError(t, err)
+	require.ErrorIs(t, step.Relay(200), pdflow.ErrNotRelayed)
+}
+
+// A host that forgets to end a request is found: the request is freed, counted by its code, and logged.
+func TestAForgottenRequestIsEnded(t *testing.T) {
+	for name, upTo := range map[string]int{"before the first leg": 0, "with a leg in hand": 1, "with a response in hand": 2} {
+		t.Run(name, func(t *testing.T) {
+			var logged bytes.Buffer
+			x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithStepsLimit(100*time.Millisecond),
+				pdflow.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
+			s, err := x.flow.Begin(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+			require.NoError(t, err)
+			switch upTo {
+			case 1:
+				_, _, err = s.Next(context.Background())
+				require.NoError(t, err)
+			case 2:
+				_, _, err = drive(t, s)
+				require.NoError(t, err)
+			}
+			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, 5*time.Millisecond)
+			assert.Empty(t, x.flow.Sessions())
+			assert.Equal(t, pdflow.CodeForgotten, x.seen.list()[0].Err.Code)
+			assert.Contains(t, logged.String(), "forgotten")
+			if upTo == 2 {
+				return
+			}
+			_, _, err = s.Next(context.Background())
+			require.ErrorIs(t, err, pdflow.ErrForgotten)
+		})
+	}
+}
+
+// End before the response cancels what runs, and a response that comes too late is closed.
+func TestEndingBeforeTheResponse(t *testing.T) {
+	x := script(t, &fake{}, gone, answer(fromD))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	step, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	s.End(nil)
+	assert.Error(t, step.Context().Err())
+	late := &closing{Reader: strings.NewReader(ok)}
+	step.Done(&http.Response{StatusCode: 200, Body: late}, nil)
+	assert.True(t, late.closed)
+	assert.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
+	_, err = step.Body()
+	require.Error(t, err)
+}
+
+type closing struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closing) Close() error { c.closed = true; return nil }
+
+// Side calls of a clean-up after End fail at once, since nobody sends them.
+func TestCleaningUpAfterEndDoesNotWait(t *testing.T) {
+	asked := make(chan error, 1)
+	c := &callingCleaner{asked: asked}
+	x := script(t, c, answer(ok), answer(fromD))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	_, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	begun := time.Now()
+	s.End(nil)
+	require.Error(t, <-asked)
+	assert.Less(t, time.Since(begun), 4*time.Second)
+}
+
+type callingCleaner struct {
+	fake
+	asked chan error
+}
+
+func (c *callingCleaner) Clean(ctx context.Context, s *connector.Session, _ error, call connector.Caller) error {
+	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, s.Prefill.URL.String()+"/free", http.NoBody)
+	resp, err := call(r)
+	if err == nil {
+		_ = resp.Body.Close()
+	}
+	c.asked <- err
+	return err
+}
+
+// An encode stage's legs come as steps, too.
+func TestStepsOfAnEncodeStage(t *testing.T) {
+	c := &encoding{}
+	x := script(t, c, answer(ok), answer(fromD))
+	pair := x.pair
+	pair.Encode = []discovery.Endpoint{endpoint(t, x.pair.Prefill.URL.String(), discovery.RoleEncode)}
+	s := begin(t, x.flow, `{"prompt":"hi"}`, &pair)
+	legs, resp, err := drive(t, s)
+	require.NoError(t, err)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	assert.Contains(t, legs, "encode")
+	assert.Equal(t, "decode", legs[len(legs)-1])
+}
+
+// What a host sends is what Do would have sent, byte for byte.
+func TestStepsSendWhatDoSends(t *testing.T) {
+	bodies := map[string]map[string]string{"do": {}, "steps": {}}
+	mode := "do"
+	engine := func(name, response string) handler {
+		return func(_ *scripted, w http.ResponseWriter, r *http.Request, body string) {
+			r.Header.Del("X-Request-Id")
+			r.Header.Del("Connection") // this host keeps none
+			head, _ := json.Marshal(r.Header)
+			bodies[mode][name] = r.Method + r.URL.Path + body + string(head)
+			_, _ = io.WriteString(w, response)
+		}
+	}
+	x := script(t, &fake{}, engine("P", ok), engine("D", fromD))
+	in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi","max_tokens":7,"kv_transfer_params":{}}`),
+		Header: http.Header{"Authorization": {"Bearer x"}, "Cookie": {"no"}}}
+	resp, err := x.flow.Do(context.Background(), in)
+	require.NoError(t, err)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	require.NoError(t, resp.Body.Close())
+	mode = "steps"
+	s, err := x.flow.Begin(context.Background(), in)
+	require.NoError(t, err)
+	defer s.End(nil)
+	_, resp, err = drive(t, s)
+	require.NoError(t, err)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	assert.Len(t, bodies["do"], 2)
+	for name, sent := range bodies["do"] {
+		assert.Equal(t, sent, bodies["steps"][name], name)
+	}
+}
