@@ -99,7 +99,6 @@ func (s *Steps) End(err error) { s.end(err) }
 func (s *Steps) end(err error) {
 	s.once.Do(func() {
 		s.calls.stop()
-		close(s.ended)
 		select {
 		case <-s.done:
 			if errors.Is(err, errForgotten) {
@@ -107,8 +106,9 @@ func (s *Steps) end(err error) {
 			}
 		default:
 			s.cancel(cmp.Or(err, context.Canceled))
-			<-s.done
 		}
+		close(s.ended) // after the cancel, whose cause is what the legs fail with
+		<-s.done
 		if s.resp == nil {
 			return
 		}
