@@ -195,6 +195,28 @@ func (e *Error) errorType() string {
 	return "api_error"
 }
 
+// anthropicType is the "type" member of Anthropic's error object. Its API gives each type one status.
+func anthropicType(status int) string {
+	switch status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusServiceUnavailable, 529:
+		return "overloaded_error"
+	}
+	if status >= 400 && status < 500 {
+		return "invalid_request_error"
+	}
+	return "api_error"
+}
+
 // clientMessage is what a client may know: never an address or an engine's ID.
 func (e *Error) clientMessage() string {
 	if e.Message != "" {

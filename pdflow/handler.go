@@ -30,8 +30,11 @@ type front struct {
 
 // ServeHTTP serves the client APIs' paths (see [connector.API]) by POST, and answers 404 to everything else.
 //
-// If decode breaks after its first byte, the connection is aborted (http.ErrAbortHandler), so that a cut stream never
-// looks whole; recovery middleware around this handler must let that panic pass.
+// If decode breaks after its first byte, ServeHTTP cuts the client's connection (over HTTP/2: its stream) and panics with
+// http.ErrAbortHandler. The cut holds also where middleware recovers from the panic. It needs a ResponseWriter whose
+// write deadline can be set, or one that unwraps to such a writer (see [http.ResponseController]). On any other writer,
+// and over HTTP/1.0, an error is the last that the client gets: a stream ends in an error event and without [DONE], any
+// other body is not valid JSON.
 func (f *Flow) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.front.serve(w, r) }
 
 // Middleware serves the client APIs' paths and hands everything else to next.
@@ -91,7 +94,13 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
-		abort(r) // else net/http would answer 200 for us, which a client that only closed its sending side would see
+		// Without this, net/http would send a 200 for us, which a client that only closed its sending side would see. The
+		// error is for writers that hide the connection, as in cut.
+		rc := http.NewResponseController(w)
+		_ = rc.SetWriteDeadline(past)
+		f.onError(w, r, e)
+		_ = rc.Flush()
+		abort(r)
 		return
 	}
 	if e.mode != "" {
@@ -193,7 +202,7 @@ func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
 			}
 			if werr != nil && !errors.Is(werr, http.ErrNotSupported) {
 				b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: f.name, Message: "the client left", Err: werr}
-				b.Close()
+				cut(w, r, b)
 				abort(r)
 				return
 			}
@@ -201,13 +210,13 @@ func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
 		if err == nil {
 			continue
 		}
+		if !errors.Is(err, io.EOF) {
+			cut(w, r, b)
+			abort(r)
+			return
+		}
 		if limit > 0 {
 			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
-		}
-		if !errors.Is(err, io.EOF) {
-			_ = rc.Flush() // what was read goes out before the cut
-			b.Close()
-			abort(r)
 		}
 		return
 	}
@@ -216,13 +225,6 @@ func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
 var modeHeaders = map[Mode][]string{ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)}}
 
 func modeHeader(m Mode) []string { return modeHeaders[m] }
-
-// abort cuts the client's connection. Outside a server (a test's recorder) there is none to cut.
-func abort(r *http.Request) {
-	if r.Context().Value(http.ServerContextKey) != nil {
-		panic(http.ErrAbortHandler)
-	}
-}
 
 // WriteError is the default error handler: the engine's own answer where there is one, else OpenAI's error object.
 func WriteError(w http.ResponseWriter, _ *http.Request, e *Error) {
@@ -240,14 +242,18 @@ func WriteError(w http.ResponseWriter, _ *http.Request, e *Error) {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
 	}
 	if body == nil {
-		body = errorObject(e)
+		body = errorObject(connector.APIUnknown, e)
 	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body)
 }
 
-func errorObject(e *Error) []byte {
+// errorObject is an error in the shape of the API that the client speaks.
+func errorObject(api connector.API, e *Error) []byte {
+	if api == connector.APIMessages {
+		return anthropicError(e.HTTPStatus(), e.clientMessage())
+	}
 	type object struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
@@ -259,5 +265,17 @@ func errorObject(e *Error) []byte {
 		o.Param = &e.Param
 	}
 	body, _ := json.Marshal(map[string]object{"error": o}) // strings only
+	return body
+}
+
+func anthropicError(status int, message string) []byte {
+	type object struct {
+		Type    string `json:"type"`
+		Message string `json:"message"`
+	}
+	body, _ := json.Marshal(struct {
+		Type  string `json:"type"`
+		Error object `json:"error"`
+	}{"error", object{anthropicType(status), message}}) // strings only
 	return body
 }
