@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -79,6 +80,7 @@ func plain(next http.Handler) http.Handler { return next }
 // protocol is a server's, with a client that says how the response to one request ended.
 type protocol struct {
 	name   string
+	second bool // HTTP/2
 	listen func(t *testing.T, h http.Handler) net.Conn
 	ask    func(t *testing.T, c net.Conn, path, body string) (text string, whole bool)
 }
@@ -92,6 +94,7 @@ func protocols() []protocol {
 		s.Config.Protocols.SetHTTP2(second && secure)
 		s.Config.Protocols.SetUnencryptedHTTP2(second && !secure)
 		s.EnableHTTP2 = second
+		s.Config.ErrorLog = log.New(io.Discard, "", 0) // it says that a middleware wrote two heads
 		if secure {
 			s.StartTLS()
 		} else {
@@ -112,10 +115,10 @@ func protocols() []protocol {
 		return tls.Client(c, o)
 	}
 	return []protocol{
-		{"HTTP/1.1", func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, false, false) }, askHTTP1},
-		{"HTTP/1.1 over TLS", func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, true, false) }, askHTTP1},
-		{"HTTP/2 without TLS", func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, false, true) }, askHTTP2},
-		{"HTTP/2", func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, true, true) }, askHTTP2},
+		{"HTTP/1.1", false, func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, false, false) }, askHTTP1},
+		{"HTTP/1.1 over TLS", false, func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, true, false) }, askHTTP1},
+		{"HTTP/2 without TLS", true, func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, false, true) }, askHTTP2},
+		{"HTTP/2", true, func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, true, true) }, askHTTP2},
 	}
 }
 
@@ -135,9 +138,8 @@ func askHTTP1(t *testing.T, c net.Conn, path, body string) (text string, whole b
 	return head + rest, strings.HasSuffix(rest, "0\r\n\r\n")
 }
 
-// askHTTP2 speaks as much of RFC 9113 as it takes to send one request and to read frames until its stream ends.
-func askHTTP2(t *testing.T, c net.Conn, path, body string) (text string, whole bool) {
-	t.Helper()
+// requestHTTP2 is as much of RFC 9113 as it takes to send one request.
+func requestHTTP2(path, body string) []byte {
 	frame := func(kind, flags byte, stream uint32, payload []byte) []byte {
 		b := []byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}
 		return append(binary.BigEndian.AppendUint32(b, stream), payload...)
@@ -151,7 +153,13 @@ func askHTTP2(t *testing.T, c net.Conn, path, body string) (text string, whole b
 	out.Write(frame(4, 0, 0, nil))          // SETTINGS
 	out.Write(frame(1, 4, 1, fields))       // HEADERS, END_HEADERS
 	out.Write(frame(0, 1, 1, []byte(body))) // DATA, END_STREAM
-	_, err := c.Write(out.Bytes())
+	return out.Bytes()
+}
+
+// askHTTP2 sends a request and reads frames until its stream ends.
+func askHTTP2(t *testing.T, c net.Conn, path, body string) (text string, whole bool) {
+	t.Helper()
+	_, err := c.Write(requestHTTP2(path, body))
 	require.NoError(t, err)
 	var data strings.Builder
 	for head := make([]byte, 9); ; {

@@ -49,6 +49,7 @@ type Flow struct {
 	lease       time.Duration
 	handoffMax  time.Duration
 
+	warned  sync.Once // of a writer that cannot flush
 	startMu sync.Mutex
 	started bool
 	live    exchanges

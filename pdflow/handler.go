@@ -5,8 +5,6 @@ package pdflow
 import (
 	"encoding/json"
 	"errors"
-	"io"
-	"maps"
 	"math"
 	"mime"
 	"net/http"
@@ -76,7 +74,9 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	for e == nil {
 		var resp *Response
 		if resp, e = flow.do(r.Context(), req, r.Header, id, nil, ""); e == nil {
-			flow.write(w, r, resp)
+			if resp.Send(w, r) != nil {
+				abort(r)
+			}
 			return
 		}
 		if e.Code != CodeDraining {
@@ -170,56 +170,6 @@ func closing(w http.ResponseWriter, e *Error) *Error {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
 	return e
-}
-
-// writeEvery is how long a write deadline is left as it is: setting one costs more than the rest of a chunk's way.
-const writeEvery = time.Second
-
-// write streams an answer: one write and one flush for each read. It never returns with a leg running.
-func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
-	b := resp.Body
-	defer b.Close()
-	h := w.Header()
-	maps.Copy(h, resp.Header)
-	h[headerMode] = modeHeader(resp.Mode)
-	rc := http.NewResponseController(w)
-	w.WriteHeader(resp.Status)
-	b.a.x.phase.Store(phaseStream)
-	var deadline time.Time
-	limit := f.opts.timeouts.Write
-	for {
-		piece, err := b.next()
-		if len(piece) > 0 {
-			if now := time.Now(); limit > 0 && now.Add(limit).Sub(deadline) > writeEvery {
-				deadline = now.Add(limit + writeEvery)
-				if rc.SetWriteDeadline(deadline) != nil {
-					limit = 0 // the writer has no deadlines
-				}
-			}
-			_, werr := w.Write(piece)
-			if werr == nil && (b.sse || err != nil) {
-				werr = rc.Flush()
-			}
-			if werr != nil && !errors.Is(werr, http.ErrNotSupported) {
-				b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: f.name, Message: "the client left", Err: werr}
-				cut(w, r, b)
-				abort(r)
-				return
-			}
-		}
-		if err == nil {
-			continue
-		}
-		if !errors.Is(err, io.EOF) {
-			cut(w, r, b)
-			abort(r)
-			return
-		}
-		if limit > 0 {
-			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
-		}
-		return
-	}
 }
 
 var modeHeaders = map[Mode][]string{ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)}}
