@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/pdkit/pdkit/connector"
 )
 
 // Code says what went wrong, for programs. It is the "code" member of the default error answer.
@@ -61,9 +63,10 @@ type Error struct {
 	Message    string        // safe to show a client
 	Err        error         // cause
 
-	caller bool   // the caller's own deadline: no fault of an engine
-	mode   Mode   // how the request was being served
-	answer *reply // the engine's own answer, to be passed on
+	api    connector.API // of a request to Do; elsewhere the request's path tells it
+	caller bool          // the caller's own deadline: no fault of an engine
+	mode   Mode          // how the request was being served
+	answer *reply        // the engine's own answer, to be passed on
 }
 
 // reply is an engine's answer of an error status, read whole.
@@ -120,6 +123,12 @@ var (
 	ErrTransferMissing error = &Error{Code: CodeTransferMissing}
 	ErrHandoffExpired  error = &Error{Code: CodeHandoffExpired}
 )
+
+// of notes the API in whose shape the error is to be written.
+func (e *Error) of(api connector.API) *Error {
+	e.api = api
+	return e
+}
 
 // CodeOf returns the code of an error of this package, [CodeInternal] for others, "" for nil.
 func CodeOf(err error) Code {

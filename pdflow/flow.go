@@ -195,17 +195,18 @@ type Response struct {
 func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 	req, err := connector.ParseRequest(in.API, in.Body)
 	if err != nil {
-		return nil, invalid(err)
+		return nil, invalid(err).of(in.API)
 	}
 	id := in.RequestID
 	if id == "" {
 		id = requestID(in.Header)
 	} else if !validRequestID(id) {
-		return nil, &Error{Code: CodeInvalid, Param: "RequestID", Message: "must be 1 to 128 letters, digits or -_.:"}
+		e := &Error{Code: CodeInvalid, Param: "RequestID", Message: "must be 1 to 128 letters, digits or -_.:"}
+		return nil, e.of(in.API)
 	}
 	resp, e := f.do(ctx, req, in.Header, id, in.Pick, "")
 	if e != nil {
-		return nil, e
+		return nil, e.of(in.API)
 	}
 	return resp, nil
 }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/pdkit/pdkit/connector"
 )
 
@@ -176,14 +178,20 @@ var modeHeaders = map[Mode][]string{ModeDisaggregated: {string(ModeDisaggregated
 
 func modeHeader(m Mode) []string { return modeHeaders[m] }
 
-// WriteError is the default error handler: the engine's own answer where there is one, else OpenAI's error object.
-func WriteError(w http.ResponseWriter, _ *http.Request, e *Error) {
+// WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it writes
+// an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for the rest.
+func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	h := w.Header()
 	h["Content-Type"] = jsonType
-	status := e.HTTPStatus()
-	var body []byte
+	api := e.api
+	if api == connector.APIUnknown && strings.HasPrefix(r.URL.Path, connector.APIMessages.Path()) {
+		api = connector.APIMessages // or a path below it, which no flow serves
+	}
+	body := errorObject(api, e)
 	if e.answer != nil {
-		body = e.answer.body
+		if e.answer.body != nil {
+			body = fitting(api, e, body)
+		}
 		if e.answer.retryAfter != "" {
 			h.Set("Retry-After", e.answer.retryAfter)
 		}
@@ -191,12 +199,24 @@ func WriteError(w http.ResponseWriter, _ *http.Request, e *Error) {
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
 	}
-	if body == nil {
-		body = errorObject(connector.APIUnknown, e)
-	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(status)
+	w.WriteHeader(e.HTTPStatus())
 	_, _ = w.Write(body)
+}
+
+// fitting returns an engine's error body as it is. Only Anthropic's clients, which do not understand OpenAI's shape, get
+// its message in an object of their own API.
+func fitting(api connector.API, e *Error, own []byte) []byte {
+	body := e.answer.body
+	if api != connector.APIMessages || gjson.GetBytes(body, "type").String() == "error" {
+		return body
+	}
+	for _, path := range []string{"error.message", "message"} {
+		if m := gjson.GetBytes(body, path); m.Type == gjson.String && m.String() != "" {
+			return anthropicError(e.HTTPStatus(), m.String())
+		}
+	}
+	return own
 }
 
 // errorObject is an error in the shape of the API that the client speaks.
