@@ -82,7 +82,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
 	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.opts.timeouts.Body, writeTimeout: f.opts.timeouts.Write, onError: f.opts.errorHandler,
-		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
+		requestID: f.opts.requestID,
+		find:      func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
 	return f, nil
 }
 
@@ -199,7 +200,7 @@ func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 	}
 	id := in.RequestID
 	if id == "" {
-		id = requestID(in.Header)
+		id = RequestID(in.Header)
 	} else if !validRequestID(id) {
 		e := &Error{Code: CodeInvalid, Param: "RequestID", Message: "must be 1 to 128 letters, digits or -_.:"}
 		return nil, e.of(in.API)

@@ -25,6 +25,7 @@ type front struct {
 	bodyTimeout  time.Duration
 	writeTimeout time.Duration
 	onError      ErrorHandler
+	requestID    func(*http.Request) string // nil: the client's X-Request-Id
 	find         func(r *connector.Request, requestID string) (*Flow, *Error)
 }
 
@@ -51,7 +52,7 @@ func (f *front) middleware(next http.Handler) http.Handler {
 }
 
 func (f *front) serve(w http.ResponseWriter, r *http.Request) {
-	id := requestID(r.Header)
+	id := f.idOf(r)
 	w.Header()[headerRequestID] = []string{id}
 	if len(r.TransferEncoding) > 0 {
 		// net/http hides a Content-Length beside it; closing keeps what follows on the connection from being read as a request.
@@ -92,6 +93,13 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		flow, e = next, nil
 	}
 	f.fail(w, r, e)
+}
+
+func (f *front) idOf(r *http.Request) string {
+	if f.requestID != nil {
+		return validOrNew(f.requestID(r))
+	}
+	return RequestID(r.Header)
 }
 
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
