@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/pdkit/pdkit/connector"
 )
 
 // Code says what went wrong, for programs. It is the "code" member of the default error answer.
@@ -62,9 +64,10 @@ type Error struct {
 	Message    string        // safe to show a client
 	Err        error         // cause
 
-	caller bool   // the caller's own deadline: no fault of an engine
-	mode   Mode   // how the request was being served
-	answer *reply // the engine's own answer, to be passed on
+	api    connector.API // of a request to Do; elsewhere the request's path tells it
+	caller bool          // the caller's own deadline: no fault of an engine
+	mode   Mode          // how the request was being served
+	answer *reply        // the engine's own answer, to be passed on
 }
 
 // reply is an engine's answer of an error status, read whole.
@@ -121,6 +124,12 @@ var (
 	ErrTransferMissing error = &Error{Code: CodeTransferMissing}
 	ErrHandoffExpired  error = &Error{Code: CodeHandoffExpired}
 )
+
+// of notes the API in whose shape the error is to be written.
+func (e *Error) of(api connector.API) *Error {
+	e.api = api
+	return e
+}
 
 // CodeOf returns the code of an error of this package, [CodeInternal] for others, "" for nil.
 func CodeOf(err error) Code {
@@ -192,6 +201,28 @@ func (e *Error) errorType() string {
 		return "invalid_request_error"
 	case CodeNoEndpoint, CodeDraining:
 		return "service_unavailable_error"
+	}
+	return "api_error"
+}
+
+// anthropicType is the "type" member of Anthropic's error object. Its API gives each type one status.
+func anthropicType(status int) string {
+	switch status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusServiceUnavailable, 529:
+		return "overloaded_error"
+	}
+	if status >= 400 && status < 500 {
+		return "invalid_request_error"
 	}
 	return "api_error"
 }

@@ -49,6 +49,7 @@ type Flow struct {
 	limits      connector.Timeouts // in effect
 	retry       connector.Retry    // in effect
 
+	warned  sync.Once // of a writer that cannot flush
 	startMu sync.Mutex
 	started bool
 	live    exchanges
@@ -83,7 +84,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
 	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write, onError: f.opts.errorHandler,
-		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
+		requestID: f.opts.requestID,
+		find:      func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
 	return f, nil
 }
 
@@ -189,7 +191,7 @@ func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 	}
 	resp, e := f.do(ctx, c)
 	if e != nil {
-		return nil, e
+		return nil, e.of(in.API)
 	}
 	return resp, nil
 }
@@ -211,13 +213,13 @@ func (f *Flow) read(in *Request) (call, *Error) {
 	}
 	req, err := connector.ParseRequest(in.API, in.Body)
 	if err != nil {
-		return call{}, invalid(err)
+		return call{}, invalid(err).of(in.API)
 	}
 	c := call{req: req, header: in.Header, id: in.RequestID, given: in.Pick}
 	if c.id == "" {
-		c.id = requestID(in.Header)
+		c.id = RequestID(in.Header)
 	} else if !validRequestID(c.id) {
-		return call{}, wrongCall("RequestID", "must be 1 to 128 letters, digits or -_.:")
+		return call{}, wrongCall("RequestID", "must be 1 to 128 letters, digits or -_.:").of(in.API)
 	}
 	if c.given != nil && c.given.Decode.URL == nil {
 		return call{}, wrongCall("Pick", "must name a decode engine with a URL; a Pick without Prefill is served by Decode alone")

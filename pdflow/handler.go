@@ -5,8 +5,6 @@ package pdflow
 import (
 	"encoding/json"
 	"errors"
-	"io"
-	"maps"
 	"math"
 	"mime"
 	"net/http"
@@ -15,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
 )
@@ -25,13 +25,17 @@ type front struct {
 	bodyTimeout  time.Duration
 	writeTimeout time.Duration
 	onError      ErrorHandler
+	requestID    func(*http.Request) string // nil: the client's X-Request-Id
 	find         func(r *connector.Request, requestID string) (*Flow, *Error)
 }
 
 // ServeHTTP serves the client APIs' paths (see [connector.API]) by POST, and answers 404 to everything else.
 //
-// If decode breaks after its first byte, the connection is aborted (http.ErrAbortHandler), so that a cut stream never
-// looks whole; recovery middleware around this handler must let that panic pass.
+// If decode breaks after its first byte, ServeHTTP cuts the client's connection (over HTTP/2: its stream) and panics with
+// http.ErrAbortHandler. The cut holds also where middleware recovers from the panic. It needs a ResponseWriter whose
+// write deadline can be set, or one that unwraps to such a writer (see [http.ResponseController]). On any other writer,
+// and over HTTP/1.0, an error is the last that the client gets: a stream ends in an error event and without [DONE], any
+// other body is not valid JSON.
 func (f *Flow) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.front.serve(w, r) }
 
 // Middleware serves the client APIs' paths and hands everything else to next.
@@ -48,7 +52,7 @@ func (f *front) middleware(next http.Handler) http.Handler {
 }
 
 func (f *front) serve(w http.ResponseWriter, r *http.Request) {
-	id := requestID(r.Header)
+	id := f.idOf(r)
 	w.Header()[headerRequestID] = []string{id}
 	if len(r.TransferEncoding) > 0 {
 		// net/http hides a Content-Length beside it; closing keeps what follows on the connection from being read as a request.
@@ -73,7 +77,9 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	for e == nil {
 		var resp *Response
 		if resp, e = flow.do(r.Context(), call{req: req, header: r.Header, id: id}); e == nil {
-			flow.write(w, r, resp)
+			if resp.Send(w, r) != nil {
+				abort(r)
+			}
 			return
 		}
 		if e.Code != CodeDraining {
@@ -89,9 +95,22 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	f.fail(w, r, e)
 }
 
+func (f *front) idOf(r *http.Request) string {
+	if f.requestID != nil {
+		return validOrNew(f.requestID(r))
+	}
+	return RequestID(r.Header)
+}
+
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
-		abort(r) // else net/http would answer 200 for us, which a client that only closed its sending side would see
+		// Without this, net/http would send a 200 for us, which a client that only closed its sending side would see. The
+		// error is for writers that hide the connection, as in cut.
+		rc := http.NewResponseController(w)
+		_ = rc.SetWriteDeadline(past)
+		f.onError(w, r, e)
+		_ = rc.Flush()
+		abort(r)
 		return
 	}
 	if e.mode != "" {
@@ -173,75 +192,24 @@ func closing(w http.ResponseWriter, e *Error) *Error {
 	return e
 }
 
-// writeEvery is how long a write deadline is left as it is: setting one costs more than the rest of a chunk's way.
-const writeEvery = time.Second
-
-// write streams an answer: one write and one flush for each read. It never returns with a leg running.
-func (f *Flow) write(w http.ResponseWriter, r *http.Request, resp *Response) {
-	b := resp.Body
-	defer b.Close()
-	h := w.Header()
-	maps.Copy(h, resp.Header)
-	h[headerMode] = modeHeader(resp.Mode)
-	rc := http.NewResponseController(w)
-	w.WriteHeader(resp.Status)
-	b.a.x.phase.Store(phaseStream)
-	var deadline time.Time
-	limit := f.limits.Write
-	for {
-		piece, err := b.next()
-		if len(piece) > 0 {
-			if now := time.Now(); limit > 0 && now.Add(limit).Sub(deadline) > writeEvery {
-				deadline = now.Add(limit + writeEvery)
-				if rc.SetWriteDeadline(deadline) != nil {
-					limit = 0 // the writer has no deadlines
-				}
-			}
-			_, werr := w.Write(piece)
-			if werr == nil && (b.sse || err != nil) {
-				werr = rc.Flush()
-			}
-			if werr != nil && !errors.Is(werr, http.ErrNotSupported) {
-				b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: f.name, Message: "the client left", Err: werr}
-				b.Close()
-				abort(r)
-				return
-			}
-		}
-		if err == nil {
-			continue
-		}
-		if limit > 0 {
-			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
-		}
-		if !errors.Is(err, io.EOF) {
-			_ = rc.Flush() // what was read goes out before the cut
-			b.Close()
-			abort(r)
-		}
-		return
-	}
-}
-
 var modeHeaders = map[Mode][]string{ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)}}
 
 func modeHeader(m Mode) []string { return modeHeaders[m] }
 
-// abort cuts the client's connection. Outside a server (a test's recorder) there is none to cut.
-func abort(r *http.Request) {
-	if r.Context().Value(http.ServerContextKey) != nil {
-		panic(http.ErrAbortHandler)
-	}
-}
-
-// WriteError is the default error handler: the engine's own answer where there is one, else OpenAI's error object.
-func WriteError(w http.ResponseWriter, _ *http.Request, e *Error) {
+// WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it writes
+// an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for the rest.
+func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	h := w.Header()
 	h["Content-Type"] = jsonType
-	status := e.HTTPStatus()
-	var body []byte
+	api := e.api
+	if api == connector.APIUnknown && strings.HasPrefix(r.URL.Path, connector.APIMessages.Path()) {
+		api = connector.APIMessages // or a path below it, which no flow serves
+	}
+	body := errorObject(api, e)
 	if e.answer != nil {
-		body = e.answer.body
+		if e.answer.body != nil {
+			body = fitting(api, e, body)
+		}
 		if e.answer.retryAfter != "" {
 			h.Set("Retry-After", e.answer.retryAfter)
 		}
@@ -249,15 +217,31 @@ func WriteError(w http.ResponseWriter, _ *http.Request, e *Error) {
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
 	}
-	if body == nil {
-		body = errorObject(e)
-	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(status)
+	w.WriteHeader(e.HTTPStatus())
 	_, _ = w.Write(body)
 }
 
-func errorObject(e *Error) []byte {
+// fitting returns an engine's error body as it is. Only Anthropic's clients, which do not understand OpenAI's shape, get
+// its message in an object of their own API.
+func fitting(api connector.API, e *Error, own []byte) []byte {
+	body := e.answer.body
+	if api != connector.APIMessages || gjson.GetBytes(body, "type").String() == "error" {
+		return body
+	}
+	for _, path := range []string{"error.message", "message"} {
+		if m := gjson.GetBytes(body, path); m.Type == gjson.String && m.String() != "" {
+			return anthropicError(e.HTTPStatus(), m.String())
+		}
+	}
+	return own
+}
+
+// errorObject is an error in the shape of the API that the client speaks.
+func errorObject(api connector.API, e *Error) []byte {
+	if api == connector.APIMessages {
+		return anthropicError(e.HTTPStatus(), e.clientMessage())
+	}
 	type object struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
@@ -269,5 +253,17 @@ func errorObject(e *Error) []byte {
 		o.Param = &e.Param
 	}
 	body, _ := json.Marshal(map[string]object{"error": o}) // strings only
+	return body
+}
+
+func anthropicError(status int, message string) []byte {
+	type object struct {
+		Type    string `json:"type"`
+		Message string `json:"message"`
+	}
+	body, _ := json.Marshal(struct {
+		Type  string `json:"type"`
+		Error object `json:"error"`
+	}{"error", object{anthropicType(status), message}}) // strings only
 	return body
 }

@@ -19,15 +19,17 @@ type Server interface {
 
 func (f *Flow) flowFor(*connector.Request, string) *Flow { return f }
 
-// MuxOptions are a Mux's own settings; nil means defaults.
+// MuxOptions are a Mux's own settings, as a flow has them as options; nil and zero values mean the defaults.
 type MuxOptions struct {
-	MaxBody      int64         // bytes; default 32 MiB
-	BodyTimeout  time.Duration // reading a client's body; default 60 s, negative: none
-	ErrorHandler ErrorHandler  // default WriteError
+	MaxBody      int64                      // bytes; default 32 MiB
+	BodyTimeout  time.Duration              // reading a client's body; default 60 s, negative: none
+	WriteTimeout time.Duration              // writing an error to a client; default 30 s, negative: none
+	ErrorHandler ErrorHandler               // default WriteError
+	RequestID    func(*http.Request) string // see WithRequestID; default: the client's X-Request-Id
 }
 
-// Mux serves several models behind one listener: a request goes to the flow of the model that it names; one that names none, to
-// the only flow, else to the one for any model. Routes may be replaced while it serves.
+// Mux serves several models behind one listener. A request goes to the flow of the model that it names. One that names no
+// model goes to the only flow, or else to the flow for any model. Routes may be replaced while it serves.
 type Mux struct {
 	front  front
 	routes atomic.Pointer[map[string]Server]
@@ -35,25 +37,32 @@ type Mux struct {
 
 // NewMux makes a Mux without routes.
 func NewMux(o *MuxOptions) *Mux {
+	if o == nil {
+		o = &MuxOptions{}
+	}
 	m := &Mux{}
-	m.front = front{maxBody: 32 << 20, bodyTimeout: 60 * time.Second, writeTimeout: 30 * time.Second, onError: WriteError, find: m.find}
-	if o != nil {
-		if o.MaxBody > 0 {
-			m.front.maxBody = o.MaxBody
-		}
-		if o.BodyTimeout != 0 {
-			m.front.bodyTimeout = max(o.BodyTimeout, 0)
-		}
-		if o.ErrorHandler != nil {
-			m.front.onError = o.ErrorHandler
-		}
+	m.front = front{maxBody: 32 << 20, bodyTimeout: limitOr(o.BodyTimeout, 60*time.Second),
+		writeTimeout: limitOr(o.WriteTimeout, 30*time.Second), onError: WriteError, requestID: o.RequestID, find: m.find}
+	if o.MaxBody > 0 {
+		m.front.maxBody = o.MaxBody
+	}
+	if o.ErrorHandler != nil {
+		m.front.onError = o.ErrorHandler
 	}
 	m.routes.Store(&map[string]Server{})
 	return m
 }
 
-// SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight are not
-// touched; a flow that is shut down after its route was replaced loses none, since its successor takes those that come too late for it.
+// limitOr is a timeout where 0 stands for the default and a negative one for none, which front knows as 0.
+func limitOr(d, otherwise time.Duration) time.Duration {
+	if d == 0 {
+		return otherwise
+	}
+	return max(d, 0)
+}
+
+// SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight go
+// on. A flow may be shut down once its route is replaced: its successor serves the requests that reach it too late.
 func (m *Mux) SetRoutes(routes map[string]Server) error {
 	own := make(map[string]Server, len(routes))
 	for model, s := range routes {

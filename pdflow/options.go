@@ -39,6 +39,7 @@ type options struct {
 	meterProvider  metric.MeterProvider
 	propagator     propagation.TextMapPropagator
 	forward        []string
+	requestID      func(*http.Request) string
 }
 
 // Option changes a flow. Options may be given in any order; the last of a kind wins.

@@ -42,7 +42,7 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		defer r.Body.Close()
 	}
-	id := requestID(r.Header)
+	id := t.f.front.idOf(r)
 	resp, e := t.run(r, api, id)
 	switch {
 	case e == nil:

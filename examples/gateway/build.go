@@ -31,7 +31,8 @@ type gateway struct {
 	log      *slog.Logger
 	tel      *telemetry
 	mux      *pdflow.Mux
-	cluster  *cluster // nil unless its ModelServers are served
+	routing  sync.RWMutex // the list of models and the mux's routes change together
+	cluster  *cluster     // nil unless its ModelServers are served
 	draining atomic.Bool
 	list     atomic.Pointer[[]*model]
 }
@@ -87,6 +88,8 @@ func (g *gateway) setModels(models []*model) error {
 	for _, m := range models {
 		routes[m.Model()] = m.flows.Server
 	}
+	g.routing.Lock()
+	defer g.routing.Unlock()
 	g.list.Store(&models)
 	return g.mux.SetRoutes(routes)
 }
@@ -254,20 +257,15 @@ func (m *model) drain(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// find returns the model that serves a request, by the mux's rules.
+// find returns the model that serves a request, nil if none does.
 func (g *gateway) find(name string) *model {
-	models := g.models()
-	var wildcard *model
-	for _, m := range models {
-		switch m.Model() {
-		case name:
+	g.routing.RLock()
+	defer g.routing.RUnlock()
+	server, _ := g.mux.Lookup(name)
+	for _, m := range g.models() {
+		if m.flows.Server == server {
 			return m
-		case "*":
-			wildcard = m
 		}
 	}
-	if name == "" && len(models) == 1 {
-		return models[0]
-	}
-	return wildcard
+	return nil
 }

@@ -4,10 +4,7 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"net/http"
-	"strings"
 )
 
 // clients is the clients' side: the PD flow, the list of models, and what may pass to a decode engine. All else is the
@@ -36,23 +33,3 @@ func closeAfterChunks(w http.ResponseWriter, r *http.Request) {
 }
 
 const headerRequestID = "X-Request-Id"
-
-// requestID returns the client's X-Request-Id where it is fit to be sent on and echoed, else a new one: pdflow's rule,
-// for what does not go through a flow.
-func requestID(h http.Header) string {
-	if v := h[headerRequestID]; len(v) == 1 && fitID(v[0]) {
-		return v[0]
-	}
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
-}
-
-func fitID(id string) bool {
-	if len(id) < 1 || len(id) > 128 || strings.Contains(id, "___prefill_addr_") || strings.Contains(id, "___decode_addr_") {
-		return false
-	}
-	return !strings.ContainsFunc(id, func(c rune) bool {
-		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune("-_.:", c)
-	})
-}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
 )
 
 const (
@@ -44,7 +45,7 @@ func newModelList(background context.Context, g *gateway) *modelList {
 }
 
 func (l *modelList) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	id := requestID(r.Header)
+	id := pdflow.RequestID(r.Header)
 	w.Header().Set(headerRequestID, id)
 	closeAfterChunks(w, r)
 	a := l.answer(r.Header.Values("Authorization"), id)

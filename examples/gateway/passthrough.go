@@ -34,8 +34,7 @@ var (
 	passExact   = []string{"/tokenize", "/detokenize", "/score", "/rerank", "/pooling"}
 	orderWords  = []string{"abort", "reset", "sleep", "wake", "is_sleeping", "load", "unload", "start_", "stop_", "pause", "resume", "scale", "update", "init", "collective", "flush", "release", "set_", "server_", "destroy"}
 	passMethods = []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete}
-	// passHeaders are the client's headers that an engine gets, and engineHeaders those of its answer that the client gets.
-	passHeaders   = []string{"Authorization", "Content-Type", "Accept", "User-Agent", "X-Session-Id", "X-Vllm-Priority", "Traceparent", "Tracestate"}
+	// engineHeaders are the headers of an engine's response that the client gets.
 	engineHeaders = []string{"Content-Type", "Content-Length", "Retry-After"}
 )
 
@@ -75,7 +74,7 @@ func (p *passthrough) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.otherwise.ServeHTTP(w, r)
 		return
 	}
-	id := requestID(r.Header)
+	id := pdflow.RequestID(r.Header)
 	w.Header().Set(headerRequestID, id)
 	closeAfterChunks(w, r)
 	if p.g.draining.Load() {
@@ -182,16 +181,7 @@ func aim(pr *httputil.ProxyRequest, e discovery.Endpoint, body []byte, id string
 	target.Path += out.URL.Path
 	target.RawQuery = out.URL.RawQuery
 	out.URL, out.Host = &target, ""
-	header := http.Header{headerRequestID: {id}}
-	for _, name := range passHeaders {
-		if v := pr.In.Header[name]; len(v) > 0 {
-			header[name] = v
-		}
-	}
-	if _, ok := header["User-Agent"]; !ok {
-		header["User-Agent"] = []string{"pdkit-gateway"}
-	}
-	out.Header, out.TransferEncoding, out.Trailer = header, nil, nil
+	out.Header, out.TransferEncoding, out.Trailer = pdflow.EngineHeader(pr.In.Header, id), nil, nil
 	out.Body, out.ContentLength = http.NoBody, 0
 	if len(body) > 0 {
 		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))

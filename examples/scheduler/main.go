@@ -14,7 +14,6 @@ import (
 	"hash/maphash"
 	"io"
 	"log"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -75,7 +74,7 @@ type scheduler struct {
 }
 
 // newScheduler makes a scheduler over engines whose list and load are kept up to date until ctx ends.
-func newScheduler(ctx context.Context, prefill, decode string) (*scheduler, error) {
+func newScheduler(ctx context.Context, prefill, decode string, opts ...pdflow.Option) (*scheduler, error) {
 	var endpoints []discovery.Endpoint
 	for i, raw := range slices.Concat(strings.Split(prefill, ","), strings.Split(decode, ",")) {
 		role := discovery.RolePrefill
@@ -117,7 +116,7 @@ func newScheduler(ctx context.Context, prefill, decode string) (*scheduler, erro
 	}
 	release := func(r *request, p, d string, _ *pdflow.Outcome) { s.reserve(r, p, d, -1) }
 	s.hooks = []postHook{release, s.remember}
-	s.flow, err = pdflow.New(conn, s) // the picker is asked only for requests that come without a Pick
+	s.flow, err = pdflow.New(conn, s, opts...) // the picker is asked only for requests that come without a Pick
 	return s, err
 }
 
@@ -180,7 +179,7 @@ func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	for _, pair := range s.schedule(r) {
 		resp, err := s.try(hr.Context(), r, pair, &pdflow.Request{API: connector.APIOf(hr.URL.Path), Header: hr.Header, Body: body})
 		if err == nil {
-			answer(w, resp)
+			_ = resp.Send(w, hr) // an error has cut the client's connection; Done gets it, too
 			return
 		}
 		if !errors.As(err, &last) || !last.EngineFault() || last.Code == pdflow.CodeTimeout {
@@ -227,23 +226,5 @@ func (s *scheduler) remember(r *request, prefill, _ string, o *pdflow.Outcome) {
 	}
 	if r.prefix != 0 && o.Err == nil && o.Mode == pdflow.ModeDisaggregated {
 		s.known[r.prefix] = prefill
-	}
-}
-
-// answer streams to the client. Closing the body ends the legs, and so calls Done.
-func answer(w http.ResponseWriter, resp *pdflow.Response) {
-	defer resp.Body.Close()
-	maps.Copy(w.Header(), resp.Header)
-	w.WriteHeader(resp.Status)
-	buf := make([]byte, 16<<10)
-	for {
-		n, err := resp.Body.Read(buf)
-		if _, werr := w.Write(buf[:n]); werr != nil || errors.Is(err, io.EOF) {
-			return
-		}
-		if err != nil {
-			panic(http.ErrAbortHandler) // a cut stream must not look whole
-		}
-		_ = http.NewResponseController(w).Flush()
 	}
 }

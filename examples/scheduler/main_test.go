@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -39,7 +41,7 @@ type seen struct {
 	err             pdflow.Code
 }
 
-func start(t *testing.T, decode enginesim.Config) *world {
+func start(t *testing.T, decode enginesim.Config, opts ...pdflow.Option) *world {
 	t.Helper()
 	w := &world{}
 	for i := range w.p {
@@ -50,7 +52,7 @@ func start(t *testing.T, decode enginesim.Config) *world {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var err error
-	w.scheduler, err = newScheduler(ctx, w.p[0].URL()+","+w.p[1].URL(), w.d[0].URL()+","+w.d[1].URL())
+	w.scheduler, err = newScheduler(ctx, w.p[0].URL()+","+w.p[1].URL(), w.d[0].URL()+","+w.d[1].URL(), opts...)
 	require.NoError(t, err)
 	w.hooks = append(w.hooks, func(_ *request, p, d string, o *pdflow.Outcome) {
 		w.mu.Lock()
@@ -61,7 +63,12 @@ func start(t *testing.T, decode enginesim.Config) *world {
 		}
 		w.seen = append(w.seen, x)
 	})
-	server := httptest.NewServer(w)
+	server := httptest.NewUnstartedServer(w)
+	server.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		_ = c.(*net.TCPConn).SetWriteBuffer(4096) // so that a client that reads nothing is noticed soon
+		return ctx
+	}
+	server.Start()
 	w.url = server.URL
 	t.Cleanup(func() {
 		server.Close()
@@ -141,6 +148,25 @@ func TestAStreamCountsUntilItsEnd(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, time.Second, time.Millisecond)
 	assert.NotEqual(t, w.hooked()[0].decode, w.hooked()[1].decode)
+	assert.Zero(t, w.busy())
+}
+
+// Send bounds each write: a client that reads nothing costs the decode engine no more than that.
+func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
+	limits := connector.Timeouts{}
+	limits.Write = 100 * time.Millisecond
+	w := start(t, enginesim.Config{}, pdflow.WithTimeouts(limits))
+	conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(4096))
+	b := strings.Replace(body(0, true), `"max_tokens":12`, `"max_tokens":20000`, 1)
+	_, err = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(b), b)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return w.d[0].Stats().Aborted+w.d[1].Stats().Aborted == 1 }, 10*time.Second, 5*time.Millisecond,
+		"decode still works for a client that reads nothing")
+	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, time.Second, time.Millisecond)
+	assert.Equal(t, pdflow.CodeClientGone, w.hooked()[0].err)
 	assert.Zero(t, w.busy())
 }
 

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// Errors have the shape that the client of each API understands.
+
+// refuses is an engine that answers with an error of its own.
+func refuses(code int, body string) handler {
+	return func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_, _ = w.Write([]byte(body))
+	}
+}
+
+func TestErrorsHaveTheShapeOfTheClientsAPI(t *testing.T) {
+	x := script(t, &fake{}, refuses(500, `{"error":"oom"}`), answer(ok), pdflow.WithMaxBody(1000))
+	for _, c := range []struct {
+		name, body, header string
+		status             int
+		openai, anthropic  string
+	}{
+		{"not JSON", `{`, "application/json", 400, "invalid_request_error", "invalid_request_error"},
+		{"too large", `{"a":"` + strings.Repeat("a", 2000) + `"}`, "application/json", 413, "invalid_request_error", "request_too_large"},
+		{"media type", `{}`, "text/plain", 415, "invalid_request_error", "invalid_request_error"},
+		{"an engine's failure", `{"messages":[],"prompt":"a","input":"a","input_ids":[1],"token_ids":[1],"sampling_params":{},"max_tokens":4}`, "application/json", 502, "api_error", "api_error"},
+	} {
+		for _, api := range connector.APIs() {
+			t.Run(c.name+", "+api.String(), func(t *testing.T) {
+				r := post(t, x.url, api.Path(), c.body, "Content-Type", c.header)
+				require.Equal(t, c.status, r.status, r.body)
+				require.NotEmpty(t, gjson.Get(r.body, "error.message").String())
+				if api == connector.APIMessages {
+					require.Equal(t, "error", gjson.Get(r.body, "type").String(), r.body)
+					require.Equal(t, c.anthropic, gjson.Get(r.body, "error.type").String())
+					require.False(t, gjson.Get(r.body, "error.code").Exists())
+					return
+				}
+				require.False(t, gjson.Get(r.body, "type").Exists(), r.body)
+				require.Equal(t, c.openai, gjson.Get(r.body, "error.type").String())
+				require.NotEmpty(t, gjson.Get(r.body, "error.code").String())
+			})
+		}
+	}
+	for path, anthropic := range map[string]bool{"/v1/messages/count_tokens": true, "/v1/embeddings": false} {
+		r := post(t, x.url, path, `{}`)
+		require.Equal(t, 404, r.status)
+		require.Equal(t, anthropic, gjson.Get(r.body, "type").String() == "error", r.body)
+	}
+}
+
+// Each status has one type in Anthropic's API, and its clients decide by it whether to ask again.
+func TestAnthropicsErrorTypes(t *testing.T) {
+	for status, want := range map[int]string{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+		413: "request_too_large", 422: "invalid_request_error", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 529: "overloaded_error"} {
+		x := script(t, &fake{}, answer(ok), refuses(status, `{"error":{"message":"the engine's words","type":"own","param":null,"code":1}}`))
+		r := post(t, x.url, "/v1/messages", `{"messages":[],"max_tokens":4}`)
+		require.Equal(t, status, r.status)
+		require.JSONEq(t, `{"type":"error","error":{"type":"`+want+`","message":"the engine's words"}}`, r.body)
+	}
+	x := start(t, setup{noEndpoints: true})
+	r := post(t, x.url, "/v1/messages", `{"messages":[],"max_tokens":4}`)
+	require.Equal(t, 503, r.status)
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	require.Equal(t, "overloaded_error", gjson.Get(r.body, "error.type").String())
+}
+
+// An engine's error body that fits is passed on byte for byte.
+func TestAnEnginesErrorBodyStaysWhereItFits(t *testing.T) {
+	anthropic := `{"type": "error", "error": {"type": "BadRequestError", "message": "m"}}`
+	openai := `{"error": {"message": "m", "type": "BadRequestError", "param": null, "code": 400}}`
+	for _, c := range []struct{ path, body, want string }{
+		{"/v1/messages", anthropic, anthropic},
+		{"/v1/messages", `{"message":"m"}`, `{"type":"error","error":{"type":"invalid_request_error","message":"m"}}`},
+		{"/v1/messages", `{"detail":[]}`, `{"type":"error","error":{"type":"invalid_request_error","message":"the engine refused the request"}}`},
+		{"/v1/completions", openai, openai},
+		{"/v1/completions", `{"detail":[]}`, `{"detail":[]}`},
+		{"/inference/v1/generate", openai, openai},
+	} {
+		x := script(t, &fake{}, answer(ok), refuses(400, c.body))
+		r := post(t, x.url, c.path, `{"messages":[],"prompt":"a","max_tokens":4,"token_ids":[1],"sampling_params":{}}`)
+		require.Equal(t, 400, r.status)
+		require.Equal(t, c.want, r.body)
+	}
+}
+
+// A host with paths of its own calls Do, which knows the API, and then WriteError.
+func TestErrorsOfDoKnowTheirAPI(t *testing.T) {
+	x := start(t, setup{noEndpoints: true})
+	for name, in := range map[string]*pdflow.Request{
+		"no engine":  {Body: []byte(`{"messages":[],"max_tokens":4}`)},
+		"no JSON":    {Body: []byte(`{`)},
+		"request id": {Body: []byte(`{"messages":[],"max_tokens":4}`), RequestID: "a b"},
+	} {
+		in.API = connector.APIMessages
+		_, err := x.flow.Do(t.Context(), in)
+		var e *pdflow.Error
+		require.True(t, errors.As(err, &e), name)
+		w := httptest.NewRecorder()
+		pdflow.WriteError(w, httptest.NewRequest(http.MethodPost, "/mine", nil), e)
+		require.Equal(t, "error", gjson.Get(w.Body.String(), "type").String(), name)
+	}
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+func TestRequestIDIsTheClientsIfItIsValid(t *testing.T) {
+	for id, valid := range map[string]bool{"abc-1_2.3:4": true, strings.Repeat("a", 128): true, strings.Repeat("a", 129): false, "a b": false, "é": false,
+		"": false, "x___prefill_addr_1.2.3.4:5": false, "x___decode_addr_1.2.3.4:5": false} {
+		got := pdflow.RequestID(http.Header{"X-Request-Id": {id}})
+		require.Equal(t, valid, got == id, id)
+		require.NotEmpty(t, got)
+	}
+	for _, h := range []http.Header{nil, {}, {"X-Request-Id": {"a", "b"}}} {
+		id := pdflow.RequestID(h)
+		require.Len(t, id, 32)
+		require.NotEqual(t, id, pdflow.RequestID(h))
+	}
+}
+
+// A host names requests by itself: by its own header, a trace, a prefix. What it names wrongly gets a new ID.
+func TestAHostNamesItsRequests(t *testing.T) {
+	own := func(r *http.Request) string { return r.Header.Get("X-Correlation-Id") }
+	x := start(t, setup{opts: []pdflow.Option{pdflow.WithRequestID(own)}})
+	mux := pdflow.NewMux(&pdflow.MuxOptions{RequestID: own})
+	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"": x.flow}))
+	for name, url := range map[string]string{"Flow": x.url, "Mux": serve(t, mux)} {
+		for id, kept := range map[string]bool{"host-7": true, "not valid": false, "": false} {
+			before := len(x.d.Requests())
+			r := post(t, url, "/v1/completions", completion(longPrompt, ""), "X-Correlation-Id", id, "X-Request-Id", "client")
+			got := r.header.Get("X-Request-Id")
+			require.Equal(t, kept, got == id, name)
+			require.NotEqual(t, "client", got)
+			require.Equal(t, []string{got}, x.d.Requests()[before].Header["X-Request-Id"])
+		}
+		require.Equal(t, "host-8", post(t, url, "/nowhere", "{}", "X-Correlation-Id", "host-8").header.Get("X-Request-Id"), "errors have it, too")
+	}
+	_, err := pdflow.New(&fake{}, pickNothing{}, pdflow.WithRequestID(nil))
+	require.ErrorContains(t, err, "WithRequestID")
+}
+
+func TestEngineHeaderIsAnAllowList(t *testing.T) {
+	client := http.Header{"Authorization": {"k"}, "Cookie": {"c"}, "X-Tenant": {"t"}, "X-Request-Id": {"theirs"}, "Accept-Encoding": {"gzip"}}
+	require.Equal(t, http.Header{"Authorization": {"k"}, "X-Tenant": {"t"}, "X-Request-Id": {"ours"}, "User-Agent": {"pdkit/" + pdflow.Version}},
+		pdflow.EngineHeader(client, "ours", "x-tenant"))
+	require.Equal(t, []string{"curl"}, pdflow.EngineHeader(http.Header{"User-Agent": {"curl"}}, "ours")["User-Agent"])
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// host is a handler of somebody who calls Do and Send.
+type host struct {
+	flow *pdflow.Flow
+	sent chan error // what Send returned
+}
+
+func (h *host) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	resp, err := h.flow.Do(r.Context(), &pdflow.Request{API: connector.APIOf(r.URL.Path), Header: r.Header, Body: body})
+	if err == nil {
+		err = resp.Send(w, r)
+	}
+	h.sent <- err
+}
+
+func TestSendWritesAsServeHTTPDoes(t *testing.T) {
+	x := start(t, setup{})
+	h := &host{x.flow, make(chan error, 1)}
+	url := serve(t, h)
+	for _, stream := range []string{"", `"stream":true`} {
+		want := post(t, x.url, "/v1/completions", completion(longPrompt, stream), "X-Request-Id", "mine")
+		got := post(t, url, "/v1/completions", completion(longPrompt, stream), "X-Request-Id", "mine")
+		require.NoError(t, <-h.sent)
+		require.Equal(t, want.text(t), got.text(t))
+		for _, name := range []string{"Date", "Content-Length"} { // ids of engines differ in length
+			require.Equal(t, want.header[name] == nil, got.header[name] == nil)
+			delete(want.header, name)
+			delete(got.header, name)
+		}
+		require.Equal(t, want.header, got.header)
+	}
+	x.idle()
+	require.Empty(t, x.flow.Sessions())
+}
+
+func TestSendCutsAndSaysSo(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), breaks("text/event-stream", "", begun))
+	h := &host{x.flow, make(chan error, 1)}
+	r := post(t, serve(t, unwrapped(h)), "/v1/completions", completion("a", `"stream":true`))
+	require.Error(t, r.err, r.body)
+	require.Contains(t, r.body, begun)
+	require.Equal(t, pdflow.CodeStreamBroken, pdflow.CodeOf(<-h.sent))
+}
+
+func TestAClosedResponseIsNotSent(t *testing.T) {
+	x := start(t, setup{})
+	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	w := httptest.NewRecorder()
+	require.Error(t, resp.Send(w, httptest.NewRequest(http.MethodPost, "/", nil)))
+	require.Empty(t, w.Body.String())
+}
+
+// endless is a decode engine that streams until nobody listens.
+func endless(x *scripted, w http.ResponseWriter, r *http.Request, _ string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	event := []byte(`data: {"choices":[{"index":0,"text":"` + strings.Repeat("a", 8<<10) + `"}]}` + "\n\n")
+	for r.Context().Err() == nil {
+		if _, err := w.Write(event); err != nil {
+			break
+		}
+	}
+	x.log("freed")
+}
+
+// A client that reads nothing holds the decode engine for the write timeout and no longer.
+func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
+	limits := connector.Timeouts{}
+	limits.Write = 50 * time.Millisecond
+	for _, send := range []bool{false, true} {
+		for _, p := range protocols() {
+			t.Run(fmt.Sprintf("%s, Send %t", p.name, send), func(t *testing.T) {
+				t.Parallel()
+				x := script(t, &fake{}, answer(ok), endless, pdflow.WithTimeouts(limits))
+				h, sent := http.Handler(x.flow), make(chan error, 1)
+				if send {
+					h = &host{x.flow, sent}
+				}
+				request := []byte(raw("/v1/completions", completion("a", `"stream":true`)))
+				if p.second {
+					request = requestHTTP2("/v1/completions", completion("a", `"stream":true`))
+				}
+				_, err := p.listen(t, h).Write(request)
+				require.NoError(t, err)
+				require.Eventually(t, func() bool { return strings.Contains(x.all(), "freed") }, 8*time.Second, 5*time.Millisecond,
+					"the decode engine still works for a client that reads nothing")
+				if send {
+					require.ErrorIs(t, <-sent, pdflow.ErrClientGone)
+				}
+			})
+		}
+	}
+}
+
+func TestAWriterThatCannotStreamIsLoggedOnce(t *testing.T) {
+	out := &logBuffer{}
+	x := start(t, setup{opts: []pdflow.Option{pdflow.WithLogger(slog.New(slog.NewTextHandler(out, nil)))}})
+	post(t, x.url, "/v1/completions", completion("a", `"stream":true`))
+	require.Empty(t, out.String(), "net/http's own writer can all")
+	url := serve(t, hidden(x.flow))
+	for range 3 {
+		post(t, url, "/v1/completions", completion("a", `"stream":true`)).text(t)
+	}
+	require.Equal(t, 1, strings.Count(out.String(), "level=WARN"), out.String())
+	require.Contains(t, out.String(), "streams_are_buffered=true slow_clients_are_bounded=false")
+}
+
+// failing fails its first write, as a connection of a client that has left does.
+type failing struct{ *httptest.ResponseRecorder }
+
+func (failing) Write([]byte) (int, error) { return 0, net.ErrClosed }
+
+func TestAFailedWriteIsTheClientsLeaving(t *testing.T) {
+	x := start(t, setup{})
+	resp, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
+	require.NoError(t, err)
+	err = resp.Send(failing{httptest.NewRecorder()}, httptest.NewRequest(http.MethodPost, "/", nil))
+	assert.ErrorIs(t, err, pdflow.ErrClientGone)
+	assert.True(t, errors.Is(err, net.ErrClosed))
+	require.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
+}
