@@ -7,10 +7,12 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Spec says which connector to use and how: the KVConnectorSpec of a ModelServer, as JSON. [ParseSpec] reads and checks it;
-// a Spec inside a struct that [DecodeConfig] fills is checked the same way.
+// a Spec inside a struct that [config.Decode] fills is checked the same way.
 type Spec struct {
 	Type      string          `json:"type,omitempty"`   // a registered name or an engine's class name; "" is http
 	Config    json.RawMessage `json:"config,omitempty"` // the connector's own settings, an object; "parameters" is read as the same
@@ -38,13 +40,13 @@ const (
 
 // Timeouts limits the phases of a request. Nil is left out (the default holds), 0 is no limit.
 type Timeouts struct {
-	Connect     *Duration `json:"connect,omitempty"`     // TCP and TLS; default 2 s
-	Prefill     *Duration `json:"prefill,omitempty"`     // the prefill leg, until its whole answer is read; default 60 s
-	Handoff     *Duration `json:"handoff,omitempty"`     // age of the oldest handoff that decode may use; default: the lease less 5 s, see Resolve
-	Decode      *Duration `json:"decode,omitempty"`      // the decode leg, until its first byte; default 600 s
-	Idle        *Duration `json:"idle,omitempty"`        // silence between two chunks of an answer; default 60 s
-	Cleanup     *Duration `json:"cleanup,omitempty"`     // default 5 s
-	HealthCheck *Duration `json:"healthCheck,omitempty"` // default 2 s
+	Connect     *config.Duration `json:"connect,omitempty"`     // TCP and TLS; default 2 s
+	Prefill     *config.Duration `json:"prefill,omitempty"`     // the prefill leg, until its whole answer is read; default 60 s
+	Handoff     *config.Duration `json:"handoff,omitempty"`     // age of the oldest handoff that decode may use; default: the lease less 5 s, see Resolve
+	Decode      *config.Duration `json:"decode,omitempty"`      // the decode leg, until its first byte; default 600 s
+	Idle        *config.Duration `json:"idle,omitempty"`        // silence between two chunks of an answer; default 60 s
+	Cleanup     *config.Duration `json:"cleanup,omitempty"`     // default 5 s
+	HealthCheck *config.Duration `json:"healthCheck,omitempty"` // default 2 s
 }
 
 // Limits are [Timeouts] with the defaults filled in. 0 is no limit.
@@ -72,9 +74,9 @@ func (t Timeouts) Resolve(lease time.Duration) Limits {
 
 // Retry says how often a request is tried at pairs of engines. Nil is left out.
 type Retry struct {
-	MaxAttempts *int      `json:"maxAttempts,omitempty"` // the first included, at least 1; default 2
-	BackoffBase *Duration `json:"backoffBase,omitempty"` // pause before the second attempt; default 50 ms
-	BackoffMax  *Duration `json:"backoffMax,omitempty"`  // longest pause; default 2 s, or BackoffBase where that is longer
+	MaxAttempts *int             `json:"maxAttempts,omitempty"` // the first included, at least 1; default 2
+	BackoffBase *config.Duration `json:"backoffBase,omitempty"` // pause before the second attempt; default 50 ms
+	BackoffMax  *config.Duration `json:"backoffMax,omitempty"`  // longest pause; default 2 s, or BackoffBase where that is longer
 }
 
 // Attempts is [Retry] with the defaults filled in.
@@ -94,7 +96,7 @@ func (r Retry) Resolve() Attempts {
 	return a
 }
 
-func orDefault(d *Duration, def time.Duration) time.Duration {
+func orDefault(d *config.Duration, def time.Duration) time.Duration {
 	if d == nil {
 		return def
 	}
@@ -104,9 +106,9 @@ func orDefault(d *Duration, def time.Duration) time.Duration {
 // Resources are limits of the engines' KV stores. A gateway cannot enforce them: they are rendered into the engines'
 // settings by connectors that can.
 type Resources struct {
-	MaxMemory    Quantity `json:"maxMemory,omitempty"`
-	MaxDisk      Quantity `json:"maxDisk,omitempty"`
-	MaxBandwidth Quantity `json:"maxBandwidth,omitempty"` // bytes a second
+	MaxMemory    config.Quantity `json:"maxMemory,omitempty"`
+	MaxDisk      config.Quantity `json:"maxDisk,omitempty"`
+	MaxBandwidth config.Quantity `json:"maxBandwidth,omitempty"` // bytes a second
 }
 
 // specJSON is Spec with the members that only its JSON has, and without its methods.
@@ -119,7 +121,7 @@ type specJSON struct {
 type specFields Spec
 
 // ParseSpec reads a KVConnectorSpec. It refuses unknown members, wrong types and settings that contradict each other, all
-// at once: [FieldErrors] lists them, and the Spec then holds what could be read. Config is checked to be an object and is read only by the connector itself. Empty raw is
+// at once: [config.FieldErrors] lists them, and the Spec then holds what could be read. Config is checked to be an object and is read only by the connector itself. Empty raw is
 // the zero Spec.
 func ParseSpec(raw json.RawMessage) (Spec, error) {
 	var s Spec
@@ -130,9 +132,9 @@ func ParseSpec(raw json.RawMessage) (Spec, error) {
 // UnmarshalJSON is [ParseSpec].
 func (s *Spec) UnmarshalJSON(raw []byte) error {
 	var in specJSON
-	faults := []error{DecodeConfig(raw, &in)}
+	faults := []error{config.Decode(raw, &in)}
 	add := func(path, problem, remedy string) {
-		faults = append(faults, &FieldError{Path: path, Problem: problem, Remedy: remedy})
+		faults = append(faults, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	faults = append(faults, wantObject("config", in.Config), wantObject("parameters", in.Parameters))
 	if in.Config != nil && in.Parameters != nil {
@@ -157,9 +159,7 @@ func (s *Spec) UnmarshalJSON(raw []byte) error {
 	}
 	if in.FallbackConnector != nil {
 		next, err := ParseSpec(in.FallbackConnector)
-		for _, fe := range FieldErrors(err) {
-			faults = append(faults, fe.In("fallbackConnector"))
-		}
+		faults = append(faults, config.Within("fallbackConnector", err))
 		in.specFields.FallbackConnector = &next
 	}
 	*s = Spec(in.specFields) // also with faults: who reports them all looks at what could be read
@@ -168,10 +168,10 @@ func (s *Spec) UnmarshalJSON(raw []byte) error {
 
 // wantObject returns a *FieldError unless raw was left out or is an object.
 func wantObject(path string, raw json.RawMessage) error {
-	if raw == nil || kindOf(raw) == "object" {
+	if raw == nil || raw[0] == '{' {
 		return nil
 	}
-	return wrongKind(raw, "an object", "write the connector's settings by name").In(path)
+	return config.Within(path, config.Decode(raw, &struct{}{}))
 }
 
 // oneOf returns a *FieldError unless value is "" or one of known.
@@ -182,5 +182,5 @@ func oneOf(path, value string, known ...string) error {
 	if slices.Contains(known, value) {
 		return nil
 	}
-	return &FieldError{Path: path, Problem: "is not a known value", Remedy: remedyNear(value, known)}
+	return &config.FieldError{Path: path, Problem: "is not a known value", Remedy: config.Suggest(value, known)}
 }

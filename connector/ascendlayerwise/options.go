@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Defaults of the settings.
@@ -33,7 +33,7 @@ type Options struct {
 func (o *Options) read(c *Connector) error {
 	var faults []error
 	fault := func(path, problem, remedy string) {
-		faults = append(faults, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		faults = append(faults, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	c.listen, c.kvPort = DefaultCallbackListen, DefaultKVPort
 	if o.CallbackListen != "" {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -41,7 +42,7 @@ func TestLaunchSettings(t *testing.T) {
 
 	_, err = c.Render(connector.Target{Endpoint: endpoint("http://10.0.0.7:8300", discovery.RoleBoth, nil)})
 	require.ErrorContains(t, err, "either sends or receives", "it would be paired, and P would push nothing")
-	faults := connector.FieldErrors(c.CheckEndpoint(endpoint("http://d:1", discovery.RoleDecode, map[string]string{"kvPort": "x"})))
+	faults := config.FieldErrors(c.CheckEndpoint(endpoint("http://d:1", discovery.RoleDecode, map[string]string{"kvPort": "x"})))
 	require.Len(t, faults, 1)
 	assert.Equal(t, "attributes.kvPort", faults[0].Path)
 }

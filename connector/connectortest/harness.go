@@ -27,7 +27,7 @@ type Harness struct {
 
 	Name      string            // the registered name; "" for a connector that is not registered
 	Config    json.RawMessage   // valid settings, each other than its default; nil is none
-	BadConfig []json.RawMessage // settings that must be refused with a [connector.FieldError] that has a path
+	BadConfig []json.RawMessage // settings that must be refused with a [config.FieldError] that has a path
 
 	// APIs are those that the protocol carries; nil is chat, completions, responses, messages and generate. Others must have a reason
 	// in Unsupported.

@@ -15,6 +15,7 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -136,7 +137,7 @@ func (t *trial) namesSettings() error {
 // namesInner checks the settings of an object. at is its path for gjson, shown its path for notes.
 func (t *trial) namesInner(full []connector.EngineSettings, object gjson.Result, at, shown string) (fault error) {
 	object.ForEach(func(key, value gjson.Result) bool {
-		inner, note := strings.TrimPrefix(at+"."+gjsonName(key.Str), "."), connector.FieldPath(shown, key.Str)
+		inner, note := strings.TrimPrefix(at+"."+gjsonName(key.Str), "."), config.FieldPath(shown, key.Str)
 		switch {
 		case slices.Contains(t.Except.OwnSettings, strings.TrimPrefix(note, "config.")), noted(full, note):
 		case value.IsObject() && value.Raw != "{}":

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 )
 
@@ -139,7 +140,7 @@ func (r *rendering) memory() {
 	if q := r.t.Resources.MaxMemory; q != "" {
 		limit, err := q.Bytes()
 		if err != nil {
-			r.err = &connector.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
+			r.err = &config.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
 		}
 		if size == 0 || limit < size {
 			size = limit
@@ -167,7 +168,7 @@ func (r *rendering) disk() {
 	if q := r.t.Resources.MaxDisk; q != "" {
 		limit, err := q.Bytes()
 		if err != nil {
-			r.err = &connector.FieldError{Path: "resources.maxDisk", Problem: "cannot be read"}
+			r.err = &config.FieldError{Path: "resources.maxDisk", Problem: "cannot be read"}
 		}
 		note := connector.Note{Path: "resources.maxDisk", Text: "LMCache's max_local_disk_size, in GB"}
 		if d == nil {
@@ -326,7 +327,7 @@ func (r *rendering) serverMemory() string {
 	if q := r.t.Resources.MaxMemory; q != "" {
 		limit, err := q.Bytes()
 		if err != nil {
-			r.err = &connector.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
+			r.err = &config.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
 		}
 		if size == 0 || limit < size {
 			size = limit

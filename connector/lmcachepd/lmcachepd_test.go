@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
@@ -139,7 +140,7 @@ func TestWhereTheReceiverIs(t *testing.T) {
 		var bad *connector.EndpointError
 		require.ErrorAs(t, err, &bad, rule)
 		c := open(t, nil)
-		faults := connector.FieldErrors(c.CheckEndpoint(decodeEngine(attributes)))
+		faults := config.FieldErrors(c.CheckEndpoint(decodeEngine(attributes)))
 		require.Len(t, faults, 1, rule)
 		assert.Equal(t, "attributes."+bad.Attribute, faults[0].Path)
 		prefill := decodeEngine(attributes)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -146,14 +147,14 @@ func (r *rendering) bufferSize() (int64, error) {
 	if q := r.t.Resources.MaxMemory; q != "" {
 		n, err := q.Bytes()
 		if err != nil || n < 1 {
-			return 0, &connector.FieldError{Path: "resources.maxMemory", Problem: "is no size for a buffer"}
+			return 0, &config.FieldError{Path: "resources.maxMemory", Problem: "is no size for a buffer"}
 		}
 		size = n
 		r.out.Notes = append(r.out.Notes, connector.Note{Path: "resources.maxMemory", Text: "LMCache's pd_buffer_size, in bytes"})
 	}
 	for _, k := range []struct {
 		path string
-		q    connector.Quantity
+		q    config.Quantity
 	}{{"resources.maxDisk", r.t.Resources.MaxDisk}, {"resources.maxBandwidth", r.t.Resources.MaxBandwidth}} {
 		if k.q != "" {
 			r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: k.path, Text: "LMCache has no such limit for transfers from engine to engine"})

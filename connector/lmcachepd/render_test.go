@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -148,7 +149,7 @@ func TestTheLaunchGuidesOnePortBecomesTwo(t *testing.T) {
 	require.NoError(t, k.CheckEndpoint(on.Endpoint), "requests are sent there")
 
 	_, err = factory(json.RawMessage(`{"enable_nixl":true,"nixl_peer_port":65500}`))
-	faults := connector.FieldErrors(err)
+	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "pd_peer_alloc_port", faults[0].Path)
 
@@ -208,7 +209,7 @@ func TestPartialChunksThatAreDiscardedAreToldOf(t *testing.T) {
 }
 
 func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
-	for config, path := range map[string]string{
+	for settings, path := range map[string]string{
 		`{"notifyListen":"8500"}`:                     "notifyListen",
 		`{"notifyListen":"h:port"}`:                   "notifyListen",
 		`{"notifyListen":"h:65536"}`:                  "notifyListen",
@@ -231,11 +232,11 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"enable_pd":true,"lmcache.enable_pd":true}`: "lmcache.enable_pd",
 		`{"lmcache.pd_proxy_hots":"h"}`:               "lmcache.pd_proxy_hots",
 	} {
-		_, err := factory(json.RawMessage(config))
-		faults := connector.FieldErrors(err)
-		require.Len(t, faults, 1, config)
-		assert.Equal(t, path, faults[0].Path, config)
-		assert.NotEmpty(t, faults[0].Remedy, config)
+		_, err := factory(json.RawMessage(settings))
+		faults := config.FieldErrors(err)
+		require.Len(t, faults, 1, settings)
+		assert.Equal(t, path, faults[0].Path, settings)
+		assert.NotEmpty(t, faults[0].Remedy, settings)
 	}
 }
 

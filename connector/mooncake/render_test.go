@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -40,7 +41,7 @@ func TestRenderRoles(t *testing.T) {
 }
 
 func TestRenderSettings(t *testing.T) {
-	o := &mooncake.Options{BootstrapPort: 9998, AbortTimeout: connector.Duration(90 * time.Second), NumWorkers: 20, Protocol: "tcp", DeviceName: "mlx5_0,mlx5_1", PrefillSideSWAReplay: true}
+	o := &mooncake.Options{BootstrapPort: 9998, AbortTimeout: config.Duration(90 * time.Second), NumWorkers: 20, Protocol: "tcp", DeviceName: "mlx5_0,mlx5_1", PrefillSideSWAReplay: true}
 	p := endpoint(t, "http://h:8100")
 	s := render(t, o, connector.Target{Endpoint: p})
 	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"num_workers":20,"mooncake_protocol":"tcp","device_name":"mlx5_0,mlx5_1","prefill_side_swa_replay":true}}`, s.KVTransfer.JSON())

@@ -16,6 +16,7 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -145,7 +146,7 @@ func TestLaunchSettings(t *testing.T) {
 	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "8", "dpSize": "2"})
 	d := endpoint(t, "http://10.0.0.6:8200", discovery.RoleDecode, map[string]string{"dpSize": "16", "kvPort": "36200"})
 	engines := []discovery.Endpoint{p, d}
-	lease := connector.Duration(90 * time.Second)
+	lease := config.Duration(90 * time.Second)
 	c := open(t, &mooncakeascend.Options{LeaseDuration: &lease})
 
 	out, err := c.Render(connector.Target{Endpoint: p, Engines: engines})
@@ -179,7 +180,7 @@ func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
 		require.ErrorAs(t, err, &bad, rule)
 	}
 	for _, name := range []string{"tpSize", "dpSize", "kvPort"} {
-		faults := connector.FieldErrors(open(t, nil).CheckEndpoint(endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{name: "0"})))
+		faults := config.FieldErrors(open(t, nil).CheckEndpoint(endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{name: "0"})))
 		require.Len(t, faults, 1)
 		assert.Equal(t, "attributes."+name, faults[0].Path)
 	}

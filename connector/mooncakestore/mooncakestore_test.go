@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/mooncakestore"
 	"github.com/pdkit/pdkit/discovery"
@@ -70,7 +71,7 @@ func TestSettleTime(t *testing.T) {
 	wait, done := newConnector(t, nil).Expect(nil)
 	assert.Nil(t, wait, "none by default")
 	done(nil)
-	wait, done = newConnector(t, &mooncakestore.Options{SettleTime: connector.Duration(20 * time.Millisecond)}).Expect(nil)
+	wait, done = newConnector(t, &mooncakestore.Options{SettleTime: config.Duration(20 * time.Millisecond)}).Expect(nil)
 	defer done(nil)
 	begun := time.Now()
 	_, err := wait(t.Context())
@@ -78,7 +79,7 @@ func TestSettleTime(t *testing.T) {
 	assert.GreaterOrEqual(t, time.Since(begun), 20*time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wait, done = newConnector(t, &mooncakestore.Options{SettleTime: connector.Duration(time.Hour)}).Expect(nil)
+	wait, done = newConnector(t, &mooncakestore.Options{SettleTime: config.Duration(time.Hour)}).Expect(nil)
 	defer done(nil)
 	_, err = wait(ctx)
 	require.ErrorIs(t, err, context.Canceled)

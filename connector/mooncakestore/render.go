@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
@@ -108,7 +109,7 @@ func (o *Options) file(t connector.Target) (storeFile, error) {
 	case t.Resources.MaxMemory != "":
 		n, err := t.Resources.MaxMemory.Bytes()
 		if err != nil || n == 0 {
-			return f, &connector.FieldError{Path: "resources.maxMemory", Problem: "is not an amount of memory", Remedy: `write a quantity above 0, like "8Gi"`}
+			return f, &config.FieldError{Path: "resources.maxMemory", Problem: "is not an amount of memory", Remedy: `write a quantity above 0, like "8Gi"`}
 		}
 		f.GlobalSegmentSize = n
 	}

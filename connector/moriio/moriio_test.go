@@ -19,6 +19,7 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/moriio"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -209,7 +210,7 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 	} {
 		for _, v := range values {
 			e := engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{name: v})
-			faults := connector.FieldErrors(c.CheckEndpoint(e))
+			faults := config.FieldErrors(c.CheckEndpoint(e))
 			require.Len(t, faults, 1, "%s=%s", name, v)
 			assert.Equal(t, "attributes."+name, faults[0].Path)
 			_, _, err := legs(t, c, session(t, connector.APIChat, `{}`, map[string]string{name: v}, nil), "")

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/multi"
 	_ "github.com/pdkit/pdkit/connector/nixl"          // a child that relays a handoff
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // one that wants attributes
@@ -98,7 +99,7 @@ func TestAbilitiesOfTheChildren(t *testing.T) {
 	orphans, _ := connector.As[connector.Orphaner](c)
 	assert.True(t, orphans.Orphans())
 	k, _ := connector.As[connector.EndpointChecker](c)
-	var fault *connector.FieldError
+	var fault *config.FieldError
 	require.ErrorAs(t, k.CheckEndpoint(discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
 	assert.Equal(t, "attributes.zmqAddress", fault.Path)
 }
@@ -115,7 +116,7 @@ func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
 }
 
 func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
-	for config, want := range map[string][]string{
+	for settings, want := range map[string][]string{
 		`{}`:                                {"connectors", "is empty"},
 		`{"connectors":[]}`:                 {"connectors", "is empty"},
 		`{"connectors":[{}]}`:               {"connectors[0].type", "is missing"},
@@ -142,12 +143,12 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`:                                   {"connectors[1]", "kv_transfer_params.id"},
 		`{"connectors":[` + strings.Repeat(`{"type":"sharedstorage"},`, 16) + `{"type":"sharedstorage"}]}`: {"connectors[16]", "too many"},
 	} {
-		_, err := tryOpen(config)
-		require.Error(t, err, config)
-		faults := connector.FieldErrors(err)
-		assert.Equal(t, want[0], faults[0].Path, config)
+		_, err := tryOpen(settings)
+		require.Error(t, err, settings)
+		faults := config.FieldErrors(err)
+		assert.Equal(t, want[0], faults[0].Path, settings)
 		for _, part := range want[1:] {
-			assert.ErrorContains(t, err, part, config)
+			assert.ErrorContains(t, err, part, settings)
 		}
 	}
 }
@@ -190,7 +191,7 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 
 	_, err = r.Render(connector.Target{Version: connector.EngineVersion{Minor: 1}, Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
 	require.Error(t, err)
-	assert.Contains(t, connector.FieldErrors(err)[0].Path, "connectors[")
+	assert.Contains(t, config.FieldErrors(err)[0].Path, "connectors[")
 }
 
 // A child that needs nothing on the wire changes neither legs nor order, and is launched with what the engine's configuration says alone.

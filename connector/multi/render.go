@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects what else they ask for.
@@ -23,7 +24,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		ch := &c.children[i]
 		s, kv, err := ch.render(t)
 		if err != nil {
-			errs = append(errs, inPath(ch.at, err))
+			errs = append(errs, config.Within(ch.at, err))
 			continue
 		}
 		list = append(list, kv)
@@ -54,10 +55,10 @@ func (c *child) render(t connector.Target) (s connector.EngineSettings, kv map[s
 			return s, nil, err
 		}
 	case c.engine == nil:
-		return s, nil, &connector.FieldError{Problem: "has no launch settings", Remedy: "write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}"}
+		return s, nil, &config.FieldError{Problem: "has no launch settings", Remedy: "write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}"}
 	}
 	if s.Engine != "" && s.Engine != "vllm" || s.KVTransfer == nil && c.engine == nil {
-		return s, nil, &connector.FieldError{Problem: "is no connector of vLLM's", Remedy: "MultiConnector takes vLLM's connectors only"}
+		return s, nil, &config.FieldError{Problem: "is no connector of vLLM's", Remedy: "MultiConnector takes vLLM's connectors only"}
 	}
 	kv = map[string]any{}
 	if s.KVTransfer != nil {
@@ -87,7 +88,7 @@ func (e *engineConfig) over(kv map[string]any) {
 			kv[key] = value
 		}
 	}
-	for key, n := range map[string]connector.Number{"kv_buffer_size": e.BufferSize, "kv_rank": e.Rank, "kv_parallel_size": e.ParallelSize, "kv_port": e.Port} {
+	for key, n := range map[string]config.Number{"kv_buffer_size": e.BufferSize, "kv_rank": e.Rank, "kv_parallel_size": e.ParallelSize, "kv_port": e.Port} {
 		if n.Given {
 			kv[key] = n.Value
 		}
@@ -123,7 +124,7 @@ func collect(out, s *connector.EngineSettings, at string) error {
 		case i < 0:
 			out.Env = append(out.Env, e)
 		case out.Env[i].Value != e.Value:
-			errs = append(errs, &connector.FieldError{Path: at, Problem: "wants another value of " + e.Name + " than a connector before it", Remedy: oneOfThem})
+			errs = append(errs, &config.FieldError{Path: at, Problem: "wants another value of " + e.Name + " than a connector before it", Remedy: oneOfThem})
 		}
 	}
 	for _, f := range s.Files {
@@ -132,7 +133,7 @@ func collect(out, s *connector.EngineSettings, at string) error {
 		case i < 0:
 			out.Files = append(out.Files, f)
 		case out.Files[i] != f:
-			errs = append(errs, &connector.FieldError{Path: at, Problem: "wants another file " + strconv.Quote(f.Name) + " than a connector before it", Remedy: oneOfThem})
+			errs = append(errs, &config.FieldError{Path: at, Problem: "wants another file " + strconv.Quote(f.Name) + " than a connector before it", Remedy: oneOfThem})
 		}
 	}
 	for _, k := range s.Companions {

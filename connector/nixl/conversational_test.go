@@ -24,6 +24,7 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
@@ -374,7 +375,7 @@ func TestTurnsExpireBeforeD_LetsGo(t *testing.T) {
 func TestAShortTimeIsHalved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newTalk(t)
-		ttl := connector.Duration(20 * time.Second)
+		ttl := config.Duration(20 * time.Second)
 		var err error
 		k.c, err = nixl.New(&nixl.Options{Bidirectional: true, ConversationTTL: &ttl, ConversationHeader: "X-Talk"})
 		require.NoError(t, err)

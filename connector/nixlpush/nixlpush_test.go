@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
@@ -188,7 +189,7 @@ func TestCheckEndpoint(t *testing.T) {
 			require.NoError(t, err)
 			e.Attributes = c.attributes
 			var paths []string
-			for _, fault := range connector.FieldErrors(open(t, nil).CheckEndpoint(e)) {
+			for _, fault := range config.FieldErrors(open(t, nil).CheckEndpoint(e)) {
 				paths = append(paths, fault.Path)
 				assert.NotEmpty(t, fault.Remedy)
 			}

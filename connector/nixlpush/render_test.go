@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -24,7 +25,7 @@ func engine(t *testing.T, role discovery.Role, attributes map[string]string) dis
 // What D is told of P must be what P is launched with.
 func TestThePrefillEngineIsLaunchedAsItsAttributesSay(t *testing.T) {
 	p := engine(t, discovery.RolePrefill, map[string]string{"engineID": "pdkit-prefill", "sideChannelHost": "10.1.0.1", "sideChannelPort": "5777", "tpSize": "4", "ppSize": "2", "dpSize": "3"})
-	lease := connector.Duration(45e9)
+	lease := config.Duration(45e9)
 	s, err := open(t, &nixlpush.Options{LeaseDuration: &lease}).Render(connector.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"NixlPushConnector","kv_role":"kv_producer","engine_id":"pdkit-prefill","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":45}}`, s.KVTransfer.JSON())

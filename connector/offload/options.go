@@ -7,7 +7,7 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // DefaultPort is the base port of control sockets that pdkit and vLLM's own example take; the engine's default is 5710, so it must be
@@ -41,7 +41,7 @@ type Options struct {
 func (o *Options) check() error {
 	var errs []error
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if o.Dispatch != "" && o.Dispatch != dispatchTogether && o.Dispatch != dispatchSerial {
 		fault("dispatch", "is not a known value", "together or serial")

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -24,7 +25,7 @@ var firstTier, newNames = connector.EngineVersion{Minor: 24}, connector.EngineVe
 // Render gives all engines the same tiers, each with a control socket of its own, of which D's is dialled back too.
 func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
 	if t.Version.Before(firstTier.Major, firstTier.Minor) {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
+		return connector.EngineSettings{}, &config.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
 	}
 	if _, errs := c.read(t.Endpoint); len(errs) > 0 {
 		return connector.EngineSettings{}, connector.AttributeFaults(errors.Join(errs...), nil)

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -111,7 +112,7 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 		}
 		checker, ok := connector.As[connector.EndpointChecker](c)
 		require.True(t, ok)
-		var fault *connector.FieldError
+		var fault *config.FieldError
 		require.ErrorAs(t, checker.CheckEndpoint(engine(discovery.RoleDecode, bad)), &fault)
 		assert.Equal(t, "attributes.zmqAddress", fault.Path)
 		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleEncode, bad)), "an encode engine takes no part")
@@ -138,14 +139,14 @@ func TestDecodeEnginesServeNothingAlone(t *testing.T) {
 }
 
 func TestSettings(t *testing.T) {
-	for config, want := range map[string]string{
+	for settings, want := range map[string]string{
 		`{"kv_port":0}`: "kv_port", `{"kv_port":"x"}`: "kv_port", `{"kv_port":1.5}`: "kv_port", `{"http_port":65536}`: "http_port",
 		`{"kv_buffer_size":"-1"}`: "kv_buffer_size", `{"kv_buffer_size":true}`: "kv_buffer_size", `{"kv_buffer_size":"1e999"}`: "kv_buffer_size",
 		`{"send_type":"push"}`: "PUT_ASYNC", `{"proxy_port":"1"}`: "proxy_ip", `{"kvport":1}`: "did you mean kv_port",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "p2pnccl", Config: json.RawMessage(config)})
-		require.ErrorContains(t, err, want, config)
-		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+		_, err := connector.Open(connector.Spec{Type: "p2pnccl", Config: json.RawMessage(settings)})
+		require.ErrorContains(t, err, want, settings)
+		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
 }
 

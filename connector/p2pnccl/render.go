@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -20,10 +21,10 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	}
 	v := t.Version
 	if v != (connector.EngineVersion{}) && !v.Before(0, 23) || v.Before(0, 9) {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no P2pNcclConnector", Remedy: "vLLM 0.9.2 to 0.22; newer engines have NixlConnector (type nixl)"}
+		return connector.EngineSettings{}, &config.FieldError{Path: "version", Problem: "has no P2pNcclConnector", Remedy: "vLLM 0.9.2 to 0.22; newer engines have NixlConnector (type nixl)"}
 	}
 	if t.CPU {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices", Remedy: "use type nixl or sharedstorage"}
+		return connector.EngineSettings{}, &config.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices", Remedy: "use type nixl or sharedstorage"}
 	}
 	o := &c.opts
 	kv := &connector.KVTransfer{Connector: "P2pNcclConnector", Role: connector.KVRole(t.Endpoint.Role), BufferSize: o.KVBufferSize.Value, Port: int(o.KVPort.Value)}
@@ -78,7 +79,7 @@ func (c *Connector) extra(e discovery.Endpoint) map[string]any {
 	if o.SendType != "" {
 		extra["send_type"] = o.SendType
 	}
-	for name, n := range map[string]connector.Number{"mem_pool_size_gb": o.MemPoolSizeGB, "nccl_num_channels": o.NCCLNumChannels, "send_wait_timeout": o.SendWaitTimeout, "recv_store_timeout": o.RecvStoreTimeout} {
+	for name, n := range map[string]config.Number{"mem_pool_size_gb": o.MemPoolSizeGB, "nccl_num_channels": o.NCCLNumChannels, "send_wait_timeout": o.SendWaitTimeout, "recv_store_timeout": o.RecvStoreTimeout} {
 		if n.Given {
 			extra[name] = n.String()
 		}

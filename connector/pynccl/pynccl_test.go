@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -62,13 +63,13 @@ func TestUnsupported(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	open(t, `{"kv_rank":0,"kv_parallel_size":2,"kv_buffer_size":"1e9","kv_port":"14579","kv_ip":"10.0.0.1","kv_buffer_device":"cuda"}`)
-	for config, want := range map[string]string{
+	for settings, want := range map[string]string{
 		`{"kv_parallel_size":3}`: "kv_parallel_size", `{"kv_rank":2}`: "kv_rank", `{"kv_port":65533}`: "kv_port", `{"kv_port":1.5}`: "kv_port",
 		`{"kv_buffer_size":0}`: "kv_buffer_size", `{"kv_buffer_device":"gpu"}`: "kv_buffer_device", `{"kv_rnk":0}`: "did you mean kv_rank",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "pynccl", Config: json.RawMessage(config)})
-		require.ErrorContains(t, err, want, config)
-		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+		_, err := connector.Open(connector.Spec{Type: "pynccl", Config: json.RawMessage(settings)})
+		require.ErrorContains(t, err, want, settings)
+		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
 }
 

@@ -4,6 +4,7 @@ package pynccl
 
 import (
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
@@ -11,17 +12,17 @@ import (
 func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
 	v := t.Version
 	if v != (connector.EngineVersion{}) && (!v.Before(0, 11) || v.Before(0, 6)) {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no PyNcclConnector", Remedy: "vLLM 0.6.4 to 0.10; newer engines have NixlConnector (type nixl)"}
+		return connector.EngineSettings{}, &config.FieldError{Path: "version", Problem: "has no PyNcclConnector", Remedy: "vLLM 0.6.4 to 0.10; newer engines have NixlConnector (type nixl)"}
 	}
 	if t.CPU {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices", Remedy: "use type nixl or sharedstorage"}
+		return connector.EngineSettings{}, &config.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices", Remedy: "use type nixl or sharedstorage"}
 	}
 	o, rank := &c.opts, 0
 	kv := &connector.KVTransfer{Connector: "PyNcclConnector", Role: connector.KVRole(t.Endpoint.Role), ParallelSize: 2,
 		BufferSize: o.KVBufferSize.Value, IP: o.KVIP, Port: int(o.KVPort.Value), BufferDevice: o.KVBufferDevice}
 	switch kv.Role {
 	case "kv_both":
-		return connector.EngineSettings{}, &connector.FieldError{Path: "role", Problem: "is both, and an engine is either rank 0 or rank 1", Remedy: "write prefill or decode"}
+		return connector.EngineSettings{}, &config.FieldError{Path: "role", Problem: "is both, and an engine is either rank 0 or rank 1", Remedy: "write prefill or decode"}
 	case "kv_consumer":
 		rank = 1
 	}

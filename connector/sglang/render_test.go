@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -59,7 +60,7 @@ func TestNoSettingIsDroppedInSilence(t *testing.T) {
 func TestWhatCannotBeRenderedIsNamed(t *testing.T) {
 	r, _ := connector.As[connector.Renderer](open(t, ``))
 	_, err := r.Render(connector.Target{Endpoint: engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"bootstrapPort": "x"})})
-	faults := connector.FieldErrors(err)
+	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "attributes.bootstrapPort", faults[0].Path)
 }

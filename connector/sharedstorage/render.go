@@ -4,6 +4,7 @@ package sharedstorage
 
 import (
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
 )
 
@@ -16,7 +17,7 @@ var first = connector.EngineVersion{Major: 0, Minor: 8, Patch: 5}
 // Render gives both roles the same: kv_both and the shared folder, as the recorded engines had them.
 func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
 	if t.Version.Before(first.Major, first.Minor) {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "is older than this connector", Remedy: "vLLM " + first.String() + " or newer"}
+		return connector.EngineSettings{}, &config.FieldError{Path: "version", Problem: "is older than this connector", Remedy: "vLLM " + first.String() + " or newer"}
 	}
 	kv := &connector.KVTransfer{Connector: "ExampleConnector", Role: "kv_both"}
 	if t.Version.Before(renamed.Major, renamed.Minor) {

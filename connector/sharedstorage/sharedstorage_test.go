@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/sharedstorage"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -210,16 +211,16 @@ func TestSettings(t *testing.T) {
 		require.NoError(t, err)
 		assert.IsType(t, &sharedstorage.Connector{}, c)
 	}
-	for config, want := range map[string]string{
+	for settings, want := range map[string]string{
 		`{"cacheHitThreshold":1.5}`:                           "cacheHitThreshold",
 		`{"cacheHitThreshold":-0.1}`:                          "cacheHitThreshold",
 		`{"cacheHitThreshold":"0.5"}`:                         "cacheHitThreshold",
 		`{"cacheHitTreshold":0.5}`:                            "did you mean cacheHitThreshold",
 		`{"sharedStoragePath":"a","shared_storage_path":"b"}`: "shared_storage_path",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "sharedstorage", Config: json.RawMessage(config)})
+		_, err := connector.Open(connector.Spec{Type: "sharedstorage", Config: json.RawMessage(settings)})
 		require.ErrorContains(t, err, want)
-		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -88,7 +89,7 @@ func readModel(doc map[string]any, folder string) (modelServer, error) {
 			return m, fmt.Errorf("spec.encoder.config %w", err)
 		}
 		m.encoder = &epd.Options{}
-		if err := connector.DecodeConfig(raw, m.encoder); err != nil {
+		if err := config.Decode(raw, m.encoder); err != nil {
 			return m, within("spec.encoder.config", err)
 		}
 		if t := textAt(doc, "type"); t != "" {
@@ -133,7 +134,7 @@ func readModel(doc map[string]any, folder string) (modelServer, error) {
 // within names the field around a connector's own.
 func within(path string, err error) error {
 	var all []error
-	for _, fe := range connector.FieldErrors(err) {
+	for _, fe := range config.FieldErrors(err) {
 		all = append(all, fe.In(path))
 	}
 	return errors.Join(all...)

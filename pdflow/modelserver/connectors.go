@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -90,9 +91,7 @@ func (m *ModelServer) check(path string, c *Connector) {
 	}
 	if checker, ok := connector.As[connector.EndpointChecker](c.KVConnector); ok {
 		for i, e := range m.endpoints {
-			for _, fe := range connector.FieldErrors(checker.CheckEndpoint(e)) {
-				m.faults = append(m.faults, fe.In(fmt.Sprintf("%s[%d]", m.at, i)))
-			}
+			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", m.at, i), checker.CheckEndpoint(e)))
 		}
 	}
 	m.checkEffects(path, c)
@@ -148,7 +147,7 @@ func unknownType(typ string) string {
 	known := append(connector.Names(), connector.Classes()...)
 	slices.Sort(known)
 	list := "known are " + strings.Join(known, ", ")
-	if near := connector.Nearest(typ, known); near != "" {
+	if near := config.Nearest(typ, known); near != "" {
 		return "did you mean " + near + "? " + list
 	}
 	return list
@@ -168,9 +167,9 @@ func (m *ModelServer) openFaults(path string, err error) {
 	if m.Has(path + ".parameters") {
 		word = path + ".parameters"
 	}
-	for _, fe := range connector.FieldErrors(err) {
-		if _, ok := errors.AsType[*connector.FieldError](err); !ok {
-			fe = &connector.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
+	for _, fe := range config.FieldErrors(err) {
+		if _, ok := errors.AsType[*config.FieldError](err); !ok {
+			fe = &config.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
 		}
 		m.faults = append(m.faults, fe.In(word))
 	}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -46,18 +47,18 @@ func CheckEndpoint(e discovery.Endpoint) error {
 		high int
 	}{{AttrKVPort, 65535}, {AttrTPSize, maxSize}, {AttrDPSize, maxSize}} {
 		if _, err := connector.IntAttribute(e, a.name, 1, 1, a.high); err != nil {
-			return &connector.FieldError{Path: "attributes." + a.name, Problem: "is not a number from 1 to " + strconv.Itoa(a.high), Remedy: "only launch settings need it; remove it where they are not rendered"}
+			return &config.FieldError{Path: "attributes." + a.name, Problem: "is not a number from 1 to " + strconv.Itoa(a.high), Remedy: "only launch settings need it; remove it where they are not rendered"}
 		}
 	}
 	return nil
 }
 
 // Settings renders an engine of a class with the first kv port of all. The error is an *[connector.EndpointError], or a
-// *[connector.FieldError] of an engine of role both.
+// *[config.FieldError] of an engine of role both.
 func Settings(t connector.Target, class string, kvPort int) (connector.EngineSettings, error) {
 	out := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
-		return out, &connector.FieldError{Path: "role", Problem: "is both, and an engine with vllm-ascend's connectors either sends or receives",
+		return out, &config.FieldError{Path: "role", Problem: "is both, and an engine with vllm-ascend's connectors either sends or receives",
 			Remedy: "write prefill or decode; a decode engine serves requests alone, too"}
 	}
 	own, err := SizesOf(t.Endpoint)

@@ -3,14 +3,17 @@
 // Package launchnote writes the notes that several connectors' Renderers have in common.
 package launchnote
 
-import "github.com/pdkit/pdkit/connector"
+import (
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+)
 
 // Resources tells of each limit that is set and that an engine has no setting for. why ends the sentence.
 func Resources(r connector.Resources, why string) []connector.Note {
 	var notes []connector.Note
 	for _, limit := range []struct {
 		name  string
-		value connector.Quantity
+		value config.Quantity
 	}{{"maxMemory", r.MaxMemory}, {"maxDisk", r.MaxDisk}, {"maxBandwidth", r.MaxBandwidth}} {
 		if limit.value != "" {
 			notes = append(notes, NoEffect("resources."+limit.name, why))

@@ -2,14 +2,17 @@
 
 package nixlengine
 
-import "github.com/pdkit/pdkit/connector"
+import (
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+)
 
 // resources tells that NIXL has none of the limits of a Spec's resources: it moves blocks between the engines' own memories and keeps none.
 func resources(r connector.Resources) []connector.Note {
 	var notes []connector.Note
 	for _, limit := range []struct {
 		path, text string
-		value      connector.Quantity
+		value      config.Quantity
 	}{
 		{"resources.maxMemory", "NIXL keeps no KV of its own: it lies in the engine's KV cache, which --kv-cache-memory-bytes or --gpu-memory-utilization bounds", r.MaxMemory},
 		{"resources.maxDisk", "NIXL writes nothing to disk", r.MaxDisk},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 var gatewayRules = []rule{
@@ -169,13 +170,13 @@ func speaks(e *Engine, t *Transfer) string {
 
 // promisedLease is the age of the oldest handoff that the gateway may use.
 func (g *model) promisedLease() time.Duration {
-	var lease connector.Duration
+	var lease config.Duration
 	promised := seconds(30)
-	config := g.config
+	settings := g.config
 	if g.typ == "multi" {
-		config = g.nixlChild()
+		settings = g.nixlChild()
 	}
-	if raw := text(config, "leaseDuration"); raw != "" && lease.UnmarshalJSON(connector.Quote(raw)) == nil {
+	if raw := text(settings, "leaseDuration"); raw != "" && lease.UnmarshalJSON(connector.Quote(raw)) == nil {
 		promised = time.Duration(lease)
 	}
 	if h := g.spec.Timeouts.Handoff; h != nil && *h > 0 {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 const (
@@ -60,49 +61,49 @@ var identityFaults = []Fault{
 }
 
 var configFaults = []Fault{
-	configured(ruleConfig, "ignores unknown settings", func(config json.RawMessage) (connector.KVConnector, error) {
+	configured(ruleConfig, "ignores unknown settings", func(settings json.RawMessage) (connector.KVConnector, error) {
 		t, err := New(nil)
-		if err == nil && len(bytes.TrimSpace(config)) > 0 {
-			err = json.Unmarshal(config, &t.o)
+		if err == nil && len(bytes.TrimSpace(settings)) > 0 {
+			err = json.Unmarshal(settings, &t.o)
 		}
 		return t, err
 	}),
-	configured(ruleConfig, "does not say where a fault is", func(config json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(config)
+	configured(ruleConfig, "does not say where a fault is", func(settings json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(settings)
 		if err != nil {
-			return nil, &connector.FieldError{Problem: "is not a configuration"}
+			return nil, &config.FieldError{Problem: "is not a configuration"}
 		}
 		return t, nil
 	}),
-	configured(ruleConfig, "does not name the nearest setting", func(config json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(config)
+	configured(ruleConfig, "does not name the nearest setting", func(settings json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(settings)
 		if err != nil {
-			all := connector.FieldErrors(err)
+			all := config.FieldErrors(err)
 			all[0].Remedy = ""
 			return nil, all[0]
 		}
 		return t, nil
 	}),
-	configured(ruleConfig, "repeats the configuration in its error", func(config json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(config)
+	configured(ruleConfig, "repeats the configuration in its error", func(settings json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(settings)
 		if err != nil {
-			all := connector.FieldErrors(err)
-			all[0].Problem += " in " + string(config)
+			all := config.FieldErrors(err)
+			all[0].Problem += " in " + string(settings)
 			return nil, all[0]
 		}
 		return t, nil
 	}),
-	configured(ruleConfig, "needs a configuration", func(config json.RawMessage) (connector.KVConnector, error) {
-		if len(config) == 0 {
-			return nil, &connector.FieldError{Path: "blockSize", Problem: "is missing"}
+	configured(ruleConfig, "needs a configuration", func(settings json.RawMessage) (connector.KVConnector, error) {
+		if len(settings) == 0 {
+			return nil, &config.FieldError{Path: "blockSize", Problem: "is missing"}
 		}
-		return New(config)
+		return New(settings)
 	}),
-	configured(ruleConfig, "panics at what is no object", func(config json.RawMessage) (connector.KVConnector, error) {
-		if len(config) > 0 && config[0] == '[' {
+	configured(ruleConfig, "panics at what is no object", func(settings json.RawMessage) (connector.KVConnector, error) {
+		if len(settings) > 0 && settings[0] == '[' {
 			panic("a list")
 		}
-		return New(config)
+		return New(settings)
 	}),
 }
 

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -40,9 +41,9 @@ type Toy struct {
 
 // Options are the toy's settings.
 type Options struct {
-	BlockSize    int                 `json:"blockSize"`
-	PollInterval *connector.Duration `json:"pollInterval"`
-	Link         Link                `json:"link"`
+	BlockSize    int              `json:"blockSize"`
+	PollInterval *config.Duration `json:"pollInterval"`
+	Link         Link             `json:"link"`
 }
 
 // Link are settings within a setting.
@@ -52,13 +53,13 @@ type Link struct {
 }
 
 // New makes a toy.
-func New(config json.RawMessage) (*Toy, error) {
+func New(settings json.RawMessage) (*Toy, error) {
 	var o Options
-	if err := connector.DecodeConfig(config, &o); err != nil {
+	if err := config.Decode(settings, &o); err != nil {
 		return nil, err
 	}
 	if o.BlockSize < 0 {
-		return nil, &connector.FieldError{Path: "blockSize", Problem: "is negative", Remedy: "0 or more"}
+		return nil, &config.FieldError{Path: "blockSize", Problem: "is negative", Remedy: "0 or more"}
 	}
 	return &Toy{o: o, waiting: map[string]chan connector.Event{}}, nil
 }
@@ -83,7 +84,7 @@ func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	if _, err := connector.PortAttribute(e, "kvPort", 0); err != nil {
-		return &connector.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
+		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
 	}
 	return nil
 }
