@@ -18,13 +18,14 @@ import (
 // maxNesting is how deep a configuration may be nested. No real one comes near it, and each level costs time to decode.
 const maxNesting = 100
 
-// Decode decodes one JSON object strictly into dst, a pointer to a struct with json tags. A member that is absent or null
-// keeps the value that dst has already. Empty raw is an object without members. Names are matched exactly.
+// Decode decodes one JSON object strictly into dst, a pointer to a struct with json tags. A member that is absent or
+// null keeps the value that dst has already. Empty raw is an object without members. Names are matched exactly.
 //
 // Decode refuses unknown members (the remedy names the nearest known one), members given twice, and values of the wrong
-// type or out of range. It reports all faults at once, each a *[FieldError]; dst is then partly filled and not to be used.
-// Members may be structs, pointers, slices, maps with string keys, strings, booleans, numbers, any, and every type that
-// decodes its own JSON or text ([Duration], [Quantity], json.RawMessage). A whole number may have an exponent (1e3).
+// type or out of range. It reports all faults at once, each a *[FieldError]; dst is then partly filled and not to be
+// used. Members may be structs, pointers, slices, maps with string keys, strings, booleans, numbers, any, and every
+// type that decodes its own JSON or text ([Duration], [Quantity], json.RawMessage). A whole number may have an exponent
+// (1e3).
 func Decode(raw json.RawMessage, dst any) error {
 	v := reflect.ValueOf(dst)
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {

@@ -15,8 +15,9 @@ func Suggest(name string, known []string) string {
 	return "known are " + strings.Join(known, ", ")
 }
 
-// Nearest returns the known name that name is most likely a misspelling of, or "" when none is near. It counts edits of one
-// letter, without regard to case: a swap of two neighbours is one edit, and one edit is allowed for each three letters.
+// Nearest returns the known name that name is most likely a misspelling of, or "" when none is near. It counts edits of
+// one letter, without regard to case: a swap of two neighbours is one edit, and one edit is allowed for each three
+// letters.
 func Nearest(name string, known []string) string {
 	if len(name) > maxShownName {
 		return ""

@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// Number is an engine's setting that users write as a number or as a string: vLLM's own examples have kv_buffer_size "8e9"
-// and kv_port "21001". Engines accept both, and a configuration that is copied from an engine must load as it stands.
+// Number is an engine's setting that users write as a number or as a string: vLLM's own examples have kv_buffer_size
+// "8e9" and kv_port "21001". Engines accept both, and a configuration that is copied from an engine must load as it
+// stands.
 type Number struct {
 	Value float64
 	Given bool

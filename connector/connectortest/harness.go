@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -57,8 +58,8 @@ type Harness struct {
 	// Except are the rules that the protocol does not follow. One that nothing needs is a fault of the harness.
 	Except Exceptions
 
-	Versions []connector.EngineVersion // for which launch settings are rendered, besides the newest
-	Timeout  time.Duration             // for whatever must end; default 5 s
+	Versions []launch.Version // for which launch settings are rendered, besides the newest
+	Timeout  time.Duration    // for whatever must end; default 5 s
 }
 
 // Exceptions are what a protocol does otherwise than most. Say why beside each.

@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcache"
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
@@ -42,7 +43,7 @@ func harness() connectortest.Harness {
 		},
 		// The store may be read any number of times.
 		Except:   connectortest.Exceptions{Carries: []string{"n", "best_of"}},
-		Versions: []connector.EngineVersion{{Minor: 9}, {Minor: 32}},
+		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
 	}
 }
 

@@ -18,9 +18,9 @@ const (
 	ClassMP = "LMCacheMPConnector" // LMCache as a server of its own
 )
 
-// Options are the connector's settings: pdkit's own two, and every key that the design documents give LMCache, in their YAML and in
-// their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the legs, and are
-// rendered for the engines where LMCache has such a setting.
+// Options are the connector's settings: pdkit's own two, and every key that the design documents give LMCache, in their
+// YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect
+// on the legs, and are rendered for the engines where LMCache has such a setting.
 type Options struct {
 	SettleTime  *config.Duration `json:"settleTime"`  // wait between the legs, since the store's put is asynchronous; default 0
 	EngineClass string           `json:"engineClass"` // which class is rendered: LMCacheConnectorV1 (default) or LMCacheMPConnector

@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -43,7 +44,7 @@ func harness() connectortest.Harness {
 		},
 		// Only P is told an id: D finds the KV by the prompt's tokens.
 		Except:   connectortest.Exceptions{NotByID: true},
-		Versions: []connector.EngineVersion{{Minor: 9}, {Minor: 32}},
+		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
 	}
 }
 

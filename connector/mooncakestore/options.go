@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Options are the connector's settings. SettleTime is pdkit's own; the others are the engines', under their own names: those of
-// Mooncake's JSON file, and those of kv_connector_extra_config. They are rendered, and change no leg.
+// Options are the connector's settings. SettleTime is pdkit's own; the others are the engines', under their own names:
+// those of Mooncake's JSON file, and those of kv_connector_extra_config. They are rendered, and change no leg.
 type Options struct {
 	// SettleTime is waited between P's answer and decode, since P's put is asynchronous. Default 0.
 	SettleTime config.Duration `json:"settleTime"`
@@ -43,8 +43,8 @@ type Options struct {
 	PrefillTPSizes   []int  `json:"prefill_tp_sizes"`
 }
 
-// Size is an amount of memory as Mooncake writes it: "80GB", "512MB", or a number of bytes. Its powers are those of 1024. "" where it
-// was left out; its text is kept, since it is rendered.
+// Size is an amount of memory as Mooncake writes it: "80GB", "512MB", or a number of bytes. Its powers are those of
+// 1024. "" where it was left out; its text is kept, since it is rendered.
 type Size string
 
 const sizeRemedy = `write a size as Mooncake does, like "80GB", "512MB" or 1073741824`

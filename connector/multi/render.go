@@ -11,12 +11,13 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects what else they ask for.
-// What a child's own engine configuration says wins over what its connector renders.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
-	out := connector.EngineSettings{Engine: "vllm"}
+// Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects what
+// else they ask for. What a child's own engine configuration says wins over what its connector renders.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
+	out := launch.Settings{Engine: "vllm"}
 	var list []map[string]any
 	var errs []error
 	role := ""
@@ -37,19 +38,19 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		errs = append(errs, collect(&out, &s, ch.at))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return connector.EngineSettings{}, err
+		return launch.Settings{}, err
 	}
-	out.KVTransfer = &connector.KVTransfer{Connector: "MultiConnector", Role: role, Extra: map[string]any{"connectors": list}}
+	out.KVTransfer = &launch.KVTransfer{Connector: "MultiConnector", Role: role, Extra: map[string]any{"connectors": list}}
 	if len(c.children) > 1 {
-		out.Notes = append(out.Notes, connector.Note{Path: "config.connectors",
+		out.Notes = append(out.Notes, launch.Note{Path: "config.connectors",
 			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if that fails"})
 	}
 	return out, nil
 }
 
 // render gives a child's settings and its kv_transfer_config as a plain object.
-func (c *child) render(t connector.Target) (s connector.EngineSettings, kv map[string]any, err error) {
-	switch r, ok := connector.As[connector.Renderer](c.KVConnector); {
+func (c *child) render(t launch.Target) (s launch.Settings, kv map[string]any, err error) {
+	switch r, ok := connector.As[launch.Renderer](c.KVConnector); {
 	case ok:
 		if s, err = r.Render(t); err != nil {
 			return s, nil, err
@@ -109,9 +110,9 @@ func (e *engineConfig) over(kv map[string]any) {
 	kv[extraPath] = extra
 }
 
-// collect adds a child's settings beside its kv_transfer_config. Two children that want one variable or file differently cannot run in one
-// engine.
-func collect(out, s *connector.EngineSettings, at string) error {
+// collect adds a child's settings beside its kv_transfer_config. Two children that want one variable or file
+// differently cannot run in one engine.
+func collect(out, s *launch.Settings, at string) error {
 	var errs []error
 	for _, arg := range s.Args {
 		if !slices.Contains(out.Args, arg) || !strings.HasPrefix(arg, "-") {
@@ -119,7 +120,7 @@ func collect(out, s *connector.EngineSettings, at string) error {
 		}
 	}
 	for _, e := range s.Env {
-		i := slices.IndexFunc(out.Env, func(o connector.EnvVar) bool { return o.Name == e.Name })
+		i := slices.IndexFunc(out.Env, func(o launch.EnvVar) bool { return o.Name == e.Name })
 		switch {
 		case i < 0:
 			out.Env = append(out.Env, e)
@@ -128,7 +129,7 @@ func collect(out, s *connector.EngineSettings, at string) error {
 		}
 	}
 	for _, f := range s.Files {
-		i := slices.IndexFunc(out.Files, func(o connector.File) bool { return o.Name == f.Name })
+		i := slices.IndexFunc(out.Files, func(o launch.File) bool { return o.Name == f.Name })
 		switch {
 		case i < 0:
 			out.Files = append(out.Files, f)
@@ -137,7 +138,7 @@ func collect(out, s *connector.EngineSettings, at string) error {
 		}
 	}
 	for _, k := range s.Companions {
-		if !slices.ContainsFunc(out.Companions, func(o connector.Companion) bool { return o.Name == k.Name && slices.Equal(o.Command, k.Command) }) {
+		if !slices.ContainsFunc(out.Companions, func(o launch.Companion) bool { return o.Name == k.Name && slices.Equal(o.Command, k.Command) }) {
 			out.Companions = append(out.Companions, k)
 		}
 	}

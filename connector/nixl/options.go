@@ -11,9 +11,9 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Options are the connector's settings: pdkit's own, and every key that the design documents give NIXL, in their
-// YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the legs, and
-// are rendered as the engines' settings.
+// Options are the connector's settings: pdkit's own, and every key that the design documents give NIXL, in their YAML
+// and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the
+// legs, and are rendered as the engines' settings.
 type Options struct {
 	LeaseDuration      *config.Duration `json:"leaseDuration"`      // P's kv_lease_duration; default 30s
 	Bidirectional      bool             `json:"bidirectional"`      // D's KV of one turn is P's for the next; needs bidirectional_kv_xfer on both engines

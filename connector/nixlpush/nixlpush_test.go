@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -58,7 +59,7 @@ func harness(config string) connectortest.Harness {
 			"kv_transfer_params.remote_request_id", "kv_transfer_params.remote_host", "kv_transfer_params.remote_port",
 		},
 		ByID:     true,
-		Versions: []connector.EngineVersion{{Minor: 32}, {Minor: 23}},
+		Versions: []launch.Version{{Minor: 32}, {Minor: 23}},
 		Except:   connectortest.Exceptions{OwnSettings: []string{"dispatch"}}, // how the gateway sends the legs; the engines do not mind
 	}
 }

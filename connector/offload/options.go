@@ -10,8 +10,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// DefaultPort is the base port of control sockets that pdkit and vLLM's own example take; the engine's default is 5710, so it must be
-// told.
+// DefaultPort is the base port of control sockets that pdkit and vLLM's own example take; the engine's default is 5710,
+// so it must be told.
 const DefaultPort = 7777
 
 const dispatchTogether, dispatchSerial = "together", "serial"
@@ -21,8 +21,8 @@ const (
 	tierP2P     = "p2p"
 )
 
-// Options are the connector's settings. Dispatch and Port are pdkit's own; the others are the engines' kv_connector_extra_config, under
-// their own names, and only rendered.
+// Options are the connector's settings. Dispatch and Port are pdkit's own; the others are the engines'
+// kv_connector_extra_config, under their own names, and only rendered.
 type Options struct {
 	Dispatch string `json:"dispatch"` // together (default) or serial
 	Port     int    `json:"port"`     // base port of engines without the attribute p2pPort; default 7777, or that of the tier below

@@ -11,7 +11,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the legs.
+// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the
+// legs.
 type Options struct {
 	KVBufferSize config.Number `json:"kv_buffer_size"` // bytes: "8e9"; P's 1e1 to 1e9, D's as much memory as can be spared
 	KVPort       config.Number `json:"kv_port"`        // of each engine's ZeroMQ socket, where its zmqAddress names none

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -99,15 +100,15 @@ func (m *ModelServer) check(path string, c *Connector) {
 
 // checkEffects tells the settings that no engine has. One that P alone or D alone reads has an effect.
 func (m *ModelServer) checkEffects(path string, c *Connector) {
-	r, ok := connector.As[connector.Renderer](c.KVConnector)
+	r, ok := connector.As[launch.Renderer](c.KVConnector)
 	if !ok {
 		return
 	}
 	engines := slices.DeleteFunc(slices.Clone(m.targets()), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
-	var idle []connector.Note
+	var idle []launch.Note
 	used := map[string]bool{}
 	for i, e := range engines {
-		set, err := r.Render(connector.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(), Resources: c.Spec.Resources})
+		set, err := r.Render(launch.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(), Resources: c.Spec.Resources})
 		if err != nil {
 			continue // no engine of today can be launched so, which pdctl render tells; those that run are served
 		}

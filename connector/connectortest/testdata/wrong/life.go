@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 const (
@@ -213,9 +214,9 @@ var left sync.WaitGroup
 func Wait() { left.Wait() }
 
 // renders makes a fault that alters the launch settings.
-func renders(what string, alter func(t connector.Target, set *connector.EngineSettings)) Fault {
+func renders(what string, alter func(t launch.Target, set *launch.Settings)) Fault {
 	return with(ruleRender, what, func(f *faulty) {
-		f.render = func(t connector.Target) (connector.EngineSettings, error) {
+		f.render = func(t launch.Target) (launch.Settings, error) {
 			set, err := f.Toy.Render(t)
 			alter(t, &set)
 			return set, err
@@ -224,28 +225,28 @@ func renders(what string, alter func(t connector.Target, set *connector.EngineSe
 }
 
 var renderFaults = []Fault{
-	renders("drops a setting in silence", func(_ connector.Target, set *connector.EngineSettings) { set.Notes = nil }),
-	renders("drops a setting within a setting", func(_ connector.Target, set *connector.EngineSettings) { set.Env = nil }),
-	renders("knows no engine", func(_ connector.Target, set *connector.EngineSettings) { set.Engine = "" }),
-	renders("knows no role", func(_ connector.Target, set *connector.EngineSettings) { set.KVTransfer.Role = "producer" }),
-	renders("writes what is no JSON", func(_ connector.Target, set *connector.EngineSettings) {
+	renders("drops a setting in silence", func(_ launch.Target, set *launch.Settings) { set.Notes = nil }),
+	renders("drops a setting within a setting", func(_ launch.Target, set *launch.Settings) { set.Env = nil }),
+	renders("knows no engine", func(_ launch.Target, set *launch.Settings) { set.Engine = "" }),
+	renders("knows no role", func(_ launch.Target, set *launch.Settings) { set.KVTransfer.Role = "producer" }),
+	renders("writes what is no JSON", func(_ launch.Target, set *launch.Settings) {
 		set.KVTransfer.Extra = map[string]any{"a": noJSON}
 	}),
-	renders("names a file with a folder", func(_ connector.Target, set *connector.EngineSettings) {
-		set.Files = []connector.File{{Name: "../toy.yaml", Content: "a: 1"}}
+	renders("names a file with a folder", func(_ launch.Target, set *launch.Settings) {
+		set.Files = []launch.File{{Name: "../toy.yaml", Content: "a: 1"}}
 	}),
-	renders("writes into its target", func(t connector.Target, _ *connector.EngineSettings) { t.Endpoint.Attributes["rendered"] = "yes" }),
+	renders("writes into its target", func(t launch.Target, _ *launch.Settings) { t.Endpoint.Attributes["rendered"] = "yes" }),
 	with(ruleRender, "renders something else each time", func(f *faulty) {
 		var n atomic.Int32
-		f.render = func(t connector.Target) (connector.EngineSettings, error) {
+		f.render = func(t launch.Target) (launch.Settings, error) {
 			set, err := f.Toy.Render(t)
 			set.Args = append(set.Args, fmt.Sprintf("--seed=%d", n.Add(1)))
 			return set, err
 		}
 	}),
 	with(ruleRender, "does not render", func(f *faulty) {
-		f.render = func(connector.Target) (connector.EngineSettings, error) {
-			return connector.EngineSettings{}, connector.ErrUnknown
+		f.render = func(launch.Target) (launch.Settings, error) {
+			return launch.Settings{}, connector.ErrUnknown
 		}
 	}),
 }

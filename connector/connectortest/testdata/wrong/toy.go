@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -331,8 +332,8 @@ func (*Toy) Clean(ctx context.Context, s *connector.Session, _ error, call conne
 func (*Toy) Lease() time.Duration { return time.Minute }
 
 // Render gives the toy engine's settings.
-func (t *Toy) Render(target connector.Target) (connector.EngineSettings, error) {
-	set := connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{Connector: "ToyConnector", Role: connector.KVRole(target.Endpoint.Role)}}
+func (t *Toy) Render(target launch.Target) (launch.Settings, error) {
+	set := launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "ToyConnector", Role: launch.KVRole(target.Endpoint.Role)}}
 	if t.o.BlockSize > 0 {
 		set.Args = append(set.Args, "--block-size", strconv.Itoa(t.o.BlockSize))
 	}
@@ -340,10 +341,10 @@ func (t *Toy) Render(target connector.Target) (connector.EngineSettings, error) 
 		set.Args = append(set.Args, "--link-speed", strconv.Itoa(t.o.Link.Speed))
 	}
 	if t.o.Link.Device != "" {
-		set.Env = append(set.Env, connector.EnvVar{Name: "TOY_DEVICE", Value: t.o.Link.Device})
+		set.Env = append(set.Env, launch.EnvVar{Name: "TOY_DEVICE", Value: t.o.Link.Device})
 	}
 	if t.o.PollInterval != nil {
-		set.Notes = append(set.Notes, connector.Note{NoEffect: true, Path: "config.pollInterval", Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
+		set.Notes = append(set.Notes, launch.Note{NoEffect: true, Path: "config.pollInterval", Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
 	}
 	return set, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 var gatewayRules = []rule{
@@ -185,7 +186,8 @@ func (g *model) promisedLease() time.Duration {
 	return promised
 }
 
-// nixlChild is the settings of the NIXL among the gateway's children; of one that is written as the engine writes it, the engine's own.
+// nixlChild is the settings of the NIXL among the gateway's children; of one that is written as the engine writes it,
+// the engine's own.
 func (g *model) nixlChild() map[string]any {
 	children, _ := g.config["connectors"].([]any)
 	for _, c := range children {
@@ -218,7 +220,7 @@ var versionRules = []rule{
 		find: func(g *model) []hit {
 			var known []*Engine
 			for _, e := range g.engines {
-				if e.Version != (connector.EngineVersion{}) {
+				if e.Version != (launch.Version{}) {
 					known = append(known, e)
 				}
 			}
@@ -241,7 +243,7 @@ var versionRules = []rule{
 		code: "connector-renamed", severity: Error,
 		find: func(g *model) (hits []hit) {
 			for _, s := range g.with("SharedStorageConnector", "ExampleConnector") {
-				known := s.Version != (connector.EngineVersion{})
+				known := s.Version != (launch.Version{})
 				switch old := s.Version.Before(0, 13); {
 				case known && !old && s.t.Class == "SharedStorageConnector":
 					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does not start", remedy: "write ExampleConnector"})
@@ -274,7 +276,7 @@ var versionRules = []rule{
 				if s.t.Class == "P2pNcclConnector" {
 					since, minor = "0.23", 23
 				}
-				if s.Version != (connector.EngineVersion{}) && !s.Version.Before(0, minor) {
+				if s.Version != (launch.Version{}) && !s.Version.Before(0, minor) {
 					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names " + s.t.Class + ", which is gone from vLLM " + since + " on: it does not start"})
 				}
 			}
@@ -283,8 +285,8 @@ var versionRules = []rule{
 	},
 }
 
-// mlaName are models whose attention is MLA: all ranks hold the same KV, and LMCache's keys leave their number out (LMCache 0.5.6,
-// v1/token_database.py: _make_key_by_hash).
+// mlaName are models whose attention is MLA: all ranks hold the same KV, and LMCache's keys leave their number out
+// (LMCache 0.5.6, v1/token_database.py: _make_key_by_hash).
 var mlaName = regexp.MustCompile(`(?i)deepseek-(v[2-9]|r1|coder-v2|prover-v2)|kimi-(k|linear)|longcat|minicpm3|glm-5`)
 
 func isMLA(e *Engine) bool { return mlaName.MatchString(e.Model) }
