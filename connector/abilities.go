@@ -148,7 +148,7 @@ type Orphaner interface {
 }
 
 // EndpointChecker tells what an engine's entry lacks for the protocol: an attribute that is missing or malformed. Faults are
-// [FieldError]s whose paths begin with "attributes."; nil is good. Used by configuration checks; a describer that meets such an engine
+// [config.FieldError]s whose paths begin with "attributes."; nil is good. Used by configuration checks; a describer that meets such an engine
 // all the same returns an [EndpointError].
 type EndpointChecker interface {
 	CheckEndpoint(e discovery.Endpoint) error

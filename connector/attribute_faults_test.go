@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 func TestFaultsOfAttributesAreThoseOfTheEntry(t *testing.T) {
@@ -20,8 +21,8 @@ func TestFaultsOfAttributesAreThoseOfTheEntry(t *testing.T) {
 	host := &connector.EndpointError{Endpoint: "e", Attribute: "host", Problem: "is odd"}
 	other := errors.New("other")
 	err := connector.AttributeFaults(errors.Join(fmt.Errorf("in: %w", port), nil, host, other), map[string]string{"port": "1 to 65535"})
-	assert.Equal(t, []*connector.FieldError{
+	assert.Equal(t, []*config.FieldError{
 		{Path: "attributes.port", Problem: "is missing", Remedy: "1 to 65535"}, {Path: "attributes.host", Problem: "is odd"}, {Problem: "other"},
-	}, connector.FieldErrors(err))
+	}, config.FieldErrors(err))
 	require.ErrorIs(t, err, other)
 }

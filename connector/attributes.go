@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -73,7 +74,7 @@ func AttributeFaults(err error, remedies map[string]string) error {
 		return errors.Join(faults...)
 	}
 	if bad, ok := errors.AsType[*EndpointError](err); ok {
-		return &FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedies[bad.Attribute]}
+		return &config.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedies[bad.Attribute]}
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -52,19 +53,19 @@ func (s *shelf) params(leg *connector.Leg, key, verb string) error {
 
 // shelfOptions are its settings, as they stand in a Spec's config.
 type shelfOptions struct {
-	Store string             `json:"store"`
-	Keep  connector.Duration `json:"keep"` // how long the store keeps a key
+	Store string          `json:"store"`
+	Keep  config.Duration `json:"keep"` // how long the store keeps a key
 }
 
 // init makes it available by name. Who imports the package can then configure it.
 func init() {
-	connector.Register("shelf", func(config json.RawMessage) (connector.KVConnector, error) {
-		o := shelfOptions{Keep: connector.Duration(time.Minute)} // the defaults
-		if err := connector.DecodeConfig(config, &o); err != nil {
+	connector.Register("shelf", func(settings json.RawMessage) (connector.KVConnector, error) {
+		o := shelfOptions{Keep: config.Duration(time.Minute)} // the defaults
+		if err := config.Decode(settings, &o); err != nil {
 			return nil, err
 		}
 		if o.Store == "" {
-			return nil, &connector.FieldError{Path: "store", Problem: "is missing", Remedy: "the store's name"}
+			return nil, &config.FieldError{Path: "store", Problem: "is missing", Remedy: "the store's name"}
 		}
 		return &shelf{store: o.Store, keep: time.Duration(o.Keep)}, nil
 	}, "ShelfConnector")
@@ -131,9 +132,9 @@ func ExampleNoTransfer() {
 }
 
 // A mistake in the settings is explained where it stands.
-func ExampleDecodeConfig() {
+func ExampleOpen_wrongSettings() {
 	_, err := connector.Open(connector.Spec{Type: "shelf", Config: json.RawMessage(`{"stoer":"north","keep":20}`)})
-	for _, fault := range connector.FieldErrors(err) {
+	for _, fault := range config.FieldErrors(err) {
 		fmt.Println(fault)
 	}
 	// Output:

@@ -10,10 +10,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Factory makes a connector from its own settings (Spec.Config; empty means defaults). It must refuse unknown fields,
-// which [DecodeConfig] does, and must not open sockets: that is [Starter]'s part.
+// which [config.Decode] does, and must not open sockets: that is [Starter]'s part.
 type Factory func(config json.RawMessage) (KVConnector, error)
 
 // registry is the only global state of the SDK. Nobody needs it: every connector also has a constructor.
@@ -71,10 +73,10 @@ func Open(spec Spec) (KVConnector, error) {
 	if f == nil {
 		known := append(Names(), Classes()...)
 		remedy := ""
-		if near := Nearest(spec.Type, known); near != "" {
+		if near := config.Nearest(spec.Type, known); near != "" {
 			remedy = "; did you mean " + near + "?"
 		}
-		return nil, fmt.Errorf("%w %q%s registered are %s", ErrUnknown, shorten(spec.Type), cmp.Or(remedy, ":"), strings.Join(known, ", "))
+		return nil, fmt.Errorf("%w %.64q%s registered are %s", ErrUnknown, spec.Type, cmp.Or(remedy, ":"), strings.Join(known, ", "))
 	}
 	return f(spec.Config)
 }

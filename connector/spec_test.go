@@ -4,8 +4,6 @@ package connector_test
 
 import (
 	"encoding/json"
-	"math"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,11 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 func lines(err error) []string {
 	var out []string
-	for _, fe := range connector.FieldErrors(err) {
+	for _, fe := range config.FieldErrors(err) {
 		out = append(out, fe.Error())
 	}
 	return out
@@ -90,7 +89,7 @@ func TestSpecFaults(t *testing.T) {
 		"attempts a fraction":  {`{"retry":{"maxAttempts":1.5}}`, []string{`retry.maxAttempts: is not a whole number; write a whole number`}},
 		"backoff upside down":  {`{"retry":{"backoffBase":"3s","backoffMax":"1s"}}`, []string{`retry.backoffBase: is longer than backoffMax; write a backoffMax of at least backoffBase`}},
 		"quantity unreadable":  {`{"resources":{"maxDisk":"8GB"}}`, []string{`resources.maxDisk: is not a quantity; write a Kubernetes quantity, like "8Gi" or "500M"`}},
-		"config a string":      {`{"config":"secret"}`, []string{`config: is a string, not an object; write the connector's settings by name`}},
+		"config a string":      {`{"config":"secret"}`, []string{`config: is a string, not an object; write its members by name`}},
 		"config and parameter": {`{"config":{},"parameters":{}}`, []string{`parameters: is given besides config, which means the same; keep one of the two`}},
 		"fallback misspelt":    {`{"fallback":"decod"}`, []string{`fallback: is not a known value; did you mean decode?`}},
 		"fallback unknown":     {`{"fallback":"whatever"}`, []string{`fallback: is not a known value; known are error, decode, connector`}},
@@ -128,25 +127,4 @@ func TestSpecSurvivesItsOwnJSON(t *testing.T) {
 	out, err := json.Marshal(spec)
 	require.NoError(t, err)
 	assert.JSONEq(t, in, string(out))
-}
-
-func TestQuantity(t *testing.T) {
-	for text, want := range map[string]int64{
-		"0": 0, "8Gi": 8 << 30, "100M": 100e6, "1.5": 2, "2e3": 2000, "2E3": 2000, "1E": 1e18, "1k": 1000, "1Ki": 1024, "1.5Gi": 3 << 29,
-		"100m": 1, "1n": 1, ".5": 1, "5.": 5, "+3": 3, "1e-3": 1, "9223372036854775807": math.MaxInt64,
-	} {
-		n, err := connector.Quantity(text).Bytes()
-		require.NoError(t, err, text)
-		assert.Equal(t, want, n, text)
-	}
-	for _, text := range []string{"x", "8GB", "8 Gi", "1.2.3", ".", "-", "1e", "1e999999999", "0x10", "1_000", "1/2", "-1", "9223372036854775808", "8Ei", "--1", "1-1", strings.Repeat("9", 1000)} {
-		_, err := connector.Quantity(text).Bytes()
-		assert.Error(t, err, text)
-		raw, _ := json.Marshal(text)
-		assert.Error(t, new(connector.Quantity).UnmarshalJSON(raw), text)
-	}
-	var q connector.Quantity
-	require.NoError(t, q.UnmarshalJSON([]byte("8589934592")), "the Kubernetes API reads plain numbers too")
-	assert.Equal(t, connector.Quantity("8589934592"), q)
-	require.Error(t, q.UnmarshalJSON([]byte("true")))
 }

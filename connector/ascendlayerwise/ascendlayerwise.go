@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 )
 
@@ -33,7 +34,7 @@ const Name = "ascend-layerwise"
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)

@@ -12,6 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -49,7 +50,7 @@ func harness() connectortest.Harness {
 			return connector.Event{Body: []byte(callback(engineID(s.API, s.ID))), At: time.Now()}
 		},
 		ByID:     true,
-		Versions: []connector.EngineVersion{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
+		Versions: []launch.Version{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
 	}
 }
 

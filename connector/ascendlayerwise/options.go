@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Defaults of the settings.
@@ -20,11 +20,11 @@ const (
 
 // Options are the connector's settings.
 type Options struct {
-	// CallbackListen is where decode engines' callbacks are taken, host:port; default 127.0.0.1:8600. Connectors of one process that
-	// name the same address share it. Port 0 is any free port, each time another.
+	// CallbackListen is where decode engines' callbacks are taken, host:port; default 127.0.0.1:8600. Connectors of one
+	// process that name the same address share it. Port 0 is any free port, each time another.
 	CallbackListen string `json:"callbackListen"`
-	// CallbackURL is where decode engines reach that address, http://host:port; /v1/metaserver is added. Needed where CallbackListen is
-	// a wildcard; default http:// and CallbackListen.
+	// CallbackURL is where decode engines reach that address, http://host:port; /v1/metaserver is added. Needed where
+	// CallbackListen is a wildcard; default http:// and CallbackListen.
 	CallbackURL string `json:"callbackURL"`
 	// KVPort is the first kv_port of the launch settings; default 30000.
 	KVPort int `json:"kvPort"`
@@ -33,7 +33,7 @@ type Options struct {
 func (o *Options) read(c *Connector) error {
 	var faults []error
 	fault := func(path, problem, remedy string) {
-		faults = append(faults, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		faults = append(faults, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	c.listen, c.kvPort = DefaultCallbackListen, DefaultKVPort
 	if o.CallbackListen != "" {

@@ -6,19 +6,19 @@ import (
 	"net"
 	"net/url"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives vllm-ascend's --kv-transfer-config. Nothing of it tells an engine where the callback server is: that goes with each
-// request.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+// Render gives vllm-ascend's --kv-transfer-config. Nothing of it tells an engine where the callback server is: that
+// goes with each request.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out, err := ascendengine.Settings(t, "MooncakeLayerwiseConnector", c.kvPort)
 	if err != nil {
 		return out, err
 	}
-	note := func(path, text string) { out.Notes = append(out.Notes, connector.Note{Path: path, Text: text}) }
+	note := func(path, text string) { out.Notes = append(out.Notes, launch.Note{Path: path, Text: text}) }
 	if out.KVTransfer.Role == "kv_consumer" {
 		note("config.callbackListen", "the gateway listens there; it must be open to decode engines, and to nobody else")
 		note("config.callbackURL", "goes with each request; decode engines must reach it")

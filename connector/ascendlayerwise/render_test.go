@@ -9,8 +9,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -27,10 +28,10 @@ func TestLaunchSettings(t *testing.T) {
 	c, err := ascendlayerwise.New(&ascendlayerwise.Options{KVPort: 36000})
 	require.NoError(t, err)
 
-	out, err := c.Render(connector.Target{Endpoint: p, Engines: engines})
+	out, err := c.Render(launch.Target{Endpoint: p, Engines: engines})
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"MooncakeLayerwiseConnector","kv_role":"kv_producer","kv_port":36000,"kv_connector_extra_config":{"prefill":{"dp_size":1,"tp_size":8},"decode":{"dp_size":1,"tp_size":4}}}`, out.KVTransfer.JSON())
-	out, err = c.Render(connector.Target{Endpoint: d, Engines: engines})
+	out, err = c.Render(launch.Target{Endpoint: d, Engines: engines})
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"MooncakeLayerwiseConnector","kv_role":"kv_consumer","kv_port":36100,"kv_connector_extra_config":{"prefill":{"dp_size":1,"tp_size":8},"decode":{"dp_size":1,"tp_size":4}}}`, out.KVTransfer.JSON())
 	var warned bool
@@ -39,9 +40,9 @@ func TestLaunchSettings(t *testing.T) {
 	}
 	assert.True(t, warned, "D on another host cannot reach 127.0.0.1")
 
-	_, err = c.Render(connector.Target{Endpoint: endpoint("http://10.0.0.7:8300", discovery.RoleBoth, nil)})
+	_, err = c.Render(launch.Target{Endpoint: endpoint("http://10.0.0.7:8300", discovery.RoleBoth, nil)})
 	require.ErrorContains(t, err, "either sends or receives", "it would be paired, and P would push nothing")
-	faults := connector.FieldErrors(c.CheckEndpoint(endpoint("http://d:1", discovery.RoleDecode, map[string]string{"kvPort": "x"})))
+	faults := config.FieldErrors(c.CheckEndpoint(endpoint("http://d:1", discovery.RoleDecode, map[string]string{"kvPort": "x"})))
 	require.Len(t, faults, 1)
 	assert.Equal(t, "attributes.kvPort", faults[0].Path)
 }

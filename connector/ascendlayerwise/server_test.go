@@ -21,6 +21,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -371,7 +372,7 @@ func TestCallbackURLs(t *testing.T) {
 		assert.Equal(t, k.want, metaserver(t, c, session(t, connector.APIChat, `{}`)))
 	}
 	_, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: "0.0.0.0:8600"})
-	faults := connector.FieldErrors(err)
+	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "callbackURL", faults[0].Path, "a wildcard is no address that D can reach")
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -27,7 +28,7 @@ type Harness struct {
 
 	Name      string            // the registered name; "" for a connector that is not registered
 	Config    json.RawMessage   // valid settings, each other than its default; nil is none
-	BadConfig []json.RawMessage // settings that must be refused with a [connector.FieldError] that has a path
+	BadConfig []json.RawMessage // settings that must be refused with a [config.FieldError] that has a path
 
 	// APIs are those that the protocol carries; nil is chat, completions, responses, messages and generate. Others must have a reason
 	// in Unsupported.
@@ -57,8 +58,8 @@ type Harness struct {
 	// Except are the rules that the protocol does not follow. One that nothing needs is a fault of the harness.
 	Except Exceptions
 
-	Versions []connector.EngineVersion // for which launch settings are rendered, besides the newest
-	Timeout  time.Duration             // for whatever must end; default 5 s
+	Versions []launch.Version // for which launch settings are rendered, besides the newest
+	Timeout  time.Duration    // for whatever must end; default 5 s
 }
 
 // Exceptions are what a protocol does otherwise than most. Say why beside each.

@@ -11,13 +11,14 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 // refusal makes a connector that must not be: the faults, or what is wrong with them.
-func (t *trial) refusal(config string) ([]*connector.FieldError, error) {
+func (t *trial) refusal(settings string) ([]*config.FieldError, error) {
 	var c connector.KVConnector
-	err := guard(func() (err error) { c, err = t.New(json.RawMessage(config)); return err })
+	err := guard(func() (err error) { c, err = t.New(json.RawMessage(settings)); return err })
 	switch {
 	case panicked(err):
 		return nil, err
@@ -25,10 +26,10 @@ func (t *trial) refusal(config string) ([]*connector.FieldError, error) {
 		_ = c
 		return nil, errors.New("it is accepted")
 	}
-	if _, ok := errors.AsType[*connector.FieldError](err); !ok {
+	if _, ok := errors.AsType[*config.FieldError](err); !ok {
 		return nil, fmt.Errorf("the error is no FieldError: %w", err)
 	}
-	return connector.FieldErrors(err), nil
+	return config.FieldErrors(err), nil
 }
 
 // config returns the harness's settings as an object.

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -142,7 +143,7 @@ func (t *trial) agree(what string, r *connector.Request) error {
 			if panicked(err) {
 				return fmt.Errorf("%s: CheckEndpoint: %w", what, err)
 			}
-			for _, fe := range connector.FieldErrors(err) {
+			for _, fe := range config.FieldErrors(err) {
 				if !strings.HasPrefix(fe.Path, "attributes.") && !strings.HasPrefix(fe.Path, "attributes[") {
 					return fmt.Errorf("%s: CheckEndpoint's fault has the path %q, which does not begin with attributes", what, fe.Path)
 				}

@@ -15,23 +15,25 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // targets are the engines whose settings are rendered: each role, for the newest version and the harness's.
-func (t *trial) targets() []connector.Target {
+func (t *trial) targets() []launch.Target {
 	both := t.Prefill
 	both.ID, both.Role = "engine-both", discovery.RoleBoth
 	engines := []discovery.Endpoint{t.Prefill, t.Decode}
-	var list []connector.Target
-	for _, v := range append([]connector.EngineVersion{{}}, t.Versions...) {
+	var list []launch.Target
+	for _, v := range append([]launch.Version{{}}, t.Versions...) {
 		for _, e := range append(slices.Clone(engines), both) {
 			all := engines
 			if e.ID == both.ID {
 				all = []discovery.Endpoint{both}
 			}
 			for _, cpu := range []bool{false, true} {
-				list = append(list, connector.Target{Endpoint: e, Engines: all, Model: modelName, Version: v, CPU: cpu, Gateway: "gateway.example"})
+				list = append(list, launch.Target{Endpoint: e, Engines: all, Model: modelName, Version: v, CPU: cpu, Gateway: "gateway.example"})
 			}
 		}
 	}
@@ -39,7 +41,7 @@ func (t *trial) targets() []connector.Target {
 }
 
 func checkRender(t *trial) error {
-	r, ok := connector.As[connector.Renderer](t.c)
+	r, ok := connector.As[launch.Renderer](t.c)
 	if !ok {
 		return notApplicable("it is no Renderer")
 	}
@@ -51,7 +53,7 @@ func checkRender(t *trial) error {
 		set, err := r.Render(target)
 		if err != nil {
 			refused = fmt.Errorf("%s: %w", what, err)
-			if target.Endpoint.Role == discovery.RoleBoth || target.Version != (connector.EngineVersion{}) || target.CPU {
+			if target.Endpoint.Role == discovery.RoleBoth || target.Version != (launch.Version{}) || target.CPU {
 				continue // a protocol may know no such engine
 			}
 			return refused
@@ -76,7 +78,7 @@ func checkRender(t *trial) error {
 	return t.namesSettings()
 }
 
-func snapshot(target connector.Target) string {
+func snapshot(target launch.Target) string {
 	raw, err := json.Marshal(target)
 	if err != nil {
 		return err.Error()
@@ -84,7 +86,7 @@ func snapshot(target connector.Target) string {
 	return string(raw)
 }
 
-func checkSettings(set connector.EngineSettings) error {
+func checkSettings(set launch.Settings) error {
 	switch set.Engine {
 	case "vllm", "sglang", "trtllm":
 	default:
@@ -134,9 +136,9 @@ func (t *trial) namesSettings() error {
 }
 
 // namesInner checks the settings of an object. at is its path for gjson, shown its path for notes.
-func (t *trial) namesInner(full []connector.EngineSettings, object gjson.Result, at, shown string) (fault error) {
+func (t *trial) namesInner(full []launch.Settings, object gjson.Result, at, shown string) (fault error) {
 	object.ForEach(func(key, value gjson.Result) bool {
-		inner, note := strings.TrimPrefix(at+"."+gjsonName(key.Str), "."), connector.FieldPath(shown, key.Str)
+		inner, note := strings.TrimPrefix(at+"."+gjsonName(key.Str), "."), config.FieldPath(shown, key.Str)
 		switch {
 		case slices.Contains(t.Except.OwnSettings, strings.TrimPrefix(note, "config.")), noted(full, note):
 		case value.IsObject() && value.Raw != "{}":
@@ -149,7 +151,7 @@ func (t *trial) namesInner(full []connector.EngineSettings, object gjson.Result,
 	return fault
 }
 
-func (t *trial) changes(full []connector.EngineSettings, at, note string) error {
+func (t *trial) changes(full []launch.Settings, at, note string) error {
 	without, err := sjson.DeleteBytes(slices.Clone(t.config()), at)
 	if err != nil {
 		return err
@@ -164,28 +166,28 @@ func (t *trial) changes(full []connector.EngineSettings, at, note string) error 
 	return nil
 }
 
-func (t *trial) renderAll(config json.RawMessage) ([]connector.EngineSettings, error) {
+func (t *trial) renderAll(config json.RawMessage) ([]launch.Settings, error) {
 	c, err := t.New(slices.Clone(config))
 	if err != nil {
 		return nil, err
 	}
-	r, ok := connector.As[connector.Renderer](c)
+	r, ok := connector.As[launch.Renderer](c)
 	if !ok {
 		return nil, errors.New("it is no Renderer")
 	}
-	var list []connector.EngineSettings
+	var list []launch.Settings
 	for _, target := range t.targets() {
 		set, err := r.Render(target)
 		if err != nil {
-			set = connector.EngineSettings{Engine: err.Error()}
+			set = launch.Settings{Engine: err.Error()}
 		}
 		list = append(list, set)
 	}
 	return list, nil
 }
 
-func noted(list []connector.EngineSettings, at string) bool {
-	return slices.ContainsFunc(list, func(set connector.EngineSettings) bool {
-		return slices.ContainsFunc(set.Notes, func(n connector.Note) bool { return n.Path == at })
+func noted(list []launch.Settings, at string) bool {
+	return slices.ContainsFunc(list, func(set launch.Settings) bool {
+		return slices.ContainsFunc(set.Notes, func(n launch.Note) bool { return n.Path == at })
 	})
 }

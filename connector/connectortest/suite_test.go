@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/connectortest/testdata/wrong"
 )
@@ -113,11 +114,11 @@ func TestExceptionsAreTaken(t *testing.T) {
 			h := toy
 			h.New, h.Except = f.New, except
 			if f.What == "needs a configuration" {
-				h.New = func(config json.RawMessage) (connector.KVConnector, error) {
-					if len(strings.TrimSpace(string(config))) < 5 { // {} and null, too
-						return nil, &connector.FieldError{Path: "blockSize", Problem: "is missing"}
+				h.New = func(settings json.RawMessage) (connector.KVConnector, error) {
+					if len(strings.TrimSpace(string(settings))) < 5 { // {} and null, too
+						return nil, &config.FieldError{Path: "blockSize", Problem: "is missing"}
 					}
-					return wrong.New(config)
+					return wrong.New(settings)
 				}
 			}
 			err := connectortest.CheckRule(t.Context(), h, f.Breaks)

@@ -23,6 +23,7 @@ import (
 	"errors"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // The types of encode stage.
@@ -59,7 +60,7 @@ func Wrap(inner connector.KVConnector, o *Options) (connector.KVConnector, error
 	}
 	var errs []error
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	switch o.Type {
 	case "":

@@ -7,7 +7,8 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -20,16 +21,16 @@ type transfer struct {
 	Extra     map[string]any `json:"ec_connector_extra_config,omitempty"`
 }
 
-// Render gives an encode engine its part, and adds the taker's part to what the inner connector renders for a prefill engine. Decode engines
-// take no embeddings.
-func (c *Connector) Render(t connector.Target) (s connector.EngineSettings, err error) {
+// Render gives an encode engine its part, and adds the taker's part to what the inner connector renders for a prefill
+// engine. Decode engines take no embeddings.
+func (c *Connector) Render(t launch.Target) (s launch.Settings, err error) {
 	encodes := t.Endpoint.Role.Has(discovery.RoleEncode)
 	if t.Version.Before(0, 11) || c.opts.Type == NIXL && t.Version.Before(0, 30) {
-		return s, &connector.FieldError{Path: "version", Problem: "has no encode stage of this type", Remedy: "vLLM 0.11 or newer for example, 0.30 or newer for nixl"}
+		return s, &config.FieldError{Path: "version", Problem: "has no encode stage of this type", Remedy: "vLLM 0.11 or newer for example, 0.30 or newer for nixl"}
 	}
 	s.Engine = "vllm"
 	if !encodes {
-		if r, ok := connector.As[connector.Renderer](c.KVConnector); ok {
+		if r, ok := connector.As[launch.Renderer](c.KVConnector); ok {
 			if s, err = r.Render(t); err != nil {
 				return s, err
 			}
@@ -38,35 +39,35 @@ func (c *Connector) Render(t connector.Target) (s connector.EngineSettings, err 
 			return s, nil
 		}
 	}
-	config := transfer{Role: "ec_consumer"}
+	settings := transfer{Role: "ec_consumer"}
 	if encodes {
-		config.Role = "ec_producer"
+		settings.Role = "ec_producer"
 	}
 	switch c.opts.Type {
 	case NIXL:
-		config.Connector = "ECCPUConnector"
+		settings.Connector = "ECCPUConnector"
 		bytes := c.opts.CPUBytes
 		if bytes == 0 {
 			bytes = defaultCPUBytes
 		}
-		config.Extra = map[string]any{"ec_enable_nixl": true, "ec_cpu_bytes": bytes}
-		s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_USE_V2_MODEL_RUNNER", Value: "1"})
+		settings.Extra = map[string]any{"ec_enable_nixl": true, "ec_cpu_bytes": bytes}
+		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_USE_V2_MODEL_RUNNER", Value: "1"})
 		if encodes {
 			if host := t.Endpoint.Host(); host != "" {
-				s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_HOST", Value: host})
+				s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_HOST", Value: host})
 			}
 			// Engines on one machine must not open the same port.
-			s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_PORT", Value: strconv.Itoa(5601 + t.Index)})
+			s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_PORT", Value: strconv.Itoa(5601 + t.Index)})
 		}
 	default:
-		config.Connector = "ECExampleConnector"
+		settings.Connector = "ECExampleConnector"
 		if c.opts.SharedStoragePath != "" {
-			config.Extra = map[string]any{"shared_storage_path": c.opts.SharedStoragePath}
+			settings.Extra = map[string]any{"shared_storage_path": c.opts.SharedStoragePath}
 		} else {
-			s.Notes = append(s.Notes, launchnote.Mapped("encoder.sharedStoragePath", "is not set: each engine uses its own /tmp, which is shared only between processes of one machine"))
+			s.Notes = append(s.Notes, launch.Note{Path: "encoder.sharedStoragePath", Text: "is not set: each engine uses its own /tmp, which is shared only between processes of one machine"})
 		}
 	}
-	raw, err := json.Marshal(config)
+	raw, err := json.Marshal(settings)
 	if err != nil {
 		return s, err
 	}

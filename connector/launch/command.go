@@ -8,17 +8,15 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/pdkit/pdkit/connector"
 )
 
 // process is one program to start, for all forms but Python.
 type process struct {
 	name  string
-	env   []connector.EnvVar
+	env   []EnvVar
 	argv  []string
-	files []connector.File
-	notes []connector.Note
+	files []File
+	notes []Note
 }
 
 // where says how a form names things: files in the folder they lie in, and the engine's own address.
@@ -77,7 +75,8 @@ func (p *Plan) program(e *Engine, w where) []string {
 	return argv
 }
 
-// listen is the address that an engine binds. A name is not bound: it may lead to another machine's side of a translation.
+// listen is the address that an engine binds. A name is not bound: it may lead to another machine's side of a
+// translation.
 func (w where) listen(e *Engine) string {
 	host := e.Target.Endpoint.Host()
 	if _, err := netip.ParseAddr(host); err == nil && !w.anyHost {
@@ -106,14 +105,14 @@ func (w where) isOwn(e *Engine, s string) bool {
 	return w.ownHost != "" && s != "" && s == e.Target.Endpoint.Host()
 }
 
-// value rewrites an argument or a variable: the name of a file becomes its path, the engine's own host what stands for it. Only
-// whole values, and those after the "=" of a flag, are rewritten.
+// value rewrites an argument or a variable: the name of a file becomes its path, the engine's own host what stands for
+// it. Only whole values, and those after the "=" of a flag, are rewritten.
 func (w where) value(e *Engine, s string) string {
 	head, tail := "", s
 	if flag, v, ok := strings.Cut(s, "="); ok && strings.HasPrefix(s, "--") {
 		head, tail = flag+"=", v
 	}
-	if w.folder != "" && slices.ContainsFunc(e.Settings.Files, func(f connector.File) bool { return f.Name == tail }) {
+	if w.folder != "" && slices.ContainsFunc(e.Settings.Files, func(f File) bool { return f.Name == tail }) {
 		return head + w.folder + "/" + tail
 	}
 	if w.isOwn(e, tail) {
@@ -172,7 +171,7 @@ func (w where) rewrite(e *Engine, v any) any {
 }
 
 // companion returns the command of a program beside the engines; e is its engine, nil for one that runs once.
-func (w where) companion(c connector.Companion, e *Engine) process {
+func (w where) companion(c Companion, e *Engine) process {
 	pr := process{name: c.Name, argv: c.Command}
 	if e != nil {
 		pr.name = e.Name + "-" + c.Name
@@ -184,7 +183,8 @@ func (w where) companion(c connector.Companion, e *Engine) process {
 	return pr
 }
 
-// image is the container image of an engine. Images for CPUs have names that differ by registry, so they are not guessed.
+// image is the container image of an engine. Images for CPUs have names that differ by registry, so they are not
+// guessed.
 func (p *Plan) image(e *Engine) string {
 	tag := "latest"
 	name := "vllm/vllm-openai"
@@ -201,7 +201,7 @@ func (p *Plan) image(e *Engine) string {
 }
 
 // noteLines are notes as lines without line breaks.
-func noteLines(notes []connector.Note) []string {
+func noteLines(notes []Note) []string {
 	var lines []string
 	for _, n := range notes {
 		head := n.Path

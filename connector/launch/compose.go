@@ -5,15 +5,14 @@ package launch
 import (
 	"bytes"
 	"fmt"
-
-	"github.com/pdkit/pdkit/connector"
 )
 
 // configFolder is where containers find their configuration files.
 const configFolder = "/etc/pdkit"
 
-// Compose writes a Docker Compose file with one service per engine and companion. Services use the host's network, so that the
-// endpoints' addresses hold; engines on several hosts are several files. Files with content need Docker Compose 2.23.1.
+// Compose writes a Docker Compose file with one service per engine and companion. Services use the host's network, so
+// that the endpoints' addresses hold; engines on several hosts are several files. Files with content need Docker
+// Compose 2.23.1.
 func (p *Plan) Compose() []byte {
 	w := where{folder: configFolder}
 	var b bytes.Buffer
@@ -40,15 +39,15 @@ func (p *Plan) Compose() []byte {
 	return b.Bytes()
 }
 
-func (p *Plan) composeService(b *bytes.Buffer, pr process, image string, files []connector.File) {
+func (p *Plan) composeService(b *bytes.Buffer, pr process, image string, files []File) {
 	fmt.Fprintf(b, "  %s:\n", pr.name)
 	writeComments(b, "    ", noteLines(pr.notes))
 	fmt.Fprintf(b, "    image: %s\n    network_mode: host\n    ipc: host\n", scalar(escapeDollars(image)))
 	yamlList(b, "    ", "entrypoint", escapeAll(pr.argv[:1]))
 	yamlList(b, "    ", "command", escapeAll(pr.argv[1:]))
-	env := make([]connector.EnvVar, len(pr.env))
+	env := make([]EnvVar, len(pr.env))
 	for i, e := range pr.env {
-		env[i] = connector.EnvVar{Name: e.Name, Value: escapeDollars(e.Value)}
+		env[i] = EnvVar{Name: e.Name, Value: escapeDollars(e.Value)}
 	}
 	yamlMap(b, "    ", "environment", env)
 	if len(files) > 0 {

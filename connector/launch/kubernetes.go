@@ -8,20 +8,19 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"github.com/pdkit/pdkit/connector"
 )
 
-// podIP stands for a pod's own address. An engine's side channel is bound and announced with one value, so that a service's name
-// does not do.
+// podIP stands for a pod's own address. An engine's side channel is bound and announced with one value, so that a
+// service's name does not do.
 const podIP = "$(POD_IP)"
 
 // modelLabel marks all pods of one plan.
 const modelLabel = "pdkit.dev/model"
 
-// Kubernetes writes one pod per engine and companion, and a ConfigMap for their files. The container is what to copy into a
-// Deployment or StatefulSet. Where an endpoint's host is the pod's name under the plan's (prefill-0.llama2-7b), the headless Service
-// that makes it so is written too. An engine's own host becomes the pod's address, but not inside files.
+// Kubernetes writes one pod per engine and companion, and a ConfigMap for their files. The container is what to copy
+// into a Deployment or StatefulSet. Where an endpoint's host is the pod's name under the plan's (prefill-0.llama2-7b),
+// the headless Service that makes it so is written too. An engine's own host becomes the pod's address, but not inside
+// files.
 func (p *Plan) Kubernetes() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# The engines of %s. Devices, volumes and credentials are yours to add.\n", comment(p.Name))
@@ -35,7 +34,7 @@ func (p *Plan) Kubernetes() []byte {
 	}
 	if len(p.Companions) > 0 || slices.ContainsFunc(p.Engines, func(e Engine) bool { return p.named(&e) }) {
 		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  publishNotReadyAddresses: true\n", scalar(p.Name))
-		yamlMap(&b, "  ", "selector", []connector.EnvVar{{Name: modelLabel, Value: p.Name}})
+		yamlMap(&b, "  ", "selector", []EnvVar{{Name: modelLabel, Value: p.Name}})
 		b.WriteString("---\n")
 	}
 	w := where{folder: configFolder, anyHost: true, ownHost: podIP}
@@ -83,7 +82,7 @@ func (p *Plan) podHead(b *bytes.Buffer, name string, labels map[string]string, n
 	b.WriteString("  containers:\n")
 }
 
-func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort string, files []connector.File) {
+func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort string, files []File) {
 	fmt.Fprintf(b, "    - name: %s\n", scalar(pr.name))
 	writeComments(b, "      ", noteLines(pr.notes))
 	fmt.Fprintf(b, "      image: %s\n", scalar(image))
@@ -92,7 +91,7 @@ func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort strin
 	if containerPort != "" {
 		fmt.Fprintf(b, "      ports:\n        - containerPort: %s\n", containerPort)
 	}
-	usesIP := slices.ContainsFunc(pr.argv, hasIP) || slices.ContainsFunc(pr.env, func(e connector.EnvVar) bool { return hasIP(e.Value) })
+	usesIP := slices.ContainsFunc(pr.argv, hasIP) || slices.ContainsFunc(pr.env, func(e EnvVar) bool { return hasIP(e.Value) })
 	if usesIP || len(pr.env) > 0 {
 		b.WriteString("      env:\n")
 	}

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package launch writes the settings that a connector asks of its engines as programs that start them: a shell script, a Docker
-// Compose file, Kubernetes manifests, or Python that makes the engines offline.
+// Package launch says with which settings engines must be started, and writes them as programs that start the engines:
+// a shell script, a Docker Compose file, Kubernetes manifests, or Python that makes the engines offline.
+//
+// A connector that knows its engines' settings implements [Renderer]:
 //
 //	plan, err := launch.Model(launch.Deployment{Spec: spec, Endpoints: endpoints, Model: "llama2-7b"})
 //	os.Stdout.Write(plan.Shell())
 //
-// What is written is complete for the KV transfer: arguments, environment, configuration files and the programs that must run
-// beside the engines. What else an engine needs (memory, parallelism, credentials) is the reader's to add. Settings without effect
-// are told in comments. The same plan always gives the same bytes.
-//
-// Package launch/flags reads such settings back, from whatever runs, and says what does not fit together.
+// The output is complete for the KV transfer: arguments, environment, configuration files and the programs that must
+// run beside the engines. The reader adds what else an engine needs: memory, parallelism, credentials. Comments name
+// the settings without effect. The same plan always gives the same bytes.
 package launch
 
 import (
@@ -32,19 +32,19 @@ var ErrNoSettings = errors.New("the connector has no launch settings")
 type Deployment struct {
 	Spec      connector.Spec
 	Endpoints []discovery.Endpoint
-	Model     string                  // the name that requests use
-	Path      string                  // what the engines load: a hub's name or a folder; "" is Model
-	Name      string                  // of the deployment, for Kubernetes; "" is made from Model
-	Version   connector.EngineVersion // of all engines; the zero value is the newest that the connector knows
-	Gateway   string                  // see [connector.Target.Gateway]
+	Model     string  // the name that requests use
+	Path      string  // what the engines load: a hub's name or a folder; "" is Model
+	Name      string  // of the deployment, for Kubernetes; "" is made from Model
+	Version   Version // of all engines; the zero value is the newest that the connector knows
+	Gateway   string  // see [Target.Gateway]
 	CPU       bool
 }
 
 // Engine is one engine with its settings.
 type Engine struct {
 	Name     string // prefill-0, decode-1, both-0: by role and index
-	Target   connector.Target
-	Settings connector.EngineSettings
+	Target   Target
+	Settings Settings
 	Labels   map[string]string // of its Kubernetes pod; free to be set
 }
 
@@ -55,12 +55,13 @@ type Plan struct {
 	Image   string // container image; "" is the engine's own one, of the engine's version
 	Engines []Engine
 	// Companions run once, beside all engines. Those of each engine stay in its settings.
-	Companions []connector.Companion
-	Notes      []connector.Note // told by every engine alike
+	Companions []Companion
+	Notes      []Note // those that every engine has
 }
 
-// Model opens the connector of a deployment and renders the settings of all its engines. Engines of role encode are left out: a
-// connector that [connector.Open] knows has no encode stage. The error is of [connector.Open], of the connector's Renderer, or [ErrNoSettings].
+// Model opens the connector of a deployment and renders the settings of all its engines. It leaves engines of role
+// encode out, since a connector that [connector.Open] knows has no encode stage. The error is that of [connector.Open]
+// or of the connector's Renderer, or [ErrNoSettings].
 func Model(d Deployment) (*Plan, error) {
 	c, err := connector.Open(d.Spec)
 	if err != nil {
@@ -69,9 +70,10 @@ func Model(d Deployment) (*Plan, error) {
 	return With(c, d)
 }
 
-// With is [Model] for a connector that is open already. Engines of role encode are rendered where it has an encode stage (package epd).
+// With is [Model] for a connector that is open already. It renders engines of role encode too, where the connector has
+// an encode stage (package epd).
 func With(c connector.KVConnector, d Deployment) (*Plan, error) {
-	r, ok := connector.As[connector.Renderer](c)
+	r, ok := connector.As[Renderer](c)
 	if !ok {
 		return nil, fmt.Errorf("connector %s: %w", c.Name(), ErrNoSettings)
 	}
@@ -82,14 +84,15 @@ func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 	if p.Path == "" {
 		p.Path = d.Model
 	}
-	serving := slices.DeleteFunc(slices.Clone(d.Endpoints), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
+	serving := slices.DeleteFunc(slices.Clone(d.Endpoints),
+		func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
 	index := map[discovery.Role]int{}
 	rendered := serving
 	if _, encodes := connector.As[connector.Encoder](c); encodes {
 		rendered = d.Endpoints
 	}
 	for _, e := range rendered {
-		t := connector.Target{
+		t := Target{
 			Endpoint: e, Index: index[e.Role], Engines: serving, Model: d.Model,
 			Version: d.Version, Resources: d.Spec.Resources, Gateway: d.Gateway, CPU: d.CPU,
 		}
@@ -125,13 +128,13 @@ func (p *Plan) sameFiles() error {
 	return nil
 }
 
-// gather moves what all engines share to the plan: companions that run once, and notes that each engine tells.
+// gather moves what all engines share to the plan: companions that run once, and notes that every engine has.
 func (p *Plan) gather() {
 	for i := range p.Engines {
 		s := &p.Engines[i].Settings
-		own := make([]connector.Companion, 0, len(s.Companions))
+		own := make([]Companion, 0, len(s.Companions))
 		for _, c := range s.Companions {
-			switch known := slices.ContainsFunc(p.Companions, func(k connector.Companion) bool { return k.Name == c.Name }); {
+			switch known := slices.ContainsFunc(p.Companions, func(k Companion) bool { return k.Name == c.Name }); {
 			case c.PerEngine:
 				own = append(own, c)
 			case !known:
@@ -150,7 +153,8 @@ func (p *Plan) gather() {
 	}
 	for i := range p.Engines {
 		s := &p.Engines[i].Settings
-		s.Notes = slices.DeleteFunc(slices.Clone(s.Notes), func(n connector.Note) bool { return slices.Contains(p.Notes, n) })
+		s.Notes = slices.DeleteFunc(slices.Clone(s.Notes),
+			func(n Note) bool { return slices.Contains(p.Notes, n) })
 	}
 }
 
@@ -161,7 +165,7 @@ var (
 )
 
 // check refuses settings that cannot be written in every form.
-func check(s connector.EngineSettings) error {
+func check(s Settings) error {
 	for _, e := range s.Env {
 		if !envName.MatchString(e.Name) {
 			return fmt.Errorf("%q is not a name for an environment variable", e.Name)
@@ -199,11 +203,11 @@ func Label(s string) string {
 }
 
 // files returns all configuration files by name, in the order of the engines.
-func (p *Plan) files() []connector.File {
-	var all []connector.File
+func (p *Plan) files() []File {
+	var all []File
 	for _, e := range p.Engines {
 		for _, f := range e.Settings.Files {
-			if !slices.ContainsFunc(all, func(k connector.File) bool { return k.Name == f.Name }) {
+			if !slices.ContainsFunc(all, func(k File) bool { return k.Name == f.Name }) {
 				all = append(all, f)
 			}
 		}
@@ -212,10 +216,10 @@ func (p *Plan) files() []connector.File {
 }
 
 // sortedLabels returns a pod's labels in a stable order.
-func sortedLabels(m map[string]string) []connector.EnvVar {
-	var list []connector.EnvVar
+func sortedLabels(m map[string]string) []EnvVar {
+	var list []EnvVar
 	for _, k := range slices.Sorted(maps.Keys(m)) {
-		list = append(list, connector.EnvVar{Name: k, Value: m[k]})
+		list = append(list, EnvVar{Name: k, Value: m[k]})
 	}
 	return list
 }

@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 // rendering is a connector whose settings a test chooses.
 type rendering struct {
-	render func(connector.Target) (connector.EngineSettings, error)
+	render func(launch.Target) (launch.Settings, error)
 }
 
 func (rendering) Name() string           { return "test" }
@@ -39,7 +39,7 @@ func (rendering) Decode(context.Context, *connector.Session, *connector.PrefillR
 	return nil
 }
 
-func (r rendering) Render(t connector.Target) (connector.EngineSettings, error) { return r.render(t) }
+func (r rendering) Render(t launch.Target) (launch.Settings, error) { return r.render(t) }
 
 // silent is a connector without settings.
 type silent struct{ connector.KVConnector }
@@ -50,25 +50,25 @@ func (silent) Name() string { return "silent" }
 const nasty = "it's \"$HOME\" $(id) `id` \\ ${X:-1} $$ %s #no {{.}}\n\tline two é ' end"
 
 // nastySettings use every part of EngineSettings, and texts with every character that means something somewhere.
-func nastySettings(t connector.Target) (connector.EngineSettings, error) {
+func nastySettings(t launch.Target) (launch.Settings, error) {
 	file := "conf-" + t.Endpoint.Role.String() + ".yaml"
-	return connector.EngineSettings{
+	return launch.Settings{
 		Engine: "vllm",
-		KVTransfer: &connector.KVTransfer{
-			Connector: "TestConnector", Role: connector.KVRole(t.Endpoint.Role), EngineID: "id's", BufferSize: 8e9, Port: 21001,
+		KVTransfer: &launch.KVTransfer{
+			Connector: "TestConnector", Role: launch.KVRole(t.Endpoint.Role), EngineID: "id's", BufferSize: 8e9, Port: 21001,
 			Extra: map[string]any{"text": nasty, "file": file, "list": []string{"a", "b"}, "deep": map[string]any{"n": 1, "f": 0.5, "yes": true, "none": nil}},
 		},
 		Args: []string{"--block-size", "32", "--enable-prompt-tokens-details", "--hf-overrides", `{"a": "it's"}`, "--text=" + nasty, "--no-flag"},
-		Env:  []connector.EnvVar{{Name: "LMCACHE_CONFIG_FILE", Value: file}, {Name: "NASTY", Value: nasty}, {Name: "EMPTY", Value: ""}},
-		Files: []connector.File{
+		Env:  []launch.EnvVar{{Name: "LMCACHE_CONFIG_FILE", Value: file}, {Name: "NASTY", Value: nasty}, {Name: "EMPTY", Value: ""}},
+		Files: []launch.File{
 			{Name: file, Content: "# $HOME 'x'\nkey: \"v\"\nEND\n"},
 			{Name: "raw-" + file, Content: "  indented\n\ttab " + nasty},
 		},
-		Companions: []connector.Companion{
+		Companions: []launch.Companion{
 			{Name: "master", Command: []string{"cache master", "--path", nasty}},
 			{Name: "agent", Command: []string{"agent", "--config", file}, PerEngine: true},
 		},
-		Notes: []connector.Note{
+		Notes: []launch.Note{
 			{NoEffect: true, Path: "config.x", Text: "the engine has no such\nsetting"},
 			{Path: "role", Text: t.Endpoint.Role.String()},
 		},
@@ -87,7 +87,7 @@ func endpoints(t *testing.T, prefill, decode string) []discovery.Endpoint {
 func nastyPlan(t *testing.T) *launch.Plan {
 	t.Helper()
 	p, err := launch.With(rendering{nastySettings}, launch.Deployment{
-		Endpoints: endpoints(t, "http://10.0.0.1:8100", "http://10.0.0.2:8200"), Model: "Org/Llama 2's", Path: "/models/llama 2", Version: connector.EngineVersion{Minor: 32},
+		Endpoints: endpoints(t, "http://10.0.0.1:8100", "http://10.0.0.2:8200"), Model: "Org/Llama 2's", Path: "/models/llama 2", Version: launch.Version{Minor: 32},
 	})
 	require.NoError(t, err)
 	return p
@@ -201,11 +201,11 @@ func TestThePythonModuleGivesTheEngineExactlyItsSettings(t *testing.T) {
 }
 
 func TestKubernetesFindsFilesAndItsOwnAddress(t *testing.T) {
-	own := rendering{func(t connector.Target) (connector.EngineSettings, error) {
+	own := rendering{func(t launch.Target) (launch.Settings, error) {
 		host := t.Endpoint.Host()
-		return connector.EngineSettings{
-			Engine: "sglang", Files: []connector.File{{Name: "f.yaml", Content: "a: 1\n"}}, Args: []string{"--file=f.yaml", "--peer", "decode-0.m", "--bind=" + host},
-			Env: []connector.EnvVar{{Name: "HOST", Value: host}, {Name: "DOLLAR", Value: "$(HOST) $HOST"}},
+		return launch.Settings{
+			Engine: "sglang", Files: []launch.File{{Name: "f.yaml", Content: "a: 1\n"}}, Args: []string{"--file=f.yaml", "--peer", "decode-0.m", "--bind=" + host},
+			Env: []launch.EnvVar{{Name: "HOST", Value: host}, {Name: "DOLLAR", Value: "$(HOST) $HOST"}},
 		}, nil
 	}}
 	p, err := launch.With(own, launch.Deployment{Endpoints: endpoints(t, "http://prefill-0.m:8000", "http://decode-0.m:8000"), Model: "m"})
@@ -224,12 +224,12 @@ func TestTargetsKnowTheirPlaceAmongTheEngines(t *testing.T) {
 	encode, err := discovery.New("http://e0:1", discovery.RoleEncode)
 	require.NoError(t, err)
 	var seen []string
-	p, err := launch.With(rendering{func(t connector.Target) (connector.EngineSettings, error) {
+	p, err := launch.With(rendering{func(t launch.Target) (launch.Settings, error) {
 		seen = append(seen, t.Endpoint.Host())
 		if len(t.Engines) != 4 {
-			return connector.EngineSettings{}, errors.New("all engines but those of role encode")
+			return launch.Settings{}, errors.New("all engines but those of role encode")
 		}
-		return connector.EngineSettings{Engine: "vllm", Notes: []connector.Note{{Path: "a", Text: "all"}, {Path: "b", Text: t.Endpoint.Host()}}}, nil
+		return launch.Settings{Engine: "vllm", Notes: []launch.Note{{Path: "a", Text: "all"}, {Path: "b", Text: t.Endpoint.Host()}}}, nil
 	}}, launch.Deployment{Endpoints: append(list, encode), Model: "m"})
 	require.NoError(t, err)
 	names := make([]string, len(p.Engines))
@@ -238,24 +238,24 @@ func TestTargetsKnowTheirPlaceAmongTheEngines(t *testing.T) {
 	}
 	assert.Equal(t, []string{"prefill-0", "decode-0", "prefill-1", "decode-1"}, names)
 	assert.Equal(t, []string{"p0", "d0", "p1", "d1"}, seen, "encode engines hold no KV")
-	assert.Equal(t, []connector.Note{{Path: "a", Text: "all"}}, p.Notes, "what every engine says is said once")
+	assert.Equal(t, []launch.Note{{Path: "a", Text: "all"}}, p.Notes, "what every engine says is said once")
 	assert.Len(t, p.Engines[0].Settings.Notes, 1)
 }
 
 func TestSettingsThatCannotBeWrittenAreRefused(t *testing.T) {
-	for name, s := range map[string]connector.EngineSettings{
-		"name for an environment": {Env: []connector.EnvVar{{Name: "A B"}}},
-		"plain file name":         {Files: []connector.File{{Name: "../x"}}},
+	for name, s := range map[string]launch.Settings{
+		"name for an environment": {Env: []launch.EnvVar{{Name: "A B"}}},
+		"plain file name":         {Files: []launch.File{{Name: "../x"}}},
 		"zero byte":               {Args: []string{"a\x00"}},
-		"companion":               {Companions: []connector.Companion{{Name: "A", Command: []string{"x"}}}},
-		"no command":              {Companions: []connector.Companion{{Name: "a"}}},
+		"companion":               {Companions: []launch.Companion{{Name: "A", Command: []string{"x"}}}},
+		"no command":              {Companions: []launch.Companion{{Name: "a"}}},
 	} {
-		_, err := launch.With(rendering{func(connector.Target) (connector.EngineSettings, error) { return s, nil }}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
+		_, err := launch.With(rendering{func(launch.Target) (launch.Settings, error) { return s, nil }}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, err, "prefill-0")
 	}
-	_, err := launch.With(rendering{func(t connector.Target) (connector.EngineSettings, error) {
-		return connector.EngineSettings{Files: []connector.File{{Name: "f", Content: t.Endpoint.Host()}}}, nil
+	_, err := launch.With(rendering{func(t launch.Target) (launch.Settings, error) {
+		return launch.Settings{Files: []launch.File{{Name: "f", Content: t.Endpoint.Host()}}}, nil
 	}}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
 	require.ErrorContains(t, err, "decode-0: file f has another content", "they lie in one folder")
 	_, err = launch.With(silent{}, launch.Deployment{})
@@ -263,13 +263,13 @@ func TestSettingsThatCannotBeWrittenAreRefused(t *testing.T) {
 	_, err = launch.Model(launch.Deployment{Spec: connector.Spec{Type: "nothing"}})
 	require.ErrorIs(t, err, connector.ErrUnknown)
 	failed := errors.New("no port")
-	_, err = launch.With(rendering{func(connector.Target) (connector.EngineSettings, error) { return connector.EngineSettings{}, failed }}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
+	_, err = launch.With(rendering{func(launch.Target) (launch.Settings, error) { return launch.Settings{}, failed }}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
 	require.ErrorIs(t, err, failed)
 }
 
 func TestAnEngineMadeFromFilesHasNoPython(t *testing.T) {
-	p, err := launch.With(rendering{func(connector.Target) (connector.EngineSettings, error) {
-		return connector.EngineSettings{Engine: "trtllm"}, nil
+	p, err := launch.With(rendering{func(launch.Target) (launch.Settings, error) {
+		return launch.Settings{Engine: "trtllm"}, nil
 	}}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
 	require.NoError(t, err)
 	_, err = p.Python()
@@ -280,4 +280,10 @@ func TestLabels(t *testing.T) {
 	for in, want := range map[string]string{"Org/Llama 2's": "org-llama-2-s", "": "model", "é": "model", "--a--": "a", strings.Repeat("x", 50): strings.Repeat("x", 40)} {
 		assert.Equal(t, want, launch.Label(in))
 	}
+}
+
+func TestNoLimitsNamesTheLimitsThatAreGiven(t *testing.T) {
+	assert.Empty(t, launch.NoLimits(connector.Resources{}, "why"))
+	assert.Equal(t, []launch.Note{launch.NoEffect("resources.maxMemory", "why"), launch.NoEffect("resources.maxBandwidth", "why")},
+		launch.NoLimits(connector.Resources{MaxMemory: "8Gi", MaxBandwidth: "1G"}, "why"))
 }

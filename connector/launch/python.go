@@ -9,15 +9,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/pdkit/pdkit/connector"
 )
 
-// ErrNoPython says that an engine has no offline form that takes its settings as arguments: TensorRT-LLM reads them from files.
+// ErrNoPython says that an engine has no offline form that takes its settings as arguments: TensorRT-LLM reads them
+// from files.
 var ErrNoPython = errors.New("engine is not made from Python arguments")
 
-// Python writes a module with one function per engine, which makes the engine offline, without a server: vLLM's LLM with its
-// KVTransferConfig, or SGLang's Engine. Run with an engine's name it makes that one. Arguments of servers alone are left out with a comment.
+// Python writes a module with one function per engine, which makes the engine offline, without a server: vLLM's LLM
+// with its KVTransferConfig, or SGLang's Engine. Run with an engine's name it makes that one. Arguments of servers
+// alone are left out with a comment.
 func (p *Plan) Python() ([]byte, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# The engines of %s, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.\n", comment(p.Name))
@@ -41,7 +41,8 @@ func (p *Plan) Python() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Python reads PYTHONHASHSEED when it starts, and libraries read others when they are loaded: so the program starts again.
+// Python reads PYTHONHASHSEED when it starts, and libraries read others when they are loaded: so the program starts
+// again.
 const pythonEnviron = `def environ(wanted):
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.environ.update(wanted)
@@ -89,7 +90,7 @@ func (p *Plan) pythonEngine(b *bytes.Buffer, e *Engine) error {
 }
 
 // pythonTransfer writes the configuration member by member, in its JSON order.
-func pythonTransfer(b *bytes.Buffer, t *connector.KVTransfer) error {
+func pythonTransfer(b *bytes.Buffer, t *KVTransfer) error {
 	dec := json.NewDecoder(strings.NewReader(t.JSON()))
 	dec.UseNumber()
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
@@ -164,8 +165,9 @@ func sortedKeys(m map[string]any) []string {
 var onlyServers = []string{"host", "port", "served_model_name", "enable_prompt_tokens_details", "enable_request_id_headers", "enable_scale_out",
 	"enable_force_include_usage", "api_key", "tokens_only", "return_tokens_as_token_ids", "enable_server_load_tracking"}
 
-// keywords turns a command line's arguments into those of a constructor: --block-size 32 is block_size=32. left says what was left out.
-func keywords(args []string) (kwargs []connector.EnvVar, left []string) {
+// keywords turns a command line's arguments into those of a constructor: --block-size 32 is block_size=32. left says
+// what was left out.
+func keywords(args []string) (kwargs []EnvVar, left []string) {
 	for i := 0; i < len(args); i++ {
 		flag, isFlag := strings.CutPrefix(args[i], "--")
 		if !isFlag {
@@ -192,7 +194,7 @@ func keywords(args []string) (kwargs []connector.EnvVar, left []string) {
 		} else if positive, no := strings.CutPrefix(name, "no_"); no {
 			name, text = positive, "False"
 		}
-		kwargs = append(kwargs, connector.EnvVar{Name: name, Value: text})
+		kwargs = append(kwargs, EnvVar{Name: name, Value: text})
 	}
 	return kwargs, left
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Shell writes a POSIX shell script that becomes the program it is told to: `sh FILE prefill-0`. Arguments after the name are
-// added to the engine's. Configuration files are written to the working directory.
+// Shell writes a POSIX shell script that becomes the program it is told to: `sh FILE prefill-0`. Arguments after the
+// name are added to the engine's. Configuration files are written to the working directory.
 func (p *Plan) Shell() []byte {
 	var processes []process
 	for _, c := range p.Companions {

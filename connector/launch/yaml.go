@@ -7,11 +7,10 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-
-	"github.com/pdkit/pdkit/connector"
 )
 
-// quoted writes a text as a double-quoted scalar. Go's escapes for ASCII are a subset of those of YAML 1.2 and of Python.
+// quoted writes a text as a double-quoted scalar. Go's escapes for ASCII are a subset of those of YAML 1.2 and of
+// Python.
 func quoted(s string) string { return strconv.QuoteToASCII(s) }
 
 // scalar writes a text as YAML: in single quotes where double ones would need escapes, as JSON does.
@@ -35,7 +34,7 @@ func yamlList(b *bytes.Buffer, indent, key string, items []string) {
 }
 
 // yamlMap writes a mapping of texts in the order given.
-func yamlMap(b *bytes.Buffer, indent, key string, members []connector.EnvVar) {
+func yamlMap(b *bytes.Buffer, indent, key string, members []EnvVar) {
 	if len(members) == 0 {
 		return
 	}
@@ -60,7 +59,8 @@ func yamlText(b *bytes.Buffer, indent, key, text string) {
 	}
 }
 
-// asBlock reports whether a text survives a block scalar: printable, ended by one line break, its first line not indented.
+// asBlock reports whether a text survives a block scalar: printable, ended by one line break, its first line not
+// indented.
 func asBlock(text string) bool {
 	if text == "" || strings.TrimLeft(text, " \n") != text || !strings.HasSuffix(text, "\n") || strings.HasSuffix(text, "\n\n") {
 		return false
@@ -78,8 +78,8 @@ func asBlock(text string) bool {
 	return true
 }
 
-// escapeDollars doubles each dollar sign: Compose and Kubernetes both replace variables in commands and environments, and read two
-// dollar signs as one.
+// escapeDollars doubles each dollar sign: Compose and Kubernetes both replace variables in commands and environments,
+// and read two dollar signs as one.
 func escapeDollars(s string) string { return strings.ReplaceAll(s, "$", "$$") }
 
 func escapeAll(list []string) []string {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/connector/internal/settle"
 )
@@ -36,7 +37,7 @@ func init() {
 		var o Options
 		own, engine := lmcacheconf.Split(raw)
 		o.Engine = engine
-		if err := connector.DecodeConfig(own, &o); err != nil {
+		if err := config.Decode(own, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)

@@ -14,7 +14,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcache"
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
@@ -41,7 +43,7 @@ func harness() connectortest.Harness {
 		},
 		// The store may be read any number of times.
 		Except:   connectortest.Exceptions{Carries: []string{"n", "best_of"}},
-		Versions: []connector.EngineVersion{{Minor: 9}, {Minor: 32}},
+		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
 	}
 }
 
@@ -80,7 +82,7 @@ func TestTheClassNameIsResolvedByItsSettings(t *testing.T) {
 
 func TestTheNameMeansTheSharedStore(t *testing.T) {
 	_, err := factory(json.RawMessage(`{"lmcache.enable_pd":true}`))
-	faults := connector.FieldErrors(err)
+	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "lmcache.enable_pd", faults[0].Path)
 	assert.Contains(t, faults[0].Remedy, "lmcache-pd")
@@ -100,7 +102,7 @@ func TestSettleTimeIsWaitedForBetweenTheLegs(t *testing.T) {
 		assert.Nil(t, wait)
 		done(nil)
 
-		settle := connector.Duration(300 * time.Millisecond)
+		settle := config.Duration(300 * time.Millisecond)
 		c, err = lmcache.New(&lmcache.Options{SettleTime: &settle})
 		require.NoError(t, err)
 		wait, done = c.Expect(s)

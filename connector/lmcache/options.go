@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 )
 
@@ -18,23 +18,23 @@ const (
 	ClassMP = "LMCacheMPConnector" // LMCache as a server of its own
 )
 
-// Options are the connector's settings: pdkit's own two, and every key that the design documents give LMCache, in their YAML and in
-// their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the legs, and are
-// rendered for the engines where LMCache has such a setting.
+// Options are the connector's settings: pdkit's own two, and every key that the design documents give LMCache, in their
+// YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect
+// on the legs, and are rendered for the engines where LMCache has such a setting.
 type Options struct {
-	SettleTime  *connector.Duration `json:"settleTime"`  // wait between the legs, since the store's put is asynchronous; default 0
-	EngineClass string              `json:"engineClass"` // which class is rendered: LMCacheConnectorV1 (default) or LMCacheMPConnector
+	SettleTime  *config.Duration `json:"settleTime"`  // wait between the legs, since the store's put is asynchronous; default 0
+	EngineClass string           `json:"engineClass"` // which class is rendered: LMCacheConnectorV1 (default) or LMCacheMPConnector
 
-	ServerEndpoints   []string            `json:"serverEndpoints"` // LMCache servers, host:port
-	BackendType       string              `json:"backendType"`     // local, redis, disk
-	LocalConfig       *LocalConfig        `json:"localConfig"`
-	RedisConfig       *RedisConfig        `json:"redisConfig"`
-	DiskConfig        *DiskConfig         `json:"diskConfig"`
-	ConnectionTimeout *connector.Duration `json:"connectionTimeout"`
-	PoolSize          int                 `json:"poolSize"`
-	MaxCacheSize      int64               `json:"maxCacheSize"` // bytes
-	TTL               *connector.Duration `json:"ttl"`
-	EvictionPolicy    string              `json:"evictionPolicy"` // lru, lfu
+	ServerEndpoints   []string         `json:"serverEndpoints"` // LMCache servers, host:port
+	BackendType       string           `json:"backendType"`     // local, redis, disk
+	LocalConfig       *LocalConfig     `json:"localConfig"`
+	RedisConfig       *RedisConfig     `json:"redisConfig"`
+	DiskConfig        *DiskConfig      `json:"diskConfig"`
+	ConnectionTimeout *config.Duration `json:"connectionTimeout"`
+	PoolSize          int              `json:"poolSize"`
+	MaxCacheSize      int64            `json:"maxCacheSize"` // bytes
+	TTL               *config.Duration `json:"ttl"`
+	EvictionPolicy    string           `json:"evictionPolicy"` // lru, lfu
 
 	// Engine are LMCache's own settings by its own names, of its file (chunk_size, or lmcache.chunk_size) or of vLLM's
 	// kv_connector_extra_config (discard_partial_chunks). In JSON they stand beside the others.
@@ -65,7 +65,7 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	engine, err := lmcacheconf.Read(o.Engine, false)
 	errs := []error{err}
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if e, ok := engine.Get("enable_pd"); ok && engine.Bool("enable_pd") {
 		fault(e.Path, "is true, which is another protocol: P pushes to D and sends notices", "type: lmcache-pd")
@@ -126,7 +126,7 @@ type count struct {
 // counts are the settings that count or last something, and so cannot be negative.
 func (o *Options) counts() []count {
 	all := []count{{"poolSize", int64(o.PoolSize)}, {"maxCacheSize", o.MaxCacheSize}}
-	for path, d := range map[string]*connector.Duration{"settleTime": o.SettleTime, "connectionTimeout": o.ConnectionTimeout, "ttl": o.TTL} {
+	for path, d := range map[string]*config.Duration{"settleTime": o.SettleTime, "connectionTimeout": o.ConnectionTimeout, "ttl": o.TTL} {
 		if d != nil {
 			all = append(all, count{path, int64(*d)})
 		}

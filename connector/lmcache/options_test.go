@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // The config of the design proposal's LMCache example, every key of its Go structs, LMCache's own names beside them, and what the engine's
@@ -33,7 +33,7 @@ func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 }
 
 func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
-	for config, path := range map[string]string{
+	for settings, path := range map[string]string{
 		`{"settleTime":"-1s"}`:                                    "settleTime",
 		`{"settleTime":5}`:                                        "settleTime",
 		`{"engineClass":"NixlConnector"}`:                         "engineClass",
@@ -68,11 +68,11 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"lmcache.enable_xpyd":false,"lmcache.enable_pd":false}`: "lmcache.enable_xpyd",
 		`{"enable_nixl":true}`:                                    "enable_nixl",
 	} {
-		_, err := factory(json.RawMessage(config))
-		faults := connector.FieldErrors(err)
-		require.Len(t, faults, 1, config)
-		assert.Equal(t, path, faults[0].Path, config)
-		assert.NotEmpty(t, faults[0].Remedy, config)
+		_, err := factory(json.RawMessage(settings))
+		faults := config.FieldErrors(err)
+		require.Len(t, faults, 1, settings)
+		assert.Equal(t, path, faults[0].Path, settings)
+		assert.NotEmpty(t, faults[0].Remedy, settings)
 	}
 }
 

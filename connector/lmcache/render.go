@@ -10,8 +10,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 // Ports and sizes that LMCache has when nothing is set.
@@ -21,14 +22,15 @@ const (
 	defaultDisk = 10   // GB: LMCache's own default is 0, with which nothing is ever kept
 )
 
-// Render gives LMCache's file and vLLM's settings for one engine. P and D get the same, since both read and write one store.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+// Render gives LMCache's file and vLLM's settings for one engine. P and D get the same, since both read and write one
+// store.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	r := &rendering{c: c, t: t, o: &c.options}
-	r.out = connector.EngineSettings{
+	r.out = launch.Settings{
 		Engine:     "vllm",
-		KVTransfer: &connector.KVTransfer{Connector: ClassV1, Role: "kv_both", Extra: c.engine.ExtraConfig()},
+		KVTransfer: &launch.KVTransfer{Connector: ClassV1, Role: "kv_both", Extra: c.engine.ExtraConfig()},
 		Args:       []string{"--enable-prompt-tokens-details"},
-		Env:        []connector.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}},
+		Env:        []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}},
 	}
 	r.note("settleTime", c.options.SettleTime != nil, "the gateway waits that long between the legs; no setting of an engine")
 	r.note("engineClass", c.options.EngineClass != "", "kv_connector")
@@ -44,7 +46,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		r.noEffect(e.Path, e.Key)
 	}
 	if t.Resources.MaxBandwidth != "" {
-		r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: "resources.maxBandwidth", Text: "LMCache has no limit of bandwidth"})
+		r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: "resources.maxBandwidth", Text: "LMCache has no limit of bandwidth"})
 	}
 	return r.out, r.err
 }
@@ -53,8 +55,8 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 type rendering struct {
 	c    *Connector
 	o    *Options
-	t    connector.Target
-	out  connector.EngineSettings
+	t    launch.Target
+	out  launch.Settings
 	file lmcacheconf.File
 	err  error
 }
@@ -62,12 +64,12 @@ type rendering struct {
 // note says where a setting went, if it is there.
 func (r *rendering) note(key string, given bool, text string) {
 	if given {
-		r.out.Notes = append(r.out.Notes, connector.Note{Path: "config." + key, Text: text})
+		r.out.Notes = append(r.out.Notes, launch.Note{Path: "config." + key, Text: text})
 	}
 }
 
 func (r *rendering) noEffect(key, text string) {
-	r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: "config." + key, Text: text})
+	r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: "config." + key, Text: text})
 }
 
 // separate says whether LMCache is a server beside the engines.
@@ -107,8 +109,8 @@ func (r *rendering) inProcess() {
 		r.noEffect("backendType", "nothing that is set here is shared: each engine finds only what it has stored itself, and D computes every prompt again; "+
 			"set backendType redis, serverEndpoints or remote_url")
 	}
-	r.out.Files = []connector.File{{Name: name + ".yaml", Content: r.file.String()}}
-	r.out.Env = append(r.out.Env, connector.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name + ".yaml"})
+	r.out.Files = []launch.File{{Name: name + ".yaml", Content: r.file.String()}}
+	r.out.Env = append(r.out.Env, launch.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name + ".yaml"})
 }
 
 // memory is the engine's own CPU memory, in which every chunk is staged on its way.
@@ -139,12 +141,12 @@ func (r *rendering) memory() {
 	if q := r.t.Resources.MaxMemory; q != "" {
 		limit, err := q.Bytes()
 		if err != nil {
-			r.err = &connector.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
+			r.err = &config.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
 		}
 		if size == 0 || limit < size {
 			size = limit
 		}
-		r.out.Notes = append(r.out.Notes, connector.Note{Path: "resources.maxMemory", Text: "LMCache's max_local_cpu_size, in GB"})
+		r.out.Notes = append(r.out.Notes, launch.Note{Path: "resources.maxMemory", Text: "LMCache's max_local_cpu_size, in GB"})
 	}
 	if size > 0 {
 		r.file.Set("max_local_cpu_size", lmcacheconf.GB(size))
@@ -167,11 +169,11 @@ func (r *rendering) disk() {
 	if q := r.t.Resources.MaxDisk; q != "" {
 		limit, err := q.Bytes()
 		if err != nil {
-			r.err = &connector.FieldError{Path: "resources.maxDisk", Problem: "cannot be read"}
+			r.err = &config.FieldError{Path: "resources.maxDisk", Problem: "cannot be read"}
 		}
-		note := connector.Note{Path: "resources.maxDisk", Text: "LMCache's max_local_disk_size, in GB"}
+		note := launch.Note{Path: "resources.maxDisk", Text: "LMCache's max_local_disk_size, in GB"}
 		if d == nil {
-			note = connector.Note{NoEffect: true, Path: "resources.maxDisk", Text: "no diskConfig is set, so that LMCache keeps nothing on disk"}
+			note = launch.Note{NoEffect: true, Path: "resources.maxDisk", Text: "no diskConfig is set, so that LMCache keeps nothing on disk"}
 		} else if size == 0 || limit < size {
 			size = limit
 		}
@@ -303,7 +305,7 @@ func (r *rendering) server() {
 	} else {
 		r.note("evictionPolicy", o.EvictionPolicy != "", "--eviction-policy of lmcache server")
 	}
-	r.out.Companions = []connector.Companion{{Name: "lmcache", Command: append(command, "--eviction-policy", policy)}}
+	r.out.Companions = []launch.Companion{{Name: "lmcache", Command: append(command, "--eviction-policy", policy)}}
 	r.serverHasNot()
 	r.unmapped()
 }
@@ -326,12 +328,12 @@ func (r *rendering) serverMemory() string {
 	if q := r.t.Resources.MaxMemory; q != "" {
 		limit, err := q.Bytes()
 		if err != nil {
-			r.err = &connector.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
+			r.err = &config.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
 		}
 		if size == 0 || limit < size {
 			size = limit
 		}
-		r.out.Notes = append(r.out.Notes, connector.Note{Path: "resources.maxMemory", Text: "--l1-size-gb of lmcache server"})
+		r.out.Notes = append(r.out.Notes, launch.Note{Path: "resources.maxMemory", Text: "--l1-size-gb of lmcache server"})
 	}
 	if size == 0 {
 		return "5"
@@ -339,8 +341,8 @@ func (r *rendering) serverMemory() string {
 	return lmcacheconf.GB(size).String()
 }
 
-// serverHasNot says which settings are of the in-process class only. What a server keeps besides its memory is the server's own
-// configuration, which this does not write.
+// serverHasNot says which settings are of the in-process class only. What a server keeps besides its memory is the
+// server's own configuration, which this does not write.
 func (r *rendering) serverHasNot() {
 	o := r.o
 	const text = "a setting of LMCacheConnectorV1; the second level of lmcache server is configured at the server"
@@ -356,7 +358,7 @@ func (r *rendering) serverHasNot() {
 		r.noEffect("diskConfig", text)
 	}
 	if r.t.Resources.MaxDisk != "" {
-		r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: "resources.maxDisk", Text: text})
+		r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: "resources.maxDisk", Text: text})
 	}
 	for _, e := range r.c.engine.File {
 		if e.Key == "chunk_size" {

@@ -11,20 +11,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func render(t *testing.T, config string, change func(*connector.Target)) connector.EngineSettings {
+func render(t *testing.T, config string, change func(*launch.Target)) launch.Settings {
 	t.Helper()
 	c, err := factory(json.RawMessage(config))
 	require.NoError(t, err)
 	e, err := discovery.New("http://10.0.0.1:8100", discovery.RolePrefill)
 	require.NoError(t, err)
-	target := connector.Target{Endpoint: e, Index: 1, Engines: []discovery.Endpoint{e}, Model: "m"}
+	target := launch.Target{Endpoint: e, Index: 1, Engines: []discovery.Endpoint{e}, Model: "m"}
 	if change != nil {
 		change(&target)
 	}
-	r, ok := connector.As[connector.Renderer](c)
+	r, ok := connector.As[launch.Renderer](c)
 	require.True(t, ok)
 	set, err := r.Render(target)
 	require.NoError(t, err)
@@ -32,7 +33,7 @@ func render(t *testing.T, config string, change func(*connector.Target)) connect
 }
 
 // noted finds a note by its path; without tells whether it says that the setting has no effect.
-func noted(t *testing.T, set connector.EngineSettings, path string) (text string, without bool) {
+func noted(t *testing.T, set launch.Settings, path string) (text string, without bool) {
 	t.Helper()
 	for _, n := range set.Notes {
 		if n.Path == path {
@@ -49,7 +50,7 @@ func TestTheDesignExampleForTheEngines(t *testing.T) {
 		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":3,"username":"lmcache","password":"lmcache-password"},
 		"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lru"}`
 	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-		set := render(t, config, func(target *connector.Target) {
+		set := render(t, config, func(target *launch.Target) {
 			target.Endpoint.Role = role
 			target.Resources = connector.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}
 		})
@@ -64,7 +65,7 @@ remote_url: "redis://redis.default.svc.cluster.local:6379/3"
 remote_serde: "naive"
 cache_policy: "LRU"
 `, set.Files[0].Content)
-		assert.Equal(t, []connector.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "LMCACHE_CONFIG_FILE", Value: set.Files[0].Name}}, set.Env)
+		assert.Equal(t, []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "LMCACHE_CONFIG_FILE", Value: set.Files[0].Name}}, set.Env)
 		for _, path := range []string{
 			"config.serverEndpoints", "config.redisConfig.username", "config.redisConfig.password", "config.connectionTimeout", "config.poolSize",
 			"config.maxCacheSize", "config.ttl", "resources.maxDisk", "resources.maxBandwidth",
@@ -99,7 +100,7 @@ func TestPasswordsAreNeverRendered(t *testing.T) {
 
 func TestBackends(t *testing.T) {
 	file := func(config string, r connector.Resources) string {
-		return render(t, config, func(target *connector.Target) { target.Resources = r }).Files[0].Content
+		return render(t, config, func(target *launch.Target) { target.Resources = r }).Files[0].Content
 	}
 	disk := file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv","maxDiskSize":107374182400},"localConfig":{"maxMemoryMB":512},"evictionPolicy":"lfu"}`, connector.Resources{MaxDisk: "50Gi", MaxMemory: "8Gi"})
 	assert.Contains(t, disk, "local_disk: \"/kv\"\nmax_local_disk_size: 50\n", "the smaller of the two")
@@ -146,7 +147,7 @@ func TestTheServerOfTheMultiprocessMode(t *testing.T) {
 		require.Len(t, set.Companions, 1)
 		assert.False(t, set.Companions[0].PerEngine, "P and D meet in it")
 		assert.Equal(t, "lmcache server --port 6555 --chunk-size 512 --l1-size-gb 2 --eviction-policy LRU", strings.Join(set.Companions[0].Command, " "))
-		assert.Contains(t, set.Env, connector.EnvVar{Name: "PYTHONHASHSEED", Value: "0"})
+		assert.Contains(t, set.Env, launch.EnvVar{Name: "PYTHONHASHSEED", Value: "0"})
 	}
 	set := render(t, `{"engineClass":"LMCacheMPConnector","backendType":"redis","redisConfig":{"host":"h","password":"s3cret"},"save_unfull_chunk":true}`, nil)
 	for _, path := range []string{"config.backendType", "config.redisConfig", "config.save_unfull_chunk"} {

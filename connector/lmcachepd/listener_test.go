@@ -20,6 +20,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 )
 
@@ -35,7 +36,7 @@ func start(t testing.TB, o lmcachepd.Options) *lmcachepd.Connector {
 	return c
 }
 
-func limit(d time.Duration) *connector.Duration { return (*connector.Duration)(&d) }
+func limit(d time.Duration) *config.Duration { return (*config.Duration)(&d) }
 
 // freePort is an address that nobody listens at.
 func freePort(t testing.TB) string {

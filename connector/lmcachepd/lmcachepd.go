@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -46,7 +47,7 @@ func init() {
 		var o Options
 		own, engine := lmcacheconf.Split(raw)
 		o.Engine = engine
-		if err := connector.DecodeConfig(own, &o); err != nil {
+		if err := config.Decode(own, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -345,7 +346,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	}
 	_, err := c.receiver(e)
 	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-		return &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem,
+		return &config.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem,
 			Remedy: "the engine's pd_peer_init_port and pd_peer_alloc_port, one port for each tensor-parallel rank, separated by commas"}
 	}
 	return err

@@ -14,7 +14,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -42,7 +44,7 @@ func harness() connectortest.Harness {
 		},
 		// Only P is told an id: D finds the KV by the prompt's tokens.
 		Except:   connectortest.Exceptions{NotByID: true},
-		Versions: []connector.EngineVersion{{Minor: 9}, {Minor: 32}},
+		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
 	}
 }
 
@@ -139,7 +141,7 @@ func TestWhereTheReceiverIs(t *testing.T) {
 		var bad *connector.EndpointError
 		require.ErrorAs(t, err, &bad, rule)
 		c := open(t, nil)
-		faults := connector.FieldErrors(c.CheckEndpoint(decodeEngine(attributes)))
+		faults := config.FieldErrors(c.CheckEndpoint(decodeEngine(attributes)))
 		require.Len(t, faults, 1, rule)
 		assert.Equal(t, "attributes."+bad.Attribute, faults[0].Path)
 		prefill := decodeEngine(attributes)

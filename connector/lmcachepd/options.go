@@ -10,20 +10,21 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 )
 
 // Options are the connector's settings.
 type Options struct {
-	NotifyListen  string              `json:"notifyListen"`  // where notices are listened for: host:port; default 127.0.0.1:8500
-	NotifyTimeout *connector.Duration `json:"notifyTimeout"` // how long notices are waited for after P's answer; default 10s
-	Notifications int                 `json:"notifications"` // per request: P's sending ranks; default 0: as many as D has receiver ports
-	RetFirstToken bool                `json:"retFirstTok"`   // the first token is P's
+	NotifyListen  string           `json:"notifyListen"`  // where notices are listened for: host:port; default 127.0.0.1:8500
+	NotifyTimeout *config.Duration `json:"notifyTimeout"` // how long notices are waited for after P's answer; default 10s
+	Notifications int              `json:"notifications"` // per request: P's sending ranks; default 0: as many as D has receiver ports
+	RetFirstToken bool             `json:"retFirstTok"`   // the first token is P's
 
-	// Engine are LMCache's own settings by its own names, of its file (pd_buffer_size, lmcache.pd_buffer_size, and the old enable_nixl,
-	// nixl_role, nixl_peer_host, nixl_peer_port, nixl_buffer_size) or of vLLM's kv_connector_extra_config. In JSON they stand beside the
-	// others. pd_peer_init_port and pd_peer_alloc_port also hold for decode engines without such attributes.
+	// Engine are LMCache's own settings by its own names, of its file (pd_buffer_size, lmcache.pd_buffer_size, and the
+	// old enable_nixl, nixl_role, nixl_peer_host, nixl_peer_port, nixl_buffer_size) or of vLLM's
+	// kv_connector_extra_config. In JSON they stand beside the others. pd_peer_init_port and pd_peer_alloc_port also
+	// hold for decode engines without such attributes.
 	Engine map[string]json.RawMessage `json:"-"`
 
 	initPorts, allocPorts []int
@@ -33,7 +34,7 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	engine, err := lmcacheconf.Read(o.Engine, true)
 	errs := []error{err}
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if o.NotifyListen != "" {
 		_, port, err := net.SplitHostPort(o.NotifyListen)
@@ -60,7 +61,8 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	return engine, errors.Join(errs...)
 }
 
-// allocAbove is how far a receiver's alloc port is above its init port in LMCache's own examples (examples/disagg_prefill/1p1d/configs).
+// allocAbove is how far a receiver's alloc port is above its init port in LMCache's own examples
+// (examples/disagg_prefill/1p1d/configs).
 const allocAbove = 100
 
 // onePortNames are the names of the only port that a receiver had in 2025. Today's needs two.

@@ -9,21 +9,23 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // defaultBuffer is the size of the transfer buffer in LMCache's own examples, in bytes.
 const defaultBuffer = 1 << 30
 
-// Render gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode). An engine of role both can be
-// neither for LMCache's default backend; its error says so.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+// Render gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode). An engine
+// of role both can be neither for LMCache's default backend; its error says so.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	r := &rendering{c: c, t: t}
-	kv := &connector.KVTransfer{Connector: "LMCacheConnectorV1", Role: connector.KVRole(t.Endpoint.Role), Extra: c.engine.ExtraConfig()}
-	r.out = connector.EngineSettings{
+	kv := &launch.KVTransfer{Connector: "LMCacheConnectorV1", Role: launch.KVRole(t.Endpoint.Role), Extra: c.engine.ExtraConfig()}
+	r.out = launch.Settings{
 		Engine: "vllm", KVTransfer: kv, Args: []string{"--enable-prompt-tokens-details"},
-		Env: []connector.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "UCX_TLS", Value: "cuda_ipc,cuda_copy,tcp"}},
+		Env: []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "UCX_TLS", Value: "cuda_ipc,cuda_copy,tcp"}},
 	}
 	if t.CPU {
 		r.out.Env[1].Value = "tcp"
@@ -43,8 +45,8 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		r.out.Args = append(r.out.Args, "--tensor-parallel-size", strconv.Itoa(n))
 	}
 	name := "lmcache-pd-" + t.Endpoint.Role.String() + "-" + strconv.Itoa(t.Index) + ".yaml"
-	r.out.Files = []connector.File{{Name: name, Content: r.file.String()}}
-	r.out.Env = append(r.out.Env, connector.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name})
+	r.out.Files = []launch.File{{Name: name, Content: r.file.String()}}
+	r.out.Env = append(r.out.Env, launch.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name})
 	r.ownSettings()
 	return r.out, nil
 }
@@ -52,17 +54,17 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 // rendering is one engine's settings in the making.
 type rendering struct {
 	c    *Connector
-	t    connector.Target
-	out  connector.EngineSettings
+	t    launch.Target
+	out  launch.Settings
 	file lmcacheconf.File
 }
 
 func (r *rendering) note(path, text string) {
-	r.out.Notes = append(r.out.Notes, connector.Note{Path: "config." + path, Text: text})
+	r.out.Notes = append(r.out.Notes, launch.Note{Path: "config." + path, Text: text})
 }
 
 func (r *rendering) noEffect(path, text string) {
-	r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: "config." + path, Text: text})
+	r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: "config." + path, Text: text})
 }
 
 // write makes LMCache's file, as in its examples/disagg_prefill/1p1d/configs.
@@ -99,8 +101,8 @@ func (r *rendering) write(role string) error {
 	return nil
 }
 
-// ranks is how many tensor-parallel ranks the engine must have: a receiver as many as it has ports, a sender as many as notices are
-// waited for. 0 where a sender's is not known.
+// ranks is how many tensor-parallel ranks the engine must have: a receiver as many as it has ports, a sender as many as
+// notices are waited for. 0 where a sender's is not known.
 func (r *rendering) ranks(role string) int {
 	if role != "sender" {
 		if at, err := r.c.receiver(r.t.Endpoint); err == nil {
@@ -131,7 +133,7 @@ func (r *rendering) gateway() (host string, port int) {
 		host = "127.0.0.1"
 	}
 	if _, given := r.c.engine.Get("pd_proxy_host"); !given && isLoopback(host) && !isLoopback(r.t.Endpoint.Host()) {
-		r.out.Notes = append(r.out.Notes, connector.Note{Text: "pd_proxy_host is loopback, for the gateway's host is not known: without notices every request ends with 504"})
+		r.out.Notes = append(r.out.Notes, launch.Note{Text: "pd_proxy_host is loopback, for the gateway's host is not known: without notices every request ends with 504"})
 	}
 	return host, port
 }
@@ -146,17 +148,17 @@ func (r *rendering) bufferSize() (int64, error) {
 	if q := r.t.Resources.MaxMemory; q != "" {
 		n, err := q.Bytes()
 		if err != nil || n < 1 {
-			return 0, &connector.FieldError{Path: "resources.maxMemory", Problem: "is no size for a buffer"}
+			return 0, &config.FieldError{Path: "resources.maxMemory", Problem: "is no size for a buffer"}
 		}
 		size = n
-		r.out.Notes = append(r.out.Notes, connector.Note{Path: "resources.maxMemory", Text: "LMCache's pd_buffer_size, in bytes"})
+		r.out.Notes = append(r.out.Notes, launch.Note{Path: "resources.maxMemory", Text: "LMCache's pd_buffer_size, in bytes"})
 	}
 	for _, k := range []struct {
 		path string
-		q    connector.Quantity
+		q    config.Quantity
 	}{{"resources.maxDisk", r.t.Resources.MaxDisk}, {"resources.maxBandwidth", r.t.Resources.MaxBandwidth}} {
 		if k.q != "" {
-			r.out.Notes = append(r.out.Notes, connector.Note{NoEffect: true, Path: k.path, Text: "LMCache has no such limit for transfers from engine to engine"})
+			r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: k.path, Text: "LMCache has no such limit for transfers from engine to engine"})
 		}
 	}
 	return size, nil
@@ -203,10 +205,12 @@ func (r *rendering) portsGiven(key string) bool {
 	return r.t.Endpoint.Attribute(name) != ""
 }
 
-// extraConfig is kv_connector_extra_config, as in LMCache's launchers. The name of the RPC socket must differ between engines of a machine.
+// extraConfig is kv_connector_extra_config, as in LMCache's launchers. The name of the RPC socket must differ between
+// engines of a machine.
 //
-// skip_last_n_tokens leaves the prompt's last token out of the lookup. With retFirstTok that token is P's own, of which P has stored
-// nothing. Without it D looks for the very prompt that P has stored, and one token less would miss the last chunk.
+// skip_last_n_tokens leaves the prompt's last token out of the lookup. With retFirstTok that token is P's own, of which
+// P has stored nothing. Without it D looks for the very prompt that P has stored, and one token less would miss the
+// last chunk.
 func (r *rendering) extraConfig(role string) {
 	extra := r.out.KVTransfer.Extra
 	for _, e := range r.c.engine.Extra {

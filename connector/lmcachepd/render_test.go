@@ -11,21 +11,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func target(role discovery.Role) connector.Target {
+func target(role discovery.Role) launch.Target {
 	e := decodeEngine(receiverOfTwo)
 	e.Role = role
-	return connector.Target{Endpoint: e, Model: "m", Gateway: "gateway.default.svc"}
+	return launch.Target{Endpoint: e, Model: "m", Gateway: "gateway.default.svc"}
 }
 
-func render(t *testing.T, config string, on connector.Target) connector.EngineSettings {
+func render(t *testing.T, config string, on launch.Target) launch.Settings {
 	t.Helper()
 	c, err := factory(json.RawMessage(config))
 	require.NoError(t, err)
-	r, ok := connector.As[connector.Renderer](c)
+	r, ok := connector.As[launch.Renderer](c)
 	require.True(t, ok)
 	set, err := r.Render(on)
 	require.NoError(t, err)
@@ -33,7 +35,7 @@ func render(t *testing.T, config string, on connector.Target) connector.EngineSe
 }
 
 // note finds a note by its path.
-func note(t *testing.T, set connector.EngineSettings, path string) connector.Note {
+func note(t *testing.T, set launch.Settings, path string) launch.Note {
 	t.Helper()
 	for _, n := range set.Notes {
 		if n.Path == path {
@@ -41,7 +43,7 @@ func note(t *testing.T, set connector.EngineSettings, path string) connector.Not
 		}
 	}
 	require.Failf(t, "no note", "%s in %v", path, set.Notes)
-	return connector.Note{}
+	return launch.Note{}
 }
 
 // The settings of LMCache's examples/disagg_prefill/1p1d at 02fe058c and 07e07869, with this deployment's addresses.
@@ -62,7 +64,7 @@ pd_buffer_device: "cuda"
 pd_allocation_timeout_sec: 10
 nixl_backends: ["UCX"]
 `, p.Files[0].Content)
-	assert.Equal(t, []connector.EnvVar{
+	assert.Equal(t, []launch.EnvVar{
 		{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "UCX_TLS", Value: "cuda_ipc,cuda_copy,tcp"}, {Name: "LMCACHE_CONFIG_FILE", Value: p.Files[0].Name},
 	}, p.Env)
 
@@ -148,7 +150,7 @@ func TestTheLaunchGuidesOnePortBecomesTwo(t *testing.T) {
 	require.NoError(t, k.CheckEndpoint(on.Endpoint), "requests are sent there")
 
 	_, err = factory(json.RawMessage(`{"enable_nixl":true,"nixl_peer_port":65500}`))
-	faults := connector.FieldErrors(err)
+	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "pd_peer_alloc_port", faults[0].Path)
 
@@ -172,20 +174,20 @@ func TestTheGatewaysAddress(t *testing.T) {
 		require.NoError(t, err)
 		assert.Contains(t, render(t, string(config), on).Files[0].Content, want, listen)
 	}
-	told := func(config string, on connector.Target) bool {
-		return slices.ContainsFunc(render(t, config, on).Notes, func(n connector.Note) bool { return n.Path == "" })
+	told := func(config string, on launch.Target) bool {
+		return slices.ContainsFunc(render(t, config, on).Notes, func(n launch.Note) bool { return n.Path == "" })
 	}
 	assert.True(t, told(`{}`, on), "an engine on another machine does not find it there")
 	assert.False(t, told(`{"pd_proxy_host":"h"}`, on))
 	assert.False(t, told(`{}`, target(discovery.RolePrefill)))
 	here, err := discovery.New("http://127.0.0.1:8100", discovery.RolePrefill)
 	require.NoError(t, err)
-	assert.False(t, told(`{}`, connector.Target{Endpoint: here}))
+	assert.False(t, told(`{}`, launch.Target{Endpoint: here}))
 	assert.Contains(t, render(t, `{"pd_proxy_host":"nat.example","pd_proxy_port":1}`, on).Files[0].Content, "pd_proxy_host: \"nat.example\"\npd_proxy_port: 1\n")
 }
 
 func TestEnginesThatCannotBeRendered(t *testing.T) {
-	r, ok := connector.As[connector.Renderer](connector.KVConnector(open(t, nil)))
+	r, ok := connector.As[launch.Renderer](connector.KVConnector(open(t, nil)))
 	require.True(t, ok)
 	_, err := r.Render(target(discovery.RoleBoth))
 	require.ErrorContains(t, err, "sender and receiver")
@@ -208,7 +210,7 @@ func TestPartialChunksThatAreDiscardedAreToldOf(t *testing.T) {
 }
 
 func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
-	for config, path := range map[string]string{
+	for settings, path := range map[string]string{
 		`{"notifyListen":"8500"}`:                     "notifyListen",
 		`{"notifyListen":"h:port"}`:                   "notifyListen",
 		`{"notifyListen":"h:65536"}`:                  "notifyListen",
@@ -231,11 +233,11 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"enable_pd":true,"lmcache.enable_pd":true}`: "lmcache.enable_pd",
 		`{"lmcache.pd_proxy_hots":"h"}`:               "lmcache.pd_proxy_hots",
 	} {
-		_, err := factory(json.RawMessage(config))
-		faults := connector.FieldErrors(err)
-		require.Len(t, faults, 1, config)
-		assert.Equal(t, path, faults[0].Path, config)
-		assert.NotEmpty(t, faults[0].Remedy, config)
+		_, err := factory(json.RawMessage(settings))
+		faults := config.FieldErrors(err)
+		require.Len(t, faults, 1, settings)
+		assert.Equal(t, path, faults[0].Path, settings)
+		assert.NotEmpty(t, faults[0].Remedy, settings)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -135,7 +136,7 @@ func TestAnswersOfSeveralServersAreKeptApart(t *testing.T) {
 
 func TestAnswersExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ttl := connector.Duration(40 * time.Millisecond)
+		ttl := config.Duration(40 * time.Millisecond)
 		c := newConnector(t, &mooncake.Options{EngineTTL: &ttl})
 		b := (&server{}).say(oneRank)
 		require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
@@ -149,7 +150,7 @@ func TestAnswersExpire(t *testing.T) {
 }
 
 func TestEngineTTLOf0AsksForEachRequest(t *testing.T) {
-	var ttl connector.Duration
+	var ttl config.Duration
 	c, b := newConnector(t, &mooncake.Options{EngineTTL: &ttl}), (&server{}).say(oneRank)
 	for range 3 {
 		require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
@@ -344,7 +345,7 @@ func TestCheckEndpoint(t *testing.T) {
 	d.Role = discovery.RoleDecode
 	require.NoError(t, c.CheckEndpoint(d), "D needs none")
 	for attribute, value := range map[string]string{"bootstrapPort": "0", "dpSize": "none", "bootstrapURL": "10.0.0.1:8998"} {
-		faults := connector.FieldErrors(c.CheckEndpoint(endpoint(t, "http://h:1", attribute, value)))
+		faults := config.FieldErrors(c.CheckEndpoint(endpoint(t, "http://h:1", attribute, value)))
 		require.Len(t, faults, 1)
 		assert.Equal(t, "attributes."+attribute, faults[0].Path)
 		var bad *connector.EndpointError

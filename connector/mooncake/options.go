@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Defaults of the settings.
@@ -17,17 +17,18 @@ const (
 	DefaultEngineTTL     = 30 * time.Second
 )
 
-// Options are the connector's settings. The first two are pdkit's own; the others are the engines', under their own names, and only
-// rendered.
+// Options are the connector's settings. The first two are pdkit's own; the others are the engines', under their own
+// names, and only rendered.
 type Options struct {
-	// BootstrapPort is where P's bootstrap server listens, for engines without the attribute bootstrapPort or bootstrapURL.
+	// BootstrapPort is where P's bootstrap server listens, for engines without the attribute bootstrapPort or
+	// bootstrapURL.
 	BootstrapPort int `json:"bootstrapPort"`
-	// EngineTTL is how long a bootstrap server's answer is believed. Keep it below the time that an engine takes to start: D hangs on
-	// the id of an engine that it once knew and that is gone.
-	EngineTTL *connector.Duration `json:"engineTTL"`
-	// AbortTimeout becomes VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long P keeps blocks that nobody has read, and waits for a prompt
-	// that D asks for. It must exceed the longest prefill. Whole seconds.
-	AbortTimeout connector.Duration `json:"abortTimeout"`
+	// EngineTTL is how long a bootstrap server's answer is believed. Keep it below the time that an engine takes to
+	// start: D hangs on the id of an engine that it once knew and that is gone.
+	EngineTTL *config.Duration `json:"engineTTL"`
+	// AbortTimeout becomes VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long P keeps blocks that nobody has read, and waits
+	// for a prompt that D asks for. It must exceed the longest prefill. Whole seconds.
+	AbortTimeout config.Duration `json:"abortTimeout"`
 
 	NumWorkers             int    `json:"num_workers"`
 	Protocol               string `json:"mooncake_protocol"` // rdma, tcp …
@@ -39,7 +40,7 @@ type Options struct {
 func (o *Options) check() error {
 	var errs []error
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if o.BootstrapPort < 0 || o.BootstrapPort > 65535 {
 		fault("bootstrapPort", "is not a port", "1 to 65535")

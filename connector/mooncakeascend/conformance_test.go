@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -37,7 +38,7 @@ func harness() connectortest.Harness {
 			"kv_transfer_params.remote_port", "kv_transfer_params.remote_block_ids", "kv_transfer_params.num_prompt_blocks",
 		},
 		ByID:     true,
-		Versions: []connector.EngineVersion{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
+		Versions: []launch.Version{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
@@ -36,7 +37,7 @@ const DefaultKVPort = 30000
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -45,8 +46,8 @@ func init() {
 
 // Options are the connector's settings.
 type Options struct {
-	LeaseDuration *connector.Duration `json:"leaseDuration"` // P's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; default 480s, whole seconds
-	KVPort        int                 `json:"kvPort"`        // first kv_port of the launch settings; default 30000
+	LeaseDuration *config.Duration `json:"leaseDuration"` // P's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; default 480s, whole seconds
+	KVPort        int              `json:"kvPort"`        // first kv_port of the launch settings; default 30000
 }
 
 // Connector is the connector "mooncake-ascend".
@@ -64,13 +65,13 @@ func New(o *Options) (*Connector, error) {
 	var faults []error
 	if d := o.LeaseDuration; d != nil {
 		if c.lease = time.Duration(*d); c.lease < time.Second || c.lease%time.Second != 0 {
-			faults = append(faults, &connector.FieldError{Path: "leaseDuration", Problem: "is not a whole number of seconds above 0",
+			faults = append(faults, &config.FieldError{Path: "leaseDuration", Problem: "is not a whole number of seconds above 0",
 				Remedy: "the engines' VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480s unless they set another"})
 		}
 	}
 	if o.KVPort != 0 {
 		if c.kvPort = o.KVPort; c.kvPort < 1 || c.kvPort > 65535 {
-			faults = append(faults, &connector.FieldError{Path: "kvPort", Problem: "is not a port", Remedy: "1 to 65535"})
+			faults = append(faults, &config.FieldError{Path: "kvPort", Problem: "is not a port", Remedy: "1 to 65535"})
 		}
 	}
 	if err := errors.Join(faults...); err != nil {

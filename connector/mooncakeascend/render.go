@@ -6,18 +6,18 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // Render gives vllm-ascend's --kv-transfer-config and the time after which P frees blocks that nobody has read.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out, err := ascendengine.Settings(t, "MooncakeConnectorV1", c.kvPort)
 	if err != nil {
 		return out, err
 	}
-	out.Env = append(out.Env, connector.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: strconv.Itoa(int(c.Lease() / time.Second))})
+	out.Env = append(out.Env, launch.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: strconv.Itoa(int(c.Lease() / time.Second))})
 	return out, nil
 }
 

@@ -10,14 +10,14 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Options are the connector's settings. SettleTime is pdkit's own; the others are the engines', under their own names: those of
-// Mooncake's JSON file, and those of kv_connector_extra_config. They are rendered, and change no leg.
+// Options are the connector's settings. SettleTime is pdkit's own; the others are the engines', under their own names:
+// those of Mooncake's JSON file, and those of kv_connector_extra_config. They are rendered, and change no leg.
 type Options struct {
 	// SettleTime is waited between P's answer and decode, since P's put is asynchronous. Default 0.
-	SettleTime connector.Duration `json:"settleTime"`
+	SettleTime config.Duration `json:"settleTime"`
 
 	// Of the file that MOONCAKE_CONFIG_PATH names.
 	Mode                string `json:"mode"`                  // embedded (default), standalone-store
@@ -43,15 +43,15 @@ type Options struct {
 	PrefillTPSizes   []int  `json:"prefill_tp_sizes"`
 }
 
-// Size is an amount of memory as Mooncake writes it: "80GB", "512MB", or a number of bytes. Its powers are those of 1024. "" where it
-// was left out; its text is kept, since it is rendered.
+// Size is an amount of memory as Mooncake writes it: "80GB", "512MB", or a number of bytes. Its powers are those of
+// 1024. "" where it was left out; its text is kept, since it is rendered.
 type Size string
 
 const sizeRemedy = `write a size as Mooncake does, like "80GB", "512MB" or 1073741824`
 
 var sizeForm = regexp.MustCompile(`^(?i)[0-9]+(\.[0-9]+)?\s*(gb|mb|kb|b)?$`)
 
-// UnmarshalJSON reads a string or a number of bytes. The error is a *[connector.FieldError] without a path.
+// UnmarshalJSON reads a string or a number of bytes. The error is a *[config.FieldError] without a path.
 func (s *Size) UnmarshalJSON(raw []byte) error {
 	text := string(raw)
 	if text == "null" {
@@ -59,14 +59,14 @@ func (s *Size) UnmarshalJSON(raw []byte) error {
 	}
 	if strings.HasPrefix(text, `"`) {
 		if err := json.Unmarshal(raw, &text); err != nil {
-			return &connector.FieldError{Problem: "is not a size", Remedy: sizeRemedy}
+			return &config.FieldError{Problem: "is not a size", Remedy: sizeRemedy}
 		}
 		text = strings.TrimSpace(text)
 	} else if _, err := strconv.ParseUint(text, 10, 63); err != nil {
-		return &connector.FieldError{Problem: "is not a size", Remedy: sizeRemedy}
+		return &config.FieldError{Problem: "is not a size", Remedy: sizeRemedy}
 	}
 	if len(text) > 32 || !sizeForm.MatchString(text) {
-		return &connector.FieldError{Problem: "is not a size", Remedy: sizeRemedy}
+		return &config.FieldError{Problem: "is not a size", Remedy: sizeRemedy}
 	}
 	*s = Size(text)
 	return nil
@@ -88,7 +88,7 @@ const modeEmbedded, modeStandalone = "embedded", "standalone-store"
 func (o *Options) check() error {
 	var errs []error
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if o.SettleTime < 0 {
 		fault("settleTime", "is negative", `a duration like "50ms", or 0`)

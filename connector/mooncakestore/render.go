@@ -10,8 +10,8 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 const (
@@ -20,7 +20,8 @@ const (
 	peerToPeer    = "P2PHANDSHAKE" // no metadata server
 )
 
-// storeFile is the file that MOONCAKE_CONFIG_PATH names (vllm/distributed/mooncake_store.py). The first four are required.
+// storeFile is the file that MOONCAKE_CONFIG_PATH names (vllm/distributed/mooncake_store.py). The first four are
+// required.
 type storeFile struct {
 	MetadataServer      string `json:"metadata_server"`
 	MasterServerAddress string `json:"master_server_address"`
@@ -33,35 +34,35 @@ type storeFile struct {
 	TenantID            string `json:"tenant_id,omitempty"`
 }
 
-// Render gives Mooncake's file, the master beside the engines, and vLLM's settings for one engine. P puts and gets, so that prompts with
-// a known prefix are not computed again there; D only gets, unless it saves what it decodes.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+// Render gives Mooncake's file, the master beside the engines, and vLLM's settings for one engine. P puts and gets, so
+// that prompts with a known prefix are not computed again there; D only gets, unless it saves what it decodes.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	o := &c.opts
-	s := connector.EngineSettings{
+	s := launch.Settings{
 		Engine:     "vllm",
-		KVTransfer: &connector.KVTransfer{Connector: "MooncakeStoreConnector", Role: "kv_both", Extra: o.extra()},
+		KVTransfer: &launch.KVTransfer{Connector: "MooncakeStoreConnector", Role: "kv_both", Extra: o.extra()},
 		Args:       []string{"--enable-prompt-tokens-details"},
-		Env:        []connector.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "MOONCAKE_CONFIG_PATH", Value: configName}},
+		Env:        []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "MOONCAKE_CONFIG_PATH", Value: configName}},
 	}
-	if connector.KVRole(t.Endpoint.Role) == "kv_consumer" {
+	if launch.KVRole(t.Endpoint.Role) == "kv_consumer" {
 		s.KVTransfer.Role = "kv_consumer"
 	}
 	if o.LocalHostname != "" {
-		s.Env = append(s.Env, connector.EnvVar{Name: "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", Value: o.LocalHostname})
+		s.Env = append(s.Env, launch.EnvVar{Name: "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", Value: o.LocalHostname})
 	}
 	if o.PreferredSegment != "" {
-		s.Env = append(s.Env, connector.EnvVar{Name: "MOONCAKE_PREFERRED_SEGMENT", Value: o.PreferredSegment})
+		s.Env = append(s.Env, launch.EnvVar{Name: "MOONCAKE_PREFERRED_SEGMENT", Value: o.PreferredSegment})
 	}
 	file, err := o.file(t)
 	if err != nil {
-		return connector.EngineSettings{}, err
+		return launch.Settings{}, err
 	}
 	content, err := json.MarshalIndent(file, "", "  ")
 	if err != nil {
-		return connector.EngineSettings{}, err
+		return launch.Settings{}, err
 	}
-	s.Files = []connector.File{{Name: configName, Content: string(content) + "\n"}}
-	s.Companions = []connector.Companion{o.master()}
+	s.Files = []launch.File{{Name: configName, Content: string(content) + "\n"}}
+	s.Companions = []launch.Companion{o.master()}
 	s.Notes = o.notes(t)
 	return s, nil
 }
@@ -92,7 +93,7 @@ func (o *Options) extra() map[string]any {
 	return extra
 }
 
-func (o *Options) file(t connector.Target) (storeFile, error) {
+func (o *Options) file(t launch.Target) (storeFile, error) {
 	f := storeFile{
 		MetadataServer: cmp.Or(o.MetadataServer, peerToPeer), MasterServerAddress: cmp.Or(o.MasterServerAddress, defaultMaster),
 		Protocol: cmp.Or(o.Protocol, "rdma"), DeviceName: o.DeviceName, Mode: o.Mode, EnableOffload: o.EnableOffload, TenantID: o.TenantID,
@@ -108,7 +109,7 @@ func (o *Options) file(t connector.Target) (storeFile, error) {
 	case t.Resources.MaxMemory != "":
 		n, err := t.Resources.MaxMemory.Bytes()
 		if err != nil || n == 0 {
-			return f, &connector.FieldError{Path: "resources.maxMemory", Problem: "is not an amount of memory", Remedy: `write a quantity above 0, like "8Gi"`}
+			return f, &config.FieldError{Path: "resources.maxMemory", Problem: "is not an amount of memory", Remedy: `write a quantity above 0, like "8Gi"`}
 		}
 		f.GlobalSegmentSize = n
 	}
@@ -119,7 +120,7 @@ func (o *Options) file(t connector.Target) (storeFile, error) {
 }
 
 // master is the process that knows where each block lies.
-func (o *Options) master() connector.Companion {
+func (o *Options) master() launch.Companion {
 	_, port, _ := net.SplitHostPort(cmp.Or(o.MasterServerAddress, defaultMaster))
 	command := []string{"mooncake_master", "--port", port}
 	if u, err := url.Parse(o.MetadataServer); err == nil && (u.Scheme == "http" || u.Scheme == "https") {
@@ -131,14 +132,14 @@ func (o *Options) master() connector.Companion {
 	if o.TenantID != "" && o.TenantID != "default" {
 		command = append(command, "--enable_multi_tenants=true")
 	}
-	return connector.Companion{Name: "mooncake-master", Command: command}
+	return launch.Companion{Name: "mooncake-master", Command: command}
 }
 
-func (o *Options) notes(t connector.Target) []connector.Note {
-	var notes []connector.Note
+func (o *Options) notes(t launch.Target) []launch.Note {
+	var notes []launch.Note
 	add := func(given bool, path, text string) {
 		if given {
-			notes = append(notes, launchnote.Mapped(path, text))
+			notes = append(notes, launch.Note{Path: path, Text: text})
 		}
 	}
 	host, _, _ := net.SplitHostPort(cmp.Or(o.MasterServerAddress, defaultMaster))
@@ -149,12 +150,12 @@ func (o *Options) notes(t connector.Target) []connector.Note {
 	add(o.TenantID != "" && o.TenantID != "default", "config.tenant_id", "the master also needs a quota policy that names each tenant")
 	r := t.Resources
 	if r.MaxMemory != "" && (o.GlobalSegmentSize != "" || o.Mode == modeStandalone) {
-		notes = append(notes, launchnote.NoEffect("resources.maxMemory", "global_segment_size, or the mode standalone-store, says what each rank gives to the pool"))
+		notes = append(notes, launch.NoEffect("resources.maxMemory", "global_segment_size, or the mode standalone-store, says what each rank gives to the pool"))
 	} else {
 		add(r.MaxMemory != "", "resources.maxMemory", "global_segment_size: of each rank, not of all together")
 	}
 	r.MaxMemory = ""
-	return append(notes, launchnote.Resources(r, "the engines have no such limit; a disk's is MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES of mooncake_client")...)
+	return append(notes, launch.NoLimits(r, "the engines have no such limit; a disk's is MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES of mooncake_client")...)
 }
 
 func loopback(host string) bool {
@@ -163,7 +164,7 @@ func loopback(host string) bool {
 }
 
 // oneHost says whether all engines run on one host.
-func oneHost(t connector.Target) bool {
+func oneHost(t launch.Target) bool {
 	for _, e := range t.Engines {
 		if e.Host() != t.Endpoint.Host() {
 			return false

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/moriio"
 )
 
@@ -37,7 +38,7 @@ func harness(mode string) connectortest.Harness {
 			json.RawMessage(`{"dpSize":100000}`), json.RawMessage(`{"deferTimeout":"0s"}`),
 		},
 		ByID:     true,
-		Versions: []connector.EngineVersion{{Major: 0, Minor: 27}, {Major: 0, Minor: 28}},
+		Versions: []launch.Version{{Major: 0, Minor: 27}, {Major: 0, Minor: 28}},
 		Answer: func(s *connector.Session, _ []byte) []byte {
 			return connectortest.AnswerWith(s.API, connector.ParamsMember, handoff(s))
 		},

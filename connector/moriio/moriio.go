@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/answerid"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
@@ -53,7 +54,7 @@ const (
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -62,12 +63,12 @@ func init() {
 
 // Options are the connector's settings. Ports and sizes are defaults for endpoints without the attribute of the same name.
 type Options struct {
-	Mode          string              `json:"mode"`          // write (default) or read; the engines' read_mode
-	HandshakePort int                 `json:"handshakePort"` // default 6301
-	NotifyPort    int                 `json:"notifyPort"`    // of rank 0; default 61005
-	TPSize        int                 `json:"tpSize"`        // 0: not told, and the engines take each other's for their own
-	DPSize        int                 `json:"dpSize"`        // default 1
-	DeferTimeout  *connector.Duration `json:"deferTimeout"`  // how long P keeps unread blocks: the engines' defer_timeout; default 60s
+	Mode          string           `json:"mode"`          // write (default) or read; the engines' read_mode
+	HandshakePort int              `json:"handshakePort"` // default 6301
+	NotifyPort    int              `json:"notifyPort"`    // of rank 0; default 61005
+	TPSize        int              `json:"tpSize"`        // 0: not told, and the engines take each other's for their own
+	DPSize        int              `json:"dpSize"`        // default 1
+	DeferTimeout  *config.Duration `json:"deferTimeout"`  // how long P keeps unread blocks: the engines' defer_timeout; default 60s
 }
 
 // Connector is the connector "moriio".
@@ -86,7 +87,7 @@ func New(o *Options) (*Connector, error) {
 	c := &Connector{ports: ports{DefaultHandshakePort, DefaultNotifyPort}, dp: 1, deferred: DefaultDeferTimeout}
 	var faults []error
 	fault := func(path, problem, remedy string) {
-		faults = append(faults, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		faults = append(faults, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	switch o.Mode {
 	case "", ModeWrite:

@@ -19,6 +19,8 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/moriio"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -209,14 +211,14 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 	} {
 		for _, v := range values {
 			e := engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{name: v})
-			faults := connector.FieldErrors(c.CheckEndpoint(e))
+			faults := config.FieldErrors(c.CheckEndpoint(e))
 			require.Len(t, faults, 1, "%s=%s", name, v)
 			assert.Equal(t, "attributes."+name, faults[0].Path)
 			_, _, err := legs(t, c, session(t, connector.APIChat, `{}`, map[string]string{name: v}, nil), "")
 			var bad *connector.EndpointError
 			require.ErrorAs(t, err, &bad, "%s=%s", name, v)
 			assert.Equal(t, name, bad.Attribute)
-			_, err = c.Render(connector.Target{Endpoint: e})
+			_, err = c.Render(launch.Target{Endpoint: e})
 			require.Error(t, err)
 		}
 	}
@@ -253,16 +255,16 @@ func TestLaunchSettings(t *testing.T) {
 	other := engine(t, "http://10.0.0.7:8200", discovery.RoleDecode, nil)
 	engines := []discovery.Endpoint{p, other, d, d}
 
-	out, err := open(t, nil).Render(connector.Target{Endpoint: p, Engines: engines})
+	out, err := open(t, nil).Render(launch.Target{Endpoint: p, Engines: engines})
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer","kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60,"trusted_remote_hosts":["10.0.0.6","10.0.0.7"]}}`, out.KVTransfer.JSON())
 	assert.Equal(t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"}, out.Args)
 
-	out, err = open(t, &moriio.Options{Mode: moriio.ModeRead}).Render(connector.Target{Endpoint: d, Engines: engines, Gateway: "10.0.0.1", Version: connector.EngineVersion{Major: 0, Minor: 27}})
+	out, err = open(t, &moriio.Options{Mode: moriio.ModeRead}).Render(launch.Target{Endpoint: d, Engines: engines, Gateway: "10.0.0.1", Version: launch.Version{Major: 0, Minor: 27}})
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_consumer","kv_connector_extra_config":{"proxy_ip":"10.0.0.1","proxy_ping_port":36367,"http_port":8200,"handshake_port":6302,"notify_port":61005,"read_mode":true,"host_ip":"10.0.0.6","defer_timeout":60}}`, out.KVTransfer.JSON())
 
-	out, err = open(t, nil).Render(connector.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil), Resources: connector.Resources{MaxDisk: "1Gi"}, CPU: true})
+	out, err = open(t, nil).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil), Resources: connector.Resources{MaxDisk: "1Gi"}, CPU: true})
 	require.NoError(t, err)
 	assert.Nil(t, out.KVTransfer, "with the connector it would serve nobody alone")
 	var without []string

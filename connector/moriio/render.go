@@ -7,18 +7,17 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // pingPort is where engines announce themselves, in vLLM's examples.
 const pingPort = 36367
 
-// Render gives vLLM's --kv-transfer-config. Where the gateway's host is known, engines announce themselves there; with an empty
-// proxy_ip they do not (moriio_connector.py starts no ping then), and the gateway must know them otherwise.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
-	out := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+// Render gives vLLM's --kv-transfer-config. Where the gateway's host is known, engines announce themselves there; with
+// an empty proxy_ip they do not (moriio_connector.py starts no ping then), and the gateway must know them otherwise.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
+	out := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
 	own, err := c.engine(t.Endpoint)
 	if err != nil {
 		return out, err
@@ -32,11 +31,11 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		}
 	}
 	if t.CPU {
-		out.Notes = append(out.Notes, connector.Note{Path: "cpu", Text: "MoRIIO needs AMD GPUs with ROCm: these settings are for them"})
+		out.Notes = append(out.Notes, launch.Note{Path: "cpu", Text: "MoRIIO needs AMD GPUs with ROCm: these settings are for them"})
 	}
-	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "MoRIIO moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
+	out.Notes = append(out.Notes, launch.NoLimits(t.Resources, "MoRIIO moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
-		out.Notes = append(out.Notes, connector.Note{Path: "role", Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role but kv_producer for a consumer, which serves none alone"})
+		out.Notes = append(out.Notes, launch.Note{Path: "role", Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role but kv_producer for a consumer, which serves none alone"})
 		return out, nil
 	}
 	extra := map[string]any{
@@ -49,17 +48,17 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	}
 	if t.Gateway != "" {
 		extra["proxy_ping_port"] = pingPort
-		out.Notes = append(out.Notes, connector.Note{Path: "proxy_ping_port", Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise make proxy_ip empty"})
+		out.Notes = append(out.Notes, launch.Note{Path: "proxy_ping_port", Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise make proxy_ip empty"})
 	}
 	if hosts := c.peers(t); len(hosts) > 0 && !t.Version.Before(0, 28) {
 		extra["trusted_remote_hosts"] = hosts
 	}
-	out.KVTransfer = &connector.KVTransfer{Connector: "MoRIIOConnector", Role: connector.KVRole(t.Endpoint.Role), Extra: extra}
+	out.KVTransfer = &launch.KVTransfer{Connector: "MoRIIOConnector", Role: launch.KVRole(t.Endpoint.Role), Extra: extra}
 	return out, nil
 }
 
 // peers are the hosts of the engines of the other role, in order: where hosts are checked, an empty list lets none in.
-func (c *Connector) peers(t connector.Target) []string {
+func (c *Connector) peers(t launch.Target) []string {
 	other := discovery.RoleDecode
 	if t.Endpoint.Role.Has(discovery.RoleDecode) {
 		other = discovery.RolePrefill

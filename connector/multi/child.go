@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // child is one connector of the list.
@@ -35,11 +36,11 @@ type engineConfig struct {
 	Role          string                     `json:"kv_role"`
 	EngineID      string                     `json:"engine_id"`
 	BufferDevice  string                     `json:"kv_buffer_device"`
-	BufferSize    connector.Number           `json:"kv_buffer_size"`
-	Rank          connector.Number           `json:"kv_rank"`
-	ParallelSize  connector.Number           `json:"kv_parallel_size"`
+	BufferSize    config.Number              `json:"kv_buffer_size"`
+	Rank          config.Number              `json:"kv_rank"`
+	ParallelSize  config.Number              `json:"kv_parallel_size"`
 	IP            string                     `json:"kv_ip"`
-	Port          connector.Number           `json:"kv_port"`
+	Port          config.Number              `json:"kv_port"`
 	ModulePath    string                     `json:"kv_connector_module_path"`
 	PermuteLocal  bool                       `json:"enable_permute_local_kv"`
 	FailurePolicy string                     `json:"kv_load_failure_policy"`
@@ -51,7 +52,7 @@ const maxChildren = 16 // no engine has more, and each costs on every request
 func openChild(i int, raw json.RawMessage) (child, error) {
 	c := child{at: "connectors[" + strconv.Itoa(i) + "]"}
 	if i >= maxChildren {
-		return c, &connector.FieldError{Path: c.at, Problem: "is one too many", Remedy: "at most " + strconv.Itoa(maxChildren) + " are read"}
+		return c, &config.FieldError{Path: c.at, Problem: "is one too many", Remedy: "at most " + strconv.Itoa(maxChildren) + " are read"}
 	}
 	var err error
 	var members map[string]json.RawMessage
@@ -60,48 +61,39 @@ func openChild(i int, raw json.RawMessage) (child, error) {
 	} else {
 		err = c.openSpec(raw)
 	}
-	return c, inPath(c.at, err)
-}
-
-// inPath places faults below path.
-func inPath(path string, err error) error {
-	var errs []error
-	for _, fe := range connector.FieldErrors(err) {
-		errs = append(errs, fe.In(path))
-	}
-	return errors.Join(errs...)
+	return c, config.Within(c.at, err)
 }
 
 func (c *child) openSpec(raw json.RawMessage) error {
 	var s spec
-	if err := connector.DecodeConfig(raw, &s); err != nil {
+	if err := config.Decode(raw, &s); err != nil {
 		return err
 	}
-	word, config := "config", s.Config
+	word, settings := "config", s.Config
 	switch {
 	case s.Type == "":
-		return &connector.FieldError{Path: "type", Problem: "is missing", Remedy: "write a connector's name, or kv_connector with an engine's class name"}
+		return &config.FieldError{Path: "type", Problem: "is missing", Remedy: "write a connector's name, or kv_connector with an engine's class name"}
 	case s.Config != nil && s.Parameters != nil:
-		return &connector.FieldError{Path: "parameters", Problem: "is given besides config, which means the same", Remedy: "keep one of the two"}
+		return &config.FieldError{Path: "parameters", Problem: "is given besides config, which means the same", Remedy: "keep one of the two"}
 	case s.Parameters != nil:
-		word, config = "parameters", s.Parameters
+		word, settings = "parameters", s.Parameters
 	}
-	return c.open("type", s.Type, word, config)
+	return c.open("type", s.Type, word, settings)
 }
 
 // open opens the child. typePath and configPath are where the list says so.
-func (c *child) open(typePath, typ, configPath string, config json.RawMessage) (err error) {
+func (c *child) open(typePath, typ, configPath string, settings json.RawMessage) (err error) {
 	c.name = typ
-	name := connector.Resolve(typ, config)
+	name := connector.Resolve(typ, settings)
 	if why := outsiders[name]; why != "" {
-		return &connector.FieldError{Path: typePath, Problem: why, Remedy: outsiderRemedy(name)}
+		return &config.FieldError{Path: typePath, Problem: why, Remedy: outsiderRemedy(name)}
 	}
-	c.KVConnector, err = connector.Open(connector.Spec{Type: name, Config: config})
+	c.KVConnector, err = connector.Open(connector.Spec{Type: name, Config: settings})
 	switch {
 	case errors.Is(err, connector.ErrUnknown):
 		return unknown(typePath, typ)
 	case err != nil:
-		return inPath(configPath, err)
+		return config.Within(configPath, err)
 	}
 	return nil
 }
@@ -130,10 +122,10 @@ func insiders() []string {
 func unknown(path, typ string) error {
 	known := append(insiders(), silentClasses...)
 	remedy := "known are " + strings.Join(known, ", ")
-	if near := connector.Nearest(typ, known); near != "" {
+	if near := config.Nearest(typ, known); near != "" {
 		remedy = "did you mean " + near + "? " + remedy
 	}
-	return &connector.FieldError{Path: path, Problem: "is not a known connector", Remedy: remedy}
+	return &config.FieldError{Path: path, Problem: "is not a known connector", Remedy: remedy}
 }
 
 const extraPath = "kv_connector_extra_config"
@@ -142,14 +134,14 @@ const extraPath = "kv_connector_extra_config"
 // are no faults: they are only rendered.
 func (c *child) openEngine(raw json.RawMessage) error {
 	e := &engineConfig{}
-	if err := connector.DecodeConfig(raw, e); err != nil {
+	if err := config.Decode(raw, e); err != nil {
 		return err
 	}
 	if e.Role != "" && !slices.Contains([]string{"kv_producer", "kv_consumer", "kv_both"}, e.Role) {
-		return &connector.FieldError{Path: "kv_role", Problem: "is not a known value", Remedy: "one of kv_producer, kv_consumer, kv_both"}
+		return &config.FieldError{Path: "kv_role", Problem: "is not a known value", Remedy: "one of kv_producer, kv_consumer, kv_both"}
 	}
 	if e.Connector == "" {
-		return &connector.FieldError{Path: "kv_connector", Problem: "is empty", Remedy: "write an engine's class name, as NixlConnector"}
+		return &config.FieldError{Path: "kv_connector", Problem: "is empty", Remedy: "write an engine's class name, as NixlConnector"}
 	}
 	c.engine = e
 	if e.isSilent() {
@@ -158,16 +150,16 @@ func (c *child) openEngine(raw json.RawMessage) error {
 	}
 	all, err := json.Marshal(e.Extra)
 	if err != nil {
-		return &connector.FieldError{Path: extraPath, Problem: "is not an object"}
+		return &config.FieldError{Path: extraPath, Problem: "is not an object"}
 	}
 	name := connector.Resolve(e.Connector, all)
-	config := map[string]json.RawMessage{}
-	maps.Copy(config, e.Extra)
+	settings := map[string]json.RawMessage{}
+	maps.Copy(settings, e.Extra)
 	for range len(e.Extra) + 1 {
-		if all, err = json.Marshal(config); err != nil {
+		if all, err = json.Marshal(settings); err != nil {
 			break
 		}
-		if err = c.open("kv_connector", name, extraPath, all); err == nil || !dropUnknown(config, err) {
+		if err = c.open("kv_connector", name, extraPath, all); err == nil || !dropUnknown(settings, err) {
 			break
 		}
 	}
@@ -179,7 +171,7 @@ func (c *child) openEngine(raw json.RawMessage) error {
 var translated = map[string]func(json.RawMessage) (name string, value json.RawMessage, ok bool){
 	// A number of seconds; how long a handoff may be used follows it.
 	"kv_lease_duration": func(raw json.RawMessage) (string, json.RawMessage, bool) {
-		var n connector.Number
+		var n config.Number
 		if n.UnmarshalJSON(raw) != nil || n.Value <= 0 {
 			return "", nil, false
 		}
@@ -188,9 +180,9 @@ var translated = map[string]func(json.RawMessage) (name string, value json.RawMe
 }
 
 // dropUnknown takes the settings out of config that the connector does not know, and reports whether there were any.
-func dropUnknown(config map[string]json.RawMessage, err error) bool {
+func dropUnknown(settings map[string]json.RawMessage, err error) bool {
 	dropped := false
-	for _, fe := range connector.FieldErrors(err) {
+	for _, fe := range config.FieldErrors(err) {
 		key, below := strings.CutPrefix(fe.Path, extraPath)
 		if fe.Problem != "unknown field" || !below {
 			continue
@@ -201,15 +193,15 @@ func dropUnknown(config map[string]json.RawMessage, err error) bool {
 				key = q
 			}
 		}
-		raw, there := config[key]
+		raw, there := settings[key]
 		if !there {
 			continue
 		}
-		delete(config, key)
+		delete(settings, key)
 		dropped = true
 		if translate := translated[key]; translate != nil {
-			if name, value, ok := translate(raw); ok && config[name] == nil {
-				config[name] = value
+			if name, value, ok := translate(raw); ok && settings[name] == nil {
+				settings[name] = value
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -53,7 +54,7 @@ func commonOrder(children []child) (connector.Order, error) {
 		}
 		each = append(each, bound[i].label()+" wants "+strings.Join(names, " or "))
 	}
-	return 0, &connector.FieldError{Path: "connectors", Problem: "have no order of the legs in common: " + strings.Join(each, ", "),
+	return 0, &config.FieldError{Path: "connectors", Problem: "have no order of the legs in common: " + strings.Join(each, ", "),
 		Remedy: "keep one of them; the other can be a second kvConnector by fallback: connector"}
 }
 
@@ -80,7 +81,7 @@ func has[T any](c connector.KVConnector) bool {
 }
 
 func clash(a, b *child, problem, remedy string) error {
-	return &connector.FieldError{Path: b.at, Problem: problem + ", as " + a.label() + " does", Remedy: remedy}
+	return &config.FieldError{Path: b.at, Problem: problem + ", as " + a.label() + " does", Remedy: remedy}
 }
 
 const oneOfThem = "keep one of the two, with stores beside it"

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -32,7 +33,7 @@ const Name = "multi"
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -56,11 +57,11 @@ type Connector struct {
 	started []connector.KVConnector
 }
 
-// New opens the children and checks that they can work together. Faults are [connector.FieldError]s with paths such as
+// New opens the children and checks that they can work together. Faults are [config.FieldError]s with paths such as
 // connectors[1].config.leaseDuration.
 func New(o *Options) (*Connector, error) {
 	if o == nil || len(o.Connectors) == 0 {
-		return nil, &connector.FieldError{Path: "connectors", Problem: "is empty", Remedy: "list the engines' connectors: [{type: nixl}, {type: sharedstorage}]"}
+		return nil, &config.FieldError{Path: "connectors", Problem: "is empty", Remedy: "list the engines' connectors: [{type: nixl}, {type: sharedstorage}]"}
 	}
 	c := &Connector{}
 	var errs []error

@@ -15,6 +15,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/multi"
 	_ "github.com/pdkit/pdkit/connector/nixl"          // a child that relays a handoff
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // one that wants attributes
@@ -98,7 +100,7 @@ func TestAbilitiesOfTheChildren(t *testing.T) {
 	orphans, _ := connector.As[connector.Orphaner](c)
 	assert.True(t, orphans.Orphans())
 	k, _ := connector.As[connector.EndpointChecker](c)
-	var fault *connector.FieldError
+	var fault *config.FieldError
 	require.ErrorAs(t, k.CheckEndpoint(discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
 	assert.Equal(t, "attributes.zmqAddress", fault.Path)
 }
@@ -115,7 +117,7 @@ func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
 }
 
 func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
-	for config, want := range map[string][]string{
+	for settings, want := range map[string][]string{
 		`{}`:                                {"connectors", "is empty"},
 		`{"connectors":[]}`:                 {"connectors", "is empty"},
 		`{"connectors":[{}]}`:               {"connectors[0].type", "is missing"},
@@ -142,12 +144,12 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`:                                   {"connectors[1]", "kv_transfer_params.id"},
 		`{"connectors":[` + strings.Repeat(`{"type":"sharedstorage"},`, 16) + `{"type":"sharedstorage"}]}`: {"connectors[16]", "too many"},
 	} {
-		_, err := tryOpen(config)
-		require.Error(t, err, config)
-		faults := connector.FieldErrors(err)
-		assert.Equal(t, want[0], faults[0].Path, config)
+		_, err := tryOpen(settings)
+		require.Error(t, err, settings)
+		faults := config.FieldErrors(err)
+		assert.Equal(t, want[0], faults[0].Path, settings)
 		for _, part := range want[1:] {
-			assert.ErrorContains(t, err, part, config)
+			assert.ErrorContains(t, err, part, settings)
 		}
 	}
 }
@@ -156,9 +158,9 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_port":"5","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300,"some_new_setting":true}},{"type":"sharedstorage"}]}`)
 	l, _ := connector.As[connector.Leaser](c)
 	assert.Equal(t, 300*time.Second, l.Lease(), "how long a handoff may be used follows the engine's lease")
-	r, ok := connector.As[connector.Renderer](c)
+	r, ok := connector.As[launch.Renderer](c)
 	require.True(t, ok)
-	s, err := r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
+	s, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
 	require.NoError(t, err)
 	var kv struct {
 		Connector string `json:"kv_connector"`
@@ -188,9 +190,9 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 	}
 	assert.Contains(t, at, "config.connectors[1].config.sharedStoragePath")
 
-	_, err = r.Render(connector.Target{Version: connector.EngineVersion{Minor: 1}, Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
+	_, err = r.Render(launch.Target{Version: launch.Version{Minor: 1}, Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
 	require.Error(t, err)
-	assert.Contains(t, connector.FieldErrors(err)[0].Path, "connectors[")
+	assert.Contains(t, config.FieldErrors(err)[0].Path, "connectors[")
 }
 
 // A child that needs nothing on the wire changes neither legs nor order, and is launched with what the engine's configuration says alone.
@@ -203,8 +205,8 @@ func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 	require.NoError(t, c.Prefill(context.Background(), s, a))
 	require.NoError(t, alone.Prefill(context.Background(), s, b))
 	assert.Equal(t, body(t, b), body(t, a))
-	r, _ := connector.As[connector.Renderer](c)
-	settings, err := r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
+	r, _ := connector.As[launch.Renderer](c)
+	settings, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
 	require.NoError(t, err)
 	assert.Contains(t, settings.KVTransfer.JSON(), `{"kv_connector":"OffloadingConnector","kv_connector_extra_config":{"num_cpu_blocks":1000},"kv_role":"kv_both"},{"kv_connector":"HiSparseConnector","kv_role":"kv_both"}`)
 	_, err = tryOpen(`{"connectors":[{"kv_connector":"HiSparsConnector"}]}`)
@@ -214,11 +216,11 @@ func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 // The documents' own example of a MultiConnector.
 func TestTheDocumentsExample(t *testing.T) {
 	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"SharedStorageConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`)
-	r, _ := connector.As[connector.Renderer](c)
-	s, err := r.Render(connector.Target{Version: connector.EngineVersion{Minor: 10}, Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
+	r, _ := connector.As[launch.Renderer](c)
+	s, err := r.Render(launch.Target{Version: launch.Version{Minor: 10}, Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
 	require.NoError(t, err)
 	assert.Contains(t, s.KVTransfer.JSON(), `{"kv_connector":"SharedStorageConnector","kv_connector_extra_config":{"shared_storage_path":"local_storage"},"kv_role":"kv_both"}`)
-	s, err = r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
+	s, err = r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
 	require.NoError(t, err)
 	assert.Contains(t, s.KVTransfer.JSON(), `"kv_connector":"ExampleConnector"`, "the class's name in newer engines")
 }

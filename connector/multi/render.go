@@ -10,12 +10,14 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects what else they ask for.
-// What a child's own engine configuration says wins over what its connector renders.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
-	out := connector.EngineSettings{Engine: "vllm"}
+// Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects what
+// else they ask for. What a child's own engine configuration says wins over what its connector renders.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
+	out := launch.Settings{Engine: "vllm"}
 	var list []map[string]any
 	var errs []error
 	role := ""
@@ -23,7 +25,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		ch := &c.children[i]
 		s, kv, err := ch.render(t)
 		if err != nil {
-			errs = append(errs, inPath(ch.at, err))
+			errs = append(errs, config.Within(ch.at, err))
 			continue
 		}
 		list = append(list, kv)
@@ -36,28 +38,28 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		errs = append(errs, collect(&out, &s, ch.at))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return connector.EngineSettings{}, err
+		return launch.Settings{}, err
 	}
-	out.KVTransfer = &connector.KVTransfer{Connector: "MultiConnector", Role: role, Extra: map[string]any{"connectors": list}}
+	out.KVTransfer = &launch.KVTransfer{Connector: "MultiConnector", Role: role, Extra: map[string]any{"connectors": list}}
 	if len(c.children) > 1 {
-		out.Notes = append(out.Notes, connector.Note{Path: "config.connectors",
+		out.Notes = append(out.Notes, launch.Note{Path: "config.connectors",
 			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if that fails"})
 	}
 	return out, nil
 }
 
 // render gives a child's settings and its kv_transfer_config as a plain object.
-func (c *child) render(t connector.Target) (s connector.EngineSettings, kv map[string]any, err error) {
-	switch r, ok := connector.As[connector.Renderer](c.KVConnector); {
+func (c *child) render(t launch.Target) (s launch.Settings, kv map[string]any, err error) {
+	switch r, ok := connector.As[launch.Renderer](c.KVConnector); {
 	case ok:
 		if s, err = r.Render(t); err != nil {
 			return s, nil, err
 		}
 	case c.engine == nil:
-		return s, nil, &connector.FieldError{Problem: "has no launch settings", Remedy: "write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}"}
+		return s, nil, &config.FieldError{Problem: "has no launch settings", Remedy: "write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}"}
 	}
 	if s.Engine != "" && s.Engine != "vllm" || s.KVTransfer == nil && c.engine == nil {
-		return s, nil, &connector.FieldError{Problem: "is no connector of vLLM's", Remedy: "MultiConnector takes vLLM's connectors only"}
+		return s, nil, &config.FieldError{Problem: "is no connector of vLLM's", Remedy: "MultiConnector takes vLLM's connectors only"}
 	}
 	kv = map[string]any{}
 	if s.KVTransfer != nil {
@@ -87,7 +89,7 @@ func (e *engineConfig) over(kv map[string]any) {
 			kv[key] = value
 		}
 	}
-	for key, n := range map[string]connector.Number{"kv_buffer_size": e.BufferSize, "kv_rank": e.Rank, "kv_parallel_size": e.ParallelSize, "kv_port": e.Port} {
+	for key, n := range map[string]config.Number{"kv_buffer_size": e.BufferSize, "kv_rank": e.Rank, "kv_parallel_size": e.ParallelSize, "kv_port": e.Port} {
 		if n.Given {
 			kv[key] = n.Value
 		}
@@ -108,9 +110,9 @@ func (e *engineConfig) over(kv map[string]any) {
 	kv[extraPath] = extra
 }
 
-// collect adds a child's settings beside its kv_transfer_config. Two children that want one variable or file differently cannot run in one
-// engine.
-func collect(out, s *connector.EngineSettings, at string) error {
+// collect adds a child's settings beside its kv_transfer_config. Two children that want one variable or file
+// differently cannot run in one engine.
+func collect(out, s *launch.Settings, at string) error {
 	var errs []error
 	for _, arg := range s.Args {
 		if !slices.Contains(out.Args, arg) || !strings.HasPrefix(arg, "-") {
@@ -118,25 +120,25 @@ func collect(out, s *connector.EngineSettings, at string) error {
 		}
 	}
 	for _, e := range s.Env {
-		i := slices.IndexFunc(out.Env, func(o connector.EnvVar) bool { return o.Name == e.Name })
+		i := slices.IndexFunc(out.Env, func(o launch.EnvVar) bool { return o.Name == e.Name })
 		switch {
 		case i < 0:
 			out.Env = append(out.Env, e)
 		case out.Env[i].Value != e.Value:
-			errs = append(errs, &connector.FieldError{Path: at, Problem: "wants another value of " + e.Name + " than a connector before it", Remedy: oneOfThem})
+			errs = append(errs, &config.FieldError{Path: at, Problem: "wants another value of " + e.Name + " than a connector before it", Remedy: oneOfThem})
 		}
 	}
 	for _, f := range s.Files {
-		i := slices.IndexFunc(out.Files, func(o connector.File) bool { return o.Name == f.Name })
+		i := slices.IndexFunc(out.Files, func(o launch.File) bool { return o.Name == f.Name })
 		switch {
 		case i < 0:
 			out.Files = append(out.Files, f)
 		case out.Files[i] != f:
-			errs = append(errs, &connector.FieldError{Path: at, Problem: "wants another file " + strconv.Quote(f.Name) + " than a connector before it", Remedy: oneOfThem})
+			errs = append(errs, &config.FieldError{Path: at, Problem: "wants another file " + strconv.Quote(f.Name) + " than a connector before it", Remedy: oneOfThem})
 		}
 	}
 	for _, k := range s.Companions {
-		if !slices.ContainsFunc(out.Companions, func(o connector.Companion) bool { return o.Name == k.Name && slices.Equal(o.Command, k.Command) }) {
+		if !slices.ContainsFunc(out.Companions, func(o launch.Companion) bool { return o.Name == k.Name && slices.Equal(o.Command, k.Command) }) {
 			out.Companions = append(out.Companions, k)
 		}
 	}

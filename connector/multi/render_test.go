@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	_ "github.com/pdkit/pdkit/connector/lmcachepd" // one that has a variable of UCX's, too
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -18,10 +19,10 @@ func TestAVariableHasOneValueForAllChildren(t *testing.T) {
 	e, err := discovery.New("http://10.0.0.2:8200", discovery.RoleDecode)
 	require.NoError(t, err)
 	e.Attributes = map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400"}
-	render := func(config string) (connector.EngineSettings, error) {
-		r, ok := connector.As[connector.Renderer](open(t, config))
+	render := func(config string) (launch.Settings, error) {
+		r, ok := connector.As[launch.Renderer](open(t, config))
 		require.True(t, ok)
-		return r.Render(connector.Target{Endpoint: e})
+		return r.Render(launch.Target{Endpoint: e})
 	}
 	_, err = render(`{"connectors":[{"type":"nixl","config":{"protocol":"rdma"}},{"type":"lmcache-pd"}]}`)
 	require.ErrorContains(t, err, "connectors[1]: wants another value of UCX_TLS than a connector before it")

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 // silentClasses are vLLM's connectors that need nothing on the wire and do nothing between engines that a gateway must know of: tiers of an
@@ -47,6 +48,6 @@ func (silent) Decode(context.Context, *connector.Session, *connector.PrefillResu
 }
 
 // Render adds nothing to the engine's own configuration.
-func (s silent) Render(connector.Target) (connector.EngineSettings, error) {
-	return connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{Connector: s.class, Role: "kv_both"}}, nil
+func (s silent) Render(launch.Target) (launch.Settings, error) {
+	return launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: s.class, Role: "kv_both"}}, nil
 }

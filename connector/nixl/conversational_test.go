@@ -24,7 +24,9 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -374,7 +376,7 @@ func TestTurnsExpireBeforeD_LetsGo(t *testing.T) {
 func TestAShortTimeIsHalved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newTalk(t)
-		ttl := connector.Duration(20 * time.Second)
+		ttl := config.Duration(20 * time.Second)
 		var err error
 		k.c, err = nixl.New(&nixl.Options{Bidirectional: true, ConversationTTL: &ttl, ConversationHeader: "X-Talk"})
 		require.NoError(t, err)
@@ -457,7 +459,7 @@ func TestOffByDefault(t *testing.T) {
 func TestConformanceOfConversations(t *testing.T) {
 	h := harness
 	h.Config = json.RawMessage(`{"bidirectional":true,"conversationTTL":"90s","conversationHeader":"X-Conversation"}`)
-	h.Versions = []connector.EngineVersion{{Minor: 32}, {Minor: 22}}
+	h.Versions = []launch.Version{{Minor: 32}, {Minor: 22}}
 	h.Except.OwnSettings = []string{"conversationHeader"} // it names a header of the client's
 	connectortest.Run(t, h)
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
@@ -100,7 +101,7 @@ func TestNameOrderLease(t *testing.T) {
 	assert.Equal(t, 30*time.Second, c.Lease(), "vLLM's kv_lease_duration")
 	var zero nixl.Connector
 	assert.Equal(t, 30*time.Second, zero.Lease(), "never without one: a handoff that does not age would be sent after its blocks were reused")
-	lease := connector.Duration(5 * time.Second)
+	lease := config.Duration(5 * time.Second)
 	assert.Equal(t, 5*time.Second, open(t, &nixl.Options{LeaseDuration: &lease}).Lease())
 }
 

@@ -8,45 +8,45 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Options are the connector's settings: pdkit's own, and every key that the design documents give NIXL, in their
-// YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the legs, and
-// are rendered as the engines' settings.
+// Options are the connector's settings: pdkit's own, and every key that the design documents give NIXL, in their YAML
+// and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the
+// legs, and are rendered as the engines' settings.
 type Options struct {
-	LeaseDuration      *connector.Duration `json:"leaseDuration"`      // P's kv_lease_duration; default 30s
-	Bidirectional      bool                `json:"bidirectional"`      // D's KV of one turn is P's for the next; needs bidirectional_kv_xfer on both engines
-	ConversationHeader string              `json:"conversationHeader"` // the client's header that names the conversation, for bidirectional; default X-Session-ID
-	ConversationTTL    *connector.Duration `json:"conversationTTL"`    // D's decoder_kv_blocks_ttl, for bidirectional; default 480s
+	LeaseDuration      *config.Duration `json:"leaseDuration"`      // P's kv_lease_duration; default 30s
+	Bidirectional      bool             `json:"bidirectional"`      // D's KV of one turn is P's for the next; needs bidirectional_kv_xfer on both engines
+	ConversationHeader string           `json:"conversationHeader"` // the client's header that names the conversation, for bidirectional; default X-Session-ID
+	ConversationTTL    *config.Duration `json:"conversationTTL"`    // D's decoder_kv_blocks_ttl, for bidirectional; default 480s
 
-	ClusterEndpoints   []string            `json:"clusterEndpoints"`
-	ClusterID          string              `json:"clusterId"`
-	NodeID             string              `json:"nodeId"`
-	NetworkInterface   string              `json:"networkInterface"`
-	NetworkType        string              `json:"networkType"` // rdma, infiniband, tcp
-	Protocol           string              `json:"protocol"`    // the YAML's word for networkType
-	Port               int                 `json:"port"`
-	RDMAConfig         *RDMAConfig         `json:"rdmaConfig"`
-	InfiniBandConfig   *InfiniBandConfig   `json:"infinibandConfig"`
-	BufferSize         int64               `json:"bufferSize"` // bytes
-	ConnectionPoolSize int                 `json:"connectionPoolSize"`
-	MaxConnections     int                 `json:"maxConnections"`
-	MaxConcurrency     int                 `json:"maxConcurrency"`
-	KeepAliveInterval  *connector.Duration `json:"keepAliveInterval"`
-	MaxMemoryPerNode   int64               `json:"maxMemoryPerNode"` // bytes
-	ReplicationFactor  int                 `json:"replicationFactor"`
-	ConsistencyLevel   string              `json:"consistencyLevel"` // strong, eventual
-	ShardingStrategy   string              `json:"shardingStrategy"`
-	HashFunction       string              `json:"hashFunction"`
-	BatchSize          int                 `json:"batchSize"`
-	FlushInterval      *connector.Duration `json:"flushInterval"`
-	CompressionType    string              `json:"compressionType"` // none, lz4, zstd
-	ConnectionTimeout  *connector.Duration `json:"connectionTimeout"`
-	ReadTimeout        *connector.Duration `json:"readTimeout"`
-	WriteTimeout       *connector.Duration `json:"writeTimeout"`
-	FailoverTimeout    *connector.Duration `json:"failoverTimeout"`
-	RetryPolicy        string              `json:"retryPolicy"`
+	ClusterEndpoints   []string          `json:"clusterEndpoints"`
+	ClusterID          string            `json:"clusterId"`
+	NodeID             string            `json:"nodeId"`
+	NetworkInterface   string            `json:"networkInterface"`
+	NetworkType        string            `json:"networkType"` // rdma, infiniband, tcp
+	Protocol           string            `json:"protocol"`    // the YAML's word for networkType
+	Port               int               `json:"port"`
+	RDMAConfig         *RDMAConfig       `json:"rdmaConfig"`
+	InfiniBandConfig   *InfiniBandConfig `json:"infinibandConfig"`
+	BufferSize         int64             `json:"bufferSize"` // bytes
+	ConnectionPoolSize int               `json:"connectionPoolSize"`
+	MaxConnections     int               `json:"maxConnections"`
+	MaxConcurrency     int               `json:"maxConcurrency"`
+	KeepAliveInterval  *config.Duration  `json:"keepAliveInterval"`
+	MaxMemoryPerNode   int64             `json:"maxMemoryPerNode"` // bytes
+	ReplicationFactor  int               `json:"replicationFactor"`
+	ConsistencyLevel   string            `json:"consistencyLevel"` // strong, eventual
+	ShardingStrategy   string            `json:"shardingStrategy"`
+	HashFunction       string            `json:"hashFunction"`
+	BatchSize          int               `json:"batchSize"`
+	FlushInterval      *config.Duration  `json:"flushInterval"`
+	CompressionType    string            `json:"compressionType"` // none, lz4, zstd
+	ConnectionTimeout  *config.Duration  `json:"connectionTimeout"`
+	ReadTimeout        *config.Duration  `json:"readTimeout"`
+	WriteTimeout       *config.Duration  `json:"writeTimeout"`
+	FailoverTimeout    *config.Duration  `json:"failoverTimeout"`
+	RetryPolicy        string            `json:"retryPolicy"`
 }
 
 // RDMAConfig is the documents' RDMAConfig.
@@ -69,7 +69,7 @@ type InfiniBandConfig struct {
 func (o *Options) check() error {
 	var errs []error
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if o.LeaseDuration != nil && *o.LeaseDuration <= 0 {
 		fault("leaseDuration", "is not above 0", "the engines' kv_lease_duration, 30s unless they set another")
@@ -115,7 +115,7 @@ const (
 )
 
 // leastTTL is where half of the time is no more than what P declines.
-const leastTTL = connector.Duration(10 * time.Second)
+const leastTTL = config.Duration(10 * time.Second)
 
 func (o *Options) conversationHeader() string {
 	if o.ConversationHeader == "" {
@@ -158,7 +158,7 @@ func (o *Options) counts() []count {
 	}
 }
 
-func length(d *connector.Duration) int64 {
+func length(d *config.Duration) int64 {
 	if d == nil {
 		return 0
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
@@ -56,7 +57,7 @@ func TestUnknownKeysAreRefusedWithTheNearestName(t *testing.T) {
 }
 
 func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
-	for config, path := range map[string]string{
+	for settings, path := range map[string]string{
 		`{"leaseDuration":"0s"}`:           "leaseDuration",
 		`{"leaseDuration":"-1s"}`:          "leaseDuration",
 		`{"leaseDuration":30}`:             "leaseDuration",
@@ -85,15 +86,15 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"readTimeout":"-1s"}`:            "readTimeout",
 		`{"infinibandConfig":{"port":-1}}`: "infinibandConfig.port",
 	} {
-		faults := connector.FieldErrors(openConfig(config))
-		require.Len(t, faults, 1, config)
+		faults := config.FieldErrors(openConfig(settings))
+		require.Len(t, faults, 1, settings)
 		assert.Equal(t, path, faults[0].Path)
-		assert.NotEmpty(t, faults[0].Remedy, config)
+		assert.NotEmpty(t, faults[0].Remedy, settings)
 	}
 }
 
 func TestAllFaultsAreReportedAtOnce(t *testing.T) {
-	assert.Len(t, connector.FieldErrors(openConfig(`{"leaseDuration":"0s","port":-1,"protocol":"udp"}`)), 3)
+	assert.Len(t, config.FieldErrors(openConfig(`{"leaseDuration":"0s","port":-1,"protocol":"udp"}`)), 3)
 }
 
 func TestOptionsAreNamedInLowerCamelCase(t *testing.T) {

@@ -8,14 +8,14 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/nixlengine"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// Render gives the launch settings of an engine. Each key of the documents either becomes a setting of vLLM or of UCX, over which NIXL
-// moves the blocks, or is named by a note without effect. UCX's variables are those that
-// `ucx_info -f` lists.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+// Render gives the launch settings of an engine. Each key of the documents either becomes a setting of vLLM or of UCX,
+// over which NIXL moves the blocks, or is named by a note without effect. UCX's variables are those that `ucx_info -f`
+// lists.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	o := c.opts
 	s, err := nixlengine.Settings(t, nixlengine.Config{Class: "NixlConnector", Lease: c.Lease(), Port: o.Port})
 	if err != nil {
@@ -27,14 +27,14 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	o.renderNetwork(t, &s)
 	for _, k := range o.without() {
 		if k.given {
-			s.Notes = append(s.Notes, connector.Note{NoEffect: true, Path: "config." + k.path, Text: k.why})
+			s.Notes = append(s.Notes, launch.Note{NoEffect: true, Path: "config." + k.path, Text: k.why})
 		}
 	}
 	return s, nil
 }
 
 // renderTurns are the settings of bidirectional.
-func (o *Options) renderTurns(t connector.Target, s *connector.EngineSettings) error {
+func (o *Options) renderTurns(t launch.Target, s *launch.Settings) error {
 	if !o.Bidirectional {
 		return nil
 	}
@@ -50,11 +50,11 @@ func (o *Options) renderTurns(t connector.Target, s *connector.EngineSettings) e
 }
 
 // renderNetwork are UCX's settings.
-func (o *Options) renderNetwork(t connector.Target, s *connector.EngineSettings) {
+func (o *Options) renderNetwork(t launch.Target, s *launch.Settings) {
 	network := o.network()
-	set := func(name, value string) { s.Env = append(s.Env, connector.EnvVar{Name: name, Value: value}) }
+	set := func(name, value string) { s.Env = append(s.Env, launch.EnvVar{Name: name, Value: value}) }
 	idle := func(path, why string) {
-		s.Notes = append(s.Notes, connector.Note{NoEffect: true, Path: "config." + path, Text: why})
+		s.Notes = append(s.Notes, launch.Note{NoEffect: true, Path: "config." + path, Text: why})
 	}
 	memory := ",cuda_copy,cuda_ipc" // or UCX cannot reach the KV in a GPU's memory
 	if t.CPU {

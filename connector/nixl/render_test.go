@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -26,14 +27,14 @@ func engine(t testing.TB, url string, role discovery.Role, attributes map[string
 	return e
 }
 
-func renderer(t testing.TB, config string) connector.Renderer {
+func renderer(t testing.TB, config string) launch.Renderer {
 	t.Helper()
 	c, err := harness.New(json.RawMessage(config))
 	require.NoError(t, err)
-	return c.(connector.Renderer)
+	return c.(launch.Renderer)
 }
 
-func render(t testing.TB, config string, target connector.Target) connector.EngineSettings {
+func render(t testing.TB, config string, target launch.Target) launch.Settings {
 	t.Helper()
 	s, err := renderer(t, config).Render(target)
 	require.NoError(t, err)
@@ -41,7 +42,7 @@ func render(t testing.TB, config string, target connector.Target) connector.Engi
 }
 
 // text writes settings as a reader would look at them.
-func text(s connector.EngineSettings) string {
+func text(s launch.Settings) string {
 	var b strings.Builder
 	for _, e := range s.Env {
 		fmt.Fprintf(&b, "%s=%s\n", e.Name, e.Value)
@@ -69,7 +70,7 @@ func TestTheDocumentsExampleIsRendered(t *testing.T) {
 	p, d := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil), engine(t, "http://10.0.0.2:8000", discovery.RoleDecode, nil)
 	var got strings.Builder
 	for i, e := range []discovery.Endpoint{p, d} {
-		fmt.Fprintf(&got, "## %s\n%s", e.Role, text(render(t, documentsExample, connector.Target{
+		fmt.Fprintf(&got, "## %s\n%s", e.Role, text(render(t, documentsExample, launch.Target{
 			Endpoint: e, Engines: []discovery.Endpoint{p, d}, Model: "llama2-405b", Resources: connector.Resources{MaxMemory: "32Gi"},
 		})))
 		if i == 0 {
@@ -90,7 +91,7 @@ func TestEveryKeyIsRenderedOrTold(t *testing.T) {
 		"maxConcurrency":1,"keepAliveInterval":"30s","maxMemoryPerNode":1,"replicationFactor":1,"consistencyLevel":"strong","shardingStrategy":"s",
 		"hashFunction":"h","batchSize":1,"flushInterval":"1s","compressionType":"lz4","connectionTimeout":"1s","readTimeout":"1s","writeTimeout":"1s",
 		"failoverTimeout":"1s","retryPolicy":"r"}`
-	target := connector.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil), Version: connector.EngineVersion{Minor: 32}}
+	target := launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil), Version: launch.Version{Minor: 32}}
 	var config map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal([]byte(everything), &config))
 	for f := range reflect.TypeFor[nixl.Options]().Fields() {
@@ -112,7 +113,7 @@ func TestEveryKeyIsRenderedOrTold(t *testing.T) {
 	}
 }
 
-func env(s connector.EngineSettings, name string) string {
+func env(s launch.Settings, name string) string {
 	for _, e := range s.Env {
 		if e.Name == name {
 			return e.Value
@@ -151,7 +152,7 @@ func TestNetworks(t *testing.T) {
 			if c.url != "" {
 				e = engine(t, c.url, discovery.RolePrefill, nil)
 			}
-			s := render(t, c.config, connector.Target{Endpoint: e, CPU: c.cpu})
+			s := render(t, c.config, launch.Target{Endpoint: e, CPU: c.cpu})
 			assert.Equal(t, c.tls, env(s, "UCX_TLS"))
 			assert.Equal(t, c.device, env(s, "UCX_NET_DEVICES"))
 			for _, other := range c.others {
@@ -180,12 +181,12 @@ func TestSideChannels(t *testing.T) {
 		engine(t, "http://[fd00::1]:8000", discovery.RoleDecode, nil),
 	}
 	for i, want := range []string{"10.0.0.1 5600", "10.0.0.1 5601", "10.0.0.2 5600", "10.0.0.1 5604", "10.0.0.1 5603", "10.0.0.1 5605", "fd00::1 5600"} {
-		s := render(t, `{}`, connector.Target{Endpoint: engines[i], Engines: engines})
+		s := render(t, `{}`, launch.Target{Endpoint: engines[i], Engines: engines})
 		assert.Equal(t, want, env(s, "VLLM_NIXL_SIDE_CHANNEL_HOST")+" "+env(s, "VLLM_NIXL_SIDE_CHANNEL_PORT"))
 	}
-	_, err := renderer(t, `{}`).Render(connector.Target{Endpoint: engine(t, "http://10.0.0.1:1", discovery.RolePrefill, map[string]string{"sideChannelPort": "x"})})
+	_, err := renderer(t, `{}`).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:1", discovery.RolePrefill, map[string]string{"sideChannelPort": "x"})})
 	require.ErrorContains(t, err, "sideChannelPort")
-	_, err = renderer(t, `{"port":65535}`).Render(connector.Target{Endpoint: engines[3], Engines: engines})
+	_, err = renderer(t, `{"port":65535}`).Render(launch.Target{Endpoint: engines[3], Engines: engines})
 	require.ErrorContains(t, err, "no port")
 }
 
@@ -201,9 +202,9 @@ func TestRolesAndVersions(t *testing.T) {
 		{discovery.RolePrefill, "0.21.1", `{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail"}`},
 		{discovery.RolePrefill, "0.11.0", `{"kv_connector":"NixlConnector","kv_role":"kv_producer"}`},
 	} {
-		v, err := connector.ParseEngineVersion(c.version)
+		v, err := launch.ParseVersion(c.version)
 		require.NoError(t, err)
-		s := render(t, `{}`, connector.Target{Endpoint: engine(t, "http://10.0.0.1:8000", c.role, nil), Version: v})
+		s := render(t, `{}`, launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", c.role, nil), Version: v})
 		assert.JSONEq(t, c.json, s.KVTransfer.JSON(), "%s %s", c.role, c.version)
 		lease := ""
 		if v.Before(0, 22) {
@@ -213,25 +214,25 @@ func TestRolesAndVersions(t *testing.T) {
 		assert.Equal(t, c.role == discovery.RoleBoth, strings.Contains(text(s), "kv_both is deprecated"))
 		assert.Equal(t, []string{"--enable-prompt-tokens-details"}, s.Args)
 	}
-	s := render(t, `{"leaseDuration":"1500ms"}`, connector.Target{Endpoint: engine(t, "http://127.0.0.1:8000", discovery.RolePrefill, nil), CPU: true})
+	s := render(t, `{"leaseDuration":"1500ms"}`, launch.Target{Endpoint: engine(t, "http://127.0.0.1:8000", discovery.RolePrefill, nil), CPU: true})
 	assert.Contains(t, s.KVTransfer.JSON(), `"kv_lease_duration":2`, "whole seconds")
 	assert.Contains(t, s.KVTransfer.JSON(), `"kv_buffer_device":"cpu"`)
 	assert.Contains(t, text(s), "a loopback address works only if all engines are on one machine")
 }
 
 func TestBidirectionalSettings(t *testing.T) {
-	target := connector.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RoleDecode, nil)}
+	target := launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RoleDecode, nil)}
 	s := render(t, `{"bidirectional":true,"conversationTTL":"90s"}`, target)
 	assert.Contains(t, s.KVTransfer.JSON(), `"bidirectional_kv_xfer":true`)
 	assert.Contains(t, s.KVTransfer.JSON(), `"decoder_kv_blocks_ttl":90`)
 	assert.Contains(t, s.Args, "--enable-scale-out", "P's /render")
-	target.Version = connector.EngineVersion{Minor: 21}
+	target.Version = launch.Version{Minor: 21}
 	_, err := renderer(t, `{"bidirectional":true}`).Render(target)
 	require.ErrorContains(t, err, "too old")
 }
 
 func TestResourcesHaveNoEffect(t *testing.T) {
-	s := render(t, `{}`, connector.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil),
+	s := render(t, `{}`, launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil),
 		Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
 	for _, path := range []string{"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"} {
 		assert.Contains(t, text(s), "# no effect: "+path+": ")

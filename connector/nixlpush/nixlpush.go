@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -40,7 +41,7 @@ const (
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -49,8 +50,8 @@ func init() {
 
 // Options are the connector's settings.
 type Options struct {
-	Dispatch      string              `json:"dispatch"`      // together (default) or serial
-	LeaseDuration *connector.Duration `json:"leaseDuration"` // P's kv_lease_duration; default 30s
+	Dispatch      string           `json:"dispatch"`      // together (default) or serial
+	LeaseDuration *config.Duration `json:"leaseDuration"` // P's kv_lease_duration; default 30s
 }
 
 // Connector is the connector "nixl-push". The zero value is ready and sends both legs together.
@@ -70,11 +71,11 @@ func New(o *Options) (*Connector, error) {
 	case DispatchSerial:
 		c.serial = true
 	default:
-		return nil, &connector.FieldError{Path: "dispatch", Problem: "is not a known value", Remedy: "together or serial"}
+		return nil, &config.FieldError{Path: "dispatch", Problem: "is not a known value", Remedy: "together or serial"}
 	}
 	if o.LeaseDuration != nil {
 		if *o.LeaseDuration <= 0 {
-			return nil, &connector.FieldError{Path: "leaseDuration", Problem: "is not above 0", Remedy: "the engines' kv_lease_duration, 30s unless they set another"}
+			return nil, &config.FieldError{Path: "leaseDuration", Problem: "is not above 0", Remedy: "the engines' kv_lease_duration, 30s unless they set another"}
 		}
 		c.lease = time.Duration(*o.LeaseDuration)
 	}

@@ -15,7 +15,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -57,7 +59,7 @@ func harness(config string) connectortest.Harness {
 			"kv_transfer_params.remote_request_id", "kv_transfer_params.remote_host", "kv_transfer_params.remote_port",
 		},
 		ByID:     true,
-		Versions: []connector.EngineVersion{{Minor: 32}, {Minor: 23}},
+		Versions: []launch.Version{{Minor: 32}, {Minor: 23}},
 		Except:   connectortest.Exceptions{OwnSettings: []string{"dispatch"}}, // how the gateway sends the legs; the engines do not mind
 	}
 }
@@ -188,7 +190,7 @@ func TestCheckEndpoint(t *testing.T) {
 			require.NoError(t, err)
 			e.Attributes = c.attributes
 			var paths []string
-			for _, fault := range connector.FieldErrors(open(t, nil).CheckEndpoint(e)) {
+			for _, fault := range config.FieldErrors(open(t, nil).CheckEndpoint(e)) {
 				paths = append(paths, fault.Path)
 				assert.NotEmpty(t, fault.Remedy)
 			}

@@ -9,17 +9,18 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/nixlengine"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives the launch settings of an engine. A prefill engine gets the engine id and the side channel that its endpoint attributes
-// name, since the gateway tells decode engines of them before the prefill engine has answered.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+// Render gives the launch settings of an engine. A prefill engine gets the engine id and the side channel that its
+// endpoint attributes name, since the gateway tells decode engines of them before the prefill engine has answered.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Version.Before(0, 23) {
-		return connector.EngineSettings{}, errors.New("vLLM " + t.Version.String() + " has no NixlPushConnector: it came in 2026-06 (vllm#35264)")
+		return launch.Settings{}, errors.New("vLLM " + t.Version.String() + " has no NixlPushConnector: it came in 2026-06 (vllm#35264)")
 	}
 	if err := c.CheckEndpoint(t.Endpoint); err != nil {
-		return connector.EngineSettings{}, err
+		return launch.Settings{}, err
 	}
 	config := nixlengine.Config{Class: "NixlPushConnector", Lease: c.Lease()}
 	prefills := t.Endpoint.Role.Has(discovery.RolePrefill)
@@ -31,10 +32,10 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		return s, err
 	}
 	if t.CPU {
-		s.Env = append(s.Env, connector.EnvVar{Name: "UCX_TLS", Value: "tcp"})
+		s.Env = append(s.Env, launch.EnvVar{Name: "UCX_TLS", Value: "tcp"})
 	}
 	if device := nixlengine.Loopback(t); device != "" {
-		s.Env = append(s.Env, connector.EnvVar{Name: "UCX_NET_DEVICES", Value: device})
+		s.Env = append(s.Env, launch.EnvVar{Name: "UCX_NET_DEVICES", Value: device})
 	}
 	if !prefills {
 		return s, nil
@@ -52,7 +53,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		}
 	}
 	if config.EngineID != "" {
-		s.Notes = append(s.Notes, connector.Note{Path: "attributes." + attrEngineID,
+		s.Notes = append(s.Notes, launch.Note{Path: "attributes." + attrEngineID,
 			Text: "the engine keeps this id when it restarts, and decode engines keep what they learnt under it: restart them with it"})
 	}
 	return s, nil

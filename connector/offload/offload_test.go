@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/offload"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -96,14 +97,14 @@ func TestCheckEndpoint(t *testing.T) {
 	}
 }
 
-func render(t *testing.T, o *offload.Options, target connector.Target) connector.EngineSettings {
+func render(t *testing.T, o *offload.Options, target launch.Target) launch.Settings {
 	t.Helper()
 	s, err := newConnector(t, o).Render(target)
 	require.NoError(t, err)
 	return s
 }
 
-func environment(s connector.EngineSettings) map[string]string {
+func environment(s launch.Settings) map[string]string {
 	m := map[string]string{}
 	for _, e := range s.Env {
 		m[e.Name] = e.Value
@@ -113,7 +114,7 @@ func environment(s connector.EngineSettings) map[string]string {
 
 func TestRenderDefaults(t *testing.T) {
 	p := endpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill)
-	s := render(t, nil, connector.Target{Endpoint: p})
+	s := render(t, nil, launch.Target{Endpoint: p})
 	assert.JSONEq(t, `{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"spec_name":"TieringOffloadingSpec","cpu_bytes_to_use":8589934592,"secondary_tiers":[{"type":"p2p"}]}}`, s.KVTransfer.JSON())
 	assert.Equal(t, map[string]string{"PYTHONHASHSEED": "0", "VLLM_P2P_SIDE_CHANNEL_HOST": "10.0.0.1", "VLLM_P2P_SIDE_CHANNEL_PORT": "7777"}, environment(s), "the engine's own default is 5710")
 	require.Len(t, s.Notes, 1)
@@ -130,15 +131,15 @@ func TestRenderPorts(t *testing.T) {
 	for e, want := range map[string]string{p.ID: "7777", d1.ID: "7779", d2.ID: "7781", fixed.ID: "7780", far.ID: "7777"} {
 		for _, x := range all {
 			if x.ID == e {
-				assert.Equal(t, want, environment(render(t, nil, connector.Target{Endpoint: x, Engines: all}))["VLLM_P2P_SIDE_CHANNEL_PORT"], e)
+				assert.Equal(t, want, environment(render(t, nil, launch.Target{Endpoint: x, Engines: all}))["VLLM_P2P_SIDE_CHANNEL_PORT"], e)
 			}
 		}
 	}
 	q := endpoint(t, "http://h:8101", discovery.RolePrefill)
-	notes := render(t, &offload.Options{CPUBytesToUse: 1}, connector.Target{Endpoint: q, Engines: []discovery.Endpoint{p, q}}).Notes
+	notes := render(t, &offload.Options{CPUBytesToUse: 1}, launch.Target{Endpoint: q, Engines: []discovery.Endpoint{p, q}}).Notes
 	require.Len(t, notes, 1)
 	assert.Equal(t, "attributes.p2pPort", notes[0].Path, "two prefill engines with one port")
-	_, err := newConnector(t, &offload.Options{Port: 65535}).Render(connector.Target{Endpoint: d1, Engines: []discovery.Endpoint{endpoint(t, "http://h:8100", discovery.RolePrefill), d1}})
+	_, err := newConnector(t, &offload.Options{Port: 65535}).Render(launch.Target{Endpoint: d1, Engines: []discovery.Endpoint{endpoint(t, "http://h:8100", discovery.RolePrefill), d1}})
 	require.ErrorContains(t, err, "no port is left")
 }
 
@@ -146,7 +147,7 @@ func TestRenderSettings(t *testing.T) {
 	yes := true
 	o := &offload.Options{CPUBytesToUse: 5, BlockSize: 64, EvictionPolicy: "arc", OffloadPromptOnly: &yes, SecondaryTiers: []map[string]any{{"type": "fs", "root_dir": "/kv"}, {"type": "p2p", "host": "x", "port": 5710.0, "num_threads": 8.0}}}
 	p := endpoint(t, "http://h:8100", discovery.RolePrefill)
-	s := render(t, o, connector.Target{Endpoint: p, Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi"}})
+	s := render(t, o, launch.Target{Endpoint: p, Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi"}})
 	assert.JSONEq(t, `{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"spec_name":"TieringOffloadingSpec","cpu_bytes_to_use":5,"block_size":64,"eviction_policy":"arc",
 		"offload_prompt_only":true,"secondary_tiers":[{"type":"fs","root_dir":"/kv"},{"type":"p2p","num_threads":8}]}}`, s.KVTransfer.JSON(), "the environment names host and port")
 	assert.Equal(t, "5710", environment(s)["VLLM_P2P_SIDE_CHANNEL_PORT"])
@@ -158,21 +159,21 @@ func TestRenderSettings(t *testing.T) {
 		}
 	}
 	assert.Equal(t, []string{"resources.maxMemory", "resources.maxDisk"}, without)
-	assert.EqualValues(t, 1<<30, render(t, nil, connector.Target{Endpoint: p, Resources: connector.Resources{MaxMemory: "1Gi"}}).KVTransfer.Extra["cpu_bytes_to_use"])
+	assert.EqualValues(t, 1<<30, render(t, nil, launch.Target{Endpoint: p, Resources: connector.Resources{MaxMemory: "1Gi"}}).KVTransfer.Extra["cpu_bytes_to_use"])
 }
 
 // The tier came between 0.23 and 0.25, and the keys had their present names by 0.28.
 func TestRenderVersions(t *testing.T) {
 	p := endpoint(t, "http://h:8100", discovery.RolePrefill)
-	_, err := newConnector(t, nil).Render(connector.Target{Endpoint: p, Version: connector.EngineVersion{Minor: 23}})
+	_, err := newConnector(t, nil).Render(launch.Target{Endpoint: p, Version: launch.Version{Minor: 23}})
 	require.ErrorContains(t, err, "version")
 	for minor, noted := range map[int]bool{25: true, 27: true, 28: false, 32: false} {
 		paths := map[string]bool{}
-		for _, n := range render(t, nil, connector.Target{Endpoint: p, Version: connector.EngineVersion{Minor: minor}}).Notes {
+		for _, n := range render(t, nil, launch.Target{Endpoint: p, Version: launch.Version{Minor: minor}}).Notes {
 			paths[n.Path] = true
 		}
 		assert.Equal(t, noted, paths["version"], "0.%d", minor)
 	}
-	_, err = newConnector(t, nil).Render(connector.Target{Endpoint: endpoint(t, "http://h:8100", discovery.RolePrefill, "p2pPort", "x")})
+	_, err = newConnector(t, nil).Render(launch.Target{Endpoint: endpoint(t, "http://h:8100", discovery.RolePrefill, "p2pPort", "x")})
 	require.ErrorContains(t, err, "attributes.p2pPort")
 }

@@ -7,11 +7,11 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
-// DefaultPort is the base port of control sockets that pdkit and vLLM's own example take; the engine's default is 5710, so it must be
-// told.
+// DefaultPort is the base port of control sockets that pdkit and vLLM's own example take; the engine's default is 5710,
+// so it must be told.
 const DefaultPort = 7777
 
 const dispatchTogether, dispatchSerial = "together", "serial"
@@ -21,8 +21,8 @@ const (
 	tierP2P     = "p2p"
 )
 
-// Options are the connector's settings. Dispatch and Port are pdkit's own; the others are the engines' kv_connector_extra_config, under
-// their own names, and only rendered.
+// Options are the connector's settings. Dispatch and Port are pdkit's own; the others are the engines'
+// kv_connector_extra_config, under their own names, and only rendered.
 type Options struct {
 	Dispatch string `json:"dispatch"` // together (default) or serial
 	Port     int    `json:"port"`     // base port of engines without the attribute p2pPort; default 7777, or that of the tier below
@@ -41,7 +41,7 @@ type Options struct {
 func (o *Options) check() error {
 	var errs []error
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if o.Dispatch != "" && o.Dispatch != dispatchTogether && o.Dispatch != dispatchSerial {
 		fault("dispatch", "is not a known value", "together or serial")

@@ -11,33 +11,35 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// defaultMemory is rendered where nothing says how much host memory the first tier may take: vLLM has no default for it.
+// defaultMemory is rendered where nothing says how much host memory the first tier may take: vLLM has no default for
+// it.
 const defaultMemory = 8 << 30
 
 // Releases of vLLM that matter: in 0.23 the tier was not there yet, and by 0.28 the keys had their present names.
-var firstTier, newNames = connector.EngineVersion{Minor: 24}, connector.EngineVersion{Minor: 28}
+var firstTier, newNames = launch.Version{Minor: 24}, launch.Version{Minor: 28}
 
 // Render gives all engines the same tiers, each with a control socket of its own, of which D's is dialled back too.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Version.Before(firstTier.Major, firstTier.Minor) {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
+		return launch.Settings{}, &config.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
 	}
 	if _, errs := c.read(t.Endpoint); len(errs) > 0 {
-		return connector.EngineSettings{}, connector.AttributeFaults(errors.Join(errs...), nil)
+		return launch.Settings{}, connector.AttributeFaults(errors.Join(errs...), nil)
 	}
 	host, port := hostOf(t.Endpoint), c.listens(t)
 	if port == 0 {
-		return connector.EngineSettings{}, errors.New("offload-p2p: no port is left on this host for the engine's control socket")
+		return launch.Settings{}, errors.New("offload-p2p: no port is left on this host for the engine's control socket")
 	}
-	s := connector.EngineSettings{
+	s := launch.Settings{
 		Engine:     "vllm",
-		KVTransfer: &connector.KVTransfer{Connector: "OffloadingConnector", Role: "kv_both", Extra: c.extra(t)},
+		KVTransfer: &launch.KVTransfer{Connector: "OffloadingConnector", Role: "kv_both", Extra: c.extra(t)},
 		Args:       []string{"--enable-prompt-tokens-details"},
-		Env: []connector.EnvVar{
+		Env: []launch.EnvVar{
 			{Name: "PYTHONHASHSEED", Value: "0"},
 			{Name: "VLLM_P2P_SIDE_CHANNEL_HOST", Value: host},
 			{Name: "VLLM_P2P_SIDE_CHANNEL_PORT", Value: strconv.Itoa(port)},
@@ -47,7 +49,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	return s, nil
 }
 
-func (c *Connector) extra(t connector.Target) map[string]any {
+func (c *Connector) extra(t launch.Target) map[string]any {
 	o := &c.opts
 	extra := map[string]any{"spec_name": tieringSpec, "cpu_bytes_to_use": c.memory(t)}
 	for _, m := range []struct {
@@ -83,7 +85,7 @@ func (c *Connector) extra(t connector.Target) map[string]any {
 }
 
 // memory is what the first tier takes of the host's, in bytes, for all workers together.
-func (c *Connector) memory(t connector.Target) int64 {
+func (c *Connector) memory(t launch.Target) int64 {
 	if c.opts.CPUBytesToUse > 0 {
 		return c.opts.CPUBytesToUse
 	}
@@ -93,9 +95,10 @@ func (c *Connector) memory(t connector.Target) int64 {
 	return defaultMemory
 }
 
-// listens is the base port of the engine's control socket. The gateway must know that of P: its attribute, or the settings' port. D's is
-// known to P from D itself: without an attribute it takes the next one that no other engine of its host has.
-func (c *Connector) listens(t connector.Target) int {
+// listens is the base port of the engine's control socket. The gateway must know that of P: its attribute, or the
+// settings' port. D's is known to P from D itself: without an attribute it takes the next one that no other engine of
+// its host has.
+func (c *Connector) listens(t launch.Target) int {
 	if port, fixed := c.fixed(t.Endpoint); fixed {
 		return port
 	}
@@ -152,11 +155,11 @@ func ranksOf(e discovery.Endpoint) int {
 	return n
 }
 
-func (c *Connector) notes(t connector.Target, host string, port int) []connector.Note {
-	var notes []connector.Note
+func (c *Connector) notes(t launch.Target, host string, port int) []launch.Note {
+	var notes []launch.Note
 	add := func(given bool, path, text string) {
 		if given {
-			notes = append(notes, launchnote.Mapped(path, text))
+			notes = append(notes, launch.Note{Path: path, Text: text})
 		}
 	}
 	for _, e := range t.Engines {
@@ -175,7 +178,7 @@ func (c *Connector) notes(t connector.Target, host string, port int) []connector
 	given := t.Resources.MaxMemory != ""
 	switch {
 	case c.opts.CPUBytesToUse > 0 && given:
-		notes = append(notes, launchnote.NoEffect("resources.maxMemory", "cpu_bytes_to_use says how much host memory is taken"))
+		notes = append(notes, launch.NoEffect("resources.maxMemory", "cpu_bytes_to_use says how much host memory is taken"))
 	case given:
 		add(true, "resources.maxMemory", "cpu_bytes_to_use: of all workers of an engine together")
 	case c.opts.CPUBytesToUse == 0:
@@ -183,5 +186,5 @@ func (c *Connector) notes(t connector.Target, host string, port int) []connector
 	}
 	r := t.Resources
 	r.MaxMemory = ""
-	return append(notes, launchnote.Resources(r, "the tier goes from host memory to host memory, without a limit")...)
+	return append(notes, launch.NoLimits(r, "the tier goes from host memory to host memory, without a limit")...)
 }

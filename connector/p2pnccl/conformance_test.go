@@ -8,6 +8,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -23,7 +24,7 @@ var harness = connectortest.Harness{
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"zmqAddress": "10.0.1.2:21001"}},
 	Decode:    discovery.Endpoint{Attributes: map[string]string{"zmqAddress": "10.0.1.3:22001"}},
 	ByID:      true,
-	Versions:  []connector.EngineVersion{{Minor: 10}, {Minor: 22}},
+	Versions:  []launch.Version{{Minor: 10}, {Minor: 22}},
 }
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }

@@ -8,37 +8,38 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the legs.
+// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the
+// legs.
 type Options struct {
-	KVBufferSize connector.Number `json:"kv_buffer_size"` // bytes: "8e9"; P's 1e1 to 1e9, D's as much memory as can be spared
-	KVPort       connector.Number `json:"kv_port"`        // of each engine's ZeroMQ socket, where its zmqAddress names none
-	KVIP         string           `json:"kv_ip"`          // not read by this connector: see VLLM_HOST_IP
+	KVBufferSize config.Number `json:"kv_buffer_size"` // bytes: "8e9"; P's 1e1 to 1e9, D's as much memory as can be spared
+	KVPort       config.Number `json:"kv_port"`        // of each engine's ZeroMQ socket, where its zmqAddress names none
+	KVIP         string        `json:"kv_ip"`          // not read by this connector: see VLLM_HOST_IP
 
-	ProxyIP   string           `json:"proxy_ip"`   // where engines announce themselves by ZeroMQ; "" is not at all
-	ProxyPort connector.Number `json:"proxy_port"` // 30001 in the engines' examples
-	HTTPPort  connector.Number `json:"http_port"`  // the engine's HTTP port, as it announces it; its URL's port where there is none
+	ProxyIP   string        `json:"proxy_ip"`   // where engines announce themselves by ZeroMQ; "" is not at all
+	ProxyPort config.Number `json:"proxy_port"` // 30001 in the engines' examples
+	HTTPPort  config.Number `json:"http_port"`  // the engine's HTTP port, as it announces it; its URL's port where there is none
 
-	SendType         string           `json:"send_type"`          // PUT_ASYNC (the engine's default), PUT, GET
-	MemPoolSizeGB    connector.Number `json:"mem_pool_size_gb"`   // host memory that takes what the buffer cannot
-	NCCLNumChannels  connector.Number `json:"nccl_num_channels"`  // "8" in the engines' examples
-	SendWaitTimeout  connector.Number `json:"send_wait_timeout"`  // reserved by the engine
-	RecvStoreTimeout connector.Number `json:"recv_store_timeout"` // reserved by the engine
+	SendType         string        `json:"send_type"`          // PUT_ASYNC (the engine's default), PUT, GET
+	MemPoolSizeGB    config.Number `json:"mem_pool_size_gb"`   // host memory that takes what the buffer cannot
+	NCCLNumChannels  config.Number `json:"nccl_num_channels"`  // "8" in the engines' examples
+	SendWaitTimeout  config.Number `json:"send_wait_timeout"`  // reserved by the engine
+	RecvStoreTimeout config.Number `json:"recv_store_timeout"` // reserved by the engine
 }
 
 func (o *Options) check() error {
 	var errs []error
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if types := []string{"PUT_ASYNC", "PUT", "GET"}; o.SendType != "" && !slices.Contains(types, o.SendType) {
 		fault("send_type", "is not a known value", "one of "+strings.Join(types, ", "))
 	}
 	for _, p := range []struct {
 		path string
-		n    connector.Number
+		n    config.Number
 	}{{"kv_port", o.KVPort}, {"proxy_port", o.ProxyPort}, {"http_port", o.HTTPPort}} {
 		if p.n.Given && (p.n.Value != math.Trunc(p.n.Value) || p.n.Value < 1 || p.n.Value > 65535) {
 			fault(p.path, "is not a port", "1 to 65535")
@@ -46,7 +47,7 @@ func (o *Options) check() error {
 	}
 	for _, p := range []struct {
 		path string
-		n    connector.Number
+		n    config.Number
 	}{
 		{"kv_buffer_size", o.KVBufferSize}, {"mem_pool_size_gb", o.MemPoolSizeGB}, {"nccl_num_channels", o.NCCLNumChannels},
 		{"send_wait_timeout", o.SendWaitTimeout}, {"recv_store_timeout", o.RecvStoreTimeout},

@@ -27,6 +27,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/answerid"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -40,7 +41,7 @@ const Address = "zmqAddress"
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)

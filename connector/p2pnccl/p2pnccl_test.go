@@ -15,6 +15,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -111,7 +113,7 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 		}
 		checker, ok := connector.As[connector.EndpointChecker](c)
 		require.True(t, ok)
-		var fault *connector.FieldError
+		var fault *config.FieldError
 		require.ErrorAs(t, checker.CheckEndpoint(engine(discovery.RoleDecode, bad)), &fault)
 		assert.Equal(t, "attributes.zmqAddress", fault.Path)
 		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleEncode, bad)), "an encode engine takes no part")
@@ -138,32 +140,32 @@ func TestDecodeEnginesServeNothingAlone(t *testing.T) {
 }
 
 func TestSettings(t *testing.T) {
-	for config, want := range map[string]string{
+	for settings, want := range map[string]string{
 		`{"kv_port":0}`: "kv_port", `{"kv_port":"x"}`: "kv_port", `{"kv_port":1.5}`: "kv_port", `{"http_port":65536}`: "http_port",
 		`{"kv_buffer_size":"-1"}`: "kv_buffer_size", `{"kv_buffer_size":true}`: "kv_buffer_size", `{"kv_buffer_size":"1e999"}`: "kv_buffer_size",
 		`{"send_type":"push"}`: "PUT_ASYNC", `{"proxy_port":"1"}`: "proxy_ip", `{"kvport":1}`: "did you mean kv_port",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "p2pnccl", Config: json.RawMessage(config)})
-		require.ErrorContains(t, err, want, config)
-		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+		_, err := connector.Open(connector.Spec{Type: "p2pnccl", Config: json.RawMessage(settings)})
+		require.ErrorContains(t, err, want, settings)
+		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
 }
 
 // The settings of the design documents' example, and those of the connector's own page.
 func TestLaunchSettings(t *testing.T) {
 	c := open(t, `{"kv_buffer_size":"8e9","kv_port":"21001","proxy_ip":"10.0.1.1","proxy_port":"30001","http_port":"20001","send_type":"PUT_ASYNC","nccl_num_channels":"16"}`)
-	r, ok := connector.As[connector.Renderer](c)
+	r, ok := connector.As[launch.Renderer](c)
 	require.True(t, ok)
-	s, err := r.Render(connector.Target{Endpoint: engine(discovery.RolePrefill, ""), Version: connector.EngineVersion{Minor: 10}})
+	s, err := r.Render(launch.Target{Endpoint: engine(discovery.RolePrefill, ""), Version: launch.Version{Minor: 10}})
 	require.NoError(t, err)
 	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer","kv_buffer_size":8000000000,"kv_port":21001,"kv_connector_extra_config":{"http_port":"20001","nccl_num_channels":"16","proxy_ip":"10.0.1.1","proxy_port":"30001","send_type":"PUT_ASYNC"}}`, s.KVTransfer.JSON())
 	assert.Empty(t, s.Env, "ids have no suffix before 0.14")
 
-	s, err = r.Render(connector.Target{Endpoint: engine(discovery.RoleDecode, "10.0.1.3:22001"), Version: connector.EngineVersion{Minor: 20}, Resources: connector.Resources{MaxDisk: "1Gi"}})
+	s, err = r.Render(launch.Target{Endpoint: engine(discovery.RoleDecode, "10.0.1.3:22001"), Version: launch.Version{Minor: 20}, Resources: connector.Resources{MaxDisk: "1Gi"}})
 	require.NoError(t, err)
 	assert.Equal(t, "kv_consumer", s.KVTransfer.Role)
 	assert.Equal(t, 22001, s.KVTransfer.Port)
-	assert.Equal(t, []connector.EnvVar{{Name: "VLLM_HOST_IP", Value: "10.0.1.3"}, {Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"}}, s.Env)
+	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_HOST_IP", Value: "10.0.1.3"}, {Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"}}, s.Env)
 	var dropped []string
 	for _, n := range s.Notes {
 		if n.NoEffect {
@@ -173,8 +175,8 @@ func TestLaunchSettings(t *testing.T) {
 	assert.Equal(t, []string{"config.kv_port", "resources.maxDisk"}, dropped)
 
 	c = open(t, `{"kv_ip":"10.0.0.1","http_port":1}`)
-	r, _ = connector.As[connector.Renderer](c)
-	s, err = r.Render(connector.Target{Endpoint: engine(discovery.RoleDecode, "d:1")})
+	r, _ = connector.As[launch.Renderer](c)
+	s, err = r.Render(launch.Target{Endpoint: engine(discovery.RoleDecode, "d:1")})
 	require.NoError(t, err)
 	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_consumer","kv_port":1}`, s.KVTransfer.JSON())
 	dropped = nil
@@ -185,9 +187,9 @@ func TestLaunchSettings(t *testing.T) {
 	}
 	assert.Equal(t, []string{"config.kv_ip", "config.http_port"}, dropped)
 
-	for _, target := range []connector.Target{
-		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: connector.EngineVersion{Minor: 23}},
-		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: connector.EngineVersion{Minor: 8}},
+	for _, target := range []launch.Target{
+		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: launch.Version{Minor: 23}},
+		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: launch.Version{Minor: 8}},
 		{Endpoint: engine(discovery.RoleDecode, "d:1"), CPU: true},
 	} {
 		_, err := r.Render(target)
@@ -195,7 +197,7 @@ func TestLaunchSettings(t *testing.T) {
 	}
 
 	// One of role both serves what a pair cannot, and so needs neither the connector nor an address.
-	s, err = r.Render(connector.Target{Endpoint: engine(discovery.RoleBoth, "")})
+	s, err = r.Render(launch.Target{Endpoint: engine(discovery.RoleBoth, "")})
 	require.NoError(t, err)
 	assert.Nil(t, s.KVTransfer)
 }

@@ -6,57 +6,57 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives the role, the buffer, the address and what the engine announces itself by. The connector exists from vLLM 0.9.2 to
-// 0.22; the zero version is taken for the newest that has it.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
+// Render gives the role, the buffer, the address and what the engine announces itself by. The connector exists from
+// vLLM 0.9.2 to 0.22; the zero version is taken for the newest that has it.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
-		return connector.EngineSettings{Engine: "vllm", Notes: []connector.Note{{Path: "role",
+		return launch.Settings{Engine: "vllm", Notes: []launch.Note{{Path: "role",
 			Text: "serves requests alone, and so runs without a KV connector: with this one an engine either sends or receives"}}}, nil
 	}
 	v := t.Version
-	if v != (connector.EngineVersion{}) && !v.Before(0, 23) || v.Before(0, 9) {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no P2pNcclConnector", Remedy: "vLLM 0.9.2 to 0.22; newer engines have NixlConnector (type nixl)"}
+	if v != (launch.Version{}) && !v.Before(0, 23) || v.Before(0, 9) {
+		return launch.Settings{}, &config.FieldError{Path: "version", Problem: "has no P2pNcclConnector", Remedy: "vLLM 0.9.2 to 0.22; newer engines have NixlConnector (type nixl)"}
 	}
 	if t.CPU {
-		return connector.EngineSettings{}, &connector.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices", Remedy: "use type nixl or sharedstorage"}
+		return launch.Settings{}, &config.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices", Remedy: "use type nixl or sharedstorage"}
 	}
 	o := &c.opts
-	kv := &connector.KVTransfer{Connector: "P2pNcclConnector", Role: connector.KVRole(t.Endpoint.Role), BufferSize: o.KVBufferSize.Value, Port: int(o.KVPort.Value)}
-	s := connector.EngineSettings{Engine: "vllm", KVTransfer: kv, Args: []string{"--no-enable-prefix-caching"}}
+	kv := &launch.KVTransfer{Connector: "P2pNcclConnector", Role: launch.KVRole(t.Endpoint.Role), BufferSize: o.KVBufferSize.Value, Port: int(o.KVPort.Value)}
+	s := launch.Settings{Engine: "vllm", KVTransfer: kv, Args: []string{"--no-enable-prefix-caching"}}
 	if o.KVIP != "" {
-		s.Notes = append(s.Notes, launchnote.NoEffect("config.kv_ip", "the connector does not read it: it takes the machine's own address, or VLLM_HOST_IP"))
+		s.Notes = append(s.Notes, launch.NoEffect("config.kv_ip", "the connector does not read it: it takes the machine's own address, or VLLM_HOST_IP"))
 	}
 	if text, err := address(t.Endpoint); err == nil { // the engine's own entry knows best
 		host, port, _ := net.SplitHostPort(text)
 		kv.Port, _ = strconv.Atoi(port)
 		if net.ParseIP(host) != nil {
-			s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_HOST_IP", Value: host})
+			s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_HOST_IP", Value: host})
 		}
 		if o.KVPort.Given && kv.Port != int(o.KVPort.Value) {
-			s.Notes = append(s.Notes, launchnote.NoEffect("config.kv_port", "the engine's attribute zmqAddress names another port"))
+			s.Notes = append(s.Notes, launch.NoEffect("config.kv_port", "the engine's attribute zmqAddress names another port"))
 		}
 	} else {
-		s.Notes = append(s.Notes, connector.Note{Path: "attributes.zmqAddress", Text: "is missing: pdkit must know the address and kv_port of this engine"})
+		s.Notes = append(s.Notes, launch.Note{Path: "attributes.zmqAddress", Text: "is missing: pdkit must know the address and kv_port of this engine"})
 	}
 	kv.Extra = c.extra(t.Endpoint)
 	if o.HTTPPort.Given && o.ProxyIP == "" {
-		s.Notes = append(s.Notes, launchnote.NoEffect("config.http_port", "an engine announces it only where proxy_ip is set"))
+		s.Notes = append(s.Notes, launch.NoEffect("config.http_port", "an engine announces it only where proxy_ip is set"))
 	}
-	if v == (connector.EngineVersion{}) || !v.Before(0, 14) {
-		s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"})
-		s.Notes = append(s.Notes, connector.Note{Path: "env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
+	if v == (launch.Version{}) || !v.Before(0, 14) {
+		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"})
+		s.Notes = append(s.Notes, launch.Note{Path: "env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
 			Text: "must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the tensors, and D waits for ever"})
 	}
-	if v == (connector.EngineVersion{}) {
-		s.Notes = append(s.Notes, connector.Note{Path: "version", Text: "the connector is gone after vLLM 0.22: run that or an older one"})
+	if v == (launch.Version{}) {
+		s.Notes = append(s.Notes, launch.Note{Path: "version", Text: "the connector is gone after vLLM 0.22: run that or an older one"})
 	}
-	s.Notes = append(s.Notes, connector.Note{Path: "args.--no-enable-prefix-caching", Text: "what D has cached itself it would not take over, and P's tensors stay in its buffer"})
-	s.Notes = append(s.Notes, launchnote.Resources(t.Resources, "the engine has kv_buffer_size and mem_pool_size_gb")...)
+	s.Notes = append(s.Notes, launch.Note{Path: "args.--no-enable-prefix-caching", Text: "what D has cached itself it would not take over, and P's tensors stay in its buffer"})
+	s.Notes = append(s.Notes, launch.NoLimits(t.Resources, "the engine has kv_buffer_size and mem_pool_size_gb")...)
 	return s, nil
 }
 
@@ -78,7 +78,7 @@ func (c *Connector) extra(e discovery.Endpoint) map[string]any {
 	if o.SendType != "" {
 		extra["send_type"] = o.SendType
 	}
-	for name, n := range map[string]connector.Number{"mem_pool_size_gb": o.MemPoolSizeGB, "nccl_num_channels": o.NCCLNumChannels, "send_wait_timeout": o.SendWaitTimeout, "recv_store_timeout": o.RecvStoreTimeout} {
+	for name, n := range map[string]config.Number{"mem_pool_size_gb": o.MemPoolSizeGB, "nccl_num_channels": o.NCCLNumChannels, "send_wait_timeout": o.SendWaitTimeout, "recv_store_timeout": o.RecvStoreTimeout} {
 		if n.Given {
 			extra[name] = n.String()
 		}

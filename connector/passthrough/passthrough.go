@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Name is the name the connector is registered under.
@@ -22,7 +23,7 @@ const Name = "http"
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -32,9 +33,9 @@ func init() {
 // Options are the settings of the design documents' HTTPConnectorConfig. The flow's own timeouts and attempts
 // (Spec.Timeouts, Spec.Retry) are what runs; these two are read for old files.
 type Options struct {
-	RequestTimeout   connector.Duration `json:"requestTimeout"`   // time of the prefill leg, where timeouts.prefill is not given; 0: none
-	MaxRetries       int                `json:"maxRetries"`       // further attempts, where retry.maxAttempts is not given
-	KVTransferMethod string             `json:"kvTransferMethod"` // "" or implicit
+	RequestTimeout   config.Duration `json:"requestTimeout"`   // time of the prefill leg, where timeouts.prefill is not given; 0: none
+	MaxRetries       int             `json:"maxRetries"`       // further attempts, where retry.maxAttempts is not given
+	KVTransferMethod string          `json:"kvTransferMethod"` // "" or implicit
 }
 
 // Connector is the connector "http". The zero value is ready.
@@ -48,15 +49,15 @@ func New(o *Options) (*Connector, error) {
 	switch o.KVTransferMethod {
 	case "", "implicit":
 	case "explicit":
-		return nil, &connector.FieldError{Path: "kvTransferMethod", Problem: `"explicit" is not what this connector does`, Remedy: "use type nixl, which relays the handoff"}
+		return nil, &config.FieldError{Path: "kvTransferMethod", Problem: `"explicit" is not what this connector does`, Remedy: "use type nixl, which relays the handoff"}
 	default:
-		return nil, &connector.FieldError{Path: "kvTransferMethod", Problem: "unknown method", Remedy: "implicit is the only one"}
+		return nil, &config.FieldError{Path: "kvTransferMethod", Problem: "unknown method", Remedy: "implicit is the only one"}
 	}
 	if o.RequestTimeout < 0 {
-		return nil, &connector.FieldError{Path: "requestTimeout", Problem: "is negative", Remedy: "a duration of 0 (none) or more"}
+		return nil, &config.FieldError{Path: "requestTimeout", Problem: "is negative", Remedy: "a duration of 0 (none) or more"}
 	}
 	if o.MaxRetries < 0 {
-		return nil, &connector.FieldError{Path: "maxRetries", Problem: fmt.Sprintf("is %d", o.MaxRetries), Remedy: "0 or more"}
+		return nil, &config.FieldError{Path: "maxRetries", Problem: fmt.Sprintf("is %d", o.MaxRetries), Remedy: "0 or more"}
 	}
 	return &Connector{opts: *o}, nil
 }

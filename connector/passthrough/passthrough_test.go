@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -130,7 +131,7 @@ func TestSettingsOfOldFiles(t *testing.T) {
 }
 
 func TestBadSettings(t *testing.T) {
-	for config, want := range map[string]string{
+	for settings, want := range map[string]string{
 		`{"kvTransferMethod":"explicit"}`: "use type nixl",
 		`{"kvTransferMethod":"magic"}`:    "implicit is the only one",
 		`{"requestTimeout":"-1s"}`:        "requestTimeout",
@@ -139,9 +140,9 @@ func TestBadSettings(t *testing.T) {
 		`{"maxRetry":1}`:                  "maxRetries",
 		`[]`:                              "object",
 	} {
-		_, err := openConfig(config)
-		require.Error(t, err, config)
+		_, err := openConfig(settings)
+		require.Error(t, err, settings)
 		assert.ErrorContains(t, err, want)
-		assert.NotEmpty(t, connector.FieldErrors(err))
+		assert.NotEmpty(t, config.FieldErrors(err))
 	}
 }

@@ -3,14 +3,14 @@
 package passthrough
 
 import (
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// Render gives the launch settings of an engine: none of KV transfer, since this connector names no protocol. What the engines need to
-// share KV, if they do, is the affair of the connector that they are launched with.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
-	s := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
-	s.Notes = append(s.Notes, connector.Note{Text: "nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own"})
+// Render gives the launch settings of an engine: none of KV transfer, since this connector names no protocol. What the
+// engines need to share KV, if they do, is the affair of the connector that they are launched with.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
+	s := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+	s.Notes = append(s.Notes, launch.Note{Text: "nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own"})
 	for _, idle := range []struct {
 		given, ours bool
 		path, text  string
@@ -23,7 +23,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		{t.Resources.MaxBandwidth != "", false, "resources.maxBandwidth", "no KV is moved"},
 	} {
 		if idle.given {
-			s.Notes = append(s.Notes, connector.Note{NoEffect: !idle.ours, Path: idle.path, Text: idle.text})
+			s.Notes = append(s.Notes, launch.Note{NoEffect: !idle.ours, Path: idle.path, Text: idle.text})
 		}
 	}
 	return s, nil

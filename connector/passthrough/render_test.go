@@ -10,12 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/passthrough"
 )
 
 func TestEnginesAreToldNothingOfKV(t *testing.T) {
 	s, err := open(t, &passthrough.Options{RequestTimeout: 1, MaxRetries: 1, KVTransferMethod: "implicit"}).Render(
-		connector.Target{Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+		launch.Target{Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
 	require.NoError(t, err)
 	assert.Nil(t, s.KVTransfer)
 	assert.Empty(t, s.Env)

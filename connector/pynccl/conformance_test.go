@@ -8,6 +8,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 func factory(config json.RawMessage) (connector.KVConnector, error) {
@@ -19,7 +20,7 @@ var harness = connectortest.Harness{
 	New:       factory,
 	Config:    json.RawMessage(`{"kv_buffer_size":"2e9","kv_port":"15000","kv_ip":"10.0.1.2","kv_rank":0,"kv_parallel_size":2,"kv_buffer_device":"cpu"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"kv_port":0}`), json.RawMessage(`{"kv_parallel_size":4}`)},
-	Versions:  []connector.EngineVersion{{Minor: 7, Patch: 3}, {Minor: 10}},
+	Versions:  []launch.Version{{Minor: 7, Patch: 3}, {Minor: 10}},
 }
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }

@@ -18,6 +18,7 @@ import (
 	"errors"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Name is the name the connector is registered under.
@@ -26,7 +27,7 @@ const Name = "pynccl"
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -35,12 +36,12 @@ func init() {
 
 // Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the legs.
 type Options struct {
-	KVBufferSize   connector.Number `json:"kv_buffer_size"`   // of P's lookup buffer, in bytes; the engine's default is 1e9
-	KVIP           string           `json:"kv_ip"`            // where the engine of rank 0 opens the NCCL group; the engine's default is 127.0.0.1
-	KVPort         connector.Number `json:"kv_port"`          // the engine's default is 14579; it and the three after it are used
-	KVParallelSize connector.Number `json:"kv_parallel_size"` // 2: one P and one D
-	KVRank         connector.Number `json:"kv_rank"`          // rendered by role: 0 for P, 1 for D
-	KVBufferDevice string           `json:"kv_buffer_device"` // cuda (the engine's default) or cpu
+	KVBufferSize   config.Number `json:"kv_buffer_size"`   // of P's lookup buffer, in bytes; the engine's default is 1e9
+	KVIP           string        `json:"kv_ip"`            // where the engine of rank 0 opens the NCCL group; the engine's default is 127.0.0.1
+	KVPort         config.Number `json:"kv_port"`          // the engine's default is 14579; it and the three after it are used
+	KVParallelSize config.Number `json:"kv_parallel_size"` // 2: one P and one D
+	KVRank         config.Number `json:"kv_rank"`          // rendered by role: 0 for P, 1 for D
+	KVBufferDevice string        `json:"kv_buffer_device"` // cuda (the engine's default) or cpu
 }
 
 // Connector is the connector "pynccl". The zero value is ready.
@@ -53,7 +54,7 @@ func New(o *Options) (*Connector, error) {
 	}
 	var errs []error
 	fault := func(path, problem, remedy string) {
-		errs = append(errs, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		errs = append(errs, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	if n := o.KVParallelSize; n.Given && n.Value != 2 {
 		fault("kv_parallel_size", "is not 2", "this connector knows one prefill and one decode engine")

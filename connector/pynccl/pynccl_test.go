@@ -13,6 +13,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -62,29 +64,29 @@ func TestUnsupported(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	open(t, `{"kv_rank":0,"kv_parallel_size":2,"kv_buffer_size":"1e9","kv_port":"14579","kv_ip":"10.0.0.1","kv_buffer_device":"cuda"}`)
-	for config, want := range map[string]string{
+	for settings, want := range map[string]string{
 		`{"kv_parallel_size":3}`: "kv_parallel_size", `{"kv_rank":2}`: "kv_rank", `{"kv_port":65533}`: "kv_port", `{"kv_port":1.5}`: "kv_port",
 		`{"kv_buffer_size":0}`: "kv_buffer_size", `{"kv_buffer_device":"gpu"}`: "kv_buffer_device", `{"kv_rnk":0}`: "did you mean kv_rank",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "pynccl", Config: json.RawMessage(config)})
-		require.ErrorContains(t, err, want, config)
-		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+		_, err := connector.Open(connector.Spec{Type: "pynccl", Config: json.RawMessage(settings)})
+		require.ErrorContains(t, err, want, settings)
+		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
 }
 
 // The settings of the design documents' example.
 func TestLaunchSettings(t *testing.T) {
-	r, ok := connector.As[connector.Renderer](open(t, `{"kv_rank":0}`))
+	r, ok := connector.As[launch.Renderer](open(t, `{"kv_rank":0}`))
 	require.True(t, ok)
-	old := connector.EngineVersion{Minor: 7, Patch: 3}
-	s, err := r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}, Version: old})
+	old := launch.Version{Minor: 7, Patch: 3}
+	s, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}, Version: old})
 	require.NoError(t, err)
 	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_producer","kv_rank":0,"kv_parallel_size":2}`, s.KVTransfer.JSON())
 	assert.Empty(t, s.Env)
-	s, err = r.Render(connector.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Index: 1, Resources: connector.Resources{MaxMemory: "1Gi"}})
+	s, err = r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Index: 1, Resources: connector.Resources{MaxMemory: "1Gi"}})
 	require.NoError(t, err)
 	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_consumer","kv_rank":1,"kv_parallel_size":2}`, s.KVTransfer.JSON())
-	assert.Equal(t, []connector.EnvVar{{Name: "VLLM_USE_V1", Value: "0"}}, s.Env)
+	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_USE_V1", Value: "0"}}, s.Env)
 	var dropped []string
 	for _, n := range s.Notes {
 		if n.NoEffect {
@@ -92,9 +94,9 @@ func TestLaunchSettings(t *testing.T) {
 		}
 	}
 	assert.Equal(t, []string{"config.kv_rank", "resources.maxMemory"}, dropped)
-	for _, target := range []connector.Target{
-		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Version: connector.EngineVersion{Minor: 32}},
-		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Version: connector.EngineVersion{Minor: 5}},
+	for _, target := range []launch.Target{
+		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Version: launch.Version{Minor: 32}},
+		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Version: launch.Version{Minor: 5}},
 		{Endpoint: discovery.Endpoint{Role: discovery.RoleBoth}},
 		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, CPU: true},
 	} {

@@ -6,15 +6,16 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives the launch arguments of python -m sglang.launch_server (docs/advanced_features/pd_disaggregation.md and server_args.py,
-// 0.5.x). An engine of role both runs without disaggregation, since it must serve requests without a room.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
-	out := connector.EngineSettings{Engine: "sglang"}
-	note := func(path, text string) { out.Notes = append(out.Notes, launchnote.NoEffect(path, text)) }
+// Render gives the launch arguments of python -m sglang.launch_server (docs/advanced_features/pd_disaggregation.md and
+// server_args.py, 0.5.x). An engine of role both runs without disaggregation, since it must serve requests without a
+// room.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
+	out := launch.Settings{Engine: "sglang"}
+	note := func(path, text string) { out.Notes = append(out.Notes, launch.NoEffect(path, text)) }
 	prefill := t.Endpoint.Role.Has(discovery.RolePrefill) && !t.Endpoint.Role.Has(discovery.RoleBoth)
 	decode := t.Endpoint.Role.Has(discovery.RoleDecode) && !t.Endpoint.Role.Has(discovery.RoleBoth)
 	switch {
@@ -25,12 +26,12 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		}
 		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", strconv.Itoa(at.port))
 		if t.Endpoint.Attribute("bootstrapHost") != "" {
-			out.Notes = append(out.Notes, connector.Note{Path: "attributes.bootstrapHost", Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
+			out.Notes = append(out.Notes, launch.Note{Path: "attributes.bootstrapHost", Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
 		}
 	case decode:
 		out.Args = append(out.Args, "--disaggregation-mode", "decode")
 	default:
-		out.Notes = append(out.Notes, connector.Note{Path: "role", Text: "serves requests alone: --disaggregation-mode stays null"})
+		out.Notes = append(out.Notes, launch.Note{Path: "role", Text: "serves requests alone: --disaggregation-mode stays null"})
 	}
 	if prefill || decode {
 		out.Args = append(out.Args, "--disaggregation-transfer-backend", "mooncake")
@@ -40,15 +41,15 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	}
 	out.Args = append(out.Args, "--enable-metrics")
 	if t.CPU {
-		out.Env = append(out.Env, connector.EnvVar{Name: "MC_FORCE_TCP", Value: "1"})
-		out.Notes = append(out.Notes, connector.Note{Path: "cpu", Text: "no transfer backend of SGLang is known to move KV between engines on CPUs; fake moves none"})
+		out.Env = append(out.Env, launch.EnvVar{Name: "MC_FORCE_TCP", Value: "1"})
+		out.Notes = append(out.Notes, launch.Note{Path: "cpu", Text: "no transfer backend of SGLang is known to move KV between engines on CPUs; fake moves none"})
 	}
 	if !prefill && c.given.BootstrapPort != 0 {
 		note("config.bootstrapPort", "only prefill engines listen; a decode engine learns the port from each request")
 	}
 	if c.given.PrefillCap != nil {
-		out.Notes = append(out.Notes, connector.Note{Path: "config.prefillCap", Text: "pdkit's own: it limits the prefill leg, and engines have no setting for it"})
+		out.Notes = append(out.Notes, launch.Note{Path: "config.prefillCap", Text: "pdkit's own: it limits the prefill leg, and engines have no setting for it"})
 	}
-	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")...)
+	out.Notes = append(out.Notes, launch.NoLimits(t.Resources, "SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")...)
 	return out, nil
 }

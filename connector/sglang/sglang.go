@@ -28,6 +28,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -40,7 +41,7 @@ const DefaultBootstrapPort = 8998
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -66,7 +67,7 @@ func New(o *Options) (*Connector, error) {
 		o = &Options{}
 	}
 	if o.BootstrapPort < 0 || o.BootstrapPort > 65535 {
-		return nil, &connector.FieldError{Path: "bootstrapPort", Problem: "is not a port", Remedy: "1 to 65535; SGLang's own default is 8998"}
+		return nil, &config.FieldError{Path: "bootstrapPort", Problem: "is not a port", Remedy: "1 to 65535; SGLang's own default is 8998"}
 	}
 	c := &Connector{port: o.BootstrapPort, uncaps: o.PrefillCap != nil && !*o.PrefillCap, given: *o}
 	if c.port == 0 {

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	_ "github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -271,13 +272,13 @@ func TestUnsupported(t *testing.T) {
 }
 
 func TestSettings(t *testing.T) {
-	for config, path := range map[string]string{
+	for settings, path := range map[string]string{
 		`{"bootstrapPort":-1}`: "bootstrapPort", `{"bootstrapPort":70000}`: "bootstrapPort", `{"bootstrapPort":"1"}`: "bootstrapPort",
 		`{"prefillCap":1}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "SGLang", Config: json.RawMessage(config)})
-		faults := connector.FieldErrors(err)
-		require.Len(t, faults, 1, config)
+		_, err := connector.Open(connector.Spec{Type: "SGLang", Config: json.RawMessage(settings)})
+		faults := config.FieldErrors(err)
+		require.Len(t, faults, 1, settings)
 		assert.Equal(t, path, faults[0].Path)
 	}
 	c := open(t, ``)
@@ -310,7 +311,7 @@ func TestEndpointsAreChecked(t *testing.T) {
 			require.NoError(t, err)
 			continue
 		}
-		faults := connector.FieldErrors(err)
+		faults := config.FieldErrors(err)
 		require.Len(t, faults, 1)
 		assert.Equal(t, k.path, faults[0].Path)
 	}

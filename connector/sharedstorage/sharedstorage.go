@@ -26,6 +26,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Name is the name the connector is registered under.
@@ -34,7 +35,7 @@ const Name = "sharedstorage"
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -67,11 +68,11 @@ func New(o *Options) (*Connector, error) {
 	if c.path == "" {
 		c.path = o.EngineStoragePath
 	} else if o.EngineStoragePath != "" {
-		return nil, &connector.FieldError{Path: "shared_storage_path", Problem: "is given besides sharedStoragePath, which means the same", Remedy: "keep one of the two"}
+		return nil, &config.FieldError{Path: "shared_storage_path", Problem: "is given besides sharedStoragePath, which means the same", Remedy: "keep one of the two"}
 	}
 	if t := o.CacheHitThreshold; t != nil {
 		if !(*t >= 0 && *t <= 1) {
-			return nil, &connector.FieldError{Path: "cacheHitThreshold", Problem: "is not a share", Remedy: "write a number from 0 to 1, as 0.8"}
+			return nil, &config.FieldError{Path: "cacheHitThreshold", Problem: "is not a share", Remedy: "write a number from 0 to 1, as 0.8"}
 		}
 		c.threshold = strconv.AppendFloat(nil, *t, 'g', -1, 64)
 	}

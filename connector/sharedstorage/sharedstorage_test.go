@@ -13,6 +13,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/sharedstorage"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -210,22 +212,22 @@ func TestSettings(t *testing.T) {
 		require.NoError(t, err)
 		assert.IsType(t, &sharedstorage.Connector{}, c)
 	}
-	for config, want := range map[string]string{
+	for settings, want := range map[string]string{
 		`{"cacheHitThreshold":1.5}`:                           "cacheHitThreshold",
 		`{"cacheHitThreshold":-0.1}`:                          "cacheHitThreshold",
 		`{"cacheHitThreshold":"0.5"}`:                         "cacheHitThreshold",
 		`{"cacheHitTreshold":0.5}`:                            "did you mean cacheHitThreshold",
 		`{"sharedStoragePath":"a","shared_storage_path":"b"}`: "shared_storage_path",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "sharedstorage", Config: json.RawMessage(config)})
+		_, err := connector.Open(connector.Spec{Type: "sharedstorage", Config: json.RawMessage(settings)})
 		require.ErrorContains(t, err, want)
-		require.NotEmpty(t, connector.FieldErrors(err)[0].Path)
+		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
 }
 
 func TestLaunchSettings(t *testing.T) {
-	render := func(config string, target connector.Target) connector.EngineSettings {
-		r, ok := connector.As[connector.Renderer](open(t, config))
+	render := func(config string, target launch.Target) launch.Settings {
+		r, ok := connector.As[launch.Renderer](open(t, config))
 		require.True(t, ok)
 		s, err := r.Render(target)
 		require.NoError(t, err)
@@ -237,22 +239,22 @@ func TestLaunchSettings(t *testing.T) {
 		"0.13.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
 		"0.12.0": `{"kv_connector":"SharedStorageConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
 	} {
-		v, err := connector.ParseEngineVersion(version)
+		v, err := launch.ParseVersion(version)
 		require.NoError(t, err)
 		for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-			s := render(`{"sharedStoragePath":"/kv"}`, connector.Target{Version: v, Endpoint: discovery.Endpoint{Role: role}})
+			s := render(`{"sharedStoragePath":"/kv"}`, launch.Target{Version: v, Endpoint: discovery.Endpoint{Role: role}})
 			assert.Equal(t, want, s.KVTransfer.JSON(), version)
 			assert.Equal(t, "vllm", s.Engine)
 		}
 	}
-	s := render(`{"cacheHitThreshold":0.5}`, connector.Target{Resources: connector.Resources{MaxDisk: "1Gi"}})
+	s := render(`{"cacheHitThreshold":0.5}`, launch.Target{Resources: connector.Resources{MaxDisk: "1Gi"}})
 	var notes []string
 	for _, n := range s.Notes {
 		notes = append(notes, n.Path)
 	}
 	assert.Equal(t, []string{"config.sharedStoragePath", "config.cacheHitThreshold", "resources.maxDisk"}, notes, "no setting is dropped in silence")
 	assert.True(t, s.Notes[2].NoEffect)
-	r, _ := connector.As[connector.Renderer](open(t, ``))
-	_, err := r.Render(connector.Target{Version: connector.EngineVersion{Minor: 7}})
+	r, _ := connector.As[launch.Renderer](open(t, ``))
+	_, err := r.Render(launch.Target{Version: launch.Version{Minor: 7}})
 	assert.ErrorContains(t, err, "older")
 }

@@ -6,18 +6,18 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives the settings of trtllm-serve: a YAML file for --extra_llm_api_options with the cache transceiver (TensorRT-LLM
-// docs/features/disagg-serving.md, llmapi/llm_args.py CacheTransceiverConfig). A server has the same file whichever role a request
-// gives it; only context servers run without the overlap scheduler, which older releases demand of them.
-func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error) {
-	out := connector.EngineSettings{Engine: "trtllm"}
+// Render gives the settings of trtllm-serve: a YAML file for --extra_llm_api_options with the cache transceiver
+// (TensorRT-LLM docs/features/disagg-serving.md, llmapi/llm_args.py CacheTransceiverConfig). A server has the same file
+// whichever role a request gives it; only context servers run without the overlap scheduler, which older releases
+// demand of them.
+func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
+	out := launch.Settings{Engine: "trtllm"}
 	note := func(noEffect bool, path, text string) {
-		out.Notes = append(out.Notes, connector.Note{NoEffect: noEffect, Path: path, Text: text})
+		out.Notes = append(out.Notes, launch.Note{NoEffect: noEffect, Path: path, Text: text})
 	}
 	role, context := "generation", t.Endpoint.Role.Has(discovery.RolePrefill)
 	if context {
@@ -44,7 +44,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		note(false, "config.authKey", "write it into the file as internal_request_auth_key, on all servers alike")
 	}
 	name := fmt.Sprintf("trtllm-%s-%d.yaml", role, t.Index)
-	out.Files = []connector.File{{Name: name, Content: file.String()}}
+	out.Files = []launch.File{{Name: name, Content: file.String()}}
 	out.Args = []string{"--extra_llm_api_options", name}
 	if c.given.MachineID != 0 {
 		note(false, "config.machineID", "pdkit's own: it tells the ids of several gateways apart")
@@ -52,7 +52,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	if c.given.Dispatch == ContextFirst {
 		note(false, "config.dispatch", "the servers' own default")
 	}
-	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")...)
+	out.Notes = append(out.Notes, launch.NoLimits(t.Resources, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")...)
 	if t.CPU {
 		note(false, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
 	}

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/answers"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -49,7 +50,7 @@ const ServerInfoTTL = 30 * time.Second
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
-		if err := connector.DecodeConfig(raw, &o); err != nil {
+		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
 		return New(&o)
@@ -87,10 +88,10 @@ func New(o *Options) (connector.KVConnector, error) {
 	switch o.Dispatch {
 	case "", ContextFirst, GenerationFirst:
 	default:
-		return nil, &connector.FieldError{Path: "dispatch", Problem: "is not a known value", Remedy: ContextFirst + " or " + GenerationFirst}
+		return nil, &config.FieldError{Path: "dispatch", Problem: "is not a known value", Remedy: ContextFirst + " or " + GenerationFirst}
 	}
 	if o.MachineID < 0 || o.MachineID > 1023 {
-		return nil, &connector.FieldError{Path: "machineID", Problem: "is not from 0 to 1023", Remedy: "another number for each gateway"}
+		return nil, &config.FieldError{Path: "machineID", Problem: "is not from 0 to 1023", Remedy: "another number for each gateway"}
 	}
 	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst, given: *o}
 	if c.together {

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	_ "github.com/pdkit/pdkit/connector/trtllm"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -218,12 +219,12 @@ func TestUnsupported(t *testing.T) {
 }
 
 func TestSettings(t *testing.T) {
-	for config, path := range map[string]string{
+	for settings, path := range map[string]string{
 		`{"dispatch":"both"}`: "dispatch", `{"machineID":1024}`: "machineID", `{"machineID":-1}`: "machineID", `{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "TensorRT-LLM", Config: json.RawMessage(config)})
-		faults := connector.FieldErrors(err)
-		require.Len(t, faults, 1, config)
+		_, err := connector.Open(connector.Spec{Type: "TensorRT-LLM", Config: json.RawMessage(settings)})
+		faults := config.FieldErrors(err)
+		require.Len(t, faults, 1, settings)
 		assert.Equal(t, path, faults[0].Path)
 	}
 	assert.Equal(t, connector.PrefillThenDecode, open(t, `{"dispatch":"context-first"}`).Order())

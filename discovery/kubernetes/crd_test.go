@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
@@ -179,7 +180,7 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 	}
 	want := "object"
 	switch {
-	case typ == reflect.TypeFor[connector.Duration](), typ == reflect.TypeFor[connector.Quantity]():
+	case typ == reflect.TypeFor[config.Duration](), typ == reflect.TypeFor[config.Quantity]():
 		if s["x-kubernetes-int-or-string"] != true || s["pattern"] == nil {
 			return []string{path + " is not a string with a pattern"}
 		}
@@ -261,7 +262,7 @@ func TestDurationPatternIsWhatIsDecoded(t *testing.T) {
 	texts := []string{"", "0", "+0", "00", "0s", "30s", "120s", "1m30s", "1.5h", ".5s", "5.s", ".s", ".", "s", "30", "30 s", "30S", "1h1", "-1s", "+1s",
 		"++1s", "1e3s", "1d", "1w", "2us", "2µs", "2μs", "2ns", "2ms", "1h2m3s4ms5us6ns", "1.2.3s", "1,5s", " 1s", "1s ", "1s\n", "٣s", "0x1s", "1_0s"}
 	for _, text := range texts {
-		assert.Equal(t, decodes[connector.Duration](text), pattern.MatchString(text), "%q", text)
+		assert.Equal(t, decodes[config.Duration](text), pattern.MatchString(text), "%q", text)
 	}
 	assert.True(t, pattern.MatchString(time.Duration(math.MaxInt64).String()))
 	assert.True(t, pattern.MatchString("9999999h"), "the pattern counts no digits: too long a time is refused when it is read")
@@ -273,7 +274,7 @@ func TestQuantityPatternIsWhatIsDecoded(t *testing.T) {
 	suffixes := []string{"", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "ki", "mi", "B", "GB", "GiB", "e", "e3", "E3", "e-3", "e+3", "e3i", "e3Ki", " Gi", "Gi "}
 	for _, number := range numbers {
 		for _, suffix := range suffixes {
-			assert.Equal(t, decodes[connector.Quantity](number+suffix), pattern.MatchString(number+suffix), "%q", number+suffix)
+			assert.Equal(t, decodes[config.Quantity](number+suffix), pattern.MatchString(number+suffix), "%q", number+suffix)
 		}
 	}
 	assert.True(t, pattern.MatchString("9Ei"), "the pattern counts no digits: too large an amount is refused when it is read")

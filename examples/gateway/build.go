@@ -27,7 +27,7 @@ import (
 
 // gateway is a configuration at work.
 type gateway struct {
-	cfg      *config
+	cfg      *configuration
 	log      *slog.Logger
 	tel      *telemetry
 	mux      *pdflow.Mux
@@ -56,7 +56,7 @@ type model struct {
 }
 
 // build makes flows of a configuration. It dials and listens nowhere.
-func build(cfg *config, tel *telemetry, log *slog.Logger) (*gateway, error) {
+func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, error) {
 	g := &gateway{cfg: cfg, log: log, tel: tel}
 	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes})
 	var models []*model

@@ -39,7 +39,7 @@ func TestACanarysPeriodIsChecked(t *testing.T) {
 	require.Error(t, err)
 	f, err := parseFlags([]string{"-config", "x", "-canary", "-1s"}, &strings.Builder{})
 	require.NoError(t, err)
-	require.ErrorContains(t, f.override(&config{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}), "-canary: is negative")
+	require.ErrorContains(t, f.override(&configuration{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}), "-canary: is negative")
 }
 
 // While the gateway drains it serves no probes, which says nothing of the engines.

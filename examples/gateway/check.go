@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/file"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
@@ -21,7 +22,7 @@ import (
 
 // printCheck writes what a configuration means, defaults included. No setting of a connector's own is shown: passwords
 // are among them.
-func printCheck(w io.Writer, cfg *config) error {
+func printCheck(w io.Writer, cfg *configuration) error {
 	b := bufio.NewWriter(w)
 	g := cfg.gateway
 	fmt.Fprintf(b, "%s: well formed, %s\n", cfg.file, count(len(cfg.models), "model"))
@@ -55,7 +56,7 @@ func printCheck(w io.Writer, cfg *config) error {
 // String returns the note as -check and the log show it.
 func (n note) String() string { return fmt.Sprintf("%s: %s", n.kind, n.fault) }
 
-func printModel(w io.Writer, cfg *config, m *modelServer) {
+func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	fmt.Fprintf(w, "\n%s\n", m.label())
 	printConnector(w, "connector", m.Main)
 	if m.Rollout != nil {
@@ -121,7 +122,7 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	r := o.Spec.Resources
 	for _, q := range []struct {
 		name string
-		q    connector.Quantity
+		q    config.Quantity
 	}{{"memory", r.MaxMemory}, {"disk", r.MaxDisk}, {"bandwidth", r.MaxBandwidth}} {
 		if q.q != "" {
 			limitsOfStores = append(limitsOfStores, q.name+" "+string(q.q))

@@ -6,7 +6,7 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // checkGateway checks the values of a Gateway.
@@ -16,26 +16,26 @@ func (l *loader) checkGateway(d *document, g gatewaySpec) {
 		l.add(d, checkAddress("spec.admin", g.Admin)...)
 	}
 	if clash(g.Listen, g.Admin) {
-		l.add(d, &connector.FieldError{Path: "spec.admin", Problem: "is the address of listen too", Remedy: `give it another port, or turn it off with ""`})
+		l.add(d, &config.FieldError{Path: "spec.admin", Problem: "is the address of listen too", Remedy: `give it another port, or turn it off with ""`})
 	}
 	if g.MaxBodyBytes < 1 {
-		l.add(d, &connector.FieldError{Path: "spec.maxBodyBytes", Problem: "is less than 1", Remedy: "write the largest body that a client may send, in bytes"})
+		l.add(d, &config.FieldError{Path: "spec.maxBodyBytes", Problem: "is less than 1", Remedy: "write the largest body that a client may send, in bytes"})
 	}
 	if p := g.Passthrough; p != "" && p != "decode" {
-		l.add(d, &connector.FieldError{Path: "spec.passthrough", Problem: "is not a known value", Remedy: "write decode, or leave it out"})
+		l.add(d, &config.FieldError{Path: "spec.passthrough", Problem: "is not a known value", Remedy: "write decode, or leave it out"})
 	}
 }
 
 const addressRemedy = "write HOST:PORT, like 127.0.0.1:8000"
 
 // checkAddress checks an address to listen on.
-func checkAddress(path, addr string) []*connector.FieldError {
+func checkAddress(path, addr string) []*config.FieldError {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return []*connector.FieldError{{Path: path, Problem: "is not an address", Remedy: addressRemedy}}
+		return []*config.FieldError{{Path: path, Problem: "is not an address", Remedy: addressRemedy}}
 	}
 	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-		return []*connector.FieldError{{Path: path, Problem: "has no port from 0 to 65535", Remedy: addressRemedy}}
+		return []*config.FieldError{{Path: path, Problem: "has no port from 0 to 65535", Remedy: addressRemedy}}
 	}
 	return nil
 }

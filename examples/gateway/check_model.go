@@ -13,7 +13,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/dns"
 )
@@ -22,7 +22,7 @@ import (
 func (l *loader) checkDiscovery(m *modelServer) {
 	const at = "spec.discovery"
 	if raw := gjson.GetBytes(m.doc.json, at); raw.Exists() {
-		for _, fe := range connector.FieldErrors(connector.DecodeConfig(json.RawMessage(raw.Raw), &m.discovery)) {
+		for _, fe := range config.FieldErrors(config.Decode(json.RawMessage(raw.Raw), &m.discovery)) {
 			l.add(m.doc, fe.In(at))
 		}
 	}
@@ -32,7 +32,7 @@ func (l *loader) checkDiscovery(m *modelServer) {
 		if len(kinds) > 1 {
 			problem = "has " + strings.Join(kinds, " and ")
 		}
-		l.add(m.doc, &connector.FieldError{Path: at, Problem: problem, Remedy: "write exactly one of static, file, dns, kubernetes, registration"})
+		l.add(m.doc, &config.FieldError{Path: at, Problem: problem, Remedy: "write exactly one of static, file, dns, kubernetes, registration"})
 	}
 	for _, kind := range kinds {
 		if kind != "kubernetes" && m.doc.has("spec.workloadSelector") {
@@ -49,7 +49,7 @@ func (l *loader) checkKind(m *modelServer, kind, at string) {
 		l.checkStatic(m, d.Static.Endpoints)
 	case "file":
 		if d.File.Path == "" {
-			l.add(m.doc, &connector.FieldError{Path: at + ".path", Problem: missing, Remedy: "write the path of a file with endpoints"})
+			l.add(m.doc, &config.FieldError{Path: at + ".path", Problem: missing, Remedy: "write the path of a file with endpoints"})
 		}
 	case "dns":
 		l.checkDNS(m, at)
@@ -80,21 +80,21 @@ func (m *modelServer) discoveryKinds() []string {
 func (l *loader) checkDNS(m *modelServer, at string) {
 	d := m.discovery.DNS
 	if d.Prefill == "" && d.Decode == "" {
-		l.add(m.doc, &connector.FieldError{Path: at, Problem: "has no name to look up", Remedy: "write prefill and decode"})
+		l.add(m.doc, &config.FieldError{Path: at, Problem: "has no name to look up", Remedy: "write prefill and decode"})
 	}
 	for _, n := range []struct{ field, name string }{{"prefill", d.Prefill}, {"decode", d.Decode}, {"encode", d.Encode}} {
 		if n.name == "" {
 			continue
 		}
 		if err := dns.CheckName(n.name); err != nil {
-			l.add(m.doc, &connector.FieldError{Path: at + "." + n.field, Problem: err.Error(), Remedy: "write a name, like prefill.example"})
+			l.add(m.doc, &config.FieldError{Path: at + "." + n.field, Problem: err.Error(), Remedy: "write a name, like prefill.example"})
 		}
 	}
 	l.add(m.doc, checkPort(at+".port", d.Port)...)
 	if d.Resolver != "" {
 		errs := checkAddress(at+".resolver", d.Resolver)
 		if host, port, _ := net.SplitHostPort(d.Resolver); len(errs) == 0 && (host == "" || port == "0") {
-			errs = []*connector.FieldError{{Path: at + ".resolver", Problem: "is not a server's address", Remedy: "write HOST:PORT, like 127.0.0.1:53"}}
+			errs = []*config.FieldError{{Path: at + ".resolver", Problem: "is not a server's address", Remedy: "write HOST:PORT, like 127.0.0.1:53"}}
 		}
 		l.add(m.doc, errs...)
 	}
@@ -103,7 +103,7 @@ func (l *loader) checkDNS(m *modelServer, at string) {
 func (l *loader) checkRegistration(m *modelServer, at string) {
 	r := m.discovery.Registration
 	if r.Listen == "" && r.HTTP == "" {
-		l.add(m.doc, &connector.FieldError{Path: at, Problem: "has no address", Remedy: "write listen (ZeroMQ), http, or both"})
+		l.add(m.doc, &config.FieldError{Path: at, Problem: "has no address", Remedy: "write listen (ZeroMQ), http, or both"})
 	}
 	if r.Listen != "" {
 		l.add(m.doc, checkAddress(at+".listen", r.Listen)...)
@@ -113,9 +113,9 @@ func (l *loader) checkRegistration(m *modelServer, at string) {
 	}
 }
 
-func checkPort(path string, port int) []*connector.FieldError {
+func checkPort(path string, port int) []*config.FieldError {
 	if port < 0 || port > 65535 {
-		return []*connector.FieldError{{Path: path, Problem: "is not a port", Remedy: "write 1 to 65535"}}
+		return []*config.FieldError{{Path: path, Problem: "is not a port", Remedy: "write 1 to 65535"}}
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ const staticPath = "spec.discovery.static.endpoints"
 // checkStatic makes the endpoints of a static list.
 func (l *loader) checkStatic(m *modelServer, list []endpointSpec) {
 	if len(list) == 0 {
-		l.add(m.doc, &connector.FieldError{Path: staticPath, Problem: "has no endpoint", Remedy: "write one {url, role} for each engine"})
+		l.add(m.doc, &config.FieldError{Path: staticPath, Problem: "has no endpoint", Remedy: "write one {url, role} for each engine"})
 		return
 	}
 	seen := map[string]int{}
@@ -138,7 +138,7 @@ func (l *loader) checkStatic(m *modelServer, list []endpointSpec) {
 		}
 		key := sameEngine(e.URL)
 		if first, twice := seen[key]; twice {
-			l.add(m.doc, &connector.FieldError{Path: at + ".url", Problem: fmt.Sprintf("is listed twice, first on line %d", first), Remedy: "list each engine once; one that serves both legs has role: both"})
+			l.add(m.doc, &config.FieldError{Path: at + ".url", Problem: fmt.Sprintf("is listed twice, first on line %d", first), Remedy: "list each engine once; one that serves both legs has role: both"})
 			continue
 		}
 		seen[key] = m.doc.lineOf(at + ".url")
@@ -149,23 +149,23 @@ func (l *loader) checkStatic(m *modelServer, list []endpointSpec) {
 	}
 }
 
-func makeEndpoint(at string, spec endpointSpec) (e discovery.Endpoint, errs []*connector.FieldError) {
+func makeEndpoint(at string, spec endpointSpec) (e discovery.Endpoint, errs []*config.FieldError) {
 	var role discovery.Role
 	switch spec.Role {
 	case "":
-		errs = append(errs, &connector.FieldError{Path: at + ".role", Problem: missing, Remedy: "write prefill, decode, both or encode"})
+		errs = append(errs, &config.FieldError{Path: at + ".role", Problem: missing, Remedy: "write prefill, decode, both or encode"})
 	default:
 		var err error
 		if role, err = discovery.ParseRole(spec.Role); err != nil {
-			errs = append(errs, &connector.FieldError{Path: at + ".role", Problem: "is not a role", Remedy: nearestOf(spec.Role, []string{"prefill", "decode", "both", "encode"})})
+			errs = append(errs, &config.FieldError{Path: at + ".role", Problem: "is not a role", Remedy: nearestOf(spec.Role, []string{"prefill", "decode", "both", "encode"})})
 		}
 	}
 	if spec.URL == "" {
-		return e, append(errs, &connector.FieldError{Path: at + ".url", Problem: missing, Remedy: "write http://HOST:PORT"})
+		return e, append(errs, &config.FieldError{Path: at + ".url", Problem: missing, Remedy: "write http://HOST:PORT"})
 	}
 	if e, err := discovery.New(spec.URL, role); err != nil {
 		what, _, _ := strings.Cut(err.Error(), ": want")
-		errs = append(errs, &connector.FieldError{Path: at + ".url", Problem: "is not an engine's address (" + what + ")", Remedy: "write http://HOST:PORT"})
+		errs = append(errs, &config.FieldError{Path: at + ".url", Problem: "is not an engine's address (" + what + ")", Remedy: "write http://HOST:PORT"})
 	} else if len(errs) == 0 {
 		e.Group, e.Zone, e.Attributes = spec.Group, spec.Zone, spec.Attributes
 		return e, nil

@@ -16,7 +16,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 )
 
@@ -325,7 +325,7 @@ func (c *cluster) retire(o *object) {
 // ModelServers must not lead the gateway to files, addresses or other namespaces.
 func parseObject(ms kubernetes.ModelServer, owner *rest.Config) (*modelServer, error) {
 	docs, fs := readYAML(key(ms), ms.Object) // JSON is YAML
-	l := &loader{cfg: &config{}, faults: fs}
+	l := &loader{cfg: &configuration{}, faults: fs}
 	if len(docs) != 1 {
 		return nil, errors.Join(errors.New("it is not one object that can be read"), fs.fields())
 	}
@@ -333,11 +333,11 @@ func parseObject(ms kubernetes.ModelServer, owner *rest.Config) (*modelServer, e
 	m.owner = owner
 	for _, kind := range m.discoveryKinds() {
 		if kind != "kubernetes" {
-			l.add(docs[0], &connector.FieldError{Path: "spec.discovery." + kind, Problem: "is not allowed in a cluster's object", Remedy: "leave it out, or write kubernetes: {service, port}"})
+			l.add(docs[0], &config.FieldError{Path: "spec.discovery." + kind, Problem: "is not allowed in a cluster's object", Remedy: "leave it out, or write kubernetes: {service, port}"})
 		}
 	}
 	if k := m.discovery.Kubernetes; k.Kubeconfig != "" || k.Namespace != "" && k.Namespace != ms.Namespace {
-		l.add(docs[0], &connector.FieldError{Path: "spec.discovery.kubernetes", Problem: "leads to another cluster or namespace", Remedy: "leave kubeconfig and namespace out"})
+		l.add(docs[0], &config.FieldError{Path: "spec.discovery.kubernetes", Problem: "leads to another cluster or namespace", Remedy: "leave kubeconfig and namespace out"})
 	}
 	return m, l.faults.sorted().fields()
 }

@@ -8,14 +8,14 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// config is a whole configuration: at most one Gateway and any number of ModelServers.
-type config struct {
+// configuration is a whole configuration: at most one Gateway and any number of ModelServers.
+type configuration struct {
 	file    string
 	gateway gatewaySpec
 	models  []*modelServer
@@ -49,11 +49,11 @@ type gatewayObject struct {
 
 // gatewaySpec is the program's own part: kind Gateway.
 type gatewaySpec struct {
-	Listen       string             `json:"listen"`
-	Admin        string             `json:"admin"` // "" turns it off
-	MaxBodyBytes int64              `json:"maxBodyBytes"`
-	DrainTimeout connector.Duration `json:"drainTimeout"`
-	Passthrough  string             `json:"passthrough"` // "" or decode
+	Listen       string          `json:"listen"`
+	Admin        string          `json:"admin"` // "" turns it off
+	MaxBodyBytes int64           `json:"maxBodyBytes"`
+	DrainTimeout config.Duration `json:"drainTimeout"`
+	Passthrough  string          `json:"passthrough"` // "" or decode
 
 	// ModelServers has the ModelServer objects of a cluster served, besides those of the file.
 	ModelServers *clusterSpec `json:"modelServers"`
@@ -71,7 +71,7 @@ func defaultGateway() gatewaySpec {
 		Listen:       "127.0.0.1:8000",
 		Admin:        "127.0.0.1:9000",
 		MaxBodyBytes: 32 << 20,
-		DrainTimeout: connector.Duration(30 * time.Second),
+		DrainTimeout: config.Duration(30 * time.Second),
 	}
 }
 

@@ -69,7 +69,7 @@ spec:
 ` + spec
 }
 
-func mustParse(t *testing.T, yaml string) *config {
+func mustParse(t *testing.T, yaml string) *configuration {
 	t.Helper()
 	cfg, err := parse("config.yaml", []byte(yaml))
 	require.NoError(t, err)

@@ -9,14 +9,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // fault is what is wrong at one place of a configuration file.
 type fault struct {
 	file string
 	line int
-	*connector.FieldError
+	*config.FieldError
 }
 
 // Error returns "FILE:LINE: field.path: what is wrong; what would be right".
@@ -45,7 +45,7 @@ func (fs faults) sorted() faults {
 	seen, misspelt := map[place]bool{}, map[string]bool{}
 	for _, f := range fs {
 		if near, ok := strings.CutPrefix(f.Remedy, "did you mean "); ok {
-			misspelt[connector.FieldPath(parentPath(f.Path), strings.TrimSuffix(near, "?"))] = true
+			misspelt[config.FieldPath(parentPath(f.Path), strings.TrimSuffix(near, "?"))] = true
 		}
 	}
 	return slices.DeleteFunc(fs, func(f fault) bool {

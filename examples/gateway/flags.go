@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -62,16 +62,16 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 }
 
 // override lays the command line over the file's Gateway.
-func (f flags) override(cfg *config) error {
+func (f flags) override(cfg *configuration) error {
 	g := &cfg.gateway
 	cfg.canary, cfg.probe, cfg.pick = f.canary, f.probe, f.pick
-	var errs []*connector.FieldError
+	var errs []*config.FieldError
 	for _, period := range []struct {
 		flag string
 		of   time.Duration
 	}{{"-canary", f.canary}, {"-probe", f.probe}} {
 		if period.of < 0 {
-			errs = append(errs, &connector.FieldError{Path: period.flag, Problem: "is negative", Remedy: "write a period like 1m, or 0 for never"})
+			errs = append(errs, &config.FieldError{Path: period.flag, Problem: "is negative", Remedy: "write a period like 1m, or 0 for never"})
 		}
 	}
 	if f.listen != nil {
@@ -88,7 +88,7 @@ func (f flags) override(cfg *config) error {
 		return errs[0]
 	}
 	if clash(g.Listen, g.Admin) {
-		return &connector.FieldError{Path: "-admin", Problem: "is the address of listen too", Remedy: "give it another port"}
+		return &config.FieldError{Path: "-admin", Problem: "is the address of listen too", Remedy: "give it another port"}
 	}
 	return nil
 }

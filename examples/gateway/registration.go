@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery/registration"
 )
 
@@ -55,7 +55,7 @@ func (l *loader) checkListeners() {
 				if t.doc != nil {
 					problem = fmt.Sprintf("is the address of %s on line %d too", t.path, t.doc.lineOf(t.path))
 				}
-				l.add(own.doc, &connector.FieldError{Path: own.path, Problem: problem, Remedy: "give it a port of its own"})
+				l.add(own.doc, &config.FieldError{Path: own.path, Problem: problem, Remedy: "give it a port of its own"})
 				break
 			}
 			taken = append(taken, own)

@@ -24,7 +24,7 @@ const (
 )
 
 // serve serves until a signal asks it to end, then drains; a second signal cuts what still runs.
-func serve(ctx context.Context, cfg *config, trace string, log *slog.Logger, signals <-chan os.Signal) (err error) {
+func serve(ctx context.Context, cfg *configuration, trace string, log *slog.Logger, signals <-chan os.Signal) (err error) {
 	tel, err := newTelemetry(cfg.gateway.Admin != "", trace)
 	if err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Limits of one file. Real ones come nowhere near them: they keep a few lines of nested aliases from filling the memory.
@@ -41,7 +41,7 @@ type document struct {
 func (d *document) has(path string) bool { return d.lines[path] > 0 && !d.nulls[path] }
 
 // fault places a fault at its field's line, or at that of the nearest field around it that the file has.
-func (d *document) fault(fe *connector.FieldError) fault {
+func (d *document) fault(fe *config.FieldError) fault {
 	line := d.lineOf(fe.Path)
 	if fe.Path == "" {
 		fe = fe.In("document")
@@ -92,7 +92,7 @@ func readYAML(file string, data []byte) (docs []*document, fs faults) {
 		d := &document{file: file, line: root.Content[0].Line, lines: map[string]int{}, nulls: map[string]bool{}}
 		c := &converter{doc: d, budget: budget}
 		if root.Content[0].Kind != yaml.MappingNode {
-			fs = append(fs, d.fault(&connector.FieldError{Path: "document", Problem: "is not a mapping", Remedy: "write apiVersion, kind, metadata and spec"}))
+			fs = append(fs, d.fault(&config.FieldError{Path: "document", Problem: "is not a mapping", Remedy: "write apiVersion, kind, metadata and spec"}))
 			continue
 		}
 		c.node("", root.Content[0], 0)
@@ -119,16 +119,16 @@ func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
 // unreadable finds what YAML does not allow at all, with its line, which the YAML package does not tell.
 func unreadable(file string, data []byte) (fault, bool) {
 	if len(data) > maxFileBytes {
-		return fault{file, 1, &connector.FieldError{Path: "file", Problem: "is too large", Remedy: fmt.Sprintf("at most %d MiB are read", maxFileBytes>>20)}}, false
+		return fault{file, 1, &config.FieldError{Path: "file", Problem: "is too large", Remedy: fmt.Sprintf("at most %d MiB are read", maxFileBytes>>20)}}, false
 	}
 	line := 1
 	for i := 0; i < len(data); {
 		r, n := utf8.DecodeRune(data[i:])
 		if r == utf8.RuneError && n == 1 {
-			return fault{file, line, &connector.FieldError{Path: "file", Problem: "is not UTF-8 here", Remedy: "save it as UTF-8"}}, false
+			return fault{file, line, &config.FieldError{Path: "file", Problem: "is not UTF-8 here", Remedy: "save it as UTF-8"}}, false
 		}
 		if r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0x7f {
-			return fault{file, line, &connector.FieldError{Path: "file", Problem: "has a control character here", Remedy: "remove it"}}, false
+			return fault{file, line, &config.FieldError{Path: "file", Problem: "has a control character here", Remedy: "remove it"}}, false
 		}
 		if r == '\n' {
 			line++
@@ -160,7 +160,7 @@ func syntaxFault(file string, data []byte, err error) fault {
 	rows := strings.Split(string(data), "\n")
 	for _, n := range []int{line, line + 1, line - 1} {
 		if n >= 1 && n <= len(rows) && strings.Contains(indentation(rows[n-1]), "\t") {
-			return fault{file, n, &connector.FieldError{Path: "yaml", Problem: "the line is indented with a tab", Remedy: "indent with spaces"}}
+			return fault{file, n, &config.FieldError{Path: "yaml", Problem: "the line is indented with a tab", Remedy: "indent with spaces"}}
 		}
 	}
 	if name, ok := strings.CutPrefix(text, "unknown anchor '"); ok {
@@ -171,9 +171,9 @@ func syntaxFault(file string, data []byte, err error) fault {
 				break
 			}
 		}
-		return fault{file, line, &connector.FieldError{Path: "yaml", Problem: "an alias names an anchor that is not there", Remedy: "define it with & before its use"}}
+		return fault{file, line, &config.FieldError{Path: "yaml", Problem: "an alias names an anchor that is not there", Remedy: "define it with & before its use"}}
 	}
-	return fault{file, line, &connector.FieldError{Path: "yaml", Problem: text, Remedy: "correct the syntax at or just before this line"}}
+	return fault{file, line, &config.FieldError{Path: "yaml", Problem: text, Remedy: "correct the syntax at or just before this line"}}
 }
 
 func indentation(row string) string { return row[:len(row)-len(strings.TrimLeft(row, " \t"))] }
@@ -200,7 +200,7 @@ func (c *converter) fault(line int, path, problem, remedy string) {
 	case len(path) > maxShownPath:
 		path = strings.ToValidUTF8(path[:maxShownPath], "") + "…"
 	}
-	c.faults = append(c.faults, fault{c.doc.file, line, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy}})
+	c.faults = append(c.faults, fault{c.doc.file, line, &config.FieldError{Path: path, Problem: problem, Remedy: remedy}})
 }
 
 // maxShownPath bounds the path of a field that aliases have nested without end.
@@ -262,7 +262,7 @@ func (c *converter) mapping(path string, n *yaml.Node, depth int) {
 		if i > 0 {
 			c.write(",")
 		}
-		at := connector.FieldPath(path, m.name)
+		at := config.FieldPath(path, m.name)
 		c.doc.lines[at] = m.key.Line
 		name, _ := json.Marshal(m.name) // a string always has a JSON form
 		c.write(string(name) + ":")
@@ -290,7 +290,7 @@ func (c *converter) members(path string, n *yaml.Node, depth int) []member {
 			continue
 		}
 		if first, twice := seen[key.Value]; twice {
-			c.fault(key.Line, connector.FieldPath(path, key.Value), fmt.Sprintf("is given twice, first on line %d", first), "keep one of the two")
+			c.fault(key.Line, config.FieldPath(path, key.Value), fmt.Sprintf("is given twice, first on line %d", first), "keep one of the two")
 			continue
 		}
 		seen[key.Value] = key.Line

@@ -11,7 +11,8 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch/flags"
+	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
 
 type checkCmd struct {
@@ -29,7 +30,7 @@ type checkCmd struct {
 
 // Run reads all inputs, and prints what does not fit together.
 func (c *checkCmd) Run(s streams) error {
-	version, err := connector.ParseEngineVersion(c.EngineVersion)
+	version, err := launch.ParseVersion(c.EngineVersion)
 	if err != nil {
 		return fmt.Errorf("--engine-version: %w", err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 func TestIssue1069IsFoundInItsOwnManifest(t *testing.T) {
@@ -184,14 +184,14 @@ func TestARealProcessIsRead(t *testing.T) {
 	l, err := readProcess("/proc", os.Getpid())
 	require.NoError(t, err)
 	assert.Equal(t, os.Args, l.argv)
-	_, ok, err := l.parse(connector.EngineVersion{})
+	_, ok, err := l.parse(launch.Version{})
 	require.NoError(t, err)
 	assert.False(t, ok)
 }
 
 func TestImagesTellReleases(t *testing.T) {
 	for image, want := range map[string]string{"vllm/vllm-openai:v0.32.0": "0.32.0", "h:5000/vllm-openai:v0.20.0-cu130-x": "0.20.0", "vllm/vllm-openai:latest": "", "h:5000/x": "", "": ""} {
-		e, _, err := launched{argv: []string{"vllm", "serve", "m"}, tag: tagOf(image)}.parse(connector.EngineVersion{})
+		e, _, err := launched{argv: []string{"vllm", "serve", "m"}, tag: tagOf(image)}.parse(launch.Version{})
 		require.NoError(t, err)
 		assert.Equal(t, want, e.Version.String(), image)
 	}

@@ -15,26 +15,28 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// exact is a connector whose settings hold every character that means something to a shell, to YAML, to Compose or to Kubernetes.
+// exact is a connector whose settings hold every character that means something to a shell, to YAML, to Compose or to
+// Kubernetes.
 type exact struct{ connector.KVConnector }
 
 func (exact) Name() string { return "exact" }
 
 const everything = "it's \"$HOME\" $(HOME) $$(X) ${X:-1} $$$ `id` \\n %s # {{.}} [a]: &b *c !d | > ~ \n\ttab é \x7f end "
 
-func (exact) Render(t connector.Target) (connector.EngineSettings, error) {
-	return connector.EngineSettings{
-		Engine: "vllm", KVTransfer: &connector.KVTransfer{Connector: "C", Role: connector.KVRole(t.Endpoint.Role), Extra: map[string]any{"t": everything}},
+func (exact) Render(t launch.Target) (launch.Settings, error) {
+	return launch.Settings{
+		Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "C", Role: launch.KVRole(t.Endpoint.Role), Extra: map[string]any{"t": everything}},
 		Args:  []string{"--text", everything, "--empty=", "--yes", "true", "--no", "null", "--zero", "0123", "--date", "2026-01-01"},
-		Env:   []connector.EnvVar{{Name: "ALL", Value: everything}, {Name: "EMPTY", Value: ""}, {Name: "YES", Value: "yes"}, {Name: "OCTAL", Value: "010"}},
-		Files: []connector.File{{Name: "a.yaml", Content: "k: \"$X\" # 'y'\n\nend: $(POD_IP)\n"}, {Name: "b", Content: everything}},
+		Env:   []launch.EnvVar{{Name: "ALL", Value: everything}, {Name: "EMPTY", Value: ""}, {Name: "YES", Value: "yes"}, {Name: "OCTAL", Value: "010"}},
+		Files: []launch.File{{Name: "a.yaml", Content: "k: \"$X\" # 'y'\n\nend: $(POD_IP)\n"}, {Name: "b", Content: everything}},
 	}, nil
 }
 
 func (exact) Order() connector.Order                                            { return connector.PrefillThenDecode }
 func (exact) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
-// Each form, read by a YAML parser and by the rules of its own program for dollar signs, gives the engine exactly its settings.
+// Each form, read by a YAML parser and by the rules of its own program for dollar signs, gives the engine exactly its
+// settings.
 func TestEachFormCarriesEveryCharacter(t *testing.T) {
 	p, err := endpoint("http://10.0.0.1:8100", "prefill", nil)
 	require.NoError(t, err)
@@ -84,6 +86,6 @@ func TestEachFormCarriesEveryCharacter(t *testing.T) {
 }
 
 func hasRole(argv []string, role string) bool {
-	e, ok, err := launched{argv: argv}.parse(connector.EngineVersion{})
+	e, ok, err := launched{argv: argv}.parse(launch.Version{})
 	return err == nil && ok && e.Transfer != nil && e.Transfer.Role == role
 }

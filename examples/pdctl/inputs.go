@@ -12,8 +12,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch/flags"
+	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
 
 // launched is an engine as an input starts it.
@@ -28,7 +28,7 @@ type launched struct {
 }
 
 // parse reads the engine's flags, with the configuration files they name. ok is false for what is no engine.
-func (l launched) parse(version connector.EngineVersion) (e flags.Engine, ok bool, err error) {
+func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err error) {
 	e, err = flags.Parse(l.argv, l.env, nil)
 	if errors.Is(err, flags.ErrNoEngine) {
 		return e, false, nil
@@ -46,7 +46,7 @@ func (l launched) parse(version connector.EngineVersion) (e flags.Engine, ok boo
 		return e, false, fmt.Errorf("%s: %w", l.name, err)
 	}
 	e.Name, e.Node, e.Version = l.name, cmp.Or(l.node, announced(e, l.env), l.home), version
-	if v, tagErr := connector.ParseEngineVersion(l.tag); tagErr == nil && version == (connector.EngineVersion{}) {
+	if v, tagErr := launch.ParseVersion(l.tag); tagErr == nil && version == (launch.Version{}) {
 		e.Version = v
 	}
 	return e, true, nil

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// readKubernetes finds containers wherever a manifest has them: pods, the templates of Deployments, StatefulSets and jobs, and those of
-// custom resources. ModelBooster workers, which have arguments in place of containers, are read too.
+// readKubernetes finds containers wherever a manifest has them: pods, the templates of Deployments, StatefulSets and
+// jobs, and those of custom resources. ModelBooster workers, which have arguments in place of containers, are read too.
 func readKubernetes(docs []map[string]any) []launched {
 	k := &manifests{configs: map[string]map[string]any{}}
 	for _, doc := range docs {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Pdctl is the operator's tool of pdkit. It prints the settings with which engines must be launched for a gateway's configuration
-// (render), and says what does not fit together in engines that run, or are to run (check). See README.md.
+// Pdctl is the operator's tool of pdkit. It prints the settings with which engines must be launched for a gateway's
+// configuration (render), and says what does not fit together in engines that run, or are to run (check). See
+// README.md.
 package main
 
 import (

@@ -15,12 +15,14 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// modelServer is what pdctl reads of a ModelServer. The gateway is strict about all of it (gateway -check); here only the connector
-// is, so that objects of a cluster can be used as they are.
+// modelServer is what pdctl reads of a ModelServer. The gateway is strict about all of it (gateway -check); here only
+// the connector is, so that objects of a cluster can be used as they are.
 type modelServer struct {
 	name      string // metadata.name
 	model     string
@@ -29,7 +31,7 @@ type modelServer struct {
 	endpoints []discovery.Endpoint         // static ones and those of a file
 	labels    map[string]map[string]string // of pods, by role
 	port      int
-	notes     []connector.Note
+	notes     []launch.Note
 }
 
 // readModels reads the ModelServers of a file.
@@ -88,7 +90,7 @@ func readModel(doc map[string]any, folder string) (modelServer, error) {
 			return m, fmt.Errorf("spec.encoder.config %w", err)
 		}
 		m.encoder = &epd.Options{}
-		if err := connector.DecodeConfig(raw, m.encoder); err != nil {
+		if err := config.Decode(raw, m.encoder); err != nil {
 			return m, within("spec.encoder.config", err)
 		}
 		if t := textAt(doc, "type"); t != "" {
@@ -122,10 +124,10 @@ func readModel(doc map[string]any, folder string) (modelServer, error) {
 		m.endpoints = append(m.endpoints, e)
 	}
 	if at(doc, "spec", "rollout") != nil {
-		m.notes = append(m.notes, connector.Note{Path: "spec.rollout", Text: "the settings are those of spec.kvConnector; engines that serve both need a MultiConnector"})
+		m.notes = append(m.notes, launch.Note{Path: "spec.rollout", Text: "the settings are those of spec.kvConnector; engines that serve both need a MultiConnector"})
 	}
 	if m.spec.FallbackConnector != nil {
-		m.notes = append(m.notes, connector.Note{Path: "kvConnector.fallbackConnector", Text: "the settings are those of the first connector; engines that serve both need a MultiConnector"})
+		m.notes = append(m.notes, launch.Note{Path: "kvConnector.fallbackConnector", Text: "the settings are those of the first connector; engines that serve both need a MultiConnector"})
 	}
 	return m, nil
 }
@@ -133,7 +135,7 @@ func readModel(doc map[string]any, folder string) (modelServer, error) {
 // within names the field around a connector's own.
 func within(path string, err error) error {
 	var all []error
-	for _, fe := range connector.FieldErrors(err) {
+	for _, fe := range config.FieldErrors(err) {
 		all = append(all, fe.In(path))
 	}
 	return errors.Join(all...)

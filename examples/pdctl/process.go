@@ -10,11 +10,11 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector/launch/flags"
+	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
 
-// readProcess reads a running process below proc, which is /proc. Its environment stays in memory: only what the rules look
-// at is kept (see package flags), and nothing of it is printed.
+// readProcess reads a running process below proc, which is /proc. Its environment stays in memory: only what the rules
+// look at is kept (see package flags), and nothing of it is printed.
 func readProcess(proc string, pid int) (launched, error) {
 	dir := filepath.Join(proc, strconv.Itoa(pid))
 	argv, err := zeroTerminated(filepath.Join(dir, "cmdline"))
@@ -51,8 +51,8 @@ func zeroTerminated(file string) ([]string, error) {
 	return strings.Split(text, "\x00"), nil
 }
 
-// localEngines finds the engines that the user runs on this machine. An engine's own workers, which may carry its command line, are left
-// out.
+// localEngines finds the engines that the user runs on this machine. An engine's own workers, which may carry its
+// command line, are left out.
 func localEngines(proc string, uid int) ([]int, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {

@@ -71,7 +71,7 @@ func write(file string, text []byte) error {
 }
 
 func (c *renderCmd) render(m modelServer) ([]byte, error) {
-	version, err := connector.ParseEngineVersion(c.EngineVersion)
+	version, err := launch.ParseVersion(c.EngineVersion)
 	if err != nil {
 		return nil, fmt.Errorf("--engine-version: %w", err)
 	}
@@ -97,7 +97,7 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	}
 	plan.Image = c.Image
 	if c.CPU && c.Image == "" && (c.Format == "compose" || c.Format == "kubernetes") {
-		notes = append(notes, connector.Note{Text: "The image is for GPUs: name one for CPUs with --image."})
+		notes = append(notes, launch.Note{Text: "The image is for GPUs: name one for CPUs with --image."})
 	}
 	plan.Notes = slices.Concat(notes, plan.Notes, m.notes)
 	for i := range plan.Engines {
@@ -114,9 +114,9 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	return plan.Shell(), nil
 }
 
-// endpoints are those of the command line, else those of the file, else one of each role: under the names that the rendered pods have
-// in a cluster, or on this machine. The notes say so, since nobody asked for these.
-func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []connector.Note, error) {
+// endpoints are those of the command line, else those of the file, else one of each role: under the names that the
+// rendered pods have in a cluster, or on this machine. The notes say so, since nobody asked for these.
+func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []launch.Note, error) {
 	var list []discovery.Endpoint
 	for i, text := range slices.Concat(c.Prefill, c.Decode, c.Encode) {
 		role := "prefill"
@@ -153,5 +153,5 @@ func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []connector.
 		}
 		list = append(list, e)
 	}
-	return list, []connector.Note{{Text: "The file lists no engines, so here is one of each role. Others: --prefill and --decode."}}, nil
+	return list, []launch.Note{{Text: "The file lists no engines, so here is one of each role. Others: --prefill and --decode."}}, nil
 }

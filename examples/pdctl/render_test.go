@@ -169,7 +169,8 @@ func TestWhatIsRenderedHasNoFindings(t *testing.T) {
 	}
 }
 
-// syntax asks an interpreter whether a program is one. On a build machine a missing interpreter is a fault: nothing would be tested.
+// syntax asks an interpreter whether a program is one. On a build machine a missing interpreter is a fault: nothing
+// would be tested.
 func syntax(t *testing.T, interpreter, text string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath(interpreter)

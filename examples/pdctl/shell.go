@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// script is what a shell script starts and writes, as far as it can be told without running it: variables that it sets itself are
-// replaced, commands inside $( ) are not run and count as nothing.
+// script is what a shell script starts and writes, as far as it can be told without running it: variables that it sets
+// itself are replaced, commands inside $( ) are not run and count as nothing.
 type script struct {
 	commands []command
 	files    map[string][]byte // written by here-documents
@@ -243,7 +243,8 @@ func (s *shell) scan() []word {
 	return parts
 }
 
-// doubleQuoted reads up to the closing quote. nothing is true for "$@", which is no word at all where there are no arguments.
+// doubleQuoted reads up to the closing quote. nothing is true for "$@", which is no word at all where there are no
+// arguments.
 func (s *shell) doubleQuoted() (text string, nothing bool) {
 	from := s.pos
 	var b strings.Builder

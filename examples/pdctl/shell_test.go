@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 func TestWordsAreThoseOfAShell(t *testing.T) {
@@ -118,7 +118,7 @@ func FuzzReadInput(f *testing.F) {
 		}
 		for _, l := range list {
 			l.read = nil
-			_, _, _ = l.parse(connector.EngineVersion{})
+			_, _, _ = l.parse(launch.Version{})
 		}
 	})
 }

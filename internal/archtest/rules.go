@@ -15,6 +15,7 @@ type rule struct {
 	of     []string // the packages that the rule binds
 	except []string // but not these
 	never  []string // what they never import, directly or through others
+	but    []string // what they may import in spite of never
 	why    string
 }
 
@@ -29,11 +30,15 @@ var rules = []rule{
 		why: "connectors describe, the flow executes: one that dials or runs legs would need its own cancelling, retrying and cleaning up",
 	},
 	{
+		of: []string{"connector/config"}, never: []string{"/..."},
+		why: "settings are read alike by all layers, so that what reads them is below all of them",
+	},
+	{
 		of: []string{"transport/..."}, never: []string{"connector/...", "pdflow/...", "discovery/..."},
 		why: "transport carries bytes for anyone: what a leg means is not its business",
 	},
 	{
-		of: []string{"pdflow"}, never: []string{"connector/*"},
+		of: []string{"pdflow"}, never: []string{"connector/*"}, but: []string{"connector/config"},
 		why: "the state machine knows abilities, not protocols: a connector that needs a line of its own in the flow lacks an ability",
 	},
 	{
@@ -106,7 +111,7 @@ func breaches(g graph, rules []rule, dependencies []dependency) []string {
 // rule about who imports it is another.
 func (r rule) check(g graph, p *pkg) []string {
 	chain := g.chain(p.ImportPath,
-		func(path string) bool { return matchAny(r.never, path) },
+		func(path string) bool { return matchAny(r.never, path) && !matchAny(r.but, path) },
 		func(path string) bool { return matchAny(r.except, path) })
 	if chain == nil {
 		return nil

@@ -63,7 +63,7 @@ func TestAGraphAsDesignedBreaksNoRule(t *testing.T) {
 	g := made(t,
 		"discovery: os", "discovery/static: discovery", "discovery/discoverytest: discovery testing",
 		"internal/jsonedit: os",
-		"connector: discovery internal/jsonedit net/http", "connector/nixl: connector internal/jsonedit github.com/tidwall/gjson",
+		"connector/config: os", "connector: connector/config discovery internal/jsonedit net/http", "connector/nixl: connector internal/jsonedit github.com/tidwall/gjson",
 		"connector/connectortest: connector pdflow pdflow/enginesim testing",
 		"transport: net/http github.com/hashicorp/go-retryablehttp go.opentelemetry.io/otel/attribute",
 		"pdflow: connector discovery transport github.com/tidwall/gjson go.opentelemetry.io/otel/trace",
@@ -97,6 +97,8 @@ func TestEachRuleIsHeld(t *testing.T) {
 			[]string{"transport: discovery"}, []string{"transport must not import discovery"}},
 		"the flow knows no protocol": {
 			[]string{"pdflow: connector/nixl"}, []string{"pdflow must not import connector/nixl", "lacks an ability"}},
+		"what reads settings knows nobody": {
+			[]string{"connector/config: discovery"}, []string{"connector/config must not import discovery", "below all"}},
 		"the simulated engines share nothing with the gateway": {
 			[]string{"pdflow/enginesim: connector"}, []string{"pdflow/enginesim must not import connector"}},
 		"internal is below all": {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -87,9 +89,7 @@ func (m *ModelServer) check(path string, c *Connector) {
 	}
 	if checker, ok := connector.As[connector.EndpointChecker](c.KVConnector); ok {
 		for i, e := range m.endpoints {
-			for _, fe := range connector.FieldErrors(checker.CheckEndpoint(e)) {
-				m.faults = append(m.faults, fe.In(fmt.Sprintf("%s[%d]", m.at, i)))
-			}
+			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", m.at, i), checker.CheckEndpoint(e)))
 		}
 	}
 	m.checkEffects(path, c)
@@ -97,15 +97,15 @@ func (m *ModelServer) check(path string, c *Connector) {
 
 // checkEffects tells the settings that no engine has. One that P alone or D alone reads has an effect.
 func (m *ModelServer) checkEffects(path string, c *Connector) {
-	r, ok := connector.As[connector.Renderer](c.KVConnector)
+	r, ok := connector.As[launch.Renderer](c.KVConnector)
 	if !ok {
 		return
 	}
 	engines := slices.DeleteFunc(slices.Clone(m.targets()), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
-	var idle []connector.Note
+	var idle []launch.Note
 	used := map[string]bool{}
 	for i, e := range engines {
-		set, err := r.Render(connector.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(), Resources: c.Spec.Resources})
+		set, err := r.Render(launch.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(), Resources: c.Spec.Resources})
 		if err != nil {
 			continue // no engine of today can be launched so, which pdctl render tells; those that run are served
 		}
@@ -145,7 +145,7 @@ func unknownType(typ string) string {
 	known := append(connector.Names(), connector.Classes()...)
 	slices.Sort(known)
 	list := "known are " + strings.Join(known, ", ")
-	if near := connector.Nearest(typ, known); near != "" {
+	if near := config.Nearest(typ, known); near != "" {
 		return "did you mean " + near + "? " + list
 	}
 	return list
@@ -165,9 +165,9 @@ func (m *ModelServer) openFaults(path string, err error) {
 	if m.Has(path + ".parameters") {
 		word = path + ".parameters"
 	}
-	for _, fe := range connector.FieldErrors(err) {
-		if _, ok := errors.AsType[*connector.FieldError](err); !ok {
-			fe = &connector.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
+	for _, fe := range config.FieldErrors(err) {
+		if _, ok := errors.AsType[*config.FieldError](err); !ok {
+			fe = &config.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
 		}
 		m.faults = append(m.faults, fe.In(word))
 	}

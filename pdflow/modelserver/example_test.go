@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
@@ -51,7 +51,7 @@ func ExampleRead_faults() {
 		"kind": "ModelServer",
 		"spec": {"modell": "m", "kvConnector": {"type": "nixel"}, "rollout": {"weight": 200}}
 	}`))
-	for _, fe := range connector.FieldErrors(err) {
+	for _, fe := range config.FieldErrors(err) {
 		if fe.Path != "spec.kvConnector.type" {
 			fmt.Println(fe)
 		}

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -33,7 +34,7 @@ func object(spec string) []byte {
 }
 
 func lines(err error) (all []string) {
-	for _, fe := range connector.FieldErrors(err) {
+	for _, fe := range config.FieldErrors(err) {
 		all = append(all, fe.Error())
 	}
 	return all

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -34,7 +34,7 @@ type ModelServer struct {
 // Note is something to tell about a well-formed object. Its field is as in faults.
 type Note struct {
 	NoEffect bool // the setting has none; otherwise it is a warning
-	*connector.FieldError
+	*config.FieldError
 }
 
 // Option is an option of [Read].
@@ -49,7 +49,7 @@ func WithEndpoints(path string, list ...discovery.Endpoint) Option {
 const missing = "is missing"
 
 // Read reads a ModelServer, strictly: an unknown field, a wrong type or value, a connector that refuses its settings are faults, and
-// all of them are told at once, as [connector.FieldErrors] of the error, with paths from the object's root. No value of a setting is
+// all of them are told at once, as [config.FieldErrors] of the error, with paths from the object's root. No value of a setting is
 // in them. With faults the ModelServer holds what could be read, and has no flows.
 func Read(raw []byte, opts ...Option) (*ModelServer, error) {
 	m := &ModelServer{object: raw, Namespace: "default"}
@@ -57,7 +57,7 @@ func Read(raw []byte, opts ...Option) (*ModelServer, error) {
 		o(m)
 	}
 	var o object
-	m.faults = append(m.faults, connector.DecodeConfig(raw, &o))
+	m.faults = append(m.faults, config.Decode(raw, &o))
 	m.Spec = o.Spec
 	m.head(&o)
 	if !m.Has("spec") {
@@ -95,11 +95,11 @@ func (m *ModelServer) Has(path string) bool {
 }
 
 func (m *ModelServer) fault(path, problem, remedy string) {
-	m.faults = append(m.faults, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy})
+	m.faults = append(m.faults, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 }
 
 func (m *ModelServer) note(noEffect bool, path, problem, remedy string) {
-	m.Notes = append(m.Notes, Note{noEffect, &connector.FieldError{Path: path, Problem: problem, Remedy: remedy}})
+	m.Notes = append(m.Notes, Note{noEffect, &config.FieldError{Path: path, Problem: problem, Remedy: remedy}})
 }
 
 // head checks what is not the spec.
@@ -164,7 +164,7 @@ func (m *ModelServer) readEncoder() {
 }
 
 func near(name string, known []string) string {
-	if n := connector.Nearest(name, known); n != "" {
+	if n := config.Nearest(name, known); n != "" {
 		return "did you mean " + n + "?"
 	}
 	return fmt.Sprintf("known are %s", strings.Join(known, ", "))

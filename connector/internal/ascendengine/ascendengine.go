@@ -11,7 +11,8 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/launchnote"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -46,18 +47,18 @@ func CheckEndpoint(e discovery.Endpoint) error {
 		high int
 	}{{AttrKVPort, 65535}, {AttrTPSize, maxSize}, {AttrDPSize, maxSize}} {
 		if _, err := connector.IntAttribute(e, a.name, 1, 1, a.high); err != nil {
-			return &connector.FieldError{Path: "attributes." + a.name, Problem: "is not a number from 1 to " + strconv.Itoa(a.high), Remedy: "only launch settings need it; remove it where they are not rendered"}
+			return &config.FieldError{Path: "attributes." + a.name, Problem: "is not a number from 1 to " + strconv.Itoa(a.high), Remedy: "only launch settings need it; remove it where they are not rendered"}
 		}
 	}
 	return nil
 }
 
 // Settings renders an engine of a class with the first kv port of all. The error is an *[connector.EndpointError], or a
-// *[connector.FieldError] of an engine of role both.
-func Settings(t connector.Target, class string, kvPort int) (connector.EngineSettings, error) {
-	out := connector.EngineSettings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+// *[config.FieldError] of an engine of role both.
+func Settings(t launch.Target, class string, kvPort int) (launch.Settings, error) {
+	out := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
-		return out, &connector.FieldError{Path: "role", Problem: "is both, and an engine with vllm-ascend's connectors either sends or receives",
+		return out, &config.FieldError{Path: "role", Problem: "is both, and an engine with vllm-ascend's connectors either sends or receives",
 			Remedy: "write prefill or decode; a decode engine serves requests alone, too"}
 	}
 	own, err := SizesOf(t.Endpoint)
@@ -73,9 +74,9 @@ func Settings(t connector.Target, class string, kvPort int) (connector.EngineSet
 		}
 	}
 	if t.CPU {
-		out.Notes = append(out.Notes, connector.Note{Path: "cpu", Text: "vllm-ascend needs Ascend NPUs: these settings are for them"})
+		out.Notes = append(out.Notes, launch.Note{Path: "cpu", Text: "vllm-ascend needs Ascend NPUs: these settings are for them"})
 	}
-	out.Notes = append(out.Notes, launchnote.Resources(t.Resources, "Mooncake moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
+	out.Notes = append(out.Notes, launch.NoLimits(t.Resources, "Mooncake moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
 	p, d, err := bothSizes(t)
 	if err != nil {
 		return out, err
@@ -84,7 +85,7 @@ func Settings(t connector.Target, class string, kvPort int) (connector.EngineSet
 	if err != nil {
 		return out, err
 	}
-	out.KVTransfer = &connector.KVTransfer{Connector: class, Role: connector.KVRole(t.Endpoint.Role), Port: port, Extra: map[string]any{
+	out.KVTransfer = &launch.KVTransfer{Connector: class, Role: launch.KVRole(t.Endpoint.Role), Port: port, Extra: map[string]any{
 		"prefill": map[string]any{"dp_size": p.DP, "tp_size": p.TP},
 		"decode":  map[string]any{"dp_size": d.DP, "tp_size": d.TP},
 	}}
@@ -96,7 +97,7 @@ func Settings(t connector.Target, class string, kvPort int) (connector.EngineSet
 		out.KVTransfer.BufferDevice, out.KVTransfer.ParallelSize, out.KVTransfer.Rank = "npu", 1, &rank
 	}
 	if out.KVTransfer.Role == "kv_consumer" {
-		out.Notes = append(out.Notes, connector.Note{Path: "additional-config", Text: "leave recompute_scheduler_enable off: an answer that ends as recomputed is a failed one"})
+		out.Notes = append(out.Notes, launch.Note{Path: "additional-config", Text: "leave recompute_scheduler_enable off: an answer that ends as recomputed is a failed one"})
 	}
 	return out, nil
 }
@@ -107,7 +108,7 @@ func TPRule() connector.PairRule { return connector.PrefillMultiple(AttrTPSize) 
 
 // bothSizes are the sizes of all prefill and of all decode engines: there is one setting for each role, so they must be alike, and as
 // [TPRule] wants them.
-func bothSizes(t connector.Target) (p, d Sizes, err error) {
+func bothSizes(t launch.Target) (p, d Sizes, err error) {
 	for _, e := range append([]discovery.Endpoint{t.Endpoint}, t.Engines...) {
 		into := &d
 		switch {
@@ -142,7 +143,7 @@ func bothSizes(t connector.Target) (p, d Sizes, err error) {
 }
 
 // portOf is the engine's kv port: its attribute, else one that no other engine of the model has.
-func portOf(t connector.Target, first int) (int, error) {
+func portOf(t launch.Target, first int) (int, error) {
 	at := t.Index
 	if t.Endpoint.Role.Has(discovery.RoleDecode) {
 		at += 50 // where Engines does not tell them apart

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -32,7 +32,7 @@ type Config struct {
 	Gone  []Entry // read by no LMCache; Key is the reason
 }
 
-// Split takes LMCache's own members out of a connector's configuration. What is left is for [connector.DecodeConfig], which also
+// Split takes LMCache's own members out of a connector's configuration. What is left is for [config.Decode], which also
 // says what is wrong with a configuration that is no object.
 func Split(raw json.RawMessage) (own json.RawMessage, engine map[string]json.RawMessage) {
 	d, err := jsonedit.Parse(raw)
@@ -93,7 +93,7 @@ func isTrue(raw json.RawMessage) bool {
 }
 
 // Read checks the engines' settings. pd says that the engines transfer to each other, which gives two old names another meaning. The
-// error joins [connector.FieldError]s, which hold no values.
+// error joins [config.FieldError]s, which hold no values.
 func Read(engine map[string]json.RawMessage, pd bool) (Config, error) {
 	var c Config
 	var faults []error
@@ -110,7 +110,7 @@ func Read(engine map[string]json.RawMessage, pd bool) (Config, error) {
 			key = a
 		}
 		if first := seen[key]; first != "" {
-			faults = append(faults, &connector.FieldError{Path: name, Problem: "is given besides " + first + ", which means the same", Remedy: "keep one of the two"})
+			faults = append(faults, &config.FieldError{Path: name, Problem: "is given besides " + first + ", which means the same", Remedy: "keep one of the two"})
 			continue
 		}
 		seen[key] = name
@@ -141,16 +141,16 @@ func Read(engine map[string]json.RawMessage, pd bool) (Config, error) {
 
 func unknown(path, key string) error {
 	remedy := "LMCache has no setting of that name"
-	if near := connector.Nearest(key, slices.Sorted(maps.Keys(keys))); near != "" {
+	if near := config.Nearest(key, slices.Sorted(maps.Keys(keys))); near != "" {
 		remedy = "did you mean " + near + "?"
 	}
-	return &connector.FieldError{Path: path, Problem: "unknown field", Remedy: remedy}
+	return &config.FieldError{Path: path, Problem: "unknown field", Remedy: remedy}
 }
 
 // check judges a value by its kind.
 func check(path string, raw json.RawMessage, k kind) error {
 	fault := func(problem, remedy string) error {
-		return &connector.FieldError{Path: path, Problem: problem, Remedy: remedy}
+		return &config.FieldError{Path: path, Problem: problem, Remedy: remedy}
 	}
 	if !json.Valid(raw) {
 		return fault("is not JSON", "")

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 func TestLMCachesMembersAreTakenOutAndTheOthersStay(t *testing.T) {
@@ -62,7 +62,7 @@ func TestValuesAsLMCacheReadsThem(t *testing.T) {
 		"enable_pd": `"yes"`, "chunk_size": `2.5`, "max_local_cpu_size": `[]`, "pd_peer_init_port": `["a"]`, "nixl_backends": `{}`, "remote_url": `1`, "extra_config": `{"a":}`,
 	} {
 		_, err := Read(map[string]json.RawMessage{key: []byte(v)}, false)
-		faults := connector.FieldErrors(err)
+		faults := config.FieldErrors(err)
 		require.Len(t, faults, 1, key)
 		assert.Equal(t, key, faults[0].Path)
 		assert.NotContains(t, err.Error(), v)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -37,15 +38,15 @@ type Config struct {
 }
 
 // Settings renders the common settings. The error is an *[connector.EndpointError].
-func Settings(t connector.Target, c Config) (connector.EngineSettings, error) {
+func Settings(t launch.Target, c Config) (launch.Settings, error) {
 	port, err := port(t, c.Port)
 	if err != nil {
-		return connector.EngineSettings{}, err
+		return launch.Settings{}, err
 	}
 	host := Host(t.Endpoint)
-	transfer := &connector.KVTransfer{Connector: c.Class, Role: connector.KVRole(t.Endpoint.Role), EngineID: c.EngineID, Extra: map[string]any{}}
-	s := connector.EngineSettings{Engine: "vllm", KVTransfer: transfer, Args: []string{"--enable-prompt-tokens-details"}}
-	s.Env = []connector.EnvVar{
+	transfer := &launch.KVTransfer{Connector: c.Class, Role: launch.KVRole(t.Endpoint.Role), EngineID: c.EngineID, Extra: map[string]any{}}
+	s := launch.Settings{Engine: "vllm", KVTransfer: transfer, Args: []string{"--enable-prompt-tokens-details"}}
+	s.Env = []launch.EnvVar{
 		{Name: "VLLM_NIXL_SIDE_CHANNEL_HOST", Value: host},
 		{Name: "VLLM_NIXL_SIDE_CHANNEL_PORT", Value: strconv.Itoa(port)},
 		{Name: "PYTHONHASHSEED", Value: "0"},
@@ -58,16 +59,16 @@ func Settings(t connector.Target, c Config) (connector.EngineSettings, error) {
 	}
 	seconds := int64(math.Ceil(c.Lease.Seconds())) // both take whole seconds; the gateway must not believe in more than there is
 	if t.Version.Before(0, 22) {
-		s.Env = append(s.Env, connector.EnvVar{Name: "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Value: strconv.FormatInt(seconds, 10)})
+		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Value: strconv.FormatInt(seconds, 10)})
 	} else {
 		transfer.Extra["kv_lease_duration"] = seconds
 	}
 	if transfer.Role == "kv_both" {
-		s.Notes = append(s.Notes, connector.Note{Path: "role",
+		s.Notes = append(s.Notes, launch.Note{Path: "role",
 			Text: "kv_both is deprecated for NIXL in vLLM; engines of role prefill and decode get kv_producer and kv_consumer"})
 	}
 	if ip, err := netip.ParseAddr(host); host == "localhost" || err == nil && ip.IsLoopback() {
-		s.Notes = append(s.Notes, connector.Note{Path: AttrHost,
+		s.Notes = append(s.Notes, launch.Note{Path: AttrHost,
 			Text: "the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine"})
 	}
 	s.Notes = append(s.Notes, resources(t.Resources)...)
@@ -76,7 +77,7 @@ func Settings(t connector.Target, c Config) (connector.EngineSettings, error) {
 
 // Loopback is UCX's device for an engine on a CPU whose peers are on the same machine, as the measured pairs have it; "" for others, of which
 // UCX chooses the device.
-func Loopback(t connector.Target) string {
+func Loopback(t launch.Target) string {
 	if ip, err := netip.ParseAddr(Host(t.Endpoint)); t.CPU && err == nil && ip.IsLoopback() {
 		return "lo"
 	}
@@ -93,7 +94,7 @@ func Host(e discovery.Endpoint) string {
 
 // port chooses a side channel's first port: the attribute's, else the next free one on the engine's host. A data-parallel engine needs one
 // for each rank.
-func port(t connector.Target, first int) (int, error) {
+func port(t launch.Target, first int) (int, error) {
 	if first == 0 {
 		first = DefaultPort
 	}
@@ -123,7 +124,7 @@ type span struct{ from, to int }
 
 // neighbours are the ports that entries on the same host fix, and how many ports each engine there wants that leaves it open, up to the
 // target itself.
-func neighbours(t connector.Target) (taken []span, before []int) {
+func neighbours(t launch.Target) (taken []span, before []int) {
 	passed := false
 	for _, e := range t.Engines {
 		port, ranks, err := wanted(e)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a case may name
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -175,17 +176,17 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 }
 
 func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVConnector, pair []discovery.Endpoint, engines []launchedEngine) ([]*process, error) {
-	renderer, ok := connector.As[connector.Renderer](conn)
+	renderer, ok := connector.As[launch.Renderer](conn)
 	if !ok {
 		return nil, errors.New("the connector renders no launch settings")
 	}
-	version, err := connector.ParseEngineVersion(engineVersion)
+	version, err := launch.ParseVersion(engineVersion)
 	if err != nil {
 		return nil, err
 	}
 	var wanted []engineOptions
 	for i, e := range pair {
-		settings, err := renderer.Render(connector.Target{Endpoint: e, Engines: pair, Model: "tiny", Version: version, CPU: true})
+		settings, err := renderer.Render(launch.Target{Endpoint: e, Engines: pair, Model: "tiny", Version: version, CPU: true})
 		if err != nil {
 			return nil, err
 		}

@@ -11,6 +11,7 @@ import (
 	"net/url"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -170,7 +171,7 @@ var endpointFaults = []Fault{
 			if f.Toy.CheckEndpoint(e) == nil {
 				return nil
 			}
-			return &connector.FieldError{Path: "kvPort", Problem: "is missing"}
+			return &config.FieldError{Path: "kvPort", Problem: "is missing"}
 		}
 	}),
 

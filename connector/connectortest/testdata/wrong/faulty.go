@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -37,7 +38,7 @@ type faulty struct {
 	merge         func([]json.RawMessage) error
 	clean         func(context.Context, *connector.Session) error
 	lease         func() time.Duration
-	render        func(connector.Target) (connector.EngineSettings, error)
+	render        func(launch.Target) (launch.Settings, error)
 	pairRules     func() []connector.PairRule
 }
 
@@ -171,7 +172,7 @@ func (f *faulty) Lease() time.Duration {
 	return f.Toy.Lease()
 }
 
-func (f *faulty) Render(t connector.Target) (connector.EngineSettings, error) {
+func (f *faulty) Render(t launch.Target) (launch.Settings, error) {
 	if f.render != nil {
 		return f.render(t)
 	}

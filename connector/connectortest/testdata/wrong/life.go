@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 const (
@@ -60,49 +62,49 @@ var identityFaults = []Fault{
 }
 
 var configFaults = []Fault{
-	configured(ruleConfig, "ignores unknown settings", func(config json.RawMessage) (connector.KVConnector, error) {
+	configured(ruleConfig, "ignores unknown settings", func(settings json.RawMessage) (connector.KVConnector, error) {
 		t, err := New(nil)
-		if err == nil && len(bytes.TrimSpace(config)) > 0 {
-			err = json.Unmarshal(config, &t.o)
+		if err == nil && len(bytes.TrimSpace(settings)) > 0 {
+			err = json.Unmarshal(settings, &t.o)
 		}
 		return t, err
 	}),
-	configured(ruleConfig, "does not say where a fault is", func(config json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(config)
+	configured(ruleConfig, "does not say where a fault is", func(settings json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(settings)
 		if err != nil {
-			return nil, &connector.FieldError{Problem: "is not a configuration"}
+			return nil, &config.FieldError{Problem: "is not a configuration"}
 		}
 		return t, nil
 	}),
-	configured(ruleConfig, "does not name the nearest setting", func(config json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(config)
+	configured(ruleConfig, "does not name the nearest setting", func(settings json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(settings)
 		if err != nil {
-			all := connector.FieldErrors(err)
+			all := config.FieldErrors(err)
 			all[0].Remedy = ""
 			return nil, all[0]
 		}
 		return t, nil
 	}),
-	configured(ruleConfig, "repeats the configuration in its error", func(config json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(config)
+	configured(ruleConfig, "repeats the configuration in its error", func(settings json.RawMessage) (connector.KVConnector, error) {
+		t, err := New(settings)
 		if err != nil {
-			all := connector.FieldErrors(err)
-			all[0].Problem += " in " + string(config)
+			all := config.FieldErrors(err)
+			all[0].Problem += " in " + string(settings)
 			return nil, all[0]
 		}
 		return t, nil
 	}),
-	configured(ruleConfig, "needs a configuration", func(config json.RawMessage) (connector.KVConnector, error) {
-		if len(config) == 0 {
-			return nil, &connector.FieldError{Path: "blockSize", Problem: "is missing"}
+	configured(ruleConfig, "needs a configuration", func(settings json.RawMessage) (connector.KVConnector, error) {
+		if len(settings) == 0 {
+			return nil, &config.FieldError{Path: "blockSize", Problem: "is missing"}
 		}
-		return New(config)
+		return New(settings)
 	}),
-	configured(ruleConfig, "panics at what is no object", func(config json.RawMessage) (connector.KVConnector, error) {
-		if len(config) > 0 && config[0] == '[' {
+	configured(ruleConfig, "panics at what is no object", func(settings json.RawMessage) (connector.KVConnector, error) {
+		if len(settings) > 0 && settings[0] == '[' {
 			panic("a list")
 		}
-		return New(config)
+		return New(settings)
 	}),
 }
 
@@ -212,9 +214,9 @@ var left sync.WaitGroup
 func Wait() { left.Wait() }
 
 // renders makes a fault that alters the launch settings.
-func renders(what string, alter func(t connector.Target, set *connector.EngineSettings)) Fault {
+func renders(what string, alter func(t launch.Target, set *launch.Settings)) Fault {
 	return with(ruleRender, what, func(f *faulty) {
-		f.render = func(t connector.Target) (connector.EngineSettings, error) {
+		f.render = func(t launch.Target) (launch.Settings, error) {
 			set, err := f.Toy.Render(t)
 			alter(t, &set)
 			return set, err
@@ -223,28 +225,28 @@ func renders(what string, alter func(t connector.Target, set *connector.EngineSe
 }
 
 var renderFaults = []Fault{
-	renders("drops a setting in silence", func(_ connector.Target, set *connector.EngineSettings) { set.Notes = nil }),
-	renders("drops a setting within a setting", func(_ connector.Target, set *connector.EngineSettings) { set.Env = nil }),
-	renders("knows no engine", func(_ connector.Target, set *connector.EngineSettings) { set.Engine = "" }),
-	renders("knows no role", func(_ connector.Target, set *connector.EngineSettings) { set.KVTransfer.Role = "producer" }),
-	renders("writes what is no JSON", func(_ connector.Target, set *connector.EngineSettings) {
+	renders("drops a setting in silence", func(_ launch.Target, set *launch.Settings) { set.Notes = nil }),
+	renders("drops a setting within a setting", func(_ launch.Target, set *launch.Settings) { set.Env = nil }),
+	renders("knows no engine", func(_ launch.Target, set *launch.Settings) { set.Engine = "" }),
+	renders("knows no role", func(_ launch.Target, set *launch.Settings) { set.KVTransfer.Role = "producer" }),
+	renders("writes what is no JSON", func(_ launch.Target, set *launch.Settings) {
 		set.KVTransfer.Extra = map[string]any{"a": noJSON}
 	}),
-	renders("names a file with a folder", func(_ connector.Target, set *connector.EngineSettings) {
-		set.Files = []connector.File{{Name: "../toy.yaml", Content: "a: 1"}}
+	renders("names a file with a folder", func(_ launch.Target, set *launch.Settings) {
+		set.Files = []launch.File{{Name: "../toy.yaml", Content: "a: 1"}}
 	}),
-	renders("writes into its target", func(t connector.Target, _ *connector.EngineSettings) { t.Endpoint.Attributes["rendered"] = "yes" }),
+	renders("writes into its target", func(t launch.Target, _ *launch.Settings) { t.Endpoint.Attributes["rendered"] = "yes" }),
 	with(ruleRender, "renders something else each time", func(f *faulty) {
 		var n atomic.Int32
-		f.render = func(t connector.Target) (connector.EngineSettings, error) {
+		f.render = func(t launch.Target) (launch.Settings, error) {
 			set, err := f.Toy.Render(t)
 			set.Args = append(set.Args, fmt.Sprintf("--seed=%d", n.Add(1)))
 			return set, err
 		}
 	}),
 	with(ruleRender, "does not render", func(f *faulty) {
-		f.render = func(connector.Target) (connector.EngineSettings, error) {
-			return connector.EngineSettings{}, connector.ErrUnknown
+		f.render = func(launch.Target) (launch.Settings, error) {
+			return launch.Settings{}, connector.ErrUnknown
 		}
 	}),
 }

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -40,9 +42,9 @@ type Toy struct {
 
 // Options are the toy's settings.
 type Options struct {
-	BlockSize    int                 `json:"blockSize"`
-	PollInterval *connector.Duration `json:"pollInterval"`
-	Link         Link                `json:"link"`
+	BlockSize    int              `json:"blockSize"`
+	PollInterval *config.Duration `json:"pollInterval"`
+	Link         Link             `json:"link"`
 }
 
 // Link are settings within a setting.
@@ -52,13 +54,13 @@ type Link struct {
 }
 
 // New makes a toy.
-func New(config json.RawMessage) (*Toy, error) {
+func New(settings json.RawMessage) (*Toy, error) {
 	var o Options
-	if err := connector.DecodeConfig(config, &o); err != nil {
+	if err := config.Decode(settings, &o); err != nil {
 		return nil, err
 	}
 	if o.BlockSize < 0 {
-		return nil, &connector.FieldError{Path: "blockSize", Problem: "is negative", Remedy: "0 or more"}
+		return nil, &config.FieldError{Path: "blockSize", Problem: "is negative", Remedy: "0 or more"}
 	}
 	return &Toy{o: o, waiting: map[string]chan connector.Event{}}, nil
 }
@@ -83,7 +85,7 @@ func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	if _, err := connector.PortAttribute(e, "kvPort", 0); err != nil {
-		return &connector.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
+		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
 	}
 	return nil
 }
@@ -330,8 +332,8 @@ func (*Toy) Clean(ctx context.Context, s *connector.Session, _ error, call conne
 func (*Toy) Lease() time.Duration { return time.Minute }
 
 // Render gives the toy engine's settings.
-func (t *Toy) Render(target connector.Target) (connector.EngineSettings, error) {
-	set := connector.EngineSettings{Engine: "vllm", KVTransfer: &connector.KVTransfer{Connector: "ToyConnector", Role: connector.KVRole(target.Endpoint.Role)}}
+func (t *Toy) Render(target launch.Target) (launch.Settings, error) {
+	set := launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "ToyConnector", Role: launch.KVRole(target.Endpoint.Role)}}
 	if t.o.BlockSize > 0 {
 		set.Args = append(set.Args, "--block-size", strconv.Itoa(t.o.BlockSize))
 	}
@@ -339,10 +341,10 @@ func (t *Toy) Render(target connector.Target) (connector.EngineSettings, error) 
 		set.Args = append(set.Args, "--link-speed", strconv.Itoa(t.o.Link.Speed))
 	}
 	if t.o.Link.Device != "" {
-		set.Env = append(set.Env, connector.EnvVar{Name: "TOY_DEVICE", Value: t.o.Link.Device})
+		set.Env = append(set.Env, launch.EnvVar{Name: "TOY_DEVICE", Value: t.o.Link.Device})
 	}
 	if t.o.PollInterval != nil {
-		set.Notes = append(set.Notes, connector.Note{NoEffect: true, Path: "config.pollInterval", Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
+		set.Notes = append(set.Notes, launch.Note{NoEffect: true, Path: "config.pollInterval", Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
 	}
 	return set, nil
 }

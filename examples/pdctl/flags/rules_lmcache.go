@@ -78,7 +78,8 @@ var lmcacheRules = []rule{
 			sides := g.with("LMCacheConnectorV1", "LMCacheConnector")
 			for i, a := range sides {
 				for _, b := range sides[i+1:] {
-					// It names a socket, so that it need not be a number; without one it is 0 (lmcache/v1/lookup_client).
+					// It names a socket, so that it need not be a number; without one it is 0
+					// (lmcache/v1/lookup_client).
 					if a.Engine != b.Engine && a.Node != "" && a.Node == b.Node && text(a.t.Extra, "lmcache_rpc_port") == text(b.t.Extra, "lmcache_rpc_port") {
 						hits = append(hits, hit{engines: []*Engine{a.Engine, b.Engine}, text: "have the same lmcache_rpc_port on one machine: one answers the other's lookups"})
 					}

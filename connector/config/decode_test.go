@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector_test
+package config_test
 
 import (
 	"encoding/json"
@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -27,9 +28,9 @@ type settings struct {
 	Count     int8                       `json:"count"`
 	Ratio     float64                    `json:"ratio"`
 	On        bool                       `json:"on"`
-	Lease     connector.Duration         `json:"lease"`
-	Wait      *connector.Duration        `json:"wait"`
-	Size      connector.Quantity         `json:"size"`
+	Lease     config.Duration            `json:"lease"`
+	Wait      *config.Duration           `json:"wait"`
+	Size      config.Quantity            `json:"size"`
 	Role      discovery.Role             `json:"role"`
 	Nested    struct{ Depth int }        `json:"nested"`
 	RDMA      *struct{ Device string }   `json:"rdmaConfig"`
@@ -44,22 +45,22 @@ type settings struct {
 	hidden    string
 }
 
-func TestDecodeConfigReadsEveryKind(t *testing.T) {
+func TestDecodeReadsEveryKind(t *testing.T) {
 	s := settings{base: base{Name: "default"}, Count: 7, Ignored: "kept"}
-	require.NoError(t, connector.DecodeConfig(json.RawMessage(`{
+	require.NoError(t, config.Decode(json.RawMessage(`{
 		"port": 1e3, "count": null, "ratio": 0.5, "on": true, "lease": "30s", "wait": "1s", "size": "8Gi", "role": "both",
 		"nested": {"Depth": -3}, "rdmaConfig": {"Device": "mlx5"}, "hosts": ["a", "b"], "children": [{"name": "c"}],
 		"labels": {"app.kubernetes.io/name": "x", "gone": null}, "extra": {"k": [1]}, "raw": {"deep": {"a": 1}},
 		"any": {"l": [1, "x", null, {"y": true}]}, "connector": {"type": "nixl"}}`), &s))
-	wait := connector.Duration(time.Second)
+	wait := config.Duration(time.Second)
 	assert.Equal(t, "default", s.Name, "what is absent keeps its default")
 	assert.EqualValues(t, 7, s.Count, "null is absent")
 	assert.EqualValues(t, 1000, s.Port)
 	assert.InDelta(t, 0.5, s.Ratio, 0)
 	assert.True(t, s.On)
-	assert.Equal(t, connector.Duration(30*time.Second), s.Lease)
+	assert.Equal(t, config.Duration(30*time.Second), s.Lease)
 	assert.Equal(t, &wait, s.Wait)
-	assert.Equal(t, connector.Quantity("8Gi"), s.Size)
+	assert.Equal(t, config.Quantity("8Gi"), s.Size)
 	assert.Equal(t, discovery.RoleBoth, s.Role)
 	assert.Equal(t, -3, s.Nested.Depth)
 	assert.Equal(t, "mlx5", s.RDMA.Device)
@@ -73,7 +74,7 @@ func TestDecodeConfigReadsEveryKind(t *testing.T) {
 	assert.Empty(t, s.hidden)
 }
 
-func TestDecodeConfigFaults(t *testing.T) {
+func TestDecodeFaults(t *testing.T) {
 	for raw, want := range map[string]string{
 		`{"prot":1}`:                         `prot: unknown field; did you mean port?`,
 		`{"rdmaConfig":{"device":"x"}}`:      `rdmaConfig.device: unknown field; did you mean Device?`,
@@ -102,7 +103,7 @@ func TestDecodeConfigFaults(t *testing.T) {
 		`{"any":{"x":[{"a":1,"a":2}]}}`:      `any.x[0].a: is given twice; keep one of the two`,
 		`{"connector":{"timeouts":{"x":1}}}`: `connector.timeouts.x: unknown field; known are`,
 	} {
-		err := connector.DecodeConfig(json.RawMessage(raw), &settings{})
+		err := config.Decode(json.RawMessage(raw), &settings{})
 		require.Error(t, err, raw)
 		require.Len(t, lines(err), 1, raw)
 		if strings.HasSuffix(want, "known are") {
@@ -113,10 +114,10 @@ func TestDecodeConfigFaults(t *testing.T) {
 	}
 }
 
-func TestDecodeConfigNeverShowsValues(t *testing.T) {
+func TestDecodeNeverShowsValues(t *testing.T) {
 	for _, member := range []string{"port", "count", "ratio", "on", "lease", "wait", "size", "nested", "rdmaConfig", "hosts", "children", "labels", "connector"} {
 		for _, value := range []string{`"hunter2"`, `["hunter2"]`, `{"type":"x","timeouts":"hunter2","Depth":"hunter2","l":["hunter2"]}`} {
-			err := connector.DecodeConfig(json.RawMessage(`{"`+member+`":`+value+`}`), &settings{})
+			err := config.Decode(json.RawMessage(`{"`+member+`":`+value+`}`), &settings{})
 			if err != nil {
 				assert.NotContains(t, err.Error(), "hunter2", member)
 			}
@@ -124,55 +125,63 @@ func TestDecodeConfigNeverShowsValues(t *testing.T) {
 	}
 }
 
-func TestDecodeConfigBoundsItsWork(t *testing.T) {
+func TestDecodeBoundsItsWork(t *testing.T) {
 	deep := `{"any":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}`
-	require.ErrorContains(t, connector.DecodeConfig(json.RawMessage(deep), &settings{}), "nested too deeply")
-	require.NoError(t, connector.DecodeConfig(json.RawMessage(`{"name":"`+strings.Repeat("[", 500)+`\"[["}`), &settings{}))
+	require.ErrorContains(t, config.Decode(json.RawMessage(deep), &settings{}), "nested too deeply")
+	require.NoError(t, config.Decode(json.RawMessage(`{"name":"`+strings.Repeat("[", 500)+`\"[["}`), &settings{}))
 	long := strings.Repeat("x", 1<<20)
-	err := connector.DecodeConfig(json.RawMessage(`{"`+long+`":1}`), &settings{})
+	err := config.Decode(json.RawMessage(`{"`+long+`":1}`), &settings{})
 	require.Error(t, err)
 	assert.Less(t, len(err.Error()), 400)
 }
 
-func TestDecodeConfigDoesNotWriteThroughASharedDefault(t *testing.T) {
-	shared := connector.Duration(time.Second)
+func TestDecodeDoesNotWriteThroughASharedDefault(t *testing.T) {
+	shared := config.Duration(time.Second)
 	s := settings{Wait: &shared}
-	require.NoError(t, connector.DecodeConfig(json.RawMessage(`{"wait":"2s"}`), &s))
-	assert.Equal(t, connector.Duration(time.Second), shared)
-	assert.Equal(t, connector.Duration(2*time.Second), *s.Wait)
+	require.NoError(t, config.Decode(json.RawMessage(`{"wait":"2s"}`), &s))
+	assert.Equal(t, config.Duration(time.Second), shared)
+	assert.Equal(t, config.Duration(2*time.Second), *s.Wait)
 }
 
-func TestDecodeConfigNeedsAStruct(t *testing.T) {
-	require.Error(t, connector.DecodeConfig(nil, settings{}))
-	require.Error(t, connector.DecodeConfig(nil, new(int)))
-	require.Error(t, connector.DecodeConfig(nil, (*settings)(nil)))
+func TestDecodeNeedsAStruct(t *testing.T) {
+	require.Error(t, config.Decode(nil, settings{}))
+	require.Error(t, config.Decode(nil, new(int)))
+	require.Error(t, config.Decode(nil, (*settings)(nil)))
 }
 
 func TestFieldErrorsWalksJoinedAndWrappedErrors(t *testing.T) {
-	a, b := &connector.FieldError{Path: "a", Problem: "p"}, &connector.FieldError{Path: "b", Problem: "p", Remedy: "r"}
+	a, b := &config.FieldError{Path: "a", Problem: "p"}, &config.FieldError{Path: "b", Problem: "p", Remedy: "r"}
 	err := fmt.Errorf("nixl: %w", errors.Join(a, fmt.Errorf("more: %w", b), errors.New("plain")))
 	assert.Equal(t, []string{"a: p", "b: p; r", "plain"}, lines(err))
-	assert.Empty(t, connector.FieldErrors(nil))
+	assert.Empty(t, config.FieldErrors(nil))
 	assert.Equal(t, []string{"config.a: p", "config: p", "config[0].b: p"}, []string{
-		a.In("config").Error(), (&connector.FieldError{Problem: "p"}).In("config").Error(),
-		(&connector.FieldError{Path: "[0].b", Problem: "p"}).In("config").Error()})
+		a.In("config").Error(), (&config.FieldError{Problem: "p"}).In("config").Error(),
+		(&config.FieldError{Path: "[0].b", Problem: "p"}).In("config").Error()})
 }
 
 func TestNearest(t *testing.T) {
 	known := []string{"listen", "admin", "maxBodyBytes", "drainTimeout"}
 	for name, want := range map[string]string{"lisen": "listen", "Listen": "listen", "amdin": "admin", "maxBodybytes": "maxBodyBytes", "drain": "", "xyz": "", "": "", strings.Repeat("a", 1<<16): ""} {
-		assert.Equal(t, want, connector.Nearest(name, known), name)
+		assert.Equal(t, want, config.Nearest(name, known), name)
 	}
 }
 
-func FuzzDecodeConfig(f *testing.F) {
+func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"port":1,"connector":{"fallback":"decode"},"any":[{"a":1}]}`))
 	f.Add([]byte(`{"size":"1e9","lease":"1h","hosts":[null],"\ud800":1}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var s settings
-		if err := connector.DecodeConfig(raw, &s); err == nil && len(raw) > 0 && json.Valid(raw) {
+		if err := config.Decode(raw, &s); err == nil && len(raw) > 0 && json.Valid(raw) {
 			_, err = json.Marshal(s.Connector)
 			require.NoError(t, err, "what was accepted can be written")
 		}
 	})
+}
+
+func lines(err error) []string {
+	var out []string
+	for _, fe := range config.FieldErrors(err) {
+		out = append(out, fe.Error())
+	}
+	return out
 }

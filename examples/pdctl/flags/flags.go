@@ -2,9 +2,10 @@
 
 // Package flags reads the command lines of inference engines and says what does not fit together for KV transfer.
 //
-// [Parse] reads one engine, as it is started: vLLM (with LMCache's own settings), SGLang or TensorRT-LLM. [Check] compares the engines of
-// one deployment with each other and with the connector of the gateway in front of them. Most of what it finds costs no request an
-// error: engines that cannot hand over KV compute each prompt twice, and answer 200.
+// [Parse] reads one engine, as it is started: vLLM (with LMCache's own settings), SGLang or TensorRT-LLM. [Check]
+// compares the engines of one deployment with each other and with the connector of the gateway in front of them. Most
+// of what it finds costs no request an error: engines that cannot hand over KV compute each prompt twice, and answer
+// 200.
 //
 // Neither dials, reads files or looks at its own process; what an engine's command line names is given to Parse. Of
 // environment and arguments only what the rules compare is kept, so that no finding can show a key or a token.
@@ -19,7 +20,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -28,18 +29,18 @@ var ErrNoEngine = errors.New("no vLLM, SGLang or TensorRT-LLM server is started"
 
 // Engine is one engine by its flags. Name, Node and Version are the caller's to add: flags do not tell them.
 type Engine struct {
-	Name    string                  // how findings name it
-	Node    string                  // the machine, or the pod with a network of its own; "" is unknown
-	Version connector.EngineVersion // the zero value is unknown
-	Program string                  // vllm, sglang or trtllm
-	Role    discovery.Role          // what its flags make it; 0 is nothing
-	Host    string                  // it listens on; "" is the engine's default
-	Port    int                     // 0 is the engine's default
-	Model   string                  // what it loads
-	Served  []string                // the names that requests use, if they differ
-	TP      int                     // tensor parallel size, at least 1
-	PP      int                     // pipeline parallel size, at least 1
-	DP      int                     // data parallel size, at least 1
+	Name    string         // how findings name it
+	Node    string         // the machine, or the pod with a network of its own; "" is unknown
+	Version launch.Version // the zero value is unknown
+	Program string         // vllm, sglang or trtllm
+	Role    discovery.Role // what its flags make it; 0 is nothing
+	Host    string         // it listens on; "" is the engine's default
+	Port    int            // 0 is the engine's default
+	Model   string         // what it loads
+	Served  []string       // the names that requests use, if they differ
+	TP      int            // tensor parallel size, at least 1
+	PP      int            // pipeline parallel size, at least 1
+	DP      int            // data parallel size, at least 1
 
 	Encoder  *Encoder       // vLLM's --ec-transfer-config; nil without one
 	Transfer *Transfer      // vLLM's --kv-transfer-config; nil without one
@@ -96,9 +97,9 @@ var (
 	}
 )
 
-// Parse reads the command line of an engine, program first. env is its environment and files are the configuration files that
-// both name, by the name they are given there; a file may be JSON, or YAML without anchors, tags and block scalars. The error is
-// [ErrNoEngine], or says which argument cannot be read, without its value.
+// Parse reads the command line of an engine, program first. env is its environment and files are the configuration
+// files that both name, by the name they are given there; a file may be JSON, or YAML without anchors, tags and block
+// scalars. The error is [ErrNoEngine], or says which argument cannot be read, without its value.
 func Parse(argv []string, env map[string]string, files map[string][]byte) (Engine, error) {
 	program, rest := find(argv)
 	e := Engine{Program: program, TP: 1, PP: 1, DP: 1, env: map[string]string{}, args: map[string]string{}}
@@ -133,7 +134,8 @@ var modules = map[string]string{
 	"sglang.srt.entrypoints.http_server": "sglang",
 }
 
-// find looks for the server in a command line, behind whatever starts it (python, numactl, env), and returns what follows.
+// find looks for the server in a command line, behind whatever starts it (python, numactl, env), and returns what
+// follows.
 func find(argv []string) (program string, rest []string) {
 	for i, a := range argv {
 		next := ""

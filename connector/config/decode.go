@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector
+package config
 
 import (
 	"bytes"
@@ -15,103 +15,21 @@ import (
 	"strings"
 )
 
-// FieldError is one fault of a configuration. It never holds a configured value: passwords live there.
-type FieldError struct {
-	Path    string // where: timeouts.prefill, endpoints[2].role; "" is the whole document
-	Problem string // what is wrong: "is a number without a unit"
-	Remedy  string // what would be right, may be ""
-}
-
-// Error returns "path: problem; remedy".
-func (e *FieldError) Error() string {
-	s := e.Problem
-	if e.Path != "" {
-		s = e.Path + ": " + s
-	}
-	if e.Remedy != "" {
-		s += "; " + e.Remedy
-	}
-	return s
-}
-
-// In returns the fault as seen from a document that holds this one at path.
-func (e *FieldError) In(path string) *FieldError {
-	in := *e
-	switch {
-	case path == "":
-	case e.Path == "":
-		in.Path = path
-	case e.Path[0] == '[':
-		in.Path = path + e.Path
-	default:
-		in.Path = path + "." + e.Path
-	}
-	return &in
-}
-
-// FieldPath returns the path of a member of the object at parent. A name that is not plain is written as ["name"].
-func FieldPath(parent, member string) string {
-	plain := member != "" && len(member) <= maxShownName
-	for i := 0; plain && i < len(member); i++ {
-		c := member[i]
-		plain = c == '_' || c == '-' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
-	}
-	switch {
-	case !plain:
-		return parent + "[" + strconv.Quote(shorten(member)) + "]"
-	case parent == "":
-		return member
-	}
-	return parent + "." + member
-}
-
-// maxShownName bounds what a message repeats of a document's own names.
-const maxShownName = 64
-
-func shorten(name string) string {
-	if len(name) > maxShownName {
-		return strings.ToValidUTF8(name[:maxShownName], "") + "…"
-	}
-	return name
-}
-
-// FieldErrors returns the faults in err, in order, through joined and wrapped errors. An error in it that is no
-// *[FieldError] becomes one without a path.
-func FieldErrors(err error) []*FieldError {
-	if err == nil {
-		return nil
-	}
-	if fe, ok := err.(*FieldError); ok { //nolint:errorlint // the tree is walked here, node by node
-		return []*FieldError{fe}
-	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []*FieldError
-		for _, e := range joined.Unwrap() {
-			all = append(all, FieldErrors(e)...)
-		}
-		return all
-	}
-	var fe *FieldError
-	if inner := errors.Unwrap(err); inner != nil && errors.As(inner, &fe) {
-		return FieldErrors(inner)
-	}
-	return []*FieldError{{Problem: err.Error()}}
-}
-
-// maxNesting is how deep a configuration may be nested. Nothing real comes near it, and decoding costs time in proportion.
+// maxNesting is how deep a configuration may be nested. No real one comes near it, and each level costs time to decode.
 const maxNesting = 100
 
-// DecodeConfig decodes one JSON object strictly into dst, a pointer to a struct with json tags. What dst holds already is the
-// default of members that are absent or null; empty raw is an object without members. Names are matched exactly.
+// Decode decodes one JSON object strictly into dst, a pointer to a struct with json tags. A member that is absent or
+// null keeps the value that dst has already. Empty raw is an object without members. Names are matched exactly.
 //
-// Refused are unknown members (the remedy names the nearest known one), members given twice, and values of the wrong type or
-// out of range. All faults are reported at once, each a *[FieldError]; dst is then partly filled and not to be used. Members may be
-// structs, pointers, slices, maps with string keys, strings, booleans, numbers, any, and whatever decodes its own JSON or text
-// ([Duration], [Quantity], [Spec], json.RawMessage). A whole number may be written with an exponent (1e3).
-func DecodeConfig(raw json.RawMessage, dst any) error {
+// Decode refuses unknown members (the remedy names the nearest known one), members given twice, and values of the wrong
+// type or out of range. It reports all faults at once, each a *[FieldError]; dst is then partly filled and not to be
+// used. Members may be structs, pointers, slices, maps with string keys, strings, booleans, numbers, any, and every
+// type that decodes its own JSON or text ([Duration], [Quantity], json.RawMessage). A whole number may have an exponent
+// (1e3).
+func Decode(raw json.RawMessage, dst any) error {
 	v := reflect.ValueOf(dst)
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
-		return fmt.Errorf("connector: DecodeConfig needs a pointer to a struct, got %T", dst)
+		return fmt.Errorf("config: Decode needs a pointer to a struct, got %T", dst)
 	}
 	raw = bytes.TrimSpace(raw)
 	if len(raw) == 0 || string(raw) == "null" {
@@ -206,7 +124,8 @@ func (d *decoder) custom(path string, raw []byte, v reflect.Value) bool {
 		if kindOf(raw) != "string" {
 			err = wrongKind(raw, "a string", stringRemedy(raw))
 		} else if err = json.Unmarshal(raw, &s); err == nil {
-			err = p.Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s)) //nolint:errcheck // the case asked for this type
+			u := p.Interface().(encoding.TextUnmarshaler) //nolint:errcheck // the case asked for this type
+			err = u.UnmarshalText([]byte(s))
 		}
 	default:
 		return false
@@ -228,7 +147,7 @@ func (d *decoder) structure(path string, raw []byte, v reflect.Value) {
 	d.object(path, raw, func(name, at string, value []byte) {
 		f, ok := fields[name]
 		if !ok {
-			d.fault(at, "unknown field", remedyNear(name, known))
+			d.fault(at, "unknown field", Suggest(name, known))
 			return
 		}
 		d.value(at, value, f)
@@ -320,7 +239,7 @@ func (d *decoder) list(path string, raw []byte, v reflect.Value) {
 
 func (d *decoder) mapping(path string, raw []byte, v reflect.Value) {
 	if v.Type().Key().Kind() != reflect.String {
-		d.fault(path, "cannot be configured", "its keys are not strings: a mistake of the connector")
+		d.fault(path, "cannot be configured", "its keys are not strings: a mistake of the program")
 		return
 	}
 	out := reflect.MakeMap(v.Type())
@@ -338,7 +257,7 @@ func (d *decoder) mapping(path string, raw []byte, v reflect.Value) {
 // free decodes into an empty interface, as encoding/json does, but with members given twice refused.
 func (d *decoder) free(path string, raw []byte, v reflect.Value) {
 	if v.NumMethod() != 0 {
-		d.fault(path, "cannot be configured", "its type is an interface: a mistake of the connector")
+		d.fault(path, "cannot be configured", "its type is an interface: a mistake of the program")
 		return
 	}
 	var out any
@@ -391,7 +310,7 @@ func (d *decoder) scalar(path string, raw []byte, v reflect.Value) {
 		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		d.integer(path, raw, v)
 	default:
-		d.fault(path, "cannot be configured", "its type "+v.Type().String()+" has no JSON form: a mistake of the connector")
+		d.fault(path, "cannot be configured", "type "+v.Type().String()+" has no JSON form: a mistake of the program")
 	}
 }
 
@@ -462,7 +381,9 @@ func kindOf(raw []byte) string {
 }
 
 // withArticle are the kinds as a sentence names them.
-var withArticle = map[string]string{"object": "an object", "list": "a list", "string": "a string", "boolean": "a boolean", "number": "a number"}
+var withArticle = map[string]string{
+	"object": "an object", "list": "a list", "string": "a string", "boolean": "a boolean", "number": "a number",
+}
 
 func wrongKind(raw []byte, want, remedy string) *FieldError {
 	found := kindOf(raw)
@@ -477,55 +398,4 @@ func stringRemedy(raw []byte) string {
 		return "put it in quotes"
 	}
 	return "write a string"
-}
-
-func remedyNear(name string, known []string) string {
-	if near := Nearest(name, known); near != "" {
-		return "did you mean " + near + "?"
-	}
-	if len(known) == 0 {
-		return "nothing can be set here"
-	}
-	return "known are " + strings.Join(known, ", ")
-}
-
-// Nearest returns the one of known that name is most likely a misspelling of, or "" when none is near: by edits of one
-// letter (a swap of neighbours is one), at most one for each three letters, without regard to case.
-func Nearest(name string, known []string) string {
-	if len(name) > maxShownName {
-		return ""
-	}
-	best, least := "", (len(name)+2)/3+1
-	for _, k := range known {
-		if n := edits(strings.ToLower(name), strings.ToLower(k)); n < least {
-			best, least = k, n
-		}
-	}
-	return best
-}
-
-// edits is the optimal string alignment distance between a and b.
-func edits(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
-	}
-	for j := range rows[0] {
-		rows[0][j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			change := 1
-			if a[i-1] == b[j-1] {
-				change = 0
-			}
-			n := min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+change)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				n = min(n, rows[i-2][j-2]+1)
-			}
-			rows[i][j] = n
-		}
-	}
-	return rows[len(a)][len(b)]
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+	_ "github.com/pdkit/pdkit/connector/all" // the connectors whose rules about sizes and class names are asked for
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -32,10 +32,10 @@ type Finding struct {
 	Remedy   string   // what to change
 }
 
-// Check compares the engines of one deployment with each other and, where spec is not nil, with the gateway's connector in front of
-// them. Engines of several models may be given at once: those that a request's model names are compared. The findings are in a fixed
-// order, errors first. Which sizes fit for a protocol, its connector says ([connector.Pairer]) where it is registered: import
-// package connector/all.
+// Check compares the engines of one deployment with each other and, where spec is not nil, with the gateway's connector
+// in front of them. Engines of several models may be given at once: those that a request's model names are compared.
+// The findings are in a fixed order, errors first. Which sizes fit for a protocol, its connector says
+// ([connector.Pairer]).
 func Check(engines []Engine, spec *connector.Spec) []Finding {
 	var found []Finding
 	for _, g := range models(engines) {
@@ -125,27 +125,18 @@ func (g *model) gateway(spec *connector.Spec) {
 	g.typ = gatewayName(spec.Type, g.config)
 }
 
-// gatewayName resolves an engine's class name as GATEWAY's table does, without the registry: rules know protocols, not packages.
+// gatewayName returns the gateway's connector for a type and its settings, where the type may be an engine's class
+// name.
 func gatewayName(typ string, config map[string]any) string {
-	if typ == "" {
-		return "http"
+	raw, err := json.Marshal(config)
+	if err != nil {
+		raw = nil
 	}
-	if typ == "LMCacheConnectorV1" {
-		if raw, err := json.Marshal(config); err == nil && lmcacheconf.PD(raw) {
-			return "lmcache-pd"
-		}
-		return "lmcache"
-	}
-	for name, classes := range classesOf {
-		if slices.Contains(classes, typ) {
-			return name
-		}
-	}
-	return typ
+	return connector.Resolve(typ, raw)
 }
 
-// models groups engines by the name that requests use, as long as each name then has both sides. Else all are compared: a name that
-// differs is the fault.
+// models groups engines by the name that requests use, as long as each name then has both sides. Else all are compared:
+// a name that differs is the fault.
 func models(engines []Engine) []*model {
 	groups := map[string]*model{}
 	all := &model{}

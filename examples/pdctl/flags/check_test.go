@@ -14,10 +14,11 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // whose rules about pairs are asked
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON; those that begin with a dot are members
-// of the configuration itself.
+// kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON; those that begin with
+// a dot are members of the configuration itself.
 func kv(class, role string, more ...string) string {
 	config := map[string]any{"kv_connector": class, "kv_role": "kv_" + role}
 	extra := map[string]any{}
@@ -43,7 +44,8 @@ func child(class string, more ...string) string {
 	return strings.TrimPrefix(kv(class, "both", more...), " --kv-transfer-config=")
 }
 
-// deploy reads engines, one a line: [NODE] [@VERSION] [NAME=VALUE …] COMMAND. JSON has no spaces. The engines' names are a, b, c.
+// deploy reads engines, one a line: [NODE] [@VERSION] [NAME=VALUE …] COMMAND. JSON has no spaces. The engines' names
+// are a, b, c.
 func deploy(t *testing.T, lines ...string) []Engine {
 	t.Helper()
 	var list []Engine
@@ -76,7 +78,7 @@ func deploy(t *testing.T, lines ...string) []Engine {
 		})
 		require.NoError(t, err)
 		e.Name, e.Node = string(rune('a'+i)), node
-		e.Version, err = connector.ParseEngineVersion(version)
+		e.Version, err = launch.ParseVersion(version)
 		require.NoError(t, err)
 		list = append(list, e)
 	}

@@ -158,7 +158,8 @@ var generalRules = []rule{
 			}
 			h := hit{engines: g.engines, text: "serve a model with Mamba layers with different tensor parallel sizes: its state cannot be cut anew"}
 			if len(g.with(nixlClasses...)) == len(g.engines) && !slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Version.Before(0, 28) }) {
-				// vllm#37635 and what followed; nixl/base_worker.py of 0.32.0. Falcon-H1's was cut wrongly (vllm#55208, open when this was written).
+				// vllm#37635 and what followed; nixl/base_worker.py of 0.32.0. Falcon-H1's was cut wrongly (vllm#55208,
+				// open when this was written).
 				h.severity, h.text = Warning, "serve a model with Mamba layers with different tensor parallel sizes: NIXL cuts its state anew, for some models wrongly (vllm#55208)"
 			}
 			return []hit{h}

@@ -11,8 +11,9 @@ import (
 // maxSettings bounds a configuration file; real ones have a few hundred bytes.
 const maxSettings = 1 << 20
 
-// readSettings reads a configuration file: JSON, or the plain YAML that LMCache's and vLLM's files are written in (mappings by
-// indentation, lists, scalars, comments). A file with more than that (anchors, block scalars, tags) is an error: give it as JSON.
+// readSettings reads a configuration file: JSON, or the plain YAML that LMCache's and vLLM's files are written in
+// (mappings by indentation, lists, scalars, comments). A file with more than that (anchors, block scalars, tags) is an
+// error: give it as JSON.
 func readSettings(content []byte) (map[string]any, error) {
 	if len(content) > maxSettings {
 		return nil, errors.New("is too large")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector
+package launch
 
 import (
 	"cmp"
@@ -9,15 +9,17 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Renderer gives the settings with which an engine must be launched so that it speaks a connector's protocol. Package
-// connector/launch writes them as shell, Docker Compose, Kubernetes and Python.
+// Renderer is implemented by connectors that know the settings with which an engine must be launched to speak their
+// protocol. [Model] writes them as shell, Docker Compose, Kubernetes and Python.
 type Renderer interface {
-	// Render must give the same for the same target, and neither dial nor read files. Its error says which of the target's
-	// values cannot be rendered; a setting without effect is a note, not an error.
-	Render(t Target) (EngineSettings, error)
+	// Render returns the same settings for the same target. It does not dial and reads no files. Its error says which
+	// of the target's values cannot be rendered. A setting without effect is a note, not an error.
+	Render(t Target) (Settings, error)
 }
 
 // Target is one engine that is to be launched.
@@ -26,15 +28,15 @@ type Target struct {
 	Index     int                  // 0, 1, … among the engines of its role
 	Engines   []discovery.Endpoint // all engines of the same model, itself included
 	Model     string
-	Version   EngineVersion // of the engine; the zero value is the newest that the connector knows
-	Resources Resources     // of the Spec; see [EngineSettings.Notes] for those without effect
-	Gateway   string        // the host at which engines reach the gateway, for notices and callbacks; "" is loopback
-	CPU       bool          // the engine runs on a CPU
+	Version   Version             // of the engine; the zero value is the newest that the connector knows
+	Resources connector.Resources // of the Spec; see [Settings.Notes] for those without effect
+	Gateway   string              // the host at which engines reach the gateway, for notices and callbacks; "" is loopback
+	CPU       bool                // the engine runs on a CPU
 }
 
-// EngineSettings are the launch settings that a connector asks for. What an engine needs besides (model, port, memory) is not
-// among them.
-type EngineSettings struct {
+// Settings are the launch settings that a connector asks for. They leave out what an engine needs without a connector
+// too: model, port, memory.
+type Settings struct {
 	Engine     string      // vllm, sglang or trtllm
 	KVTransfer *KVTransfer // vLLM's --kv-transfer-config
 	Args       []string    // further arguments, one per element: "--enable-prompt-tokens-details"
@@ -83,7 +85,25 @@ type KVTransfer struct {
 	Extra             map[string]any `json:"kv_connector_extra_config,omitempty"`
 }
 
-// KVRole is vLLM's kv_role for an endpoint's role.
+// NoEffect returns a note that the setting at path changes nothing. why ends the sentence.
+func NoEffect(path, why string) Note { return Note{NoEffect: true, Path: path, Text: why} }
+
+// NoLimits returns a note for each limit of r that is given: the engine has no setting for any of them. why ends the
+// sentences.
+func NoLimits(r connector.Resources, why string) []Note {
+	var notes []Note
+	for _, limit := range []struct {
+		name  string
+		value config.Quantity
+	}{{"maxMemory", r.MaxMemory}, {"maxDisk", r.MaxDisk}, {"maxBandwidth", r.MaxBandwidth}} {
+		if limit.value != "" {
+			notes = append(notes, NoEffect("resources."+limit.name, why))
+		}
+	}
+	return notes
+}
+
+// KVRole returns vLLM's kv_role for an endpoint's role.
 func KVRole(r discovery.Role) string {
 	switch {
 	case r.Has(discovery.RoleBoth):
@@ -103,13 +123,13 @@ func (t *KVTransfer) JSON() string {
 	return string(raw)
 }
 
-// EngineVersion is an engine's release, "0.32.0". The zero value is unknown, and counts as newer than all.
-type EngineVersion struct{ Major, Minor, Patch int }
+// Version is an engine's release, "0.32.0". The zero value is unknown, and counts as newer than all.
+type Version struct{ Major, Minor, Patch int }
 
-// ParseEngineVersion reads "0.32.0", "v0.32" or "0.32.0+cpu"; "" is the zero value.
-func ParseEngineVersion(s string) (EngineVersion, error) {
+// ParseVersion reads "0.32.0", "v0.32" or "0.32.0+cpu"; "" is the zero value.
+func ParseVersion(s string) (Version, error) {
 	if s == "" {
-		return EngineVersion{}, nil
+		return Version{}, nil
 	}
 	text, _, _ := strings.Cut(strings.TrimPrefix(s, "v"), "+")
 	parts := strings.Split(text, ".")
@@ -124,27 +144,27 @@ func ParseEngineVersion(s string) (EngineVersion, error) {
 		}
 		v, err := strconv.Atoi(digits)
 		if err != nil || v < 0 {
-			return EngineVersion{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
+			return Version{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
 		}
 		n[i] = v
 	}
 	if len(parts) < 2 {
-		return EngineVersion{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
+		return Version{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
 	}
-	return EngineVersion{n[0], n[1], n[2]}, nil
+	return Version{n[0], n[1], n[2]}, nil
 }
 
 // Before reports whether v is an older release than major.minor.
-func (v EngineVersion) Before(major, minor int) bool {
-	if v == (EngineVersion{}) {
+func (v Version) Before(major, minor int) bool {
+	if v == (Version{}) {
 		return false
 	}
 	return cmp.Or(cmp.Compare(v.Major, major), cmp.Compare(v.Minor, minor)) < 0
 }
 
 // String writes 0.32.0, or "" for an unknown one.
-func (v EngineVersion) String() string {
-	if v == (EngineVersion{}) {
+func (v Version) String() string {
+	if v == (Version{}) {
 		return ""
 	}
 	return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch/flags"
+	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
 
 func ExampleCheck() {

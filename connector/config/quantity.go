@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector
+package config
 
 import (
 	"encoding/json"
@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// Quantity is an amount in Kubernetes' notation (apimachinery, resource.Quantity): "8Gi", "100M", "1.5", "2e3". It is
-// checked when decoded, never negative, and "" where it was left out. Its text is kept, since it is rendered for the engines.
+// Quantity is an amount in Kubernetes' notation (apimachinery, resource.Quantity): "8Gi", "100M", "1.5", "2e3".
+// Decoding checks it and refuses negative amounts; "" is left out. The text is kept as written, since engines' settings
+// repeat it.
 type Quantity string
 
 const quantityRemedy = `write a Kubernetes quantity, like "8Gi" or "500M"`
@@ -110,7 +111,8 @@ func suffixScale(suffix string) (*big.Rat, error) {
 	return new(big.Rat).SetInt(power), nil
 }
 
-// UnmarshalJSON reads a string, or a plain number as the Kubernetes API does. The error is a *[FieldError] without a path.
+// UnmarshalJSON reads a string, or a plain number as the Kubernetes API does. The error is a *[FieldError] without a
+// path.
 func (q *Quantity) UnmarshalJSON(raw []byte) error {
 	s := string(raw)
 	switch kindOf(raw) {

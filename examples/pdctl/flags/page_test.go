@@ -3,7 +3,6 @@
 package flags
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -13,9 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write the page's table anew")
-
-const mark = "<!-- The table is written by the tests: go test -run Page -update -->\n"
+const mark = "<!-- The table is written by the tests: PDKIT_UPDATE=1 go test -run Page . -->\n"
 
 // The page's table is made of the findings that the tests see.
 func TestThePageHasEveryFinding(t *testing.T) {
@@ -41,7 +38,7 @@ func TestThePageHasEveryFinding(t *testing.T) {
 	if found {
 		want += "\n" + tail
 	}
-	if *update {
+	if os.Getenv("PDKIT_UPDATE") == "1" {
 		require.NoError(t, os.WriteFile("README.md", []byte(want), 0o600))
 	}
 	assert.Equal(t, want, string(page))

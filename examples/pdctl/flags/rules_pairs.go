@@ -10,8 +10,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// sizes are what flags tell of the attributes that connectors' rules about pairs ask for. Block size and type of KV have findings of their
-// own, which compare all engines.
+// sizes are what flags tell of the attributes that connectors' rules about pairs ask for. Block size and type of KV
+// have findings of their own, which compare all engines.
 var sizes = []struct {
 	attribute, what string
 	of              func(*Engine) int
@@ -20,7 +20,8 @@ var sizes = []struct {
 	{connector.AttrPPSize, "pipeline parallel sizes", func(e *Engine) int { return e.PP }},
 }
 
-// toldApart are classes with a finding of their own about tensor parallel sizes; a test holds it to the connectors' rules.
+// toldApart are classes with a finding of their own about tensor parallel sizes; a test holds it to the connectors'
+// rules.
 var toldApart = append([]string{"P2pNcclConnector", "PyNcclConnector"}, nixlClasses...)
 
 var pairRules = []rule{{
@@ -59,8 +60,8 @@ func (g *model) speakers() (list []speakers) {
 	return list
 }
 
-// pairRules are those of the gateway's connector if it speaks with typ, else those that typ's connector has without settings. There are
-// none where it is not registered, or cannot be without settings.
+// pairRules are those of the gateway's connector if it speaks with typ, else those that typ's connector has without
+// settings. There are none where it is not registered, or cannot be without settings.
 func (g *model) pairRules(typ string) []connector.PairRule {
 	spec := connector.Spec{Type: typ}
 	if g.spec != nil && (g.typ == typ || slices.Contains(classesOf[g.typ], typ)) {

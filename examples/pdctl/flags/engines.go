@@ -190,8 +190,8 @@ func kvRole(role string) discovery.Role {
 	return 0
 }
 
-// lmcache gathers LMCache's settings: its file, over it LMCACHE_* variables, over them lmcache.* members of the connector's own
-// settings (lmcache/integration/vllm/utils.py).
+// lmcache gathers LMCache's settings: its file, over it LMCACHE_* variables, over them lmcache.* members of the
+// connector's own settings (lmcache/integration/vllm/utils.py).
 func (e *Engine) lmcache(env map[string]string, files map[string][]byte) error {
 	var extra map[string]any
 	for _, t := range e.Transfer.Leaves() {
@@ -287,8 +287,8 @@ func (e *Engine) sglang(argv []string) error {
 	return nil
 }
 
-// trtllm reads the arguments of trtllm-serve (tensorrt_llm/commands/serve.py). Whether a server is for context or for generation is
-// the disaggregation server's to say, so it has no role here.
+// trtllm reads the arguments of trtllm-serve (tensorrt_llm/commands/serve.py). Whether a server is for context or for
+// generation is the disaggregation server's to say, so it has no role here.
 func (e *Engine) trtllm(argv []string, files map[string][]byte) error {
 	a := split(argv, nil)
 	if err := e.sizes(a, []string{"tp-size"}, []string{"pp-size"}, []string{"dp-size"}); err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector
+package config
 
 import (
 	"bytes"
@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// Number is a setting of an engine that its users write as a number or as a string: vLLM's own examples have kv_buffer_size "8e9" and
-// kv_port "21001". Engines coerce them; a configuration that is copied from them must load as it stands.
+// Number is an engine's setting that users write as a number or as a string: vLLM's own examples have kv_buffer_size
+// "8e9" and kv_port "21001". Engines accept both, and a configuration that is copied from an engine must load as it
+// stands.
 type Number struct {
 	Value float64
 	Given bool

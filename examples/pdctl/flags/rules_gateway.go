@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 var gatewayRules = []rule{
@@ -169,13 +171,13 @@ func speaks(e *Engine, t *Transfer) string {
 
 // promisedLease is the age of the oldest handoff that the gateway may use.
 func (g *model) promisedLease() time.Duration {
-	var lease connector.Duration
+	var lease config.Duration
 	promised := seconds(30)
-	config := g.config
+	settings := g.config
 	if g.typ == "multi" {
-		config = g.nixlChild()
+		settings = g.nixlChild()
 	}
-	if raw := text(config, "leaseDuration"); raw != "" && lease.UnmarshalJSON(connector.Quote(raw)) == nil {
+	if raw := text(settings, "leaseDuration"); raw != "" && lease.UnmarshalJSON(connector.Quote(raw)) == nil {
 		promised = time.Duration(lease)
 	}
 	if h := g.spec.Timeouts.Handoff; h > 0 {
@@ -184,7 +186,8 @@ func (g *model) promisedLease() time.Duration {
 	return promised
 }
 
-// nixlChild is the settings of the NIXL among the gateway's children; of one that is written as the engine writes it, the engine's own.
+// nixlChild is the settings of the NIXL among the gateway's children; of one that is written as the engine writes it,
+// the engine's own.
 func (g *model) nixlChild() map[string]any {
 	children, _ := g.config["connectors"].([]any)
 	for _, c := range children {
@@ -217,7 +220,7 @@ var versionRules = []rule{
 		find: func(g *model) []hit {
 			var known []*Engine
 			for _, e := range g.engines {
-				if e.Version != (connector.EngineVersion{}) {
+				if e.Version != (launch.Version{}) {
 					known = append(known, e)
 				}
 			}
@@ -240,7 +243,7 @@ var versionRules = []rule{
 		code: "connector-renamed", severity: Error,
 		find: func(g *model) (hits []hit) {
 			for _, s := range g.with("SharedStorageConnector", "ExampleConnector") {
-				known := s.Version != (connector.EngineVersion{})
+				known := s.Version != (launch.Version{})
 				switch old := s.Version.Before(0, 13); {
 				case known && !old && s.t.Class == "SharedStorageConnector":
 					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does not start", remedy: "write ExampleConnector"})
@@ -273,7 +276,7 @@ var versionRules = []rule{
 				if s.t.Class == "P2pNcclConnector" {
 					since, minor = "0.23", 23
 				}
-				if s.Version != (connector.EngineVersion{}) && !s.Version.Before(0, minor) {
+				if s.Version != (launch.Version{}) && !s.Version.Before(0, minor) {
 					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names " + s.t.Class + ", which is gone from vLLM " + since + " on: it does not start"})
 				}
 			}
@@ -282,8 +285,8 @@ var versionRules = []rule{
 	},
 }
 
-// mlaName are models whose attention is MLA: all ranks hold the same KV, and LMCache's keys leave their number out (LMCache 0.5.6,
-// v1/token_database.py: _make_key_by_hash).
+// mlaName are models whose attention is MLA: all ranks hold the same KV, and LMCache's keys leave their number out
+// (LMCache 0.5.6, v1/token_database.py: _make_key_by_hash).
 var mlaName = regexp.MustCompile(`(?i)deepseek-(v[2-9]|r1|coder-v2|prover-v2)|kimi-(k|linear)|longcat|minicpm3|glm-5`)
 
 func isMLA(e *Engine) bool { return mlaName.MatchString(e.Model) }
