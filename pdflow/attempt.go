@@ -32,9 +32,8 @@ type attempt struct {
 	expires atomic.Int64 // end of the lease, Unix nanoseconds, for operators
 	wait    func(context.Context) (connector.Event, error)
 	done    func(error)
-	meeting *meeting       // of two legs that are sent together; nil otherwise
 	pEnded  chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
-	sent    atomic.Bool    // D has got the request, or may have
+	sent    bool           // D has got the request, or may have; known when its leg has ended
 	twoLegs bool           // P takes part
 	beside  bool           // P runs beside D, on a clock of its own
 	isFinal bool           // no further attempt follows
@@ -43,6 +42,8 @@ type attempt struct {
 	timer   *time.Timer    // of the phase that runs
 	begun   [2]bool        // the prefill and the decode leg
 	span    [2]trace.Span  // the same legs'; nil without tracing
+
+	rendezvous *rendezvous // of two legs that are sent together; nil otherwise
 }
 
 func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
@@ -248,7 +249,7 @@ func (a *attempt) orphaned() bool {
 	if d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 {
 		return false
 	}
-	return a.f.orphans && a.twoLegs && a.sent.Load() && a.p.Load() == nil && d.FirstByte.IsZero()
+	return a.f.orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
 }
 
 // lingering is how long a prefill may still run once the answer is through.

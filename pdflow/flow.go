@@ -27,7 +27,6 @@ type Flow struct {
 	picker Picker
 	opts   options
 
-	gated   bool                 // the transport asks transport.BeforeSend's check by itself
 	retrier *transport.Retrier   // prefill legs and side calls: what was surely not sent is sent again
 	owned   *transport.Transport // made by New, closed by Shutdown
 	tel     *telemetry
@@ -74,7 +73,6 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		f.owned = transport.New(nil)
 		f.opts.transport = f.owned
 	}
-	_, f.gated = f.opts.transport.(*transport.Transport)
 	f.retrier = transport.NewRetrier(f.opts.transport, transport.RetryPolicy{})
 	var err error
 	if f.tel, err = newTelemetry(f); err != nil {

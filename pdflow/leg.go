@@ -109,8 +109,8 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 		a.deadline(a.f.opts.timeouts.Prefill)
 		defer a.relax()
 	}
-	if a.meeting != nil {
-		ctx = a.meeting.hold(ctx, prefillSide, func() {})
+	if a.rendezvous != nil {
+		ctx = a.rendezvous.hold(ctx, prefillSide)
 	}
 	req, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
@@ -201,20 +201,15 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg, clock *clock) 
 }
 
 func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
-	if a.meeting != nil {
-		ctx = a.meeting.hold(ctx, decodeSide, func() { a.sent.Store(true) })
+	if a.rendezvous != nil {
+		ctx = a.rendezvous.hold(ctx, decodeSide)
 	}
 	req, e := a.request(ctx, a.s.Decode, leg, o)
 	if e != nil {
 		return nil, e
 	}
-	if a.meeting == nil {
-		a.sent.Store(true)
-	}
-	if !a.f.gated {
-		req.Body, req.GetBody = transport.GateBody(ctx, req.Body), nil
-	}
-	resp, err := a.f.opts.transport.RoundTrip(req)
+	resp, err := transport.Send(ctx, a.f.opts.transport, req)
+	a.sent = err == nil || transport.Classify(err) != transport.NotSent
 	if err != nil {
 		return nil, a.sendError(ctx, LegDecode, "send", err)
 	}

@@ -24,9 +24,7 @@ func (a *attempt) together() (*Body, *Error) {
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg) }); e != nil {
 		return nil, e
 	}
-	if a.f.gated {
-		a.meeting = newMeeting()
-	}
+	a.rendezvous = newRendezvous()
 	if a.f.rewriter != nil {
 		a.pEnded = make(chan struct{})
 	}
