@@ -32,10 +32,10 @@ type attempt struct {
 	expires    atomic.Int64 // end of the lease, Unix nanoseconds, for operators
 	wait       func(context.Context) (connector.Event, error)
 	done       func(error)
-	meeting    *meeting       // of two legs that are sent together; nil otherwise
+	rendezvous *rendezvous    // of two legs that are sent together; nil otherwise
 	pEnded     chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
 	pGiven     chan struct{}  // of two legs that a host sends together: closed when it has P's
-	sent       atomic.Bool    // D has got the request, or may have
+	sent       bool           // D has got the request, or may have; known when its leg has ended
 	twoLegs    bool           // P takes part
 	beside     bool           // P runs beside D
 	isFinal    bool           // no further attempt follows
@@ -234,7 +234,7 @@ func (a *attempt) orphaned() bool {
 	if d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 {
 		return false
 	}
-	return a.f.orphans && a.twoLegs && a.sent.Load() && a.p.Load() == nil && d.FirstByte.IsZero()
+	return a.f.orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
 }
 
 // lingering is how long a prefill may still run once the answer is through.

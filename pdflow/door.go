@@ -13,13 +13,11 @@ import (
 type door struct {
 	rt      http.RoundTripper
 	retrier *transport.Retrier // what was provably not sent is sent again; decode legs, which carry a handoff, are not
-	gated   bool               // the transport asks transport.BeforeSend's check by itself
 	steps   *Steps
 }
 
 func newDoor(rt http.RoundTripper) *door {
-	_, gated := rt.(*transport.Transport)
-	return &door{rt: rt, retrier: transport.NewRetrier(rt, transport.RetryPolicy{}), gated: gated}
+	return &door{rt: rt, retrier: transport.NewRetrier(rt, transport.RetryPolicy{})}
 }
 
 // send sends a leg's request, or a side call, for which o is nil.
@@ -29,8 +27,6 @@ func (d *door) send(ctx context.Context, a *attempt, o *LegOutcome, r *http.Requ
 		return d.steps.park(ctx, a, o, r)
 	case o == nil || o.Leg != LegDecode:
 		return d.retrier.Do(ctx, r)
-	case !d.gated:
-		r.Body, r.GetBody = transport.GateBody(ctx, r.Body), nil
 	}
-	return d.rt.RoundTrip(r)
+	return transport.Send(ctx, d.rt, r)
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/transport"
 )
 
 // The table of faults: one test a row. Engines are enginesim's, so that a leaked or twice-used handoff shows too.
@@ -537,35 +536,4 @@ func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
 	defer cancel()
 	require.ErrorIs(t, x.flow.Shutdown(ctx), context.DeadlineExceeded)
 	require.Error(t, (<-started).err, "the cut stream looks whole")
-}
-
-// The age counts when the request leaves, not when it was made: reaching D may take longer than the handoff lives, and a
-// real engine then answers 200 with another prompt's text.
-func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
-	limits := connector.Timeouts{}
-	limits.Handoff = 100 * time.Millisecond
-	slow := func(ctx context.Context, network, address string) (net.Conn, error) {
-		time.Sleep(200 * time.Millisecond)
-		return new(net.Dialer).DialContext(ctx, network, address)
-	}
-	own := transport.New(&transport.Options{DialContext: slow})
-	defer own.Close()
-	foreign := &http.Transport{DialContext: slow}
-	defer foreign.CloseIdleConnections()
-	for name, rt := range map[string]http.RoundTripper{"our transport": own, "net/http's": foreign} {
-		t.Run(name, func(t *testing.T) {
-			x := start(t, setup{prefill: enginesim.Config{Lease: time.Second}, opts: []pdflow.Option{pdflow.WithTimeouts(limits), pdflow.WithTransport(rt),
-				pdflow.WithRetry(connector.Retry{MaxAttempts: 1})}})
-			r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
-			require.Equal(t, 502, r.status, r.body)
-			_, code := r.fault(t, x.p, x.d)
-			require.Equal(t, "handoff_expired", code)
-			require.Zero(t, x.d.Stats().Requests)
-
-			body := completion(longPrompt, `"seed":1`)
-			if name == "our transport" { // the connection that was made is used by the next request
-				require.Equal(t, alone(t, "/v1/completions", body), post(t, x.url, "/v1/completions", body).text(t))
-			}
-		})
-	}
 }

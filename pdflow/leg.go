@@ -101,8 +101,8 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 		a.watch.limit(a.f.limits.Prefill)
 		defer a.watch.relax()
 	}
-	if a.meeting != nil {
-		ctx = a.meeting.hold(ctx, prefillSide, func() {})
+	if a.rendezvous != nil {
+		ctx = a.rendezvous.hold(ctx, prefillSide)
 	}
 	req, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
@@ -192,17 +192,15 @@ func (a *attempt) decodeAlone(ctx context.Context, leg *connector.Leg) (*Body, *
 }
 
 func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
-	if a.meeting != nil {
-		ctx = a.meeting.hold(ctx, decodeSide, func() { a.sent.Store(true) })
+	if a.rendezvous != nil {
+		ctx = a.rendezvous.hold(ctx, decodeSide)
 	}
 	req, e := a.request(ctx, a.s.Decode, leg, o)
 	if e != nil {
 		return nil, e
 	}
-	if a.meeting == nil {
-		a.sent.Store(true)
-	}
 	resp, err := a.x.door.send(ctx, a, o, req)
+	a.sent = err == nil || transport.Classify(err) != transport.NotSent
 	if err != nil {
 		return nil, a.sendError(ctx, LegDecode, "send", err)
 	}

@@ -49,8 +49,14 @@ type optionFunc func(*options) error
 
 func (f optionFunc) apply(o *options) error { return f(o) }
 
-// WithTransport sends the legs through rt, which should be a *transport.Transport or wrap one: it must not follow redirects,
-// and its errors are asked for what was sent by transport.Classify. Default: a transport of the flow's own.
+// WithTransport sends the legs through rt: a *transport.Transport, another round tripper, or a wrapper of one. It must not
+// follow redirects, and its errors are asked for what was sent by transport.Classify. Default: a transport of the flow's own.
+//
+// Legs that run together go out once the connections of both stand, and a handoff's age is checked again once D's stands:
+// see transport.BeforeSend. A round tripper that connects by neither a *transport.Transport nor net/http, and calls no
+// net/http/httptrace hooks, shows only when it reads a leg's body. If it reads the body before it connects, one leg may
+// go out although the other's engine cannot be reached. It must then carry both legs: one leg through it and the other
+// through net/http would wait for each other in vain.
 func WithTransport(rt http.RoundTripper) Option {
 	return optionFunc(func(o *options) error { o.transport = rt; return needs("WithTransport", rt != nil, "a RoundTripper") })
 }

@@ -75,11 +75,15 @@ func script(t *testing.T, c connector.KVConnector, p, d handler, opts ...pdflow.
 	t.Helper()
 	x := &scripted{}
 	engine := func(name string, h handler) string {
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
 			x.log(name)
 			h(x, w, r, string(body))
 		}))
+		s.Config.Protocols = new(http.Protocols)
+		s.Config.Protocols.SetHTTP1(true)
+		s.Config.Protocols.SetUnencryptedHTTP2(true)
+		s.Start()
 		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 		return s.URL
 	}

@@ -64,7 +64,7 @@ func (a *attempt) whileFresh(p *connector.PrefillResult) context.Context {
 	if a.f.limits.Handoff <= 0 {
 		return a.ctx
 	}
-	return transport.BeforeSend(a.ctx, func() error {
+	return transport.BeforeSend(a.ctx, func(bool) error {
 		if time.Since(p.At) > a.f.limits.Handoff {
 			return a.expired()
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // Steps is one request whose legs the caller sends, with a client, a router or an Envoy of its own. [Flow.Begin] makes it.
@@ -46,9 +47,10 @@ var ErrForgotten error = &Error{Code: CodeForgotten}
 
 // Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole request.
 //
-// A caller that sends the legs itself gives up two guards that need a hand on the connections. Legs that run together are
-// not held until both engines are reached, so the caller should send both or neither. And side calls of a connector's
-// clean-up after End fail, since nobody is there to send them.
+// [Step.Send] keeps all guarantees of [Flow.Do]. A caller that takes a step's bytes gives up two guards that need a hand on
+// the connection: legs that run together are not held until both engines are reached, so that it should send both or
+// neither; and a handoff's age is asked when the step is taken, not when decode's connection stands. Side calls of a
+// connector's clean-up after End fail, since nobody is there to send them.
 func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	c, e := f.read(in)
 	if e != nil {
@@ -171,16 +173,29 @@ func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Req
 			close(a.pGiven)
 		}
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, unsent(context.Cause(ctx))
 	case <-s.ended:
-		return nil, errEnded
+		return nil, unsent(errEnded)
 	}
 	select {
 	case got := <-step.result:
 		return got.resp, got.err
 	case <-ctx.Done():
+		if !step.wasTaken() {
+			return nil, unsent(context.Cause(ctx))
+		}
 		return nil, context.Cause(ctx)
 	}
+}
+
+func unsent(err error) error {
+	return &transport.Error{Sent: transport.NotSent, Kind: transport.Other, Err: err}
+}
+
+func (st *Step) wasTaken() bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.taken
 }
 
 var (
@@ -197,6 +212,7 @@ func (st *Step) Body() ([]byte, error) {
 	if err := st.take(); err != nil {
 		return nil, err
 	}
+	st.arrived()
 	if st.body == nil {
 		return nil, nil
 	}
@@ -213,9 +229,35 @@ func (st *Step) Request() (*http.Request, error) {
 	if err := st.take(); err != nil {
 		return nil, err
 	}
-	r := blank.WithContext(st.ctx)
+	st.arrived()
+	return st.request(transport.BeforeSend(st.ctx, func(bool) error { return nil })), nil
+}
+
+func (st *Step) request(ctx context.Context) *http.Request {
+	r := blank.WithContext(ctx)
 	r.Method, r.URL, r.Host, r.Header, r.Body, r.ContentLength = st.Method, st.URL, st.URL.Host, st.Header, st.body, st.length
-	return r, nil
+	return r
+}
+
+// Send takes the step, sends it through rt, and calls Done. It blocks until the head of the response is there.
+func (st *Step) Send(rt http.RoundTripper) {
+	if err := st.take(); err != nil {
+		st.Done(nil, err)
+		return
+	}
+	st.Done(transport.Send(st.ctx, rt, st.request(st.ctx)))
+}
+
+// arrived lets the other leg go out without waiting for this one, whose connection the flow cannot see.
+func (st *Step) arrived() {
+	if r := st.a.rendezvous; r != nil {
+		side := prefillSide
+		if st.Leg == LegDecode {
+			side = decodeSide
+		}
+		r[0].reach(side)
+		r[1].reach(side)
+	}
 }
 
 func (st *Step) take() error {
@@ -232,9 +274,7 @@ func (st *Step) take() error {
 		st.finish(nil, e)
 		return e
 	}
-	if st.taken = true; st.Leg == LegDecode {
-		st.a.sent.Store(true)
-	}
+	st.taken = true
 	return nil
 }
 

@@ -24,9 +24,7 @@ func (a *attempt) together() (*Body, *Error) {
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg) }); e != nil {
 		return nil, e
 	}
-	if a.x.door.gated {
-		a.meeting = newMeeting()
-	}
+	a.rendezvous = newRendezvous()
 	if a.x.door.steps != nil {
 		a.pGiven = make(chan struct{})
 	}

@@ -16,6 +16,8 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 		closeBody(req)
 		return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
 	}
+	g := gateOf(ctx)
+	g.connecting()
 	m, err := t.newMessage(req)
 	if err != nil {
 		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, err), Err: err, final: true}
@@ -26,7 +28,7 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 		if err != nil {
 			return nil, err
 		}
-		if err := admitted(ctx); err != nil {
+		if err := g.ask(true); err != nil {
 			c.begin(ctx)
 			c.end(true) // nothing was written: the next request may have it
 			return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}

@@ -5,48 +5,198 @@ package transport
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptrace"
+	"sync/atomic"
 )
+
+// BeforeSend gives the requests that [Send] and [Retrier] send under the returned context a last check. check(true) is
+// called once a connection stands, right before the first byte is written to it. If it returns an error, nothing is
+// sent, and the request fails with an [*Error] (NotSent, never tried again) that wraps it. It is for what may have become
+// untrue while a connection was made, such as the lease of a KV handoff.
+//
+// A [Transport] calls check itself, under any wrapper. All other round trippers are watched through net/http/httptrace,
+// which net/http's own call for HTTP/1.1 and HTTP/2. When one reads the request's body before it has asked for a
+// connection, check(false) is called first: for a round tripper that knows no httptrace it is the only call. check may
+// block until the context ends, and may be called again for each further connection. It replaces an earlier check.
+func BeforeSend(ctx context.Context, check func(connected bool) error) context.Context {
+	return &gate{Context: ctx, check: check}
+}
+
+// Send sends req through rt under ctx (req's own context is not used), as rt.RoundTrip does, and sees to it that the
+// check of [BeforeSend] is asked, whatever rt is.
+func Send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
+	if t, ok := rt.(*Transport); ok {
+		return t.send(ctx, req)
+	}
+	if g := gateOf(ctx); g != nil && g.try == nil {
+		return g.send(ctx, rt, req)
+	}
+	if ctx != req.Context() {
+		req = req.WithContext(ctx)
+	}
+	return rt.RoundTrip(req)
+}
+
+// gate is a context with a check.
+type gate struct {
+	context.Context
+	check func(connected bool) error
+	try   *try // nil until a round tripper is watched
+}
 
 type gateKey struct{}
 
-// BeforeSend gives the requests under the returned context a last word: check is called once a connection stands, right
-// before the first byte is written to it. If it returns an error, nothing is sent, and the request fails with an [*Error]
-// (NotSent, never tried again) that wraps it. It is for what may have become untrue while a connection was made, such as
-// the lease of a KV handoff.
-func BeforeSend(ctx context.Context, check func() error) context.Context {
-	return context.WithValue(ctx, gateKey{}, check)
-}
-
-// admitted asks the context's check, if it has one.
-func admitted(ctx context.Context) error {
-	if check, ok := ctx.Value(gateKey{}).(func() error); ok {
-		return check()
+// Value implements context.Context.
+func (g *gate) Value(key any) any {
+	if key == (gateKey{}) {
+		return g
 	}
-	return nil
+	return g.Context.Value(key)
 }
 
-// GateBody asks the check of a request's context at the first read of its body, for round trippers that do not ask it
-// themselves: a request whose body cannot be read is given up, and no engine acts on it.
-func GateBody(ctx context.Context, body io.ReadCloser) io.ReadCloser {
-	if body == nil || body == http.NoBody || ctx.Value(gateKey{}) == nil {
-		return body
+func gateOf(ctx context.Context) *gate {
+	g, _ := ctx.Value(gateKey{}).(*gate)
+	return g
+}
+
+// ask calls the check. g may be nil.
+func (g *gate) ask(connected bool) error {
+	if g == nil {
+		return nil
 	}
-	return &gatedBody{ReadCloser: body, ctx: ctx}
+	err := g.check(connected)
+	if g.try != nil {
+		g.try.asked(connected, err)
+	}
+	return err
 }
 
+// connecting says that the check will be called for a connection: reading the body need not call it. g may be nil.
+func (g *gate) connecting() {
+	if g != nil && g.try != nil {
+		g.try.connecting.Store(true)
+	}
+}
+
+// try is one sending of a request through a round tripper that is watched. Its hooks run on whatever goroutine the round
+// tripper has.
+type try struct {
+	gate       // the request's context
+	cancel     context.CancelCauseFunc
+	trace      httptrace.ClientTrace
+	connecting atomic.Bool // the round tripper will tell of its connection
+	bodyRead   atomic.Bool // check(false) was passed
+	connected  atomic.Bool // check(true) was passed
+	refused    atomic.Pointer[error]
+	conn       atomic.Pointer[net.Conn] // for which the check refused
+	answer     io.ReadCloser            // the response's body
+}
+
+// send sends req through rt and asks the check on the way.
+func (g *gate) send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
+	t := &try{}
+	t.gate.check, t.gate.try = g.check, t
+	t.gate.Context, t.cancel = context.WithCancelCause(ctx)
+	t.trace.GetConn, t.trace.GotConn, t.trace.WroteHeaders = t.getConn, t.gotConn, t.wroteHeaders
+	out := req.WithContext(httptrace.WithClientTrace(&t.gate, &t.trace))
+	if hasBody(req) {
+		out.Body = &gatedBody{ReadCloser: req.Body, try: t}
+		if req.GetBody != nil {
+			out.GetBody = func() (io.ReadCloser, error) {
+				body, err := req.GetBody()
+				return &gatedBody{ReadCloser: body, try: t}, err
+			}
+		}
+	} else {
+		t.bodyRead.Store(true) // a round tripper without httptrace gives no sign before it sends
+	}
+	resp, err := rt.RoundTrip(out)
+	if refused := t.refused.Load(); refused != nil {
+		if err == nil {
+			_ = resp.Body.Close() // a wrapper's own response: the request was not sent
+		}
+		err = &Error{Sent: NotSent, Kind: requestKind(ctx, *refused), Err: *refused, final: true}
+	} else if err != nil && !t.connected.Load() && (t.connecting.Load() || !t.bodyRead.Load()) {
+		unsent := *asError(ctx, err)
+		unsent.Sent = NotSent
+		err = &unsent
+	}
+	if err != nil {
+		t.cancel(err)
+		return nil, err
+	}
+	t.answer, resp.Body = resp.Body, t
+	return resp, nil
+}
+
+func (t *try) asked(connected bool, err error) {
+	switch {
+	case err != nil:
+		t.refused.CompareAndSwap(nil, &err)
+		t.cancel(err) // HTTP/2 looks at the context once more before it writes a head
+	case connected:
+		t.connected.Store(true)
+	default:
+		t.bodyRead.Store(true)
+	}
+}
+
+func (t *try) getConn(string) { t.gate.connecting() }
+
+func (t *try) gotConn(info httptrace.GotConnInfo) {
+	if t.ask(true) != nil {
+		conn := info.Conn
+		t.conn.Store(&conn)
+	}
+}
+
+// wroteHeaders ends an HTTP/1.1 connection for which the check has refused: net/http goes on writing to it. The end of
+// the head is still in net/http's buffer. HTTP/2 does not come here, so no other request shares the connection.
+func (t *try) wroteHeaders() {
+	if conn := t.conn.Load(); conn != nil {
+		_ = (*conn).Close()
+	}
+}
+
+// Read reads the response's body.
+func (t *try) Read(p []byte) (int, error) { return t.answer.Read(p) }
+
+// Close closes the response's body, and frees the context.
+func (t *try) Close() error {
+	err := t.answer.Close()
+	t.cancel(nil)
+	return err
+}
+
+// gatedBody calls the check at its first read if the round tripper has not asked for a connection by then.
 type gatedBody struct {
 	io.ReadCloser
-	ctx   context.Context
-	asked bool
+	try  *try
+	read bool
 }
 
+func (b *gatedBody) admit() error {
+	if b.read || b.try.connecting.Load() {
+		return nil
+	}
+	b.read = true
+	return b.try.ask(false)
+}
+
+// Read implements io.Reader.
 func (b *gatedBody) Read(p []byte) (int, error) {
-	if !b.asked {
-		b.asked = true
-		if err := admitted(b.ctx); err != nil {
-			return 0, err
-		}
+	if err := b.admit(); err != nil {
+		return 0, err
 	}
 	return b.ReadCloser.Read(p)
+}
+
+// WriteTo lets a body that writes itself still do so.
+func (b *gatedBody) WriteTo(w io.Writer) (int64, error) {
+	if err := b.admit(); err != nil {
+		return 0, err
+	}
+	return io.Copy(w, b.ReadCloser)
 }

@@ -62,6 +62,11 @@ func (s *standard) dialTLS(ctx context.Context, _, address string) (net.Conn, er
 	return &counted{Conn: secured, tls: &state}, nil
 }
 
+// RoundTrip implements http.RoundTripper.
+func (s *standard) RoundTrip(req *http.Request) (*http.Response, error) {
+	return s.send(req.Context(), req)
+}
+
 func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response, error) {
 	w := s.watches.Get().(*watch)
 	pooled := true

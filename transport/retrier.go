@@ -74,13 +74,7 @@ func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, er
 }
 
 func (r *Retrier) try(ctx context.Context, req *http.Request) (*http.Response, error) {
-	if t, ok := r.rt.(*Transport); ok {
-		return t.send(ctx, req)
-	}
-	if ctx != req.Context() {
-		req = req.WithContext(ctx)
-	}
-	return r.rt.RoundTrip(req)
+	return Send(ctx, r.rt, req)
 }
 
 func repeatable(ctx context.Context, err *Error) bool {

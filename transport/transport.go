@@ -117,9 +117,8 @@ func (t *Transport) send(ctx context.Context, req *http.Request) (*http.Response
 		return nil, &Error{Sent: NotSent, Kind: Other, Err: ErrClosed, final: true}
 	}
 	if t.other != nil {
-		if body := GateBody(ctx, req.Body); body != req.Body {
-			gated := *req
-			gated.Body, req = body, &gated
+		if g := gateOf(ctx); g != nil && g.try == nil {
+			return g.send(ctx, t.other, req)
 		}
 		return t.other.send(ctx, req)
 	}

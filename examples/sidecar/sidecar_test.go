@@ -373,3 +373,12 @@ func TestTheListCanBeAFileThatChanges(t *testing.T) {
 	require.NoError(t, os.WriteFile(list, []byte("endpoints: [{url: \""+p.URL()+"\", role: prefill}]\n"), 0o600))
 	require.Eventually(t, func() bool { return send() == http.StatusOK }, 10*time.Second, 20*time.Millisecond)
 }
+
+// The sidecar chooses among transports, so the flow sees a round tripper of its own.
+func TestDecodeIsNotSentWhenPrefillCannotBeReached(t *testing.T) {
+	p, d, x := pair(t, enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"}, nil, "--kv-connector=sglang")
+	require.NoError(t, p.Close())
+	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, hostPort(t, p.URL()))
+	require.Equal(t, http.StatusBadGateway, status, answer)
+	assert.Zero(t, d.Stats().Requests, "the engine would wait for KV that nobody computes")
+}
