@@ -14,6 +14,7 @@
 package mooncakeascend
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -79,27 +80,24 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "mooncake-ascend".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode]: D needs the block ids of P's answer.
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// PairRules say: P's tensor-parallel size is a multiple of D's, and one block size divides the other (vllm-ascend 0.23.0,
+// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's lease.
+//
+// The rules: P's tensor-parallel size is a multiple of D's, and one block size divides the other (vllm-ascend 0.23.0,
 // mooncake_connector.py: MooncakeConnectorWorker.__init__, _get_local_remote_cp_params; Design_Documents/disaggregated_prefill.md,
 // Limitations).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{ascendengine.TPRule(), connector.Multiple(connector.AttrBlockSize)}
-}
-
-// Lease is how long P keeps an unread handoff.
-func (c *Connector) Lease() time.Duration {
-	if c.lease <= 0 {
-		return DefaultLease // of the zero Connector, which must not go without
+func (c *Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:         Name,
+		Members:      []string{connector.ParamsMember},
+		Handoff:      connector.Handoff{Member: connector.ParamsMember},
+		Lease:        cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
+		EndsByLength: true,
+		OwnRequestID: true,
+		PairRules:    []connector.PairRule{ascendengine.TPRule(), connector.Multiple(connector.AttrBlockSize)},
 	}
-	return c.lease
 }
 
+// Name returns "mooncake-ascend".
 // Prefill asks P for one token, an end by length, and a handoff.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -146,12 +144,4 @@ func checkHandoff(raw json.RawMessage) error {
 	o.OptionalObject("remote_multi_nodes_meta_mapping")
 	o.SomeBlocks("remote_block_ids", 2)
 	return o.Close()
-}
-
-// Unsupported knows that the handoff is single use, and that SGLang's own API has no place for it.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	return r.Unsupported(true)
 }

@@ -17,7 +17,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	if err != nil {
 		return out, err
 	}
-	out.Env = append(out.Env, connector.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: strconv.Itoa(int(c.Lease() / time.Second))})
+	out.Env = append(out.Env, connector.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: strconv.Itoa(int(c.Traits().Lease / time.Second))})
 	return out, nil
 }
 

@@ -17,6 +17,7 @@ import (
 // child is one connector of the list.
 type child struct {
 	connector.KVConnector
+	traits connector.Traits
 	at     string        // connectors[0]
 	name   string        // as the list writes it: nixl, NixlConnector
 	engine *engineConfig // as the engine's own configuration gives it; nil for {type, config}
@@ -59,6 +60,9 @@ func openChild(i int, raw json.RawMessage) (child, error) {
 		err = c.openEngine(raw)
 	} else {
 		err = c.openSpec(raw)
+	}
+	if err == nil {
+		c.traits = c.Traits()
 	}
 	return c, inPath(c.at, err)
 }
@@ -217,4 +221,4 @@ func dropUnknown(config map[string]json.RawMessage, err error) bool {
 }
 
 // label names a child in a message.
-func (c *child) label() string { return fmt.Sprintf("%s (%s)", c.at, c.KVConnector.Name()) }
+func (c *child) label() string { return fmt.Sprintf("%s (%s)", c.at, c.traits.Name) }

@@ -12,6 +12,7 @@
 package nixl
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"time"
@@ -61,28 +62,23 @@ func New(o *Options) (connector.KVConnector, error) {
 	return c, nil
 }
 
-// Name returns "nixl".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode]: D needs the block ids of P's answer.
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// PairRules follow the engines' handshake. One tensor-parallel size must divide the other (TransferTopology.tp_ratio), with MLA, too; the
+// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's lease.
+//
+// The rules follow the engines' handshake. One tensor-parallel size must divide the other (TransferTopology.tp_ratio), with MLA, too; the
 // type of KV is in the hash that they compare (compute_nixl_compatibility_hash), as are model and version, which pickers compare by
 // themselves. Block sizes and layouts may differ within bounds that depend on the attention backend, so they are no rules
 // (_validate_remote_agent_handshake; vLLM 0.32.0).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrKVCacheDtype)}
-}
-
-// Lease is how long P keeps an unread handoff.
-func (c *Connector) Lease() time.Duration {
-	if c.lease <= 0 {
-		return DefaultLease // of the zero Connector, which must not go without
+func (c *Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:      Name,
+		Members:   []string{connector.ParamsMember},
+		Handoff:   connector.Handoff{Member: connector.ParamsMember},
+		Lease:     cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
+		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrKVCacheDtype)},
 	}
-	return c.lease
 }
 
+// Name returns "nixl".
 // Prefill asks P for one token and for a handoff.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -98,12 +94,4 @@ func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.P
 	}
 	leg.Params(raw)
 	return nil
-}
-
-// Unsupported knows that the handoff is single use, and that SGLang's own API has no place for it.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	return r.Unsupported(true)
 }

@@ -21,7 +21,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	if err := c.CheckEndpoint(t.Endpoint); err != nil {
 		return connector.EngineSettings{}, err
 	}
-	config := nixlengine.Config{Class: "NixlPushConnector", Lease: c.Lease()}
+	config := nixlengine.Config{Class: "NixlPushConnector", Lease: c.Traits().Lease}
 	prefills := t.Endpoint.Role.Has(discovery.RolePrefill)
 	if prefills {
 		config.EngineID = strings.TrimSpace(t.Endpoint.Attribute(attrEngineID))

@@ -49,10 +49,7 @@ func (c *Connector) Lease() time.Duration {
 	if c.KVConnector == nil {
 		return 0
 	}
-	if l, ok := connector.As[connector.Leaser](c.KVConnector); ok {
-		return l.Lease()
-	}
-	return 0
+	return c.KVConnector.Traits().Lease
 }
 
 // olderDefaults are defaults that a connector's own settings carry: the design documents give the http connector a
@@ -85,14 +82,12 @@ func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
 // check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and settings that no
 // engine has.
 func (m *ModelServer) check(path string, c *Connector) {
-	if only, ok := connector.As[connector.PairOnly](c.KVConnector); ok && only.PairOnly() && c.Spec.Fallback == connector.FallbackDecode {
+	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == connector.FallbackDecode {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
 	}
-	if checker, ok := connector.As[connector.EndpointChecker](c.KVConnector); ok {
-		for i, e := range m.endpoints {
-			for _, fe := range connector.FieldErrors(checker.CheckEndpoint(e)) {
-				m.faults = append(m.faults, fe.In(fmt.Sprintf("%s[%d]", m.at, i)))
-			}
+	for i, e := range m.endpoints {
+		for _, fe := range connector.FieldErrors(connector.CheckEndpoint(c.KVConnector, e)) {
+			m.faults = append(m.faults, fe.In(fmt.Sprintf("%s[%d]", m.at, i)))
 		}
 	}
 	m.checkEffects(path, c)
