@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
@@ -109,7 +110,7 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 
 // Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
 func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	raw, err := kvparams.OfAnswer(p, checkHandoff)
+	raw, err := handoff.Member(p, connector.ParamsMember, checkHandoff)
 	if err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 //
 // The sizes have defaults where they are absent; those of remote_ptp_size and remote_block_size stand for null, too.
 func checkHandoff(raw json.RawMessage) error {
-	o := kvparams.Read(raw, "remote_block_ids")
+	o := handoff.Read(raw, "remote_block_ids")
 	o.True("do_remote_prefill")
 	o.NotTrue("do_remote_decode")
 	o.Text("remote_engine_id")

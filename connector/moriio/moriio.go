@@ -31,8 +31,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/answerid"
-	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/connector/handoff"
 )
 
 // Name is the name the connector is registered under.
@@ -223,8 +222,8 @@ type answer struct {
 // handoff checks P's answer: in both modes that it is there and this session's, in read mode also what D reads by.
 func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.PrefillResult) (answer, error) {
 	a := answer{rank: -1}
-	_, err := kvparams.OfAnswer(p, func(raw json.RawMessage) error {
-		o := kvparams.Read(raw, "remote_block_ids")
+	_, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
+		o := handoff.Read(raw, "remote_block_ids")
 		o.True("do_remote_prefill")
 		o.NotTrue("do_remote_decode")
 		if id := o.Text("transfer_id"); !isTransferID(id, s) {
@@ -250,5 +249,5 @@ func (c *Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillRes
 	if err != nil {
 		return nil // no leg was sent
 	}
-	return answerid.Replace(s, pair.requestID(s))
+	return handoff.HideID(s, pair.requestID(s))
 }

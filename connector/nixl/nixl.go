@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
@@ -88,7 +89,7 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 
 // Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
 func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	raw, err := kvparams.OfAnswer(p, func(raw json.RawMessage) error { return kvparams.NIXL(raw, kvparams.RemotePrefill, nil) })
+	raw, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error { return kvparams.NIXL(raw, kvparams.RemotePrefill, nil) })
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/jsonedit"
@@ -144,7 +145,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		leg.Params(params)
 		return nil
 	}
-	raw, err := handoff(s, p, "")
+	raw, err := ownHandoff(s, p, "")
 	if err != nil {
 		return err
 	}
@@ -162,16 +163,16 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 	if err != nil {
 		return err
 	}
-	_, err = handoff(s, p, at.engineID)
+	_, err = ownHandoff(s, p, at.engineID)
 	return err
 }
 
-// handoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine than the one that D
+// ownHandoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine than the one that D
 // was told ("" for none), or of a request that does not carry the attempt's id. P and D know a request by X-Request-Id between a prefix
 // and a suffix of their own.
-func handoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
-	return kvparams.OfAnswer(p, func(raw json.RawMessage) error {
-		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *kvparams.Object) {
+func ownHandoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
+	return handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
+		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *handoff.Object) {
 			if mode, _ := o.Get("transfer_mode"); mode != nil && string(mode) != `"push"` {
 				o.Fault("transfer_mode", "is not push: the prefill engine runs another connector")
 			}

@@ -27,7 +27,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/answerid"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -106,7 +106,7 @@ func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResul
 	if err != nil {
 		return nil // no leg was sent
 	}
-	return answerid.Replace(s, id)
+	return handoff.HideID(s, id)
 }
 
 // requestID is the same for both legs of a session, and for no other session.
