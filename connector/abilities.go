@@ -87,16 +87,13 @@ type Encoder interface {
 	Merge(s *Session, answers []json.RawMessage) error // keeps the answers, in the order of Items, for the describers
 }
 
-// Unsupporter says which requests the protocol cannot carry. Reason is "" or the name of the member that prevents it (n,
-// prompt, prompt_logprobs …); such requests go by the flow's policy: to one engine, or refused. Without this ability
-// [Request.Unsupported] decides, for a single-use handoff.
-type Unsupporter interface {
-	Unsupported(r *Request) (reason string)
-}
-
-// RequestChecker refuses requests that would harm an engine, however they are served (with ExampleConnector, a prompt of one token ends
-// the engine's process). The error is a *[RequestError]: the answer is 400, and nothing is sent, whatever the policy for requests that
-// the protocol cannot carry.
+// RequestChecker looks at requests before engines are picked. Its error decides:
+//
+//   - a *[RequestError] refuses the request with 400 however it would be served, since it would harm an engine (with
+//     ExampleConnector, a prompt of one token ends the engine's process);
+//   - an *[UnsupportedError] names the member for which two engines cannot carry the request together; the flow goes by its policy.
+//
+// What [Traits.CheckRequest] finds need not be repeated.
 type RequestChecker interface {
 	CheckRequest(r *Request) error
 }
@@ -111,53 +108,17 @@ type HealthChecker interface {
 	HealthCheck(ctx context.Context) error
 }
 
-// Leaser says how long P keeps an unread handoff. The flow refuses handoffs that are older than this less a margin.
-type Leaser interface {
-	Lease() time.Duration
-}
-
 // ColdDetector tells, for [DecodeFirst], whether D's answer asks for a prefill. head is the data of the first event that
 // holds more than a role, or the whole body of an answer that is not streamed, up to 64 KiB.
 type ColdDetector interface {
 	Cold(s *Session, status int, head []byte) bool
 }
 
-// PairOnly says of a protocol that its decode engines wait for a prefill engine's KV with every request, so that none of them
-// can serve a request alone. The flow then lets only engines of role both serve alone, which run without the connector and so take no
-// part in pairs, and refuses to be built with a fallback to decode.
-type PairOnly interface {
-	PairOnly() bool
-}
-
-// Flexible names the orders that a protocol works in besides its own Order. A connector that combines several looks for one
-// that suits all.
-type Flexible interface {
-	Orders() []Order
-}
-
-// ContentStore says of a protocol that its KV goes through a store in which D finds it by the prompt's tokens alone. Nothing on
-// the wire names it, so nothing on the wire tells whether it was found.
-type ContentStore interface {
-	ContentStore() bool
-}
-
-// Orphaner says of a protocol that a decode leg whose prefill failed, or whose client left before P answered, leaves something behind
-// in the engines (blocks, a sender's task). The flow counts such orphans and tells the picker, which rests the pair.
-type Orphaner interface {
-	Orphans() bool
-}
-
-// EndpointChecker tells what an engine's entry lacks for the protocol: an attribute that is missing or malformed. Faults are
-// [config.FieldError]s whose paths begin with "attributes."; nil is good. Used by configuration checks; a describer that meets such an engine
-// all the same returns an [EndpointError].
+// EndpointChecker tells what is malformed in an engine's entry. That attributes which [Traits] declares are there, need not be repeated.
+// Faults are [config.FieldError]s whose paths begin with "attributes."; nil is good. [CheckEndpoint] asks it. A describer that meets such an
+// engine all the same returns an [EndpointError].
 type EndpointChecker interface {
 	CheckEndpoint(e discovery.Endpoint) error
-}
-
-// Pairer says which prefill and decode engines can exchange KV by the protocol. Pickers of package pick heed it by themselves; others ask
-// for it with [As]. The rules are asked for once, and hold for as long as the connector does.
-type Pairer interface {
-	PairRules() []PairRule
 }
 
 // As finds an ability: in c itself, else in what it wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth first.

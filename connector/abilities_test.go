@@ -4,8 +4,8 @@ package connector_test
 
 import (
 	"context"
+	"errors"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 
@@ -14,8 +14,7 @@ import (
 
 type fake struct{}
 
-func (fake) Name() string           { return "fake" }
-func (fake) Order() connector.Order { return connector.PrefillThenDecode }
+func (fake) Traits() connector.Traits { return connector.Traits{Name: "fake"} }
 func (fake) Prefill(context.Context, *connector.Session, *connector.Leg) error {
 	return nil
 }
@@ -24,12 +23,12 @@ func (fake) Decode(context.Context, *connector.Session, *connector.PrefillResult
 	return nil
 }
 
-type leaser struct {
+type checked struct {
 	fake
-	lease time.Duration
+	health error
 }
 
-func (l leaser) Lease() time.Duration { return l.lease }
+func (l checked) HealthCheck(context.Context) error { return l.health }
 
 type wrapper struct {
 	fake
@@ -45,37 +44,38 @@ type multi struct {
 
 func (m multi) Unwrap() []connector.KVConnector { return m.children }
 
-type leasingWrapper struct {
+type checkedWrapper struct {
 	wrapper
-	lease time.Duration
+	health error
 }
 
-func (l leasingWrapper) Lease() time.Duration { return l.lease }
+func (l checkedWrapper) HealthCheck(context.Context) error { return l.health }
 
 func TestAsFindsAnAbility(t *testing.T) {
-	one, two := leaser{lease: 1}, leaser{lease: 2}
+	errOne, errTwo, errOuter := errors.New("one"), errors.New("two"), errors.New("outer")
+	one, two := checked{health: errOne}, checked{health: errTwo}
 	for _, c := range []struct {
 		rule string
 		c    connector.KVConnector
-		want time.Duration // 0: not found
+		want error // nil: not found
 	}{
-		{"in the connector itself", one, 1},
-		{"in what it wraps", wrapper{inner: one}, 1},
-		{"through several wrappers", wrapper{inner: wrapper{inner: one}}, 1},
-		{"in the outer one first", leasingWrapper{wrapper{inner: one}, 7}, 7},
-		{"in the first child that has it", multi{children: []connector.KVConnector{fake{}, two, one}}, 2},
-		{"depth first", multi{children: []connector.KVConnector{wrapper{inner: one}, two}}, 1},
-		{"nowhere", multi{children: []connector.KVConnector{fake{}, wrapper{inner: fake{}}}}, 0},
-		{"nowhere, without children", multi{}, 0},
-		{"nowhere, wrapping nothing", wrapper{}, 0},
-		{"nowhere, plain", fake{}, 0},
-		{"nowhere, nil", nil, 0},
+		{"in the connector itself", one, errOne},
+		{"in what it wraps", wrapper{inner: one}, errOne},
+		{"through several wrappers", wrapper{inner: wrapper{inner: one}}, errOne},
+		{"in the outer one first", checkedWrapper{wrapper{inner: one}, errOuter}, errOuter},
+		{"in the first child that has it", multi{children: []connector.KVConnector{fake{}, two, one}}, errTwo},
+		{"depth first", multi{children: []connector.KVConnector{wrapper{inner: one}, two}}, errOne},
+		{"nowhere", multi{children: []connector.KVConnector{fake{}, wrapper{inner: fake{}}}}, nil},
+		{"nowhere, without children", multi{}, nil},
+		{"nowhere, wrapping nothing", wrapper{}, nil},
+		{"nowhere, plain", fake{}, nil},
+		{"nowhere, nil", nil, nil},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			l, ok := connector.As[connector.Leaser](c.c)
-			assert.Equal(t, c.want != 0, ok)
+			h, ok := connector.As[connector.HealthChecker](c.c)
+			assert.Equal(t, c.want != nil, ok)
 			if ok {
-				assert.Equal(t, c.want, l.Lease())
+				assert.Equal(t, c.want, h.HealthCheck(t.Context()))
 			}
 		})
 	}

@@ -16,16 +16,14 @@ import (
 // Rules, which package connectortest checks, and more besides:
 //
 //  1. It is an immutable value: all methods may be called concurrently, for any number of sessions.
-//  2. Name is lower case and constant; Order is constant.
+//  2. Traits are constant.
 //  3. Prefill and Decode only edit the leg they are given. They do not dial, block or keep the session.
 //  4. Nothing of the client's own transfer members reaches an engine; the flow has removed them before either call.
 //  5. An error of Decode that is [ErrNoTransfer] means that P's answer holds no usable handoff. The flow then never sends
 //     the decode leg as it is.
 type KVConnector interface {
-	// Name is the name the connector is registered under.
-	Name() string
-	// Order says how the legs stand in time.
-	Order() Order
+	// Traits declares what is constant about the connector. A flow asks for them once, when it is built.
+	Traits() Traits
 	// Prefill edits the prefill leg, which starts as the client's request without transfer members.
 	Prefill(ctx context.Context, s *Session, leg *Leg) error
 	// Decode edits the decode leg, which starts the same way. p is nil unless P answered before.

@@ -33,8 +33,8 @@ func (e *EndpointError) Error() string {
 	return fmt.Sprintf("endpoint %s: attribute %s %s", e.Endpoint, e.Attribute, e.Problem)
 }
 
-// UnsupportedError says that a pair of engines cannot carry a request that other pairs of the protocol may: one that an [Unsupporter], which
-// sees no engine, lets pass. The flow goes by its policy, as with an Unsupporter's reason.
+// UnsupportedError says that two engines cannot carry a request together: by the protocol ([RequestChecker], [Traits.CheckRequest]), or
+// this pair of engines, which a describer knows. The flow goes by its policy: one engine serves the request whole, or it is refused.
 type UnsupportedError struct {
 	Member string // the member of the request, or the header, that prevents it
 }

@@ -23,13 +23,15 @@ type shelf struct {
 	keep  time.Duration
 }
 
-func (*shelf) Name() string { return "shelf" }
-
-// Order: D can only take what P has put there.
-func (*shelf) Order() connector.Order { return connector.PrefillThenDecode }
-
-// Lease tells the flow not to send decode once the store has forgotten the key. It is an optional ability.
-func (s *shelf) Lease() time.Duration { return s.keep }
+// Traits declares what is constant. The lease tells the flow not to send decode once the store has forgotten the key.
+func (s *shelf) Traits() connector.Traits {
+	return connector.Traits{
+		Name:    "shelf",
+		Members: []string{connector.ParamsMember},
+		Handoff: connector.Handoff{Member: "shelf_stored"},
+		Lease:   s.keep,
+	}
+}
 
 // Prefill asks P for one token, and where to put the KV. The session's ID is new for every attempt.
 func (s *shelf) Prefill(_ context.Context, session *connector.Session, leg *connector.Leg) error {
@@ -81,7 +83,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(c.Name(), c.Order())
+	fmt.Println(c.Traits().Name, c.Traits().Order)
 
 	// What the flow does with it: it lets the connector describe both legs, and sends them.
 	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":50,"stream":true}`))

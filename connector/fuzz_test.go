@@ -55,7 +55,7 @@ func FuzzLegs(f *testing.F) {
 		}
 		s := connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 		for _, c := range []connector.KVConnector{h, n} {
-			_ = c.(connector.Unsupporter).Unsupported(s.Request)
+			_ = connector.CheckRequest(c, s.Request)
 			prefill, decode := connector.NewLeg(r), connector.NewLeg(r)
 			require.NoError(t, c.Prefill(context.Background(), s, prefill))
 			require.NoError(t, c.Decode(context.Background(), s, answer, decode))
@@ -86,7 +86,7 @@ func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector,
 	params, ok := d.Get("kv_transfer_params")
 	handoff, _ := answer.Field("kv_transfer_params")
 	switch {
-	case c.Name() == "http":
+	case c.Traits().Name == "http":
 		require.False(t, ok)
 	case ok && string(params) != string(handoff):
 		require.True(t, gjson.GetBytes(params, "do_remote_decode").Bool(), "either P's handoff or the connector's own request for one: %s", params)

@@ -20,7 +20,7 @@ func TestOpenByNameAndByClassName(t *testing.T) {
 	} {
 		c, err := connector.Open(connector.Spec{Type: typ})
 		require.NoError(t, err, typ)
-		assert.Equal(t, want, c.Name(), typ)
+		assert.Equal(t, want, c.Traits().Name, typ)
 		assert.Equal(t, want, connector.Resolve(typ, nil))
 	}
 }

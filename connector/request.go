@@ -27,8 +27,9 @@ type Request struct {
 	strip []jsonedit.Edit // every leg starts with these: the client's own transfer members go
 }
 
-// transferMembers carry transfer instructions. They are never believed from a client: whoever sets them chooses whose memory
-// an engine reads (or kills it, captures/README.md §2.1).
+// transferMembers carry the transfer instructions of the protocols that pdkit knows. They are never believed from a client, whichever
+// connector serves it: whoever sets them chooses whose memory an engine reads (or kills it, captures/README.md §2.1). What else a connector
+// uses, it declares: [Traits], Members.
 var transferMembers = []string{
 	"kv_transfer_params", "ec_transfer_params", "disaggregated_params",
 	"bootstrap_host", "bootstrap_port", "bootstrap_room",
@@ -52,10 +53,12 @@ func ParseRequest(api API, body []byte) (*Request, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := r.stripTransfer(); err != nil {
-		return nil, err
+	for _, name := range ids {
+		if _, ok := r.doc.Get(name); ok {
+			r.strip = append(r.strip, jsonedit.Edit{Name: name, Delete: true})
+		}
 	}
-	return r, nil
+	return r.without(transferMembers, true)
 }
 
 func bodyError(err error) error {
@@ -160,62 +163,133 @@ func isInteger(raw []byte) bool {
 	return err == nil && f == math.Trunc(f)
 }
 
-func (r *Request) stripTransfer() error {
-	for _, name := range transferMembers {
-		if _, ok := r.doc.Get(name); ok {
-			r.strip = append(r.strip, jsonedit.Edit{Name: name, Delete: true})
+// Without returns the request without a client's own transfer members, each a path as in [Traits]: no leg of it carries them. It is r itself,
+// and nothing is allocated, where the body has none. Top-level members go wherever vLLM reads them again, too: inside of vllm_xargs and
+// sampling_params, and of extra_args in these. Those of the protocols that pdkit knows have gone before. The error is a *[RequestError]:
+// an object on the way names a member twice, so that engines might read another one than was removed.
+func (r *Request) Without(members []string) (*Request, error) { return r.without(members, false) }
+
+// without looks into the objects in which vLLM reads members again whatever they hold, if strict: a malformed one is refused.
+func (r *Request) without(members []string, strict bool) (*Request, error) {
+	out := r
+	change := func(e jsonedit.Edit) {
+		if out == r {
+			clone := *r
+			clone.strip = slices.Clone(r.strip)
+			out = &clone
 		}
+		if i := slices.IndexFunc(out.strip, func(was jsonedit.Edit) bool { return was.Name == e.Name }); i >= 0 {
+			out.strip[i] = e
+			return
+		}
+		out.strip = append(out.strip, e)
 	}
-	for _, name := range ids {
-		if _, ok := r.doc.Get(name); ok {
-			r.strip = append(r.strip, jsonedit.Edit{Name: name, Delete: true})
+	for _, path := range members {
+		name, below, nested := strings.Cut(path, ".")
+		raw, ok := out.kept(name)
+		if !ok {
+			continue
+		}
+		if !nested {
+			change(jsonedit.Edit{Name: name, Delete: true})
+			continue
+		}
+		clean, err := stripPath(raw, below)
+		if err != nil {
+			return nil, nestedError(name, err)
+		}
+		if clean != nil {
+			change(jsonedit.Edit{Name: name, Value: clean})
 		}
 	}
 	for _, holder := range transferHolders {
-		raw, ok := r.doc.Get(holder)
-		if !ok || jsonedit.Kind(raw) != jsonedit.Object {
+		raw, ok := out.kept(holder)
+		if !ok {
 			continue
 		}
-		clean, changed, err := stripHolder(raw, true)
+		clean, err := stripHolder(raw, members, strict, true)
 		if err != nil {
-			return nestedError(holder, err)
+			return nil, nestedError(holder, err)
 		}
-		if changed {
-			r.strip = append(r.strip, jsonedit.Edit{Name: holder, Value: clean})
+		if clean != nil {
+			change(jsonedit.Edit{Name: holder, Value: clean})
 		}
 	}
-	return nil
+	return out, nil
 }
 
-// stripHolder removes transfer members from vllm_xargs or sampling_params and, withExtra, from the extra_args inside. No engine reads
-// them any deeper; following extra_args further would let a body nested 10,000 deep cost as many passes over itself.
-func stripHolder(raw []byte, withExtra bool) (out []byte, changed bool, err error) {
+// kept returns a top-level member as legs start with it.
+func (r *Request) kept(name string) ([]byte, bool) {
+	for i := range r.strip {
+		if r.strip[i].Name == name {
+			return r.strip[i].Value, !r.strip[i].Delete
+		}
+	}
+	return r.doc.Get(name)
+}
+
+// stripPath removes a nested member from an object. It returns nil if there is nothing to remove.
+func stripPath(raw []byte, path string) ([]byte, error) {
+	name, below, nested := strings.Cut(path, ".")
+	if jsonedit.Kind(raw) != jsonedit.Object || !mayName(raw, name) {
+		return nil, nil
+	}
 	d, err := jsonedit.Parse(raw)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	out = raw
-	for _, name := range transferMembers {
-		if _, ok := d.Get(name); ok {
-			if out, err = jsonedit.DeleteIn(out, name); err != nil {
-				return nil, false, err
+	inner, ok := d.Get(name)
+	switch {
+	case !ok:
+		return nil, nil
+	case !nested:
+		return jsonedit.DeleteIn(raw, name)
+	}
+	clean, err := stripPath(inner, below)
+	if err != nil {
+		return nil, nestedError(name, err)
+	}
+	if clean == nil {
+		return nil, nil
+	}
+	return jsonedit.SetIn(raw, name, clean)
+}
+
+// stripHolder removes top-level transfer members from vllm_xargs or sampling_params and, withExtra, from the extra_args inside. It returns
+// nil if there is nothing to remove. No engine reads them any deeper; following extra_args further would let a body nested 10,000 deep cost
+// as many passes over itself.
+func stripHolder(raw []byte, members []string, strict, withExtra bool) (out []byte, err error) {
+	if jsonedit.Kind(raw) != jsonedit.Object || !strict && !slices.ContainsFunc(members, func(m string) bool { return mayName(raw, m) }) {
+		return nil, nil
+	}
+	d, err := jsonedit.Parse(raw)
+	if err != nil {
+		return nil, err
+	}
+	rest := raw
+	for _, name := range members {
+		if _, ok := d.Get(name); ok && !strings.Contains(name, ".") {
+			if rest, err = jsonedit.DeleteIn(rest, name); err != nil {
+				return nil, err
 			}
-			changed = true
+			out = rest
 		}
 	}
-	if extra, ok := d.Get("extra_args"); ok && withExtra && jsonedit.Kind(extra) == jsonedit.Object {
-		clean, inner, err := stripHolder(extra, false)
+	if extra, ok := d.Get("extra_args"); ok && withExtra {
+		clean, err := stripHolder(extra, members, strict, false)
 		if err != nil {
-			return nil, false, nestedError("extra_args", err)
+			return nil, nestedError("extra_args", err)
 		}
-		if inner {
-			changed = true
-			if out, err = jsonedit.SetIn(out, "extra_args", clean); err != nil {
-				return nil, false, err
-			}
+		if clean != nil {
+			return jsonedit.SetIn(rest, "extra_args", clean)
 		}
 	}
-	return out, changed, nil
+	return out, nil
+}
+
+// mayName reports whether a value can have a member of that name somewhere: its text stands there, or one is written with escapes.
+func mayName(raw []byte, name string) bool {
+	return bytes.Contains(raw, []byte(name)) || bytes.IndexByte(raw, '\\') >= 0
 }
 
 // Field returns the raw value of a top-level member as the client sent it. A member that is null is absent.
@@ -241,56 +315,37 @@ func (r *Request) sampling(name string) (json.RawMessage, bool) {
 	return field(d, name)
 }
 
-// Unsupported says why a request cannot be carried by two engines at all, or "": the name of the member that prevents
-// it. singleUse tells that the handoff can be read only once, so that several answers to one prompt cannot share it.
-//
-//   - prompt, prompt_embeds: several prompts in one body; P answers with the handoff of the first only (captures nixl/15);
-//   - prompt_logprobs, or echo with logprobs, or echo alone in a chat (which vLLM takes for prompt_logprobs): D computes the
-//     prompt itself, and the handoff is left to expire (nixl/16); prompt_logprob_token_ids and skip_reading_prefix_cache of
-//     /inference/v1/generate do the same (vllm/sampling_params.py);
-//   - truncate_prompt_tokens below 0, or truncation other than disabled of /v1/responses: the prompt is cut to what the limit
-//     of tokens leaves, which is another on each leg, and D answers wrongly to P's prompt (nixl/37c; vllm/renderers/params.py);
-//   - use_beam_search: the transfer members are lost on both legs (protocols/vllm.md §1.10);
-//   - n, best_of above 1 with a single-use handoff: the first reader frees the blocks (nixl/09);
-//   - background, previous_response_id of /v1/responses: the answer's state lives in one engine.
-func (r *Request) Unsupported(singleUse bool) (member string) {
-	if member = r.severalPrompts(); member != "" {
-		return member
-	}
-	if r.asks("prompt_logprobs") {
-		return "prompt_logprobs"
-	}
-	if r.truthy("echo") && (r.API == APIChat || r.asks("logprobs")) {
-		return "echo"
-	}
-	if r.API == APIGenerate && r.asks("prompt_logprob_token_ids") {
-		return "prompt_logprob_token_ids"
-	}
-	if r.API == APIGenerate && r.truthy("skip_reading_prefix_cache") {
-		return "skip_reading_prefix_cache"
-	}
-	if raw, ok := r.Field("truncate_prompt_tokens"); ok && bytes.HasPrefix(raw, []byte("-")) {
-		return "truncate_prompt_tokens"
-	}
-	if r.truthy("use_beam_search") {
-		return "use_beam_search"
-	}
-	if r.API == APIResponses {
-		if member = r.unsupportedResponse(); member != "" {
-			return member
+// uncarried returns the first member of [Traits.CheckRequest]'s list that a request has and that is not among carried, or "".
+func (r *Request) uncarried(singleUse bool, carried []string) (member string) {
+	found := func(name string, has bool) bool {
+		if has && name != "" && !slices.Contains(carried, name) {
+			member = name
 		}
+		return member != ""
 	}
-	if singleUse {
-		for _, name := range []string{"n", "best_of"} {
-			if r.above1(name) {
-				return name
-			}
-		}
+	switch {
+	case found(r.severalPrompts(), true),
+		found("prompt_logprobs", r.asks("prompt_logprobs")),
+		found("echo", r.truthy("echo") && (r.API == APIChat || r.asks("logprobs"))),
+		found("truncate_prompt_tokens", r.truncates()),
+		found("use_beam_search", r.truthy("use_beam_search")),
+		r.API == APIGenerate && (found("prompt_logprob_token_ids", r.asks("prompt_logprob_token_ids")) ||
+			found("skip_reading_prefix_cache", r.truthy("skip_reading_prefix_cache"))),
+		r.API == APIResponses && found(r.keptResponse(), true),
+		singleUse && (found("n", r.above1("n")) || found("best_of", r.above1("best_of"))):
 	}
-	return ""
+	return member
 }
 
-func (r *Request) unsupportedResponse() string {
+// truncates reports whether the prompt is cut to what the limit of tokens leaves.
+func (r *Request) truncates() bool {
+	raw, ok := r.Field("truncate_prompt_tokens")
+	return ok && bytes.HasPrefix(raw, []byte("-"))
+}
+
+// keptResponse returns the member of a /v1/responses request for which one engine must know the others of a conversation, or cut the
+// prompt by a limit of its own.
+func (r *Request) keptResponse() string {
 	if r.truthy("background") {
 		return "background"
 	}

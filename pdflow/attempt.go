@@ -52,7 +52,7 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
 	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode, isFinal: true}
 	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
-	if lease := x.f.lease; lease > 0 && a.twoLegs {
+	if lease := x.f.traits.Lease; lease > 0 && a.twoLegs {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
 	a.ctx, a.cancel = x.ctx, x.cancel
@@ -234,7 +234,7 @@ func (a *attempt) orphaned() bool {
 	if d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 {
 		return false
 	}
-	return a.f.orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
+	return a.f.traits.Orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
 }
 
 // lingering is how long a prefill may still run once the answer is through.

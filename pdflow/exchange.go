@@ -71,14 +71,11 @@ func (x *exchange) run() (*Body, *Error) {
 	if x.req.API == connector.APIUnknown {
 		return nil, &Error{Code: CodeInvalid, Connector: f.name, Param: "API", Message: "must be one of connector.APIs"}
 	}
-	for _, refuser := range f.refusers {
-		if err := refuser.CheckRequest(x.req); err != nil {
-			e := invalid(err)
-			e.Connector = f.name
-			return nil, e
-		}
+	member, e := x.check()
+	if e != nil {
+		return nil, e
 	}
-	if member := x.unsupported(); member != "" {
+	if member != "" {
 		return x.whole(member)
 	}
 	body, e := x.tries(ModeDisaggregated)
@@ -177,14 +174,24 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 	return nil, last
 }
 
-func (x *exchange) unsupported() string {
-	if x.given != nil && x.given.Prefill.URL == nil {
-		return ""
+// check returns the member for which two engines cannot carry the request together, or "". The error refuses the request however it would
+// be served.
+func (x *exchange) check() (member string, e *Error) {
+	alone := x.given != nil && x.given.Prefill.URL == nil
+	for i, c := range x.f.checkers {
+		err := c.CheckRequest(x.req)
+		unsupported, ok := errors.AsType[*connector.UnsupportedError](err)
+		switch {
+		case err == nil:
+		case !ok:
+			e = invalid(err)
+			e.Connector = x.f.name
+			return "", e
+		case i < x.f.ownCheckers && member == "" && !alone: // another flow's connector may not carry what this one's does
+			member = unsupported.Member
+		}
 	}
-	if u := x.f.unsupporter; u != nil {
-		return u.Unsupported(x.req)
-	}
-	return x.req.Unsupported(true)
+	return member, nil
 }
 
 // backoff waits between attempts: doubled per attempt, half of it random, so that clients of one failed engine do not
@@ -237,7 +244,7 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 		return *x.given, nil
 	}
 	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: mode != ModeDisaggregated, Connector: x.f.conn}
-	in.Both = x.f.pairOnly
+	in.Both = x.f.traits.PairOnly
 	if x.f.encoder != nil && !in.Single {
 		in.Encode = len(x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}))
 	}

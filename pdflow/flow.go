@@ -38,14 +38,12 @@ type Flow struct {
 	finisher    connector.Finisher
 	rewriter    connector.Rewriter
 	encoder     connector.Encoder
-	unsupporter connector.Unsupporter
-	refusers    []connector.RequestChecker
+	traits      connector.Traits
+	checkers    []connector.RequestChecker // the connector's own, which come first, and the options'
+	ownCheckers int
 	cleaner     connector.Cleaner
 	cold        connector.ColdDetector
 	checker     connector.PrefillChecker
-	orphans     bool // a decode leg without a prefill leaves something in the engines
-	pairOnly    bool // decode engines cannot serve alone
-	lease       time.Duration
 	limits      connector.Timeouts // in effect
 	retry       connector.Retry    // in effect
 
@@ -60,8 +58,10 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if c == nil || p == nil {
 		return nil, errors.New("pdflow: New needs a connector and a picker")
 	}
-	f := &Flow{name: c.Name(), conn: c, order: c.Order(), picker: p}
-	f.opts = options{maxBody: 32 << 20, pickWait: defaultPickWait, stepsLimit: defaultStepsLimit, errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
+	f := &Flow{conn: c, traits: c.Traits(), picker: p}
+	f.name, f.order = f.traits.Name, f.traits.Order
+	f.opts = options{maxBody: 32 << 20, pickWait: defaultPickWait, stepsLimit: defaultStepsLimit, errorHandler: WriteError,
+		logger: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
 		if o == nil {
 			return nil, errors.New("pdflow: New needs options that are not nil")
@@ -73,7 +73,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if err := f.findAbilities(); err != nil {
 		return nil, err
 	}
-	f.limits, f.retry = f.opts.timeouts.Resolve(f.lease), f.opts.retry.Resolve()
+	f.limits, f.retry = f.opts.timeouts.Resolve(f.traits.Lease), f.opts.retry.Resolve()
 	if f.opts.transport == nil {
 		f.owned = transport.New(nil)
 		f.opts.transport = f.owned
@@ -96,25 +96,17 @@ func (f *Flow) findAbilities() error {
 	f.finisher, _ = connector.As[connector.Finisher](f.conn)
 	f.rewriter, _ = connector.As[connector.Rewriter](f.conn)
 	f.encoder, _ = connector.As[connector.Encoder](f.conn)
-	f.unsupporter, _ = connector.As[connector.Unsupporter](f.conn)
-	f.refusers = f.opts.checkers
+	f.checkers = append(f.checkers, &f.traits)
 	if own, ok := connector.As[connector.RequestChecker](f.conn); ok {
-		f.refusers = append([]connector.RequestChecker{own}, f.refusers...)
+		f.checkers = append(f.checkers, own)
 	}
+	f.ownCheckers = len(f.checkers)
+	f.checkers = append(f.checkers, f.opts.checkers...)
 	f.cleaner, _ = connector.As[connector.Cleaner](f.conn)
 	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
 	f.checker, _ = connector.As[connector.PrefillChecker](f.conn)
-	if o, ok := connector.As[connector.Orphaner](f.conn); ok {
-		f.orphans = o.Orphans()
-	}
-	if p, ok := connector.As[connector.PairOnly](f.conn); ok {
-		f.pairOnly = p.PairOnly()
-	}
-	if f.pairOnly && f.opts.fallback == connector.FallbackDecode {
+	if f.traits.PairOnly && f.opts.fallback == connector.FallbackDecode {
 		return fmt.Errorf("pdflow: a decode engine of connector %s cannot serve alone: use FallbackError, or a fallback to another flow", f.name)
-	}
-	if l, ok := connector.As[connector.Leaser](f.conn); ok {
-		f.lease = l.Lease()
 	}
 	switch f.order {
 	case connector.PrefillThenDecode, connector.Together:
@@ -246,6 +238,11 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 		errors.As(err, &e)
 		return nil, e
 	}
+	req, err := c.req.Without(f.traits.Members) // a flow that falls back to this one has stripped its own
+	if err != nil {
+		return nil, invalid(err)
+	}
+	c.req = req
 	x := newExchange(ctx, f, c)
 	if !f.live.enter(x) {
 		e = &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}

@@ -106,8 +106,9 @@ func WithFallbackFlow(f *Flow) Option {
 	return optionFunc(func(o *options) error { o.fallbackFlow = f; return needs("WithFallbackFlow", f != nil, "a flow") })
 }
 
-// WithRequestCheckers refuses also what these refuse. It is for engines that flows of several connectors share: a request that would harm
-// an engine for the sake of one of its connectors does so whichever flow sends it.
+// WithRequestCheckers refuses also what these refuse with a [connector.RequestError]; what else they find goes unheeded. It is for engines
+// that flows of several connectors share: a request that would harm an engine for the sake of one of its connectors does so whichever flow
+// sends it.
 func WithRequestCheckers(checkers ...connector.RequestChecker) Option {
 	return optionFunc(func(o *options) error {
 		for _, c := range checkers {

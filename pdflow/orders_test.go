@@ -31,8 +31,10 @@ type fake struct {
 	decode  func(*connector.Session, *connector.PrefillResult, *connector.Leg) error
 }
 
-func (*fake) Name() string             { return "fake" }
-func (f *fake) Order() connector.Order { return f.order }
+func (f *fake) Traits() connector.Traits {
+	return connector.Traits{Name: "fake", Order: f.order, APIs: connector.APIs()}
+}
+
 func (f *fake) Prefill(_ context.Context, s *connector.Session, l *connector.Leg) error {
 	l.Normalize()
 	if f.prefill != nil {

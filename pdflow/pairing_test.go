@@ -24,8 +24,11 @@ import (
 // lonely leaves orphans, like Mooncake, and its decode engines cannot serve alone, like SGLang's.
 type lonely struct{ fake }
 
-func (*lonely) Orphans() bool  { return true }
-func (*lonely) PairOnly() bool { return true }
+func (l *lonely) Traits() connector.Traits {
+	t := l.fake.Traits()
+	t.Orphans, t.PairOnly = true, true
+	return t
+}
 
 // nobody returns an address at which nobody answers.
 func nobody(t *testing.T) string {

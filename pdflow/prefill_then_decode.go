@@ -27,8 +27,8 @@ func (a *attempt) prefillThenDecode() (*Body, *Error) {
 
 // decodeAfter describes and sends decode once P has answered, if the handoff is still young enough.
 func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
-	if a.f.lease > 0 {
-		a.leaseUntil(p.At.Add(a.f.lease))
+	if a.f.traits.Lease > 0 {
+		a.leaseUntil(p.At.Add(a.f.traits.Lease))
 	}
 	leg := connector.NewLeg(a.x.req)
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, p, leg) }); e != nil {

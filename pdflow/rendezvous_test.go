@@ -133,7 +133,7 @@ var clients = []struct {
 }
 
 // eachClient runs a test with each way to send requests. limits are the flow's.
-func eachClient(t *testing.T, c connector.KVConnector, limits pdflow.Timeouts, test func(t *testing.T, x *scripted, n *network, http2 bool)) {
+func eachClient(t *testing.T, c connector.KVConnector, limits connector.Timeouts, test func(t *testing.T, x *scripted, n *network, http2 bool)) {
 	for _, client := range clients {
 		t.Run(client.name, func(t *testing.T) {
 			n := newNetwork()
@@ -166,7 +166,7 @@ func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 	c := &orphaning{fake{order: connector.Together}}
 	for _, down := range []pdflow.LegKind{pdflow.LegPrefill, pdflow.LegDecode, ""} {
 		t.Run("down: "+string(down), func(t *testing.T) {
-			eachClient(t, c, pdflow.DefaultTimeouts(), func(t *testing.T, x *scripted, n *network, http2 bool) {
+			eachClient(t, c, connector.Timeouts{}, func(t *testing.T, x *scripted, n *network, http2 bool) {
 				here, there := x.pair.Prefill.URL.Host, x.pair.Decode.URL.Host
 				if down == pdflow.LegDecode {
 					here, there = there, here
@@ -195,7 +195,7 @@ func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 // The age counts when the request leaves, not when it was made: reaching D may take longer than the handoff lives, and a
 // real engine then answers 200 with another prompt's text.
 func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
-	limits := pdflow.DefaultTimeouts()
+	limits := connector.Timeouts{}
 	limits.Handoff = 100 * time.Millisecond
 	eachClient(t, &fake{}, limits, func(t *testing.T, x *scripted, n *network, http2 bool) {
 		d := x.pair.Decode.URL.Host

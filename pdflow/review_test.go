@@ -172,7 +172,7 @@ func TestAConnectorIsStartedOnceAndOutlivesItsFirstClient(t *testing.T) {
 // crashing panics wherever it is asked.
 type crashing struct{ fake }
 
-func (*crashing) Unsupported(*connector.Request) string { panic("boom") }
+func (*crashing) CheckRequest(*connector.Request) error { panic("boom") }
 
 type crashingObserver struct{}
 

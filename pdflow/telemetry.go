@@ -175,7 +175,7 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	switch {
 	case a.out.Err == nil && p != nil:
 		t.kvTokens.Add(a.x.client, a.out.KVTokens, t.base)
-	case p != nil && a.f.lease > 0 && a.out.Decode.Status == 0:
+	case p != nil && a.f.traits.Lease > 0 && a.out.Decode.Status == 0:
 		t.expired.Add(a.x.client, 1, t.base) // nobody read P's blocks: they wait for the lease
 	}
 }

@@ -35,7 +35,7 @@ func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
 			}
 			c, err := connector.Open(connector.Spec{Type: typ, Config: config})
 			require.NoError(t, err)
-			assert.Equal(t, want, c.Name())
+			assert.Equal(t, want, c.Traits().Name)
 		})
 	}
 }

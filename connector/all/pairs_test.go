@@ -97,12 +97,10 @@ func wrapped(t *testing.T, c connector.KVConnector) connector.KVConnector {
 // meet asks as pickers do: only about attributes that both engines have.
 func meet(t *testing.T, c connector.KVConnector, engines string) bool {
 	t.Helper()
-	p, ok := connector.As[connector.Pairer](c)
-	require.True(t, ok)
 	prefill, decode, ok := strings.Cut(engines, "|")
 	require.True(t, ok)
 	a, b := attributes(prefill), attributes(decode)
-	return !slices.ContainsFunc(p.PairRules(), func(r connector.PairRule) bool {
+	return !slices.ContainsFunc(c.Traits().PairRules, func(r connector.PairRule) bool {
 		return a[r.Attribute] != "" && b[r.Attribute] != "" && !r.Compatible(a[r.Attribute], b[r.Attribute])
 	})
 }
@@ -146,9 +144,7 @@ func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
 		}
 		c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(needed[name])})
 		require.NoError(t, err)
-		p, ok := connector.As[connector.Pairer](c)
-		require.True(t, ok)
-		for _, r := range p.PairRules() {
+		for _, r := range c.Traits().PairRules {
 			want = append(want, r.Attribute)
 		}
 		assert.ElementsMatch(t, want, told, "connector/%s/README.md", dir)

@@ -155,7 +155,7 @@ func legs(name string, configs []json.RawMessage) (list []string) {
 		if err != nil {
 			continue // of those that need settings, and of golden exchanges about them
 		}
-		if text := orders[c.Order()]; !slices.Contains(list, text) {
+		if text := orders[c.Traits().Order]; !slices.Contains(list, text) {
 			list = append(list, text)
 		}
 	}

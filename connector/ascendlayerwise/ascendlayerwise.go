@@ -68,18 +68,24 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "ascend-layerwise".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.DecodeThenPrefill]: P needs the blocks that D has set aside.
-func (*Connector) Order() connector.Order { return connector.DecodeThenPrefill }
-
-// PairRules say: P's tensor-parallel size is a multiple of D's (Design_Documents/disaggregated_prefill.md, Limitations), and D's block size one
+// Traits declares the protocol. P needs the blocks that D has set aside, and there is one callback per prompt and answer. A D whose P
+// failed waits for KV for ever, and keeps its blocks until the transfer ends even if its client leaves (vllm-project/vllm#46283).
+//
+// The rules: P's tensor-parallel size is a multiple of D's (Design_Documents/disaggregated_prefill.md, Limitations), and D's block size one
 // of P's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{ascendengine.TPRule(), connector.DecodeMultiple(connector.AttrBlockSize)}
+func (*Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:         Name,
+		Order:        connector.DecodeThenPrefill,
+		Members:      []string{connector.ParamsMember},
+		EndsByLength: true,
+		OwnRequestID: true,
+		Orphans:      true,
+		PairRules:    []connector.PairRule{ascendengine.TPRule(), connector.DecodeMultiple(connector.AttrBlockSize)},
+	}
 }
 
+// Name returns "ascend-layerwise".
 // Start listens for callbacks. Connectors that name one address share its listener; each Start needs a Close.
 func (c *Connector) Start(ctx context.Context) error {
 	c.mu.Lock()
@@ -189,23 +195,12 @@ func (c *Connector) CheckPrefill(s *connector.Session, _ *connector.PrefillResul
 	return nil
 }
 
-// Orphans is true: a D whose P failed waits for KV for ever, and keeps its blocks until the transfer ends even if its client leaves
-// (vllm-project/vllm#46283).
-func (*Connector) Orphans() bool { return true }
-
-// Unsupported knows that there is one callback per prompt and answer, and that of a response with tools that the engine runs itself each
-// turn would be a request, and a callback, of its own.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	if member := r.Unsupported(true); member != "" {
-		return member
-	}
+// CheckRequest knows that each turn of a response with tools that the engine runs itself would be a request, and a callback, of its own.
+func (*Connector) CheckRequest(r *connector.Request) error {
 	if r.API == connector.APIResponses && hasBuiltinTool(r) {
-		return "tools"
+		return &connector.UnsupportedError{Member: "tools"}
 	}
-	return ""
+	return nil
 }
 
 func hasBuiltinTool(r *connector.Request) bool {

@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -45,7 +45,7 @@ func callbackID(body []byte) (id string, ok bool) {
 // remote_tp_size its worker reckons with nothing, and a remote_cached_tokens that is missing ends the scheduler. Sizes may be absent, since
 // older engines of both sides knew none. blocks is how many blocks D waits for: with none, P has nothing to push.
 func checkCallback(body json.RawMessage) (blocks int, err error) {
-	o := kvparams.Read(body, "remote_block_ids")
+	o := handoff.Read(body, "remote_block_ids")
 	o.Text("request_id")
 	o.True("do_remote_decode")
 	o.NotTrue("do_remote_prefill")

@@ -22,6 +22,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -336,14 +337,11 @@ func TestSessionsAtOnceGetTheirOwnCallbacks(t *testing.T) {
 func TestAbilities(t *testing.T) {
 	c, err := connector.Open(connector.Spec{Type: "MooncakeLayerwiseConnector"})
 	require.NoError(t, err)
-	assert.Equal(t, "ascend-layerwise", c.Name())
-	assert.Equal(t, connector.DecodeThenPrefill, c.Order())
-	o, isOrphaner := connector.As[connector.Orphaner](c)
-	require.True(t, isOrphaner)
-	assert.True(t, o.Orphans())
+	assert.Equal(t, "ascend-layerwise", c.Traits().Name)
+	assert.Equal(t, connector.DecodeThenPrefill, c.Traits().Order)
+	assert.True(t, c.Traits().Orphans)
 	var zero ascendlayerwise.Connector
 	require.Error(t, zero.Decode(t.Context(), session(t, connector.APIChat, `{}`), nil, nil), "without an address to give")
-	u, _ := connector.As[connector.Unsupporter](c)
 	for body, member := range map[string]string{
 		`{"tools":[{"type":"function"}]}`:                              "",
 		`{"tools":[{"type":"function"},{"type":"code_interpreter"}]}`:  "tools",
@@ -352,10 +350,10 @@ func TestAbilities(t *testing.T) {
 		`{"tools":null}`: "",
 		`{"tools":[{"type":"mcp","server_url":"http://tools.example/x"}]}`: "tools",
 	} {
-		assert.Equal(t, member, u.Unsupported(session(t, connector.APIResponses, body).Request), body)
+		assert.Equal(t, member, uncarried.Member(c, session(t, connector.APIResponses, body).Request), body)
 	}
-	assert.Equal(t, "prompt", u.Unsupported(session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
-	assert.Equal(t, connector.ParamsMember, u.Unsupported(session(t, connector.APISGLang, `{"text":"a"}`).Request))
+	assert.Equal(t, "prompt", uncarried.Member(c, session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
+	assert.Equal(t, connector.ParamsMember, uncarried.Member(c, session(t, connector.APISGLang, `{"text":"a"}`).Request))
 }
 
 func TestCallbackURLs(t *testing.T) {

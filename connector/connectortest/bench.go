@@ -53,7 +53,7 @@ type measuredLeg struct {
 func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 	c, s := m.Connector, m.Session
 	if m.Name == "" {
-		m.Name = c.Name()
+		m.Name = c.Traits().Name
 	}
 	answer := m.Answer
 	if answer == nil {
@@ -91,7 +91,8 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 	}
 	first := leg(func(l *connector.Leg) error { return c.Decode(ctx, s, nil, l) })
 	decode := first // sent before P has answered, by some orders
-	if o := c.Order(); o == connector.PrefillThenDecode || o == connector.DecodeFirst {
+	order := c.Traits().Order
+	if order == connector.PrefillThenDecode || order == connector.DecodeFirst {
 		decode = leg(func(l *connector.Leg) error {
 			if finisher != nil {
 				if _, final := finisher.Final(s, p); final {
@@ -105,7 +106,7 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 		{name: "prefill", described: prefill, plain: leg(plainPrefill)},
 		{name: "decode", described: decode, plain: leg(plainDecode)},
 	}
-	if c.Order() == connector.DecodeFirst {
+	if order == connector.DecodeFirst {
 		list = append(list, &measuredLeg{name: "first-try", described: first, plain: leg(plainDecode)})
 	}
 	return list

@@ -49,7 +49,7 @@ func Fuzz(f *testing.F, h Harness) {
 		}
 	}
 	f.Fuzz(func(ft *testing.T, api byte, body, answer []byte) {
-		u := &trial{Harness: t.Harness, ctx: ft.Context(), c: t.c, started: t.started}
+		u := &trial{Harness: t.Harness, ctx: ft.Context(), c: t.c, traits: t.traits, started: t.started}
 		if err := u.fuzz(connector.API(api%byte(len(connector.APIs())+1)), body, answer); err != nil {
 			ft.Error(err)
 		}

@@ -140,7 +140,10 @@ func (g *golden) check(ctx context.Context, factory func(json.RawMessage) (conne
 	if err != nil {
 		return err
 	}
-	t := &trial{ctx: ctx, c: c}
+	t := &trial{ctx: ctx, c: c, traits: c.Traits()}
+	if s.Request, err = s.Request.Without(t.traits.Members); err != nil { // as the flow does it
+		return err
+	}
 	if reason := t.unsupported(s.Request); reason != g.Want.Unsupported {
 		return fmt.Errorf("the request is unsupported for %q, want %q", reason, g.Want.Unsupported)
 	} else if reason != "" {

@@ -131,6 +131,7 @@ type trial struct {
 	Harness
 	ctx     context.Context
 	c       connector.KVConnector
+	traits  connector.Traits
 	started bool
 
 	mu    sync.Mutex
@@ -146,6 +147,7 @@ func (h Harness) newTrial(ctx context.Context, start bool) (*trial, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making one with the harness's Config: %w", err)
 	}
+	t.traits = t.c.Traits()
 	if s, ok := connector.As[connector.Starter](t.c); ok && start {
 		if err := guard(func() error { return s.Start(ctx) }); err != nil {
 			return nil, fmt.Errorf("calling Start: %w", err)
@@ -198,6 +200,9 @@ var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // session makes session number n of a request.
 func (t *trial) session(r *connector.Request, n int) *connector.Session {
+	if clean, err := r.Without(t.traits.Members); err == nil { // as the flow does it
+		r = clean
+	}
 	s := connector.NewSessionWith(random(n), r, requestCanary, t.Prefill, t.Decode)
 	s.CreatedAt = began
 	s.Header = map[string][]string{"Content-Type": {"application/json"}, "X-Request-Id": {requestCanary}}
@@ -218,8 +223,8 @@ func request(s sample) (*connector.Request, error) {
 
 // unsupported is what the flow asks before it makes a session.
 func (t *trial) unsupported(r *connector.Request) string {
-	if u, ok := connector.As[connector.Unsupporter](t.c); ok {
-		return u.Unsupported(r)
+	if u, ok := errors.AsType[*connector.UnsupportedError](connector.CheckRequest(t.c, r)); ok {
+		return u.Member
 	}
-	return r.Unsupported(true)
+	return ""
 }

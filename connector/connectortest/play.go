@@ -132,7 +132,7 @@ func (t *trial) both(p *played, m means) error {
 			p.s.SetEvent(m.event(p.s))
 		}
 	}
-	switch t.c.Order() {
+	switch t.traits.Order {
 	case connector.Together:
 		if err := t.decodeLeg(p, nil); err != nil {
 			return err

@@ -92,7 +92,7 @@ func (t *trial) refuses(r *connector.Request, n int, b mutant) error {
 
 // refusesNone describes decode without an answer, which an order that has one never does.
 func (t *trial) refusesNone() error {
-	if t.c.Order() != connector.PrefillThenDecode {
+	if t.traits.Order != connector.PrefillThenDecode {
 		return nil
 	}
 	r, err := request(plain(t.APIs[0]))

@@ -136,20 +136,17 @@ func (t *trial) agree(what string, r *connector.Request) error {
 		return fmt.Errorf("%s: %w", what, playErr)
 	}
 	var told error
-	checker, ok := connector.As[connector.EndpointChecker](t.c)
-	if ok {
-		for _, e := range []discovery.Endpoint{t.Prefill, t.Decode} {
-			err := guard(func() error { return checker.CheckEndpoint(e) })
-			if panicked(err) {
-				return fmt.Errorf("%s: CheckEndpoint: %w", what, err)
-			}
-			for _, fe := range config.FieldErrors(err) {
-				if !strings.HasPrefix(fe.Path, "attributes.") && !strings.HasPrefix(fe.Path, "attributes[") {
-					return fmt.Errorf("%s: CheckEndpoint's fault has the path %q, which does not begin with attributes", what, fe.Path)
-				}
-			}
-			told = errors.Join(told, err)
+	for _, e := range []discovery.Endpoint{t.Prefill, t.Decode} {
+		err := guard(func() error { return connector.CheckEndpoint(t.c, e) })
+		if panicked(err) {
+			return fmt.Errorf("%s: CheckEndpoint: %w", what, err)
 		}
+		for _, fe := range config.FieldErrors(err) {
+			if !strings.HasPrefix(fe.Path, "attributes.") && !strings.HasPrefix(fe.Path, "attributes[") {
+				return fmt.Errorf("%s: CheckEndpoint's fault has the path %q, which does not begin with attributes", what, fe.Path)
+			}
+		}
+		told = errors.Join(told, err)
 	}
 	if playErr == nil {
 		return nil // what only a configuration check minds may still work
@@ -160,10 +157,8 @@ func (t *trial) agree(what string, r *connector.Request) error {
 		return fmt.Errorf("%s: want an EndpointError, got: %w", what, playErr)
 	case bad.Endpoint != t.Prefill.ID && bad.Endpoint != t.Decode.ID:
 		return fmt.Errorf("%s: the EndpointError names %q, which is neither engine's ID", what, bad.Endpoint)
-	case !ok:
-		return fmt.Errorf("%s: the legs fail, so it must be an EndpointChecker for configuration checks: %w", what, playErr)
 	case told == nil:
-		return fmt.Errorf("%s: CheckEndpoint says nothing, but the legs fail: %w", what, playErr)
+		return fmt.Errorf("%s: CheckEndpoint and Traits' Attributes say nothing, but the legs fail: %w", what, playErr)
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func checkName(t *trial) error {
-	name := t.c.Name()
+	name := t.traits.Name
 	if name == "" || name != strings.ToLower(name) || strings.ContainsAny(name, " \t\n") {
 		return fmt.Errorf("its Name is %q: want lower case, without spaces", name)
 	}
@@ -20,7 +20,7 @@ func checkName(t *trial) error {
 	if err != nil {
 		return fmt.Errorf("a second New: %w", err)
 	}
-	if n := t.c.Name(); n != name || again.Name() != name {
+	if n := t.c.Traits().Name; n != name || again.Traits().Name != name {
 		return fmt.Errorf("its Name is %q once and %q then", name, n)
 	}
 	registered := slices.Contains(connector.Names(), name)
@@ -36,33 +36,29 @@ func checkName(t *trial) error {
 	if err != nil {
 		return fmt.Errorf("opening the registered name: %w", err)
 	}
-	if opened.Name() != name {
-		return fmt.Errorf("what is registered as %q has the name %q", name, opened.Name())
+	if n := opened.Traits().Name; n != name {
+		return fmt.Errorf("what is registered as %q has the name %q", name, n)
 	}
 	return nil
 }
 
 func checkOrder(t *trial) error {
-	order := t.c.Order()
+	order := t.traits.Order
 	if order > connector.DecodeThenPrefill {
 		return fmt.Errorf("its Order is %d: unknown", order)
 	}
 	for range 3 {
-		if now := t.c.Order(); now != order {
+		if now := t.c.Traits().Order; now != order {
 			return fmt.Errorf("its Order is %s once and %s then", order, now)
 		}
 	}
-	if f, ok := connector.As[connector.Flexible](t.c); ok {
-		for _, o := range f.Orders() {
-			if o > connector.DecodeThenPrefill {
-				return fmt.Errorf("its Orders has %d: unknown", o)
-			}
+	for _, o := range t.traits.OtherOrders {
+		if o > connector.DecodeThenPrefill {
+			return fmt.Errorf("its OtherOrders has %d: unknown", o)
 		}
 	}
-	if l, ok := connector.As[connector.Leaser](t.c); ok {
-		if lease := l.Lease(); lease < 0 || l.Lease() != lease {
-			return errors.New("its Lease is negative or not constant")
-		}
+	if lease := t.traits.Lease; lease < 0 || t.c.Traits().Lease != lease {
+		return errors.New("its Lease is negative or not constant")
 	}
 	_, cold := connector.As[connector.ColdDetector](t.c)
 	_, expects := connector.As[connector.Expecter](t.c)

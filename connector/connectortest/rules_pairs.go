@@ -19,15 +19,11 @@ var pairValues = []string{
 }
 
 func checkPairs(t *trial) error {
-	p, ok := connector.As[connector.Pairer](t.c)
-	if !ok {
-		return notApplicable("it is no Pairer: any two engines can exchange KV")
-	}
-	rules := p.PairRules()
+	rules := t.traits.PairRules
 	if len(rules) == 0 {
 		return notApplicable("its PairRules are none: any two engines can exchange KV")
 	}
-	again := p.PairRules()
+	again := t.c.Traits().PairRules
 	if len(again) != len(rules) {
 		return fmt.Errorf("it has %d PairRules once and %d then", len(rules), len(again))
 	}
@@ -36,11 +32,11 @@ func checkPairs(t *trial) error {
 		seen[r.Attribute] = true
 		switch {
 		case r.Attribute == "" || strings.ContainsFunc(r.Attribute, func(c rune) bool { return c <= ' ' || c == ',' }):
-			return fmt.Errorf("PairRules()[%d] is about an attribute %q, which no list can have", i, r.Attribute)
+			return fmt.Errorf("PairRules[%d] is about an attribute %q, which no list can have", i, r.Attribute)
 		case r.Compatible == nil:
 			return fmt.Errorf("the rule about %s has no Compatible", r.Attribute)
 		case again[i].Attribute != r.Attribute:
-			return fmt.Errorf("PairRules()[%d] is about %s once and %s then", i, r.Attribute, again[i].Attribute)
+			return fmt.Errorf("PairRules[%d] is about %s once and %s then", i, r.Attribute, again[i].Attribute)
 		}
 		if err := t.checkPairRule(r, again[i]); err != nil {
 			return fmt.Errorf("the rule about %s: %w", r.Attribute, err)

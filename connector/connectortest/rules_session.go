@@ -59,7 +59,7 @@ func leaves(v gjson.Result, visit func(gjson.Result)) {
 const minID = 8
 
 func checkIDs(t *trial) error {
-	order := t.c.Order()
+	order := t.traits.Order
 	if !t.ByID && order != connector.Together && order != connector.DecodeThenPrefill {
 		return notApplicable("the order needs no id, and the harness does not say that the protocol does")
 	}

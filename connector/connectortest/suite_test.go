@@ -38,7 +38,11 @@ func TestCheckNamesEachBrokenRule(t *testing.T) {
 // broken is the toy with two methods that are wrong.
 type broken struct{ *wrong.Toy }
 
-func (broken) Name() string { return "TOY" }
+func (broken) Traits() connector.Traits {
+	t := (*wrong.Toy)(nil).Traits()
+	t.Name = "TOY"
+	return t
+}
 
 func (broken) Decode(_ context.Context, _ *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
 	leg.Set("stream", json.RawMessage("false"))

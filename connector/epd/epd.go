@@ -103,20 +103,19 @@ func (c *Connector) Items(s *connector.Session) []connector.Item {
 	return items
 }
 
-// Unsupported refuses what the inner connector does, and chats with more media than are encoded.
-func (c *Connector) Unsupported(r *connector.Request) string {
-	var reason string
-	if u, ok := connector.As[connector.Unsupporter](c.KVConnector); ok {
-		reason = u.Unsupported(r)
-	} else {
-		reason = r.Unsupported(true)
-	}
-	if reason == "" && r.API == connector.APIChat {
-		if _, tooMany := mediaOf(r, c.opts.MaxItems); tooMany {
-			reason = r.API.PromptMember()
+// CheckRequest has the inner connector's reasons against a request, and one against chats with more media than are encoded.
+func (c *Connector) CheckRequest(r *connector.Request) error {
+	if inner, ok := connector.As[connector.RequestChecker](c.KVConnector); ok {
+		if err := inner.CheckRequest(r); err != nil {
+			return err
 		}
 	}
-	return reason
+	if r.API == connector.APIChat {
+		if _, tooMany := mediaOf(r, c.opts.MaxItems); tooMany {
+			return &connector.UnsupportedError{Member: r.API.PromptMember()}
+		}
+	}
+	return nil
 }
 
 // shaping are members of the request that have a part in how media are read and encoded, or scheduled.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/passthrough"
@@ -183,13 +184,11 @@ func TestAnAnswerThatCannotBeUsedIsRefused(t *testing.T) {
 
 func TestMoreMediaThanTheStageTakesAreForOneEngine(t *testing.T) {
 	c := wrap(t, epd.Options{Type: epd.Example, MaxItems: 3})
-	u, ok := connector.As[connector.Unsupporter](c)
-	require.True(t, ok)
-	assert.Empty(t, u.Unsupported(session(t, connector.APIChat, chat(cat, dog, song)).Request))
+	assert.Empty(t, uncarried.Member(c, session(t, connector.APIChat, chat(cat, dog, song)).Request))
 	many := session(t, connector.APIChat, chat(cat, dog, song, cat))
-	assert.Equal(t, "messages", u.Unsupported(many.Request))
+	assert.Equal(t, "messages", uncarried.Member(c, many.Request))
 	assert.Empty(t, encoder(t, c).Items(many))
-	assert.Equal(t, "n", u.Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "the inner connector's reasons stay")
+	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request), "the inner connector's reasons stay")
 }
 
 // full has an ability of each kind that a flow looks for.
@@ -200,8 +199,9 @@ type full struct {
 
 func (full) Start(context.Context) error { return nil }
 func (f full) Close() error              { *f.closed = true; return nil }
-func (full) PairOnly() bool              { return true }
-func (full) Lease() time.Duration        { return time.Minute }
+func (full) Traits() connector.Traits {
+	return connector.Traits{Name: "full", PairOnly: true, Lease: time.Minute}
+}
 
 func TestTheInnerConnectorsAbilitiesStayVisible(t *testing.T) {
 	inner, err := passthrough.New(nil)
@@ -209,13 +209,11 @@ func TestTheInnerConnectorsAbilitiesStayVisible(t *testing.T) {
 	closed := false
 	c, err := epd.Wrap(full{inner, &closed}, &epd.Options{Type: epd.Example})
 	require.NoError(t, err)
-	assert.Equal(t, "http", c.Name())
+	assert.Equal(t, "full", c.Traits().Name)
 	_, ok := connector.As[connector.Starter](c)
 	assert.True(t, ok)
-	p, ok := connector.As[connector.PairOnly](c)
-	assert.True(t, ok && p.PairOnly())
-	l, ok := connector.As[connector.Leaser](c)
-	assert.True(t, ok && l.Lease() == time.Minute)
+	assert.True(t, c.Traits().PairOnly)
+	assert.Equal(t, time.Minute, c.Traits().Lease)
 	closer, ok := connector.As[io.Closer](c)
 	require.True(t, ok)
 	require.NoError(t, closer.Close())

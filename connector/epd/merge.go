@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -56,7 +56,7 @@ func paramsOf(answer json.RawMessage) (*jsonedit.Doc, error) {
 		return nil, nil
 	}
 	params, err := jsonedit.Parse(raw)
-	if err != nil || !utf8.Valid(raw) || !kvparams.WellFormed(raw) {
+	if err != nil || !utf8.Valid(raw) || !handoff.WellFormed(raw) {
 		return nil, connector.NoTransfer("%s is not a well-formed object", paramsMember)
 	}
 	return params, nil

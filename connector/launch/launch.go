@@ -75,7 +75,7 @@ func Model(d Deployment) (*Plan, error) {
 func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 	r, ok := connector.As[Renderer](c)
 	if !ok {
-		return nil, fmt.Errorf("connector %s: %w", c.Name(), ErrNoSettings)
+		return nil, fmt.Errorf("connector %s: %w", c.Traits().Name, ErrNoSettings)
 	}
 	p := &Plan{Name: Label(d.Name), Path: d.Path}
 	if d.Name == "" {

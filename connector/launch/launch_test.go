@@ -29,8 +29,7 @@ type rendering struct {
 	render func(launch.Target) (launch.Settings, error)
 }
 
-func (rendering) Name() string           { return "test" }
-func (rendering) Order() connector.Order { return connector.PrefillThenDecode }
+func (rendering) Traits() connector.Traits { return connector.Traits{Name: "test"} }
 func (rendering) Prefill(context.Context, *connector.Session, *connector.Leg) error {
 	return nil
 }
@@ -44,7 +43,7 @@ func (r rendering) Render(t launch.Target) (launch.Settings, error) { return r.r
 // silent is a connector without settings.
 type silent struct{ connector.KVConnector }
 
-func (silent) Name() string { return "silent" }
+func (silent) Traits() connector.Traits { return connector.Traits{Name: "silent"} }
 
 // nasty is a text that each form must carry as it is.
 const nasty = "it's \"$HOME\" $(id) `id` \\ ${X:-1} $$ %s #no {{.}}\n\tline two é ' end"

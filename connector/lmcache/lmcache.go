@@ -77,22 +77,21 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "lmcache".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode]: D looks into the store when its request comes.
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// ContentStore reports that D finds KV by the prompt's tokens alone.
-func (*Connector) ContentStore() bool { return true }
-
-// PairRules say: D finds what P has put where both look, under keys that hold the type of KV (lmcache/utils.py of 0.5.6: CacheEngineKey). The
+// Traits declares the protocol. D looks into the store when its request comes. The store may be read any number of times.
+//
+// The rules: D finds what P has put where both look, under keys that hold the type of KV (lmcache/utils.py of 0.5.6: CacheEngineKey). The
 // number of ranks is in the keys, too, but not with MLA (lmcache/v1/token_database.py: _make_key_by_hash), of which no list tells:
 // name other stores for engines that cannot share.
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.SharedValue(connector.AttrStore), connector.SameValue(connector.AttrKVCacheDtype)}
+func (*Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:         Name,
+		MultiUse:     true,
+		ContentStore: true,
+		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore), connector.SameValue(connector.AttrKVCacheDtype)},
+	}
 }
 
+// Name returns "lmcache".
 // Prefill asks P for one token. That its KV goes to the store is P's own setting.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -108,12 +107,4 @@ func (*Connector) Decode(context.Context, *connector.Session, *connector.Prefill
 // Expect waits for the settle time between the legs, if one is set.
 func (c *Connector) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
 	return settle.Expect(c.settle)
-}
-
-// Unsupported knows that the store may be read any number of times, so that n above 1 is fine, and that SGLang's own API is not vLLM's.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return r.API.PromptMember()
-	}
-	return r.Unsupported(false)
 }

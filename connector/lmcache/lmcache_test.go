@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcache"
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"
@@ -77,7 +78,7 @@ func TestTheClassNameIsResolvedByItsSettings(t *testing.T) {
 	assert.Equal(t, "lmcache", connector.Resolve(lmcache.ClassMP, json.RawMessage(`{"lmcache.mp.port":6555}`)))
 	c, err := connector.Open(connector.Spec{Type: lmcache.ClassV1, Config: json.RawMessage(`{"lmcache.enable_pd":true}`)})
 	require.NoError(t, err)
-	assert.Equal(t, "lmcache-pd", c.Name())
+	assert.Equal(t, "lmcache-pd", c.Traits().Name)
 }
 
 func TestTheNameMeansTheSharedStore(t *testing.T) {
@@ -88,8 +89,7 @@ func TestTheNameMeansTheSharedStore(t *testing.T) {
 	assert.Contains(t, faults[0].Remedy, "lmcache-pd")
 	c, err := factory(nil)
 	require.NoError(t, err)
-	store, ok := connector.As[connector.ContentStore](c)
-	assert.True(t, ok && store.ContentStore())
+	assert.True(t, c.Traits().ContentStore)
 }
 
 // Nothing is waited for by default; a settle time is waited for in full, and no longer than the request lives.
@@ -131,7 +131,7 @@ func TestRequests(t *testing.T) {
 		{connector.APICompletions, `{"prompt":"a","prompt_logprobs":1}`, "prompt_logprobs"},
 		{connector.APISGLang, `{"text":"a"}`, "text"},
 	} {
-		assert.Equal(t, k.member, c.Unsupported(session(t, k.api, k.body).Request), k.body)
+		assert.Equal(t, k.member, uncarried.Member(c, session(t, k.api, k.body).Request), k.body)
 	}
 }
 

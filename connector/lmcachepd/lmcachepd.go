@@ -85,23 +85,28 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "lmcache-pd".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode]: D may be asked once the notices have come.
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// PairRules say: P's rank n sends to D's rank n, under keys that hold the type of KV, and each sends a notice (pd_backend.py of LMCache
+// Traits declares the protocol. D may be asked once the notices have come, and drops each chunk when it has read it. Where the first token
+// is P's, P's response holds it.
+//
+// The rules: P's rank n sends to D's rank n, under keys that hold the type of KV, and each sends a notice (pd_backend.py of LMCache
 // 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). Where as many notices are awaited as D has ranks, P must have as many;
 // a number of notices of its own says that other ranks send, as with MLA.
-func (c *Connector) PairRules() []connector.PairRule {
-	rules := []connector.PairRule{connector.SameValue(connector.AttrKVCacheDtype)}
-	if c.options.Notifications == 0 {
-		rules = append(rules, connector.SameValue(connector.AttrTPSize))
+func (c *Connector) Traits() connector.Traits {
+	t := connector.Traits{
+		Name:      Name,
+		Members:   []string{connector.ParamsMember},
+		PairRules: []connector.PairRule{connector.SameValue(connector.AttrKVCacheDtype)},
 	}
-	return rules
+	if c.options.Notifications == 0 {
+		t.PairRules = append(t.PairRules, connector.SameValue(connector.AttrTPSize))
+	}
+	if c.options.RetFirstToken {
+		t.Handoff.Member = connector.ParamsMember
+	}
+	return t
 }
 
+// Name returns "lmcache-pd".
 // Start listens for notices, together with all connectors of this process that have the same address. Its error says that the
 // address cannot be had. Starting twice is starting once.
 func (c *Connector) Start(ctx context.Context) error {
@@ -249,18 +254,6 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	return a.continueIn(s.Request, leg)
 }
 
-// Unsupported knows that D drops each chunk when it has read it, so that it can be read once, and what a first token that another
-// engine has made does not allow.
-func (c *Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	if member := r.Unsupported(true); member != "" || !c.options.RetFirstToken {
-		return member
-	}
-	return unsupportedWithFirstToken(r)
-}
-
 // receiver is where D takes KV.
 type receiver struct {
 	host        string
@@ -337,6 +330,16 @@ func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
 		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: name, Problem: "is missing"}
 	}
 	return list, nil
+}
+
+// CheckRequest tells what a first token that another engine has made does not allow.
+func (c *Connector) CheckRequest(r *connector.Request) error {
+	if c.options.RetFirstToken && r.API != connector.APISGLang {
+		if member := unsupportedWithFirstToken(r); member != "" {
+			return &connector.UnsupportedError{Member: member}
+		}
+	}
+	return nil
 }
 
 // CheckEndpoint wants the receiver's ports of every engine that decodes.

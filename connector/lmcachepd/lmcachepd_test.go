@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
@@ -100,10 +101,9 @@ func session(t testing.TB, api connector.API, body string, attributes map[string
 
 func TestNameAndOrder(t *testing.T) {
 	c := open(t, nil)
-	assert.Equal(t, "lmcache-pd", c.Name())
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
-	_, isStore := connector.As[connector.ContentStore](connector.KVConnector(c))
-	assert.False(t, isStore, "a chunk is there once, for one decode engine")
+	assert.Equal(t, "lmcache-pd", c.Traits().Name)
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
+	assert.False(t, connector.KVConnector(c).Traits().ContentStore, "a chunk is there once, for one decode engine")
 }
 
 // The receiver's host is the engine's own unless an attribute names another, and its ports may stand in the engines' settings.
@@ -179,8 +179,8 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]}`, "", "messages"},
 	} {
 		r := session(t, k.api, k.body, nil).Request
-		assert.Equal(t, k.without, plain.Unsupported(r), k.body)
-		assert.Equal(t, k.withThat, first.Unsupported(r), "with the first token from P: %s", k.body)
+		assert.Equal(t, k.without, uncarried.Member(plain, r), k.body)
+		assert.Equal(t, k.withThat, uncarried.Member(first, r), "with the first token from P: %s", k.body)
 	}
 }
 

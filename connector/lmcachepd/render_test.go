@@ -146,8 +146,7 @@ func TestTheLaunchGuidesOnePortBecomesTwo(t *testing.T) {
 	assert.Contains(t, note(t, d, "config.nixl_peer_port").Text, "pd_peer_alloc_port, which is not given, is 100 above")
 	c, err := factory(json.RawMessage(guide))
 	require.NoError(t, err)
-	k, _ := connector.As[connector.EndpointChecker](c)
-	require.NoError(t, k.CheckEndpoint(on.Endpoint), "requests are sent there")
+	require.NoError(t, connector.CheckEndpoint(c, on.Endpoint), "requests are sent there")
 
 	_, err = factory(json.RawMessage(`{"enable_nixl":true,"nixl_peer_port":65500}`))
 	faults := config.FieldErrors(err)
@@ -156,8 +155,7 @@ func TestTheLaunchGuidesOnePortBecomesTwo(t *testing.T) {
 
 	c, err = factory(json.RawMessage(`{"enable_pd":true,"pd_peer_init_port":7300}`))
 	require.NoError(t, err)
-	k, _ = connector.As[connector.EndpointChecker](c)
-	require.ErrorContains(t, k.CheckEndpoint(on.Endpoint), "receiverAllocPorts", "today's names come in pairs")
+	require.ErrorContains(t, connector.CheckEndpoint(c, on.Endpoint), "receiverAllocPorts", "today's names come in pairs")
 }
 
 func TestTheGatewaysAddress(t *testing.T) {

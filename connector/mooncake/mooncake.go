@@ -62,27 +62,31 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "mooncake".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.Together]: neither leg needs the other's answer.
-func (*Connector) Order() connector.Order { return connector.Together }
-
-// Orders names what works besides: P first, whose blocks wait for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (captures mooncake/04).
-func (*Connector) Orders() []connector.Order { return []connector.Order{connector.PrefillThenDecode} }
-
-// PairRules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, with MLA, too (_get_tp_ratio,
+// Traits declares the protocol. Neither leg needs the other's response; P first works as well, its blocks then wait for
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. A transfer is single use: P forgets it with the first read. Two answers to one prompt did work,
+// because D asked for both in one message; asked for in two, the second waits as an orphan does (mooncake_connector.py,
+// send_kv_to_decode).
+//
+// A decode leg whose prefill offers nothing is an orphan: it holds one sender's task of P, and another one when it is given up, until P
+// stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with the default of 10 it did not.
+//
+// The rules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, with MLA, too (_get_tp_ratio,
 // handshake_target_ranks). P counts off its blocks against D's, so blocks of another size are an error, or worse, other tokens' KV
 // (_build_transfer_params); so is KV of another type (_validate_asymmetric_region_lengths). Pipelines may differ.
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)}
+func (*Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:         Name,
+		Order:        connector.Together,
+		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
+		Members:      []string{connector.ParamsMember},
+		EndsByLength: true,
+		Orphans:      true,
+		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrBlockSize),
+			connector.SameValue(connector.AttrKVCacheDtype)},
+	}
 }
 
-// Orphans is true: a decode leg whose prefill offers nothing holds one sender's task of P, and another one when it is given up, until P
-// stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines (captures mooncake/17); with the default
-// of 10 it did not (18).
-func (*Connector) Orphans() bool { return true }
-
+// Name returns "mooncake".
 // Prefill asks P for one token that ends by length, and to keep the blocks for whoever asks for the transfer id.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	t, err := prepared(s)
@@ -134,14 +138,4 @@ func appendTransferID(b []byte, s *connector.Session) []byte {
 // CheckPrefill judges P's answer: P offers its KV only if it has ended by length (captures mooncake/08).
 func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	return endedByLength(s.API, p)
-}
-
-// Unsupported knows that a transfer is single use: P forgets it with the first read. Two answers to one prompt did work (captures
-// mooncake/14), because D asked for both in one message; asked for in two, the second waits as an orphan does
-// (mooncake_connector.py, send_kv_to_decode). SGLang's own API has no place for the parameters.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	return r.Unsupported(true)
 }

@@ -359,16 +359,12 @@ func TestCheckEndpoint(t *testing.T) {
 func TestAbilities(t *testing.T) {
 	c, err := open(nil)
 	require.NoError(t, err)
-	assert.Equal(t, connector.Together, c.Order())
-	f, ok := connector.As[connector.Flexible](c)
-	require.True(t, ok)
-	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, f.Orders())
-	o, ok := connector.As[connector.Orphaner](c)
-	require.True(t, ok)
-	assert.True(t, o.Orphans())
+	assert.Equal(t, connector.Together, c.Traits().Order)
+	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders)
+	assert.True(t, c.Traits().Orphans)
 	named, err := connector.Open(connector.Spec{Type: "MooncakeConnector", Config: json.RawMessage(`{"num_workers":10,"mooncake_protocol":"rdma"}`)})
 	require.NoError(t, err, "the engine's class, with the engine's own settings")
-	assert.Equal(t, "mooncake", named.Name())
+	assert.Equal(t, "mooncake", named.Traits().Name)
 }
 
 // In the order prefill-then-decode, decode is described with P's answer, which must have ended by length.

@@ -14,6 +14,7 @@
 package mooncakeascend
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
@@ -80,27 +82,24 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "mooncake-ascend".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode]: D needs the block ids of P's answer.
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// PairRules say: P's tensor-parallel size is a multiple of D's, and one block size divides the other (vllm-ascend 0.23.0,
+// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's lease.
+//
+// The rules: P's tensor-parallel size is a multiple of D's, and one block size divides the other (vllm-ascend 0.23.0,
 // mooncake_connector.py: MooncakeConnectorWorker.__init__, _get_local_remote_cp_params; Design_Documents/disaggregated_prefill.md,
 // Limitations).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{ascendengine.TPRule(), connector.Multiple(connector.AttrBlockSize)}
-}
-
-// Lease is how long P keeps an unread handoff.
-func (c *Connector) Lease() time.Duration {
-	if c.lease <= 0 {
-		return DefaultLease // of the zero Connector, which must not go without
+func (c *Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:         Name,
+		Members:      []string{connector.ParamsMember},
+		Handoff:      connector.Handoff{Member: connector.ParamsMember},
+		Lease:        cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
+		EndsByLength: true,
+		OwnRequestID: true,
+		PairRules:    []connector.PairRule{ascendengine.TPRule(), connector.Multiple(connector.AttrBlockSize)},
 	}
-	return c.lease
 }
 
+// Name returns "mooncake-ascend".
 // Prefill asks P for one token, an end by length, and a handoff.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -112,7 +111,7 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 
 // Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
 func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	raw, err := kvparams.OfAnswer(p, checkHandoff)
+	raw, err := handoff.Member(p, connector.ParamsMember, checkHandoff)
 	if err != nil {
 		return err
 	}
@@ -130,7 +129,7 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 //
 // The sizes have defaults where they are absent; those of remote_ptp_size and remote_block_size stand for null, too.
 func checkHandoff(raw json.RawMessage) error {
-	o := kvparams.Read(raw, "remote_block_ids")
+	o := handoff.Read(raw, "remote_block_ids")
 	o.True("do_remote_prefill")
 	o.NotTrue("do_remote_decode")
 	o.Text("remote_engine_id")
@@ -147,12 +146,4 @@ func checkHandoff(raw json.RawMessage) error {
 	o.OptionalObject("remote_multi_nodes_meta_mapping")
 	o.SomeBlocks("remote_block_ids", 2)
 	return o.Close()
-}
-
-// Unsupported knows that the handoff is single use, and that SGLang's own API has no place for it.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	return r.Unsupported(true)
 }

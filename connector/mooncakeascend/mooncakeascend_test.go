@@ -17,6 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 	"github.com/pdkit/pdkit/discovery"
@@ -124,16 +125,15 @@ func TestBothLegsCarryTheSessionsID(t *testing.T) {
 }
 
 func TestSettings(t *testing.T) {
-	assert.Equal(t, 480*time.Second, open(t, nil).Lease(), "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT")
+	assert.Equal(t, 480*time.Second, open(t, nil).Traits().Lease, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT")
 	var zero mooncakeascend.Connector
-	assert.Equal(t, 480*time.Second, zero.Lease())
+	assert.Equal(t, 480*time.Second, zero.Traits().Lease)
 	c, err := connector.Open(connector.Spec{Type: "MooncakeConnectorV1", Config: json.RawMessage(`{"leaseDuration":"90s"}`)})
 	require.NoError(t, err)
-	assert.Equal(t, mooncakeascend.Name, c.Name())
-	lease, _ := connector.As[connector.Leaser](c)
-	assert.Equal(t, 90*time.Second, lease.Lease())
-	assert.Equal(t, "n", open(t, nil).Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "the handoff is read once")
-	assert.Equal(t, connector.ParamsMember, open(t, nil).Unsupported(session(t, connector.APISGLang, `{"text":"a"}`).Request))
+	assert.Equal(t, mooncakeascend.Name, c.Traits().Name)
+	assert.Equal(t, 90*time.Second, c.Traits().Lease)
+	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`).Request), "the handoff is read once")
+	assert.Equal(t, connector.ParamsMember, uncarried.Member(open(t, nil), session(t, connector.APISGLang, `{"text":"a"}`).Request))
 }
 
 func endpoint(t testing.TB, rawURL string, role discovery.Role, attributes map[string]string) discovery.Endpoint {

@@ -52,21 +52,20 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Name returns "mooncake-store".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode]: D looks into the pool when its request comes.
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// ContentStore reports that D finds KV by the prompt's tokens alone.
-func (*Connector) ContentStore() bool { return true }
-
-// PairRules say: D finds what P has put where both look. Sizes are no rule: whether ranks share keys depends on the model's heads and on
+// Traits declares the protocol. D looks into the pool when its request comes. The pool may be read any number of times.
+//
+// The rules: D finds what P has put where both look. Sizes are no rule: whether ranks share keys depends on the model's heads and on
 // store_tp_size (mooncake/store/worker.py of vLLM 0.32.0: _select_store_layout); name other stores for engines that cannot share.
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.SharedValue(connector.AttrStore)}
+func (*Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:         Name,
+		MultiUse:     true,
+		ContentStore: true,
+		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore)},
+	}
 }
 
+// Name returns "mooncake-store".
 // Prefill asks P for one token. That its KV goes to the pool is P's own setting.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -82,12 +81,4 @@ func (*Connector) Decode(context.Context, *connector.Session, *connector.Prefill
 // Expect waits for the settle time between the legs, if one is set.
 func (c *Connector) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
 	return settle.Expect(time.Duration(c.opts.SettleTime))
-}
-
-// Unsupported knows that the pool may be read any number of times, so that n above 1 is fine, and that SGLang's own API is not vLLM's.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return r.API.PromptMember()
-	}
-	return r.Unsupported(false)
 }

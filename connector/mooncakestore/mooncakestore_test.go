@@ -58,13 +58,10 @@ func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }
 func TestAbilities(t *testing.T) {
 	c, err := connector.Open(connector.Spec{Type: "MooncakeStoreConnector", Config: json.RawMessage(`{"load_async":true}`)})
 	require.NoError(t, err, "the engine's class, with the engine's own settings")
-	assert.Equal(t, "mooncake-store", c.Name())
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
-	s, ok := connector.As[connector.ContentStore](c)
-	require.True(t, ok)
-	assert.True(t, s.ContentStore())
-	_, ok = connector.As[connector.Leaser](c)
-	assert.False(t, ok, "nothing is known of the KV's life")
+	assert.Equal(t, "mooncake-store", c.Traits().Name)
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
+	assert.True(t, c.Traits().ContentStore)
+	assert.Zero(t, c.Traits().Lease, "nothing is known of the KV's life")
 }
 
 // Between the legs the settle time passes, and not more: it ends with the request.

@@ -23,6 +23,7 @@
 package moriio
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,8 +32,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/internal/answerid"
-	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/connector/handoff"
 )
 
 // Name is the name the connector is registered under.
@@ -118,47 +118,36 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "moriio".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.Together] in write mode, [connector.PrefillThenDecode] in read mode.
-func (c *Connector) Order() connector.Order {
-	if c.read {
-		return connector.PrefillThenDecode
-	}
-	return connector.Together
-}
-
-// Orders names the serial order for write mode, as llm-d uses it: P's writer waits for D's blocks.
-func (c *Connector) Orders() []connector.Order {
-	if c.read {
-		return nil
-	}
-	return []connector.Order{connector.PrefillThenDecode}
-}
-
-// PairRules say: one tensor-parallel size divides the other (moriio_connector.py of vLLM 0.32.0: get_moriio_remote_tp_rank,
+// Traits declares the protocol. In write mode both legs run at once, or one after the other, as llm-d has it: P's writer waits for D's
+// blocks. A transfer is single use. After defer_timeout P frees by force what nobody has taken. A decode engine cannot serve a request
+// without P; one whose P failed waits for ever, and keeps its blocks until the transfer ends even if its client leaves.
+//
+// The rules: one tensor-parallel size divides the other (moriio_connector.py of vLLM 0.32.0: get_moriio_remote_tp_rank,
 // get_moriio_expected_ack_count). Models without MLA need the same size unless each has as many ranks as KV heads, of which no list
 // tells. Both engines work in the connector's mode: two of the other would wait for what nobody sends.
-func (c *Connector) PairRules() []connector.PairRule {
+func (c *Connector) Traits() connector.Traits {
 	own := c.mode()
-	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), {Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}}
-}
-
-// Lease is how long P keeps blocks that nobody has taken: after defer_timeout they are freed by force.
-func (c *Connector) Lease() time.Duration {
-	if c.deferred <= 0 {
-		return DefaultDeferTimeout // of the zero Connector
+	t := connector.Traits{
+		Name:         Name,
+		Order:        connector.Together,
+		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
+		Members:      []string{connector.ParamsMember},
+		Handoff:      connector.Handoff{Member: connector.ParamsMember},
+		Lease:        cmp.Or(c.deferred, DefaultDeferTimeout), // the zero Connector must not go without
+		EndsByLength: true,
+		OwnRequestID: true,
+		PairOnly:     true,
+		Orphans:      true,
+		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize),
+			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},
 	}
-	return c.deferred
+	if c.read {
+		t.Order, t.OtherOrders = connector.PrefillThenDecode, nil
+	}
+	return t
 }
 
-// PairOnly is true: a decode engine cannot serve a request without P.
-func (*Connector) PairOnly() bool { return true }
-
-// Orphans is true: a D whose P failed waits for ever, and keeps its blocks until the transfer ends even if its client leaves.
-func (*Connector) Orphans() bool { return true }
-
+// Name returns "moriio".
 // Prefill asks P for one token and an end by length, and tells it where D is.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	pair, err := c.pair(s)
@@ -234,8 +223,8 @@ type answer struct {
 // handoff checks P's answer: in both modes that it is there and this session's, in read mode also what D reads by.
 func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.PrefillResult) (answer, error) {
 	a := answer{rank: -1}
-	_, err := kvparams.OfAnswer(p, func(raw json.RawMessage) error {
-		o := kvparams.Read(raw, "remote_block_ids")
+	_, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
+		o := handoff.Read(raw, "remote_block_ids")
 		o.True("do_remote_prefill")
 		o.NotTrue("do_remote_decode")
 		if id := o.Text("transfer_id"); !isTransferID(id, s) {
@@ -261,13 +250,5 @@ func (c *Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillRes
 	if err != nil {
 		return nil // no leg was sent
 	}
-	return answerid.Replace(s, pair.requestID(s))
-}
-
-// Unsupported knows that a transfer is single use, and that SGLang's own API has no place for it.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	return r.Unsupported(true)
+	return handoff.HideID(s, pair.requestID(s))
 }

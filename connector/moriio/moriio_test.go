@@ -20,6 +20,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/moriio"
 	"github.com/pdkit/pdkit/discovery"
@@ -231,22 +232,18 @@ func TestAbilities(t *testing.T) {
 	require.NoError(t, err)
 	read, err := connector.Open(connector.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)})
 	require.NoError(t, err)
-	assert.Equal(t, connector.Together, write.Order(), "the engines' default is WRITE")
-	assert.Equal(t, connector.PrefillThenDecode, read.Order())
+	assert.Equal(t, connector.Together, write.Traits().Order, "the engines' default is WRITE")
+	assert.Equal(t, connector.PrefillThenDecode, read.Traits().Order)
 	for c, orders := range map[connector.KVConnector][]connector.Order{write: {connector.PrefillThenDecode}, read: nil} {
-		f, _ := connector.As[connector.Flexible](c)
-		assert.Equal(t, orders, f.Orders())
-		p, _ := connector.As[connector.PairOnly](c)
-		assert.True(t, p.PairOnly())
-		o, _ := connector.As[connector.Orphaner](c)
-		assert.True(t, o.Orphans())
+		assert.Equal(t, orders, c.Traits().OtherOrders)
+		assert.True(t, c.Traits().PairOnly)
+		assert.True(t, c.Traits().Orphans)
 	}
-	l, _ := connector.As[connector.Leaser](read)
-	assert.Equal(t, 90*time.Second, l.Lease())
+	assert.Equal(t, 90*time.Second, read.Traits().Lease)
 	var zero moriio.Connector
-	assert.Equal(t, time.Minute, zero.Lease(), "defer_timeout")
-	assert.Equal(t, "n", open(t, nil).Unsupported(session(t, connector.APIChat, `{"n":2}`, nil, nil).Request))
-	assert.Equal(t, connector.ParamsMember, open(t, nil).Unsupported(session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request))
+	assert.Equal(t, time.Minute, zero.Traits().Lease, "defer_timeout")
+	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`, nil, nil).Request))
+	assert.Equal(t, connector.ParamsMember, uncarried.Member(open(t, nil), session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request))
 }
 
 func TestLaunchSettings(t *testing.T) {

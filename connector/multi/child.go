@@ -18,6 +18,7 @@ import (
 // child is one connector of the list.
 type child struct {
 	connector.KVConnector
+	traits connector.Traits
 	at     string        // connectors[0]
 	name   string        // as the list writes it: nixl, NixlConnector
 	engine *engineConfig // as the engine's own configuration gives it; nil for {type, config}
@@ -60,6 +61,9 @@ func openChild(i int, raw json.RawMessage) (child, error) {
 		err = c.openEngine(raw)
 	} else {
 		err = c.openSpec(raw)
+	}
+	if err == nil {
+		c.traits = c.Traits()
 	}
 	return c, config.Within(c.at, err)
 }
@@ -209,4 +213,4 @@ func dropUnknown(settings map[string]json.RawMessage, err error) bool {
 }
 
 // label names a child in a message.
-func (c *child) label() string { return fmt.Sprintf("%s (%s)", c.at, c.KVConnector.Name()) }
+func (c *child) label() string { return fmt.Sprintf("%s (%s)", c.at, c.traits.Name) }

@@ -15,12 +15,12 @@
 package multi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"sync"
-	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
@@ -51,7 +51,7 @@ type Options struct {
 type Connector struct {
 	children []child                 // in the engines' order
 	legs     []connector.KVConnector // in the order in which they describe
-	order    connector.Order
+	traits   connector.Traits        // of all children together
 
 	mu      sync.Mutex
 	started []connector.KVConnector
@@ -73,22 +73,20 @@ func New(o *Options) (*Connector, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	var err error
-	if c.order, err = commonOrder(c.children); err != nil {
+	order, err := commonOrder(c.children)
+	if err != nil {
 		return nil, err
 	}
-	if err = checkClashes(c.children, c.order); err != nil {
+	if err = checkClashes(c.children); err != nil {
 		return nil, err
 	}
+	c.traits = merge(c.children, order)
 	c.legs = describing(c.children)
 	return c, nil
 }
 
-// Name returns "multi".
-func (*Connector) Name() string { return Name }
-
-// Order is one that suits all children; see [New].
-func (c *Connector) Order() connector.Order { return c.order }
+// Traits are those of all children together, in an order that suits all; see [New].
+func (c *Connector) Traits() connector.Traits { return c.traits }
 
 // Unwrap returns the children in the engines' order.
 func (c *Connector) Unwrap() []connector.KVConnector {
@@ -172,41 +170,17 @@ func (c *Connector) HealthCheck(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Lease is the shortest of the children's leases, 0 if none has one.
-func (c *Connector) Lease() time.Duration {
-	var shortest time.Duration
-	for _, l := range have[connector.Leaser](c) {
-		if d := l.Lease(); d > 0 && (shortest == 0 || d < shortest) {
-			shortest = d
-		}
-	}
-	return shortest
-}
-
-// Unsupported returns the first child's reason that there is.
-func (c *Connector) Unsupported(r *connector.Request) string {
-	for i := range c.children {
-		var reason string
-		if u, ok := connector.As[connector.Unsupporter](c.children[i].KVConnector); ok {
-			reason = u.Unsupported(r)
-		} else {
-			reason = r.Unsupported(true)
-		}
-		if reason != "" {
-			return reason
-		}
-	}
-	return ""
-}
-
-// CheckRequest refuses what any child refuses.
+// CheckRequest refuses what any child refuses. What one cannot carry, the whole cannot; a refusal goes before that.
 func (c *Connector) CheckRequest(r *connector.Request) error {
+	var unsupported error
 	for _, k := range have[connector.RequestChecker](c) {
-		if err := k.CheckRequest(r); err != nil {
+		err := k.CheckRequest(r)
+		if _, ok := errors.AsType[*connector.UnsupportedError](err); err != nil && !ok {
 			return err
 		}
+		unsupported = cmp.Or(unsupported, err)
 	}
-	return nil
+	return unsupported
 }
 
 // Clean lets each child clean up.
@@ -234,7 +208,7 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 		}
 		w, d := e.Expect(s)
 		if w != nil {
-			waits = append(waits, waiting{w, !isStore(c.children[i].KVConnector)})
+			waits = append(waits, waiting{w, !c.children[i].traits.ContentStore})
 		}
 		if d != nil {
 			dones = append(dones, d)
@@ -260,36 +234,6 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 		}
 	}
 	return wait, done
-}
-
-// PairOnly is true if a child's decode engines cannot serve alone.
-func (c *Connector) PairOnly() bool {
-	for _, k := range have[connector.PairOnly](c) {
-		if k.PairOnly() {
-			return true
-		}
-	}
-	return false
-}
-
-// Orphans is true if a child's decode legs leave something behind.
-func (c *Connector) Orphans() bool {
-	for _, k := range have[connector.Orphaner](c) {
-		if k.Orphans() {
-			return true
-		}
-	}
-	return false
-}
-
-// ContentStore is true if all children are content stores.
-func (c *Connector) ContentStore() bool {
-	for i := range c.children {
-		if !isStore(c.children[i].KVConnector) {
-			return false
-		}
-	}
-	return true
 }
 
 // CheckEndpoint tells what an engine's entry lacks for any child.

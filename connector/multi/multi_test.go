@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/multi"
 	_ "github.com/pdkit/pdkit/connector/nixl"          // a child that relays a handoff
@@ -57,8 +58,8 @@ const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engi
 
 func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
 	c := open(t, nixlAndStore)
-	assert.Equal(t, "multi", c.Name())
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	assert.Equal(t, "multi", c.Traits().Name)
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
 	leg := connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, leg))
@@ -72,36 +73,28 @@ func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
 
 func TestAbilitiesOfTheChildren(t *testing.T) {
 	c := open(t, nixlAndStore)
-	l, ok := connector.As[connector.Leaser](c)
-	require.True(t, ok)
-	assert.Equal(t, 9*time.Second, l.Lease())
-	u, _ := connector.As[connector.Unsupporter](c)
-	assert.Equal(t, "n", u.Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "the handoff is single use")
+	assert.Equal(t, 9*time.Second, c.Traits().Lease)
+	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request), "the handoff is single use")
 	checker, ok := connector.As[connector.RequestChecker](c)
 	require.True(t, ok)
 	assert.Error(t, checker.CheckRequest(session(t, connector.APICompletions, `{"prompt":[5],"n":2}`).Request), "the store child's engine would die")
-	store, _ := connector.As[connector.ContentStore](c)
-	assert.False(t, store.ContentStore())
+	assert.False(t, c.Traits().ContentStore)
 	assert.Len(t, c.(interface {
 		Unwrap() []connector.KVConnector
 	}).Unwrap(), 2)
 
 	c = open(t, `{"connectors":[{"type":"sharedstorage","config":{"cacheHitThreshold":0.5}}]}`)
-	assert.Equal(t, connector.DecodeFirst, c.Order())
+	assert.Equal(t, connector.DecodeFirst, c.Traits().Order)
 	cold, ok := connector.As[connector.ColdDetector](c)
 	require.True(t, ok)
 	assert.True(t, cold.Cold(nil, 200, []byte(`{"choices":[{"finish_reason":"cache_threshold"}]}`)))
-	store, _ = connector.As[connector.ContentStore](c)
-	assert.True(t, store.ContentStore())
+	assert.True(t, c.Traits().ContentStore)
 
 	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
-	alone, _ := connector.As[connector.PairOnly](c)
-	assert.True(t, alone.PairOnly(), "one child is enough")
-	orphans, _ := connector.As[connector.Orphaner](c)
-	assert.True(t, orphans.Orphans())
-	k, _ := connector.As[connector.EndpointChecker](c)
+	assert.True(t, c.Traits().PairOnly, "one child is enough")
+	assert.True(t, c.Traits().Orphans)
 	var fault *config.FieldError
-	require.ErrorAs(t, k.CheckEndpoint(discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
+	require.ErrorAs(t, connector.CheckEndpoint(c, discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
 	assert.Equal(t, "attributes.zmqAddress", fault.Path)
 }
 
@@ -112,7 +105,7 @@ func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
 		`{"connectors":[{"type":"test-flexible"},{"type":"sharedstorage"}]}`:                           connector.PrefillThenDecode,
 		`{"connectors":[{"type":"test-flexible"},{"type":"test-together"}]}`:                           connector.Together,
 	} {
-		assert.Equal(t, want, open(t, config).Order(), config)
+		assert.Equal(t, want, open(t, config).Traits().Order, config)
 	}
 }
 
@@ -141,7 +134,8 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 		`{"connectors":[{"type":"nixl"},{"type":"test-together"}]}`:                                        {"connectors", "no order of the legs in common", "prefill-then-decode", "test-together) wants together"},
 		`{"connectors":[{"type":"test-together"},{"type":"test-together"}]}`:                               {"connectors[1]", "parameters of test-together"},
 		`{"connectors":[{"type":"test-preparer"},{"type":"test-flexible"}]}`:                               {"connectors[1]", "side call"},
-		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`:                                   {"connectors[1]", "kv_transfer_params.id"},
+		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`:                                   {"connectors[1]", "sets kv_ticket, as connectors[0] (test-keys-a) does"},
+		`{"connectors":[{"type":"test-id-a"},{"type":"test-id-b"}]}`:                                       {"connectors[1]", "X-Request-Id"},
 		`{"connectors":[` + strings.Repeat(`{"type":"sharedstorage"},`, 16) + `{"type":"sharedstorage"}]}`: {"connectors[16]", "too many"},
 	} {
 		_, err := tryOpen(settings)
@@ -156,8 +150,7 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 
 func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_port":"5","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300,"some_new_setting":true}},{"type":"sharedstorage"}]}`)
-	l, _ := connector.As[connector.Leaser](c)
-	assert.Equal(t, 300*time.Second, l.Lease(), "how long a handoff may be used follows the engine's lease")
+	assert.Equal(t, 300*time.Second, c.Traits().Lease, "how long a handoff may be used follows the engine's lease")
 	r, ok := connector.As[launch.Renderer](c)
 	require.True(t, ok)
 	s, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
@@ -198,7 +191,7 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 // A child that needs nothing on the wire changes neither legs nor order, and is launched with what the engine's configuration says alone.
 func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 	c := open(t, `{"connectors":[{"type":"nixl"},{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"num_cpu_blocks":1000}},{"kv_connector":"HiSparseConnector"}]}`)
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	alone := open(t, `{"connectors":[{"type":"nixl"}]}`)
 	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
 	a, b := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
@@ -227,32 +220,27 @@ func TestTheDocumentsExample(t *testing.T) {
 
 // part is a child with one trait, registered for these tests.
 type part struct {
-	name   string
-	order  connector.Order
-	orders []connector.Order
-	id     string
+	traits connector.Traits
 	fail   error
 	log    *[]string
 }
 
-func (p *part) Name() string              { return p.name }
-func (p *part) Order() connector.Order    { return p.order }
-func (p *part) Orders() []connector.Order { return p.orders }
+func (p *part) Traits() connector.Traits { return p.traits }
 func (p *part) Prefill(_ context.Context, _ *connector.Session, l *connector.Leg) error {
-	if p.name == "test-by-length" {
+	if p.traits.EndsByLength {
 		l.Normalize()
 		l.EndByLength()
-	}
-	if p.id != "" {
-		l.Param("id", connector.Quote(p.id))
 	}
 	return nil
 }
 func (p *part) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
 	return nil
 }
-func (p *part) Start(context.Context) error { *p.log = append(*p.log, "start "+p.name); return p.fail }
-func (p *part) Close() error                { *p.log = append(*p.log, "close "+p.name); return nil }
+func (p *part) Start(context.Context) error {
+	*p.log = append(*p.log, "start "+p.traits.Name)
+	return p.fail
+}
+func (p *part) Close() error { *p.log = append(*p.log, "close "+p.traits.Name); return nil }
 func (p *part) HealthCheck(context.Context) error {
 	return p.fail
 }
@@ -269,23 +257,25 @@ var (
 )
 
 func init() {
-	register := func(p part) {
-		connector.Register(p.name, func(json.RawMessage) (connector.KVConnector, error) {
-			p := p
-			p.log, p.fail = &events, failures[p.name]
-			if p.name == "test-preparer" || p.name == "test-flexible" {
+	register := func(t connector.Traits) {
+		connector.Register(t.Name, func(json.RawMessage) (connector.KVConnector, error) {
+			p := part{traits: t}
+			p.log, p.fail = &events, failures[p.traits.Name]
+			if p.traits.Name == "test-preparer" || p.traits.Name == "test-flexible" {
 				return &preparing{p}, nil
 			}
 			return &p, nil
 		})
 	}
-	both := []connector.Order{connector.Together, connector.PrefillThenDecode}
-	register(part{name: "test-together", order: connector.Together})
-	register(part{name: "test-flexible", orders: both})
-	register(part{name: "test-preparer", orders: both})
-	register(part{name: "test-keys-a", id: "a"})
-	register(part{name: "test-keys-b", id: "b"})
-	register(part{name: "test-by-length"})
+	together := []connector.Order{connector.Together}
+	register(connector.Traits{Name: "test-together", Order: connector.Together})
+	register(connector.Traits{Name: "test-flexible", OtherOrders: together})
+	register(connector.Traits{Name: "test-preparer", OtherOrders: together})
+	register(connector.Traits{Name: "test-keys-a", Members: []string{"kv_ticket"}})
+	register(connector.Traits{Name: "test-keys-b", Members: []string{"kv_other", "kv_ticket"}})
+	register(connector.Traits{Name: "test-id-a", OwnRequestID: true})
+	register(connector.Traits{Name: "test-id-b", OwnRequestID: true})
+	register(connector.Traits{Name: "test-by-length", EndsByLength: true})
 }
 
 func TestEachChildIsStartedAndClosedOnce(t *testing.T) {
@@ -333,25 +323,21 @@ func TestTheAsksOfOneChildAreFoundThroughTheWhole(t *testing.T) {
 }
 
 // patient waits; as a store, only for time to pass.
-type patient struct {
-	part
-	store bool
-}
+type patient struct{ part }
 
-func (p *patient) ContentStore() bool { return p.store }
 func (p *patient) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
 	return func(context.Context) (connector.Event, error) {
-			*p.log = append(*p.log, "wait "+p.name)
-			return connector.Event{Body: []byte(p.name)}, p.fail
+			*p.log = append(*p.log, "wait "+p.traits.Name)
+			return connector.Event{Body: []byte(p.traits.Name)}, p.fail
 		}, func(err error) {
-			*p.log = append(*p.log, "done "+p.name)
+			*p.log = append(*p.log, "done "+p.traits.Name)
 		}
 }
 
 func init() {
 	for name, store := range map[string]bool{"test-settling": true, "test-notified": false} {
 		connector.Register(name, func(json.RawMessage) (connector.KVConnector, error) {
-			return &patient{part{name: name, log: &events, fail: failures[name]}, store}, nil
+			return &patient{part{traits: connector.Traits{Name: name, ContentStore: store}, log: &events, fail: failures[name]}}, nil
 		})
 	}
 }

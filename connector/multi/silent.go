@@ -23,17 +23,10 @@ func (e *engineConfig) isSilent() bool {
 // silent is such a child. What it is launched with is what the engine's configuration says, and nothing else.
 type silent struct{ class string }
 
-// Name returns the engine's class name: no connector of pdkit's stands for it.
-func (s silent) Name() string { return s.class }
-
-// Order is one of many: see ContentStore.
-func (silent) Order() connector.Order { return connector.PrefillThenDecode }
-
-// ContentStore is true: nothing of it depends on the legs.
-func (silent) ContentStore() bool { return true }
-
-// Unsupported has no reason against any request that two engines can carry.
-func (silent) Unsupported(r *connector.Request) string { return r.Unsupported(false) }
+// Traits have the engine's class name, since no connector of pdkit's stands for it. Nothing of it depends on the legs.
+func (s silent) Traits() connector.Traits {
+	return connector.Traits{Name: s.class, MultiUse: true, ContentStore: true}
+}
 
 // Prefill makes a prefill leg, in case no other child does.
 func (silent) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {

@@ -12,12 +12,14 @@
 package nixl
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
@@ -62,28 +64,23 @@ func New(o *Options) (connector.KVConnector, error) {
 	return c, nil
 }
 
-// Name returns "nixl".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode]: D needs the block ids of P's answer.
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// PairRules follow the engines' handshake. One tensor-parallel size must divide the other (TransferTopology.tp_ratio), with MLA, too; the
+// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's lease.
+//
+// The rules follow the engines' handshake. One tensor-parallel size must divide the other (TransferTopology.tp_ratio), with MLA, too; the
 // type of KV is in the hash that they compare (compute_nixl_compatibility_hash), as are model and version, which pickers compare by
 // themselves. Block sizes and layouts may differ within bounds that depend on the attention backend, so they are no rules
 // (_validate_remote_agent_handshake; vLLM 0.32.0).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrKVCacheDtype)}
-}
-
-// Lease is how long P keeps an unread handoff.
-func (c *Connector) Lease() time.Duration {
-	if c.lease <= 0 {
-		return DefaultLease // of the zero Connector, which must not go without
+func (c *Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:      Name,
+		Members:   []string{connector.ParamsMember},
+		Handoff:   connector.Handoff{Member: connector.ParamsMember},
+		Lease:     cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
+		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrKVCacheDtype)},
 	}
-	return c.lease
 }
 
+// Name returns "nixl".
 // Prefill asks P for one token and for a handoff.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -93,18 +90,10 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 
 // Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
 func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	raw, err := kvparams.OfAnswer(p, func(raw json.RawMessage) error { return kvparams.NIXL(raw, kvparams.RemotePrefill, nil) })
+	raw, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error { return kvparams.NIXL(raw, kvparams.RemotePrefill, nil) })
 	if err != nil {
 		return err
 	}
 	leg.Params(raw)
 	return nil
-}
-
-// Unsupported knows that the handoff is single use, and that SGLang's own API has no place for it.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	return r.Unsupported(true)
 }

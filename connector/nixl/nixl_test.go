@@ -19,6 +19,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -96,13 +97,13 @@ func TestDecodeIsTheClientsRequestPlusTheHandoff(t *testing.T) {
 
 func TestNameOrderLease(t *testing.T) {
 	c := open(t, nil)
-	assert.Equal(t, "nixl", c.Name())
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
-	assert.Equal(t, 30*time.Second, c.Lease(), "vLLM's kv_lease_duration")
+	assert.Equal(t, "nixl", c.Traits().Name)
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
+	assert.Equal(t, 30*time.Second, c.Traits().Lease, "vLLM's kv_lease_duration")
 	var zero nixl.Connector
-	assert.Equal(t, 30*time.Second, zero.Lease(), "never without one: a handoff that does not age would be sent after its blocks were reused")
+	assert.Equal(t, 30*time.Second, zero.Traits().Lease, "never without one: a handoff that does not age would be sent after its blocks were reused")
 	lease := config.Duration(5 * time.Second)
-	assert.Equal(t, 5*time.Second, open(t, &nixl.Options{LeaseDuration: &lease}).Lease())
+	assert.Equal(t, 5*time.Second, open(t, &nixl.Options{LeaseDuration: &lease}).Traits().Lease)
 }
 
 func TestUnsupported(t *testing.T) {
@@ -119,7 +120,7 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIResponses, `{"background":true}`, "background"},
 		{connector.APISGLang, `{"text":"a"}`, "kv_transfer_params"},
 	} {
-		assert.Equal(t, k.member, c.Unsupported(session(t, k.api, k.body).Request), k.body)
+		assert.Equal(t, k.member, uncarried.Member(c, session(t, k.api, k.body).Request), k.body)
 	}
 }
 
@@ -128,9 +129,7 @@ func TestClassNamesOfTheEngine(t *testing.T) {
 		c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(`{"leaseDuration":"7s"}`)})
 		require.NoError(t, err)
 		assert.IsType(t, &nixl.Connector{}, c)
-		l, ok := connector.As[connector.Leaser](c)
-		require.True(t, ok)
-		assert.Equal(t, 7*time.Second, l.Lease())
+		assert.Equal(t, 7*time.Second, c.Traits().Lease)
 	}
 }
 

@@ -15,6 +15,7 @@ package nixlpush
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"strconv"
@@ -22,7 +23,9 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -82,42 +85,36 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "nixl-push".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.Together], or [connector.PrefillThenDecode] with dispatch serial.
-func (c *Connector) Order() connector.Order {
-	if c.serial {
-		return connector.PrefillThenDecode
-	}
-	return connector.Together
-}
-
-// Orders returns both: the engines do not mind which leg comes first (captures nixl-push/05).
-func (c *Connector) Orders() []connector.Order {
-	if c.serial { // without the attributes there is only P's word for where P is
-		return []connector.Order{connector.PrefillThenDecode}
-	}
-	return []connector.Order{connector.Together, connector.PrefillThenDecode}
-}
-
-// PairRules are those of nixl: the handshake is the same, begun by P (nixl/base_worker.py: _validate_remote_agent_handshake; vLLM 0.32.0).
+// Traits declares the protocol. P writes once, to one reader. The engines do not mind which leg comes first, but without the attributes
+// there is only P's response to say where P is, so dispatch serial allows no other order. D waits for a P that never writes until
+// its client leaves, and then keeps the blocks: such legs are orphans.
+//
+// The rules are those of nixl: the handshake is the same, begun by P (nixl/base_worker.py: _validate_remote_agent_handshake; vLLM 0.32.0).
 // P may be a pipeline; a D that is one does not start.
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.Multiple(attrTPSize), connector.SameValue(connector.AttrKVCacheDtype)}
-}
-
-// Lease is how long P keeps blocks for a D that has not registered.
-func (c *Connector) Lease() time.Duration {
-	if c.lease <= 0 {
-		return DefaultLease // of the zero Connector
+func (c *Connector) Traits() connector.Traits {
+	t := connector.Traits{
+		Name:         Name,
+		Order:        connector.Together,
+		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
+		Members:      []string{connector.ParamsMember},
+		Handoff:      connector.Handoff{Member: connector.ParamsMember},
+		Lease:        cmp.Or(c.lease, DefaultLease), // how long P keeps blocks for a D that has not registered
+		OwnRequestID: true,
+		Orphans:      true,
+		PairRules:    []connector.PairRule{connector.Multiple(attrTPSize), connector.SameValue(connector.AttrKVCacheDtype)},
 	}
-	return c.lease
+	if c.serial {
+		t.Order, t.OtherOrders = connector.PrefillThenDecode, nil
+		return t
+	}
+	t.Attributes = []connector.Attribute{
+		{Name: attrEngineID, Role: discovery.RolePrefill, Remedy: remedies[attrEngineID]},
+		{Name: attrPort, Role: discovery.RolePrefill, Remedy: remedies[attrPort]},
+	}
+	return t
 }
 
-// Orphans is true: D waits for a P that never writes until its client leaves, and then keeps the blocks.
-func (*Connector) Orphans() bool { return true }
-
+// Name returns "nixl-push".
 // Prefill asks P for one token, under the attempt's id, and at the attempt's rank where P has several.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -149,7 +146,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		leg.Params(params)
 		return nil
 	}
-	raw, err := handoff(s, p, "")
+	raw, err := ownHandoff(s, p, "")
 	if err != nil {
 		return err
 	}
@@ -167,16 +164,16 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 	if err != nil {
 		return err
 	}
-	_, err = handoff(s, p, at.engineID)
+	_, err = ownHandoff(s, p, at.engineID)
 	return err
 }
 
-// handoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine than the one that D
+// ownHandoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine than the one that D
 // was told ("" for none), or of a request that does not carry the attempt's id. P and D know a request by X-Request-Id between a prefix
 // and a suffix of their own.
-func handoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
-	return kvparams.OfAnswer(p, func(raw json.RawMessage) error {
-		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *kvparams.Object) {
+func ownHandoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
+	return handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
+		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *handoff.Object) {
 			if mode, _ := o.Get("transfer_mode"); mode != nil && string(mode) != `"push"` {
 				o.Fault("transfer_mode", "is not push: the prefill engine runs another connector")
 			}
@@ -192,12 +189,4 @@ func handoff(s *connector.Session, p *connector.PrefillResult, engineID string) 
 			}
 		})
 	})
-}
-
-// Unsupported knows that P writes once, to one reader, and that SGLang's own API has no place for the parameters.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	return r.Unsupported(true)
 }

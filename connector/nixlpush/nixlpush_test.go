@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
@@ -104,14 +105,14 @@ func answer(t testing.TB, body string) *connector.PrefillResult {
 func TestOrders(t *testing.T) {
 	var zero nixlpush.Connector
 	for _, c := range []*nixlpush.Connector{open(t, nil), &zero} {
-		assert.Equal(t, connector.Together, c.Order())
-		assert.Equal(t, []connector.Order{connector.Together, connector.PrefillThenDecode}, c.Orders(), "either leg may come first")
-		assert.Equal(t, 30*time.Second, c.Lease(), "vLLM's kv_lease_duration")
+		assert.Equal(t, connector.Together, c.Traits().Order)
+		assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders, "either leg may come first")
+		assert.Equal(t, 30*time.Second, c.Traits().Lease, "vLLM's kv_lease_duration")
 	}
 	serial := open(t, &nixlpush.Options{Dispatch: "serial"})
-	assert.Equal(t, connector.PrefillThenDecode, serial.Order())
-	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, serial.Orders(), "nothing but P's answer says where P is")
-	assert.True(t, serial.Orphans())
+	assert.Equal(t, connector.PrefillThenDecode, serial.Traits().Order)
+	assert.Empty(t, serial.Traits().OtherOrders, "nothing but P's answer says where P is")
+	assert.True(t, serial.Traits().Orphans)
 }
 
 // A combination of connectors may run this one serially, though it could send both legs together.
@@ -204,6 +205,6 @@ func TestUnsupported(t *testing.T) {
 	for body, member := range map[string]string{`{"prompt":"a"}`: "", `{"prompt":["a","b"]}`: "prompt", `{"n":2}`: "n"} {
 		r, err := connector.ParseRequest(connector.APICompletions, []byte(body))
 		require.NoError(t, err)
-		assert.Equal(t, member, c.Unsupported(r), body)
+		assert.Equal(t, member, uncarried.Member(c, r), body)
 	}
 }

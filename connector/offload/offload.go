@@ -43,9 +43,6 @@ func init() {
 }
 
 // Connector is the connector "offload-p2p".
-//
-// It is no [connector.Orphaner]: a decode without its prefill waits 30 s at most and blocks nothing meanwhile, and blocks that nobody
-// fetches leave P's host memory after 60 s (unbound_store_timeout_s).
 type Connector struct {
 	opts   Options
 	port   int
@@ -63,32 +60,28 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o, port: o.port(), serial: o.Dispatch == dispatchSerial}, nil
 }
 
-// Name returns "offload-p2p".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.Together], or [connector.PrefillThenDecode] with dispatch: serial.
-func (c *Connector) Order() connector.Order {
-	if c.serial {
-		return connector.PrefillThenDecode
-	}
-	return connector.Together
-}
-
-// Orders names the other one of the two.
-func (c *Connector) Orders() []connector.Order {
-	if c.serial {
-		return []connector.Order{connector.Together}
-	}
-	return []connector.Order{connector.PrefillThenDecode}
-}
-
-// PairRules say: peers whose fingerprints differ refuse each other, and D computes the prompt. Tokens in a block and the type of KV are in
+// Traits declares the protocol. The legs may come in any order. What P keeps is fetched once, so that several answers to one prompt cannot
+// share it. There are no orphans: a decode without its prefill waits 30 s at most and blocks nothing meanwhile, and blocks that nobody
+// fetches leave P's host memory after 60 s (unbound_store_timeout_s).
+//
+// The rules: peers whose fingerprints differ refuse each other, and D computes the prompt. Tokens in a block and the type of KV are in
 // it always; parallel sizes only where the layout depends on them, of which no list tells (vllm/v1/kv_offload of 0.32.0: file_mapper.py,
 // tiering/p2p/session/session.py, and kv_connector/v1/offloading/config.py).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)}
+func (c *Connector) Traits() connector.Traits {
+	t := connector.Traits{
+		Name:        Name,
+		Order:       connector.Together,
+		OtherOrders: []connector.Order{connector.PrefillThenDecode},
+		Members:     []string{connector.ParamsMember},
+		PairRules:   []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)},
+	}
+	if c.serial {
+		t.Order, t.OtherOrders[0] = t.OtherOrders[0], t.Order
+	}
+	return t
 }
 
+// Name returns "offload-p2p".
 // Prefill asks P for one token, and to keep the prompt's blocks for the attempt's id.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	at, err := c.addressOf(s)
@@ -113,15 +106,6 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector
 	leg.Params(json.RawMessage(`{"remote_prefiller":{"kv_request_id":"` + s.UUID() + `","remote_host":` + string(connector.Quote(at.host)) +
 		`,"remote_port":` + strconv.Itoa(at.port) + `}}`))
 	return nil
-}
-
-// Unsupported knows that SGLang's own API has no place for the parameters. What P keeps is fetched once, so that several answers to one
-// prompt cannot share it.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
-	}
-	return r.Unsupported(true)
 }
 
 // The attributes of a prefill engine.

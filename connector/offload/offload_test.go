@@ -64,11 +64,8 @@ func TestOrders(t *testing.T) {
 	} {
 		c, err := connector.Open(connector.Spec{Type: "OffloadingConnector", Config: json.RawMessage(config)})
 		require.NoError(t, err)
-		f, ok := connector.As[connector.Flexible](c)
-		require.True(t, ok)
-		assert.Equal(t, want, append([]connector.Order{c.Order()}, f.Orders()...), config)
-		_, ok = connector.As[connector.Orphaner](c)
-		assert.False(t, ok, "D waits 30 s at most and blocks nothing")
+		assert.Equal(t, want, append([]connector.Order{c.Traits().Order}, c.Traits().OtherOrders...), config)
+		assert.False(t, c.Traits().Orphans, "D waits 30 s at most and blocks nothing")
 	}
 }
 

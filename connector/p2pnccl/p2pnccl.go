@@ -28,7 +28,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/internal/answerid"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -62,24 +62,23 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Name returns "p2pnccl".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode]: P pushes into D's buffer, and D must not wait for a P that refuses the request.
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// PairOnly is true: D waits for the KV of every request.
-func (*Connector) PairOnly() bool { return true }
-
-// PairRules say: rank n of one engine speaks with rank n of the other, whose port is that many higher, and finds the layers there that it has
+// Traits declares the protocol. P pushes into D's buffer, and D must not wait for a P that refuses the request, so prefill runs first. D
+// waits for the KV of every request, and gives it out once. A decode leg whose prefill failed waits for tensors that never come.
+//
+// The rules: rank n of one engine speaks with rank n of the other, whose port is that many higher, and finds the layers there that it has
 // itself (p2p_nccl_connector.py: start_load_kv, save_kv_layer).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.SameValue(connector.AttrTPSize), connector.SameValue(connector.AttrPPSize)}
+func (*Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:         Name,
+		OwnRequestID: true,
+		PairOnly:     true,
+		Orphans:      true,
+		PairRules:    []connector.PairRule{connector.SameValue(connector.AttrTPSize), connector.SameValue(connector.AttrPPSize)},
+		Attributes:   []connector.Attribute{{Name: Address, Role: discovery.RoleBoth, Remedy: remedies[Address]}},
+	}
 }
 
-// Orphans is true: a decode leg whose prefill failed waits for tensors that never come.
-func (*Connector) Orphans() bool { return true }
-
+// Name returns "p2pnccl".
 // Prefill asks P for one token, with both addresses in the id.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	id, err := requestID(s)
@@ -108,7 +107,7 @@ func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResul
 	if err != nil {
 		return nil // no leg was sent
 	}
-	return answerid.Replace(s, id)
+	return handoff.HideID(s, id)
 }
 
 // requestID is the same for both legs of a session, and for no other session.
@@ -150,13 +149,7 @@ func (*Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, err := address(e)
-	return connector.AttributeFaults(err, map[string]string{Address: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`})
+	return connector.AttributeFaults(err, remedies)
 }
 
-// Unsupported knows that several answers to one prompt would need the tensors several times: D's buffer gives them once.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return r.API.PromptMember()
-	}
-	return r.Unsupported(true)
-}
+var remedies = map[string]string{Address: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -111,32 +112,25 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 			assert.Equal(t, "zmqAddress", missing.Attribute)
 			require.ErrorAs(t, c.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), &missing)
 		}
-		checker, ok := connector.As[connector.EndpointChecker](c)
-		require.True(t, ok)
 		var fault *config.FieldError
-		require.ErrorAs(t, checker.CheckEndpoint(engine(discovery.RoleDecode, bad)), &fault)
+		require.ErrorAs(t, connector.CheckEndpoint(c, engine(discovery.RoleDecode, bad)), &fault)
 		assert.Equal(t, "attributes.zmqAddress", fault.Path)
-		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleEncode, bad)), "an encode engine takes no part")
-		assert.NoError(t, checker.CheckEndpoint(engine(discovery.RoleBoth, bad)), "nor does one that serves alone")
+		assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RoleEncode, bad)), "an encode engine takes no part")
+		assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RoleBoth, bad)), "nor does one that serves alone")
 	}
-	checker, _ := connector.As[connector.EndpointChecker](c)
-	assert.NoError(t, checker.CheckEndpoint(engine(discovery.RolePrefill, "p-0.engines:21001")))
+	assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RolePrefill, "p-0.engines:21001")))
 }
 
 func TestDecodeEnginesServeNothingAlone(t *testing.T) {
 	c := open(t, ``)
-	alone, ok := connector.As[connector.PairOnly](c)
-	assert.True(t, ok && alone.PairOnly())
-	orphans, ok := connector.As[connector.Orphaner](c)
-	assert.True(t, ok && orphans.Orphans())
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
-	assert.Equal(t, "p2pnccl", c.Name())
-	u, ok := connector.As[connector.Unsupporter](c)
-	require.True(t, ok)
+	assert.True(t, c.Traits().PairOnly)
+	assert.True(t, c.Traits().Orphans)
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
+	assert.Equal(t, "p2pnccl", c.Traits().Name)
 	for body, want := range map[string]string{`{"n":2}`: "n", `{"prompt":["a","b"]}`: "prompt", `{"prompt":"a"}`: ""} {
-		assert.Equal(t, want, u.Unsupported(session(t, connector.APICompletions, body, "a:1", "b:2").Request))
+		assert.Equal(t, want, uncarried.Member(c, session(t, connector.APICompletions, body, "a:1", "b:2").Request))
 	}
-	assert.Equal(t, "text", u.Unsupported(session(t, connector.APISGLang, `{"text":"x"}`, "a:1", "b:2").Request))
+	assert.Equal(t, "text", uncarried.Member(c, session(t, connector.APISGLang, `{"text":"x"}`, "a:1", "b:2").Request))
 }
 
 func TestSettings(t *testing.T) {

@@ -62,17 +62,18 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Name returns "http".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode].
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// PairRules say: D finds what P has put where both look. Nothing else is known of the engines.
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.SharedValue(connector.AttrStore)}
+// Traits declares that nothing is known of the engines but where they keep KV: D finds what P has put where both look. Any API is carried,
+// and several answers to one prompt, since there is no handoff that only one of them could read.
+func (*Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:      Name,
+		APIs:      connector.APIs(),
+		MultiUse:  true,
+		PairRules: []connector.PairRule{connector.SharedValue(connector.AttrStore)},
+	}
 }
 
+// Name returns "http".
 // Prefill asks P for one token.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -84,9 +85,6 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
 	return nil
 }
-
-// Unsupported lets several answers to one prompt pass: there is no handoff that only one of them could read.
-func (*Connector) Unsupported(r *connector.Request) string { return r.Unsupported(false) }
 
 // Defaults returns the time of the prefill leg and the attempts that old files set in config; 0 where they do not.
 func (c *Connector) Defaults() (prefill time.Duration, attempts int) {

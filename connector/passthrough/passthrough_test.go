@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/passthrough"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -92,20 +93,19 @@ func TestAnyAnswerOfPIsEnough(t *testing.T) {
 
 func TestUnsupported(t *testing.T) {
 	c := open(t, nil)
-	assert.Empty(t, c.Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "there is no handoff that only one answer could read")
-	assert.Equal(t, "prompt", c.Unsupported(session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
-	assert.Equal(t, "prompt_logprobs", c.Unsupported(session(t, connector.APIChat, `{"prompt_logprobs":1}`).Request))
-	assert.Empty(t, c.Unsupported(session(t, connector.APISGLang, `{"text":"a"}`).Request))
+	assert.Empty(t, uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request), "there is no handoff that only one answer could read")
+	assert.Equal(t, "prompt", uncarried.Member(c, session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
+	assert.Equal(t, "prompt_logprobs", uncarried.Member(c, session(t, connector.APIChat, `{"prompt_logprobs":1}`).Request))
+	assert.Empty(t, uncarried.Member(c, session(t, connector.APISGLang, `{"text":"a"}`).Request))
 }
 
 func TestNameOrderAndNoLease(t *testing.T) {
 	c := open(t, nil)
-	assert.Equal(t, "http", c.Name())
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
-	_, ok := connector.As[connector.Leaser](c)
-	assert.False(t, ok, "nothing is known of the KV's life")
+	assert.Equal(t, "http", c.Traits().Name)
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
+	assert.Zero(t, c.Traits().Lease, "nothing is known of the KV's life")
 	var zero passthrough.Connector
-	assert.Equal(t, "http", zero.Name(), "the zero value is ready")
+	assert.Equal(t, "http", zero.Traits().Name, "the zero value is ready")
 }
 
 func openConfig(config string) (connector.KVConnector, error) {

@@ -77,17 +77,13 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Name returns "pynccl".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode].
-func (*Connector) Order() connector.Order { return connector.PrefillThenDecode }
-
-// PairRules say: engines of different tensor-parallel sizes hang (vllm#14952).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.SameValue(connector.AttrTPSize)}
+// Traits declares the protocol. The KV of a prompt can be taken once: each of several answers would ask for it. Engines of different
+// tensor-parallel sizes hang (vllm#14952).
+func (*Connector) Traits() connector.Traits {
+	return connector.Traits{Name: Name, PairRules: []connector.PairRule{connector.SameValue(connector.AttrTPSize)}}
 }
 
+// Name returns "pynccl".
 // Prefill asks P for one token.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -98,12 +94,4 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 // Decode sends the client's own request.
 func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
 	return nil
-}
-
-// Unsupported knows that the KV of a prompt can be taken once: each of several answers asks for it.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return r.API.PromptMember()
-	}
-	return r.Unsupported(true)
 }

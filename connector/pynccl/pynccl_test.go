@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -38,8 +39,8 @@ var answered = connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
 
 func TestNothingIsOnTheWire(t *testing.T) {
 	c := open(t, ``)
-	assert.Equal(t, "pynccl", c.Name())
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
+	assert.Equal(t, "pynccl", c.Traits().Name)
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	s := session(t, connector.APIChat, `{"messages":[],"max_completion_tokens":9,"stream":true,"kv_transfer_params":{}}`)
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
@@ -55,11 +56,9 @@ func TestNothingIsOnTheWire(t *testing.T) {
 }
 
 func TestUnsupported(t *testing.T) {
-	u, ok := connector.As[connector.Unsupporter](open(t, ``))
-	require.True(t, ok)
-	assert.Equal(t, "n", u.Unsupported(session(t, connector.APIChat, `{"n":2}`).Request), "the buffer gives a prompt's KV once")
-	assert.Equal(t, "text", u.Unsupported(session(t, connector.APISGLang, `{"text":"x"}`).Request))
-	assert.Empty(t, u.Unsupported(session(t, connector.APICompletions, `{"prompt":"x"}`).Request))
+	assert.Equal(t, "n", uncarried.Member(open(t, ``), session(t, connector.APIChat, `{"n":2}`).Request), "the buffer gives a prompt's KV once")
+	assert.Equal(t, "text", uncarried.Member(open(t, ``), session(t, connector.APISGLang, `{"text":"x"}`).Request))
+	assert.Empty(t, uncarried.Member(open(t, ``), session(t, connector.APICompletions, `{"prompt":"x"}`).Request))
 }
 
 func TestSettings(t *testing.T) {

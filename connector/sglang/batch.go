@@ -18,19 +18,20 @@ import (
 // and n is a number of the client's choosing.
 const maxSequences = 4096
 
-// Unsupported says what keeps a request from being carried by two engines. Several prompts and n are carried, as lists of rooms.
+// CheckRequest says what keeps a request from being carried by two engines, besides what [Connector.Traits] declares:
 //
-//   - the APIs besides /generate, completions and chat have no place for a room;
 //   - echo with logprobs of completions: D has no log probabilities of the prompt, and nobody knows how to put P's before them;
 //   - return_hidden_states and return_routed_experts: those of the prompt stay on P;
 //   - session_params: a session's KV lies on one engine;
 //   - more sequences than 4096.
-func (*Connector) Unsupported(r *connector.Request) string {
-	switch r.API {
-	case connector.APIChat, connector.APICompletions, connector.APISGLang:
-	default:
-		return "bootstrap_room"
+func (*Connector) CheckRequest(r *connector.Request) error {
+	if member := unsupported(r); member != "" {
+		return &connector.UnsupportedError{Member: member}
 	}
+	return nil
+}
+
+func unsupported(r *connector.Request) string {
 	if r.API == connector.APICompletions && on(r, "echo") && asked(r, "logprobs") {
 		return "echo"
 	}

@@ -76,25 +76,38 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "sglang".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.Together]: P answers only when D has taken the KV.
-func (*Connector) Order() connector.Order { return connector.Together }
-
-// PairOnly is true: an engine in either mode of disaggregation refuses a request without a room (400).
-func (*Connector) PairOnly() bool { return true }
-
-// PairRules are what D compares when it first asks a bootstrap server (common/conn.py of 0.5.23: try_ensure_parallel_info,
+// Traits declares the protocol. P answers only when D has taken the KV. An engine in either mode of disaggregation refuses a request
+// without a room (400). Several prompts and n are carried, as lists of rooms; the other members that Carries names keep KV from D only
+// with vLLM. The APIs besides /generate, completions and chat have no place for a room.
+//
+// Members are, besides the rendezvous, those by which a client would send a leg to another rank, or meet another request than this
+// attempt's.
+//
+// The rules are what D compares when it first asks a bootstrap server (common/conn.py of 0.5.23: try_ensure_parallel_info,
 // _resolve_rank_mapping): page size, type of KV, and a pipeline that is P's or none. Tensor-parallel sizes are no rule: with
 // data-parallel attention the attention's own size is compared, of which no list tells, and MLA takes any.
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{
-		connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype),
-		{Attribute: connector.AttrPPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},
+func (*Connector) Traits() connector.Traits {
+	return connector.Traits{
+		Name:  Name,
+		Order: connector.Together,
+		APIs:  []connector.API{connector.APIChat, connector.APICompletions, connector.APISGLang},
+		Members: []string{
+			"bootstrap_room", "bootstrap_host", "bootstrap_port", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
+			"data_parallel_rank_decode", "disagg_prefill_dp_rank", "decode_tp_size",
+		},
+		Carries: []string{
+			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens", "use_beam_search",
+		},
+		MultiUse: true,
+		PairOnly: true,
+		PairRules: []connector.PairRule{
+			connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype),
+			{Attribute: connector.AttrPPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},
+		},
 	}
 }
 
+// Name returns "sglang".
 // Prefill gives P the client's request with the rendezvous, limited to one token. It is never streamed: the flow reads P's answer as
 // one JSON value, and SGLang transfers the KV either way.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
@@ -135,22 +148,11 @@ func limit(leg *connector.Leg) {
 	leg.Set("min_tokens", json.RawMessage("1"))
 }
 
-// foreign are members of a client's that would send a leg to another rank, or meet another request than this attempt's. rid is among
-// them: SGLang aborts by prefix of rid, also when a client leaves, so that a request with rid "" that is given up ends all others
-// on the engine (abort_request in managers/scheduler.py). Without it each engine makes a unique one.
-var foreign = [...]string{
-	"rid", "routed_dp_rank", "data_parallel_rank", "data_parallel_rank_decode", "disagg_prefill_dp_rank",
-	"bootstrap_pair_key", "decode_tp_size",
-}
-
 // meet writes the rendezvous: the same on both legs.
 func (c *Connector) meet(s *connector.Session, leg *connector.Leg) (server, error) {
 	p, err := c.serverOf(s.Prefill)
 	if err != nil {
 		return p, err
-	}
-	for _, name := range foreign {
-		leg.Delete(name)
 	}
 	n, list, _ := sequences(s.Request)
 	r := newRooms(s, p.ranks, n)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	_ "github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -45,6 +46,8 @@ func engine(t testing.TB, url string, role discovery.Role, attributes map[string
 func session(t testing.TB, api connector.API, body string, attributes map[string]string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
+	require.NoError(t, err)
+	r, err = r.Without(open(t, ``).Traits().Members) // as the flow does it
 	require.NoError(t, err)
 	return connector.NewSessionWith([16]byte{10}, r, "id", engine(t, "http://p.example:30000", discovery.RolePrefill, attributes),
 		engine(t, "http://d.example:30001", discovery.RoleDecode, nil))
@@ -192,8 +195,7 @@ func TestEachSequenceHasARoomOfItsOwn(t *testing.T) {
 }
 
 func unsupported(c connector.KVConnector, r *connector.Request) string {
-	u, _ := connector.As[connector.Unsupporter](c)
-	return u.Unsupported(r)
+	return uncarried.Member(c, r)
 }
 
 // A room is 63 bits, chosen for P's rank, and D is told the rank.
@@ -282,18 +284,13 @@ func TestSettings(t *testing.T) {
 		assert.Equal(t, path, faults[0].Path)
 	}
 	c := open(t, ``)
-	assert.Equal(t, "sglang", c.Name())
-	assert.Equal(t, connector.Together, c.Order())
-	only, ok := connector.As[connector.PairOnly](c)
-	require.True(t, ok)
-	assert.True(t, only.PairOnly())
-	_, ok = connector.As[connector.Orphaner](c)
-	assert.False(t, ok, "a leg that is closed is aborted by its engine, which tells the other")
+	assert.Equal(t, "sglang", c.Traits().Name)
+	assert.Equal(t, connector.Together, c.Traits().Order)
+	assert.True(t, c.Traits().PairOnly)
+	assert.False(t, c.Traits().Orphans, "a leg that is closed is aborted by its engine, which tells the other")
 }
 
 func TestEndpointsAreChecked(t *testing.T) {
-	check, ok := connector.As[connector.EndpointChecker](open(t, ``))
-	require.True(t, ok)
 	for _, k := range []struct {
 		role       discovery.Role
 		attributes map[string]string
@@ -306,7 +303,7 @@ func TestEndpointsAreChecked(t *testing.T) {
 		{discovery.RolePrefill, map[string]string{"bootstrapHost": "http://p"}, "attributes.bootstrapHost"},
 		{discovery.RoleDecode, map[string]string{"bootstrapPort": "x"}, ""},
 	} {
-		err := check.CheckEndpoint(engine(t, "http://p:1", k.role, k.attributes))
+		err := connector.CheckEndpoint(open(t, ``), engine(t, "http://p:1", k.role, k.attributes))
 		if k.path == "" {
 			require.NoError(t, err)
 			continue

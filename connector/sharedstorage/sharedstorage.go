@@ -79,28 +79,25 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Name returns "sharedstorage".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode], with a threshold [connector.DecodeFirst].
-func (c *Connector) Order() connector.Order {
-	if c.threshold != nil {
-		return connector.DecodeFirst
+// Traits declares the protocol. D finds the KV by the prompt's tokens alone, where P has put it if both look into one folder; nothing on
+// the wire depends on the order. The store is read, not emptied, so that several answers to one prompt pass. With a threshold D is asked
+// first, and only in the APIs whose engines know cache_hit_threshold (in #24520, chat and completions).
+func (c *Connector) Traits() connector.Traits {
+	t := connector.Traits{
+		Name:         Name,
+		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
+		MultiUse:     true,
+		ContentStore: true,
+		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore)},
 	}
-	return connector.PrefillThenDecode
+	if c.threshold != nil {
+		t.Order, t.Members = connector.DecodeFirst, []string{thresholdMember}
+		t.APIs = []connector.API{connector.APIChat, connector.APICompletions}
+	}
+	return t
 }
 
-// Orders are both, since nothing on the wire depends on the order.
-func (c *Connector) Orders() []connector.Order { return []connector.Order{connector.PrefillThenDecode} }
-
-// ContentStore is true: D finds the KV by the prompt's tokens alone.
-func (*Connector) ContentStore() bool { return true }
-
-// PairRules say: D finds what P has put where both look: the folder.
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.SharedValue(connector.AttrStore)}
-}
-
+// Name returns "sharedstorage".
 const thresholdMember = "cache_hit_threshold"
 
 var zero = json.RawMessage("0")
@@ -138,19 +135,4 @@ func (*Connector) Cold(_ *connector.Session, status int, head []byte) bool {
 		return false
 	}
 	return gjson.GetBytes(head, "choices.0.finish_reason").Str == string(coldReason)
-}
-
-// Unsupported lets several answers to one prompt pass: the store is read, not emptied (captures/example/09). With a threshold, the APIs
-// whose engines know no cache_hit_threshold (only chat and completions have it in #24520) are for one engine.
-func (c *Connector) Unsupported(r *connector.Request) string {
-	switch r.API {
-	case connector.APISGLang:
-		return r.API.PromptMember()
-	case connector.APIChat, connector.APICompletions:
-	default:
-		if c.threshold != nil {
-			return thresholdMember
-		}
-	}
-	return r.Unsupported(false)
 }

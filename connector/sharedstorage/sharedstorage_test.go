@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/sharedstorage"
 	"github.com/pdkit/pdkit/discovery"
@@ -72,15 +73,14 @@ func TestNothingIsOnTheWire(t *testing.T) {
 		assert.Equal(t, k.decode, decode(t, c, s, answered))
 	}
 	c := open(t, `{}`)
-	assert.Equal(t, "sharedstorage", c.Name())
-	assert.Equal(t, connector.PrefillThenDecode, c.Order())
-	store, ok := connector.As[connector.ContentStore](c)
-	assert.True(t, ok && store.ContentStore())
+	assert.Equal(t, "sharedstorage", c.Traits().Name)
+	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
+	assert.True(t, c.Traits().ContentStore)
 }
 
 func TestAThresholdAsksDecodeFirst(t *testing.T) {
 	c := open(t, `{"cacheHitThreshold":0.8}`)
-	assert.Equal(t, connector.DecodeFirst, c.Order())
+	assert.Equal(t, connector.DecodeFirst, c.Traits().Order)
 	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9}`)
 	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0.8}`, decode(t, c, s, nil), "D may refuse")
 	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":1,"cache_hit_threshold":0}`, prefill(t, c, s), "P must compute")
@@ -196,12 +196,10 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIGenerate, `{"token_ids":[1,2]}`, "", "cache_hit_threshold"},
 		{connector.APIResponses, `{"input":"x"}`, "", "cache_hit_threshold"},
 		{connector.APIMessages, `{"messages":[]}`, "", "cache_hit_threshold"},
-		{connector.APISGLang, `{"text":"x"}`, "text", "text"},
+		{connector.APISGLang, `{"text":"x"}`, "text", "cache_hit_threshold"},
 	} {
 		for c, want := range map[connector.KVConnector]string{plain: k.plain, first: k.first} {
-			u, ok := connector.As[connector.Unsupporter](c)
-			require.True(t, ok)
-			assert.Equal(t, want, u.Unsupported(session(t, k.api, k.body).Request), k.body)
+			assert.Equal(t, want, uncarried.Member(c, session(t, k.api, k.body).Request), k.body)
 		}
 	}
 }

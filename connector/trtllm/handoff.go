@@ -11,12 +11,12 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// handoff is what D needs of P's answer.
-type handoff struct {
+// transfer is what D needs of P's answer.
+type transfer struct {
 	params    json.RawMessage
 	promptIDs json.RawMessage // nil if P gave none: D then makes its own of the prompt
 	usage     json.RawMessage // nil if P gave none
@@ -54,7 +54,7 @@ func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error
 
 // readHandoff checks what the official server checks, and the types with which D would fail. The error names members, never values.
 // id is the attempt's: another one is another request's KV.
-func readHandoff(p *connector.PrefillResult, id uint64) (h handoff, err error) {
+func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) {
 	err = withChoice(p, func(choice *jsonedit.Doc) error {
 		if gaveUp(choice) {
 			return errGaveUp
@@ -89,7 +89,7 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h handoff, err error) {
 		h.promptIDs = ids
 	}
 	if usage, ok := p.Field("usage"); ok {
-		if jsonedit.Kind(usage) != jsonedit.Object || !kvparams.WellFormed(usage) {
+		if jsonedit.Kind(usage) != jsonedit.Object || !handoff.WellFormed(usage) {
 			return h, connector.NoTransfer("usage is not an object")
 		}
 		h.usage = usage
@@ -149,7 +149,7 @@ func wellFormed(d *jsonedit.Doc) bool {
 	for i := range d.Len() {
 		switch v := d.Value(i); jsonedit.Kind(v) {
 		case jsonedit.Object, jsonedit.Array:
-			if !kvparams.WellFormed(v) {
+			if !handoff.WellFormed(v) {
 				return false
 			}
 		}
@@ -256,7 +256,7 @@ func readServerInfo(body []byte) (json.RawMessage, error) {
 		return nil, connector.NoTransfer("what P's server says of itself %s", what)
 	}
 	d, err := jsonedit.Parse(body)
-	if err != nil || !utf8.Valid(body) || !kvparams.WellFormed(body) {
+	if err != nil || !utf8.Valid(body) || !handoff.WellFormed(body) {
 		return bad("is not one JSON object")
 	}
 	raw, ok := given(d, paramsMember)

@@ -79,8 +79,8 @@ type generationFirst struct {
 	info answers.Cache[json.RawMessage]
 }
 
-// New checks the settings. nil means defaults. For generation first the connector is also a [connector.Preparer], [connector.Cleaner] and
-// [connector.Orphaner].
+// New checks the settings. nil means defaults. For generation first the connector is also a [connector.Preparer] and a
+// [connector.Cleaner].
 func New(o *Options) (connector.KVConnector, error) {
 	if o == nil {
 		o = &Options{}
@@ -100,33 +100,28 @@ func New(o *Options) (connector.KVConnector, error) {
 	return c, nil
 }
 
-// Name returns "trtllm".
-func (*Connector) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode], and [connector.Together] for generation first. The flow sends both legs without waiting for
-// either, so that D is there when P sends.
-func (c *Connector) Order() connector.Order {
-	if c.together {
-		return connector.Together
-	}
-	return connector.PrefillThenDecode
-}
-
-// PairRules are what the engines compare before a transfer: type of KV and tokens in a block. Parallel sizes may differ
+// Traits declares the protocol. P must make exactly one choice of one prompt, and only chat and completions have a place for the parameters.
+// With generation first the flow sends both legs without waiting for either, so that D is there when P sends; a generation request that is
+// cancelled while it waits for KV has leaked blocks on both servers (TensorRT-LLM #12313, #13713).
+//
+// The rules are what the engines compare before a transfer: type of KV and tokens in a block. Parallel sizes may differ
 // (cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp and mlaCacheFormatter.cpp: inquireSupport;
 // tensorrt_llm/_torch/disaggregation/native/peer.py: _check_peer_compatible).
-func (*Connector) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)}
-}
-
-// Unsupported knows that P must make exactly one choice, that the prompt is one, and that the other APIs have no place for the parameters.
-func (*Connector) Unsupported(r *connector.Request) string {
-	if r.API != connector.APIChat && r.API != connector.APICompletions {
-		return paramsMember
+func (c *Connector) Traits() connector.Traits {
+	t := connector.Traits{
+		Name:      Name,
+		APIs:      []connector.API{connector.APIChat, connector.APICompletions},
+		Members:   []string{paramsMember},
+		Handoff:   connector.Handoff{Member: "choices.0." + paramsMember},
+		PairRules: []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)},
 	}
-	return r.Unsupported(true)
+	if c.together {
+		t.Order, t.Orphans, t.Handoff = connector.Together, true, connector.Handoff{}
+	}
+	return t
 }
 
+// Name returns "trtllm".
 const paramsMember = "disaggregated_params"
 
 // id is the attempt's disagg_request_id: bit 62, ten bits of the machine, 52 random bits. It is always above 2^42. The official layouts
@@ -209,10 +204,6 @@ func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) err
 	}
 	return c.give(leg, params)
 }
-
-// Orphans is true: a generation request that is cancelled while it waits for KV has leaked blocks on both servers (TensorRT-LLM
-// #12313, #13713).
-func (*generationFirst) Orphans() bool { return true }
 
 // Prepare asks P's server where it is. Requests to one P share one question.
 func (c *generationFirst) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {

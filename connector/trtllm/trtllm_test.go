@@ -19,6 +19,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	_ "github.com/pdkit/pdkit/connector/trtllm"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -196,8 +197,6 @@ func TestIDs(t *testing.T) {
 }
 
 func TestUnsupported(t *testing.T) {
-	u, ok := connector.As[connector.Unsupporter](open(t, ``))
-	require.True(t, ok)
 	for _, k := range []struct {
 		api          connector.API
 		body, member string
@@ -214,7 +213,7 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIGenerate, `{"token_ids":[1]}`, "disaggregated_params"},
 		{connector.APISGLang, `{"text":"a"}`, "disaggregated_params"},
 	} {
-		assert.Equal(t, k.member, u.Unsupported(session(t, k.api, k.body).Request), k.body)
+		assert.Equal(t, k.member, uncarried.Member(open(t, ``), session(t, k.api, k.body).Request), k.body)
 	}
 }
 
@@ -227,17 +226,13 @@ func TestSettings(t *testing.T) {
 		require.Len(t, faults, 1, settings)
 		assert.Equal(t, path, faults[0].Path)
 	}
-	assert.Equal(t, connector.PrefillThenDecode, open(t, `{"dispatch":"context-first"}`).Order())
+	assert.Equal(t, connector.PrefillThenDecode, open(t, `{"dispatch":"context-first"}`).Traits().Order)
 	c := open(t, `{"dispatch":"generation-first"}`)
-	assert.Equal(t, connector.Together, c.Order())
-	assert.Equal(t, "trtllm", c.Name())
-	o, ok := connector.As[connector.Orphaner](c)
-	require.True(t, ok)
-	assert.True(t, o.Orphans())
-	_, ok = connector.As[connector.Orphaner](open(t, ``))
-	assert.False(t, ok, "D is asked when P has the KV")
-	_, ok = connector.As[connector.PairOnly](c)
-	assert.False(t, ok, "a generation server serves a request alone, too")
+	assert.Equal(t, connector.Together, c.Traits().Order)
+	assert.Equal(t, "trtllm", c.Traits().Name)
+	assert.True(t, c.Traits().Orphans)
+	assert.False(t, open(t, ``).Traits().Orphans, "D is asked when P has the KV")
+	assert.False(t, c.Traits().PairOnly, "a generation server serves a request alone, too")
 }
 
 func TestTokenIDsAreReadStrictly(t *testing.T) {

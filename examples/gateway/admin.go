@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -68,10 +67,7 @@ func (m *model) notReady() string {
 		return "the engines are not known yet"
 	}
 	for _, flow := range m.flows.First() {
-		in := &pdflow.PickInput{Attempt: 1, Connector: flow.Connector()}
-		if p, ok := connector.As[connector.PairOnly](flow.Connector()); ok {
-			in.Both = p.PairOnly()
-		}
+		in := &pdflow.PickInput{Attempt: 1, Connector: flow.Connector(), Both: flow.Connector().Traits().PairOnly}
 		choice, err := m.picker.Pick(context.Background(), in)
 		if e, ok := errors.AsType[*pdflow.Error](err); ok {
 			return e.Message

@@ -201,12 +201,8 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string, log *slog.Logger) (now map[string]string) {
 	now = map[string]string{}
 	for _, flow := range m.flows.First() {
-		checker, ok := connector.As[connector.EndpointChecker](flow.Connector())
-		if !ok {
-			continue
-		}
 		for _, e := range endpoints {
-			if err := checker.CheckEndpoint(e); err != nil {
+			if err := connector.CheckEndpoint(flow.Connector(), e); err != nil {
 				now[e.ID] = err.Error()
 			}
 		}

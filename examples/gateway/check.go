@@ -99,7 +99,7 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 
 // printConnector writes a connector and those it falls back to.
 func printConnector(w io.Writer, title string, o *modelserver.Connector) {
-	row(w, title, o.Name+", "+o.KVConnector.Order().String())
+	row(w, title, o.Name+", "+o.KVConnector.Traits().Order.String())
 	if names := settings(o.Spec.Config); len(names) > 0 {
 		row(w, "  config", strings.Join(names, ", "))
 	}

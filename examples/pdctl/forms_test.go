@@ -19,7 +19,7 @@ import (
 // Kubernetes.
 type exact struct{ connector.KVConnector }
 
-func (exact) Name() string { return "exact" }
+func (exact) Traits() connector.Traits { return connector.Traits{Name: "exact"} }
 
 const everything = "it's \"$HOME\" $(HOME) $$(X) ${X:-1} $$$ `id` \\n %s # {{.}} [a]: &b *c !d | > ~ \n\ttab é \x7f end "
 
@@ -32,7 +32,6 @@ func (exact) Render(t launch.Target) (launch.Settings, error) {
 	}, nil
 }
 
-func (exact) Order() connector.Order                                            { return connector.PrefillThenDecode }
 func (exact) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
 // Each form, read by a YAML parser and by the rules of its own program for dollar signs, gives the engine exactly its

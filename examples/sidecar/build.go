@@ -49,10 +49,7 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 	if err := s.local(conn); err != nil {
 		return nil, err
 	}
-	o := &pick.HeaderOptions{}
-	if only, ok := connector.As[connector.PairOnly](conn); ok {
-		o.PairOnly = only.PairOnly()
-	}
+	o := &pick.HeaderOptions{PairOnly: conn.Traits().PairOnly}
 	if f.sampling {
 		o.Sample = rand.IntN
 	}
@@ -82,10 +79,8 @@ func (s *sidecar) local(conn connector.KVConnector) error {
 		if s.flags.moriio.write {
 			e.Attributes = s.flags.moriio.attributes()
 		}
-		if check, ok := connector.As[connector.EndpointChecker](conn); ok {
-			if err := check.CheckEndpoint(e); err != nil {
-				return fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar has flags for: %w", err)
-			}
+		if err := connector.CheckEndpoint(conn, e); err != nil {
+			return fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar has flags for: %w", err)
 		}
 		s.decode = append(s.decode, e)
 	}

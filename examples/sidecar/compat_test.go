@@ -119,7 +119,7 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 			require.Empty(t, problem)
 			c, err := f.connector()
 			require.NoError(t, err)
-			assert.Equal(t, order, c.Order())
+			assert.Equal(t, order, c.Traits().Order)
 			p, d, err := enginesim.Pair(enginesim.Config{Connector: "moriio"}, enginesim.Config{Connector: "moriio"})
 			require.NoError(t, err)
 			alone, err := enginesim.Start(enginesim.Config{})

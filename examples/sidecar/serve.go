@@ -57,7 +57,7 @@ func (s *sidecar) serve(ctx context.Context) error {
 		running.Go(func() { failed <- d.server.Serve(d.ln) })
 	}
 	for rank, d := range doors {
-		s.log.Info("serving", "listen", d.ln.Addr().String(), "rank", rank, "tls", s.flags.secure, "connector", s.flow.Connector().Name())
+		s.log.Info("serving", "listen", d.ln.Addr().String(), "rank", rank, "tls", s.flags.secure, "connector", s.flow.Connector().Traits().Name)
 	}
 	for _, d := range metrics {
 		s.log.Info("metrics", "listen", d.ln.Addr().String(), "tls", s.flags.metricsCert != "")

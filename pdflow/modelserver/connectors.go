@@ -48,10 +48,7 @@ func (c *Connector) Lease() time.Duration {
 	if c.KVConnector == nil {
 		return 0
 	}
-	if l, ok := connector.As[connector.Leaser](c.KVConnector); ok {
-		return l.Lease()
-	}
-	return 0
+	return c.KVConnector.Traits().Lease
 }
 
 // olderDefaults are defaults that a connector's own settings carry: the design documents give the http connector a
@@ -84,12 +81,12 @@ func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
 // check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and settings that no
 // engine has.
 func (m *ModelServer) check(path string, c *Connector) {
-	if only, ok := connector.As[connector.PairOnly](c.KVConnector); ok && only.PairOnly() && c.Spec.Fallback == connector.FallbackDecode {
+	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == connector.FallbackDecode {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
 	}
-	if checker, ok := connector.As[connector.EndpointChecker](c.KVConnector); ok {
-		for i, e := range m.endpoints {
-			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", m.at, i), checker.CheckEndpoint(e)))
+	for i, e := range m.endpoints {
+		if err := connector.CheckEndpoint(c.KVConnector, e); err != nil {
+			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", m.at, i), err))
 		}
 	}
 	m.checkEffects(path, c)

@@ -24,7 +24,6 @@ import (
 // mute is all of a connector that a picker does not look at.
 type mute struct{}
 
-func (mute) Order() connector.Order                                            { return connector.PrefillThenDecode }
 func (mute) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 func (mute) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
 	return nil
@@ -38,11 +37,9 @@ type protocol struct {
 	asked atomic.Int32
 }
 
-func (c *protocol) Name() string { return c.name }
-
-func (c *protocol) PairRules() []connector.PairRule {
+func (c *protocol) Traits() connector.Traits {
 	c.asked.Add(1)
-	return c.rules
+	return connector.Traits{Name: c.name, PairRules: c.rules}
 }
 
 func sameTP() *protocol {
@@ -55,7 +52,7 @@ type plain struct {
 	name string
 }
 
-func (c plain) Name() string { return c.name }
+func (c plain) Traits() connector.Traits { return connector.Traits{Name: c.name} }
 
 type wrapper struct{ connector.KVConnector }
 
@@ -67,7 +64,7 @@ type byValue struct {
 	rules []connector.PairRule
 }
 
-func (c byValue) PairRules() []connector.PairRule { return c.rules }
+func (c byValue) Traits() connector.Traits { return connector.Traits{Name: c.name, PairRules: c.rules} }
 
 // pairs returns which pairs some picks make.
 func pairs(t *testing.T, p pdflow.Picker, c connector.KVConnector) map[string]bool {

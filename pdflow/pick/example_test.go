@@ -81,7 +81,7 @@ func ExampleNew_rollout() {
 		if err != nil {
 			panic(err)
 		}
-		fmt.Println(conn.Name(), pair.Prefill.ID, pair.Decode.ID)
+		fmt.Println(conn.Traits().Name, pair.Prefill.ID, pair.Decode.ID)
 		pair.Done(&pdflow.Outcome{})
 	}
 	// Output:

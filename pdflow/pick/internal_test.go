@@ -93,8 +93,7 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 // named is a connector of which nothing but its name matters.
 type named struct{ name string }
 
-func (n named) Name() string         { return n.name }
-func (named) Order() connector.Order { return connector.PrefillThenDecode }
+func (n named) Traits() connector.Traits { return connector.Traits{Name: n.name} }
 func (named) Prefill(context.Context, *connector.Session, *connector.Leg) error {
 	return nil
 }

@@ -3,6 +3,7 @@
 package pick
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
@@ -19,7 +20,7 @@ const (
 type pairing struct {
 	connector  string // that both engines must run; "" if it is not known, or does not matter
 	rules      []Rule
-	checker    connector.EndpointChecker // nil without one
+	checkers   []connector.EndpointChecker
 	anyVersion bool
 }
 
@@ -30,19 +31,21 @@ func newPairing(c connector.KVConnector, o *options) *pairing {
 		p.rules = append(p.rules, Rule{Attribute: connectorAttribute, Compatible: runOneOf})
 		return p
 	}
-	if p.connector = c.Name(); p.connector == anywhere {
-		p.connector = ""
+	t := c.Traits()
+	if t.Name != anywhere {
+		p.connector = t.Name
 	}
-	p.checker, _ = connector.As[connector.EndpointChecker](c)
-	if r, ok := connector.As[connector.Pairer](c); ok {
-		p.rules = append(p.rules, r.PairRules()...)
+	p.checkers = append(p.checkers, &t)
+	if own, ok := connector.As[connector.EndpointChecker](c); ok {
+		p.checkers = append(p.checkers, own)
 	}
+	p.rules = append(p.rules, t.PairRules...)
 	return p
 }
 
 // unfit reports whether the connector could do nothing with an engine: each request to it would fail.
 func (p *pairing) unfit(e *discovery.Endpoint) bool {
-	return p.checker != nil && p.checker.CheckEndpoint(*e) != nil
+	return slices.ContainsFunc(p.checkers, func(c connector.EndpointChecker) bool { return c.CheckEndpoint(*e) != nil })
 }
 
 // runs reports whether an engine runs the connector of that name, as far as its attribute tells. A class name that stands for several

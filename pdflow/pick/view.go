@@ -38,7 +38,7 @@ func identify(c connector.KVConnector, apart bool) viewKey {
 	if c == nil || canCompare(reflect.ValueOf(c)) {
 		return viewKey{connector: c, apart: apart}
 	}
-	return viewKey{kind: reflect.TypeOf(c), name: c.Name(), apart: apart}
+	return viewKey{kind: reflect.TypeOf(c), name: c.Traits().Name, apart: apart}
 }
 
 // canCompare reports whether == can compare the value. (Value.Comparable does so too, and allocates.)

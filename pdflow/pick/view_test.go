@@ -26,7 +26,7 @@ type ruled struct {
 	rules []connector.PairRule
 }
 
-func (r *ruled) PairRules() []connector.PairRule { return r.rules }
+func (r *ruled) Traits() connector.Traits { return connector.Traits{Name: r.name, PairRules: r.rules} }
 
 // pickerOf returns a picker and what gives it another list.
 func pickerOf(t *testing.T, policy Policy, opts ...Option) (*picker, func(...discovery.Endpoint)) {

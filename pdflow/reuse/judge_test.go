@@ -18,10 +18,9 @@ type described struct {
 	store, pairOnly bool
 }
 
-func (c described) Name() string         { return c.name }
-func (described) Order() connector.Order { return connector.PrefillThenDecode }
-func (c described) ContentStore() bool   { return c.store }
-func (c described) PairOnly() bool       { return c.pairOnly }
+func (c described) Traits() connector.Traits {
+	return connector.Traits{Name: c.name, ContentStore: c.store, PairOnly: c.pairOnly}
+}
 func (described) Prefill(context.Context, *connector.Session, *connector.Leg) error {
 	return nil
 }
@@ -70,7 +69,7 @@ func TestReasonsFollowTheEvidence(t *testing.T) {
 			r := &Report{Probes: []Probe{c.probe}, PromptTokens: c.probe.PromptTokens, Reused: c.probe.Reused, metrics: c.chunk > 0, byAnswer: c.chunk == 0, evidence: delta{c.p, c.d}}
 			p := &prober{Target: Target{Connector: c.conn}, report: r, chunk: c.chunk}
 			if c.conn != nil {
-				r.Connector = c.conn.Name()
+				r.Connector = c.conn.Traits().Name
 			}
 			r.judge(p)
 			assert.Equal(t, c.verdict, r.Verdict)

@@ -92,7 +92,7 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	t.Alone = strings.TrimSuffix(t.Alone, "/")
 	p := &prober{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{Model: t.Model}}
 	if t.Connector != nil {
-		p.report.Connector = t.Connector.Name()
+		p.report.Connector = t.Connector.Traits().Name
 	}
 	if p.client == nil {
 		own := &http.Transport{DisableKeepAlives: true} // so that nothing of it is left afterwards
@@ -154,21 +154,9 @@ func (p *prober) page(ctx context.Context, engine string) (page, error) {
 	return pg, err
 }
 
-func (p *prober) pairOnly() bool {
-	if p.Connector == nil {
-		return false
-	}
-	only, ok := connector.As[connector.PairOnly](p.Connector)
-	return ok && only.PairOnly()
-}
+func (p *prober) pairOnly() bool { return p.Connector != nil && p.Connector.Traits().PairOnly }
 
-func (p *prober) store() bool {
-	if p.Connector == nil {
-		return false
-	}
-	s, ok := connector.As[connector.ContentStore](p.Connector)
-	return ok && s.ContentStore()
-}
+func (p *prober) store() bool { return p.Connector != nil && p.Connector.Traits().ContentStore }
 
 // fit bounds the prompts by what the model holds.
 func (p *prober) fit(ctx context.Context) int {

@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package kvparams has what vLLM's connectors share that hand KV on as NIXL's do: what the prefill leg asks, and what P's response must hold. It
+// is internal since it follows one engine's code from release to release.
 package kvparams
 
 import (
 	"encoding/json"
 	"math"
+
+	"github.com/pdkit/pdkit/connector/handoff"
 )
+
+// Ask are the parameters with which a prefill leg asks P to keep its blocks and to say where they are. Engines read only
+// do_remote_decode; the nulls are what every proxy sends.
+var Ask = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,` +
+	`"remote_host":null,"remote_port":null}`)
 
 // The flags by which an engine with NIXL says what its handoff is for.
 const (
@@ -22,9 +31,9 @@ const (
 // The other keys may be missing or unknown, but those with which D reckons must be numbers: tp_size, dcp_size and pp_size, which have
 // defaults where they are missing but not where they are null, and remote_num_tokens and remote_blocks_expiry_time, which may be null. also,
 // unless it is nil, asks for more.
-func NIXL(raw json.RawMessage, flag string, also func(*Object)) error {
+func NIXL(raw json.RawMessage, flag string, also func(*handoff.Object)) error {
 	const blocks = "remote_block_ids"
-	o := Read(raw, blocks)
+	o := handoff.Read(raw, blocks)
 	o.True(flag)
 	o.Text("remote_engine_id")
 	o.Text("remote_request_id")

@@ -35,7 +35,7 @@ type Finding struct {
 // Check compares the engines of one deployment with each other and, where spec is not nil, with the gateway's connector
 // in front of them. Engines of several models may be given at once: those that a request's model names are compared.
 // The findings are in a fixed order, errors first. Which sizes fit for a protocol, its connector says
-// ([connector.Pairer]).
+// ([connector.Traits]) where it is registered: import package connector/all.
 func Check(engines []Engine, spec *connector.Spec) []Finding {
 	var found []Finding
 	for _, g := range models(engines) {

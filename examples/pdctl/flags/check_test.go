@@ -445,15 +445,13 @@ func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 	} {
 		c, err := connector.Open(connector.Spec{Type: class})
 		require.NoError(t, err)
-		pairer, ok := connector.As[connector.Pairer](c)
-		require.True(t, ok)
 		for _, sizes := range [][2]string{{"1", "1"}, {"1", "2"}, {"2", "1"}, {"2", "3"}, {"4", "6"}, {"8", "4"}, {"4", "8"}} {
 			engines := two("", class)
 			found := codes(Check(deploy(t, engines[0]+" -tp "+sizes[0], engines[1]+" -tp "+sizes[1]), nil))
 			found = slices.DeleteFunc(found, func(code string) bool {
 				return !slices.Contains([]string{"nixl-tp", "nccl-tp-differs", "pair-sizes"}, code)
 			})
-			parted := slices.ContainsFunc(pairer.PairRules(), func(r connector.PairRule) bool {
+			parted := slices.ContainsFunc(c.Traits().PairRules, func(r connector.PairRule) bool {
 				return r.Attribute == connector.AttrTPSize && !r.Compatible(sizes[0], sizes[1])
 			})
 			assert.Len(t, found, map[bool]int{true: 1}[parted], "%s, %v", class, sizes)

@@ -71,11 +71,7 @@ func (g *model) pairRules(typ string) []connector.PairRule {
 	if err != nil {
 		return nil
 	}
-	p, ok := connector.As[connector.Pairer](c)
-	if !ok {
-		return nil
-	}
-	return p.PairRules()
+	return c.Traits().PairRules
 }
 
 // parted is the first two engines that a rule parts.

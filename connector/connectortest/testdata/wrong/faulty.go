@@ -5,7 +5,6 @@ package wrong
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/launch"
@@ -22,9 +21,8 @@ type Fault struct {
 // faulty is the toy with some of its methods replaced.
 type faulty struct {
 	*Toy
-	name          func() string
-	order         func() connector.Order
-	unsupported   func(*connector.Request) string
+	traits        func(*connector.Traits)
+	checkRequest  func(*connector.Request) error
 	checkEndpoint func(discovery.Endpoint) error
 	prepare       func(context.Context, *connector.Session, connector.Caller) (any, error)
 	prefill       func(*connector.Session, *connector.Leg) error
@@ -37,9 +35,7 @@ type faulty struct {
 	encode        func(*connector.Session, connector.Item, *connector.Leg) error
 	merge         func([]json.RawMessage) error
 	clean         func(context.Context, *connector.Session) error
-	lease         func() time.Duration
 	render        func(launch.Target) (launch.Settings, error)
-	pairRules     func() []connector.PairRule
 }
 
 // with makes faults of the toy with something replaced.
@@ -60,25 +56,19 @@ func configured(rule, what string, read func(config json.RawMessage) (connector.
 	return Fault{what, rule, read}
 }
 
-func (f *faulty) Name() string {
-	if f.name != nil {
-		return f.name()
+func (f *faulty) Traits() connector.Traits {
+	t := f.Toy.Traits()
+	if f.traits != nil {
+		f.traits(&t)
 	}
-	return f.Toy.Name()
+	return t
 }
 
-func (f *faulty) Order() connector.Order {
-	if f.order != nil {
-		return f.order()
+func (f *faulty) CheckRequest(r *connector.Request) error {
+	if f.checkRequest != nil {
+		return f.checkRequest(r)
 	}
-	return f.Toy.Order()
-}
-
-func (f *faulty) Unsupported(r *connector.Request) string {
-	if f.unsupported != nil {
-		return f.unsupported(r)
-	}
-	return f.Toy.Unsupported(r)
+	return nil
 }
 
 func (f *faulty) CheckEndpoint(e discovery.Endpoint) error {
@@ -165,25 +155,11 @@ func (f *faulty) Clean(ctx context.Context, s *connector.Session, cause error, c
 	return f.Toy.Clean(ctx, s, cause, call)
 }
 
-func (f *faulty) Lease() time.Duration {
-	if f.lease != nil {
-		return f.lease()
-	}
-	return f.Toy.Lease()
-}
-
 func (f *faulty) Render(t launch.Target) (launch.Settings, error) {
 	if f.render != nil {
 		return f.render(t)
 	}
 	return f.Toy.Render(t)
-}
-
-func (f *faulty) PairRules() []connector.PairRule {
-	if f.pairRules != nil {
-		return f.pairRules()
-	}
-	return f.Toy.PairRules()
 }
 
 // right are the toy's own describers, for faults that add something to them.

@@ -32,31 +32,37 @@ const (
 const forAMoment = 1500 * time.Millisecond
 
 var identityFaults = []Fault{
-	with(ruleName, "has an upper-case name", func(f *faulty) { f.name = func() string { return "Conformance-Toy" } }),
-	with(ruleName, "has another name than the registered one", func(f *faulty) { f.name = func() string { return "another-toy" } }),
+	with(ruleName, "has an upper-case name", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Name = "Conformance-Toy" } }),
+	with(ruleName, "has another name than the registered one", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Name = "another-toy" } }),
 	with(ruleName, "has a new name each time", func(f *faulty) {
 		var n atomic.Int32
-		f.name = func() string { return Name + []string{"", "-1"}[n.Add(1)%2] }
+		f.traits = func(t *connector.Traits) { t.Name += []string{"", "-1"}[n.Add(1)%2] }
 	}),
 
-	with(ruleOrder, "has an order that nobody knows", func(f *faulty) { f.order = func() connector.Order { return 9 } }),
-	with(ruleOrder, "decodes first and cannot tell a cold answer", func(f *faulty) { f.order = func() connector.Order { return connector.DecodeFirst } }),
-	with(ruleOrder, "runs both legs together and waits for an event", func(f *faulty) { f.order = func() connector.Order { return connector.Together } }),
+	with(ruleOrder, "has an order that nobody knows", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = 9 } }),
+	with(ruleOrder, "decodes first and cannot tell a cold answer", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = connector.DecodeFirst } }),
+	with(ruleOrder, "runs both legs together and waits for an event", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = connector.Together } }),
 	with(ruleOrder, "has a new order each time", func(f *faulty) {
 		var n atomic.Int32
-		f.order = func() connector.Order { return connector.Order(n.Add(1) % 2) }
+		f.traits = func(t *connector.Traits) { t.Order = connector.Order(n.Add(1) % 2) }
 	}),
 
-	with(ruleOrder, "has a lease that ended before it began", func(f *faulty) { f.lease = func() time.Duration { return -time.Second } }),
+	with(ruleOrder, "has a lease that ended before it began", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Lease = -time.Second } }),
 
-	with(ruleUnsupported, "carries everything, it says", func(f *faulty) { f.unsupported = func(*connector.Request) string { return "" } }),
-	with(ruleUnsupported, "carries nothing", func(f *faulty) { f.unsupported = func(*connector.Request) string { return "model" } }),
+	with(ruleUnsupported, "carries everything, it says", func(f *faulty) {
+		f.traits = func(t *connector.Traits) {
+			t.APIs, t.Carries = connector.APIs(), []string{"prompt", "text", "prompt_logprobs", "use_beam_search", "background"}
+		}
+	}),
+	with(ruleUnsupported, "carries nothing", func(f *faulty) {
+		f.checkRequest = func(*connector.Request) error { return &connector.UnsupportedError{Member: "model"} }
+	}),
 	with(ruleUnsupported, "refuses what it can carry", func(f *faulty) {
-		f.unsupported = func(r *connector.Request) string {
+		f.checkRequest = func(r *connector.Request) error {
 			if r.Stream {
-				return "stream"
+				return &connector.UnsupportedError{Member: "stream"}
 			}
-			return f.Toy.Unsupported(r)
+			return nil
 		}
 	}),
 }

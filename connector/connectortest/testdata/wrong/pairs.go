@@ -15,41 +15,41 @@ const rulePairs = "rules about pairs are constant, forbid something, and part no
 // pairs makes a fault of one rule about tpSize.
 func pairs(what string, compatible func(prefill, decode string) bool) Fault {
 	return with(rulePairs, what, func(f *faulty) {
-		f.pairRules = func() []connector.PairRule {
-			return []connector.PairRule{{Attribute: connector.AttrTPSize, Compatible: compatible}}
+		f.traits = func(t *connector.Traits) {
+			t.PairRules = []connector.PairRule{{Attribute: connector.AttrTPSize, Compatible: compatible}}
 		}
 	})
 }
 
 var pairFaults = []Fault{
 	with(rulePairs, "has a rule about nothing", func(f *faulty) {
-		f.pairRules = func() []connector.PairRule { return []connector.PairRule{connector.SameValue("")} }
+		f.traits = func(t *connector.Traits) { t.PairRules = []connector.PairRule{connector.SameValue("")} }
 	}),
 	with(rulePairs, "has a rule that cannot be asked", func(f *faulty) {
-		f.pairRules = func() []connector.PairRule { return []connector.PairRule{{Attribute: connector.AttrTPSize}} }
+		f.traits = func(t *connector.Traits) { t.PairRules = []connector.PairRule{{Attribute: connector.AttrTPSize}} }
 	}),
 	with(rulePairs, "has another rule each time", func(f *faulty) {
 		var n atomic.Int32
-		f.pairRules = func() []connector.PairRule {
-			return []connector.PairRule{connector.SameValue([]string{connector.AttrTPSize, connector.AttrPPSize}[n.Add(1)%2])}
+		f.traits = func(t *connector.Traits) {
+			t.PairRules = []connector.PairRule{connector.SameValue([]string{connector.AttrTPSize, connector.AttrPPSize}[n.Add(1)%2])}
 		}
 	}),
 	with(rulePairs, "has a rule more each time", func(f *faulty) {
 		var n atomic.Int32
-		f.pairRules = func() []connector.PairRule {
-			return append(f.Toy.PairRules(), slices.Repeat([]connector.PairRule{connector.SameValue(connector.AttrPPSize)}, int(n.Add(1)))...)
+		f.traits = func(t *connector.Traits) {
+			t.PairRules = append(t.PairRules, slices.Repeat([]connector.PairRule{connector.SameValue(connector.AttrPPSize)}, int(n.Add(1)))...)
 		}
 	}),
 	with(rulePairs, "lets engines meet once, and not again", func(f *faulty) {
 		var n atomic.Int64
-		f.pairRules = func() []connector.PairRule {
+		f.traits = func(t *connector.Traits) {
 			first := n.Add(1) == 1
-			return []connector.PairRule{{Attribute: connector.AttrTPSize, Compatible: func(p, d string) bool { return p == d || first && p == "4" && d == "8" }}}
+			t.PairRules = []connector.PairRule{{Attribute: connector.AttrTPSize, Compatible: func(p, d string) bool { return p == d || first && p == "4" && d == "8" }}}
 		}
 	}),
 	with(rulePairs, "parts the harness's engines", func(f *faulty) {
-		f.pairRules = func() []connector.PairRule {
-			return []connector.PairRule{connector.SameValue(connector.AttrTPSize), connector.SameValue(connector.AttrStore)}
+		f.traits = func(t *connector.Traits) {
+			t.PairRules = []connector.PairRule{connector.SameValue(connector.AttrTPSize), connector.SameValue(connector.AttrStore)}
 		}
 	}),
 	pairs("lets only one value meet its like", func(p, d string) bool { return p == d && p == "4" }),

@@ -65,18 +65,16 @@ func New(settings json.RawMessage) (*Toy, error) {
 	return &Toy{o: o, waiting: map[string]chan connector.Event{}}, nil
 }
 
-// Name returns the registered name.
-func (*Toy) Name() string { return Name }
-
-// Order is [connector.PrefillThenDecode].
-func (*Toy) Order() connector.Order { return connector.PrefillThenDecode }
-
-// Unsupported lets several answers pass.
-func (*Toy) Unsupported(r *connector.Request) string {
-	if r.API == connector.APISGLang {
-		return connector.ParamsMember
+// Traits declares the toy's protocol. One tensor-parallel size must divide the other.
+func (*Toy) Traits() connector.Traits {
+	return connector.Traits{
+		Name:      Name,
+		Members:   []string{connector.ParamsMember},
+		Handoff:   connector.Handoff{Member: connector.ParamsMember},
+		Lease:     time.Minute,
+		MultiUse:  true,
+		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SharedValue(connector.AttrStore)},
 	}
-	return r.Unsupported(false)
 }
 
 // CheckEndpoint wants a kvPort.
@@ -88,11 +86,6 @@ func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
 		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
 	}
 	return nil
-}
-
-// PairRules say: one tensor-parallel size divides the other.
-func (*Toy) PairRules() []connector.PairRule {
-	return []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SharedValue(connector.AttrStore)}
 }
 
 // Prepare asks P for its engine id.
@@ -327,9 +320,6 @@ func (*Toy) Clean(ctx context.Context, s *connector.Session, _ error, call conne
 	}
 	return err
 }
-
-// Lease is how long P keeps unread KV.
-func (*Toy) Lease() time.Duration { return time.Minute }
 
 // Render gives the toy engine's settings.
 func (t *Toy) Render(target launch.Target) (launch.Settings, error) {

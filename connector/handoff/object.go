@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kvparams checks the objects by which engines hand KV to each other, before they reach one that would hang or die of
-// them. Its errors name keys, never values. What NIXL's connectors share is here, too.
-package kvparams
+package handoff
 
 import (
 	"bytes"
@@ -15,7 +13,8 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Object is one handoff under check. The first fault is kept; what is asked after it does nothing.
+// Object is a JSON object under check, mostly a handoff. Each method asks one thing of one key; the first fault is kept, and what is asked
+// after it does nothing. An Object belongs to one goroutine.
 type Object struct {
 	d   *jsonedit.Doc
 	err error
@@ -23,8 +22,8 @@ type Object struct {
 
 var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 
-// Read begins the check of one JSON object: it is well-formed down to its last value, valid UTF-8, and names no key twice. Close
-// must be called. blocks are keys whose lists [Object.Blocks] will check, so that they need not be walked twice.
+// Read begins the check of one JSON object: it is well-formed down to its last value, valid UTF-8, and names no key twice. [Object.Close]
+// must be called. blocks are keys whose lists [Object.Blocks] will check, so that they are not read twice.
 func Read(raw []byte, blocks ...string) *Object {
 	o := &Object{d: docs.Get().(*jsonedit.Doc)}
 	if o.d.ParseInto(raw) != nil || !utf8.Valid(raw) || !o.wellFormed(blocks) {
@@ -166,7 +165,7 @@ func (o *Object) OptionalNumber(key string) {
 // Blocks wants lists of block ids, depth deep, and returns how many there are.
 func (o *Object) Blocks(key string, depth int) int {
 	raw, _ := o.Get(key)
-	n, ok := Count(raw, depth)
+	n, ok := count(raw, depth)
 	if !ok {
 		o.Fault(key, "is not a list of block ids as it must be")
 		return 0

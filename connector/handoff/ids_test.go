@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package answerid_test
+package handoff_test
 
 import (
 	"testing"
@@ -9,11 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/answerid"
+	"github.com/pdkit/pdkit/connector/handoff"
 )
 
 func TestClientsSeeTheirOwnID(t *testing.T) {
-	fn := answerid.Replace(&connector.Session{RequestID: "r-1"}, "___prefill_addr_10.0.0.5:1_x")
+	fn := handoff.HideID(&connector.Session{RequestID: "r-1"}, "___prefill_addr_10.0.0.5:1_x")
 	for data, want := range map[string]string{
 		`{"id":"cmpl-___prefill_addr_10.0.0.5:1_x","choices":[]}`:             `{"id":"cmpl-r-1","choices":[]}`,
 		`{"id":"resp_1","choices":[{"text":"___prefill_addr_10.0.0.5:2_x"}]}`: `{"id":"resp_1","choices":[{"text":"___prefill_addr_10.0.0.5:2_x"}]}`,

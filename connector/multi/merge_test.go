@@ -34,10 +34,8 @@ func TestTransfersPartEnginesAndStoresBesideThemDoNot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, err := connector.Open(connector.Spec{Type: "multi", Config: json.RawMessage(`{"connectors":[` + c.children + `]}`)})
 			require.NoError(t, err)
-			pairer, ok := connector.As[connector.Pairer](m)
-			require.True(t, ok)
 			meet := true
-			for _, r := range pairer.PairRules() {
+			for _, r := range m.Traits().PairRules {
 				meet = meet && (r.Attribute != c.attribute || r.Compatible(c.p, c.d))
 			}
 			assert.Equal(t, c.meet, meet)

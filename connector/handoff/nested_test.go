@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kvparams_test
+package handoff_test
 
 import (
 	"strings"
@@ -8,17 +8,17 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/connector/handoff"
 )
 
 // Engines read handoffs by recursion: a deep one, whatever its key, must not reach decode.
 func TestNestedValues(t *testing.T) {
 	deep := func(n int) string { return strings.Repeat(`{"a":[`, n) + strings.Repeat("]}", n) }
 	for _, good := range []string{`{}`, `[[1,2],["]]]"]]`, `{"a":"\"[[{"}`, deep(32), `[` + strings.Repeat(`[],`, 500) + `[]]`} {
-		assert.True(t, kvparams.WellFormed([]byte(good)), "%.60s", good)
+		assert.True(t, handoff.WellFormed([]byte(good)), "%.60s", good)
 	}
 	for _, bad := range []string{`[1,]`, `{"a":01}`, `[`, `["`, `["\`, deep(33), deep(4000), deep(20000)} {
-		assert.False(t, kvparams.WellFormed([]byte(bad)), "%.60s", bad)
+		assert.False(t, handoff.WellFormed([]byte(bad)), "%.60s", bad)
 	}
-	assert.Error(t, check(`{"unknown":`+deep(100)+`}`, func(*kvparams.Object) {}))
+	assert.Error(t, check(`{"unknown":`+deep(100)+`}`, func(*handoff.Object) {}))
 }

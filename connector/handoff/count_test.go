@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kvparams_test
+package handoff
 
 import (
 	"encoding/json"
@@ -9,8 +9,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
 func TestCount(t *testing.T) {
@@ -27,7 +25,7 @@ func TestCount(t *testing.T) {
 		{"", 1, 0, false}, {"null", 1, 0, false}, {`["1"]`, 1, 0, false}, {"[null]", 1, 0, false}, {"[1]\x00", 1, 0, false},
 		{"[1]", 0, 0, false}, {"[[[[[1]]]]]", 5, 0, false},
 	} {
-		n, ok := kvparams.Count([]byte(k.raw), k.depth)
+		n, ok := count([]byte(k.raw), k.depth)
 		assert.Equal(t, k.ok, ok, "%q at %d", k.raw, k.depth)
 		if k.ok {
 			assert.Equal(t, k.n, n, "%q at %d", k.raw, k.depth)
@@ -41,7 +39,7 @@ func FuzzCount(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
-		n, ok := kvparams.Count([]byte(raw), 2)
+		n, ok := count([]byte(raw), 2)
 		want, wantOK := slow(raw)
 		require.Equal(t, wantOK, ok, "%q", raw)
 		if ok {

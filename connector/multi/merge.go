@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package multi
+
+import (
+	"slices"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// merge makes one declaration of the children's. What one child cannot carry, or leaves behind, the whole cannot or does; KV ages with
+// the shortest lease.
+func merge(children []child, order connector.Order) connector.Traits {
+	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries, MultiUse: true, ContentStore: true,
+		PairRules: pairRules(children)}
+	for i := range children {
+		c := &children[i].traits
+		t.APIs = slices.DeleteFunc(t.APIs, func(a connector.API) bool { return !c.CarriesAPI(a) })
+		t.Carries = slices.DeleteFunc(slices.Clone(t.Carries), func(m string) bool { return !slices.Contains(c.Carries, m) })
+		t.Members = union(t.Members, c.Members)
+		if c.Lease > 0 && (t.Lease == 0 || c.Lease < t.Lease) {
+			t.Lease = c.Lease
+		}
+		if c.Handoff != (connector.Handoff{}) {
+			t.Handoff = c.Handoff // only one child has it
+		}
+		t.MultiUse = t.MultiUse && c.MultiUse
+		t.EndsByLength = t.EndsByLength || c.EndsByLength
+		t.OwnRequestID = t.OwnRequestID || c.OwnRequestID
+		t.ContentStore = t.ContentStore && c.ContentStore
+		t.PairOnly = t.PairOnly || c.PairOnly
+		t.Orphans = t.Orphans || c.Orphans
+		t.Attributes = append(t.Attributes, c.Attributes...)
+	}
+	return t
+}
+
+func union(a, b []string) []string {
+	for _, s := range b {
+		if !slices.Contains(a, s) {
+			a = append(a, s)
+		}
+	}
+	return a
+}
+
+// pairRules are those of the children that transfer from engine to engine: the request carries all their parameters, and there is no
+// second chance when one of them fails. Stores beside them may be each engine's own: D takes what its store has not from the transfer
+// (multi_connector.py of vLLM 0.32.0: get_num_new_matched_tokens asks one child after the other). If all children are stores, one that
+// both engines share is enough, so that only an attribute of which every child has a rule says anything.
+func pairRules(children []child) []connector.PairRule {
+	var transfers, stores [][]connector.PairRule
+	for i := range children {
+		if t := &children[i].traits; t.ContentStore {
+			stores = append(stores, t.PairRules)
+		} else {
+			transfers = append(transfers, t.PairRules)
+		}
+	}
+	if len(transfers) > 0 {
+		return slices.Concat(transfers...)
+	}
+	return anyOf(stores)
+}
+
+// anyOf are rules by which engines meet if one of the children lets them, as far as one attribute tells.
+func anyOf(children [][]connector.PairRule) (rules []connector.PairRule) {
+	for _, first := range children[0] {
+		compatible := []func(p, d string) bool{first.Compatible}
+		for _, other := range children[1:] {
+			at := slices.IndexFunc(other, func(r connector.PairRule) bool { return r.Attribute == first.Attribute })
+			if at < 0 {
+				break
+			}
+			compatible = append(compatible, other[at].Compatible)
+		}
+		if len(compatible) == len(children) {
+			rules = append(rules, connector.PairRule{Attribute: first.Attribute, Compatible: func(p, d string) bool {
+				return slices.ContainsFunc(compatible, func(f func(p, d string) bool) bool { return f(p, d) })
+			}})
+		}
+	}
+	return rules
+}
