@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 )
 
 func main() {
@@ -43,6 +44,7 @@ func run(ctx context.Context, out io.Writer, source string, keep bool) (err erro
 	if err != nil {
 		return err
 	}
+	step := time.Now()
 	temp, err := os.MkdirTemp("", "release")
 	if err != nil {
 		return err
@@ -56,6 +58,7 @@ func run(ctx context.Context, out io.Writer, source string, keep bool) (err erro
 	if err != nil {
 		return err
 	}
+	fmt.Fprintf(out, "%5.1fs  committed and tagged in a clone: %s\n", time.Since(step).Seconds(), strings.Join(tags, " "))
 	if keep {
 		if err := mayKeep(ctx, source, version, tags); err != nil {
 			return err

@@ -35,16 +35,13 @@ func (r *repo) rehearse(ctx context.Context, out io.Writer, version string) erro
 	if err != nil {
 		return err
 	}
-	step := time.Now()
 	for _, m := range ordered {
 		if err := r.checkZip(ctx, out, m, version); err != nil {
 			return fmt.Errorf("%s: %w", m.path, err)
 		}
 	}
-	fmt.Fprintf(out, "%5.1fs  released %s in a clone\n", time.Since(step).Seconds(), version)
-
 	for _, m := range ordered {
-		step = time.Now()
+		step := time.Now()
 		packages, err := r.publicPackages(ctx, m)
 		if err != nil {
 			return err
@@ -59,7 +56,7 @@ func (r *repo) rehearse(ctx context.Context, out io.Writer, version string) erro
 			time.Since(step).Seconds(), m.path, len(packages))
 	}
 	for _, p := range programs {
-		step = time.Now()
+		step := time.Now()
 		if err := r.useProgram(ctx, p.dir, version, p.args); err != nil {
 			return err
 		}
