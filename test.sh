@@ -9,6 +9,8 @@
 #   tools       builds the lint tools at their pinned versions (internal/tools/versions) into .tools, once
 #   staticcheck
 #   lint        golangci-lint, see .golangci.yml
+#   release     a release in a clone of HEAD, whose modules and programs are then got as users get them: some minutes
+#               the first time
 #   servers     builds the servers that tests talk to (CoreDNS, Kubernetes) into .tools, once: some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order
 #   fuzz        each fuzz target for FUZZTIME (5s)
@@ -22,7 +24,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 
-STEPS="format modules vet tools staticcheck lint servers race fuzz quickstart bench install real"
+STEPS="format modules vet tools staticcheck lint release servers race fuzz quickstart bench install real"
 FUZZTIME=${FUZZTIME:-5s}
 CI=${CI:-}
 SKIPPED=77 # a step's exit status for "not here"
@@ -98,6 +100,11 @@ step_staticcheck() {
 step_lint() {
   step_tools
   each "$PWD/.tools/golangci-lint" run ./...
+}
+
+step_release() {
+  git rev-parse --quiet --verify HEAD > /dev/null 2>&1 || skip "releases are made from a git repository"
+  go run ./internal/release
 }
 
 # step_servers brings what tests need and are skipped without, except with CI=true.

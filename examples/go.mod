@@ -5,8 +5,8 @@ go 1.26.0
 require (
 	github.com/alecthomas/kong v1.17.0
 	github.com/miekg/dns v1.1.73
-	github.com/pdkit/pdkit v0.0.0-00010101000000-000000000000
-	github.com/pdkit/pdkit/discovery/kubernetes v0.0.0-00010101000000-000000000000
+	github.com/pdkit/pdkit v0.1.0
+	github.com/pdkit/pdkit/discovery/kubernetes v0.1.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/stretchr/testify v1.12.1
 	github.com/tidwall/gjson v1.20.0

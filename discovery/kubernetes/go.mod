@@ -3,7 +3,7 @@ module github.com/pdkit/pdkit/discovery/kubernetes
 go 1.26.0
 
 require (
-	github.com/pdkit/pdkit v0.0.0-00010101000000-000000000000
+	github.com/pdkit/pdkit v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 	k8s.io/api v0.36.3

@@ -41,6 +41,19 @@ func TestEveryRuleBindsAPackage(t *testing.T) {
 	}
 }
 
+// test.sh, the rehearsal of releases and editors find the modules in go.work.
+func TestGoWorkNamesEveryModule(t *testing.T) {
+	nested, err := nestedModules(root)
+	require.NoError(t, err)
+	work, err := os.ReadFile(filepath.Join(root, "go.work"))
+	require.NoError(t, err)
+	for _, dir := range nested {
+		if !strings.Contains(dir, "testdata/") {
+			assert.Contains(t, string(work), "\t./"+strings.TrimSuffix(dir, "/")+"\n")
+		}
+	}
+}
+
 func TestLibraryCodeTakesOptionsAndSendsThroughTransport(t *testing.T) {
 	nested, err := nestedModules(root)
 	require.NoError(t, err)
