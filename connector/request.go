@@ -259,7 +259,8 @@ func stripPath(raw []byte, path string) ([]byte, error) {
 // nil if there is nothing to remove. No engine reads them any deeper; following extra_args further would let a body nested 10,000 deep cost
 // as many passes over itself.
 func stripHolder(raw []byte, members []string, strict, withExtra bool) (out []byte, err error) {
-	if jsonedit.Kind(raw) != jsonedit.Object || !strict && !slices.ContainsFunc(members, func(m string) bool { return mayName(raw, m) }) {
+	inside := func(m string) bool { return !strings.Contains(m, ".") && mayName(raw, m) }
+	if jsonedit.Kind(raw) != jsonedit.Object || !strict && !slices.ContainsFunc(members, inside) {
 		return nil, nil
 	}
 	d, err := jsonedit.Parse(raw)

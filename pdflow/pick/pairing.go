@@ -3,6 +3,7 @@
 package pick
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
@@ -10,67 +11,35 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-const (
-	connectorAttribute = "connector" // the names, or engines' class names, of those that an engine runs
-	networkAttribute   = "kvNetwork" // the networks by which an engine's KV can be reached
-	anywhere           = "http"      // the connector that transfers nothing, and so works with any engine
-)
-
 // pairing is who can meet whom with one connector.
 type pairing struct {
-	connector  string // that both engines must run; "" if it is not known, or does not matter
-	rules      []Rule
+	traits     connector.Traits // with the picker's own rules before the connector's; zero if the caller names no connector
 	checkers   []connector.EndpointChecker
+	decisive   []string // the attributes that decide, in the order in which they are judged
 	anyVersion bool
 }
 
-// newPairing asks the connector for its rules. nil is a picker's caller that names none.
+// newPairing asks the connector what it declares. nil is a picker's caller that names none.
 func newPairing(c connector.KVConnector, o *options) *pairing {
-	p := &pairing{anyVersion: o.anyVersion, rules: append([]Rule{SharedValue(networkAttribute)}, o.rules...)}
-	if c == nil {
-		p.rules = append(p.rules, Rule{Attribute: connectorAttribute, Compatible: runOneOf})
-		return p
+	p := &pairing{anyVersion: o.anyVersion}
+	if c != nil {
+		p.traits = c.Traits()
+		p.checkers = append(p.checkers, &p.traits)
+		if own, ok := connector.As[connector.EndpointChecker](c); ok {
+			p.checkers = append(p.checkers, own)
+		}
 	}
-	t := c.Traits()
-	if t.Name != anywhere {
-		p.connector = t.Name
+	p.traits.PairRules = slices.Concat(o.rules, p.traits.PairRules)
+	p.decisive = []string{connector.AttrConnector, connector.AttrNetwork}
+	for _, r := range p.traits.PairRules {
+		p.decisive = append(p.decisive, r.Attribute)
 	}
-	p.checkers = append(p.checkers, &t)
-	if own, ok := connector.As[connector.EndpointChecker](c); ok {
-		p.checkers = append(p.checkers, own)
-	}
-	p.rules = append(p.rules, t.PairRules...)
 	return p
 }
 
 // unfit reports whether the connector could do nothing with an engine: each request to it would fail.
 func (p *pairing) unfit(e *discovery.Endpoint) bool {
 	return slices.ContainsFunc(p.checkers, func(c connector.EndpointChecker) bool { return c.CheckEndpoint(*e) != nil })
-}
-
-// runs reports whether an engine runs the connector of that name, as far as its attribute tells. A class name that stands for several
-// connectors (LMCacheConnectorV1) is the one that it is without settings.
-func runs(attribute, name string) bool {
-	told := false
-	for x := range strings.SplitSeq(attribute, ",") {
-		if x = strings.TrimSpace(x); x == "" {
-			continue
-		}
-		if told = true; x == name || connector.Resolve(x, nil) == name {
-			return true
-		}
-	}
-	return !told
-}
-
-// runOneOf reports whether two engines run one connector, whichever it is.
-func runOneOf(prefill, decode string) bool {
-	for x := range strings.SplitSeq(prefill, ",") {
-		if x = strings.TrimSpace(x); x != "" && runs(decode, connector.Resolve(x, nil)) {
-			return true
-		}
-	}
-	return false
 }
 
 // gap is what keeps two engines from meeting. The greater it is, the nearer they are to a pair.
@@ -81,29 +50,32 @@ const (
 	gapConnector
 	gapModel
 	gapVersion
-	gapRule     // and those after it: a pairing's rules
+	gapRule     // and those after it: the attributes that decide
 	gapNone gap = 1 << 30
 )
 
 // gap judges a prefill and a decode engine of one group. What a source does not know ("") forbids nothing.
 func (p *pairing) gap(pre, dec *discovery.Endpoint) gap {
+	d := *dec
+	d.Group = pre.Group // tables compare groups by themselves
+	if p.anyVersion {
+		d.Version = pre.Version
+	}
+	parted, ok := errors.AsType[*connector.PairError](p.traits.CheckPair(*pre, d))
+	if !ok {
+		return gapNone
+	}
+	attribute, isAttribute := strings.CutPrefix(parted.By, "attributes.")
 	switch {
-	case p.connector != "" && !(runs(pre.Attribute(connectorAttribute), p.connector) && runs(dec.Attribute(connectorAttribute), p.connector)):
+	case attribute == connector.AttrConnector:
 		return gapConnector
-	case !sameOrUnknown(pre.Model, dec.Model):
+	case isAttribute:
+		return gapRule + gap(slices.Index(p.decisive, attribute))
+	case parted.By == "model":
 		return gapModel
-	case !p.anyVersion && !sameOrUnknown(pre.Version, dec.Version):
-		return gapVersion
 	}
-	for i, r := range p.rules {
-		if a, b := pre.Attribute(r.Attribute), dec.Attribute(r.Attribute); a != "" && b != "" && !r.Compatible(a, b) {
-			return gapRule + gap(i)
-		}
-	}
-	return gapNone
+	return gapVersion
 }
-
-func sameOrUnknown(a, b string) bool { return a == b || a == "" || b == "" }
 
 // tell says why nobody can meet; g is the smallest gap that there is.
 func (p *pairing) tell(g gap) string {
@@ -118,8 +90,8 @@ func (p *pairing) tell(g gap) string {
 	case gapVersion:
 		return none + "their versions differ"
 	}
-	if i := int(g - gapRule); i < len(p.rules) {
-		return none + "by their attribute " + p.rules[i].Attribute
+	if i := int(g - gapRule); i < len(p.decisive) {
+		return none + "by their attribute " + p.decisive[i]
 	}
 	return "no pair is ready"
 }
@@ -148,11 +120,8 @@ func (p *pairing) attributes(b []byte, e *discovery.Endpoint) []byte {
 		some = some || v != ""
 		b = append(append(b, v...), 0)
 	}
-	if p.connector != "" {
-		add(connectorAttribute)
-	}
-	for i := range p.rules {
-		add(p.rules[i].Attribute)
+	for _, name := range p.decisive {
+		add(name)
 	}
 	if !some {
 		return b[:0]
