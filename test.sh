@@ -11,7 +11,8 @@
 #   lint        golangci-lint, see .golangci.yml
 #   release     a release in a clone of HEAD, whose modules and programs are then got as users get them: some minutes
 #               the first time
-#   servers     builds the servers that tests talk to (CoreDNS, Kubernetes) into .tools, once: some minutes (only with -real)
+#   servers     brings the servers and clients that tests talk to (CoreDNS, Kubernetes, openai) into .tools, once: some
+#               minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order
 #   fuzz        each fuzz target for FUZZTIME (5s)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
@@ -110,6 +111,7 @@ step_release() {
 # step_servers brings what tests need and are skipped without, except with CI=true.
 step_servers() {
   connector/lmcachepd/testdata/install.sh # pyzmq and msgspec, with which engines send notices and announce themselves
+  examples/clients/install.sh # the clients of OpenAI and Anthropic for Python
   discovery/dns/testdata/install.sh
   discovery/kubernetes/testdata/install.sh
 }
