@@ -80,12 +80,9 @@ func render(messages []chatMessage, tools []json.RawMessage, open bool) []int32 
 // parseChat reads a /v1/chat/completions request. max_completion_tokens wins over
 // max_tokens (capture 06); kv_transfer_params.prompt_token_ids is taken for the
 // prompt, whatever the messages say (capture 02b).
-func parseChat(n *node, r *http.Request, body []byte) (*call, *apiError) {
+func parseChat(e *target, r *http.Request, body []byte) (*call, *apiError) {
 	var q chatRequest
-	if bad := decodeBody(body, &q); bad != nil {
-		return nil, bad
-	}
-	c, bad := newCall(&q.sampling)
+	c, bad := decodeCall(body, &q, &q.sampling)
 	if bad != nil {
 		return nil, bad
 	}
@@ -102,9 +99,7 @@ func parseChat(n *node, r *http.Request, body []byte) (*call, *apiError) {
 	}
 	id := "chatcmpl-" + requestName(r, q.RequestID)
 	c.add(&q.sampling, id, prompt, false)
-	f := &chatFormat{call: c, q: &q, id: id, media: n.encodeMedia(r.Context(), body)}
-	c.whole = f.whole
-	c.format = func(s *sse) streamFormat { f.sse = s; return f }
+	c.format = &chatFormat{call: c, q: &q, id: id, media: e.media(r.Context(), body)}
 	return c, nil
 }
 
@@ -234,7 +229,8 @@ func (f *chatFormat) chunk(choices any) *chatChunk {
 // null is a JSON null that omitempty keeps.
 var null = json.RawMessage("null")
 
-func (f *chatFormat) begin() {
+func (f *chatFormat) begin(s *sse) {
+	f.sse = s
 	f.seen = make([]int, len(f.call.gens))
 	for i := range f.call.gens {
 		chunk := f.chunk([]chatOpening{{Index: i, Delta: chatDelta{Role: "assistant"}}})

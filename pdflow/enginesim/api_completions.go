@@ -5,6 +5,7 @@ package enginesim
 import (
 	"encoding/json"
 	"net/http"
+	"strconv"
 )
 
 type completionRequest struct {
@@ -16,12 +17,9 @@ type completionRequest struct {
 
 // parseCompletion reads a /v1/completions request. max_completion_tokens is not
 // known there, and ignored (capture 06).
-func parseCompletion(_ *node, r *http.Request, body []byte) (*call, *apiError) {
+func parseCompletion(_ *target, r *http.Request, body []byte) (*call, *apiError) {
 	var q completionRequest
-	if bad := decodeBody(body, &q); bad != nil {
-		return nil, bad
-	}
-	c, bad := newCall(&q.sampling)
+	c, bad := decodeCall(body, &q, &q.sampling)
 	if bad != nil {
 		return nil, bad
 	}
@@ -32,11 +30,9 @@ func parseCompletion(_ *node, r *http.Request, body []byte) (*call, *apiError) {
 	c.defaultLimit = 16
 	id := "cmpl-" + requestName(r, q.RequestID)
 	for i, prompt := range prompts {
-		c.add(&q.sampling, id+"-"+itoa(i), prompt, q.Echo && q.Logprobs != nil)
+		c.add(&q.sampling, id+"-"+strconv.Itoa(i), prompt, q.Echo && q.Logprobs != nil)
 	}
-	f := &completionFormat{call: c, q: &q, id: id}
-	c.whole = f.whole
-	c.format = func(s *sse) streamFormat { f.sse = s; return f }
+	c.format = &completionFormat{call: c, q: &q, id: id}
 	return c, nil
 }
 
@@ -157,7 +153,7 @@ func (f *completionFormat) chunk() *completionChunk {
 	return &completionChunk{ID: f.id, Object: "text_completion", Created: f.call.created, Model: f.call.model, Choices: []completionChunkChoice{}}
 }
 
-func (f *completionFormat) begin() { f.seen = make([]int, len(f.call.gens)) }
+func (f *completionFormat) begin(s *sse) { f.sse, f.seen = s, make([]int, len(f.call.gens)) }
 
 func (f *completionFormat) step(s step) {
 	g := f.call.gens[s.index]

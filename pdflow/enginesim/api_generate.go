@@ -20,7 +20,7 @@ type generateRequest struct {
 }
 
 // parseGenerate reads a /inference/v1/generate request: tokens in, tokens out.
-func parseGenerate(_ *node, r *http.Request, body []byte) (*call, *apiError) {
+func parseGenerate(_ *target, r *http.Request, body []byte) (*call, *apiError) {
 	var q generateRequest
 	if bad := decodeBody(body, &q); bad != nil {
 		return nil, bad
@@ -37,9 +37,7 @@ func parseGenerate(_ *node, r *http.Request, body []byte) (*call, *apiError) {
 	c.defaultLimit = 16
 	id := "generate-tokens-" + requestName(r, q.RequestID)
 	c.add(&s, id, q.TokenIDs, false)
-	f := &generateFormat{call: c, q: &q, id: id}
-	c.whole = f.whole
-	c.format = func(s *sse) streamFormat { f.sse = s; return f }
+	c.format = &generateFormat{call: c, q: &q, id: id}
 	return c, nil
 }
 
@@ -117,7 +115,7 @@ func (f *generateFormat) chunk() *generateChunk {
 	return &generateChunk{RequestID: f.id, Model: f.call.model, Created: f.call.created, Choices: []generateChunkChoice{}}
 }
 
-func (f *generateFormat) begin() {}
+func (f *generateFormat) begin(s *sse) { f.sse = s }
 
 func (f *generateFormat) step(s step) {
 	choice := generateChunkChoice{Index: s.index, TokenIDs: []int32{}, StopReason: s.stop}

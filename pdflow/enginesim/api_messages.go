@@ -13,16 +13,13 @@ type messagesRequest struct {
 
 // parseMessages reads a /v1/messages request, which vLLM renders and runs as a
 // chat.
-func parseMessages(_ *node, r *http.Request, body []byte) (*call, *apiError) {
+func parseMessages(_ *target, r *http.Request, body []byte) (*call, *apiError) {
 	var q messagesRequest
-	if bad := decodeBody(body, &q); bad != nil {
-		return nil, bad
-	}
-	q.Stop, q.N = q.StopSequences, nil
-	c, bad := newCall(&q.sampling)
+	c, bad := decodeCall(body, &q, &q.sampling)
 	if bad != nil {
 		return nil, bad
 	}
+	q.Stop, c.n = q.StopSequences, 1
 	switch {
 	case !c.limited:
 		return nil, badField("max_tokens", "missing", "Field required", "{}")
@@ -39,9 +36,7 @@ func parseMessages(_ *node, r *http.Request, body []byte) (*call, *apiError) {
 	}
 	id := "chatcmpl-" + requestName(r, q.RequestID)
 	c.add(&q.sampling, id, prompt, false)
-	f := &messagesFormat{call: c, id: id}
-	c.whole = f.whole
-	c.format = func(s *sse) streamFormat { f.sse = s; return f }
+	c.format = &messagesFormat{call: c, id: id}
 	return c, nil
 }
 
@@ -105,7 +100,8 @@ func (f *messagesFormat) send(kind string, fields map[string]any) {
 	f.sse.named(kind, encode(fields))
 }
 
-func (f *messagesFormat) begin() {
+func (f *messagesFormat) begin(s *sse) {
+	f.sse = s
 	b := f.body()
 	b.Usage.Input = len(f.call.gens[0].prompt)
 	f.send("message_start", map[string]any{"message": b})

@@ -9,21 +9,15 @@ import (
 
 // health answers 503 while a dead engine's server goes down.
 func (n *node) health(w http.ResponseWriter) {
-	status := http.StatusOK
-	if n.ended() != nil {
-		status = http.StatusServiceUnavailable
-	}
-	w.Header().Set("Content-Length", "0")
-	w.Header().Set("Vary", "Origin")
-	w.WriteHeader(status)
+	writeHealth(w, n.ended() == nil)
 }
 
 func (n *node) version(w http.ResponseWriter) {
-	n.writeJSON(w, http.StatusOK, encode(map[string]string{"version": version}))
+	writeJSON(w, http.StatusOK, encode(map[string]string{"version": version}))
 }
 
 func (n *node) serverLoad(w http.ResponseWriter) {
-	n.writeJSON(w, http.StatusOK, encode(map[string]int{"server_load": n.inFlight()}))
+	writeJSON(w, http.StatusOK, encode(map[string]int{"server_load": n.inFlight()}))
 }
 
 type modelPermission struct {
@@ -59,7 +53,7 @@ type modelList struct {
 
 func (n *node) models(w http.ResponseWriter) {
 	created := n.started.Unix()
-	n.writeJSON(w, http.StatusOK, encode(modelList{Object: "list", Data: []modelCard{{
+	writeJSON(w, http.StatusOK, encode(modelList{Object: "list", Data: []modelCard{{
 		ID: n.cfg.Model, Object: "model", Created: created, OwnedBy: "vllm", Root: n.cfg.Model, MaxModelLen: n.cfg.MaxModelLen,
 		Permission: []modelPermission{{
 			ID: "modelperm-" + randomHex(8), Object: "model_permission", Created: created, Sampling: true, Logprobs: true, View: true, Org: "*",
@@ -78,15 +72,15 @@ func (n *node) tokenize(w http.ResponseWriter, body []byte) {
 		Strings  bool              `json:"return_token_strs"`
 	}
 	if bad := decodeBody(body, &q); bad != nil {
-		n.writeError(w, bad)
+		writeError(w, bad)
 		return
 	}
 	c := &call{n: 1}
 	if q.Model != nil {
 		c.model, c.known = *q.Model, true
 	}
-	if bad := c.check(n); bad != nil {
-		n.writeError(w, bad)
+	if bad := c.check(&n.target); bad != nil {
+		writeError(w, bad)
 		return
 	}
 	var tokens []int32
@@ -96,7 +90,7 @@ func (n *node) tokenize(w http.ResponseWriter, body []byte) {
 	case len(q.Messages) > 0:
 		tokens = render(q.Messages, q.Tools, q.Open == nil || *q.Open)
 	default:
-		n.writeError(w, badField("prompt", "missing", "Field required", "{}"))
+		writeError(w, badField("prompt", "missing", "Field required", "{}"))
 		return
 	}
 	answer := struct {
@@ -110,7 +104,7 @@ func (n *node) tokenize(w http.ResponseWriter, body []byte) {
 			answer.Strings = append(answer.Strings, detokenise([]int32{t}))
 		}
 	}
-	n.writeJSON(w, http.StatusOK, encode(answer))
+	writeJSON(w, http.StatusOK, encode(answer))
 }
 
 func (n *node) detokenize(w http.ResponseWriter, body []byte) {
@@ -118,8 +112,8 @@ func (n *node) detokenize(w http.ResponseWriter, body []byte) {
 		Tokens []int32 `json:"tokens"`
 	}
 	if bad := decodeBody(body, &q); bad != nil {
-		n.writeError(w, bad)
+		writeError(w, bad)
 		return
 	}
-	n.writeJSON(w, http.StatusOK, encode(map[string]string{"prompt": detokenise(q.Tokens)}))
+	writeJSON(w, http.StatusOK, encode(map[string]string{"prompt": detokenise(q.Tokens)}))
 }

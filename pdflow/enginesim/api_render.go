@@ -23,12 +23,12 @@ type rendered struct {
 }
 
 func (n *node) render(w http.ResponseWriter, r *http.Request, body []byte) {
-	c, bad := generationAPIs[strings.TrimSuffix(r.URL.Path, "/render")](n, r, body)
+	c, bad := generationAPIs[strings.TrimSuffix(r.URL.Path, "/render")](&n.target, r, body)
 	if bad == nil {
-		bad = c.check(n)
+		bad = c.check(&n.target)
 	}
 	if bad != nil {
-		n.writeError(w, bad)
+		writeError(w, bad)
 		return
 	}
 	all := make([]rendered, 0, len(c.gens))
@@ -36,8 +36,8 @@ func (n *node) render(w http.ResponseWriter, r *http.Request, body []byte) {
 		all = append(all, rendered{RequestID: g.name, TokenIDs: g.prompt, Sampling: map[string]int{"max_tokens": g.maxTokens}, Model: c.model})
 	}
 	if strings.Contains(r.URL.Path, "chat") {
-		n.writeJSON(w, http.StatusOK, encode(all[0]))
+		writeJSON(w, http.StatusOK, encode(all[0]))
 		return
 	}
-	n.writeJSON(w, http.StatusOK, encode(all))
+	writeJSON(w, http.StatusOK, encode(all))
 }

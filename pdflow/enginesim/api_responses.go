@@ -20,17 +20,13 @@ type responsesRequest struct {
 
 // parseResponses reads a /v1/responses request. Its ids come from the body alone:
 // the header X-Request-Id is not read there.
-func parseResponses(_ *node, _ *http.Request, body []byte) (*call, *apiError) {
+func parseResponses(_ *target, _ *http.Request, body []byte) (*call, *apiError) {
 	var q responsesRequest
-	if bad := decodeBody(body, &q); bad != nil {
-		return nil, bad
-	}
-	q.N = nil
-	c, bad := newCall(&q.sampling)
+	c, bad := decodeCall(body, &q, &q.sampling)
 	if bad != nil {
 		return nil, bad
 	}
-	c.maxTokens, c.limited, c.limitName = 0, false, "max_output_tokens"
+	c.n, c.maxTokens, c.limited, c.limitName = 1, 0, false, "max_output_tokens"
 	c.limit(q.MaxOutputTokens)
 	messages, bad := responsesInput(q.Input)
 	if bad != nil {
@@ -48,9 +44,7 @@ func parseResponses(_ *node, _ *http.Request, body []byte) (*call, *apiError) {
 		id = "resp_" + randomHex(8)
 	}
 	c.add(&q.sampling, id+"_0", prompt, false)
-	f := &responsesFormat{call: c, q: &q, id: id, message: "msg_" + randomHex(8)}
-	c.whole = f.whole
-	c.format = func(s *sse) streamFormat { f.sse = s; return f }
+	c.format = &responsesFormat{call: c, q: &q, id: id, message: "msg_" + randomHex(8)}
 	return c, nil
 }
 
@@ -201,7 +195,8 @@ func (f *responsesFormat) send(kind string, fields map[string]any) {
 	f.sse.named(kind, encode(fields))
 }
 
-func (f *responsesFormat) begin() {
+func (f *responsesFormat) begin(s *sse) {
+	f.sse = s
 	f.send("response.created", map[string]any{"response": f.shell("in_progress")})
 	f.send("response.in_progress", map[string]any{"response": f.shell("in_progress")})
 }

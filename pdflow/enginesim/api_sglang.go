@@ -14,24 +14,29 @@ import (
 // parsers are the APIs in which SGLang reads bootstrap members.
 func (c *sglangDisagg) parsers() map[string]parser {
 	return map[string]parser{
-		"/generate":            c.meets(parseSGLang),
+		"/generate":            c.meets(c.parse),
 		"/v1/completions":      c.meets(parseCompletion),
 		"/v1/chat/completions": c.meets(parseChat),
 	}
 }
 
+// parse reads SGLang's own API.
+func (c *sglangDisagg) parse(_ *target, _ *http.Request, body []byte) (*call, *apiError) {
+	return parseSGLang(c.host.role == RoleConsumer, body)
+}
+
 // serve answers what a router asks an engine beside requests.
 func (c *sglangDisagg) serve(w http.ResponseWriter, r *http.Request, _ []byte) bool {
-	mode := map[string]string{RoleProducer: "prefill", RoleConsumer: "decode", RoleBoth: "null"}[c.node.cfg.KVRole]
+	mode := map[string]string{RoleProducer: "prefill", RoleConsumer: "decode", RoleBoth: "null"}[c.host.role]
 	switch r.Method + " " + r.URL.Path {
 	case "GET /health_generate":
-		c.node.health(w)
+		writeHealth(w, c.host.ended() == nil)
 	case "GET /server_info", "GET /get_server_info":
-		c.node.writeJSON(w, http.StatusOK, encode(map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks, "page_size": c.node.cfg.BlockSize, "served_model_name": c.node.cfg.Model}))
+		writeJSON(w, http.StatusOK, encode(map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks, "page_size": c.host.core.blockSize, "served_model_name": c.host.model}))
 	case "GET /metrics":
 		c.metrics(w)
 	case "GET /model_info", "GET /get_model_info":
-		c.node.writeJSON(w, http.StatusOK, encode(map[string]any{"model_path": c.node.cfg.Model, "is_generation": true}))
+		writeJSON(w, http.StatusOK, encode(map[string]any{"model_path": c.host.model, "is_generation": true}))
 	default:
 		return false
 	}
@@ -52,18 +57,17 @@ type rendezvous struct {
 // metrics is the page that --enable-metrics turns on, as far as it tells of transfers
 // (srt/observability/metrics_collector.py): sizes are in 2^20 bytes, and the sender's.
 func (c *sglangDisagg) metrics(w http.ResponseWriter) {
-	if c.node.cfg.Extra["enable_metrics"] != "1" {
-		c.node.writeError(w, errNotFound())
+	if c.host.extra["enable_metrics"] != "1" {
+		writeError(w, errNotFound())
 		return
 	}
-	n := c.node.stats
-	n.mu.Lock()
-	sent, failed := n.histograms["nixl_bytes_transferred"], n.FailedTransfers
+	t := c.core.totals()
 	text := fmt.Sprintf("# TYPE sglang:kv_transfer_total_mb histogram\n"+
-		"sglang:kv_transfer_total_mb_count{model_name=%[1]q,tp_rank=\"0\"} %[2]d.0\nsglang:kv_transfer_total_mb_sum{model_name=%[1]q,tp_rank=\"0\"} %[3]g\n"+
-		"sglang:num_transfer_failed_reqs_total{model_name=%[1]q,tp_rank=\"0\"} %[4]d.0\nsglang:prompt_tokens_total{model_name=%[1]q,tp_rank=\"0\"} %[5]d.0\n",
-		c.node.cfg.Model, sent.count, sent.sum/(1<<20), failed, n.PromptTokens)
-	n.mu.Unlock()
+		"sglang:kv_transfer_total_mb_count{model_name=%[1]q,tp_rank=\"0\"} %[2]d.0\n"+
+		"sglang:kv_transfer_total_mb_sum{model_name=%[1]q,tp_rank=\"0\"} %[3]g\n"+
+		"sglang:num_transfer_failed_reqs_total{model_name=%[1]q,tp_rank=\"0\"} %[4]d.0\n"+
+		"sglang:prompt_tokens_total{model_name=%[1]q,tp_rank=\"0\"} %[5]d.0\n",
+		c.host.model, t.Transfers, float64(t.BytesTransferred)/(1<<20), t.FailedTransfers, t.PromptTokens)
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	w.WriteHeader(http.StatusOK)
 	_, _ = w.Write([]byte(text))
@@ -71,8 +75,8 @@ func (c *sglangDisagg) metrics(w http.ResponseWriter) {
 
 // meets gives each sequence of a call its room.
 func (c *sglangDisagg) meets(parse parser) parser {
-	return func(n *node, r *http.Request, body []byte) (*call, *apiError) {
-		made, bad := parse(n, r, body)
+	return func(e *target, r *http.Request, body []byte) (*call, *apiError) {
+		made, bad := parse(e, r, body)
 		if bad != nil || !c.disaggregated() {
 			return made, bad
 		}
@@ -94,7 +98,7 @@ func (c *sglangDisagg) meets(parse parser) parser {
 			g.local = false
 			g.params = kvParams{"bootstrap_room": rooms[i], "bootstrap_host": hosts[i], "bootstrap_port": ports[i], "disagg_prefill_dp_rank": q.Rank, "routed_dp_rank": q.Routed, "data_parallel_rank": q.Alias}
 		}
-		if c.node.cfg.KVRole == RoleProducer {
+		if c.host.role == RoleProducer {
 			// P makes the first token and no more, and ends by length.
 			made.maxTokens, made.limited, made.minTokens = 1, true, min(made.minTokens, 1)
 			for _, g := range made.gens {
@@ -172,8 +176,8 @@ type sglangSampling struct {
 	StopIDs     []int32   `json:"stop_token_ids"`
 }
 
-// parseSGLang reads a /generate request.
-func parseSGLang(n *node, _ *http.Request, body []byte) (*call, *apiError) {
+// parseSGLang reads a /generate request. remote says that the prompt is computed by another engine.
+func parseSGLang(remote bool, body []byte) (*call, *apiError) {
 	var q sglangRequest
 	if bad := decodeBody(body, &q); bad != nil {
 		return nil, bad
@@ -217,9 +221,7 @@ func parseSGLang(n *node, _ *http.Request, body []byte) (*call, *apiError) {
 	}
 	q.batch = q.batch || c.n > 1
 	q.returning = strings.Contains(string(q.Logprob), "true")
-	f := &sglangFormat{call: c, q: &q, prefilled: n.cfg.Connector == connectorSGLang && n.cfg.KVRole == RoleConsumer, begun: time.Now()}
-	c.whole = f.whole
-	c.format = func(s *sse) streamFormat { f.sse = s; return f }
+	c.format = &sglangFormat{call: c, q: &q, prefilled: remote, begun: time.Now()}
 	return c, nil
 }
 
@@ -305,7 +307,8 @@ func (f *sglangFormat) whole(outs []*outcome) any {
 	return list
 }
 
-func (f *sglangFormat) begin() {
+func (f *sglangFormat) begin(s *sse) {
+	f.sse = s
 	f.texts, f.tokens = make([]string, len(f.call.gens)), make([][]int32, len(f.call.gens))
 }
 

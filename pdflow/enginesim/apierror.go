@@ -3,8 +3,6 @@
 package enginesim
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"net/http"
 )
@@ -43,17 +41,6 @@ var (
 	errInternal = &apiError{Message: "Internal server error", Type: "InternalServerError", Code: http.StatusInternalServerError}
 	errEngine   = &apiError{Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.", Type: "InternalServerError", Code: http.StatusInternalServerError}
 )
-
-// encode is json.Marshal without escapes for HTML, as Python's encoders have it.
-func encode(v any) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return []byte("null")
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
-}
 
 type errorBody struct {
 	Error *apiError `json:"error"`

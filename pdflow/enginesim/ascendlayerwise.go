@@ -42,27 +42,25 @@ type layerWait struct {
 	done chan bool  // closed, or given true once D has the KV
 }
 
-func startAscendLayerwise(n *node) (connector, error) {
-	port, err := extraNumber(n.cfg, "kv_port", 0)
+func startAscendLayerwise(h *host) (connector, error) {
+	set := h.settings()
+	port := set.count("kv_port", 0)
+	if err := set.err(); err != nil {
+		return nil, err
+	}
+	notice, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return nil, err
 	}
-	notice, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
-	if err != nil {
-		return nil, err
-	}
-	w, err := startWire(n)
+	w, err := startWire(h, wireOptions{writes: true})
 	if err != nil {
 		_ = notice.Close()
 		return nil, err
 	}
 	c := &layerwise{
 		wire: w, notice: notice, names: map[string]*layerWait{}, conns: map[net.Conn]struct{}{},
-		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, // without a timeout, as the real one
+		client: newClient(), // without a timeout, as the real one
 	}
-	c.side.mu.Lock()
-	c.side.writes = true
-	c.side.mu.Unlock()
 	c.spawn(c.accept)
 	return c, nil
 }
@@ -87,8 +85,6 @@ func (c *layerwise) close() {
 	c.wire.close()
 }
 
-func (c *layerwise) rejected(context.Context, kvParams) {}
-
 func (c *layerwise) begin(r *kvRequest) transfer {
 	return &layerPush{
 		c: c, request: r, produces: r.params.is("do_remote_decode"),
@@ -98,15 +94,13 @@ func (c *layerwise) begin(r *kvRequest) transfer {
 
 // layerPush is one request's side.
 type layerPush struct {
+	noTransfer
 	c               *layerwise
 	request         *kvRequest
 	waits, produces bool
 }
 
-func (t *layerPush) external() bool        { return t.waits }
-func (t *layerPush) reported() (int, bool) { return 0, false }
-func (t *layerPush) queued()               {}
-func (t *layerPush) dropped(bool)          {}
+func (t *layerPush) external() bool { return t.waits }
 
 // callback is what D posts, with the keys of the real one in order.
 type callback struct {
@@ -151,8 +145,8 @@ func (t *layerPush) receive(ctx context.Context, s *sequence) error {
 	}()
 	host, _ := t.c.side.address()
 	body := encode(callback{
-		TokenIDs: []int32{}, RequestID: name, DoRemoteDecode: true, BlockIDs: [][]int32{s.blocks}, BlockSize: []int{t.c.core.cfg.BlockSize},
-		EngineID: t.c.node.engineID, Host: host, Port: t.c.noticePort(), TPSize: 1, PCPSize: 1, DCPSize: 1, CachedTokens: s.computed,
+		TokenIDs: []int32{}, RequestID: name, DoRemoteDecode: true, BlockIDs: [][]int32{s.blocks}, BlockSize: []int{t.c.core.blockSize},
+		EngineID: t.c.host.id, Host: host, Port: t.c.noticePort(), TPSize: 1, PCPSize: 1, DCPSize: 1, CachedTokens: s.computed,
 	})
 	if !t.request.params.is("do_virtual") {
 		url := t.request.params.text("metaserver")
@@ -261,15 +255,13 @@ func (t *layerPush) finished(s *sequence, reason string) any {
 	if !t.produces || reason != reasonLength && reason != reasonStop {
 		return nil
 	}
-	name, id, to := t.request.name, s.id, remote(t.request.params)
+	name, to := t.request.name, remote(t.request.params)
 	t.c.offer(s, name)
 	t.c.spawn(func() {
 		if t.c.tell(to, name) {
 			return
 		}
-		if _, there := t.c.side.offers.drop(name); there && t.c.core.unpin(id) {
-			t.c.node.ledger.consumed(id) // let go, not leaked: the real P keeps nothing
-		}
+		t.c.side.forget(name) // let go, not leaked: the real P keeps nothing
 	})
 	return nil
 }
@@ -296,7 +288,7 @@ func (c *layerwise) tellOnce(to place, name string) error {
 	stop := context.AfterFunc(c.ctx, func() { _ = conn.Close() })
 	defer stop()
 	host, port := c.side.address()
-	if err := json.NewEncoder(conn).Encode(noticeMessage{Request: name, Engine: c.node.engineID, Host: host, Port: strconv.Itoa(port)}); err != nil {
+	if err := json.NewEncoder(conn).Encode(noticeMessage{Request: name, Engine: c.host.id, Host: host, Port: strconv.Itoa(port)}); err != nil {
 		return err
 	}
 	var answer noticeMessage

@@ -9,20 +9,30 @@ import (
 	"time"
 )
 
-// bootstrap is the HTTP server at which a Mooncake prefill engine says who it is.
+// bootstrap is the HTTP server at which a prefill engine says who it is. A nil one is an engine without it.
 type bootstrap struct {
-	ln     net.Listener
-	server *http.Server
-	served chan struct{}
+	setting string // the name of its port in Config.Extra
+	ln      net.Listener
+	server  *http.Server
+	served  chan struct{}
 }
 
-func (c *mooncake) listenBootstrap(port int) (*bootstrap, error) {
+// listenBootstrap starts a bootstrap server, whose requests wait while the engine is frozen.
+func listenBootstrap(h *host, setting string, port int, serve http.HandlerFunc) (*bootstrap, error) {
 	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return nil, err
 	}
-	b := &bootstrap{ln: ln, served: make(chan struct{})}
-	b.server = &http.Server{Handler: http.HandlerFunc(c.answerQuery), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: c.node.cfg.KeepAlive, ErrorLog: silent()}
+	b := &bootstrap{setting: setting, ln: ln, served: make(chan struct{})}
+	handle := func(w http.ResponseWriter, r *http.Request) {
+		if !h.pass() {
+			panic(http.ErrAbortHandler)
+		}
+		serve(w, r)
+	}
+	b.server = &http.Server{
+		Handler: http.HandlerFunc(handle), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: h.keepAlive, ErrorLog: silent(),
+	}
 	go func() {
 		defer close(b.served)
 		_ = b.server.Serve(ln)
@@ -31,37 +41,33 @@ func (c *mooncake) listenBootstrap(port int) (*bootstrap, error) {
 }
 
 func (b *bootstrap) close() {
-	_ = b.server.Close()
-	<-b.served
+	if b != nil {
+		_ = b.server.Close()
+		<-b.served
+	}
 }
 
-// answerQuery answers GET /query as recorded (capture mooncake/00).
-func (c *mooncake) answerQuery(w http.ResponseWriter, r *http.Request) {
-	if !c.node.gate.pass() {
-		panic(http.ErrAbortHandler)
+// keeps are the settings with which Restart takes the same port again.
+func (b *bootstrap) keeps() map[string]string {
+	if b == nil {
+		return nil
 	}
-	type rank struct {
-		EngineID string                       `json:"engine_id"`
-		Workers  map[string]map[string]string `json:"worker_addr"`
+	_, port, _ := net.SplitHostPort(b.ln.Addr().String())
+	return map[string]string{b.setting: port}
+}
+
+// bootstrapURL is the server's base address, "" for none.
+func (b *bootstrap) bootstrapURL() string {
+	if b == nil {
+		return ""
 	}
-	h := w.Header()
-	h.Set("Server", "uvicorn")
-	h.Set("Content-Type", "application/json")
-	var body []byte
-	status := http.StatusOK
-	switch {
-	case r.URL.Path != "/query":
-		status, body = http.StatusNotFound, []byte(`{"detail":"Not Found"}`)
-	case r.Method != http.MethodGet:
-		status, body = http.StatusMethodNotAllowed, []byte(`{"detail":"Method Not Allowed"}`)
-	default:
-		ranks := map[string]rank{}
-		for i := range c.ranks {
-			ranks[itoa(i)] = rank{c.engine(i), map[string]map[string]string{"0": {"0": "tcp://" + c.sideAddress()}}}
-		}
-		body = encode(ranks)
-	}
-	h.Set("Content-Length", strconv.Itoa(len(body)))
+	return "http://" + b.ln.Addr().String()
+}
+
+// answerJSON writes a response of a bootstrap server.
+func answerJSON(w http.ResponseWriter, status int, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body)
 }

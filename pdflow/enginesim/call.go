@@ -3,15 +3,12 @@
 package enginesim
 
 import (
-	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -33,8 +30,7 @@ type call struct {
 	params       kvParams
 	gens         []*generation
 
-	whole  func([]*outcome) any
-	format func(*sse) streamFormat
+	format
 }
 
 type streamOptions struct {
@@ -42,11 +38,14 @@ type streamOptions struct {
 	ContinuousUsage bool `json:"continuous_usage_stats"`
 }
 
-// streamFormat writes the events of one API's stream.
-type streamFormat interface {
-	begin()
-	step(step)
-	end([]*outcome)
+// format writes the responses of one API.
+type format interface {
+	// whole is a response that is not streamed.
+	whole(outs []*outcome) any
+	// begin opens a stream; step and end write to it.
+	begin(s *sse)
+	step(st step)
+	end(outs []*outcome)
 }
 
 // sampling is what the APIs have in common, in its usual spelling.
@@ -104,6 +103,14 @@ func decodeBody(body []byte, v any) *apiError {
 	}
 }
 
+// decodeCall reads a request's JSON into q, of which s is a part, and starts its call.
+func decodeCall(body []byte, q any, s *sampling) (*call, *apiError) {
+	if bad := decodeBody(body, q); bad != nil {
+		return nil, bad
+	}
+	return newCall(s)
+}
+
 // decodeParams reads kv_transfer_params, which may be an object or null.
 func decodeParams(raw json.RawMessage) (kvParams, *apiError) {
 	if len(raw) == 0 || string(raw) == "null" {
@@ -120,7 +127,7 @@ func decodeParams(raw json.RawMessage) (kvParams, *apiError) {
 	case json.Unmarshal(raw, &text) == nil:
 		input = "'" + text + "'"
 	case json.Unmarshal(raw, &list) == nil:
-		input = "'<list of " + itoa(len(list)) + " items>'"
+		input = "'<list of " + strconv.Itoa(len(list)) + " items>'"
 	case input == "true":
 		input = "True"
 	case input == "false":
@@ -165,7 +172,7 @@ func (c *call) add(s *sampling, id string, prompt []int32, local bool) {
 			salt: s.CacheSalt, params: c.params, local: local || s.PromptLogs != nil, children: c.n, variant: uint64(child),
 		}
 		if c.n > 1 {
-			g.id, g.name = itoa(child)+"_"+g.id, itoa(child)+"_"+g.name
+			g.id, g.name = strconv.Itoa(child)+"_"+g.id, strconv.Itoa(child)+"_"+g.name
 		}
 		if s.Seed != nil && !c.greedy {
 			g.variant = mix(*s.Seed, uint64(child)+1)
@@ -175,13 +182,13 @@ func (c *call) add(s *sampling, id string, prompt []int32, local bool) {
 }
 
 // check refuses what vLLM's API refuses, in its words.
-func (c *call) check(n *node) *apiError {
-	if c.known && c.model != n.cfg.Model {
-		e := badRequest("model", "The model `%s` does not exist. Valid aliases: %s.", c.model, n.cfg.Model)
-		e.Type, e.Code = "NotFoundError", http.StatusNotFound
-		return e
+func (c *call) check(e *target) *apiError {
+	if c.known && c.model != e.model {
+		bad := badRequest("model", "The model `%s` does not exist. Valid aliases: %s.", c.model, e.model)
+		bad.Type, bad.Code = "NotFoundError", http.StatusNotFound
+		return bad
 	}
-	c.model = n.cfg.Model
+	c.model = e.model
 	switch {
 	case c.options != nil && !c.stream:
 		return badRequest("stream_options", "Stream options can only be defined when `stream=True`. (parameter=stream_options)")
@@ -195,7 +202,7 @@ func (c *call) check(n *node) *apiError {
 		return badRequest("", "min_tokens must be greater than or equal to 0, got %d.", c.minTokens)
 	}
 	for _, g := range c.gens {
-		if bad := c.fit(n, g); bad != nil {
+		if bad := c.fit(e, g); bad != nil {
 			return bad
 		}
 	}
@@ -203,8 +210,8 @@ func (c *call) check(n *node) *apiError {
 }
 
 // fit checks a prompt's length and settles how long its answer may get.
-func (c *call) fit(n *node, g *generation) *apiError {
-	limit, length := n.cfg.MaxModelLen, len(g.prompt)
+func (c *call) fit(e *target, g *generation) *apiError {
+	limit, length := e.maxModelLen, len(g.prompt)
 	switch {
 	case length == 0:
 		return badRequest("prompt", "The decoder prompt cannot be empty")
@@ -224,7 +231,7 @@ func (c *call) fit(n *node, g *generation) *apiError {
 	case c.defaultLimit > 0:
 		g.maxTokens = min(c.defaultLimit, limit-length)
 	default:
-		g.maxTokens = min(n.cfg.DefaultMaxTokens, limit-length)
+		g.maxTokens = min(e.defaultMaxTokens, limit-length)
 	}
 	if c.minTokens > g.maxTokens {
 		return badRequest("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", g.maxTokens, c.minTokens)
@@ -267,49 +274,6 @@ func withMembers(data []byte, outs []*outcome) []byte {
 	return encode(answer)
 }
 
-// arm hands a fault to the generations it concerns.
-func (c *call) arm(f *Fault) {
-	if f == nil {
-		return
-	}
-	for _, g := range c.gens {
-		g.failLoad = f.Kind == FaultLoadFailure
-		if f.Kind == FaultMutateHandoff {
-			g.mutate = f.Mutate
-		}
-	}
-}
-
-// run runs a call's generations side by side.
-func (n *node) run(ctx context.Context, c *call, emit func(step) error) ([]*outcome, error) {
-	outs, errs := make([]*outcome, len(c.gens)), make([]error, len(c.gens))
-	one := func(i int) {
-		var each func(step) error
-		if emit != nil {
-			each = func(s step) error {
-				s.index = i
-				return emit(s)
-			}
-		}
-		outs[i], errs[i] = n.generate(ctx, c.gens[i], each)
-	}
-	if len(c.gens) == 1 {
-		one(0)
-		return outs, errs[0]
-	}
-	var wg sync.WaitGroup
-	for i := range c.gens {
-		wg.Go(func() { one(i) })
-	}
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
-	}
-	return outs, nil
-}
-
 // requestName is the client's id of a request: the header wins over the body.
 func requestName(r *http.Request, body string) string {
 	if name := r.Header.Get("X-Request-Id"); name != "" {
@@ -319,13 +283,4 @@ func requestName(r *http.Request, body string) string {
 		return body
 	}
 	return randomHex(8)
-}
-
-func randomHex(bytes int) string {
-	const word = 8
-	var b [word]byte
-	for i := range b {
-		b[i] = byte(rand.Uint32())
-	}
-	return hex.EncodeToString(b[:min(bytes, word)])
 }

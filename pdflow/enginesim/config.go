@@ -90,6 +90,16 @@ type Config struct {
 	KeepRequests int
 }
 
+// core is what the engine core needs of the configuration.
+func (c Config) core() coreConfig {
+	alone := c.Connector == connectorNone
+	return coreConfig{
+		Seed: c.Seed, Blocks: c.Blocks, BlockSize: c.BlockSize, BytesPerToken: c.BytesPerToken, MaxRunning: c.MaxRunning, Lease: c.Lease,
+		PrefillRate: c.PrefillRate, ITL: c.ITL, Recompute: c.LoadFailure == LoadFailureRecompute, Alone: alone,
+		MustLoad: c.KVRole == RoleConsumer && !alone,
+	}
+}
+
 func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Model, "tiny")
 	if c.Connector == "" {

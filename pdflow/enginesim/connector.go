@@ -16,9 +16,9 @@ const (
 )
 
 // starters are the connectors that are built in, by the name in Config.Connector.
-func starters() map[string]func(*node) (connector, error) {
-	return map[string]func(*node) (connector, error){
-		connectorNone:            func(*node) (connector, error) { return noConnector{}, nil },
+func starters() map[string]func(*host) (connector, error) {
+	return map[string]func(*host) (connector, error){
+		connectorNone:            func(*host) (connector, error) { return noConnector{}, nil },
 		connectorNIXL:            startNIXL,
 		connectorLMCache:         startLMCache,
 		connectorLMCachePD:       startLMCachePD,
@@ -181,8 +181,6 @@ var (
 	errTerminated = errors.New("enginesim: engine terminated")
 	errCoreDead   = errors.New("enginesim: engine core dead")
 )
-
-func newConnector(n *node) (connector, error) { return starters()[n.cfg.Connector](n) }
 
 // noConnector is an engine on its own: every prompt is computed, params ignored.
 type noConnector struct{}

@@ -6,13 +6,32 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 )
+
+// coreConfig is what an engine core is made with.
+type coreConfig struct {
+	Seed          uint64
+	Blocks        int // of KV memory
+	BlockSize     int // tokens of a block
+	BytesPerToken int
+	MaxRunning    int           // requests in execution; others wait
+	Lease         time.Duration // how long a handoff pins its blocks
+	PrefillRate   float64       // tokens per second; 0 is instant
+	ITL           time.Duration // between two tokens
+	Recompute     bool          // a prompt whose KV could not be loaded is computed
+	Alone         bool          // the engine has no connector
+	MustLoad      bool          // a prompt computed here is a fault of KV
+}
 
 // core is an engine core: the KV memory, the scheduler's queue and the leases of
 // handed-off blocks, under one lock.
 type core struct {
-	cfg   Config
-	model model
+	cfg                   coreConfig
+	blockSize, blockBytes int
+	die                   func() // ends the engine after an error that its core does not survive
+	gate                  gate   // shut while the engine is frozen
+	model                 model
 
 	mu      sync.Mutex
 	pool    *blockPool
@@ -23,17 +42,22 @@ type core struct {
 	stats   *counters
 }
 
-func newCore(cfg Config, stats *counters, book *ledger) *core {
+// newCore makes a core. It calls die when an error happens that an engine core does not survive.
+func newCore(cfg coreConfig, die func()) *core {
+	size := cfg.BlockSize * cfg.BytesPerToken
 	c := &core{
-		cfg:    cfg,
-		model:  model{seed: cfg.Seed, width: cfg.BytesPerToken},
-		pool:   newBlockPool(cfg.Blocks, cfg.BlockSize*cfg.BytesPerToken),
-		ledger: book,
-		stats:  stats,
+		cfg: cfg, die: die, blockSize: cfg.BlockSize, blockBytes: size, model: model{seed: cfg.Seed, width: cfg.BytesPerToken},
+		pool: newBlockPool(cfg.Blocks, size), leases: leaseBook{held: map[string]*lease{}}, ledger: newLedger(), stats: newCounters(cfg.Alone),
 	}
-	c.leases.init(c)
+	c.gate.init()
 	return c
 }
+
+// blocks is how many blocks of KV there are.
+func (c *core) blocks() int { return c.pool.blocks() }
+
+// setLease sets how long handoffs pin their blocks, before there are any.
+func (c *core) setLease(d time.Duration) { c.cfg.Lease = d }
 
 // sequence is one request's tokens and the blocks that hold their KV.
 type sequence struct {
@@ -55,7 +79,7 @@ func blocksFor(tokens, size int) int { return (tokens + size - 1) / size }
 
 // chain extends the keys of full blocks to all tokens there are.
 func (c *core) chain(s *sequence) {
-	size := c.cfg.BlockSize
+	size := c.blockSize
 	for full := len(s.tokens) / size; len(s.keys) < full; {
 		i := len(s.keys)
 		var before TokenKey
@@ -121,7 +145,7 @@ func (c *core) place(s *sequence) bool {
 	if c.running >= c.cfg.MaxRunning {
 		return false
 	}
-	size := c.cfg.BlockSize
+	size := c.blockSize
 	var hits []int32
 	if !s.noCache {
 		hits = c.pool.match(s.keys[:(len(s.tokens)-1)/size])
@@ -150,7 +174,7 @@ func (c *core) place(s *sequence) bool {
 // absorb takes the KV of tokens up to upto, as it lies in memory, for computed.
 // The caller holds the lock.
 func (c *core) absorb(s *sequence, upto int) {
-	size, width := c.cfg.BlockSize, c.cfg.BytesPerToken
+	size, width := c.blockSize, c.cfg.BytesPerToken
 	for s.computed < upto {
 		block, at := s.computed/size, s.computed%size
 		end := min(size, at+upto-s.computed)
@@ -177,7 +201,7 @@ func (c *core) compute(s *sequence, upto int) {
 }
 
 func (c *core) computeBlock(s *sequence, upto int) {
-	size, width := c.cfg.BlockSize, c.cfg.BytesPerToken
+	size, width := c.blockSize, c.cfg.BytesPerToken
 	block, at := s.computed/size, s.computed%size
 	end := min(size, at+upto-s.computed)
 	state := c.model.start()
@@ -201,12 +225,12 @@ func (c *core) computeBlock(s *sequence, upto int) {
 func (c *core) fill(s *sequence, contents [][]byte, upto int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	first := s.computed / c.cfg.BlockSize
+	first := s.computed / c.blockSize
 	for i, content := range contents {
 		copy(c.pool.bytes(s.blocks[first+i]), content)
 	}
 	c.absorb(s, upto)
-	for i := first; i < upto/c.cfg.BlockSize && i < len(s.keys); i++ {
+	for i := first; i < upto/c.blockSize && i < len(s.keys); i++ {
 		c.pool.remember(s.blocks[i], s.keys[i])
 	}
 }
@@ -216,7 +240,7 @@ func (c *core) fill(s *sequence, contents [][]byte, upto int) {
 func (c *core) grow(s *sequence, token int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if need := blocksFor(len(s.tokens)+1, c.cfg.BlockSize); need > len(s.blocks) {
+	if need := blocksFor(len(s.tokens)+1, c.blockSize); need > len(s.blocks) {
 		id, ok := c.pool.take()
 		if !ok {
 			return false
@@ -269,21 +293,51 @@ func (c *core) read(ids []int32) [][]byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out := make([][]byte, len(ids))
-	flat := make([]byte, len(ids)*c.pool.size)
+	flat := make([]byte, len(ids)*c.blockBytes)
 	for i, id := range ids {
-		out[i] = flat[i*c.pool.size : (i+1)*c.pool.size : (i+1)*c.pool.size]
+		out[i] = flat[i*c.blockBytes : (i+1)*c.blockBytes : (i+1)*c.blockBytes]
 		copy(out[i], c.pool.bytes(id))
 	}
 	return out
 }
 
-// load is what the gauges show.
-type load struct {
-	running, waiting, used, pinned int
-}
-
-func (c *core) load() load {
+// known is how many tokens of a sequence the prefix cache holds now.
+func (c *core) known(s *sequence) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return load{running: c.running, waiting: len(c.queue), used: c.pool.used(), pinned: c.leases.pinned()}
+	c.chain(s)
+	return len(c.pool.match(s.keys[:(len(s.tokens)-1)/c.blockSize])) * c.blockSize
+}
+
+// totals gives all counters and gauges. A request that waits for KV has its blocks, but does not run yet.
+func (c *core) totals() totals {
+	c.mu.Lock()
+	running, waiting, used, pinned := c.running, len(c.queue), c.pool.used(), c.leases.pinned()
+	c.mu.Unlock()
+	c.stats.mu.Lock()
+	defer c.stats.mu.Unlock()
+	t, loading := c.stats.totals, int(c.stats.loading)
+	t.Running, t.Waiting, t.UsedBlocks, t.PinnedBlocks = running-loading, waiting+loading, used, pinned
+	return t
+}
+
+// breaches gives what the ledger has found. When the engine is idle, handoffs that are still pinned count as leaks.
+func (c *core) breaches(idle bool) []breach {
+	var pinned []string
+	c.mu.Lock()
+	if idle {
+		kept := 0
+		for request, l := range c.leases.held {
+			if l.kept {
+				kept++
+			} else {
+				pinned = append(pinned, request)
+			}
+		}
+		if used := c.pool.used(); c.running == 0 && used > 0 && kept == 0 && len(pinned) == 0 {
+			pinned = append(pinned, "(none)")
+		}
+	}
+	c.mu.Unlock()
+	return c.ledger.found(pinned)
 }

@@ -14,9 +14,7 @@ import (
 )
 
 func testCore(t *testing.T, blocks int) *core {
-	cfg, err := Config{BlockSize: 4, Blocks: blocks, BytesPerToken: 16}.withDefaults()
-	require.NoError(t, err)
-	c := newCore(cfg, newCounters(), newLedger("e"))
+	c := newCore(coreConfig{BlockSize: 4, Blocks: blocks, BytesPerToken: 16, MaxRunning: 256, Lease: 30 * time.Second}, func() {})
 	t.Cleanup(c.close)
 	return c
 }
@@ -121,13 +119,13 @@ func TestAdmissionIsFirstComeFirstServed(t *testing.T) {
 	ctx, giveUp := context.WithCancelCause(t.Context())
 	large := queue(ctx, seq("large", make([]int32, 16)...))
 	small := queue(t.Context(), seq("small", 2))
-	assert.Equal(t, 2, c.load().waiting)
+	assert.Equal(t, 2, c.totals().Waiting)
 	gone := errors.New("gone")
 	giveUp(gone)
 	assert.ErrorIs(t, <-large, gone)
 	assert.NoError(t, <-small)
 	c.release(busy)
-	assert.Zero(t, c.load().waiting)
+	assert.Zero(t, c.totals().Waiting)
 }
 
 // TestLeaseOutlivesItsSequence, and ends once.
@@ -137,7 +135,7 @@ func TestLeaseOutlivesItsSequence(t *testing.T) {
 	blocks := c.pin(s, KeyOf(s.tokens))
 	c.release(s)
 	assert.Equal(t, 2, c.pool.used())
-	assert.Equal(t, load{used: 2, pinned: 2}, c.load())
+	assert.Equal(t, totals{UsedBlocks: 2, PinnedBlocks: 2}, c.totals())
 	assert.Len(t, blocks, 2)
 	assert.True(t, c.unpin("a"))
 	assert.False(t, c.unpin("a"))

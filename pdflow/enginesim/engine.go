@@ -5,8 +5,6 @@ package enginesim
 import (
 	"context"
 	"errors"
-	"io"
-	"log"
 	"maps"
 	"sync"
 )
@@ -133,14 +131,7 @@ func (e *Engine) Thaw() { e.current().freeze(false) }
 
 // Stats gives the counters since the start or the last Restart.
 func (e *Engine) Stats() Stats {
-	n := e.current()
-	l := n.core.load()
-	n.stats.mu.Lock()
-	defer n.stats.mu.Unlock()
-	s := n.stats.Stats
-	loading := int(n.stats.loading)
-	s.Running, s.Waiting, s.UsedBlocks, s.PinnedBlocks = l.running-loading, l.waiting+loading, l.used, l.pinned
-	return s
+	return Stats(e.current().core.totals())
 }
 
 // WaitIdle waits until the engine serves no request, or ctx ends.
@@ -152,8 +143,20 @@ func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().waitId
 // blocks that no lease covers or for another prompt, and, on a kv_consumer, a
 // prompt it had to compute itself. Call it when all requests of both legs have
 // been answered; nil is then the proof that each handoff was used exactly once.
-func (e *Engine) CheckKV() error { return errors.Join(e.current().checkKV()...) }
+func (e *Engine) CheckKV() error {
+	n := e.current()
+	var errs []error
+	for _, b := range n.core.breaches(n.inFlight() == 0) {
+		errs = append(errs, &KVFault{Kind: KVFaultKind(b.kind), Engine: n.engineID, Request: b.request})
+	}
+	return errors.Join(errs...)
+}
 
-// silent is a log for net/http's complaints about connections that break: faults
-// are this package's trade.
-func silent() *log.Logger { return log.New(io.Discard, "", 0) }
+// Receiver is where a decode engine of the connector "lmcache-pd" takes KV: what a
+// prefill request's disagg_spec must name. "" for other engines.
+func (e *Engine) Receiver() (host string, init, alloc int) {
+	if c, ok := e.current().conn.(interface{ receiver() (string, int, int) }); ok {
+		return c.receiver()
+	}
+	return "", 0, 0
+}

@@ -150,20 +150,3 @@ func (e *Engine) ClearFaults() {
 	e.faults.mu.Unlock()
 	e.current().refuse(false)
 }
-
-// mutated lets a fault change a handoff.
-func mutated(params any, mutate func(map[string]any)) any {
-	if params == nil || mutate == nil {
-		return params
-	}
-	data, err := json.Marshal(params)
-	if err != nil {
-		return params
-	}
-	m := map[string]any{}
-	if err := json.Unmarshal(data, &m); err != nil {
-		return params
-	}
-	mutate(m)
-	return m
-}

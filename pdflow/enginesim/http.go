@@ -8,7 +8,6 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"strconv"
 	"strings"
 )
 
@@ -17,22 +16,10 @@ const version = "0.32.0"
 // maxBody bounds what a client may send, in bytes.
 const maxBody = 256 << 20
 
-// parser reads a request of an API that makes tokens.
-type parser = func(*node, *http.Request, []byte) (*call, *apiError)
-
-// generationAPIs are vLLM's APIs that make tokens.
-var generationAPIs = map[string]parser{
-	"/v1/completions":        parseCompletion,
-	"/v1/chat/completions":   parseChat,
-	"/v1/responses":          parseResponses,
-	"/v1/messages":           parseMessages,
-	"/inference/v1/generate": parseGenerate,
-}
-
 // ServeHTTP serves vLLM's HTTP surface with uvicorn's headers. No request id is
 // echoed: vLLM does that only when told to.
 func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !n.gate.pass() {
+	if !n.pass() {
 		panic(http.ErrAbortHandler)
 	}
 	w.Header().Set("Server", "uvicorn")
@@ -44,7 +31,7 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, mediaPath) {
-		n.giveMedium(w, r)
+		n.media.give(w, r)
 		return
 	}
 	get, ok := map[string]func(http.ResponseWriter){
@@ -52,18 +39,14 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}[r.URL.Path]
 	switch {
 	case !ok && n.knownPost(r.URL.Path):
-		n.writeError(w, &apiError{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
+		writeError(w, &apiError{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
 	case !ok:
-		n.writeError(w, errNotFound())
+		writeError(w, errNotFound())
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		n.writeError(w, &apiError{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
+		writeError(w, &apiError{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
 	default:
 		get(w)
 	}
-}
-
-func errNotFound() *apiError {
-	return &apiError{Message: "Not Found", Type: "Not Found", Code: http.StatusNotFound}
 }
 
 // parser gives the API that a path belongs to, nil if none.
@@ -96,7 +79,7 @@ func (n *node) post(w http.ResponseWriter, r *http.Request) {
 	if fault != nil && n.strike(ctx, w, fault) {
 		return
 	}
-	if !n.gate.pass() {
+	if !n.pass() {
 		panic(http.ErrAbortHandler)
 	}
 	if s, ok := n.conn.(surface); ok && s.serve(w, r, body) {
@@ -105,10 +88,10 @@ func (n *node) post(w http.ResponseWriter, r *http.Request) {
 	parse := n.parser(r.URL.Path)
 	switch {
 	case parse == nil && !n.knownPost(r.URL.Path):
-		n.writeError(w, errNotFound())
+		writeError(w, errNotFound())
 		return
 	case !isJSON(r):
-		n.writeError(w, badField("", "value_error", "Unsupported Media Type: Only application/json is allowed", "None"))
+		writeError(w, badField("", "value_error", "Unsupported Media Type: Only application/json is allowed", "None"))
 		return
 	case r.URL.Path == "/tokenize":
 		n.tokenize(w, body)
@@ -131,17 +114,17 @@ func isJSON(r *http.Request) bool {
 // refuseFlight answers a request that comes when the engine is on its way out.
 func (n *node) refuseFlight(w http.ResponseWriter, why error) {
 	if errors.Is(why, errCoreDead) {
-		n.writeError(w, errEngine)
+		writeError(w, errEngine)
 		return
 	}
 	panic(http.ErrAbortHandler)
 }
 
 // serve runs a call of one of the generation APIs.
-func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, fault *Fault, parse func(*node, *http.Request, []byte) (*call, *apiError)) {
-	c, bad := parse(n, r, body)
+func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, fault *Fault, parse parser) {
+	c, bad := parse(&n.target, r, body)
 	if bad == nil {
-		bad = c.check(n)
+		bad = c.check(&n.target)
 	}
 	if bad != nil {
 		// A call that could not even be parsed has no params to release by. The
@@ -151,7 +134,7 @@ func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 			n.conn.rejected(release, c.params)
 			stop()
 		}
-		n.writeError(w, bad)
+		writeError(w, bad)
 		return
 	}
 	c.came(r, body)
@@ -181,30 +164,17 @@ func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		n.breakBody(ctx, w, data, fault)
 		return
 	}
-	n.writeJSON(w, http.StatusOK, data)
+	writeJSON(w, http.StatusOK, data)
 }
 
 // writeFailure answers a generation that failed. A killed engine answers nothing.
 func (n *node) writeFailure(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, errLoadFailed):
-		n.writeError(w, errInternal)
+		writeError(w, errInternal)
 	case errors.Is(err, errCoreDead):
-		n.writeError(w, errEngine)
+		writeError(w, errEngine)
 	default:
 		panic(http.ErrAbortHandler)
 	}
-}
-
-func (n *node) writeError(w http.ResponseWriter, e *apiError) {
-	n.writeJSON(w, e.Code, encode(errorBody{e}))
-}
-
-func (n *node) writeJSON(w http.ResponseWriter, status int, data []byte) {
-	h := w.Header()
-	h.Set("Content-Type", "application/json")
-	h.Set("Content-Length", strconv.Itoa(len(data)))
-	h.Set("Vary", "Origin")
-	w.WriteHeader(status)
-	_, _ = w.Write(data)
 }

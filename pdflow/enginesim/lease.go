@@ -17,15 +17,9 @@ type lease struct {
 
 // leaseBook holds the leases of a core, under the core's lock.
 type leaseBook struct {
-	core   *core
 	held   map[string]*lease
 	frozen bool
 	closed bool
-}
-
-func (b *leaseBook) init(c *core) {
-	b.core = c
-	b.held = map[string]*lease{}
 }
 
 func (b *leaseBook) pinned() int {
@@ -124,8 +118,9 @@ func (c *core) leased(request string) (blocks []int32, prompt TokenKey, ok bool)
 	return l.blocks, l.prompt, true
 }
 
-// freeze stops the clock of the leases; thaw catches up with it.
+// freeze stops the core and the clock of its leases. A core that is let go on ends the leases that ran out meanwhile.
 func (c *core) freeze(frozen bool) {
+	c.gate.set(frozen)
 	c.mu.Lock()
 	c.leases.frozen = frozen
 	var late []*lease

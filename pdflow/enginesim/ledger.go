@@ -3,64 +3,42 @@
 package enginesim
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 )
 
-// KVFaultKind says what went wrong with KV blocks.
-type KVFaultKind string
-
-// Kinds of KV faults that [Engine.CheckKV] finds.
+// Kinds of breaches.
 const (
-	// KVLeak is a handoff that nobody read: its blocks are pinned although no
-	// request is left, or were until the lease ended.
-	KVLeak KVFaultKind = "leak"
-	// KVDoubleUse is a handoff read again after it was consumed.
-	KVDoubleUse KVFaultKind = "double use"
-	// KVStaleRead is a read of blocks whose lease had ended, or never was.
-	KVStaleRead KVFaultKind = "stale read"
-	// KVForeignRead is a read of other blocks than those of the named handoff, or
-	// for another prompt than the one that was prefilled.
-	KVForeignRead KVFaultKind = "foreign read"
-	// KVNoTransfer is a prompt that a kv_consumer computed itself.
-	KVNoTransfer KVFaultKind = "decode without transfer"
+	leak          = "leak"
+	doubleUse     = "double use"
+	staleRead     = "stale read"
+	foreignRead   = "foreign read"
+	noTransferred = "decode without transfer"
 )
 
-// KVFault is one breach of the rules of KV handoff, as the engine that noticed
-// it saw it.
-type KVFault struct {
-	Kind    KVFaultKind
-	Engine  string // engine id
-	Request string // the engine's request id
-}
-
-func (f *KVFault) Error() string {
-	return fmt.Sprintf("enginesim: KV %s: engine %s, request %s", f.Kind, f.Engine, f.Request)
-}
+// breach is one breach of the rules of KV handoff: what went wrong, and with which request's KV.
+type breach struct{ kind, request string }
 
 const ledgerLimit = 4096
 
 // ledger writes down what happened to the KV of one engine.
 type ledger struct {
-	engine string
-
 	mu     sync.Mutex
 	fate   map[string]string // of handoffs that are no longer leased
 	order  []string
-	faults []*KVFault
+	faults []breach
 }
 
-func newLedger(engine string) *ledger { return &ledger{engine: engine, fate: map[string]string{}} }
+func newLedger() *ledger { return &ledger{fate: map[string]string{}} }
 
 const (
 	fateConsumed = "consumed"
 	fateExpired  = "expired"
 )
 
-func (l *ledger) blame(kind KVFaultKind, request string) {
+func (l *ledger) blame(kind, request string) {
 	if len(l.faults) < ledgerLimit {
-		l.faults = append(l.faults, &KVFault{Kind: kind, Engine: l.engine, Request: request})
+		l.faults = append(l.faults, breach{kind, request})
 	}
 }
 
@@ -90,7 +68,7 @@ func (l *ledger) expired(request string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.settle(request, fateExpired)
-	l.blame(KVLeak, request)
+	l.blame(leak, request)
 }
 
 // read notes a read of ids on behalf of request, for the prompt key; blocks and
@@ -100,11 +78,11 @@ func (l *ledger) read(request string, ids []int32, key TokenKey, blocks []int32,
 	defer l.mu.Unlock()
 	switch {
 	case !leased && l.fate[request] == fateConsumed:
-		l.blame(KVDoubleUse, request)
+		l.blame(doubleUse, request)
 	case !leased:
-		l.blame(KVStaleRead, request)
+		l.blame(staleRead, request)
 	case key != prompt || !endsWith(blocks, ids):
-		l.blame(KVForeignRead, request)
+		l.blame(foreignRead, request)
 	}
 }
 
@@ -122,19 +100,16 @@ func endsWith(blocks, ids []int32) bool {
 func (l *ledger) computedByConsumer(request string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.blame(KVNoTransfer, request)
+	l.blame(noTransferred, request)
 }
 
 // found gives the faults so far, and the handoffs that are pinned for nobody.
-func (l *ledger) found(pinned []string) []error {
+func (l *ledger) found(pinned []string) []breach {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	errs := make([]error, 0, len(l.faults)+len(pinned))
-	for _, f := range l.faults {
-		errs = append(errs, f)
-	}
+	all := slices.Clone(l.faults)
 	for _, request := range pinned {
-		errs = append(errs, &KVFault{Kind: KVLeak, Engine: l.engine, Request: request})
+		all = append(all, breach{leak, request})
 	}
-	return errs
+	return all
 }

@@ -25,7 +25,8 @@ const connectorLMCache = "lmcache"
 // for each process unless it is set), put_delay (how long a chunk takes to get into
 // the store, as a Go duration; the real put is asynchronous, too).
 type lmcache struct {
-	node  *node
+	noConnector
+	host  *host
 	store *blockStore
 	chunk int // blocks
 	delay time.Duration
@@ -35,55 +36,41 @@ type lmcache struct {
 	wg     sync.WaitGroup
 }
 
-func startLMCache(n *node) (connector, error) {
-	chunk, err := chunkBlocks(n.cfg)
-	if err != nil {
+func startLMCache(h *host) (connector, error) {
+	set := h.settings()
+	chunk, delay := chunkBlocks(h, set), set.duration("put_delay")
+	if err := set.err(); err != nil {
 		return nil, err
-	}
-	var delay time.Duration
-	if s := n.cfg.Extra["put_delay"]; s != "" {
-		if delay, err = time.ParseDuration(s); err != nil {
-			return nil, err
-		}
 	}
 	// Chunks of another size have other keys.
-	store, err := openStore(n, n.cfg.Extra["store"], hashSeed(n)+"/"+strconv.Itoa(chunk))
+	store, err := openStore(h, h.extra["store"], hashSeed(h)+"/"+strconv.Itoa(chunk))
 	if err != nil {
 		return nil, err
 	}
-	c := &lmcache{node: n, store: store, chunk: chunk, delay: delay}
+	c := &lmcache{host: h, store: store, chunk: chunk, delay: delay}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c, nil
 }
 
 // hashSeed is what seeds the keys of chunks. Without PYTHONHASHSEED each process
 // has its own.
-func hashSeed(n *node) string {
-	if seed := n.cfg.Extra["hash_seed"]; seed != "" {
+func hashSeed(h *host) string {
+	if seed := h.extra["hash_seed"]; seed != "" {
 		return seed
 	}
 	return randomHex(8)
 }
 
 // chunkBlocks is the chunk size in blocks.
-func chunkBlocks(cfg Config) (int, error) {
-	tokens := 256
-	if s := cfg.Extra["chunk_size"]; s != "" {
-		var err error
-		if tokens, err = strconv.Atoi(s); err != nil {
-			return 0, fmt.Errorf("chunk_size: %w", err)
-		}
+func chunkBlocks(h *host, set *settings) int {
+	tokens := set.count("chunk_size", 256)
+	if tokens < 1 || tokens%h.core.blockSize != 0 {
+		set.errs = append(set.errs, fmt.Errorf("chunk_size %d is no multiple of the block size %d", tokens, h.core.blockSize))
 	}
-	if tokens < 1 || tokens%cfg.BlockSize != 0 {
-		return 0, fmt.Errorf("chunk_size %d is no multiple of the block size %d", tokens, cfg.BlockSize)
-	}
-	return tokens / cfg.BlockSize, nil
+	return tokens / h.core.blockSize
 }
 
 func (c *lmcache) begin(r *kvRequest) transfer { return &chunked{lmcache: c, local: r.local} }
-
-func (*lmcache) rejected(context.Context, kvParams) {}
-func (*lmcache) freeze(bool)                        {}
 
 func (c *lmcache) close() {
 	c.cancel()
@@ -92,15 +79,16 @@ func (c *lmcache) close() {
 
 // chunked is one request's side of the store.
 type chunked struct {
+	noTransfer
 	*lmcache
 	local bool
 	found int // tokens
 }
 
-func (t *chunked) external() bool { return !t.local && t.node.cfg.KVRole != RoleProducer }
+func (t *chunked) external() bool { return !t.local && t.host.role != RoleProducer }
 
 func (t *chunked) promised(s *sequence) int {
-	size := t.node.cfg.BlockSize
+	size := t.host.core.blockSize
 	whole := s.prompt / (size * t.chunk) * t.chunk
 	t.found = min(t.store.has(s.keys[:whole])/t.chunk*t.chunk*size, s.prompt-1)
 	return t.found
@@ -109,7 +97,7 @@ func (t *chunked) promised(s *sequence) int {
 var errChunkGone = errors.New("a chunk is no longer in the store")
 
 func (t *chunked) load(_ context.Context, s *sequence) error {
-	size := t.node.cfg.BlockSize
+	size := t.host.core.blockSize
 	var contents [][]byte
 	begun := time.Now()
 	for i := s.computed / size; i*size < t.found; i++ {
@@ -122,18 +110,18 @@ func (t *chunked) load(_ context.Context, s *sequence) error {
 		}
 		contents = append(contents, block)
 	}
-	t.node.core.fill(s, contents, t.found)
-	t.node.stats.transferred(len(contents)*t.node.core.pool.size, len(contents), time.Since(begun))
+	t.host.core.fill(s, contents, t.found)
+	t.host.core.stats.transferred(len(contents)*t.host.core.blockBytes, len(contents), time.Since(begun))
 	return nil
 }
 
 // prefilled stores the prompt's whole chunks.
 func (t *chunked) prefilled(_ context.Context, s *sequence) {
-	if t.node.cfg.KVRole == RoleConsumer {
+	if t.host.role == RoleConsumer {
 		return
 	}
-	n := s.prompt / (t.node.cfg.BlockSize * t.chunk) * t.chunk
-	keys, contents := s.keys[:n], t.node.core.read(s.blocks[:n])
+	n := s.prompt / (t.host.core.blockSize * t.chunk) * t.chunk
+	keys, contents := s.keys[:n], t.host.core.read(s.blocks[:n])
 	put := func() {
 		for i, key := range keys {
 			if t.store.put(key, contents[i]) != nil {
@@ -151,8 +139,3 @@ func (t *chunked) prefilled(_ context.Context, s *sequence) {
 		}
 	})
 }
-
-func (*chunked) reported() (int, bool)          { return 0, false }
-func (*chunked) queued()                        {}
-func (*chunked) dropped(bool)                   {}
-func (*chunked) finished(*sequence, string) any { return nil }

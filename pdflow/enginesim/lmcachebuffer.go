@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
-	"strconv"
 	"sync"
 )
 
@@ -24,7 +23,7 @@ type allocMessage struct {
 // As with LMCache, a chunk is known as soon as there is room for it, before its
 // bytes have come: who looks too early reads what lay there.
 type receiveBuffer struct {
-	node        *node
+	host        *host
 	init, alloc net.Listener
 	gate        gate
 	wg          sync.WaitGroup
@@ -36,20 +35,15 @@ type receiveBuffer struct {
 	closed bool
 }
 
-func openReceiver(n *node) (*receiveBuffer, error) {
-	host, _, err := net.SplitHostPort(n.cfg.SideChannel)
+func openReceiver(h *host, room int) (*receiveBuffer, error) {
+	host, _, err := net.SplitHostPort(h.sideChannel)
 	if err != nil {
 		return nil, err
 	}
-	b := &receiveBuffer{node: n, room: 1 << 30, chunks: map[TokenKey][][]byte{}, pipes: map[*Pipe]struct{}{}}
-	if s := n.cfg.Extra["pd_buffer_size"]; s != "" {
-		if b.room, err = strconv.Atoi(s); err != nil {
-			return nil, err
-		}
-	}
+	b := &receiveBuffer{host: h, room: room, chunks: map[TokenKey][][]byte{}, pipes: map[*Pipe]struct{}{}}
 	b.gate.init()
 	listen := func(key string) (net.Listener, error) {
-		port := n.cfg.Extra[key]
+		port := h.extra[key]
 		if port == "" {
 			port = "0"
 		}
@@ -106,7 +100,7 @@ func (b *receiveBuffer) meet(pipe *Pipe) {
 	if f, err := pipe.Recv(); err != nil || f.Kind != FrameHello {
 		return
 	}
-	if data, err := json.Marshal(b.node.hello()); err == nil {
+	if data, err := json.Marshal(b.host.hello()); err == nil {
 		_ = pipe.Send(Frame{Kind: FrameHello, Data: data})
 		_, _ = pipe.Recv() // until the sender has read it and leaves
 	}
@@ -141,12 +135,12 @@ func (b *receiveBuffer) receive(pipe *Pipe) {
 
 // reserve makes room for all chunks or none, and makes them known.
 func (b *receiveBuffer) reserve(m allocMessage) (memory [][]byte, ok bool) {
-	size, width := b.node.cfg.BlockSize, b.node.core.pool.size
+	size, width := b.host.core.blockSize, b.host.core.blockBytes
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	at, total := 0, 0
 	for i, end := range m.Ends {
-		if end <= at || end > b.node.cfg.MaxModelLen {
+		if end <= at || end > b.host.maxModelLen {
 			return nil, false
 		}
 		if b.chunks[m.Keys[i]] == nil {

@@ -35,7 +35,8 @@ const connectorLMCachePD = "lmcache-pd"
 // discard_partial_chunks (false); push_delay (how long writing takes, as a Go
 // duration, 0).
 type lmcachePD struct {
-	node   *node
+	noConnector
+	host   *host
 	seed   TokenKey
 	chunk  int // tokens
 	skip   int
@@ -43,33 +44,30 @@ type lmcachePD struct {
 	delay  time.Duration
 	buffer *receiveBuffer // of a receiver
 
+	notifies bool // the proxy is told
+
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 }
 
-func startLMCachePD(n *node) (connector, error) {
-	blocks, err := chunkBlocks(n.cfg)
-	if err != nil {
+func startLMCachePD(h *host) (connector, error) {
+	set := h.settings()
+	c := &lmcachePD{
+		host: h, chunk: chunkBlocks(h, set) * h.core.blockSize, whole: h.extra["discard_partial_chunks"] == "true",
+		seed: TokenKey{}.extend(tokenise(hashSeed(h))), skip: set.count("skip_last_n_tokens", 0), delay: set.duration("push_delay"),
+		notifies: h.extra["pd_skip_proxy_notification"] != "true",
+	}
+	room := set.count("pd_buffer_size", 1<<30)
+	if err := set.err(); err != nil {
 		return nil, err
 	}
-	c := &lmcachePD{node: n, chunk: blocks * n.cfg.BlockSize, whole: n.cfg.Extra["discard_partial_chunks"] == "true"}
-	c.seed = TokenKey{}.extend(tokenise(hashSeed(n)))
-	if s := n.cfg.Extra["skip_last_n_tokens"]; s != "" {
-		if c.skip, err = strconv.Atoi(s); err != nil || c.skip < 0 {
-			return nil, errors.New("skip_last_n_tokens is not a count")
-		}
-	}
-	if s := n.cfg.Extra["push_delay"]; s != "" {
-		if c.delay, err = time.ParseDuration(s); err != nil {
-			return nil, err
-		}
-	}
-	if n.cfg.KVRole != RoleConsumer && n.cfg.Extra["pd_skip_proxy_notification"] != "true" && n.cfg.Extra["pd_proxy_port"] == "" {
+	if h.role != RoleConsumer && c.notifies && h.extra["pd_proxy_port"] == "" {
 		return nil, errors.New("a sender needs pd_proxy_host and pd_proxy_port, or pd_skip_proxy_notification")
 	}
-	if n.cfg.KVRole != RoleProducer {
-		if c.buffer, err = openReceiver(n); err != nil {
+	if h.role != RoleProducer {
+		var err error
+		if c.buffer, err = openReceiver(h, room); err != nil {
 			return nil, err
 		}
 	}
@@ -77,11 +75,9 @@ func startLMCachePD(n *node) (connector, error) {
 	return c, nil
 }
 
-// Receiver is where a decode engine of the connector "lmcache-pd" takes KV: what a
-// prefill request's disagg_spec must name. "" for other engines.
-func (e *Engine) Receiver() (host string, init, alloc int) {
-	c, ok := e.current().conn.(*lmcachePD)
-	if !ok || c.buffer == nil {
+// receiver is where a decode engine takes KV: what a prefill request's disagg_spec must name.
+func (c *lmcachePD) receiver() (host string, init, alloc int) {
+	if c.buffer == nil {
 		return "", 0, 0
 	}
 	return c.buffer.address()
@@ -107,14 +103,12 @@ type disaggSpec struct {
 
 func (c *lmcachePD) begin(r *kvRequest) transfer {
 	t := &pushed{lmcachePD: c, local: r.local, firstToken: r.params.has("ret_first_tok")}
-	if c.node.cfg.KVRole != RoleConsumer && r.params.given("disagg_spec") {
+	if c.host.role != RoleConsumer && r.params.given("disagg_spec") {
 		t.spec = new(disaggSpec)
 		t.bad = json.Unmarshal(r.params["disagg_spec"], t.spec) != nil || t.spec.ReqID == nil || t.spec.Host == nil || t.spec.InitPort == nil || t.spec.AllocPort == nil
 	}
 	return t
 }
-
-func (*lmcachePD) rejected(context.Context, kvParams) {}
 
 func (c *lmcachePD) freeze(frozen bool) {
 	if c.buffer != nil {
@@ -148,6 +142,7 @@ func (c *lmcachePD) chunks(tokens []int32) (keys []TokenKey, ends []int) {
 
 // pushed is one request's side of the transfer.
 type pushed struct {
+	noTransfer
 	*lmcachePD
 	local      bool
 	firstToken bool
@@ -187,8 +182,8 @@ func (t *pushed) load(_ context.Context, s *sequence) error {
 		}
 		contents = append(contents, blocks...)
 	}
-	size := t.node.cfg.BlockSize
-	t.node.core.fill(s, contents[s.computed/size:blocksFor(t.found, size)], t.found)
+	size := t.host.core.blockSize
+	t.host.core.fill(s, contents[s.computed/size:blocksFor(t.found, size)], t.found)
 	return nil
 }
 
@@ -201,9 +196,9 @@ func (t *pushed) prefilled(_ context.Context, s *sequence) {
 	if len(keys) == 0 {
 		return // nothing to write, and so nothing to tell (A.3 of the protocol page)
 	}
-	blocks := t.node.core.read(s.blocks[:blocksFor(ends[len(ends)-1], t.node.cfg.BlockSize)])
+	blocks := t.host.core.read(s.blocks[:blocksFor(ends[len(ends)-1], t.host.core.blockSize)])
 	t.wg.Go(func() {
-		if t.push(keys, ends, blocks) == nil && t.node.cfg.Extra["pd_skip_proxy_notification"] != "true" {
+		if t.push(keys, ends, blocks) == nil && t.notifies {
 			_ = t.notify(*t.spec.ReqID)
 		}
 	})
@@ -262,12 +257,12 @@ func (t *pushed) push(keys []TokenKey, ends []int, blocks [][]byte) error {
 	if f, err := pipe.Recv(); err != nil || f.Kind != FrameReleased {
 		return errors.Join(errPeerGone, err)
 	}
-	t.node.stats.transferred(len(blocks)*t.node.core.pool.size, len(blocks), time.Since(begun))
+	t.host.core.stats.transferred(len(blocks)*t.host.core.blockBytes, len(blocks), time.Since(begun))
 	return nil
 }
 
 func (t *pushed) dial(port string) (*Pipe, error) {
-	ctx, stop := context.WithTimeout(t.ctx, t.node.cfg.HandshakeTimeout)
+	ctx, stop := context.WithTimeout(t.ctx, t.host.handshake)
 	defer stop()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(*t.spec.Host, port))
 	if err != nil {
@@ -284,23 +279,8 @@ func (t *pushed) shakeHands(port string) error {
 	}
 	defer pipe.Close()
 	defer context.AfterFunc(t.ctx, func() { _ = pipe.Close() })()
-	mine := t.node.hello()
-	data, err := json.Marshal(mine)
-	if err == nil {
-		err = pipe.Send(Frame{Kind: FrameHello, Data: data})
-	}
-	if err != nil {
-		return err
-	}
-	f, err := pipe.Recv()
-	if err != nil {
-		return err
-	}
-	var theirs hello
-	if err := json.Unmarshal(f.Data, &theirs); err != nil || f.Kind != FrameHello || theirs.Compat != mine.Compat {
-		return errors.Join(errOtherEngine, err)
-	}
-	return nil
+	_, err = greet(pipe, t.host.hello())
+	return err
 }
 
 // notify pushes LMCache's message to the proxy. As with libzmq, it is kept until
@@ -312,16 +292,12 @@ func (c *lmcachePD) notify(request string) error {
 	}
 	push := zmq4.NewPush(c.ctx, zmq4.WithLogger(silent()), zmq4.WithDialerMaxRetries(-1), zmq4.WithDialerRetry(20*time.Millisecond))
 	defer push.Close()
-	address := net.JoinHostPort(c.node.cfg.Extra["pd_proxy_host"], c.node.cfg.Extra["pd_proxy_port"])
+	address := net.JoinHostPort(c.host.extra["pd_proxy_host"], c.host.extra["pd_proxy_port"])
 	if err := push.Dial("tcp://" + address); err != nil {
 		return fmt.Errorf("notice: %w", err)
 	}
 	return push.Send(zmq4.NewMsg(data))
 }
-
-func (*pushed) reported() (int, bool) { return 0, false }
-func (*pushed) queued()               {}
-func (*pushed) dropped(bool)          {}
 
 // finished gives out the first token, if it was asked for.
 func (t *pushed) finished(s *sequence, _ string) any {

@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"net/http"
-	"strconv"
 )
 
 // histogram counts observations in vLLM's own buckets.
@@ -66,37 +64,10 @@ func newHistograms() map[string]*histogram {
 	return all
 }
 
-// observe adds a value. The caller holds the lock.
-func (c *counters) observe(name string, value float64) {
-	h := c.histograms[name]
-	i := 0
-	for i < len(h.bounds) && value > h.bounds[i] {
-		i++
-	}
-	h.counts[i]++
-	h.count++
-	h.sum += value
-}
-
 // page writes the Prometheus text format.
 type page struct {
 	b     bytes.Buffer
 	model string
-}
-
-// number writes a float as Python's client does: always with a fraction or an
-// exponent.
-func number(v float64) string {
-	switch {
-	case math.IsInf(v, 1):
-		return "+Inf"
-	case v == math.Trunc(v) && math.Abs(v) < 1e6:
-		return strconv.FormatFloat(v, 'f', 1, 64)
-	case v == math.Trunc(v):
-		s := strconv.FormatFloat(v, 'e', -1, 64)
-		return s
-	}
-	return strconv.FormatFloat(v, 'g', -1, 64)
 }
 
 func (p *page) head(name, kind string) {
@@ -147,74 +118,4 @@ func (p *page) histogram(name string, h *histogram) {
 	}
 	fmt.Fprintf(&p.b, "vllm:%s_count{engine=\"0\",model_name=%q} %s\n", name, p.model, number(float64(h.count)))
 	fmt.Fprintf(&p.b, "vllm:%s_sum{engine=\"0\",model_name=%q} %s\n", name, p.model, number(h.sum))
-}
-
-// metrics is the /metrics page, in vLLM's names and labels.
-func (n *node) metrics(w http.ResponseWriter) {
-	l := n.core.load()
-	p := &page{model: n.cfg.Model}
-	n.stats.mu.Lock()
-	n.writeMetrics(p, l)
-	n.stats.mu.Unlock()
-	h := w.Header()
-	h.Set("Content-Type", "text/plain; version=1.0.0; charset=utf-8")
-	h.Set("Content-Length", strconv.Itoa(p.b.Len()))
-	h.Set("Vary", "Origin")
-	w.WriteHeader(http.StatusOK)
-	_, _ = w.Write(p.b.Bytes())
-}
-
-func (n *node) writeMetrics(p *page, l load) {
-	c := n.stats
-	if n.cfg.Connector == connectorNIXL || n.cfg.Connector == connectorNIXLPush || n.cfg.Connector == connectorMulti {
-		for _, name := range nixlHistograms {
-			p.histogram(name, c.histograms[name])
-		}
-		p.counter("nixl_num_failed_transfers_total", c.FailedTransfers)
-		p.counter("nixl_num_failed_notifications_total", c.FailedNotifications)
-		p.counter("nixl_num_kv_expired_reqs_total", c.Expired)
-		p.counter("nixl_num_notifications_after_expiry_total", c.AfterExpiry)
-	}
-	if own, ok := n.conn.(interface{ metrics(p *page) }); ok {
-		own.metrics(p)
-	}
-	for _, name := range []string{"flops", "read_bytes", "write_bytes"} {
-		p.counter("estimated_"+name+"_per_gpu_total", 0)
-	}
-	// A request that waits for KV has its blocks, but does not run yet.
-	p.gauge("num_requests_running", float64(int64(l.running)-c.loading))
-	p.gauge("num_requests_waiting", float64(int64(l.waiting)+c.loading))
-	p.by("num_requests_waiting_by_reason", "gauge", "reason", []string{"capacity", "deferred"}, int64(l.waiting), c.loading)
-	p.by("num_requests_kv_fetch_by_stage", "gauge", "stage", []string{"waiting_to_start", "in_progress", "completed_waiting"}, 0, c.loading, 0)
-	p.by("engine_sleep_state", "gauge", "sleep_state", []string{"awake", "weights_offloaded", "discard_all"}, 1, 0, 0)
-	p.gauge("kv_cache_usage_perc", float64(l.used)/float64(n.cfg.Blocks))
-	p.counter("prefix_cache_queries_total", c.prefixQueries)
-	p.counter("prefix_cache_hits_total", c.prefixHits)
-	p.counter("external_prefix_cache_queries_total", c.externalQueries)
-	p.counter("external_prefix_cache_hits_total", c.externalHits)
-	p.counter("mm_cache_queries_total", 0)
-	p.counter("mm_cache_hits_total", 0)
-	p.counter("num_preemptions_total", c.Preemptions)
-	p.counter("prompt_tokens_total", c.PromptTokens)
-	p.by("prompt_tokens_by_source_total", "counter", "source",
-		[]string{"local_compute", "local_cache_hit", "external_kv_transfer"}, c.LocalCompute, c.LocalCacheHit, c.ExternalKVTransfer)
-	p.counter("prompt_tokens_cached_total", c.cachedTokens)
-	p2p, unspecified := c.cachedP2P, int64(0)
-	if u, ok := n.conn.(interface{ unspecified() bool }); ok && u.unspecified() {
-		p2p, unspecified = 0, c.cachedP2P
-	}
-	p.by("prompt_tokens_cached_by_source_total", "counter", "source",
-		[]string{"device", "host", "p2p", "disk", "external_unspecified"}, c.cachedDevice, 0, p2p, 0, unspecified)
-	p.counter("generation_tokens_total", c.GenerationTokens)
-	p.by("request_success_total", "counter", "finished_reason",
-		[]string{"stop", "length", "abort", "error", "repetition"}, c.successStop, c.successLength, c.successAbort, c.Errors, 0)
-	for _, name := range histogramOrder {
-		p.histogram(name, c.histograms[name])
-	}
-	p.head("admission_rejections_total", "counter")
-	for _, reason := range []string{"max_num_queued_reqs", "max_num_queued_tokens"} {
-		fmt.Fprintf(&p.b, "vllm:admission_rejections_total{model_name=%q,reason=%q} 0.0\n", p.model, reason)
-	}
-	fmt.Fprintf(&p.b, "# HELP vllm:cache_config_info See vLLM's metrics.\n# TYPE vllm:cache_config_info gauge\n"+
-		"vllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=\"True\",engine=\"0\",num_gpu_blocks=\"%d\"} 1.0\n", n.cfg.BlockSize, n.cfg.Blocks)
 }

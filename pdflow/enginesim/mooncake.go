@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -30,43 +29,39 @@ const connectorMooncake = "mooncake"
 // mooncake_connector.py.
 type mooncake struct {
 	*wire
-	ranks     int
-	patience  time.Duration // how long P keeps blocks, and waits for a prompt
-	senders   chan struct{} // holds one item per sender's task that is at work
-	bootstrap *bootstrap    // nil on a kv_consumer
-	turn      atomic.Uint64 // of requests that name no rank
-	client    *http.Client
+	*bootstrap // nil on a kv_consumer
+	ranks      int
+	patience   time.Duration // how long P keeps blocks, and waits for a prompt
+	senders    chan struct{} // holds one item per sender's task that is at work
+	turn       atomic.Uint64 // of requests that name no rank
+	client     *http.Client
 
 	mu      sync.Mutex
 	workers map[string]place         // by engine id; never asked for twice, as in D
 	asking  map[string]chan struct{} // by bootstrap address: holds one item while somebody asks
 }
 
-func startMooncake(n *node) (connector, error) {
-	c := &mooncake{workers: map[string]place{}, asking: map[string]chan struct{}{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
-	port, err1 := extraNumber(n.cfg, "VLLM_MOONCAKE_BOOTSTRAP_PORT", 0)
-	patience, err2 := extraNumber(n.cfg, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
-	workers, err3 := extraNumber(n.cfg, "num_workers", 10)
-	ranks, err4 := extraNumber(n.cfg, "data_parallel_size", 1)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+func startMooncake(h *host) (connector, error) {
+	set := h.settings()
+	port := set.count("VLLM_MOONCAKE_BOOTSTRAP_PORT", 0)
+	c := &mooncake{
+		patience: set.seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480), ranks: max(1, set.count("data_parallel_size", 1)),
+		// An orphan with num_workers 2 stopped every later pair, and one with 10 stopped none (17, 18). P's log names two
+		// waits for each orphan: the read, and the empty read of its abort. So many tasks fit that, whatever the sources
+		// start.
+		senders: make(chan struct{}, max(1, set.count("num_workers", 10))),
+		workers: map[string]place{}, asking: map[string]chan struct{}{}, client: newClient(),
+	}
+	if err := set.err(); err != nil {
 		return nil, err
 	}
-	c.patience, c.ranks = time.Duration(patience*float64(time.Second)), max(1, int(ranks))
-	// An orphan with num_workers 2 stopped every later pair, one with 10 none (17,
-	// 18), and P's log names two waits of each orphan: the read, and the empty
-	// read of its abort. So many tasks fit that, whatever the sources start.
-	c.senders = make(chan struct{}, max(1, int(workers)))
-	w, err := startWire(n)
-	if err != nil {
+	var err error
+	if c.wire, err = startWire(h, wireOptions{writes: true, named: c.asked, left: c.left}); err != nil {
 		return nil, err
 	}
-	c.wire = w
-	n.core.cfg.Lease = c.patience
-	c.side.mu.Lock() // readers may come already
-	c.side.writes, c.side.named, c.side.left = true, c.asked, c.left
-	c.side.mu.Unlock()
-	if n.cfg.KVRole != RoleConsumer {
-		if c.bootstrap, err = c.listenBootstrap(int(port)); err != nil {
+	h.core.setLease(c.patience)
+	if h.role != RoleConsumer {
+		if c.bootstrap, err = listenBootstrap(h, "VLLM_MOONCAKE_BOOTSTRAP_PORT", port, c.answerQuery); err != nil {
 			c.wire.close()
 			return nil, err
 		}
@@ -74,48 +69,17 @@ func startMooncake(n *node) (connector, error) {
 	return c, nil
 }
 
-// extraNumber reads a setting of Config.Extra that is a number of 0 or more.
-func extraNumber(cfg Config, name string, def float64) (float64, error) {
-	text, ok := cfg.Extra[name]
-	if !ok {
-		return def, nil
-	}
-	v, err := strconv.ParseFloat(text, 64)
-	if err != nil || v < 0 {
-		return 0, fmt.Errorf("setting %s of Extra is not a number of 0 or more", name)
-	}
-	return v, nil
-}
-
 func (c *mooncake) close() {
-	if c.bootstrap != nil {
-		c.bootstrap.close()
-	}
+	c.bootstrap.close()
 	c.wire.close()
-}
-
-// keeps are the settings with which Restart takes the same ports again.
-func (c *mooncake) keeps() map[string]string {
-	if c.bootstrap == nil {
-		return nil
-	}
-	_, port, _ := net.SplitHostPort(c.bootstrap.ln.Addr().String())
-	return map[string]string{"VLLM_MOONCAKE_BOOTSTRAP_PORT": port}
-}
-
-func (c *mooncake) bootstrapURL() string {
-	if c.bootstrap == nil {
-		return ""
-	}
-	return "http://" + c.bootstrap.ln.Addr().String()
 }
 
 // engine is a rank's engine id: with several ranks each has its own.
 func (c *mooncake) engine(rank int) string {
 	if c.ranks == 1 {
-		return c.node.engineID
+		return c.host.id
 	}
-	return c.node.engineID + "_dp" + itoa(rank)
+	return c.host.id + "_dp" + strconv.Itoa(rank)
 }
 
 // nameOf is a transfer id at one rank of an engine: at another nobody knows it.
@@ -164,7 +128,7 @@ func (c *mooncake) rejected(ctx context.Context, params kvParams) {
 		return
 	}
 	if missing(params) {
-		c.node.die()
+		c.core.die()
 		return
 	}
 	to, err := c.find(ctx, params.text("remote_bootstrap_addr"), params.text("remote_engine_id"))
@@ -250,7 +214,7 @@ func (c *mooncake) asked(pipe *Pipe, f Frame, m askMessage) {
 	case ready:
 		c.side.giveNamed(pipe, f, m, request)
 	case !over: // "Timeout waiting for P side ready": D's load has failed (19)
-		_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
+		refuse(pipe, f)
 	}
 }
 
@@ -265,9 +229,7 @@ func (c *mooncake) left(name string) {
 		if _, ready, _ := c.ready(name); !ready {
 			return
 		}
-		if request, ok := c.side.offers.drop(name); ok && c.core.unpin(request) {
-			c.node.ledger.consumed(request)
-		}
+		c.side.forget(name)
 	})
 }
 
@@ -301,6 +263,7 @@ func (c *mooncake) ready(name string) (request string, ready, over bool) {
 
 // write is one request's side, on either engine.
 type write struct {
+	noTransfer
 	c        *mooncake
 	request  *kvRequest
 	id       string
@@ -309,13 +272,11 @@ type write struct {
 	produces bool
 }
 
-func (t *write) external() bool        { return t.pulls }
-func (t *write) reported() (int, bool) { return 0, false }
-func (t *write) queued()               {}
+func (t *write) external() bool { return t.pulls }
 
 // arrived holds vLLM's assertions: the roles are kept, or the engine core dies.
 func (t *write) arrived(context.Context, *sequence) (string, error) {
-	role := t.c.node.cfg.KVRole
+	role := t.c.host.role
 	switch {
 	case t.pulls && role == RoleProducer:
 		return "", &engineDeath{"do_remote_prefill on a kv_producer"}

@@ -18,16 +18,17 @@ const connectorMooncakeAscend = "mooncake-ascend"
 // kv_p2p/mooncake_connector.py. None of it was recorded.
 type mooncakeAscend struct{ *wire }
 
-func startMooncakeAscend(n *node) (connector, error) {
-	seconds, err := extraNumber(n.cfg, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
+func startMooncakeAscend(h *host) (connector, error) {
+	set := h.settings()
+	lease := set.seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
+	if err := set.err(); err != nil {
+		return nil, err
+	}
+	w, err := startWire(h, wireOptions{})
 	if err != nil {
 		return nil, err
 	}
-	w, err := startWire(n)
-	if err != nil {
-		return nil, err
-	}
-	n.core.cfg.Lease = time.Duration(seconds * float64(time.Second))
+	h.core.setLease(lease)
 	return &mooncakeAscend{w}, nil
 }
 
@@ -50,15 +51,13 @@ func (c *mooncakeAscend) rejected(ctx context.Context, params kvParams) {
 
 // ascendPull is one request's side.
 type ascendPull struct {
+	noTransfer
 	c               *mooncakeAscend
 	request         *kvRequest
 	pulls, produces bool
 }
 
-func (t *ascendPull) external() bool        { return t.pulls }
-func (t *ascendPull) reported() (int, bool) { return 0, false }
-func (t *ascendPull) queued()               {}
-
+func (t *ascendPull) external() bool { return t.pulls }
 func (t *ascendPull) dropped(release bool) {
 	if !t.pulls || !release || t.c.silenced() {
 		return
@@ -79,7 +78,7 @@ func (t *ascendPull) load(ctx context.Context, s *sequence) error {
 		return context.Cause(ctx)
 	}
 	ids, ok := blockIDs(groups)
-	need := len(s.blocks) - s.computed/t.c.core.cfg.BlockSize
+	need := len(s.blocks) - s.computed/t.c.core.blockSize
 	var prompt int
 	if _ = json.Unmarshal(params["num_prompt_blocks"], &prompt); !ok || prompt < need {
 		return &engineDeath{"assertion in the worker: the prompt has fewer blocks than are promised"}
@@ -92,23 +91,11 @@ func (t *ascendPull) load(ctx context.Context, s *sequence) error {
 	if err != nil {
 		return err
 	}
-	begun := time.Now()
-	blocks, err := p.ask(ctx, KeyOf(s.tokens[:s.prompt]), askMessage{Request: params.text("remote_request_id"), Blocks: ids})
-	if err != nil {
+	request := params.text("remote_request_id")
+	if err := t.c.fetch(ctx, p, s, s.prompt, askMessage{Request: request, Blocks: ids}); err != nil {
 		return err
 	}
-	t.c.core.fill(s, blocks, s.prompt)
-	t.c.node.stats.transferred(len(ids)*t.c.core.pool.size, len(ids), time.Since(begun))
-	return p.release(ctx, requestMessage{Request: params.text("remote_request_id")})
-}
-
-// truthy says whether Python takes a JSON value for true.
-func truthy(raw json.RawMessage) bool {
-	switch string(raw) {
-	case "", "null", "false", "0", `""`, "[]", "{}":
-		return false
-	}
-	return true
+	return p.release(ctx, requestMessage{Request: request})
 }
 
 // ascendHandoff is what P answers, with the keys of request_finished in order.
@@ -137,11 +124,11 @@ func (t *ascendPull) finished(s *sequence, reason string) any {
 	last := s.tokens[len(s.tokens)-1]
 	blocks := t.c.core.pin(s, KeyOf(s.tokens[:s.prompt]))
 	host, port := t.c.side.address()
-	size := t.c.core.cfg.BlockSize
+	size := t.c.core.blockSize
 	prompt := blocksFor(s.prompt, size)
 	return &ascendHandoff{
-		DoRemotePrefill: true, BlockIDs: [][]int32{blocks[:prompt]}, EngineID: t.c.node.engineID, RequestID: s.id, Host: host, Port: port,
+		DoRemotePrefill: true, BlockIDs: [][]int32{blocks[:prompt]}, EngineID: t.c.host.id, RequestID: s.id, Host: host, Port: port,
 		PCPSize: 1, DCPSize: 1, PTPSize: 1, LastToken: last, PromptBlocks: prompt, BlockSize: size,
-		Nodes: map[string]any{"0": map[string]any{"host": host, "engine_id": t.c.node.engineID, "handshake_port": port}},
+		Nodes: map[string]any{"0": map[string]any{"host": host, "engine_id": t.c.host.id, "handshake_port": port}},
 	}
 }

@@ -20,7 +20,8 @@ const connectorMooncakeStore = "mooncake-store"
 // mooncakeStore is one engine's side: a kv_producer puts, a kv_consumer gets, and
 // kv_both does both (docs/features/mooncake_store_connector_usage.md, vLLM 01529cf).
 type mooncakeStore struct {
-	node  *node
+	noConnector
+	host  *host
 	store *blockStore
 
 	mu                 sync.Mutex
@@ -28,24 +29,20 @@ type mooncakeStore struct {
 	bytesPut, bytesGot int64
 }
 
-func startMooncakeStore(n *node) (connector, error) {
-	seed := n.cfg.Extra["hash_seed"]
-	if prefix := n.cfg.Extra["cache_prefix"]; prefix != "" {
+func startMooncakeStore(h *host) (connector, error) {
+	seed := h.extra["hash_seed"]
+	if prefix := h.extra["cache_prefix"]; prefix != "" {
 		seed = prefix + "@" + seed
 	}
-	store, err := openStore(n, n.cfg.Extra["store"], seed)
+	store, err := openStore(h, h.extra["store"], seed)
 	if err != nil {
 		return nil, err
 	}
-	return &mooncakeStore{node: n, store: store}, nil
+	return &mooncakeStore{host: h, store: store}, nil
 }
 
-func (c *mooncakeStore) rejected(context.Context, kvParams) {}
-func (c *mooncakeStore) freeze(bool)                        {}
-func (c *mooncakeStore) close()                             {}
-
 func (c *mooncakeStore) begin(r *kvRequest) transfer {
-	role := c.node.cfg.KVRole
+	role := c.host.role
 	return &pooled{c: c, puts: role != RoleConsumer, gets: role != RoleProducer && !r.local}
 }
 
@@ -63,20 +60,17 @@ func (c *mooncakeStore) metrics(p *page) {
 
 // pooled is one request's side.
 type pooled struct {
+	noTransfer
 	c          *mooncakeStore
 	puts, gets bool
 	upto       int // tokens that the pool holds
 }
 
-func (t *pooled) external() bool                 { return t.gets }
-func (t *pooled) reported() (int, bool)          { return 0, false }
-func (t *pooled) queued()                        {}
-func (t *pooled) dropped(bool)                   {}
-func (t *pooled) finished(*sequence, string) any { return nil }
+func (t *pooled) external() bool { return t.gets }
 
 // promised looks up the blocks that the engine itself has not: whole ones only.
 func (t *pooled) promised(s *sequence) int {
-	size := t.c.node.cfg.BlockSize
+	size := t.c.host.core.blockSize
 	first, full := s.computed/size, s.prompt/size
 	t.upto = s.computed
 	if full > first {
@@ -88,23 +82,23 @@ func (t *pooled) promised(s *sequence) int {
 var errEvicted = errors.New("the pool has lost a block")
 
 func (t *pooled) load(_ context.Context, s *sequence) error {
-	size := t.c.node.cfg.BlockSize
+	size := t.c.host.core.blockSize
 	var blocks [][]byte
 	for _, key := range s.keys[s.computed/size : t.upto/size] {
 		block, ok, err := t.c.store.get(key)
 		if err != nil {
 			return &loadError{err: err}
 		}
-		if !ok || len(block) != t.c.node.core.pool.size {
+		if !ok || len(block) != t.c.host.core.blockBytes {
 			return &loadError{err: errEvicted}
 		}
 		blocks = append(blocks, block)
 	}
-	t.c.node.core.fill(s, blocks, t.upto)
+	t.c.host.core.fill(s, blocks, t.upto)
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	t.c.gets += int64(len(blocks))
-	t.c.bytesGot += int64(len(blocks) * t.c.node.core.pool.size)
+	t.c.bytesGot += int64(len(blocks) * t.c.host.core.blockBytes)
 	return nil
 }
 
@@ -114,9 +108,9 @@ func (t *pooled) prefilled(_ context.Context, s *sequence) {
 	if !t.puts {
 		return
 	}
-	n := t.c.node
-	full := s.prompt / n.cfg.BlockSize
-	contents := n.core.read(s.blocks[:full])
+	h := t.c.host
+	full := s.prompt / h.core.blockSize
+	contents := h.core.read(s.blocks[:full])
 	for i, key := range s.keys[:full] {
 		if t.c.store.has([]TokenKey{key}) == 1 || t.c.store.put(key, contents[i]) != nil {
 			continue

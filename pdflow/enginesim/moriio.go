@@ -26,22 +26,20 @@ type moriio struct {
 	producer bool
 }
 
-func startMoRIIO(n *node) (connector, error) {
-	seconds, err := extraNumber(n.cfg, "defer_timeout", 60)
+func startMoRIIO(h *host) (connector, error) {
+	set := h.settings()
+	lease := set.seconds("defer_timeout", 60)
+	if err := set.err(); err != nil {
+		return nil, err
+	}
+	mode := strings.ToLower(strings.TrimSpace(h.extra["read_mode"]))
+	read := mode == "true" || mode == "1"
+	w, err := startWire(h, wireOptions{writes: !read})
 	if err != nil {
 		return nil, err
 	}
-	w, err := startWire(n)
-	if err != nil {
-		return nil, err
-	}
-	n.core.cfg.Lease = time.Duration(seconds * float64(time.Second))
-	mode := strings.ToLower(strings.TrimSpace(n.cfg.Extra["read_mode"]))
-	c := &moriio{wire: w, read: mode == "true" || mode == "1", producer: n.cfg.KVRole == RoleProducer} // kv_both counts as a consumer
-	c.side.mu.Lock()
-	c.side.writes = !c.read
-	c.side.mu.Unlock()
-	return c, nil
+	h.core.setLease(lease)
+	return &moriio{wire: w, read: read, producer: h.role == RoleProducer}, nil // kv_both counts as a consumer
 }
 
 func (c *moriio) begin(r *kvRequest) transfer { return &mori{c: c, request: r} }
@@ -124,15 +122,14 @@ func embedded(id string, producer bool, params kvParams) (address, bool) {
 
 // mori is one request's side.
 type mori struct {
+	noTransfer
 	c       *moriio
 	request *kvRequest
 	peer    address
 }
 
 // external is true for every request of a consumer, with params or without.
-func (t *mori) external() bool        { return !t.c.producer }
-func (t *mori) reported() (int, bool) { return 0, false }
-func (t *mori) queued()               {}
+func (t *mori) external() bool { return !t.c.producer }
 
 // arrived finds what the scheduler does not survive: keys that it reads without
 // asking, and a peer that is named nowhere.
@@ -206,19 +203,19 @@ func (t *mori) take(ctx context.Context, s *sequence) error {
 
 // unwritten goes on with whatever lies in the blocks.
 func (t *mori) unwritten(s *sequence) error {
-	blank := make([][]byte, len(s.blocks)-s.computed/t.c.core.cfg.BlockSize)
+	blank := make([][]byte, len(s.blocks)-s.computed/t.c.core.blockSize)
 	for i := range blank {
-		blank[i] = make([]byte, t.c.core.pool.size)
+		blank[i] = make([]byte, t.c.core.blockBytes)
 	}
 	t.c.core.fill(s, blank, s.prompt)
-	t.c.node.ledger.computedByConsumer(s.id)
+	t.c.host.core.ledger.computedByConsumer(s.id)
 	return nil
 }
 
 // pull reads P's blocks by their ids, and releases them by the transfer id.
 func (t *mori) pull(ctx context.Context, s *sequence, id string) error {
 	var ids []int64
-	need := len(s.blocks) - s.computed/t.c.core.cfg.BlockSize
+	need := len(s.blocks) - s.computed/t.c.core.blockSize
 	if json.Unmarshal(t.request.params["remote_block_ids"], &ids) != nil || len(ids) < need {
 		return &engineDeath{"assertion: there are fewer remote blocks than local ones"}
 	}
@@ -227,13 +224,9 @@ func (t *mori) pull(ctx context.Context, s *sequence, id string) error {
 	if err != nil {
 		return err
 	}
-	begun := time.Now()
-	blocks, err := p.ask(ctx, KeyOf(s.tokens[:s.prompt]), askMessage{Request: id, Blocks: ids})
-	if err != nil {
+	if err := t.c.fetch(ctx, p, s, s.prompt, askMessage{Request: id, Blocks: ids}); err != nil {
 		return err
 	}
-	t.c.core.fill(s, blocks, s.prompt)
-	t.c.node.stats.transferred(len(ids)*t.c.core.pool.size, len(ids), time.Since(begun))
 	if _, err = t.c.connect(ctx, t.peer.at(t.peer.notify)); err != nil {
 		return nil //nolint:nilerr // the notice is lost, the KV is here; P's blocks wait for defer_timeout
 	}
@@ -280,7 +273,7 @@ func (t *mori) finished(s *sequence, reason string) any {
 	}
 	host, port := t.c.side.address()
 	return &moriHandoff{
-		DoRemotePrefill: true, BlockIDs: blocks[:blocksFor(s.prompt, t.c.core.cfg.BlockSize)], EngineID: host + ":" + strconv.Itoa(port),
+		DoRemotePrefill: true, BlockIDs: blocks[:blocksFor(s.prompt, t.c.core.blockSize)], EngineID: host + ":" + strconv.Itoa(port),
 		Host: host, HandshakePort: port, NotifyPort: port, DPRankOverride: true, DPSize: 1, DPSizeLocal: 1, TPSize: 1, TransferID: id,
 	}
 }

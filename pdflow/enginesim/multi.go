@@ -17,12 +17,12 @@ type multi struct {
 	store connector
 }
 
-func startMulti(n *node) (connector, error) {
-	store, err := startSharedStorage(n)
+func startMulti(h *host) (connector, error) {
+	store, err := startSharedStorage(h)
 	if err != nil {
 		return nil, err
 	}
-	pull, err := startPull(n)
+	pull, err := startPull(h, false)
 	if err != nil {
 		return nil, err
 	}
@@ -37,6 +37,8 @@ func (c *multi) rejected(ctx context.Context, params kvParams) { c.nixl.rejected
 func (c *multi) freeze(frozen bool)                            { c.nixl.freeze(frozen) }
 func (c *multi) close()                                        { c.nixl.close() }
 func (c *multi) sideAddress() string                           { return c.nixl.sideAddress() }
+
+func (c *multi) metrics(p *page) { c.nixl.metrics(p) }
 
 // combined is one request's side of both children.
 type combined struct {

@@ -22,6 +22,8 @@ type nixl struct {
 	active map[*pull]struct{} // loads still to come, for heartbeats
 }
 
+func (c *nixl) metrics(p *page) { c.core.writeTransfers(p) }
+
 // begin decides by the two flags alone, as the engine does.
 func (c *nixl) begin(r *kvRequest) transfer {
 	t := &pull{nixl: c, request: r, produces: r.params.is("do_remote_decode")}
@@ -48,22 +50,23 @@ func (c *nixl) track(t *pull) {
 	c.active[t] = struct{}{}
 }
 
-func startNIXL(n *node) (connector, error) {
-	c, err := startPull(n)
+func startNIXL(h *host) (connector, error) {
+	c, err := startPull(h, false)
 	if err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-func startPull(n *node) (*nixl, error) {
-	w, err := startWire(n)
-	if err != nil {
+// startPull starts the connector. writes says that the prefill engine moves the bytes.
+func startPull(h *host, writes bool) (*nixl, error) {
+	set := h.settings()
+	turns := turnsOf(set)
+	if err := set.err(); err != nil {
 		return nil, err
 	}
-	turns, err := turnsOf(n.cfg.Extra)
+	w, err := startWire(h, wireOptions{writes: writes})
 	if err != nil {
-		w.close()
 		return nil, err
 	}
 	c := &nixl{wire: w, turns: turns, active: map[*pull]struct{}{}}
@@ -111,7 +114,7 @@ func addressed(params kvParams) bool {
 
 // heartbeats keeps the leases of handoffs alive whose requests wait here.
 func (c *nixl) heartbeats() {
-	tick := time.NewTicker(max(c.node.cfg.Lease/6, time.Millisecond))
+	tick := time.NewTicker(max(c.host.core.cfg.Lease/6, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
@@ -119,7 +122,7 @@ func (c *nixl) heartbeats() {
 			return
 		case <-tick.C:
 		}
-		if c.node.frozen() {
+		if c.host.frozen() {
 			continue
 		}
 		c.pulls.Lock()
@@ -201,14 +204,14 @@ func (t *pull) load(ctx context.Context, s *sequence) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	first := s.computed / t.nixl.core.cfg.BlockSize
+	first := s.computed / t.nixl.core.blockSize
 	ids, ok := blockIDs(params["remote_block_ids"])
 	upto := s.prompt
 	if t.turn {
 		upto = t.upto
 		ids, ok = t.turnBlocks(s)
 	}
-	need := blocksFor(upto, t.nixl.core.cfg.BlockSize) - first
+	need := blocksFor(upto, t.nixl.core.blockSize) - first
 	if !ok || len(ids) < need {
 		return &engineDeath{"handoff has not the blocks the prompt needs"}
 	}
@@ -228,15 +231,12 @@ func (t *pull) load(ctx context.Context, s *sequence) error {
 	if t.turn && t.expired() {
 		return &loadError{err: errExpired}
 	}
-	begun := time.Now()
-	blocks, err := p.ask(ctx, KeyOf(s.tokens[:upto]), askMessage{Request: params.text("remote_request_id"), Blocks: ids})
-	if err != nil {
+	request := params.text("remote_request_id")
+	if err := t.nixl.fetch(ctx, p, s, upto, askMessage{Request: request, Blocks: ids}); err != nil {
 		return err
 	}
-	t.nixl.core.fill(s, blocks, upto)
-	t.nixl.node.stats.transferred(len(ids)*t.nixl.core.pool.size, len(ids), time.Since(begun))
-	if p.release(ctx, requestMessage{Request: params.text("remote_request_id")}) != nil {
-		t.nixl.node.stats.add(&t.nixl.node.stats.FailedNotifications, 1)
+	if p.release(ctx, requestMessage{Request: request}) != nil {
+		t.nixl.host.core.stats.add(&t.nixl.host.core.stats.FailedNotifications, 1)
 	}
 	return nil
 }
@@ -281,7 +281,7 @@ func (t *pull) finished(s *sequence, reason string) any {
 	}
 	host, port := t.nixl.side.address()
 	h := &handoff{
-		DoRemotePrefill: true, EngineID: t.nixl.node.engineID, RequestID: s.id, Host: host, Port: port,
+		DoRemotePrefill: true, EngineID: t.nixl.host.id, RequestID: s.id, Host: host, Port: port,
 		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.computed, TransferMode: "pull",
 	}
 	if s.computed == s.prompt {
@@ -289,6 +289,6 @@ func (t *pull) finished(s *sequence, reason string) any {
 		h.PrefillCached = &cached
 	}
 	blocks := t.nixl.core.pin(s, KeyOf(s.tokens[:s.prompt]))
-	h.BlockIDs = [][]int32{blocks[:blocksFor(h.NumTokens, t.nixl.core.cfg.BlockSize)]}
+	h.BlockIDs = [][]int32{blocks[:blocksFor(h.NumTokens, t.nixl.core.blockSize)]}
 	return h
 }

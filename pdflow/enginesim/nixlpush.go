@@ -16,8 +16,8 @@ const connectorNIXLPush = "nixl-push"
 // (captures nixl-push/01 to 09).
 type nixlPush struct{ *nixl }
 
-func startNIXLPush(n *node) (connector, error) {
-	c, err := startPull(n)
+func startNIXLPush(h *host) (connector, error) {
+	c, err := startPull(h, true)
 	if err != nil {
 		return nil, err
 	}
@@ -25,7 +25,6 @@ func startNIXLPush(n *node) (connector, error) {
 		c.close()
 		return nil, errors.New("bidirectional_kv_xfer is not for the push connector")
 	}
-	c.side.writes = true
 	return &nixlPush{c}, nil
 }
 
@@ -101,14 +100,14 @@ func (t *push) finished(s *sequence, reason string) any {
 	c := t.nixl
 	host, port := c.side.address()
 	h := &pushHandoff{
-		DoRemotePrefill: true, EngineID: c.node.engineID, RequestID: s.id, Host: host, Port: port,
+		DoRemotePrefill: true, EngineID: c.host.id, RequestID: s.id, Host: host, Port: port,
 		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.computed, TransferMode: "push",
 	}
 	if s.computed == s.prompt {
 		cached := s.cached
 		h.PrefillCached = &cached
 	}
-	h.BlockIDs = [][]int32{s.blocks[:blocksFor(h.NumTokens, c.core.cfg.BlockSize)]}
+	h.BlockIDs = [][]int32{s.blocks[:blocksFor(h.NumTokens, c.core.blockSize)]}
 	c.offer(s, t.request.name)
 	return h
 }

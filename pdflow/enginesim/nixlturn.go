@@ -4,8 +4,6 @@ package enginesim
 
 import (
 	"encoding/json"
-	"fmt"
-	"strconv"
 	"time"
 )
 
@@ -22,26 +20,13 @@ type turnConfig struct {
 	threshold int           // kv_recompute_threshold: fewer tokens are computed
 }
 
-func turnsOf(extra map[string]string) (turnConfig, error) {
-	c := turnConfig{on: extra["bidirectional_kv_xfer"] == "true", ttl: 480 * time.Second}
+func turnsOf(set *settings) turnConfig {
+	c := turnConfig{on: set.extra["bidirectional_kv_xfer"] == "true", ttl: set.seconds("decoder_kv_blocks_ttl", 480)}
 	if c.on {
 		c.threshold = 64
 	}
-	if text, ok := extra["decoder_kv_blocks_ttl"]; ok {
-		seconds, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			return c, fmt.Errorf("decoder_kv_blocks_ttl: %w", err)
-		}
-		c.ttl = time.Duration(seconds * float64(time.Second))
-	}
-	if text, ok := extra["kv_recompute_threshold"]; ok {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			return c, fmt.Errorf("kv_recompute_threshold: %w", err)
-		}
-		c.threshold = n
-	}
-	return c, nil
+	c.threshold = set.count("kv_recompute_threshold", c.threshold)
+	return c
 }
 
 // promised is all of the prompt, but of a turn's only what D has of it: P takes
@@ -65,7 +50,7 @@ func (t *pull) promised(s *sequence) int {
 // turnBlocks are the blocks to read for a turn: those that hold the tokens from
 // the first missing one on, by position.
 func (t *pull) turnBlocks(s *sequence) ([]int64, bool) {
-	size := t.nixl.core.cfg.BlockSize
+	size := t.nixl.core.blockSize
 	ids, ok := blockIDs(t.request.params["remote_block_ids"])
 	first, end := s.computed/size, blocksFor(t.upto, size)
 	if !ok || end > len(ids) {
@@ -92,13 +77,13 @@ func (t *pull) kept(s *sequence) *handoff {
 	c := t.nixl
 	host, port := c.side.address()
 	h := &handoff{
-		DoRemoteDecode: true, EngineID: c.node.engineID, RequestID: s.id, Host: host, Port: port,
+		DoRemoteDecode: true, EngineID: c.host.id, RequestID: s.id, Host: host, Port: port,
 		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.computed, TransferMode: "pull",
 	}
 	// Here all engines share a clock; vLLM's compare theirs in the handshake.
 	expires := float64(time.Now().Add(c.turns.ttl).UnixMilli()) / 1e3
 	h.BlocksExpiryTime = &expires
 	blocks := c.core.keep(s, KeyOf(s.tokens[:s.computed]), c.turns.ttl)
-	h.BlockIDs = [][]int32{blocks[:blocksFor(h.NumTokens, c.core.cfg.BlockSize)]}
+	h.BlockIDs = [][]int32{blocks[:blocksFor(h.NumTokens, c.core.blockSize)]}
 	return h
 }

@@ -4,7 +4,6 @@ package enginesim
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -21,14 +20,12 @@ type node struct {
 	engineID string
 	core     *core
 	conn     connector
-	stats    *counters
-	ledger   *ledger
+	media    *media
+	target   target
 	started  time.Time
-	media    sync.Map // hashes of what this engine has encoded; see ec.go
 
 	ln     *doorListener
 	server *http.Server
-	gate   gate
 	conns  sync.WaitGroup // HTTP connections
 	served chan struct{}  // closed when the listener's loop has ended
 	stopMu sync.Mutex     // one stop at a time
@@ -50,22 +47,21 @@ type flight struct{ cancel context.CancelCauseFunc }
 
 func startNode(e *Engine, cfg Config) (*node, error) {
 	n := &node{
-		cfg: cfg, engine: e, engineID: cfg.EngineID, stats: newCounters(), started: time.Now(),
+		cfg: cfg, engine: e, engineID: cfg.EngineID, started: time.Now(),
 		served: make(chan struct{}), open: map[net.Conn]http.ConnState{}, quiet: make(chan struct{}), flights: map[*flight]struct{}{}, idle: make(chan struct{}),
 	}
 	if n.engineID == "" {
 		n.engineID = newUUID()
 	}
-	n.gate.init()
-	n.ledger = newLedger(n.engineID)
-	n.stats.alone = cfg.Connector == connectorNone
-	n.core = newCore(cfg, n.stats, n.ledger)
+	n.core = newCore(cfg.core(), n.die)
 	ln, err := openDoor(cfg.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("enginesim: %w", err)
 	}
 	n.ln = ln
-	if n.conn, err = newConnector(n); err != nil {
+	n.media = newMedia(cfg.Extra, n.core.stats, ln.Addr())
+	n.target = target{cfg.Model, cfg.MaxModelLen, cfg.DefaultMaxTokens, n.media.encode}
+	if n.conn, err = starters()[cfg.Connector](n.host()); err != nil {
 		_ = ln.Close()
 		return nil, fmt.Errorf("enginesim: %w", err)
 	}
@@ -201,7 +197,7 @@ func (n *node) die() {
 		defer wait.Stop()
 		select {
 		case <-wait.C:
-		case <-n.gate.ended:
+		case <-n.core.gate.ended:
 		}
 		n.stop(time.Second)
 	})
@@ -263,7 +259,7 @@ func (n *node) stop(grace time.Duration) {
 		n.waitQuiet(grace)
 		n.end(errKilled)
 	}
-	n.gate.end()
+	n.core.gate.end()
 	_ = n.server.Close()
 	<-n.served
 	n.conns.Wait()
@@ -283,38 +279,19 @@ func (n *node) refuse(refuse bool) {
 	}
 }
 
-func (n *node) frozen() bool { return n.gate.shut() }
+func (n *node) frozen() bool { return n.core.gate.shut() }
+
+func (n *node) pass() bool { return n.core.gate.pass() }
+
+// host is what the engine's protocol may know of it.
+func (n *node) host() *host {
+	return &host{
+		id: n.engineID, model: n.cfg.Model, role: n.cfg.KVRole, extra: n.cfg.Extra, sideChannel: n.cfg.SideChannel,
+		handshake: n.cfg.HandshakeTimeout, keepAlive: n.cfg.KeepAlive, maxModelLen: n.cfg.MaxModelLen, core: n.core, life: n,
+	}
+}
 
 func (n *node) freeze(frozen bool) {
-	n.gate.set(frozen)
 	n.core.freeze(frozen)
 	n.conn.freeze(frozen)
-}
-
-// checkKV gives the ledger's findings.
-func (n *node) checkKV() []error {
-	var pinned []string
-	n.core.mu.Lock()
-	if n.inFlight() == 0 {
-		kept := 0
-		for request, l := range n.core.leases.held {
-			if l.kept {
-				kept++
-			} else {
-				pinned = append(pinned, request)
-			}
-		}
-		if used := n.core.pool.used(); n.core.running == 0 && used > 0 && kept == 0 && len(pinned) == 0 {
-			pinned = append(pinned, "(none)")
-		}
-	}
-	n.core.mu.Unlock()
-	return n.ledger.found(pinned)
-}
-
-func newUUID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, by its contract
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

@@ -5,7 +5,6 @@ package enginesim
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -33,21 +32,18 @@ type offload struct {
 	bytesRead, bytesWrote, failed int64
 }
 
-func startOffload(n *node) (connector, error) {
-	unbound, err1 := extraNumber(n.cfg, "unbound_store_timeout_s", 60)
-	wait, err2 := extraNumber(n.cfg, "load_timeout", 30)
-	if err := errors.Join(err1, err2); err != nil {
+func startOffload(h *host) (connector, error) {
+	set := h.settings()
+	lease := set.seconds("unbound_store_timeout_s", 60)
+	c := &offload{seed: h.extra["PYTHONHASHSEED"], wait: set.seconds("load_timeout", 30)}
+	if err := set.err(); err != nil {
 		return nil, err
 	}
-	w, err := startWire(n)
-	if err != nil {
+	var err error
+	if c.wire, err = startWire(h, wireOptions{writes: true, named: c.asked}); err != nil {
 		return nil, err
 	}
-	c := &offload{wire: w, seed: n.cfg.Extra["PYTHONHASHSEED"], wait: time.Duration(wait * float64(time.Second))}
-	n.core.cfg.Lease = time.Duration(unbound * float64(time.Second))
-	c.side.mu.Lock() // readers may come already
-	c.side.writes, c.side.named = true, c.asked
-	c.side.mu.Unlock()
+	h.core.setLease(lease)
 	return c, nil
 }
 
@@ -59,45 +55,36 @@ type peerOf struct {
 	Port json.RawMessage `json:"remote_port"`
 }
 
-func (p kvParams) peer(key string) (o peerOf, ok bool) {
+func peerIn(p kvParams, key string) (o peerOf, ok bool) {
 	return o, p.given(key) && json.Unmarshal(p[key], &o) == nil
 }
 
 func (c *offload) begin(r *kvRequest) transfer {
 	t := &promotion{c: c}
-	if o, ok := r.params.peer("remote_decoder"); ok {
+	if o, ok := peerIn(r.params, "remote_decoder"); ok {
 		t.stores = o.ID // without one the store fails, and nobody is told
 	}
-	o, ok := r.params.peer("remote_prefiller")
+	o, ok := peerIn(r.params, "remote_prefiller")
 	if port := strings.Trim(string(o.Port), `"`); ok && !r.local && o.ID != "" && o.Host != "" && port != "" && port != "0" {
 		t.loads, t.from = o.ID, place{host: strings.Trim(o.Host, "[]"), port: port}
 	}
 	return t
 }
 
-func (c *offload) rejected(context.Context, kvParams) {}
-
 // asked is P's answer to a fetch. Peers with another hash seed are turned away at
 // once; an id that nobody has stored yet is waited for.
 func (c *offload) asked(pipe *Pipe, f Frame, m askMessage) {
 	seed, _, _ := strings.Cut(m.Name, "/")
 	if seed != c.seed {
-		_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
+		refuse(pipe, f)
 		return
 	}
-	request, soon := c.side.offers.get(m.Name)
-	if soon != nil {
-		select {
-		case <-soon:
-		case <-c.side.gate.ended:
-			return
-		}
-		if request, soon = c.side.offers.get(m.Name); soon != nil { // the reader has left
-			return
-		}
+	request, ok := c.side.await(m.Name)
+	if !ok {
+		return
 	}
 	c.mu.Lock()
-	c.bytesWrote += int64(m.Count * c.core.pool.size)
+	c.bytesWrote += int64(m.Count * c.core.blockBytes)
 	c.mu.Unlock()
 	c.side.giveNamed(pipe, f, m, request)
 }
@@ -116,6 +103,7 @@ func (c *offload) metrics(p *page) {
 
 // promotion is one request's side, on either engine.
 type promotion struct {
+	noTransfer
 	c      *offload
 	stores string // the id under which P keeps the prompt's blocks
 	loads  string // the id for which D asks
@@ -126,7 +114,7 @@ type promotion struct {
 // arrived loads the blocks into host memory: a request is not scheduled before
 // that. Whatever goes wrong, D computes the prompt itself, and no policy is asked.
 func (t *promotion) arrived(ctx context.Context, s *sequence) (string, error) {
-	full := s.prompt / t.c.core.cfg.BlockSize
+	full := s.prompt / t.c.core.blockSize
 	if t.loads == "" || full == 0 {
 		return "", nil
 	}
@@ -149,21 +137,17 @@ func (t *promotion) arrived(ctx context.Context, s *sequence) (string, error) {
 		t.c.failed++
 		return "", nil
 	}
-	t.c.bytesRead += int64(full * t.c.core.pool.size)
+	t.c.bytesRead += int64(full * t.c.core.blockBytes)
 	return "", nil
 }
 
-func (t *promotion) external() bool        { return t.blocks != nil }
-func (t *promotion) reported() (int, bool) { return 0, false }
-func (t *promotion) queued()               {}
-func (t *promotion) dropped(bool)          {}
-
+func (t *promotion) external() bool { return t.blocks != nil }
 func (t *promotion) promised(s *sequence) int {
-	return max(s.computed, len(t.blocks)*t.c.core.cfg.BlockSize)
+	return max(s.computed, len(t.blocks)*t.c.core.blockSize)
 }
 
 func (t *promotion) load(_ context.Context, s *sequence) error {
-	size := t.c.core.cfg.BlockSize
+	size := t.c.core.blockSize
 	t.c.core.fill(s, t.blocks[s.computed/size:], len(t.blocks)*size)
 	return nil
 }
@@ -171,7 +155,7 @@ func (t *promotion) load(_ context.Context, s *sequence) error {
 // finished keeps the prompt's blocks, however the answer ended. The real engine
 // has copied them to host memory by then; here they stay where they are.
 func (t *promotion) finished(s *sequence, _ string) any {
-	if t.stores != "" && s.prompt >= t.c.core.cfg.BlockSize {
+	if t.stores != "" && s.prompt >= t.c.core.blockSize {
 		t.c.offer(s, t.c.seed+"/"+t.stores)
 	}
 	return nil

@@ -25,19 +25,16 @@ type p2pNCCL struct {
 	plain bool
 }
 
-func startP2PNCCL(n *node) (connector, error) {
-	w, err := startWire(n)
+func startP2PNCCL(h *host) (connector, error) {
+	w, err := startWire(h, wireOptions{writes: h.role != RoleConsumer})
 	if err != nil {
 		return nil, err
 	}
-	w.side.writes = n.cfg.KVRole != RoleConsumer
-	return &p2pNCCL{wire: w, plain: n.cfg.Extra["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] == "1"}, nil
+	return &p2pNCCL{wire: w, plain: h.extra["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] == "1"}, nil
 }
 
-func (*p2pNCCL) rejected(context.Context, kvParams) {}
-
 func (c *p2pNCCL) begin(r *kvRequest) transfer {
-	t := &byAddress{c: c, id: r.id, sends: c.node.cfg.KVRole != RoleConsumer}
+	t := &byAddress{c: c, id: r.id, sends: c.host.role != RoleConsumer}
 	if c.plain {
 		t.id = r.name
 	}
@@ -46,6 +43,7 @@ func (c *p2pNCCL) begin(r *kvRequest) transfer {
 
 // byAddress is one request's side, by the addresses in its id.
 type byAddress struct {
+	noTransfer
 	c     *p2pNCCL
 	id    string
 	sends bool
@@ -79,10 +77,7 @@ func (t *byAddress) arrived(_ context.Context, s *sequence) (string, error) {
 	return "", nil
 }
 
-func (t *byAddress) external() bool        { return !t.sends && t.peer.port != "" }
-func (t *byAddress) reported() (int, bool) { return 0, false }
-func (t *byAddress) queued()               {}
-func (t *byAddress) dropped(bool)          {}
+func (t *byAddress) external() bool { return !t.sends && t.peer.port != "" }
 
 // load waits for the tensors. Those that were sent to another engine never come here.
 func (t *byAddress) load(ctx context.Context, s *sequence) error {

@@ -21,12 +21,6 @@ type hello struct {
 	Compat uint64 `json:"compatibility"`
 }
 
-func (n *node) hello() hello {
-	compat := mix(n.cfg.Seed, uint64(n.cfg.BlockSize)<<32|uint64(n.cfg.BytesPerToken))
-	model := KeyOf(tokenise(n.cfg.Model))
-	return hello{EngineID: n.engineID, Blocks: n.core.pool.blocks(), BlockBytes: n.core.pool.size, Compat: mix(compat, mix(model[0], model[1]))}
-}
-
 // askMessage asks for blocks: of a request by their ids, or of an offer by its
 // name, from the First of it on.
 type askMessage struct {
@@ -80,20 +74,8 @@ func shakeHands(ctx context.Context, c *wire, id string, conn net.Conn) (*peer, 
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	pipe := NewPipe(conn)
-	mine := c.node.hello()
-	data, err := json.Marshal(mine)
-	if err == nil {
-		err = pipe.Send(Frame{Kind: FrameHello, Data: data})
-	}
-	var f Frame
-	if err == nil {
-		f, err = pipe.Recv()
-	}
-	var theirs hello
-	if err == nil {
-		err = json.Unmarshal(f.Data, &theirs)
-	}
-	if err == nil && (id != "" && theirs.EngineID != id || theirs.Compat != mine.Compat) {
+	theirs, err := greet(pipe, c.host.hello())
+	if err == nil && id != "" && theirs.EngineID != id {
 		err = errOtherEngine
 	}
 	if err != nil {
@@ -106,6 +88,25 @@ func shakeHands(ctx context.Context, c *wire, id string, conn net.Conn) (*peer, 
 		return nil, errKilled
 	}
 	return p, nil
+}
+
+// greet sends one side's hello and checks that the other side's fits.
+func greet(pipe *Pipe, mine hello) (theirs hello, err error) {
+	data, err := json.Marshal(mine)
+	if err == nil {
+		err = pipe.Send(Frame{Kind: FrameHello, Data: data})
+	}
+	var f Frame
+	if err == nil {
+		f, err = pipe.Recv()
+	}
+	if err == nil {
+		err = json.Unmarshal(f.Data, &theirs)
+	}
+	if err == nil && theirs.Compat != mine.Compat {
+		err = errOtherEngine
+	}
+	return theirs, err
 }
 
 func (p *peer) alive() bool {
@@ -214,7 +215,7 @@ func (p *peer) ask(ctx context.Context, prompt TokenKey, m askMessage) ([][]byte
 			return nil, err
 		}
 		p.wire.spawn(func() {
-			rest, stop := context.WithTimeout(p.wire.ctx, p.wire.node.cfg.Lease)
+			rest, stop := context.WithTimeout(p.wire.ctx, p.wire.host.core.cfg.Lease)
 			defer stop()
 			_ = p.release(rest, requestMessage{Request: m.Request, Name: m.Name})
 		})
@@ -232,7 +233,7 @@ func (p *peer) release(ctx context.Context, m requestMessage) error {
 		p.drop(id)
 		return err
 	}
-	limit := time.NewTimer(p.wire.node.cfg.HandshakeTimeout)
+	limit := time.NewTimer(p.wire.host.handshake)
 	defer limit.Stop()
 	select {
 	case <-a.released:

@@ -26,19 +26,16 @@ type pyNCCL struct {
 	count map[TokenKey]int // how often a prompt was inserted, or asked for
 }
 
-func startPyNCCL(n *node) (connector, error) {
-	w, err := startWire(n)
+func startPyNCCL(h *host) (connector, error) {
+	w, err := startWire(h, wireOptions{writes: h.role != RoleConsumer})
 	if err != nil {
 		return nil, err
 	}
-	w.side.writes = n.cfg.KVRole != RoleConsumer
-	return &pyNCCL{wire: w, peer: place{host: n.cfg.Extra["kv_ip"], port: n.cfg.Extra["kv_port"]}, count: map[TokenKey]int{}}, nil
+	return &pyNCCL{wire: w, peer: place{host: h.extra["kv_ip"], port: h.extra["kv_port"]}, count: map[TokenKey]int{}}, nil
 }
 
-func (*pyNCCL) rejected(context.Context, kvParams) {}
-
 func (c *pyNCCL) begin(*kvRequest) transfer {
-	return &dropSelect{c: c, inserts: c.node.cfg.KVRole != RoleConsumer}
+	return &dropSelect{c: c, inserts: c.host.role != RoleConsumer}
 }
 
 // entry names a prompt's next entry in the buffer: equal prompts have one each.
@@ -52,15 +49,12 @@ func (c *pyNCCL) entry(s *sequence) string {
 
 // dropSelect is one request's side.
 type dropSelect struct {
+	noTransfer
 	c       *pyNCCL
 	inserts bool
 }
 
-func (t *dropSelect) external() bool        { return !t.inserts }
-func (t *dropSelect) reported() (int, bool) { return 0, false }
-func (t *dropSelect) queued()               {}
-func (t *dropSelect) dropped(bool)          {}
-
+func (t *dropSelect) external() bool { return !t.inserts }
 func (t *dropSelect) load(ctx context.Context, s *sequence) error {
 	return t.c.readNamed(ctx, s, t.c.peer, t.c.entry(s))
 }

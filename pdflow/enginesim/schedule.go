@@ -4,6 +4,7 @@ package enginesim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -82,17 +83,15 @@ type outcome struct {
 // errLoadFailed is the 500 of a failed KV load under the policy fail.
 var errLoadFailed = errors.New("enginesim: KV load failed")
 
-// generate runs one generation to its end; emit, if there is one, sees each
-// step. Errors are errLoadFailed, errCoreDead, errKilled and the client's going.
-// The client's going, and everything else that ends it early, frees its blocks
-// at once.
-func (n *node) generate(ctx context.Context, g *generation, emit func(step) error) (*outcome, error) {
+// generate runs one generation to its end; emit, if there is one, sees each step. The error is errLoadFailed,
+// errCoreDead, or the cause with which ctx ended. Whatever ends a generation early frees its blocks at once.
+func (c *core) generate(ctx context.Context, conn connector, g *generation, emit func(step) error) (*outcome, error) {
 	s := &sequence{id: g.id, tokens: append(make([]int32, 0, len(g.prompt)+min(g.maxTokens, 1024)), g.prompt...), prompt: len(g.prompt), salt: g.salt, noCache: g.local}
-	t := n.conn.begin(g.kvRequest())
-	n.stats.add(&n.stats.Requests, 1)
-	defer n.core.release(s)
+	t := conn.begin(g.kvRequest())
+	c.stats.add(&c.stats.Requests, 1)
+	defer c.release(s)
 
-	run := &running{node: n, g: g, s: s, t: t, begun: time.Now(), emit: emit, out: &outcome{}}
+	run := &running{core: c, g: g, s: s, t: t, begun: time.Now(), emit: emit, out: &outcome{}}
 	err := run.arrive(ctx)
 	if err == nil && run.out.reason == "" {
 		err = run.prefill(ctx)
@@ -103,19 +102,36 @@ func (n *node) generate(ctx context.Context, g *generation, emit func(step) erro
 	run.out.text = run.text.String()
 	if errors.Is(err, errTerminated) {
 		run.out.reason = reasonAbort
-		n.stats.ended(run, reasonAbort)
+		c.stats.ended(run, reasonAbort)
 		return run.out, run.send(step{reason: reasonAbort})
 	}
 	if err != nil {
 		return nil, run.failed(err)
 	}
-	n.stats.ended(run, run.out.reason)
+	c.stats.ended(run, run.out.reason)
 	s.answer = run.out.tokens
 	run.out.params = mutated(t.finished(s, run.out.reason), g.mutate)
 	if d, ok := t.(decorator); ok {
 		run.out.members, run.out.choice = d.members(s, run.out.reason)
 	}
 	return run.out, nil
+}
+
+// mutated lets a scripted fault change a handoff.
+func mutated(params any, mutate func(map[string]any)) any {
+	if params == nil || mutate == nil {
+		return params
+	}
+	data, err := json.Marshal(params)
+	if err != nil {
+		return params
+	}
+	m := map[string]any{}
+	if err := json.Unmarshal(data, &m); err != nil {
+		return params
+	}
+	mutate(m)
+	return m
 }
 
 // arrive lets the connector end a request before it is scheduled.
@@ -132,29 +148,28 @@ func (r *running) arrive(ctx context.Context) error {
 	return r.send(step{reason: reason})
 }
 
-// failed counts the error of a generation and turns it into one of those that
-// generate documents.
+// failed counts the error of a generation and turns it into one of those that generate documents.
 func (r *running) failed(err error) error {
-	n := r.node
+	c := r.core
 	var death *engineDeath
 	var load *loadError
 	switch {
 	case errors.As(err, &death):
-		n.die()
+		c.die()
 		return errCoreDead
 	case errors.As(err, &load):
-		n.stats.ended(r, reasonError)
+		c.stats.ended(r, reasonError)
 		return errLoadFailed
 	case errors.Is(err, errCoreDead), errors.Is(err, errKilled):
 		return err
 	}
-	n.stats.add(&n.stats.Aborted, 1)
+	c.stats.add(&c.stats.Aborted, 1)
 	return err
 }
 
 // running is one generation on its way.
 type running struct {
-	node  *node
+	core  *core
 	g     *generation
 	s     *sequence
 	t     transfer
@@ -181,8 +196,8 @@ func (r *running) times() timing {
 // prefill gets the prompt's KV into blocks: from the prefix cache, from another
 // engine, or by computing it.
 func (r *running) prefill(ctx context.Context) error {
-	n, s := r.node, r.s
-	if err := n.core.admit(ctx, s, false, r.t.queued); err != nil {
+	c, s := r.core, r.s
+	if err := c.admit(ctx, s, false, r.t.queued); err != nil {
 		r.t.dropped(true)
 		return err
 	}
@@ -192,7 +207,7 @@ func (r *running) prefill(ctx context.Context) error {
 		promised = p.promised(s)
 		external = promised > s.computed
 	}
-	n.stats.scheduled(s, external, promised)
+	c.stats.scheduled(s, external, promised)
 	r.out.cached = s.cached
 	if external {
 		err := r.load(ctx)
@@ -204,8 +219,8 @@ func (r *running) prefill(ctx context.Context) error {
 				r.out.cached = cached
 			}
 		case errors.As(err, &failed):
-			n.stats.loadFailed(failed)
-			if n.cfg.LoadFailure != LoadFailureRecompute {
+			c.stats.loadFailed(failed)
+			if !c.cfg.Recompute {
 				return err
 			}
 			external = false
@@ -218,17 +233,15 @@ func (r *running) prefill(ctx context.Context) error {
 		if !external {
 			from = s.cached
 		}
-		r.out.created = s.prompt/n.cfg.BlockSize*n.cfg.BlockSize - from
+		r.out.created = s.prompt/c.blockSize*c.blockSize - from
 		if err := r.compute(ctx); err != nil {
 			return err
 		}
 	}
-	if !external {
-		if n.cfg.KVRole == RoleConsumer && n.cfg.Connector != connectorNone && !r.g.local {
-			n.ledger.computedByConsumer(s.id)
-		}
+	if !external && c.cfg.MustLoad && !r.g.local {
+		c.ledger.computedByConsumer(s.id)
 	}
-	n.stats.prefilled(s, external, promised)
+	c.stats.prefilled(s, external, promised)
 	if v, ok := r.t.(saver); ok {
 		v.prefilled(ctx, s)
 	}
@@ -240,35 +253,35 @@ func (r *running) load(ctx context.Context) error {
 		r.t.dropped(false) // P's blocks stay until the lease ends (capture 57)
 		return &loadError{failures: 1, err: errors.New("scripted")}
 	}
-	r.node.stats.add(&r.node.stats.loading, 1)
-	defer r.node.stats.add(&r.node.stats.loading, -1)
+	r.core.stats.add(&r.core.stats.loading, 1)
+	defer r.core.stats.add(&r.core.stats.loading, -1)
 	return r.t.load(ctx, r.s)
 }
 
 // compute works out what the sequence misses, at the configured speed.
 func (r *running) compute(ctx context.Context) error {
-	if rate := r.node.cfg.PrefillRate; rate > 0 {
+	if rate := r.core.cfg.PrefillRate; rate > 0 {
 		missing := len(r.s.tokens) - r.s.computed
 		if err := sleep(ctx, time.Duration(float64(missing)/rate*float64(time.Second))); err != nil {
 			return err
 		}
 	}
-	r.node.core.compute(r.s, len(r.s.tokens))
+	r.core.compute(r.s, len(r.s.tokens))
 	return ctxErr(ctx)
 }
 
 // decode makes token after token.
 func (r *running) decode(ctx context.Context) error {
-	n, s, g := r.node, r.s, r.g
+	c, s, g := r.core, r.s, r.g
 	text := newStopper(g)
 	for {
 		if err := ctxErr(ctx); err != nil {
 			return err
 		}
-		if !n.gate.pass() {
+		if !c.gate.pass() {
 			return errKilled
 		}
-		token := n.core.model.next(s.digest, g.variant)
+		token := c.model.next(s.digest, g.variant)
 		if t, ok := r.t.(teller); ok {
 			if told := t.told(); len(told) > len(r.out.tokens) {
 				token = told[len(r.out.tokens)]
@@ -279,7 +292,7 @@ func (r *running) decode(ctx context.Context) error {
 			r.first = now
 		}
 		r.out.tokens = append(r.out.tokens, token)
-		n.stats.add(&n.stats.GenerationTokens, 1)
+		c.stats.add(&c.stats.GenerationTokens, 1)
 		st := step{token: token, hasOne: true}
 		st.text, st.reason, st.stop = text.take(token, len(r.out.tokens))
 		if err := r.send(st); err != nil {
@@ -289,7 +302,7 @@ func (r *running) decode(ctx context.Context) error {
 			r.out.reason, r.out.stop = st.reason, st.stop
 			return nil
 		}
-		if err := sleep(ctx, n.cfg.ITL); err != nil {
+		if err := sleep(ctx, c.cfg.ITL); err != nil {
 			return err
 		}
 		if err := r.extend(ctx, token); err != nil {
@@ -301,7 +314,7 @@ func (r *running) decode(ctx context.Context) error {
 // extend appends a token and computes its KV. When no block is free, the
 // sequence gives up its own, waits in line and starts over.
 func (r *running) extend(ctx context.Context, token int32) error {
-	core := r.node.core
+	core := r.core
 	if core.grow(r.s, token) {
 		core.compute(r.s, len(r.s.tokens))
 		return nil

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -36,11 +35,11 @@ const connectorSGLang = "sglang"
 //   - P makes one token, whatever the limit, and gives it to D with the KV.
 type sglangDisagg struct {
 	*wire
-	ranks     uint64
-	patience  time.Duration // P waits for D
-	waiting   time.Duration // D waits for P
-	bootstrap *bootstrap    // nil but on P
-	client    *http.Client
+	*bootstrap // nil but on P
+	ranks      uint64
+	patience   time.Duration // P waits for D
+	waiting    time.Duration // D waits for P
+	client     *http.Client
 
 	mu    sync.Mutex
 	rooms map[string]*sglangRoom
@@ -62,26 +61,25 @@ type sglangAux struct {
 	Cached int   `json:"cached"`
 }
 
-func startSGLang(n *node) (connector, error) {
-	c := &sglangDisagg{rooms: map[string]*sglangRoom{}, tombs: map[string]sglangAux{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
-	port, err1 := extraNumber(n.cfg, "disaggregation_bootstrap_port", 0)
-	patience, err2 := extraNumber(n.cfg, "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", 300)
-	waiting, err3 := extraNumber(n.cfg, "SGLANG_DISAGGREGATION_WAITING_TIMEOUT", 300)
-	ranks, err4 := extraNumber(n.cfg, "dp_size", 1)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+func startSGLang(h *host) (connector, error) {
+	const portSetting = "disaggregation_bootstrap_port"
+	set := h.settings()
+	port := set.count(portSetting, 0)
+	c := &sglangDisagg{
+		patience: set.seconds("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", 300),
+		waiting:  set.seconds("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", 300),
+		ranks:    max(1, uint64(set.count("dp_size", 1))),
+		rooms:    map[string]*sglangRoom{}, tombs: map[string]sglangAux{}, client: newClient(),
+	}
+	if err := set.err(); err != nil {
 		return nil, err
 	}
-	c.patience, c.waiting, c.ranks = time.Duration(patience*float64(time.Second)), time.Duration(waiting*float64(time.Second)), max(1, uint64(ranks))
-	w, err := startWire(n)
-	if err != nil {
+	var err error
+	if c.wire, err = startWire(h, wireOptions{writes: true, named: c.enter, left: c.leave}); err != nil {
 		return nil, err
 	}
-	c.wire = w
-	c.side.mu.Lock() // readers may come already
-	c.side.writes, c.side.named, c.side.left = true, c.enter, c.leave
-	c.side.mu.Unlock()
-	if n.cfg.KVRole == RoleProducer {
-		if c.bootstrap, err = c.listenBootstrap(int(port)); err != nil {
+	if h.role == RoleProducer {
+		if c.bootstrap, err = listenBootstrap(h, portSetting, port, c.serveBootstrap); err != nil {
 			c.wire.close()
 			return nil, err
 		}
@@ -90,30 +88,12 @@ func startSGLang(n *node) (connector, error) {
 }
 
 func (c *sglangDisagg) close() {
-	if c.bootstrap != nil {
-		c.bootstrap.close()
-	}
+	c.bootstrap.close()
 	c.wire.close()
 }
 
-// keeps are the settings with which Restart takes the same ports again.
-func (c *sglangDisagg) keeps() map[string]string {
-	if c.bootstrap == nil {
-		return nil
-	}
-	_, port, _ := net.SplitHostPort(c.bootstrap.ln.Addr().String())
-	return map[string]string{"disaggregation_bootstrap_port": port}
-}
-
-func (c *sglangDisagg) bootstrapURL() string {
-	if c.bootstrap == nil {
-		return ""
-	}
-	return "http://" + c.bootstrap.ln.Addr().String()
-}
-
 // disaggregated says whether the engine refuses requests without a room.
-func (c *sglangDisagg) disaggregated() bool { return c.node.cfg.KVRole != RoleBoth }
+func (c *sglangDisagg) disaggregated() bool { return c.host.role != RoleBoth }
 
 func (c *sglangDisagg) begin(r *kvRequest) transfer {
 	if !c.disaggregated() {
@@ -121,7 +101,7 @@ func (c *sglangDisagg) begin(r *kvRequest) transfer {
 	}
 	// The API has seen to it that it is a number.
 	room, _ := strconv.ParseUint(string(r.params["bootstrap_room"]), 10, 64)
-	t := &sglangTransfer{c: c, params: r.params, room: room, pulls: c.node.cfg.KVRole == RoleConsumer}
+	t := &sglangTransfer{c: c, params: r.params, room: room, pulls: c.host.role == RoleConsumer}
 	if !t.pulls {
 		rank := room % c.ranks
 		for _, name := range []string{"routed_dp_rank", "data_parallel_rank"} {
@@ -133,8 +113,6 @@ func (c *sglangDisagg) begin(r *kvRequest) transfer {
 	}
 	return t
 }
-
-func (c *sglangDisagg) rejected(context.Context, kvParams) {}
 
 // roomName is a room at one rank of P: at another nobody knows it.
 func roomName(room, rank uint64) string {
@@ -164,21 +142,10 @@ func (c *sglangDisagg) enter(pipe *Pipe, f Frame, m askMessage) {
 	}
 	c.mu.Unlock()
 	if rejected {
-		_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
+		refuse(pipe, f)
 		return
 	}
-	request, soon := c.side.offers.get(m.Name)
-	if soon != nil {
-		select {
-		case <-soon:
-		case <-c.side.gate.ended:
-			return
-		}
-		if request, soon = c.side.offers.get(m.Name); soon != nil { // it has left
-			return
-		}
-	}
-	c.side.giveNamed(pipe, f, m, request)
+	c.side.giveOffered(pipe, f, m)
 }
 
 // leave is D's [ABORT, room].
@@ -195,9 +162,7 @@ func (c *sglangDisagg) leave(name string) {
 		}
 	}
 	c.mu.Unlock()
-	if request, ok := c.side.offers.drop(name); ok && c.core.unpin(request) {
-		c.node.ledger.consumed(request)
-	}
+	c.side.forget(name)
 }
 
 // bury makes a room unusable: P's request has ended.
@@ -222,6 +187,7 @@ func (c *sglangDisagg) entomb(name string, aux sglangAux) {
 
 // sglangTransfer is one sequence's side, on either engine.
 type sglangTransfer struct {
+	noTransfer
 	c      *sglangDisagg
 	params kvParams
 	room   uint64
@@ -239,10 +205,6 @@ func (t *sglangTransfer) reported() (int, bool) {
 	}
 	return t.aux.Cached, true
 }
-
-func (t *sglangTransfer) queued() {}
-
-func (t *sglangTransfer) dropped(bool) {}
 
 // told is the token that P has made.
 func (t *sglangTransfer) told() []int32 {
@@ -345,7 +307,7 @@ func (t *sglangTransfer) load(ctx context.Context, s *sequence) error {
 // find asks P's bootstrap server for its sizes and for a rank's address, until
 // HandshakeTimeout.
 func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, params kvParams) (to place, rank uint64, err error) {
-	limit, stop := context.WithTimeoutCause(ctx, c.node.cfg.HandshakeTimeout, errHandshake)
+	limit, stop := context.WithTimeoutCause(ctx, c.host.handshake, errHandshake)
 	defer stop()
 	var sizes sglangSizes
 	for c.ask(limit, address, "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1", &sizes) != nil || sizes.Ranks == 0 {
@@ -367,7 +329,7 @@ func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, pa
 	if err = c.ask(limit, address, "/route?prefill_dp_rank="+strconv.FormatUint(rank, 10)+"&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0", &at); err != nil {
 		return to, 0, &loadError{failures: 1, err: errNoRoute}
 	}
-	return place{host: at.Host, port: itoa(at.Port)}, rank, nil
+	return place{host: at.Host, port: strconv.Itoa(at.Port)}, rank, nil
 }
 
 // ask reads a JSON answer of P's bootstrap server.

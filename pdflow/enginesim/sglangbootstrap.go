@@ -4,10 +4,8 @@ package enginesim
 
 import (
 	"encoding/json"
-	"net"
 	"net/http"
 	"strconv"
-	"time"
 )
 
 // sglangSizes is what a bootstrap server says of P as a whole.
@@ -21,32 +19,11 @@ type sglangSizes struct {
 	Follows  bool   `json:"follow_bootstrap_room"`
 }
 
-func (c *sglangDisagg) listenBootstrap(port int) (*bootstrap, error) {
-	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-	if err != nil {
-		return nil, err
-	}
-	b := &bootstrap{ln: ln, served: make(chan struct{})}
-	b.server = &http.Server{Handler: http.HandlerFunc(c.serveBootstrap), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: c.node.cfg.KeepAlive, ErrorLog: silent()}
-	go func() {
-		defer close(b.served)
-		_ = b.server.Serve(ln)
-	}()
-	return b, nil
-}
-
-// serveBootstrap is P's bootstrap server (disaggregation/common/conn.py). Beside
-// SGLang's routes it has /sim/aux, which stands for the auxiliary buffers that
-// travel with the KV.
+// serveBootstrap is P's bootstrap server (disaggregation/common/conn.py). Beside SGLang's routes it has /sim/aux, which
+// stands for the auxiliary buffers that travel with the KV.
 func (c *sglangDisagg) serveBootstrap(w http.ResponseWriter, r *http.Request) {
-	if !c.node.gate.pass() {
-		panic(http.ErrAbortHandler)
-	}
 	status, body := c.bootstrapAnswer(r)
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
+	answerJSON(w, status, body)
 }
 
 func (c *sglangDisagg) bootstrapAnswer(r *http.Request) (status int, body []byte) {
@@ -92,7 +69,7 @@ func (c *sglangDisagg) route(r *http.Request) (status int, body []byte) {
 		whole = whole && q.Get(name) == "-1"
 	}
 	if whole {
-		return http.StatusOK, encode(sglangSizes{AttnTP: 1, AttnCP: 1, Ranks: c.ranks, PP: 1, PageSize: c.node.cfg.BlockSize, KVType: "auto", Follows: true})
+		return http.StatusOK, encode(sglangSizes{AttnTP: 1, AttnCP: 1, Ranks: c.ranks, PP: 1, PageSize: c.host.core.blockSize, KVType: "auto", Follows: true})
 	}
 	rank, err := strconv.ParseUint(q.Get("prefill_dp_rank"), 10, 32)
 	if err != nil || rank >= c.ranks {

@@ -21,25 +21,22 @@ const connectorSharedStorage = "sharedstorage"
 // it), cache_hit_threshold ("1": the engine knows that member of a request, as with
 // vllm#24520; vLLM 0.32.0 does not).
 type sharedStorage struct {
-	node      *node
+	noConnector
+	host      *host
 	store     *blockStore
 	threshold bool
 }
 
-func startSharedStorage(n *node) (connector, error) {
+func startSharedStorage(h *host) (connector, error) {
 	// Folders are named by the tokens alone, whatever seeds the process's hashes.
-	store, err := openStore(n, n.cfg.Extra["shared_storage_path"], connectorSharedStorage)
+	store, err := openStore(h, h.extra["shared_storage_path"], connectorSharedStorage)
 	if err != nil {
 		return nil, err
 	}
-	return &sharedStorage{node: n, store: store, threshold: n.cfg.Extra["cache_hit_threshold"] == "1"}, nil
+	return &sharedStorage{host: h, store: store, threshold: h.extra["cache_hit_threshold"] == "1"}, nil
 }
 
 func (c *sharedStorage) begin(r *kvRequest) transfer { return &filed{c: c, request: r} }
-
-func (*sharedStorage) rejected(context.Context, kvParams) {}
-func (*sharedStorage) freeze(bool)                        {}
-func (*sharedStorage) close()                             {}
 
 // unspecified says where /metrics counts what was found: no tier that it knows.
 func (*sharedStorage) unspecified() bool { return true }
@@ -47,6 +44,7 @@ func (*sharedStorage) unspecified() bool { return true }
 // filed is one request's side. Roles do not matter: each engine looks up, and saves
 // what it did not find.
 type filed struct {
+	noTransfer
 	c       *sharedStorage
 	request *kvRequest
 	found   int // tokens in the folder
@@ -55,7 +53,7 @@ type filed struct {
 
 // aligned cuts a length, less one token, to whole blocks.
 func (t *filed) aligned(tokens int) int {
-	size := t.c.node.cfg.BlockSize
+	size := t.c.host.core.blockSize
 	return (tokens - 1) / size * size
 }
 
@@ -80,44 +78,32 @@ func (t *filed) arrived(_ context.Context, s *sequence) (string, error) {
 	}
 	var threshold float64 // 0 where the member is absent or no number
 	_ = json.Unmarshal(t.request.member("cache_hit_threshold"), &threshold)
-	if float64(max(t.found, t.c.node.core.known(s))) < threshold*float64(s.prompt) {
+	if float64(max(t.found, t.c.host.core.known(s))) < threshold*float64(s.prompt) {
 		return "cache_threshold", nil
 	}
 	return "", nil
 }
 
-// known is how many tokens of a sequence the prefix cache holds now.
-func (c *core) known(s *sequence) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.chain(s)
-	return len(c.pool.match(s.keys[:(len(s.tokens)-1)/c.cfg.BlockSize])) * c.cfg.BlockSize
-}
-
-func (t *filed) external() bool                 { return t.found > 0 }
-func (t *filed) promised(*sequence) int         { return t.found }
-func (t *filed) reported() (int, bool)          { return 0, false }
-func (t *filed) queued()                        {}
-func (t *filed) dropped(bool)                   {}
-func (t *filed) finished(*sequence, string) any { return nil }
+func (t *filed) external() bool         { return t.found > 0 }
+func (t *filed) promised(*sequence) int { return t.found }
 
 var errFileGone = errors.New("the folder has lost a prompt")
 
 // load reads the prompt's file, whatever part of it the engine has itself.
 func (t *filed) load(_ context.Context, s *sequence) error {
-	size := t.c.node.core.pool.size
+	size := t.c.host.core.blockBytes
 	data, ok, err := t.c.store.get(KeyOf(s.tokens[:t.found]))
-	if err == nil && (!ok || len(data) != t.found/t.c.node.cfg.BlockSize*size) {
+	if err == nil && (!ok || len(data) != t.found/t.c.host.core.blockSize*size) {
 		err = errFileGone
 	}
 	if err != nil {
 		return &loadError{err: err}
 	}
 	var blocks [][]byte
-	for i := s.computed / t.c.node.cfg.BlockSize; i*size < len(data); i++ {
+	for i := s.computed / t.c.host.core.blockSize; i*size < len(data); i++ {
 		blocks = append(blocks, data[i*size:(i+1)*size])
 	}
-	t.c.node.core.fill(s, blocks, t.found)
+	t.c.host.core.fill(s, blocks, t.found)
 	t.loads = true
 	return nil
 }
@@ -129,7 +115,7 @@ func (t *filed) prefilled(_ context.Context, s *sequence) {
 		return
 	}
 	var data []byte
-	for _, block := range t.c.node.core.read(s.blocks[:n/t.c.node.cfg.BlockSize]) {
+	for _, block := range t.c.host.core.read(s.blocks[:n/t.c.host.core.blockSize]) {
 		data = append(data, block...)
 	}
 	_ = t.c.store.put(KeyOf(s.tokens[:n]), data) // a folder that is full is no fault of the request's

@@ -11,17 +11,11 @@ import (
 
 // side is the side channel of an engine whose blocks others read.
 type side struct {
-	node   *node
+	host   *host
 	ln     net.Listener
 	wg     sync.WaitGroup
 	offers offers
-	// writes says that this engine is the one that moves the bytes, and counts
-	// them, as in the protocols in which the prefill engine writes.
-	writes bool
-	// named, if set, answers a read by name in place of giveNamed, in a goroutine
-	// of its own; left is told of a reader that gave up a name nobody has offered.
-	named func(pipe *Pipe, f Frame, m askMessage)
-	left  func(name string)
+	wireOptions
 
 	mu     sync.Mutex
 	pipes  map[*Pipe]struct{}
@@ -29,12 +23,12 @@ type side struct {
 	gate   gate
 }
 
-func listenSide(n *node) (*side, error) {
-	ln, err := net.Listen("tcp", n.cfg.SideChannel)
+func listenSide(h *host, options wireOptions) (*side, error) {
+	ln, err := net.Listen("tcp", h.sideChannel)
 	if err != nil {
 		return nil, err
 	}
-	s := &side{node: n, ln: ln, pipes: map[*Pipe]struct{}{}}
+	s := &side{host: h, ln: ln, wireOptions: options, pipes: map[*Pipe]struct{}{}}
 	s.gate.init()
 	s.wg.Go(s.accept)
 	return s, nil
@@ -83,7 +77,7 @@ func (s *side) serve(pipe *Pipe) {
 func (s *side) answer(pipe *Pipe, f Frame) error {
 	switch f.Kind {
 	case FrameHello:
-		data, err := json.Marshal(s.node.hello())
+		data, err := json.Marshal(s.host.hello())
 		if err != nil {
 			return err
 		}
@@ -98,17 +92,17 @@ func (s *side) answer(pipe *Pipe, f Frame) error {
 		if m.Name != "" {
 			var known bool
 			if m.Request, known = s.offers.drop(m.Name); !known {
-				s.node.stats.add(&s.node.stats.Orphans, 1)
+				s.host.core.stats.add(&s.host.core.stats.Orphans, 1)
 				if s.left != nil {
 					s.left(m.Name)
 				}
 				return pipe.Send(Frame{Kind: FrameReleased, Transfer: f.Transfer})
 			}
 		}
-		if s.node.core.unpin(m.Request) {
-			s.node.ledger.consumed(m.Request)
+		if s.host.core.unpin(m.Request) {
+			s.host.core.ledger.consumed(m.Request)
 		} else {
-			s.node.stats.add(&s.node.stats.AfterExpiry, 1)
+			s.host.core.stats.add(&s.host.core.stats.AfterExpiry, 1)
 		}
 		return pipe.Send(Frame{Kind: FrameReleased, Transfer: f.Transfer})
 	case FrameHeartbeat:
@@ -116,7 +110,7 @@ func (s *side) answer(pipe *Pipe, f Frame) error {
 		if err := json.Unmarshal(f.Data, &m); err != nil {
 			return err
 		}
-		s.node.core.extend(m.Request)
+		s.host.core.extend(m.Request)
 	}
 	return nil
 }
@@ -136,32 +130,54 @@ func (s *side) asked(pipe *Pipe, f Frame) error {
 	if s.closed {
 		return net.ErrClosed
 	}
+	answer := s.giveOffered
 	if s.named != nil {
-		s.wg.Go(func() { s.named(pipe, f, m) })
-		return nil
+		answer = s.named
 	}
-	s.wg.Go(func() {
-		request, soon := s.offers.get(m.Name)
-		if soon != nil {
-			select {
-			case <-soon:
-			case <-s.gate.ended:
-				return
-			}
-			if request, soon = s.offers.get(m.Name); soon != nil { // the reader has left
-				return
-			}
-		}
-		s.giveNamed(pipe, f, m, request)
-	})
+	s.wg.Go(func() { answer(pipe, f, m) })
 	return nil
+}
+
+// giveOffered gives what somebody has offered under a name, or will offer.
+func (s *side) giveOffered(pipe *Pipe, f Frame, m askMessage) {
+	if request, ok := s.await(m.Name); ok {
+		s.giveNamed(pipe, f, m, request)
+	}
+}
+
+// await waits until a name is offered and returns the request behind it. ok is false when its reader leaves first, or
+// the engine ends.
+func (s *side) await(name string) (request string, ok bool) {
+	request, soon := s.offers.get(name)
+	if soon == nil {
+		return request, true
+	}
+	select {
+	case <-soon:
+		request, soon = s.offers.get(name)
+		return request, soon == nil
+	case <-s.gate.ended:
+		return "", false
+	}
+}
+
+// forget takes back what is offered under a name, and lets go of its blocks.
+func (s *side) forget(name string) {
+	if request, ok := s.offers.drop(name); ok && s.host.core.unpin(request) {
+		s.host.core.ledger.consumed(request)
+	}
+}
+
+// refuse answers an ask that is not served.
+func refuse(pipe *Pipe, f Frame) {
+	_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
 }
 
 // giveNamed gives what a request has offered.
 func (s *side) giveNamed(pipe *Pipe, f Frame, m askMessage, request string) {
-	blocks, _, known := s.node.core.leased(request)
+	blocks, _, known := s.host.core.leased(request)
 	if !known || m.First < 0 || m.Count < 0 || m.First+m.Count > len(blocks) {
-		_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
+		refuse(pipe, f)
 		return
 	}
 	m.Request = request
@@ -171,7 +187,7 @@ func (s *side) giveNamed(pipe *Pipe, f Frame, m askMessage, request string) {
 	if s.writes {
 		// Before they are sent: who looks at the counters once the reader has
 		// answered must find them.
-		s.node.stats.transferred(len(m.Blocks)*s.node.core.pool.size, len(m.Blocks), time.Millisecond)
+		s.host.core.stats.transferred(len(m.Blocks)*s.host.core.blockBytes, len(m.Blocks), time.Millisecond)
 	}
 	_ = s.give(pipe, f, m)
 }
@@ -180,16 +196,16 @@ func (s *side) giveNamed(pipe *Pipe, f Frame, m askMessage, request string) {
 // neither whose they are nor whether the lease still holds; only the ledger
 // takes note.
 func (s *side) give(pipe *Pipe, f Frame, m askMessage) error {
-	core := s.node.core
+	core := s.host.core
 	ids := make([]int32, len(m.Blocks))
 	for i, id := range m.Blocks {
-		if id < 0 || id > int64(core.pool.blocks()) {
+		if id < 0 || id > int64(core.blocks()) {
 			return pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
 		}
 		ids[i] = int32(id)
 	}
 	blocks, prompt, known := core.leased(m.Request)
-	s.node.ledger.read(m.Request, ids, f.Key, blocks, prompt, known)
+	s.host.core.ledger.read(m.Request, ids, f.Key, blocks, prompt, known)
 	const atOnce = 64
 	for first := 0; first < len(ids); first += atOnce {
 		if !s.gate.pass() {
@@ -220,59 +236,3 @@ func (s *side) close() {
 	s.mu.Unlock()
 	s.wg.Wait()
 }
-
-// gate holds back whoever passes while it is shut.
-type gate struct {
-	mu    sync.Mutex
-	open  chan struct{} // closed while the gate is open
-	ended chan struct{}
-	once  sync.Once
-}
-
-func (g *gate) init() {
-	g.open, g.ended = make(chan struct{}), make(chan struct{})
-	close(g.open)
-}
-
-func (g *gate) set(shut bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	select {
-	case <-g.open:
-		if shut {
-			g.open = make(chan struct{})
-		}
-	default:
-		if !shut {
-			close(g.open)
-		}
-	}
-}
-
-// shut says whether the gate is shut now.
-func (g *gate) shut() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	select {
-	case <-g.open:
-		return false
-	default:
-		return true
-	}
-}
-
-// pass waits until the gate is open; false when it has ended.
-func (g *gate) pass() bool {
-	g.mu.Lock()
-	open := g.open
-	g.mu.Unlock()
-	select {
-	case <-open:
-		return true
-	case <-g.ended:
-		return false
-	}
-}
-
-// end lets everybody go for good.
-func (g *gate) end() { g.once.Do(func() { close(g.ended) }) }

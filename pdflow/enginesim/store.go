@@ -20,14 +20,14 @@ type blockStore struct {
 	shape uint64 // blocks of another model or shape are never found either
 }
 
-func openStore(n *node, dir, seed string) (*blockStore, error) {
+func openStore(h *host, dir, seed string) (*blockStore, error) {
 	if dir == "" {
 		return nil, errors.New("the connector's store needs a folder")
 	}
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
-	return &blockStore{dir: dir, seed: seed, shape: n.hello().Compat}, nil
+	return &blockStore{dir: dir, seed: seed, shape: h.hello().Compat}, nil
 }
 
 func (b *blockStore) path(key TokenKey) string {

@@ -46,23 +46,21 @@ type trtllm struct {
 	records []perfRecord
 }
 
-func startTRTLLM(n *node) (connector, error) {
-	patience, err1 := extraNumber(n.cfg, "kv_transfer_timeout_ms", 60000)
-	keep, err2 := extraNumber(n.cfg, "perf_metrics_max_requests", 0)
-	if err := errors.Join(err1, err2); err != nil {
+func startTRTLLM(h *host) (connector, error) {
+	set := h.settings()
+	c := &trtllm{
+		key: h.extra["internal_request_auth_key"], python: h.extra["transceiver_runtime"] == "PYTHON",
+		patient: set.seconds("kv_transfer_timeout_ms", 60000) / 1000, keep: set.count("perf_metrics_max_requests", 0),
+		live: map[string]struct{}{},
+	}
+	if err := set.err(); err != nil {
 		return nil, err
 	}
-	c := &trtllm{key: n.cfg.Extra["internal_request_auth_key"], python: n.cfg.Extra["transceiver_runtime"] == "PYTHON",
-		patient: time.Duration(patience * float64(time.Millisecond)), keep: int(keep), live: map[string]struct{}{}}
-	w, err := startWire(n)
-	if err != nil {
+	var err error
+	if c.wire, err = startWire(h, wireOptions{writes: true, named: c.asked}); err != nil {
 		return nil, err
 	}
-	c.wire = w
-	n.core.cfg.Lease = c.patient
-	c.side.mu.Lock() // readers may come already
-	c.side.writes, c.side.named = true, c.asked
-	c.side.mu.Unlock()
+	h.core.setLease(c.patient)
 	return c, nil
 }
 
@@ -80,7 +78,7 @@ func (c *trtllm) serve(w http.ResponseWriter, r *http.Request, _ []byte) bool {
 	case "GET /perf_metrics":
 		c.giveRecords(w)
 	case "GET /metrics":
-		c.node.writeJSON(w, http.StatusOK, []byte("[]"))
+		writeJSON(w, http.StatusOK, []byte("[]"))
 	default:
 		return false
 	}
@@ -92,13 +90,13 @@ func (c *trtllm) serverInfo(w http.ResponseWriter) {
 	if c.python {
 		where["ctx_info_endpoint"] = []any{where["ctx_info_endpoint"]}
 	}
-	c.node.writeJSON(w, http.StatusOK, encode(map[string]any{"disaggregated_params": where}))
+	writeJSON(w, http.StatusOK, encode(map[string]any{"disaggregated_params": where}))
 }
 
 // where says how other servers reach this one.
 func (c *trtllm) where() map[string]any {
 	host, port := c.side.address()
-	address := net.JoinHostPort(host, itoa(port))
+	address := net.JoinHostPort(host, strconv.Itoa(port))
 	if c.python {
 		return map[string]any{"ctx_info_endpoint": "tcp://" + address, "encoded_opaque_state": nil}
 	}
@@ -117,8 +115,8 @@ func placeOf(params kvParams) (place, bool) {
 
 // reads gives a call's only sequence its parameters.
 func (c *trtllm) reads(parse parser) parser {
-	return func(n *node, r *http.Request, body []byte) (*call, *apiError) {
-		made, bad := parse(n, r, body)
+	return func(e *target, r *http.Request, body []byte) (*call, *apiError) {
+		made, bad := parse(e, r, body)
 		if bad != nil {
 			return made, bad
 		}
@@ -218,31 +216,19 @@ func (c *trtllm) begin(r *kvRequest) transfer {
 	return t
 }
 
-func (c *trtllm) rejected(context.Context, kvParams) {}
-
 // asked answers a generation server. With the context first the KV is there, or never
 // will be; with the generation first it waits.
 func (c *trtllm) asked(pipe *Pipe, f Frame, m askMessage) {
-	request, soon := c.side.offers.get(m.Name)
-	if soon != nil {
-		if strings.HasPrefix(m.Name, "0:") {
-			_ = pipe.Send(Frame{Kind: FrameError, Transfer: f.Transfer, Key: f.Key})
-			return
-		}
-		select {
-		case <-soon:
-		case <-c.side.gate.ended:
-			return
-		}
-		if request, soon = c.side.offers.get(m.Name); soon != nil { // it has left
-			return
-		}
+	if _, soon := c.side.offers.get(m.Name); soon != nil && strings.HasPrefix(m.Name, "0:") {
+		refuse(pipe, f)
+		return
 	}
-	c.side.giveNamed(pipe, f, m, request)
+	c.side.giveOffered(pipe, f, m)
 }
 
 // trtTransfer is one request's side, on either server.
 type trtTransfer struct {
+	noTransfer
 	c      *trtllm
 	params kvParams
 	prompt []int32
@@ -266,10 +252,6 @@ func (t *trtTransfer) reported() (int, bool) {
 	}
 	return *usage.Details.Cached, true
 }
-
-func (t *trtTransfer) queued() {}
-
-func (t *trtTransfer) dropped(bool) {}
 
 // told are the tokens that the context server has made: they are given out again.
 func (t *trtTransfer) told() []int32 {
@@ -316,7 +298,7 @@ func (t *trtTransfer) load(ctx context.Context, s *sequence) error {
 		return &loadError{failures: 1, err: err}
 	}
 	if err == nil {
-		t.bytes = len(s.blocks) * t.c.core.pool.size
+		t.bytes = len(s.blocks) * t.c.core.blockBytes
 	}
 	return err
 }

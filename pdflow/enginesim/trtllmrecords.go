@@ -40,7 +40,7 @@ func (c *trtllm) giveRecords(w http.ResponseWriter) {
 	if all == nil {
 		all = []perfRecord{}
 	}
-	c.node.writeJSON(w, http.StatusOK, encode(all))
+	writeJSON(w, http.StatusOK, encode(all))
 }
 
 // trtAlone is a request without disaggregated_params, which a server serves alone.

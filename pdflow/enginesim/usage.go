@@ -2,6 +2,8 @@
 
 package enginesim
 
+import "strconv"
+
 // fingerprint has the form of vLLM's: the version and eight digits of the
 // configuration's hash.
 const fingerprint = "vllm-" + version + "-10e30e20"
@@ -99,7 +101,7 @@ func promptLogprobs(tokens []int32) any {
 	logs := make([]map[string]promptLog, len(tokens))
 	for i, t := range tokens {
 		if i > 0 {
-			logs[i] = map[string]promptLog{itoa(int(t)): {logprob(t, i), 1, detokenise([]int32{t})}}
+			logs[i] = map[string]promptLog{strconv.Itoa(int(t)): {logprob(t, i), 1, detokenise([]int32{t})}}
 		}
 	}
 	return logs

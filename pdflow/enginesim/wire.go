@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -20,7 +21,7 @@ import (
 // legs were given the same id, the reader asks for it, and the other side gives
 // what it has offered under that id, or waits until it offers it.
 type wire struct {
-	node *node
+	host *host
 	core *core
 	side *side
 
@@ -39,10 +40,20 @@ type peerSlot struct {
 	peer *peer
 }
 
-func startWire(n *node) (*wire, error) {
-	w := &wire{node: n, core: n.core, peers: map[string]*peerSlot{}}
+// wireOptions say how a protocol differs from others on the wire.
+type wireOptions struct {
+	// writes says that the engine whose blocks are read moves the bytes, and counts them.
+	writes bool
+	// named, if set, answers a read by name in place of giveOffered, in a goroutine of its own.
+	named func(pipe *Pipe, f Frame, m askMessage)
+	// left, if set, is called when a reader gives up a name that nobody has offered.
+	left func(name string)
+}
+
+func startWire(h *host, options wireOptions) (*wire, error) {
+	w := &wire{host: h, core: h.core, peers: map[string]*peerSlot{}}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
-	side, err := listenSide(n)
+	side, err := listenSide(h, options)
 	if err != nil {
 		w.cancel()
 		return nil, err
@@ -66,9 +77,12 @@ func (w *wire) spawn(work func()) bool {
 
 // silenced says whether this engine can tell others nothing any more.
 func (w *wire) silenced() bool {
-	why := w.node.ended()
+	why := w.host.ended()
 	return errors.Is(why, errKilled) || errors.Is(why, errCoreDead)
 }
+
+// rejected does nothing: most protocols tell nobody of a request that the API refused.
+func (w *wire) rejected(context.Context, kvParams) {}
 
 func (w *wire) freeze(frozen bool) { w.side.freeze(frozen) }
 
@@ -126,7 +140,7 @@ func (w *wire) connect(ctx context.Context, to place) (*peer, error) {
 	if broken && slot.peer.alive() {
 		return slot.peer, nil
 	}
-	ctx, stop := context.WithTimeoutCause(ctx, w.node.cfg.HandshakeTimeout, errHandshake)
+	ctx, stop := context.WithTimeoutCause(ctx, w.host.handshake, errHandshake)
 	defer stop()
 	unhook := context.AfterFunc(w.ctx, stop)
 	defer unhook()
@@ -190,20 +204,34 @@ func (w *wire) readNamed(ctx context.Context, s *sequence, from place, name stri
 	if err != nil {
 		return err
 	}
-	first := s.computed / w.core.cfg.BlockSize
+	first := s.computed / w.core.blockSize
+	count := blocksFor(s.prompt, w.core.blockSize) - first
+	if err := w.fetch(ctx, p, s, s.prompt, askMessage{Name: name, First: first, Count: count}); err != nil {
+		return err
+	}
+	if p.release(ctx, requestMessage{Name: name}) != nil {
+		w.host.core.stats.add(&w.host.core.stats.FailedNotifications, 1)
+	}
+	return nil
+}
+
+// fetch reads the blocks that m names and takes the sequence's tokens up to upto for computed.
+func (w *wire) fetch(ctx context.Context, p *peer, s *sequence, upto int, m askMessage) error {
 	begun := time.Now()
-	blocks, err := p.ask(ctx, KeyOf(s.tokens[:s.prompt]), askMessage{Name: name, First: first, Count: blocksFor(s.prompt, w.core.cfg.BlockSize) - first})
+	blocks, err := p.ask(ctx, KeyOf(s.tokens[:upto]), m)
 	if err != nil {
 		return err
 	}
-	w.core.fill(s, blocks, s.prompt)
+	w.core.fill(s, blocks, upto)
 	if !w.side.writes {
-		w.node.stats.transferred(len(blocks)*w.core.pool.size, len(blocks), time.Since(begun))
-	}
-	if p.release(ctx, requestMessage{Name: name}) != nil {
-		w.node.stats.add(&w.node.stats.FailedNotifications, 1)
+		w.core.stats.transferred(len(blocks)*w.core.blockBytes, len(blocks), time.Since(begun))
 	}
 	return nil
+}
+
+// newClient is a client for an engine's own requests, which keeps no connection.
+func newClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 }
 
 // letGo tells another engine that nobody will read what it offers under a name.
