@@ -7,19 +7,6 @@ import (
 	"net/http"
 )
 
-// health answers 503 while a dead engine's server goes down.
-func (n *node) health(w http.ResponseWriter) {
-	writeHealth(w, n.ended() == nil)
-}
-
-func (n *node) version(w http.ResponseWriter) {
-	writeJSON(w, http.StatusOK, encode(map[string]string{"version": version}))
-}
-
-func (n *node) serverLoad(w http.ResponseWriter) {
-	writeJSON(w, http.StatusOK, encode(map[string]int{"server_load": n.inFlight()}))
-}
-
 type modelPermission struct {
 	ID         string  `json:"id"`
 	Object     string  `json:"object"`
@@ -51,18 +38,28 @@ type modelList struct {
 	Data   []modelCard `json:"data"`
 }
 
-func (n *node) models(w http.ResponseWriter) {
-	created := n.started.Unix()
-	writeJSON(w, http.StatusOK, encode(modelList{Object: "list", Data: []modelCard{{
-		ID: n.cfg.Model, Object: "model", Created: created, OwnedBy: "vllm", Root: n.cfg.Model, MaxModelLen: n.cfg.MaxModelLen,
+// models is the list of /v1/models.
+func models(e *target, created int64) any {
+	return modelList{Object: "list", Data: []modelCard{{
+		ID: e.model, Object: "model", Created: created, OwnedBy: "vllm", Root: e.model, MaxModelLen: e.maxModelLen,
 		Permission: []modelPermission{{
 			ID: "modelperm-" + randomHex(8), Object: "model_permission", Created: created, Sampling: true, Logprobs: true, View: true, Org: "*",
 		}},
-	}}}))
+	}}}
+}
+
+// plainAPI answers a POST request that makes no tokens.
+type plainAPI = func(e *target, r *http.Request, body []byte) (any, *apiError)
+
+// plainAPIs are vLLM's APIs that make no tokens, by path. Those that end in /render say which tokens a request's prompt
+// has, in place of running it (0.32.0's OpenAPI document; with --enable-scale-out).
+var plainAPIs = map[string]plainAPI{
+	"/tokenize": tokenize, "/detokenize": detokenize,
+	"/v1/completions/render": renderCompletion, "/v1/chat/completions/render": renderChat,
 }
 
 // tokenize counts and lists the tokens of a prompt or of rendered messages.
-func (n *node) tokenize(w http.ResponseWriter, body []byte) {
+func tokenize(e *target, _ *http.Request, body []byte) (any, *apiError) {
 	var q struct {
 		Model    *string           `json:"model"`
 		Prompt   *string           `json:"prompt"`
@@ -72,16 +69,14 @@ func (n *node) tokenize(w http.ResponseWriter, body []byte) {
 		Strings  bool              `json:"return_token_strs"`
 	}
 	if bad := decodeBody(body, &q); bad != nil {
-		writeError(w, bad)
-		return
+		return nil, bad
 	}
 	c := &call{n: 1}
 	if q.Model != nil {
 		c.model, c.known = *q.Model, true
 	}
-	if bad := c.check(&n.target); bad != nil {
-		writeError(w, bad)
-		return
+	if bad := c.check(e); bad != nil {
+		return nil, bad
 	}
 	var tokens []int32
 	switch {
@@ -90,30 +85,28 @@ func (n *node) tokenize(w http.ResponseWriter, body []byte) {
 	case len(q.Messages) > 0:
 		tokens = render(q.Messages, q.Tools, q.Open == nil || *q.Open)
 	default:
-		writeError(w, badField("prompt", "missing", "Field required", "{}"))
-		return
+		return nil, badField("prompt", "missing", "Field required", "{}")
 	}
 	answer := struct {
 		Count       int      `json:"count"`
 		MaxModelLen int      `json:"max_model_len"`
 		Tokens      []int32  `json:"tokens"`
 		Strings     []string `json:"token_strs"`
-	}{len(tokens), n.cfg.MaxModelLen, tokens, nil}
+	}{len(tokens), e.maxModelLen, tokens, nil}
 	if q.Strings {
 		for _, t := range tokens {
 			answer.Strings = append(answer.Strings, detokenise([]int32{t}))
 		}
 	}
-	writeJSON(w, http.StatusOK, encode(answer))
+	return answer, nil
 }
 
-func (n *node) detokenize(w http.ResponseWriter, body []byte) {
+func detokenize(_ *target, _ *http.Request, body []byte) (any, *apiError) {
 	var q struct {
 		Tokens []int32 `json:"tokens"`
 	}
 	if bad := decodeBody(body, &q); bad != nil {
-		writeError(w, bad)
-		return
+		return nil, bad
 	}
-	writeJSON(w, http.StatusOK, encode(map[string]string{"prompt": detokenise(q.Tokens)}))
+	return map[string]string{"prompt": detokenise(q.Tokens)}, nil
 }

@@ -4,12 +4,7 @@ package enginesim
 
 import (
 	"net/http"
-	"strings"
 )
-
-// renderPaths are vLLM's APIs that say which tokens a request's prompt has, in
-// place of running it (0.32.0's OpenAPI document; with --enable-scale-out).
-var renderPaths = map[string]bool{"/v1/completions/render": true, "/v1/chat/completions/render": true}
 
 // rendered is the part of GenerateRequest that tells of the prompt.
 type rendered struct {
@@ -22,22 +17,29 @@ type rendered struct {
 	Stream    bool           `json:"stream"`
 }
 
-func (n *node) render(w http.ResponseWriter, r *http.Request, body []byte) {
-	c, bad := generationAPIs[strings.TrimSuffix(r.URL.Path, "/render")](&n.target, r, body)
+func renderCompletion(e *target, r *http.Request, body []byte) (any, *apiError) {
+	return rendering(e, r, body, parseCompletion)
+}
+
+func renderChat(e *target, r *http.Request, body []byte) (any, *apiError) {
+	all, bad := rendering(e, r, body, parseChat)
+	if bad != nil {
+		return nil, bad
+	}
+	return all[0], nil
+}
+
+func rendering(e *target, r *http.Request, body []byte, parse parser) ([]rendered, *apiError) {
+	c, bad := parse(e, r, body)
 	if bad == nil {
-		bad = c.check(&n.target)
+		bad = c.check(e)
 	}
 	if bad != nil {
-		writeError(w, bad)
-		return
+		return nil, bad
 	}
 	all := make([]rendered, 0, len(c.gens))
 	for _, g := range c.gens {
 		all = append(all, rendered{RequestID: g.name, TokenIDs: g.prompt, Sampling: map[string]int{"max_tokens": g.maxTokens}, Model: c.model})
 	}
-	if strings.Contains(r.URL.Path, "chat") {
-		writeJSON(w, http.StatusOK, encode(all[0]))
-		return
-	}
-	writeJSON(w, http.StatusOK, encode(all))
+	return all, nil
 }

@@ -14,13 +14,6 @@ import (
 	"time"
 )
 
-// connectorAscendLayerwise is vllm-ascend's MooncakeLayerwiseConnector: D calls
-// back, and P pushes.
-//
-// It reads kv_port of Config.Extra: where D takes P's notices, any free port by
-// default.
-const connectorAscendLayerwise = "ascend-layerwise"
-
 // layerwise is one engine's side, after vllm-ascend 182b75e,
 // kv_p2p/mooncake_layerwise_connector.py. None of it was recorded.
 //

@@ -13,9 +13,9 @@ import (
 
 // KV roles, as in vLLM's kv_transfer_config.
 const (
-	RoleProducer = "kv_producer"
-	RoleConsumer = "kv_consumer"
-	RoleBoth     = "kv_both"
+	RoleProducer = roleProducer
+	RoleConsumer = roleConsumer
+	RoleBoth     = roleBoth
 )
 
 // Policies for a KV load that fails, as in vLLM's kv_load_failure_policy.

@@ -9,35 +9,6 @@ import (
 	"net/http"
 )
 
-// Names of the connectors that every engine knows.
-const (
-	connectorNone = "none"
-	connectorNIXL = "nixl"
-)
-
-// starters are the connectors that are built in, by the name in Config.Connector.
-func starters() map[string]func(*host) (connector, error) {
-	return map[string]func(*host) (connector, error){
-		connectorNone:            func(*host) (connector, error) { return noConnector{}, nil },
-		connectorNIXL:            startNIXL,
-		connectorLMCache:         startLMCache,
-		connectorLMCachePD:       startLMCachePD,
-		connectorNIXLPush:        startNIXLPush,
-		connectorMooncake:        startMooncake,
-		connectorMooncakeStore:   startMooncakeStore,
-		connectorOffload:         startOffload,
-		connectorMooncakeAscend:  startMooncakeAscend,
-		connectorAscendLayerwise: startAscendLayerwise,
-		connectorMoRIIO:          startMoRIIO,
-		connectorSGLang:          startSGLang,
-		connectorTRTLLM:          startTRTLLM,
-		connectorSharedStorage:   startSharedStorage,
-		connectorP2PNCCL:         startP2PNCCL,
-		connectorPyNCCL:          startPyNCCL,
-		connectorMulti:           startMulti,
-	}
-}
-
 // kvParams is a request's kv_transfer_params, undecoded: a connector judges the
 // types itself, since engines differ in what they survive. nil when there is none.
 type kvParams map[string]json.RawMessage
@@ -96,16 +67,6 @@ func (r *kvRequest) member(name string) json.RawMessage {
 		return nil
 	}
 	return members[name]
-}
-
-// The interfaces that follow are what a connector may have besides.
-
-// surface is a connector whose engines serve more than vLLM's HTTP surface.
-type surface interface {
-	// parsers gives further APIs that make tokens, by path.
-	parsers() map[string]parser
-	// serve answers any other request, and says whether it did.
-	serve(w http.ResponseWriter, r *http.Request, body []byte) bool
 }
 
 // The interfaces that follow are what a transfer may have besides.

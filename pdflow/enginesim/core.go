@@ -56,6 +56,15 @@ func newCore(cfg coreConfig, die func()) *core {
 // blocks is how many blocks of KV there are.
 func (c *core) blocks() int { return c.pool.blocks() }
 
+// compatible is a number that engines must have in common for the KV of one to make sense to the other.
+func (c *core) compatible(model string) uint64 {
+	name := KeyOf(tokenise(model))
+	return mix(mix(c.cfg.Seed, uint64(c.blockSize)<<32|uint64(c.cfg.BytesPerToken)), mix(name[0], name[1]))
+}
+
+// lease is how long handoffs pin their blocks.
+func (c *core) lease() time.Duration { return c.cfg.Lease }
+
 // setLease sets how long handoffs pin their blocks, before there are any.
 func (c *core) setLease(d time.Duration) { c.cfg.Lease = d }
 

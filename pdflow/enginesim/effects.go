@@ -12,39 +12,74 @@ import (
 	"time"
 )
 
+// effectKind is what a scripted fault does. The face documents each kind.
+type effectKind int
+
+// Kinds of effects.
+const (
+	effectStatus effectKind = iota + 1
+	effectReset
+	effectResetStream
+	effectStall
+	effectStallStream
+	effectGarbage
+	effectRedirect
+	effectOversize
+	effectDelay
+	effectMutateHandoff
+	effectLoadFailure
+	effectKill
+	effectTerminate
+	effectDeath
+	effectRefuse
+)
+
+// effect is a scripted fault that strikes a request.
+type effect struct {
+	Kind        effectKind
+	Status      int
+	Header      http.Header
+	Body        string
+	AfterChunks int
+	Delay       time.Duration
+	Size        int
+	Location    string
+	Mutate      func(handoff map[string]any)
+}
+
 // arm hands a fault to the generations it concerns.
-func (c *call) arm(f *Fault) {
+func arm(c *call, f *effect) {
 	if f == nil {
 		return
 	}
 	for _, g := range c.gens {
-		g.failLoad = f.Kind == FaultLoadFailure
-		if f.Kind == FaultMutateHandoff {
+		g.failLoad = f.Kind == effectLoadFailure
+		if f.Kind == effectMutateHandoff {
 			g.mutate = f.Mutate
 		}
 	}
 }
 
 // script prepares the faults that strike within a stream.
-func (s *sse) script(ctx context.Context, n *node, fault *Fault) {
+func (n *node) script(ctx context.Context, s *sse, fault *effect) {
 	if fault == nil {
 		return
 	}
 	switch fault.Kind {
-	case FaultResetStream:
+	case effectResetStream:
 		s.struck = func() { reset(s.w) }
-	case FaultStallStream:
+	case effectStallStream:
 		s.struck = func() { <-ctx.Done() }
-	case FaultKill:
-		s.struck = n.fall
-	case FaultTerminate:
-		s.struck = n.bow
-	case FaultDeath:
+	case effectKill:
+		s.struck = n.killSoon
+	case effectTerminate:
+		s.struck = n.terminateSoon
+	case effectDeath:
 		s.struck = n.die
 	default:
 		return
 	}
-	s.breaks = fault.Kind != FaultTerminate && fault.Kind != FaultDeath
+	s.breaks = fault.Kind != effectTerminate && fault.Kind != effectDeath
 	if s.strikes = fault.AfterChunks; s.strikes == 0 {
 		s.strike()
 	}
@@ -52,33 +87,33 @@ func (s *sse) script(ctx context.Context, n *node, fault *Fault) {
 
 // strike plays the faults that come before a request is looked at, and says
 // whether that was the answer.
-func (n *node) strike(ctx context.Context, w http.ResponseWriter, f *Fault) bool {
+func (n *node) strike(ctx context.Context, w http.ResponseWriter, f *effect) bool {
 	switch f.Kind {
-	case FaultStatus:
+	case effectStatus:
 		maps.Copy(w.Header(), f.Header)
 		body := []byte(f.Body)
 		if f.Body == "" {
 			body = encode(errorBody{&apiError{Message: http.StatusText(f.Status), Type: "InternalServerError", Code: f.Status}})
 		}
 		writeJSON(w, f.Status, body)
-	case FaultReset:
+	case effectReset:
 		reset(w)
 		panic(http.ErrAbortHandler)
-	case FaultStall:
+	case effectStall:
 		<-ctx.Done()
 		panic(http.ErrAbortHandler)
-	case FaultGarbage:
+	case effectGarbage:
 		body := f.Body
 		if body == "" {
 			body = "<html>this is not the answer</html>"
 		}
 		writeJSON(w, http.StatusOK, []byte(body))
-	case FaultRedirect:
+	case effectRedirect:
 		w.Header().Set("Location", f.Location)
 		w.WriteHeader(http.StatusTemporaryRedirect)
-	case FaultOversize:
+	case effectOversize:
 		oversize(w, f.Size)
-	case FaultDelay:
+	case effectDelay:
 		if sleep(ctx, f.Delay) != nil {
 			panic(http.ErrAbortHandler)
 		}
@@ -109,12 +144,12 @@ func oversize(w http.ResponseWriter, size int) {
 }
 
 // breakBody sends half of an answer, then breaks the connection or falls silent.
-func (n *node) breakBody(ctx context.Context, w http.ResponseWriter, data []byte, f *Fault) {
+func (n *node) breakBody(ctx context.Context, w http.ResponseWriter, data []byte, f *effect) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
 	_, _ = w.Write(data[:len(data)/2])
 	_ = http.NewResponseController(w).Flush()
-	if f.Kind == FaultResetStream {
+	if f.Kind == effectResetStream {
 		reset(w)
 	} else {
 		<-ctx.Done()

@@ -19,6 +19,7 @@ type Engine struct {
 	control sync.Mutex // one change of life at a time
 
 	mu   sync.Mutex
+	id   string
 	node *node
 }
 
@@ -30,7 +31,7 @@ func Start(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{cfg: cfg}
 	e.log.limit = cfg.KeepRequests
-	n, err := startNode(e, cfg)
+	n, err := e.boot()
 	if err != nil {
 		return nil, err
 	}
@@ -46,6 +47,32 @@ func Start(cfg Config) (*Engine, error) {
 		e.cfg.Extra = extra
 	}
 	return e, nil
+}
+
+// boot starts a life of the engine.
+func (e *Engine) boot() (*node, error) {
+	cfg := e.cfg
+	e.mu.Lock()
+	if e.id = cfg.EngineID; e.id == "" {
+		e.id = newUUID()
+	}
+	id := e.id
+	e.mu.Unlock()
+	events := 1
+	if cfg.ITL == 0 {
+		events = cfg.ChunksPerWrite
+	}
+	return startNode(serverConfig{
+		Core: cfg.core(), API: target{model: cfg.Model, maxModelLen: cfg.MaxModelLen, defaultMaxTokens: cfg.DefaultMaxTokens},
+		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
+		HandshakeTimeout: cfg.HandshakeTimeout, EventsPerWrite: events, Received: e.log.add, Strike: e.faults.strike,
+		Connect: func(c *core, n *node) (connector, error) {
+			return starters()[cfg.Connector](&host{
+				id: id, model: cfg.Model, role: cfg.KVRole, extra: cfg.Extra, sideChannel: cfg.SideChannel,
+				handshake: cfg.HandshakeTimeout, keepAlive: cfg.KeepAlive, maxModelLen: cfg.MaxModelLen, core: c, life: n,
+			})
+		},
+	})
 }
 
 func (e *Engine) current() *node {
@@ -78,7 +105,11 @@ func (e *Engine) Bootstrap() string {
 }
 
 // EngineID is the id that handoffs of this engine name.
-func (e *Engine) EngineID() string { return e.current().engineID }
+func (e *Engine) EngineID() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.id
+}
 
 // Dead says whether the engine serves no more: its core died, or it was killed,
 // terminated or closed.
@@ -113,7 +144,7 @@ func (e *Engine) Restart() error {
 	e.control.Lock()
 	defer e.control.Unlock()
 	e.current().kill()
-	n, err := startNode(e, e.cfg)
+	n, err := e.boot()
 	if err != nil {
 		return err
 	}
@@ -147,7 +178,7 @@ func (e *Engine) CheckKV() error {
 	n := e.current()
 	var errs []error
 	for _, b := range n.core.breaches(n.inFlight() == 0) {
-		errs = append(errs, &KVFault{Kind: KVFaultKind(b.kind), Engine: n.engineID, Request: b.request})
+		errs = append(errs, &KVFault{Kind: KVFaultKind(b.kind), Engine: e.EngineID(), Request: b.request})
 	}
 	return errors.Join(errs...)
 }

@@ -16,44 +16,44 @@ type FaultKind int
 const (
 	// FaultStatus answers Status with Header and Body. Without a Body it is an
 	// error object as vLLM's.
-	FaultStatus FaultKind = iota + 1
+	FaultStatus = FaultKind(effectStatus)
 	// FaultReset breaks the connection (RST) before the answer's headers.
-	FaultReset
+	FaultReset = FaultKind(effectReset)
 	// FaultResetStream breaks the connection (RST) after the headers and
 	// AfterChunks stream events; an answer that is not streamed breaks in its
 	// body.
-	FaultResetStream
+	FaultResetStream = FaultKind(effectResetStream)
 	// FaultStall never answers, until the client leaves.
-	FaultStall
+	FaultStall = FaultKind(effectStall)
 	// FaultStallStream stops after the headers and AfterChunks stream events,
 	// until the client leaves.
-	FaultStallStream
+	FaultStallStream = FaultKind(effectStallStream)
 	// FaultGarbage answers 200 with Body, by default text that is not JSON.
-	FaultGarbage
+	FaultGarbage = FaultKind(effectGarbage)
 	// FaultRedirect answers 307 to Location.
-	FaultRedirect
+	FaultRedirect = FaultKind(effectRedirect)
 	// FaultOversize answers 200 with Size bytes of JSON.
-	FaultOversize
+	FaultOversize = FaultKind(effectOversize)
 	// FaultDelay waits for Delay, then serves the request.
-	FaultDelay
+	FaultDelay = FaultKind(effectDelay)
 	// FaultMutateHandoff serves the request and lets Mutate change the
 	// kv_transfer_params of the answer.
-	FaultMutateHandoff
+	FaultMutateHandoff = FaultKind(effectMutateHandoff)
 	// FaultLoadFailure makes the load of the KV from the other engine fail.
-	FaultLoadFailure
+	FaultLoadFailure = FaultKind(effectLoadFailure)
 	// FaultKill kills the engine after the headers and AfterChunks stream events,
 	// or, for an answer that is not streamed, in place of it.
-	FaultKill
+	FaultKill = FaultKind(effectKill)
 	// FaultTerminate is SIGTERM after AfterChunks stream events: the stream ends
 	// with finish_reason "abort" and "[DONE]". An answer that is not streamed
 	// says "abort", without a token.
-	FaultTerminate
+	FaultTerminate = FaultKind(effectTerminate)
 	// FaultDeath makes the engine core die after AfterChunks stream events: an
 	// error event, "[DONE]", and the port closes. Not streamed, it is a 500.
-	FaultDeath
+	FaultDeath = FaultKind(effectDeath)
 	// FaultRefuse closes the port and its connections at once; ClearFaults opens
 	// it again. It matches no request.
-	FaultRefuse
+	FaultRefuse = FaultKind(effectRefuse)
 )
 
 // Legs of a request, told by its kv_transfer_params.
@@ -100,7 +100,7 @@ func legOf(params kvParams) string {
 }
 
 // strike takes the fault for a request, if there is one.
-func (b *faultBook) strike(path string, body []byte) *Fault {
+func (b *faultBook) strike(path string, body []byte) *effect {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	leg := ""
@@ -123,7 +123,10 @@ func (b *faultBook) strike(path string, body []byte) *Fault {
 		if f.Count--; f.Count == 0 {
 			b.pending = append(b.pending[:i:i], b.pending[i+1:]...)
 		}
-		return f
+		return &effect{
+			Kind: effectKind(f.Kind), Status: f.Status, Header: f.Header, Body: f.Body, AfterChunks: f.AfterChunks,
+			Delay: f.Delay, Size: f.Size, Location: f.Location, Mutate: f.Mutate,
+		}
 	}
 	return nil
 }

@@ -4,6 +4,13 @@ package enginesim
 
 import "time"
 
+// KV roles, as in vLLM's kv_transfer_config.
+const (
+	roleProducer = "kv_producer"
+	roleConsumer = "kv_consumer"
+	roleBoth     = "kv_both"
+)
+
 // host is what a protocol needs of the engine that it belongs to.
 type host struct {
 	id, model, role string
@@ -28,7 +35,5 @@ type life interface {
 
 // hello introduces the engine to others.
 func (h *host) hello() hello {
-	compat := mix(h.core.cfg.Seed, uint64(h.core.blockSize)<<32|uint64(h.core.cfg.BytesPerToken))
-	model := KeyOf(tokenise(h.model))
-	return hello{EngineID: h.id, Blocks: h.core.blocks(), BlockBytes: h.core.blockBytes, Compat: mix(compat, mix(model[0], model[1]))}
+	return hello{EngineID: h.id, Blocks: h.core.blocks(), BlockBytes: h.core.blockBytes, Compat: h.core.compatible(h.model)}
 }

@@ -11,10 +11,16 @@ import (
 	"strings"
 )
 
-const version = "0.32.0"
-
 // maxBody bounds what a client may send, in bytes.
 const maxBody = 256 << 20
+
+// surface is a connector whose engines serve more than vLLM's HTTP surface.
+type surface interface {
+	// parsers gives further APIs that make tokens, by path.
+	parsers() map[string]parser
+	// serve answers a request that is no POST, and reports whether it did.
+	serve(w http.ResponseWriter, r *http.Request) bool
+}
 
 // ServeHTTP serves vLLM's HTTP surface with uvicorn's headers. No request id is
 // echoed: vLLM does that only when told to.
@@ -27,7 +33,7 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		n.post(w, r)
 		return
 	}
-	if s, ok := n.conn.(surface); ok && s.serve(w, r, nil) {
+	if s, ok := n.conn.(surface); ok && s.serve(w, r) {
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, mediaPath) {
@@ -35,7 +41,8 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	get, ok := map[string]func(http.ResponseWriter){
-		"/health": n.health, "/ping": n.health, "/version": n.version, "/load": n.serverLoad, "/v1/models": n.models, "/metrics": n.metrics,
+		"/health": n.health, "/ping": n.health, "/version": n.version, "/load": n.load, "/v1/models": n.models,
+		"/metrics": n.metrics,
 	}[r.URL.Path]
 	switch {
 	case !ok && n.knownPost(r.URL.Path):
@@ -60,7 +67,7 @@ func (n *node) parser(path string) parser {
 }
 
 func (n *node) knownPost(path string) bool {
-	return n.parser(path) != nil || path == "/tokenize" || path == "/detokenize" || renderPaths[path]
+	return n.parser(path) != nil || plainAPIs[path] != nil
 }
 
 func (n *node) post(w http.ResponseWriter, r *http.Request) {
@@ -68,22 +75,19 @@ func (n *node) post(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
-	n.engine.log.add(r, body)
-	ctx, f, err := n.takeOff(r.Context())
+	n.cfg.Received(r, body)
+	ctx, f, err := n.begin(r.Context())
 	if err != nil {
-		n.refuseFlight(w, err)
+		n.answerEnding(w, err)
 		return
 	}
-	defer n.land(f)
-	fault := n.engine.faults.strike(r.URL.Path, body)
+	defer n.finish(f)
+	fault := n.cfg.Strike(r.URL.Path, body)
 	if fault != nil && n.strike(ctx, w, fault) {
 		return
 	}
 	if !n.pass() {
 		panic(http.ErrAbortHandler)
-	}
-	if s, ok := n.conn.(surface); ok && s.serve(w, r, body) {
-		return
 	}
 	parse := n.parser(r.URL.Path)
 	switch {
@@ -93,17 +97,31 @@ func (n *node) post(w http.ResponseWriter, r *http.Request) {
 	case !isJSON(r):
 		writeError(w, badField("", "value_error", "Unsupported Media Type: Only application/json is allowed", "None"))
 		return
-	case r.URL.Path == "/tokenize":
-		n.tokenize(w, body)
-		return
-	case r.URL.Path == "/detokenize":
-		n.detokenize(w, body)
-		return
-	case renderPaths[r.URL.Path]:
-		n.render(w, r, body)
+	case parse == nil:
+		answer, bad := plainAPIs[r.URL.Path](&n.cfg.API, r, body)
+		if bad != nil {
+			writeError(w, bad)
+			return
+		}
+		writeJSON(w, http.StatusOK, encode(answer))
 		return
 	}
 	n.serve(ctx, w, r, body, fault, parse)
+}
+
+// health answers 503 while a dead engine's server goes down.
+func (n *node) health(w http.ResponseWriter) { writeHealth(w, n.ended() == nil) }
+
+func (n *node) version(w http.ResponseWriter) {
+	writeJSON(w, http.StatusOK, encode(map[string]string{"version": version}))
+}
+
+func (n *node) load(w http.ResponseWriter) {
+	writeJSON(w, http.StatusOK, encode(map[string]int{"server_load": n.inFlight()}))
+}
+
+func (n *node) models(w http.ResponseWriter) {
+	writeJSON(w, http.StatusOK, encode(models(&n.cfg.API, n.started.Unix())))
 }
 
 func isJSON(r *http.Request) bool {
@@ -111,8 +129,8 @@ func isJSON(r *http.Request) bool {
 	return err == nil && kind == "application/json"
 }
 
-// refuseFlight answers a request that comes when the engine is on its way out.
-func (n *node) refuseFlight(w http.ResponseWriter, why error) {
+// answerEnding answers a request that comes when the engine is about to end.
+func (n *node) answerEnding(w http.ResponseWriter, why error) {
 	if errors.Is(why, errCoreDead) {
 		writeError(w, errEngine)
 		return
@@ -121,10 +139,10 @@ func (n *node) refuseFlight(w http.ResponseWriter, why error) {
 }
 
 // serve runs a call of one of the generation APIs.
-func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, fault *Fault, parse parser) {
-	c, bad := parse(&n.target, r, body)
+func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, fault *effect, parse parser) {
+	c, bad := parse(&n.cfg.API, r, body)
 	if bad == nil {
-		bad = c.check(&n.target)
+		bad = c.check(&n.cfg.API)
 	}
 	if bad != nil {
 		// A call that could not even be parsed has no params to release by. The
@@ -138,19 +156,19 @@ func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		return
 	}
 	c.came(r, body)
-	c.arm(fault)
+	arm(c, fault)
 	if c.stream {
 		n.serveStream(ctx, w, c, fault)
 		return
 	}
 	if fault != nil {
 		switch fault.Kind {
-		case FaultKill:
-			n.fall()
+		case effectKill:
+			n.killSoon()
 			panic(http.ErrAbortHandler)
-		case FaultTerminate:
-			n.bow()
-		case FaultDeath:
+		case effectTerminate:
+			n.terminateSoon()
+		case effectDeath:
 			n.die()
 		}
 	}
@@ -160,7 +178,7 @@ func (n *node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		return
 	}
 	data := withMembers(encode(c.whole(outs)), outs)
-	if fault != nil && (fault.Kind == FaultResetStream || fault.Kind == FaultStallStream) {
+	if fault != nil && (fault.Kind == effectResetStream || fault.Kind == effectStallStream) {
 		n.breakBody(ctx, w, data, fault)
 		return
 	}

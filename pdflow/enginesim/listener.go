@@ -7,35 +7,35 @@ import (
 	"sync"
 )
 
-// doorListener is a listener whose port can be closed and opened again while the
+// portListener is a listener whose port can be closed and opened again while the
 // HTTP server on it lives on.
-type doorListener struct {
+type portListener struct {
 	addr string
 
-	mu     sync.Mutex
-	turn   *sync.Cond
-	ln     net.Listener // nil while the door is shut
-	closed bool
+	mu      sync.Mutex
+	changed *sync.Cond
+	ln      net.Listener // nil while the port is closed
+	closed  bool
 }
 
-func openDoor(addr string) (*doorListener, error) {
+func listenPort(addr string) (*portListener, error) {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	d := &doorListener{addr: ln.Addr().String(), ln: ln}
-	d.turn = sync.NewCond(&d.mu)
-	return d, nil
+	l := &portListener{addr: ln.Addr().String(), ln: ln}
+	l.changed = sync.NewCond(&l.mu)
+	return l, nil
 }
 
-func (d *doorListener) Accept() (net.Conn, error) {
+func (l *portListener) Accept() (net.Conn, error) {
 	for {
-		d.mu.Lock()
-		for d.ln == nil && !d.closed {
-			d.turn.Wait()
+		l.mu.Lock()
+		for l.ln == nil && !l.closed {
+			l.changed.Wait()
 		}
-		ln, closed := d.ln, d.closed
-		d.mu.Unlock()
+		ln, closed := l.ln, l.closed
+		l.mu.Unlock()
 		if closed {
 			return nil, net.ErrClosed
 		}
@@ -43,9 +43,9 @@ func (d *doorListener) Accept() (net.Conn, error) {
 		if err == nil {
 			return conn, nil
 		}
-		d.mu.Lock()
-		same := d.ln == ln && !d.closed
-		d.mu.Unlock()
+		l.mu.Lock()
+		same := l.ln == ln && !l.closed
+		l.mu.Unlock()
 		if same {
 			return nil, err
 		}
@@ -53,43 +53,43 @@ func (d *doorListener) Accept() (net.Conn, error) {
 }
 
 // shut closes the port, or opens it again.
-func (d *doorListener) shut(shut bool) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed || shut == (d.ln == nil) {
+func (l *portListener) shut(shut bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || shut == (l.ln == nil) {
 		return nil
 	}
 	if shut {
-		err := d.ln.Close()
-		d.ln = nil
+		err := l.ln.Close()
+		l.ln = nil
 		return err
 	}
-	ln, err := net.Listen("tcp", d.addr)
+	ln, err := net.Listen("tcp", l.addr)
 	if err != nil {
 		return err
 	}
-	d.ln = ln
-	d.turn.Broadcast()
+	l.ln = ln
+	l.changed.Broadcast()
 	return nil
 }
 
-func (d *doorListener) Close() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
+func (l *portListener) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
 		return nil
 	}
-	d.closed = true
-	d.turn.Broadcast()
-	if d.ln == nil {
+	l.closed = true
+	l.changed.Broadcast()
+	if l.ln == nil {
 		return nil
 	}
-	return d.ln.Close()
+	return l.ln.Close()
 }
 
-// Addr is the address, also while the door is shut.
-func (d *doorListener) Addr() net.Addr {
-	addr, err := net.ResolveTCPAddr("tcp", d.addr)
+// Addr is the address, also while the port is closed.
+func (l *portListener) Addr() net.Addr {
+	addr, err := net.ResolveTCPAddr("tcp", l.addr)
 	if err != nil {
 		return &net.TCPAddr{}
 	}

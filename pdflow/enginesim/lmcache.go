@@ -11,9 +11,6 @@ import (
 	"time"
 )
 
-// connectorLMCache is LMCacheConnectorV1 over a store that engines share.
-const connectorLMCache = "lmcache"
-
 // lmcache stores prompts in chunks, and loads what it finds from the first chunk on.
 // It follows lmcache/integration/vllm/vllm_v1_adapter.py and cache_engine.py
 // (LMCache 0.5): whole chunks only, keys chained from the prompt's beginning and
@@ -65,7 +62,7 @@ func hashSeed(h *host) string {
 func chunkBlocks(h *host, set *settings) int {
 	tokens := set.count("chunk_size", 256)
 	if tokens < 1 || tokens%h.core.blockSize != 0 {
-		set.errs = append(set.errs, fmt.Errorf("chunk_size %d is no multiple of the block size %d", tokens, h.core.blockSize))
+		set.fail(fmt.Errorf("chunk_size %d is no multiple of the block size %d", tokens, h.core.blockSize))
 	}
 	return tokens / h.core.blockSize
 }
@@ -85,7 +82,7 @@ type chunked struct {
 	found int // tokens
 }
 
-func (t *chunked) external() bool { return !t.local && t.host.role != RoleProducer }
+func (t *chunked) external() bool { return !t.local && t.host.role != roleProducer }
 
 func (t *chunked) promised(s *sequence) int {
 	size := t.host.core.blockSize
@@ -117,7 +114,7 @@ func (t *chunked) load(_ context.Context, s *sequence) error {
 
 // prefilled stores the prompt's whole chunks.
 func (t *chunked) prefilled(_ context.Context, s *sequence) {
-	if t.host.role == RoleConsumer {
+	if t.host.role == roleConsumer {
 		return
 	}
 	n := s.prompt / (t.host.core.blockSize * t.chunk) * t.chunk

@@ -16,9 +16,6 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// connectorLMCachePD is LMCacheConnectorV1 with enable_pd.
-const connectorLMCachePD = "lmcache-pd"
-
 // lmcachePD is LMCache's transfer from engine to engine. A kv_producer is the
 // sender: when a prompt is computed, it asks the receiver that the request's
 // disagg_spec names for room, writes the chunks there, and tells the proxy. A
@@ -62,10 +59,10 @@ func startLMCachePD(h *host) (connector, error) {
 	if err := set.err(); err != nil {
 		return nil, err
 	}
-	if h.role != RoleConsumer && c.notifies && h.extra["pd_proxy_port"] == "" {
+	if h.role != roleConsumer && c.notifies && h.extra["pd_proxy_port"] == "" {
 		return nil, errors.New("a sender needs pd_proxy_host and pd_proxy_port, or pd_skip_proxy_notification")
 	}
-	if h.role != RoleProducer {
+	if h.role != roleProducer {
 		var err error
 		if c.buffer, err = openReceiver(h, room); err != nil {
 			return nil, err
@@ -103,7 +100,7 @@ type disaggSpec struct {
 
 func (c *lmcachePD) begin(r *kvRequest) transfer {
 	t := &pushed{lmcachePD: c, local: r.local, firstToken: r.params.has("ret_first_tok")}
-	if c.host.role != RoleConsumer && r.params.given("disagg_spec") {
+	if c.host.role != roleConsumer && r.params.given("disagg_spec") {
 		t.spec = new(disaggSpec)
 		t.bad = json.Unmarshal(r.params["disagg_spec"], t.spec) != nil || t.spec.ReqID == nil || t.spec.Host == nil || t.spec.InitPort == nil || t.spec.AllocPort == nil
 	}

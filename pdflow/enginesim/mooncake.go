@@ -16,14 +16,6 @@ import (
 	"time"
 )
 
-// connectorMooncake is vLLM's MooncakeConnector: D asks P for a transfer id that
-// both legs were given, and P writes once it has finished the prompt by length.
-//
-// It reads these of Config.Extra: VLLM_MOONCAKE_BOOTSTRAP_PORT (of the bootstrap
-// server; a free port by default), VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (seconds,
-// 480), num_workers (10) and data_parallel_size (1).
-const connectorMooncake = "mooncake"
-
 // mooncake is one engine's side. Behaviour and faults are those of vLLM 0.32.0 as
 // recorded (captures mooncake/00 to 19); what was not recorded follows
 // mooncake_connector.py.
@@ -60,7 +52,7 @@ func startMooncake(h *host) (connector, error) {
 		return nil, err
 	}
 	h.core.setLease(c.patience)
-	if h.role != RoleConsumer {
+	if h.role != roleConsumer {
 		if c.bootstrap, err = listenBootstrap(h, "VLLM_MOONCAKE_BOOTSTRAP_PORT", port, c.answerQuery); err != nil {
 			c.wire.close()
 			return nil, err
@@ -278,9 +270,9 @@ func (t *write) external() bool { return t.pulls }
 func (t *write) arrived(context.Context, *sequence) (string, error) {
 	role := t.c.host.role
 	switch {
-	case t.pulls && role == RoleProducer:
+	case t.pulls && role == roleProducer:
 		return "", &engineDeath{"do_remote_prefill on a kv_producer"}
-	case t.produces && role == RoleConsumer:
+	case t.produces && role == roleConsumer:
 		return "", &engineDeath{"do_remote_decode on a kv_consumer"}
 	}
 	return "", nil

@@ -8,12 +8,6 @@ import (
 	"time"
 )
 
-// connectorMooncakeAscend is vllm-ascend's MooncakeConnectorV1, in which D pulls.
-//
-// It reads VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (seconds, 480) of Config.Extra: how
-// long P keeps blocks that nobody has read.
-const connectorMooncakeAscend = "mooncake-ascend"
-
 // mooncakeAscend is one engine's side, after vllm-ascend 182b75e,
 // kv_p2p/mooncake_connector.py. None of it was recorded.
 type mooncakeAscend struct{ *wire }

@@ -8,15 +8,6 @@ import (
 	"sync"
 )
 
-// connectorMooncakeStore is vLLM's MooncakeStoreConnector: a pool in which each
-// engine finds blocks by the tokens that they hold, whoever has computed them.
-// Nothing is read from kv_transfer_params.
-//
-// It reads these of Config.Extra: store (a folder, in place of the pool and its
-// master), hash_seed (PYTHONHASHSEED) and cache_prefix. Engines share blocks where
-// all three are equal.
-const connectorMooncakeStore = "mooncake-store"
-
 // mooncakeStore is one engine's side: a kv_producer puts, a kv_consumer gets, and
 // kv_both does both (docs/features/mooncake_store_connector_usage.md, vLLM 01529cf).
 type mooncakeStore struct {
@@ -43,7 +34,7 @@ func startMooncakeStore(h *host) (connector, error) {
 
 func (c *mooncakeStore) begin(r *kvRequest) transfer {
 	role := c.host.role
-	return &pooled{c: c, puts: role != RoleConsumer, gets: role != RoleProducer && !r.local}
+	return &pooled{c: c, puts: role != roleConsumer, gets: role != roleProducer && !r.local}
 }
 
 // metrics are those that the connector adds to the page.

@@ -12,12 +12,6 @@ import (
 	"time"
 )
 
-// connectorMoRIIO is vLLM's MoRIIOConnector: P writes, or D reads.
-//
-// It reads read_mode ("true" or "1"; WRITE otherwise) and defer_timeout (seconds,
-// 60) of Config.Extra. The side channel is both handshake_port and notify_port.
-const connectorMoRIIO = "moriio"
-
 // moriio is one engine's side, after vLLM 017e9f4, kv_connector/v1/moriio, and
 // protocols of its toy proxy and of llm-d. None of it was recorded.
 type moriio struct {
@@ -39,7 +33,7 @@ func startMoRIIO(h *host) (connector, error) {
 		return nil, err
 	}
 	h.core.setLease(lease)
-	return &moriio{wire: w, read: read, producer: h.role == RoleProducer}, nil // kv_both counts as a consumer
+	return &moriio{wire: w, read: read, producer: h.role == roleProducer}, nil // kv_both counts as a consumer
 }
 
 func (c *moriio) begin(r *kvRequest) transfer { return &mori{c: c, request: r} }

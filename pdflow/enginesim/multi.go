@@ -4,10 +4,6 @@ package enginesim
 
 import "context"
 
-// connectorMulti is vLLM's MultiConnector over NixlConnector and ExampleConnector, in
-// this order, as in captures/multi.
-const connectorMulti = "multi"
-
 // multi saves to both children and loads from the first that promises anything. If
 // that load fails there is no second chance (captures/multi/06).
 //

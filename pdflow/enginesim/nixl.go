@@ -98,23 +98,9 @@ func (c *nixl) letGoOf(ctx context.Context, params kvParams) {
 	}
 }
 
-// remote is the engine that params name.
-func remote(params kvParams) place {
-	port := string(params["remote_port"])
-	if s := params.text("remote_port"); s != "" {
-		port = s
-	}
-	return place{id: params.text("remote_engine_id"), host: params.text("remote_host"), port: port}
-}
-
-// addressed says whether params name the other engine.
-func addressed(params kvParams) bool {
-	return params.has("remote_engine_id") && params.has("remote_host") && params.has("remote_port") && params.has("remote_request_id")
-}
-
 // heartbeats keeps the leases of handoffs alive whose requests wait here.
 func (c *nixl) heartbeats() {
-	tick := time.NewTicker(max(c.host.core.cfg.Lease/6, time.Millisecond))
+	tick := time.NewTicker(max(c.host.core.lease()/6, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
@@ -239,16 +225,6 @@ func (t *pull) load(ctx context.Context, s *sequence) error {
 		t.nixl.host.core.stats.add(&t.nixl.host.core.stats.FailedNotifications, 1)
 	}
 	return nil
-}
-
-// blockIDs reads [[int,...]]: one inner array per KV cache group, of which there
-// is one here.
-func blockIDs(raw json.RawMessage) ([]int64, bool) {
-	var groups [][]int64
-	if len(raw) == 0 || json.Unmarshal(raw, &groups) != nil || len(groups) == 0 || len(groups[0]) == 0 {
-		return nil, false
-	}
-	return groups[0], true
 }
 
 // handoff is the kv_transfer_params of vLLM 0.32.0, with its 14 keys in order.

@@ -7,9 +7,6 @@ import (
 	"errors"
 )
 
-// connectorNIXLPush is NIXL's push connector: D registers with P, and P writes.
-const connectorNIXLPush = "nixl-push"
-
 // nixlPush matches a decode's registration and a finished prefill by the engines'
 // request id without its random suffix, and by nothing else. Behaviour, metrics
 // and faults are those of vLLM 0.32.0's NixlPushConnector as recorded

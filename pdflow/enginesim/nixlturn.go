@@ -4,6 +4,7 @@ package enginesim
 
 import (
 	"encoding/json"
+	"errors"
 	"time"
 )
 
@@ -61,6 +62,8 @@ func (t *pull) turnBlocks(s *sequence) ([]int64, bool) {
 
 // expiryMargin is how long before its end a turn's KV is declined.
 const expiryMargin = 5 * time.Second
+
+var errExpired = errors.New("the other engine is about to let go of the blocks")
 
 // expired says whether D is about to let go of a turn's KV.
 func (t *pull) expired() bool {

@@ -12,56 +12,67 @@ import (
 	"time"
 )
 
-// node is one life of an engine: from a start to a kill, a death or an end.
-// Restart begins another, on the same ports.
-type node struct {
-	cfg      Config
-	engine   *Engine
-	engineID string
-	core     *core
-	conn     connector
-	media    *media
-	target   target
-	started  time.Time
+// serverConfig is what a node needs to run an engine and to serve it.
+type serverConfig struct {
+	Core             coreConfig
+	API              target
+	Extra            map[string]string
+	Listen           string        // the HTTP address
+	KeepAlive        time.Duration // of idle HTTP connections
+	ExitDelay        time.Duration // a dead engine still answers 503 and 500 for that long
+	HandshakeTimeout time.Duration // bounds the release of a handoff that a refused request names
+	EventsPerWrite   int           // of a stream
+	// Connect makes the connector.
+	Connect func(*core, *node) (connector, error)
+	// Received is called with each POST request.
+	Received func(r *http.Request, body []byte)
+	// Strike returns the fault that strikes a request, or nil.
+	Strike func(path string, body []byte) *effect
+}
 
-	ln     *doorListener
+// node is one life of an engine: from a start to a kill, a death or an end. Restart begins another on the same ports.
+type node struct {
+	cfg     serverConfig
+	core    *core
+	conn    connector
+	media   *media
+	started time.Time
+
+	ln     *portListener
 	server *http.Server
 	conns  sync.WaitGroup // HTTP connections
 	served chan struct{}  // closed when the listener's loop has ended
 	stopMu sync.Mutex     // one stop at a time
 	gone   bool           // everything has ended
 
-	mu      sync.Mutex
-	open    map[net.Conn]http.ConnState
-	active  int           // connections amid an answer
-	quiet   chan struct{} // closed and replaced when there is none
-	flights map[*flight]struct{}
-	idle    chan struct{} // closed and replaced when the last flight lands
-	ending  error         // why no new flight may start
-	stopped bool          // nobody may start to fall any more
-	falling sync.WaitGroup
+	mu        sync.Mutex
+	open      map[net.Conn]http.ConnState
+	active    int           // connections that are in the middle of a response
+	quiet     chan struct{} // closed and replaced when there is none
+	exchanges map[*exchange]struct{}
+	idle      chan struct{} // closed and replaced when the last exchange ends
+	ending    error         // why no exchange may start any more
+	stopped   bool          // no stop may be started in the background any more
+	stopping  sync.WaitGroup
 }
 
-// flight is one HTTP request that is being served.
-type flight struct{ cancel context.CancelCauseFunc }
+// exchange is one HTTP request that is being served.
+type exchange struct{ cancel context.CancelCauseFunc }
 
-func startNode(e *Engine, cfg Config) (*node, error) {
+func startNode(cfg serverConfig) (*node, error) {
 	n := &node{
-		cfg: cfg, engine: e, engineID: cfg.EngineID, started: time.Now(),
-		served: make(chan struct{}), open: map[net.Conn]http.ConnState{}, quiet: make(chan struct{}), flights: map[*flight]struct{}{}, idle: make(chan struct{}),
+		cfg: cfg, started: time.Now(), served: make(chan struct{}), open: map[net.Conn]http.ConnState{},
+		quiet: make(chan struct{}), exchanges: map[*exchange]struct{}{}, idle: make(chan struct{}),
 	}
-	if n.engineID == "" {
-		n.engineID = newUUID()
-	}
-	n.core = newCore(cfg.core(), n.die)
-	ln, err := openDoor(cfg.Listen)
+	n.core = newCore(cfg.Core, n.die)
+	ln, err := listenPort(cfg.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("enginesim: %w", err)
 	}
 	n.ln = ln
 	n.media = newMedia(cfg.Extra, n.core.stats, ln.Addr())
-	n.target = target{cfg.Model, cfg.MaxModelLen, cfg.DefaultMaxTokens, n.media.encode}
-	if n.conn, err = starters()[cfg.Connector](n.host()); err != nil {
+	n.cfg.API.media = n.media.encode
+	if n.conn, err = cfg.Connect(n.core, n); err != nil {
 		_ = ln.Close()
 		return nil, fmt.Errorf("enginesim: %w", err)
 	}
@@ -100,8 +111,8 @@ func (n *node) connState(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// waitQuiet waits until no connection is amid an answer.
-func (n *node) waitQuiet(limit time.Duration) {
+// waitResponses waits until no connection is in the middle of a response.
+func (n *node) waitResponses(limit time.Duration) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {
@@ -119,25 +130,25 @@ func (n *node) waitQuiet(limit time.Duration) {
 	}
 }
 
-// takeOff registers a request; land takes it out again.
-func (n *node) takeOff(ctx context.Context) (context.Context, *flight, error) {
+// begin registers a request; finish takes it out again.
+func (n *node) begin(ctx context.Context) (context.Context, *exchange, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.ending != nil {
 		return nil, nil, n.ending
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	f := &flight{cancel: cancel}
-	n.flights[f] = struct{}{}
+	f := &exchange{cancel: cancel}
+	n.exchanges[f] = struct{}{}
 	return ctx, f, nil
 }
 
-func (n *node) land(f *flight) {
+func (n *node) finish(f *exchange) {
 	f.cancel(nil)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.flights, f)
-	if len(n.flights) == 0 {
+	delete(n.exchanges, f)
+	if len(n.exchanges) == 0 {
 		close(n.idle)
 		n.idle = make(chan struct{})
 	}
@@ -146,14 +157,14 @@ func (n *node) land(f *flight) {
 func (n *node) inFlight() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.flights)
+	return len(n.exchanges)
 }
 
 // waitIdle waits until no request is served.
 func (n *node) waitIdle(ctx context.Context) error {
 	for {
 		n.mu.Lock()
-		left, idle := len(n.flights), n.idle
+		left, idle := len(n.exchanges), n.idle
 		n.mu.Unlock()
 		if left == 0 {
 			return nil
@@ -166,7 +177,7 @@ func (n *node) waitIdle(ctx context.Context) error {
 	}
 }
 
-// end cancels all flights for a reason, and lets no new one start.
+// end cancels all exchanges for a reason, and lets no new one start.
 func (n *node) end(why error) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -174,7 +185,7 @@ func (n *node) end(why error) bool {
 		return false
 	}
 	n.ending = why
-	for f := range n.flights {
+	for f := range n.exchanges {
 		f.cancel(why)
 	}
 	return true
@@ -192,7 +203,7 @@ func (n *node) die() {
 	if !n.end(errCoreDead) {
 		return
 	}
-	n.later(func() {
+	n.background(func() {
 		wait := time.NewTimer(n.cfg.ExitDelay)
 		defer wait.Stop()
 		select {
@@ -203,24 +214,24 @@ func (n *node) die() {
 	})
 }
 
-// fall kills the engine from within one of its own requests.
-func (n *node) fall() {
+// killSoon kills the engine from within one of its own requests.
+func (n *node) killSoon() {
 	n.end(errKilled)
-	n.later(func() { n.stop(0) })
+	n.background(func() { n.stop(0) })
 }
 
-// bow terminates the engine from within one of its own requests.
-func (n *node) bow() {
+// terminateSoon terminates the engine from within one of its own requests.
+func (n *node) terminateSoon() {
 	n.end(errTerminated)
-	n.later(func() { n.stop(5 * time.Second) })
+	n.background(func() { n.stop(5 * time.Second) })
 }
 
-// later does work that outlives the request that causes it.
-func (n *node) later(work func()) {
+// background does work that may outlive the request that causes it.
+func (n *node) background(work func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.stopped {
-		n.falling.Go(work)
+		n.stopping.Go(work)
 	}
 }
 
@@ -243,7 +254,7 @@ func (n *node) settle(grace time.Duration) {
 	n.stopped = true
 	n.mu.Unlock()
 	n.stop(grace)
-	n.falling.Wait()
+	n.stopping.Wait()
 }
 
 // stop closes the port, gives running answers some time, and ends the rest.
@@ -256,7 +267,7 @@ func (n *node) stop(grace time.Duration) {
 	n.gone = true
 	_ = n.ln.Close()
 	if grace > 0 {
-		n.waitQuiet(grace)
+		n.waitResponses(grace)
 		n.end(errKilled)
 	}
 	n.core.gate.end()
@@ -282,14 +293,6 @@ func (n *node) refuse(refuse bool) {
 func (n *node) frozen() bool { return n.core.gate.shut() }
 
 func (n *node) pass() bool { return n.core.gate.pass() }
-
-// host is what the engine's protocol may know of it.
-func (n *node) host() *host {
-	return &host{
-		id: n.engineID, model: n.cfg.Model, role: n.cfg.KVRole, extra: n.cfg.Extra, sideChannel: n.cfg.SideChannel,
-		handshake: n.cfg.HandshakeTimeout, keepAlive: n.cfg.KeepAlive, maxModelLen: n.cfg.MaxModelLen, core: n.core, life: n,
-	}
-}
 
 func (n *node) freeze(frozen bool) {
 	n.core.freeze(frozen)

@@ -10,17 +10,6 @@ import (
 	"time"
 )
 
-// connectorOffload is vLLM's OffloadingConnector with TieringOffloadingSpec and a
-// secondary tier of type p2p: P keeps the prompt's whole blocks in host memory for
-// the one who asks for the id that both legs were given, and D loads them into its
-// own host memory before it schedules the request.
-//
-// It reads these of Config.Extra: PYTHONHASHSEED, which must be equal,
-// unbound_store_timeout_s (60: how long P keeps blocks that nobody asks for) and
-// load_timeout (30 seconds, a constant of the real engine: how long D waits). One
-// data-parallel rank is simulated, whose control port is that of the side channel.
-const connectorOffload = "offload-p2p"
-
 // offload follows vllm/v1/kv_offload/tiering/p2p/manager.py (017e9f44, between 0.27.1
 // and 0.28; docs/features/kv_offloading_usage.md, 0078e9d2); it was not recorded.
 type offload struct {

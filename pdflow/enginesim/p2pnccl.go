@@ -8,9 +8,6 @@ import (
 	"regexp"
 )
 
-// connectorP2PNCCL is vLLM's P2pNcclConnector, gone after 0.22.
-const connectorP2PNCCL = "p2pnccl"
-
 // p2pNCCL moves KV by the request's id alone: P sends to the engine whose address
 // stands in it, D waits for what comes under it, for every prompt it gets. It
 // follows kv_connector/v1/p2p/p2p_nccl_connector.py before its removal. What P sends
@@ -26,7 +23,7 @@ type p2pNCCL struct {
 }
 
 func startP2PNCCL(h *host) (connector, error) {
-	w, err := startWire(h, wireOptions{writes: h.role != RoleConsumer})
+	w, err := startWire(h, wireOptions{writes: h.role != roleConsumer})
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +31,7 @@ func startP2PNCCL(h *host) (connector, error) {
 }
 
 func (c *p2pNCCL) begin(r *kvRequest) transfer {
-	t := &byAddress{c: c, id: r.id, sends: c.host.role != RoleConsumer}
+	t := &byAddress{c: c, id: r.id, sends: c.host.role != roleConsumer}
 	if c.plain {
 		t.id = r.name
 	}

@@ -215,7 +215,7 @@ func (p *peer) ask(ctx context.Context, prompt TokenKey, m askMessage) ([][]byte
 			return nil, err
 		}
 		p.wire.spawn(func() {
-			rest, stop := context.WithTimeout(p.wire.ctx, p.wire.host.core.cfg.Lease)
+			rest, stop := context.WithTimeout(p.wire.ctx, p.wire.host.core.lease())
 			defer stop()
 			_ = p.release(rest, requestMessage{Request: m.Request, Name: m.Name})
 		})

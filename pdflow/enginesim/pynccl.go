@@ -8,9 +8,6 @@ import (
 	"sync"
 )
 
-// connectorPyNCCL is PyNcclConnector of vLLM's V0 engine, gone since 0.11.
-const connectorPyNCCL = "pynccl"
-
 // pyNCCL is one engine of a group of two: P inserts each prompt's KV into a lookup
 // buffer under its tokens, D drops it there, once, and waits until it is there. It
 // follows kv_transfer/kv_lookup_buffer/simple_buffer.py before its removal. As there,
@@ -27,7 +24,7 @@ type pyNCCL struct {
 }
 
 func startPyNCCL(h *host) (connector, error) {
-	w, err := startWire(h, wireOptions{writes: h.role != RoleConsumer})
+	w, err := startWire(h, wireOptions{writes: h.role != roleConsumer})
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +32,7 @@ func startPyNCCL(h *host) (connector, error) {
 }
 
 func (c *pyNCCL) begin(*kvRequest) transfer {
-	return &dropSelect{c: c, inserts: c.host.role != RoleConsumer}
+	return &dropSelect{c: c, inserts: c.host.role != roleConsumer}
 }
 
 // entry names a prompt's next entry in the buffer: equal prompts have one each.

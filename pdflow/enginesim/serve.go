@@ -41,19 +41,16 @@ func (n *node) run(ctx context.Context, c *call, emit func(step) error) ([]*outc
 
 // serveStream answers a call as a stream. The status is sent before anything is
 // known of the KV, as vLLM does: a failed load is an event within a 200.
-func (n *node) serveStream(ctx context.Context, w http.ResponseWriter, c *call, fault *Fault) {
+func (n *node) serveStream(ctx context.Context, w http.ResponseWriter, c *call, fault *effect) {
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Vary", "Origin")
 	w.WriteHeader(http.StatusOK)
-	s := &sse{w: w, flush: http.NewResponseController(w), join: 1}
-	if n.cfg.ITL == 0 {
-		s.join = n.cfg.ChunksPerWrite
-	}
+	s := &sse{w: w, flush: http.NewResponseController(w), join: n.cfg.EventsPerWrite}
 	_ = s.flush.Flush()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.script(ctx, n, fault)
+	n.script(ctx, s, fault)
 
 	c.begin(s)
 	s.send() // it says that the request is there, and waits for nothing

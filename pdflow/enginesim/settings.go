@@ -17,6 +17,10 @@ type settings struct {
 
 func (h *host) settings() *settings { return &settings{extra: h.extra} }
 
+// fail notes an error.
+func (s *settings) fail(err error) { s.errs = append(s.errs, err) }
+
+// err joins the errors of all settings that were read.
 func (s *settings) err() error { return errors.Join(s.errs...) }
 
 // number reads a number of 0 or more.
@@ -27,7 +31,7 @@ func (s *settings) number(name string, otherwise float64) float64 {
 	}
 	v, err := strconv.ParseFloat(text, 64)
 	if err != nil || v < 0 {
-		s.errs = append(s.errs, fmt.Errorf("setting %s of Extra is not a number of 0 or more", name))
+		s.fail(fmt.Errorf("setting %s of Extra is not a number of 0 or more", name))
 	}
 	return v
 }
@@ -46,7 +50,7 @@ func (s *settings) count(name string, otherwise int) int {
 func (s *settings) duration(name string) time.Duration {
 	d, err := time.ParseDuration(s.extra[name])
 	if err != nil && s.extra[name] != "" {
-		s.errs = append(s.errs, fmt.Errorf("setting %s of Extra is not a duration", name))
+		s.fail(fmt.Errorf("setting %s of Extra is not a duration", name))
 	}
 	return d
 }

@@ -12,16 +12,6 @@ import (
 	"time"
 )
 
-// connectorSGLang is SGLang's disaggregation: both legs come at once, with P's
-// bootstrap server and a room in which they meet. The roles are SGLang's modes:
-// kv_producer is prefill, kv_consumer decode, kv_both an engine without
-// disaggregation, to which rooms mean nothing.
-//
-// It reads these of Config.Extra: disaggregation_bootstrap_port (a free port by
-// default), dp_size, enable_metrics ("1": GET /metrics is there), SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and
-// SGLANG_DISAGGREGATION_WAITING_TIMEOUT (seconds, 300).
-const connectorSGLang = "sglang"
-
 // sglangDisagg is one engine's side, after protocols/other-engines.md C:
 //
 //   - P waits in the room before it computes (PrefillBootstrapQueue), so its HTTP
@@ -78,7 +68,7 @@ func startSGLang(h *host) (connector, error) {
 	if c.wire, err = startWire(h, wireOptions{writes: true, named: c.enter, left: c.leave}); err != nil {
 		return nil, err
 	}
-	if h.role == RoleProducer {
+	if h.role == roleProducer {
 		if c.bootstrap, err = listenBootstrap(h, portSetting, port, c.serveBootstrap); err != nil {
 			c.wire.close()
 			return nil, err
@@ -93,7 +83,7 @@ func (c *sglangDisagg) close() {
 }
 
 // disaggregated says whether the engine refuses requests without a room.
-func (c *sglangDisagg) disaggregated() bool { return c.host.role != RoleBoth }
+func (c *sglangDisagg) disaggregated() bool { return c.host.role != roleBoth }
 
 func (c *sglangDisagg) begin(r *kvRequest) transfer {
 	if !c.disaggregated() {
@@ -101,7 +91,7 @@ func (c *sglangDisagg) begin(r *kvRequest) transfer {
 	}
 	// The API has seen to it that it is a number.
 	room, _ := strconv.ParseUint(string(r.params["bootstrap_room"]), 10, 64)
-	t := &sglangTransfer{c: c, params: r.params, room: room, pulls: c.host.role == RoleConsumer}
+	t := &sglangTransfer{c: c, params: r.params, room: room, pulls: c.host.role == roleConsumer}
 	if !t.pulls {
 		rank := room % c.ranks
 		for _, name := range []string{"routed_dp_rank", "data_parallel_rank"} {
@@ -216,7 +206,6 @@ func (t *sglangTransfer) told() []int32 {
 
 var (
 	errNobodyCame = errors.New("timed out when bootstrapping")
-	errNothing    = errors.New("timed out waiting for KV")
 	errAborted    = errors.New("the decode engine aborted the room")
 	errUsedRoom   = errors.New("the room has been used")
 	errNoRoute    = errors.New("no prefill server info")

@@ -8,9 +8,6 @@ import (
 	"errors"
 )
 
-// connectorSharedStorage is vLLM's ExampleConnector, once SharedStorageConnector.
-const connectorSharedStorage = "sharedstorage"
-
 // sharedStorage keeps whole prompts in a folder, and finds whole prompts only. It
 // follows kv_connector/v1/example_connector.py and captures/example of vLLM 0.32.0:
 // what is saved is the prompt less one token, cut to whole blocks, while the lookup
@@ -29,7 +26,7 @@ type sharedStorage struct {
 
 func startSharedStorage(h *host) (connector, error) {
 	// Folders are named by the tokens alone, whatever seeds the process's hashes.
-	store, err := openStore(h, h.extra["shared_storage_path"], connectorSharedStorage)
+	store, err := openStore(h, h.extra["shared_storage_path"], "sharedstorage")
 	if err != nil {
 		return nil, err
 	}

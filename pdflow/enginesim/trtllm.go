@@ -18,17 +18,6 @@ import (
 	"time"
 )
 
-// connectorTRTLLM is TensorRT-LLM's disaggregated serving: what a server does is
-// said by each request's disaggregated_params, not by its role.
-//
-// It reads these of Config.Extra: internal_request_auth_key (then parameters that
-// say where a context server is must be signed), kv_transfer_timeout_ms (60000: how
-// long a context server keeps KV, and a generation server waits),
-// perf_metrics_max_requests (0: how many requests GET /perf_metrics tells of) and
-// transceiver_runtime: CPP, which names the context server by encoded_opaque_state
-// (default), or PYTHON, which does by ctx_info_endpoint.
-const connectorTRTLLM = "trtllm"
-
 // minGlobalID is the floor of ids that proxies make; smaller ones are a server's own.
 const minGlobalID = 1 << 40
 
@@ -71,7 +60,7 @@ func (c *trtllm) parsers() map[string]parser {
 
 // serve answers what is TensorRT-LLM's own. Its GET /metrics are statistics of
 // iterations, which are off unless asked for; none of vLLM's counters is anywhere.
-func (c *trtllm) serve(w http.ResponseWriter, r *http.Request, _ []byte) bool {
+func (c *trtllm) serve(w http.ResponseWriter, r *http.Request) bool {
 	switch r.Method + " " + r.URL.Path {
 	case "GET /server_info":
 		c.serverInfo(w)

@@ -4,6 +4,9 @@ package enginesim
 
 import "strconv"
 
+// version is the vLLM whose answers these are.
+const version = "0.32.0"
+
 // fingerprint has the form of vLLM's: the version and eight digits of the
 // configuration's hash.
 const fingerprint = "vllm-" + version + "-10e30e20"

@@ -9,7 +9,7 @@ import (
 
 // metrics is the /metrics page, in vLLM's names and labels.
 func (n *node) metrics(w http.ResponseWriter) {
-	p := &page{model: n.cfg.Model}
+	p := &page{model: n.cfg.API.model}
 	if own, ok := n.conn.(interface{ metrics(p *page) }); ok {
 		own.metrics(p)
 	}
