@@ -7,6 +7,11 @@ import (
 	"errors"
 	"maps"
 	"sync"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/api"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/server"
 )
 
 // Engine is one simulated engine with its HTTP server. All methods may be called
@@ -20,7 +25,7 @@ type Engine struct {
 
 	mu   sync.Mutex
 	id   string
-	node *node
+	node *server.Node
 }
 
 // Start starts an engine. It serves when Start returns.
@@ -36,25 +41,25 @@ func Start(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e.node = n
-	e.cfg.Listen = n.ln.Addr().String()
-	if c, ok := n.conn.(interface{ sideAddress() string }); ok {
-		e.cfg.SideChannel = c.sideAddress()
+	e.cfg.Listen = n.Ln.Addr().String()
+	if c, ok := n.Conn.(interface{ SideAddress() string }); ok {
+		e.cfg.SideChannel = c.SideAddress()
 	}
-	if c, ok := n.conn.(interface{ keeps() map[string]string }); ok {
+	if c, ok := n.Conn.(interface{ Keeps() map[string]string }); ok {
 		extra := map[string]string{}
 		maps.Copy(extra, e.cfg.Extra)
-		maps.Copy(extra, c.keeps())
+		maps.Copy(extra, c.Keeps())
 		e.cfg.Extra = extra
 	}
 	return e, nil
 }
 
 // boot starts a life of the engine.
-func (e *Engine) boot() (*node, error) {
+func (e *Engine) boot() (*server.Node, error) {
 	cfg := e.cfg
 	e.mu.Lock()
 	if e.id = cfg.EngineID; e.id == "" {
-		e.id = newUUID()
+		e.id = core.NewUUID()
 	}
 	id := e.id
 	e.mu.Unlock()
@@ -62,20 +67,20 @@ func (e *Engine) boot() (*node, error) {
 	if cfg.ITL == 0 {
 		events = cfg.ChunksPerWrite
 	}
-	return startNode(serverConfig{
-		Core: cfg.core(), API: target{model: cfg.Model, maxModelLen: cfg.MaxModelLen, defaultMaxTokens: cfg.DefaultMaxTokens},
+	return server.Start(server.Config{
+		Core: cfg.core(), API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
 		HandshakeTimeout: cfg.HandshakeTimeout, EventsPerWrite: events, Received: e.log.add, Strike: e.faults.strike,
-		Connect: func(c *core, n *node) (connector, error) {
-			return starters()[cfg.Connector](&host{
-				id: id, model: cfg.Model, role: cfg.KVRole, extra: cfg.Extra, sideChannel: cfg.SideChannel,
-				handshake: cfg.HandshakeTimeout, keepAlive: cfg.KeepAlive, maxModelLen: cfg.MaxModelLen, core: c, life: n,
+		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {
+			return starters()[cfg.Connector](&proto.Host{
+				ID: id, Model: cfg.Model, Role: cfg.KVRole, Extra: cfg.Extra, SideChannel: cfg.SideChannel,
+				Handshake: cfg.HandshakeTimeout, KeepAlive: cfg.KeepAlive, MaxModelLen: cfg.MaxModelLen, Core: c, Life: n,
 			})
 		},
 	})
 }
 
-func (e *Engine) current() *node {
+func (e *Engine) current() *server.Node {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.node
@@ -88,7 +93,7 @@ func (e *Engine) URL() string { return "http://" + e.cfg.Listen }
 // SideChannel is the address of the engine's KV side channel, "127.0.0.1:5600"; ""
 // for an engine without one. It stays the same over Restart.
 func (e *Engine) SideChannel() string {
-	if _, ok := e.current().conn.(interface{ sideAddress() string }); !ok {
+	if _, ok := e.current().Conn.(interface{ SideAddress() string }); !ok {
 		return ""
 	}
 	return e.cfg.SideChannel
@@ -98,8 +103,8 @@ func (e *Engine) SideChannel() string {
 // "http://127.0.0.1:8998"; "" for an engine without one. It stays the same over
 // Restart.
 func (e *Engine) Bootstrap() string {
-	if c, ok := e.current().conn.(interface{ bootstrapURL() string }); ok {
-		return c.bootstrapURL()
+	if c, ok := e.current().Conn.(interface{ BootstrapURL() string }); ok {
+		return c.BootstrapURL()
 	}
 	return ""
 }
@@ -113,7 +118,7 @@ func (e *Engine) EngineID() string {
 
 // Dead says whether the engine serves no more: its core died, or it was killed,
 // terminated or closed.
-func (e *Engine) Dead() bool { return e.current().ended() != nil }
+func (e *Engine) Dead() bool { return e.current().Ended() != nil }
 
 // Close ends the engine: running requests are aborted as by Terminate, and
 // everything the engine started has ended when Close returns.
@@ -127,14 +132,14 @@ func (e *Engine) Close() error {
 func (e *Engine) Terminate() {
 	e.control.Lock()
 	defer e.control.Unlock()
-	e.current().terminate()
+	e.current().Terminate()
 }
 
 // Kill ends the engine as SIGKILL does: its connections break, its port closes.
 func (e *Engine) Kill() {
 	e.control.Lock()
 	defer e.control.Unlock()
-	e.current().kill()
+	e.current().Kill()
 }
 
 // Restart kills the engine if it still runs and starts it anew on the same
@@ -143,7 +148,7 @@ func (e *Engine) Kill() {
 func (e *Engine) Restart() error {
 	e.control.Lock()
 	defer e.control.Unlock()
-	e.current().kill()
+	e.current().Kill()
 	n, err := e.boot()
 	if err != nil {
 		return err
@@ -155,18 +160,18 @@ func (e *Engine) Restart() error {
 }
 
 // Freeze stops the engine as SIGSTOP does: connections stay, nothing answers.
-func (e *Engine) Freeze() { e.current().freeze(true) }
+func (e *Engine) Freeze() { e.current().Freeze(true) }
 
 // Thaw lets a frozen engine go on.
-func (e *Engine) Thaw() { e.current().freeze(false) }
+func (e *Engine) Thaw() { e.current().Freeze(false) }
 
 // Stats gives the counters since the start or the last Restart.
 func (e *Engine) Stats() Stats {
-	return Stats(e.current().core.totals())
+	return Stats(e.current().Core.Totals())
 }
 
 // WaitIdle waits until the engine serves no request, or ctx ends.
-func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().waitIdle(ctx) }
+func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().WaitIdle(ctx) }
 
 // CheckKV judges what was done with the engine's KV since its start or last
 // Restart. The error joins one *[KVFault] per breach: a handoff nobody read (its
@@ -177,8 +182,8 @@ func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().waitId
 func (e *Engine) CheckKV() error {
 	n := e.current()
 	var errs []error
-	for _, b := range n.core.breaches(n.inFlight() == 0) {
-		errs = append(errs, &KVFault{Kind: KVFaultKind(b.kind), Engine: e.EngineID(), Request: b.request})
+	for _, b := range n.Core.Breaches(n.InFlight() == 0) {
+		errs = append(errs, &KVFault{Kind: KVFaultKind(b.Kind), Engine: e.EngineID(), Request: b.Request})
 	}
 	return errors.Join(errs...)
 }
@@ -186,8 +191,8 @@ func (e *Engine) CheckKV() error {
 // Receiver is where a decode engine of the connector "lmcache-pd" takes KV: what a
 // prefill request's disagg_spec must name. "" for other engines.
 func (e *Engine) Receiver() (host string, init, alloc int) {
-	if c, ok := e.current().conn.(interface{ receiver() (string, int, int) }); ok {
-		return c.receiver()
+	if c, ok := e.current().Conn.(interface{ Receiver() (string, int, int) }); ok {
+		return c.Receiver()
 	}
 	return "", 0, 0
 }

@@ -7,6 +7,9 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/server"
 )
 
 // FaultKind is what a scripted fault does.
@@ -16,44 +19,44 @@ type FaultKind int
 const (
 	// FaultStatus answers Status with Header and Body. Without a Body it is an
 	// error object as vLLM's.
-	FaultStatus = FaultKind(effectStatus)
+	FaultStatus = FaultKind(server.EffectStatus)
 	// FaultReset breaks the connection (RST) before the answer's headers.
-	FaultReset = FaultKind(effectReset)
+	FaultReset = FaultKind(server.EffectReset)
 	// FaultResetStream breaks the connection (RST) after the headers and
 	// AfterChunks stream events; an answer that is not streamed breaks in its
 	// body.
-	FaultResetStream = FaultKind(effectResetStream)
+	FaultResetStream = FaultKind(server.EffectResetStream)
 	// FaultStall never answers, until the client leaves.
-	FaultStall = FaultKind(effectStall)
+	FaultStall = FaultKind(server.EffectStall)
 	// FaultStallStream stops after the headers and AfterChunks stream events,
 	// until the client leaves.
-	FaultStallStream = FaultKind(effectStallStream)
+	FaultStallStream = FaultKind(server.EffectStallStream)
 	// FaultGarbage answers 200 with Body, by default text that is not JSON.
-	FaultGarbage = FaultKind(effectGarbage)
+	FaultGarbage = FaultKind(server.EffectGarbage)
 	// FaultRedirect answers 307 to Location.
-	FaultRedirect = FaultKind(effectRedirect)
+	FaultRedirect = FaultKind(server.EffectRedirect)
 	// FaultOversize answers 200 with Size bytes of JSON.
-	FaultOversize = FaultKind(effectOversize)
+	FaultOversize = FaultKind(server.EffectOversize)
 	// FaultDelay waits for Delay, then serves the request.
-	FaultDelay = FaultKind(effectDelay)
+	FaultDelay = FaultKind(server.EffectDelay)
 	// FaultMutateHandoff serves the request and lets Mutate change the
 	// kv_transfer_params of the answer.
-	FaultMutateHandoff = FaultKind(effectMutateHandoff)
+	FaultMutateHandoff = FaultKind(server.EffectMutateHandoff)
 	// FaultLoadFailure makes the load of the KV from the other engine fail.
-	FaultLoadFailure = FaultKind(effectLoadFailure)
+	FaultLoadFailure = FaultKind(server.EffectLoadFailure)
 	// FaultKill kills the engine after the headers and AfterChunks stream events,
 	// or, for an answer that is not streamed, in place of it.
-	FaultKill = FaultKind(effectKill)
+	FaultKill = FaultKind(server.EffectKill)
 	// FaultTerminate is SIGTERM after AfterChunks stream events: the stream ends
 	// with finish_reason "abort" and "[DONE]". An answer that is not streamed
 	// says "abort", without a token.
-	FaultTerminate = FaultKind(effectTerminate)
+	FaultTerminate = FaultKind(server.EffectTerminate)
 	// FaultDeath makes the engine core die after AfterChunks stream events: an
 	// error event, "[DONE]", and the port closes. Not streamed, it is a 500.
-	FaultDeath = FaultKind(effectDeath)
+	FaultDeath = FaultKind(server.EffectDeath)
 	// FaultRefuse closes the port and its connections at once; ClearFaults opens
 	// it again. It matches no request.
-	FaultRefuse = FaultKind(effectRefuse)
+	FaultRefuse = FaultKind(server.EffectRefuse)
 )
 
 // Legs of a request, told by its kv_transfer_params.
@@ -89,18 +92,18 @@ type faultBook struct {
 	pending []*Fault
 }
 
-func legOf(params kvParams) string {
+func legOf(params core.Params) string {
 	switch {
-	case params.is("do_remote_prefill"):
+	case params.Is("do_remote_prefill"):
 		return LegDecode
-	case params.is("do_remote_decode"):
+	case params.Is("do_remote_decode"):
 		return LegPrefill
 	}
 	return LegPlain
 }
 
 // strike takes the fault for a request, if there is one.
-func (b *faultBook) strike(path string, body []byte) *effect {
+func (b *faultBook) strike(path string, body []byte) *server.Effect {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	leg := ""
@@ -111,7 +114,7 @@ func (b *faultBook) strike(path string, body []byte) *effect {
 		if f.Leg != "" {
 			if leg == "" {
 				var r struct {
-					Params kvParams `json:"kv_transfer_params"`
+					Params core.Params `json:"kv_transfer_params"`
 				}
 				_ = json.Unmarshal(body, &r)
 				leg = legOf(r.Params)
@@ -123,8 +126,8 @@ func (b *faultBook) strike(path string, body []byte) *effect {
 		if f.Count--; f.Count == 0 {
 			b.pending = append(b.pending[:i:i], b.pending[i+1:]...)
 		}
-		return &effect{
-			Kind: effectKind(f.Kind), Status: f.Status, Header: f.Header, Body: f.Body, AfterChunks: f.AfterChunks,
+		return &server.Effect{
+			Kind: server.EffectKind(f.Kind), Status: f.Status, Header: f.Header, Body: f.Body, AfterChunks: f.AfterChunks,
 			Delay: f.Delay, Size: f.Size, Location: f.Location, Mutate: f.Mutate,
 		}
 	}
@@ -134,7 +137,7 @@ func (b *faultBook) strike(path string, body []byte) *effect {
 // Inject scripts a fault.
 func (e *Engine) Inject(f Fault) {
 	if f.Kind == FaultRefuse {
-		e.current().refuse(true)
+		e.current().Refuse(true)
 		return
 	}
 	if f.Count == 0 {
@@ -151,5 +154,5 @@ func (e *Engine) ClearFaults() {
 	e.faults.mu.Lock()
 	e.faults.pending = nil
 	e.faults.mu.Unlock()
-	e.current().refuse(false)
+	e.current().Refuse(false)
 }

@@ -2,7 +2,11 @@
 
 package enginesim
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+)
 
 // KVFaultKind says what went wrong with KV blocks.
 type KVFaultKind string
@@ -11,16 +15,16 @@ type KVFaultKind string
 const (
 	// KVLeak is a handoff that nobody read: its blocks are pinned although no
 	// request is left, or were until the lease ended.
-	KVLeak KVFaultKind = leak
+	KVLeak KVFaultKind = core.Leak
 	// KVDoubleUse is a handoff read again after it was consumed.
-	KVDoubleUse KVFaultKind = doubleUse
+	KVDoubleUse KVFaultKind = core.DoubleUse
 	// KVStaleRead is a read of blocks whose lease had ended, or never was.
-	KVStaleRead KVFaultKind = staleRead
+	KVStaleRead KVFaultKind = core.StaleRead
 	// KVForeignRead is a read of other blocks than those of the named handoff, or
 	// for another prompt than the one that was prefilled.
-	KVForeignRead KVFaultKind = foreignRead
+	KVForeignRead KVFaultKind = core.ForeignRead
 	// KVNoTransfer is a prompt that a kv_consumer computed itself.
-	KVNoTransfer KVFaultKind = noTransferred
+	KVNoTransfer KVFaultKind = core.NoTransferred
 )
 
 // KVFault is one breach of the rules of KV handoff, as the engine that noticed
