@@ -42,8 +42,37 @@ var rules = []rule{
 		why: "the state machine knows abilities, not protocols: a connector that needs a line of its own in the flow lacks an ability",
 	},
 	{
-		of: []string{"pdflow/enginesim"}, never: []string{"connector/...", "pdflow", "transport/..."},
+		of: []string{"pdflow/enginesim/..."}, never: []string{"connector/...", "pdflow", "transport/..."},
 		why: "the tests' other side shares no code with what it tests, or both would be wrong alike",
+	},
+	{
+		of: []string{"pdflow/enginesim/internal/..."}, never: []string{"pdflow/enginesim"},
+		why: "the rooms of the simulated engines are below their face, and each can be tested alone",
+	},
+	{
+		of:    []string{simRooms + "core"},
+		never: []string{simRooms + "api", simRooms + "proto/...", simRooms + "server"},
+		why:   "the core knows KV and requests, no client API, no protocol and no server",
+	},
+	{
+		of:    []string{simRooms + "api"},
+		never: []string{simRooms + "proto/...", simRooms + "server"},
+		why:   "client APIs know no protocol: a protocol that adds to an API wraps its parser",
+	},
+	{
+		of:    []string{simRooms + "proto/..."},
+		never: []string{simRooms + "server"},
+		why:   "a protocol sees its engine as a host, which is all that it needs of it",
+	},
+	{
+		of:    []string{simRooms + "proto"},
+		never: []string{simRooms + "proto/*", simRooms + "api"},
+		why:   "what protocols share knows none of them",
+	},
+	{
+		of:    []string{simRooms + "server"},
+		never: []string{simRooms + "proto/..."},
+		why:   "the server knows connectors as the core does; which there are, the face knows",
 	},
 	{
 		of: []string{"internal/..."}, never: []string{"connector/...", "pdflow/...", "transport/...", "discovery/..."},
@@ -69,6 +98,9 @@ var rules = []rule{
 	},
 }
 
+// simRooms is where the rooms of the simulated engines are.
+const simRooms = "pdflow/enginesim/internal/"
+
 // dependency is a module from outside, and who may import it directly. A module that is not listed may not be imported.
 type dependency struct {
 	module string
@@ -84,8 +116,8 @@ var dependencies = []dependency{
 	{"go.opentelemetry.io/otel", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
 	{"go.opentelemetry.io/otel/metric", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
 	{"go.opentelemetry.io/otel/trace", []string{"pdflow", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
-	{"github.com/go-zeromq/zmq4", []string{"pdflow/enginesim"}, "ZeroMQ is for the protocols that speak it; nobody else compiles it"},
-	{"github.com/vmihailenco/msgpack/v5", []string{"connector/lmcachepd", "discovery/registration", "pdflow/enginesim"}, "msgpack is for the protocols that speak it; nobody else compiles it"},
+	{"github.com/go-zeromq/zmq4", []string{simRooms + "proto/lmcachepd"}, "ZeroMQ is for the protocols that speak it; nobody else compiles it"},
+	{"github.com/vmihailenco/msgpack/v5", []string{"connector/lmcachepd", "discovery/registration", simRooms + "proto/lmcachepd"}, "msgpack is for the protocols that speak it; nobody else compiles it"},
 	{"github.com/fsnotify/fsnotify", []string{"discovery/file"}, "it is for the source of files; nobody else watches any"},
 	{"go.yaml.in/yaml/v3", []string{"discovery/file"}, "YAML is for the source of files; the library itself is configured by Go values and JSON"},
 	{"github.com/miekg/dns", []string{"discovery/dns"}, "it is for the source that asks name servers; nobody else speaks DNS"},

@@ -101,6 +101,22 @@ func TestEachRuleIsHeld(t *testing.T) {
 			[]string{"connector/config: discovery"}, []string{"connector/config must not import discovery", "below all"}},
 		"the simulated engines share nothing with the gateway": {
 			[]string{"pdflow/enginesim: connector"}, []string{"pdflow/enginesim must not import connector"}},
+		"nor do their rooms": {
+			[]string{simRooms + "proto/nixl: connector"}, []string{simRooms + "proto/nixl must not import connector"}},
+		"a room does not import the face": {
+			[]string{simRooms + "core: pdflow/enginesim"}, []string{simRooms + "core must not import pdflow/enginesim", "below their face"}},
+		"the core knows no protocol": {
+			[]string{simRooms + "core: " + simRooms + "proto/nixl"}, []string{"must not import", "no client API, no protocol"}},
+		"client APIs know no protocol": {
+			[]string{simRooms + "api: " + simRooms + "proto"}, []string{simRooms + "api must not import", "wraps its parser"}},
+		"a protocol does not see the server": {
+			[]string{simRooms + "proto/sglang: " + simRooms + "server"}, []string{"must not import " + simRooms + "server", "as a host"}},
+		"what protocols share knows none of them": {
+			[]string{simRooms + "proto: " + simRooms + "proto/nixl"}, []string{simRooms + "proto must not import", "knows none of them"}},
+		"the server knows no protocol": {
+			[]string{simRooms + "server: " + simRooms + "proto/nixl"}, []string{simRooms + "server must not import", "the face knows"}},
+		"ZeroMQ is for the one protocol that speaks it": {
+			[]string{"pdflow/enginesim: github.com/go-zeromq/zmq4"}, []string{"pdflow/enginesim must not import github.com/go-zeromq/zmq4"}},
 		"internal is below all": {
 			[]string{"internal/telemetry: discovery"}, []string{"internal/telemetry must not import discovery"}},
 		"nothing imports examples": {

@@ -9,13 +9,16 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
 // KV roles, as in vLLM's kv_transfer_config.
 const (
-	RoleProducer = "kv_producer"
-	RoleConsumer = "kv_consumer"
-	RoleBoth     = "kv_both"
+	RoleProducer = proto.RoleProducer
+	RoleConsumer = proto.RoleConsumer
+	RoleBoth     = proto.RoleBoth
 )
 
 // Policies for a KV load that fails, as in vLLM's kv_load_failure_policy.
@@ -90,6 +93,16 @@ type Config struct {
 	KeepRequests int
 }
 
+// core is what the engine core needs of the configuration.
+func (c Config) core() core.Config {
+	alone := c.Connector == connectorNone
+	return core.Config{
+		Seed: c.Seed, Blocks: c.Blocks, BlockSize: c.BlockSize, BytesPerToken: c.BytesPerToken, MaxRunning: c.MaxRunning, Lease: c.Lease,
+		PrefillRate: c.PrefillRate, ITL: c.ITL, Recompute: c.LoadFailure == LoadFailureRecompute, Alone: alone,
+		MustLoad: c.KVRole == RoleConsumer && !alone,
+	}
+}
+
 func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Model, "tiny")
 	if c.Connector == "" {
@@ -148,8 +161,8 @@ func (c Config) validate() error {
 	if c.BytesPerToken < 8 || c.BytesPerToken%8 != 0 {
 		bad("BytesPerToken %d: want a multiple of 8", c.BytesPerToken)
 	}
-	if c.BlockSize > 0 && c.BytesPerToken > MaxFrame/c.BlockSize {
-		bad("BlockSize times BytesPerToken is more than the %d bytes of a frame", MaxFrame)
+	if c.BlockSize > 0 && c.BytesPerToken > core.MaxFrame/c.BlockSize {
+		bad("BlockSize times BytesPerToken is more than the %d bytes of a frame", core.MaxFrame)
 	}
 	if c.PrefillRate < 0 || c.ITL < 0 || c.Lease < 0 || c.HandshakeTimeout < 0 || c.KeepAlive < 0 || c.ExitDelay < 0 {
 		bad("durations and rates must not be negative")

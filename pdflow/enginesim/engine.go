@@ -5,10 +5,13 @@ package enginesim
 import (
 	"context"
 	"errors"
-	"io"
-	"log"
 	"maps"
 	"sync"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/api"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/server"
 )
 
 // Engine is one simulated engine with its HTTP server. All methods may be called
@@ -21,7 +24,8 @@ type Engine struct {
 	control sync.Mutex // one change of life at a time
 
 	mu   sync.Mutex
-	node *node
+	id   string
+	node *server.Node
 }
 
 // Start starts an engine. It serves when Start returns.
@@ -32,25 +36,51 @@ func Start(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{cfg: cfg}
 	e.log.limit = cfg.KeepRequests
-	n, err := startNode(e, cfg)
+	n, err := e.boot()
 	if err != nil {
 		return nil, err
 	}
 	e.node = n
-	e.cfg.Listen = n.ln.Addr().String()
-	if c, ok := n.conn.(interface{ sideAddress() string }); ok {
-		e.cfg.SideChannel = c.sideAddress()
+	e.cfg.Listen = n.Ln.Addr().String()
+	if c, ok := n.Conn.(interface{ SideAddress() string }); ok {
+		e.cfg.SideChannel = c.SideAddress()
 	}
-	if c, ok := n.conn.(interface{ keeps() map[string]string }); ok {
+	if c, ok := n.Conn.(interface{ Keeps() map[string]string }); ok {
 		extra := map[string]string{}
 		maps.Copy(extra, e.cfg.Extra)
-		maps.Copy(extra, c.keeps())
+		maps.Copy(extra, c.Keeps())
 		e.cfg.Extra = extra
 	}
 	return e, nil
 }
 
-func (e *Engine) current() *node {
+// boot starts a life of the engine.
+func (e *Engine) boot() (*server.Node, error) {
+	cfg := e.cfg
+	e.mu.Lock()
+	if e.id = cfg.EngineID; e.id == "" {
+		e.id = core.NewUUID()
+	}
+	id := e.id
+	e.mu.Unlock()
+	events := 1
+	if cfg.ITL == 0 {
+		events = cfg.ChunksPerWrite
+	}
+	return server.Start(server.Config{
+		Core: cfg.core(), API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens},
+		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
+		HandshakeTimeout: cfg.HandshakeTimeout, EventsPerWrite: events, Received: e.log.add, Strike: e.faults.strike,
+		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {
+			return starters()[cfg.Connector](&proto.Host{
+				ID: id, Model: cfg.Model, Role: cfg.KVRole, Extra: cfg.Extra, SideChannel: cfg.SideChannel,
+				Handshake: cfg.HandshakeTimeout, KeepAlive: cfg.KeepAlive, MaxModelLen: cfg.MaxModelLen, Core: c, Life: n,
+			})
+		},
+	})
+}
+
+func (e *Engine) current() *server.Node {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.node
@@ -63,7 +93,7 @@ func (e *Engine) URL() string { return "http://" + e.cfg.Listen }
 // SideChannel is the address of the engine's KV side channel, "127.0.0.1:5600"; ""
 // for an engine without one. It stays the same over Restart.
 func (e *Engine) SideChannel() string {
-	if _, ok := e.current().conn.(interface{ sideAddress() string }); !ok {
+	if _, ok := e.current().Conn.(interface{ SideAddress() string }); !ok {
 		return ""
 	}
 	return e.cfg.SideChannel
@@ -73,18 +103,22 @@ func (e *Engine) SideChannel() string {
 // "http://127.0.0.1:8998"; "" for an engine without one. It stays the same over
 // Restart.
 func (e *Engine) Bootstrap() string {
-	if c, ok := e.current().conn.(interface{ bootstrapURL() string }); ok {
-		return c.bootstrapURL()
+	if c, ok := e.current().Conn.(interface{ BootstrapURL() string }); ok {
+		return c.BootstrapURL()
 	}
 	return ""
 }
 
 // EngineID is the id that handoffs of this engine name.
-func (e *Engine) EngineID() string { return e.current().engineID }
+func (e *Engine) EngineID() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.id
+}
 
 // Dead says whether the engine serves no more: its core died, or it was killed,
 // terminated or closed.
-func (e *Engine) Dead() bool { return e.current().ended() != nil }
+func (e *Engine) Dead() bool { return e.current().Ended() != nil }
 
 // Close ends the engine: running requests are aborted as by Terminate, and
 // everything the engine started has ended when Close returns.
@@ -98,14 +132,14 @@ func (e *Engine) Close() error {
 func (e *Engine) Terminate() {
 	e.control.Lock()
 	defer e.control.Unlock()
-	e.current().terminate()
+	e.current().Terminate()
 }
 
 // Kill ends the engine as SIGKILL does: its connections break, its port closes.
 func (e *Engine) Kill() {
 	e.control.Lock()
 	defer e.control.Unlock()
-	e.current().kill()
+	e.current().Kill()
 }
 
 // Restart kills the engine if it still runs and starts it anew on the same
@@ -114,8 +148,8 @@ func (e *Engine) Kill() {
 func (e *Engine) Restart() error {
 	e.control.Lock()
 	defer e.control.Unlock()
-	e.current().kill()
-	n, err := startNode(e, e.cfg)
+	e.current().Kill()
+	n, err := e.boot()
 	if err != nil {
 		return err
 	}
@@ -126,25 +160,18 @@ func (e *Engine) Restart() error {
 }
 
 // Freeze stops the engine as SIGSTOP does: connections stay, nothing answers.
-func (e *Engine) Freeze() { e.current().freeze(true) }
+func (e *Engine) Freeze() { e.current().Freeze(true) }
 
 // Thaw lets a frozen engine go on.
-func (e *Engine) Thaw() { e.current().freeze(false) }
+func (e *Engine) Thaw() { e.current().Freeze(false) }
 
 // Stats gives the counters since the start or the last Restart.
 func (e *Engine) Stats() Stats {
-	n := e.current()
-	l := n.core.load()
-	n.stats.mu.Lock()
-	defer n.stats.mu.Unlock()
-	s := n.stats.Stats
-	loading := int(n.stats.loading)
-	s.Running, s.Waiting, s.UsedBlocks, s.PinnedBlocks = l.running-loading, l.waiting+loading, l.used, l.pinned
-	return s
+	return Stats(e.current().Core.Totals())
 }
 
 // WaitIdle waits until the engine serves no request, or ctx ends.
-func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().waitIdle(ctx) }
+func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().WaitIdle(ctx) }
 
 // CheckKV judges what was done with the engine's KV since its start or last
 // Restart. The error joins one *[KVFault] per breach: a handoff nobody read (its
@@ -152,8 +179,20 @@ func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().waitId
 // blocks that no lease covers or for another prompt, and, on a kv_consumer, a
 // prompt it had to compute itself. Call it when all requests of both legs have
 // been answered; nil is then the proof that each handoff was used exactly once.
-func (e *Engine) CheckKV() error { return errors.Join(e.current().checkKV()...) }
+func (e *Engine) CheckKV() error {
+	n := e.current()
+	var errs []error
+	for _, b := range n.Core.Breaches(n.InFlight() == 0) {
+		errs = append(errs, &KVFault{Kind: KVFaultKind(b.Kind), Engine: e.EngineID(), Request: b.Request})
+	}
+	return errors.Join(errs...)
+}
 
-// silent is a log for net/http's complaints about connections that break: faults
-// are this package's trade.
-func silent() *log.Logger { return log.New(io.Discard, "", 0) }
+// Receiver is where a decode engine of the connector "lmcache-pd" takes KV: what a
+// prefill request's disagg_spec must name. "" for other engines.
+func (e *Engine) Receiver() (host string, init, alloc int) {
+	if c, ok := e.current().Conn.(interface{ Receiver() (string, int, int) }); ok {
+		return c.Receiver()
+	}
+	return "", 0, 0
+}

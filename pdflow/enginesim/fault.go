@@ -7,6 +7,9 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/server"
 )
 
 // FaultKind is what a scripted fault does.
@@ -16,44 +19,44 @@ type FaultKind int
 const (
 	// FaultStatus answers Status with Header and Body. Without a Body it is an
 	// error object as vLLM's.
-	FaultStatus FaultKind = iota + 1
+	FaultStatus = FaultKind(server.EffectStatus)
 	// FaultReset breaks the connection (RST) before the answer's headers.
-	FaultReset
+	FaultReset = FaultKind(server.EffectReset)
 	// FaultResetStream breaks the connection (RST) after the headers and
 	// AfterChunks stream events; an answer that is not streamed breaks in its
 	// body.
-	FaultResetStream
+	FaultResetStream = FaultKind(server.EffectResetStream)
 	// FaultStall never answers, until the client leaves.
-	FaultStall
+	FaultStall = FaultKind(server.EffectStall)
 	// FaultStallStream stops after the headers and AfterChunks stream events,
 	// until the client leaves.
-	FaultStallStream
+	FaultStallStream = FaultKind(server.EffectStallStream)
 	// FaultGarbage answers 200 with Body, by default text that is not JSON.
-	FaultGarbage
+	FaultGarbage = FaultKind(server.EffectGarbage)
 	// FaultRedirect answers 307 to Location.
-	FaultRedirect
+	FaultRedirect = FaultKind(server.EffectRedirect)
 	// FaultOversize answers 200 with Size bytes of JSON.
-	FaultOversize
+	FaultOversize = FaultKind(server.EffectOversize)
 	// FaultDelay waits for Delay, then serves the request.
-	FaultDelay
+	FaultDelay = FaultKind(server.EffectDelay)
 	// FaultMutateHandoff serves the request and lets Mutate change the
 	// kv_transfer_params of the answer.
-	FaultMutateHandoff
+	FaultMutateHandoff = FaultKind(server.EffectMutateHandoff)
 	// FaultLoadFailure makes the load of the KV from the other engine fail.
-	FaultLoadFailure
+	FaultLoadFailure = FaultKind(server.EffectLoadFailure)
 	// FaultKill kills the engine after the headers and AfterChunks stream events,
 	// or, for an answer that is not streamed, in place of it.
-	FaultKill
+	FaultKill = FaultKind(server.EffectKill)
 	// FaultTerminate is SIGTERM after AfterChunks stream events: the stream ends
 	// with finish_reason "abort" and "[DONE]". An answer that is not streamed
 	// says "abort", without a token.
-	FaultTerminate
+	FaultTerminate = FaultKind(server.EffectTerminate)
 	// FaultDeath makes the engine core die after AfterChunks stream events: an
 	// error event, "[DONE]", and the port closes. Not streamed, it is a 500.
-	FaultDeath
+	FaultDeath = FaultKind(server.EffectDeath)
 	// FaultRefuse closes the port and its connections at once; ClearFaults opens
 	// it again. It matches no request.
-	FaultRefuse
+	FaultRefuse = FaultKind(server.EffectRefuse)
 )
 
 // Legs of a request, told by its kv_transfer_params.
@@ -89,18 +92,18 @@ type faultBook struct {
 	pending []*Fault
 }
 
-func legOf(params kvParams) string {
+func legOf(params core.Params) string {
 	switch {
-	case params.is("do_remote_prefill"):
+	case params.Is("do_remote_prefill"):
 		return LegDecode
-	case params.is("do_remote_decode"):
+	case params.Is("do_remote_decode"):
 		return LegPrefill
 	}
 	return LegPlain
 }
 
 // strike takes the fault for a request, if there is one.
-func (b *faultBook) strike(path string, body []byte) *Fault {
+func (b *faultBook) strike(path string, body []byte) *server.Effect {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	leg := ""
@@ -111,7 +114,7 @@ func (b *faultBook) strike(path string, body []byte) *Fault {
 		if f.Leg != "" {
 			if leg == "" {
 				var r struct {
-					Params kvParams `json:"kv_transfer_params"`
+					Params core.Params `json:"kv_transfer_params"`
 				}
 				_ = json.Unmarshal(body, &r)
 				leg = legOf(r.Params)
@@ -123,7 +126,10 @@ func (b *faultBook) strike(path string, body []byte) *Fault {
 		if f.Count--; f.Count == 0 {
 			b.pending = append(b.pending[:i:i], b.pending[i+1:]...)
 		}
-		return f
+		return &server.Effect{
+			Kind: server.EffectKind(f.Kind), Status: f.Status, Header: f.Header, Body: f.Body, AfterChunks: f.AfterChunks,
+			Delay: f.Delay, Size: f.Size, Location: f.Location, Mutate: f.Mutate,
+		}
 	}
 	return nil
 }
@@ -131,7 +137,7 @@ func (b *faultBook) strike(path string, body []byte) *Fault {
 // Inject scripts a fault.
 func (e *Engine) Inject(f Fault) {
 	if f.Kind == FaultRefuse {
-		e.current().refuse(true)
+		e.current().Refuse(true)
 		return
 	}
 	if f.Count == 0 {
@@ -148,22 +154,5 @@ func (e *Engine) ClearFaults() {
 	e.faults.mu.Lock()
 	e.faults.pending = nil
 	e.faults.mu.Unlock()
-	e.current().refuse(false)
-}
-
-// mutated lets a fault change a handoff.
-func mutated(params any, mutate func(map[string]any)) any {
-	if params == nil || mutate == nil {
-		return params
-	}
-	data, err := json.Marshal(params)
-	if err != nil {
-		return params
-	}
-	m := map[string]any{}
-	if err := json.Unmarshal(data, &m); err != nil {
-		return params
-	}
-	mutate(m)
-	return m
+	e.current().Refuse(false)
 }

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
+)
+
+// Engine is what the client APIs need to know of the engine.
+type Engine struct {
+	Model            string
+	MaxModelLen      int
+	DefaultMaxTokens int
+	// Media does the engine's part of the encode stage for a chat and returns the chat's ec_transfer_params.
+	Media func(ctx context.Context, body []byte) any
+}
+
+// Parser reads a request of an API that makes tokens.
+type Parser = func(*Engine, *http.Request, []byte) (*Call, *Error)
+
+// GenerationAPIs are vLLM's APIs that make tokens.
+var GenerationAPIs = map[string]Parser{
+	"/v1/completions":        ParseCompletion,
+	"/v1/chat/completions":   ParseChat,
+	"/v1/responses":          parseResponses,
+	"/v1/messages":           parseMessages,
+	"/inference/v1/generate": parseGenerate,
+}
+
+func ErrNotFound() *Error {
+	return &Error{Message: "Not Found", Type: "Not Found", Code: http.StatusNotFound}
+}
+
+func WriteError(w http.ResponseWriter, e *Error) {
+	WriteJSON(w, e.Code, python.Encode(errorBody{e}))
+}
+
+func WriteJSON(w http.ResponseWriter, status int, data []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(data)))
+	h.Set("Vary", "Origin")
+	w.WriteHeader(status)
+	_, _ = w.Write(data)
+}
+
+// WriteHealth answers a health check.
+func WriteHealth(w http.ResponseWriter, healthy bool) {
+	status := http.StatusOK
+	if !healthy {
+		status = http.StatusServiceUnavailable
+	}
+	w.Header().Set("Content-Length", "0")
+	w.Header().Set("Vary", "Origin")
+	w.WriteHeader(status)
+}

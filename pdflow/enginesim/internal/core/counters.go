@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/metrics"
+)
+
+// totals are the counters and gauges of an engine that others may see. The exported type Stats has the same fields.
+type totals struct {
+	Requests            int64
+	Finished            int64
+	Aborted             int64
+	Errors              int64
+	PromptTokens        int64
+	LocalCompute        int64
+	LocalCacheHit       int64
+	ExternalKVTransfer  int64
+	GenerationTokens    int64
+	Transfers           int64
+	BytesTransferred    int64
+	FailedTransfers     int64
+	FailedNotifications int64
+	Expired             int64
+	AfterExpiry         int64
+	Preemptions         int64
+	Orphans             int64
+	MediaEncoded        int64
+	MediaLoaded         int64
+	MediaComputed       int64
+	Running, Waiting    int
+	UsedBlocks          int
+	PinnedBlocks        int
+}
+
+// Counters is what an engine counts, for its totals and for /metrics alike.
+type Counters struct {
+	mu sync.Mutex
+	totals
+	prefixQueries, prefixHits                int64
+	externalQueries, externalHits            int64
+	cachedTokens, cachedDevice, cachedP2P    int64
+	successStop, successLength, successAbort int64
+	loading                                  int64 // requests that wait for KV
+	alone                                    bool  // the engine has no connector
+	histograms                               map[string]*metrics.Histogram
+}
+
+func newCounters(alone bool) *Counters {
+	return &Counters{alone: alone, histograms: metrics.NewHistograms()}
+}
+
+func (c *Counters) Add(field *int64, n int64) {
+	c.mu.Lock()
+	*field += n
+	c.mu.Unlock()
+}
+
+// Transferred notes one read from another engine.
+func (c *Counters) Transferred(bytes, blocks int, took time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.Transfers++
+	c.BytesTransferred += int64(bytes)
+	c.observe("nixl_bytes_transferred", float64(bytes))
+	c.observe("nixl_num_descriptors", float64(blocks))
+	c.observe("nixl_xfer_time_seconds", took.Seconds())
+	c.observe("nixl_post_time_seconds", took.Seconds()/16)
+}
+
+// loadFailed notes a read that failed.
+func (c *Counters) loadFailed(e *LoadError) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.FailedTransfers += e.Failures
+	c.FailedNotifications += e.Notifications
+}
+
+// scheduled notes what a request found when it got its blocks. The promise of
+// another engine or store, of the tokens up to promised, counts as a hit here,
+// whether it is kept or not.
+func (c *Counters) scheduled(s *Sequence, external bool, promised int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !s.noCache {
+		c.prefixQueries += int64(s.Prompt)
+		c.prefixHits += int64(s.Cached)
+	}
+	rest := int64(s.Prompt - s.Cached)
+	if !c.alone { // without a connector nobody is asked
+		c.externalQueries += rest
+	}
+	c.cachedDevice += int64(s.Cached)
+	if external {
+		c.externalHits += int64(promised - s.Cached)
+		c.cachedP2P += int64(promised - s.Cached)
+	}
+}
+
+// prefilled notes where a prompt's KV really came from: up to promised from
+// elsewhere, if external.
+func (c *Counters) prefilled(s *Sequence, external bool, promised int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if external && s.Prompt == 1 {
+		// The last token of a prompt is computed here in any case, to sample from
+		// it. With a prompt of one token nothing is left of the transfer, and the
+		// request is scheduled again as if it were new (capture 13).
+		external = false
+		c.prefixQueries++
+		c.externalQueries++
+	}
+	rest := int64(s.Prompt - s.Cached)
+	c.PromptTokens += int64(s.Prompt)
+	c.LocalCacheHit += int64(s.Cached)
+	c.cachedTokens += int64(s.Cached)
+	if external {
+		loaded := int64(promised - s.Cached)
+		c.ExternalKVTransfer += loaded
+		c.cachedTokens += loaded
+		c.LocalCompute += rest - loaded
+	} else {
+		c.LocalCompute += rest
+	}
+}
+
+// timing is how long the phases of a request took.
+type timing struct {
+	queued, prefill, decode, first, whole time.Duration
+}
+
+// ended notes a request that ran to its end.
+func (c *Counters) ended(r *running, reason string) {
+	s, g, tokens, t := r.s, r.g, len(r.out.Tokens), r.times()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch reason {
+	case ReasonStop:
+		c.successStop++
+		c.Finished++
+	case ReasonLength:
+		c.successLength++
+		c.Finished++
+	case reasonAbort:
+		c.successAbort++
+		c.Aborted++
+	case reasonError:
+		c.Errors++
+	}
+	c.observe("request_prompt_tokens", float64(s.Prompt))
+	c.observe("request_generation_tokens", float64(tokens))
+	c.observe("request_max_num_generation_tokens", float64(tokens))
+	c.observe("request_params_max_tokens", float64(g.MaxTokens))
+	c.observe("request_params_n", float64(g.Children))
+	c.observe("request_prefill_kv_computed_tokens", float64(s.Prompt-r.out.Cached))
+	c.observe("request_num_preemptions", 0)
+	c.observe("time_to_first_token_seconds", t.first.Seconds())
+	c.observe("e2e_request_latency_seconds", t.whole.Seconds())
+	c.observe("request_queue_time_seconds", t.queued.Seconds())
+	c.observe("request_prefill_time_seconds", t.prefill.Seconds())
+	c.observe("request_decode_time_seconds", t.decode.Seconds())
+	c.observe("request_inference_time_seconds", (t.prefill + t.decode).Seconds())
+	if tokens > 1 {
+		each := t.decode.Seconds() / float64(tokens-1)
+		c.observe("request_time_per_output_token_seconds", each)
+	}
+}
+
+// observe adds a value. The caller holds the lock.
+func (c *Counters) observe(name string, value float64) {
+	h := c.histograms[name]
+	i := 0
+	for i < len(h.Bounds) && value > h.Bounds[i] {
+		i++
+	}
+	h.Counts[i]++
+	h.Count++
+	h.Sum += value
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proto
+
+import (
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+)
+
+// Bootstrap is the HTTP server at which a prefill engine says who it is. A nil one is an engine without it.
+type Bootstrap struct {
+	setting string // the name of its port in Config.Extra
+	ln      net.Listener
+	server  *http.Server
+	served  chan struct{}
+}
+
+// ListenBootstrap starts a bootstrap server, whose requests wait while the engine is frozen.
+func ListenBootstrap(h *Host, setting string, port int, serve http.HandlerFunc) (*Bootstrap, error) {
+	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return nil, err
+	}
+	b := &Bootstrap{setting: setting, ln: ln, served: make(chan struct{})}
+	handle := func(w http.ResponseWriter, r *http.Request) {
+		if !h.Pass() {
+			panic(http.ErrAbortHandler)
+		}
+		serve(w, r)
+	}
+	b.server = &http.Server{
+		Handler: http.HandlerFunc(handle), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: h.KeepAlive, ErrorLog: core.Silent(),
+	}
+	go func() {
+		defer close(b.served)
+		_ = b.server.Serve(ln)
+	}()
+	return b, nil
+}
+
+func (b *Bootstrap) Close() {
+	if b != nil {
+		_ = b.server.Close()
+		<-b.served
+	}
+}
+
+// Keeps are the settings with which Restart takes the same port again.
+func (b *Bootstrap) Keeps() map[string]string {
+	if b == nil {
+		return nil
+	}
+	_, port, _ := net.SplitHostPort(b.ln.Addr().String())
+	return map[string]string{b.setting: port}
+}
+
+// BootstrapURL is the server's base address, "" for none.
+func (b *Bootstrap) BootstrapURL() string {
+	if b == nil {
+		return ""
+	}
+	return "http://" + b.ln.Addr().String()
+}
+
+// AnswerJSON writes a response of a bootstrap server.
+func AnswerJSON(w http.ResponseWriter, status int, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package moriio is vLLM's MoRIIOConnector: P writes, or D reads.
+//
+// It reads these of Config.Extra: read_mode ("true" or "1"; WRITE otherwise) and defer_timeout (seconds, 60). The side
+// channel is both handshake_port and notify_port.
+package moriio
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
+)
+
+// moriio is one engine's side, after vLLM 017e9f4, kv_connector/v1/moriio, and
+// protocols of its toy proxy and of llm-d. None of it was recorded.
+type moriio struct {
+	*proto.Wire
+	read     bool
+	producer bool
+}
+
+func Start(h *proto.Host) (core.Connector, error) {
+	set := h.Settings()
+	lease := set.Seconds("defer_timeout", 60)
+	if err := set.Err(); err != nil {
+		return nil, err
+	}
+	mode := strings.ToLower(strings.TrimSpace(h.Extra["read_mode"]))
+	read := mode == "true" || mode == "1"
+	w, err := proto.StartWire(h, proto.Options{Writes: !read})
+	if err != nil {
+		return nil, err
+	}
+	h.Core.SetLease(lease)
+	return &moriio{Wire: w, read: read, producer: h.Role == proto.RoleProducer}, nil // kv_both counts as a consumer
+}
+
+func (c *moriio) Begin(r *core.Request) core.Transfer { return &mori{c: c, request: r} }
+
+// Rejected tells P to release, where the params say where P is.
+func (c *moriio) Rejected(_ context.Context, params core.Params) {
+	if to, ok := explicit(params); ok && params.Is("do_remote_prefill") {
+		c.letGoOf(to, params.Text("transfer_id"))
+	}
+}
+
+// letGoOf releases by the transfer id.
+func (c *moriio) letGoOf(to address, id string) {
+	if !c.read {
+		c.LetGo(to.at(to.notify), id)
+		return
+	}
+	ctx, stop := context.WithTimeout(c.Ctx, time.Second)
+	defer stop()
+	if p, err := c.Connect(ctx, to.at(to.handshake)); err == nil {
+		_ = p.Release(ctx, proto.RequestMessage{Request: id})
+	}
+}
+
+// address is a peer, with the port that notices of the addressed rank go to.
+type address struct {
+	host              string
+	handshake, notify int
+}
+
+func (a address) at(port int) proto.Place { return proto.Place{Host: a.host, Port: strconv.Itoa(port)} }
+
+// explicit reads the peer from the params, which win over the id.
+func explicit(params core.Params) (address, bool) {
+	var handshake, notify int
+	err := errors.Join(json.Unmarshal(orNull(params["remote_handshake_port"]), &handshake), json.Unmarshal(orNull(params["remote_notify_port"]), &notify))
+	a := address{params.Text("remote_host"), handshake, notify + rankOf(params)}
+	return a, err == nil && a.host != "" && handshake != 0 && notify != 0
+}
+
+func orNull(raw json.RawMessage) json.RawMessage {
+	if len(raw) == 0 {
+		return json.RawMessage("null")
+	}
+	return raw
+}
+
+// rankOf shifts the port of notices: the peer's ranks listen one after another.
+func rankOf(params core.Params) int {
+	var rank int
+	_ = json.Unmarshal(orNull(params["remote_dp_rank"]), &rank)
+	return rank
+}
+
+// The patterns by which engines find their peer in a request's id.
+var (
+	prefillAddress = regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`)
+	decodeAddress  = regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
+)
+
+// embedded reads the peer from the request's id.
+func embedded(id string, producer bool, params core.Params) (address, bool) {
+	pattern := prefillAddress
+	if producer {
+		pattern = decodeAddress
+	}
+	found := pattern.FindStringSubmatch(id)
+	if found == nil {
+		return address{}, false
+	}
+	parts := map[string]string{}
+	for part := range strings.SplitSeq(found[1], ",") {
+		name, value, _ := strings.Cut(part, ":")
+		parts[strings.TrimSpace(name)] = strings.TrimSpace(value)
+	}
+	handshake, err1 := strconv.Atoi(parts["handshake"])
+	notify, err2 := strconv.Atoi(parts["notify"])
+	return address{parts["host"], handshake, notify + rankOf(params)}, errors.Join(err1, err2) == nil && parts["host"] != ""
+}
+
+// mori is one request's side.
+type mori struct {
+	core.NoTransfer
+	c       *moriio
+	request *core.Request
+	peer    address
+}
+
+// External is true for every request of a consumer, with params or without.
+func (t *mori) External() bool { return !t.c.producer }
+
+// Arrived finds what the scheduler does not survive: keys that it reads without
+// asking, and a peer that is named nowhere.
+func (t *mori) Arrived(context.Context, *core.Sequence) (string, error) {
+	params := t.request.Params
+	if len(params) == 0 {
+		return "", nil
+	}
+	if !params.Has("transfer_id") {
+		return "", &core.Death{Why: "KeyError: transfer_id"}
+	}
+	switch {
+	case t.c.producer && params.Is("do_remote_decode"):
+	case !t.c.producer && params.Is("do_remote_prefill") && (!t.c.read || t.reads()):
+	default:
+		return "", nil
+	}
+	if !params.Has("remote_block_ids") || !params.Has("remote_engine_id") {
+		return "", &core.Death{Why: "KeyError: remote_block_ids, remote_engine_id"}
+	}
+	var ok bool
+	if t.peer, ok = explicit(params); !ok {
+		if t.peer, ok = embedded(t.request.ID, t.c.producer, params); !ok {
+			return "", &core.Death{Why: "ValueError: cannot parse the peer's zmq_address from request_id"}
+		}
+	}
+	return "", nil
+}
+
+// reads says whether a consumer in READ mode has something to read by.
+func (t *mori) reads() bool {
+	return python.Truthy(t.request.Params["remote_block_ids"]) && t.request.Params.Has("remote_engine_id")
+}
+
+func (t *mori) Dropped(release bool) {
+	if t.c.producer || !release || t.c.Silenced() || t.peer.host == "" || !t.request.Params.Is("do_remote_prefill") {
+		return
+	}
+	t.c.letGoOf(t.peer, t.request.Params.Text("transfer_id"))
+}
+
+func (t *mori) Load(ctx context.Context, s *core.Sequence) error {
+	err := t.take(ctx, s)
+	if _, failed := errors.AsType[*core.LoadError](err); failed { // it is told to nobody: the request stays pending
+		<-ctx.Done()
+		err = context.Cause(ctx)
+	}
+	if err != nil && !t.c.read {
+		t.c.Core.Lose(s) // P might still write into its blocks
+	}
+	return err
+}
+
+func (t *mori) take(ctx context.Context, s *core.Sequence) error {
+	params, id := t.request.Params, t.request.Params.Text("transfer_id")
+	if t.c.read {
+		if !params.Is("do_remote_prefill") || !t.reads() {
+			return t.unwritten(s)
+		}
+		return t.pull(ctx, s, id)
+	}
+	if !params.Is("do_remote_prefill") || !strings.HasPrefix(id, "tx") {
+		<-ctx.Done() // nobody was told of the blocks
+		return context.Cause(ctx)
+	}
+	if _, err := t.c.Connect(ctx, t.peer.at(t.peer.handshake)); err != nil {
+		return err
+	}
+	return t.c.ReadNamed(ctx, s, t.peer.at(t.peer.notify), id)
+}
+
+// unwritten goes on with whatever lies in the blocks.
+func (t *mori) unwritten(s *core.Sequence) error {
+	blank := make([][]byte, len(s.Blocks)-s.Computed/t.c.Core.BlockSize)
+	for i := range blank {
+		blank[i] = make([]byte, t.c.Core.BlockBytes)
+	}
+	t.c.Core.Fill(s, blank, s.Prompt)
+	t.c.Host.Core.Ledger.ComputedByConsumer(s.ID)
+	return nil
+}
+
+// pull reads P's blocks by their ids, and releases them by the transfer id.
+func (t *mori) pull(ctx context.Context, s *core.Sequence, id string) error {
+	var ids []int64
+	need := len(s.Blocks) - s.Computed/t.c.Core.BlockSize
+	if json.Unmarshal(t.request.Params["remote_block_ids"], &ids) != nil || len(ids) < need {
+		return &core.Death{Why: "assertion: there are fewer remote blocks than local ones"}
+	}
+	ids = ids[len(ids)-need:]
+	p, err := t.c.Connect(ctx, t.peer.at(t.peer.handshake))
+	if err != nil {
+		return err
+	}
+	if err := t.c.Fetch(ctx, p, s, s.Prompt, proto.AskMessage{Request: id, Blocks: ids}); err != nil {
+		return err
+	}
+	if _, err = t.c.Connect(ctx, t.peer.at(t.peer.notify)); err != nil {
+		return nil //nolint:nilerr // the notice is lost, the KV is here; P's blocks wait for defer_timeout
+	}
+	_ = p.Release(ctx, proto.RequestMessage{Request: id})
+	return nil
+}
+
+// moriHandoff is what P answers.
+type moriHandoff struct {
+	DoRemotePrefill bool    `json:"do_remote_prefill"`
+	DoRemoteDecode  bool    `json:"do_remote_decode"`
+	BlockIDs        []int32 `json:"remote_block_ids"`
+	EngineID        string  `json:"remote_engine_id"`
+	Host            string  `json:"remote_host"`
+	HandshakePort   int     `json:"remote_handshake_port"`
+	NotifyPort      int     `json:"remote_notify_port"`
+	DPRank          int     `json:"remote_dp_rank"`
+	DPRankOverride  bool    `json:"remote_dp_rank_override"`
+	DPSize          int     `json:"remote_dp_size"`
+	DPSizeLocal     int     `json:"remote_dp_size_local"`
+	TPSize          int     `json:"tp_size"`
+	TransferID      string  `json:"transfer_id"`
+}
+
+// Finished hands off what ended by length; anything else is freed at once, whoever
+// waits for it.
+func (t *mori) Finished(s *core.Sequence, reason string) any {
+	if !t.c.producer || !t.request.Params.Is("do_remote_decode") || reason != core.ReasonLength {
+		return nil
+	}
+	id := t.request.Params.Text("transfer_id")
+	prompt := core.KeyOf(s.Tokens[:s.Prompt])
+	if t.c.read {
+		s.ID = id // from here on P knows the request by its transfer id
+	}
+	request := s.ID
+	blocks := t.c.Core.Pin(s, prompt)
+	if !t.c.read && strings.HasPrefix(id, "tx") {
+		t.c.Spawn(func() { // P writes once it has found D
+			if _, err := t.c.Connect(t.c.Ctx, t.peer.at(t.peer.handshake)); err == nil {
+				t.c.Side.Offers.Put(id, request)
+			}
+		})
+	}
+	host, port := t.c.Side.Address()
+	return &moriHandoff{
+		DoRemotePrefill: true, BlockIDs: blocks[:core.BlocksFor(s.Prompt, t.c.Core.BlockSize)], EngineID: host + ":" + strconv.Itoa(port),
+		Host: host, HandshakePort: port, NotifyPort: port, DPRankOverride: true, DPSize: 1, DPSizeLocal: 1, TPSize: 1, TransferID: id,
+	}
+}

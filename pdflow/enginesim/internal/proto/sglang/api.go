@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/api"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
+)
+
+// Parsers are the APIs in which SGLang reads bootstrap members.
+func (c *sglangDisagg) Parsers() map[string]api.Parser {
+	return map[string]api.Parser{
+		"/generate":            c.meets(c.parse),
+		"/v1/completions":      c.meets(api.ParseCompletion),
+		"/v1/chat/completions": c.meets(api.ParseChat),
+	}
+}
+
+// parse reads SGLang's own API.
+func (c *sglangDisagg) parse(_ *api.Engine, _ *http.Request, body []byte) (*api.Call, *api.Error) {
+	return api.ParseSGLang(c.Host.Role == proto.RoleConsumer, body)
+}
+
+// Serve answers what a router asks an engine beside requests.
+func (c *sglangDisagg) Serve(w http.ResponseWriter, r *http.Request) bool {
+	mode := map[string]string{proto.RoleProducer: "prefill", proto.RoleConsumer: "decode", proto.RoleBoth: "null"}[c.Host.Role]
+	switch r.Method + " " + r.URL.Path {
+	case "GET /health_generate":
+		api.WriteHealth(w, c.Host.Ended() == nil)
+	case "GET /server_info", "GET /get_server_info":
+		api.WriteJSON(w, http.StatusOK, python.Encode(map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks, "page_size": c.Host.Core.BlockSize, "served_model_name": c.Host.Model}))
+	case "GET /metrics":
+		c.metrics(w)
+	case "GET /model_info", "GET /get_model_info":
+		api.WriteJSON(w, http.StatusOK, python.Encode(map[string]any{"model_path": c.Host.Model, "is_generation": true}))
+	default:
+		return false
+	}
+	return true
+}
+
+// rendezvous are the members that both legs carry, each a value or a list of one
+// value for each sequence.
+type rendezvous struct {
+	Host   json.RawMessage `json:"bootstrap_host"`
+	Port   json.RawMessage `json:"bootstrap_port"`
+	Room   json.RawMessage `json:"bootstrap_room"`
+	Rank   json.RawMessage `json:"disagg_prefill_dp_rank"`
+	Routed json.RawMessage `json:"routed_dp_rank"`
+	Alias  json.RawMessage `json:"data_parallel_rank"`
+}
+
+// metrics is the page that --enable-metrics turns on, as far as it tells of transfers
+// (srt/observability/metrics_collector.py): sizes are in 2^20 bytes, and the sender's.
+func (c *sglangDisagg) metrics(w http.ResponseWriter) {
+	if c.Host.Extra["enable_metrics"] != "1" {
+		api.WriteError(w, api.ErrNotFound())
+		return
+	}
+	t := c.Core.Totals()
+	text := fmt.Sprintf("# TYPE sglang:kv_transfer_total_mb histogram\n"+
+		"sglang:kv_transfer_total_mb_count{model_name=%[1]q,tp_rank=\"0\"} %[2]d.0\n"+
+		"sglang:kv_transfer_total_mb_sum{model_name=%[1]q,tp_rank=\"0\"} %[3]g\n"+
+		"sglang:num_transfer_failed_reqs_total{model_name=%[1]q,tp_rank=\"0\"} %[4]d.0\n"+
+		"sglang:prompt_tokens_total{model_name=%[1]q,tp_rank=\"0\"} %[5]d.0\n",
+		c.Host.Model, t.Transfers, float64(t.BytesTransferred)/(1<<20), t.FailedTransfers, t.PromptTokens)
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	w.WriteHeader(http.StatusOK)
+	_, _ = w.Write([]byte(text))
+}
+
+// meets gives each sequence of a call its room.
+func (c *sglangDisagg) meets(parse api.Parser) api.Parser {
+	return func(e *api.Engine, r *http.Request, body []byte) (*api.Call, *api.Error) {
+		made, bad := parse(e, r, body)
+		if bad != nil || !c.disaggregated() {
+			return made, bad
+		}
+		var q rendezvous
+		if bad := api.DecodeBody(body, &q); bad != nil {
+			return nil, bad
+		}
+		count := len(made.Gens)
+		rooms, ok := eachRoom(q.Room, count, made.N)
+		if !ok {
+			return nil, api.BadRequest("bootstrap_room", "Disaggregated request received without bootstrap room id")
+		}
+		hosts, ok1 := each(q.Host, count, made.N)
+		ports, ok2 := each(q.Port, count, made.N)
+		if !ok1 || !ok2 {
+			return nil, api.BadRequest("bootstrap_host", "bootstrap lists do not have the length of the batch")
+		}
+		for i, g := range made.Gens {
+			g.Local = false
+			g.Params = core.Params{"bootstrap_room": rooms[i], "bootstrap_host": hosts[i], "bootstrap_port": ports[i], "disagg_prefill_dp_rank": q.Rank, "routed_dp_rank": q.Routed, "data_parallel_rank": q.Alias}
+		}
+		if c.Host.Role == proto.RoleProducer {
+			// P makes the first token and no more, and ends by length.
+			made.MaxTokens, made.Limited, made.MinTokens = 1, true, min(made.MinTokens, 1)
+			for _, g := range made.Gens {
+				g.Stop, g.StopIDs, g.MinTokens = nil, nil, min(g.MinTokens, 1)
+			}
+		}
+		return made, nil
+	}
+}
+
+// each is a member for each of the sequences: a list of all, a list with one item for
+// each prompt, which its n answers share, or one value for all.
+func each(raw json.RawMessage, count, n int) ([]json.RawMessage, bool) {
+	out := make([]json.RawMessage, count)
+	if len(raw) == 0 || raw[0] != '[' {
+		for i := range out {
+			out[i] = raw
+		}
+		return out, true
+	}
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil {
+		return nil, false
+	}
+	switch len(list) {
+	case count:
+		return list, true
+	case count / max(n, 1):
+		for i := range out {
+			out[i] = list[i/max(n, 1)]
+		}
+		return out, true
+	}
+	return nil, false
+}
+
+// eachRoom is each for rooms, which count up from one value.
+func eachRoom(raw json.RawMessage, count, n int) ([]json.RawMessage, bool) {
+	out, ok := each(raw, count, n)
+	if !ok {
+		return nil, false
+	}
+	for i := range out {
+		room, err := strconv.ParseInt(string(out[i]), 10, 64)
+		if err != nil || room < 0 {
+			return nil, false
+		}
+		if raw[0] != '[' {
+			out[i] = strconv.AppendInt(nil, room+int64(i), 10)
+		}
+	}
+	return out, true
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package trtllm is TensorRT-LLM's disaggregated serving. A request's disaggregated_params say what a server does with it,
+// whatever the server's role.
+//
+// It reads these of Config.Extra: internal_request_auth_key (then parameters that say where a context server is must be
+// signed), kv_transfer_timeout_ms (60000: how long a context server keeps KV, and a generation server waits),
+// perf_metrics_max_requests (0: how many requests GET /perf_metrics tells of) and transceiver_runtime: CPP, which names
+// the context server by encoded_opaque_state (default), or PYTHON, which names it by ctx_info_endpoint.
+package trtllm
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/api"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
+)
+
+// minGlobalID is the floor of ids that proxies make; smaller ones are a server's own.
+const minGlobalID = 1 << 40
+
+// trtllm is one server's side, after protocols/other-engines.md D.
+type trtllm struct {
+	*proto.Wire
+	key     string
+	python  bool
+	patient time.Duration
+
+	keep int // records
+
+	mu      sync.Mutex
+	live    map[string]struct{} // ids of context requests that run
+	records []perfRecord
+}
+
+func Start(h *proto.Host) (core.Connector, error) {
+	set := h.Settings()
+	c := &trtllm{
+		key: h.Extra["internal_request_auth_key"], python: h.Extra["transceiver_runtime"] == "PYTHON",
+		patient: set.Seconds("kv_transfer_timeout_ms", 60000) / 1000, keep: set.Count("perf_metrics_max_requests", 0),
+		live: map[string]struct{}{},
+	}
+	if err := set.Err(); err != nil {
+		return nil, err
+	}
+	var err error
+	if c.Wire, err = proto.StartWire(h, proto.Options{Writes: true, Named: c.asked}); err != nil {
+		return nil, err
+	}
+	h.Core.SetLease(c.patient)
+	return c, nil
+}
+
+// Parsers are the APIs in which TensorRT-LLM reads disaggregated_params.
+func (c *trtllm) Parsers() map[string]api.Parser {
+	return map[string]api.Parser{"/v1/completions": c.reads(api.ParseCompletion), "/v1/chat/completions": c.reads(api.ParseChat)}
+}
+
+// Serve answers what is TensorRT-LLM's own. Its GET /metrics are statistics of
+// iterations, which are off unless asked for; none of vLLM's counters is anywhere.
+func (c *trtllm) Serve(w http.ResponseWriter, r *http.Request) bool {
+	switch r.Method + " " + r.URL.Path {
+	case "GET /server_info":
+		c.serverInfo(w)
+	case "GET /perf_metrics":
+		c.giveRecords(w)
+	case "GET /metrics":
+		api.WriteJSON(w, http.StatusOK, []byte("[]"))
+	default:
+		return false
+	}
+	return true
+}
+
+func (c *trtllm) serverInfo(w http.ResponseWriter) {
+	where := c.where()
+	if c.python {
+		where["ctx_info_endpoint"] = []any{where["ctx_info_endpoint"]}
+	}
+	api.WriteJSON(w, http.StatusOK, python.Encode(map[string]any{"disaggregated_params": where}))
+}
+
+// where says how other servers reach this one.
+func (c *trtllm) where() map[string]any {
+	host, port := c.Side.Address()
+	address := net.JoinHostPort(host, strconv.Itoa(port))
+	if c.python {
+		return map[string]any{"ctx_info_endpoint": "tcp://" + address, "encoded_opaque_state": nil}
+	}
+	return map[string]any{"encoded_opaque_state": base64.StdEncoding.EncodeToString([]byte(address)), "ctx_info_endpoint": nil}
+}
+
+// placeOf reads what where has written.
+func placeOf(params core.Params) (proto.Place, bool) {
+	address := strings.TrimPrefix(params.Text("ctx_info_endpoint"), "tcp://")
+	if raw, err := base64.StdEncoding.DecodeString(params.Text("encoded_opaque_state")); err == nil && len(raw) > 0 {
+		address = string(raw)
+	}
+	host, port, err := net.SplitHostPort(address)
+	return proto.Place{Host: host, Port: port}, err == nil
+}
+
+// reads gives a call's only sequence its parameters.
+func (c *trtllm) reads(parse api.Parser) api.Parser {
+	return func(e *api.Engine, r *http.Request, body []byte) (*api.Call, *api.Error) {
+		made, bad := parse(e, r, body)
+		if bad != nil {
+			return made, bad
+		}
+		var q struct {
+			Params   json.RawMessage `json:"disaggregated_params"`
+			TokenIDs []int32         `json:"prompt_token_ids"`
+		}
+		if bad := api.DecodeBody(body, &q); bad != nil {
+			return nil, bad
+		}
+		params, bad := api.DecodeParams(q.Params)
+		if bad != nil {
+			return nil, bad
+		}
+		if r.URL.Path == "/v1/chat/completions" && len(q.TokenIDs) > 0 {
+			for _, g := range made.Gens {
+				g.Prompt = q.TokenIDs
+			}
+		}
+		kind := params.Text("request_type")
+		if params == nil || kind == "context_and_generation" {
+			return made, nil
+		}
+		if len(made.Gens) != 1 {
+			return nil, api.BadRequest("n", "disaggregated serving takes one prompt and one sequence")
+		}
+		if bad := c.check(kind, params, r.Header); bad != nil {
+			return nil, bad
+		}
+		g := made.Gens[0]
+		g.Params = params
+		if kind == "context_only" {
+			// It makes the first token; the client's limit decides whether that is the last.
+			made.MaxTokens, made.Limited, made.MinTokens, g.MinTokens = 1, true, min(made.MinTokens, 1), min(g.MinTokens, 1)
+		}
+		return made, nil
+	}
+}
+
+func (c *trtllm) check(kind string, params core.Params, header http.Header) *api.Error {
+	id, err := strconv.ParseInt(string(params["disagg_request_id"]), 10, 64)
+	if params.Given("disagg_request_id") && (err != nil || id < minGlobalID) {
+		return api.BadRequest("disaggregated_params", "disagg_request_id is not a global id")
+	}
+	switch kind {
+	case "context_only":
+		return nil
+	case "generation_only":
+	default:
+		return api.BadRequest("disaggregated_params", "Unknown request type")
+	}
+	if !params.Given("ctx_request_id") {
+		return api.BadRequest("disaggregated_params", "ctx_request_id is required for a generation request")
+	}
+	if string(params["schedule_style"]) != "1" && !params.Given("first_gen_tokens") {
+		return api.BadRequest("disaggregated_params", "first_gen_tokens are required for a generation request")
+	}
+	if !c.authentic(params, header.Get("x-trtllm-disagg-auth")) {
+		return api.BadRequest("", "Invalid internal disaggregated request authentication")
+	}
+	return nil
+}
+
+// authentic checks the signature of the parameters that say where a server is. What
+// this engine writes there is ASCII, so that Go's JSON is Python's.
+func (c *trtllm) authentic(params core.Params, signature string) bool {
+	if c.key == "" || !params.Given("encoded_opaque_state") && !params.Given("ctx_info_endpoint") {
+		return true
+	}
+	signed := map[string]any{"ctx_info_endpoint": nil, "encoded_opaque_state": nil}
+	for name := range signed {
+		if params.Given(name) {
+			signed[name] = params.Text(name)
+		}
+	}
+	mac := hmac.New(sha256.New, []byte(c.key))
+	mac.Write(python.Encode(signed))
+	return hmac.Equal([]byte(signature), []byte("sha256="+hex.EncodeToString(mac.Sum(nil))))
+}
+
+func (c *trtllm) Begin(r *core.Request) core.Transfer {
+	kind := r.Params.Text("request_type")
+	if kind == "" {
+		return trtAlone{c: c}
+	}
+	t := &trtTransfer{c: c, params: r.Params, prompt: r.Prompt, pulls: kind == "generation_only", style: "0:"}
+	if string(r.Params["schedule_style"]) == "1" {
+		t.style = "1:"
+	}
+	// A generation server prefers the proxy's id.
+	t.id = string(r.Params["disagg_request_id"])
+	if !r.Params.Given("disagg_request_id") {
+		if t.id = string(r.Params["ctx_request_id"]); !t.pulls {
+			t.id = strconv.FormatUint(core.Mix(core.KeyOf(core.Tokenise(r.ID))[0], 1)%minGlobalID, 10)
+		}
+	}
+	return t
+}
+
+// asked answers a generation server. With the context first the KV is there, or never
+// will be; with the generation first it waits.
+func (c *trtllm) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
+	if _, soon := c.Side.Offers.Get(m.Name); soon != nil && strings.HasPrefix(m.Name, "0:") {
+		proto.Refuse(pipe, f)
+		return
+	}
+	c.Side.GiveOffered(pipe, f, m)
+}
+
+// trtTransfer is one request's side, on either server.
+type trtTransfer struct {
+	core.NoTransfer
+	c      *trtllm
+	params core.Params
+	prompt []int32
+	id     string
+	style  string // before the id in an offer's name
+	pulls  bool
+	bytes  int // of KV that have come
+}
+
+func (t *trtTransfer) External() bool { return t.pulls }
+
+// Reported is the context server's own prefix cache hit, which the proxy hands on.
+func (t *trtTransfer) Reported() (int, bool) {
+	var usage struct {
+		Details struct {
+			Cached *int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	}
+	if !t.params.Given("ctx_usage") || json.Unmarshal(t.params["ctx_usage"], &usage) != nil || usage.Details.Cached == nil {
+		return 0, false
+	}
+	return *usage.Details.Cached, true
+}
+
+// Told are the tokens that the context server has made: they are given out again.
+func (t *trtTransfer) Told() []int32 {
+	var tokens []int32
+	if !t.pulls || json.Unmarshal(t.params["first_gen_tokens"], &tokens) != nil {
+		return nil
+	}
+	return tokens
+}
+
+var (
+	errSameID   = errors.New("two live requests of one id")
+	errNoServer = errors.New("the parameters name no context server")
+)
+
+// Arrived refuses an id that another context request has.
+func (t *trtTransfer) Arrived(ctx context.Context, _ *core.Sequence) (string, error) {
+	if t.pulls {
+		return "", nil
+	}
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	if _, there := t.c.live[t.id]; there {
+		return "", &core.LoadError{Err: errSameID}
+	}
+	t.c.live[t.id] = struct{}{}
+	context.AfterFunc(ctx, func() {
+		t.c.mu.Lock()
+		defer t.c.mu.Unlock()
+		delete(t.c.live, t.id)
+	})
+	return "", nil
+}
+
+func (t *trtTransfer) Load(ctx context.Context, s *core.Sequence) error {
+	to, ok := placeOf(t.params)
+	if !ok {
+		return &core.LoadError{Failures: 1, Err: errNoServer}
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, t.c.patient, proto.ErrNothing)
+	defer stop()
+	err := t.c.ReadNamed(ctx, s, to, t.style+t.id)
+	if errors.Is(err, proto.ErrNothing) {
+		return &core.LoadError{Failures: 1, Err: err}
+	}
+	if err == nil {
+		t.bytes = len(s.Blocks) * t.c.Core.BlockBytes
+	}
+	return err
+}
+
+// Finished keeps the KV of a request that the generation server is to go on with.
+func (t *trtTransfer) Finished(s *core.Sequence, reason string) any {
+	t.c.record(t.bytes)
+	if !t.pulls && reason == core.ReasonLength {
+		t.c.Offer(s, t.style+t.id)
+	}
+	return nil
+}
+
+// Members are what a context answer has besides.
+func (t *trtTransfer) Members(s *core.Sequence, _ string) (members, choice map[string]any) {
+	if t.pulls {
+		return nil, nil
+	}
+	params := t.c.where()
+	params["request_type"], params["first_gen_tokens"], params["draft_tokens"], params["ctx_dp_rank"] = "context_only", s.Answer, nil, 0
+	params["ctx_request_id"], params["disagg_request_id"] = json.RawMessage(t.id), t.params["disagg_request_id"]
+	return map[string]any{"prompt_token_ids": t.prompt}, map[string]any{"disaggregated_params": params}
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proto
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+)
+
+// Wire is an engine's way to the KV of other engines, which all connectors that
+// move KV from engine to engine share: the side channel from which others read,
+// and the connections on which this engine reads from them.
+//
+// KV is read in one of two ways. By block ids, as NIXL's pull does: the reader
+// was told where the blocks lie. By name, as all rendezvous protocols do: both
+// legs were given the same id, the reader asks for it, and the other side gives
+// what it has offered under that id, or waits until it offers it.
+type Wire struct {
+	Host *Host
+	Core *core.Core
+	Side *side
+
+	Ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	peers  map[string]*peerSlot
+}
+
+// peerSlot is the connection to one engine, made by the first who needs it.
+type peerSlot struct {
+	turn chan struct{} // holds one item while somebody is at it
+	peer *peer
+}
+
+// Options say how a protocol differs from others on the wire.
+type Options struct {
+	// Writes says that the engine whose blocks are read moves the bytes, and counts them.
+	Writes bool
+	// named, if set, answers a read by name in place of giveOffered, in a goroutine of its own.
+	Named func(pipe *core.Pipe, f core.Frame, m AskMessage)
+	// left, if set, is called when a reader gives up a name that nobody has offered.
+	Left func(name string)
+}
+
+func StartWire(h *Host, options Options) (*Wire, error) {
+	w := &Wire{Host: h, Core: h.Core, peers: map[string]*peerSlot{}}
+	w.Ctx, w.cancel = context.WithCancel(context.Background())
+	side, err := listenSide(h, options)
+	if err != nil {
+		w.cancel()
+		return nil, err
+	}
+	w.Side = side
+	return w, nil
+}
+
+// SideAddress is where the side channel listens, for Restart to take it again.
+func (w *Wire) SideAddress() string { return w.Side.ln.Addr().String() }
+
+// Spawn starts work that close waits for; false when it is too late for that.
+func (w *Wire) Spawn(work func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.wg.Go(work)
+	}
+	return !w.closed
+}
+
+// Silenced says whether this engine can tell others nothing any more.
+func (w *Wire) Silenced() bool {
+	why := w.Host.Ended()
+	return errors.Is(why, core.ErrKilled) || errors.Is(why, core.ErrCoreDead)
+}
+
+// Rejected does nothing: most protocols tell nobody of a request that the API refused.
+func (w *Wire) Rejected(context.Context, core.Params) {}
+
+func (w *Wire) Freeze(frozen bool) { w.Side.freeze(frozen) }
+
+func (w *Wire) Close() {
+	w.cancel()
+	w.Side.close()
+	w.mu.Lock()
+	w.closed = true
+	slots := make([]*peerSlot, 0, len(w.peers))
+	for _, slot := range w.peers {
+		slots = append(slots, slot)
+	}
+	w.mu.Unlock()
+	for _, slot := range slots {
+		slot.turn <- struct{}{}
+		if slot.peer != nil {
+			slot.peer.close()
+		}
+		<-slot.turn
+	}
+	w.wg.Wait()
+}
+
+// Place is where another engine's side channel is. Without an id any engine that
+// answers there will do.
+type Place struct {
+	ID, Host, Port string
+}
+
+func (p Place) key() string {
+	if p.ID != "" {
+		return p.ID
+	}
+	return net.JoinHostPort(p.Host, p.Port)
+}
+
+// Connect gives the connection to another engine. A first contact is tried until
+// HandshakeTimeout; one that broke is tried once more, at once.
+func (w *Wire) Connect(ctx context.Context, to Place) (*peer, error) {
+	w.mu.Lock()
+	slot := w.peers[to.key()]
+	if slot == nil {
+		slot = &peerSlot{turn: make(chan struct{}, 1)}
+		w.peers[to.key()] = slot
+	}
+	w.mu.Unlock()
+
+	select {
+	case slot.turn <- struct{}{}:
+		defer func() { <-slot.turn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	broken := slot.peer != nil
+	if broken && slot.peer.alive() {
+		return slot.peer, nil
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, w.Host.Handshake, ErrHandshake)
+	defer stop()
+	unhook := context.AfterFunc(w.Ctx, stop)
+	defer unhook()
+	for {
+		p, err := w.dial(ctx, to)
+		switch {
+		case err == nil:
+			if broken {
+				slot.peer.close()
+			}
+			slot.peer = p
+			return p, nil
+		case errors.Is(err, errOtherEngine):
+			return nil, &core.LoadError{Failures: 1, Err: err}
+		case broken:
+			return nil, &core.LoadError{Failures: 2, Notifications: 1, Err: ErrPeerGone}
+		}
+		if err := core.Sleep(ctx, 20*time.Millisecond); err != nil {
+			if errors.Is(err, ErrHandshake) {
+				return nil, &core.LoadError{Failures: 1, Err: err}
+			}
+			return nil, err
+		}
+	}
+}
+
+func (w *Wire) dial(ctx context.Context, to Place) (*peer, error) {
+	if _, err := strconv.Atoi(to.Port); err != nil || to.Host == "" {
+		return nil, ErrNoAddress
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(to.Host, to.Port))
+	if err != nil {
+		return nil, err
+	}
+	return shakeHands(ctx, w, to.ID, conn)
+}
+
+var (
+	ErrHandshake   = errors.New("no answer from the other engine")
+	errOtherEngine = errors.New("another engine answers there")
+	ErrNoAddress   = errors.New("no address")
+	ErrPeerGone    = errors.New("the other engine is gone")
+	ErrOutOfRange  = errors.New("block ids out of range")
+	ErrNothing     = errors.New("timed out waiting for KV")
+)
+
+// Offer lets other engines read a finished sequence's KV by name. The blocks are
+// pinned under the sequence's id until they are read or the lease ends; the
+// sequence is over.
+func (w *Wire) Offer(s *core.Sequence, name string) {
+	prompt := core.KeyOf(s.Tokens[:s.Prompt])
+	w.Core.Pin(s, prompt)
+	w.Side.Offers.Put(name, s.ID)
+}
+
+// ReadNamed fills the sequence's blocks with the KV that another engine offers,
+// or will offer, under a name; it waits for that as long as ctx lasts. Leaving
+// tells the other engine.
+func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name string) error {
+	p, err := w.Connect(ctx, from)
+	if err != nil {
+		return err
+	}
+	first := s.Computed / w.Core.BlockSize
+	count := core.BlocksFor(s.Prompt, w.Core.BlockSize) - first
+	if err := w.Fetch(ctx, p, s, s.Prompt, AskMessage{Name: name, First: first, Count: count}); err != nil {
+		return err
+	}
+	if p.Release(ctx, RequestMessage{Name: name}) != nil {
+		w.Host.Core.Stats.Add(&w.Host.Core.Stats.FailedNotifications, 1)
+	}
+	return nil
+}
+
+// Fetch reads the blocks that m names and takes the sequence's tokens up to upto for computed.
+func (w *Wire) Fetch(ctx context.Context, p *peer, s *core.Sequence, upto int, m AskMessage) error {
+	begun := time.Now()
+	blocks, err := p.Ask(ctx, core.KeyOf(s.Tokens[:upto]), m)
+	if err != nil {
+		return err
+	}
+	w.Core.Fill(s, blocks, upto)
+	if !w.Side.Writes {
+		w.Core.Stats.Transferred(len(blocks)*w.Core.BlockBytes, len(blocks), time.Since(begun))
+	}
+	return nil
+}
+
+// NewClient is a client for an engine's own requests, which keeps no connection.
+func NewClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+}
+
+// LetGo tells another engine that nobody will read what it offers under a name.
+func (w *Wire) LetGo(from Place, name string) {
+	if w.Silenced() {
+		return
+	}
+	ctx, stop := context.WithTimeout(w.Ctx, time.Second)
+	defer stop()
+	if p, err := w.Connect(ctx, from); err == nil {
+		_ = p.Release(ctx, RequestMessage{Name: name})
+	}
+}

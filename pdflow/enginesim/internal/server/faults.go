@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/api"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+)
+
+// EffectKind is what a scripted fault does. The face documents each kind.
+type EffectKind int
+
+// Kinds of effects.
+const (
+	EffectStatus EffectKind = iota + 1
+	EffectReset
+	EffectResetStream
+	EffectStall
+	EffectStallStream
+	EffectGarbage
+	EffectRedirect
+	EffectOversize
+	EffectDelay
+	EffectMutateHandoff
+	EffectLoadFailure
+	EffectKill
+	EffectTerminate
+	EffectDeath
+	EffectRefuse
+)
+
+// Effect is a scripted fault that strikes a request.
+type Effect struct {
+	Kind        EffectKind
+	Status      int
+	Header      http.Header
+	Body        string
+	AfterChunks int
+	Delay       time.Duration
+	Size        int
+	Location    string
+	Mutate      func(handoff map[string]any)
+}
+
+// arm hands a fault to the generations it concerns.
+func arm(c *api.Call, f *Effect) {
+	if f == nil {
+		return
+	}
+	for _, g := range c.Gens {
+		g.FailLoad = f.Kind == EffectLoadFailure
+		if f.Kind == EffectMutateHandoff {
+			g.Mutate = f.Mutate
+		}
+	}
+}
+
+// script prepares the faults that strike within a stream.
+func (n *Node) script(ctx context.Context, s *api.SSE, fault *Effect) {
+	if fault == nil {
+		return
+	}
+	switch fault.Kind {
+	case EffectResetStream:
+		s.Struck = func() { reset(s.W) }
+	case EffectStallStream:
+		s.Struck = func() { <-ctx.Done() }
+	case EffectKill:
+		s.Struck = n.killSoon
+	case EffectTerminate:
+		s.Struck = n.terminateSoon
+	case EffectDeath:
+		s.Struck = n.die
+	default:
+		return
+	}
+	s.Breaks = fault.Kind != EffectTerminate && fault.Kind != EffectDeath
+	if s.Strikes = fault.AfterChunks; s.Strikes == 0 {
+		s.Strike()
+	}
+}
+
+// strike plays the faults that come before a request is looked at, and says
+// whether that was the answer.
+func (n *Node) strike(ctx context.Context, w http.ResponseWriter, f *Effect) bool {
+	switch f.Kind {
+	case EffectStatus:
+		maps.Copy(w.Header(), f.Header)
+		if f.Body == "" {
+			api.WriteError(w, &api.Error{Message: http.StatusText(f.Status), Type: "InternalServerError", Code: f.Status})
+		} else {
+			api.WriteJSON(w, f.Status, []byte(f.Body))
+		}
+	case EffectReset:
+		reset(w)
+		panic(http.ErrAbortHandler)
+	case EffectStall:
+		<-ctx.Done()
+		panic(http.ErrAbortHandler)
+	case EffectGarbage:
+		body := f.Body
+		if body == "" {
+			body = "<html>this is not the answer</html>"
+		}
+		api.WriteJSON(w, http.StatusOK, []byte(body))
+	case EffectRedirect:
+		w.Header().Set("Location", f.Location)
+		w.WriteHeader(http.StatusTemporaryRedirect)
+	case EffectOversize:
+		oversize(w, f.Size)
+	case EffectDelay:
+		if core.Sleep(ctx, f.Delay) != nil {
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	default:
+		return false
+	}
+	return true
+}
+
+// oversize answers with size bytes of valid JSON.
+func oversize(w http.ResponseWriter, size int) {
+	const head, tail = `{"id":"`, `"}`
+	size = max(size, len(head)+len(tail))
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(size))
+	_, _ = io.WriteString(w, head)
+	fill := make([]byte, 32<<10)
+	for i := range fill {
+		fill[i] = 'x'
+	}
+	for left := size - len(head) - len(tail); left > 0; left -= len(fill) {
+		if _, err := w.Write(fill[:min(left, len(fill))]); err != nil {
+			return
+		}
+	}
+	_, _ = io.WriteString(w, tail)
+}
+
+// breakBody sends half of an answer, then breaks the connection or falls silent.
+func (n *Node) breakBody(ctx context.Context, w http.ResponseWriter, data []byte, f *Effect) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+	_, _ = w.Write(data[:len(data)/2])
+	_ = http.NewResponseController(w).Flush()
+	if f.Kind == EffectResetStream {
+		reset(w)
+	} else {
+		<-ctx.Done()
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// reset breaks the connection with a RST.
+func reset(w http.ResponseWriter) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.SetDeadline(time.Now())
+	_ = conn.Close()
+}

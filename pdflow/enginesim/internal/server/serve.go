@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/api"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+)
+
+// run runs a call's generations side by side.
+func (n *Node) run(ctx context.Context, c *api.Call, emit func(core.Step) error) ([]*core.Outcome, error) {
+	outs, errs := make([]*core.Outcome, len(c.Gens)), make([]error, len(c.Gens))
+	one := func(i int) {
+		var each func(core.Step) error
+		if emit != nil {
+			each = func(s core.Step) error {
+				s.Index = i
+				return emit(s)
+			}
+		}
+		outs[i], errs[i] = n.Core.Generate(ctx, n.Conn, c.Gens[i], each)
+	}
+	if len(c.Gens) == 1 {
+		one(0)
+		return outs, errs[0]
+	}
+	var wg sync.WaitGroup
+	for i := range c.Gens {
+		wg.Go(func() { one(i) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return outs, nil
+}
+
+// serveStream answers a call as a stream. The status is sent before anything is
+// known of the KV, as vLLM does: a failed load is an event within a 200.
+func (n *Node) serveStream(ctx context.Context, w http.ResponseWriter, c *api.Call, fault *Effect) {
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream; charset=utf-8")
+	h.Set("Vary", "Origin")
+	w.WriteHeader(http.StatusOK)
+	s := &api.SSE{W: w, Flush: http.NewResponseController(w), Join: n.cfg.EventsPerWrite}
+	_ = s.Flush.Flush()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	n.script(ctx, s, fault)
+
+	c.Begin(s)
+	s.Send() // it says that the request is there, and waits for nothing
+	s.Mu.Unlock()
+	outs, err := n.run(ctx, c, func(st core.Step) error {
+		s.Mu.Lock()
+		defer s.Mu.Unlock()
+		c.Step(st)
+		if s.Broken {
+			return core.ErrKilled
+		}
+		return nil
+	})
+	s.Mu.Lock()
+	switch {
+	case s.Broken:
+		panic(http.ErrAbortHandler)
+	case err == nil:
+		c.End(outs)
+	case errors.Is(err, core.ErrLoadFailed):
+		s.Fail(api.ErrInternal)
+	case errors.Is(err, core.ErrCoreDead):
+		s.Fail(api.ErrEngine)
+	default:
+		panic(http.ErrAbortHandler)
+	}
+	if s.Send(); s.Broken {
+		panic(http.ErrAbortHandler)
+	}
+}

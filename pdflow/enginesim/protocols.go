@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/ascendlayerwise"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/lmcache"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/lmcachepd"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/mooncake"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/mooncakeascend"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/mooncakestore"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/moriio"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/multi"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/nixl"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/offload"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/p2pnccl"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/pynccl"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/sglang"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/sharedstorage"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/trtllm"
+)
+
+const (
+	connectorNone = "none"
+	connectorNIXL = "nixl"
+)
+
+// starters are the connectors that are built in, by the name in Config.Connector.
+func starters() map[string]func(*proto.Host) (core.Connector, error) {
+	return map[string]func(*proto.Host) (core.Connector, error){
+		connectorNone:      func(*proto.Host) (core.Connector, error) { return core.NoConnector{}, nil },
+		connectorNIXL:      nixl.Start,
+		"lmcache":          lmcache.Start,
+		"lmcache-pd":       lmcachepd.Start,
+		"nixl-push":        nixl.StartPush,
+		"mooncake":         mooncake.Start,
+		"mooncake-store":   mooncakestore.Start,
+		"offload-p2p":      offload.Start,
+		"mooncake-ascend":  mooncakeascend.Start,
+		"ascend-layerwise": ascendlayerwise.Start,
+		"moriio":           moriio.Start,
+		"sglang":           sglang.Start,
+		"trtllm":           trtllm.Start,
+		"sharedstorage":    sharedstorage.Start,
+		"p2pnccl":          p2pnccl.Start,
+		"pynccl":           pynccl.Start,
+		"multi":            multi.Start,
+	}
+}
