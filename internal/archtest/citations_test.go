@@ -80,3 +80,30 @@ func TestCitationsOfOtherPlacesAreFound(t *testing.T) {
 	assert.Len(t, checkLinks(dir, text{"README.md", "[a](docs/none.md) [b](docs/protocols/nixl.md#2-none)"}), 2)
 	assert.Contains(t, comments([]byte("package a\n\n// One (captures\n// nixl/60).\nvar A int\n")), "(captures nixl/60)")
 }
+
+// docs/choosing.md has each connector of the README's table, which a test writes, with the versions that stand there.
+func TestChoosingKnowsEachConnectorAndItsVersions(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	require.NoError(t, err)
+	_, table, found := strings.Cut(string(readme), "<!-- connectors -->")
+	require.True(t, found)
+	table, _, _ = strings.Cut(table, "<!-- /connectors -->")
+	choosing, err := os.ReadFile(filepath.Join(root, "docs", "choosing.md"))
+	require.NoError(t, err)
+	rows := map[string]string{}
+	for line := range strings.Lines(string(choosing)) {
+		if cells := strings.Split(line, " | "); strings.HasPrefix(line, "| `") {
+			rows[strings.TrimPrefix(cells[0], "| ")] = strings.TrimSuffix(strings.TrimSpace(cells[len(cells)-1]), " |")
+		}
+	}
+	known := 0
+	for line := range strings.Lines(table) {
+		if cells := strings.Split(line, " | "); strings.HasPrefix(line, "| `") {
+			known++
+			name := strings.TrimPrefix(cells[0], "| ")
+			assert.Equal(t, cells[3], rows[name], "%s in docs/choosing.md: engine versions", name)
+		}
+	}
+	assert.Len(t, rows, known, "docs/choosing.md and the README list the same connectors")
+	require.Greater(t, known, 10)
+}
