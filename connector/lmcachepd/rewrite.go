@@ -5,11 +5,13 @@ package lmcachepd
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 
 	"github.com/tidwall/gjson"
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/chunk"
 )
 
 // Final lets P's answer be the client's where nothing is left for D: P ended at its first token, or the client wanted no more. LMCache's
@@ -26,7 +28,8 @@ func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (con
 		return connector.Answer{}, false // Decode tells
 	}
 	if s.Request.Stream {
-		return connector.Answer{Events: a.events(s.Request, p)}, true
+		events, err := a.events(s.Request, p)
+		return connector.Answer{Events: events}, err == nil
 	}
 	return connector.Answer{Body: a.whole(p.Body)}, true
 }
@@ -57,41 +60,42 @@ func (a *answer) whole(body []byte) []byte {
 	return body
 }
 
-// events are P's answer as vLLM streams one: for a chat the role, then the text with the reason, then the counts if they are wanted.
-func (a *answer) events(r *connector.Request, p *connector.PrefillResult) [][]byte {
-	own := func(name string) string {
-		if raw, ok := p.Field(name); ok {
-			return string(raw)
-		}
-		return "null"
-	}
-	object, choices := "text_completion", []string{`[{"index":0,"text":` + quoted(a.text) + `,"logprobs":null,"finish_reason":` + quoted(a.reason) + `,"stop_reason":` + a.stop + `}]`}
-	if a.api == connector.APIChat {
-		object = "chat.completion.chunk"
-		choices = []string{
-			`[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`,
-			`[{"index":0,"delta":{` + quoted(a.member) + `:` + quoted(a.text) + `},"logprobs":null,"finish_reason":` + quoted(a.reason) + `,"stop_reason":` + a.stop + `}]`,
-		}
-	}
-	chunk := func(choices, usage string) []byte {
-		var b bytes.Buffer
-		event := `{"id":` + own("id") + `,"object":` + quoted(object) + `,"created":` + own("created") + `,"model":` + own("model") + `,"choices":` + choices + usage + `}`
-		if json.Compact(&b, []byte(event)) != nil { // an event is one line, however P spaces its answer; its JSON is known to be valid
-			return []byte(event)
-		}
-		return b.Bytes()
-	}
-	var events [][]byte
-	for _, c := range choices {
-		events = append(events, chunk(c, ""))
-	}
-	if options, ok := r.Field("stream_options"); ok && gjson.GetBytes(options, "include_usage").Bool() {
-		events = append(events, chunk("[]", `,"usage":`+own("usage")))
-	}
-	return append(events, []byte("[DONE]"))
-}
+// What vLLM's chunks of a choice look like, before P's text and reason are in them.
+const (
+	textChunk = `{"index":0,"text":"","logprobs":null,"finish_reason":null,"stop_reason":null}`
+	roleChunk = `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}`
+	chatChunk = `{"index":0,"delta":{},"logprobs":null,"finish_reason":null,"stop_reason":null}`
+)
 
-func quoted(s string) string { return string(connector.Quote(s)) }
+// events are P's response as vLLM streams one: for a chat the role, then the text with the reason, then the counts if they are
+// wanted. The error is that P's response holds something that is no JSON.
+func (a *answer) events(r *connector.Request, p *connector.PrefillResult) (events [][]byte, err error) {
+	stream := chunk.Of(a.api, p)
+	add := func(choice, usage json.RawMessage) {
+		event, e := stream.Event(choice, usage)
+		events, err = append(events, event), errors.Join(err, e)
+	}
+	choice, path := textChunk, "text"
+	if a.api == connector.APIChat {
+		add(json.RawMessage(roleChunk), nil)
+		choice, path = chatChunk, "delta."+a.member
+	}
+	text, reason := string(connector.Quote(a.text)), string(connector.Quote(a.reason))
+	for path, raw := range map[string]string{path: text, "finish_reason": reason, "stop_reason": a.stop} {
+		var e error
+		choice, e = sjson.SetRaw(choice, path, raw)
+		err = errors.Join(err, e)
+	}
+	add(json.RawMessage(choice), nil)
+	if options, ok := r.Field("stream_options"); ok && gjson.GetBytes(options, "include_usage").Bool() {
+		usage, there := p.Field("usage")
+		if !there {
+			usage = json.RawMessage("null")
+		}
+		add(nil, usage)
+	}
+	return append(events, []byte(chunk.Done)), err
+}
 
 // Rewrite puts P's token before D's answer, and the counts right: what D takes for the last token of its prompt is the answer's first.
 func (c *Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {

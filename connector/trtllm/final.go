@@ -3,40 +3,38 @@
 package trtllm
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
+	"strconv"
 
 	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/chunk"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Final lets P's answer be the client's, without disaggregated_params, if P has finished the request. For a client that wants a stream it is
-// one chunk, then the usage if that was asked for. The official server sends such a client nothing but an end.
+// Final lets P's response be the client's, without disaggregated_params, if P has finished the request. A client that wants a
+// stream gets it as one chunk, then the usage if it asked for it. The official server sends such a client nothing but an end.
 func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
-	var plain []byte
-	err := withChoice(p, func(choice *jsonedit.Doc) (err error) {
+	err := withChoice(p, func(choice *jsonedit.Doc) error {
 		if c.together || !isFinal(choice) || !json.Valid(p.Body) {
 			return errGoesOn
 		}
-		plain, err = jsonedit.DeleteIn(choice.Bytes(), paramsMember)
-		return err
+		return nil
 	})
+	answer := connector.Answer{Body: p.Body}
+	for _, path := range []string{paramsMember, "choices.0." + paramsMember} {
+		if err == nil {
+			answer.Body, err = sjson.DeleteBytes(answer.Body, path)
+		}
+	}
+	if err == nil && s.Request.Stream {
+		answer.Events, err = events(s, p, []byte(gjson.GetBytes(answer.Body, "choices.0").Raw))
+	}
 	if err != nil {
 		return connector.Answer{}, false
-	}
-	body, err := jsonedit.SetIn(p.Body, "choices", join("[", plain, "]"))
-	if err == nil {
-		body, err = jsonedit.DeleteIn(body, paramsMember)
-	}
-	if err != nil {
-		return connector.Answer{}, false
-	}
-	answer := connector.Answer{Body: body}
-	if s.Request.Stream {
-		answer.Events = events(s, p, plain)
 	}
 	return answer, true
 }
@@ -44,81 +42,48 @@ func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (con
 var errGoesOn = errors.New("trtllm: decode goes on")
 
 // events are the stream's data: the chunk, the usage, the end.
-func events(s *connector.Session, p *connector.PrefillResult, choice []byte) [][]byte {
-	object := `"text_completion"`
+func events(s *connector.Session, p *connector.PrefillResult, choice []byte) (events [][]byte, err error) {
 	if s.API == connector.APIChat {
-		object, choice = `"chat.completion.chunk"`, chatChunk(choice)
+		if choice, err = chatChunk(choice); err != nil {
+			return nil, err
+		}
 	}
 	options, _ := s.Field("stream_options")
 	usage, hasUsage := p.Field("usage")
 	asked := hasUsage && gjson.GetBytes(options, "include_usage").Type == gjson.True
-
-	head := []byte("{")
-	for _, name := range []string{"id", "object", "created", "model"} {
-		raw, ok := p.Field(name)
-		if name == "object" {
-			raw, ok = json.RawMessage(object), true
-		}
-		if ok {
-			head = join(string(head), join(`"`+name+`":`, raw, ","), "")
-		}
-	}
-	chunk := join(string(head)+`"choices":[`, choice, "]")
+	var withChoice json.RawMessage
 	if asked && gjson.GetBytes(options, "continuous_usage_stats").Type == gjson.True {
-		chunk = join(string(chunk)+`,"usage":`, usage, "")
+		withChoice = usage
 	}
-	out := [][]byte{oneLine(append(chunk, '}'))}
-	if asked {
-		out = append(out, oneLine(join(string(head)+`"choices":[],"usage":`, usage, "}")))
+	stream := chunk.Of(s.API, p)
+	first, err := stream.Event(choice, withChoice)
+	events = append(events, first)
+	if err == nil && asked {
+		var last []byte
+		last, err = stream.Event(nil, usage)
+		events = append(events, last)
 	}
-	return append(out, []byte("[DONE]"))
+	return append(events, []byte(chunk.Done)), err
 }
 
-// oneLine removes white space between tokens: an event's data ends with its line.
-func oneLine(chunk []byte) []byte {
-	var line bytes.Buffer
-	if json.Compact(&line, chunk) != nil {
-		return chunk
+// chatChunk makes a chunk's choice of a whole response's: message is called delta there, and tool calls are numbered.
+func chatChunk(choice []byte) ([]byte, error) {
+	delta := gjson.GetBytes(choice, "message").Raw
+	if delta == "" {
+		delta = "{}"
 	}
-	return line.Bytes()
-}
-
-// chatChunk makes a chunk's choice of a whole answer's: message is called delta there, and tool calls are numbered.
-func chatChunk(choice []byte) []byte {
-	message := gjson.GetBytes(choice, "message")
-	delta := []byte(message.Raw)
-	if calls := message.Get("tool_calls"); message.IsObject() && calls.IsArray() {
-		numbered, n := []byte("["), 0
-		calls.ForEach(func(_, call gjson.Result) bool {
-			one, err := jsonedit.SetIn([]byte(call.Raw), "index", connector.Int(n))
-			if err != nil {
-				one = []byte(call.Raw)
-			}
-			if n > 0 {
-				numbered = append(numbered, ',')
-			}
-			numbered = append(numbered, one...)
-			n++
-			return true
-		})
-		if changed, err := jsonedit.SetIn(delta, "tool_calls", append(numbered, ']')); err == nil {
-			delta = changed
+	out, err := sjson.DeleteBytes(choice, "message")
+	if err == nil {
+		out, err = sjson.SetRawBytes(out, "delta", []byte(delta))
+	}
+	calls := gjson.Get(delta, "tool_calls")
+	if !calls.IsArray() {
+		return out, err
+	}
+	for i, call := range calls.Array() {
+		if err == nil && call.IsObject() {
+			out, err = sjson.SetBytes(out, "delta.tool_calls."+strconv.Itoa(i)+".index", i)
 		}
 	}
-	if len(delta) == 0 {
-		delta = []byte("{}")
-	}
-	out, err := jsonedit.DeleteIn(choice, "message")
-	if err == nil {
-		out, err = jsonedit.SetIn(out, "delta", delta)
-	}
-	if err != nil {
-		return choice
-	}
-	return out
-}
-
-func join(before string, middle []byte, after string) []byte {
-	out := make([]byte, 0, len(before)+len(middle)+len(after)+64)
-	return append(append(append(out, before...), middle...), after...)
+	return out, err
 }

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+// What docs/embedding.md shows, compiled and run. TestEmbeddingPageShowsThisFile compares the two.
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/transport"
+)
+
+func recoverer(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			switch fault := recover(); fault {
+			case nil:
+			case http.ErrAbortHandler:
+				panic(fault) // net/http cuts the connection
+			default:
+				http.Error(w, "internal error", http.StatusInternalServerError)
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+type countingWriter struct {
+	http.ResponseWriter
+	bytes int64
+}
+
+func (c *countingWriter) Write(b []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(b)
+	c.bytes += int64(n)
+	return n, err
+}
+
+func (c *countingWriter) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+func readFirst(look func(body []byte) error, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 32<<20))
+		if err == nil {
+			err = look(body)
+		}
+		if err != nil {
+			http.Error(w, "the body is refused", http.StatusBadRequest)
+			return
+		}
+		r = r.Clone(r.Context())
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		next.ServeHTTP(w, r)
+	})
+}
+
+func checkKeys(valid func(authorization string) bool, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !valid(r.Header.Get("Authorization")) {
+			http.Error(w, "no valid key", http.StatusUnauthorized)
+			return
+		}
+		r = r.Clone(r.Context())
+		r.Header.Del("Authorization") // the client's key stays here
+		next.ServeHTTP(w, r)
+	})
+}
+
+type engineKey struct {
+	next http.RoundTripper
+	key  string
+}
+
+func (t engineKey) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context()) // a RoundTripper must not change the request
+	r.Header.Set("Authorization", "Bearer "+t.key)
+	return t.next.RoundTrip(r)
+}
+
+func ownRequestID(id func(r *http.Request) string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = r.Clone(r.Context())
+		r.Header.Set("X-Request-Id", id(r))
+		next.ServeHTTP(w, r)
+	})
+}
+
+type perModel struct {
+	count func(model string, mode pdflow.Mode, failed bool)
+}
+
+func (perModel) SessionStart(context.Context, *connector.Session) {}
+
+func (m perModel) SessionEnd(_ context.Context, o *pdflow.Outcome) {
+	if o.Final { // the last attempt of its request
+		m.count(o.Session.Model, o.Mode, o.Err != nil)
+	}
+}
+
+func overTLS() (*transport.Transport, error) {
+	config, err := transport.TLSFiles("engines-ca.pem", "gateway.pem", "gateway-key.pem", "")
+	if err != nil {
+		return nil, err
+	}
+	return transport.New(&transport.Options{TLS: config}), nil
+}
+
+func server(handler http.Handler, config *tls.Config) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		TLSConfig:         config,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		// No WriteTimeout: it would end long streams. The flow bounds each write.
+	}
+}
+
+func ownTransport() http.RoundTripper {
+	return &http.Transport{
+		MaxIdleConnsPerHost: 256,
+		IdleConnTimeout:     4 * time.Second, // below the engines' own 5 s
+		DisableCompression:  true,
+	}
+}
+
+// A cut stream stays an error for the client behind a middleware that recovers.
+func Example_recoverer() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	flow := exampleFlow(prefill, decode)
+	defer flow.Shutdown(context.Background())
+
+	gateway := httptest.NewServer(recoverer(flow))
+	defer gateway.Close()
+	gateway.Config.ErrorLog = log.New(io.Discard, "", 0)
+
+	decode.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 2})
+	resp, err := http.Post(gateway.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":`+prompt+`,"stream":true}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, resp.Body)
+	fmt.Println(resp.StatusCode, errors.Is(err, io.ErrUnexpectedEOF))
+	// Output:
+	// 200 true
+}
+
+// A writer that counts must let through what it wraps: streams are flushed by it.
+func Example_wrappedWriter() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	flow := exampleFlow(prefill, decode)
+	defer flow.Shutdown(context.Background())
+
+	recorder := httptest.NewRecorder()
+	counting := &countingWriter{ResponseWriter: recorder}
+	r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":`+prompt+`,"max_tokens":2,"stream":true}`))
+	r.Header.Set("Content-Type", "application/json")
+	flow.ServeHTTP(counting, r)
+	fmt.Println("counted all:", counting.bytes == int64(recorder.Body.Len()), "flushed:", recorder.Flushed)
+	// Output:
+	// counted all: true flushed: true
+}
+
+// Middleware around a flow: a prefix, a body that is looked at first, keys that stay here, an id of one's own.
+func Example_middleware() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	engines := transport.New(nil)
+	defer engines.Close()
+	flow := exampleFlow(prefill, decode, pdflow.WithTransport(engineKey{next: engines, key: "engines-own"}))
+	defer flow.Shutdown(context.Background())
+
+	handler := http.StripPrefix("/llm", checkKeys(
+		func(authorization string) bool { return authorization == "Bearer client" },
+		readFirst(
+			func(body []byte) error { return nil }, // a quota, a policy
+			ownRequestID(func(*http.Request) string { return "tenant-7.42" }, flow),
+		),
+	))
+	for _, key := range []string{"Bearer client", "Bearer other"} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPost, "/llm/v1/completions", strings.NewReader(`{"prompt":`+prompt+`}`))
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Authorization", key)
+		handler.ServeHTTP(w, r)
+		fmt.Println(w.Code, w.Header().Get("X-Request-Id"))
+	}
+	// Output:
+	// 200 tenant-7.42
+	// 401
+}
+
+// What engines see of a client's key behind checkKeys and engineKey.
+func TestTheClientsKeyStaysAtTheGateway(t *testing.T) {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	engines := transport.New(nil)
+	defer engines.Close()
+	seen := make(chan string, 4)
+	spy := roundTripperFunc(func(r *http.Request) (*http.Response, error) {
+		seen <- r.Header.Get("Authorization")
+		return engines.RoundTrip(r)
+	})
+	flow := exampleFlow(prefill, decode, pdflow.WithTransport(engineKey{next: spy, key: "engines-own"}))
+	defer flow.Shutdown(context.Background())
+
+	handler := checkKeys(func(string) bool { return true }, flow)
+	r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":`+prompt+`}`))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Authorization", "Bearer client")
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	assert.Equal(t, http.StatusOK, w.Code)
+	require.Len(t, seen, 2)
+	assert.Equal(t, "Bearer engines-own", <-seen)
+	assert.Equal(t, "Bearer engines-own", <-seen)
+	assert.Equal(t, "Bearer client", r.Header.Get("Authorization"), "the server's request is left as it was")
+}
+
+type roundTripperFunc func(*http.Request) (*http.Response, error)
+
+func (f roundTripperFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// An observer counts by model, with whatever a program counts with.
+func Example_perModel() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	flow := exampleFlow(prefill, decode, pdflow.WithObserver(perModel{count: func(model string, mode pdflow.Mode, failed bool) {
+		fmt.Println(model, mode, "failed:", failed)
+	}}))
+	mux := pdflow.NewMux(nil)
+	if err := mux.SetRoutes(map[string]pdflow.Server{"tiny": flow}); err != nil {
+		log.Fatal(err)
+	}
+	examplePost(mux, `{"model":"tiny","prompt":`+prompt+`}`)
+	examplePost(mux, `{"model":"made up","prompt":`+prompt+`}`) // 404: never a label
+	flow.Shutdown(context.Background())
+	// Output:
+	// tiny disaggregated failed: false
+}
+
+// A round tripper of one's own carries the legs.
+func Example_ownTransport() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	flow := exampleFlow(prefill, decode, pdflow.WithTransport(ownTransport()))
+	defer flow.Shutdown(context.Background())
+	fmt.Println(examplePost(flow, `{"prompt":`+prompt+`}`))
+
+	_, err := overTLS()
+	fmt.Println("TLS without its files is an error:", err != nil)
+	s := server(flow, &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert})
+	fmt.Println("streams have no end:", s.WriteTimeout == 0)
+	// Output:
+	// 200 disaggregated
+	// TLS without its files is an error: true
+	// streams have no end: true
+}
+
+var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
+
+// Each piece of Go on the page stands in this file, so that it compiles and runs.
+func TestEmbeddingPageShowsThisFile(t *testing.T) {
+	page, err := os.ReadFile("../docs/embedding.md")
+	require.NoError(t, err)
+	code, err := os.ReadFile("embedding_test.go")
+	require.NoError(t, err)
+	flat := func(s string) string { // indentation apart
+		lines := strings.Split(strings.TrimSpace(s), "\n")
+		for i := range lines {
+			lines[i] = strings.TrimSpace(lines[i])
+		}
+		return strings.Join(lines, "\n")
+	}
+	blocks := goBlock.FindAllStringSubmatch(string(page), -1)
+	require.Greater(t, len(blocks), 5)
+	for _, block := range blocks {
+		assert.Contains(t, flat(string(code)), flat(block[1]))
+	}
+}
