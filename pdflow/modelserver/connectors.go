@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -27,7 +28,7 @@ type Connector struct {
 // Limits are the timeouts in effect. derived reports that Handoff follows from the connector's lease.
 func (c *Connector) Limits() (limits connector.Limits, derived bool) {
 	limits = c.Spec.Timeouts.Resolve(c.Lease())
-	if old, ok := c.KVConnector.(olderDefaults); ok && c.Spec.Timeouts.Prefill == nil {
+	if old, ok := connector.As[olderDefaults](c.KVConnector); ok && c.Spec.Timeouts.Prefill == nil {
 		if prefill, _ := old.Defaults(); prefill > 0 {
 			limits.Prefill = prefill
 		}
@@ -38,7 +39,7 @@ func (c *Connector) Limits() (limits connector.Limits, derived bool) {
 // Attempts are the attempts in effect.
 func (c *Connector) Attempts() connector.Attempts {
 	a := c.Spec.Retry.Resolve()
-	if old, ok := c.KVConnector.(olderDefaults); ok && c.Spec.Retry.MaxAttempts == nil {
+	if old, ok := connector.As[olderDefaults](c.KVConnector); ok && c.Spec.Retry.MaxAttempts == nil {
 		if _, n := old.Defaults(); n > 0 {
 			a.Max = n
 		}
@@ -67,13 +68,14 @@ type olderDefaults interface {
 func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
 	if !slices.Contains(connector.Names(), c.Name) {
-		m.fault(path+".type", fmt.Sprintf("%q is not a known connector", shown(spec.Type)), unknownType(spec.Type))
+		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), unknownType(spec.Type))
 		c.Name = ""
 	} else if opened, err := connector.Open(spec); err != nil {
 		m.openFaults(path, err)
 	} else {
 		c.KVConnector = opened
 		m.check(path, c)
+		m.encode(c)
 	}
 	if c.Name == "mooncake" {
 		m.checkMooncake(path+".type", spec)
@@ -84,15 +86,29 @@ func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
 	return c
 }
 
-// check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and settings that no
-// engine has.
+// encode puts the encode stage before a connector.
+func (m *ModelServer) encode(c *Connector) {
+	if m.encoder == nil {
+		return
+	}
+	wrapped, err := epd.Wrap(c.KVConnector, m.encoder)
+	if err == nil {
+		c.KVConnector = wrapped
+	} else {
+		m.faults = append(m.faults, config.Within("spec.encoder.config", err))
+		m.encoder = nil // what is wrong with it is told once
+	}
+}
+
+// check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and
+// settings that no engine has.
 func (m *ModelServer) check(path string, c *Connector) {
 	if only, ok := connector.As[connector.PairOnly](c.KVConnector); ok && only.PairOnly() && c.Spec.Fallback == connector.FallbackDecode {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
 	}
 	if checker, ok := connector.As[connector.EndpointChecker](c.KVConnector); ok {
-		for i, e := range m.endpoints {
-			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", m.at, i), checker.CheckEndpoint(e)))
+		for i, e := range m.Endpoints {
+			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", staticPath, i), checker.CheckEndpoint(e)))
 		}
 	}
 	m.checkEffects(path, c)
@@ -131,10 +147,11 @@ func (m *ModelServer) checkEffects(path string, c *Connector) {
 	}
 }
 
-// targets are the engines whose settings tell what has an effect: those known, or one of each role where something else lists them.
+// targets are the engines whose settings tell what has an effect: those known, or one of each role where something else
+// lists them.
 func (m *ModelServer) targets() []discovery.Endpoint {
-	if len(m.endpoints) > 0 {
-		return m.endpoints
+	if len(m.Endpoints) > 0 {
+		return m.Endpoints
 	}
 	var pair []discovery.Endpoint
 	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
@@ -152,14 +169,6 @@ func unknownType(typ string) string {
 		return "did you mean " + near + "? " + list
 	}
 	return list
-}
-
-// shown bounds a name for a message.
-func shown(name string) string {
-	if r := []rune(name); len(r) > 64 {
-		return string(r[:64]) + "…"
-	}
-	return name
 }
 
 // openFaults places what a connector says of its settings.
@@ -182,7 +191,7 @@ func (m *ModelServer) checkMooncake(typePath string, spec connector.Spec) {
 	if spec.Type != "mooncake" || strings.Contains(string(spec.Config), `"bootstrapPort"`) {
 		return
 	}
-	for _, e := range m.endpoints {
+	for _, e := range m.Endpoints {
 		if e.Attribute("bootstrapURL") != "" || e.Attribute("bootstrapPort") != "" {
 			return
 		}
