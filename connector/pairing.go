@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -81,7 +82,7 @@ func CheckPair(c KVConnector, prefill, decode discovery.Endpoint) error {
 	// What an engine can do besides does not matter: of this pair it is one side.
 	prefill.Role, decode.Role = discovery.RolePrefill, discovery.RoleDecode
 	for _, e := range []discovery.Endpoint{prefill, decode} {
-		for _, fe := range FieldErrors(CheckEndpoint(c, e)) {
+		for _, fe := range config.FieldErrors(CheckEndpoint(c, e)) {
 			return &EndpointError{Endpoint: e.ID, Attribute: strings.TrimPrefix(fe.Path, "attributes."), Problem: fe.Problem}
 		}
 	}

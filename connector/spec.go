@@ -170,6 +170,11 @@ func (r Retry) Resolve() Retry {
 	return r
 }
 
+// Or returns r with the bounds of other where r has none of its own.
+func (r Retry) Or(other Retry) Retry {
+	return Retry{cmp.Or(r.MaxAttempts, other.MaxAttempts), cmp.Or(r.BackoffBase, other.BackoffBase), cmp.Or(r.BackoffMax, other.BackoffMax)}
+}
+
 // Check returns an error if a bound is negative and not [None], or the backoffs contradict each other.
 func (r Retry) Check() error {
 	switch {

@@ -40,6 +40,10 @@ type Traits struct {
 	PairOnly     bool          // D waits for P's KV with every request, so that no D can serve one alone
 	Orphans      bool          // a D whose P failed leaves blocks or tasks behind in the engines; the flow counts such legs
 
+	// Timeouts and Retry are the connector's own defaults. What is zero in them is pdkit's default.
+	Timeouts Timeouts
+	Retry    Retry
+
 	PairRules  []PairRule  // which engines can exchange KV
 	Attributes []Attribute // what engines' entries must have
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -91,11 +92,11 @@ func TestEntriesAreHeldToTheDeclaration(t *testing.T) {
 			{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"}, {Name: "kvHost", Role: discovery.RoleBoth},
 		}},
 		endpoint: func(discovery.Endpoint) error {
-			return errors.Join(&connector.FieldError{Path: "attributes.kvPort", Problem: "is odd"}, &connector.FieldError{Path: "attributes.tpSize", Problem: "is odd"})
+			return errors.Join(&config.FieldError{Path: "attributes.kvPort", Problem: "is odd"}, &config.FieldError{Path: "attributes.tpSize", Problem: "is odd"})
 		},
 	}
 	faults := func(role discovery.Role, attributes map[string]string) (all []string) {
-		for _, fe := range connector.FieldErrors(connector.CheckEndpoint(c, discovery.Endpoint{Role: role, Attributes: attributes})) {
+		for _, fe := range config.FieldErrors(connector.CheckEndpoint(c, discovery.Endpoint{Role: role, Attributes: attributes})) {
 			all = append(all, strings.TrimPrefix(fe.Path, "attributes.")+" "+fe.Problem)
 		}
 		return all

@@ -73,7 +73,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if err := f.findAbilities(); err != nil {
 		return nil, err
 	}
-	f.limits, f.retry = f.opts.timeouts.Resolve(f.traits.Lease), f.opts.retry.Resolve()
+	f.limits, f.retry = f.opts.timeouts.Or(f.traits.Timeouts).Resolve(f.traits.Lease), f.opts.retry.Or(f.traits.Retry).Resolve()
 	if f.opts.transport == nil {
 		f.owned = transport.New(nil)
 		f.opts.transport = f.owned

@@ -64,16 +64,20 @@ func New(o *Options) (*Connector, error) {
 
 // Traits declares that nothing is known of the engines but where they keep KV: D finds what P has put where both look. Any API is carried,
 // and several answers to one prompt, since there is no handoff that only one of them could read.
-func (*Connector) Traits() connector.Traits {
-	return connector.Traits{
+func (c *Connector) Traits() connector.Traits {
+	t := connector.Traits{
 		Name:      Name,
 		APIs:      connector.APIs(),
 		MultiUse:  true,
+		Timeouts:  connector.Timeouts{Prefill: time.Duration(c.opts.RequestTimeout)},
 		PairRules: []connector.PairRule{connector.SharedValue(connector.AttrStore)},
 	}
+	if c.opts.MaxRetries > 0 {
+		t.Retry.MaxAttempts = c.opts.MaxRetries + 1
+	}
+	return t
 }
 
-// Name returns "http".
 // Prefill asks P for one token.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -84,12 +88,4 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 // Decode sends the client's own request.
 func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
 	return nil
-}
-
-// Defaults returns the time of the prefill leg and the attempts that old files set in config; 0 where they do not.
-func (c *Connector) Defaults() (prefill time.Duration, attempts int) {
-	if c.opts.MaxRetries > 0 {
-		attempts = c.opts.MaxRetries + 1
-	}
-	return time.Duration(c.opts.RequestTimeout), attempts
 }

@@ -124,9 +124,9 @@ func TestSettingsOfOldFiles(t *testing.T) {
 	} {
 		c, err := openConfig(config)
 		require.NoError(t, err, config)
-		prefill, attempts := c.(*passthrough.Connector).Defaults()
-		assert.Equal(t, want.prefill, prefill, config)
-		assert.Equal(t, want.attempts, attempts, "the first attempt included: %s", config)
+		traits := c.Traits()
+		assert.Equal(t, want.prefill, traits.Timeouts.Prefill, config)
+		assert.Equal(t, want.attempts, traits.Retry.MaxAttempts, "the first attempt included: %s", config)
 	}
 }
 

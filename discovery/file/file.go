@@ -15,26 +15,27 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // Options are settings of a [Source]. Zero values are the defaults.
 type Options struct {
-	// Poll is the period at which the file is read without any notification: file systems over a network, symbolic links
-	// through other folders and folders that are replaced give none. Default 5 s.
+	// Poll is the period at which the file is read without any notification: file systems over a network, symbolic
+	// links through other folders and folders that are replaced give none. Default 5 s.
 	Poll time.Duration
 
-	// Quiet is how long the folder must be still after a change, and the file by its time stamp, before the file is read, so that
-	// a file being written is seen once, and whole. Endless changes put a reading off by no more than twenty times as long.
-	// Default 50 ms.
+	// Quiet is how long the folder must be still after a change, and the file by its time stamp, before the file is
+	// read, so that a file being written is seen once, and whole. Endless changes put a reading off by no more than
+	// twenty times as long. Default 50 ms.
 	Quiet time.Duration
 }
 
 // Source publishes the list of one file.
 //
 // Whatever is wrong with the file (it cannot be read, its syntax, a field) leaves the last good list as it is. Watch
-// then returns the reason, once, for the set's OnError; watched again, it publishes the last good list and waits for the
-// next change. The reason names the file without its folder, lines and fields, never a value.
+// then returns the reason, once, for the set's OnError; watched again, it publishes the last good list and waits for
+// the next change. The reason names the file without its folder, lines and fields, never a value.
 type Source struct {
 	path string
 	opts Options
@@ -50,7 +51,8 @@ type Source struct {
 
 var errBusy = errors.New("file: the source is being watched already")
 
-// New returns a source of the endpoints in the file at path. The file need not be there yet: nothing is read before Watch.
+// New returns a source of the endpoints in the file at path. The file need not be there yet: nothing is read before
+// Watch.
 func New(path string, o *Options) (*Source, error) {
 	if path == "" {
 		return nil, errors.New("file: the path is empty")
@@ -68,8 +70,8 @@ func New(path string, o *Options) (*Source, error) {
 	return s, nil
 }
 
-// Watch publishes the file's list whenever it changes, until ctx ends. One Watch at a time: a second one returns an error
-// at once. Any other error is what is wrong with the file.
+// Watch publishes the file's list whenever it changes, until ctx ends. One Watch at a time: a second one returns an
+// error at once. Any other error is what is wrong with the file.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	if !s.busy.CompareAndSwap(false, true) {
 		return errBusy
@@ -129,8 +131,8 @@ func (s *Source) read() (changed bool, err error) {
 	return false, fmt.Errorf("file %q: %w (%s)", filepath.Base(s.path), err, stays)
 }
 
-// Load reads the file at path once, as a [Source] does: what it lists, or why a source would not take it. The error does not name
-// the file.
+// Load reads the file at path once, as a [Source] does: what it lists, or why a source would not take it. The error
+// does not name the file.
 func Load(path string) ([]discovery.Endpoint, error) {
 	data, err := load(path)
 	if err != nil {
@@ -151,9 +153,9 @@ func load(path string) ([]byte, error) {
 		return nil, unreadable(err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, Faults{{Problem: "is not a file"}}
+		return nil, errors.New("is not a file")
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxBytes+1)) // one more than Parse takes
+	data, err := io.ReadAll(io.LimitReader(f, yamlfile.MaxBytes+1)) // one more than Parse takes
 	if err != nil {
 		return nil, unreadable(err)
 	}
@@ -165,5 +167,5 @@ func unreadable(err error) error {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
-	return Faults{{Problem: "cannot be read: " + err.Error()}}
+	return fmt.Errorf("cannot be read: %w", err)
 }

@@ -30,8 +30,8 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// configMap is a folder as Kubernetes mounts a ConfigMap: each version is a folder of its own, to which the link ..data leads, through
-// which the file's link leads. A change swaps ..data by renaming, and removes the old folder.
+// configMap is a folder as Kubernetes mounts a ConfigMap: each version is a folder of its own, to which the link ..data
+// leads, through which the file's link leads. A change swaps ..data by renaming, and removes the old folder.
 type configMap struct {
 	t       *testing.T
 	dir     string
@@ -97,8 +97,8 @@ func versions(t *testing.T, n int) (engines []*enginesim.Engine, list func(versi
 	}
 }
 
-// load sends 200 requests a second, fewer where the machine has other work, until stop, which says how many there were. failed gets what
-// was wrong with their answers.
+// load sends 200 requests a second, fewer where the machine has other work, until stop, which says how many there were.
+// failed gets what was wrong with their answers.
 func load(t *testing.T, url string, failed chan<- string) (stop func() int64) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 50}, Timeout: 30 * time.Second}
@@ -143,8 +143,8 @@ func load(t *testing.T, url string, failed chan<- string) (stop func() int64) {
 	return stop
 }
 
-// A ConfigMap is swapped ten times a second, and roles with it, while requests run: none fails, no pair is of two versions, no list is one
-// that nobody wrote, and the last version is the one that stays.
+// A ConfigMap is swapped ten times a second, and roles with it, while requests run: none fails, no pair is of two
+// versions, no list is one that nobody wrote, and the last version is the one that stays.
 func TestAConfigMapThatIsSwappedTenTimesASecondUnderTraffic(t *testing.T) {
 	const size, swaps = 4, 60
 	engines, list := versions(t, size)

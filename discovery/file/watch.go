@@ -30,8 +30,8 @@ func newWatcher(folder string, o Options) *watcher {
 	return w
 }
 
-// attach watches the folder that is at the path now. It is repeated with each poll, for a folder that was not there, or was
-// replaced; a folder that is watched already stays so.
+// attach watches the folder that is at the path now. It is repeated with each poll, for a folder that was not there, or
+// was replaced; a folder that is watched already stays so.
 func (w *watcher) attach() {
 	if w.notify != nil {
 		_ = w.notify.Add(w.folder) // the polling goes on in any case
@@ -44,8 +44,8 @@ func (w *watcher) close() {
 	}
 }
 
-// settle waits until the file has been still for Options.Quiet, by its own time stamp: a poll may come in the midst of a change that
-// nobody notified. It reports whether ctx still lives.
+// settle waits until the file has been still for Options.Quiet, by its own time stamp: a poll may come in the midst of
+// a change that nobody notified. It reports whether ctx still lives.
 func (w *watcher) settle(ctx context.Context, path string) bool {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -78,7 +78,8 @@ func TestAFileBeingWrittenIsNotRead(t *testing.T) {
 	}
 }
 
-// A file that is away for a moment, as some ways of writing have it, was never gone: a poll that falls into the moment says nothing.
+// A file that is away for a moment, as some ways of writing have it, was never gone: a poll that falls into the moment
+// says nothing.
 func TestAMomentWithoutTheFileIsNoFault(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "endpoints.yaml")

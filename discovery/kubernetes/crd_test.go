@@ -185,7 +185,8 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 			return []string{path + " is not a string with a pattern"}
 		}
 		return nil
-	case typ == reflect.TypeFor[json.RawMessage](), typ == reflect.TypeFor[connector.Spec]() && s["x-kubernetes-preserve-unknown-fields"] == true:
+	case typ == reflect.TypeFor[json.RawMessage](), typ == reflect.TypeFor[modelserver.Discovery](),
+		typ == reflect.TypeFor[connector.Spec]() && s["x-kubernetes-preserve-unknown-fields"] == true:
 		if s["x-kubernetes-preserve-unknown-fields"] != true || s["properties"] != nil {
 			return []string{path + " is not free in form"}
 		}

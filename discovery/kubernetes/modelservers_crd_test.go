@@ -305,9 +305,11 @@ func TestAPIServerRefuses(t *testing.T) {
 			assert.True(t, apierrors.IsInvalid(err) || apierrors.IsBadRequest(err))
 			raw, err := json.Marshal(o.Object)
 			require.NoError(t, err)
-			if _, err = modelserver.Read(raw); !strings.Contains(w.spec, "discovery") && !strings.Contains(w.spec, "Port") {
-				assert.Error(t, err, "the API server is no stricter than who reads the object")
+			_, err = modelserver.Read(raw)
+			if strings.HasPrefix(name, "another ") { // cluster or namespace: a file may lead there
+				return
 			}
+			assert.Error(t, err, "the API server is no stricter than who reads the object")
 		})
 	}
 }

@@ -197,7 +197,8 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 	return nil
 }
 
-// tellUnfit tells, once, of engines that no pair can be made with, since their entries lack what a connector needs. told is by ID.
+// tellUnfit tells, once, of engines that no pair can be made with, since their entries lack what a connector needs.
+// told is by ID.
 func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string, log *slog.Logger) (now map[string]string) {
 	now = map[string]string{}
 	for _, flow := range m.flows.First() {

@@ -54,7 +54,7 @@ func printCheck(w io.Writer, cfg *configuration) error {
 }
 
 // String returns the note as -check and the log show it.
-func (n note) String() string { return fmt.Sprintf("%s: %s", n.kind, n.fault) }
+func (n note) String() string { return fmt.Sprintf("%s: %s", n.kind, n.Fault) }
 
 func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	fmt.Fprintf(w, "\n%s\n", m.label())
@@ -65,23 +65,23 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	if m.Has("spec.encoder") {
 		row(w, "encoder", m.Spec.Encoder.Type)
 	}
-	kind := m.discoveryKinds()[0]
-	endpoints := m.endpoints
+	kind := m.FoundBy
+	endpoints := m.Endpoints
 	switch kind {
 	case "static":
 		row(w, "discovery", "static, "+count(len(endpoints), "endpoint"))
 	case "file":
 		var err error
 		if endpoints, err = file.Load(m.endpointsFile(cfg.file)); err != nil {
-			row(w, "discovery", "file "+m.discovery.File.Path+", of no use as it is: "+err.Error())
+			row(w, "discovery", "file "+m.Spec.Discovery.File.Path+", of no use as it is: "+err.Error())
 			return
 		}
-		row(w, "discovery", "file "+m.discovery.File.Path+", "+count(len(endpoints), "endpoint")+" now")
+		row(w, "discovery", "file "+m.Spec.Discovery.File.Path+", "+count(len(endpoints), "endpoint")+" now")
 	case "dns":
-		row(w, "discovery", "dns, "+m.discovery.DNS.describe())
+		row(w, "discovery", "dns, "+describeDNS(m.Spec.Discovery.DNS))
 		return
 	case "registration":
-		row(w, "discovery", "registration, "+m.discovery.Registration.describe())
+		row(w, "discovery", "registration, "+describeRegistration(m.Spec.Discovery.Registration))
 		return
 	default:
 		row(w, "discovery", "kubernetes, "+m.describePods())

@@ -7,35 +7,35 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 )
 
 // checkGateway checks the values of a Gateway.
-func (l *loader) checkGateway(d *document, g gatewaySpec) {
-	l.add(d, checkAddress("spec.listen", g.Listen)...)
+func (l *loader) checkGateway(d *yamlfile.Document, g gatewaySpec) {
+	l.add(d, checkAddress("spec.listen", g.Listen))
 	if g.Admin != "" {
-		l.add(d, checkAddress("spec.admin", g.Admin)...)
+		l.add(d, checkAddress("spec.admin", g.Admin))
 	}
 	if clash(g.Listen, g.Admin) {
-		l.add(d, &config.FieldError{Path: "spec.admin", Problem: "is the address of listen too", Remedy: `give it another port, or turn it off with ""`})
+		l.fault(d, "spec.admin", "is the address of listen too", `give it another port, or turn it off with ""`)
 	}
 	if g.MaxBodyBytes < 1 {
-		l.add(d, &config.FieldError{Path: "spec.maxBodyBytes", Problem: "is less than 1", Remedy: "write the largest body that a client may send, in bytes"})
+		l.fault(d, "spec.maxBodyBytes", "is less than 1", "write the largest body that a client may send, in bytes")
 	}
 	if p := g.Passthrough; p != "" && p != "decode" {
-		l.add(d, &config.FieldError{Path: "spec.passthrough", Problem: "is not a known value", Remedy: "write decode, or leave it out"})
+		l.fault(d, "spec.passthrough", "is not a known value", "write decode, or leave it out")
 	}
 }
 
-const addressRemedy = "write HOST:PORT, like 127.0.0.1:8000"
-
-// checkAddress checks an address to listen on.
-func checkAddress(path, addr string) []*config.FieldError {
+// checkAddress checks an address to listen on. The error is a *config.FieldError.
+func checkAddress(path, addr string) error {
+	const remedy = "write HOST:PORT, like 127.0.0.1:8000"
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return []*config.FieldError{{Path: path, Problem: "is not an address", Remedy: addressRemedy}}
+		return &config.FieldError{Path: path, Problem: "is not an address", Remedy: remedy}
 	}
 	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-		return []*config.FieldError{{Path: path, Problem: "has no port from 0 to 65535", Remedy: addressRemedy}}
+		return &config.FieldError{Path: path, Problem: "has no port from 0 to 65535", Remedy: remedy}
 	}
 	return nil
 }

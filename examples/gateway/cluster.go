@@ -16,7 +16,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 )
 
@@ -28,8 +28,8 @@ const (
 	maxFaults     = 20
 )
 
-// cluster keeps the gateway's models in step with the ModelServer objects of a cluster. An object that makes no sense changes nothing: what
-// it was before goes on, and operators are told.
+// cluster keeps the gateway's models in step with the ModelServer objects of a cluster. An object that makes no sense
+// changes nothing: what it was before goes on, and operators are told.
 type cluster struct {
 	g       *gateway
 	config  *rest.Config
@@ -70,7 +70,8 @@ type faulty struct {
 	reason error
 }
 
-// canFollow reports whether it knows as much of its engines as its predecessor: that they are there, and which of them do not answer.
+// canFollow reports whether it knows as much of its engines as its predecessor: that they are there, and which of them
+// do not answer.
 func (o *object) canFollow(before *object) bool {
 	snap := o.model.set.Load()
 	if snap.Version == 0 {
@@ -264,7 +265,8 @@ func shorten(reason string) string {
 	return reason
 }
 
-// drop takes over what is wanted. Forms that were wanted and never served end here; those that serve end when nobody needs them: see settle.
+// drop takes over what is wanted. Forms that were wanted and never served end here; those that serve end when nobody
+// needs them: see settle.
 func (c *cluster) drop(wanted map[string]*object) {
 	for name, o := range c.wanted {
 		if wanted[name] != o && c.routes[o.model.Model()] != o {
@@ -274,8 +276,8 @@ func (c *cluster) drop(wanted map[string]*object) {
 	c.wanted = wanted
 }
 
-// settle routes each model to who is wanted for it, or, until that one's engines are known, to who has served it: a change of a
-// ModelServer fails no request.
+// settle routes each model to who is wanted for it, or, until that one's engines are known, to who has served it: a
+// change of a ModelServer fails no request.
 func (c *cluster) settle() {
 	routes := map[string]*object{}
 	var waiting []rejected
@@ -321,25 +323,35 @@ func (c *cluster) retire(o *object) {
 	})
 }
 
-// parseObject reads an object as the same document in a file is read. Its engines are pods of its own namespace: whoever may write
-// ModelServers must not lead the gateway to files, addresses or other namespaces.
+// parseObject reads an object as the same document in a file is read. Its engines are pods of its own namespace:
+// whoever may write ModelServers must not lead the gateway to files, addresses or other namespaces.
 func parseObject(ms kubernetes.ModelServer, owner *rest.Config) (*modelServer, error) {
-	docs, fs := readYAML(key(ms), ms.Object) // JSON is YAML
-	l := &loader{cfg: &configuration{}, faults: fs}
-	if len(docs) != 1 {
-		return nil, errors.Join(errors.New("it is not one object that can be read"), fs.fields())
-	}
-	m := l.modelServer(docs[0])
+	l := &loader{cfg: &configuration{}}
+	doc := &yamlfile.Document{File: key(ms), Line: 1, JSON: ms.Object}
+	m := l.modelServer(doc)
 	m.owner = owner
-	for _, kind := range m.discoveryKinds() {
-		if kind != "kubernetes" {
-			l.add(docs[0], &config.FieldError{Path: "spec.discovery." + kind, Problem: "is not allowed in a cluster's object", Remedy: "leave it out, or write kubernetes: {service, port}"})
+	if m.FoundBy != "kubernetes" {
+		l.fault(doc, "spec.discovery."+m.FoundBy, "is not allowed in a cluster's object",
+			"leave it out, or write kubernetes: {service, port}")
+	}
+	if k := m.Spec.Discovery.Kubernetes; k.Kubeconfig != "" || k.Namespace != "" && k.Namespace != ms.Namespace {
+		l.fault(doc, "spec.discovery.kubernetes", "leads to another cluster or namespace",
+			"leave kubeconfig and namespace out")
+	}
+	return m, reason(l.faults.Sorted())
+}
+
+// reason returns the first faults without their places, and how many others there are; nil for none.
+func reason(faults yamlfile.Faults) error {
+	var errs []error
+	for i, f := range faults {
+		if i == maxFaults {
+			errs = append(errs, fmt.Errorf("and %d more", len(faults)-maxFaults))
+			break
 		}
+		errs = append(errs, f.FieldError)
 	}
-	if k := m.discovery.Kubernetes; k.Kubeconfig != "" || k.Namespace != "" && k.Namespace != ms.Namespace {
-		l.add(docs[0], &config.FieldError{Path: "spec.discovery.kubernetes", Problem: "leads to another cluster or namespace", Remedy: "leave kubeconfig and namespace out"})
-	}
-	return m, l.faults.sorted().fields()
+	return errors.Join(errs...)
 }
 
 // refuse remembers what is not served as it is, and tells what is new of it.

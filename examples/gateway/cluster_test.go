@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -547,5 +548,6 @@ func listenEngine(t *testing.T, addr string) *engine {
 // objectOf is a ModelServer as the watch tells it.
 func objectOf(namespace, spec string) kubernetes.ModelServer {
 	object := `{apiVersion: networking.matrixinfer.ai/v1alpha1, kind: ModelServer, metadata: {name: m, namespace: ` + namespace + `}, spec: ` + spec + `}`
-	return kubernetes.ModelServer{Group: "networking.matrixinfer.ai", Namespace: namespace, Name: "m", Object: json.RawMessage(object)}
+	docs, _ := yamlfile.Read("object", []byte(object))
+	return kubernetes.ModelServer{Group: "networking.matrixinfer.ai", Namespace: namespace, Name: "m", Object: docs[0].JSON}
 }

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -28,7 +28,7 @@ type configuration struct {
 // note is something to tell about a well-formed configuration.
 type note struct {
 	kind noteKind
-	fault
+	yamlfile.Fault
 }
 
 type noteKind string
@@ -78,53 +78,6 @@ func defaultGateway() gatewaySpec {
 // modelServer is one model with its engines: kind ModelServer.
 type modelServer struct {
 	*modelserver.ModelServer
-	doc       *document
-	discovery discoverySpec
-	endpoints []discovery.Endpoint // static ones
-	owner     *rest.Config         // of the cluster whose object it is; nil if it stands in the file
-}
-
-// discoverySpec has exactly one member.
-type discoverySpec struct {
-	Static       staticSpec       `json:"static"`
-	File         fileSpec         `json:"file"`
-	DNS          dnsSpec          `json:"dns"`
-	Kubernetes   kubernetesSpec   `json:"kubernetes"`
-	Registration registrationSpec `json:"registration"`
-}
-
-type staticSpec struct {
-	Endpoints []endpointSpec `json:"endpoints"`
-}
-
-type endpointSpec struct {
-	URL        string            `json:"url"`
-	Role       string            `json:"role"`
-	Group      string            `json:"group"`
-	Zone       string            `json:"zone"`
-	Attributes map[string]string `json:"attributes"`
-}
-
-type fileSpec struct {
-	Path string `json:"path"`
-}
-
-type dnsSpec struct {
-	Prefill  string `json:"prefill"`
-	Decode   string `json:"decode"`
-	Encode   string `json:"encode"`
-	Port     int    `json:"port"`
-	Resolver string `json:"resolver"`
-}
-
-type kubernetesSpec struct {
-	Kubeconfig string `json:"kubeconfig"`
-	Namespace  string `json:"namespace"`
-	Service    string `json:"service"`
-	Port       int    `json:"port"`
-}
-
-type registrationSpec struct {
-	Listen string `json:"listen"`
-	HTTP   string `json:"http"`
+	doc   *yamlfile.Document
+	owner *rest.Config // of the cluster whose object it is; nil if it stands in the file
 }

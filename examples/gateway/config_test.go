@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -129,8 +130,8 @@ spec:
         - {url: "http://[::1]:8200", role: both}
 `)
 	m := cfg.models[0]
-	require.Len(t, m.endpoints, 2)
-	p, d := m.endpoints[0], m.endpoints[1]
+	require.Len(t, m.Endpoints, 2)
+	p, d := m.Endpoints[0], m.Endpoints[1]
 	assert.Equal(t, "https://p.example/base", p.URL.String())
 	assert.Equal(t, []any{discovery.RolePrefill, "a", "z1", "8998"}, []any{p.Role, p.Group, p.Zone, p.Attribute("bootstrapPort")})
 	assert.Equal(t, []any{discovery.RoleBoth, "[::1]:8200"}, []any{d.Role, d.ID})
@@ -180,11 +181,11 @@ func FuzzParse(f *testing.F) {
 			require.NoError(t, printCheck(new(strings.Builder), cfg))
 			return
 		}
-		var fs faults
+		var fs yamlfile.Faults
 		require.ErrorAs(t, err, &fs)
 		require.NotEmpty(t, fs)
 		for _, one := range fs {
-			require.Positive(t, one.line)
+			require.Positive(t, one.Line)
 			require.NotEmpty(t, one.Path)
 			require.NotContains(t, one.Error(), "\n", "one line for each fault")
 		}

@@ -65,7 +65,7 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 func (f flags) override(cfg *configuration) error {
 	g := &cfg.gateway
 	cfg.canary, cfg.probe, cfg.pick = f.canary, f.probe, f.pick
-	var errs []*config.FieldError
+	var errs []error
 	for _, period := range []struct {
 		flag string
 		of   time.Duration
@@ -76,16 +76,16 @@ func (f flags) override(cfg *configuration) error {
 	}
 	if f.listen != nil {
 		g.Listen = *f.listen
-		errs = append(errs, checkAddress("-listen", g.Listen)...)
+		errs = append(errs, checkAddress("-listen", g.Listen))
 	}
 	if f.admin != nil {
 		g.Admin = *f.admin
 		if g.Admin != "" {
-			errs = append(errs, checkAddress("-admin", g.Admin)...)
+			errs = append(errs, checkAddress("-admin", g.Admin))
 		}
 	}
-	if len(errs) > 0 {
-		return errs[0]
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	if clash(g.Listen, g.Admin) {
 		return &config.FieldError{Path: "-admin", Problem: "is the address of listen too", Remedy: "give it another port"}

@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a file may name
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
@@ -19,29 +19,34 @@ const (
 	gatewayVersion = "pdkit.dev/v1alpha1"
 )
 
-// load reads and checks a configuration file. The error is of type faults, and says all that is wrong.
+// load reads and checks a configuration file. The error is of type yamlfile.Faults and holds all that is wrong.
 func load(file string) (*configuration, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return nil, faults{{file, 1, &config.FieldError{Path: "file", Problem: "cannot be read", Remedy: "name a file that exists and may be read with -config"}}}
+		return nil, wholeFile(file, "cannot be read", "name a file that exists and may be read with -config")
 	}
 	return parse(file, data)
 }
 
+// wholeFile is a fault of a file as a whole.
+func wholeFile(file, problem, remedy string) yamlfile.Faults {
+	return yamlfile.Faults{{File: file, Line: 1, FieldError: &config.FieldError{Path: "file", Problem: problem, Remedy: remedy}}}
+}
+
 // parse reads and checks a configuration.
 func parse(file string, data []byte) (*configuration, error) {
-	docs, fs := readYAML(file, data)
-	l := &loader{cfg: &configuration{file: file, gateway: defaultGateway()}, faults: fs}
+	docs, faults := yamlfile.Read(file, data)
+	l := &loader{cfg: &configuration{file: file, gateway: defaultGateway()}, faults: faults}
 	for _, d := range docs {
 		l.document(d)
 	}
 	l.checkUnique()
 	l.checkListeners()
-	if len(l.cfg.models) == 0 && l.cfg.gateway.ModelServers == nil && len(l.faults) == 0 {
-		l.faults = append(l.faults, fault{file, 1, &config.FieldError{Path: "file", Problem: "has no ModelServer", Remedy: "write one for each model that is to be served"}})
-	}
-	if len(l.faults) > 0 {
-		return nil, l.faults.sorted()
+	switch {
+	case len(l.faults) > 0:
+		return nil, l.faults.Sorted()
+	case len(l.cfg.models) == 0 && l.cfg.gateway.ModelServers == nil:
+		return nil, wholeFile(file, "has no ModelServer", "write one for each model that is to be served")
 	}
 	return l.cfg, nil
 }
@@ -49,73 +54,65 @@ func parse(file string, data []byte) (*configuration, error) {
 // loader collects the documents of one file.
 type loader struct {
 	cfg     *configuration
-	gateway *document
-	faults  faults
+	gateway *yamlfile.Document
+	faults  yamlfile.Faults
 }
 
-func (l *loader) add(d *document, errs ...*config.FieldError) {
-	for _, fe := range errs {
-		l.faults = append(l.faults, d.fault(fe))
-	}
+// add adds the faults of err, each at its line of the document.
+func (l *loader) add(d *yamlfile.Document, err error) { l.faults = append(l.faults, d.Faults(err)...) }
+
+func (l *loader) fault(d *yamlfile.Document, path, problem, remedy string) {
+	l.add(d, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
 }
 
-func (l *loader) note(kind noteKind, d *document, path, problem, remedy string) {
-	l.cfg.notes = append(l.cfg.notes, note{kind, d.fault(&config.FieldError{Path: path, Problem: problem, Remedy: remedy})})
-}
-
-func (l *loader) document(d *document) {
+func (l *loader) document(d *yamlfile.Document) {
 	kind, ok := l.kind(d)
-	if !ok {
-		return
-	}
-	if kind == kindGateway {
-		if l.gateway != nil {
-			l.add(d, &config.FieldError{Path: "kind", Problem: fmt.Sprintf("is a second Gateway, the first is on line %d", l.gateway.line), Remedy: "keep one of the two"})
-			return
-		}
+	switch {
+	case !ok:
+	case kind == modelserver.Kind:
+		l.cfg.models = append(l.cfg.models, l.modelServer(d))
+	case l.gateway != nil:
+		l.fault(d, "kind", fmt.Sprintf("is a second Gateway, the first is on line %d", l.gateway.Line), "keep one of the two")
+	default:
 		l.gateway = d
 		o := gatewayObject{Spec: defaultGateway()}
-		l.add(d, config.FieldErrors(config.Decode(d.json, &o))...)
+		l.add(d, config.Decode(d.JSON, &o))
 		l.checkGateway(d, o.Spec)
 		l.cfg.gateway = o.Spec
-		return
 	}
-	l.cfg.models = append(l.cfg.models, l.modelServer(d))
 }
 
-// modelServer reads a ModelServer, which the library does but for how engines are found.
-func (l *loader) modelServer(d *document) *modelServer {
+// modelServer reads a ModelServer.
+func (l *loader) modelServer(d *yamlfile.Document) *modelServer {
 	m := &modelServer{doc: d}
-	if d.has("spec") {
-		l.checkDiscovery(m)
-	}
 	var err error
-	m.ModelServer, err = modelserver.Read(d.json, modelserver.WithEndpoints(staticPath, m.endpoints...))
-	l.add(d, config.FieldErrors(err)...)
+	m.ModelServer, err = modelserver.Read(d.JSON)
+	l.add(d, err)
+	l.checkDiscovery(m)
 	for _, n := range m.Notes {
 		kind := warning
 		if n.NoEffect {
 			kind = withoutEffect
 		}
-		l.note(kind, d, n.Path, n.Problem, n.Remedy)
+		l.cfg.notes = append(l.cfg.notes, note{kind, d.Fault(n.FieldError)})
 	}
 	return m
 }
 
 // kind reads a document's kind and checks a Gateway's apiVersion.
-func (l *loader) kind(d *document) (string, bool) {
+func (l *loader) kind(d *yamlfile.Document) (string, bool) {
 	var head struct{ APIVersion, Kind json.RawMessage }
-	if json.Unmarshal(d.json, &head) != nil {
+	if json.Unmarshal(d.JSON, &head) != nil {
 		return "", false
 	}
 	var kind, version string
 	kinds := []string{kindGateway, modelserver.Kind}
 	switch {
 	case head.Kind == nil:
-		l.add(d, &config.FieldError{Path: "kind", Problem: missing, Remedy: "write kind: Gateway or kind: ModelServer"})
+		l.fault(d, "kind", "is missing", "write kind: Gateway or kind: ModelServer")
 		return "", false
 	case json.Unmarshal(head.Kind, &kind) != nil || !slices.Contains(kinds, kind):
-		l.add(d, &config.FieldError{Path: "kind", Problem: "is not a known kind", Remedy: nearestOf(kind, kinds)})
+		l.fault(d, "kind", "is not a known kind", config.Suggest(kind, kinds))
 		return "", false
 	}
 	if kind == modelserver.Kind {
@@ -123,9 +120,9 @@ func (l *loader) kind(d *document) (string, bool) {
 	}
 	switch {
 	case head.APIVersion == nil:
-		l.add(d, &config.FieldError{Path: "apiVersion", Problem: missing, Remedy: "write apiVersion: " + gatewayVersion})
+		l.fault(d, "apiVersion", "is missing", "write apiVersion: "+gatewayVersion)
 	case json.Unmarshal(head.APIVersion, &version) != nil || version != gatewayVersion:
-		l.add(d, &config.FieldError{Path: "apiVersion", Problem: "is not known for kind " + kind, Remedy: "write " + gatewayVersion})
+		l.fault(d, "apiVersion", "is not known for kind "+kind, "write "+gatewayVersion)
 	}
 	return kind, true
 }
@@ -136,14 +133,14 @@ func (l *loader) checkUnique() {
 	for _, m := range l.cfg.models {
 		name := m.fullName()
 		if first, taken := names[name]; taken && name != "" {
-			l.add(m.doc, &config.FieldError{Path: "metadata.name", Problem: fmt.Sprintf("is the name of another ModelServer too, on line %d", first), Remedy: "give each its own name or namespace"})
+			l.fault(m.doc, "metadata.name", fmt.Sprintf("is the name of another ModelServer too, on line %d", first), "give each its own name or namespace")
 		} else {
-			names[name] = m.doc.lineOf("metadata.name")
+			names[name] = m.doc.LineOf("metadata.name")
 		}
 		if first, taken := models[m.Model()]; taken {
-			l.add(m.doc, &config.FieldError{Path: "spec.model", Problem: fmt.Sprintf("is served by another ModelServer too, on line %d", first), Remedy: "give each its own model; one share of a model's requests is a rollout"})
+			l.fault(m.doc, "spec.model", fmt.Sprintf("is served by another ModelServer too, on line %d", first), "give each its own model; one share of a model's requests is a rollout")
 		} else {
-			models[m.Model()] = m.doc.lineOf("spec.model")
+			models[m.Model()] = m.doc.LineOf("spec.model")
 		}
 	}
 }
@@ -162,11 +159,4 @@ func (m *modelServer) label() string {
 		return fmt.Sprintf("model %q", m.Model())
 	}
 	return fmt.Sprintf("model %q (%s)", m.Model(), m.fullName())
-}
-
-func nearestOf(name string, known []string) string {
-	if near := config.Nearest(name, known); near != "" {
-		return "did you mean " + near + "?"
-	}
-	return "known are " + strings.Join(known, ", ")
 }

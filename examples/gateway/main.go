@@ -58,7 +58,7 @@ func run(args []string, stdout, stderr io.Writer, signals <-chan os.Signal) int 
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: f.level}))
 	for _, n := range cfg.notes {
-		log.Warn(string(n.kind), "where", fmt.Sprintf("%s:%d", n.file, n.line), "field", n.Path, "what", n.Problem)
+		log.Warn(string(n.kind), "where", fmt.Sprintf("%s:%d", n.File, n.Line), "field", n.Path, "what", n.Problem)
 	}
 	if err := serve(context.Background(), cfg, f.trace, log, signals); err != nil {
 		log.Error("cannot serve", "error", err)

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/discovery/registration"
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// describe says where engines announce themselves.
-func (r registrationSpec) describe() string {
+// describeRegistration says where engines announce themselves.
+func describeRegistration(r modelserver.Registration) string {
 	text := ""
 	for _, d := range []struct{ name, addr string }{{"ZeroMQ", r.Listen}, {"HTTP", r.HTTP}} {
 		if d.addr == "" {
@@ -26,15 +26,11 @@ func (r registrationSpec) describe() string {
 	return text
 }
 
-func (r registrationSpec) source() (*registration.Source, error) {
-	return registration.New(&registration.Options{Listen: r.Listen, HTTP: r.HTTP})
-}
-
-// checkListeners finds addresses that two would listen on: whoever may ask for an answer must not be able to register an engine, and no
-// message says which model it is for.
+// checkListeners finds addresses that two would listen on: whoever may ask for an answer must not be able to register
+// an engine, and no message says which model it is for.
 func (l *loader) checkListeners() {
 	type listener struct {
-		doc        *document
+		doc        *yamlfile.Document
 		path, addr string
 	}
 	var taken []listener
@@ -45,7 +41,7 @@ func (l *loader) checkListeners() {
 	}
 	for _, m := range l.cfg.models {
 		const at = "spec.discovery.registration"
-		r := m.discovery.Registration
+		r := m.Spec.Discovery.Registration
 		for _, own := range []listener{{m.doc, at + ".listen", r.Listen}, {m.doc, at + ".http", r.HTTP}} {
 			for _, t := range taken {
 				if !clash(own.addr, t.addr) {
@@ -53,9 +49,9 @@ func (l *loader) checkListeners() {
 				}
 				problem := "is the address of the Gateway's " + t.path + " too"
 				if t.doc != nil {
-					problem = fmt.Sprintf("is the address of %s on line %d too", t.path, t.doc.lineOf(t.path))
+					problem = fmt.Sprintf("is the address of %s on line %d too", t.path, t.doc.LineOf(t.path))
 				}
-				l.add(own.doc, &config.FieldError{Path: own.path, Problem: problem, Remedy: "give it a port of its own"})
+				l.fault(own.doc, own.path, problem, "give it a port of its own")
 				break
 			}
 			taken = append(taken, own)

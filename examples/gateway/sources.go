@@ -14,22 +14,25 @@ import (
 	"github.com/pdkit/pdkit/discovery/dns"
 	"github.com/pdkit/pdkit/discovery/file"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
+	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// source makes what finds the model's engines. It reads, asks and opens nothing yet, but for a kubeconfig. onError is told of trouble that
-// does not end a source.
+// source makes what finds the model's engines. It reads, asks and opens nothing yet, but for a kubeconfig. onError is
+// told of trouble that does not end a source.
 func (m *modelServer) source(configFile string, onError func(error)) (discovery.Source, error) {
-	switch kind := m.discoveryKinds()[0]; kind {
+	switch m.FoundBy {
 	case "static":
-		return static.New(m.endpoints...)
+		return static.New(m.Endpoints...)
 	case "file":
 		return file.New(m.endpointsFile(configFile), nil)
 	case "dns":
-		d := m.discovery.DNS
+		d := m.Spec.Discovery.DNS
 		return dns.New(&dns.Options{Prefill: d.Prefill, Decode: d.Decode, Encode: d.Encode, Port: d.Port, Resolver: d.Resolver})
 	case "registration":
-		return m.discovery.Registration.source()
+		r := m.Spec.Discovery.Registration
+		return registration.New(&registration.Options{Listen: r.Listen, HTTP: r.HTTP})
 	default:
 		return m.cluster(onError)
 	}
@@ -37,7 +40,7 @@ func (m *modelServer) source(configFile string, onError func(error)) (discovery.
 
 // cluster makes the source of a model whose engines are pods.
 func (m *modelServer) cluster(onError func(error)) (discovery.Source, error) {
-	k, sel := m.discovery.Kubernetes, m.Spec.WorkloadSelector
+	k, sel := m.Spec.Discovery.Kubernetes, m.Spec.WorkloadSelector
 	o := &kubernetes.Options{Config: m.owner, Namespace: cmp.Or(k.Namespace, m.Namespace), OnError: onError,
 		Selector: kubernetes.Selector{MatchLabels: sel.MatchLabels},
 		Port:     strconv.Itoa(m.port())}
@@ -69,20 +72,20 @@ func (m *modelServer) selects() bool {
 
 // port is where the engines that Kubernetes lists are asked.
 func (m *modelServer) port() int {
-	return cmp.Or(m.discovery.Kubernetes.Port, m.Spec.WorkloadPort.Port, 8000)
+	return cmp.Or(m.Spec.Discovery.Kubernetes.Port, m.Spec.WorkloadPort.Port, 8000)
 }
 
 // endpointsFile is where the list of discovery.file lies: beside the configuration, unless its path is absolute.
 func (m *modelServer) endpointsFile(configFile string) string {
-	path := m.discovery.File.Path
+	path := m.Spec.Discovery.File.Path
 	if filepath.IsAbs(path) {
 		return path
 	}
 	return filepath.Join(filepath.Dir(configFile), path)
 }
 
-// describe says what is asked for, and whom.
-func (d dnsSpec) describe() string {
+// describeDNS says what is asked for, and whom.
+func describeDNS(d modelserver.DNS) string {
 	text := "SRV records"
 	if d.Port > 0 {
 		text = fmt.Sprintf("addresses for port %d", d.Port)
@@ -100,7 +103,7 @@ func (d dnsSpec) describe() string {
 
 // describePods says which pods are asked for, and where.
 func (m *modelServer) describePods() string {
-	k := m.discovery.Kubernetes
+	k := m.Spec.Discovery.Kubernetes
 	text := fmt.Sprintf("pods of namespace %s", cmp.Or(k.Namespace, m.Namespace))
 	if k.Service != "" {
 		text = fmt.Sprintf("EndpointSlices of service %s/%s", cmp.Or(k.Namespace, m.Namespace), k.Service)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
@@ -37,7 +38,7 @@ func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err er
 		files := map[string][]byte{}
 		for _, name := range e.Unread {
 			if content, readErr := l.read(name); readErr == nil {
-				files[name] = plain(content)
+				files[name] = plain(name, content)
 			}
 		}
 		e, err = flags.Parse(l.argv, l.env, files)
@@ -52,14 +53,10 @@ func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err er
 	return e, true, nil
 }
 
-// plain writes YAML as JSON, so that flags reads all of YAML.
-func plain(content []byte) []byte {
-	docs, err := readYAML(content)
-	if err != nil || len(docs) != 1 {
-		return content
-	}
-	if raw, err := asJSON(docs[0]); err == nil {
-		return raw
+// plain returns YAML as JSON, so that flags reads all of YAML.
+func plain(name string, content []byte) []byte {
+	if docs, faults := yamlfile.Read(name, content); len(docs) == 1 && len(faults) == 0 {
+		return docs[0].JSON
 	}
 	return content
 }
@@ -76,16 +73,23 @@ func announced(e flags.Engine, env map[string]string) string {
 
 // readInput reads a shell script, a Compose file or Kubernetes manifests. What it is, its content tells.
 func readInput(file string, data []byte) ([]launched, error) {
-	docs, err := readYAML(data)
+	docs, faults := readYAML(file, data)
+	has := func(is func(d map[string]any) bool) bool { return slices.ContainsFunc(docs, is) }
+	var list []launched
 	switch {
-	case err == nil && slices.ContainsFunc(docs, func(d map[string]any) bool { return mapAt(d, "services") != nil && textAt(d, "kind") == "" }):
-		return readCompose(file, docs), nil
-	case err == nil && slices.ContainsFunc(docs, func(d map[string]any) bool { return textAt(d, "kind") != "" }):
-		return readKubernetes(docs), nil
-	case err == nil && len(docs) > 0 && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(file)):
+	case has(func(d map[string]any) bool { return mapAt(d, "services") != nil && textAt(d, "kind") == "" }):
+		list = readCompose(file, docs)
+	case has(func(d map[string]any) bool { return textAt(d, "kind") != "" }):
+		list = readKubernetes(docs)
+	case len(docs) > 0 && len(faults) == 0 && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(file)):
 		return nil, fmt.Errorf("%s: neither a Compose file nor Kubernetes manifests", file)
+	default:
+		return readCommands(file, string(data)), nil
 	}
-	return readCommands(file, string(data)), nil
+	if len(faults) > 0 {
+		return nil, faults.Sorted()
+	}
+	return list, nil
 }
 
 // readCommands reads a shell script, or a command line.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -197,7 +198,7 @@ func (k *manifests) workers(backend map[string]any, workers []any, name string) 
 		config := mapAt(worker, "config")
 		for _, key := range slices.Sorted(maps.Keys(config)) {
 			value := textAt(config, key)
-			if raw, err := asJSON(config[key]); err == nil && value == "" {
+			if raw, err := json.Marshal(config[key]); err == nil && value == "" {
 				value = string(raw)
 			}
 			argv = append(argv, fmt.Sprintf("--%s=%s", key, strings.TrimSpace(value)))

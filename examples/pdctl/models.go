@@ -4,61 +4,77 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/file"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// modelServer is what pdctl reads of a ModelServer. The gateway is strict about all of it (gateway -check); here only
-// the connector is, so that objects of a cluster can be used as they are.
+// modelServer is a ModelServer of a file, or what the command line says in place of one.
 type modelServer struct {
-	name      string // metadata.name
+	*modelserver.ModelServer // nil without a file
+
+	name      string // metadata.name, or the model's
 	model     string
 	spec      connector.Spec
-	encoder   *epd.Options                 // nil without an encode stage
-	endpoints []discovery.Endpoint         // static ones and those of a file
-	labels    map[string]map[string]string // of pods, by role
-	port      int
-	notes     []launch.Note
+	endpoints []discovery.Endpoint // static ones and those of a file
 }
 
-// readModels reads the ModelServers of a file.
-func readModels(file string, in io.Reader) ([]modelServer, error) {
-	data, err := readFile(file, in)
+// readModels reads the ModelServers of a file, as the gateway does. It leaves documents of other kinds out.
+func readModels(name string, in io.Reader) ([]modelServer, error) {
+	data, err := readFile(name, in)
 	if err != nil {
 		return nil, err
 	}
-	docs, err := readYAML(data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
+	docs, faults := yamlfile.Read(name, data)
 	var list []modelServer
 	for _, doc := range docs {
-		if textAt(doc, "kind") != "ModelServer" {
+		if gjson.GetBytes(doc.JSON, "kind").String() != modelserver.Kind {
 			continue
 		}
-		m, err := readModel(doc, filepath.Dir(file))
-		if err != nil {
-			return nil, fmt.Errorf("%s: ModelServer %s: %w", file, m.name, err)
-		}
-		list = append(list, m)
+		m, err := modelserver.Read(doc.JSON)
+		faults = append(faults, doc.Faults(err)...)
+		list = append(list, modelServer{ModelServer: m, name: cmp.Or(m.Name, m.Spec.Model, "model"), model: m.Spec.Model,
+			spec: m.Spec.KVConnector, endpoints: m.Endpoints})
+	}
+	if len(faults) > 0 {
+		return nil, faults.Sorted()
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%s: has no ModelServer", file)
+		return nil, fmt.Errorf("%s: has no ModelServer", name)
+	}
+	for i := range list {
+		if err := list[i].readEndpoints(filepath.Dir(name)); err != nil {
+			return nil, fmt.Errorf("%s: ModelServer %s: %w", name, list[i].name, err)
+		}
 	}
 	return list, nil
+}
+
+// readEndpoints reads the file with engines that a ModelServer names. folder is where a relative path starts.
+func (m *modelServer) readEndpoints(folder string) (err error) {
+	path := m.Spec.Discovery.File.Path
+	if m.FoundBy != "file" {
+		return nil
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(folder, path)
+	}
+	if m.endpoints, err = file.Load(path); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
 }
 
 // only chooses the ModelServer named, or the only one.
@@ -73,84 +89,43 @@ func only(list []modelServer, name string) (modelServer, error) {
 	return modelServer{}, fmt.Errorf("the file has the ModelServers %s: choose one with --server", strings.Join(names, ", "))
 }
 
-func readModel(doc map[string]any, folder string) (modelServer, error) {
-	m := modelServer{name: cmp.Or(textAt(doc, "metadata", "name"), textAt(doc, "spec", "model"), "model"), model: textAt(doc, "spec", "model")}
-	if raw := at(doc, "spec", "kvConnector"); raw != nil {
-		text, err := asJSON(raw)
-		if err != nil {
-			return m, fmt.Errorf("spec.kvConnector %w", err)
-		}
-		if m.spec, err = connector.ParseSpec(text); err != nil {
-			return m, within("spec.kvConnector", err)
-		}
-	}
-	if doc := mapAt(doc, "spec", "encoder"); doc != nil {
-		raw, err := asJSON(doc["config"])
-		if err != nil {
-			return m, fmt.Errorf("spec.encoder.config %w", err)
-		}
-		m.encoder = &epd.Options{}
-		if err := config.Decode(raw, m.encoder); err != nil {
-			return m, within("spec.encoder.config", err)
-		}
-		if t := textAt(doc, "type"); t != "" {
-			m.encoder.Type = t
-		}
-	}
-	ports := []string{textAt(doc, "spec", "discovery", "kubernetes", "port"), textAt(doc, "spec", "workloadPort", "port"), "8000"}
-	m.port, _ = strconv.Atoi(ports[slices.IndexFunc(ports, func(p string) bool { return p != "" && p != "0" })])
-	m.labels = labelsOf(doc)
-	list := listAt(doc, "spec", "discovery", "static", "endpoints")
-	if file := textAt(doc, "spec", "discovery", "file", "path"); file != "" {
-		if !filepath.IsAbs(file) {
-			file = filepath.Join(folder, file)
-		}
-		data, err := readFile(file, nil)
-		if err != nil {
-			return m, err
-		}
-		docs, err := readYAML(data)
-		if err != nil || len(docs) != 1 {
-			return m, fmt.Errorf("%s: is not one mapping with endpoints", file)
-		}
-		list = listAt(docs[0], "endpoints")
-	}
-	for i, item := range list {
-		e, err := endpoint(textAt(item, "url"), textAt(item, "role"), textsAt(item, "attributes"))
-		if err != nil {
-			return m, fmt.Errorf("endpoint %d: %w", i, err)
-		}
-		e.Group, e.Zone = textAt(item, "group"), textAt(item, "zone")
-		m.endpoints = append(m.endpoints, e)
-	}
-	if at(doc, "spec", "rollout") != nil {
-		m.notes = append(m.notes, launch.Note{Path: "spec.rollout", Text: "the settings are those of spec.kvConnector; engines that serve both need a MultiConnector"})
+// notes tell of connectors of which the settings are not rendered.
+func (m *modelServer) notes() (notes []launch.Note) {
+	const text = "the settings are those of spec.kvConnector; engines that serve both need a MultiConnector"
+	if m.Rollout != nil {
+		notes = append(notes, launch.Note{Path: "spec.rollout", Text: text})
 	}
 	if m.spec.FallbackConnector != nil {
-		m.notes = append(m.notes, launch.Note{Path: "kvConnector.fallbackConnector", Text: "the settings are those of the first connector; engines that serve both need a MultiConnector"})
+		notes = append(notes, launch.Note{Path: "spec.kvConnector.fallbackConnector", Text: text})
 	}
-	return m, nil
+	return notes
 }
 
-// within names the field around a connector's own.
-func within(path string, err error) error {
-	var all []error
-	for _, fe := range config.FieldErrors(err) {
-		all = append(all, fe.In(path))
-	}
-	return errors.Join(all...)
+// port is where engines listen whose addresses the file does not say.
+func (m *modelServer) port() int {
+	return cmp.Or(m.Spec.Discovery.Kubernetes.Port, m.Spec.WorkloadPort.Port, 8000)
 }
 
-// labelsOf are the labels by which a ModelServer finds its pods, by role.
-func labelsOf(doc map[string]any) map[string]map[string]string {
-	all := map[string]map[string]string{}
-	for role, key := range map[string]string{"prefill": "prefillLabels", "decode": "decodeLabels"} {
-		l := textsAt(doc, "spec", "workloadSelector", "matchLabels")
-		if group := textAt(doc, "spec", "workloadSelector", "pdGroup", "groupKey"); group != "" {
-			l[group] = "0"
-		}
-		maps.Copy(l, textsAt(doc, "spec", "workloadSelector", "pdGroup", key))
-		all[role] = l
+// labels are those by which the ModelServer finds its pods of a role.
+func (m *modelServer) labels(role discovery.Role) map[string]string {
+	sel := m.Spec.WorkloadSelector
+	all := maps.Clone(sel.MatchLabels)
+	if all == nil {
+		all = map[string]string{}
+	}
+	if sel.PDGroup == nil {
+		return all
+	}
+	if key := sel.PDGroup.GroupKey; key != "" {
+		all[key] = "0"
+	}
+	switch role {
+	case discovery.RolePrefill:
+		maps.Copy(all, sel.PDGroup.PrefillLabels)
+	case discovery.RoleDecode:
+		maps.Copy(all, sel.PDGroup.DecodeLabels)
+	case discovery.RoleEncode:
+		maps.Copy(all, sel.PDGroup.EncodeLabels)
 	}
 	return all
 }
@@ -192,16 +167,16 @@ func given(text, role string) (discovery.Endpoint, error) {
 // readFile reads a file, or standard input for "-".
 func readFile(name string, in io.Reader) ([]byte, error) {
 	if name == "-" && in != nil {
-		return io.ReadAll(io.LimitReader(in, maxFileBytes))
+		return io.ReadAll(io.LimitReader(in, yamlfile.MaxBytes))
 	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
-	if len(data) > maxFileBytes {
-		return nil, fmt.Errorf("%s: is larger than %d MiB", name, maxFileBytes>>20)
+	data, err := io.ReadAll(io.LimitReader(f, yamlfile.MaxBytes+1))
+	if len(data) > yamlfile.MaxBytes {
+		return nil, fmt.Errorf("%s: is larger than %d MiB", name, yamlfile.MaxBytes>>20)
 	}
 	return data, err
 }

@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -79,16 +77,7 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := connector.Open(m.spec)
-	if err != nil {
-		return nil, within("spec.kvConnector.config", err)
-	}
-	if m.encoder != nil {
-		if conn, err = epd.Wrap(conn, m.encoder); err != nil {
-			return nil, within("spec.encoder", err)
-		}
-	}
-	plan, err := launch.With(conn, launch.Deployment{
+	plan, err := launch.With(m.Main.KVConnector, launch.Deployment{
 		Spec: m.spec, Endpoints: endpoints, Model: m.model, Path: cmp.Or(c.Model, m.model), Name: m.name,
 		Version: version, Gateway: c.Gateway, CPU: c.CPU,
 	})
@@ -99,9 +88,9 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	if c.CPU && c.Image == "" && (c.Format == "compose" || c.Format == "kubernetes") {
 		notes = append(notes, launch.Note{Text: "The image is for GPUs: name one for CPUs with --image."})
 	}
-	plan.Notes = slices.Concat(notes, plan.Notes, m.notes)
+	plan.Notes = slices.Concat(notes, plan.Notes, m.notes())
 	for i := range plan.Engines {
-		plan.Engines[i].Labels = m.labels[plan.Engines[i].Target.Endpoint.Role.String()]
+		plan.Engines[i].Labels = m.labels(plan.Engines[i].Target.Endpoint.Role)
 	}
 	switch c.Format {
 	case "compose":
@@ -139,13 +128,13 @@ func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []launch.Not
 		return m.endpoints, nil, nil
 	}
 	roles := []string{"prefill", "decode"}
-	if m.encoder != nil {
+	if m.Has("spec.encoder") {
 		roles = append(roles, "encode")
 	}
 	for i, role := range roles {
 		url := fmt.Sprintf("http://127.0.0.1:%d", 8100+100*i)
 		if c.Format == "kubernetes" {
-			url = fmt.Sprintf("http://%s-0.%s:%d", role, launch.Label(m.name), m.port)
+			url = fmt.Sprintf("http://%s-0.%s:%d", role, launch.Label(m.name), m.port())
 		}
 		e, err := endpoint(url, role, nil)
 		if err != nil {

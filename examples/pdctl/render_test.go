@@ -82,8 +82,8 @@ func TestNoSettingOfTheDocumentsIsDroppedInSilence(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, file, list[0].spec.Type)
 		var config map[string]any
-		docs, err := readYAML([]byte(list[0].spec.Config))
-		require.NoError(t, err)
+		docs, faults := readYAML("config", list[0].spec.Config)
+		require.Empty(t, faults)
 		config = docs[0]
 		out := rendered(t, "-f", documents+name+".yaml")
 		for _, key := range slices.Sorted(maps.Keys(config)) {
@@ -124,7 +124,7 @@ func modelServerFile(t *testing.T, connectorType, config string) string {
 	if config == "" {
 		config = "{}"
 	}
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "kind: ModelServer\nmetadata: {name: one}\nspec:\n  model: Org/Model\n  kvConnector: {type: %s, config: %s}\n", connectorType, config), 0o600))
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: one}\nspec:\n  model: Org/Model\n  kvConnector: {type: %s, config: %s}\n", connectorType, config), 0o600))
 	return file
 }
 
@@ -203,7 +203,7 @@ func TestRenderReadsEndpointsFromWhereverTheyAre(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "endpoints.yaml"), []byte("endpoints:\n- {url: \"http://10.0.0.7:1\", role: prefill}\n- {url: \"http://10.0.0.8:2\", role: decode, group: a}\n"), 0o600))
 	file := filepath.Join(dir, "g.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("kind: ModelServer\nmetadata: {name: m}\nspec:\n  model: m\n  workloadSelector: {unknown: 1}\n  kvConnector: {type: nixl}\n  discovery: {file: {path: endpoints.yaml}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\nspec:\n  model: m\n  workloadSelector: {matchLabels: {app: m}}\n  kvConnector: {type: nixl}\n  discovery: {file: {path: endpoints.yaml}}\n"), 0o600))
 	out := rendered(t, "-f", file)
 	assert.Contains(t, out, "--host 10.0.0.7")
 	assert.NotContains(t, out, "lists no engines")
@@ -218,7 +218,7 @@ func TestRenderReadsEndpointsFromWhereverTheyAre(t *testing.T) {
 
 func TestAnEncodeStageIsRendered(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "g.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("kind: ModelServer\nmetadata: {name: m}\nspec:\n  model: m\n  kvConnector: {type: nixl}\n  encoder: {type: example, config: {sharedStoragePath: /mnt/ec}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\nspec:\n  model: m\n  kvConnector: {type: nixl}\n  encoder: {type: example, config: {sharedStoragePath: /mnt/ec}}\n"), 0o600))
 	for _, format := range []string{"shell", "compose", "kubernetes"} {
 		out := rendered(t, "-f", file, "--format", format)
 		assert.Equal(t, 2, strings.Count(out, "--ec-transfer-config"), "the encode engine and the prefill engine")
@@ -226,7 +226,7 @@ func TestAnEncodeStageIsRendered(t *testing.T) {
 		assert.Equal(t, exitOK, code, errs)
 		assert.Equal(t, "3 engines read: 0 errors, 0 warnings\n", report)
 	}
-	code, _, errs := pdctl(t, "kind: ModelServer\nspec: {kvConnector: {type: nixl}, encoder: {type: other}}\n", "render", "-f", "-")
+	code, _, errs := pdctl(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {kvConnector: {type: nixl}, encoder: {type: other}}\n", "render", "-f", "-")
 	assert.Equal(t, exitUsage, code)
 	assert.Contains(t, errs, "spec.encoder")
 }
@@ -253,7 +253,24 @@ func TestRenderSaysWhatItCannotDo(t *testing.T) {
 			assert.Contains(t, errs, c.text)
 		})
 	}
-	code, _, errs := pdctl(t, "kind: ModelServer\nspec:\n  kvConnector: {type: nixl, retries: 3}\n", "render", "-f", "-")
+	code, _, errs := pdctl(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  kvConnector: {type: nixl, retries: 3}\n", "render", "-f", "-")
 	assert.Equal(t, exitUsage, code)
-	assert.Contains(t, errs, "spec.kvConnector.retries")
+	assert.Contains(t, errs, "-:4: spec.kvConnector.retries: unknown field; did you mean retry?")
+}
+
+// What the gateway refuses, pdctl refuses, in the same words: one reader reads for both.
+func TestAModelServerIsReadAsTheGatewayReadsIt(t *testing.T) {
+	const head = "kind: ConfigMap\ndata: {free: [1]}\n---\napiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\n"
+	for spec, want := range map[string]string{
+		"{modell: m}":                              "pdctl: -:6: spec.modell: unknown field; did you mean model?\n",
+		"{workloadSelector: {matchLabel: {}}}":     "pdctl: -:6: spec.workloadSelector.matchLabel: unknown field; did you mean matchLabels?\n",
+		"{workloadPort: {port: 70000}}":            "pdctl: -:6: spec.workloadPort.port: is not a port; write 1 to 65535\n",
+		"{discovery: {file: {}, static: {}}}":      "spec.discovery: has static and file",
+		"{rollout: {weight: 1}}":                   "spec.rollout.kvConnector: is missing",
+		"{discovery: {static: {endpoints: [{}]}}}": "spec.discovery.static.endpoints[0].role: is missing",
+	} {
+		code, _, errs := pdctl(t, head+"spec: "+spec+"\n", "render", "-f", "-")
+		assert.Equal(t, exitUsage, code, spec)
+		assert.Contains(t, errs, want, spec)
+	}
 }

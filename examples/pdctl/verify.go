@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -48,7 +49,7 @@ func (c *verifyCmd) Run(s streams) error {
 	}
 	conn, err := connector.Open(m.spec)
 	if err != nil {
-		return within("spec.kvConnector.config", err)
+		return config.Within("spec.kvConnector.config", err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -5,45 +5,23 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/pdkit/pdkit/connector/config/yamlfile"
 )
 
-// maxFileBytes bounds what is read from a file; real ones have some kilobytes.
-const maxFileBytes = 8 << 20
-
-// readYAML reads the documents of a YAML stream. Those that are not mappings are left out.
-func readYAML(data []byte) (docs []map[string]any, err error) {
-	defer func() {
-		if v := recover(); v != nil { // the YAML package has panicked on odd files before
-			err = errors.New("not YAML")
-		}
-	}()
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	for {
-		var doc any
-		switch err := dec.Decode(&doc); {
-		case errors.Is(err, io.EOF):
-			return docs, nil
-		case err != nil:
-			return docs, fmt.Errorf("not YAML: %w", err)
-		}
-		if m, ok := doc.(map[string]any); ok {
-			docs = append(docs, m)
+// readYAML reads the documents of a YAML stream whose form is not pdkit's own: Compose files, Kubernetes manifests.
+func readYAML(file string, data []byte) ([]map[string]any, yamlfile.Faults) {
+	docs, faults := yamlfile.Read(file, data)
+	list := make([]map[string]any, len(docs))
+	for i, d := range docs {
+		dec := json.NewDecoder(bytes.NewReader(d.JSON))
+		dec.UseNumber()
+		if err := dec.Decode(&list[i]); err != nil {
+			faults = append(faults, d.Faults(err)...)
 		}
 	}
-}
-
-// asJSON writes a YAML value as JSON, into which all settings are strictly decoded.
-func asJSON(v any) (json.RawMessage, error) {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		return nil, errors.New("has a key or a value that JSON has no form for")
-	}
-	return raw, nil
+	return list, faults
 }
 
 // at walks into mappings; the result is nil where a step is missing.
@@ -59,7 +37,7 @@ func textAt(v any, path ...string) string {
 	switch v := at(v, path...).(type) {
 	case string:
 		return v
-	case int, int64, uint64, float64, bool:
+	case json.Number, bool:
 		return fmt.Sprint(v)
 	}
 	return ""

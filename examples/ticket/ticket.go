@@ -9,14 +9,15 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/handoff"
 )
 
 const header, member = "X-KV-Ticket", "kv_ticket"
 
 func init() {
-	connector.Register("ticket", func(config json.RawMessage) (connector.KVConnector, error) {
-		return New(), connector.DecodeConfig(config, &struct{}{}) // it has no settings: whatever is set is a mistake
+	connector.Register("ticket", func(settings json.RawMessage) (connector.KVConnector, error) {
+		return New(), config.Decode(settings, &struct{}{}) // it has no settings: whatever is set is a mistake
 	}, "TicketConnector")
 }
 

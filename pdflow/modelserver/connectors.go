@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -24,50 +25,38 @@ type Connector struct {
 	Fallback    *Connector            // nil without one
 }
 
-// Timeouts are the limits in effect.
+// Timeouts are the limits in effect: the object's, else the connector's own, else the defaults.
 func (c *Connector) Timeouts() connector.Timeouts {
-	t := c.Spec.Timeouts
-	if old, ok := c.KVConnector.(olderDefaults); ok {
-		prefill, _ := old.Defaults()
-		t = t.Or(connector.Timeouts{Prefill: prefill})
-	}
-	return t.Resolve(c.Lease())
+	t := c.traits()
+	return c.Spec.Timeouts.Or(t.Timeouts).Resolve(t.Lease)
 }
 
-// Retry is the retry policy in effect.
-func (c *Connector) Retry() connector.Retry {
-	r := c.Spec.Retry
-	if old, ok := c.KVConnector.(olderDefaults); ok && r.MaxAttempts == 0 {
-		_, r.MaxAttempts = old.Defaults()
+// Retry is the retry policy in effect, found in the same way.
+func (c *Connector) Retry() connector.Retry { return c.Spec.Retry.Or(c.traits().Retry).Resolve() }
+
+// traits are the connector's, the zero value of one that could not be opened.
+func (c *Connector) traits() (t connector.Traits) {
+	if c.KVConnector != nil {
+		t = c.KVConnector.Traits()
 	}
-	return r.Resolve()
+	return t
 }
 
 // Lease is how long the connector's handoff lives, 0 where it does not expire.
-func (c *Connector) Lease() time.Duration {
-	if c.KVConnector == nil {
-		return 0
-	}
-	return c.KVConnector.Traits().Lease
-}
-
-// olderDefaults are defaults that a connector's own settings carry: the design documents give the http connector a
-// requestTimeout and maxRetries, which hold where timeouts.prefill and retry.maxAttempts are left out.
-type olderDefaults interface {
-	Defaults() (prefill time.Duration, attempts int)
-}
+func (c *Connector) Lease() time.Duration { return c.traits().Lease }
 
 // open makes the connector that the spec at path names, and those it falls back to.
 func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
 	if !slices.Contains(connector.Names(), c.Name) {
-		m.fault(path+".type", fmt.Sprintf("%q is not a known connector", shown(spec.Type)), unknownType(spec.Type))
+		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), unknownType(spec.Type))
 		c.Name = ""
 	} else if opened, err := connector.Open(spec); err != nil {
 		m.openFaults(path, err)
 	} else {
 		c.KVConnector = opened
 		m.check(path, c)
+		m.encode(c)
 	}
 	if c.Name == "mooncake" {
 		m.checkMooncake(path+".type", spec)
@@ -78,15 +67,29 @@ func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
 	return c
 }
 
-// check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and settings that no
-// engine has.
+// encode puts the encode stage before a connector.
+func (m *ModelServer) encode(c *Connector) {
+	if m.encoder == nil {
+		return
+	}
+	wrapped, err := epd.Wrap(c.KVConnector, m.encoder)
+	if err == nil {
+		c.KVConnector = wrapped
+	} else {
+		m.faults = append(m.faults, config.Within("spec.encoder.config", err))
+		m.encoder = nil // what is wrong with it is told once
+	}
+}
+
+// check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and
+// settings that no engine has.
 func (m *ModelServer) check(path string, c *Connector) {
 	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == connector.FallbackDecode {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
 	}
-	for i, e := range m.endpoints {
+	for i, e := range m.Endpoints {
 		if err := connector.CheckEndpoint(c.KVConnector, e); err != nil {
-			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", m.at, i), err))
+			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", staticPath, i), err))
 		}
 	}
 	m.checkEffects(path, c)
@@ -125,10 +128,11 @@ func (m *ModelServer) checkEffects(path string, c *Connector) {
 	}
 }
 
-// targets are the engines whose settings tell what has an effect: those known, or one of each role where something else lists them.
+// targets are the engines whose settings tell what has an effect: those known, or one of each role where something else
+// lists them.
 func (m *ModelServer) targets() []discovery.Endpoint {
-	if len(m.endpoints) > 0 {
-		return m.endpoints
+	if len(m.Endpoints) > 0 {
+		return m.Endpoints
 	}
 	var pair []discovery.Endpoint
 	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
@@ -146,14 +150,6 @@ func unknownType(typ string) string {
 		return "did you mean " + near + "? " + list
 	}
 	return list
-}
-
-// shown bounds a name for a message.
-func shown(name string) string {
-	if r := []rune(name); len(r) > 64 {
-		return string(r[:64]) + "…"
-	}
-	return name
 }
 
 // openFaults places what a connector says of its settings.
@@ -176,7 +172,7 @@ func (m *ModelServer) checkMooncake(typePath string, spec connector.Spec) {
 	if spec.Type != "mooncake" || strings.Contains(string(spec.Config), `"bootstrapPort"`) {
 		return
 	}
-	for _, e := range m.endpoints {
+	for _, e := range m.Endpoints {
 		if e.Attribute("bootstrapURL") != "" || e.Attribute("bootstrapPort") != "" {
 			return
 		}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package modelserver turns a ModelServer object, as a cluster or a configuration file has it, into flows: which model it serves, with
-// which connector, what happens when that fails, and what share of the requests another connector gets.
+// Package modelserver reads ModelServer objects of a cluster or of a configuration file, and turns them into flows. An
+// object says which model it serves with which connector, what happens when that fails, and what share of the requests
+// another connector gets.
 //
 //	ms, err := modelserver.Read(object) // all that is wrong with it, by field
 //	sel := ms.Spec.WorkloadSelector
@@ -13,6 +14,7 @@
 //	mux := pdflow.NewMux(nil) // the handler
 //	err = mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server})
 //
-// How its engines are found is not this package's business: [Spec.WorkloadSelector] and [Spec.Discovery] say it to whoever makes the
-// set. examples/gateway (sources.go, cluster.go) does all of it, while objects come, change and go. Connectors are found by name, so import those that objects may name, or connector/all.
+// How engines are found is up to whoever makes the set: [Spec.WorkloadSelector] and [Spec.Discovery] say it, and
+// [ModelServer.Endpoints] are those of a static list. examples/gateway (sources.go, cluster.go) does all of it, while
+// objects come, change and go. Connectors are found by name, so import those that objects may name, or connector/all.
 package modelserver

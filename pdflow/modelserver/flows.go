@@ -12,21 +12,20 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
 )
 
 // FlowOptions are what an object does not say. nil means defaults.
 type FlowOptions struct {
-	// Transport returns what legs go over, given timeouts.connect, or nil for a transport of the flows' own, which Shutdown closes. It is called
-	// once for each connector. nil is all their own.
+	// Transport returns what legs go over, given timeouts.connect, or nil for a transport of the flows' own, which
+	// Shutdown closes. It is called once for each connector. nil is all their own.
 	Transport func(connect time.Duration) http.RoundTripper
 	Options   []pdflow.Option // of each flow; those that the object's own settings make come after them
 }
 
-// Flows are a ModelServer at work: one for its connector, one for its rollout's, and those that they fall back to. Methods may be called
-// concurrently.
+// Flows are a ModelServer at work: one for its connector, one for its rollout's, and those that they fall back to.
+// Methods may be called concurrently.
 type Flows struct {
 	Server      pdflow.Server // for [pdflow.Mux.SetRoutes]
 	Main        *pdflow.Flow  // with the object's own connector
@@ -35,7 +34,8 @@ type Flows struct {
 	owned       map[time.Duration]*transport.Transport
 }
 
-// Flows makes the flows of an object that was read without a fault. The picker serves all of them. Nothing is dialled or listened on.
+// Flows makes the flows of an object that was read without a fault. The picker serves all of them. Nothing is dialled
+// or listened on.
 func (m *ModelServer) Flows(p pdflow.Picker, o *FlowOptions) (*Flows, error) {
 	if err := errors.Join(m.faults...); err != nil {
 		return nil, err
@@ -50,13 +50,15 @@ func (m *ModelServer) Flows(p pdflow.Picker, o *FlowOptions) (*Flows, error) {
 	return b.flows, nil
 }
 
-// First lists the flows that requests may come to first: the main flow and the rollout's, without one whose share is nothing.
+// First lists the flows that requests may come to first: the main flow and the rollout's, without one whose share is
+// nothing.
 func (f *Flows) First() []*pdflow.Flow { return slices.Clone(f.reached) }
 
 // All lists all flows.
 func (f *Flows) All() []*pdflow.Flow { return append(slices.Clip(f.first), f.next...) }
 
-// Start starts the connectors' listeners, if they have any, as [pdflow.Flow.Start] does. The error says why one could not, for operators.
+// Start starts the connectors' listeners, if they have any, as [pdflow.Flow.Start] does. The error says why one could
+// not, for operators.
 func (f *Flows) Start(ctx context.Context) error {
 	var errs []error
 	for _, flow := range f.All() {
@@ -69,8 +71,8 @@ func (f *Flows) Start(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connectors. What a request falls back
-// to stays until the last request is through.
+// Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connectors.
+// What a request falls back to stays until the last request is through.
 func (f *Flows) Shutdown(ctx context.Context) error {
 	var mu sync.Mutex
 	var errs []error
@@ -170,14 +172,7 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 		b.flows.next = append(b.flows.next, next)
 		opts = append(opts, pdflow.WithFallbackFlow(next))
 	}
-	conn := c.KVConnector
-	if e := b.m.Spec.Encoder.Type; e != "" {
-		var err error
-		if conn, err = epd.Wrap(conn, &epd.Options{Type: e}); err != nil {
-			return nil, err
-		}
-	}
-	return pdflow.New(conn, b.picker, opts...)
+	return pdflow.New(c.KVConnector, b.picker, opts...)
 }
 
 // requestCheckers are those of all connectors, since all flows send to the same engines.

@@ -45,26 +45,34 @@ func TestEachFaultIsTold(t *testing.T) {
 		object []byte
 		want   string // the beginning of one of the faults
 	}{
-		"not JSON":             {[]byte(`{`), "is not JSON"},
-		"a list":               {[]byte(`[]`), "is a list, not an object"},
-		"no kind":              {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","spec":{}}`), "kind: is missing"},
-		"another kind":         {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelRoute","spec":{}}`), "kind: is not a known kind"},
-		"no version":           {[]byte(`{"kind":"ModelServer","spec":{}}`), "apiVersion: is missing"},
-		"another version":      {[]byte(`{"apiVersion":"v1","kind":"ModelServer","spec":{}}`), "apiVersion: is not known for kind ModelServer"},
-		"no spec":              {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer"}`), "spec: is missing"},
-		"null spec":            {object(`null`), "spec: is missing"},
-		"name is a number":     {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":1},"spec":{}}`), "metadata.name: is not a string"},
-		"unknown field":        {object(`{"modell":"m"}`), "spec.modell: unknown field; did you mean model?"},
-		"port":                 {object(`{"workloadPort":{"port":70000}}`), "spec.workloadPort.port: is not a port"},
-		"connector":            {object(`{"kvConnector":{"type":"nixel"}}`), `spec.kvConnector.type: "nixel" is not a known connector; did you mean nixl?`},
-		"setting":              {object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"never"}}}`), "spec.kvConnector.config.leaseDuration: is not a duration"},
-		"setting, other word":  {object(`{"kvConnector":{"type":"nixl","parameters":{"leaseDuration":"never"}}}`), "spec.kvConnector.parameters.leaseDuration: is not a duration"},
-		"fallback impossible":  {object(`{"kvConnector":{"type":"sglang","fallback":"decode"}}`), "spec.kvConnector.fallback: is decode, but a decode engine of sglang cannot serve alone"},
-		"inside a fallback":    {object(`{"kvConnector":{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"x"}}}`), `spec.kvConnector.fallbackConnector.type: "x" is not a known connector`},
-		"rollout's weight":     {object(`{"rollout":{"weight":-1,"kvConnector":{"type":"nixl"}}}`), "spec.rollout.weight: is not a percentage"},
-		"rollout's connector":  {object(`{"rollout":{"weight":1,"kvConnector":{"type":"nixel"}}}`), `spec.rollout.kvConnector.type: "nixel" is not a known connector`},
-		"encoder without type": {object(`{"encoder":{}}`), "spec.encoder.type: is missing"},
-		"unknown encoder":      {object(`{"encoder":{"type":"examples"}}`), "spec.encoder.type: is not a known encoder; did you mean example?"},
+		"not JSON":               {[]byte(`{`), "is not JSON"},
+		"a list":                 {[]byte(`[]`), "is a list, not an object"},
+		"no kind":                {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","spec":{}}`), "kind: is missing"},
+		"another kind":           {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelRoute","spec":{}}`), "kind: is not a known kind"},
+		"no version":             {[]byte(`{"kind":"ModelServer","spec":{}}`), "apiVersion: is missing"},
+		"another version":        {[]byte(`{"apiVersion":"v1","kind":"ModelServer","spec":{}}`), "apiVersion: is not known for kind ModelServer"},
+		"no spec":                {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer"}`), "spec: is missing"},
+		"null spec":              {object(`null`), "spec: is missing"},
+		"name is a number":       {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":1},"spec":{}}`), "metadata.name: is not a string"},
+		"unknown field":          {object(`{"modell":"m"}`), "spec.modell: unknown field; did you mean model?"},
+		"port":                   {object(`{"workloadPort":{"port":70000}}`), "spec.workloadPort.port: is not a port"},
+		"connector":              {object(`{"kvConnector":{"type":"nixel"}}`), `spec.kvConnector.type: "nixel" is not a known connector; did you mean nixl?`},
+		"setting":                {object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"never"}}}`), "spec.kvConnector.config.leaseDuration: is not a duration"},
+		"setting, other word":    {object(`{"kvConnector":{"type":"nixl","parameters":{"leaseDuration":"never"}}}`), "spec.kvConnector.parameters.leaseDuration: is not a duration"},
+		"fallback impossible":    {object(`{"kvConnector":{"type":"sglang","fallback":"decode"}}`), "spec.kvConnector.fallback: is decode, but a decode engine of sglang cannot serve alone"},
+		"inside a fallback":      {object(`{"kvConnector":{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"x"}}}`), `spec.kvConnector.fallbackConnector.type: "x" is not a known connector`},
+		"rollout's weight":       {object(`{"rollout":{"weight":-1,"kvConnector":{"type":"nixl"}}}`), "spec.rollout.weight: is not a percentage"},
+		"rollout's connector":    {object(`{"rollout":{"weight":1,"kvConnector":{"type":"nixel"}}}`), `spec.rollout.kvConnector.type: "nixel" is not a known connector`},
+		"encoder without type":   {object(`{"encoder":{}}`), "spec.encoder.type: is missing"},
+		"no member of discovery": {object(`{"discovery":{}}`), "spec.discovery: has no member; write exactly one of static, file, dns, kubernetes, registration"},
+		"two members":            {object(`{"discovery":{"dns":{},"file":null}}`), "spec.discovery: has file and dns"},
+		"no path":                {object(`{"discovery":{"file":{}}}`), "spec.discovery.file.path: is missing"},
+		"no engine":              {object(`{"discovery":{"static":{}}}`), "spec.discovery.static.endpoints: has no endpoint"},
+		"engine twice":           {object(`{"discovery":{"static":{"endpoints":[{"url":"http://a","role":"both"},{"url":"http://A:80","role":"both"}]}}}`), "spec.discovery.static.endpoints[1].url: is listed twice, first as [0]"},
+		"port of discovery":      {object(`{"discovery":{"kubernetes":{"port":-1}}}`), "spec.discovery.kubernetes.port: is not a port"},
+		"encoder's setting":      {object(`{"encoder":{"type":"nixl","config":{"maxItem":1}}}`), "spec.encoder.config.maxItem: unknown field; did you mean maxItems?"},
+		"encoder's value":        {object(`{"encoder":{"type":"nixl","config":{"maxItems":-1}}}`), "spec.encoder.config.maxItems: is negative"},
+		"unknown encoder":        {object(`{"encoder":{"type":"examples"}}`), "spec.encoder.type: is not a known encoder; did you mean example?"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ms, err := modelserver.Read(c.object)
@@ -91,15 +99,26 @@ func TestValuesOfSettingsAreInNoFault(t *testing.T) {
 	assert.NotContains(t, err.Error(), "hunter2")
 }
 
-func TestEnginesThatAreKnownAreChecked(t *testing.T) {
-	e, err := discovery.New("http://127.0.0.1:8100", discovery.RoleDecode)
-	require.NoError(t, err)
-	_, err = modelserver.Read(object(`{"kvConnector":{"type":"p2pnccl"}}`), modelserver.WithEndpoints("spec.discovery.static.endpoints", e))
+func TestEnginesOfAStaticListAreChecked(t *testing.T) {
+	_, err := modelserver.Read(object(`{"kvConnector":{"type":"p2pnccl"},
+		"discovery":{"static":{"endpoints":[{"url":"http://127.0.0.1:8100","role":"decode"}]}}}`))
 	assert.True(t, hasPrefix(lines(err), "spec.discovery.static.endpoints[0].attributes."), "%q", lines(err))
 }
 
+func TestDiscoveryIsOneOfItsMembers(t *testing.T) {
+	for spec, want := range map[string]string{
+		`{}`: "kubernetes", `{"discovery":{"kubernetes":null}}`: "kubernetes", `{"discovery":{"file":{"path":"x"}}}`: "file",
+		`{"discovery":{"dns":{"prefill":"p"}}}`: "dns", `{"discovery":{"registration":{"http":"a:1"}}}`: "registration",
+		`{"discovery":{"static":{"endpoints":[{"url":"http://a:1","role":"both"}]}}}`: "static",
+	} {
+		m, err := modelserver.Read(object(spec))
+		require.NoError(t, err, spec)
+		assert.Equal(t, want, m.FoundBy, spec)
+	}
+}
+
 func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
-	ms, err := modelserver.Read(object(`{"trafficPolicy":{"timeout":"10s"},"kvConnector":{"type":"mooncake"}}`))
+	ms, err := modelserver.Read(object(`{"trafficPolicy":{"timeout":"10s"},"workloadSelector":{"matchLabels":{"app":"m"}},"kvConnector":{"type":"mooncake"}}`))
 	require.NoError(t, err)
 	require.Len(t, ms.Notes, 2)
 	assert.True(t, ms.Notes[0].NoEffect)

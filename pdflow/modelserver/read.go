@@ -5,7 +5,6 @@ package modelserver
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -16,8 +15,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// ModelServer is an object that has been read, with its connectors open. Nothing has been dialled or listened on. It is not changed any
-// more, and becomes flows once: connectors belong to the flows that use them.
+// ModelServer is an object that has been read, with its connectors open. Nothing has been dialled or listened on. It
+// does not change any more, and becomes flows once: connectors belong to the flows that use them.
 type ModelServer struct {
 	Namespace, Name string // Name is "" without one, Namespace is default without one
 	Spec            Spec
@@ -25,37 +24,28 @@ type ModelServer struct {
 	Main            *Connector
 	Rollout         *Connector // nil without one
 
-	object    []byte
-	endpoints []discovery.Endpoint
-	at        string // the endpoints' path
-	faults    []error
+	FoundBy   string               // the one member of discovery: static, file, dns, kubernetes (the default), registration
+	Endpoints []discovery.Endpoint // of a static list
+
+	object  []byte
+	encoder *epd.Options // nil without an encode stage
+	faults  []error
 }
 
-// Note is something to tell about a well-formed object. Its field is as in faults.
+// Note says what is odd about a well-formed object. Its field is as in faults.
 type Note struct {
 	NoEffect bool // the setting has none; otherwise it is a warning
 	*config.FieldError
 }
 
-// Option is an option of [Read].
-type Option func(*ModelServer)
-
-// WithEndpoints has engines checked that are known already: that they have the attributes which the connectors need. path is what the
-// faults' paths begin with, before the engine's number in brackets.
-func WithEndpoints(path string, list ...discovery.Endpoint) Option {
-	return func(m *ModelServer) { m.at, m.endpoints = path, list }
-}
-
 const missing = "is missing"
 
-// Read reads a ModelServer, strictly: an unknown field, a wrong type or value, a connector that refuses its settings are faults, and
-// all of them are told at once, as [config.FieldErrors] of the error, with paths from the object's root. No value of a setting is
-// in them. With faults the ModelServer holds what could be read, and has no flows.
-func Read(raw []byte, opts ...Option) (*ModelServer, error) {
-	m := &ModelServer{object: raw, Namespace: "default"}
-	for _, o := range opts {
-		o(m)
-	}
+// Read reads a ModelServer strictly. Faults are an unknown field, a wrong type or value, a connector that refuses its
+// settings, and an engine of a static list that lacks what a connector needs. The error holds all of them at once: see
+// [config.FieldErrors]. Their paths begin at the object's root, and no value of a setting is in them. With faults the
+// ModelServer holds what could be read, and has no flows.
+func Read(raw []byte) (*ModelServer, error) {
+	m := &ModelServer{object: raw, Namespace: "default", FoundBy: "kubernetes"}
 	var o object
 	m.faults = append(m.faults, config.Decode(raw, &o))
 	m.Spec = o.Spec
@@ -64,18 +54,17 @@ func Read(raw []byte, opts ...Option) (*ModelServer, error) {
 		m.fault("spec", missing, "write spec: {model: NAME, kvConnector: {type: NAME}}")
 		return m, errors.Join(m.faults...)
 	}
+	m.readDiscovery()
 	if len(m.Spec.TrafficPolicy) > 0 {
 		m.note(true, "spec.trafficPolicy", "retries and timeouts are those of kvConnector", "")
 	}
-	if p := m.Spec.WorkloadPort.Port; p < 0 || p > 65535 {
-		m.fault("spec.workloadPort.port", "is not a port", "write 1 to 65535")
+	m.checkPort("spec.workloadPort.port", m.Spec.WorkloadPort.Port)
+	if m.Has("spec.encoder") {
+		m.readEncoder()
 	}
 	m.Main = m.open("spec.kvConnector", m.Spec.KVConnector)
 	if m.Has("spec.rollout") {
 		m.readRollout()
-	}
-	if m.Has("spec.encoder") {
-		m.readEncoder()
 	}
 	return m, errors.Join(m.faults...)
 }
@@ -150,22 +139,23 @@ func (m *ModelServer) readRollout() {
 	m.Rollout = m.open(at+".kvConnector", m.Spec.Rollout.KVConnector)
 }
 
+// readEncoder reads the encode stage, which open puts before each connector.
 func (m *ModelServer) readEncoder() {
-	switch e := m.Spec.Encoder; {
+	const at = "spec.encoder"
+	e := m.Spec.Encoder
+	switch {
 	case e.Type == "":
-		m.fault("spec.encoder.type", missing, "write example or nixl")
+		m.fault(at+".type", missing, "write example or nixl")
+		return
 	case !slices.Contains(epd.Types(), e.Type):
-		m.fault("spec.encoder.type", "is not a known encoder", near(e.Type, epd.Types()))
+		m.fault(at+".type", "is not a known encoder", config.Suggest(e.Type, epd.Types()))
+		return
 	}
+	m.encoder = &epd.Options{}
+	m.faults = append(m.faults, config.Within(at+".config", config.Decode(e.Config, m.encoder)))
+	m.encoder.Type = e.Type
 	encodes := func(e discovery.Endpoint) bool { return e.Role.Has(discovery.RoleEncode) }
-	if len(m.endpoints) > 0 && !slices.ContainsFunc(m.endpoints, encodes) {
-		m.note(false, "spec.encoder", "has no endpoint of role encode", "add one under "+strings.TrimPrefix(m.at, "spec.")+", or remove encoder")
+	if len(m.Endpoints) > 0 && !slices.ContainsFunc(m.Endpoints, encodes) {
+		m.note(false, at, "has no endpoint of role encode", "add one under discovery.static.endpoints, or remove encoder")
 	}
-}
-
-func near(name string, known []string) string {
-	if n := config.Nearest(name, known); n != "" {
-		return "did you mean " + n + "?"
-	}
-	return fmt.Sprintf("known are %s", strings.Join(known, ", "))
 }

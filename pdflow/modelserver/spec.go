@@ -35,7 +35,7 @@ type Spec struct {
 	KVConnector      connector.Spec   `json:"kvConnector"`
 	Encoder          Encoder          `json:"encoder"`
 	Rollout          Rollout          `json:"rollout"`
-	Discovery        json.RawMessage  `json:"discovery"` // how else engines are found; read by whoever finds them
+	Discovery        Discovery        `json:"discovery"`
 }
 
 // WorkloadSelector says which pods are the model's engines, and what each is for.
@@ -60,8 +60,8 @@ type WorkloadPort struct {
 
 // Encoder is an encode stage before the legs; no Type is none.
 type Encoder struct {
-	Type   string          `json:"type"`
-	Config json.RawMessage `json:"config"`
+	Type   string          `json:"type"`   // example or nixl
+	Config json.RawMessage `json:"config"` // the stage's own settings: epd.Options
 }
 
 // Rollout gives a share of the requests to another connector.

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package modelserver
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+)
+
+// Discovery says how engines are found, where they are not the pods of the workloadSelector. An object has exactly one
+// of the members: [ModelServer.FoundBy] says which. Who looks engines up or listens for them checks names and
+// addresses.
+type Discovery struct {
+	Static       Static       `json:"static"`
+	File         File         `json:"file"`
+	DNS          DNS          `json:"dns"`
+	Kubernetes   Kubernetes   `json:"kubernetes"`
+	Registration Registration `json:"registration"`
+}
+
+// Static is a list of engines that never changes.
+type Static struct {
+	Endpoints []static.Entry `json:"endpoints"`
+}
+
+// File is a file with a list of engines, which is watched.
+type File struct {
+	Path string `json:"path"` // a relative one starts at the folder of the configuration file
+}
+
+// DNS are names whose addresses or SRV records are the engines.
+type DNS struct {
+	Prefill  string `json:"prefill"`
+	Decode   string `json:"decode"`
+	Encode   string `json:"encode"`
+	Port     int    `json:"port"`     // of the engines; 0 asks for SRV records, which tell it
+	Resolver string `json:"resolver"` // HOST:PORT of the name server; "" is the system's
+}
+
+// Kubernetes are pods, or the endpoints of a service.
+type Kubernetes struct {
+	Kubeconfig string `json:"kubeconfig"` // "" is the cluster that the program itself runs in
+	Namespace  string `json:"namespace"`  // "" is the object's own
+	Service    string `json:"service"`    // its EndpointSlices in place of pods
+	Port       int    `json:"port"`       // of the engines; 0 is workloadPort.port
+}
+
+// Registration are addresses at which engines announce themselves.
+type Registration struct {
+	Listen string `json:"listen"` // ZeroMQ, HOST:PORT
+	HTTP   string `json:"http"`   // HOST:PORT
+}
+
+const (
+	discoveryPath = "spec.discovery"
+	staticPath    = discoveryPath + ".static.endpoints"
+)
+
+// kinds are the members of Discovery.
+var kinds = []string{"static", "file", "dns", "kubernetes", "registration"}
+
+// readDiscovery finds the one way in which engines are found, and makes the endpoints of a static list.
+func (m *ModelServer) readDiscovery() {
+	given := []string{"kubernetes"}
+	if m.Has(discoveryPath) {
+		// A member without settings (kubernetes:) is null, and counts.
+		given = slices.DeleteFunc(slices.Clone(kinds),
+			func(k string) bool { return !gjson.GetBytes(m.object, discoveryPath+"."+k).Exists() })
+	}
+	if len(given) != 1 {
+		problem := "has no member"
+		if len(given) > 1 {
+			problem = "has " + strings.Join(given, " and ")
+		}
+		m.fault(discoveryPath, problem, "write exactly one of "+strings.Join(kinds, ", "))
+	}
+	if len(given) > 0 {
+		m.FoundBy = given[0]
+	}
+	for _, kind := range given {
+		m.checkKind(kind)
+	}
+}
+
+func (m *ModelServer) checkKind(kind string) {
+	d, selects := m.Spec.Discovery, m.Has("spec.workloadSelector")
+	if kind != "kubernetes" && selects {
+		m.note(true, "spec.workloadSelector", "it chooses pods, and discovery is "+kind, "")
+	}
+	switch kind {
+	case "static":
+		m.readStatic(d.Static.Endpoints)
+	case "file":
+		if d.File.Path == "" {
+			m.fault(discoveryPath+".file.path", missing, "write the path of a file with endpoints")
+		}
+	case "dns":
+		m.checkPort(discoveryPath+".dns.port", d.DNS.Port)
+	case "kubernetes":
+		m.checkPort(discoveryPath+".kubernetes.port", d.Kubernetes.Port)
+		if !selects && d.Kubernetes.Service == "" {
+			m.note(false, "spec.workloadSelector", "is left out, so no pod can be chosen", "write its matchLabels and pdGroup")
+		}
+	}
+}
+
+func (m *ModelServer) checkPort(path string, port int) {
+	if port < 0 || port > 65535 {
+		m.fault(path, "is not a port", "write 1 to 65535")
+	}
+}
+
+// readStatic makes the endpoints of a static list.
+func (m *ModelServer) readStatic(entries []static.Entry) {
+	if len(entries) == 0 {
+		m.fault(staticPath, "has no endpoint", "write one {url, role} for each engine")
+		return
+	}
+	var err error
+	m.Endpoints, err = static.Endpoints(entries)
+	m.faults = append(m.faults, config.Within(staticPath, err))
+	if err == nil {
+		m.checkGroups()
+	}
+}
+
+// checkGroups notes groups in which no pair can be made.
+func (m *ModelServer) checkGroups() {
+	groups := map[string]discovery.Role{}
+	var all discovery.Role
+	for _, e := range m.Endpoints {
+		groups[e.Group] |= e.Role
+		all |= e.Role
+	}
+	if all == discovery.RoleEncode {
+		m.note(false, staticPath, "no engine is there for prefill and decode",
+			"write endpoints of these roles, or of role both")
+	}
+	const remedy = "P and D are paired inside one group only"
+	for _, g := range slices.Sorted(maps.Keys(groups)) {
+		in := "group " + g
+		if g == "" {
+			in = "the engines without a group"
+		}
+		switch role := groups[g]; {
+		case role.Has(discovery.RoleBoth) || role == discovery.RoleEncode:
+		case role.Has(discovery.RolePrefill):
+			m.note(false, staticPath, in+": prefill engines without a decode engine", remedy)
+		default:
+			m.note(false, staticPath, in+": decode engines without a prefill engine", remedy)
+		}
+	}
+}
