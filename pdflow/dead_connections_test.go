@@ -85,9 +85,6 @@ func TestIdleConnectionsThatDiedUnseenFailNoRequest(t *testing.T) {
 				for range 60 {
 					require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
 				}
-				if !netHTTP { // which cannot close the idle connections of one engine: each failed request finds its own
-					require.LessOrEqual(t, len(x.seen.list())-idle, 62, "attempts: the first failure drops the engine's idle connections")
-				}
 			})
 		}
 	}
