@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // exchange is one request of a client, over all its attempts.
@@ -54,12 +55,13 @@ func newExchange(ctx context.Context, f *Flow, c call) *exchange {
 	return x
 }
 
-// renew gives the next attempt a context of its own, since the last one's is cancelled.
+// renew gives the next attempt a context of its own, since the last one's is cancelled. Its legs go out on new
+// connections: idle ones may have died with the one that the last attempt was sent on.
 func (x *exchange) renew() {
 	l := &x.f.live
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	x.ctx, x.cancel = context.WithCancelCause(x.base)
+	x.ctx, x.cancel = context.WithCancelCause(transport.WithNewConnection(x.base))
 	if x.cut {
 		x.cancel(errCut)
 	}

@@ -8,6 +8,17 @@ import (
 	"net"
 )
 
+type newConnectionKey struct{}
+
+// WithNewConnection makes a [Transport] open a connection for each request under the returned context. It is for the
+// attempt after one that failed on a reused connection ([Error].Reused): whatever ended that one may have ended all idle
+// connections, of other engines too, and a request must not fail for the same reason twice.
+func WithNewConnection(ctx context.Context) context.Context {
+	return context.WithValue(ctx, newConnectionKey{}, true)
+}
+
+func wantsNew(ctx context.Context) bool { return ctx.Value(newConnectionKey{}) != nil }
+
 // dial opens a connection to address (host:port), with TLS on top if secure is
 // set. It runs the handshake itself, so that one limit covers TCP and TLS, and
 // a failed handshake is known as such. Errors are of type *connectError.

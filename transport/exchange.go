@@ -37,10 +37,13 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 		if failed == nil {
 			return resp, nil
 		}
-		// The engine closed an idle connection between the look at it and the
-		// first byte. Another one is as good, and a new one cannot end so.
-		again := failed.Reused && failed.Sent == NotSent && !failed.final && ctx.Err() == nil
-		if !again || !m.rewind(req) {
+		died := failed.Reused && !failed.final && c.read == 0 && ctx.Err() == nil
+		if died {
+			// What killed an idle connection unseen, such as the host's crash or a firewall that forgot it, has
+			// likely killed the engine's other idle ones too.
+			t.pool.drop(c.key)
+		}
+		if !died || failed.Sent != NotSent || !m.rewind(req) {
 			return nil, failed
 		}
 	}
@@ -53,8 +56,10 @@ func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, e
 		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, cause), Err: cause, final: true}
 	}
 	key := hostKey{secure: req.URL.Scheme == "https", host: req.URL.Host}
-	if c := t.pool.take(key); c != nil {
-		return c, nil
+	if !wantsNew(ctx) {
+		if c := t.pool.take(key); c != nil {
+			return c, nil
+		}
 	}
 	raw, secured, err := t.dial(ctx, address(req), key.secure)
 	if err == nil {

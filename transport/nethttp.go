@@ -11,11 +11,11 @@ import (
 	"sync"
 )
 
-// standard sends requests by net/http's own transport, where
-// [Options].Protocols allows more than HTTP/1.1. It brings net/http's errors
-// into this package's shape.
+// standard sends requests by net/http's own transport, where [Options].NetHTTP says so or [Options].Protocols allows more
+// than HTTP/1.1. It brings net/http's errors into this package's shape.
 type standard struct {
 	base       *http.Transport
+	unpooled   *http.Transport // for WithNewConnection
 	t          *Transport
 	plainHTTP2 bool
 	watches    sync.Pool // *watch
@@ -36,6 +36,8 @@ func newStandard(t *Transport, protocols *http.Protocols) *standard {
 		MaxResponseHeaderBytes: t.options.MaxResponseHeaderBytes,
 		Protocols:              protocols,
 	}
+	s.unpooled = s.base.Clone()
+	s.unpooled.DisableKeepAlives = true
 	return s
 }
 
@@ -74,7 +76,11 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 		// The two traces are merged, which changes ours for good.
 		w, pooled = newWatch(), false
 	}
-	resp, err := s.base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, &w.trace)))
+	base := s.base
+	if wantsNew(ctx) {
+		base = s.unpooled
+	}
+	resp, err := base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, &w.trace)))
 	if s.t.closed.Load() {
 		// Close came while this request was under way: its connection must not
 		// stay behind.

@@ -73,13 +73,16 @@ type Options struct {
 	// See [TLSFiles].
 	TLS *tls.Config
 
+	// NetHTTP sends all requests by net/http's own transport. Buffers are then
+	// held for a connection's whole life, and GET and its kin may be sent again
+	// after a connection broke.
+	NetHTTP bool
+
 	// Protocols chooses HTTP versions. nil means HTTP/1.1 alone: engines under
 	// uvicorn speak nothing else, and one HTTP/2 connection would put all
-	// streams under one flow control window. A choice with HTTP/2 in it hands
-	// all requests to net/http's own transport: buffers are then held for a
-	// connection's whole life, GET and its kin may be sent again after a
-	// connection broke, and over HTTP/2 an error counts as NotSent only if no
-	// connection came about.
+	// streams under one flow control window. A choice with HTTP/2 in it implies
+	// NetHTTP, and over HTTP/2 an error counts as NotSent only if no connection
+	// came about.
 	Protocols *http.Protocols
 
 	// DialContext opens connections in place of a [net.Dialer], for in-memory

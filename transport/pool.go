@@ -132,6 +132,17 @@ func (p *pool) sweep() {
 	}
 }
 
+// drop closes the idle connections of one host.
+func (p *pool) drop(key hostKey) {
+	p.mu.Lock()
+	idle := p.hosts[key]
+	delete(p.hosts, key)
+	p.mu.Unlock()
+	for _, c := range idle {
+		c.close()
+	}
+}
+
 // closeIdle closes all idle connections; final keeps new ones from being kept.
 func (p *pool) closeIdle(final bool) {
 	p.mu.Lock()

@@ -3,6 +3,8 @@
 package transport
 
 import (
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,4 +69,40 @@ func TestTheSweepClosesWhatEnginesClosed(t *testing.T) {
 	assert.Empty(t, tr.pool.hosts)
 	_, err := c.raw.Write([]byte("x"))
 	assert.Error(t, err, "closed")
+}
+
+func TestARequestCanHaveANewConnection(t *testing.T) {
+	for name, options := range map[string]*Options{"own": nil, "net/http": {NetHTTP: true}} {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine(t, keepAlive)
+			tr := newTransport(t, options)
+			for accepted := range 3 {
+				resp, err := Send(WithNewConnection(t.Context()), tr, post(t, e.url(), "x"))
+				require.NoError(t, err)
+				drain(t, resp)
+				assert.EqualValues(t, accepted+1, e.accepted.Load())
+			}
+		})
+	}
+}
+
+// What ended one idle connection unseen has likely ended the engine's others too, and no other engine's.
+func TestAReusedConnectionThatDiesTakesTheIdleOnesOfItsEngineWithIt(t *testing.T) {
+	url, accepted := barrier(t, 5)
+	other := newEngine(t, keepAlive)
+	var controls controlledDial
+	tr := newTransport(t, &Options{DialContext: controls.dial})
+	exchange(t, tr, post(t, other.url(), "x"))
+	burst(t, tr, url, 5)
+	require.EqualValues(t, 5, accepted.Load())
+	key := hostKey{host: strings.TrimPrefix(url, "http://")}
+	newest := tr.pool.hosts[key][4].raw.(*controlled) //nolint:forcetypeassert // what the dialer returned
+	newest.readErr = syscall.ECONNRESET
+	require.NoError(t, newest.SetReadDeadline(longAgo))
+	_, err := tr.RoundTrip(post(t, url, "x"))
+	var got *Error
+	require.ErrorAs(t, err, &got)
+	assert.Equal(t, Error{Sent: MaybeSent, Kind: Reset, Reused: true, Err: syscall.ECONNRESET}, *got)
+	assert.Zero(t, len(tr.pool.hosts[key])) //nolint:testifylint // a failure must not print a connection and all that it leads to
+	assert.Equal(t, 1, len(tr.pool.hosts[hostKey{host: other.Addr().String()}])) //nolint:testifylint // as above
 }

@@ -72,7 +72,7 @@ func New(options *Options) *Transport {
 		*protocols = *t.options.Protocols
 	}
 	t.tls = clientTLS(t.options.TLS, protocols)
-	if protocols.HTTP2() || protocols.UnencryptedHTTP2() {
+	if t.options.NetHTTP || protocols.HTTP2() || protocols.UnencryptedHTTP2() {
 		t.other = newStandard(t, protocols)
 	}
 	return t
