@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
 )
 
 // BenchmarkBothLegs is one prefill with its decode of 16 tokens over HTTP, each
@@ -17,13 +18,13 @@ import (
 func BenchmarkBothLegs(b *testing.B) {
 	for _, size := range []int{2 << 10, 128 << 10, 1 << 20} {
 		b.Run(fmt.Sprint(size>>10, "KiB"), func(b *testing.B) {
-			s := newScene(b, func(p, _ *enginesim.Config) {
-				p.Blocks, p.MaxModelLen, p.BytesPerToken, p.KeepRequests = size/block+64, size+64, 8, -1
+			s := scenetest.New(b, func(p, _ *enginesim.Config) {
+				p.Blocks, p.MaxModelLen, p.BytesPerToken, p.KeepRequests = size/scenetest.Block+64, size+64, 8, -1
 			})
 			rest := strings.Repeat("x", size-16)
 			for i := 0; b.Loop(); i++ {
-				body := obj{"prompt": fmt.Sprintf("%016d", i) + rest, "max_tokens": 16}
-				require.Equal(b, 200, s.decode(completions, body, s.prefill(completions, body)).status)
+				body := scenetest.Obj{"prompt": fmt.Sprintf("%016d", i) + rest, "max_tokens": 16}
+				require.Equal(b, 200, s.Decode(scenetest.Completions, body, s.Prefill(scenetest.Completions, body)).Status)
 			}
 		})
 	}
@@ -31,9 +32,9 @@ func BenchmarkBothLegs(b *testing.B) {
 
 // BenchmarkStream is one stream of 512 tokens without latency.
 func BenchmarkStream(b *testing.B) {
-	s := newScene(b)
-	body := with(completion("x"), obj{"stream": true, "max_tokens": 512})
+	s := scenetest.New(b)
+	body := scenetest.With(scenetest.Completion("x"), scenetest.Obj{"stream": true, "max_tokens": 512})
 	for b.Loop() {
-		require.Equal(b, 200, s.post(b.Context(), s.o, completions, body).status)
+		require.Equal(b, 200, s.Post(b.Context(), s.O, scenetest.Completions, body).Status)
 	}
 }

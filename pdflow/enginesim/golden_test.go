@@ -4,7 +4,6 @@ package enginesim_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"net/http"
 	"os"
@@ -15,12 +14,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
 )
 
 type capture struct {
@@ -61,7 +60,7 @@ func TestAnswersAreThoseOfRealEngines(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
 			c := readCapture(t, file)
 			// The recorded engines hold 1 KiB of KV per token.
-			s := newScene(t, func(p, d *enginesim.Config) {
+			s := scenetest.New(t, func(p, d *enginesim.Config) {
 				p.BytesPerToken, p.Blocks = 1024, 128
 				p.MaxModelLen = 2048
 			})
@@ -70,47 +69,47 @@ func TestAnswersAreThoseOfRealEngines(t *testing.T) {
 	}
 }
 
-func replay(t *testing.T, s *scene, c *capture) {
-	before := map[string]map[string]float64{"P": s.counters(s.p), "D": s.counters(s.d)}
+func replay(t *testing.T, s *scenetest.Scene, c *capture) {
+	before := map[string]map[string]float64{"P": s.Counters(s.P), "D": s.Counters(s.D)}
 	var recorded, ours map[string]json.RawMessage // the last handoff
 	for i, x := range c.Exchanges {
-		e := map[string]*enginesim.Engine{"P": s.p, "D": s.d}[x.Engine]
-		var got answer
+		e := map[string]*enginesim.Engine{"P": s.P, "D": s.D}[x.Engine]
+		var got scenetest.Answer
 		if x.Request.Method == http.MethodGet {
-			got = s.get(e, x.Request.Path)
+			got = s.Get(e, x.Request.Path)
 		} else {
 			var headers []string
 			for k, v := range x.Request.Headers {
 				headers = append(headers, k, v)
 			}
 			body := ownHandoff(t, x.Request.Body, recorded, ours)
-			got = s.post(t.Context(), e, x.Request.Path, string(body), headers...)
+			got = s.Post(t.Context(), e, x.Request.Path, string(body), headers...)
 		}
 		where := strconv.Itoa(i) + " " + x.Engine + " " + x.Request.Path
-		require.NoError(t, got.err, where)
-		require.Equal(t, x.Response.Status, got.status, "%s: %s", where, got.body)
+		require.NoError(t, got.Err, where)
+		require.Equal(t, x.Response.Status, got.Status, "%s: %s", where, got.Body)
 		for name, value := range x.Response.Headers {
 			if name != "transfer-encoding" && name != "date" {
-				assert.Equal(t, value, got.header.Get(name), "%s: header %s", where, name)
+				assert.Equal(t, value, got.Header.Get(name), "%s: header %s", where, name)
 			}
 		}
 		if x.Response.SSECount > 0 {
 			compareStream(t, where, x.Response.SSELines, x.Response.SSECount, got)
 			continue
 		}
-		compare(t, where, string(x.Response.Body), got.body)
+		compare(t, where, string(x.Response.Body), got.Body)
 		if h := handoffIn(x.Response.Body); x.Engine == "P" && h != nil {
-			recorded, ours = h, handoffIn([]byte(got.body))
+			recorded, ours = h, handoffIn([]byte(got.Body))
 		}
 	}
-	for name, e := range map[string]*enginesim.Engine{"P": s.p, "D": s.d} {
+	for name, e := range map[string]*enginesim.Engine{"P": s.P, "D": s.D} {
 		// The recorded engine counted some failed transfers late, into the page of
 		// the next exchange: 30, 42 and 58 show 1 each, 56 shows 6 for three.
 		if c.MetricsDelta[name]["vllm:nixl_num_failed_transfers_total"] == 6 {
 			delete(c.MetricsDelta[name], "vllm:nixl_num_failed_transfers_total")
 			before[name]["vllm:nixl_num_failed_transfers_total"] += 3
 		}
-		compareCounters(t, name, c.MetricsDelta[name], before[name], s.counters(e))
+		compareCounters(t, name, c.MetricsDelta[name], before[name], s.Counters(e))
 	}
 }
 
@@ -149,8 +148,8 @@ func ownHandoff(t *testing.T, body json.RawMessage, recorded, ours map[string]js
 }
 
 // compareStream compares the first and the last events.
-func compareStream(t *testing.T, where string, lines []string, count int, got answer) {
-	events := got.events()
+func compareStream(t *testing.T, where string, lines []string, count int, got scenetest.Answer) {
+	events := got.Events()
 	if !assert.Len(t, events, count, "%s: events", where) {
 		return
 	}
@@ -235,33 +234,6 @@ func skeleton(t *testing.T, text string) []string {
 	return out
 }
 
-var sampleLine = regexp.MustCompile(`^(vllm:\w+)(?:\{(.*)\})? (\S+)$`)
-
-// counters reads /metrics as the recordings have it: without engine and model.
-func (s *scene) counters(e *enginesim.Engine) map[string]float64 {
-	out := map[string]float64{}
-	for line := range strings.SplitSeq(s.get(e, "/metrics").body, "\n") {
-		m := sampleLine.FindStringSubmatch(line)
-		if m == nil || strings.HasSuffix(m[1], "_bucket") {
-			continue
-		}
-		var labels []string
-		for l := range strings.SplitSeq(m[2], ",") {
-			if !strings.HasPrefix(l, "engine=") && !strings.HasPrefix(l, "model_name=") && l != "" {
-				labels = append(labels, l)
-			}
-		}
-		name := m[1]
-		if len(labels) > 0 {
-			name += "{" + strings.Join(labels, ",") + "}"
-		}
-		v, err := strconv.ParseFloat(m[3], 64)
-		require.NoError(s.t, err, line)
-		out[name] = v
-	}
-	return out
-}
-
 // compareCounters wants the recorded changes, and no other change of a counter
 // that tells of KV.
 func compareCounters(t *testing.T, engine string, want, before, after map[string]float64) {
@@ -280,7 +252,7 @@ func compareCounters(t *testing.T, engine string, want, before, after map[string
 func TestMetricsPageHasRealNamesLabelsAndBuckets(t *testing.T) {
 	data, err := os.ReadFile("testdata/metrics-D.txt")
 	require.NoError(t, err)
-	s := newScene(t)
+	s := scenetest.New(t)
 	names := func(page string) map[string]bool {
 		out := map[string]bool{}
 		for line := range strings.SplitSeq(page, "\n") {
@@ -293,22 +265,8 @@ func TestMetricsPageHasRealNamesLabelsAndBuckets(t *testing.T) {
 		}
 		return out
 	}
-	got := names(s.get(s.d, "/metrics").body)
+	got := names(s.Get(s.D, "/metrics").Body)
 	for name := range names(string(data)) {
 		assert.True(t, got[name], "missing %s", name)
-	}
-}
-
-// waitFor polls until a condition holds.
-func waitFor(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
-	defer stop()
-	for !done() {
-		select {
-		case <-ctx.Done():
-			require.Fail(t, "never happened: "+what)
-		case <-time.After(2 * time.Millisecond):
-		}
 	}
 }

@@ -14,9 +14,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func pipes(t *testing.T) (a, b *core.Pipe) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,10 +14,11 @@ import (
 	"time"
 
 	"github.com/go-zeromq/zmq4"
+	"github.com/vmihailenco/msgpack/v5"
+
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/lmcache"
-	"github.com/vmihailenco/msgpack/v5"
 )
 
 // lmcachePD is LMCache's transfer from engine to engine. A kv_producer is the

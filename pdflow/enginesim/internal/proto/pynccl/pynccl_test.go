@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pynccl_test
+
+import (
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	return port
+}
+
+func TestALookupBufferGivesAPromptOnce(t *testing.T) {
+	port := freePort(t)
+	s := scenetest.New(t, func(p, d *enginesim.Config) {
+		p.Connector, d.Connector = "pynccl", "pynccl"
+		p.SideChannel, d.Extra = "127.0.0.1:"+port, map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}
+	})
+	for range 2 { // the same prompt twice
+		s.PrefillOnly(scenetest.Completions, scenetest.Completion("a"))
+	}
+	for range 2 {
+		assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("a")), s.Post(t.Context(), s.D, scenetest.Completions, scenetest.Completion("a")).Text())
+	}
+	assert.NoError(t, s.P.CheckKV())
+	assert.NoError(t, s.D.CheckKV())
+	assert.Positive(t, s.D.Stats().ExternalKVTransfer)
+	s.Unanswered(scenetest.Completion("a"))
+}

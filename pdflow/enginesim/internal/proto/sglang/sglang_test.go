@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang_test
+
+import (
+	"fmt"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func sglangs(extra map[string]string) func(p, d *enginesim.Config) {
+	return func(p, d *enginesim.Config) {
+		p.Connector, d.Connector = "sglang", "sglang"
+		p.Extra, d.Extra = extra, extra
+	}
+}
+
+const bootstrapTimeout, waitingTimeout = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
+
+// meeting are the bootstrap members for P.
+func meeting(s *scenetest.Scene, room any) scenetest.Obj {
+	s.T.Helper()
+	at, err := url.Parse(s.P.Bootstrap())
+	require.NoError(s.T, err)
+	var port int
+	for _, c := range at.Port() {
+		port = port*10 + int(c-'0')
+	}
+	return scenetest.Obj{"bootstrap_host": at.Hostname(), "bootstrap_port": port, "bootstrap_room": room}
+}
+
+// together sends both legs at once.
+func together(s *scenetest.Scene, path string, prefill, decode scenetest.Obj) (p, d scenetest.Answer) {
+	s.T.Helper()
+	waits := s.Later(s.T.Context(), s.P, path, prefill)
+	d = s.Post(s.T.Context(), s.D, path, decode)
+	return <-waits, d
+}
+
+// sglangAlone is an engine without disaggregation.
+func sglangAlone(t *testing.T) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.Start(enginesim.Config{Connector: "sglang", BlockSize: scenetest.Block, MaxModelLen: 2048, Blocks: 256})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, e.Close()) })
+	return e
+}
+
+func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
+	for _, path := range []string{scenetest.Completions, scenetest.Chat} {
+		s := scenetest.New(t, sglangs(nil))
+		body := scenetest.Completion("one")
+		if path == scenetest.Chat {
+			body = scenetest.Obj{"model": "tiny", "messages": []scenetest.Obj{{"role": "user", "content": scenetest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
+		}
+		legs := scenetest.With(body, meeting(s, uint64(1)<<63-1))
+		p, d := together(s, path, legs, legs)
+		require.Equal(t, 200, p.Status, p.Body)
+		require.Equal(t, 200, d.Status, d.Body)
+		assert.Equal(t, s.Alone(path, body), d.Text())
+		assert.EqualValues(t, 1, p.Get("usage.completion_tokens").Int(), "P makes one token whatever the limit")
+		assert.Equal(t, "length", p.Get("choices.0.finish_reason").String())
+		stats := s.D.Stats()
+		assert.Equal(t, d.Get("usage.prompt_tokens").Int(), stats.ExternalKVTransfer)
+		assert.Zero(t, stats.LocalCompute)
+		assert.Positive(t, s.P.Stats().BytesTransferred, "P writes")
+		s.Clean()
+	}
+}
+
+func TestSGLangsOwnAPI(t *testing.T) {
+	s := scenetest.New(t, sglangs(nil))
+	lone := sglangAlone(t)
+	body := scenetest.Obj{"text": scenetest.Prompt(240, "g"), "sampling_params": scenetest.Obj{"max_new_tokens": 8, "temperature": 0}, "return_logprob": true, "logprob_start_len": 0}
+	alone := s.Post(t.Context(), lone, "/generate", body)
+	require.Equal(t, 200, alone.Status, alone.Body)
+	legs := scenetest.With(body, meeting(s, 7))
+	p, d := together(s, "/generate", legs, legs)
+	require.Equal(t, 200, p.Status, p.Body)
+	require.Equal(t, 200, d.Status, d.Body)
+	assert.Equal(t, alone.Get("text").String(), d.Get("text").String())
+	assert.Equal(t, "length", d.Get("meta_info.finish_reason.type").String())
+	assert.Len(t, alone.Get("meta_info.input_token_logprobs").Array(), 240)
+	assert.Equal(t, alone.Get("meta_info.input_token_logprobs").Raw, p.Get("meta_info.input_token_logprobs").Raw, "P has them")
+	assert.Equal(t, "[]", d.Get("meta_info.input_token_logprobs").Raw, "D has not")
+	assert.Equal(t, alone.Get("meta_info.output_token_logprobs").Raw, d.Get("meta_info.output_token_logprobs").Raw)
+
+	legs = scenetest.With(legs, meeting(s, 8))
+	p, d = together(s, "/generate", legs, scenetest.With(legs, scenetest.Obj{"stream": true}))
+	require.Equal(t, 200, p.Status)
+	events := d.Events()
+	require.Greater(t, len(events), 3)
+	assert.Equal(t, "[DONE]", events[len(events)-1])
+	last := gjson.Parse(events[len(events)-2])
+	assert.Equal(t, alone.Get("text").String(), last.Get("text").String(), "a stream's text is all so far")
+	assert.Equal(t, "length", last.Get("meta_info.finish_reason.type").String())
+	s.Clean()
+}
+
+func TestSGLangBatchesHaveARoomEach(t *testing.T) {
+	s := scenetest.New(t, sglangs(nil))
+	body := scenetest.Obj{"model": "tiny", "prompt": []string{scenetest.Prompt(100, "a"), scenetest.Prompt(70, "b")}, "max_tokens": 6, "n": 2, "seed": 5}
+	alone := s.Post(t.Context(), s.O, scenetest.Completions, body)
+	require.Equal(t, 200, alone.Status)
+	m := meeting(s, nil)
+	many := func(v any) []any { return []any{v, v, v, v} }
+	legs := scenetest.With(body, scenetest.Obj{"bootstrap_host": many(m["bootstrap_host"]), "bootstrap_port": many(m["bootstrap_port"]), "bootstrap_room": []int{4, 3, 2, 1}})
+	p, d := together(s, scenetest.Completions, legs, legs)
+	require.Equal(t, 200, p.Status, p.Body)
+	require.Equal(t, 200, d.Status, d.Body)
+	for _, i := range []string{"0", "1", "2", "3"} {
+		assert.Equal(t, alone.Get("choices."+i+".text").String(), d.Get("choices."+i+".text").String())
+	}
+	p, d = together(s, scenetest.Completions, scenetest.With(body, meeting(s, 100)), scenetest.With(body, meeting(s, 100)))
+	assert.Equal(t, 200, p.Status, "one room counts up")
+	assert.Equal(t, 200, d.Status)
+
+	for rule, rooms := range map[string]any{"too few": []int{1, 2, 3}, "a text": "1", "negative": -1, "null": nil, "a fraction": 1.5, "too large": uint64(1) << 63} {
+		a := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(body, meeting(s, rooms)))
+		assert.Equal(t, 400, a.Status, rule)
+	}
+	s.Clean()
+}
+
+// An engine in a mode of disaggregation refuses what has no room.
+func TestSGLangNeedsARoom(t *testing.T) {
+	s := scenetest.New(t, sglangs(nil))
+	for _, e := range []*enginesim.Engine{s.P, s.D} {
+		a := s.Post(t.Context(), e, scenetest.Completions, scenetest.Completion("x"))
+		assert.Equal(t, 400, a.Status)
+		assert.Contains(t, a.Body, "without bootstrap room id")
+	}
+	assert.Equal(t, 200, s.Post(t.Context(), sglangAlone(t), scenetest.Completions, scenetest.Completion("x")).Status, "one without does not")
+}
+
+// P's answer comes after the transfer, so who waits for it before D is sent waits
+// for the time-out.
+func TestSGLangPrefillAloneTimesOut(t *testing.T) {
+	s := scenetest.New(t, sglangs(map[string]string{bootstrapTimeout: "0.2"}))
+	begun := time.Now()
+	a := s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(scenetest.Completion("x"), meeting(s, 1)))
+	assert.Equal(t, 500, a.Status)
+	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond)
+	s.Clean()
+}
+
+func TestSGLangDecodeAloneTimesOut(t *testing.T) {
+	s := scenetest.New(t, sglangs(map[string]string{waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	p, d := together(s, scenetest.Completions, scenetest.With(scenetest.Completion("x"), meeting(s, 1)), scenetest.With(scenetest.Completion("x"), meeting(s, 2)))
+	assert.Equal(t, 500, p.Status, "another room")
+	assert.Equal(t, 500, d.Status)
+	s.Clean()
+	a := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 3}))
+	assert.Equal(t, 500, a.Status, "nobody is there")
+}
+
+// D's leaving tells P, which ends with an error.
+func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
+	s := scenetest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 400 })
+	legs := scenetest.With(scenetest.Completion("x"), meeting(s, 1))
+	leave := s.Waits(legs)
+	p := s.Later(t.Context(), s.P, scenetest.Completions, legs)
+	time.Sleep(100 * time.Millisecond)
+	leave()
+	assert.NotNil(t, <-p)
+	s.Clean()
+}
+
+func TestSGLangRoomsAreUsedOnce(t *testing.T) {
+	s := scenetest.New(t, sglangs(nil))
+	legs := scenetest.With(scenetest.Completion("x"), meeting(s, 1))
+	p, d := together(s, scenetest.Completions, legs, legs)
+	require.Equal(t, 200, p.Status)
+	require.Equal(t, 200, d.Status)
+	require.NoError(t, s.P.WaitIdle(t.Context()))
+	time.Sleep(20 * time.Millisecond)
+	assert.Equal(t, 500, s.Post(t.Context(), s.P, scenetest.Completions, legs).Status, "a tombstone")
+	assert.Equal(t, 500, s.Post(t.Context(), s.D, scenetest.Completions, legs).Status)
+
+	legs = scenetest.With(scenetest.Completion("x"), meeting(s, 2))
+	leave := s.Waits(legs)
+	assert.Equal(t, 500, s.Post(t.Context(), s.D, scenetest.Completions, legs).Status, "a second receiver is rejected")
+	leave()
+
+	legs = scenetest.With(scenetest.Completion("x"), meeting(s, 3))
+	first := s.Later(t.Context(), s.P, scenetest.Completions, legs)
+	scenetest.WaitFor(t, "P waits", func() bool { return s.P.Stats().Requests == 3 })
+	assert.Equal(t, 500, s.Post(t.Context(), s.P, scenetest.Completions, legs).Status, "two that live crash the scheduler")
+	assert.Equal(t, 500, (<-first).Status)
+	s.Dies(s.P)
+}
+
+// P's rank is the room modulo the ranks, unless the request names another: D looks
+// where it believes P to be.
+func TestSGLangRanksFollowTheRoom(t *testing.T) {
+	s := scenetest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	meet := func(room int, more scenetest.Obj) scenetest.Obj {
+		return scenetest.With(scenetest.With(scenetest.Completion("x"), meeting(s, room)), more)
+	}
+	p, d := together(s, scenetest.Completions, meet(7, nil), meet(7, scenetest.Obj{"disagg_prefill_dp_rank": 3}))
+	assert.Equal(t, 200, p.Status)
+	assert.Equal(t, 200, d.Status)
+	p, d = together(s, scenetest.Completions, meet(8, nil), meet(8, scenetest.Obj{"disagg_prefill_dp_rank": 3}))
+	assert.Equal(t, 500, p.Status, "rank 0, not 3")
+	assert.Equal(t, 500, d.Status)
+	p, d = together(s, scenetest.Completions, meet(9, scenetest.Obj{"routed_dp_rank": 2}), meet(9, nil))
+	assert.Equal(t, 500, p.Status, "rank 2, not 1")
+	assert.Equal(t, 500, d.Status)
+}
+
+func TestSGLangsOtherRoutes(t *testing.T) {
+	s := scenetest.New(t, sglangs(map[string]string{"dp_size": "2"}))
+	assert.Equal(t, "prefill", s.Get(s.P, "/server_info").Get("disaggregation_mode").String())
+	assert.Equal(t, "decode", s.Get(s.D, "/server_info").Get("disaggregation_mode").String())
+	assert.Equal(t, 200, s.Get(s.D, "/health_generate").Status)
+	assert.Equal(t, 200, s.Get(s.D, "/model_info").Status)
+	assert.Empty(t, s.D.Bootstrap())
+	at := s.P.Bootstrap()
+	const arguments = "&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
+	assert.Equal(t, "OK", s.Fetch(at+"/health").Body)
+	assert.EqualValues(t, 2, s.Fetch(at+"/route?prefill_dp_rank=-1"+arguments).Get("dp_size").Int())
+	assert.Positive(t, s.Fetch(at+"/route?prefill_dp_rank=1"+arguments).Get("rank_port").Int())
+	assert.Equal(t, 404, s.Fetch(at+"/route?prefill_dp_rank=2"+arguments).Status)
+	assert.Equal(t, 400, s.Fetch(at+"/route").Status)
+	assert.Equal(t, 404, s.Fetch(at+"/else").Status)
+	require.NoError(t, s.P.Restart())
+	assert.Equal(t, at, s.P.Bootstrap(), "over a restart the port stays")
+}
+
+// GET /metrics is there only with --enable-metrics, in SGLang's own names: P tells what it has sent.
+func TestSGLangTellsWhatItSent(t *testing.T) {
+	s := scenetest.New(t, sglangs(map[string]string{"enable_metrics": "1"}))
+	body := scenetest.Completion("x")
+	meeting := meeting(s, 77)
+	p, d := together(s, scenetest.Completions, scenetest.With(body, meeting), scenetest.With(body, meeting))
+	require.Equal(t, []int{200, 200}, []int{p.Status, d.Status})
+	page := s.Get(s.P, "/metrics").Body
+	assert.Contains(t, page, `sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 1.0`)
+	assert.Contains(t, page, fmt.Sprintf("} %g\n", float64(s.P.Stats().BytesTransferred)/(1<<20)))
+	assert.NotContains(t, page, "vllm:")
+	assert.Contains(t, s.Get(s.D, "/metrics").Body, `sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 0.0`)
+
+	off := scenetest.New(t, sglangs(nil))
+	assert.Equal(t, 404, off.Get(off.P, "/metrics").Status)
+}
