@@ -5,6 +5,7 @@ package archtest
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -106,4 +107,28 @@ func TestChoosingKnowsEachConnectorAndItsVersions(t *testing.T) {
 	}
 	assert.Len(t, rows, known, "docs/choosing.md and the README list the same connectors")
 	require.Greater(t, known, 10)
+}
+
+// A reader of any public package of the root module finds an example that runs.
+func TestEveryPublicPackageHasAnExample(t *testing.T) {
+	nested, err := nestedModules(root)
+	require.NoError(t, err)
+	packages := map[string]bool{} // folder → has an example
+	for _, name := range goFiles(t) {
+		dir := filepath.Dir(name)
+		if strings.Contains(name, "internal/") || slices.ContainsFunc(nested, func(m string) bool { return strings.HasPrefix(name, m) }) {
+			continue
+		}
+		body, err := os.ReadFile(filepath.Join(root, name))
+		require.NoError(t, err)
+		isTest := strings.HasSuffix(name, "_test.go")
+		if !isTest && strings.Contains(string(body), "\npackage main\n") {
+			continue
+		}
+		packages[dir] = packages[dir] || isTest && strings.Contains(string(body), "\nfunc Example")
+	}
+	require.Contains(t, packages, "connector")
+	for dir, has := range packages {
+		assert.True(t, has, "%s has no Example", dir)
+	}
 }
