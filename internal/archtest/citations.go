@@ -77,7 +77,7 @@ const (
 
 // elsewhere are names of documents that no reader of the repository has.
 var elsewhere = regexp.MustCompile(`(?i)\bcaptures?[ /](?:README|(?:nixl|nixl-push|mooncake|multi|example)\b|\d\d)` +
-	`|go-notes|\b(?:GATEWAY|DESIGN|STYLE|BRIEF)\.md|\.\./shared\b|(?:^|[\s(])(?:protocols/[\w-]+\.md|documents/\d)`)
+	`|go-notes|\b(?:GATEWAY|DESIGN|STYLE|BRIEF)\.md|\.\./shared\b|(?:^\(?|\s|[^\]]\()(?:protocols/[\w-]+\.md|documents/\d)`)
 
 var (
 	ownDoc    = regexp.MustCompile(`(?:^|[\s("\x60])(docs/(?:protocols/[\w./-]+\w|[\w-]+\.md))`)

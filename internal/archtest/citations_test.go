@@ -65,12 +65,13 @@ func TestCitationsOfOtherPlacesAreFound(t *testing.T) {
 	for _, good := range []string{
 		"see docs/protocols/nixl.md §1, docs/protocols/nixl.md, recording 60", "docs/protocols/recordings/nixl/60-late.json",
 		"vLLM's docs/features/x.md and LMCache's docs/source/y.rst", "a capture of 30 s", "testdata/captures/*.json", "docs/go-facts.md §1",
+		"[protocols](protocols/nixl.md)",
 		"[docs/protocols/nixl.md](../../docs/protocols/nixl.md), recording 60",
 	} {
 		assert.Empty(t, checkCitations(dir, text{"a.go", good}), good)
 	}
 	for _, bad := range []string{
-		"(captures nixl/60)", "capture 39", "captures/README.md §2.1", "(protocols/vllm.md §1.2)", "go-notes.md §5", "GATEWAY.md: x",
+		"(captures nixl/60)", "capture 39", "captures/README.md §2.1", "(protocols/vllm.md §1.2)", "see (protocols/vllm.md)", "go-notes.md §5", "GATEWAY.md: x",
 		"../shared/captures", "what documents/3 names", "docs/protocols/none.md", "docs/none.md", "docs/protocols/nixl.md §9", "docs/go-facts.md §2",
 		"docs/protocols/nixl.md, recordings 60 and 61", "docs/protocols/recordings/nixl/61-none.json",
 	} {
