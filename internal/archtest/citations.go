@@ -21,27 +21,26 @@ type text struct{ file, text string }
 // texts reads all of them below root. Folders that begin with a dot hold no part of the project.
 func texts(root string) ([]text, error) {
 	var found []text
-	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+	tree := os.DirFS(root)
+	err := fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		if d.IsDir() {
-			if name != root && strings.HasPrefix(d.Name(), ".") {
-				return filepath.SkipDir
+			if name != "." && strings.HasPrefix(d.Name(), ".") {
+				return fs.SkipDir
 			}
 			return nil
 		}
-		read := readers[filepath.Ext(name)]
-		rel, err := filepath.Rel(root, name)
-		if rel = filepath.ToSlash(rel); err != nil || read == nil || strings.HasPrefix(rel, recordings) {
-			return err
+		read := readers[path.Ext(name)]
+		if read == nil || strings.HasPrefix(name, recordings) {
+			return nil
 		}
-		body, err := os.ReadFile(name)
-		if err != nil {
-			return err
+		body, err := fs.ReadFile(tree, name)
+		if err == nil {
+			found = append(found, text{name, read(body)})
 		}
-		found = append(found, text{rel, read(body)})
-		return nil
+		return err
 	})
 	return found, err
 }
@@ -78,7 +77,7 @@ const (
 
 // elsewhere are names of documents that no reader of the repository has.
 var elsewhere = regexp.MustCompile(`(?i)\bcaptures?[ /](?:README|(?:nixl|nixl-push|mooncake|multi|example)\b|\d\d)` +
-	`|go-notes|\b(?:GATEWAY|DESIGN|STYLE|BRIEF)\.md|\.\./shared\b|(?:^|[\s(])(?:protocols/[\w-]+\.md|documents/\d)`)
+	`|go-notes|\b(?:GATEWAY|DESIGN|STYLE|BRIEF)\.md|\.\./shared\b|(?:^\(?|\s|[^\]]\()(?:protocols/[\w-]+\.md|documents/\d)`)
 
 var (
 	ownDoc    = regexp.MustCompile(`(?:^|[\s("\x60])(docs/(?:protocols/[\w./-]+\w|[\w-]+\.md))`)

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package all_test
+
+import (
+	"fmt"
+	"log"
+
+	"github.com/pdkit/pdkit/connector"
+	_ "github.com/pdkit/pdkit/connector/all"
+)
+
+// With all connectors registered, a configuration chooses by name, pdkit's or the engine's own.
+func Example() {
+	for _, config := range []string{`{"type":"nixl"}`, `{"type":"MooncakeConnector"}`, `{"type":"SGLang"}`} {
+		spec, err := connector.ParseSpec([]byte(config))
+		if err != nil {
+			log.Fatal(err)
+		}
+		c, err := connector.Open(spec)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(c.Name(), c.Order())
+	}
+	// Output:
+	// nixl prefill-then-decode
+	// mooncake together
+	// sglang together
+}

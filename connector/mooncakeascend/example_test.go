@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncakeascend_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/mooncakeascend"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// P must end by length to hand over; D gets the handoff byte for byte.
+func ExampleNew() {
+	c, err := mooncakeascend.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := connector.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	show := func(name string, leg *connector.Leg, err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		body, err := leg.Body()
+		if err != nil {
+			log.Fatal(err)
+		}
+		var lines bytes.Buffer
+		if err := json.Indent(&lines, body, "", "  "); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(name, lines.String())
+	}
+	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"choices":[{"finish_reason":"length"}],
+		"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],
+		"remote_engine_id":"e","remote_request_id":"q","remote_host":"10.0.0.5","remote_port":30000,"remote_block_size":128,
+		"num_prompt_blocks":1,		"remote_ptp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,
+		"last_token_id":7,"remote_multi_nodes_meta_mapping":{}}}`), time.Now())
+	prefill := connector.NewLeg(r)
+	show("P", prefill, c.Prefill(context.Background(), s, prefill))
+	decode := connector.NewLeg(r)
+	show("D", decode, c.Decode(context.Background(), s, answer, decode))
+	// Output:
+	// P {
+	//   "prompt": "Hello",
+	//   "max_tokens": 1,
+	//   "stream": false,
+	//   "min_tokens": 1,
+	//   "kv_transfer_params": {
+	//     "do_remote_decode": true,
+	//     "do_remote_prefill": false,
+	//     "remote_engine_id": null,
+	//     "remote_block_ids": null,
+	//     "remote_host": null,
+	//     "remote_port": null
+	//   }
+	// }
+	// D {
+	//   "prompt": "Hello",
+	//   "max_tokens": 8,
+	//   "kv_transfer_params": {
+	//     "do_remote_prefill": true,
+	//     "do_remote_decode": false,
+	//     "remote_block_ids": [
+	//       [
+	//         1
+	//       ]
+	//     ],
+	//     "remote_engine_id": "e",
+	//     "remote_request_id": "q",
+	//     "remote_host": "10.0.0.5",
+	//     "remote_port": 30000,
+	//     "remote_block_size": 128,
+	//     "num_prompt_blocks": 1,
+	//     "remote_ptp_size": 1,
+	//     "remote_pcp_size": 1,
+	//     "remote_dcp_size": 1,
+	//     "last_token_id": 7,
+	//     "remote_multi_nodes_meta_mapping": {}
+	//   }
+	// }
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncakestore_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/mooncakestore"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Nothing of the pool is on the wire: P fills it, and D finds the blocks by the prompt.
+func ExampleNew() {
+	c, err := mooncakestore.New(&mooncakestore.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := connector.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	show := func(name string, leg *connector.Leg, err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		body, err := leg.Body()
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(name, string(body))
+	}
+	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
+	prefill := connector.NewLeg(r)
+	show("P", prefill, c.Prefill(context.Background(), s, prefill))
+	decode := connector.NewLeg(r)
+	show("D", decode, c.Decode(context.Background(), s, answer, decode))
+	// Output:
+	// P {"prompt":"Hello","max_tokens":1,"stream":false}
+	// D {"prompt":"Hello","max_tokens":8}
+}

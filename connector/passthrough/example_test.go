@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// P is asked for one token, D for the whole answer; nothing goes from one to the other.
+func ExampleNew() {
+	c, err := passthrough.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := connector.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	show := func(name string, leg *connector.Leg, err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		body, err := leg.Body()
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(name, string(body))
+	}
+	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
+	prefill := connector.NewLeg(r)
+	show("P", prefill, c.Prefill(context.Background(), s, prefill))
+	decode := connector.NewLeg(r)
+	show("D", decode, c.Decode(context.Background(), s, answer, decode))
+	// Output:
+	// P {"prompt":"Hello","max_tokens":1,"stream":false}
+	// D {"prompt":"Hello","max_tokens":8}
+}

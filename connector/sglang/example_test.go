@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sglang_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/sglang"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Both legs go out at once with the same room, in which the engines meet.
+func ExampleNew() {
+	c, err := sglang.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	p, err := discovery.New("http://10.0.0.5:8000", discovery.RolePrefill)
+	if err != nil {
+		log.Fatal(err)
+	}
+	d, err := discovery.New("http://10.0.0.6:8000", discovery.RoleDecode)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ids := [16]byte{7: 42, 15: 1} // connector.NewSession takes random ones
+	s := connector.NewSessionWith(ids, r, "client-7", p, d)
+	show := func(name string, leg *connector.Leg, err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		body, err := leg.Body()
+		if err != nil {
+			log.Fatal(err)
+		}
+		var lines bytes.Buffer
+		if err := json.Indent(&lines, body, "", "  "); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(name, lines.String())
+	}
+	prefill := connector.NewLeg(r)
+	show("P", prefill, c.Prefill(context.Background(), s, prefill))
+	decode := connector.NewLeg(r)
+	show("D", decode, c.Decode(context.Background(), s, nil, decode))
+	// Output:
+	// P {
+	//   "prompt": "Hello",
+	//   "max_tokens": 1,
+	//   "bootstrap_host": "10.0.0.5",
+	//   "bootstrap_port": 8998,
+	//   "bootstrap_room": 1513209474796486656,
+	//   "stream": false
+	// }
+	// D {
+	//   "prompt": "Hello",
+	//   "max_tokens": 8,
+	//   "bootstrap_host": "10.0.0.5",
+	//   "bootstrap_port": 8998,
+	//   "bootstrap_room": 1513209474796486656
+	// }
+}

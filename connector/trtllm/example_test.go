@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trtllm_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/trtllm"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// P is asked with the client's own limit. D gets what P says of its KV, and the prompt as P's token ids.
+func ExampleNew() {
+	c, err := trtllm.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ids := [16]byte{7: 42, 15: 1} // connector.NewSession takes random ones
+	s := connector.NewSessionWith(ids, r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	show := func(name string, leg *connector.Leg, err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		body, err := leg.Body()
+		if err != nil {
+			log.Fatal(err)
+		}
+		var lines bytes.Buffer
+		if err := json.Indent(&lines, body, "", "  "); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(name, lines.String())
+	}
+	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"prompt_token_ids":[1,15043],
+		"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only",
+		"first_gen_tokens":[278],"ctx_request_id":9,"disagg_request_id":4612424890241253376}}]}`), time.Now())
+	prefill := connector.NewLeg(r)
+	show("P", prefill, c.Prefill(context.Background(), s, prefill))
+	decode := connector.NewLeg(r)
+	show("D", decode, c.Decode(context.Background(), s, answer, decode))
+	// Output:
+	// P {
+	//   "prompt": "Hello",
+	//   "max_tokens": 8,
+	//   "disaggregated_params": {
+	//     "request_type": "context_only",
+	//     "disagg_request_id": 4612424890241253376
+	//   },
+	//   "stream": false
+	// }
+	// D {
+	//   "prompt": [
+	//     1,
+	//     15043
+	//   ],
+	//   "max_tokens": 8,
+	//   "disaggregated_params": {
+	//     "request_type": "generation_only",
+	//     "first_gen_tokens": [
+	//       278
+	//     ],
+	//     "ctx_request_id": 9,
+	//     "disagg_request_id": 4612424890241253376
+	//   }
+	// }
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reuse_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/pdflow/reuse"
+)
+
+// Whether D takes over what P has computed, by the engines' own counters.
+func ExampleVerify() {
+	prefill, decode, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer prefill.Close()
+	defer decode.Close()
+	p, _ := discovery.New(prefill.URL(), discovery.RolePrefill)
+	d, _ := discovery.New(decode.URL(), discovery.RoleDecode)
+	engines, err := static.New(p, d)
+	if err != nil {
+		log.Fatal(err)
+	}
+	set := discovery.NewSet(engines)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); set.Run(ctx) }()
+
+	conn, err := nixl.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	flow, err := pdflow.New(conn, pick.RoundRobin(set))
+	if err != nil {
+		log.Fatal(err)
+	}
+	report, err := reuse.Verify(ctx, reuse.Target{
+		Ask: reuse.Flow(flow, nil), Connector: conn, Prefill: []string{prefill.URL()}, Decode: []string{decode.URL()},
+	}, reuse.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(report.Verdict, report.Reused == report.PromptTokens, "texts that differ:", report.Different)
+	flow.Shutdown(ctx)
+	cancel()
+	<-done
+	// Output:
+	// reused true texts that differ: 0
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	"github.com/pdkit/pdkit/transport"
+)
+
+// A transport is an http.RoundTripper whose errors say whether the request may have reached the engine.
+func ExampleNew() {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "tokens")
+	}))
+	defer engine.Close()
+	engines := transport.New(nil)
+	defer engines.Close()
+
+	post := func(url string) (*http.Response, error) {
+		r, err := http.NewRequestWithContext(context.Background(), http.MethodPost, url, strings.NewReader(`{}`))
+		if err != nil {
+			return nil, err
+		}
+		return engines.RoundTrip(r)
+	}
+	resp, err := post(engine.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode, string(body), err)
+
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	nobody.Close()
+	_, err = post("http://" + nobody.Addr().String())
+	fmt.Println("may be sent elsewhere:", transport.Classify(err) == transport.NotSent)
+	// Output:
+	// 200 tokens <nil>
+	// may be sent elsewhere: true
+}
