@@ -4,23 +4,10 @@ package connector
 
 import (
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/pdkit/pdkit/discovery"
-)
-
-// The attributes of an engine's entry that decide which engines can exchange KV. Numbers are in digits, names as the engine's flags have
-// them. A list need not tell them: what it does not tell, forbids nothing.
-const (
-	AttrConnector    = "connector"    // the connectors that the engine runs, by name or engine's class name, separated by commas
-	AttrNetwork      = "kvNetwork"    // the networks by which its KV can be reached, separated by commas
-	AttrTPSize       = "tpSize"       // tensor-parallel size
-	AttrPPSize       = "ppSize"       // pipeline-parallel size
-	AttrBlockSize    = "blockSize"    // tokens in a block of KV: vLLM's --block-size, SGLang's --page-size, TensorRT-LLM's tokens_per_block
-	AttrKVCacheDtype = "kvCacheDtype" // the type that KV is kept in: --kv-cache-dtype, written alike for all engines
-	AttrStore        = "store"        // the stores that the engine keeps KV in, by names of the list's own, separated by commas
+	"github.com/pdkit/pdkit/internal/compare"
 )
 
 // PairRule says by an attribute which prefill and decode engines can exchange KV. Compatible gets the attribute's values; pickers ask it
@@ -29,39 +16,6 @@ const (
 type PairRule struct {
 	Attribute  string
 	Compatible func(prefill, decode string) bool
-}
-
-// SameValue lets engines meet whose attribute is the same, for example tpSize for a protocol that cannot reshape KV.
-func SameValue(attribute string) PairRule {
-	return PairRule{attribute, same}
-}
-
-// Multiple lets engines meet one of whose numbers divides the other: tpSize for protocols that split or join heads in whole parts.
-func Multiple(attribute string) PairRule {
-	return PairRule{attribute, func(p, d string) bool { return divides(p, d) || divides(d, p) }}
-}
-
-// PrefillMultiple lets engines meet if prefill's number is a multiple of decode's: tpSize for protocols that join heads and never split them.
-func PrefillMultiple(attribute string) PairRule {
-	return PairRule{attribute, func(p, d string) bool { return divides(d, p) }}
-}
-
-// DecodeMultiple lets engines meet if decode's number is a multiple of prefill's.
-func DecodeMultiple(attribute string) PairRule {
-	return PairRule{attribute, divides}
-}
-
-// SharedValue lets engines meet whose comma separated lists have an element in common, for example the KV networks that they are on.
-func SharedValue(attribute string) PairRule {
-	return PairRule{attribute, func(p, d string) bool {
-		of := strings.Split(d, ",")
-		for x := range strings.SplitSeq(p, ",") {
-			if x = strings.TrimSpace(x); x != "" && slices.ContainsFunc(of, func(y string) bool { return strings.TrimSpace(y) == x }) {
-				return true
-			}
-		}
-		return false
-	}}
 }
 
 // PairError says that two engines cannot exchange KV.
@@ -98,14 +52,20 @@ func (t *Traits) CheckPair(prefill, decode discovery.Endpoint) error {
 	return nil
 }
 
-var sameNetwork = SharedValue(AttrNetwork)
+// The attributes that decide with every connector; package attr has them for others.
+const (
+	attrConnector = "connector"
+	attrNetwork   = "kvNetwork"
+)
+
+var sameNetwork = PairRule{Attribute: attrNetwork, Compatible: compare.Shared}
 
 func (t *Traits) parted(p, d *discovery.Endpoint) (by string) {
 	switch {
 	case p.Group != d.Group:
 		return "group"
-	case !t.runBy(p.Attribute(AttrConnector), d.Attribute(AttrConnector)):
-		return "attributes." + AttrConnector
+	case !t.runBy(p.Attribute(attrConnector), d.Attribute(attrConnector)):
+		return "attributes." + attrConnector
 	case !sameOrUnknown(p.Model, d.Model):
 		return "model"
 	case !sameOrUnknown(p.Version, d.Version):
@@ -161,17 +121,4 @@ func runs(attribute, name string) bool {
 		}
 	}
 	return !told
-}
-
-func same(p, d string) bool { return strings.TrimSpace(p) == strings.TrimSpace(d) }
-
-// divides reports whether b is a multiple of a. An engine meets its like whatever its value is, even one that is no number: a slip that all
-// entries share parts nobody.
-func divides(a, b string) bool {
-	if same(a, b) {
-		return true
-	}
-	x, errX := strconv.ParseUint(strings.TrimSpace(a), 10, 32)
-	y, errY := strconv.ParseUint(strings.TrimSpace(b), 10, 32)
-	return errX == nil && errY == nil && x > 0 && y > 0 && y%x == 0
 }

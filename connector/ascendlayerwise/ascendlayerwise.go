@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 )
 
@@ -80,7 +81,7 @@ func (*Connector) Traits() connector.Traits {
 		EndsByLength: true,
 		OwnRequestID: true,
 		Orphans:      true,
-		PairRules:    []connector.PairRule{ascendengine.TPRule(), connector.DecodeMultiple(connector.AttrBlockSize)},
+		PairRules:    []connector.PairRule{ascendengine.TPRule(), attr.DecodeMultiple(attr.BlockSize)},
 	}
 }
 

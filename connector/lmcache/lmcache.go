@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/connector/internal/settle"
 )
@@ -86,7 +87,7 @@ func (*Connector) Traits() connector.Traits {
 		Name:         Name,
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules:    []connector.PairRule{attr.Shared(attr.Store), attr.Same(attr.KVCacheDtype)},
 	}
 }
 

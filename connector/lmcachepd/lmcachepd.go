@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -94,10 +95,10 @@ func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,
 		Members:   []string{connector.ParamsMember},
-		PairRules: []connector.PairRule{connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules: []connector.PairRule{attr.Same(attr.KVCacheDtype)},
 	}
 	if c.options.Notifications == 0 {
-		t.PairRules = append(t.PairRules, connector.SameValue(connector.AttrTPSize))
+		t.PairRules = append(t.PairRules, attr.Same(attr.TPSize))
 	}
 	if c.options.RetFirstToken {
 		t.Handoff.Member = connector.ParamsMember
@@ -318,7 +319,7 @@ func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
 
 // ports reads an attribute, or takes what the engines' own settings say of all receivers.
 func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
-	list, err := connector.IntsAttribute(d, name, 1, 65535)
+	list, err := attr.Ints(d, name, 1, 65535)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@
 //
 // A decode leg without remote_engine_id or remote_bootstrap_addr is never sent: D waits, and dies when its client leaves (captures
 // mooncake/15). A decode whose prefill failed keeps a sender's task of P for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default, and
-// few of them stop all transfers between the two engines (mooncake/17): see [Connector.Orphans].
+// few of them stop all transfers between the two engines (mooncake/17): see [Connector.Traits].
 //
 // Facts: recorded exchanges of vLLM 0.32.0, and vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py of
 // 017e9f44 (0.28) and 00f4240e. The page beside this file, README.md, shows the sequence and the engines' settings.
@@ -26,6 +26,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/answers"
 )
 
@@ -80,8 +81,8 @@ func (*Connector) Traits() connector.Traits {
 		Members:      []string{connector.ParamsMember},
 		EndsByLength: true,
 		Orphans:      true,
-		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrBlockSize),
-			connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
+			attr.Same(attr.KVCacheDtype)},
 	}
 }
 

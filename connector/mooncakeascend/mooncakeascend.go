@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
@@ -94,7 +95,7 @@ func (c *Connector) Traits() connector.Traits {
 		Lease:        cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
 		EndsByLength: true,
 		OwnRequestID: true,
-		PairRules:    []connector.PairRule{ascendengine.TPRule(), connector.Multiple(connector.AttrBlockSize)},
+		PairRules:    []connector.PairRule{ascendengine.TPRule(), attr.Multiple(attr.BlockSize)},
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/settle"
 )
 
@@ -60,7 +61,7 @@ func (*Connector) Traits() connector.Traits {
 		Name:         Name,
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore)},
+		PairRules:    []connector.PairRule{attr.Shared(attr.Store)},
 	}
 }
 

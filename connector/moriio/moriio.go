@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/handoff"
 )
 
@@ -137,7 +138,7 @@ func (c *Connector) Traits() connector.Traits {
 		OwnRequestID: true,
 		PairOnly:     true,
 		Orphans:      true,
-		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize),
+		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
 			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},
 	}
 	if c.read {

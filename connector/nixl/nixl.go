@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
@@ -75,7 +76,7 @@ func (c *Connector) Traits() connector.Traits {
 		Members:   []string{connector.ParamsMember},
 		Handoff:   connector.Handoff{Member: connector.ParamsMember},
 		Lease:     cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
-		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)},
 	}
 }
 

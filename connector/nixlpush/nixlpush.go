@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 	"github.com/pdkit/pdkit/discovery"
@@ -100,7 +101,7 @@ func (c *Connector) Traits() connector.Traits {
 		Lease:        cmp.Or(c.lease, DefaultLease), // how long P keeps blocks for a D that has not registered
 		OwnRequestID: true,
 		Orphans:      true,
-		PairRules:    []connector.PairRule{connector.Multiple(attrTPSize), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules:    []connector.PairRule{attr.Multiple(attrTPSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
 		t.Order, t.OtherOrders = connector.PrefillThenDecode, nil
@@ -122,7 +123,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	if c.serial {
 		return nil // P's answer names the rank that it chose
 	}
-	ranks, err := connector.IntAttribute(s.Prefill, attrDPSize, 1, 1, maxRanks)
+	ranks, err := attr.Int(s.Prefill, attrDPSize, 1, 1, maxRanks)
 	if err != nil || ranks == 1 {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/nixlengine"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -43,7 +44,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 	for _, size := range []struct{ attribute, argument string }{
 		{attrTPSize, "--tensor-parallel-size"}, {attrPPSize, "--pipeline-parallel-size"}, {attrDPSize, "--data-parallel-size"},
 	} {
-		n, err := connector.IntAttribute(t.Endpoint, size.attribute, 1, 1, maxRanks)
+		n, err := attr.Int(t.Endpoint, size.attribute, 1, 1, maxRanks)
 		if err != nil {
 			return s, err
 		}

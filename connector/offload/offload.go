@@ -25,6 +25,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -72,7 +73,7 @@ func (c *Connector) Traits() connector.Traits {
 		Order:       connector.Together,
 		OtherOrders: []connector.Order{connector.PrefillThenDecode},
 		Members:     []string{connector.ParamsMember},
-		PairRules:   []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules:   []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
 		t.Order, t.OtherOrders[0] = t.OtherOrders[0], t.Order
@@ -142,9 +143,9 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 		}
 	}
 	var err error
-	at.port, err = connector.PortAttribute(e, attrPort, c.port)
+	at.port, err = attr.Port(e, attrPort, c.port)
 	note(err)
-	at.ranks, err = connector.IntAttribute(e, attrDP, 1, 1, 65535)
+	at.ranks, err = attr.Int(e, attrDP, 1, 1, 65535)
 	note(err)
 	if at.port+at.ranks-1 > 65535 {
 		note(&connector.EndpointError{Endpoint: e.ID, Attribute: attrPort, Problem: "leaves no ports for the other data-parallel ranks"})
@@ -175,5 +176,5 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, errs := c.read(e)
-	return connector.AttributeFaults(errors.Join(errs...), nil)
+	return attr.Faults(errors.Join(errs...), nil)
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/launchnote"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -27,7 +28,7 @@ func (c *Connector) Render(t connector.Target) (connector.EngineSettings, error)
 		return connector.EngineSettings{}, &connector.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
 	}
 	if _, errs := c.read(t.Endpoint); len(errs) > 0 {
-		return connector.EngineSettings{}, connector.AttributeFaults(errors.Join(errs...), nil)
+		return connector.EngineSettings{}, attr.Faults(errors.Join(errs...), nil)
 	}
 	host, port := hostOf(t.Endpoint), c.listens(t)
 	if port == 0 {
@@ -138,14 +139,14 @@ func (c *Connector) listens(t connector.Target) int {
 
 // fixed says which port an engine has without asking about the others.
 func (c *Connector) fixed(e discovery.Endpoint) (int, bool) {
-	if port, err := connector.PortAttribute(e, attrPort, c.port); err == nil && (e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute(attrPort)) != "") {
+	if port, err := attr.Port(e, attrPort, c.port); err == nil && (e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute(attrPort)) != "") {
 		return port, true
 	}
 	return 0, false
 }
 
 func ranksOf(e discovery.Endpoint) int {
-	n, err := connector.IntAttribute(e, attrDP, 1, 1, 65535)
+	n, err := attr.Int(e, attrDP, 1, 1, 65535)
 	if err != nil {
 		return 1
 	}

@@ -27,6 +27,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -72,7 +73,7 @@ func (*Connector) Traits() connector.Traits {
 		OwnRequestID: true,
 		PairOnly:     true,
 		Orphans:      true,
-		PairRules:    []connector.PairRule{connector.SameValue(connector.AttrTPSize), connector.SameValue(connector.AttrPPSize)},
+		PairRules:    []connector.PairRule{attr.Same(attr.TPSize), attr.Same(attr.PPSize)},
 		Attributes:   []connector.Attribute{{Name: Address, Role: discovery.RoleBoth, Remedy: remedies[Address]}},
 	}
 }
@@ -125,7 +126,7 @@ func requestID(s *connector.Session) (string, error) {
 // address reads an engine's ZeroMQ address. What is not one host and port would lead the other engine astray, or end it: both parse
 // it with a regular expression, out of the id.
 func address(e discovery.Endpoint) (string, error) {
-	text, err := connector.TextAttribute(e, Address)
+	text, err := attr.Text(e, Address)
 	if err != nil {
 		return "", err
 	}
@@ -148,7 +149,7 @@ func (*Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, err := address(e)
-	return connector.AttributeFaults(err, remedies)
+	return attr.Faults(err, remedies)
 }
 
 var remedies = map[string]string{Address: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 )
 
 // Name is the name the connector is registered under.
@@ -68,7 +69,7 @@ func (*Connector) Traits() connector.Traits {
 		Name:      Name,
 		APIs:      connector.APIs(),
 		MultiUse:  true,
-		PairRules: []connector.PairRule{connector.SharedValue(connector.AttrStore)},
+		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
 	}
 }
 

@@ -28,6 +28,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -100,8 +101,8 @@ func (*Connector) Traits() connector.Traits {
 		MultiUse: true,
 		PairOnly: true,
 		PairRules: []connector.PairRule{
-			connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype),
-			{Attribute: connector.AttrPPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},
+			attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype),
+			{Attribute: attr.PPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},
 		},
 	}
 }
@@ -177,8 +178,8 @@ type server struct {
 // same).
 func (c *Connector) serverOf(p discovery.Endpoint) (at server, err error) {
 	var errs [3]error
-	at.port, errs[0] = connector.PortAttribute(p, "bootstrapPort", c.port)
-	at.ranks, errs[1] = connector.IntAttribute(p, "dpSize", 1, 1, 65535)
+	at.port, errs[0] = attr.Port(p, "bootstrapPort", c.port)
+	at.ranks, errs[1] = attr.Int(p, "dpSize", 1, 1, 65535)
 	if at.host = strings.TrimSpace(p.Attribute("bootstrapHost")); at.host == "" {
 		at.host = p.Host()
 	}
@@ -197,7 +198,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, err := c.serverOf(e)
-	return connector.AttributeFaults(err, remedies)
+	return attr.Faults(err, remedies)
 }
 
 var remedies = map[string]string{

@@ -26,6 +26,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 )
 
 // Name is the name the connector is registered under.
@@ -87,7 +88,7 @@ func (c *Connector) Traits() connector.Traits {
 		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore)},
+		PairRules:    []connector.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.threshold != nil {
 		t.Order, t.Members = connector.DecodeFirst, []string{thresholdMember}

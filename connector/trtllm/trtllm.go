@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/answers"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -112,7 +113,7 @@ func (c *Connector) Traits() connector.Traits {
 		APIs:      []connector.API{connector.APIChat, connector.APICompletions},
 		Members:   []string{paramsMember},
 		Handoff:   connector.Handoff{Member: "choices.0." + paramsMember},
-		PairRules: []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules: []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.together {
 		t.Order, t.Orphans, t.Handoff = connector.Together, true, connector.Handoff{}

@@ -14,7 +14,7 @@ type Option func(*options)
 
 type options struct {
 	seed       uint64
-	rules      []Rule
+	rules      []connector.PairRule
 	anyVersion bool
 	byModel    bool
 	bound      float64
@@ -39,7 +39,7 @@ func newOptions(opts []Option) *options {
 func WithSeed(seed uint64) Option { return func(o *options) { o.seed = seed } }
 
 // WithRules adds rules for pairs to those that always hold (see [New]) and to the connector's own.
-func WithRules(rules ...Rule) Option {
+func WithRules(rules ...connector.PairRule) Option {
 	return func(o *options) { o.rules = append(o.rules, rules...) }
 }
 
@@ -65,15 +65,3 @@ func WithBound(factor float64, slack int) Option {
 func WithPrefixMemory(bytes, block int) Option {
 	return func(o *options) { o.memory, o.block = max(bytes, 1<<12), max(block, 32) }
 }
-
-// Rule says by an attribute which prefill and decode engines can exchange KV.
-type Rule = connector.PairRule
-
-// SameValue is [connector.SameValue].
-func SameValue(attribute string) Rule { return connector.SameValue(attribute) }
-
-// Multiple is [connector.Multiple].
-func Multiple(attribute string) Rule { return connector.Multiple(attribute) }
-
-// SharedValue is [connector.SharedValue].
-func SharedValue(attribute string) Rule { return connector.SharedValue(attribute) }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // whose rules about pairs are asked
+	"github.com/pdkit/pdkit/connector/attr"
 )
 
 // kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON; those that begin with a dot are members
@@ -450,7 +451,7 @@ func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 				return !slices.Contains([]string{"nixl-tp", "nccl-tp-differs", "pair-sizes"}, code)
 			})
 			parted := slices.ContainsFunc(c.Traits().PairRules, func(r connector.PairRule) bool {
-				return r.Attribute == connector.AttrTPSize && !r.Compatible(sizes[0], sizes[1])
+				return r.Attribute == attr.TPSize && !r.Compatible(sizes[0], sizes[1])
 			})
 			assert.Len(t, found, map[bool]int{true: 1}[parted], "%s, %v", class, sizes)
 		}
