@@ -10,9 +10,9 @@ import (
 	"github.com/pdkit/pdkit/internal/compare"
 )
 
-// PairRule says by an attribute which prefill and decode engines can exchange KV. Compatible gets the attribute's values; pickers ask it
-// only if both engines have the attribute: what a list does not tell, forbids nothing. It is called by several goroutines at once,
-// must not block, and must answer the same each time.
+// PairRule says by an attribute which prefill and decode engines can exchange KV. Compatible gets the attribute's
+// values; pickers ask it only if both engines have the attribute: what a list does not tell, forbids nothing. It is
+// called by several goroutines at once, must not block, and must answer the same each time.
 type PairRule struct {
 	Attribute  string
 	Compatible func(prefill, decode string) bool
@@ -21,7 +21,7 @@ type PairRule struct {
 // PairError says that two engines cannot exchange KV.
 type PairError struct {
 	Prefill, Decode string // their IDs
-	By              string // what parts them: "group", "model", "version", or the attribute of a rule, as "attributes.tpSize"
+	By              string // what parts them: "group", "model", "version", or an attribute: "attributes.tpSize"
 }
 
 // Error names the engines and what parts them, without its values.
@@ -29,22 +29,25 @@ func (e *PairError) Error() string {
 	return fmt.Sprintf("engines %s and %s cannot exchange KV: their %s does not fit", e.Prefill, e.Decode, e.By)
 }
 
-// CheckPair tells why a prefill and a decode engine cannot exchange KV by a connector's protocol, as a picker judges it: an *[EndpointError]
-// where an entry lacks what the connector needs ([CheckEndpoint]), else a *[PairError], see [Traits.CheckPair].
+// CheckPair tells why a prefill and a decode engine cannot exchange KV by a connector's protocol, as a picker judges
+// it: an *[EndpointError] where an entry lacks what the connector needs ([CheckEndpoint]), else a *[PairError], see
+// [Traits.CheckPair].
 func CheckPair(c KVConnector, prefill, decode discovery.Endpoint) error {
 	// What an engine can do besides does not matter: of this pair it is one side.
 	prefill.Role, decode.Role = discovery.RolePrefill, discovery.RoleDecode
 	for _, e := range []discovery.Endpoint{prefill, decode} {
 		for _, fe := range FieldErrors(CheckEndpoint(c, e)) {
-			return &EndpointError{Endpoint: e.ID, Attribute: strings.TrimPrefix(fe.Path, "attributes."), Problem: fe.Problem}
+			name := strings.TrimPrefix(fe.Path, "attributes.")
+			return &EndpointError{Endpoint: e.ID, Attribute: name, Problem: fe.Problem}
 		}
 	}
 	t := c.Traits()
 	return t.CheckPair(prefill, decode)
 }
 
-// CheckPair returns a *[PairError] unless two engines are of one group, run the connector, have one model, version and network, and fit
-// the connector's rules. What an entry does not tell forbids nothing, but for the group, of which "" is one.
+// CheckPair returns a *[PairError] unless two engines are of one group, run the connector, have one model, version and
+// network, and fit the connector's rules. What an entry does not tell forbids nothing, but for the group, of which ""
+// is one.
 func (t *Traits) CheckPair(prefill, decode discovery.Endpoint) error {
 	if by := t.parted(&prefill, &decode); by != "" {
 		return &PairError{Prefill: prefill.ID, Decode: decode.ID, By: by}
@@ -88,8 +91,8 @@ func (r *PairRule) allows(p, d *discovery.Endpoint) bool {
 
 func sameOrUnknown(a, b string) bool { return a == b || a == "" || b == "" }
 
-// runBy reports whether both engines run the connector, as far as their attributes tell. The connector http works with any engine. Without a
-// name, they must have one connector in common.
+// runBy reports whether both engines run the connector, as far as their attributes tell. The connector http works with
+// any engine. Without a name, they must have one connector in common.
 func (t *Traits) runBy(prefill, decode string) bool {
 	if t.Name == "http" {
 		return true
@@ -108,8 +111,8 @@ func (t *Traits) runBy(prefill, decode string) bool {
 	return !told
 }
 
-// runs reports whether an engine runs the connector of that name, as far as its attribute tells. A class name that stands for several
-// connectors (LMCacheConnectorV1) is the one that it is without settings.
+// runs reports whether an engine runs the connector of that name, as far as its attribute tells. A class name that
+// stands for several connectors (LMCacheConnectorV1) is the one that it is without settings.
 func runs(attribute, name string) bool {
 	told := false
 	for x := range strings.SplitSeq(attribute, ",") {

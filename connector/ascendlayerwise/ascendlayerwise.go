@@ -68,11 +68,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P needs the blocks that D has set aside, and there is one callback per prompt and answer. A D whose P
-// failed waits for KV for ever, and keeps its blocks until the transfer ends even if its client leaves (vllm-project/vllm#46283).
+// Traits declares the protocol. P needs the blocks that D has set aside, and there is one callback per prompt and
+// answer. A D whose P failed waits for KV for ever, and keeps its blocks until the transfer ends even if its client
+// leaves (vllm-project/vllm#46283).
 //
-// The rules: P's tensor-parallel size is a multiple of D's (Design_Documents/disaggregated_prefill.md, Limitations), and D's block size one
-// of P's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
+// The rules: P's tensor-parallel size is a multiple of D's (Design_Documents/disaggregated_prefill.md, Limitations),
+// and D's block size one of P's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
@@ -195,7 +196,8 @@ func (c *Connector) CheckPrefill(s *connector.Session, _ *connector.PrefillResul
 	return nil
 }
 
-// CheckRequest knows that each turn of a response with tools that the engine runs itself would be a request, and a callback, of its own.
+// CheckRequest knows that each turn of a response with tools that the engine runs itself would be a request, and a
+// callback, of its own.
 func (*Connector) CheckRequest(r *connector.Request) error {
 	if r.API == connector.APIResponses && hasBuiltinTool(r) {
 		return &connector.UnsupportedError{Member: "tools"}

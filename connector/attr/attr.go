@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attr is for the attributes of engines' entries: it reads them, and has the rules by which they tell which engines can exchange KV.
+// Package attr is for the attributes of engines' entries: it reads them, and has the rules by which they tell which
+// engines can exchange KV.
 package attr
 
 import (
@@ -12,16 +13,16 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// The attributes of an engine's entry that decide which engines can exchange KV. Numbers are in digits, names as the engine's flags have
-// them. A list need not tell them: what it does not tell, forbids nothing.
+// The attributes of an engine's entry that decide which engines can exchange KV. Numbers are in digits, names as the
+// engine's flags have them. A list need not tell them: what it does not tell, forbids nothing.
 const (
-	Connector    = "connector"    // the connectors that the engine runs, by name or engine's class name, separated by commas
+	Connector    = "connector"    // the connectors that the engine runs, by name or class name, separated by commas
 	Network      = "kvNetwork"    // the networks by which its KV can be reached, separated by commas
 	TPSize       = "tpSize"       // tensor-parallel size
 	PPSize       = "ppSize"       // pipeline-parallel size
-	BlockSize    = "blockSize"    // tokens in a block of KV: vLLM's --block-size, SGLang's --page-size, TensorRT-LLM's tokens_per_block
+	BlockSize    = "blockSize"    // tokens in a block: vLLM's --block-size, SGLang's --page-size, TensorRT-LLM's tokens_per_block
 	KVCacheDtype = "kvCacheDtype" // the type that KV is kept in: --kv-cache-dtype, written alike for all engines
-	Store        = "store"        // the stores that the engine keeps KV in, by names of the list's own, separated by commas
+	Store        = "store"        // the stores that it keeps KV in, by names of the list's own, separated by commas
 )
 
 // Int reads a whole number from low to high among an endpoint's attributes; def where it is missing. The error is an
@@ -33,7 +34,7 @@ func Int(e discovery.Endpoint, name string, def, low, high int) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < low || n > high {
-		return 0, &connector.EndpointError{Endpoint: e.ID, Attribute: name, Problem: "is not a number from " + strconv.Itoa(low) + " to " + strconv.Itoa(high)}
+		return 0, bad(e, name, "is not a number from "+strconv.Itoa(low)+" to "+strconv.Itoa(high))
 	}
 	return n, nil
 }
@@ -42,7 +43,7 @@ func Int(e discovery.Endpoint, name string, def, low, high int) (int, error) {
 func Port(e discovery.Endpoint, name string, def int) (int, error) {
 	n, err := Int(e, name, def, 1, 65535)
 	if err == nil && n == 0 {
-		err = &connector.EndpointError{Endpoint: e.ID, Attribute: name, Problem: "is missing"}
+		err = bad(e, name, "is missing")
 	}
 	return n, err
 }
@@ -56,7 +57,7 @@ func Ints(e discovery.Endpoint, name string, low, high int) ([]int, error) {
 	for text := range strings.SplitSeq(e.Attribute(name), ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(text))
 		if err != nil || n < low || n > high {
-			return nil, &connector.EndpointError{Endpoint: e.ID, Attribute: name, Problem: "is not a comma-separated list of numbers from " + strconv.Itoa(low) + " to " + strconv.Itoa(high)}
+			return nil, bad(e, name, "is not a comma-separated list of numbers from "+strconv.Itoa(low)+" to "+strconv.Itoa(high))
 		}
 		list = append(list, n)
 	}
@@ -68,12 +69,16 @@ func Text(e discovery.Endpoint, name string) (string, error) {
 	if text := strings.TrimSpace(e.Attribute(name)); text != "" {
 		return text, nil
 	}
-	return "", &connector.EndpointError{Endpoint: e.ID, Attribute: name, Problem: "is missing"}
+	return "", bad(e, name, "is missing")
 }
 
-// Faults turns the [connector.EndpointError]s in err, which a connector meets when it reads an endpoint, into faults of the endpoint's entry in a
-// configuration, as a [connector.EndpointChecker] returns them. remedies say by attribute what would be right; nil is allowed. Other errors stay as
-// they are.
+func bad(e discovery.Endpoint, name, problem string) error {
+	return &connector.EndpointError{Endpoint: e.ID, Attribute: name, Problem: problem}
+}
+
+// Faults turns the [connector.EndpointError]s in err, which a connector meets when it reads an endpoint, into faults of
+// the endpoint's entry in a configuration, as a [connector.EndpointChecker] returns them. remedies say by attribute
+// what would be right; nil is allowed. Other errors stay as they are.
 func Faults(err error, remedies map[string]string) error {
 	if err == nil {
 		return nil
@@ -85,8 +90,8 @@ func Faults(err error, remedies map[string]string) error {
 		}
 		return errors.Join(faults...)
 	}
-	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-		return &connector.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedies[bad.Attribute]}
+	if entry, ok := errors.AsType[*connector.EndpointError](err); ok {
+		return &connector.FieldError{Path: "attributes." + entry.Attribute, Problem: entry.Problem, Remedy: remedies[entry.Attribute]}
 	}
 	return err
 }

@@ -15,12 +15,14 @@ func Same(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: compare.Same}
 }
 
-// Multiple lets engines meet one of whose numbers divides the other: tpSize for protocols that split or join heads in whole parts.
+// Multiple lets engines meet one of whose numbers divides the other: tpSize for protocols that split or join heads in
+// whole parts.
 func Multiple(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: func(p, d string) bool { return divides(p, d) || divides(d, p) }}
 }
 
-// PrefillMultiple lets engines meet if prefill's number is a multiple of decode's: tpSize for protocols that join heads and never split them.
+// PrefillMultiple lets engines meet if prefill's number is a multiple of decode's: tpSize for protocols that join heads
+// and never split them.
 func PrefillMultiple(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: func(p, d string) bool { return divides(d, p) }}
 }
@@ -30,13 +32,14 @@ func DecodeMultiple(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: divides}
 }
 
-// Shared lets engines meet whose comma separated lists have an element in common, for example the KV networks that they are on.
+// Shared lets engines meet whose comma separated lists have an element in common, for example the KV networks that they
+// are on.
 func Shared(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: compare.Shared}
 }
 
-// divides reports whether b is a multiple of a. An engine meets its like whatever its value is, even one that is no number: a slip that all
-// entries share parts nobody.
+// divides reports whether b is a multiple of a. An engine meets its like whatever its value is, even one that is no
+// number: a slip that all entries share parts nobody.
 func divides(a, b string) bool {
 	if compare.Same(a, b) {
 		return true

@@ -77,11 +77,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D looks into the store when its request comes. The store may be read any number of times.
+// Traits declares the protocol. D looks into the store when its request comes. The store may be read any number of
+// times.
 //
-// The rules: D finds what P has put where both look, under keys that hold the type of KV (lmcache/utils.py of 0.5.6: CacheEngineKey). The
-// number of ranks is in the keys, too, but not with MLA (lmcache/v1/token_database.py: _make_key_by_hash), of which no list tells:
-// name other stores for engines that cannot share.
+// The rules: D finds what P has put where both look, under keys that hold the type of KV (lmcache/utils.py of 0.5.6:
+// CacheEngineKey). The number of ranks is in the keys, too, but not with MLA (lmcache/v1/token_database.py:
+// _make_key_by_hash), of which no list tells: name other stores for engines that cannot share.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,

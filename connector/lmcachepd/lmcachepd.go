@@ -85,12 +85,13 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D may be asked once the notices have come, and drops each chunk when it has read it. Where the first token
-// is P's, P's response holds it.
+// Traits declares the protocol. D may be asked once the notices have come, and drops each chunk when it has read it.
+// Where the first token is P's, P's response holds it.
 //
-// The rules: P's rank n sends to D's rank n, under keys that hold the type of KV, and each sends a notice (pd_backend.py of LMCache
-// 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). Where as many notices are awaited as D has ranks, P must have as many;
-// a number of notices of its own says that other ranks send, as with MLA.
+// The rules: P's rank n sends to D's rank n, under keys that hold the type of KV, and each sends a notice
+// (pd_backend.py of LMCache 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). Where as many notices
+// are awaited as D has ranks, P must have as many; a number of notices of its own says that other ranks send, as with
+// MLA.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,

@@ -63,16 +63,18 @@ func New(o *Options) (*Connector, error) {
 }
 
 // Traits declares the protocol. Neither leg needs the other's response; P first works as well, its blocks then wait for
-// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. A transfer is single use: P forgets it with the first read. Two answers to one prompt did work,
-// because D asked for both in one message; asked for in two, the second waits as an orphan does (mooncake_connector.py,
-// send_kv_to_decode).
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. A transfer is single use: P forgets it with the first read. Two answers to one
+// prompt did work, because D asked for both in one message; asked for in two, the second waits as an orphan does
+// (mooncake_connector.py, send_kv_to_decode).
 //
-// A decode leg whose prefill offers nothing is an orphan: it holds one sender's task of P, and another one when it is given up, until P
-// stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with the default of 10 it did not.
+// A decode leg whose prefill offers nothing is an orphan: it holds one sender's task of P, and another one when it is
+// given up, until P stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with
+// the default of 10 it did not.
 //
-// The rules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, with MLA, too (_get_tp_ratio,
-// handshake_target_ranks). P counts off its blocks against D's, so blocks of another size are an error, or worse, other tokens' KV
-// (_build_transfer_params); so is KV of another type (_validate_asymmetric_region_lengths). Pipelines may differ.
+// The rules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, with MLA, too
+// (_get_tp_ratio, handshake_target_ranks). P counts off its blocks against D's, so blocks of another size are an error,
+// or worse, other tokens' KV (_build_transfer_params); so is KV of another type (_validate_asymmetric_region_lengths).
+// Pipelines may differ.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,

@@ -82,11 +82,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's lease.
+// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's
+// lease.
 //
 // The rules: P's tensor-parallel size is a multiple of D's, and one block size divides the other (vllm-ascend 0.23.0,
-// mooncake_connector.py: MooncakeConnectorWorker.__init__, _get_local_remote_cp_params; Design_Documents/disaggregated_prefill.md,
-// Limitations).
+// mooncake_connector.py: MooncakeConnectorWorker.__init__, _get_local_remote_cp_params;
+// Design_Documents/disaggregated_prefill.md, Limitations).
 func (c *Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,

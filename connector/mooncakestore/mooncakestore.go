@@ -54,8 +54,9 @@ func New(o *Options) (*Connector, error) {
 
 // Traits declares the protocol. D looks into the pool when its request comes. The pool may be read any number of times.
 //
-// The rules: D finds what P has put where both look. Sizes are no rule: whether ranks share keys depends on the model's heads and on
-// store_tp_size (mooncake/store/worker.py of vLLM 0.32.0: _select_store_layout); name other stores for engines that cannot share.
+// The rules: D finds what P has put where both look. Sizes are no rule: whether ranks share keys depends on the model's
+// heads and on store_tp_size (mooncake/store/worker.py of vLLM 0.32.0: _select_store_layout); name other stores for
+// engines that cannot share.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,

@@ -85,12 +85,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P writes once, to one reader. The engines do not mind which leg comes first, but without the attributes
-// there is only P's response to say where P is, so dispatch serial allows no other order. D waits for a P that never writes until
-// its client leaves, and then keeps the blocks: such legs are orphans.
+// Traits declares the protocol. P writes once, to one reader. The engines do not mind which leg comes first, but
+// without the attributes there is only P's response to say where P is, so dispatch serial allows no other order. D
+// waits for a P that never writes until its client leaves, and then keeps the blocks: such legs are orphans.
 //
-// The rules are those of nixl: the handshake is the same, begun by P (nixl/base_worker.py: _validate_remote_agent_handshake; vLLM 0.32.0).
-// P may be a pipeline; a D that is one does not start.
+// The rules are those of nixl: the handshake is the same, begun by P (nixl/base_worker.py:
+// _validate_remote_agent_handshake; vLLM 0.32.0). P may be a pipeline; a D that is one does not start.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:         Name,
@@ -168,9 +168,9 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 	return err
 }
 
-// ownHandoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine than the one that D
-// was told ("" for none), or of a request that does not carry the attempt's id. P and D know a request by X-Request-Id between a prefix
-// and a suffix of their own.
+// ownHandoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine
+// than the one that D was told ("" for none), or of a request that does not carry the attempt's id. P and D know a
+// request by X-Request-Id between a prefix and a suffix of their own.
 func ownHandoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
 	return handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
 		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *handoff.Object) {

@@ -60,13 +60,14 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o, port: o.port(), serial: o.Dispatch == dispatchSerial}, nil
 }
 
-// Traits declares the protocol. The legs may come in any order. What P keeps is fetched once, so that several answers to one prompt cannot
-// share it. There are no orphans: a decode without its prefill waits 30 s at most and blocks nothing meanwhile, and blocks that nobody
-// fetches leave P's host memory after 60 s (unbound_store_timeout_s).
+// Traits declares the protocol. The legs may come in any order. What P keeps is fetched once, so that several answers
+// to one prompt cannot share it. There are no orphans: a decode without its prefill waits 30 s at most and blocks
+// nothing meanwhile, and blocks that nobody fetches leave P's host memory after 60 s (unbound_store_timeout_s).
 //
-// The rules: peers whose fingerprints differ refuse each other, and D computes the prompt. Tokens in a block and the type of KV are in
-// it always; parallel sizes only where the layout depends on them, of which no list tells (vllm/v1/kv_offload of 0.32.0: file_mapper.py,
-// tiering/p2p/session/session.py, and kv_connector/v1/offloading/config.py).
+// The rules: peers whose fingerprints differ refuse each other, and D computes the prompt. Tokens in a block and the
+// type of KV are in it always; parallel sizes only where the layout depends on them, of which no list tells
+// (vllm/v1/kv_offload of 0.32.0: file_mapper.py, tiering/p2p/session/session.py, and
+// kv_connector/v1/offloading/config.py).
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:        Name,

@@ -62,11 +62,12 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares the protocol. P pushes into D's buffer, and D must not wait for a P that refuses the request, so prefill runs first. D
-// waits for the KV of every request, and gives it out once. A decode leg whose prefill failed waits for tensors that never come.
+// Traits declares the protocol. P pushes into D's buffer, and D must not wait for a P that refuses the request, so
+// prefill runs first. D waits for the KV of every request, and gives it out once. A decode leg whose prefill failed
+// waits for tensors that never come.
 //
-// The rules: rank n of one engine speaks with rank n of the other, whose port is that many higher, and finds the layers there that it has
-// itself (p2p_nccl_connector.py: start_load_kv, save_kv_layer).
+// The rules: rank n of one engine speaks with rank n of the other, whose port is that many higher, and finds the layers
+// there that it has itself (p2p_nccl_connector.py: start_load_kv, save_kv_layer).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,

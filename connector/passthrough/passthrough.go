@@ -62,8 +62,8 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares that nothing is known of the engines but where they keep KV: D finds what P has put where both look. Any API is carried,
-// and several answers to one prompt, since there is no handoff that only one of them could read.
+// Traits declares that nothing is known of the engines but where they keep KV: D finds what P has put where both look.
+// Any API is carried, and several answers to one prompt, since there is no handoff that only one of them could read.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:      Name,

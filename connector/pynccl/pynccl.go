@@ -77,8 +77,8 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares the protocol. The KV of a prompt can be taken once: each of several answers would ask for it. Engines of different
-// tensor-parallel sizes hang (vllm#14952).
+// Traits declares the protocol. The KV of a prompt can be taken once: each of several answers would ask for it. Engines
+// of different tensor-parallel sizes hang (vllm#14952).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{Name: Name, PairRules: []connector.PairRule{attr.Same(attr.TPSize)}}
 }

@@ -76,16 +76,18 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P answers only when D has taken the KV. An engine in either mode of disaggregation refuses a request
-// without a room (400). Several prompts and n are carried, as lists of rooms; the other members that Carries names keep KV from D only
-// with vLLM. The APIs besides /generate, completions and chat have no place for a room.
+// Traits declares the protocol. P answers only when D has taken the KV. An engine in either mode of disaggregation
+// refuses a request without a room (400). Several prompts and n are carried, as lists of rooms; the other members that
+// Carries names keep KV from D only with vLLM. The APIs besides /generate, completions and chat have no place for a
+// room.
 //
-// Members are, besides the rendezvous, those by which a client would send a leg to another rank, or meet another request than this
-// attempt's.
+// Members are, besides the rendezvous, those by which a client would send a leg to another rank, or meet another
+// request than this attempt's.
 //
-// The rules are what D compares when it first asks a bootstrap server (common/conn.py of 0.5.23: try_ensure_parallel_info,
-// _resolve_rank_mapping): page size, type of KV, and a pipeline that is P's or none. Tensor-parallel sizes are no rule: with
-// data-parallel attention the attention's own size is compared, of which no list tells, and MLA takes any.
+// The rules are what D compares when it first asks a bootstrap server (common/conn.py of 0.5.23:
+// try_ensure_parallel_info, _resolve_rank_mapping): page size, type of KV, and a pipeline that is P's or none.
+// Tensor-parallel sizes are no rule: with data-parallel attention the attention's own size is compared, of which no
+// list tells, and MLA takes any.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:  Name,

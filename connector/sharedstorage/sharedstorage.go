@@ -79,9 +79,10 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D finds the KV by the prompt's tokens alone, where P has put it if both look into one folder; nothing on
-// the wire depends on the order. The store is read, not emptied, so that several answers to one prompt pass. With a threshold D is asked
-// first, and only in the APIs whose engines know cache_hit_threshold (in #24520, chat and completions).
+// Traits declares the protocol. D finds the KV by the prompt's tokens alone, where P has put it if both look into one
+// folder; nothing on the wire depends on the order. The store is read, not emptied, so that several answers to one
+// prompt pass. With a threshold D is asked first, and only in the APIs whose engines know cache_hit_threshold (in
+// #24520, chat and completions).
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:         Name,

@@ -100,9 +100,10 @@ func New(o *Options) (connector.KVConnector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P must make exactly one choice of one prompt, and only chat and completions have a place for the parameters.
-// With generation first the flow sends both legs without waiting for either, so that D is there when P sends; a generation request that is
-// cancelled while it waits for KV has leaked blocks on both servers (TensorRT-LLM #12313, #13713).
+// Traits declares the protocol. P must make exactly one choice of one prompt, and only chat and completions have a
+// place for the parameters. With generation first the flow sends both legs without waiting for either, so that D is
+// there when P sends; a generation request that is cancelled while it waits for KV has leaked blocks on both servers
+// (TensorRT-LLM #12313, #13713).
 //
 // The rules are what the engines compare before a transfer: type of KV and tokens in a block. Parallel sizes may differ
 // (cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp and mlaCacheFormatter.cpp: inquireSupport;

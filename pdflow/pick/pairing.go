@@ -107,7 +107,8 @@ type class struct {
 	partners *list               // for those of the leg that is chosen first: whom they can meet, nil if there is nobody
 }
 
-// classKey is a class's identity. attributes are those that decide, each ended by a byte that stands in none; "" if there are none.
+// classKey is a class's identity. attributes are those that decide, each ended by a byte that stands in none; "" if
+// there are none.
 type classKey struct{ group, model, version, attributes string }
 
 // attributes appends the values of an endpoint's attributes that decide, to tell classes apart.
