@@ -71,7 +71,7 @@ step_format() {
 step_modules() {
   export GOWORK=off
   local dir
-  for dir in $(GOWORK='' go list -m -f '{{.Dir}}') examples/ticket; do
+  for dir in $(GOWORK='' go list -m -f '{{.Dir}}'); do
     (cd "$dir" && go build ./... && go mod tidy -diff)
   done
 }
@@ -119,8 +119,6 @@ step_servers() {
 step_race() {
   command -v "$(go env CC)" >/dev/null || skip "the race detector needs a C compiler ($(go env CC)); go test ./... does not"
   each go test -race -shuffle=on -p 2 -timeout 15m ./...
-  # A third party's connector, in a module that go.work does not have.
-  (cd examples/ticket && GOWORK=off go vet ./... && GOWORK=off go test -race -shuffle=on ./...)
 }
 
 step_fuzz() {

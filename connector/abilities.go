@@ -39,8 +39,8 @@ type Event struct {
 // Expecter waits for an outside event between the legs (LMCache's notice, ascend's callback).
 //
 // Expect arms it, before the first leg is sent, since the event may come early. wait blocks until the event or the
-// context's end; a nil wait means that this session expects nothing. done is called exactly once, after the second leg or on
-// failure, and answers whoever sent the event.
+// context's end; a nil wait means that this session expects nothing. done is called exactly once, after the second leg
+// or on failure, and answers whoever sent the event.
 type Expecter interface {
 	Expect(s *Session) (wait func(context.Context) (Event, error), done func(error))
 }
@@ -51,8 +51,9 @@ type Answer struct {
 	Events [][]byte // data of the server-sent events for one that did
 }
 
-// PrefillChecker judges P's answer where decode does not need it, because both legs run together: P may have ended in a way that
-// transfers nothing, and D then waits for minutes. The error is [ErrNoTransfer]; the flow cancels decode and tries another pair.
+// PrefillChecker judges P's answer where decode does not need it, because both legs run together: P may have ended in a
+// way that transfers nothing, and D then waits for minutes. The error is [ErrNoTransfer]; the flow cancels decode and
+// tries another pair.
 type PrefillChecker interface {
 	CheckPrefill(s *Session, p *PrefillResult) error
 }
@@ -62,13 +63,13 @@ type Finisher interface {
 	Final(s *Session, p *PrefillResult) (Answer, bool)
 }
 
-// EventFunc changes one answer: the data of one server-sent event, or a whole body that is not streamed. It returns the new bytes,
-// or nil to drop the event. Calls for one session come one after another.
+// EventFunc changes one answer: the data of one server-sent event, or a whole body that is not streamed. It returns the
+// new bytes, or nil to drop the event. Calls for one session come one after another.
 type EventFunc func(data []byte) ([]byte, error)
 
-// Rewriter changes D's answer (SGLang's logprobs, LMCache's first token). p returns P's answer; where P runs beside D it waits for
-// it, and returns nil if there will be none. A nil EventFunc leaves the stream unparsed, which is the cheap way: return one
-// only if the request needs it.
+// Rewriter changes D's answer (SGLang's logprobs, LMCache's first token). p returns P's answer; where P runs beside D
+// it waits for it, and returns nil if there will be none. A nil EventFunc leaves the stream unparsed, which is the
+// cheap way: return one only if the request needs it.
 type Rewriter interface {
 	Rewrite(s *Session, p func() *PrefillResult) EventFunc
 }
@@ -91,7 +92,8 @@ type Encoder interface {
 //
 //   - a *[RequestError] refuses the request with 400 however it would be served, since it would harm an engine (with
 //     ExampleConnector, a prompt of one token ends the engine's process);
-//   - an *[UnsupportedError] names the member for which two engines cannot carry the request together; the flow goes by its policy.
+//   - an *[UnsupportedError] names the member for which two engines cannot carry the request together; the flow goes by
+//     its policy.
 //
 // What [Traits.CheckRequest] finds need not be repeated.
 type RequestChecker interface {
@@ -108,20 +110,21 @@ type HealthChecker interface {
 	HealthCheck(ctx context.Context) error
 }
 
-// ColdDetector tells, for [DecodeFirst], whether D's answer asks for a prefill. head is the data of the first event that
-// holds more than a role, or the whole body of an answer that is not streamed, up to 64 KiB.
+// ColdDetector tells, for [DecodeFirst], whether D's answer asks for a prefill. head is the data of the first event
+// that holds more than a role, or the whole body of an answer that is not streamed, up to 64 KiB.
 type ColdDetector interface {
 	Cold(s *Session, status int, head []byte) bool
 }
 
-// EndpointChecker tells what is malformed in an engine's entry. That attributes which [Traits] declares are there, need not be repeated.
-// Faults are [config.FieldError]s whose paths begin with "attributes."; nil is good. [CheckEndpoint] asks it. A describer that meets such an
-// engine all the same returns an [EndpointError].
+// EndpointChecker tells what is malformed in an engine's entry. That attributes which [Traits] declares are there, need
+// not be repeated. Faults are [config.FieldError]s whose paths begin with "attributes."; nil is good. [CheckEndpoint] asks it.
+// A describer that meets such an engine all the same returns an [EndpointError].
 type EndpointChecker interface {
 	CheckEndpoint(e discovery.Endpoint) error
 }
 
-// As finds an ability: in c itself, else in what it wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth first.
+// As finds an ability: in c itself, else in what it wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth
+// first.
 func As[T any](c KVConnector) (T, bool) {
 	if t, ok := any(c).(T); ok {
 		return t, true

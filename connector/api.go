@@ -10,8 +10,9 @@ import (
 // API is a client API that a PD request can use. All that pdkit knows about where an API keeps its token limits,
 // stream flag, prompt and usage stands in this file, so that no connector repeats it.
 //
-// Sources: vLLM 0.32.0's OpenAPI document, its request models (vllm/entrypoints) and recorded exchanges; SGLang's native /generate.
-// Members that 0.32.0 no longer knows, but older engines do (best_of), are in the lists too: they matter only where a request has them.
+// Sources: vLLM 0.32.0's OpenAPI document, its request models (vllm/entrypoints) and recorded exchanges; SGLang's
+// native /generate. Members that 0.32.0 no longer knows, but older engines do (best_of), are in the lists too: they
+// matter only where a request has them.
 type API uint8
 
 // The client APIs.
@@ -41,26 +42,47 @@ type apiInfo struct {
 	guarded    bool // answers hold no JSON of the client's making, so that a finish reason is the engine's own
 }
 
-var openAIUsage = UsagePaths{"usage.prompt_tokens", "usage.completion_tokens", "usage.prompt_tokens_details.cached_tokens"}
+var openAIUsage = UsagePaths{
+	"usage.prompt_tokens", "usage.completion_tokens", "usage.prompt_tokens_details.cached_tokens",
+}
 var anthropicUsage = UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.cache_read_input_tokens"}
 
 var apis = [apiCount]apiInfo{
 	APIUnknown: {name: "unknown"},
-	// Chat takes max_completion_tokens over max_tokens where both stand (captures nixl/06). logprob_token_ids goes where logprobs goes:
-	// alone it is refused.
-	APIChat: {name: "chat", path: "/v1/chat/completions", limit: "max_tokens", altLimit: "max_completion_tokens", prompt: "messages",
-		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}, guarded: true, usage: openAIUsage},
-	APICompletions: {name: "completions", path: "/v1/completions", limit: "max_tokens", prompt: "prompt",
-		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}, guarded: true, usage: openAIUsage},
-	APIResponses: {name: "responses", path: "/v1/responses", limit: "max_output_tokens", prompt: "input",
-		wasted: []string{"min_tokens", "top_logprobs"}, usage: UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens"}},
-	APIMessages: {name: "messages", path: "/v1/messages", limit: "max_tokens", prompt: "messages",
-		wasted: []string{"min_tokens"}, usage: anthropicUsage},
-	APIGenerate: {name: "generate", path: "/inference/v1/generate", sampling: "sampling_params", limit: "max_tokens", prompt: "token_ids",
-		singular: []string{"n", "best_of"}, wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start"}, guarded: true, usage: openAIUsage},
-	APISGLang: {name: "sglang", path: "/generate", sampling: "sampling_params", limit: "max_new_tokens", prompt: "text",
-		singular: []string{"n"}, wasted: []string{"min_new_tokens"},
-		guarded: true, usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"}},
+	// Chat takes max_completion_tokens over max_tokens where both stand (captures nixl/06). logprob_token_ids goes
+	// where logprobs goes: alone it is refused.
+	APIChat: {
+		name: "chat", path: "/v1/chat/completions", prompt: "messages", guarded: true, usage: openAIUsage,
+		limit: "max_tokens", altLimit: "max_completion_tokens", singular: []string{"n", "best_of"},
+		wasted: []string{"min_tokens", "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo"},
+	},
+	APICompletions: {
+		name: "completions", path: "/v1/completions", prompt: "prompt", guarded: true, usage: openAIUsage,
+		limit: "max_tokens", singular: []string{"n", "best_of"},
+		wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "echo"},
+	},
+	APIResponses: {
+		name: "responses", path: "/v1/responses", prompt: "input",
+		limit: "max_output_tokens", wasted: []string{"min_tokens", "top_logprobs"},
+		usage: UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens"},
+	},
+	APIMessages: {
+		name: "messages", path: "/v1/messages", prompt: "messages", usage: anthropicUsage,
+		limit: "max_tokens", wasted: []string{"min_tokens"},
+	},
+	APIGenerate: {
+		name: "generate", path: "/inference/v1/generate", prompt: "token_ids", guarded: true, usage: openAIUsage,
+		sampling: "sampling_params", limit: "max_tokens", singular: []string{"n", "best_of"},
+		wasted: []string{
+			"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids",
+			"prompt_logprob_start",
+		},
+	},
+	APISGLang: {
+		name: "sglang", path: "/generate", prompt: "text", guarded: true,
+		sampling: "sampling_params", limit: "max_new_tokens", singular: []string{"n"}, wasted: []string{"min_new_tokens"},
+		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
+	},
 }
 
 // APIOf returns the API that a request path belongs to, [APIUnknown] if none. The match is exact.
@@ -106,12 +128,12 @@ func (a API) Limit() []string {
 	return []string{a.info().limit}
 }
 
-// Guarded reports whether an answer's finish reason can be told by its bytes: in the Responses and Messages APIs an answer
-// repeats JSON of the client's or the model's making, which may look like one.
+// Guarded reports whether an answer's finish reason can be told by its bytes: in the Responses and Messages APIs an
+// answer repeats JSON of the client's or the model's making, which may look like one.
 func (a API) Guarded() bool { return a.info().guarded }
 
-// ListAnswer reports whether a whole answer is the list of answers to several sequences that this API gives to a list of prompts
-// (SGLang's /generate). All other answers are one JSON object.
+// ListAnswer reports whether a whole answer is the list of answers to several sequences that this API gives to a list
+// of prompts (SGLang's /generate). All other answers are one JSON object.
 func (a API) ListAnswer(body []byte) bool {
 	body = bytes.TrimLeft(body, " \t\r\n")
 	return a == APISGLang && len(body) > 0 && body[0] == '[' && json.Valid(body)

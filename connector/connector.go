@@ -19,8 +19,8 @@ import (
 //  2. Traits are constant.
 //  3. Prefill and Decode only edit the leg they are given. They do not dial, block or keep the session.
 //  4. Nothing of the client's own transfer members reaches an engine; the flow has removed them before either call.
-//  5. An error of Decode that is [ErrNoTransfer] means that P's answer holds no usable handoff. The flow then never sends
-//     the decode leg as it is.
+//  5. An error of Decode that is [ErrNoTransfer] means that P's answer holds no usable handoff. The flow then never
+//     sends the decode leg as it is.
 type KVConnector interface {
 	// Traits declares what is constant about the connector. A flow asks for them once, when it is built.
 	Traits() Traits

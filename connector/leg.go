@@ -15,8 +15,8 @@ import (
 // ParamsMember is the member in which vLLM's connectors exchange their parameters.
 const ParamsMember = "kv_transfer_params"
 
-// Leg collects a connector's edits of one leg's request. The flow applies them all in one copy-free splice: members that are not
-// edited keep every byte and their order. A Leg belongs to one goroutine.
+// Leg collects a connector's edits of one leg's request. The flow applies them all in one copy-free splice: members
+// that are not edited keep every byte and their order. A Leg belongs to one goroutine.
 type Leg struct {
 	req    *Request
 	edits  []jsonedit.Edit
@@ -166,8 +166,8 @@ func (l *Leg) SetHeader(name, value string) {
 	l.header = append(l.header, HeaderEdit{name, value})
 }
 
-// SetRequestID gives the leg an X-Request-Id of its own: in the header and, in /v1/responses, which ignores the header, in the
-// member request_id (protocols/vllm.md §1.2).
+// SetRequestID gives the leg an X-Request-Id of its own: in the header and, in /v1/responses, which ignores the header,
+// in the member request_id (protocols/vllm.md §1.2).
 func (l *Leg) SetRequestID(id string) {
 	l.SetHeader("X-Request-Id", id)
 	if l.req.API == APIResponses {
@@ -239,9 +239,9 @@ func (l *Leg) SingleAnswer() {
 	}
 }
 
-// DropThinkingBudget removes thinking from a /v1/messages leg where it sets a budget, which must be less than max_tokens. vLLM waives that
-// only for legs with do_remote_decode (0.32.0, vllm/entrypoints/anthropic/protocol.py), so prefill legs without it need this. The
-// prompt stays the same: a budget limits the answer only.
+// DropThinkingBudget removes thinking from a /v1/messages leg where it sets a budget, which must be less than
+// max_tokens. vLLM waives that only for legs with do_remote_decode (0.32.0, vllm/entrypoints/anthropic/protocol.py), so
+// prefill legs without it need this. The prompt stays the same: a budget limits the answer only.
 func (l *Leg) DropThinkingBudget() {
 	if l.req.API != APIMessages {
 		return
@@ -258,17 +258,18 @@ func (l *Leg) DropThinkingBudget() {
 }
 
 // Normalize makes a prefill leg of the client's request: one token, one whole answer, nothing that only costs
-// (protocols/vllm.md §1.4). Members that shape the prompt stay as they are, since both legs must render the same tokens.
+// (protocols/vllm.md §1.4). Members that shape the prompt stay as they are, since both legs must render the same
+// tokens.
 func (l *Leg) Normalize() {
 	l.LimitTokens(1)
 	l.NoStream()
 	l.SingleAnswer()
 }
 
-// EndByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: stop strings and stop tokens go,
-// and min_tokens 1 masks the end of sequence. Some protocols transfer nothing if P ends otherwise, and D then waits for minutes
-// (protocols/vllm.md §1.4, §5). /v1/responses has no min_tokens, but ignore_eos; /v1/messages has neither (vLLM 0.32.0's OpenAPI
-// document), so that there only P's answer tells: see [PrefillChecker].
+// EndByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: stop strings
+// and stop tokens go, and min_tokens 1 masks the end of sequence. Some protocols transfer nothing if P ends otherwise,
+// and D then waits for minutes (protocols/vllm.md §1.4, §5). /v1/responses has no min_tokens, but ignore_eos;
+// /v1/messages has neither (vLLM 0.32.0's OpenAPI document), so that there only P's answer tells: see [PrefillChecker].
 func (l *Leg) EndByLength() {
 	i := l.req.API.info()
 	if i.sampling != "" {

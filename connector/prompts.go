@@ -4,9 +4,9 @@ package connector
 
 import "bytes"
 
-// severalPrompts reports whether a JSON array holds more than one prompt. An array of numbers is one prompt of token ids; an array
-// of strings, arrays or objects is a list of prompts. Only the first element is walked, so that a prompt of a million
-// tokens costs nothing; brackets are known to be balanced (internal/jsonedit has checked them).
+// severalPrompts reports whether a JSON array holds more than one prompt. An array of numbers is one prompt of token
+// ids; an array of strings, arrays or objects is a list of prompts. Only the first element is walked, so that a prompt
+// of a million tokens costs nothing; brackets are known to be balanced (internal/jsonedit has checked them).
 func severalPrompts(raw []byte) bool {
 	rest := bytes.TrimLeft(raw[1:], " \t\r\n")
 	if len(rest) == 0 {

@@ -22,14 +22,12 @@ type Factory func(config json.RawMessage) (KVConnector, error)
 var registry = struct {
 	sync.RWMutex
 	factories map[string]Factory
-	classes   map[string]Chooser
-}{factories: map[string]Factory{}, classes: map[string]Chooser{}}
-
-// Chooser returns the registered name that an engine's class stands for, by the class's own settings.
-type Chooser func(config json.RawMessage) string
+	classes   map[string]func(json.RawMessage) string
+}{factories: map[string]Factory{}, classes: map[string]func(json.RawMessage) string{}}
 
 // Register makes a connector available to [Open] under name, and under the engines' own class names for it
-// (NixlConnector). It is meant for init functions and panics if name is empty or not lower case, f is nil, or a name is taken.
+// (NixlConnector). It is meant for init functions and panics if name is empty or not lower case, f is nil, or a name is
+// taken.
 func Register(name string, f Factory, classes ...string) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -48,23 +46,24 @@ func Register(name string, f Factory, classes ...string) {
 	}
 }
 
-// RegisterClass makes an engine's class name stand for one of several connectors, by its settings (LMCacheConnectorV1 is a shared
-// store or, with enable_pd, a transfer from engine to engine). It panics as [Register] does.
-func RegisterClass(class string, choose Chooser) {
+// RegisterClass makes an engine's class name stand for one of several connectors, by its settings (LMCacheConnectorV1
+// is a shared store or, with enable_pd, a transfer from engine to engine): choose returns the registered name. It
+// panics as [Register] does.
+func RegisterClass(class string, choose func(config json.RawMessage) string) {
 	registry.Lock()
 	defer registry.Unlock()
 	registerClass(class, choose)
 }
 
-func registerClass(class string, choose Chooser) {
+func registerClass(class string, choose func(json.RawMessage) string) {
 	if _, taken := registry.classes[class]; taken || class == "" || choose == nil {
 		panic(fmt.Sprintf("connector: class name %q is empty, taken or without a connector", class))
 	}
 	registry.classes[class] = choose
 }
 
-// Open makes the connector that a spec names, by its registered name or an engine's class name. An empty type is "http". The
-// error of an unknown name is [ErrUnknown] and lists the known ones.
+// Open makes the connector that a spec names, by its registered name or an engine's class name. An empty type is
+// "http". The error of an unknown name is [ErrUnknown] and lists the known ones.
 func Open(spec Spec) (KVConnector, error) {
 	name := Resolve(spec.Type, spec.Config)
 	registry.RLock()
@@ -76,13 +75,14 @@ func Open(spec Spec) (KVConnector, error) {
 		if near := config.Nearest(spec.Type, known); near != "" {
 			remedy = "; did you mean " + near + "?"
 		}
-		return nil, fmt.Errorf("%w %.64q%s registered are %s", ErrUnknown, spec.Type, cmp.Or(remedy, ":"), strings.Join(known, ", "))
+		return nil, fmt.Errorf("%w %.64q%s registered are %s",
+			ErrUnknown, spec.Type, cmp.Or(remedy, ":"), strings.Join(known, ", "))
 	}
 	return f(spec.Config)
 }
 
-// Resolve returns the connector name for a type and its settings: what an engine's class name stands for, "http" for "", and any other
-// name as it is.
+// Resolve returns the connector name for a type and its settings: what an engine's class name stands for, "http" for
+// "", and any other name as it is.
 func Resolve(typ string, config json.RawMessage) string {
 	if typ == "" {
 		return "http"

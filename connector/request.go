@@ -47,10 +47,12 @@ func ParseRequest(api API, body []byte) (*Request, error) {
 
 func bodyError(err error) error {
 	if dup, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
-		return &RequestError{Param: shown(dup.Name), Message: "the member stands twice in the body; send it once", Err: err}
+		const twice = "the member stands twice in the body; send it once"
+		return &RequestError{Param: shown(dup.Name), Message: twice, Err: err}
 	}
 	if syn, ok := errors.AsType[*jsonedit.SyntaxError](err); ok {
-		return &RequestError{Message: fmt.Sprintf("the body is not one JSON object: %s at byte %d", syn.Msg, syn.Offset), Err: err}
+		where := fmt.Sprintf("the body is not one JSON object: %s at byte %d", syn.Msg, syn.Offset)
+		return &RequestError{Message: where, Err: err}
 	}
 	return &RequestError{Message: "the body is not one JSON object", Err: err}
 }
@@ -73,7 +75,9 @@ func (r *Request) check() error {
 	if err := r.checkObject("stream_options"); err != nil {
 		return err
 	}
-	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of"} {
+	for _, name := range []string{
+		"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of",
+	} {
 		if raw, ok := r.Field(name); ok && !isInteger(raw) {
 			return &RequestError{Param: name, Message: "must be an integer"}
 		}
@@ -130,7 +134,8 @@ func nestedError(holder string, err error) error {
 		return &RequestError{Param: holder + "." + inner.Param, Message: inner.Message, Err: inner.Err}
 	}
 	if dup, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
-		return &RequestError{Param: holder + "." + shown(dup.Name), Message: "the member stands twice; send it once", Err: err}
+		member := holder + "." + shown(dup.Name)
+		return &RequestError{Param: member, Message: "the member stands twice; send it once", Err: err}
 	}
 	return &RequestError{Param: holder, Message: "is not a well-formed object", Err: err}
 }
@@ -170,7 +175,8 @@ func (r *Request) sampling(name string) (json.RawMessage, bool) {
 	return field(d, name)
 }
 
-// uncarried returns the first member of [Traits.CheckRequest]'s list that a request has and that is not among carried, or "".
+// uncarried returns the first member of [Traits.CheckRequest]'s list that a request has and that is not among carried,
+// or "".
 func (r *Request) uncarried(singleUse bool, carried []string) (member string) {
 	found := func(name string, has bool) bool {
 		if has && name != "" && !slices.Contains(carried, name) {
@@ -198,8 +204,8 @@ func (r *Request) truncates() bool {
 	return ok && bytes.HasPrefix(raw, []byte("-"))
 }
 
-// keptResponse returns the member of a /v1/responses request for which one engine must know the others of a conversation, or cut the
-// prompt by a limit of its own.
+// keptResponse returns the member of a /v1/responses request for which one engine must know the others of a
+// conversation, or cut the prompt by a limit of its own.
 func (r *Request) keptResponse() string {
 	if r.truthy("background") {
 		return "background"

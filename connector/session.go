@@ -30,7 +30,9 @@ type Session struct {
 	Encode    []discovery.Endpoint // engines of the encode stage, where there is one
 	Attempt   int                  // 1 for the first
 	CreatedAt time.Time
-	ExpiresAt time.Time // end of the KV lease: CreatedAt plus the lease until P has answered, then P's last byte plus the lease; zero without a lease
+	// ExpiresAt is the end of the KV lease: CreatedAt plus the lease until P has answered, then P's last byte plus the
+	// lease. It is zero without a lease.
+	ExpiresAt time.Time
 
 	random   [16]byte
 	ranks    [2]Rank // of P and D
@@ -48,11 +50,13 @@ func NewSession(r *Request, requestID string, prefill, decode discovery.Endpoint
 	return NewSessionWith(random, r, requestID, prefill, decode)
 }
 
-// NewSessionWith is [NewSession] with randomness of the caller's, for tests that must know the ids. Two sessions with the same
-// randomness would read each other's KV.
+// NewSessionWith is [NewSession] with randomness of the caller's, for tests that must know the ids. Two sessions with
+// the same randomness would read each other's KV.
 func NewSessionWith(random [16]byte, r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
-	return &Session{ID: hex.EncodeToString(random[:]), RequestID: requestID, Model: r.Model, API: r.API, Request: r, Prefill: prefill, Decode: decode,
-		Attempt: 1, CreatedAt: time.Now(), random: random}
+	return &Session{
+		ID: hex.EncodeToString(random[:]), RequestID: requestID, Model: r.Model, API: r.API, Request: r,
+		Prefill: prefill, Decode: decode, Attempt: 1, CreatedAt: time.Now(), random: random,
+	}
 }
 
 // Field returns a top-level member of the client's body; null counts as absent.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -130,7 +131,7 @@ func engineOf(id, told string) discovery.Endpoint {
 
 func TestAGivenPairIsJudgedAsAPickedOne(t *testing.T) {
 	c := declared{traits: connector.Traits{
-		Name: "nixl", PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize)}, PairOnly: true,
+		Name: "nixl", PairRules: []connector.PairRule{attr.Multiple(attr.TPSize)}, PairOnly: true,
 		Attributes: []connector.Attribute{{Name: "kvPort", Role: discovery.RolePrefill}},
 	}}
 	for _, k := range []struct{ p, d, by string }{

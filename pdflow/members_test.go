@@ -54,7 +54,7 @@ func TestMembersOfTheConnectorAreStrippedInEveryMode(t *testing.T) {
 		"together":      {conn: together, p: answer(ok), mode: "disaggregated"},
 		"aggregated":    {conn: &ticketed{}, p: answer(ok), more: `"n":2,`, mode: "aggregated"},
 		"decode fallback": {conn: &ticketed{}, p: status(500), mode: "fallback", opts: func() []pdflow.Option {
-			return []pdflow.Option{pdflow.WithFallback(pdflow.FallbackDecode)}
+			return []pdflow.Option{pdflow.WithFallback(connector.FallbackDecode)}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -176,7 +177,7 @@ func TestAPrefillThatTransfersNothingCancelsDecode(t *testing.T) {
 
 func TestAnEngineWhoseEntryLacksSomethingIsPassedOver(t *testing.T) {
 	c := &fake{order: connector.PrefillThenDecode, prefill: func(s *connector.Session, _ *connector.Leg) error {
-		_, err := connector.PortAttribute(s.Prefill, "sideChannelPort", 0)
+		_, err := attr.Port(s.Prefill, "sideChannelPort", 0)
 		return err
 	}}
 	x := script(t, c, answer(ok), answer(ok))

@@ -34,7 +34,7 @@ type PickInput struct {
 	Attempt   int      // 1 for the first
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
-	Both      bool     // only engines of role both serve alone, and they take no part in pairs: they run without the connector (see connector.PairOnly)
+	Both      bool     // only engines of role both serve alone, and they take no part in pairs: they run without the connector (see PairOnly of connector.Traits)
 	Encode    int      // engines wanted for an encode stage, 0 for none
 
 	Connector connector.KVConnector // the asking flow's, for its rules about pairs; nil for none

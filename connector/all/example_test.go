@@ -21,7 +21,7 @@ func Example() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(c.Name(), c.Order())
+		fmt.Println(c.Traits().Name, c.Traits().Order)
 	}
 	// Output:
 	// nixl prefill-then-decode

@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 )
@@ -68,11 +69,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P needs the blocks that D has set aside, and there is one callback per prompt and answer. A D whose P
-// failed waits for KV for ever, and keeps its blocks until the transfer ends even if its client leaves (vllm-project/vllm#46283).
+// Traits declares the protocol. P needs the blocks that D has set aside, and there is one callback per prompt and
+// answer. A D whose P failed waits for KV for ever, and keeps its blocks until the transfer ends even if its client
+// leaves (vllm-project/vllm#46283).
 //
-// The rules: P's tensor-parallel size is a multiple of D's (Design_Documents/disaggregated_prefill.md, Limitations), and D's block size one
-// of P's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
+// The rules: P's tensor-parallel size is a multiple of D's (Design_Documents/disaggregated_prefill.md, Limitations),
+// and D's block size one of P's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
@@ -81,7 +83,7 @@ func (*Connector) Traits() connector.Traits {
 		EndsByLength: true,
 		OwnRequestID: true,
 		Orphans:      true,
-		PairRules:    []connector.PairRule{ascendengine.TPRule(), connector.DecodeMultiple(connector.AttrBlockSize)},
+		PairRules:    []connector.PairRule{ascendengine.TPRule(), attr.DecodeMultiple(attr.BlockSize)},
 	}
 }
 
@@ -195,7 +197,8 @@ func (c *Connector) CheckPrefill(s *connector.Session, _ *connector.PrefillResul
 	return nil
 }
 
-// CheckRequest knows that each turn of a response with tools that the engine runs itself would be a request, and a callback, of its own.
+// CheckRequest knows that each turn of a response with tools that the engine runs itself would be a request, and a
+// callback, of its own.
 func (*Connector) CheckRequest(r *connector.Request) error {
 	if r.API == connector.APIResponses && hasBuiltinTool(r) {
 		return &connector.UnsupportedError{Member: "tools"}

@@ -118,7 +118,7 @@ func checkUnsupported(t *trial) error {
 	return nil
 }
 
-// uncarried are requests that one handoff cannot serve, by the member that prevents it (connector.Request.Unsupported has the sources).
+// uncarried are requests that one handoff cannot serve, by the member that prevents it (connector.Traits.CheckRequest says why).
 func uncarried(api connector.API) map[string]string {
 	s := shapes[api]
 	m := map[string]string{}

@@ -103,7 +103,8 @@ func (c *Connector) Items(s *connector.Session) []connector.Item {
 	return items
 }
 
-// CheckRequest has the inner connector's reasons against a request, and one against chats with more media than are encoded.
+// CheckRequest has the inner connector's reasons against a request, and one against chats with more media than are
+// encoded.
 func (c *Connector) CheckRequest(r *connector.Request) error {
 	if inner, ok := connector.As[connector.RequestChecker](c.KVConnector); ok {
 		if err := inner.CheckRequest(r); err != nil {

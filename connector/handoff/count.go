@@ -7,8 +7,9 @@ import "math"
 // maxDepth is how deep lists are read. One array per KV cache group is depth 2, and nothing real is deeper.
 const maxDepth = 4
 
-// count reads lists of lists, depth deep (1 is a flat list), of whole numbers from 0 on that fit 64 bits, and counts the numbers.
-// Nesting is significant: any other depth, and anything that is no such number, is not ok. White space may stand around.
+// count reads lists of lists, depth deep (1 is a flat list), of whole numbers from 0 on that fit 64 bits, and counts
+// the numbers. Nesting is significant: any other depth, and anything that is no such number, is not ok. White space may
+// stand around.
 func count(raw []byte, depth int) (n int, ok bool) {
 	if depth < 1 || depth > maxDepth {
 		return 0, false

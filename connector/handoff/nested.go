@@ -4,8 +4,8 @@ package handoff
 
 import "encoding/json"
 
-// maxNested is how deep a value of a handoff may be. No engine's is deeper than a few, while those who read it in Python recurse: their
-// limits are 200 (pydantic's reader) to 1000.
+// maxNested is how deep a value of a handoff may be. No engine's is deeper than a few, while those who read it in
+// Python recurse: their limits are 200 (pydantic's reader) to 1000.
 const maxNested = 64
 
 // WellFormed judges a nested value, of which package jsonedit checks only the brackets.

@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Object is a JSON object under check, mostly a handoff. Each method asks one thing of one key; the first fault is kept, and what is asked
-// after it does nothing. An Object belongs to one goroutine.
+// Object is a JSON object under check, mostly a handoff. Each method asks one thing of one key; the first fault is
+// kept, and what is asked after it does nothing. An Object belongs to one goroutine.
 type Object struct {
 	d   *jsonedit.Doc
 	err error
@@ -22,8 +22,9 @@ type Object struct {
 
 var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 
-// Read begins the check of one JSON object: it is well-formed down to its last value, valid UTF-8, and names no key twice. [Object.Close]
-// must be called. blocks are keys whose lists [Object.Blocks] will check, so that they are not read twice.
+// Read begins the check of one JSON object: it is well-formed down to its last value, valid UTF-8, and names no key
+// twice. [Object.Close] must be called. blocks are keys whose lists [Object.Blocks] will check, so that they are not
+// read twice.
 func Read(raw []byte, blocks ...string) *Object {
 	o := &Object{d: docs.Get().(*jsonedit.Doc)}
 	if o.d.ParseInto(raw) != nil || !utf8.Valid(raw) || !o.wellFormed(blocks) {
@@ -113,8 +114,8 @@ func (o *Object) Int(key string, low, high int64) {
 	}
 }
 
-// OptionalInt is Int for a key that may be absent. nullable says that null will do, too: an engine's default often stands only
-// where the key is absent.
+// OptionalInt is Int for a key that may be absent. nullable says that null will do, too: an engine's default often
+// stands only where the key is absent.
 func (o *Object) OptionalInt(key string, low, high int64, nullable bool) {
 	if o.err != nil {
 		return

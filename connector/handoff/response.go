@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handoff reads and checks what a prefill engine's response says of its KV, before it reaches a decode engine that would hang or die of
-// it. Errors are [connector.ErrNoTransfer]; they name keys and headers, never values.
+// Package handoff reads and checks what a prefill engine's response says of its KV, before it reaches a decode engine
+// that would hang or die of it. Errors are [connector.ErrNoTransfer]; they name keys and headers, never values.
 //
-// A connector reads the handoff where it has declared it ([connector.Handoff]), with [Member] or [Header], asks of each key what the decode
-// engine needs ([Read]), and hands the bytes on as they are.
+// A connector reads the handoff where it has declared it ([connector.Handoff]), with [Member] or [Header], asks of each
+// key what the decode engine needs ([Read]), and hands the bytes on as they are.
 package handoff
 
 import (
@@ -15,8 +15,9 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Member returns a top-level member of P's response, byte for byte, if check finds no fault with it; nil checks nothing. The error is
-// [connector.ErrNoTransfer], also where P has not answered, or the response is not one JSON object.
+// Member returns a top-level member of P's response, byte for byte, if check finds no fault with it; nil checks
+// nothing. The error is [connector.ErrNoTransfer], also where P has not answered, or the response is not one JSON
+// object.
 func Member(p *connector.PrefillResult, name string, check func(raw json.RawMessage) error) (json.RawMessage, error) {
 	if p == nil {
 		return nil, errNotAnswered
@@ -37,8 +38,8 @@ func Member(p *connector.PrefillResult, name string, check func(raw json.RawMess
 	return raw, nil
 }
 
-// Header returns a header of P's response. The error is [connector.ErrNoTransfer] unless P has answered with exactly one value of it, which is
-// visible ASCII.
+// Header returns a header of P's response. The error is [connector.ErrNoTransfer] unless P has answered with exactly
+// one value of it, which is visible ASCII.
 func Header(p *connector.PrefillResult, name string) (string, error) {
 	if p == nil {
 		return "", errNotAnswered

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/connector/internal/settle"
@@ -77,17 +78,18 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D looks into the store when its request comes. The store may be read any number of times.
+// Traits declares the protocol. D looks into the store when its request comes. The store may be read any number of
+// times.
 //
-// The rules: D finds what P has put where both look, under keys that hold the type of KV (lmcache/utils.py of 0.5.6: CacheEngineKey). The
-// number of ranks is in the keys, too, but not with MLA (lmcache/v1/token_database.py: _make_key_by_hash), of which no list tells:
-// name other stores for engines that cannot share.
+// The rules: D finds what P has put where both look, under keys that hold the type of KV (lmcache/utils.py of 0.5.6:
+// CacheEngineKey). The number of ranks is in the keys, too, but not with MLA (lmcache/v1/token_database.py:
+// _make_key_by_hash), of which no list tells: name other stores for engines that cannot share.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules:    []connector.PairRule{attr.Shared(attr.Store), attr.Same(attr.KVCacheDtype)},
 	}
 }
 

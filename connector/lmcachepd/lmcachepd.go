@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
@@ -85,20 +86,21 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D may be asked once the notices have come, and drops each chunk when it has read it. Where the first token
-// is P's, P's response holds it.
+// Traits declares the protocol. D may be asked once the notices have come, and drops each chunk when it has read it.
+// Where the first token is P's, P's response holds it.
 //
-// The rules: P's rank n sends to D's rank n, under keys that hold the type of KV, and each sends a notice (pd_backend.py of LMCache
-// 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). Where as many notices are awaited as D has ranks, P must have as many;
-// a number of notices of its own says that other ranks send, as with MLA.
+// The rules: P's rank n sends to D's rank n, under keys that hold the type of KV, and each sends a notice
+// (pd_backend.py of LMCache 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). Where as many notices
+// are awaited as D has ranks, P must have as many; a number of notices of its own says that other ranks send, as with
+// MLA.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,
 		Members:   []string{connector.ParamsMember},
-		PairRules: []connector.PairRule{connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules: []connector.PairRule{attr.Same(attr.KVCacheDtype)},
 	}
 	if c.options.Notifications == 0 {
-		t.PairRules = append(t.PairRules, connector.SameValue(connector.AttrTPSize))
+		t.PairRules = append(t.PairRules, attr.Same(attr.TPSize))
 	}
 	if c.options.RetFirstToken {
 		t.Handoff.Member = connector.ParamsMember
@@ -319,7 +321,7 @@ func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
 
 // ports reads an attribute, or takes what the engines' own settings say of all receivers.
 func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
-	list, err := connector.IntsAttribute(d, name, 1, 65535)
+	list, err := attr.Ints(d, name, 1, 65535)
 	if err != nil {
 		return nil, err
 	}

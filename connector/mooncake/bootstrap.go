@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/answers"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -73,7 +74,7 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 	if err != nil {
 		return nil, err
 	}
-	dp, err := connector.IntAttribute(s.Prefill, "dpSize", 0, 1, 65535)
+	dp, err := attr.Int(s.Prefill, "dpSize", 0, 1, 65535)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +124,7 @@ func (c *Connector) bootstrapURL(p discovery.Endpoint) (string, error) {
 	if c.opts.BootstrapServerAddress != "" {
 		return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is missing, and bootstrap_server_address says that the engine has no server of its own"}
 	}
-	port, err := connector.PortAttribute(p, "bootstrapPort", c.opts.port())
+	port, err := attr.Port(p, "bootstrapPort", c.opts.port())
 	if err != nil {
 		return "", err
 	}
@@ -191,6 +192,6 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, faulty := c.bootstrapURL(e)
-	_, odd := connector.IntAttribute(e, "dpSize", 0, 1, 65535)
-	return connector.AttributeFaults(errors.Join(faulty, odd), nil)
+	_, odd := attr.Int(e, "dpSize", 0, 1, 65535)
+	return attr.Faults(errors.Join(faulty, odd), nil)
 }

@@ -14,7 +14,7 @@
 //
 // A decode leg without remote_engine_id or remote_bootstrap_addr is never sent: D waits, and dies when its client leaves (captures
 // mooncake/15). A decode whose prefill failed keeps a sender's task of P for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default, and
-// few of them stop all transfers between the two engines (mooncake/17): see [Connector.Orphans].
+// few of them stop all transfers between the two engines (mooncake/17): see [Connector.Traits].
 //
 // Facts: recorded exchanges of vLLM 0.32.0, and vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py of
 // 017e9f44 (0.28) and 00f4240e. The page beside this file, README.md, shows the sequence and the engines' settings.
@@ -26,6 +26,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/answers"
 )
@@ -63,16 +64,18 @@ func New(o *Options) (*Connector, error) {
 }
 
 // Traits declares the protocol. Neither leg needs the other's response; P first works as well, its blocks then wait for
-// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. A transfer is single use: P forgets it with the first read. Two answers to one prompt did work,
-// because D asked for both in one message; asked for in two, the second waits as an orphan does (mooncake_connector.py,
-// send_kv_to_decode).
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. A transfer is single use: P forgets it with the first read. Two answers to one
+// prompt did work, because D asked for both in one message; asked for in two, the second waits as an orphan does
+// (mooncake_connector.py, send_kv_to_decode).
 //
-// A decode leg whose prefill offers nothing is an orphan: it holds one sender's task of P, and another one when it is given up, until P
-// stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with the default of 10 it did not.
+// A decode leg whose prefill offers nothing is an orphan: it holds one sender's task of P, and another one when it is
+// given up, until P stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with
+// the default of 10 it did not.
 //
-// The rules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, with MLA, too (_get_tp_ratio,
-// handshake_target_ranks). P counts off its blocks against D's, so blocks of another size are an error, or worse, other tokens' KV
-// (_build_transfer_params); so is KV of another type (_validate_asymmetric_region_lengths). Pipelines may differ.
+// The rules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, with MLA, too
+// (_get_tp_ratio, handshake_target_ranks). P counts off its blocks against D's, so blocks of another size are an error,
+// or worse, other tokens' KV (_build_transfer_params); so is KV of another type (_validate_asymmetric_region_lengths).
+// Pipelines may differ.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
@@ -81,8 +84,8 @@ func (*Connector) Traits() connector.Traits {
 		Members:      []string{connector.ParamsMember},
 		EndsByLength: true,
 		Orphans:      true,
-		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrBlockSize),
-			connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
+			attr.Same(attr.KVCacheDtype)},
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
@@ -82,11 +83,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's lease.
+// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's
+// lease.
 //
 // The rules: P's tensor-parallel size is a multiple of D's, and one block size divides the other (vllm-ascend 0.23.0,
-// mooncake_connector.py: MooncakeConnectorWorker.__init__, _get_local_remote_cp_params; Design_Documents/disaggregated_prefill.md,
-// Limitations).
+// mooncake_connector.py: MooncakeConnectorWorker.__init__, _get_local_remote_cp_params;
+// Design_Documents/disaggregated_prefill.md, Limitations).
 func (c *Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
@@ -95,7 +97,7 @@ func (c *Connector) Traits() connector.Traits {
 		Lease:        cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
 		EndsByLength: true,
 		OwnRequestID: true,
-		PairRules:    []connector.PairRule{ascendengine.TPRule(), connector.Multiple(connector.AttrBlockSize)},
+		PairRules:    []connector.PairRule{ascendengine.TPRule(), attr.Multiple(attr.BlockSize)},
 	}
 }
 

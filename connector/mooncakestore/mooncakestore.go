@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/settle"
 )
@@ -54,14 +55,15 @@ func New(o *Options) (*Connector, error) {
 
 // Traits declares the protocol. D looks into the pool when its request comes. The pool may be read any number of times.
 //
-// The rules: D finds what P has put where both look. Sizes are no rule: whether ranks share keys depends on the model's heads and on
-// store_tp_size (mooncake/store/worker.py of vLLM 0.32.0: _select_store_layout); name other stores for engines that cannot share.
+// The rules: D finds what P has put where both look. Sizes are no rule: whether ranks share keys depends on the model's
+// heads and on store_tp_size (mooncake/store/worker.py of vLLM 0.32.0: _select_store_layout); name other stores for
+// engines that cannot share.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore)},
+		PairRules:    []connector.PairRule{attr.Shared(attr.Store)},
 	}
 }
 

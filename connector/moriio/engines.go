@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -90,10 +91,10 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 		return bad(attrMode, "is not the mode of the connector")
 	}
 	var err error
-	if out.tp, err = connector.IntAttribute(e, "tpSize", c.tp, 1, maxSize); err != nil {
+	if out.tp, err = attr.Int(e, "tpSize", c.tp, 1, maxSize); err != nil {
 		return engine{}, err
 	}
-	if out.dp, err = connector.IntAttribute(e, "dpSize", max(c.dp, 1), 1, maxSize); err != nil {
+	if out.dp, err = attr.Int(e, "dpSize", max(c.dp, 1), 1, maxSize); err != nil {
 		return engine{}, err
 	}
 	if zmq := strings.TrimSpace(e.Attribute("zmqAddress")); zmq != "" {
@@ -102,10 +103,10 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 		}
 		return out, nil
 	}
-	if out.ports.handshake, err = connector.PortAttribute(e, "handshakePort", c.ports.handshake); err != nil {
+	if out.ports.handshake, err = attr.Port(e, "handshakePort", c.ports.handshake); err != nil {
 		return engine{}, err
 	}
-	if out.ports.notify, err = connector.PortAttribute(e, "notifyPort", c.ports.notify); err != nil {
+	if out.ports.notify, err = attr.Port(e, "notifyPort", c.ports.notify); err != nil {
 		return engine{}, err
 	}
 	if e.URL != nil {
@@ -148,7 +149,7 @@ func plainHost(host string) bool {
 // CheckEndpoint tells which attribute is missing or malformed.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	_, err := c.engine(e)
-	return connector.AttributeFaults(err, remedies)
+	return attr.Faults(err, remedies)
 }
 
 // mode is what engines announce for the connector's mode.

@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/handoff"
 )
@@ -118,13 +119,14 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. In write mode both legs run at once, or one after the other, as llm-d has it: P's writer waits for D's
-// blocks. A transfer is single use. After defer_timeout P frees by force what nobody has taken. A decode engine cannot serve a request
-// without P; one whose P failed waits for ever, and keeps its blocks until the transfer ends even if its client leaves.
+// Traits declares the protocol. In write mode both legs run at once, or one after the other, as llm-d has it: P's
+// writer waits for D's blocks. A transfer is single use. After defer_timeout P frees by force what nobody has taken. A
+// decode engine cannot serve a request without P; one whose P failed waits for ever, and keeps its blocks until the
+// transfer ends even if its client leaves.
 //
 // The rules: one tensor-parallel size divides the other (moriio_connector.py of vLLM 0.32.0: get_moriio_remote_tp_rank,
-// get_moriio_expected_ack_count). Models without MLA need the same size unless each has as many ranks as KV heads, of which no list
-// tells. Both engines work in the connector's mode: two of the other would wait for what nobody sends.
+// get_moriio_expected_ack_count). Models without MLA need the same size unless each has as many ranks as KV heads, of
+// which no list tells. Both engines work in the connector's mode: two of the other would wait for what nobody sends.
 func (c *Connector) Traits() connector.Traits {
 	own := c.mode()
 	t := connector.Traits{
@@ -138,7 +140,7 @@ func (c *Connector) Traits() connector.Traits {
 		OwnRequestID: true,
 		PairOnly:     true,
 		Orphans:      true,
-		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize),
+		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
 			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},
 	}
 	if c.read {

@@ -8,8 +8,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// merge makes one declaration of the children's. What one child cannot carry, or leaves behind, the whole cannot or does; KV ages with
-// the shortest lease.
+// merge makes one declaration of the children's. What one child cannot carry, or leaves behind, the whole cannot or
+// does; KV ages with the shortest lease.
 func merge(children []child, order connector.Order) connector.Traits {
 	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries, MultiUse: true, ContentStore: true,
 		PairRules: pairRules(children)}
@@ -44,10 +44,11 @@ func union(a, b []string) []string {
 	return a
 }
 
-// pairRules are those of the children that transfer from engine to engine: the request carries all their parameters, and there is no
-// second chance when one of them fails. Stores beside them may be each engine's own: D takes what its store has not from the transfer
-// (multi_connector.py of vLLM 0.32.0: get_num_new_matched_tokens asks one child after the other). If all children are stores, one that
-// both engines share is enough, so that only an attribute of which every child has a rule says anything.
+// pairRules are those of the children that transfer from engine to engine: the request carries all their parameters,
+// and there is no second chance when one of them fails. Stores beside them may be each engine's own: D takes what its
+// store has not from the transfer (multi_connector.py of vLLM 0.32.0: get_num_new_matched_tokens asks one child after
+// the other). If all children are stores, one that both engines share is enough, so that only an attribute of which
+// every child has a rule says anything.
 func pairRules(children []child) []connector.PairRule {
 	var transfers, stores [][]connector.PairRule
 	for i := range children {

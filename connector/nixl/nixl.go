@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
@@ -64,19 +65,20 @@ func New(o *Options) (connector.KVConnector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's lease.
+// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's
+// lease.
 //
-// The rules follow the engines' handshake. One tensor-parallel size must divide the other (TransferTopology.tp_ratio), with MLA, too; the
-// type of KV is in the hash that they compare (compute_nixl_compatibility_hash), as are model and version, which pickers compare by
-// themselves. Block sizes and layouts may differ within bounds that depend on the attention backend, so they are no rules
-// (_validate_remote_agent_handshake; vLLM 0.32.0).
+// The rules follow the engines' handshake. One tensor-parallel size must divide the other (TransferTopology.tp_ratio),
+// with MLA, too; the type of KV is in the hash that they compare (compute_nixl_compatibility_hash), as are model and
+// version, which pickers compare by themselves. Block sizes and layouts may differ within bounds that depend on the
+// attention backend, so they are no rules (_validate_remote_agent_handshake; vLLM 0.32.0).
 func (c *Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:      Name,
 		Members:   []string{connector.ParamsMember},
 		Handoff:   connector.Handoff{Member: connector.ParamsMember},
 		Lease:     cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
-		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)},
 	}
 }
 

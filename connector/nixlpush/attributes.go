@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/nixlengine"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -18,8 +19,8 @@ const (
 	attrEngineID = "engineID"            // engine_id of its kv_transfer_config
 	attrHost     = nixlengine.AttrHost   // VLLM_NIXL_SIDE_CHANNEL_HOST; the URL's host where left out
 	attrPort     = nixlengine.AttrPort   // VLLM_NIXL_SIDE_CHANNEL_PORT
-	attrTPSize   = connector.AttrTPSize  // its tensor-parallel size
-	attrPPSize   = connector.AttrPPSize  // its pipeline-parallel size
+	attrTPSize   = attr.TPSize           // its tensor-parallel size
+	attrPPSize   = attr.PPSize           // its pipeline-parallel size
 	attrDPSize   = nixlengine.AttrDPSize // its data-parallel size
 )
 
@@ -46,11 +47,11 @@ func coordinatesOf(s *connector.Session) (coordinates, error) {
 
 func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error) {
 	var errs [7]error
-	at.engineID, errs[0] = connector.TextAttribute(e, attrEngineID)
-	at.port, errs[1] = connector.PortAttribute(e, attrPort, 0)
-	at.tp, errs[2] = connector.IntAttribute(e, attrTPSize, 1, 1, maxRanks)
-	at.pp, errs[3] = connector.IntAttribute(e, attrPPSize, 1, 1, maxRanks)
-	ranks, errs[4] = connector.IntAttribute(e, attrDPSize, 1, 1, maxRanks)
+	at.engineID, errs[0] = attr.Text(e, attrEngineID)
+	at.port, errs[1] = attr.Port(e, attrPort, 0)
+	at.tp, errs[2] = attr.Int(e, attrTPSize, 1, 1, maxRanks)
+	at.pp, errs[3] = attr.Int(e, attrPPSize, 1, 1, maxRanks)
+	ranks, errs[4] = attr.Int(e, attrDPSize, 1, 1, maxRanks)
 	if at.host = nixlengine.Host(e); strings.ContainsAny(at.host, " /[]@") {
 		errs[6] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"}
 	}
@@ -94,7 +95,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, _, err := readAttributes(e)
-	return connector.AttributeFaults(err, remedies)
+	return attr.Faults(err, remedies)
 }
 
 var remedies = map[string]string{

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
@@ -85,12 +86,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P writes once, to one reader. The engines do not mind which leg comes first, but without the attributes
-// there is only P's response to say where P is, so dispatch serial allows no other order. D waits for a P that never writes until
-// its client leaves, and then keeps the blocks: such legs are orphans.
+// Traits declares the protocol. P writes once, to one reader. The engines do not mind which leg comes first, but
+// without the attributes there is only P's response to say where P is, so dispatch serial allows no other order. D
+// waits for a P that never writes until its client leaves, and then keeps the blocks: such legs are orphans.
 //
-// The rules are those of nixl: the handshake is the same, begun by P (nixl/base_worker.py: _validate_remote_agent_handshake; vLLM 0.32.0).
-// P may be a pipeline; a D that is one does not start.
+// The rules are those of nixl: the handshake is the same, begun by P (nixl/base_worker.py:
+// _validate_remote_agent_handshake; vLLM 0.32.0). P may be a pipeline; a D that is one does not start.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:         Name,
@@ -101,7 +102,7 @@ func (c *Connector) Traits() connector.Traits {
 		Lease:        cmp.Or(c.lease, DefaultLease), // how long P keeps blocks for a D that has not registered
 		OwnRequestID: true,
 		Orphans:      true,
-		PairRules:    []connector.PairRule{connector.Multiple(attrTPSize), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules:    []connector.PairRule{attr.Multiple(attrTPSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
 		t.Order, t.OtherOrders = connector.PrefillThenDecode, nil
@@ -123,7 +124,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	if c.serial {
 		return nil // P's answer names the rank that it chose
 	}
-	ranks, err := connector.IntAttribute(s.Prefill, attrDPSize, 1, 1, maxRanks)
+	ranks, err := attr.Int(s.Prefill, attrDPSize, 1, 1, maxRanks)
 	if err != nil || ranks == 1 {
 		return err
 	}
@@ -168,9 +169,9 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 	return err
 }
 
-// ownHandoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine than the one that D
-// was told ("" for none), or of a request that does not carry the attempt's id. P and D know a request by X-Request-Id between a prefix
-// and a suffix of their own.
+// ownHandoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine
+// than the one that D was told ("" for none), or of a request that does not carry the attempt's id. P and D know a
+// request by X-Request-Id between a prefix and a suffix of their own.
 func ownHandoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
 	return handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
 		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *handoff.Object) {

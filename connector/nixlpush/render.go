@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/nixlengine"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
@@ -44,7 +44,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	for _, size := range []struct{ attribute, argument string }{
 		{attrTPSize, "--tensor-parallel-size"}, {attrPPSize, "--pipeline-parallel-size"}, {attrDPSize, "--data-parallel-size"},
 	} {
-		n, err := connector.IntAttribute(t.Endpoint, size.attribute, 1, 1, maxRanks)
+		n, err := attr.Int(t.Endpoint, size.attribute, 1, 1, maxRanks)
 		if err != nil {
 			return s, err
 		}

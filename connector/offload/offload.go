@@ -25,6 +25,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -60,20 +61,21 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o, port: o.port(), serial: o.Dispatch == dispatchSerial}, nil
 }
 
-// Traits declares the protocol. The legs may come in any order. What P keeps is fetched once, so that several answers to one prompt cannot
-// share it. There are no orphans: a decode without its prefill waits 30 s at most and blocks nothing meanwhile, and blocks that nobody
-// fetches leave P's host memory after 60 s (unbound_store_timeout_s).
+// Traits declares the protocol. The legs may come in any order. What P keeps is fetched once, so that several answers
+// to one prompt cannot share it. There are no orphans: a decode without its prefill waits 30 s at most and blocks
+// nothing meanwhile, and blocks that nobody fetches leave P's host memory after 60 s (unbound_store_timeout_s).
 //
-// The rules: peers whose fingerprints differ refuse each other, and D computes the prompt. Tokens in a block and the type of KV are in
-// it always; parallel sizes only where the layout depends on them, of which no list tells (vllm/v1/kv_offload of 0.32.0: file_mapper.py,
-// tiering/p2p/session/session.py, and kv_connector/v1/offloading/config.py).
+// The rules: peers whose fingerprints differ refuse each other, and D computes the prompt. Tokens in a block and the
+// type of KV are in it always; parallel sizes only where the layout depends on them, of which no list tells
+// (vllm/v1/kv_offload of 0.32.0: file_mapper.py, tiering/p2p/session/session.py, and
+// kv_connector/v1/offloading/config.py).
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:        Name,
 		Order:       connector.Together,
 		OtherOrders: []connector.Order{connector.PrefillThenDecode},
 		Members:     []string{connector.ParamsMember},
-		PairRules:   []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules:   []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
 		t.Order, t.OtherOrders[0] = t.OtherOrders[0], t.Order
@@ -143,9 +145,9 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 		}
 	}
 	var err error
-	at.port, err = connector.PortAttribute(e, attrPort, c.port)
+	at.port, err = attr.Port(e, attrPort, c.port)
 	note(err)
-	at.ranks, err = connector.IntAttribute(e, attrDP, 1, 1, 65535)
+	at.ranks, err = attr.Int(e, attrDP, 1, 1, 65535)
 	note(err)
 	if at.port+at.ranks-1 > 65535 {
 		note(&connector.EndpointError{Endpoint: e.ID, Attribute: attrPort, Problem: "leaves no ports for the other data-parallel ranks"})
@@ -176,5 +178,5 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, errs := c.read(e)
-	return connector.AttributeFaults(errors.Join(errs...), nil)
+	return attr.Faults(errors.Join(errs...), nil)
 }

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
@@ -29,7 +29,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		return launch.Settings{}, &config.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
 	}
 	if _, errs := c.read(t.Endpoint); len(errs) > 0 {
-		return launch.Settings{}, connector.AttributeFaults(errors.Join(errs...), nil)
+		return launch.Settings{}, attr.Faults(errors.Join(errs...), nil)
 	}
 	host, port := hostOf(t.Endpoint), c.listens(t)
 	if port == 0 {
@@ -141,14 +141,14 @@ func (c *Connector) listens(t launch.Target) int {
 
 // fixed says which port an engine has without asking about the others.
 func (c *Connector) fixed(e discovery.Endpoint) (int, bool) {
-	if port, err := connector.PortAttribute(e, attrPort, c.port); err == nil && (e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute(attrPort)) != "") {
+	if port, err := attr.Port(e, attrPort, c.port); err == nil && (e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute(attrPort)) != "") {
 		return port, true
 	}
 	return 0, false
 }
 
 func ranksOf(e discovery.Endpoint) int {
-	n, err := connector.IntAttribute(e, attrDP, 1, 1, 65535)
+	n, err := attr.Int(e, attrDP, 1, 1, 65535)
 	if err != nil {
 		return 1
 	}

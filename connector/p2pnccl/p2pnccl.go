@@ -27,6 +27,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/discovery"
@@ -62,18 +63,19 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares the protocol. P pushes into D's buffer, and D must not wait for a P that refuses the request, so prefill runs first. D
-// waits for the KV of every request, and gives it out once. A decode leg whose prefill failed waits for tensors that never come.
+// Traits declares the protocol. P pushes into D's buffer, and D must not wait for a P that refuses the request, so
+// prefill runs first. D waits for the KV of every request, and gives it out once. A decode leg whose prefill failed
+// waits for tensors that never come.
 //
-// The rules: rank n of one engine speaks with rank n of the other, whose port is that many higher, and finds the layers there that it has
-// itself (p2p_nccl_connector.py: start_load_kv, save_kv_layer).
+// The rules: rank n of one engine speaks with rank n of the other, whose port is that many higher, and finds the layers
+// there that it has itself (p2p_nccl_connector.py: start_load_kv, save_kv_layer).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
 		OwnRequestID: true,
 		PairOnly:     true,
 		Orphans:      true,
-		PairRules:    []connector.PairRule{connector.SameValue(connector.AttrTPSize), connector.SameValue(connector.AttrPPSize)},
+		PairRules:    []connector.PairRule{attr.Same(attr.TPSize), attr.Same(attr.PPSize)},
 		Attributes:   []connector.Attribute{{Name: Address, Role: discovery.RoleBoth, Remedy: remedies[Address]}},
 	}
 }
@@ -126,7 +128,7 @@ func requestID(s *connector.Session) (string, error) {
 // address reads an engine's ZeroMQ address. What is not one host and port would lead the other engine astray, or end it: both parse
 // it with a regular expression, out of the id.
 func address(e discovery.Endpoint) (string, error) {
-	text, err := connector.TextAttribute(e, Address)
+	text, err := attr.Text(e, Address)
 	if err != nil {
 		return "", err
 	}
@@ -149,7 +151,7 @@ func (*Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, err := address(e)
-	return connector.AttributeFaults(err, remedies)
+	return attr.Faults(err, remedies)
 }
 
 var remedies = map[string]string{Address: `write the engine's IP and kv_port: zmqAddress: "10.0.1.2:21001"`}

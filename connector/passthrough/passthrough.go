@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 )
 
@@ -62,15 +63,15 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares that nothing is known of the engines but where they keep KV: D finds what P has put where both look. Any API is carried,
-// and several answers to one prompt, since there is no handoff that only one of them could read.
+// Traits declares that nothing is known of the engines but where they keep KV: D finds what P has put where both look.
+// Any API is carried, and several answers to one prompt, since there is no handoff that only one of them could read.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,
 		APIs:      connector.APIs(),
 		MultiUse:  true,
 		Timeouts:  connector.Timeouts{Prefill: time.Duration(c.opts.RequestTimeout)},
-		PairRules: []connector.PairRule{connector.SharedValue(connector.AttrStore)},
+		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.opts.MaxRetries > 0 {
 		t.Retry.MaxAttempts = c.opts.MaxRetries + 1

@@ -18,6 +18,7 @@ import (
 	"errors"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 )
 
@@ -77,10 +78,10 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares the protocol. The KV of a prompt can be taken once: each of several answers would ask for it. Engines of different
-// tensor-parallel sizes hang (vllm#14952).
+// Traits declares the protocol. The KV of a prompt can be taken once: each of several answers would ask for it. Engines
+// of different tensor-parallel sizes hang (vllm#14952).
 func (*Connector) Traits() connector.Traits {
-	return connector.Traits{Name: Name, PairRules: []connector.PairRule{connector.SameValue(connector.AttrTPSize)}}
+	return connector.Traits{Name: Name, PairRules: []connector.PairRule{attr.Same(attr.TPSize)}}
 }
 
 // Name returns "pynccl".

@@ -20,7 +20,8 @@ const maxSequences = 4096
 
 // CheckRequest says what keeps a request from being carried by two engines, besides what [Connector.Traits] declares:
 //
-//   - echo with logprobs of completions: D has no log probabilities of the prompt, and nobody knows how to put P's before them;
+//   - echo with logprobs of completions: D has no log probabilities of the prompt, and nobody knows how to put P's
+//     before them;
 //   - return_hidden_states and return_routed_experts: those of the prompt stay on P;
 //   - session_params: a session's KV lies on one engine;
 //   - more sequences than 4096.

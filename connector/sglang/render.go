@@ -5,7 +5,7 @@ package sglang
 import (
 	"strconv"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -22,7 +22,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	case prefill:
 		at, err := c.serverOf(t.Endpoint)
 		if err != nil {
-			return out, connector.AttributeFaults(err, remedies)
+			return out, attr.Faults(err, remedies)
 		}
 		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", strconv.Itoa(at.port))
 		if t.Endpoint.Attribute("bootstrapHost") != "" {
@@ -36,7 +36,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if prefill || decode {
 		out.Args = append(out.Args, "--disaggregation-transfer-backend", "mooncake")
 	}
-	if n, err := connector.IntAttribute(t.Endpoint, "dpSize", 1, 1, 65535); err == nil && n > 1 {
+	if n, err := attr.Int(t.Endpoint, "dpSize", 1, 1, 65535); err == nil && n > 1 {
 		out.Args = append(out.Args, "--dp-size", strconv.Itoa(n), "--enable-dp-attention")
 	}
 	out.Args = append(out.Args, "--enable-metrics")

@@ -28,6 +28,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -76,16 +77,18 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P answers only when D has taken the KV. An engine in either mode of disaggregation refuses a request
-// without a room (400). Several prompts and n are carried, as lists of rooms; the other members that Carries names keep KV from D only
-// with vLLM. The APIs besides /generate, completions and chat have no place for a room.
+// Traits declares the protocol. P answers only when D has taken the KV. An engine in either mode of disaggregation
+// refuses a request without a room (400). Several prompts and n are carried, as lists of rooms; the other members that
+// Carries names keep KV from D only with vLLM. The APIs besides /generate, completions and chat have no place for a
+// room.
 //
-// Members are, besides the rendezvous, those by which a client would send a leg to another rank, or meet another request than this
-// attempt's.
+// Members are, besides the rendezvous, those by which a client would send a leg to another rank, or meet another
+// request than this attempt's.
 //
-// The rules are what D compares when it first asks a bootstrap server (common/conn.py of 0.5.23: try_ensure_parallel_info,
-// _resolve_rank_mapping): page size, type of KV, and a pipeline that is P's or none. Tensor-parallel sizes are no rule: with
-// data-parallel attention the attention's own size is compared, of which no list tells, and MLA takes any.
+// The rules are what D compares when it first asks a bootstrap server (common/conn.py of 0.5.23:
+// try_ensure_parallel_info, _resolve_rank_mapping): page size, type of KV, and a pipeline that is P's or none.
+// Tensor-parallel sizes are no rule: with data-parallel attention the attention's own size is compared, of which no
+// list tells, and MLA takes any.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:  Name,
@@ -101,8 +104,8 @@ func (*Connector) Traits() connector.Traits {
 		MultiUse: true,
 		PairOnly: true,
 		PairRules: []connector.PairRule{
-			connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype),
-			{Attribute: connector.AttrPPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},
+			attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype),
+			{Attribute: attr.PPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},
 		},
 	}
 }
@@ -178,8 +181,8 @@ type server struct {
 // same).
 func (c *Connector) serverOf(p discovery.Endpoint) (at server, err error) {
 	var errs [3]error
-	at.port, errs[0] = connector.PortAttribute(p, "bootstrapPort", c.port)
-	at.ranks, errs[1] = connector.IntAttribute(p, "dpSize", 1, 1, 65535)
+	at.port, errs[0] = attr.Port(p, "bootstrapPort", c.port)
+	at.ranks, errs[1] = attr.Int(p, "dpSize", 1, 1, 65535)
 	if at.host = strings.TrimSpace(p.Attribute("bootstrapHost")); at.host == "" {
 		at.host = p.Host()
 	}
@@ -198,7 +201,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, err := c.serverOf(e)
-	return connector.AttributeFaults(err, remedies)
+	return attr.Faults(err, remedies)
 }
 
 var remedies = map[string]string{

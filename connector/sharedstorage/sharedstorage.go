@@ -26,6 +26,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 )
 
@@ -79,16 +80,17 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D finds the KV by the prompt's tokens alone, where P has put it if both look into one folder; nothing on
-// the wire depends on the order. The store is read, not emptied, so that several answers to one prompt pass. With a threshold D is asked
-// first, and only in the APIs whose engines know cache_hit_threshold (in #24520, chat and completions).
+// Traits declares the protocol. D finds the KV by the prompt's tokens alone, where P has put it if both look into one
+// folder; nothing on the wire depends on the order. The store is read, not emptied, so that several answers to one
+// prompt pass. With a threshold D is asked first, and only in the APIs whose engines know cache_hit_threshold (in
+// #24520, chat and completions).
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:         Name,
 		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{connector.SharedValue(connector.AttrStore)},
+		PairRules:    []connector.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.threshold != nil {
 		t.Order, t.Members = connector.DecodeFirst, []string{thresholdMember}

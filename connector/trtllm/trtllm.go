@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/answers"
 	"github.com/pdkit/pdkit/internal/jsonedit"
@@ -100,9 +101,10 @@ func New(o *Options) (connector.KVConnector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P must make exactly one choice of one prompt, and only chat and completions have a place for the parameters.
-// With generation first the flow sends both legs without waiting for either, so that D is there when P sends; a generation request that is
-// cancelled while it waits for KV has leaked blocks on both servers (TensorRT-LLM #12313, #13713).
+// Traits declares the protocol. P must make exactly one choice of one prompt, and only chat and completions have a
+// place for the parameters. With generation first the flow sends both legs without waiting for either, so that D is
+// there when P sends; a generation request that is cancelled while it waits for KV has leaked blocks on both servers
+// (TensorRT-LLM #12313, #13713).
 //
 // The rules are what the engines compare before a transfer: type of KV and tokens in a block. Parallel sizes may differ
 // (cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp and mlaCacheFormatter.cpp: inquireSupport;
@@ -113,7 +115,7 @@ func (c *Connector) Traits() connector.Traits {
 		APIs:      []connector.API{connector.APIChat, connector.APICompletions},
 		Members:   []string{paramsMember},
 		Handoff:   connector.Handoff{Member: "choices.0." + paramsMember},
-		PairRules: []connector.PairRule{connector.SameValue(connector.AttrBlockSize), connector.SameValue(connector.AttrKVCacheDtype)},
+		PairRules: []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.together {
 		t.Order, t.Orphans, t.Handoff = connector.Together, true, connector.Handoff{}

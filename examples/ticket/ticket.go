@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ticket is a connector: P's response names the KV in the header X-KV-Ticket, and D fetches it by the member kv_ticket, once.
+// Package ticket is a connector: P's response names the KV in the header X-KV-Ticket, and D fetches it by the member
+// kv_ticket, once.
 package ticket
 
 import (

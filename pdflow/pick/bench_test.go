@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -27,7 +28,7 @@ var sharing = map[string]int{"": 1, "/two": 2}
 
 // inputs are requests of 2 KB in 64 sessions with a prompt each, of flows of n connectors.
 func inputs(b *testing.B, n int) []*pdflow.PickInput {
-	conns := []*protocol{sameTP(), {name: "a", rules: []connector.PairRule{connector.Multiple("tpSize")}}}
+	conns := []*protocol{sameTP(), {name: "a", rules: []connector.PairRule{attr.Multiple("tpSize")}}}
 	all := make([]*pdflow.PickInput, 64)
 	for i := range all {
 		all[i] = &pdflow.PickInput{Connector: conns[i%n], Request: request(b, strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110), 100), Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}}

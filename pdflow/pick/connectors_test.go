@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	_ "github.com/pdkit/pdkit/connector/lmcache" // for their class names
 	_ "github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
@@ -43,7 +44,7 @@ func (c *protocol) Traits() connector.Traits {
 }
 
 func sameTP() *protocol {
-	return &protocol{name: "same-tp", rules: []connector.PairRule{connector.SameValue("tpSize")}}
+	return &protocol{name: "same-tp", rules: []connector.PairRule{attr.Same("tpSize")}}
 }
 
 // plain has no rules.
@@ -106,7 +107,7 @@ func TestTheConnectorsRulesHoldForItsOwnPicks(t *testing.T) {
 		}
 		require.EqualValues(t, 2, strict.asked.Load(), "they are asked for once, and once for the wrapper")
 
-		p = pick.New(f.Set, policy, pick.WithRules(pick.SameValue("blockSize")))
+		p = pick.New(f.Set, policy, pick.WithRules(attr.Same("blockSize")))
 		f.replace(ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("other", prefill, "tpSize=8", "blockSize=1"), ep("d8", decode, "tpSize=8", "blockSize=2"))
 		only(t, policy, pairs(t, p, strict), "p8+d8") // beside those of WithRules
 	})
@@ -115,7 +116,7 @@ func TestTheConnectorsRulesHoldForItsOwnPicks(t *testing.T) {
 func TestConnectorsThatCannotBeComparedAreToldApartByTypeAndName(t *testing.T) {
 	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("d8", decode, "tpSize=8")}
 	p := pick.New(newFleet(t, engines...).Set, pick.InTurn())
-	rules := []connector.PairRule{connector.SameValue("tpSize")}
+	rules := []connector.PairRule{attr.Same("tpSize")}
 	for range 2 {
 		require.Len(t, pairs(t, p, byValue{plain{name: "strict"}, rules}), 1)
 		require.Len(t, pairs(t, p, wrapper{byValue{plain{name: "strict"}, rules}}), 1, "nor can what holds one")

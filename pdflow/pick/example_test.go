@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -49,7 +50,7 @@ func ExampleNew() {
 	})
 	defer stop()
 
-	picker := pick.New(set, pick.TwoChoices(), pick.WithRules(pick.SameValue("tpSize")))
+	picker := pick.New(set, pick.TwoChoices(), pick.WithRules(attr.Same("tpSize")))
 	pair, err := picker.Pick(context.Background(), &pdflow.PickInput{})
 	if err != nil {
 		panic(err)

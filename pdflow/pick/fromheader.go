@@ -32,7 +32,7 @@ type HeaderOptions struct {
 	// Sample chooses the engine that is tried first: a number from 0 to n-1. Default: always the first, llm-d's default; rand.IntN is
 	// its --enable-prefiller-sampling. It must be safe for concurrent use.
 	Sample func(n int) int
-	// PairOnly is for connectors whose decode engines cannot serve alone ([connector.PairOnly]): a request without the header is
+	// PairOnly is for connectors whose decode engines cannot serve alone (PairOnly of [connector.Traits]): a request without the header is
 	// refused. Otherwise decode serves it alone, as llm-d has it.
 	PairOnly bool
 }

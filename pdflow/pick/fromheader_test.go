@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/pdflow"
@@ -176,7 +177,7 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 	}
 	s, _ := setOf(t, at("good", "tpSize=2", "connector=NixlConnector, lmcache", "kvNetwork=ib0", "version=1", "model=m", "group=other"), at("silent"),
 		at("tp", "tpSize=4"), at("protocol", "connector=lmcache"), at("network", "kvNetwork=eth"), at("version", "version=2"), at("model", "model=n"))
-	nixl := &protocol{name: "nixl", rules: []connector.PairRule{connector.SameValue("tpSize")}}
+	nixl := &protocol{name: "nixl", rules: []connector.PairRule{attr.Same("tpSize")}}
 	here := ep("local", decode, "tpSize=2", "connector=nixl", "kvNetwork=ib0,ib1", "version=1", "model=m")
 	p := pick.FromHeader(s, here, nil)
 	ask := func(c connector.KVConnector, header string) (pdflow.Pick, error) {

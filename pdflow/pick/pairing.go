@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -30,7 +31,7 @@ func newPairing(c connector.KVConnector, o *options) *pairing {
 		}
 	}
 	p.traits.PairRules = slices.Concat(o.rules, p.traits.PairRules)
-	p.decisive = []string{connector.AttrConnector, connector.AttrNetwork}
+	p.decisive = []string{attr.Connector, attr.Network}
 	for _, r := range p.traits.PairRules {
 		p.decisive = append(p.decisive, r.Attribute)
 	}
@@ -67,7 +68,7 @@ func (p *pairing) gap(pre, dec *discovery.Endpoint) gap {
 	}
 	attribute, isAttribute := strings.CutPrefix(parted.By, "attributes.")
 	switch {
-	case attribute == connector.AttrConnector:
+	case attribute == attr.Connector:
 		return gapConnector
 	case isAttribute:
 		return gapRule + gap(slices.Index(p.decisive, attribute))
@@ -106,7 +107,8 @@ type class struct {
 	partners *list               // for those of the leg that is chosen first: whom they can meet, nil if there is nobody
 }
 
-// classKey is a class's identity. attributes are those that decide, each ended by a byte that stands in none; "" if there are none.
+// classKey is a class's identity. attributes are those that decide, each ended by a byte that stands in none; "" if
+// there are none.
 type classKey struct{ group, model, version, attributes string }
 
 // attributes appends the values of an endpoint's attributes that decide, to tell classes apart.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/p2pnccl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
@@ -15,9 +16,9 @@ import (
 )
 
 func TestWhoCanMeet(t *testing.T) {
-	tp := []pick.Option{pick.WithRules(pick.SameValue("tpSize"))}
-	multiple := []pick.Option{pick.WithRules(pick.Multiple("tpSize"))}
-	zones := []pick.Option{pick.WithRules(pick.SharedValue("fabrics"))}
+	tp := []pick.Option{pick.WithRules(attr.Same("tpSize"))}
+	multiple := []pick.Option{pick.WithRules(attr.Multiple("tpSize"))}
+	zones := []pick.Option{pick.WithRules(attr.Shared("fabrics"))}
 	for name, c := range map[string]struct {
 		p, d []string
 		opts []pick.Option
@@ -83,7 +84,7 @@ func TestBothVersionsServeDuringAnUpgrade(t *testing.T) {
 // A pick that finds no pair says what the nearest two engines lack, and names neither.
 func TestWhatKeepsEnginesApartIsNamed(t *testing.T) {
 	const cannot = "no prefill and decode engines that can exchange KV are ready: "
-	tp := pick.WithRules(pick.SameValue("tpSize"), pick.SameValue("blockSize"))
+	tp := pick.WithRules(attr.Same("tpSize"), attr.Same("blockSize"))
 	for message, engines := range map[string][]discovery.Endpoint{
 		"no prefill and decode engines of one group are ready": {ep("p", prefill, "group=a"), ep("d", decode, "group=b")},
 		cannot + "they do not both run this connector":         {ep("p", prefill, "connector=nixl"), ep("d", decode, "connector=lmcache")},

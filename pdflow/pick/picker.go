@@ -50,7 +50,7 @@ type picker struct {
 //   - that both run the asking flow's connector, as far as their attributes connector tell: names, or engines' class names, separated by
 //     commas. The connector http, which transfers nothing, goes with any; for a caller that names no connector they must have one in common;
 //   - with an element in common in their lists kvNetwork, if both have one,
-//   - by the connector's own rules ([connector.Pairer]) and those of [WithRules].
+//   - by the connector's own rules ([connector.Traits]) and those of [WithRules].
 //
 // Flows of several connectors (a rollout, a fallback) share a picker, and thereby the loads and all that is remembered of engines. It
 // keeps tables for the 16 connectors that were used last. One that cannot be compared counts as the same as others of its type and name:

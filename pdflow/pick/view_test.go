@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/pdflow"
@@ -171,7 +172,7 @@ func TestViewsAreSafeWhileEnginesAndConnectorsComeAndGo(t *testing.T) {
 		t.Run(policy.String(), func(t *testing.T) {
 			p, replace := pickerOf(t, policy, ByModel())
 			replace(endpoints("e", 4)...)
-			tp := &ruled{named{"tp"}, []connector.PairRule{connector.SameValue("tpSize")}}
+			tp := &ruled{named{"tp"}, []connector.PairRule{attr.Same("tpSize")}}
 			stop := make(chan struct{})
 			var wg sync.WaitGroup
 			for g := range 4 {
@@ -226,7 +227,7 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 9))
 	of := func(values ...string) string { return values[r.IntN(len(values))] }
 	roles := []discovery.Role{discovery.RolePrefill, discovery.RoleDecode, discovery.RoleBoth}
-	conns := []connector.KVConnector{nil, named{"http"}, named{"nixl"}, &ruled{named{"lmcache"}, []connector.PairRule{connector.Multiple("tpSize")}}}
+	conns := []connector.KVConnector{nil, named{"http"}, named{"nixl"}, &ruled{named{"lmcache"}, []connector.PairRule{attr.Multiple("tpSize")}}}
 	for round := range 60 {
 		var eps []discovery.Endpoint
 		for i := range 1 + r.IntN(24) {
@@ -237,7 +238,7 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 			eps = append(eps, e)
 		}
 		for _, policy := range []Policy{InTurn(), PrefixAffinity()} {
-			p, replace := pickerOf(t, policy, WithRules(SameValue("version")), []Option{ByModel(), WithAnyVersion()}[round%2])
+			p, replace := pickerOf(t, policy, WithRules(attr.Same("version")), []Option{ByModel(), WithAnyVersion()}[round%2])
 			replace(eps...)
 			for _, c := range conns {
 				v := p.view(&pdflow.PickInput{Connector: c})

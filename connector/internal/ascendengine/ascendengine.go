@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
@@ -19,7 +20,7 @@ import (
 // The attributes of an engine that launch settings need.
 const (
 	AttrKVPort = "kvPort" // the first of its kv ports; each rank takes one
-	AttrTPSize = connector.AttrTPSize
+	AttrTPSize = attr.TPSize
 	AttrDPSize = "dpSize"
 )
 
@@ -34,8 +35,8 @@ type Sizes struct{ TP, DP int }
 
 // SizesOf reads an engine's sizes; 1 is the default of each.
 func SizesOf(e discovery.Endpoint) (s Sizes, err error) {
-	if s.TP, err = connector.IntAttribute(e, AttrTPSize, 1, 1, maxSize); err == nil {
-		s.DP, err = connector.IntAttribute(e, AttrDPSize, 1, 1, maxSize)
+	if s.TP, err = attr.Int(e, AttrTPSize, 1, 1, maxSize); err == nil {
+		s.DP, err = attr.Int(e, AttrDPSize, 1, 1, maxSize)
 	}
 	return s, err
 }
@@ -46,7 +47,7 @@ func CheckEndpoint(e discovery.Endpoint) error {
 		name string
 		high int
 	}{{AttrKVPort, 65535}, {AttrTPSize, maxSize}, {AttrDPSize, maxSize}} {
-		if _, err := connector.IntAttribute(e, a.name, 1, 1, a.high); err != nil {
+		if _, err := attr.Int(e, a.name, 1, 1, a.high); err != nil {
 			return &config.FieldError{Path: "attributes." + a.name, Problem: "is not a number from 1 to " + strconv.Itoa(a.high), Remedy: "only launch settings need it; remove it where they are not rendered"}
 		}
 	}
@@ -104,7 +105,7 @@ func Settings(t launch.Target, class string, kvPort int) (launch.Settings, error
 
 // TPRule is what the tensor-parallel sizes of a pair must be: P's a multiple of D's. One setting names both roles' sizes, so that a model
 // has one of each (docs/source/developer_guide/Design_Documents/disaggregated_prefill.md, Limitations).
-func TPRule() connector.PairRule { return connector.PrefillMultiple(AttrTPSize) }
+func TPRule() connector.PairRule { return attr.PrefillMultiple(AttrTPSize) }
 
 // bothSizes are the sizes of all prefill and of all decode engines: there is one setting for each role, so they must be alike, and as
 // [TPRule] wants them.
@@ -153,5 +154,5 @@ func portOf(t launch.Target, first int) (int, error) {
 			at = i
 		}
 	}
-	return connector.PortAttribute(t.Endpoint, AttrKVPort, (first-1+portStep*at)%65535+1)
+	return attr.Port(t.Endpoint, AttrKVPort, (first-1+portStep*at)%65535+1)
 }

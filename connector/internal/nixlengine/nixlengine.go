@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -156,9 +157,9 @@ func skip(at, n int, taken []span) int {
 
 // wanted are the port that an engine's entry fixes, 0 where it does not, and how many it needs from there on.
 func wanted(e discovery.Endpoint) (port, ranks int, err error) {
-	if port, err = connector.IntAttribute(e, AttrPort, 0, 1, 65535); err != nil {
+	if port, err = attr.Int(e, AttrPort, 0, 1, 65535); err != nil {
 		return 0, 0, err
 	}
-	ranks, err = connector.IntAttribute(e, AttrDPSize, 1, 1, 65535)
+	ranks, err = attr.Int(e, AttrDPSize, 1, 1, 65535)
 	return port, ranks, err
 }

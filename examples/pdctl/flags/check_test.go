@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // whose rules about pairs are asked
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
@@ -452,7 +453,7 @@ func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 				return !slices.Contains([]string{"nixl-tp", "nccl-tp-differs", "pair-sizes"}, code)
 			})
 			parted := slices.ContainsFunc(c.Traits().PairRules, func(r connector.PairRule) bool {
-				return r.Attribute == connector.AttrTPSize && !r.Compatible(sizes[0], sizes[1])
+				return r.Attribute == attr.TPSize && !r.Compatible(sizes[0], sizes[1])
 			})
 			assert.Len(t, found, map[bool]int{true: 1}[parted], "%s, %v", class, sizes)
 		}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 )
 
 // sizes are what flags tell of the attributes that connectors' rules about pairs ask for. Block size and type of KV
@@ -16,8 +17,8 @@ var sizes = []struct {
 	attribute, what string
 	of              func(*Engine) int
 }{
-	{connector.AttrTPSize, "tensor parallel sizes", func(e *Engine) int { return e.TP }},
-	{connector.AttrPPSize, "pipeline parallel sizes", func(e *Engine) int { return e.PP }},
+	{attr.TPSize, "tensor parallel sizes", func(e *Engine) int { return e.TP }},
+	{attr.PPSize, "pipeline parallel sizes", func(e *Engine) int { return e.PP }},
 }
 
 // toldApart are classes with a finding of their own about tensor parallel sizes; a test holds it to the connectors'
@@ -77,7 +78,7 @@ func (g *model) pairRules(typ string) []connector.PairRule {
 // parted is the first two engines that a rule parts.
 func (s speakers) parted(r connector.PairRule) []hit {
 	for _, size := range sizes {
-		if size.attribute != r.Attribute || size.attribute == connector.AttrTPSize && slices.Contains(toldApart, s.typ) {
+		if size.attribute != r.Attribute || size.attribute == attr.TPSize && slices.Contains(toldApart, s.typ) {
 			continue
 		}
 		for _, p := range s.engines {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
@@ -73,7 +74,7 @@ func (*Toy) Traits() connector.Traits {
 		Handoff:   connector.Handoff{Member: connector.ParamsMember},
 		Lease:     time.Minute,
 		MultiUse:  true,
-		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SharedValue(connector.AttrStore)},
+		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Shared(attr.Store)},
 	}
 }
 
@@ -82,7 +83,7 @@ func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
 	if e.Role == discovery.RoleDecode {
 		return nil
 	}
-	if _, err := connector.PortAttribute(e, "kvPort", 0); err != nil {
+	if _, err := attr.Port(e, "kvPort", 0); err != nil {
 		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
 	}
 	return nil
@@ -114,7 +115,7 @@ func (*Toy) Prepare(ctx context.Context, s *connector.Session, call connector.Ca
 }
 
 func address(e discovery.Endpoint) (string, error) {
-	port, err := connector.PortAttribute(e, "kvPort", 0)
+	port, err := attr.Port(e, "kvPort", 0)
 	if err != nil {
 		return "", err
 	}

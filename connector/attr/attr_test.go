@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector_test
+package attr_test
 
 import (
 	"errors"
@@ -11,16 +11,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 )
 
 func TestFaultsOfAttributesAreThoseOfTheEntry(t *testing.T) {
-	require.NoError(t, connector.AttributeFaults(nil, nil))
-	require.NoError(t, connector.AttributeFaults(errors.Join(nil, nil), nil))
+	require.NoError(t, attr.Faults(nil, nil))
+	require.NoError(t, attr.Faults(errors.Join(nil, nil), nil))
 	port := &connector.EndpointError{Endpoint: "e", Attribute: "port", Problem: "is missing"}
 	host := &connector.EndpointError{Endpoint: "e", Attribute: "host", Problem: "is odd"}
 	other := errors.New("other")
-	err := connector.AttributeFaults(errors.Join(fmt.Errorf("in: %w", port), nil, host, other), map[string]string{"port": "1 to 65535"})
+	err := attr.Faults(errors.Join(fmt.Errorf("in: %w", port), nil, host, other), map[string]string{"port": "1 to 65535"})
 	assert.Equal(t, []*config.FieldError{
 		{Path: "attributes.port", Problem: "is missing", Remedy: "1 to 65535"}, {Path: "attributes.host", Problem: "is odd"}, {Problem: "other"},
 	}, config.FieldErrors(err))

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package attr is for the attributes of engines' entries: it reads them, and has the rules by which they tell which
+// engines can exchange KV.
+package attr
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// The attributes of an engine's entry that decide which engines can exchange KV. Numbers are in digits, names as the
+// engine's flags have them. A list need not tell them: what it does not tell, forbids nothing.
+const (
+	Connector    = "connector"    // the connectors that the engine runs, by name or class name, separated by commas
+	Network      = "kvNetwork"    // the networks by which its KV can be reached, separated by commas
+	TPSize       = "tpSize"       // tensor-parallel size
+	PPSize       = "ppSize"       // pipeline-parallel size
+	BlockSize    = "blockSize"    // tokens in a block: vLLM's --block-size, SGLang's --page-size, TensorRT-LLM's tokens_per_block
+	KVCacheDtype = "kvCacheDtype" // the type that KV is kept in: --kv-cache-dtype, written alike for all engines
+	Store        = "store"        // the stores that it keeps KV in, by names of the list's own, separated by commas
+)
+
+// Int reads a whole number from low to high among an endpoint's attributes; def where it is missing. The error is an
+// *[connector.EndpointError].
+func Int(e discovery.Endpoint, name string, def, low, high int) (int, error) {
+	text := strings.TrimSpace(e.Attribute(name))
+	if text == "" {
+		return def, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < low || n > high {
+		return 0, bad(e, name, "is not a number from "+strconv.Itoa(low)+" to "+strconv.Itoa(high))
+	}
+	return n, nil
+}
+
+// Port is [Int] for a port. def is 0 where the attribute must be there.
+func Port(e discovery.Endpoint, name string, def int) (int, error) {
+	n, err := Int(e, name, def, 1, 65535)
+	if err == nil && n == 0 {
+		err = bad(e, name, "is missing")
+	}
+	return n, err
+}
+
+// Ints reads a comma-separated list of whole numbers from low to high. A missing or empty list is nil.
+func Ints(e discovery.Endpoint, name string, low, high int) ([]int, error) {
+	if strings.TrimSpace(e.Attribute(name)) == "" {
+		return nil, nil
+	}
+	var list []int
+	for text := range strings.SplitSeq(e.Attribute(name), ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(text))
+		if err != nil || n < low || n > high {
+			return nil, bad(e, name, "is not a comma-separated list of numbers from "+strconv.Itoa(low)+" to "+strconv.Itoa(high))
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}
+
+// Text returns an attribute that must be there.
+func Text(e discovery.Endpoint, name string) (string, error) {
+	if text := strings.TrimSpace(e.Attribute(name)); text != "" {
+		return text, nil
+	}
+	return "", bad(e, name, "is missing")
+}
+
+func bad(e discovery.Endpoint, name, problem string) error {
+	return &connector.EndpointError{Endpoint: e.ID, Attribute: name, Problem: problem}
+}
+
+// Faults turns the [connector.EndpointError]s in err, which a connector meets when it reads an endpoint, into faults of
+// the endpoint's entry in a configuration, as a [connector.EndpointChecker] returns them. remedies say by attribute
+// what would be right; nil is allowed. Other errors stay as they are.
+func Faults(err error, remedies map[string]string) error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var faults []error
+		for _, e := range joined.Unwrap() {
+			faults = append(faults, Faults(e, remedies))
+		}
+		return errors.Join(faults...)
+	}
+	if entry, ok := errors.AsType[*connector.EndpointError](err); ok {
+		return &config.FieldError{Path: "attributes." + entry.Attribute, Problem: entry.Problem, Remedy: remedies[entry.Attribute]}
+	}
+	return err
+}
