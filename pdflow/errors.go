@@ -204,23 +204,15 @@ func (e *Error) errorType() string {
 	return "api_error"
 }
 
-// anthropicType is the "type" member of Anthropic's error object. Its API gives each type one status.
+var anthropicTypes = map[int]string{401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+	413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error"}
+
+// anthropicType is the "type" member of Anthropic's error object, in whose API each type has one status.
 func anthropicType(status int) string {
-	switch status {
-	case http.StatusUnauthorized:
-		return "authentication_error"
-	case http.StatusForbidden:
-		return "permission_error"
-	case http.StatusNotFound:
-		return "not_found_error"
-	case http.StatusRequestEntityTooLarge:
-		return "request_too_large"
-	case http.StatusTooManyRequests:
-		return "rate_limit_error"
-	case http.StatusServiceUnavailable, 529:
-		return "overloaded_error"
-	}
-	if status >= 400 && status < 500 {
+	switch t := anthropicTypes[status]; {
+	case t != "":
+		return t
+	case status >= 400 && status < 500:
 		return "invalid_request_error"
 	}
 	return "api_error"

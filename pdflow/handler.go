@@ -5,6 +5,7 @@ package pdflow
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"mime"
 	"net/http"
@@ -19,11 +20,12 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// front is the client's side, shared by Flow and Mux: it reads a request, finds its flow, and writes the answer.
+// front is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes the
+// response.
 type front struct {
 	maxBody      int64
-	bodyTimeout  time.Duration
-	writeTimeout time.Duration
+	bodyTimeout  time.Duration // 0: none
+	writeTimeout time.Duration // 0: none
 	onError      ErrorHandler
 	requestID    func(*http.Request) string // nil: the client's X-Request-Id
 	find         func(r *connector.Request, requestID string) (*Flow, *Error)
@@ -52,10 +54,14 @@ func (f *front) middleware(next http.Handler) http.Handler {
 }
 
 func (f *front) serve(w http.ResponseWriter, r *http.Request) {
-	id := f.idOf(r)
+	id := RequestID(r.Header)
+	if f.requestID != nil {
+		id = validOrNew(f.requestID(r))
+	}
 	w.Header()[headerRequestID] = []string{id}
 	if len(r.TransferEncoding) > 0 {
-		// net/http hides a Content-Length beside it; closing keeps what follows on the connection from being read as a request.
+		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow from
+		// being read as another request.
 		w.Header().Set("Connection", "close")
 	}
 	api := connector.APIOf(r.URL.Path)
@@ -85,7 +91,7 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		if e.Code != CodeDraining {
 			break
 		}
-		// Its route may have been replaced since it was looked up: then the successor serves the request.
+		// The flow is shutting down. If its route was replaced after find, its successor serves the request.
 		next, gone := f.find(req, id)
 		if gone != nil || next == flow {
 			break
@@ -95,17 +101,10 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	f.fail(w, r, e)
 }
 
-func (f *front) idOf(r *http.Request) string {
-	if f.requestID != nil {
-		return validOrNew(f.requestID(r))
-	}
-	return RequestID(r.Header)
-}
-
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
-		// Without this, net/http would send a 200 for us, which a client that only closed its sending side would see. The
-		// error is for writers that hide the connection, as in cut.
+		// If this handler only returned, net/http would send a 200, which a client that closed nothing but its sending
+		// side would see. The error reaches such a client only where the writer hides the connection (see cut).
 		rc := http.NewResponseController(w)
 		_ = rc.SetWriteDeadline(past)
 		f.onError(w, r, e)
@@ -114,27 +113,29 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 		return
 	}
 	if e.mode != "" {
-		w.Header()[headerMode] = modeHeader(e.mode)
+		w.Header()[headerMode] = modeHeaders[e.mode]
 	}
-	if rc := http.NewResponseController(w); f.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(f.writeTimeout)) == nil {
-		defer func() { // flushed while the deadline stands, which must not reach the connection's next request
-			_ = rc.Flush()
+	rc := http.NewResponseController(w)
+	if f.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(f.writeTimeout)) == nil {
+		defer func() {
+			_ = rc.Flush() // under the deadline, which must not be in force for the connection's next request
 			_ = rc.SetWriteDeadline(time.Time{})
 		}()
 	}
 	f.onError(w, r, e)
 }
 
-// readBody reads the body whole before anything else: only then net/http notices a client that leaves, and an engine's
-// connection is not torn down with the client's body (go-notes.md §5).
+// readBody reads the whole body before a leg is sent. net/http notices that a client leaves only after its body was
+// read, and an engine's connection would be lost if the client's body broke while it was sent on.
 func (f *front) readBody(w http.ResponseWriter, r *http.Request) (body []byte, e *Error) {
 	if types := r.Header["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
 		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"})
 	}
-	if slices.ContainsFunc(r.Header["Content-Encoding"], func(ce string) bool { return ce != "" && !strings.EqualFold(ce, "identity") }) {
+	encoded := func(ce string) bool { return ce != "" && !strings.EqualFold(ce, "identity") }
+	if slices.ContainsFunc(r.Header["Content-Encoding"], encoded) {
 		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Encoding must be identity"})
 	}
-	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) + " bytes"}
+	tooLarge := &Error{Code: CodeTooLarge, Message: fmt.Sprintf("the body is larger than %d bytes", f.maxBody)}
 	if r.ContentLength > f.maxBody {
 		return nil, closing(w, tooLarge)
 	}
@@ -142,7 +143,7 @@ func (f *front) readBody(w http.ResponseWriter, r *http.Request) (body []byte, e
 		rc := http.NewResponseController(w)
 		if rc.SetReadDeadline(time.Now().Add(f.bodyTimeout)) == nil {
 			defer func() {
-				if e == nil { // else closing has set one for what is left of the body
+				if e == nil { // otherwise closing has set a deadline for what is left of the body
 					_ = rc.SetReadDeadline(time.Time{})
 				}
 			}()
@@ -171,20 +172,21 @@ func isJSON(contentType string) bool {
 	return media == "application/json" && (err == nil || errors.Is(err, mime.ErrInvalidMediaParameter))
 }
 
-// leftover is how long net/http may take to read what is left of a body whose request has failed.
+// leftover is for how long net/http may read what is left of the body of a request that has failed.
 const leftover = time.Second
 
-// closing ends the connection after an error that leaves some of the body unread. net/http reads on for a while, so that the
-// client sees the answer; without a deadline a slow client would hold the connection for ever.
+// closing makes net/http close the connection after an error that leaves some of the body unread. net/http reads on for
+// a while, so that the client sees the response. Without a deadline a slow client would hold the connection for ever.
 func closing(w http.ResponseWriter, e *Error) *Error {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
 	return e
 }
 
-var modeHeaders = map[Mode][]string{ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)}}
-
-func modeHeader(m Mode) []string { return modeHeaders[m] }
+// modeHeaders are the values of X-PD-Mode, made once for all requests.
+var modeHeaders = map[Mode][]string{
+	ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)},
+}
 
 // WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it writes
 // an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for the rest.
@@ -195,14 +197,14 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	if api == connector.APIUnknown && strings.HasPrefix(r.URL.Path, connector.APIMessages.Path()) {
 		api = connector.APIMessages // or a path below it, which no flow serves
 	}
-	body := errorObject(api, e)
-	if e.answer != nil {
-		if e.answer.body != nil {
-			body = fitting(api, e, body)
-		}
-		if e.answer.retryAfter != "" {
-			h.Set("Retry-After", e.answer.retryAfter)
-		}
+	var body []byte
+	if e.answer != nil && e.answer.body != nil {
+		body = fitting(api, e)
+	} else {
+		body = errorObject(api, e)
+	}
+	if e.answer != nil && e.answer.retryAfter != "" {
+		h.Set("Retry-After", e.answer.retryAfter)
 	}
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
@@ -212,19 +214,20 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	_, _ = w.Write(body)
 }
 
-// fitting returns an engine's error body as it is. Only Anthropic's clients, which do not understand OpenAI's shape, get
-// its message in an object of their own API.
-func fitting(api connector.API, e *Error, own []byte) []byte {
+// fitting returns an engine's error body if a client of the API understands it. Clients of Anthropic's API do not
+// understand OpenAI's shape: they get the message in an object of their own API.
+func fitting(api connector.API, e *Error) []byte {
 	body := e.answer.body
 	if api != connector.APIMessages || gjson.GetBytes(body, "type").String() == "error" {
 		return body
 	}
-	for _, path := range []string{"error.message", "message"} {
-		if m := gjson.GetBytes(body, path); m.Type == gjson.String && m.String() != "" {
-			return anthropicError(e.HTTPStatus(), m.String())
+	message := e.clientMessage()
+	for _, m := range gjson.GetManyBytes(body, "message", "error.message") {
+		if m.Type == gjson.String && m.Str != "" {
+			message = m.Str
 		}
 	}
-	return own
+	return anthropicError(e.HTTPStatus(), message)
 }
 
 // errorObject is an error in the shape of the API that the client speaks.
@@ -232,28 +235,17 @@ func errorObject(api connector.API, e *Error) []byte {
 	if api == connector.APIMessages {
 		return anthropicError(e.HTTPStatus(), e.clientMessage())
 	}
-	type object struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Param   *string `json:"param"`
-		Code    Code    `json:"code"`
-	}
-	o := object{Message: e.clientMessage(), Type: e.errorType(), Code: e.Code}
+	var param any
 	if e.Param != "" {
-		o.Param = &e.Param
+		param = e.Param
 	}
-	body, _ := json.Marshal(map[string]object{"error": o}) // strings only
+	object := map[string]any{"message": e.clientMessage(), "type": e.errorType(), "param": param, "code": e.Code}
+	body, _ := json.Marshal(map[string]any{"error": object}) // strings only
 	return body
 }
 
 func anthropicError(status int, message string) []byte {
-	type object struct {
-		Type    string `json:"type"`
-		Message string `json:"message"`
-	}
-	body, _ := json.Marshal(struct {
-		Type  string `json:"type"`
-		Error object `json:"error"`
-	}{"error", object{anthropicType(status), message}}) // strings only
+	object := map[string]string{"type": anthropicType(status), "message": message}
+	body, _ := json.Marshal(map[string]any{"type": "error", "error": object}) // strings only
 	return body
 }

@@ -21,14 +21,16 @@ const (
 	headerMode      = "X-Pd-Mode" // X-PD-Mode on the wire is the same name
 )
 
+// neverForwarded reports whether a header must not reach engines, even if the host asks for it.
 func neverForwarded(canonical string) bool {
-	return slices.Contains([]string{"Cookie", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer",
-		"Transfer-Encoding", "Upgrade", "Content-Length", "Host", "Accept-Encoding", "Expect", "X-Data-Parallel-Rank", headerRequestID}, canonical)
+	return slices.Contains([]string{"Cookie", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te",
+		"Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Host", "Accept-Encoding", "Expect",
+		"X-Data-Parallel-Rank", headerRequestID}, canonical)
 }
 
-// EngineHeader makes the header of a request to an engine from the client's: of the client's own headers Authorization,
-// Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those in more, then the
-// request id. It is for hosts that send requests to engines themselves; the legs of a flow get it, too.
+// EngineHeader makes the header of a request to an engine: X-Request-Id, and of the client's headers Authorization,
+// Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names. A
+// flow's legs get it. It is exported for hosts that send other requests to engines themselves.
 func EngineHeader(client http.Header, requestID string, more ...string) http.Header {
 	h := make(http.Header, 8)
 	for _, name := range forwarded {
@@ -42,7 +44,7 @@ func EngineHeader(client http.Header, requestID string, more ...string) http.Hea
 		}
 	}
 	if _, ok := h["User-Agent"]; !ok {
-		h["User-Agent"] = userAgent // else net/http names itself
+		h["User-Agent"] = userAgent // otherwise net/http would name itself
 	}
 	h[headerRequestID] = []string{requestID}
 	return h
@@ -90,16 +92,9 @@ func validOrNew(id string) string {
 	return hex.EncodeToString(b[:])
 }
 
+const idBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
+
 func validRequestID(s string) bool {
-	if len(s) < 1 || len(s) > 128 || strings.Contains(s, "___prefill_addr_") || strings.Contains(s, "___decode_addr_") {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
-		ok := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' || c == ':'
-		if !ok {
-			return false
-		}
-	}
-	return true
+	return len(s) >= 1 && len(s) <= 128 && strings.Trim(s, idBytes) == "" &&
+		!strings.Contains(s, "___prefill_addr_") && !strings.Contains(s, "___decode_addr_")
 }
