@@ -5,7 +5,6 @@ package pdflow
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math"
 	"mime"
 	"net/http"
@@ -125,17 +124,16 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	f.onError(w, r, e)
 }
 
-// readBody reads the whole body before a leg is sent. net/http notices that a client leaves only after its body was
-// read, and an engine's connection would be lost if the client's body broke while it was sent on.
+// readBody reads the body whole before anything else: only then net/http notices a client that leaves, and an engine's
+// connection is not torn down with the client's body (go-notes.md §5).
 func (f *front) readBody(w http.ResponseWriter, r *http.Request) (body []byte, e *Error) {
 	if types := r.Header["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
 		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"})
 	}
-	encoded := func(ce string) bool { return ce != "" && !strings.EqualFold(ce, "identity") }
-	if slices.ContainsFunc(r.Header["Content-Encoding"], encoded) {
+	if slices.ContainsFunc(r.Header["Content-Encoding"], func(ce string) bool { return ce != "" && !strings.EqualFold(ce, "identity") }) {
 		return nil, closing(w, &Error{Code: CodeMediaType, Message: "Content-Encoding must be identity"})
 	}
-	tooLarge := &Error{Code: CodeTooLarge, Message: fmt.Sprintf("the body is larger than %d bytes", f.maxBody)}
+	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) + " bytes"}
 	if r.ContentLength > f.maxBody {
 		return nil, closing(w, tooLarge)
 	}
@@ -143,7 +141,7 @@ func (f *front) readBody(w http.ResponseWriter, r *http.Request) (body []byte, e
 		rc := http.NewResponseController(w)
 		if rc.SetReadDeadline(time.Now().Add(f.bodyTimeout)) == nil {
 			defer func() {
-				if e == nil { // otherwise closing has set a deadline for what is left of the body
+				if e == nil { // else closing has set one for what is left of the body
 					_ = rc.SetReadDeadline(time.Time{})
 				}
 			}()
