@@ -53,10 +53,7 @@ func (f *front) middleware(next http.Handler) http.Handler {
 }
 
 func (f *front) serve(w http.ResponseWriter, r *http.Request) {
-	id := RequestID(r.Header)
-	if f.requestID != nil {
-		id = validOrNew(f.requestID(r))
-	}
+	id := f.idOf(r)
 	w.Header()[headerRequestID] = []string{id}
 	if len(r.TransferEncoding) > 0 {
 		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow from
@@ -100,6 +97,13 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	f.fail(w, r, e)
 }
 
+func (f *front) idOf(r *http.Request) string {
+	if f.requestID != nil {
+		return validOrNew(f.requestID(r))
+	}
+	return RequestID(r.Header)
+}
+
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
 		// If this handler only returned, net/http would send a 200, which a client that closed nothing but its sending
@@ -112,7 +116,7 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 		return
 	}
 	if e.mode != "" {
-		w.Header()[headerMode] = modeHeaders[e.mode]
+		w.Header()[headerMode] = modeHeader(e.mode)
 	}
 	rc := http.NewResponseController(w)
 	if f.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(f.writeTimeout)) == nil {
@@ -185,6 +189,8 @@ func closing(w http.ResponseWriter, e *Error) *Error {
 var modeHeaders = map[Mode][]string{
 	ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)},
 }
+
+func modeHeader(m Mode) []string { return modeHeaders[m] }
 
 // WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it writes
 // an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for the rest.

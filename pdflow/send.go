@@ -30,7 +30,7 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 	h := w.Header()
 	maps.Copy(h, resp.Header)
 	h[headerRequestID] = []string{resp.RequestID}
-	h[headerMode] = modeHeaders[resp.Mode]
+	h[headerMode] = modeHeader(resp.Mode)
 	w.WriteHeader(resp.Status)
 	b.a.x.phase.Store(phaseStream)
 	rc, f := http.NewResponseController(w), b.flow()
