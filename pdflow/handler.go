@@ -32,11 +32,11 @@ type front struct {
 
 // ServeHTTP serves the client APIs' paths (see [connector.API]) by POST, and answers 404 to everything else.
 //
-// If decode breaks after its first byte, ServeHTTP cuts the client's connection (over HTTP/2: its stream) and panics with
-// http.ErrAbortHandler. The cut holds also where middleware recovers from the panic. It needs a ResponseWriter whose
-// write deadline can be set, or one that unwraps to such a writer (see [http.ResponseController]). On any other writer,
-// and over HTTP/1.0, an error is the last that the client gets: a stream ends in an error event and without [DONE], any
-// other body is not valid JSON.
+// If decode breaks after its first byte, ServeHTTP cuts the client's connection (over HTTP/2: its stream) and panics
+// with http.ErrAbortHandler. The cut holds also where middleware recovers from the panic. It needs a ResponseWriter
+// whose write deadline can be set, or one that unwraps to such a writer (see [http.ResponseController]). On any other
+// writer, and over HTTP/1.0, an error is the last that the client gets: a stream ends in an error event and without
+// [DONE], any other body is not valid JSON.
 func (f *Flow) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.front.serve(w, r) }
 
 // Middleware serves the client APIs' paths and hands everything else to next.
@@ -56,8 +56,8 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	id := f.idOf(r)
 	w.Header()[headerRequestID] = []string{id}
 	if len(r.TransferEncoding) > 0 {
-		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow from
-		// being read as another request.
+		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow
+		// from being read as another request.
 		w.Header().Set("Connection", "close")
 	}
 	api := connector.APIOf(r.URL.Path)
@@ -177,8 +177,9 @@ func isJSON(contentType string) bool {
 // leftover is for how long net/http may read what is left of the body of a request that has failed.
 const leftover = time.Second
 
-// closing makes net/http close the connection after an error that leaves some of the body unread. net/http reads on for
-// a while, so that the client sees the response. Without a deadline a slow client would hold the connection for ever.
+// closing makes net/http close the connection after an error that leaves some of the body unread. net/http reads on
+// for a while, so that the client sees the response. Without a deadline a slow client would hold the connection for
+// ever.
 func closing(w http.ResponseWriter, e *Error) *Error {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
@@ -187,13 +188,16 @@ func closing(w http.ResponseWriter, e *Error) *Error {
 
 // modeHeaders are the values of X-PD-Mode, made once for all requests.
 var modeHeaders = map[Mode][]string{
-	ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)},
+	ModeDisaggregated: {string(ModeDisaggregated)},
+	ModeAggregated:    {string(ModeAggregated)},
+	ModeFallback:      {string(ModeFallback)},
 }
 
 func modeHeader(m Mode) []string { return modeHeaders[m] }
 
-// WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it writes
-// an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for the rest.
+// WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it
+// writes an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for
+// the rest.
 func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	h := w.Header()
 	h["Content-Type"] = jsonType

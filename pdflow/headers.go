@@ -29,8 +29,8 @@ func neverForwarded(canonical string) bool {
 }
 
 // EngineHeader makes the header of a request to an engine: X-Request-Id, and of the client's headers Authorization,
-// Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names. A
-// flow's legs get it. It is exported for hosts that send other requests to engines themselves.
+// Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names.
+// A flow's legs get it. It is exported for hosts that send other requests to engines themselves.
 func EngineHeader(client http.Header, requestID string, more ...string) http.Header {
 	h := make(http.Header, 8)
 	for _, name := range forwarded {
@@ -61,8 +61,8 @@ var (
 	jsonType  = []string{"application/json"}
 )
 
-// WithRequestID takes a request's ID from id in place of the client's X-Request-Id. If what id returns is not valid (see
-// [RequestID]), the flow makes a new one.
+// WithRequestID takes a request's ID from id in place of the client's X-Request-Id. If what id returns is not valid
+// (see [RequestID]), the flow makes a new one.
 func WithRequestID(id func(*http.Request) string) Option {
 	return optionFunc(func(o *options) error {
 		if id == nil {
@@ -73,9 +73,9 @@ func WithRequestID(id func(*http.Request) string) Option {
 	})
 }
 
-// RequestID returns the X-Request-Id of a client's header if there is exactly one and it is valid, else a new one. Valid
-// are 1 to 128 letters, digits and "-_.:". An ID that holds ___prefill_addr_ or ___decode_addr_ is not: vLLM takes the
-// header as its own ID, and some of its connectors read addresses out of it.
+// RequestID returns the X-Request-Id of a client's header if there is exactly one and it is valid, else a new one.
+// Valid are 1 to 128 letters, digits and "-_.:". An ID that holds ___prefill_addr_ or ___decode_addr_ is not: vLLM
+// takes the header as its own ID, and some of its connectors read addresses out of it.
 func RequestID(client http.Header) string {
 	if v := client[headerRequestID]; len(v) == 1 {
 		return validOrNew(v[0])

@@ -14,9 +14,9 @@ import (
 // writeEvery is for how long a write deadline is left as it is: setting one costs more than the rest of a write.
 const writeEvery = time.Second
 
-// Send writes the response to the client of r as [Flow.ServeHTTP] does, for hosts that call [Flow.Do]: it sends the head
-// with X-Request-Id and X-PD-Mode, flushes each piece of a stream, bounds each write by Timeouts.Write, and closes Body.
-// Nothing of Body may have been read before.
+// Send writes the response to the client of r as [Flow.ServeHTTP] does, for hosts that call [Flow.Do]: it sends the
+// head with X-Request-Id and X-PD-Mode, flushes each piece of a stream, bounds each write by Timeouts.Write, and
+// closes Body. Nothing of Body may have been read before.
 //
 // Without an error the client has got the whole response. With one, which is an *[Error], Send has cut the client's
 // connection or has ended the response in an error (see [Flow.ServeHTTP]): the host writes nothing more. A host whose
@@ -83,7 +83,7 @@ func (b *Body) flow() *Flow {
 // warnOfWriter logs, once for each flow, that middleware hides what a stream needs.
 func (f *Flow) warnOfWriter(missing string) {
 	f.warned.Do(func() {
-		f.opts.logger.Warn("middleware hides methods of the ResponseWriter: streams may be buffered, and clients that read nothing "+
-			"hold engines; an Unwrap method on its writer helps", slog.String("missing", missing))
+		f.opts.logger.Warn("middleware hides methods of the ResponseWriter: streams may be buffered, and clients that read"+
+			" nothing may hold engines; an Unwrap method on its writer helps", slog.String("missing", missing))
 	})
 }

@@ -5,8 +5,8 @@
 //	go run ./examples/nethttp -prefill http://127.0.0.1:8100 -decode http://127.0.0.1:8200
 //	curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt":"Hello","max_tokens":16}'
 //
-// The engines are vLLM servers that share KV by NixlConnector. Anything beyond this (probes, a drain, several models, metrics) is
-// in examples/gateway.
+// The engines are vLLM servers that share KV by NixlConnector. Anything beyond this (probes, a drain, several models,
+// metrics) is in examples/gateway.
 package main
 
 import (

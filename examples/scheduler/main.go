@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Scheduler is a custom scheduler on top of pdkit: it scores the engines of each request by itself, and has flow.Do run the pair that it
-// chose. Its loop is that of a router with plugins: score, try the best pairs one after another, run the post-hooks.
+// Scheduler is a custom scheduler on top of pdkit: it scores the engines of each request by itself, and has flow.Do
+// run the pair that it chose. Its loop is that of a router with plugins: score, try the best pairs one after another,
+// run the post-hooks.
 //
 //	go run ./examples/scheduler -prefill http://127.0.0.1:8100,http://127.0.0.1:8101 -decode http://127.0.0.1:8200
 package main
@@ -56,7 +57,8 @@ type scorer struct {
 	score  func(r *request, e *discovery.Endpoint) float64
 }
 
-// postHook learns from an attempt when both legs have ended: when the last byte of a stream has gone, not when the first has.
+// postHook learns from an attempt when both legs have ended: when the last byte of a stream has gone, not when the
+// first has.
 type postHook func(r *request, prefill, decode string, o *pdflow.Outcome)
 
 // scheduler chooses pairs and has them serve requests.
@@ -129,7 +131,8 @@ func (s *scheduler) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error
 	return pairs[0], nil
 }
 
-// schedule returns up to three pairs that could serve a request, the best first. Two that follow each other share no engine if they need not.
+// schedule returns up to three pairs that could serve a request, the best first. Two that follow each other share no
+// engine if they need not.
 func (s *scheduler) schedule(r *request) (pairs []pdflow.Pick) {
 	s.mu.Lock() // for the scorers
 	defer s.mu.Unlock()
@@ -189,8 +192,8 @@ func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	pdflow.WriteError(w, hr, last)
 }
 
-// try reserves a pair and runs it. Done tells the post-hooks, once, whatever becomes of the request. Where a request is refused before
-// it is anybody's, there is no outcome, and the reservation alone is undone.
+// try reserves a pair and runs it. Done tells the post-hooks, once, whatever becomes of the request. Where a request
+// is refused before it is anybody's, there is no outcome, and the reservation alone is undone.
 func (s *scheduler) try(ctx context.Context, r *request, pair pdflow.Pick, in *pdflow.Request) (*pdflow.Response, error) {
 	p, d := pair.Prefill.ID, pair.Decode.ID
 	told := false
@@ -217,7 +220,8 @@ func (s *scheduler) reserve(r *request, prefill, decode string, sign int) {
 	s.load[decode] += sign
 }
 
-// remember is what cache-aware schedulers do after a success. An outcome without an error is one that the client got whole.
+// remember is what cache-aware schedulers do after a success. An outcome without an error is one that the client got
+// whole.
 func (s *scheduler) remember(r *request, prefill, _ string, o *pdflow.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
