@@ -29,7 +29,9 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 	defer b.Close()
 	h := w.Header()
 	maps.Copy(h, resp.Header)
-	h[headerRequestID] = []string{resp.RequestID}
+	if v := h[headerRequestID]; len(v) != 1 || v[0] != resp.RequestID { // ServeHTTP has set it
+		h[headerRequestID] = []string{resp.RequestID}
+	}
 	h[headerMode] = modeHeader(resp.Mode)
 	w.WriteHeader(resp.Status)
 	b.a.x.phase.Store(phaseStream)
