@@ -9,17 +9,17 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// past is a write deadline that has expired. Over HTTP/1, net/http can then write neither the last chunk of a response nor
-// anything else, and closes the connection. Over HTTP/2 it resets the stream at once.
+// past is a write deadline that has expired. Over HTTP/1, net/http can then write nothing more, not even the last
+// chunk of the response, and closes the connection. Over HTTP/2 it resets the stream at once.
 var past = time.Unix(1, 0)
 
 // cut ends a response whose end did not come, in such a way that no client takes it for whole. It does not rely on
 // http.ErrAbortHandler, because middleware may recover from that panic: net/http would then end the response normally.
 //
-// Over HTTP/1.0 only the connection's end ends a response without a length, and some writers hide the connection: there
-// the last bytes say that the response has failed. Where the connection is cut, the same bytes reach nobody; writing
-// them makes net/http's writer fail for good, even if middleware sets another deadline afterwards. A response that is
-// shorter than its Content-Length needs no such bytes.
+// Over HTTP/1.0 only the connection's end ends a response without a length, and some writers hide the connection:
+// there the last bytes say that the response has failed. Where the connection is cut, the same bytes reach nobody;
+// writing them makes net/http's writer fail for good, even if middleware sets another deadline afterwards. A response
+// that is shorter than its Content-Length needs no such bytes.
 func cut(w http.ResponseWriter, r *http.Request, b *Body) {
 	rc := http.NewResponseController(w)
 	_ = rc.Flush() // what was read goes out first
@@ -33,9 +33,9 @@ func cut(w http.ResponseWriter, r *http.Request, b *Body) {
 	}
 }
 
-// lastWords make a response of which any part was sent a failed one. In a stream they are an error event, for which the
-// clients of OpenAI and Anthropic raise an error; they take a stream that only ends before [DONE] for whole. Anything
-// else they turn into invalid JSON.
+// lastWords are the bytes that turn a response of which a part was sent into a failed one. In a stream they are an
+// error event. openai-python 3.54, openai-node 6.49 and anthropic-python 2.12 raise an error for it, and take a stream
+// for whole that ends without [DONE]. Any other body becomes invalid JSON.
 func lastWords(api connector.API, sse bool, e *Error) []byte {
 	object := errorObject(api, e)
 	if !sse {

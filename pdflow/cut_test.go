@@ -86,39 +86,41 @@ type protocol struct {
 }
 
 func protocols() []protocol {
-	open := func(t *testing.T, h http.Handler, secure, second bool) net.Conn {
-		t.Helper()
-		s := httptest.NewUnstartedServer(h)
-		s.Config.Protocols = new(http.Protocols)
-		s.Config.Protocols.SetHTTP1(!second)
-		s.Config.Protocols.SetHTTP2(second && secure)
-		s.Config.Protocols.SetUnencryptedHTTP2(second && !secure)
-		s.EnableHTTP2 = second
-		s.Config.ErrorLog = log.New(io.Discard, "", 0) // it says that a middleware wrote two heads
-		if secure {
-			s.StartTLS()
-		} else {
-			s.Start()
+	open := func(secure, second bool) func(*testing.T, http.Handler) net.Conn {
+		return func(t *testing.T, h http.Handler) net.Conn {
+			t.Helper()
+			s := httptest.NewUnstartedServer(h)
+			s.Config.Protocols = new(http.Protocols)
+			s.Config.Protocols.SetHTTP1(!second)
+			s.Config.Protocols.SetHTTP2(second && secure)
+			s.Config.Protocols.SetUnencryptedHTTP2(second && !secure)
+			s.EnableHTTP2 = second
+			s.Config.ErrorLog = log.New(io.Discard, "", 0) // it says that a middleware wrote two heads
+			if secure {
+				s.StartTLS()
+			} else {
+				s.Start()
+			}
+			t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+			c, err := net.Dial("tcp", s.Listener.Addr().String())
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = c.Close() })
+			require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+			if !secure {
+				return c
+			}
+			o := &tls.Config{InsecureSkipVerify: true}
+			if second {
+				o.NextProtos = []string{"h2"}
+			}
+			return tls.Client(c, o)
 		}
-		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
-		c, err := net.Dial("tcp", s.Listener.Addr().String())
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-		if !secure {
-			return c
-		}
-		o := &tls.Config{InsecureSkipVerify: true}
-		if second {
-			o.NextProtos = []string{"h2"}
-		}
-		return tls.Client(c, o)
 	}
 	return []protocol{
-		{"HTTP/1.1", false, func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, false, false) }, askHTTP1},
-		{"HTTP/1.1 over TLS", false, func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, true, false) }, askHTTP1},
-		{"HTTP/2 without TLS", true, func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, false, true) }, askHTTP2},
-		{"HTTP/2", true, func(t *testing.T, h http.Handler) net.Conn { t.Helper(); return open(t, h, true, true) }, askHTTP2},
+		{"HTTP/1.1", false, open(false, false), askHTTP1},
+		{"HTTP/1.1 over TLS", false, open(true, false), askHTTP1},
+		{"HTTP/2 without TLS", true, open(false, true), askHTTP2},
+		{"HTTP/2", true, open(true, true), askHTTP2},
 	}
 }
 
@@ -145,7 +147,8 @@ func requestHTTP2(path, body string) []byte {
 		return append(binary.BigEndian.AppendUint32(b, stream), payload...)
 	}
 	var fields []byte // HPACK: literals that are not indexed
-	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", path}, {"content-type", "application/json"}} {
+	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", path},
+		{"content-type", "application/json"}} {
 		fields = append(append(append(append(fields, 0, byte(len(f[0]))), f[0]...), byte(len(f[1]))), f[1]...)
 	}
 	var out bytes.Buffer
@@ -186,10 +189,13 @@ func askHTTP2(t *testing.T, c net.Conn, path, body string) (text string, whole b
 
 func TestACutResponseIsNotEndedWhoeverRecovers(t *testing.T) {
 	for _, p := range protocols() {
-		for host, around := range map[string]func(http.Handler) http.Handler{"nobody recovers": plain, "a middleware recovers": unwrapped} {
+		for host, around := range map[string]func(http.Handler) http.Handler{
+			"nobody recovers": plain, "a middleware recovers": unwrapped,
+		} {
 			t.Run(p.name+", "+host, func(t *testing.T) {
 				x := script(t, &fake{}, answer(ok), breaks("text/event-stream", "", begun))
-				text, whole := p.ask(t, p.listen(t, around(x.flow)), "/v1/completions", completion("a", `"stream":true`))
+				c := p.listen(t, around(x.flow))
+				text, whole := p.ask(t, c, "/v1/completions", completion("a", `"stream":true`))
 				assert.Contains(t, text, begun, "what was read did not reach the client before the cut")
 				assert.NotContains(t, text, "error", "a connection that is cut needs no words")
 				assert.NotContains(t, text, "recovered")
@@ -224,10 +230,12 @@ func TestACutStreamThatCannotBeCutEndsInAnError(t *testing.T) {
 		text   string
 		event  string
 	}{
-		"hidden":            {hidden, "/v1/completions", completion("a", `"stream":true`), begun, "data: "},
-		"hidden, flushing":  {flushed, "/v1/completions", completion("a", `"stream":true`), begun, "data: "},
-		"amid an event":     {hidden, "/v1/chat/completions", `{"messages":[],"stream":true}`, half, "data: "},
-		"Anthropic's shape": {hidden, "/v1/messages", `{"messages":[],"max_tokens":5,"stream":true}`, "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"begun"}}` + "\n\n", "event: error\ndata: "},
+		"hidden":           {hidden, "/v1/completions", completion("a", `"stream":true`), begun, "data: "},
+		"hidden, flushing": {flushed, "/v1/completions", completion("a", `"stream":true`), begun, "data: "},
+		"amid an event":    {hidden, "/v1/chat/completions", `{"messages":[],"stream":true}`, half, "data: "},
+		"Anthropic's shape": {hidden, "/v1/messages", `{"messages":[],"max_tokens":5,"stream":true}`,
+			"event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"begun"}}` + "\n\n",
+			"event: error\ndata: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, &fake{}, answer(ok), breaks("text/event-stream", "", c.text))
@@ -252,7 +260,10 @@ func TestACutStreamThatCannotBeCutEndsInAnError(t *testing.T) {
 }
 
 func TestACutJSONResponseThatCannotBeCutIsNoJSON(t *testing.T) {
-	for name, text := range map[string]string{"amid a string": `{"choices":[{"text":"begun`, "after its last byte": `{"choices":[{"text":"begun"}]}`} {
+	for name, text := range map[string]string{
+		"amid a string":       `{"choices":[{"text":"begun`,
+		"after its last byte": `{"choices":[{"text":"begun"}]}`,
+	} {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, &fake{}, answer(ok), breaks("application/json", "", text))
 			r := post(t, serve(t, hidden(x.flow)), "/v1/completions", completion("a", ""))
@@ -268,7 +279,8 @@ func TestACutJSONResponseThatCannotBeCutIsNoJSON(t *testing.T) {
 // A response over HTTP/1.0 without a length ends with its connection: only its content can say that it was cut.
 func TestACutStreamOverHTTP10EndsInAnError(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), breaks("text/event-stream", "", begun))
-	c := dial(t, x.url, strings.Replace(raw("/v1/completions", completion("a", `"stream":true`)), "HTTP/1.1", "HTTP/1.0", 1))
+	request := raw("/v1/completions", completion("a", `"stream":true`))
+	c := dial(t, x.url, strings.Replace(request, "HTTP/1.1", "HTTP/1.0", 1))
 	all, err := io.ReadAll(c)
 	require.NoError(t, err)
 	require.Contains(t, string(all), begun+"\n\ndata: {\"error\":")

@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Code says what went wrong, for programs. It is the "code" member of the default error answer.
+// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs.
 type Code string
 
 // The codes, with the HTTP status they become.
@@ -66,11 +66,11 @@ type Error struct {
 
 	api    connector.API // of a request to Do; elsewhere the request's path tells it
 	caller bool          // the caller's own deadline: no fault of an engine
-	mode   Mode          // how the request was being served
-	answer *reply        // the engine's own answer, to be passed on
+	mode   Mode          // how the request was served when it failed
+	answer *reply        // the engine's own response, to be passed on
 }
 
-// reply is an engine's answer of an error status, read whole.
+// reply is an engine's whole response with an error status.
 type reply struct {
 	status     int
 	retryAfter string
@@ -111,8 +111,9 @@ func (e *Error) Is(target error) bool {
 
 // LogValue logs the error's fields without its cause, whose text is not ours.
 func (e *Error) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("code", string(e.Code)), slog.String("leg", string(e.Leg)), slog.String("phase", e.Phase),
-		slog.String("endpoint", e.Endpoint), slog.Int("status", e.Status), slog.String("message", e.Message))
+	return slog.GroupValue(slog.String("code", string(e.Code)), slog.String("leg", string(e.Leg)),
+		slog.String("phase", e.Phase), slog.String("endpoint", e.Endpoint), slog.Int("status", e.Status),
+		slog.String("message", e.Message))
 }
 
 // Sentinels for errors.Is.
@@ -180,7 +181,8 @@ func (e *Error) EngineFault() bool {
 	return false
 }
 
-// retryable reports whether another pair, with a new prefill, may serve the request. A timeout is final, but for connecting.
+// retryable reports whether another pair, with a new prefill, may serve the request. A timeout is final. A
+// connection that could not be made in time is no timeout, but a failed leg.
 func (e *Error) retryable() bool {
 	switch e.Code {
 	case CodePrefillFailed, CodeTransferMissing, CodeHandoffExpired, CodeDecodeFailed:
@@ -189,7 +191,7 @@ func (e *Error) retryable() bool {
 	return false
 }
 
-// fallbackable reports whether the fallback policy applies: no pair could serve with KV transfer.
+// fallbackable reports whether the fallback policy applies, because no pair could serve with KV transfer.
 func (e *Error) fallbackable() bool {
 	return e.retryable() || e.Code == CodeNoEndpoint
 }
@@ -197,7 +199,8 @@ func (e *Error) fallbackable() bool {
 // errorType is the "type" member of OpenAI's error object.
 func (e *Error) errorType() string {
 	switch e.Code {
-	case CodePrefillRejected, CodeDecodeRejected, CodeInvalid, CodeUnsupported, CodeTooLarge, CodeMediaType, CodeNotFound, CodeBodyTimeout:
+	case CodePrefillRejected, CodeDecodeRejected, CodeInvalid, CodeUnsupported, CodeTooLarge, CodeMediaType,
+		CodeNotFound, CodeBodyTimeout:
 		return "invalid_request_error"
 	case CodeNoEndpoint, CodeDraining:
 		return "service_unavailable_error"
@@ -205,29 +208,21 @@ func (e *Error) errorType() string {
 	return "api_error"
 }
 
-// anthropicType is the "type" member of Anthropic's error object. Its API gives each type one status.
+var anthropicTypes = map[int]string{401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+	413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error"}
+
+// anthropicType is the "type" member of Anthropic's error object, in whose API each type has one status.
 func anthropicType(status int) string {
-	switch status {
-	case http.StatusUnauthorized:
-		return "authentication_error"
-	case http.StatusForbidden:
-		return "permission_error"
-	case http.StatusNotFound:
-		return "not_found_error"
-	case http.StatusRequestEntityTooLarge:
-		return "request_too_large"
-	case http.StatusTooManyRequests:
-		return "rate_limit_error"
-	case http.StatusServiceUnavailable, 529:
-		return "overloaded_error"
-	}
-	if status >= 400 && status < 500 {
+	switch t := anthropicTypes[status]; {
+	case t != "":
+		return t
+	case status >= 400 && status < 500:
 		return "invalid_request_error"
 	}
 	return "api_error"
 }
 
-// clientMessage is what a client may know: never an address or an engine's ID.
+// clientMessage is what a client may know. It never holds an address or an engine's ID.
 func (e *Error) clientMessage() string {
 	if e.Message != "" {
 		if e.Param != "" {

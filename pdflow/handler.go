@@ -19,11 +19,12 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// front is the client's side, shared by Flow and Mux: it reads a request, finds its flow, and writes the answer.
+// front is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes the
+// response.
 type front struct {
 	maxBody      int64
-	bodyTimeout  time.Duration
-	writeTimeout time.Duration
+	bodyTimeout  time.Duration // 0: none
+	writeTimeout time.Duration // 0: none
 	onError      ErrorHandler
 	requestID    func(*http.Request) string // nil: the client's X-Request-Id
 	find         func(r *connector.Request, requestID string) (*Flow, *Error)
@@ -31,11 +32,11 @@ type front struct {
 
 // ServeHTTP serves the client APIs' paths (see [connector.API]) by POST, and answers 404 to everything else.
 //
-// If decode breaks after its first byte, ServeHTTP cuts the client's connection (over HTTP/2: its stream) and panics with
-// http.ErrAbortHandler. The cut holds also where middleware recovers from the panic. It needs a ResponseWriter whose
-// write deadline can be set, or one that unwraps to such a writer (see [http.ResponseController]). On any other writer,
-// and over HTTP/1.0, an error is the last that the client gets: a stream ends in an error event and without [DONE], any
-// other body is not valid JSON.
+// If decode breaks after its first byte, ServeHTTP cuts the client's connection (over HTTP/2: its stream) and panics
+// with http.ErrAbortHandler. The cut holds also where middleware recovers from the panic. It needs a ResponseWriter
+// whose write deadline can be set, or one that unwraps to such a writer (see [http.ResponseController]). On any other
+// writer, and over HTTP/1.0, an error is the last that the client gets: a stream ends in an error event and without
+// [DONE], any other body is not valid JSON.
 func (f *Flow) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.front.serve(w, r) }
 
 // Middleware serves the client APIs' paths and hands everything else to next.
@@ -55,7 +56,8 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	id := f.idOf(r)
 	w.Header()[headerRequestID] = []string{id}
 	if len(r.TransferEncoding) > 0 {
-		// net/http hides a Content-Length beside it; closing keeps what follows on the connection from being read as a request.
+		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow
+		// from being read as another request.
 		w.Header().Set("Connection", "close")
 	}
 	api := connector.APIOf(r.URL.Path)
@@ -85,7 +87,7 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		if e.Code != CodeDraining {
 			break
 		}
-		// Its route may have been replaced since it was looked up: then the successor serves the request.
+		// The flow is shutting down. If its route was replaced after find, its successor serves the request.
 		next, gone := f.find(req, id)
 		if gone != nil || next == flow {
 			break
@@ -104,8 +106,8 @@ func (f *front) idOf(r *http.Request) string {
 
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
-		// Without this, net/http would send a 200 for us, which a client that only closed its sending side would see. The
-		// error is for writers that hide the connection, as in cut.
+		// If this handler only returned, net/http would send a 200, which a client that closed nothing but its sending
+		// side would see. The error reaches such a client only where the writer hides the connection (see cut).
 		rc := http.NewResponseController(w)
 		_ = rc.SetWriteDeadline(past)
 		f.onError(w, r, e)
@@ -116,9 +118,10 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.mode != "" {
 		w.Header()[headerMode] = modeHeader(e.mode)
 	}
-	if rc := http.NewResponseController(w); f.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(f.writeTimeout)) == nil {
-		defer func() { // flushed while the deadline stands, which must not reach the connection's next request
-			_ = rc.Flush()
+	rc := http.NewResponseController(w)
+	if f.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(f.writeTimeout)) == nil {
+		defer func() {
+			_ = rc.Flush() // under the deadline, which must not be in force for the connection's next request
 			_ = rc.SetWriteDeadline(time.Time{})
 		}()
 	}
@@ -181,23 +184,30 @@ func isJSON(contentType string) bool {
 	return media == "application/json" && (err == nil || errors.Is(err, mime.ErrInvalidMediaParameter))
 }
 
-// leftover is how long net/http may take to read what is left of a body whose request has failed.
+// leftover is for how long net/http may read what is left of the body of a request that has failed.
 const leftover = time.Second
 
-// closing ends the connection after an error that leaves some of the body unread. net/http reads on for a while, so that the
-// client sees the answer; without a deadline a slow client would hold the connection for ever.
+// closing makes net/http close the connection after an error that leaves some of the body unread. net/http reads on
+// for a while, so that the client sees the response. Without a deadline a slow client would hold the connection for
+// ever.
 func closing(w http.ResponseWriter, e *Error) *Error {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
 	return e
 }
 
-var modeHeaders = map[Mode][]string{ModeDisaggregated: {string(ModeDisaggregated)}, ModeAggregated: {string(ModeAggregated)}, ModeFallback: {string(ModeFallback)}}
+// modeHeaders are the values of X-PD-Mode, made once for all requests.
+var modeHeaders = map[Mode][]string{
+	ModeDisaggregated: {string(ModeDisaggregated)},
+	ModeAggregated:    {string(ModeAggregated)},
+	ModeFallback:      {string(ModeFallback)},
+}
 
 func modeHeader(m Mode) []string { return modeHeaders[m] }
 
-// WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it writes
-// an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for the rest.
+// WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it
+// writes an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for
+// the rest.
 func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	h := w.Header()
 	h["Content-Type"] = jsonType
@@ -205,14 +215,14 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	if api == connector.APIUnknown && strings.HasPrefix(r.URL.Path, connector.APIMessages.Path()) {
 		api = connector.APIMessages // or a path below it, which no flow serves
 	}
-	body := errorObject(api, e)
-	if e.answer != nil {
-		if e.answer.body != nil {
-			body = fitting(api, e, body)
-		}
-		if e.answer.retryAfter != "" {
-			h.Set("Retry-After", e.answer.retryAfter)
-		}
+	var body []byte
+	if e.answer != nil && e.answer.body != nil {
+		body = fitting(api, e)
+	} else {
+		body = errorObject(api, e)
+	}
+	if e.answer != nil && e.answer.retryAfter != "" {
+		h.Set("Retry-After", e.answer.retryAfter)
 	}
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
@@ -222,19 +232,20 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	_, _ = w.Write(body)
 }
 
-// fitting returns an engine's error body as it is. Only Anthropic's clients, which do not understand OpenAI's shape, get
-// its message in an object of their own API.
-func fitting(api connector.API, e *Error, own []byte) []byte {
+// fitting returns an engine's error body if a client of the API understands it. Clients of Anthropic's API do not
+// understand OpenAI's shape: they get the message in an object of their own API.
+func fitting(api connector.API, e *Error) []byte {
 	body := e.answer.body
 	if api != connector.APIMessages || gjson.GetBytes(body, "type").String() == "error" {
 		return body
 	}
-	for _, path := range []string{"error.message", "message"} {
-		if m := gjson.GetBytes(body, path); m.Type == gjson.String && m.String() != "" {
-			return anthropicError(e.HTTPStatus(), m.String())
+	message := e.clientMessage()
+	for _, m := range gjson.GetManyBytes(body, "message", "error.message") {
+		if m.Type == gjson.String && m.Str != "" {
+			message = m.Str
 		}
 	}
-	return own
+	return anthropicError(e.HTTPStatus(), message)
 }
 
 // errorObject is an error in the shape of the API that the client speaks.
@@ -242,28 +253,17 @@ func errorObject(api connector.API, e *Error) []byte {
 	if api == connector.APIMessages {
 		return anthropicError(e.HTTPStatus(), e.clientMessage())
 	}
-	type object struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Param   *string `json:"param"`
-		Code    Code    `json:"code"`
-	}
-	o := object{Message: e.clientMessage(), Type: e.errorType(), Code: e.Code}
+	var param any
 	if e.Param != "" {
-		o.Param = &e.Param
+		param = e.Param
 	}
-	body, _ := json.Marshal(map[string]object{"error": o}) // strings only
+	object := map[string]any{"message": e.clientMessage(), "type": e.errorType(), "param": param, "code": e.Code}
+	body, _ := json.Marshal(map[string]any{"error": object}) // strings only
 	return body
 }
 
 func anthropicError(status int, message string) []byte {
-	type object struct {
-		Type    string `json:"type"`
-		Message string `json:"message"`
-	}
-	body, _ := json.Marshal(struct {
-		Type  string `json:"type"`
-		Error object `json:"error"`
-	}{"error", object{anthropicType(status), message}}) // strings only
+	object := map[string]string{"type": anthropicType(status), "message": message}
+	body, _ := json.Marshal(map[string]any{"type": "error", "error": object}) // strings only
 	return body
 }

@@ -21,14 +21,16 @@ const (
 	headerMode      = "X-Pd-Mode" // X-PD-Mode on the wire is the same name
 )
 
+// neverForwarded reports whether a header must not reach engines, even if the host asks for it.
 func neverForwarded(canonical string) bool {
-	return slices.Contains([]string{"Cookie", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer",
-		"Transfer-Encoding", "Upgrade", "Content-Length", "Host", "Accept-Encoding", "Expect", "X-Data-Parallel-Rank", headerRequestID}, canonical)
+	return slices.Contains([]string{"Cookie", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te",
+		"Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Host", "Accept-Encoding", "Expect",
+		"X-Data-Parallel-Rank", headerRequestID}, canonical)
 }
 
-// EngineHeader makes the header of a request to an engine from the client's: of the client's own headers Authorization,
-// Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those in more, then the
-// request id. It is for hosts that send requests to engines themselves; the legs of a flow get it, too.
+// EngineHeader makes the header of a request to an engine: X-Request-Id, and of the client's headers Authorization,
+// Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names.
+// A flow's legs get it. It is exported for hosts that send other requests to engines themselves.
 func EngineHeader(client http.Header, requestID string, more ...string) http.Header {
 	h := make(http.Header, 8)
 	for _, name := range forwarded {
@@ -42,7 +44,7 @@ func EngineHeader(client http.Header, requestID string, more ...string) http.Hea
 		}
 	}
 	if _, ok := h["User-Agent"]; !ok {
-		h["User-Agent"] = userAgent // else net/http names itself
+		h["User-Agent"] = userAgent // otherwise net/http would name itself
 	}
 	h[headerRequestID] = []string{requestID}
 	return h
@@ -59,8 +61,8 @@ var (
 	jsonType  = []string{"application/json"}
 )
 
-// WithRequestID takes a request's ID from id in place of the client's X-Request-Id. If what id returns is not valid (see
-// [RequestID]), the flow makes a new one.
+// WithRequestID takes a request's ID from id in place of the client's X-Request-Id. If what id returns is not valid
+// (see [RequestID]), the flow makes a new one.
 func WithRequestID(id func(*http.Request) string) Option {
 	return optionFunc(func(o *options) error {
 		if id == nil {
@@ -71,9 +73,9 @@ func WithRequestID(id func(*http.Request) string) Option {
 	})
 }
 
-// RequestID returns the X-Request-Id of a client's header if there is exactly one and it is valid, else a new one. Valid
-// are 1 to 128 letters, digits and "-_.:". An ID that holds ___prefill_addr_ or ___decode_addr_ is not: vLLM takes the
-// header as its own ID, and some of its connectors read addresses out of it.
+// RequestID returns the X-Request-Id of a client's header if there is exactly one and it is valid, else a new one.
+// Valid are 1 to 128 letters, digits and "-_.:". An ID that holds ___prefill_addr_ or ___decode_addr_ is not: vLLM
+// takes the header as its own ID, and some of its connectors read addresses out of it.
 func RequestID(client http.Header) string {
 	if v := client[headerRequestID]; len(v) == 1 {
 		return validOrNew(v[0])
@@ -90,16 +92,9 @@ func validOrNew(id string) string {
 	return hex.EncodeToString(b[:])
 }
 
+const idBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
+
 func validRequestID(s string) bool {
-	if len(s) < 1 || len(s) > 128 || strings.Contains(s, "___prefill_addr_") || strings.Contains(s, "___decode_addr_") {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
-		ok := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' || c == ':'
-		if !ok {
-			return false
-		}
-	}
-	return true
+	return len(s) >= 1 && len(s) <= 128 && strings.Trim(s, idBytes) == "" &&
+		!strings.Contains(s, "___prefill_addr_") && !strings.Contains(s, "___decode_addr_")
 }

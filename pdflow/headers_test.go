@@ -4,8 +4,10 @@ package pdflow_test
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,8 +15,10 @@ import (
 )
 
 func TestRequestIDIsTheClientsIfItIsValid(t *testing.T) {
-	for id, valid := range map[string]bool{"abc-1_2.3:4": true, strings.Repeat("a", 128): true, strings.Repeat("a", 129): false, "a b": false, "é": false,
-		"": false, "x___prefill_addr_1.2.3.4:5": false, "x___decode_addr_1.2.3.4:5": false} {
+	for id, valid := range map[string]bool{
+		"abc-1_2.3:4": true, strings.Repeat("a", 128): true, strings.Repeat("a", 129): false, "a b": false, "é": false,
+		"": false, "x___prefill_addr_1.2.3.4:5": false, "x___decode_addr_1.2.3.4:5": false,
+	} {
 		got := pdflow.RequestID(http.Header{"X-Request-Id": {id}})
 		require.Equal(t, valid, got == id, id)
 		require.NotEmpty(t, got)
@@ -35,21 +39,52 @@ func TestAHostNamesItsRequests(t *testing.T) {
 	for name, url := range map[string]string{"Flow": x.url, "Mux": serve(t, mux)} {
 		for id, kept := range map[string]bool{"host-7": true, "not valid": false, "": false} {
 			before := len(x.d.Requests())
-			r := post(t, url, "/v1/completions", completion(longPrompt, ""), "X-Correlation-Id", id, "X-Request-Id", "client")
+			r := post(t, url, "/v1/completions", completion(longPrompt, ""),
+				"X-Correlation-Id", id, "X-Request-Id", "client")
 			got := r.header.Get("X-Request-Id")
 			require.Equal(t, kept, got == id, name)
 			require.NotEqual(t, "client", got)
 			require.Equal(t, []string{got}, x.d.Requests()[before].Header["X-Request-Id"])
 		}
-		require.Equal(t, "host-8", post(t, url, "/nowhere", "{}", "X-Correlation-Id", "host-8").header.Get("X-Request-Id"), "errors have it, too")
+		r := post(t, url, "/nowhere", "{}", "X-Correlation-Id", "host-8")
+		require.Equal(t, "host-8", r.header.Get("X-Request-Id"), "errors have it, too")
 	}
 	_, err := pdflow.New(&fake{}, pickNothing{}, pdflow.WithRequestID(nil))
 	require.ErrorContains(t, err, "WithRequestID")
 }
 
 func TestEngineHeaderIsAnAllowList(t *testing.T) {
-	client := http.Header{"Authorization": {"k"}, "Cookie": {"c"}, "X-Tenant": {"t"}, "X-Request-Id": {"theirs"}, "Accept-Encoding": {"gzip"}}
-	require.Equal(t, http.Header{"Authorization": {"k"}, "X-Tenant": {"t"}, "X-Request-Id": {"ours"}, "User-Agent": {"pdkit/" + pdflow.Version}},
-		pdflow.EngineHeader(client, "ours", "x-tenant"))
+	client := http.Header{"Authorization": {"k"}, "Cookie": {"c"}, "X-Tenant": {"t"}, "X-Request-Id": {"theirs"},
+		"Accept-Encoding": {"gzip"}}
+	want := http.Header{"Authorization": {"k"}, "X-Tenant": {"t"}, "X-Request-Id": {"ours"},
+		"User-Agent": {"pdkit/" + pdflow.Version}}
+	require.Equal(t, want, pdflow.EngineHeader(client, "ours", "x-tenant"))
 	require.Equal(t, []string{"curl"}, pdflow.EngineHeader(http.Header{"User-Agent": {"curl"}}, "ours")["User-Agent"])
+}
+
+// patient is a writer that keeps the write deadlines it was given.
+type patient struct {
+	*httptest.ResponseRecorder
+	deadlines []time.Time
+}
+
+func (p *patient) SetWriteDeadline(t time.Time) error {
+	p.deadlines = append(p.deadlines, t)
+	return nil
+}
+
+func TestAMuxBoundsTheWritingOfErrors(t *testing.T) {
+	for limit, want := range map[time.Duration]time.Duration{0: 30 * time.Second, 5 * time.Second: 5 * time.Second, -1: 0} {
+		w := &patient{ResponseRecorder: httptest.NewRecorder()}
+		mux := pdflow.NewMux(&pdflow.MuxOptions{WriteTimeout: limit})
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/nowhere", nil))
+		require.Equal(t, 404, w.Code)
+		if want == 0 {
+			require.Empty(t, w.deadlines)
+			continue
+		}
+		require.Len(t, w.deadlines, 2)
+		require.WithinDuration(t, time.Now().Add(want), w.deadlines[0], 2*time.Second)
+		require.True(t, w.deadlines[1].IsZero(), "the deadline is in force for the connection's next request")
+	}
 }

@@ -28,8 +28,8 @@ type MuxOptions struct {
 	RequestID    func(*http.Request) string // see WithRequestID; default: the client's X-Request-Id
 }
 
-// Mux serves several models behind one listener. A request goes to the flow of the model that it names. One that names no
-// model goes to the only flow, or else to the flow for any model. Routes may be replaced while it serves.
+// Mux serves several models behind one listener. A request goes to the flow of the model that it names. One that names
+// no model goes to the only flow, or else to the flow for any model. Routes may be replaced while it serves.
 type Mux struct {
 	front  front
 	routes atomic.Pointer[map[string]Server]
@@ -41,8 +41,8 @@ func NewMux(o *MuxOptions) *Mux {
 		o = &MuxOptions{}
 	}
 	m := &Mux{}
-	m.front = front{maxBody: 32 << 20, bodyTimeout: limitOr(o.BodyTimeout, 60*time.Second),
-		writeTimeout: limitOr(o.WriteTimeout, 30*time.Second), onError: WriteError, requestID: o.RequestID, find: m.find}
+	m.front = front{maxBody: 32 << 20, onError: WriteError, requestID: o.RequestID, find: m.find,
+		bodyTimeout: limitOr(o.BodyTimeout, 60*time.Second), writeTimeout: limitOr(o.WriteTimeout, 30*time.Second)}
 	if o.MaxBody > 0 {
 		m.front.maxBody = o.MaxBody
 	}
@@ -61,8 +61,8 @@ func limitOr(d, otherwise time.Duration) time.Duration {
 	return max(d, 0)
 }
 
-// SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight go
-// on. A flow may be shut down once its route is replaced: its successor serves the requests that reach it too late.
+// SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight
+// go on. A flow may be shut down once its route is replaced: its successor serves the requests that reach it too late.
 func (m *Mux) SetRoutes(routes map[string]Server) error {
 	own := make(map[string]Server, len(routes))
 	for model, s := range routes {

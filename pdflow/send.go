@@ -14,9 +14,9 @@ import (
 // writeEvery is for how long a write deadline is left as it is: setting one costs more than the rest of a write.
 const writeEvery = time.Second
 
-// Send writes the response to the client of r as [Flow.ServeHTTP] does, for hosts that call [Flow.Do]: it sends the head
-// with X-Request-Id and X-PD-Mode, flushes each piece of a stream, bounds each write by Timeouts.Write, and closes Body.
-// Nothing of Body may have been read before.
+// Send writes the response to the client of r as [Flow.ServeHTTP] does, for hosts that call [Flow.Do]: it sends the
+// head with X-Request-Id and X-PD-Mode, flushes each piece of a stream, bounds each write by Timeouts.Write, and
+// closes Body. Nothing of Body may have been read before.
 //
 // Without an error the client has got the whole response. With one, which is an *[Error], Send has cut the client's
 // connection or has ended the response in an error (see [Flow.ServeHTTP]): the host writes nothing more. A host whose
@@ -29,66 +29,48 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 	defer b.Close()
 	h := w.Header()
 	maps.Copy(h, resp.Header)
-	if v := h[headerRequestID]; len(v) != 1 || v[0] != resp.RequestID {
+	if v := h[headerRequestID]; len(v) != 1 || v[0] != resp.RequestID { // ServeHTTP has set it
 		h[headerRequestID] = []string{resp.RequestID}
 	}
 	h[headerMode] = modeHeader(resp.Mode)
 	w.WriteHeader(resp.Status)
 	b.a.x.phase.Store(phaseStream)
-	s := sender{w: w, rc: http.NewResponseController(w), limit: b.flow().limits.Write}
+	rc, f := http.NewResponseController(w), b.flow()
+	limit := f.limits.Write
+	var deadline time.Time
 	for {
 		piece, err := b.next()
 		if len(piece) > 0 {
-			if werr := s.send(piece, b.sse || err != nil); werr != nil {
-				b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.flow().name,
+			if now := time.Now(); limit > 0 && now.Add(limit).Sub(deadline) > writeEvery {
+				deadline = now.Add(limit + writeEvery)
+				if rc.SetWriteDeadline(deadline) != nil {
+					limit = 0
+					f.warnOfWriter("SetWriteDeadline")
+				}
+			}
+			_, werr := w.Write(piece)
+			if werr == nil && (b.sse || err != nil) {
+				werr = rc.Flush()
+			}
+			if errors.Is(werr, http.ErrNotSupported) {
+				f.warnOfWriter("Flush")
+			} else if werr != nil {
+				b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: f.name,
 					Message: "the client left", Err: werr}
 				err = b.err
 			}
-			if s.noFlush || s.noDeadline {
-				b.flow().warnOfWriter(&s)
-			}
 		}
-		switch {
-		case err == nil:
-		case errors.Is(err, io.EOF):
-			s.relax()
-			return nil
-		default:
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, io.EOF) {
 			cut(w, r, b)
 			return b.err
 		}
-	}
-}
-
-// sender writes the pieces of one response.
-type sender struct {
-	w          http.ResponseWriter
-	rc         *http.ResponseController
-	limit      time.Duration // of one write; 0: none
-	deadline   time.Time
-	noFlush    bool // the writer cannot flush
-	noDeadline bool // the writer has no write deadlines
-}
-
-func (s *sender) send(piece []byte, flush bool) error {
-	if now := time.Now(); s.limit > 0 && !s.noDeadline && now.Add(s.limit).Sub(s.deadline) > writeEvery {
-		s.deadline = now.Add(s.limit + writeEvery)
-		s.noDeadline = s.rc.SetWriteDeadline(s.deadline) != nil
-	}
-	_, err := s.w.Write(piece)
-	if err == nil && flush && !s.noFlush {
-		err = s.rc.Flush()
-		if errors.Is(err, http.ErrNotSupported) {
-			s.noFlush, err = true, nil
+		if limit > 0 {
+			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
 		}
-	}
-	return err
-}
-
-// relax removes the deadline, because the connection serves more requests.
-func (s *sender) relax() {
-	if !s.deadline.IsZero() && !s.noDeadline {
-		_ = s.rc.SetWriteDeadline(time.Time{})
+		return nil
 	}
 }
 
@@ -101,9 +83,9 @@ func (b *Body) flow() *Flow {
 }
 
 // warnOfWriter logs, once for each flow, that middleware hides what a stream needs.
-func (f *Flow) warnOfWriter(s *sender) {
+func (f *Flow) warnOfWriter(missing string) {
 	f.warned.Do(func() {
-		f.opts.logger.Warn("the ResponseWriter lacks Flush or SetWriteDeadline: give the middleware's writer an Unwrap method",
-			slog.Bool("streams_are_buffered", s.noFlush), slog.Bool("slow_clients_are_bounded", !s.noDeadline))
+		f.opts.logger.Warn("middleware hides methods of the ResponseWriter: streams may be buffered, and clients that read"+
+			" nothing may hold engines; an Unwrap method on its writer helps", slog.String("missing", missing))
 	})
 }

@@ -4,7 +4,6 @@ package pdflow_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -127,7 +126,20 @@ func TestAWriterThatCannotStreamIsLoggedOnce(t *testing.T) {
 		post(t, url, "/v1/completions", completion("a", `"stream":true`)).text(t)
 	}
 	require.Equal(t, 1, strings.Count(out.String(), "level=WARN"), out.String())
-	require.Contains(t, out.String(), "streams_are_buffered=true slow_clients_are_bounded=false")
+	require.Contains(t, out.String(), "missing=SetWriteDeadline")
+
+	out = &logBuffer{}
+	x = start(t, setup{opts: []pdflow.Option{pdflow.WithLogger(slog.New(slog.NewTextHandler(out, nil)))}})
+	noFlush := swallow(func(w http.ResponseWriter) http.ResponseWriter { return bounded{w} })
+	post(t, serve(t, noFlush(x.flow)), "/v1/completions", completion("a", `"stream":true`)).text(t)
+	require.Contains(t, out.String(), "missing=Flush")
+}
+
+// bounded has write deadlines and cannot flush.
+type bounded struct{ http.ResponseWriter }
+
+func (b bounded) SetWriteDeadline(t time.Time) error {
+	return http.NewResponseController(b.ResponseWriter).SetWriteDeadline(t)
 }
 
 // failing fails its first write, as a connection of a client that has left does.
@@ -141,6 +153,6 @@ func TestAFailedWriteIsTheClientsLeaving(t *testing.T) {
 	require.NoError(t, err)
 	err = resp.Send(failing{httptest.NewRecorder()}, httptest.NewRequest(http.MethodPost, "/", nil))
 	assert.ErrorIs(t, err, pdflow.ErrClientGone)
-	assert.True(t, errors.Is(err, net.ErrClosed))
+	assert.ErrorIs(t, err, net.ErrClosed)
 	require.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
 }

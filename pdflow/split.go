@@ -9,8 +9,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Split sends a share of one model's requests to another flow, to try a connector on some of the traffic. A request's ID
-// decides, so that a client that repeats an ID stays where it was.
+// Split sends a share of one model's requests to another flow, to try a connector on some of the traffic. A request's
+// ID decides, so that a client that repeats an ID stays where it was.
 type Split struct {
 	main, other *Flow
 	percent     uint64

@@ -20,7 +20,8 @@ type asker struct {
 	out *json.Decoder
 }
 
-// libraries starts one, or skips. Where CI=true the libraries must be there: examples/clients/install.sh installs them.
+// libraries starts one, or skips. Where CI=true the libraries must be there: examples/clients/install.sh installs
+// them.
 func libraries(t *testing.T) *asker {
 	t.Helper()
 	python, err := filepath.Abs("../../.tools/clients/bin/python")

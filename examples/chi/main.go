@@ -86,8 +86,8 @@ func newFlow(ctx context.Context, o *options) (*pdflow.Flow, error) {
 	return pdflow.New(conn, pick.RoundRobin(set), opts...)
 }
 
-// requestID gives engines and clients the ID that chi's own logs have. chi makes host/counter, and a slash is not valid
-// in an X-Request-Id.
+// requestID gives engines and clients the ID that chi's own logs have. chi makes host/counter, and a slash is not
+// valid in an X-Request-Id.
 func requestID(r *http.Request) string {
 	return strings.ReplaceAll(middleware.GetReqID(r.Context()), "/", ":")
 }

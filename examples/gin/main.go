@@ -136,7 +136,7 @@ func (r *router) serve(c *gin.Context) {
 
 // Proxy serves the request over a pair of engines. After an error the caller may try another pair, or write the error,
 // unless something was written (c.Writer.Written()).
-func (r *router) Proxy(c *gin.Context, reqBody map[string]interface{}, prefillAddr, decodeAddr string) error {
+func (r *router) Proxy(c *gin.Context, reqBody map[string]any, prefillAddr, decodeAddr string) error {
 	body, err := json.Marshal(reqBody)
 	if err != nil {
 		return err

@@ -3,10 +3,11 @@
 // Nethttp mounts pdkit in net/http: one prefill engine, one decode engine, one handler.
 //
 //	go run ./examples/nethttp -prefill http://127.0.0.1:8100 -decode http://127.0.0.1:8200
-//	curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt":"Hello","max_tokens":16}'
+//	curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \
+//	  -d '{"prompt":"Hello","max_tokens":16}'
 //
-// The engines are vLLM servers that share KV by NixlConnector. Anything beyond this (probes, a drain, several models, metrics) is
-// in examples/gateway.
+// The engines are vLLM servers that share KV by NixlConnector. Anything beyond this (probes, a drain, several models,
+// metrics) is in examples/gateway.
 package main
 
 import (
@@ -39,7 +40,7 @@ func handler(ctx context.Context, prefill, decode string) *pdflow.Flow {
 	p := must(discovery.New(prefill, discovery.RolePrefill))
 	d := must(discovery.New(decode, discovery.RoleDecode))
 	set := discovery.NewSet(must(static.New(p, d)))
-	go func() { _ = set.Run(ctx) }() // keeps the set up to date until ctx ends; its error is always nil then
+	go func() { _ = set.Run(ctx) }() // keeps the set up to date until ctx ends; its error is always nil
 	return must(pdflow.New(must(nixl.New(nil)), pick.RoundRobin(set)))
 }
 

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The lines that the README shows do what it says: a request goes over both engines, and decode takes P's KV over.
+// A request goes over both engines, and the decode engine takes the prefill engine's KV over, as the README says.
 func TestTheHandlerServesOverBothEngines(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)
@@ -36,7 +36,8 @@ func TestTheHandlerServesOverBothEngines(t *testing.T) {
 		require.NoError(t, flow.Shutdown(ctx))
 	}()
 
-	resp, err := gateway.Client().Post(gateway.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"`+strings.Repeat("Hello. ", 20)+`","max_tokens":16}`))
+	request := strings.NewReader(`{"prompt":"` + strings.Repeat("Hello. ", 20) + `","max_tokens":16}`)
+	resp, err := gateway.Client().Post(gateway.URL+"/v1/completions", "application/json", request)
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)

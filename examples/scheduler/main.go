@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Scheduler is a custom scheduler on top of pdkit: it scores the engines of each request by itself, and has flow.Do run the pair that it
-// chose. Its loop is that of a router with plugins: score, try the best pairs one after another, run the post-hooks.
+// Scheduler chooses the engines of each request by scores of its own and runs the request over them with flow.Do. Its
+// loop is that of a router with plugins: it scores, tries the best pairs one after another, and runs the post-hooks.
 //
 //	go run ./examples/scheduler -prefill http://127.0.0.1:8100,http://127.0.0.1:8101 -decode http://127.0.0.1:8200
 package main
@@ -56,7 +56,7 @@ type scorer struct {
 	score  func(r *request, e *discovery.Endpoint) float64
 }
 
-// postHook learns from an attempt when both legs have ended: when the last byte of a stream has gone, not when the first has.
+// postHook learns from an attempt when both legs have ended: for a stream, after its last byte.
 type postHook func(r *request, prefill, decode string, o *pdflow.Outcome)
 
 // scheduler chooses pairs and has them serve requests.
@@ -95,7 +95,8 @@ func newScheduler(ctx context.Context, prefill, decode string, opts ...pdflow.Op
 	if err != nil {
 		return nil, err
 	}
-	s := &scheduler{engines: probe.Wrap(list, &probe.Options{LoadInterval: time.Second}), load: map[string]int{}, known: map[uint64]string{}, seed: maphash.MakeSeed()}
+	s := &scheduler{engines: probe.Wrap(list, &probe.Options{LoadInterval: time.Second}), load: map[string]int{},
+		known: map[uint64]string{}, seed: maphash.MakeSeed()}
 	s.set = discovery.NewSet(s.engines)
 	go func() { _ = s.set.Run(ctx) }() // its error is always nil
 	s.scorers = []scorer{
@@ -108,9 +109,11 @@ func newScheduler(ctx context.Context, prefill, decode string, opts ...pdflow.Op
 			}
 			return 0
 		}},
-		{discovery.RoleDecode, 1, func(_ *request, e *discovery.Endpoint) float64 { return 1 / (1 + float64(s.load[e.ID])) }},
+		{discovery.RoleDecode, 1, func(_ *request, e *discovery.Endpoint) float64 {
+			return 1 / (1 + float64(s.load[e.ID]))
+		}},
 		{discovery.RoleDecode, 0.5, func(_ *request, e *discovery.Endpoint) float64 {
-			said, _ := s.engines.Reading(e.ID) // what it said itself; nothing yet is an empty cache
+			said, _ := s.engines.Reading(e.ID) // an engine that has said nothing yet counts as one with an empty cache
 			return 1 - said.Load.KVUsage
 		}},
 	}
@@ -129,16 +132,18 @@ func (s *scheduler) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error
 	return pairs[0], nil
 }
 
-// schedule returns up to three pairs that could serve a request, the best first. Two that follow each other share no engine if they need not.
+// schedule returns up to three pairs that could serve a request, the best first. Two pairs that follow each other
+// share an engine only if there are too few engines.
 func (s *scheduler) schedule(r *request) (pairs []pdflow.Pick) {
 	s.mu.Lock() // for the scorers
 	defer s.mu.Unlock()
 	snap := s.set.Load() // one snapshot for the whole decision
 	prefills := s.rank(r, snap, discovery.RolePrefill)
 	for i, d := range s.rank(r, snap, discovery.RoleDecode) {
-		meet := slices.DeleteFunc(slices.Clone(prefills), func(p discovery.Endpoint) bool { return p.Group != d.Group || p.ID == d.ID })
-		if len(meet) > 0 && len(pairs) < 3 {
-			pairs = append(pairs, pdflow.Pick{Prefill: meet[i%len(meet)], Decode: d})
+		unfit := func(p discovery.Endpoint) bool { return p.Group != d.Group || p.ID == d.ID }
+		fit := slices.DeleteFunc(slices.Clone(prefills), unfit)
+		if len(fit) > 0 && len(pairs) < 3 {
+			pairs = append(pairs, pdflow.Pick{Prefill: fit[i%len(fit)], Decode: d})
 		}
 	}
 	return pairs
@@ -164,11 +169,12 @@ func (s *scheduler) rank(r *request, snap *discovery.Snapshot, role discovery.Ro
 	return engines
 }
 
-// ServeHTTP reads a request, tries its pairs, and streams the answer of the first that serves.
+// ServeHTTP reads a request, tries its pairs, and sends the response of the first pair that serves it.
 func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, hr.Body, 32<<20))
 	if err != nil || hr.Method != http.MethodPost {
-		pdflow.WriteError(w, hr, &pdflow.Error{Code: pdflow.CodeInvalid, Message: "want a POST with a body of at most 32 MiB"})
+		pdflow.WriteError(w, hr, &pdflow.Error{Code: pdflow.CodeInvalid,
+			Message: "want a POST with a body of at most 32 MiB"})
 		return
 	}
 	r := &request{tokens: len(body) / 4}
@@ -177,9 +183,10 @@ func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	}
 	last := &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no pair of engines is ready", RetryAfter: time.Second}
 	for _, pair := range s.schedule(r) {
-		resp, err := s.try(hr.Context(), r, pair, &pdflow.Request{API: connector.APIOf(hr.URL.Path), Header: hr.Header, Body: body})
+		in := &pdflow.Request{API: connector.APIOf(hr.URL.Path), Header: hr.Header, Body: body}
+		resp, err := s.try(hr.Context(), r, pair, in)
 		if err == nil {
-			_ = resp.Send(w, hr) // an error has cut the client's connection; Done gets it, too
+			_ = resp.Send(w, hr) // after an error the client's connection is cut, and Done has been told
 			return
 		}
 		if !errors.As(err, &last) || !last.EngineFault() || last.Code == pdflow.CodeTimeout {
@@ -189,8 +196,8 @@ func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	pdflow.WriteError(w, hr, last)
 }
 
-// try reserves a pair and runs it. Done tells the post-hooks, once, whatever becomes of the request. Where a request is refused before
-// it is anybody's, there is no outcome, and the reservation alone is undone.
+// try reserves a pair and runs the request over it. Done tells the post-hooks once how it ended. Do refuses some
+// requests before they begin and does not call Done for them: then try undoes the reservation itself.
 func (s *scheduler) try(ctx context.Context, r *request, pair pdflow.Pick, in *pdflow.Request) (*pdflow.Response, error) {
 	p, d := pair.Prefill.ID, pair.Decode.ID
 	told := false
@@ -217,7 +224,8 @@ func (s *scheduler) reserve(r *request, prefill, decode string, sign int) {
 	s.load[decode] += sign
 }
 
-// remember is what cache-aware schedulers do after a success. An outcome without an error is one that the client got whole.
+// remember keeps which prefill engine has a prefix in its cache. It does so only after a success: an outcome without
+// an error means that the client got the whole response.
 func (s *scheduler) remember(r *request, prefill, _ string, o *pdflow.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
