@@ -3,7 +3,7 @@
 package transport
 
 import (
-	"strings"
+	"net/http"
 	"syscall"
 	"testing"
 	"time"
@@ -88,21 +88,27 @@ func TestARequestCanHaveANewConnection(t *testing.T) {
 
 // What ended one idle connection unseen has likely ended the engine's others too, and no other engine's.
 func TestAReusedConnectionThatDiesTakesTheIdleOnesOfItsEngineWithIt(t *testing.T) {
-	url, accepted := barrier(t, 5)
-	other := newEngine(t, keepAlive)
+	e, other := newEngine(t, keepAlive), newEngine(t, keepAlive)
 	var controls controlledDial
 	tr := newTransport(t, &Options{DialContext: controls.dial})
 	exchange(t, tr, post(t, other.url(), "x"))
-	burst(t, tr, url, 5)
-	require.EqualValues(t, 5, accepted.Load())
-	key := hostKey{host: strings.TrimPrefix(url, "http://")}
+	var open []*http.Response
+	for range 5 {
+		resp, err := tr.RoundTrip(post(t, e.url(), "x"))
+		require.NoError(t, err)
+		open = append(open, resp)
+	}
+	for _, resp := range open {
+		drain(t, resp)
+	}
+	key := hostKey{host: e.Addr().String()}
 	newest := tr.pool.hosts[key][4].raw.(*controlled) //nolint:forcetypeassert // what the dialer returned
 	newest.readErr = syscall.ECONNRESET
 	require.NoError(t, newest.SetReadDeadline(longAgo))
-	_, err := tr.RoundTrip(post(t, url, "x"))
+	_, err := tr.RoundTrip(post(t, e.url(), "x"))
 	var got *Error
 	require.ErrorAs(t, err, &got)
 	assert.Equal(t, Error{Sent: MaybeSent, Kind: Reset, Reused: true, Err: syscall.ECONNRESET}, *got)
-	assert.Zero(t, len(tr.pool.hosts[key])) //nolint:testifylint // a failure must not print a connection and all that it leads to
+	assert.Zero(t, len(tr.pool.hosts[key]))                                      //nolint:testifylint // a failure must not print a connection and all that it leads to
 	assert.Equal(t, 1, len(tr.pool.hosts[hostKey{host: other.Addr().String()}])) //nolint:testifylint // as above
 }
