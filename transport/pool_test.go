@@ -13,6 +13,7 @@ import (
 )
 
 func TestThePoolKeepsNoMoreThanItsLimit(t *testing.T) {
+	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	for _, limit := range []int{-1, 3} {
 		url, accepted := barrier(t, 10)
 		tr := newTransport(t, &Options{MaxIdlePerHost: limit})
@@ -28,6 +29,7 @@ func TestThePoolKeepsNoMoreThanItsLimit(t *testing.T) {
 
 // Engines come and go; a pool that remembered each would grow for ever.
 func TestThePoolForgetsEngines(t *testing.T) {
+	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, &Options{IdleTimeout: 20 * time.Millisecond})
 	exchange(t, tr, post(t, e.url(), "x"))
@@ -42,6 +44,7 @@ func TestThePoolForgetsEngines(t *testing.T) {
 
 // The sweep may be late; what is over is not handed out meanwhile.
 func TestAConnectionIdleForTooLongIsNotUsedThoughTheSweepIsLate(t *testing.T) {
+	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)
 	exchange(t, tr, post(t, e.url(), "x"))
@@ -55,6 +58,7 @@ func TestAConnectionIdleForTooLongIsNotUsedThoughTheSweepIsLate(t *testing.T) {
 // Without a limit of time, connections that engines closed would stay half
 // closed for ever.
 func TestTheSweepClosesWhatEnginesClosed(t *testing.T) {
+	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, &Options{IdleTimeout: -1})
 	exchange(t, tr, post(t, e.url(), "x"))
@@ -88,6 +92,7 @@ func TestARequestCanHaveANewConnection(t *testing.T) {
 
 // What ended one idle connection unseen has likely ended the engine's others too, and no other engine's.
 func TestAReusedConnectionThatDiesTakesTheIdleOnesOfItsEngineWithIt(t *testing.T) {
+	ownOnly(t, "cannot close the idle connections of one engine")
 	e, other := newEngine(t, keepAlive), newEngine(t, keepAlive)
 	var controls controlledDial
 	tr := newTransport(t, &Options{DialContext: controls.dial})
