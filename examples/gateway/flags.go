@@ -71,7 +71,7 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 // override lays the command line over the file's Gateway.
 func (f flags) override(cfg *config) error {
 	g := &cfg.gateway
-	cfg.canary, cfg.probe, cfg.pick = f.canary, f.probe, f.pick
+	cfg.canary, cfg.probe, cfg.pick, cfg.netHTTP = f.canary, f.probe, f.pick, f.netHTTP
 	var errs []*connector.FieldError
 	for _, period := range []struct {
 		flag string

@@ -22,6 +22,7 @@ type FlowOptions struct {
 	// Transport returns what legs go over, given timeouts.connect, or nil for a transport of the flows' own, which Shutdown closes. It is called
 	// once for each connector. nil is all their own.
 	Transport func(connect time.Duration) http.RoundTripper
+	NetHTTP   bool            // the flows' own transports send by net/http's client: see transport.Options
 	Options   []pdflow.Option // of each flow; those that the object's own settings make come after them
 }
 
@@ -98,11 +99,12 @@ func (f *Flows) close() error {
 }
 
 // NewTransport returns a transport for a ModelServer's timeouts.connect, of which 0 is no timeout. It is to be closed.
-func NewTransport(connect time.Duration) *transport.Transport {
+// netHTTP is [transport.Options].NetHTTP.
+func NewTransport(connect time.Duration, netHTTP bool) *transport.Transport {
 	if connect == 0 {
 		connect = -1 // 0 would be the transport's default
 	}
-	return transport.New(&transport.Options{ConnectTimeout: connect})
+	return transport.New(&transport.Options{ConnectTimeout: connect, NetHTTP: netHTTP})
 }
 
 func (b *builder) transport(connect time.Duration) http.RoundTripper {
@@ -113,7 +115,7 @@ func (b *builder) transport(connect time.Duration) http.RoundTripper {
 	}
 	t, ok := b.flows.owned[connect]
 	if !ok {
-		t = NewTransport(connect)
+		t = NewTransport(connect, b.o.NetHTTP)
 		b.flows.owned[connect] = t
 	}
 	return t
