@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 )
 
-// standard sends requests by net/http's own transport, where [Options].NetHTTP says so or [Options].Protocols allows more
-// than HTTP/1.1. It brings net/http's errors into this package's shape.
+// standard sends requests by net/http's own transport, where [Options].NetHTTP says so or [Options].Protocols allows
+// more than HTTP/1.1. It brings net/http's errors into this package's shape.
 type standard struct {
 	base       *http.Transport
 	unpooled   *http.Transport // for WithNewConnection
@@ -109,7 +109,7 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 	return resp, err
 }
 
-// standardBody gives errors of reading an answer this package's type, and so
+// standardBody gives errors of reading a response this package's type, and so
 // keeps addresses out of their text.
 type standardBody struct {
 	io.ReadCloser

@@ -13,22 +13,23 @@ import (
 	"github.com/hashicorp/go-retryablehttp"
 )
 
-// Defaults of [RetryPolicy].
+// The defaults of RetryPolicy.
 const (
-	DefaultRetryMax    = 1
-	DefaultBackoffBase = 50 * time.Millisecond
-	DefaultBackoffMax  = 2 * time.Second
+	defaultRetryMax    = 1
+	defaultBackoffBase = 50 * time.Millisecond
+	defaultBackoffMax  = 2 * time.Second
 )
 
 // RetryPolicy bounds the extra tries of a [Retrier]. The zero value means the
 // defaults.
 type RetryPolicy struct {
-	// Max is the number of extra tries on the same engine. 0 means
-	// DefaultRetryMax, a negative value none.
+	// Max is the number of extra tries on the same engine. 0 means 1,
+	// a negative value none.
 	Max int
 	// BackoffBase and BackoffMax bound the wait before extra try n, counted
 	// from 0: a random time up to BackoffBase * 2^n, and never more than
-	// BackoffMax. 0 means the default, a negative value no wait.
+	// BackoffMax. 0 means 50 ms and 2 s, a
+	// negative value no wait.
 	BackoffBase, BackoffMax time.Duration
 }
 
@@ -46,9 +47,9 @@ type Retrier struct {
 // instrumented round tripper over one. rt sees each try as a request of its
 // own. Its idle connections are never closed by the Retrier.
 func NewRetrier(rt http.RoundTripper, policy RetryPolicy) *Retrier {
-	policy.Max = max(orDefault(policy.Max, DefaultRetryMax), 0)
-	policy.BackoffBase = max(orDefault(policy.BackoffBase, DefaultBackoffBase), 0)
-	policy.BackoffMax = max(orDefault(policy.BackoffMax, DefaultBackoffMax), 0)
+	policy.Max = max(orDefault(policy.Max, defaultRetryMax), 0)
+	policy.BackoffBase = max(orDefault(policy.BackoffBase, defaultBackoffBase), 0)
+	policy.BackoffMax = max(orDefault(policy.BackoffMax, defaultBackoffMax), 0)
 	r := &Retrier{rt: rt, policy: policy}
 	r.further = &retryablehttp.Client{ // without a logger, which would print URLs
 		HTTPClient: &http.Client{Transport: furtherTries{r}},
