@@ -97,9 +97,9 @@ type try struct {
 
 // send sends req through rt and asks the check on the way.
 func (g *gate) send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
-	t := &try{}
-	t.gate.check, t.gate.try = g.check, t
-	t.gate.Context, t.cancel = context.WithCancelCause(ctx)
+	watched, cancel := context.WithCancelCause(ctx)
+	t := &try{gate: gate{Context: watched, check: g.check}, cancel: cancel}
+	t.gate.try = t
 	t.trace.GetConn, t.trace.GotConn, t.trace.WroteHeaders = t.getConn, t.gotConn, t.wroteHeaders
 	out := req.WithContext(httptrace.WithClientTrace(&t.gate, &t.trace))
 	if hasBody(req) {
