@@ -13,7 +13,8 @@
 #               the first time
 #   servers     brings the servers and clients that tests talk to (CoreDNS, Kubernetes, openai) into .tools, once: some
 #               minutes (only with -real)
-#   race        all tests of all modules, with the race detector, in random order
+#   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
+#               client, too
 #   fuzz        each fuzz target for FUZZTIME (5s)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   bench       examples/bench, short: all answers checked, no figure beyond twice its target
@@ -119,6 +120,7 @@ step_servers() {
 step_race() {
   command -v "$(go env CC)" >/dev/null || skip "the race detector needs a C compiler ($(go env CC)); go test ./... does not"
   each go test -race -shuffle=on -p 2 -timeout 15m ./...
+  PDKIT_TEST_HTTP_CLIENT=nethttp go test -race -shuffle=on -timeout 15m ./transport ./pdflow
 }
 
 step_fuzz() {

@@ -45,16 +45,18 @@ func (m *mortal) Read(p []byte) (int, error) {
 
 // A host that crashed, or a firewall that forgot its connections, must cost no request its answer.
 func TestIdleConnectionsThatDiedUnseenFailNoRequest(t *testing.T) {
-	for order, c := range map[string]connector.KVConnector{"serial": &fake{}, "together": &fake{order: connector.Together}} {
+	orders := map[string]connector.KVConnector{"serial": &fake{}, "together": &fake{order: connector.Together}}
+	for order, c := range orders {
 		for name, netHTTP := range map[string]bool{"own": false, "net/http": true} {
 			t.Run(order+", "+name, func(t *testing.T) {
 				var epoch, dials atomic.Int32
-				rt := transport.New(&transport.Options{NetHTTP: netHTTP, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 					dials.Add(1)
 					raw, err := new(net.Dialer).DialContext(ctx, network, address)
 					born := epoch.Load()
 					return &mortal{raw, func() bool { return epoch.Load() != born }}, err
-				}})
+				}
+				rt := transport.New(&transport.Options{NetHTTP: netHTTP, DialContext: dial})
 				defer rt.Close()
 				const idle = 20
 				var here sync.WaitGroup

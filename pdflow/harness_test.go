@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
 )
+
+// netHTTP makes the tests run over net/http's client.
+var netHTTP = os.Getenv("PDKIT_TEST_HTTP_CLIENT") == "nethttp"
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -88,7 +92,7 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 		c, err = nixl.New(nil)
 		require.NoError(t, err)
 	}
-	tr := transport.New(nil)
+	tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 	seen := &outcomes{}
 	flow, err := pdflow.New(c, pick.RoundRobin(setOf(t, eps...)), append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(seen),
 		pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}), pdflow.WithPickWait(connector.None)}, opts...)...)

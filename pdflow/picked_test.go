@@ -70,7 +70,7 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 			if !c.alone {
 				picker.pick.Prefill = ep(discovery.RolePrefill, c.p)
 			}
-			tr := transport.New(nil)
+			tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 			t.Cleanup(func() { tr.Close() })
 			flow, err := pdflow.New(&fake{order: c.order}, picker, pdflow.WithTransport(tr), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 			require.NoError(t, err)

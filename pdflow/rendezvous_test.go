@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -133,7 +134,8 @@ var clients = []struct {
 }
 
 // eachClient runs a test with each way to send requests. limits are the flow's.
-func eachClient(t *testing.T, c connector.KVConnector, limits connector.Timeouts, test func(t *testing.T, x *scripted, n *network, http2 bool)) {
+func eachClient(t *testing.T, c connector.KVConnector, limits connector.Timeouts,
+	test func(t *testing.T, x *scripted, n *network, http2 bool)) {
 	for _, client := range clients {
 		t.Run(client.name, func(t *testing.T) {
 			n := newNetwork()
@@ -192,8 +194,8 @@ func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 	}
 }
 
-// The age counts when the request leaves, not when it was made: reaching D may take longer than the handoff lives, and a
-// real engine then answers 200 with another prompt's text.
+// The age counts when the request leaves, not when it was made: reaching D may take longer than the handoff lives,
+// and a real engine then answers 200 with another prompt's text.
 func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
 	limits := connector.Timeouts{}
 	limits.Handoff = 100 * time.Millisecond
@@ -230,7 +232,8 @@ func TestARoundTripperWithoutHttptraceIsHeldAtItsBody(t *testing.T) {
 			return nil, err
 		}
 		body = b
-		return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader([]byte(ok))), ContentLength: int64(len(ok)), Request: r}, nil
+		return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(ok)),
+			ContentLength: int64(len(ok)), Request: r}, nil
 	})
 	x = script(t, &orphaning{fake{order: connector.Together}}, answer(ok), answer(ok), pdflow.WithTransport(rt))
 	require.Equal(t, 502, post(t, x.url, "/v1/completions", completion("a", "")).status)

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// directRead is the least room for which the buffer is passed by.
+	// directRead is the least room of a caller that the socket is read into
+	// directly. Below it the socket is read into the connection's buffer.
 	directRead = 1 << 10
-	// slowRead is up to what a read of a busy stream tells that it is busy no
-	// more.
+	// slowRead: a read of at most this many bytes ends bulk mode (body.bulk).
 	slowRead = 2 << 10
 )
 
@@ -23,12 +23,12 @@ const (
 const (
 	bodyOpen int32 = iota
 	bodyReading
-	bodyEnded // at its end, or failed: the connection is no longer its own
+	bodyEnded // read to the end, or failed: the connection was given back
 	bodyClosing
 	bodyClosed
 )
 
-// body reads an answer from its connection, in the goroutine that calls Read.
+// body reads a response from its connection, in the goroutine that calls Read.
 type body struct {
 	state  atomic.Int32
 	c      *conn // nil once the body is over
@@ -42,7 +42,7 @@ type body struct {
 	left    int64 // bytes; -1 if only the end tells
 	chunked bool
 	chunks  chunks
-	busy    bool // more arrives than Read has room for
+	bulk    bool // more arrives than the caller's Read has room for: read by the larger buffer
 }
 
 // Read returns what has arrived, all chunks of it that p has room for, by one
@@ -98,7 +98,7 @@ func (b *body) leave(keep bool) {
 	c.end(keep)
 }
 
-// Close ends the answer. One that was not read to its end takes its connection
+// Close ends the response. One that was not read to its end takes its connection
 // with it: what an engine still sends would have to be waited for.
 func (b *body) Close() error {
 	for {
@@ -169,22 +169,22 @@ func (b *body) readChunked(p []byte) (int, error) {
 			}
 			continue
 		}
-		if len(p) < directRead || b.busy && len(p) < b.c.t.options.ReadBuffer {
+		if len(p) < directRead || b.bulk && len(p) < b.c.t.options.ReadBuffer {
 			m, err := b.c.fill()
 			if err != nil {
 				return 0, unexpected(err)
 			}
-			b.busy = m > slowRead
+			b.bulk = m > slowRead
 			continue
 		}
 		m, err := b.c.readInto(p)
 		if err != nil {
 			return 0, unexpected(err)
 		}
-		b.busy = m == len(p)
+		b.bulk = m == len(p)
 		n, used, err := b.chunks.decode(p, p[:m])
 		if used < m {
-			b.keep = false // more than the answer came
+			b.keep = false // more than the response came
 		}
 		if n > 0 || err != nil {
 			return n, b.chunkedEnd(err)
@@ -209,7 +209,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// bodyError gives an error of reading an answer this package's type.
+// bodyError gives an error of reading a response this package's type.
 func bodyError(ctx context.Context, err error, reused bool) error {
 	kind := requestKind(ctx, err)
 	switch {

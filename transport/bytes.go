@@ -2,6 +2,8 @@
 
 package transport
 
+import "strings"
+
 // The bytes that parts of a head may consist of, as bits of byteKinds.
 const (
 	tokenBytes  uint8 = 1 << iota // of names and methods: RFC 9110, 5.6.2
@@ -14,7 +16,7 @@ var byteKinds = func() (kinds [256]uint8) {
 	for i := range kinds {
 		b := byte(i)
 		letter := b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9'
-		if letter || among(b, "!#$%&'*+-.^_`|~") {
+		if letter || strings.IndexByte("!#$%&'*+-.^_`|~", b) >= 0 {
 			kinds[i] |= tokenBytes
 		}
 		if b >= ' ' && b != 0x7f || b == '\t' {
@@ -23,21 +25,12 @@ var byteKinds = func() (kinds [256]uint8) {
 		if b > ' ' && b != 0x7f {
 			kinds[i] |= targetBytes
 		}
-		if letter || among(b, "!$%&'()*+,-.:;=[]_~") {
+		if letter || strings.IndexByte("!$%&'()*+,-.:;=[]_~", b) >= 0 {
 			kinds[i] |= hostBytes
 		}
 	}
 	return kinds
 }()
-
-func among(b byte, set string) bool {
-	for i := range len(set) {
-		if set[i] == b {
-			return true
-		}
-	}
-	return false
-}
 
 // only reports whether s consists of bytes of one kind.
 func only(s string, kind uint8) bool {

@@ -11,9 +11,9 @@ import (
 )
 
 var (
-	errChunk       = errors.New("transport: malformed chunk in the answer")
-	errChunkWaste  = errors.New("transport: the answer's chunks carry too little")
-	errTrailerLong = errors.New("transport: the answer's trailer is too long")
+	errChunk       = errors.New("transport: malformed chunk in the response")
+	errChunkWaste  = errors.New("transport: the response's chunks carry too little")
+	errTrailerLong = errors.New("transport: the response's trailer is too long")
 )
 
 const (
@@ -139,7 +139,7 @@ func (d *chunks) digit(b byte) error {
 	default:
 		return errChunk
 	}
-	const most = 1 << 62 // a larger sum of bytes is no answer
+	const most = 1 << 62 // a larger sum of bytes is no response
 	if d.digits++; d.digits > 16 {
 		return errChunk
 	}

@@ -264,6 +264,7 @@ func keepAlive(e *engine, c net.Conn) {
 // The edge of two keep-alive timers: what the engine does to an idle connection
 // is seen before a request is given to it.
 func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
+	ownOnly(t, "sees that beside the request, and may be too late: its error says so")
 	for _, row := range []struct {
 		rule string
 		do   func(net.Conn)
@@ -337,6 +338,7 @@ func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 // had again: it can if it lies in the write buffer. Where it cannot, the caller
 // must learn that nothing was sent.
 func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
+	ownOnly(t, "sends again only what GetBody gives, and reports the rest as NotSent")
 	large := strings.Repeat("x", 1<<20)
 	for _, row := range []struct {
 		rule       string
@@ -419,6 +421,7 @@ func TestAResetWithinTheBodyIsMaybeSent(t *testing.T) {
 }
 
 func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
+	ownOnly(t, "connects before it reads a body")
 	// The short one is read before there is a connection.
 	for announced, sent := range map[int64]Sent{5: NotSent, 100 << 10: MaybeSent} {
 		got := make(chan int64, 1)

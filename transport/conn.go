@@ -27,7 +27,7 @@ type conn struct {
 	stop   func() bool // takes abort back from the request's context; nil between requests
 
 	written int64 // bytes of the running request that were handed over
-	read    int64 // bytes of its answer, interim ones included
+	read    int64 // bytes of its response, interim ones included
 
 	buf    []byte  // nil when nothing is in it
 	r, w   int     // unread bytes are buf[r:w]
@@ -36,8 +36,8 @@ type conn struct {
 
 func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
 	c := &conn{raw: raw, rw: raw, key: key, t: t, probe: newProbe(raw)}
-	// The socket under TLS is closed, without TLS's parting words: they could
-	// have to wait for a write that hangs.
+	// The socket under TLS is closed without TLS's close_notify alert, which
+	// would wait for a write that hangs.
 	c.abort = func() { _ = raw.Close() }
 	if secured != nil {
 		state := secured.ConnectionState()
@@ -64,7 +64,7 @@ func (c *conn) end(keep bool) {
 		c.stop = nil
 	}
 	if c.w > c.r {
-		keep = false // more than the answer came: nobody knows to what
+		keep = false // more than the response came
 	}
 	c.release()
 	if !keep || !c.tlsQuiet() {
@@ -79,10 +79,10 @@ func (c *conn) end(keep bool) {
 func (c *conn) close() { _ = c.rw.Close() }
 
 // quiet reports whether an idle connection may be used: neither its end nor
-// anything unasked has arrived.
+// any byte has arrived.
 func (c *conn) quiet() bool { return c.probe == nil || c.probe() }
 
-// tlsQuiet looks for what TLS has taken off the socket beyond the answer, where
+// tlsQuiet looks for what TLS has taken off the socket beyond the response, where
 // probe cannot see it. With a deadline in the past the socket itself is not
 // read.
 func (c *conn) tlsQuiet() bool {

@@ -11,8 +11,8 @@ import (
 type newConnectionKey struct{}
 
 // WithNewConnection makes a [Transport] open a connection for each request under the returned context. It is for the
-// attempt after one that failed on a reused connection ([Error].Reused): whatever ended that one may have ended all idle
-// connections, of other engines too, and a request must not fail for the same reason twice.
+// attempt after one that failed on a reused connection ([Error].Reused): whatever ended that one may have ended all
+// idle connections, of other engines too, and a request must not fail for the same reason twice.
 func WithNewConnection(ctx context.Context) context.Context {
 	return context.WithValue(ctx, newConnectionKey{}, true)
 }

@@ -12,12 +12,12 @@
 //
 //	NotSent    provably no byte of the request left: repeat it anywhere
 //	MaybeSent  the engine may have it, and may have started on it
-//	Answered   the head of an answer arrived; its body then failed
+//	Answered   the head of a response arrived; its body then failed
 //
 // HTTP/1.1 is the package's own, in the callers' goroutines and with buffers held
 // only while something is in them: a gateway's cost is mostly that of its
-// connections. Answers are read more strictly than net/http does where two
-// readers could differ about an answer's end. HTTP/2 is net/http's.
+// connections. Responses are read more strictly than net/http does where two
+// readers could differ about a response's end. HTTP/2 is net/http's.
 //
 // A [Retrier] repeats what was not sent, and nothing else.
 //

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// patience is how long a large body is written before an early answer is looked
+// patience is how long a large body is written before an early response is looked
 // for. An engine may refuse a request by its head, and then neither read the
 // body nor close the connection.
 const patience = 200 * time.Millisecond
 
-// early reads the head of an answer while the request's body is still written.
+// early reads the head of a response while the request's body is still written.
 // It is the only thing here that runs beside the caller's goroutine, and the
 // caller waits for it.
 type early struct {
@@ -27,7 +27,7 @@ func (c *conn) watchEarly(method string) *early {
 	w.timer = time.AfterFunc(patience, func() {
 		defer close(w.done)
 		w.h, w.err = c.readHead(method)
-		// Whatever came, an answer or the connection's end: nobody reads the
+		// Whatever came, a response or the connection's end: nobody reads the
 		// rest of the body.
 		_ = c.rw.SetWriteDeadline(longAgo)
 	})

@@ -24,10 +24,10 @@ const (
 	// NotSent: provably no byte of the request was handed to a connection.
 	// Sending it again cannot make an engine do its work twice.
 	NotSent Sent = iota
-	// MaybeSent: some of the request, or all of it, was written, and no answer
+	// MaybeSent: some of the request, or all of it, was written, and no response
 	// came. The engine may be working on it.
 	MaybeSent
-	// Answered: the head of an answer was read, and reading its body failed.
+	// Answered: the head of a response was read, and reading its body failed.
 	Answered
 )
 
@@ -64,7 +64,7 @@ const (
 	ConnectTimeout
 	// Reset: the connection was reset.
 	Reset
-	// EOF: the engine closed the connection before its answer was complete.
+	// EOF: the engine closed the connection before its response was complete.
 	EOF
 	// Canceled: the request's context was cancelled.
 	Canceled
@@ -94,8 +94,8 @@ func (k Kind) String() string {
 }
 
 // Error is the only type of error that [Transport.RoundTrip], the bodies of its
-// answers and [Retrier.Do] return. Its text names neither URL nor address; the
-// error it wraps may, and so belongs in no answer to a client.
+// responses and [Retrier.Do] return. Its text names neither URL nor address; the
+// error it wraps may, and so belongs in no response to a client.
 //
 // errors.Is(err, context.Canceled) holds for kind Canceled and
 // errors.Is(err, context.DeadlineExceeded) for kind Timeout, even where the
@@ -148,7 +148,7 @@ func (e *Error) LogValue() slog.Value {
 // Classify tells how far the request that failed with err got. It is exact for
 // errors of this package, wrapped or not. Of foreign errors only failures to
 // dial and to resolve a name count as NotSent; all others, and nil, count as
-// MaybeSent, the answer that allows the least.
+// MaybeSent, which allows the least.
 func Classify(err error) Sent {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Sent
@@ -221,7 +221,7 @@ func isAlert(err error) bool {
 
 // connectError marks what went wrong before there was a connection, so that
 // RoundTrip need not guess it from the error's type: a reset during the TLS
-// handshake looks like a reset during the answer.
+// handshake looks like a reset during the response.
 type connectError struct {
 	kind Kind
 	err  error

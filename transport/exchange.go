@@ -107,13 +107,13 @@ func (m *message) rewind(req *http.Request) bool {
 	return true
 }
 
-// answer is an http.Response with its body, in one allocation.
-type answer struct {
+// response is an http.Response with its body, in one allocation.
+type response struct {
 	http.Response
 	body body
 }
 
-// roundTrip runs one request. The connection is then the answer's body's, or
+// roundTrip runs one request. The connection is then the response's body's, or
 // over.
 func (c *conn) roundTrip(ctx context.Context, req *http.Request, m *message) (*http.Response, *Error) {
 	reused := c.reused
@@ -124,7 +124,7 @@ func (c *conn) roundTrip(ctx context.Context, req *http.Request, m *message) (*h
 		c.end(false)
 		return nil, failed
 	}
-	a := &answer{Response: http.Response{
+	a := &response{Response: http.Response{
 		Status: h.status, StatusCode: h.code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: h.minor,
 		Header: h.header, ContentLength: h.told, Trailer: h.trailer, Close: h.close, Request: req, TLS: c.tls,
 	}}
@@ -175,7 +175,7 @@ func (c *conn) failure(ctx context.Context, err error) *Error {
 		e.final = true
 	case e.Kind == TLS:
 		// With TLS 1.3 the client is done before the engine has judged its
-		// certificate, so the verdict comes as an alert in place of an answer.
+		// certificate, so the verdict comes as an alert in place of a response.
 		// An engine reads no request before that verdict (RFC 8446, 4.4.4).
 		e.final = true
 		if !c.reused && c.read == 0 {
@@ -190,7 +190,7 @@ func (c *conn) failure(ctx context.Context, err error) *Error {
 // lastWords is how long an engine that broke off a request is given to say why.
 const lastWords = time.Second
 
-// converse sends the message and reads the answer's head. whole tells that the
+// converse sends the message and reads the response's head. whole tells that the
 // engine was sent everything.
 func (c *conn) converse(req *http.Request, m *message) (h *head, whole bool, err error) {
 	if m.body != nil {
@@ -208,7 +208,7 @@ func (c *conn) converse(req *http.Request, m *message) (h *head, whole bool, err
 	return h, true, err
 }
 
-// lastWords reads the answer of an engine that no longer takes the request: one
+// lastWords reads the response of an engine that no longer takes the request: one
 // that is too large, say, or refused. writeErr is returned if there is none.
 func (c *conn) lastWords(method string, writeErr error) (*head, error) {
 	if c.rw.SetReadDeadline(time.Now().Add(lastWords)) != nil {

@@ -44,6 +44,9 @@ func TestAnAnswerBeforeTheBodyWasReadIsReturned(t *testing.T) {
 		}},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
+			if row.rule == "and the connection reset" {
+				ownOnly(t, "may return the broken write in place of a response before a reset")
+			}
 			e := newEngine(t, row.script)
 			tr := newTransport(t, nil)
 			start := time.Now()
@@ -70,7 +73,9 @@ func TestAnEndInPlaceOfAnEarlyAnswerEndsTheWriting(t *testing.T) {
 	e.requests.Add(1)
 	var got *Error
 	require.ErrorAs(t, err, &got)
-	assert.Equal(t, MaybeSent, got.Sent)
+	if !netHTTP { // which may see the end before it has written anything
+		assert.Equal(t, MaybeSent, got.Sent)
+	}
 	assert.Equal(t, EOF, got.Kind)
 }
 
@@ -211,6 +216,7 @@ func TestReadsAfterTheEndSaySo(t *testing.T) {
 // Each read becomes a write to the client, so what the socket has should leave
 // at once, whatever the size of its chunks, and none of it be waited for.
 func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
+	ownOnly(t, "reads by its own buffer")
 	goOn := make(chan struct{})
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		r := bufio.NewReader(c)
@@ -269,6 +275,7 @@ func TestABusyStreamFillsReads(t *testing.T) {
 }
 
 func TestARoundTripAllocatesLittle(t *testing.T) {
+	ownOnly(t, "allocates 48 times")
 	e := newEngine(t, func(_ *engine, c net.Conn) {
 		buf := make([]byte, 8<<10)
 		for {

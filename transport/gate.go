@@ -11,15 +11,16 @@ import (
 	"sync/atomic"
 )
 
-// BeforeSend gives the requests that [Send] and [Retrier] send under the returned context a last check. check(true) is
-// called once a connection stands, right before the first byte is written to it. If it returns an error, nothing is
-// sent, and the request fails with an [*Error] (NotSent, never tried again) that wraps it. It is for what may have become
-// untrue while a connection was made, such as the lease of a KV handoff.
+// BeforeSend gives the requests that [Send] and [Retrier] send under the returned context a last check. check(true)
+// is called once a connection stands, right before the first byte is written to it. If it returns an error, nothing
+// is sent, and the request fails with an [*Error] (NotSent, never tried again) that wraps it. It is for what may have
+// become untrue while a connection was made, such as the lease of a KV handoff.
 //
-// A [Transport] calls check itself, under any wrapper. All other round trippers are watched through net/http/httptrace,
-// which net/http's own call for HTTP/1.1 and HTTP/2. When one reads the request's body before it has asked for a
-// connection, check(false) is called first: for a round tripper that knows no httptrace it is the only call. check may
-// block until the context ends, and may be called again for each further connection. It replaces an earlier check.
+// A [Transport] calls check itself, under any wrapper. All other round trippers are watched through
+// net/http/httptrace, which net/http's own call for HTTP/1.1 and HTTP/2. When one reads the request's body before it
+// has asked for a connection, check(false) is called first: for a round tripper that knows no httptrace it is the
+// only call. check may block until the context ends, and may be called again for each further connection. It replaces
+// an earlier check.
 func BeforeSend(ctx context.Context, check func(connected bool) error) context.Context {
 	return &gate{Context: ctx, check: check}
 }
@@ -80,8 +81,8 @@ func (g *gate) connecting() {
 	}
 }
 
-// try is one sending of a request through a round tripper that is watched. Its hooks run on whatever goroutine the round
-// tripper has.
+// try is one sending of a request through a round tripper that is watched. Its hooks run on whatever goroutine the
+// round tripper has.
 type try struct {
 	gate       // the request's context
 	cancel     context.CancelCauseFunc
@@ -96,9 +97,9 @@ type try struct {
 
 // send sends req through rt and asks the check on the way.
 func (g *gate) send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
-	t := &try{}
-	t.gate.check, t.gate.try = g.check, t
-	t.gate.Context, t.cancel = context.WithCancelCause(ctx)
+	watched, cancel := context.WithCancelCause(ctx)
+	t := &try{gate: gate{Context: watched, check: g.check}, cancel: cancel}
+	t.gate.try = t
 	t.trace.GetConn, t.trace.GotConn, t.trace.WroteHeaders = t.getConn, t.gotConn, t.wroteHeaders
 	out := req.WithContext(httptrace.WithClientTrace(&t.gate, &t.trace))
 	if hasBody(req) {

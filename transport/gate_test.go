@@ -4,7 +4,6 @@ package transport
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -113,15 +112,15 @@ func TestAWatchedRequestLeavesNothingInItsContext(t *testing.T) {
 	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 	rt := &http.Transport{}
 	defer rt.CloseIdleConnections()
-	var inner context.Context
+	var inner *http.Request
 	ctx := BeforeSend(t.Context(), func(bool) error { return nil })
 	resp, err := Send(ctx, roundTripper(func(req *http.Request) (*http.Response, error) {
-		inner = req.Context()
+		inner = req
 		return rt.RoundTrip(req)
 	}), post(t, s.URL, "x"))
 	require.NoError(t, err)
-	require.NoError(t, inner.Err())
+	require.NoError(t, inner.Context().Err())
 	assert.Equal(t, "ok", drain(t, resp))
-	require.Error(t, inner.Err())
+	require.Error(t, inner.Context().Err())
 	require.NoError(t, ctx.Err())
 }

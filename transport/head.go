@@ -11,26 +11,26 @@ import (
 	"strings"
 )
 
-// What makes an answer's head unusable. Where HTTP allows a reader to be
-// lenient, the end of one answer must not depend on who reads it, so these are
-// errors. They carry nothing of the answer.
+// What makes a response's head unusable. Where HTTP allows a reader to be
+// lenient, the end of one response must not depend on who reads it, so these are
+// errors. They carry nothing of the response.
 var (
-	errNotHTTP       = errors.New("transport: the answer is not HTTP/1")
-	errHeadTooLong   = errors.New("transport: the answer's head is too long")
-	errMalformed     = errors.New("transport: malformed header field in the answer")
-	errFolded        = errors.New("transport: folded header field in the answer")
-	errLength        = errors.New("transport: Content-Length of the answer is not one number")
-	errEncoding      = errors.New("transport: Transfer-Encoding of the answer is not chunked alone")
-	errLengthTwice   = errors.New("transport: the answer has both Content-Length and Transfer-Encoding")
-	errTrailerName   = errors.New("transport: the answer announces a trailer that cannot be one")
-	errSwitch        = errors.New("transport: the engine switched protocols")
-	errInterimAnswer = errors.New("transport: too many interim answers")
+	errNotHTTP     = errors.New("transport: the response is not HTTP/1")
+	errHeadTooLong = errors.New("transport: the response's head is too long")
+	errMalformed   = errors.New("transport: malformed header field in the response")
+	errFolded      = errors.New("transport: folded header field in the response")
+	errLength      = errors.New("transport: Content-Length of the response is not one number")
+	errEncoding    = errors.New("transport: Transfer-Encoding of the response is not chunked alone")
+	errLengthTwice = errors.New("transport: the response has both Content-Length and Transfer-Encoding")
+	errTrailerName = errors.New("transport: the response announces a trailer that cannot be one")
+	errSwitch      = errors.New("transport: the engine switched protocols")
+	errInterim     = errors.New("transport: too many interim responses")
 )
 
-// maxInterim is how many interim answers (1xx) a request is sent at most.
+// maxInterim is how many interim responses (1xx) a request is sent at most.
 const maxInterim = 8
 
-// head is an answer's head, as far as it frames the body.
+// head is a response's head, as far as it frames the body.
 type head struct {
 	status  string // "200 OK"
 	code    int
@@ -44,7 +44,7 @@ type head struct {
 	told    int64 // http.Response.ContentLength
 }
 
-// readHead reads the head of the final answer to a request with method.
+// readHead reads the head of the final response to a request with method.
 func (c *conn) readHead(method string) (*head, error) {
 	for range maxInterim + 1 {
 		text, err := c.readHeadText()
@@ -62,7 +62,7 @@ func (c *conn) readHead(method string) (*head, error) {
 			return h, nil
 		}
 	}
-	return nil, errInterimAnswer
+	return nil, errInterim
 }
 
 // readHeadText reads to the end of a head, the empty line included.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,12 +21,28 @@ import (
 	"go.uber.org/goleak"
 )
 
+// netHTTP makes the tests run over net/http's client.
+var netHTTP = os.Getenv("PDKIT_TEST_HTTP_CLIENT") == "nethttp"
+
+// ownOnly skips a test of what only this package's own client does. why says what net/http's does.
+func ownOnly(t testing.TB, why string) {
+	t.Helper()
+	if netHTTP {
+		t.Skip("net/http's client " + why)
+	}
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // newTransport returns a Transport that is closed with the test.
 func newTransport(t testing.TB, options *Options) *Transport {
 	t.Helper()
-	tr := New(options)
+	var o Options
+	if options != nil {
+		o = *options
+	}
+	o.NetHTTP = o.NetHTTP || netHTTP
+	tr := New(&o)
 	t.Cleanup(func() { require.NoError(t, tr.Close()) })
 	return tr
 }

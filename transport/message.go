@@ -112,7 +112,7 @@ func (m *message) free() {
 
 // writeTo writes the message to c, and frees it if that went well. A failure of
 // the connection and one of the body are told apart: only after the first may
-// there be an answer.
+// there be a response.
 func (m *message) writeTo(c *conn) (connErr, bodyErr error) {
 	if m.body == nil {
 		n, err := c.rw.Write(m.text)

@@ -9,10 +9,11 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"sync"
+	"sync/atomic"
 )
 
-// standard sends requests by net/http's own transport, where [Options].NetHTTP says so or [Options].Protocols allows more
-// than HTTP/1.1. It brings net/http's errors into this package's shape.
+// standard sends requests by net/http's own transport, where [Options].NetHTTP says so or [Options].Protocols allows
+// more than HTTP/1.1. It brings net/http's errors into this package's shape.
 type standard struct {
 	base       *http.Transport
 	unpooled   *http.Transport // for WithNewConnection
@@ -86,14 +87,18 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 		// stay behind.
 		s.base.CloseIdleConnections()
 	}
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
+		_ = resp.Body.Close()
+		err = errSwitch // nobody here writes to an engine outside of requests
+	}
 	if err != nil {
-		err = w.failure(ctx, err)
+		resp, err = nil, w.failure(ctx, err)
 	} else {
 		resp.Request = req
 		if resp.TLS == nil && w.conn != nil {
 			resp.TLS = w.conn.tls
 		}
-		if resp.Body != http.NoBody && resp.StatusCode != http.StatusSwitchingProtocols {
+		if resp.Body != http.NoBody {
 			resp.Body = &standardBody{ReadCloser: resp.Body, ctx: ctx, reused: w.reused}
 		}
 	}
@@ -104,16 +109,26 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 	return resp, err
 }
 
-// standardBody gives errors of reading an answer this package's type, and so
+// standardBody gives errors of reading a response this package's type, and so
 // keeps addresses out of their text.
 type standardBody struct {
 	io.ReadCloser
 	ctx    context.Context
 	reused bool
+	closed atomic.Bool
+}
+
+// Close closes the body.
+func (b *standardBody) Close() error {
+	b.closed.Store(true)
+	return b.ReadCloser.Close()
 }
 
 func (b *standardBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if b.closed.Load() && err != nil {
+		err = http.ErrBodyReadAfterClose
+	}
 	if err != nil && err != io.EOF {
 		err = bodyError(b.ctx, err, b.reused)
 	}

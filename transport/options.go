@@ -10,62 +10,61 @@ import (
 	"time"
 )
 
-// Defaults of [Options].
+// The defaults of Options, with the reasons.
 const (
-	// DefaultConnectTimeout bounds TCP and TLS together.
-	DefaultConnectTimeout = 2 * time.Second
+	// defaultConnectTimeout bounds TCP and TLS together.
+	defaultConnectTimeout = 2 * time.Second
 
-	// DefaultIdleTimeout is below the 5 s after which uvicorn, and with it
+	// defaultIdleTimeout is below the 5 s after which uvicorn, and with it
 	// vLLM (VLLM_HTTP_TIMEOUT_KEEP_ALIVE) and SGLang, closes an idle
 	// connection. Where both sides' limits meet, a POST is written into a
 	// socket that the engine is closing, and nobody can tell whether it was
 	// read.
-	DefaultIdleTimeout = 4 * time.Second
+	defaultIdleTimeout = 4 * time.Second
 
-	// DefaultMaxIdlePerHost keeps the connections of a burst. net/http's own
+	// defaultMaxIdlePerHost keeps the connections of a burst. net/http's own
 	// default is 2: of 200 concurrent streams to one engine 198 connections
 	// would be thrown away after use.
-	DefaultMaxIdlePerHost = 256
+	defaultMaxIdlePerHost = 256
 
-	// DefaultReadBuffer takes a stream's chunks that came together by one system
+	// defaultReadBuffer takes a stream's chunks that came together by one system
 	// call. It is held only while a head is awaited and until the caller has
 	// taken what came, not by streams that wait for their next part.
-	DefaultReadBuffer = 16 << 10
+	defaultReadBuffer = 16 << 10
 
-	// DefaultWriteBuffer joins head and body of small requests. It is held while
+	// defaultWriteBuffer joins head and body of small requests. It is held while
 	// a request is written. Large bodies do not pass through it (see
 	// [Transport]).
-	DefaultWriteBuffer = 8 << 10
+	defaultWriteBuffer = 8 << 10
 
-	// DefaultMaxResponseHeaderBytes is far above what engines send.
-	DefaultMaxResponseHeaderBytes = 256 << 10
+	// defaultMaxResponseHeaderBytes is far above what engines send.
+	defaultMaxResponseHeaderBytes = 256 << 10
 )
 
 // Options of a [Transport]. The zero value is ready for use. Times and sizes
 // are read once, by [New].
 type Options struct {
 	// ConnectTimeout bounds name lookup, TCP and TLS together, for each new
-	// connection. 0 means DefaultConnectTimeout, a negative value no limit
+	// connection. 0 means 2 s, a negative value no limit
 	// other than the request's context.
 	ConnectTimeout time.Duration
 
 	// IdleTimeout is how long an unused connection is kept. It must stay below
-	// the engines' own keep-alive limit. 0 means DefaultIdleTimeout, a
+	// the engines' own keep-alive limit. 0 means 4 s, a
 	// negative value no limit.
 	IdleTimeout time.Duration
 
 	// MaxIdlePerHost is how many unused connections are kept for each engine.
-	// 0 means DefaultMaxIdlePerHost, a negative value keeps none. There is no
+	// 0 means 256, a negative value keeps none. There is no
 	// limit over all engines.
 	MaxIdlePerHost int
 
 	// ReadBuffer and WriteBuffer are bytes for each request that is being read
-	// or written; see the defaults. 0 means DefaultReadBuffer and
-	// DefaultWriteBuffer, and less than 1 KiB means 1 KiB.
+	// or written. 0 means 16 KiB and 8 KiB, and less than 1 KiB means 1 KiB.
 	ReadBuffer, WriteBuffer int
 
-	// MaxResponseHeaderBytes bounds the head of an answer; a longer one is an
-	// error of kind Protocol. 0 means DefaultMaxResponseHeaderBytes.
+	// MaxResponseHeaderBytes bounds the head of a response; a longer one is an
+	// error of kind Protocol. 0 means 256 KiB.
 	MaxResponseHeaderBytes int64
 
 	// TLS is used for https engines; nil means the system's roots and no
@@ -99,12 +98,12 @@ func (o *Options) withDefaults() Options {
 	if o != nil {
 		out = *o
 	}
-	out.ConnectTimeout = orDefault(out.ConnectTimeout, DefaultConnectTimeout)
-	out.IdleTimeout = orDefault(out.IdleTimeout, DefaultIdleTimeout)
-	out.MaxIdlePerHost = orDefault(out.MaxIdlePerHost, DefaultMaxIdlePerHost)
-	out.ReadBuffer = max(orDefault(max(out.ReadBuffer, 0), DefaultReadBuffer), minBuffer)
-	out.WriteBuffer = max(orDefault(max(out.WriteBuffer, 0), DefaultWriteBuffer), minBuffer)
-	out.MaxResponseHeaderBytes = orDefault(max(out.MaxResponseHeaderBytes, 0), DefaultMaxResponseHeaderBytes)
+	out.ConnectTimeout = orDefault(out.ConnectTimeout, defaultConnectTimeout)
+	out.IdleTimeout = orDefault(out.IdleTimeout, defaultIdleTimeout)
+	out.MaxIdlePerHost = orDefault(out.MaxIdlePerHost, defaultMaxIdlePerHost)
+	out.ReadBuffer = max(orDefault(max(out.ReadBuffer, 0), defaultReadBuffer), minBuffer)
+	out.WriteBuffer = max(orDefault(max(out.WriteBuffer, 0), defaultWriteBuffer), minBuffer)
+	out.MaxResponseHeaderBytes = orDefault(max(out.MaxResponseHeaderBytes, 0), defaultMaxResponseHeaderBytes)
 	if out.DialContext == nil {
 		out.DialContext = (&net.Dialer{}).DialContext
 	}

@@ -127,7 +127,7 @@ func stricter(err error, text string) bool {
 	case errors.Is(err, errEncoding):
 		return strings.Contains(text, "HTTP/1.0 ")
 	}
-	return errors.Is(err, errFolded) || errors.Is(err, errLengthTwice) || errors.Is(err, errSwitch) || errors.Is(err, errInterimAnswer)
+	return errors.Is(err, errFolded) || errors.Is(err, errLengthTwice) || errors.Is(err, errSwitch) || errors.Is(err, errInterim)
 }
 
 func stricterTrailer(err error) bool {
@@ -254,7 +254,7 @@ func TestAmbiguousAnswersAreErrors(t *testing.T) {
 		{"a status below 100", "HTTP/1.1 099 OK\r\n\r\n", errNotHTTP},
 		{"an empty line first", "\r\nHTTP/1.1 200 OK\r\n\r\n", errNotHTTP},
 		{"a head beyond the limit", "HTTP/1.1 200 OK\r\nX-A: " + long + "\r\n\r\n", errHeadTooLong},
-		{"interim answers without end", strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 100), errInterimAnswer},
+		{"interim answers without end", strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 100), errInterim},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			tr := newTransport(t, &Options{MaxResponseHeaderBytes: 32 << 10})

@@ -80,7 +80,7 @@ func (p *pool) arm() {
 	p.armed = true
 	every := p.timeout
 	if every == 0 {
-		every = DefaultIdleTimeout // even then, engines' closed connections should not stay
+		every = defaultIdleTimeout // even then, engines' closed connections should not stay
 	}
 	if p.timer == nil {
 		p.timer = time.AfterFunc(every, p.sweep)
@@ -104,7 +104,7 @@ func (p *pool) sweep() {
 	for key, idle := range p.hosts {
 		kept := idle[:0]
 		for _, c := range idle {
-			left := DefaultIdleTimeout
+			left := defaultIdleTimeout
 			if p.timeout > 0 {
 				left = p.timeout - now.Sub(c.since)
 			}

@@ -72,6 +72,7 @@ func TestNoHeaderSaysWhereTheMessageEnds(t *testing.T) {
 }
 
 func TestRequestsThatWouldBreakTheirHeadAreNotSent(t *testing.T) {
+	ownOnly(t, "refuses requests by rules and errors of its own, some after it has connected")
 	for _, row := range []struct {
 		rule string
 		with func(*http.Request)
@@ -159,6 +160,7 @@ func TestALargeBodyThatFailsIsMaybeSentAndTakesItsConnectionWithIt(t *testing.T)
 }
 
 func TestABodyOfUnknownLengthIsSentWithItsLength(t *testing.T) {
+	ownOnly(t, "sends it chunked")
 	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
 		assert.Empty(t, r.TransferEncoding)
 		b, err := io.ReadAll(r.Body)

@@ -13,42 +13,55 @@ import (
 	"github.com/hashicorp/go-retryablehttp"
 )
 
-// Defaults of [RetryPolicy].
+// The defaults of RetryPolicy.
 const (
-	DefaultRetryMax    = 1
-	DefaultBackoffBase = 50 * time.Millisecond
-	DefaultBackoffMax  = 2 * time.Second
+	defaultRetryMax    = 1
+	defaultBackoffBase = 50 * time.Millisecond
+	defaultBackoffMax  = 2 * time.Second
 )
 
 // RetryPolicy bounds the extra tries of a [Retrier]. The zero value means the
 // defaults.
 type RetryPolicy struct {
-	// Max is the number of extra tries on the same engine. 0 means
-	// DefaultRetryMax, a negative value none.
+	// Max is the number of extra tries on the same engine. 0 means 1,
+	// a negative value none.
 	Max int
 	// BackoffBase and BackoffMax bound the wait before extra try n, counted
 	// from 0: a random time up to BackoffBase * 2^n, and never more than
-	// BackoffMax. 0 means the default, a negative value no wait.
+	// BackoffMax. 0 means 50 ms and 2 s, a
+	// negative value no wait.
 	BackoffBase, BackoffMax time.Duration
 }
 
 // Retrier sends requests, and sends again those of which provably nothing left
-// (NotSent). An answer of any status is handed back as it came; Retry-After is
+// (NotSent). A response of any status is handed back as it came; Retry-After is
 // the caller's to judge. A request that may have been sent is never repeated.
 // It is safe for concurrent use.
 type Retrier struct {
-	rt     http.RoundTripper
-	policy RetryPolicy
+	rt      http.RoundTripper
+	policy  RetryPolicy
+	further *retryablehttp.Client
 }
 
 // NewRetrier returns a Retrier over rt, usually a [*Transport] or an
 // instrumented round tripper over one. rt sees each try as a request of its
 // own. Its idle connections are never closed by the Retrier.
 func NewRetrier(rt http.RoundTripper, policy RetryPolicy) *Retrier {
-	policy.Max = max(orDefault(policy.Max, DefaultRetryMax), 0)
-	policy.BackoffBase = max(orDefault(policy.BackoffBase, DefaultBackoffBase), 0)
-	policy.BackoffMax = max(orDefault(policy.BackoffMax, DefaultBackoffMax), 0)
-	return &Retrier{rt: rt, policy: policy}
+	policy.Max = max(orDefault(policy.Max, defaultRetryMax), 0)
+	policy.BackoffBase = max(orDefault(policy.BackoffBase, defaultBackoffBase), 0)
+	policy.BackoffMax = max(orDefault(policy.BackoffMax, defaultBackoffMax), 0)
+	r := &Retrier{rt: rt, policy: policy}
+	r.further = &retryablehttp.Client{ // without a logger, which would print URLs
+		HTTPClient: &http.Client{Transport: furtherTries{r}},
+		RetryMax:   policy.Max - 1,
+		CheckRetry: func(ctx context.Context, _ *http.Response, _ error) (bool, error) {
+			s, ok := ctx.(*sequence)
+			return ok && s.resp == nil && !s.over && repeatable(s.Context, s.last), nil
+		},
+		Backoff:      func(_, _ time.Duration, _ int, _ *http.Response) time.Duration { return 0 }, // furtherTries wait
+		ErrorHandler: retryablehttp.PassthroughErrorHandler,
+	}
+	return r
 }
 
 // Do sends req under ctx (req's own context is not used). Further tries read
@@ -57,128 +70,96 @@ func NewRetrier(rt http.RoundTripper, policy RetryPolicy) *Retrier {
 // wait between tries ends with ctx, and a wait that would pass ctx's deadline
 // is not begun. Errors are of type [*Error].
 //
-// The first try goes straight to the round tripper, and go-retryablehttp takes
-// over, with the same body and header, after it has failed. Going through it
-// from the start would cost each request 9 allocations, 400 bytes and less than
-// a microsecond (BenchmarkRetrier), and an HTTP client's handling of answers.
+// The first try goes straight to the round tripper, and go-retryablehttp makes
+// the further ones. Going through it from the start would cost each request 9
+// allocations, 400 bytes and less than a microsecond (BenchmarkRetrier).
 func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, error) {
-	resp, err := r.try(ctx, req)
+	resp, err := Send(ctx, r.rt, req)
 	if err == nil {
 		return resp, nil
 	}
-	failed := asError(ctx, err)
-	if r.policy.Max == 0 || !repeatable(ctx, failed) || !rewindable(req) {
-		return nil, failed
+	s := &sequence{Context: ctx, req: req, last: asError(ctx, err)}
+	if r.policy.Max == 0 || !repeatable(ctx, s.last) || hasBody(req) && req.GetBody == nil {
+		return nil, s.last
 	}
-	return r.again(ctx, req, failed)
-}
-
-func (r *Retrier) try(ctx context.Context, req *http.Request) (*http.Response, error) {
-	return Send(ctx, r.rt, req)
+	request := &retryablehttp.Request{Request: req.WithContext(s)}
+	if hasBody(req) {
+		// A function as body is called anew for each try. Other readers would
+		// be read into memory whole. It is not read here.
+		_ = request.SetBody(retryablehttp.ReaderFunc(func() (io.Reader, error) { return req.GetBody() }))
+	}
+	_, _ = r.further.Do(request) // its error is an *url.Error, with the URL in its text
+	switch {
+	case s.resp != nil:
+		return s.resp, nil
+	case ctx.Err() != nil && s.last.Sent == NotSent:
+		cause := context.Cause(ctx)
+		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, cause), Err: cause}
+	}
+	return nil, s.last
 }
 
 func repeatable(ctx context.Context, err *Error) bool {
 	return err.Sent == NotSent && !err.final && ctx.Err() == nil
 }
 
-func rewindable(req *http.Request) bool {
-	return !hasBody(req) || req.GetBody != nil
-}
-
 func hasBody(req *http.Request) bool { return req.Body != nil && req.Body != http.NoBody }
 
-// again runs the further tries on go-retryablehttp (v0.7.8), with the settings
-// that make it fit: no logger (it would print URLs), errors passed through, no
-// retry of answers, its own HTTP client reduced to this package's sequence.
-func (r *Retrier) again(ctx context.Context, req *http.Request, first *Error) (*http.Response, error) {
-	s := &sequence{retrier: r, ctx: ctx, req: req, last: first, replay: true}
-	client := &retryablehttp.Client{
-		HTTPClient:   &http.Client{Transport: s},
-		Logger:       nil,
-		RetryMax:     r.policy.Max,
-		CheckRetry:   s.check,
-		Backoff:      s.backoff,
-		ErrorHandler: retryablehttp.PassthroughErrorHandler,
-	}
-	// The clone's fields are set by the library; header and URL stay shared.
-	request := &retryablehttp.Request{Request: req.WithContext(ctx)}
-	if hasBody(req) {
-		// A function as body is called anew for each try. Other readers would
-		// be read into memory whole.
-		if err := request.SetBody(retryablehttp.ReaderFunc(s.rewind)); err != nil {
-			return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
-		}
-	}
-	_, err := client.Do(request)
-	if s.resp != nil {
-		return s.resp, nil
-	}
-	if ctx.Err() != nil && s.last.Sent == NotSent {
-		cause := context.Cause(ctx)
-		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, cause), Err: cause}
-	}
-	if failed, ok := errors.AsType[*Error](err); ok {
-		return nil, failed
-	}
-	return nil, s.last
-}
-
-// sequence is one request's further tries. It stands between go-retryablehttp's
-// HTTP client and the round tripper, and has no CloseIdleConnections: after a
-// failure the library calls it, which would drop the pool that all requests
-// share.
+// sequence is the context of one request's further tries.
 type sequence struct {
-	retrier *Retrier
-	ctx     context.Context
-	req     *http.Request
-	last    *Error
-	wait    time.Duration
-	tries   int
-	replay  bool // the first try was made before the library was asked
-	resp    *http.Response
+	context.Context
+	req   *http.Request
+	tries int
+	last  *Error
+	over  bool // the next wait would pass the deadline
+	resp  *http.Response
 }
 
-// RoundTrip reports the first try's failure without sending, then sends. The
-// HTTP client is shown only that an answer came: it would follow redirects,
-// fail on a malformed Location and turn a URL's user into a header, none of
-// which the first try does.
-func (s *sequence) RoundTrip(req *http.Request) (*http.Response, error) {
-	if s.replay {
-		s.replay = false
+// furtherTries is the round tripper of go-retryablehttp's client. It has no
+// CloseIdleConnections: after a failure the library calls it, which would drop
+// the pool that all requests share.
+type furtherTries struct{ r *Retrier }
+
+// RoundTrip waits, then sends. The HTTP client above is shown only that a
+// response came: it would follow redirects, fail on a malformed Location and
+// turn a URL's user into a header, none of which the first try does.
+func (f furtherTries) RoundTrip(req *http.Request) (*http.Response, error) {
+	s, ok := req.Context().(*sequence)
+	if !ok || !s.wait(f.r.policy) {
 		closeBody(req)
-		return nil, s.last
+		return nil, errNotTried
 	}
-	// SetBody takes the length from a Len method and leaves 0 without one, for
-	// which the body would be read into memory or sent chunked; the caller's
-	// request knows better.
+	// The caller's request knows its body's length.
 	out := *s.req
 	out.Body = req.Body
-	resp, err := s.retrier.try(s.ctx, &out)
+	resp, err := Send(s.Context, f.r.rt, &out)
 	if err != nil {
-		s.last = asError(s.ctx, err)
+		s.last = asError(s.Context, err)
 		return nil, s.last
 	}
 	s.resp = resp
 	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: req}, nil
 }
 
-func (s *sequence) rewind() (io.Reader, error) { return s.req.GetBody() }
+var errNotTried = errors.New("transport: not tried again")
 
-// check decides on the wait too, since a wait beyond the deadline is a reason
-// to stop.
-func (s *sequence) check(ctx context.Context, resp *http.Response, err error) (bool, error) {
-	if err == nil || resp != nil || !repeatable(ctx, s.last) {
-		return false, nil
-	}
-	s.wait = s.retrier.policy.wait(s.tries)
+// wait waits before the next try, and reports whether it shall be made.
+func (s *sequence) wait(p RetryPolicy) bool {
+	d := p.wait(s.tries)
 	s.tries++
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= s.wait {
-		return false, nil
+	if deadline, ok := s.Deadline(); ok && time.Until(deadline) <= d {
+		s.over = true
+		return false
 	}
-	return true, nil
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-s.Done():
+		return false
+	}
 }
-
-func (s *sequence) backoff(_, _ time.Duration, _ int, _ *http.Response) time.Duration { return s.wait }
 
 // wait returns a random time before extra try n, so that requests which failed
 // together do not come back together.

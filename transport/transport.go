@@ -15,11 +15,11 @@ import (
 // keeps no cookies and ignores the proxy variables of the environment.
 //
 // HTTP/1.1 is spoken in the goroutines of the callers: RoundTrip writes the
-// request and reads the answer's head, Read of the answer's body reads from the
+// request and reads the response's head, Read of the response's body reads from the
 // connection. An idle connection costs no goroutine and no buffer, and one that
-// waits for an answer or for its next part no goroutine.
+// waits for a response or for its next part no goroutine.
 //
-// Connections serve again once an answer's body was read to its end; Close
+// Connections serve again once a response's body was read to its end; Close
 // before that closes them. A connection on which anything came in while it was
 // idle, its end or words unasked, is not used again. No request is ever sent
 // twice after a byte of it may have left, whatever its method; one of which
@@ -34,19 +34,19 @@ import (
 // one call. A body whose Read blocks holds RoundTrip up; the context cannot end
 // it.
 //
-// An answer that comes before the body is written ends the writing where that
-// fails, or is stuck for some 200 ms: the answer is returned, and its connection
-// is not used again. A body written all the way is followed by its answer as
+// A response that comes before the body is written ends the writing where that
+// fails, or is stuck for some 200 ms: the response is returned, and its connection
+// is not used again. A body written all the way is followed by its response as
 // usual, however early that came.
 //
 // Requests must have an ASCII host, and neither trailers nor the method
 // CONNECT; of their header, Host, Content-Length, Transfer-Encoding and Trailer
-// are not sent. No User-Agent is made up. Interim answers are skipped, and 101
+// are not sent. No User-Agent is made up. Interim responses are skipped, and 101
 // is an error. Hooks of net/http/httptrace are called only where
 // [Options].Protocols hands requests to net/http.
 //
-// There is no limit on the time an answer takes: that is the context's
-// business. It covers the answer's body until that is closed or read to its
+// There is no limit on the time a response takes: that is the context's
+// business. It covers the response's body until that is closed or read to its
 // end.
 type Transport struct {
 	options Options
@@ -103,8 +103,8 @@ func clientTLS(config *tls.Config, protocols *http.Protocols) *tls.Config {
 	return out
 }
 
-// RoundTrip sends one request. Answers of any status are answers, not errors.
-// Errors are of type [*Error], those of reading the answer's body included. The
+// RoundTrip sends one request. Responses of any status are responses, not errors.
+// Errors are of type [*Error], those of reading the response's body included. The
 // request is not changed, and its body always closed.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.send(req.Context(), req)

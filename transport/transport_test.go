@@ -32,8 +32,8 @@ func TestDefaults(t *testing.T) {
 
 	none := (&Options{ConnectTimeout: -1, IdleTimeout: -1, MaxIdlePerHost: -1, ReadBuffer: -1, MaxResponseHeaderBytes: -1}).withDefaults()
 	assert.Negative(t, none.ConnectTimeout)
-	assert.Equal(t, DefaultReadBuffer, none.ReadBuffer)
-	assert.EqualValues(t, DefaultMaxResponseHeaderBytes, none.MaxResponseHeaderBytes)
+	assert.Equal(t, defaultReadBuffer, none.ReadBuffer)
+	assert.EqualValues(t, defaultMaxResponseHeaderBytes, none.MaxResponseHeaderBytes)
 	tr := newTransport(t, &none)
 	assert.Zero(t, tr.pool.timeout)
 	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })

@@ -84,7 +84,7 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 		e.final = true
 	case e.Kind == TLS:
 		// With TLS 1.3 the client is done before the engine has judged its
-		// certificate, so the verdict comes as an alert in place of an answer.
+		// certificate, so the verdict comes as an alert in place of a response.
 		// An engine reads no request before that verdict (RFC 8446, 4.4.4).
 		e.final = true
 		if !w.reused && !w.readAny() {

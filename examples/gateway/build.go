@@ -112,7 +112,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 	if timeout == connector.None {
 		timeout = time.Hour // the prober knows no probe without an end
 	}
-	m.legs = modelserver.NewTransport(limits.Connect)
+	m.legs = modelserver.NewTransport(limits.Connect, g.cfg.netHTTP)
 	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Client: m.legs, Observe: m.probes.observe})
 	m.flows, err = ms.Flows(m.picker, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
@@ -121,6 +121,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 			}
 			return nil // connectors that differ have one of their own
 		},
+		NetHTTP: g.cfg.netHTTP,
 		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log)),
 	})
 	return m, err

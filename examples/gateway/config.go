@@ -23,6 +23,7 @@ type configuration struct {
 	canary  time.Duration // period of checks that KV is reused; 0: none
 	probe   time.Duration // period at which engines are asked for what their list lacks; 0: never
 	pick    pick.Policy   // the zero policy takes engines in turn
+	netHTTP bool          // net/http's client speaks to the engines
 }
 
 // note is something to tell about a well-formed configuration.

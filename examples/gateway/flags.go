@@ -24,6 +24,7 @@ type flags struct {
 	trace         string
 	canary, probe time.Duration
 	pick          pick.Policy
+	netHTTP       bool // net/http's client speaks to the engines
 }
 
 var errUsage = errors.New("usage")
@@ -43,6 +44,12 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.DurationVar(&f.probe, "probe", 0, "ask engines at this `PERIOD` for what their list lacks: model, version, data-parallel ranks; 0: never")
 	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+" (default round-robin); session=HEADER and zone=ZONE name theirs",
 		func(s string) (err error) { f.pick, err = pick.ParsePolicy(s); return err })
+	fs.Func("http-client", "the `CLIENT` that speaks HTTP/1.1 to the engines: own (default) or nethttp, which is net/http's", func(s string) error {
+		if f.netHTTP = s == "nethttp"; !f.netHTTP && s != "own" {
+			return errors.New("must be own or nethttp")
+		}
+		return nil
+	})
 	if err := fs.Parse(args); err != nil {
 		if !errors.Is(err, flag.ErrHelp) {
 			err = errUsage
@@ -64,7 +71,7 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 // override lays the command line over the file's Gateway.
 func (f flags) override(cfg *configuration) error {
 	g := &cfg.gateway
-	cfg.canary, cfg.probe, cfg.pick = f.canary, f.probe, f.pick
+	cfg.canary, cfg.probe, cfg.pick, cfg.netHTTP = f.canary, f.probe, f.pick, f.netHTTP
 	var errs []error
 	for _, period := range []struct {
 		flag string

@@ -21,6 +21,7 @@ type FlowOptions struct {
 	// Transport returns what legs go over, given timeouts.connect, or nil for a transport of the flows' own, which
 	// Shutdown closes. It is called once for each connector. nil is all their own.
 	Transport func(connect time.Duration) http.RoundTripper
+	NetHTTP   bool            // the flows' own transports send by net/http's client: see transport.Options
 	Options   []pdflow.Option // of each flow; those that the object's own settings make come after them
 }
 
@@ -99,9 +100,10 @@ func (f *Flows) close() error {
 	return err
 }
 
-// NewTransport returns a transport for a ModelServer's timeouts.connect. It is to be closed.
-func NewTransport(connect time.Duration) *transport.Transport {
-	return transport.New(&transport.Options{ConnectTimeout: connect})
+// NewTransport returns a transport for a ModelServer's timeouts.connect. It is to be closed. netHTTP is
+// [transport.Options].NetHTTP.
+func NewTransport(connect time.Duration, netHTTP bool) *transport.Transport {
+	return transport.New(&transport.Options{ConnectTimeout: connect, NetHTTP: netHTTP})
 }
 
 func (b *builder) transport(connect time.Duration) http.RoundTripper {
@@ -112,7 +114,7 @@ func (b *builder) transport(connect time.Duration) http.RoundTripper {
 	}
 	t, ok := b.flows.owned[connect]
 	if !ok {
-		t = NewTransport(connect)
+		t = NewTransport(connect, b.o.NetHTTP)
 		b.flows.owned[connect] = t
 	}
 	return t

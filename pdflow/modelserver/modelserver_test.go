@@ -240,7 +240,7 @@ func TestTimeoutsInEffect(t *testing.T) {
 func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
 	ms, err := modelserver.Read(object(`{"kvConnector":{"type":"nixl","timeouts":{"connect":0},"fallback":"connector","fallbackConnector":{"type":"http"}}}`))
 	require.NoError(t, err)
-	given := modelserver.NewTransport(0)
+	given := modelserver.NewTransport(0, false)
 	defer given.Close()
 	var asked []time.Duration
 	flows, err := ms.Flows(pick.RoundRobin(discovery.NewSet()), &modelserver.FlowOptions{Transport: func(connect time.Duration) http.RoundTripper {
