@@ -32,6 +32,8 @@ type Steps struct {
 	ended  chan struct{} // closed by End
 	cancel context.CancelCauseFunc
 	limit  time.Duration
+	f      *Flow
+	id     string
 
 	resp *Response
 	err  *Error
@@ -56,7 +58,8 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	if e != nil {
 		return nil, e
 	}
-	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}), limit: f.opts.stepsLimit}
+	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}), limit: f.opts.stepsLimit,
+		f: f, id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	s.calls.born, s.calls.expire = time.Now(), func() { s.end(errForgotten) }
 	s.touch()
@@ -119,6 +122,19 @@ func (s *Steps) end(err error) {
 		s.resp.Body.hostEnded(err)
 		s.resp.Body.close()
 	})
+}
+
+// WriteError writes an error of Next to a client as ServeHTTP would: with the flow's error handler, the request's ID and the
+// way it was served.
+func (s *Steps) WriteError(w http.ResponseWriter, r *http.Request, err error) {
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		e = &Error{Code: CodeInternal, Err: err}
+	}
+	if w.Header()[headerRequestID] = []string{s.id}; e.mode != "" {
+		w.Header()[headerMode] = modeHeader(e.mode)
+	}
+	s.f.opts.errorHandler(w, r, e)
 }
 
 // touch notes a call of the caller's.
@@ -328,7 +344,7 @@ var ErrNotRelayed = errors.New("pdflow: the flow must read this response: give i
 // decides whether a prefill follows.
 func (st *Step) Relay(status int) error {
 	st.s.touch()
-	if st.Leg != LegDecode || !st.a.relayable() {
+	if !st.Relayable() {
 		return ErrNotRelayed
 	}
 	st.mu.Lock()
@@ -336,6 +352,9 @@ func (st *Step) Relay(status int) error {
 	st.finish(&http.Response{StatusCode: status, Header: http.Header{}, Body: relayedBody{}}, nil)
 	return nil
 }
+
+// Relayable reports whether [Step.Relay] may be called, for hosts that must know it before they send the leg.
+func (st *Step) Relayable() bool { return st.Leg == LegDecode && st.a.relayable() }
 
 // relayedBody is the body of a response that the caller passes on by itself.
 type relayedBody struct{}

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/mooncake"
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/extproc"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+func nixlWorld(t *testing.T, p, d enginesim.Config, opts ...pdflow.Option) *world {
+	t.Helper()
+	c, err := nixl.New(nil)
+	require.NoError(t, err)
+	return newWorld(t, c, p, d, opts...)
+}
+
+const prompt = "Two engines, one response: the first reads the prompt, the second writes what follows."
+
+func completion(stream bool) string {
+	body, _ := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": 8, "stream": stream})
+	return string(body)
+}
+
+func post(t *testing.T, ctx context.Context, url, body string, header ...string) (*http.Response, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	return http.DefaultClient.Do(r)
+}
+
+// ask returns status, header and body.
+func ask(t *testing.T, url, body string, header ...string) (int, http.Header, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	resp, err := post(t, ctx, url, body, header...)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, resp.Header, string(got)
+}
+
+// text is what a response writes, streamed or not.
+func text(t *testing.T, body string) (out string) {
+	t.Helper()
+	pieces := []string{body}
+	if strings.HasPrefix(body, "data: ") {
+		require.True(t, strings.HasSuffix(body, "data: [DONE]\n\n"))
+		pieces = strings.Split(strings.TrimSuffix(body, "data: [DONE]\n\n"), "\n\n")
+		pieces = pieces[:len(pieces)-1]
+	}
+	for _, piece := range pieces {
+		out += gjson.Get(strings.TrimPrefix(piece, "data: "), "choices.0.text").String()
+	}
+	return out
+}
+
+// The decode engine takes the KV over, and the client gets what one engine alone would write.
+func TestEnvoySendsDecode(t *testing.T) {
+	for name, stream := range map[string]bool{"whole": false, "streamed": true} {
+		t.Run(name, func(t *testing.T) {
+			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+			url := w.envoy()
+			status, header, body := ask(t, url+"/v1/completions?x=1", completion(stream), "X-Request-Id", "mine", "Authorization", "Bearer k",
+				"Cookie", "c", "X-Data-Parallel-Rank", "3", "X-Envoy-Retry-On", "5xx", extproc.DestinationHeader, "127.0.0.1:1")
+			require.Equal(t, http.StatusOK, status, body)
+			assert.Equal(t, "disaggregated", header.Get("X-Pd-Mode"))
+			assert.Equal(t, "mine", header.Get("X-Request-Id"))
+			assert.Equal(t, []pdflow.Code{""}, w.wait(1))
+			assert.Equal(t, pdflow.ModeDisaggregated, w.outcomes()[0].Mode)
+
+			seen := w.d.Requests()
+			require.Len(t, seen, 1)
+			assert.Equal(t, "/v1/completions", seen[0].Path)
+			assert.True(t, gjson.GetBytes(seen[0].Body, "kv_transfer_params.do_remote_prefill").Bool())
+			assert.Equal(t, "Bearer k", seen[0].Header.Get("Authorization"))
+			assert.Equal(t, strconv.Itoa(len(seen[0].Body)), seen[0].Header.Get("Content-Length"))
+			for _, name := range []string{"Cookie", "X-Data-Parallel-Rank", "X-Envoy-Retry-On", "Accept-Encoding"} {
+				assert.NotContains(t, seen[0].Header, name)
+			}
+			stats := w.d.Stats()
+			assert.Zero(t, stats.LocalCompute, "D computes nothing of the prompt")
+			assert.EqualValues(t, len(prompt), stats.ExternalKVTransfer)
+			assert.NoError(t, w.p.CheckKV())
+			assert.NoError(t, w.d.CheckKV())
+			_, _, alone := ask(t, w.p.URL()+"/v1/completions", completion(false))
+			assert.Equal(t, text(t, alone), text(t, body))
+		})
+	}
+}
+
+// What ServeHTTP answers is what the client gets through Envoy.
+func TestErrorsAreThoseOfServeHTTP(t *testing.T) {
+	for name, c := range map[string]struct {
+		path, body string
+		header     []string
+		fault      *enginesim.Fault
+		want       int
+		attempts   int
+	}{
+		"prefill fails":          {fault: &enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Count: -1}, want: 502, attempts: 2},
+		"prefill resets":         {fault: &enginesim.Fault{Kind: enginesim.FaultReset, Count: -1}, want: 502, attempts: 2},
+		"prefill cannot be read": {fault: &enginesim.Fault{Kind: enginesim.FaultGarbage, Count: -1}, want: 502, attempts: 2},
+		"prefill refuses":        {fault: &enginesim.Fault{Kind: enginesim.FaultStatus, Status: 422, Count: -1}, want: 422, attempts: 1},
+		"not JSON":               {body: `{"prompt":`, want: 400},
+		"another type":           {header: []string{"Content-Type", "text/plain"}, want: 415},
+		"encoded":                {header: []string{"Content-Encoding", "gzip"}, want: 415},
+		"messages":               {path: "/v1/messages", body: `[]`, want: 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{}, pdflow.WithRetry(connector.Retry{BackoffBase: time.Millisecond}))
+			if c.fault != nil {
+				w.p.Inject(*c.fault)
+			}
+			path, body := cmp.Or(c.path, "/v1/completions"), cmp.Or(c.body, completion(true))
+			header := append([]string{"X-Request-Id", "mine"}, c.header...)
+			r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
+			r.Header.Set("Content-Type", "application/json")
+			for i := 0; i < len(header); i += 2 {
+				r.Header.Set(header[i], header[i+1])
+			}
+			direct := httptest.NewRecorder()
+			w.flow.ServeHTTP(direct, r)
+			require.Equal(t, c.want, direct.Code)
+
+			status, got, answer := ask(t, w.envoy()+path, body, header...)
+			assert.Equal(t, c.want, status)
+			assert.JSONEq(t, direct.Body.String(), answer)
+			for _, name := range []string{"Content-Type", "Content-Length", "X-Request-Id", "X-Pd-Mode", "Retry-After"} {
+				assert.Equal(t, direct.Header().Get(name), got.Get(name), name)
+			}
+			assert.Len(t, w.wait(2*c.attempts), 2*c.attempts)
+			assert.Empty(t, w.d.Requests())
+		})
+	}
+}
+
+func TestAPrefillThatFailsIsRetried(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+	w.p.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500})
+	status, _, _ := ask(t, w.envoy()+"/v1/completions", completion(true))
+	assert.Equal(t, 200, status)
+	assert.Equal(t, []pdflow.Code{pdflow.CodePrefillFailed, ""}, w.wait(2))
+	assert.Len(t, w.d.Requests(), 1)
+}
+
+// An error of decode's is the client's to see, and the leg is sent once, whatever the client asks Envoy for.
+func TestDecodeFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault enginesim.Fault
+		want  int
+		code  pdflow.Code
+	}{
+		"500":   {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500}, 500, pdflow.CodeDecodeFailed},
+		"400":   {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400}, 400, pdflow.CodeDecodeRejected},
+		"reset": {enginesim.Fault{Kind: enginesim.FaultReset}, 503, pdflow.CodeDecodeFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+			w.d.Inject(c.fault)
+			status, _, _ := ask(t, w.envoy()+"/v1/completions", completion(true), "X-Envoy-Retry-On", "5xx,reset", "X-Envoy-Max-Retries", "3")
+			assert.Equal(t, c.want, status)
+			assert.Equal(t, []pdflow.Code{c.code}, w.wait(1))
+			assert.Len(t, w.d.Requests(), 1)
+		})
+	}
+}
+
+func TestAClientThatLeavesDuringPrefillEndsIt(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+	w.p.Inject(enginesim.Fault{Kind: enginesim.FaultStall})
+	url := w.envoy()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for len(w.p.Requests()) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	_, err := post(t, ctx, url+"/v1/completions", completion(true)) //nolint:bodyclose // there is none
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Equal(t, []pdflow.Code{pdflow.CodeClientGone}, w.wait(1))
+	idle, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	defer stop()
+	require.NoError(t, w.p.WaitIdle(idle), "P sees that nobody waits")
+	assert.Empty(t, w.d.Requests())
+}
+
+// With NONE the server learns when a response ends, and not how. With STREAMED it learns whether its end came.
+func TestHowAStreamEnds(t *testing.T) {
+	streamed := []string{"response_body_mode: NONE", "response_body_mode: STREAMED"}
+	for name, c := range map[string]struct {
+		changes []string
+		leave   bool
+		broken  bool
+		want    pdflow.Code
+	}{
+		"NONE, whole":                 {},
+		"NONE, the client leaves":     {leave: true},
+		"NONE, decode breaks":         {broken: true},
+		"STREAMED, whole":             {changes: streamed},
+		"STREAMED, the client leaves": {changes: streamed, leave: true, want: pdflow.CodeClientGone},
+		"STREAMED, decode breaks":     {changes: streamed, broken: true, want: pdflow.CodeClientGone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{ITL: 20 * time.Millisecond})
+			if c.broken {
+				w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3})
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			resp, err := post(t, ctx, w.envoy(c.changes...)+"/v1/completions", completion(true))
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			_, err = io.ReadFull(resp.Body, make([]byte, 10))
+			require.NoError(t, err)
+			assert.Len(t, w.flow.Sessions(), 1, "the request lasts as long as its stream")
+			if c.leave {
+				cancel()
+			}
+			_, err = io.Copy(io.Discard, resp.Body)
+			if !c.leave && !c.broken {
+				assert.NoError(t, err)
+			} else {
+				assert.Error(t, err, "a cut stream does not look whole")
+			}
+			assert.Equal(t, []pdflow.Code{c.want}, w.wait(1))
+			if c.leave {
+				require.Eventually(t, func() bool { return w.d.Stats().Aborted == 1 }, 5*time.Second, time.Millisecond)
+			}
+		})
+	}
+}
+
+func TestABodyOverTheLimit(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+	url := w.envoy()
+	for name, c := range map[string]struct {
+		size  int
+		known bool
+		ours  bool
+	}{
+		"over the server's, said":   {7 << 20, true, true},
+		"over the server's, unsaid": {7 << 20, false, true},
+		"over Envoy's":              {9 << 20, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var body io.Reader = strings.NewReader(`{"prompt":"` + strings.Repeat("x", c.size) + `"}`)
+			if !c.known {
+				body = io.MultiReader(body)
+			}
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/completions", body)
+			require.NoError(t, err)
+			r.Header.Set("Content-Type", "application/json")
+			resp, err := http.DefaultClient.Do(r)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			got, _ := io.ReadAll(resp.Body)
+			assert.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode)
+			assert.Equal(t, c.ours, gjson.GetBytes(got, "error.code").String() == "body_too_large", string(got))
+		})
+	}
+	status, _, _ := ask(t, url+"/v1/completions", `{"prompt":"x","max_tokens":1,"user":"`+strings.Repeat("x", 5<<20)+`"}`)
+	assert.Equal(t, 200, status, "a body within the limit")
+}
+
+// Other paths pass, but not to where a client wants them to go.
+func TestOtherPathsPassUntouched(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+	host := strings.TrimPrefix(w.d.URL(), "http://")
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.envoy()+"/v1/models", http.NoBody)
+	require.NoError(t, err)
+	r.Header.Set(extproc.DestinationHeader, host)
+	resp, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	resp.Body.Close()
+	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "there is no destination")
+
+	url := w.envoy("cluster: decode, timeout", "cluster: others, timeout", "  clusters:\n", `  clusters:
+    - name: others
+      type: STATIC
+      load_assignment:
+        cluster_name: others
+        endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: `+portOf(host)+` } } } }] }]
+`)
+	status, _, body := ask(t, url+"/tokenize", completion(false))
+	assert.Equal(t, 200, status, body)
+	seen := w.d.Requests()
+	require.Len(t, seen, 1)
+	assert.Equal(t, completion(false), string(seen[0].Body))
+	assert.Empty(t, w.p.Requests())
+}
+
+// Legs that run together: Envoy ends decode when prefill fails, else it would wait for its KV until a timeout.
+func TestPrefillFailsBesideDecode(t *testing.T) {
+	c, err := mooncake.New(nil)
+	require.NoError(t, err)
+	w := newWorld(t, c, enginesim.Config{Connector: "mooncake"}, enginesim.Config{Connector: "mooncake"})
+	url := w.envoy()
+	for _, stream := range []bool{false, true} {
+		status, _, body := ask(t, url+"/v1/completions", completion(stream))
+		require.Equal(t, 200, status, body)
+	}
+	assert.Equal(t, []pdflow.Code{"", ""}, w.wait(2))
+	assert.NoError(t, w.d.CheckKV())
+
+	w.p.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Leg: enginesim.LegPrefill, Count: -1})
+	begun := time.Now()
+	status, _, body := ask(t, url+"/v1/completions", completion(true))
+	assert.Equal(t, 502, status)
+	assert.Equal(t, "prefill_failed", gjson.Get(body, "error.code").String())
+	assert.Less(t, time.Since(begun), 10*time.Second)
+	require.Eventually(t, func() bool { return w.d.Stats().Running == 0 && w.d.Stats().Waiting == 0 }, 5*time.Second, time.Millisecond)
+	assert.Equal(t, pdflow.CodePrefillFailed, w.wait(3)[2])
+}
+
+func TestManyAtOnce(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+	url := w.envoy()
+	const n = 200
+	_, _, alone := ask(t, url+"/v1/completions", completion(false))
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			status, _, body := ask(t, url+"/v1/completions", completion(i%2 == 0))
+			if assert.Equal(t, 200, status) {
+				assert.Equal(t, text(t, alone), text(t, body))
+			}
+		})
+	}
+	wg.Wait()
+	for _, code := range w.wait(n + 1) {
+		assert.Empty(t, code)
+	}
+	assert.NoError(t, w.p.CheckKV())
+	assert.NoError(t, w.d.CheckKV())
+	assert.Zero(t, w.d.Stats().LocalCompute)
+}
+
+// What two engines cannot carry is one decode step.
+func TestOneEngineServesWhatTwoCannot(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+	status, header, body := ask(t, w.envoy()+"/v1/completions", `{"prompt":"hi","max_tokens":2,"prompt_logprobs":1}`)
+	require.Equal(t, 200, status, body)
+	assert.Equal(t, "aggregated", header.Get("X-Pd-Mode"))
+	assert.Equal(t, []pdflow.Code{""}, w.wait(1))
+	assert.Empty(t, w.p.Requests())
+}
+
+func TestTheServerIsAway(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+	w.addr = "127.0.0.1:1"
+	status, _, _ := ask(t, w.envoy()+"/v1/completions", completion(false))
+	assert.Equal(t, 503, status)
+	assert.Empty(t, w.d.Requests())
+}

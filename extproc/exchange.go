@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// exchange is one request that a flow runs. Only the goroutine of run sends to Envoy.
+type exchange struct {
+	s        *Server
+	envoy    stream
+	r        *http.Request // the client's, without its body
+	streamed bool          // the client wants a stream
+	endSeen  bool          // Envoy shows the response's body, and so its end
+
+	cancel  context.CancelFunc
+	steps   *pdflow.Steps
+	given   *pdflow.Step         // decode, once Envoy has it
+	head    *extproc.HttpHeaders // of decode's response, once it has come
+	sending int                  // legs that the server has under way
+	sent    chan struct{}        // one for each of these that has ended
+	legs    sync.WaitGroup
+}
+
+// next is what the flow wants: one of the three.
+type next struct {
+	step *pdflow.Step
+	resp *pdflow.Response
+	err  error
+}
+
+// message is what Envoy says: one of the two.
+type message struct {
+	m   *extproc.ProcessingRequest
+	err error
+}
+
+// run runs a request until its response is given, or until Envoy has passed it on.
+func (x *exchange) run(flow *pdflow.Flow, in *pdflow.Request) error {
+	// Not the stream's own context: Envoy resets the stream also after a response that went through whole.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(x.envoy.Context()))
+	defer x.legs.Wait()
+	defer cancel()
+	x.cancel = cancel
+	steps, err := flow.Begin(ctx, in)
+	if err != nil {
+		return fail(x.envoy, x.r, invalid(err))
+	}
+	defer steps.End(context.Canceled) // where nothing better is known
+	x.steps, x.sent = steps, make(chan struct{})
+	wanted, inbox := make(chan next), make(chan message)
+	go x.pump(ctx, wanted)
+	go x.receive(ctx, inbox)
+	for {
+		select {
+		case n := <-wanted:
+			switch {
+			case n.err != nil:
+				return x.fail(n.err)
+			case n.step != nil:
+				if e, err := x.take(ctx, n.step); e != nil {
+					steps.End(context.Canceled)
+					return x.fail(e)
+				} else if err != nil {
+					return err
+				}
+			case n.resp.Body != nil:
+				return x.whole(n.resp)
+			default:
+				if err := x.envoy.Send(respond(x.ownHeader(n.resp))); err != nil {
+					return err
+				}
+				return x.follow(ctx, inbox)
+			}
+		case <-x.sent:
+			x.sending--
+			x.relay()
+		case in := <-inbox:
+			if in.err != nil {
+				return nil //nolint:nilerr // the client left
+			}
+			if head := in.m.GetResponseHeaders(); head != nil && x.given != nil {
+				x.head = head
+				x.relay()
+			} else if err := x.envoy.Send(proceed(in.m)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// pump gives run what the flow wants.
+func (x *exchange) pump(ctx context.Context, to chan<- next) {
+	for {
+		var n next
+		n.step, n.resp, n.err = x.steps.Next(ctx)
+		select {
+		case to <- n:
+		case <-ctx.Done():
+		}
+		if n.step == nil {
+			return
+		}
+	}
+}
+
+// receive gives run what Envoy says. It ends with the gRPC stream.
+func (x *exchange) receive(ctx context.Context, to chan<- message) {
+	for {
+		m, err := x.envoy.Recv()
+		select {
+		case to <- message{m, err}:
+		case <-ctx.Done():
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// take sends a step, or gives it to Envoy. An *pdflow.Error is one for the client.
+func (x *exchange) take(ctx context.Context, step *pdflow.Step) (*pdflow.Error, error) {
+	switch {
+	case x.given != nil && x.given.Context().Err() != nil:
+		return errLate, nil
+	case step.Leg == pdflow.LegDecode && step.Relayable():
+		body, err := step.Body()
+		if err != nil {
+			return nil, nil //nolint:nilerr,nilnil // too late: the flow says what follows
+		}
+		x.given = step
+		return nil, x.envoy.Send(decodeLeg(x.r.Header, step, body))
+	case step.Leg == pdflow.LegDecode && x.streamed:
+		return errStream, nil
+	}
+	x.sending++
+	x.legs.Go(func() {
+		if req, err := step.Request(); err != nil {
+			step.Done(nil, err)
+		} else {
+			step.Done(x.s.send.RoundTrip(req)) //nolint:bodyclose // the flow closes it
+		}
+		select {
+		case x.sent <- struct{}{}:
+		case <-ctx.Done():
+		}
+	})
+	return nil, nil
+}
+
+var (
+	// errLate: prefill failed and the flow has begun to try another pair, but Envoy cannot be given a second decode leg.
+	errLate = &pdflow.Error{Code: pdflow.CodePrefillFailed, Leg: pdflow.LegPrefill, Phase: "answer",
+		Message: "the prefill engine failed while decode was waiting for it"}
+	// errStream: the flow must read decode's response, and Envoy takes a response of the server's only whole.
+	errStream = &pdflow.Error{Code: pdflow.CodeUnsupported, Param: "stream",
+		Message: "this connector's response cannot be streamed here; send the request without it"}
+)
+
+// relay tells the flow that decode has answered. It waits for a prefill that runs beside decode: if that fails, decode,
+// which has sent a status and no token, would wait for its KV in vain.
+func (x *exchange) relay() {
+	if x.head != nil && x.sending == 0 {
+		_ = x.given.Relay(statusOf(x.head)) // it is relayable
+	}
+}
+
+// follow waits until Envoy has passed the response on.
+func (x *exchange) follow(ctx context.Context, inbox <-chan message) error {
+	keep := time.NewTicker(time.Minute)
+	defer keep.Stop()
+	whole := !x.endSeen || x.head.EndOfStream
+	for {
+		select {
+		case in := <-inbox:
+			switch {
+			case in.err != nil && whole:
+				x.steps.End(nil)
+				return nil
+			case in.err != nil:
+				return nil //nolint:nilerr // the client left, or decode broke: Envoy does not say which
+			}
+			whole = whole || in.m.GetResponseBody().GetEndOfStream() || in.m.GetResponseTrailers() != nil
+			if err := x.envoy.Send(proceed(in.m)); err != nil {
+				return err
+			}
+		case <-keep.C:
+			_, _, _ = x.steps.Next(ctx) // a long stream is not a forgotten one
+		}
+	}
+}
+
+// whole gives Envoy a response that the flow has read: P's own, or one that the connector has changed.
+func (x *exchange) whole(resp *pdflow.Response) error {
+	defer context.AfterFunc(x.envoy.Context(), x.cancel)() // the client may leave
+	w := newRecorder()
+	maps.Copy(w.header, resp.Header)
+	maps.Copy(w.header, x.ownHeader(resp))
+	w.status = resp.Status
+	n, err := io.Copy(&w.body, io.LimitReader(resp.Body, x.s.maxBody+1))
+	if err == nil && n > x.s.maxBody {
+		err = &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Phase: "answer",
+			Message: "the decode engine's answer is too large"}
+	}
+	if err != nil {
+		return x.fail(err)
+	}
+	if err := x.envoy.Send(w.immediate("final")); err != nil {
+		return err
+	}
+	x.steps.End(nil)
+	return nil
+}
+
+// ownHeader is what pdflow's handler adds to each response.
+func (x *exchange) ownHeader(resp *pdflow.Response) http.Header {
+	return http.Header{"X-Request-Id": {resp.RequestID}, "X-Pd-Mode": {string(resp.Mode)}}
+}
+
+// fail gives Envoy the flow's error. Envoy then ends what it has sent of the decode leg.
+func (x *exchange) fail(err error) error {
+	if errors.Is(err, pdflow.ErrClientGone) {
+		return nil
+	}
+	w := newRecorder()
+	x.steps.WriteError(w, x.r, err)
+	return x.envoy.Send(w.immediate(pdflow.CodeOf(err)))
+}
+
+func statusOf(head *extproc.HttpHeaders) int {
+	for _, h := range head.GetHeaders().GetHeaders() {
+		if h.Key == ":status" {
+			n, _ := strconv.Atoi(valueOf(h))
+			return n
+		}
+	}
+	return 0
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/extproc"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// world is a prefill and a decode engine, a flow over them, and a Server at a gRPC server.
+type world struct {
+	t    *testing.T
+	p, d *enginesim.Engine
+	flow *pdflow.Flow
+	addr string // of the gRPC server
+	mu   sync.Mutex
+	seen []*pdflow.Outcome
+}
+
+func newWorld(t *testing.T, c connector.KVConnector, prefill, decode enginesim.Config, opts ...pdflow.Option) *world {
+	t.Helper()
+	w := &world{t: t}
+	var err error
+	w.p, w.d, err = enginesim.Pair(prefill, decode)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = w.p.Close(); _ = w.d.Close() })
+	pe, err := discovery.New(w.p.URL(), discovery.RolePrefill)
+	require.NoError(t, err)
+	if b := w.p.Bootstrap(); b != "" {
+		pe.Attributes = map[string]string{"bootstrapPort": b[strings.LastIndex(b, ":")+1:]}
+	}
+	de, err := discovery.New(w.d.URL(), discovery.RoleDecode)
+	require.NoError(t, err)
+	list, err := static.New(pe, de)
+	require.NoError(t, err)
+	set := discovery.NewSet(list)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = set.Run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	w.flow, err = pdflow.New(c, pick.RoundRobin(set), append(opts, pdflow.WithObserver(w))...)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, w.flow.Shutdown(context.Background()), "every request has been ended") })
+	w.serve()
+	return w
+}
+
+// serve registers a Server for the model of every name but "unknown".
+func (w *world) serve() {
+	send := transport.New(nil)
+	s, err := extproc.NewServer(func(model string) *pdflow.Flow {
+		if model == "unknown" {
+			return nil
+		}
+		return w.flow
+	}, send, &extproc.Options{MaxBody: 6 << 20})
+	require.NoError(w.t, err)
+	g := grpc.NewServer(grpc.MaxRecvMsgSize(10 << 20))
+	extprocv3.RegisterExternalProcessorServer(g, s)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(w.t, err)
+	w.addr = ln.Addr().String()
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = g.Serve(ln) }()
+	w.t.Cleanup(func() { g.Stop(); <-ended; _ = send.Close() })
+}
+
+func (w *world) SessionStart(context.Context, *connector.Session) {}
+
+func (w *world) SessionEnd(_ context.Context, o *pdflow.Outcome) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	same := *o
+	w.seen = append(w.seen, &same)
+}
+
+func (w *world) outcomes() []*pdflow.Outcome {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]*pdflow.Outcome(nil), w.seen...)
+}
+
+// wait waits until n attempts have ended and returns the codes of their errors.
+func (w *world) wait(n int) (codes []pdflow.Code) {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool { return len(w.outcomes()) >= n && len(w.flow.Sessions()) == 0 }, 10*time.Second, 5*time.Millisecond)
+	for _, o := range w.outcomes() {
+		code := pdflow.Code("")
+		if o.Err != nil {
+			code = o.Err.Code
+		}
+		codes = append(codes, code)
+	}
+	return codes
+}
+
+// envoy starts a real Envoy before the world's server and returns its base URL. Each change is a text of testdata/envoy.yaml
+// and what stands in its place.
+func (w *world) envoy(changes ...string) string {
+	t := w.t
+	t.Helper()
+	binary, err := filepath.Abs("../.tools/envoy/envoy")
+	require.NoError(t, err)
+	if _, err := os.Stat(binary); err != nil {
+		if os.Getenv("CI") == "true" {
+			require.NoError(t, err, "extproc/testdata/install.sh has not been run")
+		}
+		t.Skip("Envoy is not installed: run extproc/testdata/install.sh")
+	}
+	config, err := os.ReadFile("testdata/envoy.yaml")
+	require.NoError(t, err)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := ln.Addr().String()
+	require.NoError(t, ln.Close())
+	changes = append([]string{"port_value: 10000", "port_value: " + portOf(addr), "port_value: 9002", "port_value: " + portOf(w.addr),
+		"41943040", "8388608"}, changes...)
+	for i := 0; i < len(changes); i += 2 {
+		require.Contains(t, string(config), changes[i])
+		config = []byte(strings.ReplaceAll(string(config), changes[i], changes[i+1]))
+	}
+	file := filepath.Join(t.TempDir(), "envoy.yaml")
+	require.NoError(t, os.WriteFile(file, config, 0o600))
+	args := []string{"-c", file, "--concurrency", "1", "--disable-hot-restart", "-l", "warning"}
+	if level := os.Getenv("ENVOY_LOG"); level != "" {
+		args = append(args, "--component-log-level", level)
+	}
+	process := exec.Command(binary, args...)
+	var out strings.Builder
+	process.Stdout, process.Stderr = &out, &out
+	require.NoError(t, process.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- process.Wait() }()
+	t.Cleanup(func() {
+		_ = process.Process.Kill() // it may have ended
+		<-ended
+		if t.Failed() || os.Getenv("ENVOY_LOG") != "" {
+			t.Log(out.String())
+		}
+	})
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", addr)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	}, 20*time.Second, 20*time.Millisecond, "Envoy does not listen")
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	return "http://" + addr
+}
+
+func portOf(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
