@@ -26,8 +26,7 @@ type Config struct {
 	MustLoad      bool          // a prompt computed here is a fault of KV
 }
 
-// Core is an engine core: the KV memory, the scheduler's queue and the leases of
-// handed-off blocks, under one lock.
+// Core is an engine core: the KV memory, the scheduler's queue and the leases of handed-off blocks, under one lock.
 type Core struct {
 	cfg                   Config
 	BlockSize, BlockBytes int
@@ -48,8 +47,9 @@ type Core struct {
 func New(cfg Config, die func()) *Core {
 	size := cfg.BlockSize * cfg.BytesPerToken
 	c := &Core{
-		cfg: cfg, Die: die, BlockSize: cfg.BlockSize, BlockBytes: size, model: model{seed: cfg.Seed, width: cfg.BytesPerToken},
-		pool: newBlockPool(cfg.Blocks, size), leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
+		cfg: cfg, Die: die, BlockSize: cfg.BlockSize, BlockBytes: size,
+		model: model{seed: cfg.Seed, width: cfg.BytesPerToken}, pool: newBlockPool(cfg.Blocks, size),
+		leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
 	}
 	c.Gate.Init()
 	return c
@@ -109,8 +109,8 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// admit gives the sequence its blocks, waiting in line until there is room. A
-// preempted one goes to the front. queued is called when there is waiting to do.
+// admit gives the sequence its blocks, waiting in line until there is room. A preempted one goes to the front. queued
+// is called when there is waiting to do.
 func (c *Core) admit(ctx context.Context, s *Sequence, front bool, queued func()) error {
 	c.mu.Lock()
 	c.chain(s)
@@ -149,9 +149,8 @@ func (c *Core) pump() {
 	}
 }
 
-// place takes the sequence's blocks: known ones from the prefix cache, the rest
-// free ones. At least one token is always left to compute, since the answer
-// starts from it. The caller holds the lock.
+// place takes the sequence's blocks: known ones from the prefix cache, the rest free ones. At least one token is always
+// left to compute, since the answer starts from it. The caller holds the lock.
 func (c *Core) place(s *Sequence) bool {
 	if c.running >= c.cfg.MaxRunning {
 		return false
@@ -182,8 +181,7 @@ func (c *Core) place(s *Sequence) bool {
 	return true
 }
 
-// absorb takes the KV of tokens up to upto, as it lies in memory, for computed.
-// The caller holds the lock.
+// absorb takes the KV of tokens up to upto, as it lies in memory, for computed. The caller holds the lock.
 func (c *Core) absorb(s *Sequence, upto int) {
 	size, width := c.BlockSize, c.cfg.BytesPerToken
 	for s.Computed < upto {
@@ -194,9 +192,8 @@ func (c *Core) absorb(s *Sequence, upto int) {
 	}
 }
 
-// compute works out the KV of tokens up to upto and puts full blocks into the
-// prefix cache. The lock is let go between blocks, so that a long prompt does not
-// stop the engine.
+// compute works out the KV of tokens up to upto and puts full blocks into the prefix cache. The lock is let go between
+// blocks, so that a long prompt does not stop the engine.
 func (c *Core) compute(s *Sequence, upto int) {
 	const atOnce = 64
 	for s.Computed < upto {
@@ -231,8 +228,8 @@ func (c *Core) computeBlock(s *Sequence, upto int) {
 	}
 }
 
-// Fill writes KV that came from elsewhere into the blocks that follow the cached
-// ones, and takes the tokens for computed.
+// Fill writes KV that came from elsewhere into the blocks that follow the cached ones, and takes the tokens for
+// computed.
 func (c *Core) Fill(s *Sequence, contents [][]byte, upto int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,8 +243,7 @@ func (c *Core) Fill(s *Sequence, contents [][]byte, upto int) {
 	}
 }
 
-// grow appends a token to the sequence, with a block for it if need be, and says
-// whether there was room.
+// grow appends a token to the sequence, with a block for it if need be, and reports whether there was room.
 func (c *Core) grow(s *Sequence, token int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -263,8 +259,8 @@ func (c *Core) grow(s *Sequence, token int32) bool {
 	return true
 }
 
-// preempt takes all blocks away from a sequence that could not grow. It keeps
-// its tokens and is computed anew when there is room.
+// preempt takes all blocks away from a sequence that could not grow. It keeps its tokens and is computed anew when
+// there is room.
 func (c *Core) preempt(s *Sequence) {
 	c.Stats.Add(&c.Stats.Preemptions, 1)
 	c.release(s)
@@ -277,8 +273,7 @@ func (c *Core) release(s *Sequence) {
 	c.releaseLocked(s, true)
 }
 
-// Lose ends the sequence's execution and never lets go of its blocks: another
-// engine may yet write into them.
+// Lose ends the sequence's execution and never lets go of its blocks: another engine may yet write into them.
 func (c *Core) Lose(s *Sequence) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -298,8 +293,7 @@ func (c *Core) releaseLocked(s *Sequence, blocks bool) {
 	c.pump()
 }
 
-// Read copies blocks out of memory, whoever owns them by now: a remote read asks
-// nobody.
+// Read copies blocks out of memory, whoever owns them by now: a remote read asks nobody.
 func (c *Core) Read(ids []int32) [][]byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()

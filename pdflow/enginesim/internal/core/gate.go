@@ -32,7 +32,7 @@ func (g *Gate) Set(shut bool) {
 	}
 }
 
-// Shut says whether the gate is shut now.
+// Shut reports whether the gate is shut now.
 func (g *Gate) Shut() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

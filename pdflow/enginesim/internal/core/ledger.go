@@ -71,8 +71,8 @@ func (l *ledger) expired(request string) {
 	l.blame(Leak, request)
 }
 
-// Read notes a read of ids on behalf of request, for the prompt key; blocks and
-// prompt are what its lease covers, if there is one.
+// Read notes a read of ids on behalf of request, for the prompt key; blocks and prompt are what its lease covers, if
+// there is one.
 func (l *ledger) Read(request string, ids []int32, key TokenKey, blocks []int32, prompt TokenKey, leased bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,8 +86,8 @@ func (l *ledger) Read(request string, ids []int32, key TokenKey, blocks []int32,
 	}
 }
 
-// endsWith says whether ids are what a reader takes of blocks: a run of them, up
-// to the last or to the last of the prompt.
+// endsWith reports whether ids are what a reader takes of blocks: a run of them, up to the last or to the last of the
+// prompt.
 func endsWith(blocks, ids []int32) bool {
 	for first := range blocks {
 		if len(blocks)-first >= len(ids) && slices.Equal(blocks[first:first+len(ids)], ids) {

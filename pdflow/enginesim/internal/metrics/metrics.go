@@ -21,18 +21,20 @@ type Histogram struct {
 
 // bucketsOf are the buckets of vLLM 0.32.0's histograms (its /metrics page).
 var bucketsOf = map[string][]float64{
-	"nixl_xfer_time_seconds":                {.005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5},
-	"nixl_post_time_seconds":                {.001, .005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5},
-	"nixl_bytes_transferred":                {1 << 11, 1 << 13, 1 << 15, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25, 1 << 27, 1 << 29, 1 << 31, 1 << 33},
-	"nixl_num_descriptors":                  {10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000},
-	"request_prompt_tokens":                 tokenBuckets,
-	"request_generation_tokens":             tokenBuckets,
-	"request_max_num_generation_tokens":     tokenBuckets,
-	"request_params_max_tokens":             tokenBuckets,
-	"request_prefill_kv_computed_tokens":    tokenBuckets,
-	"iteration_tokens_total":                {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384},
-	"request_params_n":                      {1, 2, 5, 10, 20},
-	"time_to_first_token_seconds":           {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560},
+	"nixl_xfer_time_seconds": {.005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5},
+	"nixl_post_time_seconds": {.001, .005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5},
+	"nixl_bytes_transferred": {1 << 11, 1 << 13, 1 << 15, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25,
+		1 << 27, 1 << 29, 1 << 31, 1 << 33},
+	"nixl_num_descriptors":               {10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000},
+	"request_prompt_tokens":              tokenBuckets,
+	"request_generation_tokens":          tokenBuckets,
+	"request_max_num_generation_tokens":  tokenBuckets,
+	"request_params_max_tokens":          tokenBuckets,
+	"request_prefill_kv_computed_tokens": tokenBuckets,
+	"iteration_tokens_total":             {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384},
+	"request_params_n":                   {1, 2, 5, 10, 20},
+	"time_to_first_token_seconds": {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10,
+		20, 40, 80, 160, 640, 2560},
 	"inter_token_latency_seconds":           tokenTimeBuckets,
 	"request_time_per_output_token_seconds": tokenTimeBuckets,
 	"e2e_request_latency_seconds":           phaseBuckets,
@@ -46,18 +48,23 @@ var bucketsOf = map[string][]float64{
 var (
 	tokenBuckets     = []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000}
 	tokenTimeBuckets = []float64{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
-	phaseBuckets     = []float64{.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
+	phaseBuckets     = []float64{.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920,
+		7680}
 )
 
 // HistogramOrder is the order of the page.
 var HistogramOrder = []string{
-	"request_prompt_tokens", "request_generation_tokens", "iteration_tokens_total", "request_max_num_generation_tokens", "request_params_n",
-	"request_params_max_tokens", "time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
-	"e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
+	"request_prompt_tokens", "request_generation_tokens", "iteration_tokens_total", "request_max_num_generation_tokens",
+	"request_params_n",
+	"request_params_max_tokens", "time_to_first_token_seconds", "inter_token_latency_seconds",
+	"request_time_per_output_token_seconds",
+	"e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds",
+	"request_prefill_time_seconds",
 	"request_decode_time_seconds", "request_num_preemptions", "request_prefill_kv_computed_tokens",
 }
 
-var NixlHistograms = []string{"nixl_xfer_time_seconds", "nixl_post_time_seconds", "nixl_bytes_transferred", "nixl_num_descriptors"}
+var NixlHistograms = []string{"nixl_xfer_time_seconds", "nixl_post_time_seconds", "nixl_bytes_transferred",
+	"nixl_num_descriptors"}
 
 func NewHistograms() map[string]*Histogram {
 	all := make(map[string]*Histogram, len(bucketsOf))
@@ -86,7 +93,8 @@ type Sample struct {
 func (p *Page) Family(name, kind string, samples ...Sample) {
 	p.Head(name, kind)
 	for _, s := range samples {
-		fmt.Fprintf(&p.B, "vllm:%s{engine=\"0\",%smodel_name=%q%s} %s\n", name, s.before, p.Model, s.After, python.Number(s.Value))
+		fmt.Fprintf(&p.B, "vllm:%s{engine=\"0\",%smodel_name=%q%s} %s\n", name, s.before, p.Model, s.After,
+			python.Number(s.Value))
 	}
 }
 
@@ -117,7 +125,8 @@ func (p *Page) Histogram(name string, h *Histogram) {
 		if i < len(h.Bounds) {
 			le = h.Bounds[i]
 		}
-		fmt.Fprintf(&p.B, "vllm:%s_bucket{engine=\"0\",le=%q,model_name=%q} %s\n", name, python.Number(le), p.Model, python.Number(float64(sum)))
+		fmt.Fprintf(&p.B, "vllm:%s_bucket{engine=\"0\",le=%q,model_name=%q} %s\n", name, python.Number(le), p.Model,
+			python.Number(float64(sum)))
 	}
 	fmt.Fprintf(&p.B, "vllm:%s_count{engine=\"0\",model_name=%q} %s\n", name, p.Model, python.Number(float64(h.Count)))
 	fmt.Fprintf(&p.B, "vllm:%s_sum{engine=\"0\",model_name=%q} %s\n", name, p.Model, python.Number(h.Sum))

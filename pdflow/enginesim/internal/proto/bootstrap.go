@@ -33,7 +33,8 @@ func ListenBootstrap(h *Host, setting string, port int, serve http.HandlerFunc) 
 		serve(w, r)
 	}
 	b.server = &http.Server{
-		Handler: http.HandlerFunc(handle), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: h.KeepAlive, ErrorLog: core.Silent(),
+		Handler: http.HandlerFunc(handle), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: h.KeepAlive,
+		ErrorLog: core.Silent(),
 	}
 	go func() {
 		defer close(b.served)

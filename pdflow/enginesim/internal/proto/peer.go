@@ -18,13 +18,12 @@ type hello struct {
 	EngineID   string `json:"engine_id"`
 	Blocks     int    `json:"blocks"`
 	BlockBytes int    `json:"block_bytes"`
-	// Compat stands for all that must be equal for KV to make sense elsewhere, as
-	// the compatibility hash of vLLM's handshake does.
+	// Compat stands for all that must be equal for KV to make sense elsewhere, as the compatibility hash of vLLM's
+	// handshake does.
 	Compat uint64 `json:"compatibility"`
 }
 
-// AskMessage asks for blocks: of a request by their ids, or of an offer by its
-// name, from the First of it on.
+// AskMessage asks for blocks: of a request by their ids, or of an offer by its name, from the First of it on.
 type AskMessage struct {
 	Request string  `json:"request,omitempty"`
 	Blocks  []int64 `json:"blocks,omitempty"`
@@ -40,16 +39,14 @@ func (m *AskMessage) count() int {
 	return len(m.Blocks)
 }
 
-// RequestMessage names a handoff by the request that made it, or by the name of
-// its offer.
+// RequestMessage names a handoff by the request that made it, or by the name of its offer.
 type RequestMessage struct {
 	Request string `json:"request,omitempty"`
 	Name    string `json:"name,omitempty"`
 }
 
-// peer is another engine that this one reads KV from: one pipe, on which many
-// requests' blocks arrive in the order the other side sends them, and one lookup
-// buffer in which each request finds its own.
+// peer is another engine that this one reads KV from: one pipe, on which many requests' blocks arrive in the order the
+// other side sends them, and one lookup buffer in which each request finds its own.
 type peer struct {
 	wire   *Wire
 	hello  hello
@@ -70,8 +67,7 @@ type ask struct {
 	released chan struct{} // for a release, in place of blocks
 }
 
-// shakeHands checks who answers on conn, and starts receiving. An empty id takes
-// any engine.
+// shakeHands checks who answers on conn, and starts receiving. An empty id takes any engine.
 func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*peer, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
@@ -84,7 +80,8 @@ func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*peer, 
 		_ = pipe.Close()
 		return nil, err
 	}
-	p := &peer{wire: c, hello: theirs, pipe: pipe, buffer: core.NewLookupBuffer(), gone: make(chan struct{}), asks: map[uint64]*ask{}}
+	p := &peer{wire: c, hello: theirs, pipe: pipe, buffer: core.NewLookupBuffer(), gone: make(chan struct{}),
+		asks: map[uint64]*ask{}}
 	if !c.Spawn(p.receive) {
 		_ = pipe.Close()
 		return nil, core.ErrKilled
@@ -153,7 +150,8 @@ func (p *peer) accept(f core.Frame) {
 		close(a.released)
 	case f.Kind == core.FrameError && a.blocks != nil:
 		p.buffer.Insert(a.key, core.KV{Request: f.Transfer, Err: ErrOutOfRange})
-	case f.Kind == core.FrameBlock && int(f.Count) == len(a.blocks) && a.blocks[f.Index] == nil && len(f.Data) == p.hello.BlockBytes:
+	case f.Kind == core.FrameBlock && int(f.Count) == len(a.blocks) && a.blocks[f.Index] == nil &&
+		len(f.Data) == p.hello.BlockBytes:
 		a.blocks[f.Index] = f.Data
 		if a.missing--; a.missing > 0 {
 			return
@@ -165,8 +163,8 @@ func (p *peer) accept(f core.Frame) {
 	delete(p.asks, f.Transfer)
 }
 
-// send registers an exchange and sends its opening frame. The lock is not held
-// while sending, so that a full pipe cannot stop the receiver.
+// send registers an exchange and sends its opening frame. The lock is not held while sending, so that a full pipe
+// cannot stop the receiver.
 func (p *peer) send(kind core.FrameKind, a *ask, message any) (uint64, error) {
 	data, err := json.Marshal(message)
 	if err != nil {
@@ -186,8 +184,8 @@ func (p *peer) drop(id uint64) {
 	p.mu.Unlock()
 }
 
-// Ask fetches blocks for a prompt. When ctx ends first, the other side is told to
-// let go; it will, as soon as it reads again.
+// Ask fetches blocks for a prompt. When ctx ends first, the other side is told to let go; it will, as soon as it reads
+// again.
 func (p *peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][]byte, error) {
 	for _, id := range m.Blocks {
 		if id < 0 || id > int64(p.hello.Blocks) {
@@ -226,8 +224,7 @@ func (p *peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][
 	return nil, &core.LoadError{Failures: 2, Err: err}
 }
 
-// Release tells the other engine that a handoff is done with, and waits until it
-// knows.
+// Release tells the other engine that a handoff is done with, and waits until it knows.
 func (p *peer) Release(ctx context.Context, m RequestMessage) error {
 	a := &ask{released: make(chan struct{})}
 	id, err := p.send(core.FrameRelease, a, m)

@@ -12,9 +12,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
 
-// Store is a content-addressed store of KV blocks in a folder: what the
-// engines of a shared store have in common. A block's key is that of all tokens
-// up to its end, mixed with the seed of the engines' hashes: engines whose
+// Store is a content-addressed store of KV blocks in a folder: what the engines of a shared store have in common. A
+// block's key is that of all tokens up to its end, mixed with the seed of the engines' hashes: engines whose
 // PYTHONHASHSEED differs never find each other's blocks, as with the real ones.
 type Store struct {
 	dir   string

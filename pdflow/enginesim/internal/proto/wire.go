@@ -14,13 +14,11 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
 
-// Wire is an engine's way to the KV of other engines, which all connectors that
-// move KV from engine to engine share: the side channel from which others read,
-// and the connections on which this engine reads from them.
+// Wire is an engine's way to the KV of other engines, which all connectors that move KV from engine to engine share:
+// the side channel from which others read, and the connections on which this engine reads from them.
 //
-// KV is read in one of two ways. By block ids, as NIXL's pull does: the reader
-// was told where the blocks lie. By name, as all rendezvous protocols do: both
-// legs were given the same id, the reader asks for it, and the other side gives
+// KV is read in one of two ways. By block ids, as NIXL's pull does: the reader was told where the blocks lie. By name,
+// as all rendezvous protocols do: both legs were given the same id, the reader asks for it, and the other side gives
 // what it has offered under that id, or waits until it offers it.
 type Wire struct {
 	Host *Host
@@ -77,7 +75,7 @@ func (w *Wire) Spawn(work func()) bool {
 	return !w.closed
 }
 
-// Silenced says whether this engine can tell others nothing any more.
+// Silenced reports whether this engine can tell others nothing any more.
 func (w *Wire) Silenced() bool {
 	why := w.Host.Ended()
 	return errors.Is(why, core.ErrKilled) || errors.Is(why, core.ErrCoreDead)
@@ -108,8 +106,7 @@ func (w *Wire) Close() {
 	w.wg.Wait()
 }
 
-// Place is where another engine's side channel is. Without an id any engine that
-// answers there will do.
+// Place is where another engine's side channel is. Without an id any engine that answers there will do.
 type Place struct {
 	ID, Host, Port string
 }
@@ -121,8 +118,8 @@ func (p Place) key() string {
 	return net.JoinHostPort(p.Host, p.Port)
 }
 
-// Connect gives the connection to another engine. A first contact is tried until
-// HandshakeTimeout; one that broke is tried once more, at once.
+// Connect gives the connection to another engine. A first contact is tried until HandshakeTimeout; one that broke is
+// tried once more, at once.
 func (w *Wire) Connect(ctx context.Context, to Place) (*peer, error) {
 	w.mu.Lock()
 	slot := w.peers[to.key()]
@@ -189,18 +186,16 @@ var (
 	ErrNothing     = errors.New("timed out waiting for KV")
 )
 
-// Offer lets other engines read a finished sequence's KV by name. The blocks are
-// pinned under the sequence's id until they are read or the lease ends; the
-// sequence is over.
+// Offer lets other engines read a finished sequence's KV by name. The blocks are pinned under the sequence's id until
+// they are read or the lease ends; the sequence is over.
 func (w *Wire) Offer(s *core.Sequence, name string) {
 	prompt := core.KeyOf(s.Tokens[:s.Prompt])
 	w.Core.Pin(s, prompt)
 	w.Side.Offers.Put(name, s.ID)
 }
 
-// ReadNamed fills the sequence's blocks with the KV that another engine offers,
-// or will offer, under a name; it waits for that as long as ctx lasts. Leaving
-// tells the other engine.
+// ReadNamed fills the sequence's blocks with the KV that another engine offers, or will offer, under a name; it waits
+// for that as long as ctx lasts. Leaving tells the other engine.
 func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name string) error {
 	p, err := w.Connect(ctx, from)
 	if err != nil {

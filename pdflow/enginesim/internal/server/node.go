@@ -201,8 +201,8 @@ func (n *Node) Ended() error {
 	return n.ending
 }
 
-// die is what an error in the engine core does: everything that runs fails, the
-// server says so for a moment, then its port closes.
+// die is what an error in the engine core does: everything that runs fails, the server says so for a moment, then its
+// port closes.
 func (n *Node) die() {
 	if !n.end(core.ErrCoreDead) {
 		return
@@ -245,8 +245,7 @@ func (n *Node) Kill() {
 	n.settle(0)
 }
 
-// Terminate is SIGTERM: running requests are aborted and answered, then the port
-// closes.
+// Terminate is SIGTERM: running requests are aborted and answered, then the port closes.
 func (n *Node) Terminate() {
 	n.Freeze(false)
 	n.end(core.ErrTerminated)

@@ -21,11 +21,11 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// layerwise is one engine's side, after vllm-ascend 182b75e,
-// kv_p2p/mooncake_layerwise_connector.py. None of it was recorded.
+// layerwise is one engine's side, after vllm-ascend 182b75e, kv_p2p/mooncake_layerwise_connector.py. None of it was
+// recorded.
 //
-// The real P writes into D's memory and then tells D that it has. Here P tells D
-// where its KV lies, D reads it, and the bytes count as P's.
+// The real P writes into D's memory and then tells D that it has. Here P tells D where its KV lies, D reads it, and the
+// bytes count as P's.
 type layerwise struct {
 	*proto.Wire
 	client *http.Client // D's, for callbacks
@@ -119,8 +119,8 @@ type callback struct {
 	CachedTokens    int       `json:"remote_cached_tokens"`
 }
 
-// Load calls back and waits for P's push, for ever if none comes. If the client
-// leaves meanwhile, the blocks are lost: P might still write into them.
+// Load calls back and waits for P's push, forever if none comes. If the client leaves meanwhile, the blocks are lost: P
+// might still write into them.
 func (t *layerPush) Load(ctx context.Context, s *core.Sequence) error {
 	err := t.receive(ctx, s)
 	if err != nil {
@@ -145,8 +145,10 @@ func (t *layerPush) receive(ctx context.Context, s *core.Sequence) error {
 	}()
 	host, _ := t.c.Side.Address()
 	body := python.Encode(callback{
-		TokenIDs: []int32{}, RequestID: name, DoRemoteDecode: true, BlockIDs: [][]int32{s.Blocks}, BlockSize: []int{t.c.Core.BlockSize},
-		EngineID: t.c.Host.ID, Host: host, Port: t.c.noticePort(), TPSize: 1, PCPSize: 1, DCPSize: 1, CachedTokens: s.Computed,
+		TokenIDs: []int32{}, RequestID: name, DoRemoteDecode: true, BlockIDs: [][]int32{s.Blocks},
+		BlockSize: []int{t.c.Core.BlockSize},
+		EngineID:  t.c.Host.ID, Host: host, Port: t.c.noticePort(), TPSize: 1, PCPSize: 1, DCPSize: 1,
+		CachedTokens: s.Computed,
 	})
 	if !t.request.Params.Is("do_virtual") {
 		url := t.request.Params.Text("metaserver")
@@ -180,8 +182,7 @@ func (c *layerwise) call(url string, body []byte) {
 	}
 }
 
-// noticeMessage is P's word that a prompt's KV lies ready, and D's whether it was
-// wanted.
+// noticeMessage is P's word that a prompt's KV lies ready, and D's whether it was wanted.
 type noticeMessage struct {
 	Request string `json:"request,omitempty"`
 	Engine  string `json:"engine,omitempty"`
@@ -249,8 +250,7 @@ func (t *layerPush) Arrived(context.Context, *core.Sequence) (string, error) {
 	return "", nil
 }
 
-// Finished pushes, whatever the reason: the layers are out before it is known. The
-// answer tells nothing.
+// Finished pushes, whatever the reason: the layers are out before it is known. The answer tells nothing.
 func (t *layerPush) Finished(s *core.Sequence, reason string) any {
 	if !t.produces || reason != core.ReasonLength && reason != core.ReasonStop {
 		return nil
@@ -288,7 +288,8 @@ func (c *layerwise) tellOnce(to proto.Place, name string) error {
 	stop := context.AfterFunc(c.Ctx, func() { _ = conn.Close() })
 	defer stop()
 	host, port := c.Side.Address()
-	if err := json.NewEncoder(conn).Encode(noticeMessage{Request: name, Engine: c.Host.ID, Host: host, Port: strconv.Itoa(port)}); err != nil {
+	if err := json.NewEncoder(conn).Encode(noticeMessage{Request: name, Engine: c.Host.ID, Host: host,
+		Port: strconv.Itoa(port)}); err != nil {
 		return err
 	}
 	var answer noticeMessage

@@ -15,16 +15,14 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// lmcache stores prompts in chunks, and loads what it finds from the first chunk on.
-// It follows lmcache/integration/vllm/vllm_v1_adapter.py and cache_engine.py
-// (LMCache 0.5): whole chunks only, keys chained from the prompt's beginning and
-// seeded with PYTHONHASHSEED, a kv_producer that does not look up, a kv_consumer
-// that does not store, and the last token of a prompt always computed.
+// lmcache stores prompts in chunks, and loads what it finds from the first chunk on. It follows
+// lmcache/integration/vllm/vllm_v1_adapter.py and cache_engine.py (LMCache 0.5): whole chunks only, keys chained from
+// the prompt's beginning and seeded with PYTHONHASHSEED, a kv_producer that does not look up, a kv_consumer that does
+// not store, and the last token of a prompt always computed.
 //
-// Config.Extra: store (a folder; engines with the same one share it), chunk_size
-// (tokens, default 256, a multiple of BlockSize), hash_seed (PYTHONHASHSEED: random
-// for each process unless it is set), put_delay (how long a chunk takes to get into
-// the store, as a Go duration; the real put is asynchronous, too).
+// Config.Extra: store (a folder; engines with the same one share it), chunk_size (tokens, default 256, a multiple of
+// BlockSize), hash_seed (PYTHONHASHSEED: random for each process unless it is set), put_delay (how long a chunk takes
+// to get into the store, as a Go duration; the real put is asynchronous, too).
 type lmcache struct {
 	core.NoConnector
 	host  *proto.Host
@@ -53,8 +51,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return c, nil
 }
 
-// HashSeed is what seeds the keys of chunks. Without PYTHONHASHSEED each process
-// has its own.
+// HashSeed is what seeds the keys of chunks. Without PYTHONHASHSEED each process has its own.
 func HashSeed(h *proto.Host) string {
 	if seed := h.Extra["hash_seed"]; seed != "" {
 		return seed

@@ -16,8 +16,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// mooncakeAscend is one engine's side, after vllm-ascend 182b75e,
-// kv_p2p/mooncake_connector.py. None of it was recorded.
+// mooncakeAscend is one engine's side, after vllm-ascend 182b75e, kv_p2p/mooncake_connector.py. None of it was
+// recorded.
 type mooncakeAscend struct{ *proto.Wire }
 
 func Start(h *proto.Host) (core.Connector, error) {
@@ -129,7 +129,8 @@ func (t *ascendPull) Finished(s *core.Sequence, reason string) any {
 	size := t.c.Core.BlockSize
 	prompt := core.BlocksFor(s.Prompt, size)
 	return &ascendHandoff{
-		DoRemotePrefill: true, BlockIDs: [][]int32{blocks[:prompt]}, EngineID: t.c.Host.ID, RequestID: s.ID, Host: host, Port: port,
+		DoRemotePrefill: true, BlockIDs: [][]int32{blocks[:prompt]}, EngineID: t.c.Host.ID, RequestID: s.ID, Host: host,
+		Port:    port,
 		PCPSize: 1, DCPSize: 1, PTPSize: 1, LastToken: last, PromptBlocks: prompt, BlockSize: size,
 		Nodes: map[string]any{"0": map[string]any{"host": host, "engine_id": t.c.Host.ID, "handshake_port": port}},
 	}

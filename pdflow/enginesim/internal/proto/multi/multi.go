@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/sharedstorage"
 )
 
-// multi saves to both children and loads from the first that promises anything. If
-// that load fails there is no second chance (captures/multi/06).
+// multi saves to both children and loads from the first that promises anything. If that load fails there is no second
+// chance (captures/multi/06).
 //
 // Config.Extra is that of both children.
 type multi struct {

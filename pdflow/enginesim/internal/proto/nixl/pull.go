@@ -16,9 +16,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// Connector is the pull connector: the prefill engine pins its blocks and hands their
-// ids to the client, the decode engine reads them. Behaviour, metrics and faults
-// are those of vLLM 0.32.0's NixlConnector as recorded (captures 01 to 61).
+// Connector is the pull connector: the prefill engine pins its blocks and hands their ids to the client, the decode
+// engine reads them. Behaviour, metrics and faults are those of vLLM 0.32.0's NixlConnector as recorded (captures 01 to
+// 61).
 type Connector struct {
 	*proto.Wire
 
@@ -39,8 +39,8 @@ func (c *Connector) Begin(r *core.Request) core.Transfer {
 	case t.produces && c.turns.on && r.Params.Given("remote_block_ids") && proto.Addressed(r.Params):
 		t.pulls, t.turn = true, true
 	case t.produces && r.Params.Given("remote_block_ids"):
-		// A decode handoff sent back with its flags swapped looks like a second
-		// turn whose KV lies on the other engine, and waits for ever (capture 39).
+		// A decode handoff sent back with its flags swapped looks like a second turn whose KV lies on the other engine,
+		// and waits forever (capture 39).
 		t.pulls, t.swapped = true, true
 	}
 	if t.pulls {
@@ -85,8 +85,7 @@ func (c *Connector) done(t *pull) {
 	c.pulls.Unlock()
 }
 
-// Rejected releases what the other engine pins: a request that the API refuses
-// consumes its handoff (capture 25).
+// Rejected releases what the other engine pins: a request that the API refuses consumes its handoff (capture 25).
 func (c *Connector) Rejected(ctx context.Context, params core.Params) {
 	if params.Is("do_remote_prefill") {
 		c.letGoOf(ctx, params)
@@ -151,19 +150,18 @@ func (t *pull) Reported() (int, bool) {
 	return n, err == nil
 }
 
-// Queued sends the first heartbeat at once: the lease must not end while the
-// request stands in line.
+// Queued sends the first heartbeat at once: the lease must not end while the request stands in line.
 func (t *pull) Queued() {
 	if t.pulls && !t.swapped && !t.turn {
 		t.nixl.Spawn(t.heartbeat)
 	}
 }
 
-// heartbeat extends the lease of the handoff. One at a time: the first may have
-// to find the other engine.
+// heartbeat extends the lease of the handoff. One at a time: the first may have to find the other engine.
 func (t *pull) heartbeat() {
 	params := t.request.Params
-	if t.swapped || t.turn || !proto.Addressed(params) || !params.Given("tp_size") || !t.beating.CompareAndSwap(false, true) {
+	if t.swapped || t.turn || !proto.Addressed(params) || !params.Given("tp_size") || !t.beating.CompareAndSwap(false,
+		true) {
 		return
 	}
 	defer t.beating.Store(false)
@@ -186,8 +184,8 @@ func (t *pull) Dropped(release bool) {
 	t.nixl.letGoOf(ctx, t.request.Params)
 }
 
-// Load reads the missing blocks. What is wrong with a handoff shows here, and in
-// the engine's own ways: captures/README.md 2.1.
+// Load reads the missing blocks. What is wrong with a handoff shows here, and in the engine's own ways:
+// captures/README.md 2.1.
 func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	defer t.nixl.done(t)
 	params := t.request.Params

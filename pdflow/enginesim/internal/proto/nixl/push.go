@@ -10,10 +10,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// nixlPush matches a decode's registration and a finished prefill by the engines'
-// request id without its random suffix, and by nothing else. Behaviour, metrics
-// and faults are those of vLLM 0.32.0's NixlPushConnector as recorded
-// (captures nixl-push/01 to 09).
+// nixlPush matches a decode's registration and a finished prefill by the engines' request id without its random suffix,
+// and by nothing else. Behaviour, metrics and faults are those of vLLM 0.32.0's NixlPushConnector as recorded (captures
+// nixl-push/01 to 09).
 type nixlPush struct{ *Connector }
 
 func StartPush(h *proto.Host) (core.Connector, error) {
@@ -29,30 +28,27 @@ func StartPush(h *proto.Host) (core.Connector, error) {
 }
 
 func (c *nixlPush) Begin(r *core.Request) core.Transfer {
-	t := &pull{nixl: c.Connector, request: r, produces: r.Params.Is("do_remote_decode"), pulls: !r.Local && r.Params.Is("do_remote_prefill")}
+	t := &pull{nixl: c.Connector, request: r, produces: r.Params.Is("do_remote_decode"), pulls: !r.Local &&
+		r.Params.Is("do_remote_prefill")}
 	if t.pulls {
 		c.track(t)
 	}
 	return &push{t}
 }
 
-// Rejected lets P go, if the decode that the API refused named P's own request:
-// only a handoff does.
+// Rejected lets P go, if the decode that the API refused named P's own request: only a handoff does.
 func (c *nixlPush) Rejected(ctx context.Context, params core.Params) {
 	c.Connector.Rejected(ctx, params)
 }
 
-// push is one request's side. It waits in line and keeps P's lease alive as pull
-// does.
+// push is one request's side. It waits in line and keeps P's lease alive as pull does.
 type push struct{ *pull }
 
-// registration are the keys that D indexes without a default
-// (push_scheduler.py, metadata.py).
+// registration are the keys that D indexes without a default (push_scheduler.py, metadata.py).
 var registration = []string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_request_id"}
 
-// Load registers with P and waits for it to write. Nothing but the end of the
-// client ends the wait once P has been reached, and the blocks are then lost:
-// P might still write into them (captures 04, 06, 09).
+// Load registers with P and waits for it to write. Nothing but the end of the client ends the wait once P has been
+// reached, and the blocks are then lost: P might still write into them (captures 04, 06, 09).
 func (t *push) Load(ctx context.Context, s *core.Sequence) error {
 	c := t.nixl
 	defer c.done(t.pull)

@@ -12,15 +12,13 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// sharedStorage keeps whole prompts in a folder, and finds whole prompts only. It
-// follows kv_connector/v1/example_connector.py and captures/example of vLLM 0.32.0:
-// what is saved is the prompt less one token, cut to whole blocks, while the lookup
-// takes one token off twice; so a prompt that is one longer than a multiple of the
-// block size is never found, and one of a single token kills the engine.
+// sharedStorage keeps whole prompts in a folder, and finds whole prompts only. It follows
+// kv_connector/v1/example_connector.py and captures/example of vLLM 0.32.0: what is saved is the prompt less one token,
+// cut to whole blocks, while the lookup takes one token off twice; so a prompt that is one longer than a multiple of
+// the block size is never found, and one of a single token kills the engine.
 //
-// Config.Extra: shared_storage_path (the folder; engines with the same one share
-// it), cache_hit_threshold ("1": the engine knows that member of a request, as with
-// vllm#24520; vLLM 0.32.0 does not).
+// Config.Extra: shared_storage_path (the folder; engines with the same one share it), cache_hit_threshold ("1": the
+// engine knows that member of a request, as with vllm#24520; vLLM 0.32.0 does not).
 type sharedStorage struct {
 	core.NoConnector
 	host      *proto.Host
@@ -42,8 +40,7 @@ func (c *sharedStorage) Begin(r *core.Request) core.Transfer { return &filed{c: 
 // Unspecified says where /metrics counts what was found: no tier that it knows.
 func (*sharedStorage) Unspecified() bool { return true }
 
-// filed is one request's side. Roles do not matter: each engine looks up, and saves
-// what it did not find.
+// filed is one request's side. Roles do not matter: each engine looks up, and saves what it did not find.
 type filed struct {
 	core.NoTransfer
 	c       *sharedStorage
@@ -109,7 +106,7 @@ func (t *filed) Load(_ context.Context, s *core.Sequence) error {
 	return nil
 }
 
-// Prefilled saves a prompt that was not found, before the answer is out.
+// Prefilled saves a prompt that was not found, before the response is out.
 func (t *filed) Prefilled(_ context.Context, s *core.Sequence) {
 	n := t.aligned(s.Prompt)
 	if t.loads || n == 0 {
