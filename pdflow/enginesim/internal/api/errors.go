@@ -19,6 +19,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
+// BadRequest is the error for a request that the API refuses; param names the member, "" for none.
 func BadRequest(param, format string, args ...any) *Error {
 	e := &Error{Message: fmt.Sprintf(format, args...), Type: "BadRequestError", Code: http.StatusBadRequest}
 	if param != "" {
@@ -40,6 +41,7 @@ func BadField(field, kind, message, input string) *Error {
 	}
 }
 
+// Errors of generations that failed: a KV load, and the death of the engine core.
 var (
 	ErrInternal = &Error{Message: "Internal server error", Type: "InternalServerError",
 		Code: http.StatusInternalServerError}

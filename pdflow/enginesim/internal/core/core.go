@@ -86,6 +86,7 @@ type Sequence struct {
 	Answer   []int32 // the tokens made, once it is over
 }
 
+// BlocksFor is how many blocks of a size hold so many tokens.
 func BlocksFor(tokens, size int) int { return (tokens + size - 1) / size }
 
 // chain extends the keys of full blocks to all tokens there are.
@@ -315,19 +316,19 @@ func (c *Core) Known(s *Sequence) int {
 }
 
 // Totals gives all counters and gauges. A request that waits for KV has its blocks, but does not run yet.
-func (c *Core) Totals() totals {
+func (c *Core) Totals() Totals {
 	c.mu.Lock()
 	running, waiting, used, pinned := c.running, len(c.queue), c.pool.used(), c.leases.pinned()
 	c.mu.Unlock()
 	c.Stats.mu.Lock()
 	defer c.Stats.mu.Unlock()
-	t, loading := c.Stats.totals, int(c.Stats.loading)
+	t, loading := c.Stats.Totals, int(c.Stats.loading)
 	t.Running, t.Waiting, t.UsedBlocks, t.PinnedBlocks = running-loading, waiting+loading, used, pinned
 	return t
 }
 
 // Breaches gives what the ledger has found. When the engine is idle, handoffs that are still pinned count as leaks.
-func (c *Core) Breaches(idle bool) []breach {
+func (c *Core) Breaches(idle bool) []Breach {
 	var pinned []string
 	c.mu.Lock()
 	if idle {

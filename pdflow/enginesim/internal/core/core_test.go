@@ -133,7 +133,7 @@ func TestLeaseOutlivesItsSequence(t *testing.T) {
 	blocks := c.Pin(s, KeyOf(s.Tokens))
 	c.release(s)
 	assert.Equal(t, 2, c.pool.used())
-	assert.Equal(t, totals{UsedBlocks: 2, PinnedBlocks: 2}, c.Totals())
+	assert.Equal(t, Totals{UsedBlocks: 2, PinnedBlocks: 2}, c.Totals())
 	assert.Len(t, blocks, 2)
 	assert.True(t, c.Unpin("a"))
 	assert.False(t, c.Unpin("a"))

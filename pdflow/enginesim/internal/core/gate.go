@@ -12,11 +12,13 @@ type Gate struct {
 	once  sync.Once
 }
 
+// Init makes the gate, open.
 func (g *Gate) Init() {
 	g.open, g.Ended = make(chan struct{}), make(chan struct{})
 	close(g.open)
 }
 
+// Set shuts the gate or opens it.
 func (g *Gate) Set(shut bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

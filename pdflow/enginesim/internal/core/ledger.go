@@ -16,9 +16,10 @@ const (
 	NoTransferred = "decode without transfer"
 )
 
-// breach is one breach of the rules of KV handoff: what went wrong, and with which request's KV.
-type breach struct{ Kind, Request string }
+// Breach is one breach of the rules of KV handoff: what went wrong, and with which request's KV.
+type Breach struct{ Kind, Request string }
 
+// LedgerLimit bounds what is remembered of past handoffs, and the breaches that are kept.
 const LedgerLimit = 4096
 
 // ledger writes down what happened to the KV of one engine.
@@ -26,7 +27,7 @@ type ledger struct {
 	mu     sync.Mutex
 	fate   map[string]string // of handoffs that are no longer leased
 	order  []string
-	faults []breach
+	faults []Breach
 }
 
 func newLedger() *ledger { return &ledger{fate: map[string]string{}} }
@@ -38,7 +39,7 @@ const (
 
 func (l *ledger) blame(kind, request string) {
 	if len(l.faults) < LedgerLimit {
-		l.faults = append(l.faults, breach{kind, request})
+		l.faults = append(l.faults, Breach{kind, request})
 	}
 }
 
@@ -104,12 +105,12 @@ func (l *ledger) ComputedByConsumer(request string) {
 }
 
 // found gives the faults so far, and the handoffs that are pinned for nobody.
-func (l *ledger) found(pinned []string) []breach {
+func (l *ledger) found(pinned []string) []Breach {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := slices.Clone(l.faults)
 	for _, request := range pinned {
-		all = append(all, breach{Leak, request})
+		all = append(all, Breach{Leak, request})
 	}
 	return all
 }

@@ -13,9 +13,7 @@ func (c *Core) WriteTransfers(p *metrics.Page) {
 	s := c.Stats
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range metrics.NixlHistograms {
-		p.Histogram(name, s.histograms[name])
-	}
+	p.Histograms(s.histograms, metrics.TransferHistograms)
 	p.Counter("nixl_num_failed_transfers_total", s.FailedTransfers)
 	p.Counter("nixl_num_failed_notifications_total", s.FailedNotifications)
 	p.Counter("nixl_num_kv_expired_reqs_total", s.Expired)
@@ -62,9 +60,7 @@ func (c *Core) WriteMetrics(p *metrics.Page, unspecified bool) {
 	p.By("request_success_total", "counter", "finished_reason",
 		[]string{"stop", "length", "abort", "error", "repetition"},
 		s.successStop, s.successLength, s.successAbort, s.Errors, 0)
-	for _, name := range metrics.HistogramOrder {
-		p.Histogram(name, s.histograms[name])
-	}
+	p.Histograms(s.histograms, metrics.RequestHistograms)
 	p.Head("admission_rejections_total", "counter")
 	for _, reason := range []string{"max_num_queued_reqs", "max_num_queued_tokens"} {
 		fmt.Fprintf(&p.B, "vllm:admission_rejections_total{model_name=%q,reason=%q} 0.0\n", p.Model, reason)

@@ -85,6 +85,7 @@ func Tokenise(text string) []int32 {
 	return tokens
 }
 
+// AppendText appends the tokens of a text.
 func AppendText(tokens []int32, text string) []int32 {
 	for i := range len(text) {
 		tokens = append(tokens, int32(text[i]))

@@ -43,6 +43,7 @@ func ListenBootstrap(h *Host, setting string, port int, serve http.HandlerFunc) 
 	return b, nil
 }
 
+// Close ends the server.
 func (b *Bootstrap) Close() {
 	if b != nil {
 		_ = b.server.Close()

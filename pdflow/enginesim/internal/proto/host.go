@@ -40,7 +40,7 @@ type Life interface {
 }
 
 // Hello introduces the engine to others.
-func (h *Host) Hello() hello {
-	return hello{EngineID: h.ID, Blocks: h.Core.Blocks(), BlockBytes: h.Core.BlockBytes,
+func (h *Host) Hello() Hello {
+	return Hello{EngineID: h.ID, Blocks: h.Core.Blocks(), BlockBytes: h.Core.BlockBytes,
 		Compat: h.Core.Compatible(h.Model)}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
 
-// hello opens a side channel: who talks, and what the blocks look like.
-type hello struct {
+// Hello opens a side channel: it says who talks, and what the blocks look like.
+type Hello struct {
 	EngineID   string `json:"engine_id"`
 	Blocks     int    `json:"blocks"`
 	BlockBytes int    `json:"block_bytes"`
@@ -45,11 +45,11 @@ type RequestMessage struct {
 	Name    string `json:"name,omitempty"`
 }
 
-// peer is another engine that this one reads KV from: one pipe, on which many requests' blocks arrive in the order the
+// Peer is another engine that this one reads KV from: one pipe, on which many requests' blocks arrive in the order the
 // other side sends them, and one lookup buffer in which each request finds its own.
-type peer struct {
+type Peer struct {
 	wire   *Wire
-	hello  hello
+	hello  Hello
 	pipe   *core.Pipe
 	buffer *core.LookupBuffer
 	gone   chan struct{}
@@ -68,7 +68,7 @@ type ask struct {
 }
 
 // shakeHands checks who answers on conn, and starts receiving. An empty id takes any engine.
-func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*peer, error) {
+func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*Peer, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	pipe := core.NewPipe(conn)
@@ -80,7 +80,7 @@ func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*peer, 
 		_ = pipe.Close()
 		return nil, err
 	}
-	p := &peer{wire: c, hello: theirs, pipe: pipe, buffer: core.NewLookupBuffer(), gone: make(chan struct{}),
+	p := &Peer{wire: c, hello: theirs, pipe: pipe, buffer: core.NewLookupBuffer(), gone: make(chan struct{}),
 		asks: map[uint64]*ask{}}
 	if !c.Spawn(p.receive) {
 		_ = pipe.Close()
@@ -90,7 +90,7 @@ func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*peer, 
 }
 
 // Greet sends one side's hello and checks that the other side's fits.
-func Greet(pipe *core.Pipe, mine hello) (theirs hello, err error) {
+func Greet(pipe *core.Pipe, mine Hello) (theirs Hello, err error) {
 	data, err := json.Marshal(mine)
 	if err == nil {
 		err = pipe.Send(core.Frame{Kind: core.FrameHello, Data: data})
@@ -108,7 +108,7 @@ func Greet(pipe *core.Pipe, mine hello) (theirs hello, err error) {
 	return theirs, err
 }
 
-func (p *peer) alive() bool {
+func (p *Peer) alive() bool {
 	select {
 	case <-p.gone:
 		return false
@@ -117,12 +117,12 @@ func (p *peer) alive() bool {
 	}
 }
 
-func (p *peer) close() {
+func (p *Peer) close() {
 	_ = p.pipe.Close()
 }
 
 // receive puts whole KVs into the lookup buffer, until the pipe ends.
-func (p *peer) receive() {
+func (p *Peer) receive() {
 	for {
 		f, err := p.pipe.Recv()
 		if err != nil {
@@ -140,7 +140,7 @@ func (p *peer) receive() {
 	clear(p.asks)
 }
 
-func (p *peer) accept(f core.Frame) {
+func (p *Peer) accept(f core.Frame) {
 	a := p.asks[f.Transfer]
 	if a == nil { // its request has left
 		return
@@ -165,7 +165,7 @@ func (p *peer) accept(f core.Frame) {
 
 // send registers an exchange and sends its opening frame. The lock is not held while sending, so that a full pipe
 // cannot stop the receiver.
-func (p *peer) send(kind core.FrameKind, a *ask, message any) (uint64, error) {
+func (p *Peer) send(kind core.FrameKind, a *ask, message any) (uint64, error) {
 	data, err := json.Marshal(message)
 	if err != nil {
 		return 0, err
@@ -178,7 +178,7 @@ func (p *peer) send(kind core.FrameKind, a *ask, message any) (uint64, error) {
 	return id, p.pipe.Send(core.Frame{Kind: kind, Transfer: id, Key: a.key, Data: data})
 }
 
-func (p *peer) drop(id uint64) {
+func (p *Peer) drop(id uint64) {
 	p.mu.Lock()
 	delete(p.asks, id)
 	p.mu.Unlock()
@@ -186,7 +186,7 @@ func (p *peer) drop(id uint64) {
 
 // Ask fetches blocks for a prompt. When ctx ends first, the other side is told to let go; it will, as soon as it reads
 // again.
-func (p *peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][]byte, error) {
+func (p *Peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][]byte, error) {
 	for _, id := range m.Blocks {
 		if id < 0 || id > int64(p.hello.Blocks) {
 			return nil, &core.LoadError{Failures: 2, Err: ErrOutOfRange}
@@ -225,7 +225,7 @@ func (p *peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][
 }
 
 // Release tells the other engine that a handoff is done with, and waits until it knows.
-func (p *peer) Release(ctx context.Context, m RequestMessage) error {
+func (p *Peer) Release(ctx context.Context, m RequestMessage) error {
 	a := &ask{released: make(chan struct{})}
 	id, err := p.send(core.FrameRelease, a, m)
 	if err != nil {
@@ -248,7 +248,7 @@ func (p *peer) Release(ctx context.Context, m RequestMessage) error {
 	return err
 }
 
-func (p *peer) Heartbeat(request string) {
+func (p *Peer) Heartbeat(request string) {
 	data, err := json.Marshal(RequestMessage{Request: request})
 	if err == nil {
 		_ = p.pipe.Send(core.Frame{Kind: core.FrameHeartbeat, Data: data})

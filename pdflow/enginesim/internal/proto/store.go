@@ -21,6 +21,7 @@ type Store struct {
 	shape uint64 // blocks of another model or shape are never found either
 }
 
+// OpenStore opens the store in a folder, which it makes if need be.
 func OpenStore(h *Host, dir, seed string) (*Store, error) {
 	if dir == "" {
 		return nil, errors.New("the connector's store needs a folder")

@@ -37,7 +37,7 @@ type Wire struct {
 // peerSlot is the connection to one engine, made by the first who needs it.
 type peerSlot struct {
 	turn chan struct{} // holds one item while somebody is at it
-	peer *peer
+	peer *Peer
 }
 
 // Options say how a protocol differs from others on the wire.
@@ -50,6 +50,7 @@ type Options struct {
 	Left func(name string)
 }
 
+// StartWire opens the side channel of an engine.
 func StartWire(h *Host, options Options) (*Wire, error) {
 	w := &Wire{Host: h, Core: h.Core, peers: map[string]*peerSlot{}}
 	w.Ctx, w.cancel = context.WithCancel(context.Background())
@@ -84,8 +85,10 @@ func (w *Wire) Silenced() bool {
 // Rejected does nothing: most protocols tell nobody of a request that the API refused.
 func (w *Wire) Rejected(context.Context, core.Params) {}
 
+// Freeze stops serving other engines, or goes on.
 func (w *Wire) Freeze(frozen bool) { w.Side.freeze(frozen) }
 
+// Close ends all connections and waits for what Spawn has started.
 func (w *Wire) Close() {
 	w.cancel()
 	w.Side.close()
@@ -120,7 +123,7 @@ func (p Place) key() string {
 
 // Connect gives the connection to another engine. A first contact is tried until HandshakeTimeout; one that broke is
 // tried once more, at once.
-func (w *Wire) Connect(ctx context.Context, to Place) (*peer, error) {
+func (w *Wire) Connect(ctx context.Context, to Place) (*Peer, error) {
 	w.mu.Lock()
 	slot := w.peers[to.key()]
 	if slot == nil {
@@ -166,7 +169,7 @@ func (w *Wire) Connect(ctx context.Context, to Place) (*peer, error) {
 	}
 }
 
-func (w *Wire) dial(ctx context.Context, to Place) (*peer, error) {
+func (w *Wire) dial(ctx context.Context, to Place) (*Peer, error) {
 	if _, err := strconv.Atoi(to.Port); err != nil || to.Host == "" {
 		return nil, ErrNoAddress
 	}
@@ -177,6 +180,7 @@ func (w *Wire) dial(ctx context.Context, to Place) (*peer, error) {
 	return shakeHands(ctx, w, to.ID, conn)
 }
 
+// Why KV could not be read from another engine.
 var (
 	ErrHandshake   = errors.New("no answer from the other engine")
 	errOtherEngine = errors.New("another engine answers there")
@@ -213,7 +217,7 @@ func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name
 }
 
 // Fetch reads the blocks that m names and takes the sequence's tokens up to upto for computed.
-func (w *Wire) Fetch(ctx context.Context, p *peer, s *core.Sequence, upto int, m AskMessage) error {
+func (w *Wire) Fetch(ctx context.Context, p *Peer, s *core.Sequence, upto int, m AskMessage) error {
 	begun := time.Now()
 	blocks, err := p.Ask(ctx, core.KeyOf(s.Tokens[:upto]), m)
 	if err != nil {

@@ -63,6 +63,7 @@ type Node struct {
 // exchange is one HTTP request that is being served.
 type exchange struct{ cancel context.CancelCauseFunc }
 
+// Start starts a life of an engine. It serves when Start returns.
 func Start(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, started: time.Now(), served: make(chan struct{}), open: map[net.Conn]http.ConnState{},
@@ -158,6 +159,7 @@ func (n *Node) finish(f *exchange) {
 	}
 }
 
+// InFlight is how many requests are being served.
 func (n *Node) InFlight() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -195,6 +197,7 @@ func (n *Node) end(why error) bool {
 	return true
 }
 
+// Ended says why the engine takes no new request, or nil.
 func (n *Node) Ended() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -293,10 +296,13 @@ func (n *Node) Refuse(refuse bool) {
 	}
 }
 
+// Frozen reports whether the engine is frozen.
 func (n *Node) Frozen() bool { return n.Core.Gate.Shut() }
 
+// Pass waits while the engine is frozen. It returns false once the engine has ended.
 func (n *Node) Pass() bool { return n.Core.Gate.Pass() }
 
+// Freeze stops the engine as SIGSTOP does, or lets it go on.
 func (n *Node) Freeze(frozen bool) {
 	n.Core.Freeze(frozen)
 	n.Conn.Freeze(frozen)

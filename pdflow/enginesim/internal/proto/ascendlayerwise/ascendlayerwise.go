@@ -42,6 +42,7 @@ type layerWait struct {
 	done chan bool        // closed, or given true once D has the KV
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	port := set.Count("kv_port", 0)

@@ -35,6 +35,7 @@ type lmcache struct {
 	wg     sync.WaitGroup
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	chunk, delay := ChunkBlocks(h, set), set.Duration("put_delay")
@@ -92,6 +93,7 @@ func (t *chunked) Promised(s *core.Sequence) int {
 	return t.found
 }
 
+// ErrChunkGone is a load that finds a chunk no more.
 var ErrChunkGone = errors.New("a chunk is no longer in the store")
 
 func (t *chunked) Load(_ context.Context, s *core.Sequence) error {

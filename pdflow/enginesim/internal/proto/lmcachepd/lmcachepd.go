@@ -49,6 +49,7 @@ type lmcachePD struct {
 	wg     sync.WaitGroup
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	c := &lmcachePD{

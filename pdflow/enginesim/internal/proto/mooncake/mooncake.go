@@ -40,6 +40,7 @@ type mooncake struct {
 	asking  map[string]chan struct{} // by bootstrap address: holds one item while somebody asks
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	port := set.Count("VLLM_MOONCAKE_BOOTSTRAP_PORT", 0)

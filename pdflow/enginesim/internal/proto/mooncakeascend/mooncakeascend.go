@@ -20,6 +20,7 @@ import (
 // recorded.
 type mooncakeAscend struct{ *proto.Wire }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)

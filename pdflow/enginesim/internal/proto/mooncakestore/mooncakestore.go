@@ -29,6 +29,7 @@ type mooncakeStore struct {
 	bytesPut, bytesGot int64
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	seed := h.Extra["hash_seed"]
 	if prefix := h.Extra["cache_prefix"]; prefix != "" {

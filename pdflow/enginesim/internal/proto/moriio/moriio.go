@@ -28,6 +28,7 @@ type moriio struct {
 	producer bool
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("defer_timeout", 60)

@@ -22,6 +22,7 @@ type multi struct {
 	store core.Connector
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	store, err := sharedstorage.Start(h)
 	if err != nil {

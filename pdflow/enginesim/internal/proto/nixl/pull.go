@@ -27,6 +27,7 @@ type Connector struct {
 	active map[*pull]struct{} // loads still to come, for heartbeats
 }
 
+// Metrics writes what NIXL adds to the /metrics page.
 func (c *Connector) Metrics(p *metrics.Page) { c.Core.WriteTransfers(p) }
 
 // Begin decides by the two flags alone, as the engine does.
@@ -55,6 +56,7 @@ func (c *Connector) track(t *pull) {
 	c.active[t] = struct{}{}
 }
 
+// Start starts the pull connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	c, err := New(h, false)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 // nixl-push/01 to 09).
 type nixlPush struct{ *Connector }
 
+// StartPush starts the push connector of an engine.
 func StartPush(h *proto.Host) (core.Connector, error) {
 	c, err := New(h, true)
 	if err != nil {

@@ -32,6 +32,7 @@ type offload struct {
 	bytesRead, bytesWrote, failed int64
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("unbound_store_timeout_s", 60)

@@ -24,6 +24,7 @@ type p2pNCCL struct {
 	plain bool
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	w, err := proto.StartWire(h, proto.Options{Writes: h.Role != proto.RoleConsumer})
 	if err != nil {

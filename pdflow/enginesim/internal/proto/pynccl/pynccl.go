@@ -26,6 +26,7 @@ type pyNCCL struct {
 	count map[core.TokenKey]int // how often a prompt was inserted, or asked for
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	w, err := proto.StartWire(h, proto.Options{Writes: h.Role != proto.RoleConsumer})
 	if err != nil {

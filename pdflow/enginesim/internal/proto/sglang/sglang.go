@@ -61,6 +61,7 @@ type sglangAux struct {
 	Cached int   `json:"cached"`
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	const portSetting = "disaggregation_bootstrap_port"
 	set := h.Settings()

@@ -26,6 +26,7 @@ type sharedStorage struct {
 	threshold bool
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	// Folders are named by the tokens alone, whatever seeds the process's hashes.
 	store, err := proto.OpenStore(h, h.Extra["shared_storage_path"], "sharedstorage")

@@ -47,6 +47,7 @@ type trtllm struct {
 	records []perfRecord
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	c := &trtllm{
