@@ -26,9 +26,9 @@ type Call struct {
 	options      *streamOptions
 	greedy       bool
 	N            int
-	MaxTokens    int // 0 when the client named none
-	Limited      bool
-	MinTokens    int
+	maxTokens    int // 0 when the client named none
+	limited      bool
+	minTokens    int
 	limitName    string
 	defaultLimit int // 0 fills the context up to DefaultMaxTokens
 	Params       core.Params
@@ -148,7 +148,7 @@ func newCall(s *sampling) (*Call, *Error) {
 		return nil, bad
 	}
 	c := &Call{
-		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), MinTokens: s.MinTokens, Params: params,
+		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), minTokens: s.MinTokens, Params: params,
 		limitName: "max_tokens", N: 1, greedy: s.Temperature != nil && *s.Temperature == 0,
 	}
 	if s.Model != nil {
@@ -163,7 +163,15 @@ func newCall(s *sampling) (*Call, *Error) {
 
 func (c *Call) limit(tokens *int) {
 	if tokens != nil {
-		c.MaxTokens, c.Limited = *tokens, true
+		c.maxTokens, c.limited = *tokens, true
+	}
+}
+
+// OneToken limits a call to one token, whatever the client asked for.
+func (c *Call) OneToken() {
+	c.maxTokens, c.limited, c.minTokens = 1, true, min(c.minTokens, 1)
+	for _, g := range c.Gens {
+		g.MinTokens = min(g.MinTokens, 1)
 	}
 }
 
@@ -202,11 +210,11 @@ func (c *Call) Check(e *Engine) *Error {
 		return BadRequest("", "n must be at least 1, got %d.", c.N)
 	case c.N > 1 && c.greedy:
 		return BadRequest("", "n must be 1 when using greedy sampling, got %d.", c.N)
-	case c.Limited && c.MaxTokens < 1:
+	case c.limited && c.maxTokens < 1:
 		return BadRequest(c.limitName, "%s must be at least 1, got %d. (parameter=%s, value=%d)", c.limitName,
-			c.MaxTokens, c.limitName, c.MaxTokens)
-	case c.MinTokens < 0:
-		return BadRequest("", "min_tokens must be greater than or equal to 0, got %d.", c.MinTokens)
+			c.maxTokens, c.limitName, c.maxTokens)
+	case c.minTokens < 0:
+		return BadRequest("", "min_tokens must be greater than or equal to 0, got %d.", c.minTokens)
 	}
 	for _, g := range c.Gens {
 		if bad := c.fit(e, g); bad != nil {
@@ -234,22 +242,22 @@ func (c *Call) fit(e *Engine, g *core.Generation) *Error {
 		}
 	}
 	switch {
-	case c.Limited && length+c.MaxTokens > limit:
+	case c.limited && length+c.maxTokens > limit:
 		return BadRequest(c.limitName,
 			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt "+
 				"contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the "+
 				"number of requested output tokens. (parameter=%s, value=%d)",
-			limit, c.MaxTokens, length, length+c.MaxTokens, c.limitName, c.MaxTokens)
-	case c.Limited:
-		g.MaxTokens = c.MaxTokens
+			limit, c.maxTokens, length, length+c.maxTokens, c.limitName, c.maxTokens)
+	case c.limited:
+		g.MaxTokens = c.maxTokens
 	case c.defaultLimit > 0:
 		g.MaxTokens = min(c.defaultLimit, limit-length)
 	default:
 		g.MaxTokens = min(e.DefaultMaxTokens, limit-length)
 	}
-	if c.MinTokens > g.MaxTokens {
+	if c.minTokens > g.MaxTokens {
 		return BadRequest("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", g.MaxTokens,
-			c.MinTokens)
+			c.minTokens)
 	}
 	return nil
 }

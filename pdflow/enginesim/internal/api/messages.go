@@ -25,7 +25,7 @@ func parseMessages(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	}
 	q.Stop, c.N = q.StopSequences, 1
 	switch {
-	case !c.Limited:
+	case !c.limited:
 		return nil, BadField("max_tokens", "missing", "Field required", "{}")
 	case len(q.Messages) == 0:
 		return nil, BadField("messages", "too_short", "List should have at least 1 item after validation", "[]")

@@ -29,7 +29,7 @@ func parseResponses(_ *Engine, _ *http.Request, body []byte) (*Call, *Error) {
 	if bad != nil {
 		return nil, bad
 	}
-	c.N, c.MaxTokens, c.Limited, c.limitName = 1, 0, false, "max_output_tokens"
+	c.N, c.maxTokens, c.limited, c.limitName = 1, 0, false, "max_output_tokens"
 	c.limit(q.MaxOutputTokens)
 	messages, bad := responsesInput(q.Input)
 	if bad != nil {

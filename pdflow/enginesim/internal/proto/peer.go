@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"sync"
 	"time"
 
@@ -67,11 +66,10 @@ type ask struct {
 	released chan struct{} // for a release, in place of blocks
 }
 
-// shakeHands checks who answers on conn, and starts receiving. An empty id takes any engine.
-func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*Peer, error) {
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+// shakeHands checks who answers on a pipe, and starts receiving. An empty id takes any engine.
+func shakeHands(ctx context.Context, c *Wire, id string, pipe *core.Pipe) (*Peer, error) {
+	stop := context.AfterFunc(ctx, func() { _ = pipe.Close() })
 	defer stop()
-	pipe := core.NewPipe(conn)
 	theirs, err := Greet(pipe, c.Host.Hello())
 	if err == nil && id != "" && theirs.EngineID != id {
 		err = errOtherEngine
@@ -248,6 +246,7 @@ func (p *Peer) Release(ctx context.Context, m RequestMessage) error {
 	return err
 }
 
+// Heartbeat extends the lease of a request on the other engine.
 func (p *Peer) Heartbeat(request string) {
 	data, err := json.Marshal(RequestMessage{Request: request})
 	if err == nil {

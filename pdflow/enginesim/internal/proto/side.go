@@ -5,7 +5,6 @@ package proto
 import (
 	"encoding/json"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
@@ -13,61 +12,13 @@ import (
 
 // side is the side channel of an engine whose blocks others read.
 type side struct {
-	host   *Host
-	ln     net.Listener
-	wg     sync.WaitGroup
-	Offers offers
+	*PipeServer
 	Options
-
-	mu     sync.Mutex
-	pipes  map[*core.Pipe]struct{}
-	closed bool
-	Gate   core.Gate
-}
-
-func listenSide(h *Host, options Options) (*side, error) {
-	ln, err := net.Listen("tcp", h.SideChannel)
-	if err != nil {
-		return nil, err
-	}
-	s := &side{host: h, ln: ln, Options: options, pipes: map[*core.Pipe]struct{}{}}
-	s.Gate.Init()
-	s.wg.Go(s.accept)
-	return s, nil
-}
-
-// Address is what handoffs name.
-func (s *side) Address() (string, int) {
-	a := s.ln.Addr().(*net.TCPAddr) //nolint:errcheck // it listens on TCP
-	return a.IP.String(), a.Port
-}
-
-func (s *side) accept() {
-	for {
-		conn, err := s.ln.Accept()
-		if err != nil {
-			return
-		}
-		pipe := core.NewPipe(conn)
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
-			_ = pipe.Close()
-			return
-		}
-		s.pipes[pipe] = struct{}{}
-		s.wg.Go(func() { s.serve(pipe) })
-		s.mu.Unlock()
-	}
+	host   *Host
+	Offers offers
 }
 
 func (s *side) serve(pipe *core.Pipe) {
-	defer func() {
-		_ = pipe.Close()
-		s.mu.Lock()
-		delete(s.pipes, pipe)
-		s.mu.Unlock()
-	}()
 	for {
 		f, err := pipe.Recv()
 		if err != nil || !s.Gate.Pass() || s.answer(pipe, f) != nil {
@@ -127,16 +78,13 @@ func (s *side) asked(pipe *core.Pipe, f core.Frame) error {
 	if m.Name == "" {
 		return s.give(pipe, f, m)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return net.ErrClosed
-	}
 	answer := s.GiveOffered
 	if s.Named != nil {
 		answer = s.Named
 	}
-	s.wg.Go(func() { answer(pipe, f, m) })
+	if !s.Go(func() { answer(pipe, f, m) }) {
+		return net.ErrClosed
+	}
 	return nil
 }
 
@@ -205,7 +153,7 @@ func (s *side) give(pipe *core.Pipe, f core.Frame, m AskMessage) error {
 		ids[i] = int32(id)
 	}
 	blocks, prompt, known := kv.Leased(m.Request)
-	s.host.Core.Ledger.Read(m.Request, ids, f.Key, blocks, prompt, known)
+	kv.Ledger.Read(m.Request, ids, f.Key, blocks, prompt, known)
 	const atOnce = 64
 	for first := 0; first < len(ids); first += atOnce {
 		if !s.Gate.Pass() {
@@ -222,18 +170,4 @@ func (s *side) give(pipe *core.Pipe, f core.Frame, m AskMessage) error {
 		}
 	}
 	return nil
-}
-
-func (s *side) freeze(frozen bool) { s.Gate.Set(frozen) }
-
-func (s *side) close() {
-	_ = s.ln.Close()
-	s.Gate.End()
-	s.mu.Lock()
-	s.closed = true
-	for pipe := range s.pipes {
-		_ = pipe.Close()
-	}
-	s.mu.Unlock()
-	s.wg.Wait()
 }

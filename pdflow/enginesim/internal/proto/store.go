@@ -61,13 +61,16 @@ func (b *Store) Put(key core.TokenKey, block []byte) error {
 	return os.Rename(f.Name(), path)
 }
 
-// Get reads a block; ok is false when it is not there.
-func (b *Store) Get(key core.TokenKey) (block []byte, ok bool, err error) {
-	block, err = os.ReadFile(b.path(key))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, false, nil
+// ErrGone is a block that the store has no more.
+var ErrGone = errors.New("the store has lost a block")
+
+// Get reads a block of so many bytes.
+func (b *Store) Get(key core.TokenKey, size int) ([]byte, error) {
+	block, err := os.ReadFile(b.path(key))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(block) != size {
+		return nil, ErrGone
 	}
-	return block, err == nil, err
+	return block, err
 }
 
 // Has counts how many of the keys, from the first on, are there.

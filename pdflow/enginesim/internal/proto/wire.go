@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -36,7 +35,7 @@ type Wire struct {
 
 // peerSlot is the connection to one engine, made by the first who needs it.
 type peerSlot struct {
-	turn chan struct{} // holds one item while somebody is at it
+	busy chan struct{} // holds one item while somebody is at it
 	peer *Peer
 }
 
@@ -44,22 +43,21 @@ type peerSlot struct {
 type Options struct {
 	// Writes says that the engine whose blocks are read moves the bytes, and counts them.
 	Writes bool
-	// named, if set, answers a read by name in place of giveOffered, in a goroutine of its own.
+	// Named, if set, answers a read by name in place of GiveOffered, in a goroutine of its own.
 	Named func(pipe *core.Pipe, f core.Frame, m AskMessage)
-	// left, if set, is called when a reader gives up a name that nobody has offered.
+	// Left, if set, is called when a reader gives up a name that nobody has offered.
 	Left func(name string)
 }
 
 // StartWire opens the side channel of an engine.
 func StartWire(h *Host, options Options) (*Wire, error) {
-	w := &Wire{Host: h, Core: h.Core, peers: map[string]*peerSlot{}}
-	w.Ctx, w.cancel = context.WithCancel(context.Background())
-	side, err := listenSide(h, options)
+	pipes, err := ListenPipes(h.SideChannel)
 	if err != nil {
-		w.cancel()
 		return nil, err
 	}
-	w.Side = side
+	w := &Wire{Host: h, Core: h.Core, Side: &side{PipeServer: pipes, Options: options, host: h}, peers: map[string]*peerSlot{}}
+	w.Ctx, w.cancel = context.WithCancel(context.Background())
+	pipes.Serve(w.Side.serve)
 	return w, nil
 }
 
@@ -86,12 +84,12 @@ func (w *Wire) Silenced() bool {
 func (w *Wire) Rejected(context.Context, core.Params) {}
 
 // Freeze stops serving other engines, or goes on.
-func (w *Wire) Freeze(frozen bool) { w.Side.freeze(frozen) }
+func (w *Wire) Freeze(frozen bool) { w.Side.Gate.Set(frozen) }
 
 // Close ends all connections and waits for what Spawn has started.
 func (w *Wire) Close() {
 	w.cancel()
-	w.Side.close()
+	w.Side.Close()
 	w.mu.Lock()
 	w.closed = true
 	slots := make([]*peerSlot, 0, len(w.peers))
@@ -100,11 +98,11 @@ func (w *Wire) Close() {
 	}
 	w.mu.Unlock()
 	for _, slot := range slots {
-		slot.turn <- struct{}{}
+		slot.busy <- struct{}{}
 		if slot.peer != nil {
 			slot.peer.close()
 		}
-		<-slot.turn
+		<-slot.busy
 	}
 	w.wg.Wait()
 }
@@ -127,14 +125,14 @@ func (w *Wire) Connect(ctx context.Context, to Place) (*Peer, error) {
 	w.mu.Lock()
 	slot := w.peers[to.key()]
 	if slot == nil {
-		slot = &peerSlot{turn: make(chan struct{}, 1)}
+		slot = &peerSlot{busy: make(chan struct{}, 1)}
 		w.peers[to.key()] = slot
 	}
 	w.mu.Unlock()
 
 	select {
-	case slot.turn <- struct{}{}:
-		defer func() { <-slot.turn }()
+	case slot.busy <- struct{}{}:
+		defer func() { <-slot.busy }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -173,11 +171,11 @@ func (w *Wire) dial(ctx context.Context, to Place) (*Peer, error) {
 	if _, err := strconv.Atoi(to.Port); err != nil || to.Host == "" {
 		return nil, ErrNoAddress
 	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(to.Host, to.Port))
+	pipe, err := Dial(ctx, to.Host, to.Port)
 	if err != nil {
 		return nil, err
 	}
-	return shakeHands(ctx, w, to.ID, conn)
+	return shakeHands(ctx, w, to.ID, pipe)
 }
 
 // Why KV could not be read from another engine.
@@ -230,19 +228,26 @@ func (w *Wire) Fetch(ctx context.Context, p *Peer, s *core.Sequence, upto int, m
 	return nil
 }
 
-// NewClient is a client for an engine's own requests, which keeps no connection.
-func NewClient() *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+// LetGo tells another engine that nobody will read what m names.
+func (w *Wire) LetGo(ctx context.Context, from Place, m RequestMessage) {
+	if p, err := w.Connect(ctx, from); err == nil {
+		_ = p.Release(ctx, m)
+	}
 }
 
-// LetGo tells another engine that nobody will read what it offers under a name.
-func (w *Wire) LetGo(from Place, name string) {
+// LetGoOf tells the other engine that nobody will read the handoff of params.
+func (w *Wire) LetGoOf(ctx context.Context, params core.Params) {
+	if Addressed(params) {
+		w.LetGo(ctx, Remote(params), RequestMessage{Request: params.Text("remote_request_id")})
+	}
+}
+
+// Briefly lets the engine tell others something within a second, unless it can tell nothing any more.
+func (w *Wire) Briefly(tell func(ctx context.Context)) {
 	if w.Silenced() {
 		return
 	}
 	ctx, stop := context.WithTimeout(w.Ctx, time.Second)
 	defer stop()
-	if p, err := w.Connect(ctx, from); err == nil {
-		_ = p.Release(ctx, RequestMessage{Name: name})
-	}
+	tell(ctx)
 }

@@ -165,7 +165,10 @@ func With(base Obj, more Obj) Obj {
 }
 
 // Paths of the two APIs that most tests use.
-const Completions, Chat = "/v1/completions", "/v1/chat/completions"
+const (
+	Completions = "/v1/completions"
+	Chat        = "/v1/chat/completions"
+)
 
 // Prefill runs the prefill leg and gives the handoff.
 func (s *Scene) Prefill(path string, body Obj) Obj {

@@ -5,7 +5,6 @@ package lmcache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -93,18 +92,12 @@ func (t *chunked) Promised(s *core.Sequence) int {
 	return t.found
 }
 
-// ErrChunkGone is a load that finds a chunk no more.
-var ErrChunkGone = errors.New("a chunk is no longer in the store")
-
 func (t *chunked) Load(_ context.Context, s *core.Sequence) error {
 	size := t.host.Core.BlockSize
 	var contents [][]byte
 	begun := time.Now()
 	for i := s.Computed / size; i*size < t.found; i++ {
-		block, ok, err := t.store.Get(s.Keys[i])
-		if err == nil && !ok {
-			err = ErrChunkGone
-		}
+		block, err := t.store.Get(s.Keys[i], t.host.Core.BlockBytes)
 		if err != nil {
 			return &core.LoadError{Failures: 1, Err: err}
 		}

@@ -113,7 +113,7 @@ func (c *lmcachePD) Begin(r *core.Request) core.Transfer {
 
 func (c *lmcachePD) Freeze(frozen bool) {
 	if c.buffer != nil {
-		c.buffer.gate.Set(frozen)
+		c.buffer.freeze(frozen)
 	}
 }
 
@@ -177,7 +177,7 @@ func (t *pushed) Load(_ context.Context, s *core.Sequence) error {
 	for _, key := range t.keys {
 		blocks, ok := t.buffer.take(key)
 		if !ok {
-			return &core.LoadError{Failures: 1, Err: lmcache.ErrChunkGone}
+			return &core.LoadError{Failures: 1, Err: proto.ErrGone}
 		}
 		contents = append(contents, blocks...)
 	}
@@ -264,11 +264,7 @@ func (t *pushed) push(keys []core.TokenKey, ends []int, blocks [][]byte) error {
 func (t *pushed) dial(port string) (*core.Pipe, error) {
 	ctx, stop := context.WithTimeout(t.ctx, t.host.Handshake)
 	defer stop()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(*t.spec.Host, port))
-	if err != nil {
-		return nil, err
-	}
-	return core.NewPipe(conn), nil
+	return proto.Dial(ctx, *t.spec.Host, port)
 }
 
 // shakeHands meets the receiver at its init port.

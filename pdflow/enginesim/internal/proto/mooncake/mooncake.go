@@ -9,9 +9,7 @@ package mooncake
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -133,7 +131,8 @@ func (c *mooncake) Rejected(ctx context.Context, params core.Params) {
 	}
 	to, err := c.find(ctx, params.Text("remote_bootstrap_addr"), params.Text("remote_engine_id"))
 	if err == nil {
-		c.LetGo(to, nameOf(params.Text("remote_engine_id"), params.Text("transfer_id")))
+		name := nameOf(params.Text("remote_engine_id"), params.Text("transfer_id"))
+		c.Briefly(func(ctx context.Context) { c.LetGo(ctx, to, proto.RequestMessage{Name: name}) })
 	}
 }
 
@@ -171,17 +170,7 @@ func (c *mooncake) query(ctx context.Context, bootstrap, engine string) (proto.P
 		EngineID string                       `json:"engine_id"`
 		Workers  map[string]map[string]string `json:"worker_addr"`
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, bootstrap+"/query", nil)
-	if err != nil {
-		return proto.Place{}, errNoBootstrap
-	}
-	resp, err := c.client.Do(r)
-	if err != nil {
-		return proto.Place{}, errNoBootstrap
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK || json.Unmarshal(data, &ranks) != nil {
+	if err := proto.GetJSON(ctx, c.client, bootstrap+"/query", &ranks); err != nil {
 		return proto.Place{}, errNoBootstrap
 	}
 	c.mu.Lock()
@@ -286,10 +275,8 @@ func (t *write) Arrived(context.Context, *core.Sequence) (string, error) {
 }
 
 func (t *write) Dropped(release bool) {
-	if t.pulls && release && !t.c.Silenced() {
-		ctx, stop := context.WithTimeout(t.c.Ctx, time.Second)
-		defer stop()
-		t.c.Rejected(ctx, t.request.Params)
+	if t.pulls && release {
+		t.c.Briefly(func(ctx context.Context) { t.c.Rejected(ctx, t.request.Params) })
 	}
 }
 

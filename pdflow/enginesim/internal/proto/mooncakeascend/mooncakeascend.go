@@ -9,7 +9,6 @@ package mooncakeascend
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
@@ -44,11 +43,8 @@ func (c *mooncakeAscend) Begin(r *core.Request) core.Transfer {
 
 // Rejected is the empty receive that lets P free its blocks.
 func (c *mooncakeAscend) Rejected(ctx context.Context, params core.Params) {
-	if !params.Is("do_remote_prefill") || !proto.Addressed(params) {
-		return
-	}
-	if p, err := c.Connect(ctx, proto.Remote(params)); err == nil {
-		_ = p.Release(ctx, proto.RequestMessage{Request: params.Text("remote_request_id")})
+	if params.Is("do_remote_prefill") {
+		c.LetGoOf(ctx, params)
 	}
 }
 
@@ -62,12 +58,9 @@ type ascendPull struct {
 
 func (t *ascendPull) External() bool { return t.pulls }
 func (t *ascendPull) Dropped(release bool) {
-	if !t.pulls || !release || t.c.Silenced() {
-		return
+	if t.pulls && release {
+		t.c.Briefly(func(ctx context.Context) { t.c.Rejected(ctx, t.request.Params) })
 	}
-	ctx, stop := context.WithTimeout(t.c.Ctx, time.Second)
-	defer stop()
-	t.c.Rejected(ctx, t.request.Params)
 }
 
 func (t *ascendPull) Load(ctx context.Context, s *core.Sequence) error {

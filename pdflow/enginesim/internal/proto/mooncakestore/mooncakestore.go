@@ -9,7 +9,6 @@ package mooncakestore
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
@@ -82,18 +81,13 @@ func (t *pooled) Promised(s *core.Sequence) int {
 	return t.upto
 }
 
-var errEvicted = errors.New("the pool has lost a block")
-
 func (t *pooled) Load(_ context.Context, s *core.Sequence) error {
 	size := t.c.host.Core.BlockSize
 	var blocks [][]byte
 	for _, key := range s.Keys[s.Computed/size : t.upto/size] {
-		block, ok, err := t.c.store.Get(key)
+		block, err := t.c.store.Get(key, t.c.host.Core.BlockBytes)
 		if err != nil {
 			return &core.LoadError{Err: err}
-		}
-		if !ok || len(block) != t.c.host.Core.BlockBytes {
-			return &core.LoadError{Err: errEvicted}
 		}
 		blocks = append(blocks, block)
 	}

@@ -13,7 +13,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
@@ -50,21 +49,17 @@ func (c *moriio) Begin(r *core.Request) core.Transfer { return &mori{c: c, reque
 // Rejected tells P to release, where the params say where P is.
 func (c *moriio) Rejected(_ context.Context, params core.Params) {
 	if to, ok := explicit(params); ok && params.Is("do_remote_prefill") {
-		c.letGoOf(to, params.Text("transfer_id"))
+		c.letGo(to, params.Text("transfer_id"))
 	}
 }
 
-// letGoOf releases by the transfer id.
-func (c *moriio) letGoOf(to address, id string) {
-	if !c.read {
-		c.LetGo(to.at(to.notify), id)
-		return
+// letGo releases by the transfer id: what P offers under it, or in READ mode the request that it names.
+func (c *moriio) letGo(to address, id string) {
+	port, m := to.notify, proto.RequestMessage{Name: id}
+	if c.read {
+		port, m = to.handshake, proto.RequestMessage{Request: id}
 	}
-	ctx, stop := context.WithTimeout(c.Ctx, time.Second)
-	defer stop()
-	if p, err := c.Connect(ctx, to.at(to.handshake)); err == nil {
-		_ = p.Release(ctx, proto.RequestMessage{Request: id})
-	}
+	c.Briefly(func(ctx context.Context) { c.LetGo(ctx, to.at(port), m) })
 }
 
 // address is a peer, with the port that notices of the addressed rank go to.
@@ -170,10 +165,10 @@ func (t *mori) reads() bool {
 }
 
 func (t *mori) Dropped(release bool) {
-	if t.c.producer || !release || t.c.Silenced() || t.peer.host == "" || !t.request.Params.Is("do_remote_prefill") {
+	if t.c.producer || !release || t.peer.host == "" || !t.request.Params.Is("do_remote_prefill") {
 		return
 	}
-	t.c.letGoOf(t.peer, t.request.Params.Text("transfer_id"))
+	t.c.letGo(t.peer, t.request.Params.Text("transfer_id"))
 }
 
 func (t *mori) Load(ctx context.Context, s *core.Sequence) error {
@@ -213,7 +208,7 @@ func (t *mori) unwritten(s *core.Sequence) error {
 		blank[i] = make([]byte, t.c.Core.BlockBytes)
 	}
 	t.c.Core.Fill(s, blank, s.Prompt)
-	t.c.Host.Core.Ledger.ComputedByConsumer(s.ID)
+	t.c.Core.Ledger.ComputedByConsumer(s.ID)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
 // The way back, from decode to prefill: with bidirectional_kv_xfer, D keeps the KV of a finished request and says so in
@@ -77,15 +78,11 @@ func (t *pull) expired() bool {
 // kept pins a finished response's blocks for the next turn, and is the handoff for it.
 func (t *pull) kept(s *core.Sequence) *handoff {
 	c := t.nixl
-	host, port := c.Side.Address()
-	h := &handoff{
-		DoRemoteDecode: true, EngineID: c.Host.ID, RequestID: s.ID, Host: host, Port: port,
-		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.Computed, TransferMode: "pull",
-	}
+	h := c.handoff(s, "pull")
+	h.DoRemotePrefill, h.DoRemoteDecode, h.PrefillCached = false, true, nil
 	// Here all engines share a clock; vLLM's compare theirs in the handshake.
 	expires := float64(time.Now().Add(c.turns.ttl).UnixMilli()) / 1e3
-	h.BlocksExpiryTime = &expires
-	blocks := c.Core.Keep(s, core.KeyOf(s.Tokens[:s.Computed]), c.turns.ttl)
-	h.BlockIDs = [][]int32{blocks[:core.BlocksFor(h.NumTokens, c.Core.BlockSize)]}
+	h.BlocksExpiryTime = python.Encode(expires)
+	c.Core.Keep(s, core.KeyOf(s.Tokens[:s.Computed]), c.turns.ttl)
 	return h
 }

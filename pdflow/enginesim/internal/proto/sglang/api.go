@@ -38,7 +38,7 @@ func (c *sglangDisagg) Serve(w http.ResponseWriter, r *http.Request) bool {
 	case "GET /server_info", "GET /get_server_info":
 		api.WriteJSON(w, http.StatusOK,
 			python.Encode(map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks,
-				"page_size": c.Host.Core.BlockSize, "served_model_name": c.Host.Model}))
+				"page_size": c.Core.BlockSize, "served_model_name": c.Host.Model}))
 	case "GET /metrics":
 		c.metrics(w)
 	case "GET /model_info", "GET /get_model_info":
@@ -107,9 +107,9 @@ func (c *sglangDisagg) meets(parse api.Parser) api.Parser {
 		}
 		if c.Host.Role == proto.RoleProducer {
 			// P makes the first token and no more, and ends by length.
-			made.MaxTokens, made.Limited, made.MinTokens = 1, true, min(made.MinTokens, 1)
+			made.OneToken()
 			for _, g := range made.Gens {
-				g.Stop, g.StopIDs, g.MinTokens = nil, nil, min(g.MinTokens, 1)
+				g.Stop, g.StopIDs = nil, nil
 			}
 		}
 		return made, nil

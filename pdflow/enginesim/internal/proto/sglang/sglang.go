@@ -11,7 +11,6 @@ package sglang
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -335,20 +334,12 @@ func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, pa
 
 // ask reads a JSON answer of P's bootstrap server.
 func (c *sglangDisagg) ask(ctx context.Context, address, path string, v any) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return errNoRoute
+	err := proto.GetJSON(ctx, c.client, "http://"+address+path, v)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	}
-	resp, err := c.client.Do(r)
-	if err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return errNoRoute
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(v) != nil {
-		return errNoRoute
-	}
-	return nil
+	return errNoRoute
 }

@@ -6,7 +6,6 @@ package sharedstorage
 import (
 	"context"
 	"encoding/json"
-	"errors"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
@@ -86,15 +85,10 @@ func (t *filed) Arrived(_ context.Context, s *core.Sequence) (string, error) {
 func (t *filed) External() bool              { return t.found > 0 }
 func (t *filed) Promised(*core.Sequence) int { return t.found }
 
-var errFileGone = errors.New("the folder has lost a prompt")
-
 // Load reads the prompt's file, whatever part of it the engine has itself.
 func (t *filed) Load(_ context.Context, s *core.Sequence) error {
 	size := t.c.host.Core.BlockBytes
-	data, ok, err := t.c.store.Get(core.KeyOf(s.Tokens[:t.found]))
-	if err == nil && (!ok || len(data) != t.found/t.c.host.Core.BlockSize*size) {
-		err = errFileGone
-	}
+	data, err := t.c.store.Get(core.KeyOf(s.Tokens[:t.found]), t.found/t.c.host.Core.BlockSize*size)
 	if err != nil {
 		return &core.LoadError{Err: err}
 	}

@@ -154,8 +154,7 @@ func (c *trtllm) reads(parse api.Parser) api.Parser {
 		g.Params = params
 		if kind == "context_only" {
 			// It makes the first token; the client's limit decides whether that is the last.
-			made.MaxTokens, made.Limited, made.MinTokens, g.MinTokens = 1, true, min(made.MinTokens,
-				1), min(g.MinTokens, 1)
+			made.OneToken()
 		}
 		return made, nil
 	}
