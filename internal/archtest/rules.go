@@ -47,7 +47,7 @@ var rules = []rule{
 		why: "the tests' other side shares no code with what it tests, or both would be wrong alike",
 	},
 	{
-		of: []string{simRooms + "..."}, except: []string{simRooms + "scenetest"}, never: []string{"pdflow/enginesim"},
+		of: []string{simRooms + "..."}, except: []string{simRooms + "simtest"}, never: []string{"pdflow/enginesim"},
 		why: "the rooms of the simulated engines are below their face, and each can be tested alone",
 	},
 	{
@@ -84,7 +84,7 @@ var rules = []rule{
 		why: "examples are programs for readers to change, in a module of their own",
 	},
 	{
-		of: []string{"/..."}, except: []string{"connector/connectortest", "discovery/discoverytest", simRooms + "scenetest"},
+		of: []string{"/..."}, except: []string{"connector/connectortest", "discovery/discoverytest", simRooms + "simtest"},
 		never: []string{"testing/...", "net/http/httptest"},
 		why:   "package testing and httptest add flags to every program that links them; only packages named …test may",
 	},

@@ -10,21 +10,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
-// BenchmarkBothLegs is one prefill with its decode of 16 tokens over HTTP, each
-// time for a new prompt.
+// BenchmarkBothLegs is one prefill with its decode of 16 tokens over HTTP, each time for a new prompt.
 func BenchmarkBothLegs(b *testing.B) {
 	for _, size := range []int{2 << 10, 128 << 10, 1 << 20} {
 		b.Run(fmt.Sprint(size>>10, "KiB"), func(b *testing.B) {
-			s := scenetest.New(b, func(p, _ *enginesim.Config) {
-				p.Blocks, p.MaxModelLen, p.BytesPerToken, p.KeepRequests = size/scenetest.Block+64, size+64, 8, -1
+			s := simtest.New(b, func(p, _ *enginesim.Config) {
+				p.Blocks, p.MaxModelLen, p.BytesPerToken, p.KeepRequests = size/simtest.Block+64, size+64, 8, -1
 			})
 			rest := strings.Repeat("x", size-16)
 			for i := 0; b.Loop(); i++ {
-				body := scenetest.Obj{"prompt": fmt.Sprintf("%016d", i) + rest, "max_tokens": 16}
-				require.Equal(b, 200, s.Decode(scenetest.Completions, body, s.Prefill(scenetest.Completions, body)).Status)
+				body := simtest.Obj{"prompt": fmt.Sprintf("%016d", i) + rest, "max_tokens": 16}
+				require.Equal(b, 200, s.Decode(simtest.Completions, body,
+					s.Prefill(simtest.Completions, body)).Status)
 			}
 		})
 	}
@@ -32,9 +32,9 @@ func BenchmarkBothLegs(b *testing.B) {
 
 // BenchmarkStream is one stream of 512 tokens without latency.
 func BenchmarkStream(b *testing.B) {
-	s := scenetest.New(b)
-	body := scenetest.With(scenetest.Completion("x"), scenetest.Obj{"stream": true, "max_tokens": 512})
+	s := simtest.New(b)
+	body := simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 512})
 	for b.Loop() {
-		require.Equal(b, 200, s.Post(b.Context(), s.O, scenetest.Completions, body).Status)
+		require.Equal(b, 200, s.Post(b.Context(), s.O, simtest.Completions, body).Status)
 	}
 }

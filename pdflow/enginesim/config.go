@@ -27,20 +27,19 @@ const (
 	LoadFailureRecompute = "recompute"
 )
 
-// Config describes one engine. The zero value is a lone engine without a KV
-// connector on a free port of loopback; every field has a usable default.
+// Config describes one engine. The zero value is a lone engine without a KV connector on a free port of loopback; every
+// field has a usable default.
 type Config struct {
 	// Model is the served model name. Default "tiny".
 	Model string
-	// Connector is the KV connector: "none", "nixl" (pull), or another one of
-	// pdkit's connector names. Default "nixl" when KVRole is set, else "none".
+	// Connector is the KV connector: "none", "nixl" (pull), or another one of pdkit's connector names. Default "nixl"
+	// when KVRole is set, else "none".
 	Connector string
-	// Extra are settings of the connector's own, by the name that the real engine
-	// gives them (kv_connector_extra_config, or an environment variable); each
-	// connector's file says which it reads.
+	// Extra are settings of the connector's own, by the name that the real engine gives them
+	// (kv_connector_extra_config, or an environment variable); each connector's file says which it reads.
 	Extra map[string]string
-	// KVRole is kv_producer, kv_consumer or kv_both. The engine serves every
-	// request in each role, as vLLM does; CheckKV judges by it.
+	// KVRole is kv_producer, kv_consumer or kv_both. The engine serves every request in each role, as vLLM does;
+	// CheckKV judges by it.
 	KVRole string
 	// EngineID is the id in handoffs. Default: a random one, new at each Restart.
 	EngineID string
@@ -51,43 +50,37 @@ type Config struct {
 	Blocks int
 	// BytesPerToken is the KV of one token, a multiple of 8. Default 16.
 	BytesPerToken int
-	// MaxModelLen bounds prompt and answer together, in tokens. Default 32768 or
-	// what the blocks hold, if that is less.
+	// MaxModelLen bounds prompt and answer together, in tokens. Default 32768 or what the blocks hold, if that is less.
 	MaxModelLen int
 	// MaxRunning bounds requests in execution; others wait. Default 256.
 	MaxRunning int
-	// DefaultMaxTokens is the answer's length when a chat or responses request
-	// names none. vLLM then fills the context; the toy model never ends by itself,
-	// so the default here is 256.
+	// DefaultMaxTokens is the response's length when a chat or responses request names none. vLLM then fills the
+	// context; the toy model never ends by itself, so the default here is 256.
 	DefaultMaxTokens int
 	// Seed is the model's. Engines that share KV must have the same seed.
 	Seed uint64
 
-	// Lease is how long a handoff pins its blocks (vLLM's kv_lease_duration).
-	// Default 30 s.
+	// Lease is how long a handoff pins its blocks (vLLM's kv_lease_duration). Default 30 s.
 	Lease time.Duration
 	// LoadFailure is "fail" (default) or "recompute".
 	LoadFailure string
 	// HandshakeTimeout bounds the first contact with another engine. Default 5 s.
 	HandshakeTimeout time.Duration
 
-	// PrefillRate is prompt tokens computed per second; 0 is instant. A token
-	// that comes from a cache or from another engine costs nothing.
+	// PrefillRate is prompt tokens computed per second; 0 is instant. A token that comes from a cache or from another
+	// engine costs nothing.
 	PrefillRate float64
-	// ITL is the time between two tokens of an answer; 0 is none.
+	// ITL is the time between two tokens of a response; 0 is none.
 	ITL time.Duration
 
-	// Listen is the HTTP address, SideChannel that of the KV side channel. Default
-	// "127.0.0.1:0" for both. Restart uses the ports again.
+	// Listen is the HTTP address, SideChannel that of the KV side channel. Default "127.0.0.1:0" for both. Restart uses
+	// the ports again.
 	Listen, SideChannel string
-	// KeepAlive is how long an idle HTTP connection stays open. Default 5 s, as
-	// uvicorn has it.
+	// KeepAlive is how long an idle HTTP connection stays open. Default 5 s, as uvicorn has it.
 	KeepAlive time.Duration
-	// ExitDelay is how long a dead engine still answers 503 and 500 before its
-	// port closes. Default 50 ms.
+	// ExitDelay is how long a dead engine still answers 503 and 500 before its port closes. Default 50 ms.
 	ExitDelay time.Duration
-	// ChunksPerWrite joins that many stream events in one write when ITL is 0.
-	// Default 1.
+	// ChunksPerWrite joins that many stream events in one write when ITL is 0. Default 1.
 	ChunksPerWrite int
 	// KeepRequests bounds Requests. Default 1024; negative keeps none.
 	KeepRequests int
@@ -97,7 +90,8 @@ type Config struct {
 func (c Config) core() core.Config {
 	alone := c.Connector == connectorNone
 	return core.Config{
-		Seed: c.Seed, Blocks: c.Blocks, BlockSize: c.BlockSize, BytesPerToken: c.BytesPerToken, MaxRunning: c.MaxRunning, Lease: c.Lease,
+		Seed: c.Seed, Blocks: c.Blocks, BlockSize: c.BlockSize, BytesPerToken: c.BytesPerToken,
+		MaxRunning: c.MaxRunning, Lease: c.Lease,
 		PrefillRate: c.PrefillRate, ITL: c.ITL, Recompute: c.LoadFailure == LoadFailureRecompute, Alone: alone,
 		MustLoad: c.KVRole == RoleConsumer && !alone,
 	}
@@ -153,7 +147,8 @@ func (c Config) validate() error {
 	if c.LoadFailure != LoadFailureFail && c.LoadFailure != LoadFailureRecompute {
 		bad("unknown LoadFailure %q: want %s or %s", c.LoadFailure, LoadFailureFail, LoadFailureRecompute)
 	}
-	if c.BlockSize < 1 || c.Blocks < 1 || c.MaxRunning < 1 || c.MaxModelLen < 2 || c.DefaultMaxTokens < 1 || c.ChunksPerWrite < 1 {
+	if c.BlockSize < 1 || c.Blocks < 1 || c.MaxRunning < 1 || c.MaxModelLen < 2 || c.DefaultMaxTokens < 1 ||
+		c.ChunksPerWrite < 1 {
 		bad("BlockSize, Blocks, MaxRunning, MaxModelLen, DefaultMaxTokens and ChunksPerWrite must be positive")
 	} else if c.MaxModelLen > c.Blocks*c.BlockSize {
 		bad("MaxModelLen %d does not fit %d blocks of %d tokens", c.MaxModelLen, c.Blocks, c.BlockSize)

@@ -2,24 +2,18 @@
 
 // Package enginesim simulates inference engines that really hold and move KV.
 //
-// An [Engine] serves the HTTP surface of vLLM 0.32.0 with a deterministic toy
-// model: one byte of a completion's prompt is one token, and every next token is
-// a hash over the content of all KV blocks that the request holds. The blocks
-// are real memory, paged, counted, cached by prefix and reused. So a decode with
-// a handoff that is wrong, stale or used twice gives wrong text, as a real
-// engine's does, and one with the right handoff gives the text of one engine
-// alone.
+// An [Engine] serves the HTTP surface of vLLM 0.32.0 with a deterministic toy model: one byte of a completion's prompt
+// is one token, and every next token is a hash over the content of all KV blocks that the request holds. The blocks are
+// real memory, paged, counted, cached by prefix and reused. So a decode with a handoff that is wrong, stale or used
+// twice gives wrong text, as a real engine's does, and one with the right handoff gives the text of one engine alone.
 //
-// Between two engines KV moves over TCP in three layers: a [Pipe] is a FIFO of
-// framed blocks, a [LookupBuffer] lets the receiver find them in any order, and
-// a connector ties both to the engine's scheduler. The connector built here is
+// Between two engines KV moves over TCP in three layers: a [Pipe] is a FIFO of framed blocks, a [LookupBuffer] lets the
+// receiver find them in any order, and a connector ties both to the engine's scheduler. The connector built here is
 // NIXL's pull.
 //
-// Answers, errors, metrics and the ways to fail follow exchanges recorded from
-// vLLM 0.32.0. What was not recorded is made after vLLM's sources and may differ
-// in detail: the events of responses, messages and generate streams, the texts of
-// errors beyond those in testdata, and whole answers cut short by SIGTERM. Where
-// a real engine computes prompts in batches, here each request takes its own time.
-// Faults can be scripted with [Engine.Inject]; [Engine.CheckKV]
-// tells whether every handoff was used exactly once.
+// Answers, errors, metrics and the ways to fail follow exchanges recorded from vLLM 0.32.0. What was not recorded is
+// made after vLLM's sources and may differ in detail: the events of responses, messages and generate streams, the texts
+// of errors beyond those in testdata, and whole responses cut short by SIGTERM. Where a real engine computes prompts in
+// batches, here each request takes its own time. Faults can be scripted with [Engine.Inject]; [Engine.CheckKV] tells
+// whether every handoff was used exactly once.
 package enginesim

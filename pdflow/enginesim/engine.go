@@ -14,8 +14,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/server"
 )
 
-// Engine is one simulated engine with its HTTP server. All methods may be called
-// concurrently.
+// Engine is one simulated engine with its HTTP server. All methods may be called concurrently.
 type Engine struct {
 	cfg    Config // with the ports of the first start
 	faults faultBook
@@ -68,13 +67,15 @@ func (e *Engine) boot() (*server.Node, error) {
 		events = cfg.ChunksPerWrite
 	}
 	return server.Start(server.Config{
-		Core: cfg.core(), API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens},
+		Core:  cfg.core(),
+		API:   api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
 		HandshakeTimeout: cfg.HandshakeTimeout, EventsPerWrite: events, Received: e.log.add, Strike: e.faults.strike,
 		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {
 			return starters()[cfg.Connector](&proto.Host{
 				ID: id, Model: cfg.Model, Role: cfg.KVRole, Extra: cfg.Extra, SideChannel: cfg.SideChannel,
-				Handshake: cfg.HandshakeTimeout, KeepAlive: cfg.KeepAlive, MaxModelLen: cfg.MaxModelLen, Core: c, Life: n,
+				Handshake: cfg.HandshakeTimeout, KeepAlive: cfg.KeepAlive, MaxModelLen: cfg.MaxModelLen, Core: c,
+				Life: n,
 			})
 		},
 	})
@@ -86,12 +87,11 @@ func (e *Engine) current() *server.Node {
 	return e.node
 }
 
-// URL is the engine's base address, such as "http://127.0.0.1:8100". It stays
-// the same over Restart.
+// URL is the engine's base address, such as "http://127.0.0.1:8100". It stays the same over Restart.
 func (e *Engine) URL() string { return "http://" + e.cfg.Listen }
 
-// SideChannel is the address of the engine's KV side channel, "127.0.0.1:5600"; ""
-// for an engine without one. It stays the same over Restart.
+// SideChannel is the address of the engine's KV side channel, "127.0.0.1:5600"; "" for an engine without one. It stays
+// the same over Restart.
 func (e *Engine) SideChannel() string {
 	if _, ok := e.current().Conn.(interface{ SideAddress() string }); !ok {
 		return ""
@@ -99,9 +99,8 @@ func (e *Engine) SideChannel() string {
 	return e.cfg.SideChannel
 }
 
-// Bootstrap is the base address of a Mooncake prefill engine's bootstrap server,
-// "http://127.0.0.1:8998"; "" for an engine without one. It stays the same over
-// Restart.
+// Bootstrap is the base address of a Mooncake prefill engine's bootstrap server, "http://127.0.0.1:8998"; "" for an
+// engine without one. It stays the same over Restart.
 func (e *Engine) Bootstrap() string {
 	if c, ok := e.current().Conn.(interface{ BootstrapURL() string }); ok {
 		return c.BootstrapURL()
@@ -116,19 +115,18 @@ func (e *Engine) EngineID() string {
 	return e.id
 }
 
-// Dead says whether the engine serves no more: its core died, or it was killed,
-// terminated or closed.
+// Dead reports whether the engine serves no more: its core died, or it was killed, terminated or closed.
 func (e *Engine) Dead() bool { return e.current().Ended() != nil }
 
-// Close ends the engine: running requests are aborted as by Terminate, and
-// everything the engine started has ended when Close returns.
+// Close ends the engine: running requests are aborted as by Terminate, and everything the engine started has ended when
+// Close returns.
 func (e *Engine) Close() error {
 	e.Terminate()
 	return nil
 }
 
-// Terminate ends the engine as SIGTERM does: requests that run end with
-// finish_reason "abort" and, when streamed, "[DONE]"; then the port closes.
+// Terminate ends the engine as SIGTERM does: requests that run end with finish_reason "abort" and, when streamed,
+// "[DONE]"; then the port closes.
 func (e *Engine) Terminate() {
 	e.control.Lock()
 	defer e.control.Unlock()
@@ -142,9 +140,8 @@ func (e *Engine) Kill() {
 	e.current().Kill()
 }
 
-// Restart kills the engine if it still runs and starts it anew on the same
-// ports: with empty blocks, counters at zero and, unless Config names one, a new
-// engine id. Scripted faults and recorded requests stay.
+// Restart kills the engine if it still runs and starts it anew on the same ports: with empty blocks, counters at zero
+// and, unless Config names one, a new engine id. Scripted faults and recorded requests stay.
 func (e *Engine) Restart() error {
 	e.control.Lock()
 	defer e.control.Unlock()
@@ -173,12 +170,10 @@ func (e *Engine) Stats() Stats {
 // WaitIdle waits until the engine serves no request, or ctx ends.
 func (e *Engine) WaitIdle(ctx context.Context) error { return e.current().WaitIdle(ctx) }
 
-// CheckKV judges what was done with the engine's KV since its start or last
-// Restart. The error joins one *[KVFault] per breach: a handoff nobody read (its
-// lease ended, or it is pinned while no request runs), one read twice, a read of
-// blocks that no lease covers or for another prompt, and, on a kv_consumer, a
-// prompt it had to compute itself. Call it when all requests of both legs have
-// been answered; nil is then the proof that each handoff was used exactly once.
+// CheckKV judges what was done with the engine's KV since its start or last Restart. The error joins one *[KVFault] per
+// breach: a handoff nobody read (its lease ended, or it is pinned while no request runs), one read twice, a read of
+// blocks that no lease covers or for another prompt, and, on a kv_consumer, a prompt it had to compute itself. Call it
+// when all requests of both legs have been answered; nil is then the proof that each handoff was used exactly once.
 func (e *Engine) CheckKV() error {
 	n := e.current()
 	var errs []error
@@ -188,8 +183,8 @@ func (e *Engine) CheckKV() error {
 	return errors.Join(errs...)
 }
 
-// Receiver is where a decode engine of the connector "lmcache-pd" takes KV: what a
-// prefill request's disagg_spec must name. "" for other engines.
+// Receiver is where a decode engine of the connector "lmcache-pd" takes KV: what a prefill request's disagg_spec must
+// name. "" for other engines.
 func (e *Engine) Receiver() (host string, init, alloc int) {
 	if c, ok := e.current().Conn.(interface{ Receiver() (string, int, int) }); ok {
 		return c.Receiver()

@@ -12,8 +12,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// A prompt is prefilled on one engine and decoded on another, which takes the KV
-// over instead of computing the prompt again.
+// A prompt is prefilled on one engine and decoded on another, which takes the KV over instead of computing the prompt
+// again.
 func Example() {
 	prefill, decode, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	if err != nil {

@@ -17,19 +17,16 @@ type FaultKind int
 
 // Kinds of faults.
 const (
-	// FaultStatus answers Status with Header and Body. Without a Body it is an
-	// error object as vLLM's.
+	// FaultStatus answers Status with Header and Body. Without a Body it is an error object as vLLM's.
 	FaultStatus = FaultKind(server.EffectStatus)
-	// FaultReset breaks the connection (RST) before the answer's headers.
+	// FaultReset breaks the connection (RST) before the response's headers.
 	FaultReset = FaultKind(server.EffectReset)
-	// FaultResetStream breaks the connection (RST) after the headers and
-	// AfterChunks stream events; an answer that is not streamed breaks in its
-	// body.
+	// FaultResetStream breaks the connection (RST) after the headers and AfterChunks stream events; a response that is
+	// not streamed breaks in its body.
 	FaultResetStream = FaultKind(server.EffectResetStream)
 	// FaultStall never answers, until the client leaves.
 	FaultStall = FaultKind(server.EffectStall)
-	// FaultStallStream stops after the headers and AfterChunks stream events,
-	// until the client leaves.
+	// FaultStallStream stops after the headers and AfterChunks stream events, until the client leaves.
 	FaultStallStream = FaultKind(server.EffectStallStream)
 	// FaultGarbage answers 200 with Body, by default text that is not JSON.
 	FaultGarbage = FaultKind(server.EffectGarbage)
@@ -39,23 +36,20 @@ const (
 	FaultOversize = FaultKind(server.EffectOversize)
 	// FaultDelay waits for Delay, then serves the request.
 	FaultDelay = FaultKind(server.EffectDelay)
-	// FaultMutateHandoff serves the request and lets Mutate change the
-	// kv_transfer_params of the answer.
+	// FaultMutateHandoff serves the request and lets Mutate change the kv_transfer_params of the response.
 	FaultMutateHandoff = FaultKind(server.EffectMutateHandoff)
 	// FaultLoadFailure makes the load of the KV from the other engine fail.
 	FaultLoadFailure = FaultKind(server.EffectLoadFailure)
-	// FaultKill kills the engine after the headers and AfterChunks stream events,
-	// or, for an answer that is not streamed, in place of it.
+	// FaultKill kills the engine after the headers and AfterChunks stream events, or, for a response that is not
+	// streamed, in place of it.
 	FaultKill = FaultKind(server.EffectKill)
-	// FaultTerminate is SIGTERM after AfterChunks stream events: the stream ends
-	// with finish_reason "abort" and "[DONE]". An answer that is not streamed
-	// says "abort", without a token.
+	// FaultTerminate is SIGTERM after AfterChunks stream events: the stream ends with finish_reason "abort" and
+	// "[DONE]". An answer that is not streamed says "abort", without a token.
 	FaultTerminate = FaultKind(server.EffectTerminate)
-	// FaultDeath makes the engine core die after AfterChunks stream events: an
-	// error event, "[DONE]", and the port closes. Not streamed, it is a 500.
+	// FaultDeath makes the engine core die after AfterChunks stream events: an error event, "[DONE]", and the port
+	// closes. Not streamed, it is a 500.
 	FaultDeath = FaultKind(server.EffectDeath)
-	// FaultRefuse closes the port and its connections at once; ClearFaults opens
-	// it again. It matches no request.
+	// FaultRefuse closes the port and its connections at once; ClearFaults opens it again. It matches no request.
 	FaultRefuse = FaultKind(server.EffectRefuse)
 )
 
@@ -66,8 +60,8 @@ const (
 	LegPlain   = "plain"   // neither
 )
 
-// Fault is a scripted fault. It strikes the next Count requests that match Path
-// and Leg; the first fault that matches is the one.
+// Fault is a scripted fault. It strikes the next Count requests that match Path and Leg; the first fault that matches
+// is the one.
 type Fault struct {
 	Kind FaultKind
 	// Path is the URL path; "" matches every POST path.
@@ -127,8 +121,8 @@ func (b *faultBook) strike(path string, body []byte) *server.Effect {
 			b.pending = append(b.pending[:i:i], b.pending[i+1:]...)
 		}
 		return &server.Effect{
-			Kind: server.EffectKind(f.Kind), Status: f.Status, Header: f.Header, Body: f.Body, AfterChunks: f.AfterChunks,
-			Delay: f.Delay, Size: f.Size, Location: f.Location, Mutate: f.Mutate,
+			Kind: server.EffectKind(f.Kind), Status: f.Status, Header: f.Header, Body: f.Body, Size: f.Size,
+			AfterChunks: f.AfterChunks, Delay: f.Delay, Location: f.Location, Mutate: f.Mutate,
 		}
 	}
 	return nil
@@ -148,8 +142,7 @@ func (e *Engine) Inject(f Fault) {
 	e.faults.pending = append(e.faults.pending, &f)
 }
 
-// ClearFaults forgets all scripted faults that have not struck, and opens a port
-// that FaultRefuse closed.
+// ClearFaults forgets all scripted faults that have not struck, and opens a port that FaultRefuse closed.
 func (e *Engine) ClearFaults() {
 	e.faults.mu.Lock()
 	e.faults.pending = nil

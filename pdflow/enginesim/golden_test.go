@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 type capture struct {
@@ -50,8 +50,8 @@ func readCapture(t testing.TB, file string) *capture {
 	return &c
 }
 
-// TestAnswersAreThoseOfRealEngines plays recorded requests to a pair of engines
-// and compares every answer, field by field and in order, and every counter.
+// TestAnswersAreThoseOfRealEngines plays recorded requests to a pair of engines and compares every answer, field by
+// field and in order, and every counter.
 func TestAnswersAreThoseOfRealEngines(t *testing.T) {
 	files, err := filepath.Glob("testdata/captures/*.json")
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func TestAnswersAreThoseOfRealEngines(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
 			c := readCapture(t, file)
 			// The recorded engines hold 1 KiB of KV per token.
-			s := scenetest.New(t, func(p, d *enginesim.Config) {
+			s := simtest.New(t, func(p, d *enginesim.Config) {
 				p.BytesPerToken, p.Blocks = 1024, 128
 				p.MaxModelLen = 2048
 			})
@@ -69,12 +69,12 @@ func TestAnswersAreThoseOfRealEngines(t *testing.T) {
 	}
 }
 
-func replay(t *testing.T, s *scenetest.Scene, c *capture) {
+func replay(t *testing.T, s *simtest.Scene, c *capture) {
 	before := map[string]map[string]float64{"P": s.Counters(s.P), "D": s.Counters(s.D)}
 	var recorded, ours map[string]json.RawMessage // the last handoff
 	for i, x := range c.Exchanges {
 		e := map[string]*enginesim.Engine{"P": s.P, "D": s.D}[x.Engine]
-		var got scenetest.Answer
+		var got simtest.Answer
 		if x.Request.Method == http.MethodGet {
 			got = s.Get(e, x.Request.Path)
 		} else {
@@ -103,8 +103,8 @@ func replay(t *testing.T, s *scenetest.Scene, c *capture) {
 		}
 	}
 	for name, e := range map[string]*enginesim.Engine{"P": s.P, "D": s.D} {
-		// The recorded engine counted some failed transfers late, into the page of
-		// the next exchange: 30, 42 and 58 show 1 each, 56 shows 6 for three.
+		// The recorded engine counted some failed transfers late, into the page of the next exchange: 30, 42 and 58
+		// show 1 each, 56 shows 6 for three.
 		if c.MetricsDelta[name]["vllm:nixl_num_failed_transfers_total"] == 6 {
 			delete(c.MetricsDelta[name], "vllm:nixl_num_failed_transfers_total")
 			before[name]["vllm:nixl_num_failed_transfers_total"] += 3
@@ -121,13 +121,14 @@ func handoffIn(body []byte) map[string]json.RawMessage {
 	return b.Params
 }
 
-// ownHandoff puts our handoff into a recorded decode request, where it carries
-// the recorded one; what the recording changed in it stays changed.
+// ownHandoff puts our handoff into a recorded decode request, where it carries the recorded one; what the recording
+// changed in it stays changed.
 func ownHandoff(t *testing.T, body json.RawMessage, recorded, ours map[string]json.RawMessage) []byte {
 	var request map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(body, &request))
 	var params map[string]json.RawMessage
-	if recorded == nil || json.Unmarshal(request["kv_transfer_params"], &params) != nil || string(params["do_remote_prefill"]) != "true" {
+	if recorded == nil || json.Unmarshal(request["kv_transfer_params"], &params) != nil ||
+		string(params["do_remote_prefill"]) != "true" {
 		return body
 	}
 	for k, v := range params {
@@ -148,7 +149,7 @@ func ownHandoff(t *testing.T, body json.RawMessage, recorded, ours map[string]js
 }
 
 // compareStream compares the first and the last events.
-func compareStream(t *testing.T, where string, lines []string, count int, got scenetest.Answer) {
+func compareStream(t *testing.T, where string, lines []string, count int, got simtest.Answer) {
 	events := got.Events()
 	if !assert.Len(t, events, count, "%s: events", where) {
 		return
@@ -168,17 +169,17 @@ func compareStream(t *testing.T, where string, lines []string, count int, got sc
 	}
 }
 
-// volatile are values that differ from run to run; of these only type, and the
-// form of ids, is compared.
+// volatile are values that differ from run to run; of these only type, and the form of ids, is compared.
 var volatile = map[string]bool{
-	"created": true, "created_at": true, "text": true, "content": true, "system_fingerprint": true, "remote_engine_id": true, "remote_block_ids": true,
+	"created": true, "created_at": true, "text": true, "content": true, "system_fingerprint": true,
+	"remote_engine_id": true, "remote_block_ids": true,
 	"remote_port": true, "root": true, "stop_reason": false,
 }
 
 var hexDigits = regexp.MustCompile(`[0-9a-f]{8,}`)
 
-// compare compares two JSON texts: the same keys in the same order, the same
-// types, and the same values but for the volatile ones.
+// compare compares two JSON texts: the same keys in the same order, the same types, and the same values but for the
+// volatile ones.
 func compare(t *testing.T, where, want, got string) {
 	t.Helper()
 	if want == "" || want == `""` {
@@ -222,7 +223,8 @@ func skeleton(t *testing.T, text string) []string {
 			}
 			out = append(out, path+" "+hexDigits.ReplaceAllString(v, "<hex>"))
 		case json.Number:
-			if volatile[key] || strings.HasSuffix(key, "token_ids") && strings.Contains(path, "choices") && !strings.Contains(key, "prompt") {
+			if volatile[key] || strings.HasSuffix(key, "token_ids") && strings.Contains(path, "choices") &&
+				!strings.Contains(key, "prompt") {
 				v = "number"
 			}
 			out = append(out, path+" "+v.String())
@@ -234,15 +236,15 @@ func skeleton(t *testing.T, text string) []string {
 	return out
 }
 
-// compareCounters wants the recorded changes, and no other change of a counter
-// that tells of KV.
+// compareCounters wants the recorded changes, and no other change of a counter that tells of KV.
 func compareCounters(t *testing.T, engine string, want, before, after map[string]float64) {
 	for name, delta := range want {
 		assert.InDelta(t, delta, after[name]-before[name], 1e-9, "%s: %s", engine, name)
 	}
 	for name := range after {
 		_, recorded := want[name]
-		if !recorded && (strings.Contains(name, "prompt_tokens") || strings.Contains(name, "prefix_cache") || strings.Contains(name, "nixl_num_failed") || strings.Contains(name, "bytes")) {
+		if !recorded && (strings.Contains(name, "prompt_tokens") || strings.Contains(name, "prefix_cache") ||
+			strings.Contains(name, "nixl_num_failed") || strings.Contains(name, "bytes")) {
 			assert.InDelta(t, 0, after[name]-before[name], 1e-9, "%s: %s", engine, name)
 		}
 	}
@@ -252,7 +254,7 @@ func compareCounters(t *testing.T, engine string, want, before, after map[string
 func TestMetricsPageHasRealNamesLabelsAndBuckets(t *testing.T) {
 	data, err := os.ReadFile("testdata/metrics-D.txt")
 	require.NoError(t, err)
-	s := scenetest.New(t)
+	s := simtest.New(t)
 	names := func(page string) map[string]bool {
 		out := map[string]bool{}
 		for line := range strings.SplitSeq(page, "\n") {

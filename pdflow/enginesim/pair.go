@@ -4,9 +4,8 @@ package enginesim
 
 import "errors"
 
-// Pair starts a prefill engine and a decode engine that can pull its KV. Where
-// the two configurations are silent, the roles and the connector are filled in,
-// and the decode engine gets the prefill engine's model and block shape, since
+// Pair starts a prefill engine and a decode engine that can pull its KV. Where the two configurations are silent, the
+// roles and the connector are filled in, and the decode engine gets the prefill engine's model and block shape, since
 // engines share KV only when they agree on these.
 func Pair(prefill, decode Config) (p, d *Engine, err error) {
 	setDefault(&prefill.KVRole, RoleProducer)

@@ -2,8 +2,7 @@
 
 package enginesim
 
-// Stats are an engine's counters since its start or last Restart, and its gauges
-// now.
+// Stats are an engine's counters since its start or last Restart, and its gauges now.
 type Stats struct {
 	Requests int64 // that reached the scheduler
 	Finished int64 // with length or stop

@@ -31,14 +31,17 @@ var GenerationAPIs = map[string]Parser{
 	"/inference/v1/generate": parseGenerate,
 }
 
+// ErrNotFound is the error for a path that no API has.
 func ErrNotFound() *Error {
 	return &Error{Message: "Not Found", Type: "Not Found", Code: http.StatusNotFound}
 }
 
+// WriteError writes an error response.
 func WriteError(w http.ResponseWriter, e *Error) {
 	WriteJSON(w, e.Code, python.Encode(errorBody{e}))
 }
 
+// WriteJSON writes a whole response.
 func WriteJSON(w http.ResponseWriter, status int, data []byte) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")

@@ -17,8 +17,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// Call is one request of a client API, parsed: the generations it asks for and
-// how its answer is written.
+// Call is one request of a client API, parsed: the generations it asks for and how its response is written.
 type Call struct {
 	model        string
 	known        bool // the model was named
@@ -27,9 +26,9 @@ type Call struct {
 	options      *streamOptions
 	greedy       bool
 	N            int
-	MaxTokens    int // 0 when the client named none
-	Limited      bool
-	MinTokens    int
+	maxTokens    int // 0 when the client named none
+	limited      bool
+	minTokens    int
 	limitName    string
 	defaultLimit int // 0 fills the context up to DefaultMaxTokens
 	Params       core.Params
@@ -102,7 +101,8 @@ func DecodeBody(body []byte, v any) *Error {
 		return nil
 	case errors.As(err, &wrong):
 		kind := map[bool]string{true: "int", false: "string"}[strings.HasPrefix(wrong.Type.Kind().String(), "int")]
-		return BadField(strings.TrimPrefix(wrong.Field, "sampling."), kind+"_type", "Input should be a valid "+kind, "'<"+wrong.Value+">'")
+		return BadField(strings.TrimPrefix(wrong.Field, "sampling."), kind+"_type", "Input should be a valid "+kind,
+			"'<"+wrong.Value+">'")
 	default:
 		return BadField("", "json_invalid", "JSON decode error", "{}")
 	}
@@ -141,16 +141,15 @@ func DecodeParams(raw json.RawMessage) (core.Params, *Error) {
 	return nil, BadField("kv_transfer_params", "dict_type", "Input should be a valid dictionary", input)
 }
 
-// newCall starts a call from the common fields. The call is there also with an
-// error that releases a handoff.
+// newCall starts a call from the common fields. The call is there also with an error that releases a handoff.
 func newCall(s *sampling) (*Call, *Error) {
 	params, bad := DecodeParams(s.KVParams)
 	if bad != nil {
 		return nil, bad
 	}
 	c := &Call{
-		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), MinTokens: s.MinTokens, Params: params, limitName: "max_tokens",
-		N: 1, greedy: s.Temperature != nil && *s.Temperature == 0,
+		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), minTokens: s.MinTokens, Params: params,
+		limitName: "max_tokens", N: 1, greedy: s.Temperature != nil && *s.Temperature == 0,
 	}
 	if s.Model != nil {
 		c.model, c.known = *s.Model, true
@@ -164,17 +163,26 @@ func newCall(s *sampling) (*Call, *Error) {
 
 func (c *Call) limit(tokens *int) {
 	if tokens != nil {
-		c.MaxTokens, c.Limited = *tokens, true
+		c.maxTokens, c.limited = *tokens, true
+	}
+}
+
+// OneToken limits a call to one token, whatever the client asked for.
+func (c *Call) OneToken() {
+	c.maxTokens, c.limited, c.minTokens = 1, true, min(c.minTokens, 1)
+	for _, g := range c.Gens {
+		g.MinTokens = min(g.MinTokens, 1)
 	}
 }
 
 // add makes the generations of one prompt.
 func (c *Call) add(s *sampling, id string, prompt []int32, local bool) {
-	index := len(c.Gens) / max(c.N, 1)
 	for child := range max(c.N, 1) {
 		g := &core.Generation{
-			ID: id + "-" + core.RandomHex(4), Name: id, Index: index, Prompt: prompt, MinTokens: s.MinTokens, Stop: s.Stop, StopIDs: s.StopTokenIDs, IncludeEnd: s.IncludeStop,
-			Salt: s.CacheSalt, Params: c.Params, Local: local || s.PromptLogs != nil, Children: c.N, Variant: uint64(child),
+			ID: id + "-" + core.RandomHex(4), Name: id, Prompt: prompt, MinTokens: s.MinTokens, Stop: s.Stop,
+			StopIDs: s.StopTokenIDs, IncludeEnd: s.IncludeStop,
+			Salt: s.CacheSalt, Params: c.Params, Local: local || s.PromptLogs != nil, Children: c.N,
+			Variant: uint64(child),
 		}
 		if c.N > 1 {
 			g.ID, g.Name = strconv.Itoa(child)+"_"+g.ID, strconv.Itoa(child)+"_"+g.Name
@@ -196,15 +204,17 @@ func (c *Call) Check(e *Engine) *Error {
 	c.model = e.Model
 	switch {
 	case c.options != nil && !c.Stream:
-		return BadRequest("stream_options", "Stream options can only be defined when `stream=True`. (parameter=stream_options)")
+		return BadRequest("stream_options",
+			"Stream options can only be defined when `stream=True`. (parameter=stream_options)")
 	case c.N < 1:
 		return BadRequest("", "n must be at least 1, got %d.", c.N)
 	case c.N > 1 && c.greedy:
 		return BadRequest("", "n must be 1 when using greedy sampling, got %d.", c.N)
-	case c.Limited && c.MaxTokens < 1:
-		return BadRequest(c.limitName, "%s must be at least 1, got %d. (parameter=%s, value=%d)", c.limitName, c.MaxTokens, c.limitName, c.MaxTokens)
-	case c.MinTokens < 0:
-		return BadRequest("", "min_tokens must be greater than or equal to 0, got %d.", c.MinTokens)
+	case c.limited && c.maxTokens < 1:
+		return BadRequest(c.limitName, "%s must be at least 1, got %d. (parameter=%s, value=%d)", c.limitName,
+			c.maxTokens, c.limitName, c.maxTokens)
+	case c.minTokens < 0:
+		return BadRequest("", "min_tokens must be greater than or equal to 0, got %d.", c.minTokens)
 	}
 	for _, g := range c.Gens {
 		if bad := c.fit(e, g); bad != nil {
@@ -214,14 +224,17 @@ func (c *Call) Check(e *Engine) *Error {
 	return nil
 }
 
-// fit checks a prompt's length and settles how long its answer may get.
+// fit checks a prompt's length and settles how long its response may get.
 func (c *Call) fit(e *Engine, g *core.Generation) *Error {
 	limit, length := e.MaxModelLen, len(g.Prompt)
 	switch {
 	case length == 0:
 		return BadRequest("prompt", "The decoder prompt cannot be empty")
 	case length >= limit:
-		return BadRequest("input_tokens", "This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", limit, limit+1, limit+1)
+		return BadRequest("input_tokens",
+			"This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, "+
+				"which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "+
+				"(parameter=input_tokens, value=%d)", limit, limit+1, limit+1)
 	}
 	for _, token := range g.Prompt {
 		if token < 0 || token >= core.Vocabulary {
@@ -229,30 +242,34 @@ func (c *Call) fit(e *Engine, g *core.Generation) *Error {
 		}
 	}
 	switch {
-	case c.Limited && length+c.MaxTokens > limit:
-		return BadRequest(c.limitName, "This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=%s, value=%d)", limit, c.MaxTokens, length, length+c.MaxTokens, c.limitName, c.MaxTokens)
-	case c.Limited:
-		g.MaxTokens = c.MaxTokens
+	case c.limited && length+c.maxTokens > limit:
+		return BadRequest(c.limitName,
+			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt "+
+				"contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the "+
+				"number of requested output tokens. (parameter=%s, value=%d)",
+			limit, c.maxTokens, length, length+c.maxTokens, c.limitName, c.maxTokens)
+	case c.limited:
+		g.MaxTokens = c.maxTokens
 	case c.defaultLimit > 0:
 		g.MaxTokens = min(c.defaultLimit, limit-length)
 	default:
 		g.MaxTokens = min(e.DefaultMaxTokens, limit-length)
 	}
-	if c.MinTokens > g.MaxTokens {
-		return BadRequest("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", g.MaxTokens, c.MinTokens)
+	if c.minTokens > g.MaxTokens {
+		return BadRequest("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", g.MaxTokens,
+			c.minTokens)
 	}
 	return nil
 }
 
 // Came notes the HTTP request behind a call.
 func (c *Call) Came(r *http.Request, body []byte) {
-	o := &core.Origin{Header: r.Header, Path: r.URL.Path, Body: body, Stream: c.Stream}
 	for _, g := range c.Gens {
-		g.Origin = o
+		g.Origin = core.Origin{Header: r.Header, Path: r.URL.Path, Body: body}
 	}
 }
 
-// WithMembers adds what a connector has to say to a whole answer.
+// WithMembers adds what a connector has to say to a whole response.
 func WithMembers(data []byte, outs []*core.Outcome) []byte {
 	if !slices.ContainsFunc(outs, func(o *core.Outcome) bool { return o.Members != nil || o.Choice != nil }) {
 		return data

@@ -26,8 +26,8 @@ type chatMessage struct {
 	Content chatContent `json:"content"`
 }
 
-// chatContent is a string, a list of parts, or null; its text is what counts, and
-// media, which the prompt holds by their hashes.
+// chatContent is a string, a list of parts, or null; its text is what counts, and media, which the prompt holds by
+// their hashes.
 type chatContent string
 
 func (c *chatContent) UnmarshalJSON(data []byte) error {
@@ -80,9 +80,8 @@ func render(messages []chatMessage, tools []json.RawMessage, open bool) []int32 
 	return tokens
 }
 
-// ParseChat reads a /v1/chat/completions request. max_completion_tokens wins over
-// max_tokens (capture 06); kv_transfer_params.prompt_token_ids is taken for the
-// prompt, whatever the messages say (capture 02b).
+// ParseChat reads a /v1/chat/completions request. max_completion_tokens wins over max_tokens (capture 06);
+// kv_transfer_params.prompt_token_ids is taken for the prompt, whatever the messages say (capture 02b).
 func ParseChat(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	var q chatRequest
 	c, bad := decodeCall(body, &q, &q.sampling)
@@ -177,7 +176,8 @@ func (f *chatFormat) Whole(outs []*core.Outcome) any {
 		b.PromptLogprobs = promptLogprobs(c.Gens[0].Prompt)
 	}
 	for i, o := range outs {
-		choice := chatChoice{Index: i, Message: chatAnswer{Role: "assistant", Content: o.Text}, FinishReason: o.Reason, StopReason: o.Stop}
+		choice := chatChoice{Index: i, Message: chatAnswer{Role: "assistant", Content: o.Text}, FinishReason: o.Reason,
+			StopReason: o.Stop}
 		if f.q.ReturnTokens {
 			choice.TokenIDs = o.Tokens
 		}
@@ -226,7 +226,8 @@ type chatLastToken struct {
 }
 
 func (f *chatFormat) chunk(choices any) *chatChunk {
-	return &chatChunk{ID: f.id, Object: "chat.completion.chunk", Created: f.call.created, Model: f.call.model, Choices: choices}
+	return &chatChunk{ID: f.id, Object: "chat.completion.chunk", Created: f.call.created, Model: f.call.model,
+		Choices: choices}
 }
 
 // null is a JSON null that omitempty keeps.

@@ -18,8 +18,7 @@ type completionRequest struct {
 	Logprobs *int            `json:"logprobs"`
 }
 
-// ParseCompletion reads a /v1/completions request. max_completion_tokens is not
-// known there, and ignored (capture 06).
+// ParseCompletion reads a /v1/completions request. max_completion_tokens is not known there, and ignored (capture 06).
 func ParseCompletion(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	var q completionRequest
 	c, bad := decodeCall(body, &q, &q.sampling)
@@ -153,7 +152,8 @@ type completionChunk struct {
 }
 
 func (f *completionFormat) chunk() *completionChunk {
-	return &completionChunk{ID: f.id, Object: "text_completion", Created: f.call.created, Model: f.call.model, Choices: []completionChunkChoice{}}
+	return &completionChunk{ID: f.id, Object: "text_completion", Created: f.call.created, Model: f.call.model,
+		Choices: []completionChunkChoice{}}
 }
 
 func (f *completionFormat) Begin(s *SSE) { f.sse, f.seen = s, make([]int, len(f.call.Gens)) }
@@ -188,7 +188,8 @@ func (f *completionFormat) Step(s core.Step) {
 		chunk.Fingerprint = fingerprint
 	}
 	if f.call.options != nil && f.call.options.ContinuousUsage {
-		chunk.Usage = &streamUsage{Prompt: len(g.Prompt), Total: len(g.Prompt) + f.seen[s.Index], Completion: f.seen[s.Index]}
+		chunk.Usage = &streamUsage{Prompt: len(g.Prompt), Total: len(g.Prompt) + f.seen[s.Index],
+			Completion: f.seen[s.Index]}
 	}
 	f.sse.data(python.Encode(chunk))
 }

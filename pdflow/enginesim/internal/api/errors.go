@@ -9,7 +9,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// Error is an error answer in vLLM's shape.
+// Error is an error response in vLLM's shape.
 type Error struct {
 	Message string  `json:"message"`
 	Type    string  `json:"type"`
@@ -19,6 +19,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
+// BadRequest is the error for a request that the API refuses; param names the member, "" for none.
 func BadRequest(param, format string, args ...any) *Error {
 	e := &Error{Message: fmt.Sprintf(format, args...), Type: "BadRequestError", Code: http.StatusBadRequest}
 	if param != "" {
@@ -27,33 +28,37 @@ func BadRequest(param, format string, args ...any) *Error {
 	return e
 }
 
-// BadField is the answer to a field of the wrong type.
+// BadField is the response to a field of the wrong type.
 func BadField(field, kind, message, input string) *Error {
 	loc := "body"
 	if field != "" {
 		loc += "." + field
 	}
 	return &Error{
-		Message: fmt.Sprintf("1 validation error:\n  {'type': '%s', 'loc': '%s', 'msg': '%s', 'input': %s}", kind, loc, message, input),
-		Type:    "Bad Request", Param: &loc, Code: http.StatusBadRequest,
+		Message: fmt.Sprintf("1 validation error:\n  {'type': '%s', 'loc': '%s', 'msg': '%s', 'input': %s}", kind, loc,
+			message, input),
+		Type: "Bad Request", Param: &loc, Code: http.StatusBadRequest,
 	}
 }
 
+// Errors of generations that failed: a KV load, and the death of the engine core.
 var (
-	ErrInternal = &Error{Message: "Internal server error", Type: "InternalServerError", Code: http.StatusInternalServerError}
-	ErrEngine   = &Error{Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.", Type: "InternalServerError", Code: http.StatusInternalServerError}
+	ErrInternal = &Error{Message: "Internal server error", Type: "InternalServerError",
+		Code: http.StatusInternalServerError}
+	ErrEngine = &Error{Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+		Type: "InternalServerError", Code: http.StatusInternalServerError}
 )
 
 type errorBody struct {
 	Error *Error `json:"error"`
 }
 
-// spaced is the error as it stands in a stream: Python's json.dumps puts spaces
-// after colons and commas.
+// spaced is the error as it stands in a stream: Python's json.dumps puts spaces after colons and commas.
 func (e *Error) spaced() string {
 	param := "null"
 	if e.Param != nil {
 		param = string(python.Encode(*e.Param))
 	}
-	return fmt.Sprintf(`{"error": {"message": %s, "type": %s, "param": %s, "code": %d}}`, python.Encode(e.Message), python.Encode(e.Type), param, e.Code)
+	return fmt.Sprintf(`{"error": {"message": %s, "type": %s, "param": %s, "code": %d}}`, python.Encode(e.Message),
+		python.Encode(e.Type), param, e.Code)
 }

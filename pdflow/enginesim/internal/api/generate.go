@@ -86,13 +86,15 @@ type generateBody struct {
 
 func (f *generateFormat) Whole(outs []*core.Outcome) any {
 	c := f.call
-	b := &generateBody{RequestID: f.id, Model: c.model, Created: c.created, Usage: usageOf(c, outs, false), KVParams: outs[0].Params, OutputMode: "tokens"}
+	b := &generateBody{RequestID: f.id, Model: c.model, Created: c.created, Usage: usageOf(c, outs, false),
+		KVParams: outs[0].Params, OutputMode: "tokens"}
 	if f.q.ReturnTokens {
 		b.PromptTokenIDs = c.Gens[0].Prompt
 	}
 	for i, o := range outs {
 		b.Choices = append(b.Choices, generateChoice{
-			Index: i, FinishReason: &o.Reason, StopReason: o.Stop, TokenIDs: o.Tokens, Weights: []weightVersion{{"default", 0, len(o.Tokens)}},
+			Index: i, FinishReason: &o.Reason, StopReason: o.Stop, TokenIDs: o.Tokens,
+			Weights: []weightVersion{{"default", 0, len(o.Tokens)}},
 		})
 	}
 	return b
@@ -115,7 +117,8 @@ type generateChunk struct {
 }
 
 func (f *generateFormat) chunk() *generateChunk {
-	return &generateChunk{RequestID: f.id, Model: f.call.model, Created: f.call.created, Choices: []generateChunkChoice{}}
+	return &generateChunk{RequestID: f.id, Model: f.call.model, Created: f.call.created,
+		Choices: []generateChunkChoice{}}
 }
 
 func (f *generateFormat) Begin(s *SSE) { f.sse = s }

@@ -13,8 +13,7 @@ import (
 // mediaTypes are the parts of a message that have to be encoded.
 var mediaTypes = []string{"image_url", "audio_url", "video_url", "input_audio"}
 
-// mediaHash names what a part holds: by its uuid, else by its content. ok is false for
-// other parts.
+// mediaHash names what a part holds: by its uuid, else by its content. ok is false for other parts.
 func mediaHash(part json.RawMessage) (hash string, ok bool) {
 	var p map[string]json.RawMessage
 	var kind, uuid string

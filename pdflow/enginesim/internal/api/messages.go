@@ -16,8 +16,7 @@ type messagesRequest struct {
 	StopSequences []string      `json:"stop_sequences"`
 }
 
-// parseMessages reads a /v1/messages request, which vLLM renders and runs as a
-// chat.
+// parseMessages reads a /v1/messages request, which vLLM renders and runs as a chat.
 func parseMessages(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	var q messagesRequest
 	c, bad := decodeCall(body, &q, &q.sampling)
@@ -26,7 +25,7 @@ func parseMessages(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	}
 	q.Stop, c.N = q.StopSequences, 1
 	switch {
-	case !c.Limited:
+	case !c.limited:
 		return nil, BadField("max_tokens", "missing", "Field required", "{}")
 	case len(q.Messages) == 0:
 		return nil, BadField("messages", "too_short", "List should have at least 1 item after validation", "[]")
@@ -83,7 +82,8 @@ func (f *messagesFormat) body() *messagesBody {
 
 // used counts as that API does: what the cache gave or took is not input.
 func (f *messagesFormat) used(o *core.Outcome) messagesUsage {
-	return messagesUsage{Input: len(f.call.Gens[0].Prompt) - o.Cached - o.Created, Output: len(o.Tokens), Created: o.Created, Read: o.Cached}
+	return messagesUsage{Input: len(f.call.Gens[0].Prompt) - o.Cached - o.Created, Output: len(o.Tokens),
+		Created: o.Created, Read: o.Cached}
 }
 
 func (f *messagesFormat) Whole(outs []*core.Outcome) any {
@@ -125,7 +125,8 @@ func (f *messagesFormat) Step(s core.Step) {
 func (f *messagesFormat) End(outs []*core.Outcome) {
 	o := outs[0]
 	f.send("content_block_stop", map[string]any{"index": 0})
-	f.send("message_delta", map[string]any{"delta": map[string]string{"stop_reason": messagesReason(o.Reason)}, "usage": f.used(o)})
+	f.send("message_delta", map[string]any{"delta": map[string]string{"stop_reason": messagesReason(o.Reason)},
+		"usage": f.used(o)})
 	f.send("message_stop", map[string]any{})
 	f.sse.data([]byte("[DONE]"))
 }

@@ -45,7 +45,9 @@ func Models(e *Engine, created int64) any {
 	return modelList{Object: "list", Data: []modelCard{{
 		ID: e.Model, Object: "model", Created: created, OwnedBy: "vllm", Root: e.Model, MaxModelLen: e.MaxModelLen,
 		Permission: []modelPermission{{
-			ID: "modelperm-" + core.RandomHex(8), Object: "model_permission", Created: created, Sampling: true, Logprobs: true, View: true, Org: "*",
+			ID: "modelperm-" + core.RandomHex(8), Object: "model_permission", Created: created, Sampling: true,
+			Logprobs: true,
+			View:     true, Org: "*",
 		}},
 	}}}
 }

@@ -39,7 +39,8 @@ func rendering(e *Engine, r *http.Request, body []byte, parse Parser) ([]rendere
 	}
 	all := make([]rendered, 0, len(c.Gens))
 	for _, g := range c.Gens {
-		all = append(all, rendered{RequestID: g.Name, TokenIDs: g.Prompt, Sampling: map[string]int{"max_tokens": g.MaxTokens}, Model: c.model})
+		all = append(all, rendered{RequestID: g.Name, TokenIDs: g.Prompt,
+			Sampling: map[string]int{"max_tokens": g.MaxTokens}, Model: c.model})
 	}
 	return all, nil
 }

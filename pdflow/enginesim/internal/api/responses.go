@@ -21,15 +21,15 @@ type responsesRequest struct {
 	User            *string           `json:"user"`
 }
 
-// parseResponses reads a /v1/responses request. Its ids come from the body alone:
-// the header X-Request-Id is not read there.
+// parseResponses reads a /v1/responses request. Its ids come from the body alone: the header X-Request-Id is not read
+// there.
 func parseResponses(_ *Engine, _ *http.Request, body []byte) (*Call, *Error) {
 	var q responsesRequest
 	c, bad := decodeCall(body, &q, &q.sampling)
 	if bad != nil {
 		return nil, bad
 	}
-	c.N, c.MaxTokens, c.Limited, c.limitName = 1, 0, false, "max_output_tokens"
+	c.N, c.maxTokens, c.limited, c.limitName = 1, 0, false, "max_output_tokens"
 	c.limit(q.MaxOutputTokens)
 	messages, bad := responsesInput(q.Input)
 	if bad != nil {
@@ -154,9 +154,12 @@ func float(v *float64, otherwise float64) json.RawMessage {
 func (f *responsesFormat) shell(status string) *responsesBody {
 	c, q := f.call, f.q
 	b := &responsesBody{
-		ID: f.id, CreatedAt: c.created, Instructions: q.Instructions, Metadata: q.Metadata, Model: c.model, Object: "response",
-		Output: []responsesMessage{}, ParallelTools: true, Temperature: float(q.Temperature, 1), ToolChoice: "none", Tools: q.Tools,
-		TopP: float(q.TopP, 1), MaxOutputTokens: c.Gens[0].MaxTokens, ServiceTier: "auto", Status: status, Truncation: "disabled", User: q.User,
+		ID: f.id, CreatedAt: c.created, Instructions: q.Instructions, Metadata: q.Metadata, Model: c.model,
+		Object: "response",
+		Output: []responsesMessage{}, ParallelTools: true, Temperature: float(q.Temperature, 1), ToolChoice: "none",
+		Tools: q.Tools,
+		TopP:  float(q.TopP, 1), MaxOutputTokens: c.Gens[0].MaxTokens, ServiceTier: "auto", Status: status,
+		Truncation: "disabled", User: q.User,
 		PresencePenalty: float(nil, 0), FrequencyPenalty: float(nil, 0),
 	}
 	if b.Tools == nil {

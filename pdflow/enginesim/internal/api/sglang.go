@@ -125,7 +125,8 @@ func (f *sglangFormat) answer(i int, text string, tokens []int32, cached int, re
 	case core.ReasonLength:
 		a.Meta.Finish = map[string]any{"type": "length", "length": len(tokens)}
 	default:
-		a.Meta.Finish = map[string]any{"type": "abort", "message": "Abort in waiting queue", "status_code": http.StatusInternalServerError}
+		a.Meta.Finish = map[string]any{"type": "abort", "message": "Abort in waiting queue",
+			"status_code": http.StatusInternalServerError}
 	}
 	if f.q.returning {
 		input, output := f.input(g.Prompt), []any{}
@@ -137,8 +138,7 @@ func (f *sglangFormat) answer(i int, text string, tokens []int32, cached int, re
 	return a
 }
 
-// input are the log probabilities of the prompt from logprob_start_len on; the
-// very first token has none.
+// input are the log probabilities of the prompt from logprob_start_len on; the very first token has none.
 func (f *sglangFormat) input(prompt []int32) []any {
 	logs := []any{}
 	if f.prefilled || f.q.LogFrom == nil || *f.q.LogFrom < 0 {

@@ -11,11 +11,10 @@ import (
 // Version is the vLLM whose answers these are.
 const Version = "0.32.0"
 
-// fingerprint has the form of vLLM's: the version and eight digits of the
-// configuration's hash.
+// fingerprint has the form of vLLM's: the version and eight digits of the configuration's hash.
 const fingerprint = "vllm-" + Version + "-10e30e20"
 
-// usage is the token count of a whole answer; nulls are sent.
+// usage is the token count of a whole response; nulls are sent.
 type usage struct {
 	Prompt     int          `json:"prompt_tokens"`
 	Total      int          `json:"total_tokens"`
@@ -45,8 +44,7 @@ type streamDetails struct {
 
 func (c *Call) wantsUsage() bool { return c.options != nil && c.options.IncludeUsage }
 
-// usageOf counts. The children of one prompt share it; created is told by the
-// chat APIs alone.
+// usageOf counts. The children of one prompt share it; created is told by the chat APIs alone.
 func usageOf(c *Call, outs []*core.Outcome, created bool) *usage {
 	u := &usage{}
 	for i, o := range outs {
@@ -65,7 +63,8 @@ func usageOf(c *Call, outs []*core.Outcome, created bool) *usage {
 
 func streamUsageOf(c *Call, outs []*core.Outcome, created bool) *streamUsage {
 	u := usageOf(c, outs, created)
-	return &streamUsage{Prompt: u.Prompt, Total: u.Total, Completion: u.Completion, Details: &streamDetails{Cached: u.Details.Cached, Created: u.Details.Created}}
+	return &streamUsage{Prompt: u.Prompt, Total: u.Total, Completion: u.Completion,
+		Details: &streamDetails{Cached: u.Details.Cached, Created: u.Details.Created}}
 }
 
 // logprob is a made-up, deterministic log probability.

@@ -26,8 +26,7 @@ type Config struct {
 	MustLoad      bool          // a prompt computed here is a fault of KV
 }
 
-// Core is an engine core: the KV memory, the scheduler's queue and the leases of
-// handed-off blocks, under one lock.
+// Core is an engine core: the KV memory, the scheduler's queue and the leases of handed-off blocks, under one lock.
 type Core struct {
 	cfg                   Config
 	BlockSize, BlockBytes int
@@ -48,8 +47,9 @@ type Core struct {
 func New(cfg Config, die func()) *Core {
 	size := cfg.BlockSize * cfg.BytesPerToken
 	c := &Core{
-		cfg: cfg, Die: die, BlockSize: cfg.BlockSize, BlockBytes: size, model: model{seed: cfg.Seed, width: cfg.BytesPerToken},
-		pool: newBlockPool(cfg.Blocks, size), leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
+		cfg: cfg, Die: die, BlockSize: cfg.BlockSize, BlockBytes: size,
+		model: model{seed: cfg.Seed, width: cfg.BytesPerToken}, pool: newBlockPool(cfg.Blocks, size),
+		leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
 	}
 	c.Gate.Init()
 	return c
@@ -86,6 +86,7 @@ type Sequence struct {
 	Answer   []int32 // the tokens made, once it is over
 }
 
+// BlocksFor is how many blocks of a size hold so many tokens.
 func BlocksFor(tokens, size int) int { return (tokens + size - 1) / size }
 
 // chain extends the keys of full blocks to all tokens there are.
@@ -109,8 +110,8 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// admit gives the sequence its blocks, waiting in line until there is room. A
-// preempted one goes to the front. queued is called when there is waiting to do.
+// admit gives the sequence its blocks, waiting in line until there is room. A preempted one goes to the front. queued
+// is called when there is waiting to do.
 func (c *Core) admit(ctx context.Context, s *Sequence, front bool, queued func()) error {
 	c.mu.Lock()
 	c.chain(s)
@@ -149,9 +150,8 @@ func (c *Core) pump() {
 	}
 }
 
-// place takes the sequence's blocks: known ones from the prefix cache, the rest
-// free ones. At least one token is always left to compute, since the answer
-// starts from it. The caller holds the lock.
+// place takes the sequence's blocks: known ones from the prefix cache, the rest free ones. At least one token is always
+// left to compute, since the answer starts from it. The caller holds the lock.
 func (c *Core) place(s *Sequence) bool {
 	if c.running >= c.cfg.MaxRunning {
 		return false
@@ -182,8 +182,7 @@ func (c *Core) place(s *Sequence) bool {
 	return true
 }
 
-// absorb takes the KV of tokens up to upto, as it lies in memory, for computed.
-// The caller holds the lock.
+// absorb takes the KV of tokens up to upto, as it lies in memory, for computed. The caller holds the lock.
 func (c *Core) absorb(s *Sequence, upto int) {
 	size, width := c.BlockSize, c.cfg.BytesPerToken
 	for s.Computed < upto {
@@ -194,9 +193,8 @@ func (c *Core) absorb(s *Sequence, upto int) {
 	}
 }
 
-// compute works out the KV of tokens up to upto and puts full blocks into the
-// prefix cache. The lock is let go between blocks, so that a long prompt does not
-// stop the engine.
+// compute works out the KV of tokens up to upto and puts full blocks into the prefix cache. The lock is let go between
+// blocks, so that a long prompt does not stop the engine.
 func (c *Core) compute(s *Sequence, upto int) {
 	const atOnce = 64
 	for s.Computed < upto {
@@ -231,8 +229,8 @@ func (c *Core) computeBlock(s *Sequence, upto int) {
 	}
 }
 
-// Fill writes KV that came from elsewhere into the blocks that follow the cached
-// ones, and takes the tokens for computed.
+// Fill writes KV that came from elsewhere into the blocks that follow the cached ones, and takes the tokens for
+// computed.
 func (c *Core) Fill(s *Sequence, contents [][]byte, upto int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,8 +244,7 @@ func (c *Core) Fill(s *Sequence, contents [][]byte, upto int) {
 	}
 }
 
-// grow appends a token to the sequence, with a block for it if need be, and says
-// whether there was room.
+// grow appends a token to the sequence, with a block for it if need be, and reports whether there was room.
 func (c *Core) grow(s *Sequence, token int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -263,8 +260,8 @@ func (c *Core) grow(s *Sequence, token int32) bool {
 	return true
 }
 
-// preempt takes all blocks away from a sequence that could not grow. It keeps
-// its tokens and is computed anew when there is room.
+// preempt takes all blocks away from a sequence that could not grow. It keeps its tokens and is computed anew when
+// there is room.
 func (c *Core) preempt(s *Sequence) {
 	c.Stats.Add(&c.Stats.Preemptions, 1)
 	c.release(s)
@@ -277,8 +274,7 @@ func (c *Core) release(s *Sequence) {
 	c.releaseLocked(s, true)
 }
 
-// Lose ends the sequence's execution and never lets go of its blocks: another
-// engine may yet write into them.
+// Lose ends the sequence's execution and never lets go of its blocks: another engine may yet write into them.
 func (c *Core) Lose(s *Sequence) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -298,8 +294,7 @@ func (c *Core) releaseLocked(s *Sequence, blocks bool) {
 	c.pump()
 }
 
-// Read copies blocks out of memory, whoever owns them by now: a remote read asks
-// nobody.
+// Read copies blocks out of memory, whoever owns them by now: a remote read asks nobody.
 func (c *Core) Read(ids []int32) [][]byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -321,19 +316,19 @@ func (c *Core) Known(s *Sequence) int {
 }
 
 // Totals gives all counters and gauges. A request that waits for KV has its blocks, but does not run yet.
-func (c *Core) Totals() totals {
+func (c *Core) Totals() Totals {
 	c.mu.Lock()
 	running, waiting, used, pinned := c.running, len(c.queue), c.pool.used(), c.leases.pinned()
 	c.mu.Unlock()
 	c.Stats.mu.Lock()
 	defer c.Stats.mu.Unlock()
-	t, loading := c.Stats.totals, int(c.Stats.loading)
+	t, loading := c.Stats.Totals, int(c.Stats.loading)
 	t.Running, t.Waiting, t.UsedBlocks, t.PinnedBlocks = running-loading, waiting+loading, used, pinned
 	return t
 }
 
 // Breaches gives what the ledger has found. When the engine is idle, handoffs that are still pinned count as leaks.
-func (c *Core) Breaches(idle bool) []breach {
+func (c *Core) Breaches(idle bool) []Breach {
 	var pinned []string
 	c.mu.Lock()
 	if idle {

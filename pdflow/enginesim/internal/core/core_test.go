@@ -14,7 +14,8 @@ import (
 )
 
 func testCore(t *testing.T, blocks int) *Core {
-	c := New(Config{BlockSize: 4, Blocks: blocks, BytesPerToken: 16, MaxRunning: 256, Lease: 30 * time.Second}, func() {})
+	c := New(Config{BlockSize: 4, Blocks: blocks, BytesPerToken: 16, MaxRunning: 256, Lease: 30 * time.Second},
+		func() {})
 	t.Cleanup(c.Close)
 	return c
 }
@@ -29,8 +30,7 @@ func run(t *testing.T, c *Core, s *Sequence) *Sequence {
 	return s
 }
 
-// TestBlockContent follows from the block's tokens, the block before and the
-// seed, and from nothing else.
+// TestBlockContent follows from the block's tokens, the block before and the seed, and from nothing else.
 func TestBlockContent(t *testing.T) {
 	content := func(seed uint64, tokens ...int32) []byte {
 		c := testCore(t, 8)
@@ -45,8 +45,7 @@ func TestBlockContent(t *testing.T) {
 	assert.NotEqual(t, base, content(1, 1, 2, 3, 4, 5, 6, 7, 8), "another seed")
 }
 
-// TestNextTokenDependsOnEveryByteHeld: one bit anywhere in the blocks of a
-// sequence changes what follows.
+// TestNextTokenDependsOnEveryByteHeld: one bit anywhere in the blocks of a sequence changes what follows.
 func TestNextTokenDependsOnEveryByteHeld(t *testing.T) {
 	c := testCore(t, 8)
 	s := run(t, c, seq("s", 1, 2, 3, 4, 5, 6, 7, 8))
@@ -62,8 +61,7 @@ func TestNextTokenDependsOnEveryByteHeld(t *testing.T) {
 	}
 }
 
-// TestDigestIsTheSameComputedAndRead: computed at once, token by token, or read
-// from memory.
+// TestDigestIsTheSameComputedAndRead: computed at once, token by token, or read from memory.
 func TestDigestIsTheSameComputedAndRead(t *testing.T) {
 	c := testCore(t, 8)
 	whole := run(t, c, seq("a", 1, 2, 3, 4, 5, 6))
@@ -101,8 +99,8 @@ func seqKey(c *Core, tokens ...int32) TokenKey {
 	return s.Keys[0]
 }
 
-// TestAdmissionIsFirstComeFirstServed: a small request does not overtake a large
-// one that waits, and one that gives up lets the next in.
+// TestAdmissionIsFirstComeFirstServed: a small request does not overtake a large one that waits, and one that gives up
+// lets the next in.
 func TestAdmissionIsFirstComeFirstServed(t *testing.T) {
 	c := testCore(t, 4)
 	busy := run(t, c, seq("busy", 1, 1, 1, 1, 1, 1, 1, 1))
@@ -135,7 +133,7 @@ func TestLeaseOutlivesItsSequence(t *testing.T) {
 	blocks := c.Pin(s, KeyOf(s.Tokens))
 	c.release(s)
 	assert.Equal(t, 2, c.pool.used())
-	assert.Equal(t, totals{UsedBlocks: 2, PinnedBlocks: 2}, c.Totals())
+	assert.Equal(t, Totals{UsedBlocks: 2, PinnedBlocks: 2}, c.Totals())
 	assert.Len(t, blocks, 2)
 	assert.True(t, c.Unpin("a"))
 	assert.False(t, c.Unpin("a"))

@@ -9,8 +9,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/metrics"
 )
 
-// totals are the counters and gauges of an engine that others may see. The exported type Stats has the same fields.
-type totals struct {
+// Totals are the counters and gauges of an engine that others may see. The exported type Stats has the same fields.
+type Totals struct {
 	Requests            int64
 	Finished            int64
 	Aborted             int64
@@ -39,20 +39,21 @@ type totals struct {
 // Counters is what an engine counts, for its totals and for /metrics alike.
 type Counters struct {
 	mu sync.Mutex
-	totals
+	Totals
 	prefixQueries, prefixHits                int64
 	externalQueries, externalHits            int64
 	cachedTokens, cachedDevice, cachedP2P    int64
 	successStop, successLength, successAbort int64
 	loading                                  int64 // requests that wait for KV
 	alone                                    bool  // the engine has no connector
-	histograms                               map[string]*metrics.Histogram
+	histograms                               metrics.Histograms
 }
 
 func newCounters(alone bool) *Counters {
 	return &Counters{alone: alone, histograms: metrics.NewHistograms()}
 }
 
+// Add adds to one of the counters.
 func (c *Counters) Add(field *int64, n int64) {
 	c.mu.Lock()
 	*field += n
@@ -65,10 +66,10 @@ func (c *Counters) Transferred(bytes, blocks int, took time.Duration) {
 	defer c.mu.Unlock()
 	c.Transfers++
 	c.BytesTransferred += int64(bytes)
-	c.observe("nixl_bytes_transferred", float64(bytes))
-	c.observe("nixl_num_descriptors", float64(blocks))
-	c.observe("nixl_xfer_time_seconds", took.Seconds())
-	c.observe("nixl_post_time_seconds", took.Seconds()/16)
+	c.histograms.Observe("nixl_bytes_transferred", float64(bytes))
+	c.histograms.Observe("nixl_num_descriptors", float64(blocks))
+	c.histograms.Observe("nixl_xfer_time_seconds", took.Seconds())
+	c.histograms.Observe("nixl_post_time_seconds", took.Seconds()/16)
 }
 
 // loadFailed notes a read that failed.
@@ -79,9 +80,8 @@ func (c *Counters) loadFailed(e *LoadError) {
 	c.FailedNotifications += e.Notifications
 }
 
-// scheduled notes what a request found when it got its blocks. The promise of
-// another engine or store, of the tokens up to promised, counts as a hit here,
-// whether it is kept or not.
+// scheduled notes what a request found when it got its blocks. The promise of another engine or store, of the tokens up
+// to promised, counts as a hit here, whether it is kept or not.
 func (c *Counters) scheduled(s *Sequence, external bool, promised int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,15 +100,13 @@ func (c *Counters) scheduled(s *Sequence, external bool, promised int) {
 	}
 }
 
-// prefilled notes where a prompt's KV really came from: up to promised from
-// elsewhere, if external.
+// prefilled notes where a prompt's KV really came from: up to promised from elsewhere, if external.
 func (c *Counters) prefilled(s *Sequence, external bool, promised int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if external && s.Prompt == 1 {
-		// The last token of a prompt is computed here in any case, to sample from
-		// it. With a prompt of one token nothing is left of the transfer, and the
-		// request is scheduled again as if it were new (capture 13).
+		// The last token of a prompt is computed here in any case, to sample from it. With a prompt of one token
+		// nothing is left of the transfer, and the request is scheduled again as if it were new (capture 13).
 		external = false
 		c.prefixQueries++
 		c.externalQueries++
@@ -150,33 +148,21 @@ func (c *Counters) ended(r *running, reason string) {
 	case reasonError:
 		c.Errors++
 	}
-	c.observe("request_prompt_tokens", float64(s.Prompt))
-	c.observe("request_generation_tokens", float64(tokens))
-	c.observe("request_max_num_generation_tokens", float64(tokens))
-	c.observe("request_params_max_tokens", float64(g.MaxTokens))
-	c.observe("request_params_n", float64(g.Children))
-	c.observe("request_prefill_kv_computed_tokens", float64(s.Prompt-r.out.Cached))
-	c.observe("request_num_preemptions", 0)
-	c.observe("time_to_first_token_seconds", t.first.Seconds())
-	c.observe("e2e_request_latency_seconds", t.whole.Seconds())
-	c.observe("request_queue_time_seconds", t.queued.Seconds())
-	c.observe("request_prefill_time_seconds", t.prefill.Seconds())
-	c.observe("request_decode_time_seconds", t.decode.Seconds())
-	c.observe("request_inference_time_seconds", (t.prefill + t.decode).Seconds())
+	c.histograms.Observe("request_prompt_tokens", float64(s.Prompt))
+	c.histograms.Observe("request_generation_tokens", float64(tokens))
+	c.histograms.Observe("request_max_num_generation_tokens", float64(tokens))
+	c.histograms.Observe("request_params_max_tokens", float64(g.MaxTokens))
+	c.histograms.Observe("request_params_n", float64(g.Children))
+	c.histograms.Observe("request_prefill_kv_computed_tokens", float64(s.Prompt-r.out.Cached))
+	c.histograms.Observe("request_num_preemptions", 0)
+	c.histograms.Observe("time_to_first_token_seconds", t.first.Seconds())
+	c.histograms.Observe("e2e_request_latency_seconds", t.whole.Seconds())
+	c.histograms.Observe("request_queue_time_seconds", t.queued.Seconds())
+	c.histograms.Observe("request_prefill_time_seconds", t.prefill.Seconds())
+	c.histograms.Observe("request_decode_time_seconds", t.decode.Seconds())
+	c.histograms.Observe("request_inference_time_seconds", (t.prefill + t.decode).Seconds())
 	if tokens > 1 {
 		each := t.decode.Seconds() / float64(tokens-1)
-		c.observe("request_time_per_output_token_seconds", each)
+		c.histograms.Observe("request_time_per_output_token_seconds", each)
 	}
-}
-
-// observe adds a value. The caller holds the lock.
-func (c *Counters) observe(name string, value float64) {
-	h := c.histograms[name]
-	i := 0
-	for i < len(h.Bounds) && value > h.Bounds[i] {
-		i++
-	}
-	h.Counts[i]++
-	h.Count++
-	h.Sum += value
 }

@@ -12,11 +12,13 @@ type Gate struct {
 	once  sync.Once
 }
 
+// Init makes the gate, open.
 func (g *Gate) Init() {
 	g.open, g.Ended = make(chan struct{}), make(chan struct{})
 	close(g.open)
 }
 
+// Set shuts the gate or opens it.
 func (g *Gate) Set(shut bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -32,7 +34,7 @@ func (g *Gate) Set(shut bool) {
 	}
 }
 
-// Shut says whether the gate is shut now.
+// Shut reports whether the gate is shut now.
 func (g *Gate) Shut() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -4,8 +4,7 @@ package core
 
 import "time"
 
-// lease pins the blocks of a finished prefill until another engine has read
-// them, or until it expires.
+// lease pins the blocks of a finished prefill until another engine has read them, or until it expires.
 type lease struct {
 	request string
 	blocks  []int32
@@ -55,7 +54,7 @@ func (c *Core) hold(s *Sequence, l *lease, ttl time.Duration) []int32 {
 	return blocks
 }
 
-// Unpin lets go of a handoff's blocks, and says whether it was still known.
+// Unpin lets go of a handoff's blocks, and reports whether it was still known.
 func (c *Core) Unpin(request string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,8 +66,8 @@ func (c *Core) Unpin(request string) bool {
 	return true
 }
 
-// Extend is a heartbeat: the lease lasts at least two thirds of its length more
-// (vLLM's NIXL connector, protocols/vllm.md 3.3).
+// Extend is a heartbeat: the lease lasts at least two thirds of its length more (vLLM's NIXL connector,
+// protocols/vllm.md 3.3).
 func (c *Core) Extend(request string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,9 +16,10 @@ const (
 	NoTransferred = "decode without transfer"
 )
 
-// breach is one breach of the rules of KV handoff: what went wrong, and with which request's KV.
-type breach struct{ Kind, Request string }
+// Breach is one breach of the rules of KV handoff: what went wrong, and with which request's KV.
+type Breach struct{ Kind, Request string }
 
+// LedgerLimit bounds what is remembered of past handoffs, and the breaches that are kept.
 const LedgerLimit = 4096
 
 // ledger writes down what happened to the KV of one engine.
@@ -26,7 +27,7 @@ type ledger struct {
 	mu     sync.Mutex
 	fate   map[string]string // of handoffs that are no longer leased
 	order  []string
-	faults []breach
+	faults []Breach
 }
 
 func newLedger() *ledger { return &ledger{fate: map[string]string{}} }
@@ -38,7 +39,7 @@ const (
 
 func (l *ledger) blame(kind, request string) {
 	if len(l.faults) < LedgerLimit {
-		l.faults = append(l.faults, breach{kind, request})
+		l.faults = append(l.faults, Breach{kind, request})
 	}
 }
 
@@ -71,8 +72,8 @@ func (l *ledger) expired(request string) {
 	l.blame(Leak, request)
 }
 
-// Read notes a read of ids on behalf of request, for the prompt key; blocks and
-// prompt are what its lease covers, if there is one.
+// Read notes a read of ids on behalf of request, for the prompt key; blocks and prompt are what its lease covers, if
+// there is one.
 func (l *ledger) Read(request string, ids []int32, key TokenKey, blocks []int32, prompt TokenKey, leased bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,8 +87,8 @@ func (l *ledger) Read(request string, ids []int32, key TokenKey, blocks []int32,
 	}
 }
 
-// endsWith says whether ids are what a reader takes of blocks: a run of them, up
-// to the last or to the last of the prompt.
+// endsWith reports whether ids are what a reader takes of blocks: a run of them, up to the last or to the last of the
+// prompt.
 func endsWith(blocks, ids []int32) bool {
 	for first := range blocks {
 		if len(blocks)-first >= len(ids) && slices.Equal(blocks[first:first+len(ids)], ids) {
@@ -104,12 +105,12 @@ func (l *ledger) ComputedByConsumer(request string) {
 }
 
 // found gives the faults so far, and the handoffs that are pinned for nobody.
-func (l *ledger) found(pinned []string) []breach {
+func (l *ledger) found(pinned []string) []Breach {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := slices.Clone(l.faults)
 	for _, request := range pinned {
-		all = append(all, breach{Leak, request})
+		all = append(all, Breach{Leak, request})
 	}
 	return all
 }

@@ -10,8 +10,8 @@ import (
 
 // KV is the KV of a sequence of tokens, as a [LookupBuffer] holds it.
 type KV struct {
-	// Request is the transfer that it was sent for: two requests with the same
-	// tokens may wait for the KV of two different handoffs.
+	// Request is the transfer that it was sent for: two requests with the same tokens may wait for the KV of two
+	// different handoffs.
 	Request uint64
 	// Blocks are the contents, in the order of the tokens.
 	Blocks [][]byte
@@ -22,9 +22,8 @@ type KV struct {
 // ErrBufferClosed is what a [LookupBuffer] answers after Close.
 var ErrBufferClosed = errors.New("enginesim: lookup buffer closed")
 
-// LookupBuffer turns the FIFO of a [Pipe] into a lookup by tokens. What leaves
-// the prefill engine as A, B, C may be asked for as C, A, B: each request still
-// finds its own KV, and takes it out. All methods may be called concurrently.
+// LookupBuffer turns the FIFO of a [Pipe] into a lookup by tokens. What leaves the prefill engine as A, B, C may be
+// asked for as C, A, B: each request still finds its own KV, and takes it out. All methods may be called concurrently.
 type LookupBuffer struct {
 	mu      sync.Mutex
 	held    map[TokenKey][]KV
@@ -65,8 +64,8 @@ func (b *LookupBuffer) insert(tokens TokenKey, kv KV) {
 	b.count++
 }
 
-// DropSelect takes the KV of tokens out of the buffer, waiting until it is there
-// or ctx ends. request chooses among equal tokens; 0 takes the oldest.
+// DropSelect takes the KV of tokens out of the buffer, waiting until it is there or ctx ends. request chooses among
+// equal tokens; 0 takes the oldest.
 func (b *LookupBuffer) DropSelect(ctx context.Context, tokens TokenKey, request uint64) (KV, error) {
 	b.mu.Lock()
 	if b.closed != nil {
@@ -146,8 +145,7 @@ func (b *LookupBuffer) dropWaiting(tokens TokenKey, i int) {
 	b.waiting[tokens] = rest
 }
 
-// forget takes back a selector whose caller left; what reached it in that very
-// moment goes back into the buffer.
+// forget takes back a selector whose caller left; what reached it in that very moment goes back into the buffer.
 func (b *LookupBuffer) forget(tokens TokenKey, s *selector) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -13,9 +13,7 @@ func (c *Core) WriteTransfers(p *metrics.Page) {
 	s := c.Stats
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range metrics.NixlHistograms {
-		p.Histogram(name, s.histograms[name])
-	}
+	p.Histograms(s.histograms, metrics.TransferHistograms)
 	p.Counter("nixl_num_failed_transfers_total", s.FailedTransfers)
 	p.Counter("nixl_num_failed_notifications_total", s.FailedNotifications)
 	p.Counter("nixl_num_kv_expired_reqs_total", s.Expired)
@@ -34,8 +32,10 @@ func (c *Core) WriteMetrics(p *metrics.Page, unspecified bool) {
 	p.Gauge("num_requests_running", float64(t.Running))
 	p.Gauge("num_requests_waiting", float64(t.Waiting))
 	loading := s.loading
-	p.By("num_requests_waiting_by_reason", "gauge", "reason", []string{"capacity", "deferred"}, int64(t.Waiting)-loading, loading)
-	p.By("num_requests_kv_fetch_by_stage", "gauge", "stage", []string{"waiting_to_start", "in_progress", "completed_waiting"}, 0, loading, 0)
+	p.By("num_requests_waiting_by_reason", "gauge", "reason", []string{"capacity", "deferred"},
+		int64(t.Waiting)-loading, loading)
+	p.By("num_requests_kv_fetch_by_stage", "gauge", "stage",
+		[]string{"waiting_to_start", "in_progress", "completed_waiting"}, 0, loading, 0)
 	p.By("engine_sleep_state", "gauge", "sleep_state", []string{"awake", "weights_offloaded", "discard_all"}, 1, 0, 0)
 	p.Gauge("kv_cache_usage_perc", float64(t.UsedBlocks)/float64(c.cfg.Blocks))
 	p.Counter("prefix_cache_queries_total", s.prefixQueries)
@@ -47,7 +47,8 @@ func (c *Core) WriteMetrics(p *metrics.Page, unspecified bool) {
 	p.Counter("num_preemptions_total", s.Preemptions)
 	p.Counter("prompt_tokens_total", s.PromptTokens)
 	p.By("prompt_tokens_by_source_total", "counter", "source",
-		[]string{"local_compute", "local_cache_hit", "external_kv_transfer"}, s.LocalCompute, s.LocalCacheHit, s.ExternalKVTransfer)
+		[]string{"local_compute", "local_cache_hit", "external_kv_transfer"},
+		s.LocalCompute, s.LocalCacheHit, s.ExternalKVTransfer)
 	p.Counter("prompt_tokens_cached_total", s.cachedTokens)
 	p2p, other := s.cachedP2P, int64(0)
 	if unspecified {
@@ -57,10 +58,9 @@ func (c *Core) WriteMetrics(p *metrics.Page, unspecified bool) {
 		[]string{"device", "host", "p2p", "disk", "external_unspecified"}, s.cachedDevice, 0, p2p, 0, other)
 	p.Counter("generation_tokens_total", s.GenerationTokens)
 	p.By("request_success_total", "counter", "finished_reason",
-		[]string{"stop", "length", "abort", "error", "repetition"}, s.successStop, s.successLength, s.successAbort, s.Errors, 0)
-	for _, name := range metrics.HistogramOrder {
-		p.Histogram(name, s.histograms[name])
-	}
+		[]string{"stop", "length", "abort", "error", "repetition"},
+		s.successStop, s.successLength, s.successAbort, s.Errors, 0)
+	p.Histograms(s.histograms, metrics.RequestHistograms)
 	p.Head("admission_rejections_total", "counter")
 	for _, reason := range []string{"max_num_queued_reqs", "max_num_queued_tokens"} {
 		fmt.Fprintf(&p.B, "vllm:admission_rejections_total{model_name=%q,reason=%q} 0.0\n", p.Model, reason)

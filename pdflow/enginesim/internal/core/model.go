@@ -7,8 +7,8 @@ import (
 	"math/bits"
 )
 
-// Special tokens of the toy tokenizer. Token ids 0 to 255 are bytes; these
-// follow, as in the tiny model that the recorded exchanges were made with.
+// Special tokens of the toy tokenizer. Token ids 0 to 255 are bytes; these follow, as in the tiny model that the
+// recorded exchanges were made with.
 const (
 	tokenBOS     = 256
 	tokenEOS     = 257
@@ -29,11 +29,9 @@ func Mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// model is the deterministic toy model. The KV of one token is width bytes: the
-// first word is the state of the sequence up to and including that token, taken
-// from the KV of the token before as it lies in memory, and the rest is spread
-// from it. So a block's content follows from its tokens, from what the previous
-// block really holds, and from the seed.
+// model is the deterministic toy model. The KV of one token is width bytes: the first word is the state of the sequence
+// up to and including that token, taken from the KV of the token before as it lies in memory, and the rest is spread
+// from it. So a block's content follows from its tokens, from what the previous block really holds, and from the seed.
 type model struct {
 	seed  uint64
 	width int // bytes of KV per token, a multiple of 8
@@ -52,8 +50,8 @@ func (m model) write(entry []byte, before uint64, token int32) uint64 {
 	return state
 }
 
-// fold takes the KV of whole tokens into a running digest. Every byte counts: a
-// block that is stale, swapped or another prompt's changes all that follows.
+// fold takes the KV of whole tokens into a running digest. Every byte counts: a block that is stale, swapped or another
+// prompt's changes all that follows.
 func (m model) fold(digest uint64, entries []byte) uint64 {
 	for len(entries) >= 8 {
 		digest = Mix(digest, binary.LittleEndian.Uint64(entries))
@@ -65,9 +63,8 @@ func (m model) fold(digest uint64, entries []byte) uint64 {
 // state reads the state that an entry holds.
 func (m model) state(entry []byte) uint64 { return binary.LittleEndian.Uint64(entry) }
 
-// next is the token after a sequence with this digest: always printable ASCII,
-// so a request ends by its limit or its stop strings alone. variant is 0 for the
-// greedy answer; children of n > 1 and seeded sampling use other values.
+// next is the token after a sequence with this digest: always printable ASCII, so a request ends by its limit or its
+// stop strings alone. variant is 0 for the greedy answer; children of n > 1 and seeded sampling use other values.
 func (m model) next(digest, variant uint64) int32 {
 	h := Mix(digest, m.seed+1)
 	if variant != 0 {
@@ -88,6 +85,7 @@ func Tokenise(text string) []int32 {
 	return tokens
 }
 
+// AppendText appends the tokens of a text.
 func AppendText(tokens []int32, text string) []int32 {
 	for i := range len(text) {
 		tokens = append(tokens, int32(text[i]))
@@ -109,12 +107,10 @@ func Detokenise(tokens []int32) string {
 // TokenKey names a sequence of tokens: the key of a [LookupBuffer].
 type TokenKey [2]uint64
 
-// KeyOf is the key of tokens. Equal sequences have equal keys; different ones
-// differ but for an accident of 128 bits.
+// KeyOf is the key of tokens. Equal sequences have equal keys; different ones differ but for an accident of 128 bits.
 func KeyOf(tokens []int32) TokenKey { return TokenKey{}.Extend(tokens) }
 
-// Extend is the key of tokens that follow a sequence with the key k: the chain
-// that the prefix cache is looked up by.
+// Extend is the key of tokens that follow a sequence with the key k: the chain that the prefix cache is looked up by.
 func (k TokenKey) Extend(tokens []int32) TokenKey {
 	a, b := Mix(k[0], mixB), Mix(k[1], mixA)
 	for _, t := range tokens {

@@ -15,8 +15,7 @@ import (
 // FrameKind says what a frame of a [Pipe] carries.
 type FrameKind uint8
 
-// Kinds of frames. Blocks are the KV itself; the others are the small talk of
-// the two engines, with JSON as data.
+// Kinds of frames. Blocks are the KV itself; the others are the small talk of the two engines, with JSON as data.
 const (
 	FrameHello     FrameKind = iota + 1 // who is there, and the shape of its blocks
 	FrameAsk                            // send me these blocks
@@ -51,9 +50,8 @@ const (
 // ErrFrame is the reason when what arrives on a pipe is not a frame.
 var ErrFrame = errors.New("enginesim: malformed KV frame")
 
-// Pipe is a KV pipe: a FIFO of frames over one connection, in both directions.
-// Frames arrive in the order they were sent, whole or not at all. Send may be
-// called by many goroutines at once; so may Recv, though the order is then only
+// Pipe is a KV pipe: a FIFO of frames over one connection, in both directions. Frames arrive in the order they were
+// sent, whole or not at all. Send may be called by many goroutines at once; so may Recv, though the order is then only
 // each caller's own. Close ends both.
 type Pipe struct {
 	conn io.ReadWriteCloser
@@ -105,8 +103,8 @@ func (p *Pipe) write(f *Frame) error {
 	return err
 }
 
-// Recv takes the next frame out of the pipe. The error is io.EOF when the other
-// side closed between two frames, [ErrFrame] when the bytes are no frame.
+// Recv takes the next frame out of the pipe. The error is io.EOF when the other side closed between two frames,
+// [ErrFrame] when the bytes are no frame.
 func (p *Pipe) Recv() (Frame, error) {
 	p.receiving.Lock()
 	defer p.receiving.Unlock()
@@ -143,8 +141,8 @@ func (p *Pipe) Recv() (Frame, error) {
 	return f, nil
 }
 
-// readData reads size bytes, growing with what really arrives: a header alone
-// must not make the reader allocate what it promises.
+// readData reads size bytes, growing with what really arrives: a header alone must not make the reader allocate what it
+// promises.
 func readData(r io.Reader, size int) ([]byte, error) {
 	const step = 64 << 10
 	data := make([]byte, 0, min(size, step))

@@ -39,8 +39,9 @@ func TestPipeIsFIFO(t *testing.T) {
 	var sent []core.Frame
 	for i := range 100 {
 		sent = append(sent, core.Frame{
-			Kind: core.FrameBlock, Transfer: uint64(i), Key: core.KeyOf([]int32{int32(i)}), Index: uint32(i), Count: 100,
-			Data: bytes.Repeat([]byte{byte(i)}, i*1000),
+			Kind: core.FrameBlock, Transfer: uint64(i), Key: core.KeyOf([]int32{int32(i)}), Index: uint32(i),
+			Count: 100,
+			Data:  bytes.Repeat([]byte{byte(i)}, i*1000),
 		})
 	}
 	var wg sync.WaitGroup
@@ -61,7 +62,8 @@ func TestPipeKeepsTheFramesOfOneSendTogether(t *testing.T) {
 		wg.Go(func() {
 			frames := make([]core.Frame, each)
 			for i := range frames {
-				frames[i] = core.Frame{Kind: core.FrameBlock, Transfer: uint64(s), Index: uint32(i), Count: each, Data: make([]byte, 5000)}
+				frames[i] = core.Frame{Kind: core.FrameBlock, Transfer: uint64(s), Index: uint32(i), Count: each,
+					Data: make([]byte, 5000)}
 			}
 			assert.NoError(t, a.Send(frames...))
 		})
@@ -97,12 +99,13 @@ func TestPipeEnds(t *testing.T) {
 	})
 	t.Run("too much data is not sent", func(t *testing.T) {
 		a, _ := pipes(t)
-		assert.ErrorIs(t, a.Send(core.Frame{Kind: core.FrameBlock, Count: 1, Data: make([]byte, core.MaxFrame+1)}), core.ErrFrame)
+		assert.ErrorIs(t, a.Send(core.Frame{Kind: core.FrameBlock, Count: 1, Data: make([]byte, core.MaxFrame+1)}),
+			core.ErrFrame)
 	})
 }
 
-// TestPipeRefusesWhatIsNoFrame flips each byte of a good one: no flip may go
-// unnoticed, but in the fields that are free to be anything.
+// TestPipeRefusesWhatIsNoFrame flips each byte of a good one: no flip may go unnoticed, but in the fields that are free
+// to be anything.
 func TestPipeRefusesWhatIsNoFrame(t *testing.T) {
 	good := frameBytes(t, core.Frame{Kind: core.FrameBlock, Count: 1, Data: []byte("kv of a block")})
 	for i := range good {
@@ -154,8 +157,7 @@ func FuzzPipeRecv(f *testing.F) {
 	})
 }
 
-// TestLookupBufferServesAnyOrder is why the buffer is there: P sends A, B, C and
-// D asks for C first.
+// TestLookupBufferServesAnyOrder is why the buffer is there: P sends A, B, C and D asks for C first.
 func TestLookupBufferServesAnyOrder(t *testing.T) {
 	names := []string{"A", "B", "C"}
 	key := func(name string) core.TokenKey { return core.KeyOf([]int32{int32(name[0])}) }

@@ -4,10 +4,9 @@ package core
 
 import "slices"
 
-// blockPool is the paged KV memory of one engine: real bytes, reference counts,
-// a free list in order of eviction and the prefix cache over it. Blocks have the
-// ids 1 to n; 0 is the null block, as in vLLM, and ends the free list here. The
-// owner's lock guards it.
+// blockPool is the paged KV memory of one engine: real bytes, reference counts, a free list in order of eviction and
+// the prefix cache over it. Blocks have the ids 1 to n; 0 is the null block, as in vLLM, and ends the free list here.
+// The owner's lock guards it.
 type blockPool struct {
 	size   int // bytes of a block
 	memory []byte
@@ -24,7 +23,8 @@ type blockMeta struct {
 }
 
 func newBlockPool(blocks, size int) *blockPool {
-	p := &blockPool{size: size, memory: make([]byte, (blocks+1)*size), meta: make([]blockMeta, blocks+1), cached: map[TokenKey]int32{}}
+	p := &blockPool{size: size, memory: make([]byte, (blocks+1)*size), meta: make([]blockMeta, blocks+1),
+		cached: map[TokenKey]int32{}}
 	for id := range blocks + 1 {
 		p.meta[id].prev, p.meta[id].next = int32(id-1), int32(id+1)
 	}
@@ -56,7 +56,7 @@ func (p *blockPool) match(keys []TokenKey) []int32 {
 	return ids
 }
 
-// fits says whether n more blocks are free beside the ones to take from the cache.
+// fits reports whether n more blocks are free beside the ones to take from the cache.
 func (p *blockPool) fits(n int, hits []int32) bool {
 	need := n
 	for _, id := range hits {
@@ -77,8 +77,8 @@ func (p *blockPool) hold(id int32) {
 	m.refs++
 }
 
-// take allocates the block that has been free for longest, dropping it from the
-// prefix cache: its bytes stay until the new owner overwrites them.
+// take allocates the block that has been free for longest, dropping it from the prefix cache: its bytes stay until the
+// new owner overwrites them.
 func (p *blockPool) take() (int32, bool) {
 	id := p.meta[0].next
 	if id == 0 {
@@ -97,8 +97,8 @@ func (p *blockPool) forget(id int32) {
 	}
 }
 
-// release drops one reference on each block. The last blocks of a sequence are
-// put to the free list first: a prefix is worth more than a tail.
+// release drops one reference on each block. The last blocks of a sequence are put to the free list first: a prefix is
+// worth more than a tail.
 func (p *blockPool) release(ids []int32) {
 	for _, id := range slices.Backward(ids) {
 

@@ -16,16 +16,14 @@ const (
 	ReasonStop   = "stop"
 	ReasonLength = "length"
 	reasonAbort  = "abort"
-	reasonError  = "error" // never sent; the answer is an error
+	reasonError  = "error" // never sent; the response is an error
 )
 
-// Generation is one request to the engine core: what all client APIs boil down
-// to.
+// Generation is one request to the engine core: what all client APIs boil down to.
 type Generation struct {
 	ID         string // internal
 	Name       string // the same without its random suffix
-	Index      int    // of the prompt within the request
-	Origin     *Origin
+	Origin     Origin
 	Prompt     []int32
 	MaxTokens  int
 	MinTokens  int
@@ -46,18 +44,13 @@ type Origin struct {
 	Header http.Header
 	Path   string
 	Body   []byte
-	Stream bool
 }
 
 func (g *Generation) kvRequest() *Request {
-	r := &Request{ID: g.ID, Name: g.Name, Params: g.Params, Prompt: g.Prompt, index: g.Index, Local: g.Local, max: g.MaxTokens}
-	if o := g.Origin; o != nil {
-		r.Header, r.Path, r.body, r.stream = o.Header, o.Path, o.Body, o.Stream
-	}
-	return r
+	return &Request{ID: g.ID, Name: g.Name, Params: g.Params, Prompt: g.Prompt, Local: g.Local, Origin: g.Origin}
 }
 
-// Step is what one token adds to the answer.
+// Step is what one token adds to the response.
 type Step struct {
 	Index  int // of the generation, when a request has many
 	Token  int32
@@ -77,7 +70,7 @@ type Outcome struct {
 	Created int // usage's created_cache_tokens
 	Params  any // kv_transfer_params
 
-	Members, Choice map[string]any // what the connector adds to the answer and to its choice
+	Members, Choice map[string]any // what the connector adds to the response and to its choice
 }
 
 // ErrLoadFailed is the 500 of a failed KV load under the policy fail.
@@ -86,7 +79,8 @@ var ErrLoadFailed = errors.New("enginesim: KV load failed")
 // Generate runs one generation to its end; emit, if there is one, sees each step. The error is errLoadFailed,
 // errCoreDead, or the cause with which ctx ended. Whatever ends a generation early frees its blocks at once.
 func (c *Core) Generate(ctx context.Context, conn Connector, g *Generation, emit func(Step) error) (*Outcome, error) {
-	s := &Sequence{ID: g.ID, Tokens: append(make([]int32, 0, len(g.Prompt)+min(g.MaxTokens, 1024)), g.Prompt...), Prompt: len(g.Prompt), salt: g.Salt, noCache: g.Local}
+	s := &Sequence{ID: g.ID, Tokens: append(make([]int32, 0, len(g.Prompt)+min(g.MaxTokens, 1024)), g.Prompt...),
+		Prompt: len(g.Prompt), salt: g.Salt, noCache: g.Local}
 	t := conn.Begin(g.kvRequest())
 	c.Stats.Add(&c.Stats.Requests, 1)
 	defer c.release(s)
@@ -193,8 +187,7 @@ func (r *running) times() timing {
 	return t
 }
 
-// prefill gets the prompt's KV into blocks: from the prefix cache, from another
-// engine, or by computing it.
+// prefill gets the prompt's KV into blocks: from the prefix cache, from another engine, or by computing it.
 func (r *running) prefill(ctx context.Context) error {
 	c, s := r.core, r.s
 	if err := c.admit(ctx, s, false, r.t.Queued); err != nil {
@@ -311,8 +304,8 @@ func (r *running) decode(ctx context.Context) error {
 	}
 }
 
-// extend appends a token and computes its KV. When no block is free, the
-// sequence gives up its own, waits in line and starts over.
+// extend appends a token and computes its KV. When no block is free, the sequence gives up its own, waits in line and
+// starts over.
 func (r *running) extend(ctx context.Context, token int32) error {
 	core := r.core
 	if core.grow(r.s, token) {

@@ -3,6 +3,9 @@
 package proto
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"strconv"
@@ -33,7 +36,8 @@ func ListenBootstrap(h *Host, setting string, port int, serve http.HandlerFunc) 
 		serve(w, r)
 	}
 	b.server = &http.Server{
-		Handler: http.HandlerFunc(handle), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: h.KeepAlive, ErrorLog: core.Silent(),
+		Handler: http.HandlerFunc(handle), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: h.KeepAlive,
+		ErrorLog: core.Silent(),
 	}
 	go func() {
 		defer close(b.served)
@@ -42,6 +46,7 @@ func ListenBootstrap(h *Host, setting string, port int, serve http.HandlerFunc) 
 	return b, nil
 }
 
+// Close ends the server.
 func (b *Bootstrap) Close() {
 	if b != nil {
 		_ = b.server.Close()
@@ -72,4 +77,26 @@ func AnswerJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body)
+}
+
+// NewClient is a client for an engine's own requests, which keeps no connection.
+func NewClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+}
+
+// GetJSON reads a JSON response of another engine's server into v.
+func GetJSON(ctx context.Context, client *http.Client, url string, v any) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return json.NewDecoder(resp.Body).Decode(v)
 }

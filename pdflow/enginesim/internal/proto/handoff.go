@@ -17,13 +17,13 @@ func Remote(params core.Params) Place {
 	return Place{ID: params.Text("remote_engine_id"), Host: params.Text("remote_host"), Port: port}
 }
 
-// Addressed says whether params name the other engine.
+// Addressed reports whether params name the other engine.
 func Addressed(params core.Params) bool {
-	return params.Has("remote_engine_id") && params.Has("remote_host") && params.Has("remote_port") && params.Has("remote_request_id")
+	return params.Has("remote_engine_id") && params.Has("remote_host") && params.Has("remote_port") &&
+		params.Has("remote_request_id")
 }
 
-// BlockIDs reads [[int,...]]: one inner array per KV cache group, of which there
-// is one here.
+// BlockIDs reads [[int,...]]: one inner array per KV cache group, of which there is one here.
 func BlockIDs(raw json.RawMessage) ([]int64, bool) {
 	var groups [][]int64
 	if len(raw) == 0 || json.Unmarshal(raw, &groups) != nil || len(groups) == 0 || len(groups[0]) == 0 {

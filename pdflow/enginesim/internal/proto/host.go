@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proto has what the protocols share that move KV between simulated engines: the host that a protocol belongs to,
-// the wire between two engines, and a store in a folder. Each protocol is a package below.
+// Package proto has what the protocols share that move KV between simulated engines: the host that a protocol belongs
+// to, the wire between two engines, and a store in a folder. Each protocol is a package below.
 package proto
 
 import (
@@ -40,6 +40,7 @@ type Life interface {
 }
 
 // Hello introduces the engine to others.
-func (h *Host) Hello() hello {
-	return hello{EngineID: h.ID, Blocks: h.Core.Blocks(), BlockBytes: h.Core.BlockBytes, Compat: h.Core.Compatible(h.Model)}
+func (h *Host) Hello() Hello {
+	return Hello{EngineID: h.ID, Blocks: h.Core.Blocks(), BlockBytes: h.Core.BlockBytes,
+		Compat: h.Core.Compatible(h.Model)}
 }

@@ -6,25 +6,23 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
 
-// hello opens a side channel: who talks, and what the blocks look like.
-type hello struct {
+// Hello opens a side channel: it says who talks, and what the blocks look like.
+type Hello struct {
 	EngineID   string `json:"engine_id"`
 	Blocks     int    `json:"blocks"`
 	BlockBytes int    `json:"block_bytes"`
-	// Compat stands for all that must be equal for KV to make sense elsewhere, as
-	// the compatibility hash of vLLM's handshake does.
+	// Compat stands for all that must be equal for KV to make sense elsewhere, as the compatibility hash of vLLM's
+	// handshake does.
 	Compat uint64 `json:"compatibility"`
 }
 
-// AskMessage asks for blocks: of a request by their ids, or of an offer by its
-// name, from the First of it on.
+// AskMessage asks for blocks: of a request by their ids, or of an offer by its name, from the First of it on.
 type AskMessage struct {
 	Request string  `json:"request,omitempty"`
 	Blocks  []int64 `json:"blocks,omitempty"`
@@ -40,19 +38,17 @@ func (m *AskMessage) count() int {
 	return len(m.Blocks)
 }
 
-// RequestMessage names a handoff by the request that made it, or by the name of
-// its offer.
+// RequestMessage names a handoff by the request that made it, or by the name of its offer.
 type RequestMessage struct {
 	Request string `json:"request,omitempty"`
 	Name    string `json:"name,omitempty"`
 }
 
-// peer is another engine that this one reads KV from: one pipe, on which many
-// requests' blocks arrive in the order the other side sends them, and one lookup
-// buffer in which each request finds its own.
-type peer struct {
+// Peer is another engine that this one reads KV from: one pipe, on which many requests' blocks arrive in the order the
+// other side sends them, and one lookup buffer in which each request finds its own.
+type Peer struct {
 	wire   *Wire
-	hello  hello
+	hello  Hello
 	pipe   *core.Pipe
 	buffer *core.LookupBuffer
 	gone   chan struct{}
@@ -70,12 +66,10 @@ type ask struct {
 	released chan struct{} // for a release, in place of blocks
 }
 
-// shakeHands checks who answers on conn, and starts receiving. An empty id takes
-// any engine.
-func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*peer, error) {
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+// shakeHands checks who answers on a pipe, and starts receiving. An empty id takes any engine.
+func shakeHands(ctx context.Context, c *Wire, id string, pipe *core.Pipe) (*Peer, error) {
+	stop := context.AfterFunc(ctx, func() { _ = pipe.Close() })
 	defer stop()
-	pipe := core.NewPipe(conn)
 	theirs, err := Greet(pipe, c.Host.Hello())
 	if err == nil && id != "" && theirs.EngineID != id {
 		err = errOtherEngine
@@ -84,7 +78,8 @@ func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*peer, 
 		_ = pipe.Close()
 		return nil, err
 	}
-	p := &peer{wire: c, hello: theirs, pipe: pipe, buffer: core.NewLookupBuffer(), gone: make(chan struct{}), asks: map[uint64]*ask{}}
+	p := &Peer{wire: c, hello: theirs, pipe: pipe, buffer: core.NewLookupBuffer(), gone: make(chan struct{}),
+		asks: map[uint64]*ask{}}
 	if !c.Spawn(p.receive) {
 		_ = pipe.Close()
 		return nil, core.ErrKilled
@@ -93,7 +88,7 @@ func shakeHands(ctx context.Context, c *Wire, id string, conn net.Conn) (*peer, 
 }
 
 // Greet sends one side's hello and checks that the other side's fits.
-func Greet(pipe *core.Pipe, mine hello) (theirs hello, err error) {
+func Greet(pipe *core.Pipe, mine Hello) (theirs Hello, err error) {
 	data, err := json.Marshal(mine)
 	if err == nil {
 		err = pipe.Send(core.Frame{Kind: core.FrameHello, Data: data})
@@ -111,7 +106,7 @@ func Greet(pipe *core.Pipe, mine hello) (theirs hello, err error) {
 	return theirs, err
 }
 
-func (p *peer) alive() bool {
+func (p *Peer) alive() bool {
 	select {
 	case <-p.gone:
 		return false
@@ -120,12 +115,12 @@ func (p *peer) alive() bool {
 	}
 }
 
-func (p *peer) close() {
+func (p *Peer) close() {
 	_ = p.pipe.Close()
 }
 
 // receive puts whole KVs into the lookup buffer, until the pipe ends.
-func (p *peer) receive() {
+func (p *Peer) receive() {
 	for {
 		f, err := p.pipe.Recv()
 		if err != nil {
@@ -143,7 +138,7 @@ func (p *peer) receive() {
 	clear(p.asks)
 }
 
-func (p *peer) accept(f core.Frame) {
+func (p *Peer) accept(f core.Frame) {
 	a := p.asks[f.Transfer]
 	if a == nil { // its request has left
 		return
@@ -153,7 +148,8 @@ func (p *peer) accept(f core.Frame) {
 		close(a.released)
 	case f.Kind == core.FrameError && a.blocks != nil:
 		p.buffer.Insert(a.key, core.KV{Request: f.Transfer, Err: ErrOutOfRange})
-	case f.Kind == core.FrameBlock && int(f.Count) == len(a.blocks) && a.blocks[f.Index] == nil && len(f.Data) == p.hello.BlockBytes:
+	case f.Kind == core.FrameBlock && int(f.Count) == len(a.blocks) && a.blocks[f.Index] == nil &&
+		len(f.Data) == p.hello.BlockBytes:
 		a.blocks[f.Index] = f.Data
 		if a.missing--; a.missing > 0 {
 			return
@@ -165,9 +161,9 @@ func (p *peer) accept(f core.Frame) {
 	delete(p.asks, f.Transfer)
 }
 
-// send registers an exchange and sends its opening frame. The lock is not held
-// while sending, so that a full pipe cannot stop the receiver.
-func (p *peer) send(kind core.FrameKind, a *ask, message any) (uint64, error) {
+// send registers an exchange and sends its opening frame. The lock is not held while sending, so that a full pipe
+// cannot stop the receiver.
+func (p *Peer) send(kind core.FrameKind, a *ask, message any) (uint64, error) {
 	data, err := json.Marshal(message)
 	if err != nil {
 		return 0, err
@@ -180,15 +176,15 @@ func (p *peer) send(kind core.FrameKind, a *ask, message any) (uint64, error) {
 	return id, p.pipe.Send(core.Frame{Kind: kind, Transfer: id, Key: a.key, Data: data})
 }
 
-func (p *peer) drop(id uint64) {
+func (p *Peer) drop(id uint64) {
 	p.mu.Lock()
 	delete(p.asks, id)
 	p.mu.Unlock()
 }
 
-// Ask fetches blocks for a prompt. When ctx ends first, the other side is told to
-// let go; it will, as soon as it reads again.
-func (p *peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][]byte, error) {
+// Ask fetches blocks for a prompt. When ctx ends first, the other side is told to let go; it will, as soon as it reads
+// again.
+func (p *Peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][]byte, error) {
 	for _, id := range m.Blocks {
 		if id < 0 || id > int64(p.hello.Blocks) {
 			return nil, &core.LoadError{Failures: 2, Err: ErrOutOfRange}
@@ -226,9 +222,8 @@ func (p *peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][
 	return nil, &core.LoadError{Failures: 2, Err: err}
 }
 
-// Release tells the other engine that a handoff is done with, and waits until it
-// knows.
-func (p *peer) Release(ctx context.Context, m RequestMessage) error {
+// Release tells the other engine that a handoff is done with, and waits until it knows.
+func (p *Peer) Release(ctx context.Context, m RequestMessage) error {
 	a := &ask{released: make(chan struct{})}
 	id, err := p.send(core.FrameRelease, a, m)
 	if err != nil {
@@ -251,7 +246,8 @@ func (p *peer) Release(ctx context.Context, m RequestMessage) error {
 	return err
 }
 
-func (p *peer) Heartbeat(request string) {
+// Heartbeat extends the lease of a request on the other engine.
+func (p *Peer) Heartbeat(request string) {
 	data, err := json.Marshal(RequestMessage{Request: request})
 	if err == nil {
 		_ = p.pipe.Send(core.Frame{Kind: core.FrameHeartbeat, Data: data})

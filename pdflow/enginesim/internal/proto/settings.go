@@ -15,6 +15,7 @@ type Settings struct {
 	errs  []error
 }
 
+// Settings starts to read the settings of the host.
 func (h *Host) Settings() *Settings { return &Settings{Extra: h.Extra} }
 
 // Fail notes an error.

@@ -5,7 +5,6 @@ package proto
 import (
 	"encoding/json"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
@@ -13,61 +12,13 @@ import (
 
 // side is the side channel of an engine whose blocks others read.
 type side struct {
-	host   *Host
-	ln     net.Listener
-	wg     sync.WaitGroup
-	Offers offers
+	*PipeServer
 	Options
-
-	mu     sync.Mutex
-	pipes  map[*core.Pipe]struct{}
-	closed bool
-	Gate   core.Gate
-}
-
-func listenSide(h *Host, options Options) (*side, error) {
-	ln, err := net.Listen("tcp", h.SideChannel)
-	if err != nil {
-		return nil, err
-	}
-	s := &side{host: h, ln: ln, Options: options, pipes: map[*core.Pipe]struct{}{}}
-	s.Gate.Init()
-	s.wg.Go(s.accept)
-	return s, nil
-}
-
-// Address is what handoffs name.
-func (s *side) Address() (string, int) {
-	a := s.ln.Addr().(*net.TCPAddr) //nolint:errcheck // it listens on TCP
-	return a.IP.String(), a.Port
-}
-
-func (s *side) accept() {
-	for {
-		conn, err := s.ln.Accept()
-		if err != nil {
-			return
-		}
-		pipe := core.NewPipe(conn)
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
-			_ = pipe.Close()
-			return
-		}
-		s.pipes[pipe] = struct{}{}
-		s.wg.Go(func() { s.serve(pipe) })
-		s.mu.Unlock()
-	}
+	host   *Host
+	Offers offers
 }
 
 func (s *side) serve(pipe *core.Pipe) {
-	defer func() {
-		_ = pipe.Close()
-		s.mu.Lock()
-		delete(s.pipes, pipe)
-		s.mu.Unlock()
-	}()
 	for {
 		f, err := pipe.Recv()
 		if err != nil || !s.Gate.Pass() || s.answer(pipe, f) != nil {
@@ -117,8 +68,8 @@ func (s *side) answer(pipe *core.Pipe, f core.Frame) error {
 	return nil
 }
 
-// asked gives blocks by their ids at once, and blocks by name when somebody has
-// offered them; the pipe is not held up meanwhile.
+// asked gives blocks by their ids at once, and blocks by name when somebody has offered them; the pipe is not held up
+// meanwhile.
 func (s *side) asked(pipe *core.Pipe, f core.Frame) error {
 	var m AskMessage
 	if err := json.Unmarshal(f.Data, &m); err != nil {
@@ -127,16 +78,13 @@ func (s *side) asked(pipe *core.Pipe, f core.Frame) error {
 	if m.Name == "" {
 		return s.give(pipe, f, m)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return net.ErrClosed
-	}
 	answer := s.GiveOffered
 	if s.Named != nil {
 		answer = s.Named
 	}
-	s.wg.Go(func() { answer(pipe, f, m) })
+	if !s.Go(func() { answer(pipe, f, m) }) {
+		return net.ErrClosed
+	}
 	return nil
 }
 
@@ -187,16 +135,14 @@ func (s *side) GiveNamed(pipe *core.Pipe, f core.Frame, m AskMessage, request st
 		m.Blocks = append(m.Blocks, int64(id))
 	}
 	if s.Writes {
-		// Before they are sent: who looks at the counters once the reader has
-		// answered must find them.
+		// Before they are sent: who looks at the counters once the reader has answered must find them.
 		s.host.Core.Stats.Transferred(len(m.Blocks)*s.host.Core.BlockBytes, len(m.Blocks), time.Millisecond)
 	}
 	_ = s.give(pipe, f, m)
 }
 
-// give sends blocks as they are in memory now. Like a remote read, it asks
-// neither whose they are nor whether the lease still holds; only the ledger
-// takes note.
+// give sends blocks as they are in memory now. Like a remote read, it asks neither whose they are nor whether the lease
+// still holds; only the ledger takes note.
 func (s *side) give(pipe *core.Pipe, f core.Frame, m AskMessage) error {
 	kv := s.host.Core
 	ids := make([]int32, len(m.Blocks))
@@ -207,7 +153,7 @@ func (s *side) give(pipe *core.Pipe, f core.Frame, m AskMessage) error {
 		ids[i] = int32(id)
 	}
 	blocks, prompt, known := kv.Leased(m.Request)
-	s.host.Core.Ledger.Read(m.Request, ids, f.Key, blocks, prompt, known)
+	kv.Ledger.Read(m.Request, ids, f.Key, blocks, prompt, known)
 	const atOnce = 64
 	for first := 0; first < len(ids); first += atOnce {
 		if !s.Gate.Pass() {
@@ -216,25 +162,12 @@ func (s *side) give(pipe *core.Pipe, f core.Frame, m AskMessage) error {
 		contents := kv.Read(ids[first:min(first+atOnce, len(ids))])
 		frames := make([]core.Frame, len(contents))
 		for i, content := range contents {
-			frames[i] = core.Frame{Kind: core.FrameBlock, Transfer: f.Transfer, Key: f.Key, Index: uint32(first + i), Count: uint32(len(ids)), Data: content}
+			frames[i] = core.Frame{Kind: core.FrameBlock, Transfer: f.Transfer, Key: f.Key, Index: uint32(first + i),
+				Count: uint32(len(ids)), Data: content}
 		}
 		if err := pipe.Send(frames...); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (s *side) freeze(frozen bool) { s.Gate.Set(frozen) }
-
-func (s *side) close() {
-	_ = s.ln.Close()
-	s.Gate.End()
-	s.mu.Lock()
-	s.closed = true
-	for pipe := range s.pipes {
-		_ = pipe.Close()
-	}
-	s.mu.Unlock()
-	s.wg.Wait()
 }

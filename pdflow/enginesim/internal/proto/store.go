@@ -12,9 +12,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
 
-// Store is a content-addressed store of KV blocks in a folder: what the
-// engines of a shared store have in common. A block's key is that of all tokens
-// up to its end, mixed with the seed of the engines' hashes: engines whose
+// Store is a content-addressed store of KV blocks in a folder: what the engines of a shared store have in common. A
+// block's key is that of all tokens up to its end, mixed with the seed of the engines' hashes: engines whose
 // PYTHONHASHSEED differs never find each other's blocks, as with the real ones.
 type Store struct {
 	dir   string
@@ -22,6 +21,7 @@ type Store struct {
 	shape uint64 // blocks of another model or shape are never found either
 }
 
+// OpenStore opens the store in a folder, which it makes if need be.
 func OpenStore(h *Host, dir, seed string) (*Store, error) {
 	if dir == "" {
 		return nil, errors.New("the connector's store needs a folder")
@@ -61,13 +61,16 @@ func (b *Store) Put(key core.TokenKey, block []byte) error {
 	return os.Rename(f.Name(), path)
 }
 
-// Get reads a block; ok is false when it is not there.
-func (b *Store) Get(key core.TokenKey) (block []byte, ok bool, err error) {
-	block, err = os.ReadFile(b.path(key))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, false, nil
+// ErrGone is a block that the store has no more.
+var ErrGone = errors.New("the store has lost a block")
+
+// Get reads a block of so many bytes.
+func (b *Store) Get(key core.TokenKey, size int) ([]byte, error) {
+	block, err := os.ReadFile(b.path(key))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(block) != size {
+		return nil, ErrGone
 	}
-	return block, err == nil, err
+	return block, err
 }
 
 // Has counts how many of the keys, from the first on, are there.

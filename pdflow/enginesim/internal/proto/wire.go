@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -14,13 +13,11 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
 
-// Wire is an engine's way to the KV of other engines, which all connectors that
-// move KV from engine to engine share: the side channel from which others read,
-// and the connections on which this engine reads from them.
+// Wire is an engine's way to the KV of other engines, which all connectors that move KV from engine to engine share:
+// the side channel from which others read, and the connections on which this engine reads from them.
 //
-// KV is read in one of two ways. By block ids, as NIXL's pull does: the reader
-// was told where the blocks lie. By name, as all rendezvous protocols do: both
-// legs were given the same id, the reader asks for it, and the other side gives
+// KV is read in one of two ways. By block ids, as NIXL's pull does: the reader was told where the blocks lie. By name,
+// as all rendezvous protocols do: both legs were given the same id, the reader asks for it, and the other side gives
 // what it has offered under that id, or waits until it offers it.
 type Wire struct {
 	Host *Host
@@ -38,29 +35,29 @@ type Wire struct {
 
 // peerSlot is the connection to one engine, made by the first who needs it.
 type peerSlot struct {
-	turn chan struct{} // holds one item while somebody is at it
-	peer *peer
+	busy chan struct{} // holds one item while somebody is at it
+	peer *Peer
 }
 
 // Options say how a protocol differs from others on the wire.
 type Options struct {
 	// Writes says that the engine whose blocks are read moves the bytes, and counts them.
 	Writes bool
-	// named, if set, answers a read by name in place of giveOffered, in a goroutine of its own.
+	// Named, if set, answers a read by name in place of GiveOffered, in a goroutine of its own.
 	Named func(pipe *core.Pipe, f core.Frame, m AskMessage)
-	// left, if set, is called when a reader gives up a name that nobody has offered.
+	// Left, if set, is called when a reader gives up a name that nobody has offered.
 	Left func(name string)
 }
 
+// StartWire opens the side channel of an engine.
 func StartWire(h *Host, options Options) (*Wire, error) {
-	w := &Wire{Host: h, Core: h.Core, peers: map[string]*peerSlot{}}
-	w.Ctx, w.cancel = context.WithCancel(context.Background())
-	side, err := listenSide(h, options)
+	pipes, err := ListenPipes(h.SideChannel)
 	if err != nil {
-		w.cancel()
 		return nil, err
 	}
-	w.Side = side
+	w := &Wire{Host: h, Core: h.Core, Side: &side{PipeServer: pipes, Options: options, host: h}, peers: map[string]*peerSlot{}}
+	w.Ctx, w.cancel = context.WithCancel(context.Background())
+	pipes.Serve(w.Side.serve)
 	return w, nil
 }
 
@@ -77,7 +74,7 @@ func (w *Wire) Spawn(work func()) bool {
 	return !w.closed
 }
 
-// Silenced says whether this engine can tell others nothing any more.
+// Silenced reports whether this engine can tell others nothing any more.
 func (w *Wire) Silenced() bool {
 	why := w.Host.Ended()
 	return errors.Is(why, core.ErrKilled) || errors.Is(why, core.ErrCoreDead)
@@ -86,11 +83,13 @@ func (w *Wire) Silenced() bool {
 // Rejected does nothing: most protocols tell nobody of a request that the API refused.
 func (w *Wire) Rejected(context.Context, core.Params) {}
 
-func (w *Wire) Freeze(frozen bool) { w.Side.freeze(frozen) }
+// Freeze stops serving other engines, or goes on.
+func (w *Wire) Freeze(frozen bool) { w.Side.Gate.Set(frozen) }
 
+// Close ends all connections and waits for what Spawn has started.
 func (w *Wire) Close() {
 	w.cancel()
-	w.Side.close()
+	w.Side.Close()
 	w.mu.Lock()
 	w.closed = true
 	slots := make([]*peerSlot, 0, len(w.peers))
@@ -99,17 +98,16 @@ func (w *Wire) Close() {
 	}
 	w.mu.Unlock()
 	for _, slot := range slots {
-		slot.turn <- struct{}{}
+		slot.busy <- struct{}{}
 		if slot.peer != nil {
 			slot.peer.close()
 		}
-		<-slot.turn
+		<-slot.busy
 	}
 	w.wg.Wait()
 }
 
-// Place is where another engine's side channel is. Without an id any engine that
-// answers there will do.
+// Place is where another engine's side channel is. Without an id any engine that answers there will do.
 type Place struct {
 	ID, Host, Port string
 }
@@ -121,20 +119,20 @@ func (p Place) key() string {
 	return net.JoinHostPort(p.Host, p.Port)
 }
 
-// Connect gives the connection to another engine. A first contact is tried until
-// HandshakeTimeout; one that broke is tried once more, at once.
-func (w *Wire) Connect(ctx context.Context, to Place) (*peer, error) {
+// Connect gives the connection to another engine. A first contact is tried until HandshakeTimeout; one that broke is
+// tried once more, at once.
+func (w *Wire) Connect(ctx context.Context, to Place) (*Peer, error) {
 	w.mu.Lock()
 	slot := w.peers[to.key()]
 	if slot == nil {
-		slot = &peerSlot{turn: make(chan struct{}, 1)}
+		slot = &peerSlot{busy: make(chan struct{}, 1)}
 		w.peers[to.key()] = slot
 	}
 	w.mu.Unlock()
 
 	select {
-	case slot.turn <- struct{}{}:
-		defer func() { <-slot.turn }()
+	case slot.busy <- struct{}{}:
+		defer func() { <-slot.busy }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -169,17 +167,18 @@ func (w *Wire) Connect(ctx context.Context, to Place) (*peer, error) {
 	}
 }
 
-func (w *Wire) dial(ctx context.Context, to Place) (*peer, error) {
+func (w *Wire) dial(ctx context.Context, to Place) (*Peer, error) {
 	if _, err := strconv.Atoi(to.Port); err != nil || to.Host == "" {
 		return nil, ErrNoAddress
 	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(to.Host, to.Port))
+	pipe, err := Dial(ctx, to.Host, to.Port)
 	if err != nil {
 		return nil, err
 	}
-	return shakeHands(ctx, w, to.ID, conn)
+	return shakeHands(ctx, w, to.ID, pipe)
 }
 
+// Why KV could not be read from another engine.
 var (
 	ErrHandshake   = errors.New("no answer from the other engine")
 	errOtherEngine = errors.New("another engine answers there")
@@ -189,18 +188,16 @@ var (
 	ErrNothing     = errors.New("timed out waiting for KV")
 )
 
-// Offer lets other engines read a finished sequence's KV by name. The blocks are
-// pinned under the sequence's id until they are read or the lease ends; the
-// sequence is over.
+// Offer lets other engines read a finished sequence's KV by name. The blocks are pinned under the sequence's id until
+// they are read or the lease ends; the sequence is over.
 func (w *Wire) Offer(s *core.Sequence, name string) {
 	prompt := core.KeyOf(s.Tokens[:s.Prompt])
 	w.Core.Pin(s, prompt)
 	w.Side.Offers.Put(name, s.ID)
 }
 
-// ReadNamed fills the sequence's blocks with the KV that another engine offers,
-// or will offer, under a name; it waits for that as long as ctx lasts. Leaving
-// tells the other engine.
+// ReadNamed fills the sequence's blocks with the KV that another engine offers, or will offer, under a name; it waits
+// for that as long as ctx lasts. Leaving tells the other engine.
 func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name string) error {
 	p, err := w.Connect(ctx, from)
 	if err != nil {
@@ -218,7 +215,7 @@ func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name
 }
 
 // Fetch reads the blocks that m names and takes the sequence's tokens up to upto for computed.
-func (w *Wire) Fetch(ctx context.Context, p *peer, s *core.Sequence, upto int, m AskMessage) error {
+func (w *Wire) Fetch(ctx context.Context, p *Peer, s *core.Sequence, upto int, m AskMessage) error {
 	begun := time.Now()
 	blocks, err := p.Ask(ctx, core.KeyOf(s.Tokens[:upto]), m)
 	if err != nil {
@@ -231,19 +228,26 @@ func (w *Wire) Fetch(ctx context.Context, p *peer, s *core.Sequence, upto int, m
 	return nil
 }
 
-// NewClient is a client for an engine's own requests, which keeps no connection.
-func NewClient() *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+// LetGo tells another engine that nobody will read what m names.
+func (w *Wire) LetGo(ctx context.Context, from Place, m RequestMessage) {
+	if p, err := w.Connect(ctx, from); err == nil {
+		_ = p.Release(ctx, m)
+	}
 }
 
-// LetGo tells another engine that nobody will read what it offers under a name.
-func (w *Wire) LetGo(from Place, name string) {
+// LetGoOf tells the other engine that nobody will read the handoff of params.
+func (w *Wire) LetGoOf(ctx context.Context, params core.Params) {
+	if Addressed(params) {
+		w.LetGo(ctx, Remote(params), RequestMessage{Request: params.Text("remote_request_id")})
+	}
+}
+
+// Briefly lets the engine tell others something within a second, unless it can tell nothing any more.
+func (w *Wire) Briefly(tell func(ctx context.Context)) {
 	if w.Silenced() {
 		return
 	}
 	ctx, stop := context.WithTimeout(w.Ctx, time.Second)
 	defer stop()
-	if p, err := w.Connect(ctx, from); err == nil {
-		_ = p.Release(ctx, RequestMessage{Name: name})
-	}
+	tell(ctx)
 }

@@ -21,8 +21,7 @@ func Encode(v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// Number writes a float as Python's client does: always with a fraction or an
-// exponent.
+// Number writes a float as Python's client does: always with a fraction or an exponent.
 func Number(v float64) string {
 	switch {
 	case math.IsInf(v, 1):
@@ -36,7 +35,7 @@ func Number(v float64) string {
 	return strconv.FormatFloat(v, 'g', -1, 64)
 }
 
-// Truthy says whether Python takes a JSON value for true.
+// Truthy reports whether Python takes a JSON value for true.
 func Truthy(raw json.RawMessage) bool {
 	switch string(raw) {
 	case "", "null", "false", "0", `""`, "[]", "{}":

@@ -47,8 +47,7 @@ type embedding struct {
 	Size     int            `json:"size_bytes,omitempty"`
 }
 
-// encode does the engine's part for a chat, and gives its ec_transfer_params; nil
-// for none.
+// encode does the engine's part for a chat, and gives its ec_transfer_params; nil for none.
 func (m *media) encode(ctx context.Context, body []byte) any {
 	if m.role == "" {
 		return nil
@@ -66,7 +65,8 @@ func (m *media) encode(ctx context.Context, body []byte) any {
 		m.stats.Add(&m.stats.MediaEncoded, 1)
 		e := embedding{Metadata: map[string]any{}}
 		if m.dir != "" {
-			_ = os.WriteFile(filepath.Join(m.dir, fileName(hash)), []byte(hash), 0o600) // a folder that is full is no fault of the request's
+			// A folder that is full is no fault of the request's.
+			_ = os.WriteFile(filepath.Join(m.dir, fileName(hash)), []byte(hash), 0o600)
 		} else if addr, ok := m.address.(*net.TCPAddr); ok {
 			m.encoded.Store(hash, true)
 			e.Host, e.Port, e.Size = addr.IP.String(), addr.Port, len(hash)
@@ -113,7 +113,8 @@ func (m *media) fetched(ctx context.Context, e embedding, hash string) bool {
 	}
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(e.Host, strconv.Itoa(e.Port))+mediaPath+hex.EncodeToString([]byte(hash)), nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		"http://"+net.JoinHostPort(e.Host, strconv.Itoa(e.Port))+mediaPath+hex.EncodeToString([]byte(hash)), nil)
 	if err != nil {
 		return false
 	}

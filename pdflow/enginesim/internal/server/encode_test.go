@@ -11,45 +11,49 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func encodeScene(t *testing.T) (s *scenetest.Scene, e *enginesim.Engine) {
+func encodeScene(t *testing.T) (s *simtest.Scene, e *enginesim.Engine) {
 	t.Helper()
-	s = scenetest.New(t, func(p, _ *enginesim.Config) { p.Extra = map[string]string{"ec_role": "ec_consumer"} })
+	s = simtest.New(t, func(p, _ *enginesim.Config) { p.Extra = map[string]string{"ec_role": "ec_consumer"} })
 	e, err := enginesim.Start(enginesim.Config{Extra: map[string]string{"ec_role": "ec_producer"}})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, e.Close()) })
 	return s, e
 }
 
-func picture(name string) scenetest.Obj {
-	return scenetest.Obj{"model": "tiny", "messages": []scenetest.Obj{{"role": "user", "content": []scenetest.Obj{{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": scenetest.Obj{"url": name}}}}}, "max_tokens": 4, "temperature": 0}
+func picture(name string) simtest.Obj {
+	return simtest.Obj{"model": "tiny",
+		"messages": []simtest.Obj{{"role": "user", "content": []simtest.Obj{{"type": "text", "text": "what?"},
+			{"type": "image_url", "image_url": simtest.Obj{"url": name}}}}}, "max_tokens": 4, "temperature": 0}
 }
 
 func TestMediaArePartOfThePrompt(t *testing.T) {
 	s, _ := encodeScene(t)
-	assert.NotEqual(t, s.Alone(scenetest.Chat, picture("cat")), s.Alone(scenetest.Chat, picture("dog")))
-	assert.Equal(t, s.Alone(scenetest.Chat, picture("cat")), s.Alone(scenetest.Chat, picture("cat")))
+	assert.NotEqual(t, s.Alone(simtest.Chat, picture("cat")), s.Alone(simtest.Chat, picture("dog")))
+	assert.Equal(t, s.Alone(simtest.Chat, picture("cat")), s.Alone(simtest.Chat, picture("cat")))
 }
 
 func TestAConsumerTakesOverWhatItsParametersName(t *testing.T) {
 	s, e := encodeScene(t)
-	a := s.Post(t.Context(), e, scenetest.Chat, picture("cat"))
+	a := s.Post(t.Context(), e, simtest.Chat, picture("cat"))
 	require.Equal(t, 200, a.Status, a.Body)
-	var params scenetest.Obj
+	var params simtest.Obj
 	require.NoError(t, json.Unmarshal([]byte(a.Get("ec_transfer_params").Raw), &params))
 	require.Len(t, params, 1)
 	assert.EqualValues(t, 1, e.Stats().MediaEncoded)
 
-	s.Post(t.Context(), s.P, scenetest.Chat, scenetest.With(picture("cat"), scenetest.Obj{"ec_transfer_params": params}))
+	s.Post(t.Context(), s.P, simtest.Chat, simtest.With(picture("cat"),
+		simtest.Obj{"ec_transfer_params": params}))
 	assert.EqualValues(t, 1, s.P.Stats().MediaLoaded)
 	assert.Zero(t, s.P.Stats().MediaComputed)
-	s.Post(t.Context(), s.P, scenetest.Chat, picture("cat"))
+	s.Post(t.Context(), s.P, simtest.Chat, picture("cat"))
 	assert.EqualValues(t, 1, s.P.Stats().MediaComputed, "without parameters it encodes itself")
-	s.Post(t.Context(), s.P, scenetest.Chat, scenetest.With(picture("dog"), scenetest.Obj{"ec_transfer_params": params}))
+	s.Post(t.Context(), s.P, simtest.Chat, simtest.With(picture("dog"),
+		simtest.Obj{"ec_transfer_params": params}))
 	assert.EqualValues(t, 2, s.P.Stats().MediaComputed, "they are another picture's")
-	assert.Equal(t, "null", s.Post(t.Context(), s.O, scenetest.Chat, picture("cat")).Get("ec_transfer_params").Raw)
+	assert.Equal(t, "null", s.Post(t.Context(), s.O, simtest.Chat, picture("cat")).Get("ec_transfer_params").Raw)
 }

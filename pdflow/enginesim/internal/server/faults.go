@@ -64,38 +64,32 @@ func arm(c *api.Call, f *Effect) {
 }
 
 // script prepares the faults that strike within a stream.
-func (n *Node) script(ctx context.Context, s *api.SSE, fault *Effect) {
+func (n *Node) script(ctx context.Context, s *api.SSE, w http.ResponseWriter, fault *Effect) {
 	if fault == nil {
 		return
 	}
 	switch fault.Kind {
 	case EffectResetStream:
-		s.Struck = func() { reset(s.W) }
+		s.Script(fault.AfterChunks, true, func() { reset(w) })
 	case EffectStallStream:
-		s.Struck = func() { <-ctx.Done() }
+		s.Script(fault.AfterChunks, true, func() { <-ctx.Done() })
 	case EffectKill:
-		s.Struck = n.killSoon
+		s.Script(fault.AfterChunks, true, n.killSoon)
 	case EffectTerminate:
-		s.Struck = n.terminateSoon
+		s.Script(fault.AfterChunks, false, n.terminateSoon)
 	case EffectDeath:
-		s.Struck = n.die
-	default:
-		return
-	}
-	s.Breaks = fault.Kind != EffectTerminate && fault.Kind != EffectDeath
-	if s.Strikes = fault.AfterChunks; s.Strikes == 0 {
-		s.Strike()
+		s.Script(fault.AfterChunks, false, n.die)
 	}
 }
 
-// strike plays the faults that come before a request is looked at, and says
-// whether that was the answer.
+// strike plays the faults that come before a request is looked at, and reports whether that was the response.
 func (n *Node) strike(ctx context.Context, w http.ResponseWriter, f *Effect) bool {
 	switch f.Kind {
 	case EffectStatus:
 		maps.Copy(w.Header(), f.Header)
 		if f.Body == "" {
-			api.WriteError(w, &api.Error{Message: http.StatusText(f.Status), Type: "InternalServerError", Code: f.Status})
+			api.WriteError(w, &api.Error{Message: http.StatusText(f.Status), Type: "InternalServerError",
+				Code: f.Status})
 		} else {
 			api.WriteJSON(w, f.Status, []byte(f.Body))
 		}
@@ -146,7 +140,7 @@ func oversize(w http.ResponseWriter, size int) {
 	_, _ = io.WriteString(w, tail)
 }
 
-// breakBody sends half of an answer, then breaks the connection or falls silent.
+// breakBody sends half of a response, then breaks the connection or falls silent.
 func (n *Node) breakBody(ctx context.Context, w http.ResponseWriter, data []byte, f *Effect) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(data)))

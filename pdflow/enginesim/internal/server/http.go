@@ -26,8 +26,8 @@ type surface interface {
 	Serve(w http.ResponseWriter, r *http.Request) bool
 }
 
-// ServeHTTP serves vLLM's HTTP surface with uvicorn's headers. No request id is
-// echoed: vLLM does that only when told to.
+// ServeHTTP serves vLLM's HTTP surface with uvicorn's headers. No request id is echoed: vLLM does that only when told
+// to.
 func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !n.Pass() {
 		panic(http.ErrAbortHandler)
@@ -50,11 +50,13 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}[r.URL.Path]
 	switch {
 	case !ok && n.knownPost(r.URL.Path):
-		api.WriteError(w, &api.Error{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
+		api.WriteError(w, &api.Error{Message: "Method Not Allowed", Type: "Method Not Allowed",
+			Code: http.StatusMethodNotAllowed})
 	case !ok:
 		api.WriteError(w, api.ErrNotFound())
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		api.WriteError(w, &api.Error{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
+		api.WriteError(w, &api.Error{Message: "Method Not Allowed", Type: "Method Not Allowed",
+			Code: http.StatusMethodNotAllowed})
 	default:
 		get(w)
 	}
@@ -99,7 +101,8 @@ func (n *Node) post(w http.ResponseWriter, r *http.Request) {
 		api.WriteError(w, api.ErrNotFound())
 		return
 	case !isJSON(r):
-		api.WriteError(w, api.BadField("", "value_error", "Unsupported Media Type: Only application/json is allowed", "None"))
+		api.WriteError(w, api.BadField("", "value_error", "Unsupported Media Type: Only application/json is allowed",
+			"None"))
 		return
 	case parse == nil:
 		answer, bad := api.PlainAPIs[r.URL.Path](&n.cfg.API, r, body)
@@ -143,14 +146,15 @@ func (n *Node) answerEnding(w http.ResponseWriter, why error) {
 }
 
 // serve runs a call of one of the generation APIs.
-func (n *Node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, fault *Effect, parse api.Parser) {
+func (n *Node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, fault *Effect,
+	parse api.Parser) {
 	c, bad := parse(&n.cfg.API, r, body)
 	if bad == nil {
 		bad = c.Check(&n.cfg.API)
 	}
 	if bad != nil {
-		// A call that could not even be parsed has no params to release by. The
-		// client's leaving must not stop the release.
+		// A call that could not even be parsed has no params to release by. The client's leaving must not stop the
+		// release.
 		if c != nil {
 			release, stop := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.HandshakeTimeout)
 			n.Conn.Rejected(release, c.Params)

@@ -7,8 +7,7 @@ import (
 	"sync"
 )
 
-// portListener is a listener whose port can be closed and opened again while the
-// HTTP server on it lives on.
+// portListener is a listener whose port can be closed and opened again while the HTTP server on it lives on.
 type portListener struct {
 	addr string
 

@@ -63,6 +63,7 @@ type Node struct {
 // exchange is one HTTP request that is being served.
 type exchange struct{ cancel context.CancelCauseFunc }
 
+// Start starts a life of an engine. It serves when Start returns.
 func Start(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, started: time.Now(), served: make(chan struct{}), open: map[net.Conn]http.ConnState{},
@@ -158,6 +159,7 @@ func (n *Node) finish(f *exchange) {
 	}
 }
 
+// InFlight is how many requests are being served.
 func (n *Node) InFlight() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -195,14 +197,15 @@ func (n *Node) end(why error) bool {
 	return true
 }
 
+// Ended says why the engine takes no new request, or nil.
 func (n *Node) Ended() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.ending
 }
 
-// die is what an error in the engine core does: everything that runs fails, the
-// server says so for a moment, then its port closes.
+// die is what an error in the engine core does: everything that runs fails, the server says so for a moment, then its
+// port closes.
 func (n *Node) die() {
 	if !n.end(core.ErrCoreDead) {
 		return
@@ -245,8 +248,7 @@ func (n *Node) Kill() {
 	n.settle(0)
 }
 
-// Terminate is SIGTERM: running requests are aborted and answered, then the port
-// closes.
+// Terminate is SIGTERM: running requests are aborted and answered, then the port closes.
 func (n *Node) Terminate() {
 	n.Freeze(false)
 	n.end(core.ErrTerminated)
@@ -294,10 +296,13 @@ func (n *Node) Refuse(refuse bool) {
 	}
 }
 
+// Frozen reports whether the engine is frozen.
 func (n *Node) Frozen() bool { return n.Core.Gate.Shut() }
 
+// Pass waits while the engine is frozen. It returns false once the engine has ended.
 func (n *Node) Pass() bool { return n.Core.Gate.Pass() }
 
+// Freeze stops the engine as SIGSTOP does, or lets it go on.
 func (n *Node) Freeze(frozen bool) {
 	n.Core.Freeze(frozen)
 	n.Conn.Freeze(frozen)

@@ -42,34 +42,33 @@ func (n *Node) run(ctx context.Context, c *api.Call, emit func(core.Step) error)
 	return outs, nil
 }
 
-// serveStream answers a call as a stream. The status is sent before anything is
-// known of the KV, as vLLM does: a failed load is an event within a 200.
+// serveStream serves a call as a stream. It sends the status before anything is known of the KV, as vLLM does: a load
+// that fails is an event within a 200.
 func (n *Node) serveStream(ctx context.Context, w http.ResponseWriter, c *api.Call, fault *Effect) {
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Vary", "Origin")
 	w.WriteHeader(http.StatusOK)
-	s := &api.SSE{W: w, Flush: http.NewResponseController(w), Join: n.cfg.EventsPerWrite}
-	_ = s.Flush.Flush()
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	n.script(ctx, s, fault)
+	s := api.NewSSE(w, n.cfg.EventsPerWrite)
+	s.Lock()
+	defer s.Unlock()
+	n.script(ctx, s, w, fault)
 
 	c.Begin(s)
 	s.Send() // it says that the request is there, and waits for nothing
-	s.Mu.Unlock()
+	s.Unlock()
 	outs, err := n.run(ctx, c, func(st core.Step) error {
-		s.Mu.Lock()
-		defer s.Mu.Unlock()
+		s.Lock()
+		defer s.Unlock()
 		c.Step(st)
-		if s.Broken {
+		if s.Broken() {
 			return core.ErrKilled
 		}
 		return nil
 	})
-	s.Mu.Lock()
+	s.Lock()
 	switch {
-	case s.Broken:
+	case s.Broken():
 		panic(http.ErrAbortHandler)
 	case err == nil:
 		c.End(outs)
@@ -80,7 +79,7 @@ func (n *Node) serveStream(ctx context.Context, w http.ResponseWriter, c *api.Ca
 	default:
 		panic(http.ErrAbortHandler)
 	}
-	if s.Send(); s.Broken {
+	if s.Send(); s.Broken() {
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -21,19 +21,18 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// layerwise is one engine's side, after vllm-ascend 182b75e,
-// kv_p2p/mooncake_layerwise_connector.py. None of it was recorded.
+// layerwise is one engine's side, after vllm-ascend 182b75e, kv_p2p/mooncake_layerwise_connector.py. None of it was
+// recorded.
 //
-// The real P writes into D's memory and then tells D that it has. Here P tells D
-// where its KV lies, D reads it, and the bytes count as P's.
+// The real P writes into D's memory and then tells D that it has. Here P tells D where its KV lies, D reads it, and the
+// bytes count as P's.
 type layerwise struct {
 	*proto.Wire
-	client *http.Client // D's, for callbacks
-	notice net.Listener // D's kv_port
+	client *http.Client      // D's, for callbacks
+	notice *proto.PipeServer // D's kv_port
 
 	waits sync.Mutex
 	names map[string]*layerWait
-	conns map[net.Conn]struct{}
 }
 
 // layerWait is a prompt that D waits for.
@@ -42,26 +41,27 @@ type layerWait struct {
 	done chan bool        // closed, or given true once D has the KV
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	port := set.Count("kv_port", 0)
 	if err := set.Err(); err != nil {
 		return nil, err
 	}
-	notice, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	notice, err := proto.ListenPipes(net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return nil, err
 	}
 	w, err := proto.StartWire(h, proto.Options{Writes: true})
 	if err != nil {
-		_ = notice.Close()
+		notice.Close()
 		return nil, err
 	}
 	c := &layerwise{
-		Wire: w, notice: notice, names: map[string]*layerWait{}, conns: map[net.Conn]struct{}{},
+		Wire: w, notice: notice, names: map[string]*layerWait{},
 		client: proto.NewClient(), // without a timeout, as the real one
 	}
-	c.Spawn(c.accept)
+	notice.Serve(c.noticed)
 	return c, nil
 }
 
@@ -71,18 +71,13 @@ func (c *layerwise) Keeps() map[string]string {
 }
 
 func (c *layerwise) noticePort() int {
-	return c.notice.Addr().(*net.TCPAddr).Port //nolint:errcheck // it listens on TCP
+	_, port := c.notice.Address()
+	return port
 }
 
 func (c *layerwise) Close() {
-	_ = c.notice.Close()
-	c.waits.Lock()
-	for conn := range c.conns {
-		_ = conn.Close()
-	}
-	c.conns = nil
-	c.waits.Unlock()
-	c.Wire.Close()
+	c.Wire.Close() // first: notices wait for its gate
+	c.notice.Close()
 }
 
 func (c *layerwise) Begin(r *core.Request) core.Transfer {
@@ -119,8 +114,8 @@ type callback struct {
 	CachedTokens    int       `json:"remote_cached_tokens"`
 }
 
-// Load calls back and waits for P's push, for ever if none comes. If the client
-// leaves meanwhile, the blocks are lost: P might still write into them.
+// Load calls back and waits for P's push, forever if none comes. If the client leaves meanwhile, the blocks are lost: P
+// might still write into them.
 func (t *layerPush) Load(ctx context.Context, s *core.Sequence) error {
 	err := t.receive(ctx, s)
 	if err != nil {
@@ -145,8 +140,10 @@ func (t *layerPush) receive(ctx context.Context, s *core.Sequence) error {
 	}()
 	host, _ := t.c.Side.Address()
 	body := python.Encode(callback{
-		TokenIDs: []int32{}, RequestID: name, DoRemoteDecode: true, BlockIDs: [][]int32{s.Blocks}, BlockSize: []int{t.c.Core.BlockSize},
-		EngineID: t.c.Host.ID, Host: host, Port: t.c.noticePort(), TPSize: 1, PCPSize: 1, DCPSize: 1, CachedTokens: s.Computed,
+		TokenIDs: []int32{}, RequestID: name, DoRemoteDecode: true, BlockIDs: [][]int32{s.Blocks},
+		BlockSize: []int{t.c.Core.BlockSize},
+		EngineID:  t.c.Host.ID, Host: host, Port: t.c.noticePort(), TPSize: 1, PCPSize: 1, DCPSize: 1,
+		CachedTokens: s.Computed,
 	})
 	if !t.request.Params.Is("do_virtual") {
 		url := t.request.Params.Text("metaserver")
@@ -180,8 +177,7 @@ func (c *layerwise) call(url string, body []byte) {
 	}
 }
 
-// noticeMessage is P's word that a prompt's KV lies ready, and D's whether it was
-// wanted.
+// noticeMessage is P's word that a prompt's KV lies ready, and D's whether it was wanted.
 type noticeMessage struct {
 	Request string `json:"request,omitempty"`
 	Engine  string `json:"engine,omitempty"`
@@ -190,34 +186,11 @@ type noticeMessage struct {
 	Taken   bool   `json:"taken,omitempty"`
 }
 
-func (c *layerwise) accept() {
-	for {
-		conn, err := c.notice.Accept()
-		if err != nil {
-			return
-		}
-		c.waits.Lock()
-		over := c.conns == nil
-		if !over {
-			c.conns[conn] = struct{}{}
-		}
-		c.waits.Unlock()
-		if over || !c.Spawn(func() { c.noticed(conn) }) {
-			_ = conn.Close()
-		}
-	}
-}
-
 // noticed takes one notice. P learns when D has the KV, or that nobody wants it.
-func (c *layerwise) noticed(conn net.Conn) {
-	defer func() {
-		_ = conn.Close()
-		c.waits.Lock()
-		defer c.waits.Unlock()
-		delete(c.conns, conn)
-	}()
+func (c *layerwise) noticed(pipe *core.Pipe) {
 	var m noticeMessage
-	if json.NewDecoder(conn).Decode(&m) != nil || !c.Side.Gate.Pass() {
+	f, err := pipe.Recv()
+	if err != nil || json.Unmarshal(f.Data, &m) != nil || !c.Side.Gate.Pass() {
 		return
 	}
 	c.waits.Lock()
@@ -229,7 +202,7 @@ func (c *layerwise) noticed(conn net.Conn) {
 		wait.from <- proto.Place{ID: m.Engine, Host: m.Host, Port: m.Port}
 		taken = <-wait.done
 	}
-	_ = json.NewEncoder(conn).Encode(noticeMessage{Taken: taken})
+	_ = pipe.Send(core.Frame{Kind: core.FrameReleased, Data: python.Encode(noticeMessage{Taken: taken})})
 }
 
 // Arrived reads what the real P reads without asking whether it is there.
@@ -249,8 +222,7 @@ func (t *layerPush) Arrived(context.Context, *core.Sequence) (string, error) {
 	return "", nil
 }
 
-// Finished pushes, whatever the reason: the layers are out before it is known. The
-// answer tells nothing.
+// Finished pushes, whatever the reason: the layers are out before it is known. The answer tells nothing.
 func (t *layerPush) Finished(s *core.Sequence, reason string) any {
 	if !t.produces || reason != core.ReasonLength && reason != core.ReasonStop {
 		return nil
@@ -280,23 +252,23 @@ func (c *layerwise) tell(to proto.Place, name string) bool {
 }
 
 func (c *layerwise) tellOnce(to proto.Place, name string) error {
-	conn, err := new(net.Dialer).DialContext(c.Ctx, "tcp", net.JoinHostPort(to.Host, to.Port))
+	pipe, err := proto.Dial(c.Ctx, to.Host, to.Port)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
-	stop := context.AfterFunc(c.Ctx, func() { _ = conn.Close() })
-	defer stop()
+	defer pipe.Close()
+	defer context.AfterFunc(c.Ctx, func() { _ = pipe.Close() })()
 	host, port := c.Side.Address()
-	if err := json.NewEncoder(conn).Encode(noticeMessage{Request: name, Engine: c.Host.ID, Host: host, Port: strconv.Itoa(port)}); err != nil {
+	m := noticeMessage{Request: name, Engine: c.Host.ID, Host: host, Port: strconv.Itoa(port)}
+	if err := pipe.Send(core.Frame{Kind: core.FrameAsk, Data: python.Encode(m)}); err != nil {
 		return err
 	}
-	var answer noticeMessage
-	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
-		return err
+	f, err := pipe.Recv()
+	if err == nil {
+		err = json.Unmarshal(f.Data, &m)
 	}
-	if !answer.Taken {
-		return errNotTaken
+	if err == nil && !m.Taken {
+		err = errNotTaken
 	}
-	return nil
+	return err
 }

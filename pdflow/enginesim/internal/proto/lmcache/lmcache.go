@@ -5,7 +5,6 @@ package lmcache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -15,16 +14,14 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// lmcache stores prompts in chunks, and loads what it finds from the first chunk on.
-// It follows lmcache/integration/vllm/vllm_v1_adapter.py and cache_engine.py
-// (LMCache 0.5): whole chunks only, keys chained from the prompt's beginning and
-// seeded with PYTHONHASHSEED, a kv_producer that does not look up, a kv_consumer
-// that does not store, and the last token of a prompt always computed.
+// lmcache stores prompts in chunks, and loads what it finds from the first chunk on. It follows
+// lmcache/integration/vllm/vllm_v1_adapter.py and cache_engine.py (LMCache 0.5): whole chunks only, keys chained from
+// the prompt's beginning and seeded with PYTHONHASHSEED, a kv_producer that does not look up, a kv_consumer that does
+// not store, and the last token of a prompt always computed.
 //
-// Config.Extra: store (a folder; engines with the same one share it), chunk_size
-// (tokens, default 256, a multiple of BlockSize), hash_seed (PYTHONHASHSEED: random
-// for each process unless it is set), put_delay (how long a chunk takes to get into
-// the store, as a Go duration; the real put is asynchronous, too).
+// Config.Extra: store (a folder; engines with the same one share it), chunk_size (tokens, default 256, a multiple of
+// BlockSize), hash_seed (PYTHONHASHSEED: random for each process unless it is set), put_delay (how long a chunk takes
+// to get into the store, as a Go duration; the real put is asynchronous, too).
 type lmcache struct {
 	core.NoConnector
 	host  *proto.Host
@@ -37,6 +34,7 @@ type lmcache struct {
 	wg     sync.WaitGroup
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	chunk, delay := ChunkBlocks(h, set), set.Duration("put_delay")
@@ -53,8 +51,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return c, nil
 }
 
-// HashSeed is what seeds the keys of chunks. Without PYTHONHASHSEED each process
-// has its own.
+// HashSeed is what seeds the keys of chunks. Without PYTHONHASHSEED each process has its own.
 func HashSeed(h *proto.Host) string {
 	if seed := h.Extra["hash_seed"]; seed != "" {
 		return seed
@@ -95,17 +92,12 @@ func (t *chunked) Promised(s *core.Sequence) int {
 	return t.found
 }
 
-var ErrChunkGone = errors.New("a chunk is no longer in the store")
-
 func (t *chunked) Load(_ context.Context, s *core.Sequence) error {
 	size := t.host.Core.BlockSize
 	var contents [][]byte
 	begun := time.Now()
 	for i := s.Computed / size; i*size < t.found; i++ {
-		block, ok, err := t.store.Get(s.Keys[i])
-		if err == nil && !ok {
-			err = ErrChunkGone
-		}
+		block, err := t.store.Get(s.Keys[i], t.host.Core.BlockBytes)
 		if err != nil {
 			return &core.LoadError{Failures: 1, Err: err}
 		}

@@ -10,15 +10,15 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // lmcacheScene is a pair over one store of chunks of 64 tokens; change gives D other settings, or both.
-func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *scenetest.Scene {
+func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *simtest.Scene {
 	dir := t.TempDir()
-	return scenetest.New(t, func(p, d *enginesim.Config) {
+	return simtest.New(t, func(p, d *enginesim.Config) {
 		for _, c := range []*enginesim.Config{p, d} {
 			c.Connector, c.KVRole = "lmcache", enginesim.RoleBoth
 			c.Extra = map[string]string{"store": dir, "hash_seed": "0", "chunk_size": "64"}
@@ -30,19 +30,20 @@ func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *scenetest.
 }
 
 // both runs a prompt at P, for one token, and then at D.
-func both(s *scenetest.Scene, body scenetest.Obj) scenetest.Answer {
+func both(s *simtest.Scene, body simtest.Obj) simtest.Answer {
 	s.T.Helper()
-	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"max_tokens": 1})).Status)
-	return s.Post(s.T.Context(), s.D, scenetest.Completions, body)
+	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
+	return s.Post(s.T.Context(), s.D, simtest.Completions, body)
 }
 
 // Chunks of 64: of 240 tokens three are whole, and the rest is computed.
 func TestLMCacheLoadsWholeChunks(t *testing.T) {
 	s := lmcacheScene(t, nil)
-	body := scenetest.Completion("one")
+	body := simtest.Completion("one")
 	got := both(s, body)
 	require.Equal(t, 200, got.Status)
-	assert.Equal(t, s.Alone(scenetest.Completions, body), got.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), got.Text())
 	assert.EqualValues(t, 192, s.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 48, s.D.Stats().LocalCompute)
 	assert.EqualValues(t, 192, got.Get("usage.prompt_tokens_details.cached_tokens").Int())
@@ -54,29 +55,37 @@ func TestLMCacheLoadsWholeChunks(t *testing.T) {
 // A prompt of whole chunks only: its last token is computed all the same, for the answer starts from it.
 func TestLMCacheComputesTheLastToken(t *testing.T) {
 	s := lmcacheScene(t, nil)
-	body := scenetest.With(scenetest.Completion("one"), scenetest.Obj{"prompt": scenetest.Prompt(128, "one")})
-	assert.Equal(t, s.Alone(scenetest.Completions, body), both(s, body).Text())
+	body := simtest.With(simtest.Completion("one"), simtest.Obj{"prompt": simtest.Prompt(128, "one")})
+	assert.Equal(t, s.Alone(simtest.Completions, body), both(s, body).Text())
 	assert.EqualValues(t, 127, s.D.Stats().ExternalKVTransfer)
 }
 
 // What makes LMCache find nothing, in silence: all answers are right.
 func TestLMCacheFindsNothing(t *testing.T) {
 	for rule, change := range map[string]func(p, d *enginesim.Config){
-		"another store":                      func(_, d *enginesim.Config) { d.Extra["store"] += "/other" },
-		"another PYTHONHASHSEED":             func(_, d *enginesim.Config) { d.Extra["hash_seed"] = "1" },
-		"no PYTHONHASHSEED":                  func(p, d *enginesim.Config) { delete(p.Extra, "hash_seed"); delete(d.Extra, "hash_seed") },
-		"chunks of another size":             func(_, d *enginesim.Config) { d.Extra["chunk_size"] = "128" },
-		"chunks longer than the prompt":      func(p, d *enginesim.Config) { p.Extra["chunk_size"] = "256"; d.Extra["chunk_size"] = "256" },
+		"another store":          func(_, d *enginesim.Config) { d.Extra["store"] += "/other" },
+		"another PYTHONHASHSEED": func(_, d *enginesim.Config) { d.Extra["hash_seed"] = "1" },
+		"no PYTHONHASHSEED": func(p, d *enginesim.Config) {
+			delete(p.Extra,
+				"hash_seed")
+			delete(d.Extra, "hash_seed")
+		},
+		"chunks of another size": func(_, d *enginesim.Config) { d.Extra["chunk_size"] = "128" },
+		"chunks longer than the prompt": func(p,
+			d *enginesim.Config) {
+			p.Extra["chunk_size"] = "256"
+			d.Extra["chunk_size"] = "256"
+		},
 		"a put that is not done":             func(p, _ *enginesim.Config) { p.Extra["put_delay"] = "10s" },
 		"a prefill engine that only reads":   func(p, _ *enginesim.Config) { p.KVRole = enginesim.RoleConsumer },
 		"a decode engine that only produces": func(_, d *enginesim.Config) { d.KVRole = enginesim.RoleProducer },
 	} {
 		t.Run(rule, func(t *testing.T) {
 			s := lmcacheScene(t, change)
-			body := scenetest.Completion("one")
+			body := simtest.Completion("one")
 			got := both(s, body)
 			require.Equal(t, 200, got.Status)
-			assert.Equal(t, s.Alone(scenetest.Completions, body), got.Text())
+			assert.Equal(t, s.Alone(simtest.Completions, body), got.Text())
 			assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 		})

@@ -3,6 +3,7 @@
 package lmcachepd
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net"
@@ -23,19 +24,15 @@ type allocMessage struct {
 
 // receiveBuffer is the memory into which senders write chunks, with its two ports.
 //
-// As with LMCache, a chunk is known as soon as there is room for it, before its
-// bytes have come: who looks too early reads what lay there.
+// As with LMCache, a chunk is known as soon as there is room for it, before its bytes have come: who looks too early
+// reads what lay there.
 type receiveBuffer struct {
 	host        *proto.Host
-	init, alloc net.Listener
-	gate        core.Gate
-	wg          sync.WaitGroup
+	init, alloc *proto.PipeServer
 
 	mu     sync.Mutex
 	room   int // bytes
 	chunks map[core.TokenKey][][]byte
-	pipes  map[*core.Pipe]struct{}
-	closed bool
 }
 
 func openReceiver(h *proto.Host, room int) (*receiveBuffer, error) {
@@ -43,59 +40,26 @@ func openReceiver(h *proto.Host, room int) (*receiveBuffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &receiveBuffer{host: h, room: room, chunks: map[core.TokenKey][][]byte{}, pipes: map[*core.Pipe]struct{}{}}
-	b.gate.Init()
-	listen := func(key string) (net.Listener, error) {
-		port := h.Extra[key]
-		if port == "" {
-			port = "0"
-		}
-		return net.Listen("tcp", net.JoinHostPort(host, port))
+	b := &receiveBuffer{host: h, room: room, chunks: map[core.TokenKey][][]byte{}}
+	listen := func(key string) (*proto.PipeServer, error) {
+		return proto.ListenPipes(net.JoinHostPort(host, cmp.Or(h.Extra[key], "0")))
 	}
 	if b.init, err = listen("pd_peer_init_port"); err != nil {
 		return nil, err
 	}
 	if b.alloc, err = listen("pd_peer_alloc_port"); err != nil {
-		_ = b.init.Close()
+		b.init.Close()
 		return nil, err
 	}
-	b.wg.Go(func() { b.accept(b.init, b.meet) })
-	b.wg.Go(func() { b.accept(b.alloc, b.receive) })
+	b.init.Serve(b.meet)
+	b.alloc.Serve(b.receive)
 	return b, nil
 }
 
 func (b *receiveBuffer) address() (host string, init, alloc int) {
-	i, a := b.init.Addr().(*net.TCPAddr), b.alloc.Addr().(*net.TCPAddr) //nolint:errcheck // they listen on TCP
-	return i.IP.String(), i.Port, a.Port
-}
-
-func (b *receiveBuffer) accept(ln net.Listener, serve func(*core.Pipe)) {
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			return
-		}
-		pipe := core.NewPipe(conn)
-		b.mu.Lock()
-		if b.closed {
-			b.mu.Unlock()
-			_ = pipe.Close()
-			return
-		}
-		b.pipes[pipe] = struct{}{}
-		b.wg.Go(func() {
-			defer func() {
-				_ = pipe.Close()
-				b.mu.Lock()
-				delete(b.pipes, pipe)
-				b.mu.Unlock()
-			}()
-			if b.gate.Pass() {
-				serve(pipe)
-			}
-		})
-		b.mu.Unlock()
-	}
+	host, init = b.init.Address()
+	_, alloc = b.alloc.Address()
+	return host, init, alloc
 }
 
 // meet answers a sender's hello at the init port.
@@ -126,7 +90,7 @@ func (b *receiveBuffer) receive(pipe *core.Pipe) {
 	}
 	for range memory {
 		f, err := pipe.Recv()
-		if err != nil || f.Kind != core.FrameBlock || int(f.Index) >= len(memory) || !b.gate.Pass() {
+		if err != nil || f.Kind != core.FrameBlock || int(f.Index) >= len(memory) || !b.alloc.Gate.Pass() {
 			return
 		}
 		b.mu.Lock()
@@ -182,8 +146,7 @@ func (b *receiveBuffer) has(keys []core.TokenKey) int {
 	return len(keys)
 }
 
-// take gives a chunk's blocks and drops it: LMCache's receivers remove after
-// retrieve.
+// take gives a chunk's blocks and drops it: LMCache's receivers remove after retrieve.
 func (b *receiveBuffer) take(key core.TokenKey) (blocks [][]byte, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,15 +162,12 @@ func (b *receiveBuffer) take(key core.TokenKey) (blocks [][]byte, ok bool) {
 	return blocks, true
 }
 
+func (b *receiveBuffer) freeze(frozen bool) {
+	b.init.Gate.Set(frozen)
+	b.alloc.Gate.Set(frozen)
+}
+
 func (b *receiveBuffer) close() {
-	_ = b.init.Close()
-	_ = b.alloc.Close()
-	b.gate.End()
-	b.mu.Lock()
-	b.closed = true
-	for pipe := range b.pipes {
-		_ = pipe.Close()
-	}
-	b.mu.Unlock()
-	b.wg.Wait()
+	b.init.Close()
+	b.alloc.Close()
 }

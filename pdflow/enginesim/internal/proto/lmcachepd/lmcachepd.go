@@ -21,21 +21,17 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/lmcache"
 )
 
-// lmcachePD is LMCache's transfer from engine to engine. A kv_producer is the
-// sender: when a prompt is computed, it asks the receiver that the request's
-// disagg_spec names for room, writes the chunks there, and tells the proxy. A
-// kv_consumer is the receiver: it looks for chunks of each prompt in its buffer,
-// and drops those that it has read. It follows lmcache/v1/storage_backend/
-// pd_backend.py at b532e04a and 07e07869 and lmcache/integration/vllm/
-// vllm_v1_adapter.py (LMCache 0.3 to 0.5). The two engines' own messages are
-// enginesim's; the notice is LMCache's, over ZeroMQ.
+// lmcachePD is LMCache's transfer from engine to engine. A kv_producer is the sender: when a prompt is computed, it
+// asks the receiver that the request's disagg_spec names for room, writes the chunks there, and tells the proxy. A
+// kv_consumer is the receiver: it looks for chunks of each prompt in its buffer, and drops those that it has read. It
+// follows lmcache/v1/storage_backend/ pd_backend.py at b532e04a and 07e07869 and lmcache/integration/vllm/
+// vllm_v1_adapter.py (LMCache 0.3 to 0.5). The two engines' own messages are enginesim's; the notice is LMCache's, over
+// ZeroMQ.
 //
-// Config.Extra: pd_peer_init_port and pd_peer_alloc_port of a receiver (default:
-// any), pd_proxy_host and pd_proxy_port of a sender, pd_skip_proxy_notification,
-// pd_buffer_size (bytes, default 1 GiB), chunk_size (tokens, default 256, a multiple
-// of BlockSize), hash_seed (PYTHONHASHSEED), skip_last_n_tokens (0),
-// discard_partial_chunks (false); push_delay (how long writing takes, as a Go
-// duration, 0).
+// Config.Extra: pd_peer_init_port and pd_peer_alloc_port of a receiver (default: any), pd_proxy_host and pd_proxy_port
+// of a sender, pd_skip_proxy_notification, pd_buffer_size (bytes, default 1 GiB), chunk_size (tokens, default 256, a
+// multiple of BlockSize), hash_seed (PYTHONHASHSEED), skip_last_n_tokens (0), discard_partial_chunks (false);
+// push_delay (how long writing takes, as a Go duration, 0).
 type lmcachePD struct {
 	core.NoConnector
 	host   *proto.Host
@@ -53,11 +49,14 @@ type lmcachePD struct {
 	wg     sync.WaitGroup
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	c := &lmcachePD{
-		host: h, chunk: lmcache.ChunkBlocks(h, set) * h.Core.BlockSize, whole: h.Extra["discard_partial_chunks"] == "true",
-		seed: core.TokenKey{}.Extend(core.Tokenise(lmcache.HashSeed(h))), skip: set.Count("skip_last_n_tokens", 0), delay: set.Duration("push_delay"),
+		host: h, chunk: lmcache.ChunkBlocks(h,
+			set) * h.Core.BlockSize, whole: h.Extra["discard_partial_chunks"] == "true",
+		seed: core.TokenKey{}.Extend(core.Tokenise(lmcache.HashSeed(h))), skip: set.Count("skip_last_n_tokens",
+			0), delay: set.Duration("push_delay"),
 		notifies: h.Extra["pd_skip_proxy_notification"] != "true",
 	}
 	room := set.Count("pd_buffer_size", 1<<30)
@@ -94,8 +93,7 @@ func (c *lmcachePD) Keeps() map[string]string {
 	return map[string]string{"pd_peer_init_port": strconv.Itoa(init), "pd_peer_alloc_port": strconv.Itoa(alloc)}
 }
 
-// disaggSpec is where a sender pushes to. Ports are one per rank of the engine,
-// and this one has one rank.
+// disaggSpec is where a sender pushes to. Ports are one per rank of the engine, and this one has one rank.
 type disaggSpec struct {
 	ReqID     *string         `json:"req_id"`
 	Host      *string         `json:"receiver_host"`
@@ -107,14 +105,15 @@ func (c *lmcachePD) Begin(r *core.Request) core.Transfer {
 	t := &pushed{lmcachePD: c, local: r.Local, firstToken: r.Params.Has("ret_first_tok")}
 	if c.host.Role != proto.RoleConsumer && r.Params.Given("disagg_spec") {
 		t.spec = new(disaggSpec)
-		t.bad = json.Unmarshal(r.Params["disagg_spec"], t.spec) != nil || t.spec.ReqID == nil || t.spec.Host == nil || t.spec.InitPort == nil || t.spec.AllocPort == nil
+		t.bad = json.Unmarshal(r.Params["disagg_spec"], t.spec) != nil || t.spec.ReqID == nil || t.spec.Host == nil ||
+			t.spec.InitPort == nil || t.spec.AllocPort == nil
 	}
 	return t
 }
 
 func (c *lmcachePD) Freeze(frozen bool) {
 	if c.buffer != nil {
-		c.buffer.gate.Set(frozen)
+		c.buffer.freeze(frozen)
 	}
 }
 
@@ -126,8 +125,7 @@ func (c *lmcachePD) Close() {
 	c.wg.Wait()
 }
 
-// chunks gives the keys of a prompt's chunks and the token that each ends before.
-// The last one may be partial.
+// chunks gives the keys of a prompt's chunks and the token that each ends before. The last one may be partial.
 func (c *lmcachePD) chunks(tokens []int32) (keys []core.TokenKey, ends []int) {
 	key := c.seed
 	for at := 0; at < len(tokens); {
@@ -155,8 +153,7 @@ type pushed struct {
 	found int             // tokens
 }
 
-// Arrived lets the engine die of a disagg_spec without the members that its
-// scheduler reads.
+// Arrived lets the engine die of a disagg_spec without the members that its scheduler reads.
 func (t *pushed) Arrived(context.Context, *core.Sequence) (string, error) {
 	if t.bad {
 		return "", &core.Death{Why: "disagg_spec lacks a member, or has one of another type"}
@@ -180,7 +177,7 @@ func (t *pushed) Load(_ context.Context, s *core.Sequence) error {
 	for _, key := range t.keys {
 		blocks, ok := t.buffer.take(key)
 		if !ok {
-			return &core.LoadError{Failures: 1, Err: lmcache.ErrChunkGone}
+			return &core.LoadError{Failures: 1, Err: proto.ErrGone}
 		}
 		contents = append(contents, blocks...)
 	}
@@ -189,7 +186,7 @@ func (t *pushed) Load(_ context.Context, s *core.Sequence) error {
 	return nil
 }
 
-// Prefilled pushes the prompt to its receiver, beside the answer.
+// Prefilled pushes the prompt to its receiver, beside the response.
 func (t *pushed) Prefilled(_ context.Context, s *core.Sequence) {
 	if t.spec == nil {
 		return
@@ -252,7 +249,8 @@ func (t *pushed) push(keys []core.TokenKey, ends []int, blocks [][]byte) error {
 	}
 	begun := time.Now()
 	for i, block := range blocks {
-		if err := pipe.Send(core.Frame{Kind: core.FrameBlock, Index: uint32(i), Count: uint32(len(blocks)), Data: block}); err != nil {
+		if err := pipe.Send(core.Frame{Kind: core.FrameBlock, Index: uint32(i), Count: uint32(len(blocks)),
+			Data: block}); err != nil {
 			return err
 		}
 	}
@@ -266,11 +264,7 @@ func (t *pushed) push(keys []core.TokenKey, ends []int, blocks [][]byte) error {
 func (t *pushed) dial(port string) (*core.Pipe, error) {
 	ctx, stop := context.WithTimeout(t.ctx, t.host.Handshake)
 	defer stop()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(*t.spec.Host, port))
-	if err != nil {
-		return nil, err
-	}
-	return core.NewPipe(conn), nil
+	return proto.Dial(ctx, *t.spec.Host, port)
 }
 
 // shakeHands meets the receiver at its init port.
@@ -285,14 +279,14 @@ func (t *pushed) shakeHands(port string) error {
 	return err
 }
 
-// notify pushes LMCache's message to the proxy. As with libzmq, it is kept until
-// somebody listens there.
+// notify pushes LMCache's message to the proxy. As with libzmq, it is kept until somebody listens there.
 func (c *lmcachePD) notify(request string) error {
 	data, err := msgpack.Marshal(map[string]string{"type": "ProxyNotif", "req_id": request})
 	if err != nil {
 		return err
 	}
-	push := zmq4.NewPush(c.ctx, zmq4.WithLogger(core.Silent()), zmq4.WithDialerMaxRetries(-1), zmq4.WithDialerRetry(20*time.Millisecond))
+	push := zmq4.NewPush(c.ctx, zmq4.WithLogger(core.Silent()), zmq4.WithDialerMaxRetries(-1),
+		zmq4.WithDialerRetry(20*time.Millisecond))
 	defer push.Close()
 	address := net.JoinHostPort(c.host.Extra["pd_proxy_host"], c.host.Extra["pd_proxy_port"])
 	if err := push.Dial("tcp://" + address); err != nil {

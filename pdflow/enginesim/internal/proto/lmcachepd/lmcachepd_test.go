@@ -19,14 +19,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // lmcachePair is a sender and a receiver, and a proxy's PULL socket.
 type lmcachePair struct {
-	*scenetest.Scene
+	*simtest.Scene
 	notices chan string // request ids
 }
 
@@ -53,8 +53,9 @@ func newLMCachePair(t *testing.T, extra map[string]string) *lmcachePair {
 		}
 	}()
 	t.Cleanup(func() { cancel(); _ = pull.Close(); <-ended })
-	x.Scene = scenetest.New(t, func(p, d *enginesim.Config) {
-		settings := map[string]string{"pd_proxy_host": host, "pd_proxy_port": port, "hash_seed": "0", "chunk_size": "64"}
+	x.Scene = simtest.New(t, func(p, d *enginesim.Config) {
+		settings := map[string]string{"pd_proxy_host": host, "pd_proxy_port": port, "hash_seed": "0",
+			"chunk_size": "64"}
 		maps.Copy(settings, extra)
 		p.Connector, p.Extra = "lmcache-pd", settings
 		d.Connector, d.Extra = "lmcache-pd", settings
@@ -63,14 +64,16 @@ func newLMCachePair(t *testing.T, extra map[string]string) *lmcachePair {
 }
 
 // spec is D's receiver as a proxy names it.
-func (x *lmcachePair) spec() scenetest.Obj {
+func (x *lmcachePair) spec() simtest.Obj {
 	host, init, alloc := x.D.Receiver()
-	return scenetest.Obj{"req_id": "r-1", "receiver_host": host, "receiver_init_port": []int{init}, "receiver_alloc_port": []int{alloc}}
+	return simtest.Obj{"req_id": "r-1", "receiver_host": host, "receiver_init_port": []int{init},
+		"receiver_alloc_port": []int{alloc}}
 }
 
-func (x *lmcachePair) prefill(body, params scenetest.Obj) scenetest.Answer {
+func (x *lmcachePair) prefill(body, params simtest.Obj) simtest.Answer {
 	x.T.Helper()
-	return x.Post(x.T.Context(), x.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
+	return x.Post(x.T.Context(), x.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
 }
 
 func (x *lmcachePair) noNotice() {
@@ -84,25 +87,25 @@ func (x *lmcachePair) noNotice() {
 
 func TestLMCachePDPushesThenTells(t *testing.T) {
 	x := newLMCachePair(t, nil)
-	body := scenetest.Completion("one")
-	a := x.prefill(body, scenetest.Obj{"disagg_spec": x.spec()})
+	body := simtest.Completion("one")
+	a := x.prefill(body, simtest.Obj{"disagg_spec": x.spec()})
 	require.Equal(t, 200, a.Status, a.Body)
 	assert.Equal(t, "null", a.Get("kv_transfer_params").Raw, "no first token unless it is asked for")
 	assert.Equal(t, "r-1", <-x.notices)
-	got := x.Post(t.Context(), x.D, scenetest.Completions, body)
-	assert.Equal(t, x.Alone(scenetest.Completions, body), got.Text())
+	got := x.Post(t.Context(), x.D, simtest.Completions, body)
+	assert.Equal(t, x.Alone(simtest.Completions, body), got.Text())
 	assert.EqualValues(t, 239, x.D.Stats().ExternalKVTransfer, "all but the last token, partial chunk included")
-	assert.EqualValues(t, 8*scenetest.Block*16, x.P.Stats().BytesTransferred, "the sender writes")
+	assert.EqualValues(t, 8*simtest.Block*16, x.P.Stats().BytesTransferred, "the sender writes")
 	assert.NoError(t, x.D.CheckKV())
 
-	x.Post(t.Context(), x.D, scenetest.Completions, scenetest.With(body, scenetest.Obj{"cache_salt": "no local hit"}))
+	x.Post(t.Context(), x.D, simtest.Completions, simtest.With(body, simtest.Obj{"cache_salt": "no local hit"}))
 	assert.EqualValues(t, 239, x.D.Stats().ExternalKVTransfer, "a chunk that was read is gone")
 }
 
 func TestLMCachePDGivesTheFirstToken(t *testing.T) {
 	x := newLMCachePair(t, map[string]string{"skip_last_n_tokens": "1"})
-	body := scenetest.With(scenetest.Completion("one"), scenetest.Obj{"return_token_ids": true})
-	a := x.prefill(body, scenetest.Obj{"ret_first_tok": true, "disagg_spec": x.spec()})
+	body := simtest.With(simtest.Completion("one"), simtest.Obj{"return_token_ids": true})
+	a := x.prefill(body, simtest.Obj{"ret_first_tok": true, "disagg_spec": x.spec()})
 	<-x.notices
 	first := a.Get("choices.0.token_ids.0").Int()
 	require.Equal(t, first, a.Get("kv_transfer_params.first_tok").Int())
@@ -111,37 +114,47 @@ func TestLMCachePDGivesTheFirstToken(t *testing.T) {
 	for i, id := range ids {
 		tokens[i] = id.Int()
 	}
-	got := x.Post(t.Context(), x.D, scenetest.Completions, scenetest.Obj{"prompt": tokens, "max_tokens": 23, "temperature": 0})
+	got := x.Post(t.Context(), x.D, simtest.Completions, simtest.Obj{"prompt": tokens, "max_tokens": 23,
+		"temperature": 0})
 	require.Equal(t, 200, got.Status, got.Body)
-	assert.Equal(t, x.Alone(scenetest.Completions, scenetest.Completion("one")), a.Text()+got.Text())
+	assert.Equal(t, x.Alone(simtest.Completions, simtest.Completion("one")), a.Text()+got.Text())
 	assert.EqualValues(t, 240, x.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 1, x.D.Stats().LocalCompute, "the first token's own KV")
 }
 
 // What a wrong proxy gets from the real engine.
 func TestLMCachePDOfAWrongProxy(t *testing.T) {
-	changed := func(x *lmcachePair, key string, value any) scenetest.Obj {
-		return scenetest.With(x.spec(), scenetest.Obj{key: value})
+	changed := func(x *lmcachePair, key string, value any) simtest.Obj {
+		return simtest.With(x.spec(), simtest.Obj{key: value})
 	}
-	for rule, spec := range map[string]func(x *lmcachePair) scenetest.Obj{
-		"no disagg_spec: nothing is pushed":  func(*lmcachePair) scenetest.Obj { return nil },
-		"a bare port where a list is wanted": func(x *lmcachePair) scenetest.Obj { return changed(x, "receiver_init_port", 8300) },
-		"no ports":                           func(x *lmcachePair) scenetest.Obj { return changed(x, "receiver_alloc_port", []int{}) },
-		"ports that are exchanged": func(x *lmcachePair) scenetest.Obj {
-			return scenetest.With(x.spec(), scenetest.Obj{"receiver_init_port": x.spec()["receiver_alloc_port"]})
+	for rule, spec := range map[string]func(x *lmcachePair) simtest.Obj{
+		"no disagg_spec: nothing is pushed": func(*lmcachePair) simtest.Obj { return nil },
+		"a bare port where a list is wanted": func(x *lmcachePair) simtest.Obj {
+			return changed(x,
+				"receiver_init_port", 8300)
 		},
-		"a receiver that is not there": func(x *lmcachePair) scenetest.Obj { return changed(x, "receiver_init_port", []int{1}) },
+		"no ports": func(x *lmcachePair) simtest.Obj {
+			return changed(x,
+				"receiver_alloc_port", []int{})
+		},
+		"ports that are exchanged": func(x *lmcachePair) simtest.Obj {
+			return simtest.With(x.spec(), simtest.Obj{"receiver_init_port": x.spec()["receiver_alloc_port"]})
+		},
+		"a receiver that is not there": func(x *lmcachePair) simtest.Obj {
+			return changed(x, "receiver_init_port",
+				[]int{1})
+		},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			x := newLMCachePair(t, nil)
-			params := scenetest.Obj{}
+			params := simtest.Obj{}
 			if s := spec(x); s != nil {
 				params["disagg_spec"] = s
 			}
-			require.Equal(t, 200, x.prefill(scenetest.Completion("one"), params).Status, "P answers all the same")
+			require.Equal(t, 200, x.prefill(simtest.Completion("one"), params).Status, "P answers all the same")
 			x.noNotice()
-			got := x.Post(t.Context(), x.D, scenetest.Completions, scenetest.Completion("one"))
-			assert.Equal(t, x.Alone(scenetest.Completions, scenetest.Completion("one")), got.Text())
+			got := x.Post(t.Context(), x.D, simtest.Completions, simtest.Completion("one"))
+			assert.Equal(t, x.Alone(simtest.Completions, simtest.Completion("one")), got.Text())
 			assert.Zero(t, x.D.Stats().ExternalKVTransfer)
 		})
 	}
@@ -149,7 +162,7 @@ func TestLMCachePDOfAWrongProxy(t *testing.T) {
 		x := newLMCachePair(t, nil)
 		spec := x.spec()
 		delete(spec, "receiver_host")
-		assert.Equal(t, 500, x.prefill(scenetest.Completion("one"), scenetest.Obj{"disagg_spec": spec}).Status)
+		assert.Equal(t, 500, x.prefill(simtest.Completion("one"), simtest.Obj{"disagg_spec": spec}).Status)
 		x.Dies(x.P)
 	})
 }
@@ -157,12 +170,12 @@ func TestLMCachePDOfAWrongProxy(t *testing.T) {
 // A decode that comes before the data finds the chunks, whose memory holds nothing yet: 200, with another text.
 func TestLMCachePDDecodeBeforeTheNoticeAnswersWrongly(t *testing.T) {
 	x := newLMCachePair(t, map[string]string{"push_delay": "300ms"})
-	body := scenetest.Completion("one")
-	require.Equal(t, 200, x.prefill(body, scenetest.Obj{"disagg_spec": x.spec()}).Status)
+	body := simtest.Completion("one")
+	require.Equal(t, 200, x.prefill(body, simtest.Obj{"disagg_spec": x.spec()}).Status)
 	time.Sleep(100 * time.Millisecond)
-	early := x.Post(t.Context(), x.D, scenetest.Completions, body)
+	early := x.Post(t.Context(), x.D, simtest.Completions, body)
 	require.Equal(t, 200, early.Status)
-	assert.NotEqual(t, x.Alone(scenetest.Completions, body), early.Text())
+	assert.NotEqual(t, x.Alone(simtest.Completions, body), early.Text())
 	assert.Equal(t, "r-1", <-x.notices)
 }
 
@@ -170,11 +183,11 @@ func TestLMCachePDWithoutNotices(t *testing.T) {
 	for rule, extra := range map[string]map[string]string{
 		"notices switched off":                     {"pd_skip_proxy_notification": "true"},
 		"a prompt shorter than a chunk, discarded": {"discard_partial_chunks": "true", "chunk_size": "256"},
-		"no room at the receiver":                  {"pd_buffer_size": strconv.Itoa(7 * scenetest.Block * 16)},
+		"no room at the receiver":                  {"pd_buffer_size": strconv.Itoa(7 * simtest.Block * 16)},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			x := newLMCachePair(t, extra)
-			require.Equal(t, 200, x.prefill(scenetest.Completion("one"), scenetest.Obj{"disagg_spec": x.spec()}).Status)
+			require.Equal(t, 200, x.prefill(simtest.Completion("one"), simtest.Obj{"disagg_spec": x.spec()}).Status)
 			x.noNotice()
 		})
 	}

@@ -9,9 +9,7 @@ package mooncake
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -24,9 +22,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// mooncake is one engine's side. Behaviour and faults are those of vLLM 0.32.0 as
-// recorded (captures mooncake/00 to 19); what was not recorded follows
-// mooncake_connector.py.
+// mooncake is one engine's side. Behaviour and faults are those of vLLM 0.32.0 as recorded (captures mooncake/00 to
+// 19); what was not recorded follows mooncake_connector.py.
 type mooncake struct {
 	*proto.Wire
 	*proto.Bootstrap // nil on a kv_consumer
@@ -41,14 +38,16 @@ type mooncake struct {
 	asking  map[string]chan struct{} // by bootstrap address: holds one item while somebody asks
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	port := set.Count("VLLM_MOONCAKE_BOOTSTRAP_PORT", 0)
 	c := &mooncake{
-		patience: set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480), ranks: max(1, set.Count("data_parallel_size", 1)),
-		// An orphan with num_workers 2 stopped every later pair, and one with 10 stopped none (17, 18). P's log names two
-		// waits for each orphan: the read, and the empty read of its abort. So many tasks fit that, whatever the sources
-		// start.
+		patience: set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480), ranks: max(1,
+			set.Count("data_parallel_size", 1)),
+		// An orphan with num_workers 2 stopped every later pair, and one with 10 stopped none (17, 18). P's log names
+		// two waits for each orphan: the read, and the empty read of its abort. So many tasks fit that, whatever the
+		// sources start.
 		senders: make(chan struct{}, max(1, set.Count("num_workers", 10))),
 		workers: map[string]proto.Place{}, asking: map[string]chan struct{}{}, client: proto.NewClient(),
 	}
@@ -61,7 +60,8 @@ func Start(h *proto.Host) (core.Connector, error) {
 	}
 	h.Core.SetLease(c.patience)
 	if h.Role != proto.RoleConsumer {
-		if c.Bootstrap, err = proto.ListenBootstrap(h, "VLLM_MOONCAKE_BOOTSTRAP_PORT", port, c.answerQuery); err != nil {
+		if c.Bootstrap, err = proto.ListenBootstrap(h, "VLLM_MOONCAKE_BOOTSTRAP_PORT", port,
+			c.answerQuery); err != nil {
 			c.Wire.Close()
 			return nil, err
 		}
@@ -98,8 +98,8 @@ func (c *mooncake) Begin(r *core.Request) core.Transfer {
 	return t
 }
 
-// rankFor is the data-parallel rank that serves a request: the one that the header
-// names, which /v1/responses ignores, else the next in turn.
+// rankFor is the data-parallel rank that serves a request: the one that the header names, which /v1/responses ignores,
+// else the next in turn.
 func (c *mooncake) rankFor(r *core.Request) int {
 	n, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank"))
 	if err == nil && n >= 0 && n < c.ranks && r.Path != "/v1/responses" {
@@ -108,8 +108,7 @@ func (c *mooncake) rankFor(r *core.Request) int {
 	return int(c.turn.Add(1) % uint64(c.ranks))
 }
 
-// needed are the keys without which D warns, waits, and dies when it is told that
-// the client has left (capture 15).
+// needed are the keys without which D warns, waits, and dies when it is told that the client has left (capture 15).
 var needed = []string{"remote_engine_id", "remote_bootstrap_addr", "transfer_id"}
 
 func missing(params core.Params) bool {
@@ -121,8 +120,7 @@ func missing(params core.Params) bool {
 	return false
 }
 
-// Rejected asks P for nothing, so that it lets go: what D does for a request that
-// its API refused.
+// Rejected asks P for nothing, so that it lets go: what D does for a request that its API refused.
 func (c *mooncake) Rejected(ctx context.Context, params core.Params) {
 	if !params.Is("do_remote_prefill") || params.Text("transfer_id") == "" {
 		return
@@ -133,7 +131,8 @@ func (c *mooncake) Rejected(ctx context.Context, params core.Params) {
 	}
 	to, err := c.find(ctx, params.Text("remote_bootstrap_addr"), params.Text("remote_engine_id"))
 	if err == nil {
-		c.LetGo(to, nameOf(params.Text("remote_engine_id"), params.Text("transfer_id")))
+		name := nameOf(params.Text("remote_engine_id"), params.Text("transfer_id"))
+		c.Briefly(func(ctx context.Context) { c.LetGo(ctx, to, proto.RequestMessage{Name: name}) })
 	}
 }
 
@@ -142,8 +141,7 @@ var (
 	errUnknownEngine = errors.New("remote engine id not found from bootstrap server")
 )
 
-// find gives where an engine's workers listen. One request asks; the others wait
-// for that.
+// find gives where an engine's workers listen. One request asks; the others wait for that.
 func (c *mooncake) find(ctx context.Context, bootstrap, engine string) (proto.Place, error) {
 	c.mu.Lock()
 	turn := c.asking[bootstrap]
@@ -172,17 +170,7 @@ func (c *mooncake) query(ctx context.Context, bootstrap, engine string) (proto.P
 		EngineID string                       `json:"engine_id"`
 		Workers  map[string]map[string]string `json:"worker_addr"`
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, bootstrap+"/query", nil)
-	if err != nil {
-		return proto.Place{}, errNoBootstrap
-	}
-	resp, err := c.client.Do(r)
-	if err != nil {
-		return proto.Place{}, errNoBootstrap
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK || json.Unmarshal(data, &ranks) != nil {
+	if err := proto.GetJSON(ctx, c.client, bootstrap+"/query", &ranks); err != nil {
 		return proto.Place{}, errNoBootstrap
 	}
 	c.mu.Lock()
@@ -202,8 +190,8 @@ func (c *mooncake) query(ctx context.Context, bootstrap, engine string) (proto.P
 	return to, nil
 }
 
-// asked is P's sender: one of a few tasks takes a read on, and waits for the
-// prompt as long as it takes, even if the reader leaves.
+// asked is P's sender: one of a few tasks takes a read on, and waits for the prompt as long as it takes, even if the
+// reader leaves.
 func (c *mooncake) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	if !c.take() {
 		return
@@ -218,8 +206,8 @@ func (c *mooncake) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	}
 }
 
-// left is the empty read that D sends for a request that was aborted: P lets go
-// of the blocks, when it gets them, and another task waits for that.
+// left is the empty read that D sends for a request that was aborted: P lets go of the blocks, when it gets them, and
+// another task waits for that.
 func (c *mooncake) left(name string) {
 	c.Spawn(func() {
 		if !c.take() {
@@ -287,16 +275,13 @@ func (t *write) Arrived(context.Context, *core.Sequence) (string, error) {
 }
 
 func (t *write) Dropped(release bool) {
-	if t.pulls && release && !t.c.Silenced() {
-		ctx, stop := context.WithTimeout(t.c.Ctx, time.Second)
-		defer stop()
-		t.c.Rejected(ctx, t.request.Params)
+	if t.pulls && release {
+		t.c.Briefly(func(ctx context.Context) { t.c.Rejected(ctx, t.request.Params) })
 	}
 }
 
-// Load asks P, and waits. Only two things fail at once: an engine id that the
-// bootstrap server does not know, and P's own word that it has waited too long.
-// With all others D waits in silence.
+// Load asks P, and waits. Only two things fail at once: an engine id that the bootstrap server does not know, and P's
+// own word that it has waited too long. With all others D waits in silence.
 func (t *write) Load(ctx context.Context, s *core.Sequence) error {
 	params := t.request.Params
 	if missing(params) {
@@ -332,8 +317,8 @@ func (t *write) Load(ctx context.Context, s *core.Sequence) error {
 	}
 }
 
-// Finished offers the prompt's KV, if the answer ended by length: else P frees the
-// blocks, and who asks for them waits (08).
+// Finished offers the prompt's KV, if the response ended by length: else P frees the blocks, and who asks for them
+// waits (08).
 func (t *write) Finished(s *core.Sequence, reason string) any {
 	if t.produces && t.id != "" && reason == core.ReasonLength {
 		t.c.Offer(s, nameOf(t.c.engine(t.rank), t.id))

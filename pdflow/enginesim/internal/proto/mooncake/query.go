@@ -25,7 +25,8 @@ func (c *mooncake) answerQuery(w http.ResponseWriter, r *http.Request) {
 	default:
 		ranks := map[string]rank{}
 		for i := range c.ranks {
-			ranks[strconv.Itoa(i)] = rank{c.engine(i), map[string]map[string]string{"0": {"0": "tcp://" + c.SideAddress()}}}
+			ranks[strconv.Itoa(i)] = rank{c.engine(i),
+				map[string]map[string]string{"0": {"0": "tcp://" + c.SideAddress()}}}
 		}
 		proto.AnswerJSON(w, http.StatusOK, python.Encode(ranks))
 	}

@@ -9,17 +9,17 @@ package mooncakeascend
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// mooncakeAscend is one engine's side, after vllm-ascend 182b75e,
-// kv_p2p/mooncake_connector.py. None of it was recorded.
+// mooncakeAscend is one engine's side, after vllm-ascend 182b75e, kv_p2p/mooncake_connector.py. None of it was
+// recorded.
 type mooncakeAscend struct{ *proto.Wire }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
@@ -43,11 +43,8 @@ func (c *mooncakeAscend) Begin(r *core.Request) core.Transfer {
 
 // Rejected is the empty receive that lets P free its blocks.
 func (c *mooncakeAscend) Rejected(ctx context.Context, params core.Params) {
-	if !params.Is("do_remote_prefill") || !proto.Addressed(params) {
-		return
-	}
-	if p, err := c.Connect(ctx, proto.Remote(params)); err == nil {
-		_ = p.Release(ctx, proto.RequestMessage{Request: params.Text("remote_request_id")})
+	if params.Is("do_remote_prefill") {
+		c.LetGoOf(ctx, params)
 	}
 }
 
@@ -61,12 +58,9 @@ type ascendPull struct {
 
 func (t *ascendPull) External() bool { return t.pulls }
 func (t *ascendPull) Dropped(release bool) {
-	if !t.pulls || !release || t.c.Silenced() {
-		return
+	if t.pulls && release {
+		t.c.Briefly(func(ctx context.Context) { t.c.Rejected(ctx, t.request.Params) })
 	}
-	ctx, stop := context.WithTimeout(t.c.Ctx, time.Second)
-	defer stop()
-	t.c.Rejected(ctx, t.request.Params)
 }
 
 func (t *ascendPull) Load(ctx context.Context, s *core.Sequence) error {
@@ -129,7 +123,8 @@ func (t *ascendPull) Finished(s *core.Sequence, reason string) any {
 	size := t.c.Core.BlockSize
 	prompt := core.BlocksFor(s.Prompt, size)
 	return &ascendHandoff{
-		DoRemotePrefill: true, BlockIDs: [][]int32{blocks[:prompt]}, EngineID: t.c.Host.ID, RequestID: s.ID, Host: host, Port: port,
+		DoRemotePrefill: true, BlockIDs: [][]int32{blocks[:prompt]}, EngineID: t.c.Host.ID, RequestID: s.ID, Host: host,
+		Port:    port,
 		PCPSize: 1, DCPSize: 1, PTPSize: 1, LastToken: last, PromptBlocks: prompt, BlockSize: size,
 		Nodes: map[string]any{"0": map[string]any{"host": host, "engine_id": t.c.Host.ID, "handshake_port": port}},
 	}

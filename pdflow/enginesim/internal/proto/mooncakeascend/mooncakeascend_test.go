@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,17 +20,16 @@ func ascending(p, d *enginesim.Config) {
 	p.Connector, d.Connector = "mooncake-ascend", "mooncake-ascend"
 }
 
-// TestAscendPull is the way of vllm-ascend's MooncakeConnectorV1: P's handoff of 14
-// keys, relayed as it is.
+// TestAscendPull is the way of vllm-ascend's MooncakeConnectorV1: P's handoff of 14 keys, relayed as it is.
 func TestAscendPull(t *testing.T) {
-	s := scenetest.New(t, ascending)
-	body := scenetest.Completion("x")
-	h := s.Prefill(scenetest.Completions, body)
+	s := simtest.New(t, ascending)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	assert.Len(t, h, 14)
-	assert.EqualValues(t, (240+scenetest.Block-1)/scenetest.Block, h["num_prompt_blocks"])
-	a := s.Decode(scenetest.Completions, body, h)
+	assert.EqualValues(t, (240+simtest.Block-1)/simtest.Block, h["num_prompt_blocks"])
+	a := s.Decode(simtest.Completions, body, h)
 	require.Equal(t, 200, a.Status, a.Body)
-	assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
 	assert.Zero(t, s.P.Stats().PinnedBlocks)
 	assert.NoError(t, s.P.CheckKV())
@@ -39,10 +38,12 @@ func TestAscendPull(t *testing.T) {
 
 // TestAscendPrefillThatEndsByStopGivesNothing: request_finished wants length.
 func TestAscendPrefillThatEndsByStopGivesNothing(t *testing.T) {
-	s := scenetest.New(t, ascending)
-	body := scenetest.Completion("x")
-	first := s.Post(t.Context(), s.O, scenetest.Completions, scenetest.With(body, scenetest.Obj{"max_tokens": 1})).Text()
-	a := s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"max_tokens": 1, "stop": first, "kv_transfer_params": scenetest.Obj{"do_remote_decode": true}}))
+	s := simtest.New(t, ascending)
+	body := simtest.Completion("x")
+	first := s.Post(t.Context(), s.O, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1})).Text()
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
+		simtest.Obj{"max_tokens": 1, "stop": first, "kv_transfer_params": simtest.Obj{"do_remote_decode": true}}))
 	require.Equal(t, 200, a.Status)
 	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
 	assert.Equal(t, gjson.Null, a.Get("kv_transfer_params").Type)
@@ -50,55 +51,56 @@ func TestAscendPrefillThatEndsByStopGivesNothing(t *testing.T) {
 }
 
 func TestAscendHandoffsThatHarm(t *testing.T) {
-	for name, change := range map[string]func(scenetest.Obj){
-		"no block ids":              scenetest.Without("remote_block_ids"),
-		"an empty list":             scenetest.Set("remote_block_ids", []any{}),
-		"a flat list":               scenetest.Set("remote_block_ids", []int{1, 2}),
-		"no num_prompt_blocks":      scenetest.Without("num_prompt_blocks"),
-		"too few num_prompt_blocks": scenetest.Set("num_prompt_blocks", 1),
+	for name, change := range map[string]func(simtest.Obj){
+		"no block ids":              simtest.Without("remote_block_ids"),
+		"an empty list":             simtest.Set("remote_block_ids", []any{}),
+		"a flat list":               simtest.Set("remote_block_ids", []int{1, 2}),
+		"no num_prompt_blocks":      simtest.Without("num_prompt_blocks"),
+		"too few num_prompt_blocks": simtest.Set("num_prompt_blocks", 1),
 	} {
 		t.Run(name+" kills", func(t *testing.T) {
-			s := scenetest.New(t, ascending)
-			h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
+			s := simtest.New(t, ascending)
+			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 			change(h)
-			assert.Equal(t, 500, s.Decode(scenetest.Completions, scenetest.Completion("x"), h).Status)
+			assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
 			s.Dies(s.D)
 		})
 	}
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key+" it hangs", func(t *testing.T) {
-			s := scenetest.New(t, ascending)
-			h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
+			s := simtest.New(t, ascending)
+			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 			delete(h, key)
-			s.Hangs(scenetest.Completion("x"), h)
+			s.Hangs(simtest.Completion("x"), h)
 		})
 	}
 	t.Run("without do_remote_prefill D computes itself", func(t *testing.T) {
-		s := scenetest.New(t, ascending)
-		h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
+		s := simtest.New(t, ascending)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 		delete(h, "do_remote_prefill")
-		a := s.Decode(scenetest.Completions, scenetest.Completion("x"), h)
-		assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("x")), a.Text())
-		assert.Equal(t, enginesim.KVNoTransfer, scenetest.FirstFault(t, s.D))
+		a := s.Decode(simtest.Completions, simtest.Completion("x"), h)
+		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
+		assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		assert.Positive(t, s.P.Stats().PinnedBlocks)
 	})
 	t.Run("another engine answers there: 500", func(t *testing.T) {
-		s := scenetest.New(t, ascending)
-		h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
+		s := simtest.New(t, ascending)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 		h["remote_engine_id"] = "other"
-		assert.Equal(t, 500, s.Decode(scenetest.Completions, scenetest.Completion("x"), h).Status)
+		assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
 	})
 	t.Run("a decode that the API refuses lets P go", func(t *testing.T) {
-		s := scenetest.New(t, ascending)
-		h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
-		assert.Equal(t, 400, s.Decode(scenetest.Completions, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"max_tokens": 100000}), h).Status)
-		scenetest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+		s := simtest.New(t, ascending)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		assert.Equal(t, 400, s.Decode(simtest.Completions,
+			simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 100000}), h).Status)
+		simtest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	})
 	t.Run("blocks wait for the time that the environment gives", func(t *testing.T) {
-		s := scenetest.New(t, ascending, func(p, _ *enginesim.Config) {
+		s := simtest.New(t, ascending, func(p, _ *enginesim.Config) {
 			p.Extra = map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "0.05"}
 		})
-		s.Prefill(scenetest.Completions, scenetest.Completion("x"))
-		scenetest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
+		s.Prefill(simtest.Completions, simtest.Completion("x"))
+		simtest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
 	})
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mooncakestore is vLLM's MooncakeStoreConnector: a pool in which each engine finds blocks by the tokens that they
-// hold, whoever has computed them. It reads nothing from kv_transfer_params.
+// Package mooncakestore is vLLM's MooncakeStoreConnector: a pool in which each engine finds blocks by the tokens that
+// they hold, whoever has computed them. It reads nothing from kv_transfer_params.
 //
 // It reads these of Config.Extra: store (a folder, in place of the pool and its master), hash_seed (PYTHONHASHSEED) and
 // cache_prefix. Engines share blocks if all three are equal.
@@ -9,7 +9,6 @@ package mooncakestore
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
@@ -17,8 +16,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// mooncakeStore is one engine's side: a kv_producer puts, a kv_consumer gets, and
-// kv_both does both (docs/features/mooncake_store_connector_usage.md, vLLM 01529cf).
+// mooncakeStore is one engine's side: a kv_producer puts, a kv_consumer gets, and kv_both does both
+// (docs/features/mooncake_store_connector_usage.md, vLLM 01529cf).
 type mooncakeStore struct {
 	core.NoConnector
 	host  *proto.Host
@@ -29,6 +28,7 @@ type mooncakeStore struct {
 	bytesPut, bytesGot int64
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	seed := h.Extra["hash_seed"]
 	if prefix := h.Extra["cache_prefix"]; prefix != "" {
@@ -54,8 +54,10 @@ func (c *mooncakeStore) Metrics(p *metrics.Page) {
 	if c.gets+c.puts == 0 {
 		return // labels appear with the first operation
 	}
-	p.Family("mooncake_store_operation_keys_total", "counter", metrics.Sample{After: get, Value: float64(c.gets)}, metrics.Sample{After: put, Value: float64(c.puts)})
-	p.Family("mooncake_store_operation_bytes_total", "counter", metrics.Sample{After: get, Value: float64(c.bytesGot)}, metrics.Sample{After: put, Value: float64(c.bytesPut)})
+	p.Family("mooncake_store_operation_keys_total", "counter", metrics.Sample{After: get, Value: float64(c.gets)},
+		metrics.Sample{After: put, Value: float64(c.puts)})
+	p.Family("mooncake_store_operation_bytes_total", "counter", metrics.Sample{After: get, Value: float64(c.bytesGot)},
+		metrics.Sample{After: put, Value: float64(c.bytesPut)})
 }
 
 // pooled is one request's side.
@@ -79,18 +81,13 @@ func (t *pooled) Promised(s *core.Sequence) int {
 	return t.upto
 }
 
-var errEvicted = errors.New("the pool has lost a block")
-
 func (t *pooled) Load(_ context.Context, s *core.Sequence) error {
 	size := t.c.host.Core.BlockSize
 	var blocks [][]byte
 	for _, key := range s.Keys[s.Computed/size : t.upto/size] {
-		block, ok, err := t.c.store.Get(key)
+		block, err := t.c.store.Get(key, t.c.host.Core.BlockBytes)
 		if err != nil {
 			return &core.LoadError{Err: err}
-		}
-		if !ok || len(block) != t.c.host.Core.BlockBytes {
-			return &core.LoadError{Err: errEvicted}
 		}
 		blocks = append(blocks, block)
 	}
@@ -102,8 +99,7 @@ func (t *pooled) Load(_ context.Context, s *core.Sequence) error {
 	return nil
 }
 
-// Prefilled puts the prompt's whole blocks. With the real engine that may end
-// after P's answer.
+// Prefilled puts the prompt's whole blocks. With the real engine that may end after P's response.
 func (t *pooled) Prefilled(_ context.Context, s *core.Sequence) {
 	if !t.puts {
 		return

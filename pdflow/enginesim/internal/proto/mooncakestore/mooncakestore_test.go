@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,58 +27,62 @@ func pooling(t *testing.T, more map[string]string) func(p, d *enginesim.Config) 
 	}
 }
 
-// storeLegs runs P, then D, with nothing of P's answer.
-func storeLegs(s *scenetest.Scene, body scenetest.Obj) scenetest.Answer {
+// storeLegs runs P, then D, with nothing of P's response.
+func storeLegs(s *simtest.Scene, body simtest.Obj) simtest.Answer {
 	s.T.Helper()
-	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"max_tokens": 1})).Status)
-	return s.Post(s.T.Context(), s.D, scenetest.Completions, body)
+	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
+	return s.Post(s.T.Context(), s.D, simtest.Completions, body)
 }
 
 // D finds whole blocks, and computes what is left of the prompt (protocols/vllm.md §5.1).
 func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
-	s := scenetest.New(t, pooling(t, nil))
-	body := scenetest.With(scenetest.Completion("x"), scenetest.Obj{"prompt": scenetest.Prompt(250, "x")})
+	s := simtest.New(t, pooling(t, nil))
+	body := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(250, "x")})
 	a := storeLegs(s, body)
 	require.Equal(t, 200, a.Status, a.Body)
-	assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	d := s.D.Stats()
 	assert.EqualValues(t, 224, d.ExternalKVTransfer, "7 blocks of 32")
 	assert.EqualValues(t, 26, d.LocalCompute)
 	assert.Zero(t, d.BytesTransferred)
 	assert.NoError(t, s.P.CheckKV())
 	assert.NoError(t, s.D.CheckKV())
-	assert.Contains(t, s.Get(s.P, "/metrics").Body, `vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="save_put",status="ok"} 3584.0`)
-	assert.Contains(t, s.Get(s.D, "/metrics").Body, `vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="load_get",status="ok"} 3584.0`)
+	assert.Contains(t, s.Get(s.P, "/metrics").Body,
+		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="save_put",status="ok"} 3584.0`)
+	assert.Contains(t, s.Get(s.D, "/metrics").Body,
+		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="load_get",status="ok"} 3584.0`)
 }
 
 // A prefix that another prompt has put is found too, and a prompt is found again by any number of requests.
 func TestMooncakeStoreFindsPrefixes(t *testing.T) {
-	s := scenetest.New(t, pooling(t, nil))
-	require.Equal(t, 200, storeLegs(s, scenetest.Completion("x")).Status)
+	s := simtest.New(t, pooling(t, nil))
+	require.Equal(t, 200, storeLegs(s, simtest.Completion("x")).Status)
 	s.HTTP.CloseIdleConnections() // a POST is not sent again
 	require.NoError(t, s.D.Restart())
-	longer := scenetest.With(scenetest.Completion("x"), scenetest.Obj{"prompt": scenetest.Prompt(400, "x")})
-	a := s.Post(t.Context(), s.D, scenetest.Completions, longer)
-	assert.Equal(t, s.Alone(scenetest.Completions, longer), a.Text())
+	longer := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(400, "x")})
+	a := s.Post(t.Context(), s.D, simtest.Completions, longer)
+	assert.Equal(t, s.Alone(simtest.Completions, longer), a.Text())
 	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
 }
 
-// Nothing is shared, and nothing fails, where the engines' settings differ: the answer is right, and computed twice.
+// Nothing is shared, and nothing fails, where the engines' settings differ: the response is right, and computed twice.
 func TestMooncakeStoreMisses(t *testing.T) {
 	for name, more := range map[string]map[string]string{
-		"another hash seed": {"hash_seed": "1"}, "another prefix": {"cache_prefix": "b"}, "another pool": {"store": t.TempDir()},
+		"another hash seed": {"hash_seed": "1"}, "another prefix": {"cache_prefix": "b"},
+		"another pool": {"store": t.TempDir()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := scenetest.New(t, pooling(t, more))
-			a := storeLegs(s, scenetest.Completion("x"))
-			assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("x")), a.Text())
+			s := simtest.New(t, pooling(t, more))
+			a := storeLegs(s, simtest.Completion("x"))
+			assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
-			assert.Equal(t, enginesim.KVNoTransfer, scenetest.FirstFault(t, s.D))
+			assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		})
 	}
 	t.Run("a prompt shorter than a block", func(t *testing.T) {
-		s := scenetest.New(t, pooling(t, nil))
-		storeLegs(s, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"prompt": "short"}))
+		s := simtest.New(t, pooling(t, nil))
+		storeLegs(s, simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": "short"}))
 		assert.EqualValues(t, 5, s.D.Stats().LocalCompute)
 	})
 	_, err := enginesim.Start(enginesim.Config{Connector: "mooncake-store"})

@@ -13,21 +13,21 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// moriio is one engine's side, after vLLM 017e9f4, kv_connector/v1/moriio, and
-// protocols of its toy proxy and of llm-d. None of it was recorded.
+// moriio is one engine's side, after vLLM 017e9f4, kv_connector/v1/moriio, and protocols of its toy proxy and of llm-d.
+// None of it was recorded.
 type moriio struct {
 	*proto.Wire
 	read     bool
 	producer bool
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("defer_timeout", 60)
@@ -49,21 +49,17 @@ func (c *moriio) Begin(r *core.Request) core.Transfer { return &mori{c: c, reque
 // Rejected tells P to release, where the params say where P is.
 func (c *moriio) Rejected(_ context.Context, params core.Params) {
 	if to, ok := explicit(params); ok && params.Is("do_remote_prefill") {
-		c.letGoOf(to, params.Text("transfer_id"))
+		c.letGo(to, params.Text("transfer_id"))
 	}
 }
 
-// letGoOf releases by the transfer id.
-func (c *moriio) letGoOf(to address, id string) {
-	if !c.read {
-		c.LetGo(to.at(to.notify), id)
-		return
+// letGo releases by the transfer id: what P offers under it, or in READ mode the request that it names.
+func (c *moriio) letGo(to address, id string) {
+	port, m := to.notify, proto.RequestMessage{Name: id}
+	if c.read {
+		port, m = to.handshake, proto.RequestMessage{Request: id}
 	}
-	ctx, stop := context.WithTimeout(c.Ctx, time.Second)
-	defer stop()
-	if p, err := c.Connect(ctx, to.at(to.handshake)); err == nil {
-		_ = p.Release(ctx, proto.RequestMessage{Request: id})
-	}
+	c.Briefly(func(ctx context.Context) { c.LetGo(ctx, to.at(port), m) })
 }
 
 // address is a peer, with the port that notices of the addressed rank go to.
@@ -77,7 +73,8 @@ func (a address) at(port int) proto.Place { return proto.Place{Host: a.host, Por
 // explicit reads the peer from the params, which win over the id.
 func explicit(params core.Params) (address, bool) {
 	var handshake, notify int
-	err := errors.Join(json.Unmarshal(orNull(params["remote_handshake_port"]), &handshake), json.Unmarshal(orNull(params["remote_notify_port"]), &notify))
+	err := errors.Join(json.Unmarshal(orNull(params["remote_handshake_port"]), &handshake),
+		json.Unmarshal(orNull(params["remote_notify_port"]), &notify))
 	a := address{params.Text("remote_host"), handshake, notify + rankOf(params)}
 	return a, err == nil && a.host != "" && handshake != 0 && notify != 0
 }
@@ -119,7 +116,8 @@ func embedded(id string, producer bool, params core.Params) (address, bool) {
 	}
 	handshake, err1 := strconv.Atoi(parts["handshake"])
 	notify, err2 := strconv.Atoi(parts["notify"])
-	return address{parts["host"], handshake, notify + rankOf(params)}, errors.Join(err1, err2) == nil && parts["host"] != ""
+	return address{parts["host"], handshake, notify + rankOf(params)}, errors.Join(err1, err2) == nil &&
+		parts["host"] != ""
 }
 
 // mori is one request's side.
@@ -130,11 +128,11 @@ type mori struct {
 	peer    address
 }
 
-// External is true for every request of a consumer, with params or without.
+// External is true forevery request of a consumer, with params or without.
 func (t *mori) External() bool { return !t.c.producer }
 
-// Arrived finds what the scheduler does not survive: keys that it reads without
-// asking, and a peer that is named nowhere.
+// Arrived finds what the scheduler does not survive: keys that it reads without asking, and a peer that is named
+// nowhere.
 func (t *mori) Arrived(context.Context, *core.Sequence) (string, error) {
 	params := t.request.Params
 	if len(params) == 0 {
@@ -161,16 +159,16 @@ func (t *mori) Arrived(context.Context, *core.Sequence) (string, error) {
 	return "", nil
 }
 
-// reads says whether a consumer in READ mode has something to read by.
+// reads reports whether a consumer in READ mode has something to read by.
 func (t *mori) reads() bool {
 	return python.Truthy(t.request.Params["remote_block_ids"]) && t.request.Params.Has("remote_engine_id")
 }
 
 func (t *mori) Dropped(release bool) {
-	if t.c.producer || !release || t.c.Silenced() || t.peer.host == "" || !t.request.Params.Is("do_remote_prefill") {
+	if t.c.producer || !release || t.peer.host == "" || !t.request.Params.Is("do_remote_prefill") {
 		return
 	}
-	t.c.letGoOf(t.peer, t.request.Params.Text("transfer_id"))
+	t.c.letGo(t.peer, t.request.Params.Text("transfer_id"))
 }
 
 func (t *mori) Load(ctx context.Context, s *core.Sequence) error {
@@ -210,7 +208,7 @@ func (t *mori) unwritten(s *core.Sequence) error {
 		blank[i] = make([]byte, t.c.Core.BlockBytes)
 	}
 	t.c.Core.Fill(s, blank, s.Prompt)
-	t.c.Host.Core.Ledger.ComputedByConsumer(s.ID)
+	t.c.Core.Ledger.ComputedByConsumer(s.ID)
 	return nil
 }
 
@@ -253,8 +251,7 @@ type moriHandoff struct {
 	TransferID      string  `json:"transfer_id"`
 }
 
-// Finished hands off what ended by length; anything else is freed at once, whoever
-// waits for it.
+// Finished hands off what ended by length; anything else is freed at once, whoever waits for it.
 func (t *mori) Finished(s *core.Sequence, reason string) any {
 	if !t.c.producer || !t.request.Params.Is("do_remote_decode") || reason != core.ReasonLength {
 		return nil
@@ -275,7 +272,9 @@ func (t *mori) Finished(s *core.Sequence, reason string) any {
 	}
 	host, port := t.c.Side.Address()
 	return &moriHandoff{
-		DoRemotePrefill: true, BlockIDs: blocks[:core.BlocksFor(s.Prompt, t.c.Core.BlockSize)], EngineID: host + ":" + strconv.Itoa(port),
-		Host: host, HandshakePort: port, NotifyPort: port, DPRankOverride: true, DPSize: 1, DPSizeLocal: 1, TPSize: 1, TransferID: id,
+		DoRemotePrefill: true, BlockIDs: blocks[:core.BlocksFor(s.Prompt, t.c.Core.BlockSize)], EngineID: host + ":" +
+			strconv.Itoa(port),
+		Host: host, HandshakePort: port, NotifyPort: port, DPRankOverride: true, DPSize: 1, DPSizeLocal: 1, TPSize: 1,
+		TransferID: id,
 	}
 }

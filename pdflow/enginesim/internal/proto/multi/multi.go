@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/sharedstorage"
 )
 
-// multi saves to both children and loads from the first that promises anything. If
-// that load fails there is no second chance (captures/multi/06).
+// multi saves to both children and loads from the first that promises anything. If that load fails there is no second
+// chance (captures/multi/06).
 //
 // Config.Extra is that of both children.
 type multi struct {
@@ -22,6 +22,7 @@ type multi struct {
 	store core.Connector
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	store, err := sharedstorage.Start(h)
 	if err != nil {

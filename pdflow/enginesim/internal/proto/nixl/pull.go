@@ -16,9 +16,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// Connector is the pull connector: the prefill engine pins its blocks and hands their
-// ids to the client, the decode engine reads them. Behaviour, metrics and faults
-// are those of vLLM 0.32.0's NixlConnector as recorded (captures 01 to 61).
+// Connector is the pull connector: the prefill engine pins its blocks and hands their ids to the client, the decode
+// engine reads them. Behaviour, metrics and faults are those of vLLM 0.32.0's NixlConnector as recorded (captures 01 to
+// 61).
 type Connector struct {
 	*proto.Wire
 
@@ -27,6 +27,7 @@ type Connector struct {
 	active map[*pull]struct{} // loads still to come, for heartbeats
 }
 
+// Metrics writes what NIXL adds to the /metrics page.
 func (c *Connector) Metrics(p *metrics.Page) { c.Core.WriteTransfers(p) }
 
 // Begin decides by the two flags alone, as the engine does.
@@ -39,8 +40,8 @@ func (c *Connector) Begin(r *core.Request) core.Transfer {
 	case t.produces && c.turns.on && r.Params.Given("remote_block_ids") && proto.Addressed(r.Params):
 		t.pulls, t.turn = true, true
 	case t.produces && r.Params.Given("remote_block_ids"):
-		// A decode handoff sent back with its flags swapped looks like a second
-		// turn whose KV lies on the other engine, and waits for ever (capture 39).
+		// A decode handoff sent back with its flags swapped looks like a second turn whose KV lies on the other engine,
+		// and waits forever (capture 39).
 		t.pulls, t.swapped = true, true
 	}
 	if t.pulls {
@@ -55,6 +56,7 @@ func (c *Connector) track(t *pull) {
 	c.active[t] = struct{}{}
 }
 
+// Start starts the pull connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	c, err := New(h, false)
 	if err != nil {
@@ -85,27 +87,16 @@ func (c *Connector) done(t *pull) {
 	c.pulls.Unlock()
 }
 
-// Rejected releases what the other engine pins: a request that the API refuses
-// consumes its handoff (capture 25).
+// Rejected releases what the other engine pins: a request that the API refuses consumes its handoff (capture 25).
 func (c *Connector) Rejected(ctx context.Context, params core.Params) {
 	if params.Is("do_remote_prefill") {
-		c.letGoOf(ctx, params)
-	}
-}
-
-// letGoOf tells the other engine that nobody will read a handoff.
-func (c *Connector) letGoOf(ctx context.Context, params core.Params) {
-	if !proto.Addressed(params) {
-		return
-	}
-	if p, err := c.Connect(ctx, proto.Remote(params)); err == nil {
-		_ = p.Release(ctx, proto.RequestMessage{Request: params.Text("remote_request_id")})
+		c.LetGoOf(ctx, params)
 	}
 }
 
 // heartbeats keeps the leases of handoffs alive whose requests wait here.
 func (c *Connector) heartbeats() {
-	tick := time.NewTicker(max(c.Host.Core.Lease()/6, time.Millisecond))
+	tick := time.NewTicker(max(c.Core.Lease()/6, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
@@ -151,19 +142,18 @@ func (t *pull) Reported() (int, bool) {
 	return n, err == nil
 }
 
-// Queued sends the first heartbeat at once: the lease must not end while the
-// request stands in line.
+// Queued sends the first heartbeat at once: the lease must not end while the request stands in line.
 func (t *pull) Queued() {
 	if t.pulls && !t.swapped && !t.turn {
 		t.nixl.Spawn(t.heartbeat)
 	}
 }
 
-// heartbeat extends the lease of the handoff. One at a time: the first may have
-// to find the other engine.
+// heartbeat extends the lease of the handoff. One at a time: the first may have to find the other engine.
 func (t *pull) heartbeat() {
 	params := t.request.Params
-	if t.swapped || t.turn || !proto.Addressed(params) || !params.Given("tp_size") || !t.beating.CompareAndSwap(false, true) {
+	if t.swapped || t.turn || !proto.Addressed(params) || !params.Given("tp_size") ||
+		!t.beating.CompareAndSwap(false, true) {
 		return
 	}
 	defer t.beating.Store(false)
@@ -178,16 +168,13 @@ func (t *pull) Dropped(release bool) {
 		return
 	}
 	t.nixl.done(t)
-	if !release || t.swapped || t.nixl.Silenced() {
-		return
+	if release && !t.swapped {
+		t.nixl.Briefly(func(ctx context.Context) { t.nixl.LetGoOf(ctx, t.request.Params) })
 	}
-	ctx, stop := context.WithTimeout(t.nixl.Ctx, time.Second)
-	defer stop()
-	t.nixl.letGoOf(ctx, t.request.Params)
 }
 
-// Load reads the missing blocks. What is wrong with a handoff shows here, and in
-// the engine's own ways: captures/README.md 2.1.
+// Load reads the missing blocks. What is wrong with a handoff shows here, and in the engine's own ways:
+// captures/README.md 2.1.
 func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	defer t.nixl.done(t)
 	params := t.request.Params
@@ -227,28 +214,44 @@ func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 		return err
 	}
 	if p.Release(ctx, proto.RequestMessage{Request: request}) != nil {
-		t.nixl.Host.Core.Stats.Add(&t.nixl.Host.Core.Stats.FailedNotifications, 1)
+		t.nixl.Core.Stats.Add(&t.nixl.Core.Stats.FailedNotifications, 1)
 	}
 	return nil
 }
 
-// handoff is the kv_transfer_params of vLLM 0.32.0, with its 14 keys in order.
+// handoff is the kv_transfer_params of vLLM 0.32.0, with its keys in order: 14 of pull, 13 of push.
 type handoff struct {
-	DoRemotePrefill  bool      `json:"do_remote_prefill"`
-	DoRemoteDecode   bool      `json:"do_remote_decode"`
-	BlockIDs         [][]int32 `json:"remote_block_ids"`
-	EngineID         string    `json:"remote_engine_id"`
-	RequestID        string    `json:"remote_request_id"`
-	Host             string    `json:"remote_host"`
-	Port             int       `json:"remote_port"`
-	TPSize           int       `json:"tp_size"`
-	DCPSize          int       `json:"dcp_size"`
-	PPSize           int       `json:"pp_size"`
-	NumTokens        int       `json:"remote_num_tokens"`
-	BlocksExpiryTime *float64  `json:"remote_blocks_expiry_time"`
-	TransferMode     string    `json:"transfer_mode"`
+	DoRemotePrefill bool      `json:"do_remote_prefill"`
+	DoRemoteDecode  bool      `json:"do_remote_decode"`
+	BlockIDs        [][]int32 `json:"remote_block_ids"`
+	EngineID        string    `json:"remote_engine_id"`
+	RequestID       string    `json:"remote_request_id"`
+	Host            string    `json:"remote_host"`
+	Port            int       `json:"remote_port"`
+	TPSize          int       `json:"tp_size"`
+	DCPSize         int       `json:"dcp_size"`
+	PPSize          int       `json:"pp_size"`
+	NumTokens       int       `json:"remote_num_tokens"`
+	// BlocksExpiryTime is left out by push, and null for a prompt.
+	BlocksExpiryTime json.RawMessage `json:"remote_blocks_expiry_time,omitempty"`
+	TransferMode     string          `json:"transfer_mode"`
 	// PrefillCached is left out when more than the prompt was computed (capture 21).
 	PrefillCached *int `json:"remote_prefill_cached_tokens,omitempty"`
+}
+
+// handoff hands off all that a sequence has computed. The caller pins or offers its blocks.
+func (c *Connector) handoff(s *core.Sequence, mode string) *handoff {
+	host, port := c.Side.Address()
+	h := &handoff{
+		DoRemotePrefill: true, EngineID: c.Host.ID, RequestID: s.ID, Host: host, Port: port,
+		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.Computed, TransferMode: mode,
+		BlockIDs: [][]int32{s.Blocks[:core.BlocksFor(s.Computed, c.Core.BlockSize)]},
+	}
+	if s.Computed == s.Prompt {
+		cached := s.Cached
+		h.PrefillCached = &cached
+	}
+	return h
 }
 
 func (t *pull) Finished(s *core.Sequence, reason string) any {
@@ -260,16 +263,8 @@ func (t *pull) Finished(s *core.Sequence, reason string) any {
 	case !t.produces:
 		return nil
 	}
-	host, port := t.nixl.Side.Address()
-	h := &handoff{
-		DoRemotePrefill: true, EngineID: t.nixl.Host.ID, RequestID: s.ID, Host: host, Port: port,
-		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.Computed, TransferMode: "pull",
-	}
-	if s.Computed == s.Prompt {
-		cached := s.Cached
-		h.PrefillCached = &cached
-	}
-	blocks := t.nixl.Core.Pin(s, core.KeyOf(s.Tokens[:s.Prompt]))
-	h.BlockIDs = [][]int32{blocks[:core.BlocksFor(h.NumTokens, t.nixl.Core.BlockSize)]}
+	h := t.nixl.handoff(s, "pull")
+	h.BlocksExpiryTime = json.RawMessage("null")
+	t.nixl.Core.Pin(s, core.KeyOf(s.Tokens[:s.Prompt]))
 	return h
 }

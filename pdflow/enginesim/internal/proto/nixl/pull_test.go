@@ -15,127 +15,130 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func ids(h scenetest.Obj) []any { return h["remote_block_ids"].([]any)[0].([]any) }
+func ids(h simtest.Obj) []any { return h["remote_block_ids"].([]any)[0].([]any) }
 
-// TestHandoffsThatWorkAllTheSame are rows of captures/README.md 2.1 in which
-// what is changed does not matter (captures 32, 38, 40, 41).
+// TestHandoffsThatWorkAllTheSame are rows of captures/README.md 2.1 in which what is changed does not matter (captures
+// 32, 38, 40, 41).
 func TestHandoffsThatWorkAllTheSame(t *testing.T) {
-	rows := map[string]func(scenetest.Obj){
-		"untouched":          func(scenetest.Obj) {},
-		"with unknown key":   scenetest.Set("x_future", scenetest.Obj{"a": 1}),
-		"transfer_mode push": scenetest.Set("transfer_mode", "push"),
-		"both flags":         scenetest.Set("do_remote_decode", true),
+	rows := map[string]func(simtest.Obj){
+		"untouched":          func(simtest.Obj) {},
+		"with unknown key":   simtest.Set("x_future", simtest.Obj{"a": 1}),
+		"transfer_mode push": simtest.Set("transfer_mode", "push"),
+		"both flags":         simtest.Set("do_remote_decode", true),
 	}
-	for _, key := range []string{"tp_size", "dcp_size", "pp_size", "remote_num_tokens", "transfer_mode", "remote_blocks_expiry_time", "remote_prefill_cached_tokens", "do_remote_decode"} {
-		rows["without "+key] = scenetest.Without(key)
+	for _, key := range []string{"tp_size", "dcp_size", "pp_size", "remote_num_tokens", "transfer_mode",
+		"remote_blocks_expiry_time", "remote_prefill_cached_tokens", "do_remote_decode"} {
+		rows["without "+key] = simtest.Without(key)
 	}
 	for name, change := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := scenetest.New(t)
-			body := scenetest.Completion("x")
-			h := s.Prefill(scenetest.Completions, body)
+			s := simtest.New(t)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			require.Len(t, h, 14)
 			change(h)
-			a := s.Decode(scenetest.Completions, body, h)
+			a := s.Decode(simtest.Completions, body, h)
 			require.Equal(t, 200, a.Status, a.Body)
-			assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+			assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 			assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
 			assert.NoError(t, s.P.CheckKV())
 		})
 	}
 }
 
-// TestHandoffsThatGiveWrongText are answered with 200 and no failure counted: the
-// engine cannot know (captures 36, 37, 37c).
+// TestHandoffsThatGiveWrongText are answered with 200 and no failure counted: the engine cannot know (captures 36, 37,
+// 37c).
 func TestHandoffsThatGiveWrongText(t *testing.T) {
 	t.Run("blocks in another order", func(t *testing.T) {
-		s := scenetest.New(t)
-		body := scenetest.Completion("x")
-		h := s.Prefill(scenetest.Completions, body)
+		s := simtest.New(t)
+		body := simtest.Completion("x")
+		h := s.Prefill(simtest.Completions, body)
 		slices.Reverse(ids(h))
-		a := s.Decode(scenetest.Completions, body, h)
+		a := s.Decode(simtest.Completions, body, h)
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.NotEqual(t, s.Alone(scenetest.Completions, body), a.Text())
+		assert.NotEqual(t, s.Alone(simtest.Completions, body), a.Text())
 		assert.Zero(t, s.D.Stats().FailedTransfers)
-		assert.Equal(t, enginesim.KVForeignRead, scenetest.FirstFault(t, s.P))
+		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
 	t.Run("another prompt of the same length", func(t *testing.T) {
-		s := scenetest.New(t)
-		a := s.Decode(scenetest.Completions, scenetest.Completion("other"), s.Prefill(scenetest.Completions, scenetest.Completion("first")))
+		s := simtest.New(t)
+		a := s.Decode(simtest.Completions, simtest.Completion("other"),
+			s.Prefill(simtest.Completions, simtest.Completion("first")))
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("first")), a.Text(), "the answer to the prefilled prompt")
+		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("first")), a.Text(),
+			"the answer to the prefilled prompt")
 		assert.Zero(t, s.D.Stats().FailedTransfers)
-		assert.Equal(t, enginesim.KVForeignRead, scenetest.FirstFault(t, s.P))
+		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
 	t.Run("prompt shorter than prefilled", func(t *testing.T) {
-		s := scenetest.New(t)
-		h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
-		shorter := scenetest.With(scenetest.Completion("x"), scenetest.Obj{"prompt": scenetest.Prompt(240, "x")[:140]})
-		a := s.Decode(scenetest.Completions, shorter, h)
+		s := simtest.New(t)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		shorter := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(240, "x")[:140]})
+		a := s.Decode(simtest.Completions, shorter, h)
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.NotEqual(t, s.Alone(scenetest.Completions, shorter), a.Text())
-		assert.NotEqual(t, s.Alone(scenetest.Completions, scenetest.Completion("x")), a.Text())
+		assert.NotEqual(t, s.Alone(simtest.Completions, shorter), a.Text())
+		assert.NotEqual(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
 	})
 }
 
-// TestHandoffsThatKillDecode make the engine core die: 500, then the port
-// refuses (captures 35, 37b, 47, 50, 51f).
+// TestHandoffsThatKillDecode make the engine core die: 500, then the port refuses (captures 35, 37b, 47, 50, 51f).
 func TestHandoffsThatKillDecode(t *testing.T) {
-	rows := map[string]func(scenetest.Obj){
-		"blocks missing":      scenetest.Without("remote_block_ids"),
-		"blocks null":         scenetest.Set("remote_block_ids", nil),
-		"blocks empty":        scenetest.Set("remote_block_ids", []any{}),
-		"blocks nested empty": scenetest.Set("remote_block_ids", []any{[]any{}}),
-		"blocks flat and port a string": func(h scenetest.Obj) {
+	rows := map[string]func(simtest.Obj){
+		"blocks missing":      simtest.Without("remote_block_ids"),
+		"blocks null":         simtest.Set("remote_block_ids", nil),
+		"blocks empty":        simtest.Set("remote_block_ids", []any{}),
+		"blocks nested empty": simtest.Set("remote_block_ids", []any{[]any{}}),
+		"blocks flat and port a string": func(h simtest.Obj) {
 			h["remote_block_ids"], h["remote_port"] = ids(h), "5600"
 		},
-		"one block fewer": func(h scenetest.Obj) { h["remote_block_ids"] = []any{ids(h)[:7]} },
-		"only the flag": func(h scenetest.Obj) {
+		"one block fewer": func(h simtest.Obj) { h["remote_block_ids"] = []any{ids(h)[:7]} },
+		"only the flag": func(h simtest.Obj) {
 			clear(h)
 			h["do_remote_prefill"] = true
 		},
 	}
 	for name, change := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := scenetest.New(t)
-			body := scenetest.Completion("x")
-			h := s.Prefill(scenetest.Completions, body)
+			s := simtest.New(t)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			change(h)
-			a := s.Decode(scenetest.Completions, body, h)
+			a := s.Decode(simtest.Completions, body, h)
 			assert.Equal(t, 500, a.Status)
-			assert.Equal(t, scenetest.EngineError, a.Get("error.message").String())
+			assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 			s.Dies(s.D)
 		})
 	}
 	t.Run("prompt longer than the blocks", func(t *testing.T) {
-		s := scenetest.New(t)
-		h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
-		a := s.Decode(scenetest.Completions, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"prompt": scenetest.Prompt(280, "x")}), h)
+		s := simtest.New(t)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		a := s.Decode(simtest.Completions, simtest.With(simtest.Completion("x"),
+			simtest.Obj{"prompt": simtest.Prompt(280, "x")}), h)
 		assert.Equal(t, 500, a.Status)
-		assert.Equal(t, scenetest.EngineError, a.Get("error.message").String())
+		assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 		s.Dies(s.D)
 	})
 }
 
-// TestHandoffsThatHangAndKill wait until the client leaves; the abort then kills
-// the engine, which answers 503 and 500 for a while (captures 51, 51b to 51d).
+// TestHandoffsThatHangAndKill wait until the client leaves; the abort then kills the engine, which answers 503 and 500
+// for a while (captures 51, 51b to 51d).
 func TestHandoffsThatHangAndKill(t *testing.T) {
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key, func(t *testing.T) {
-			s := scenetest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 400 * time.Millisecond })
-			body := scenetest.Completion("x")
-			h := s.Prefill(scenetest.Completions, body)
+			s := simtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 400 * time.Millisecond })
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			delete(h, key)
 			s.Hangs(body, h)
-			scenetest.WaitFor(t, "503 on /health", func() bool { return s.Get(s.D, "/health").Status == 503 })
-			a := s.Post(t.Context(), s.D, scenetest.Completions, body)
+			simtest.WaitFor(t, "503 on /health", func() bool { return s.Get(s.D, "/health").Status == 503 })
+			a := s.Post(t.Context(), s.D, simtest.Completions, body)
 			assert.Equal(t, 500, a.Status)
-			assert.Equal(t, scenetest.EngineError, a.Get("error.message").String())
+			assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 			s.Dies(s.D)
 		})
 	}
@@ -143,17 +146,17 @@ func TestHandoffsThatHangAndKill(t *testing.T) {
 
 // TestHandoffWithSwappedFlagsHangs and does no other harm (capture 39).
 func TestHandoffWithSwappedFlagsHangs(t *testing.T) {
-	s := scenetest.New(t)
-	body := scenetest.Completion("x")
-	h := s.Prefill(scenetest.Completions, body)
+	s := simtest.New(t)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	h["do_remote_prefill"], h["do_remote_decode"] = false, true
 	s.Hangs(body, h)
 	s.Alive(s.D)
-	scenetest.WaitFor(t, "abort", func() bool { return s.D.Stats().Aborted == 1 })
+	simtest.WaitFor(t, "abort", func() bool { return s.D.Stats().Aborted == 1 })
 }
 
-// TestLoadsThatFail answer 500 under the policy fail and 200 with the right text,
-// computed here, under recompute (captures 30, 31, 42, 43, 51e, 58).
+// TestLoadsThatFail answer 500 under the policy fail and 200 with the right text, computed here, under recompute
+// (captures 30, 31, 42, 43, 51e, 58).
 func TestLoadsThatFail(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -161,41 +164,41 @@ func TestLoadsThatFail(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
-	at := func(ln net.Listener) func(scenetest.Obj) {
-		return func(h scenetest.Obj) {
+	at := func(ln net.Listener) func(simtest.Obj) {
+		return func(h simtest.Obj) {
 			h["remote_port"] = ln.Addr().(*net.TCPAddr).Port
 			h["remote_engine_id"] = "11111111-0000-0000-0000-000000000000"
 		}
 	}
 	rows := []struct {
 		name   string
-		change func(scenetest.Obj)
+		change func(simtest.Obj)
 		failed int64
 		slow   bool // the handshake's time-out passes first
 	}{
-		{"wrong engine id", scenetest.Set("remote_engine_id", "00000000-0000-0000-0000-000000000000"), 1, false},
-		{"block ids out of range", func(h scenetest.Obj) {
+		{"wrong engine id", simtest.Set("remote_engine_id", "00000000-0000-0000-0000-000000000000"), 1, false},
+		{"block ids out of range", func(h simtest.Obj) {
 			for i := range ids(h) {
 				ids(h)[i] = 9999999
 			}
 		}, 2, false},
-		{"null host", scenetest.Set("remote_host", nil), 1, true},
+		{"null host", simtest.Set("remote_host", nil), 1, true},
 		{"port closed", at(closed), 1, true},
 		{"port silent", at(silent), 1, true},
 	}
 	for _, row := range rows {
 		for _, policy := range []string{enginesim.LoadFailureFail, enginesim.LoadFailureRecompute} {
 			t.Run(row.name+" "+policy, func(t *testing.T) {
-				s := scenetest.New(t, func(_, d *enginesim.Config) {
+				s := simtest.New(t, func(_, d *enginesim.Config) {
 					if d.LoadFailure = policy; !row.slow {
 						d.HandshakeTimeout = time.Hour // nothing may wait for it
 					}
 				})
-				body := scenetest.Completion("x")
-				h := s.Prefill(scenetest.Completions, body)
+				body := simtest.Completion("x")
+				h := s.Prefill(simtest.Completions, body)
 				row.change(h)
 				begun := time.Now()
-				a := s.Decode(scenetest.Completions, body, h)
+				a := s.Decode(simtest.Completions, body, h)
 				if row.slow {
 					assert.GreaterOrEqual(t, time.Since(begun), 300*time.Millisecond, "waits for the handshake")
 				}
@@ -204,10 +207,10 @@ func TestLoadsThatFail(t *testing.T) {
 				assert.Zero(t, stats.ExternalKVTransfer)
 				if policy == enginesim.LoadFailureFail {
 					assert.Equal(t, 500, a.Status)
-					assert.Equal(t, scenetest.InternalError, a.Get("error.message").String())
+					assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 				} else {
 					assert.Equal(t, 200, a.Status)
-					assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+					assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 					assert.EqualValues(t, 240, stats.LocalCompute)
 				}
 				assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends (capture 57)")
@@ -224,8 +227,9 @@ func TestEnginesThatDoNotMatch(t *testing.T) {
 		"shape": func(p, d *enginesim.Config) { p.BytesPerToken, d.BytesPerToken = 16, 8 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := scenetest.New(t, shape)
-			a := s.Decode(scenetest.Completions, scenetest.Completion("x"), s.Prefill(scenetest.Completions, scenetest.Completion("x")))
+			s := simtest.New(t, shape)
+			a := s.Decode(simtest.Completions, simtest.Completion("x"),
+				s.Prefill(simtest.Completions, simtest.Completion("x")))
 			assert.Equal(t, 500, a.Status)
 			assert.EqualValues(t, 1, s.D.Stats().FailedTransfers)
 		})
@@ -234,14 +238,14 @@ func TestEnginesThatDoNotMatch(t *testing.T) {
 
 // TestDecodeEngineKilledWhileItWaits tells P nothing: the lease has to end.
 func TestDecodeEngineKilledWhileItWaits(t *testing.T) {
-	s := scenetest.New(t)
-	warm := scenetest.Completion("warm")
-	require.Equal(t, 200, s.Decode(scenetest.Completions, warm, s.Prefill(scenetest.Completions, warm)).Status)
-	h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
+	s := simtest.New(t)
+	warm := simtest.Completion("warm")
+	require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
+	h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 	s.P.Freeze()
-	got := make(chan scenetest.Answer)
-	go func() { got <- s.Decode(scenetest.Completions, scenetest.Completion("x"), h) }()
-	scenetest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+	got := make(chan simtest.Answer)
+	go func() { got <- s.Decode(simtest.Completions, simtest.Completion("x"), h) }()
+	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 	s.D.Kill()
 	assert.Error(t, (<-got).Err)
 	s.P.Thaw()
@@ -254,180 +258,181 @@ func TestClientLeavesDuringHandshake(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
-	s := scenetest.New(t, func(_, d *enginesim.Config) { d.HandshakeTimeout = time.Minute })
-	body := scenetest.Completion("x")
-	h := s.Prefill(scenetest.Completions, body)
+	s := simtest.New(t, func(_, d *enginesim.Config) { d.HandshakeTimeout = time.Minute })
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	h["remote_port"], h["remote_engine_id"] = silent.Addr().(*net.TCPAddr).Port, "33333333-0000-0000-0000-000000000000"
 	s.Hangs(body, h)
-	scenetest.WaitFor(t, "the request to be aborted", func() bool { return s.D.Stats().Aborted == 1 })
+	simtest.WaitFor(t, "the request to be aborted", func() bool { return s.D.Stats().Aborted == 1 })
 	assert.Zero(t, s.D.Stats().UsedBlocks)
 	s.Alive(s.D)
 }
 
-// TestUnknownRequestID reads the right blocks, but P does not learn that they
-// were read (capture 33).
+// TestUnknownRequestID reads the right blocks, but P does not learn that they were read (capture 33).
 func TestUnknownRequestID(t *testing.T) {
-	s := scenetest.New(t)
-	body := scenetest.Completion("x")
-	h := s.Prefill(scenetest.Completions, body)
+	s := simtest.New(t)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	h["remote_request_id"] = "cmpl-nobody-0-00000000"
-	a := s.Decode(scenetest.Completions, body, h)
-	assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+	a := s.Decode(simtest.Completions, body, h)
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	stats := s.P.Stats()
 	assert.EqualValues(t, 1, stats.AfterExpiry)
 	assert.Equal(t, 8, stats.PinnedBlocks)
-	assert.Equal(t, enginesim.KVStaleRead, scenetest.FirstFault(t, s.P))
+	assert.Equal(t, enginesim.KVStaleRead, simtest.FirstFault(t, s.P))
 }
 
-// TestHandoffUsedTwice is right while P has not reused the blocks (captures 34
-// and 34b), and wrong when it has.
+// TestHandoffUsedTwice is right while P has not reused the blocks (captures 34 and 34b), and wrong when it has.
 func TestHandoffUsedTwice(t *testing.T) {
 	small := func(p, d *enginesim.Config) { p.Blocks, p.MaxModelLen, d.Blocks, d.MaxModelLen = 24, 768, 64, 768 }
 	for _, reused := range []bool{false, true} {
 		t.Run(map[bool]string{false: "at once", true: "after reuse"}[reused], func(t *testing.T) {
-			s := scenetest.New(t, small)
-			body := scenetest.Completion("x")
-			h := s.Prefill(scenetest.Completions, body)
-			right := s.Alone(scenetest.Completions, body)
-			assert.Equal(t, right, s.Decode(scenetest.Completions, body, h).Text())
+			s := simtest.New(t, small)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
+			right := s.Alone(simtest.Completions, body)
+			assert.Equal(t, right, s.Decode(simtest.Completions, body, h).Text())
 			if reused {
 				fill(s, s.P, 6)
 			}
 			// Another salt, so that D's own cache cannot answer.
-			a := s.Decode(scenetest.Completions, scenetest.With(body, scenetest.Obj{"cache_salt": "second"}), h)
+			a := s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"cache_salt": "second"}), h)
 			require.Equal(t, 200, a.Status)
 			assert.Equal(t, !reused, a.Text() == right)
 			assert.EqualValues(t, 1, s.P.Stats().AfterExpiry)
 			assert.Zero(t, s.D.Stats().FailedTransfers)
-			assert.Equal(t, enginesim.KVDoubleUse, scenetest.FirstFault(t, s.P))
+			assert.Equal(t, enginesim.KVDoubleUse, simtest.FirstFault(t, s.P))
 		})
 	}
 }
 
 // fill overwrites an engine's free blocks with other prompts.
-func fill(s *scenetest.Scene, e *enginesim.Engine, prompts int) {
+func fill(s *simtest.Scene, e *enginesim.Engine, prompts int) {
 	s.T.Helper()
 	for i := range prompts {
-		require.Equal(s.T, 200, s.Post(s.T.Context(), e, scenetest.Completions, scenetest.Completion("filler "+string(rune('a'+i)))).Status)
+		require.Equal(s.T, 200, s.Post(s.T.Context(), e, simtest.Completions,
+			simtest.Completion("filler "+string(rune('a'+i)))).Status)
 	}
 }
 
-// TestExpiredHandoff is right while the memory is untouched (capture 46) and
-// wrong when other prompts have taken the blocks (capture 60); D notices neither.
+// TestExpiredHandoff is right while the memory is untouched (capture 46) and wrong when other prompts have taken the
+// blocks (capture 60); D notices neither.
 func TestExpiredHandoff(t *testing.T) {
 	for _, reused := range []bool{false, true} {
 		t.Run(map[bool]string{false: "untouched", true: "reused"}[reused], func(t *testing.T) {
-			s := scenetest.New(t, func(p, d *enginesim.Config) {
+			s := simtest.New(t, func(p, d *enginesim.Config) {
 				p.Blocks, p.MaxModelLen, p.Lease = 24, 768, 300*time.Millisecond
 			})
-			body := scenetest.Completion("x")
-			h := s.Prefill(scenetest.Completions, body)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
-			scenetest.WaitFor(t, "the lease to end", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+			simtest.WaitFor(t, "the lease to end", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 			if reused {
 				fill(s, s.P, 6)
 			}
-			a := s.Decode(scenetest.Completions, body, h)
+			a := s.Decode(simtest.Completions, body, h)
 			require.Equal(t, 200, a.Status)
-			assert.Equal(t, !reused, a.Text() == s.Alone(scenetest.Completions, body))
+			assert.Equal(t, !reused, a.Text() == s.Alone(simtest.Completions, body))
 			p, d := s.P.Stats(), s.D.Stats()
 			assert.EqualValues(t, 1, p.Expired)
 			assert.EqualValues(t, 1, p.AfterExpiry)
 			assert.EqualValues(t, 1, d.Transfers, "D counts a normal transfer")
 			assert.Zero(t, d.FailedTransfers)
-			assert.Equal(t, enginesim.KVLeak, scenetest.FirstFault(t, s.P))
+			assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 		})
 	}
 }
 
-// TestPrefillEngineGone: killed after its answer (captures 52, 59), restarted on
-// the same ports (53).
+// TestPrefillEngineGone: killed after its answer (captures 52, 59), restarted on the same ports (53).
 func TestPrefillEngineGone(t *testing.T) {
 	for _, policy := range []string{enginesim.LoadFailureFail, enginesim.LoadFailureRecompute} {
 		t.Run("killed "+policy, func(t *testing.T) {
-			s := scenetest.New(t, func(_, d *enginesim.Config) { d.LoadFailure, d.HandshakeTimeout = policy, time.Minute })
-			warm := scenetest.Completion("warm")
-			require.Equal(t, 200, s.Decode(scenetest.Completions, warm, s.Prefill(scenetest.Completions, warm)).Status)
-			body := scenetest.Completion("x")
-			h := s.Prefill(scenetest.Completions, body)
+			s := simtest.New(t, func(_, d *enginesim.Config) {
+				d.LoadFailure, d.HandshakeTimeout = policy,
+					time.Minute
+			})
+			warm := simtest.Completion("warm")
+			require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			s.P.Kill()
-			a := s.Decode(scenetest.Completions, body, h)
+			a := s.Decode(simtest.Completions, body, h)
 			stats := s.D.Stats()
 			assert.EqualValues(t, 2, stats.FailedTransfers)
 			assert.EqualValues(t, 1, stats.FailedNotifications)
 			if policy == enginesim.LoadFailureFail {
 				assert.Equal(t, 500, a.Status)
-				assert.Equal(t, scenetest.InternalError, a.Get("error.message").String())
+				assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 			} else {
-				assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+				assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 			}
 			s.Alive(s.D)
 		})
 	}
 	t.Run("restarted", func(t *testing.T) {
-		s := scenetest.New(t)
-		body := scenetest.Completion("x")
-		h, id, url := s.Prefill(scenetest.Completions, body), s.P.EngineID(), s.P.URL()
+		s := simtest.New(t)
+		body := simtest.Completion("x")
+		h, id, url := s.Prefill(simtest.Completions, body), s.P.EngineID(), s.P.URL()
 		require.NoError(t, s.P.Restart())
 		s.HTTP.CloseIdleConnections() // those of the life before
 		assert.NotEqual(t, id, s.P.EngineID())
 		assert.Equal(t, url, s.P.URL())
-		assert.Equal(t, 500, s.Decode(scenetest.Completions, body, h).Status)
-		again := s.Prefill(scenetest.Completions, body)
+		assert.Equal(t, 500, s.Decode(simtest.Completions, body, h).Status)
+		again := s.Prefill(simtest.Completions, body)
 		assert.Equal(t, h["remote_port"], again["remote_port"])
-		assert.Equal(t, s.Alone(scenetest.Completions, body), s.Decode(scenetest.Completions, body, again).Text())
+		assert.Equal(t, s.Alone(simtest.Completions, body), s.Decode(simtest.Completions, body, again).Text())
 	})
 }
 
-// TestPrefillEngineFrozen: D waits as long as its client does, and P lets go when
-// it runs again (capture 54).
+// TestPrefillEngineFrozen: D waits as long as its client does, and P lets go when it runs again (capture 54).
 func TestPrefillEngineFrozen(t *testing.T) {
-	s := scenetest.New(t)
-	warm := scenetest.Completion("warm")
-	require.Equal(t, 200, s.Decode(scenetest.Completions, warm, s.Prefill(scenetest.Completions, warm)).Status)
-	body := scenetest.Completion("x")
-	h := s.Prefill(scenetest.Completions, body)
+	s := simtest.New(t)
+	warm := simtest.Completion("warm")
+	require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	s.P.Freeze()
 	s.Hangs(body, h)
 	s.Alive(s.D)
 	s.P.Thaw()
-	scenetest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	assert.Zero(t, s.P.Stats().Expired)
-	fresh := scenetest.Completion("fresh")
-	assert.Equal(t, s.Alone(scenetest.Completions, fresh), s.Decode(scenetest.Completions, fresh, s.Prefill(scenetest.Completions, fresh)).Text())
+	fresh := simtest.Completion("fresh")
+	assert.Equal(t, s.Alone(simtest.Completions, fresh), s.Decode(simtest.Completions, fresh,
+		s.Prefill(simtest.Completions, fresh)).Text())
 }
 
-// TestRejectedDecodeConsumesTheHandoff (capture 25), but for one whose params are
-// no object.
+// TestRejectedDecodeConsumesTheHandoff (capture 25), but for one whose params are no object.
 func TestRejectedDecodeConsumesTheHandoff(t *testing.T) {
 	rows := map[string]struct {
-		change scenetest.Obj
+		change simtest.Obj
 		status int
 	}{
-		"unknown model":     {scenetest.Obj{"model": "nope"}, 404},
-		"prompt too long":   {scenetest.Obj{"prompt": scenetest.Prompt(3000, "x")}, 400},
-		"max_tokens 0":      {scenetest.Obj{"max_tokens": 0}, 400},
-		"min_tokens":        {scenetest.Obj{"min_tokens": 99}, 400},
-		"n with greedy":     {scenetest.Obj{"n": 2}, 400},
-		"stream_options":    {scenetest.Obj{"stream_options": scenetest.Obj{"include_usage": true}}, 400},
-		"too many together": {scenetest.Obj{"max_tokens": 2000}, 400},
+		"unknown model":     {simtest.Obj{"model": "nope"}, 404},
+		"prompt too long":   {simtest.Obj{"prompt": simtest.Prompt(3000, "x")}, 400},
+		"max_tokens 0":      {simtest.Obj{"max_tokens": 0}, 400},
+		"min_tokens":        {simtest.Obj{"min_tokens": 99}, 400},
+		"n with greedy":     {simtest.Obj{"n": 2}, 400},
+		"stream_options":    {simtest.Obj{"stream_options": simtest.Obj{"include_usage": true}}, 400},
+		"too many together": {simtest.Obj{"max_tokens": 2000}, 400},
 	}
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := scenetest.New(t)
-			body := scenetest.Completion("x")
-			h := s.Prefill(scenetest.Completions, body)
+			s := simtest.New(t)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			require.Equal(t, 8, s.P.Stats().PinnedBlocks)
-			assert.Equal(t, row.status, s.Decode(scenetest.Completions, scenetest.With(body, row.change), h).Status)
+			assert.Equal(t, row.status, s.Decode(simtest.Completions, simtest.With(body, row.change), h).Status)
 			assert.Zero(t, s.P.Stats().PinnedBlocks)
 			assert.EqualValues(t, 0, s.P.Stats().AfterExpiry)
 		})
 	}
 	t.Run("params of the wrong type", func(t *testing.T) {
-		s := scenetest.New(t)
-		s.Prefill(scenetest.Completions, scenetest.Completion("x"))
+		s := simtest.New(t)
+		s.Prefill(simtest.Completions, simtest.Completion("x"))
 		for _, params := range []any{"abc", []int{1}, 5, true} {
-			a := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"kv_transfer_params": params}))
+			a := s.Post(t.Context(), s.D, simtest.Completions,
+				simtest.With(simtest.Completion("x"), simtest.Obj{"kv_transfer_params": params}))
 			assert.Equal(t, 400, a.Status)
 			assert.Contains(t, a.Get("error.message").String(), "dict_type")
 		}
@@ -435,29 +440,27 @@ func TestRejectedDecodeConsumesTheHandoff(t *testing.T) {
 	})
 }
 
-// TestUnreadHandoffsFillTheCache: the fourth prefill waits for the lease of the
-// first (capture 61).
+// TestUnreadHandoffsFillTheCache: the fourth prefill waits for the lease of the first (capture 61).
 func TestUnreadHandoffsFillTheCache(t *testing.T) {
 	const lease = 600 * time.Millisecond
-	s := scenetest.New(t, func(p, _ *enginesim.Config) { p.Blocks, p.MaxModelLen, p.Lease = 24, 768, lease })
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Blocks, p.MaxModelLen, p.Lease = 24, 768, lease })
 	begun := time.Now()
 	for _, name := range []string{"a", "b", "c"} {
-		s.Prefill(scenetest.Completions, scenetest.Completion(name))
+		s.Prefill(simtest.Completions, simtest.Completion(name))
 	}
 	assert.Less(t, time.Since(begun), lease)
 	assert.InDelta(t, 1, s.Counters(s.P)["vllm:kv_cache_usage_perc"], 1e-9)
-	s.Prefill(scenetest.Completions, scenetest.Completion("d"))
+	s.Prefill(simtest.Completions, simtest.Completion("d"))
 	assert.GreaterOrEqual(t, time.Since(begun), lease)
 	assert.GreaterOrEqual(t, s.P.Stats().Expired, int64(1))
 }
 
-// TestHeartbeatKeepsTheLease while the decode stands in D's queue; it does not
-// without tp_size (protocols/vllm.md 1.5).
+// TestHeartbeatKeepsTheLease while the decode stands in D's queue; it does not without tp_size (protocols/vllm.md 1.5).
 func TestHeartbeatKeepsTheLease(t *testing.T) {
 	for _, heartbeat := range []bool{true, false} {
 		t.Run(map[bool]string{true: "with", false: "without"}[heartbeat]+" tp_size", func(t *testing.T) {
 			const lease = 600 * time.Millisecond
-			s := scenetest.New(t, func(p, d *enginesim.Config) {
+			s := simtest.New(t, func(p, d *enginesim.Config) {
 				p.Lease, d.Lease = lease, lease
 				d.MaxRunning, d.ITL = 1, 10*time.Millisecond
 			})
@@ -466,18 +469,20 @@ func TestHeartbeatKeepsTheLease(t *testing.T) {
 			left := make(chan struct{})
 			go func() {
 				defer close(left)
-				s.Post(busy, s.D, scenetest.Completions, scenetest.With(scenetest.Completion("long"), scenetest.Obj{"max_tokens": 1500}))
+				s.Post(busy, s.D, simtest.Completions, simtest.With(simtest.Completion("long"),
+					simtest.Obj{"max_tokens": 1500}))
 			}()
-			scenetest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
-			h := s.Prefill(scenetest.Completions, scenetest.Completion("x"))
+			simtest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
+			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 			if !heartbeat {
 				delete(h, "tp_size")
 			}
-			decoded := make(chan scenetest.Answer)
+			decoded := make(chan simtest.Answer)
 			go func() {
-				decoded <- s.Decode(scenetest.Completions, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"max_tokens": 2}), h)
+				decoded <- s.Decode(simtest.Completions, simtest.With(simtest.Completion("x"),
+					simtest.Obj{"max_tokens": 2}), h)
 			}()
-			scenetest.WaitFor(t, "D's queue", func() bool { return s.D.Stats().Waiting == 1 })
+			simtest.WaitFor(t, "D's queue", func() bool { return s.D.Stats().Waiting == 1 })
 			time.Sleep(lease * 4 / 3)
 			assert.Equal(t, heartbeat, s.P.Stats().Expired == 0)
 			stop()
@@ -489,51 +494,54 @@ func TestHeartbeatKeepsTheLease(t *testing.T) {
 
 // TestDecodeDroppedFromTheQueueReleases: an abort before the load tells P.
 func TestDecodeDroppedFromTheQueueReleases(t *testing.T) {
-	s := scenetest.New(t, func(_, d *enginesim.Config) { d.MaxRunning, d.ITL = 1, 10*time.Millisecond })
+	s := simtest.New(t, func(_, d *enginesim.Config) { d.MaxRunning, d.ITL = 1, 10*time.Millisecond })
 	busy, stop := context.WithCancel(t.Context())
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		s.Post(busy, s.D, scenetest.Completions, scenetest.With(scenetest.Completion("long"), scenetest.Obj{"max_tokens": 1500}))
+		s.Post(busy, s.D, simtest.Completions, simtest.With(simtest.Completion("long"),
+			simtest.Obj{"max_tokens": 1500}))
 	}()
-	scenetest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
-	s.Hangs(scenetest.Completion("x"), s.Prefill(scenetest.Completions, scenetest.Completion("x")))
-	scenetest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	simtest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
+	s.Hangs(simtest.Completion("x"), s.Prefill(simtest.Completions, simtest.Completion("x")))
+	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	stop()
 	<-left
 }
 
 // TestStreamedPrefillPinsForNobody: its chunks carry no handoff (captures 04).
 func TestStreamedPrefillPinsForNobody(t *testing.T) {
-	s := scenetest.New(t)
-	a := s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"max_tokens": 1, "stream": true, "kv_transfer_params": scenetest.Obj{"do_remote_decode": true}}))
+	s := simtest.New(t)
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"),
+		simtest.Obj{"max_tokens": 1, "stream": true, "kv_transfer_params": simtest.Obj{"do_remote_decode": true}}))
 	assert.NotContains(t, a.Body, "kv_transfer_params")
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
 	require.NoError(t, s.P.WaitIdle(t.Context()))
-	assert.Equal(t, enginesim.KVLeak, scenetest.FirstFault(t, s.P))
+	assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 }
 
 // TestDecodeWithoutTransferIsTold by D's metrics and its ledger.
 func TestDecodeWithoutTransferIsTold(t *testing.T) {
-	s := scenetest.New(t)
-	for _, params := range []any{nil, scenetest.Obj{}} {
-		body := scenetest.Completion("x")
-		a := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(body, scenetest.Obj{"kv_transfer_params": params, "cache_salt": "s"}))
-		assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+	s := simtest.New(t)
+	for _, params := range []any{nil, simtest.Obj{}} {
+		body := simtest.Completion("x")
+		a := s.Post(t.Context(), s.D, simtest.Completions,
+			simtest.With(body, simtest.Obj{"kv_transfer_params": params, "cache_salt": "s"}))
+		assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	}
 	stats := s.D.Stats()
 	assert.EqualValues(t, 240+16, stats.LocalCompute)
 	assert.Zero(t, stats.ExternalKVTransfer)
-	assert.Equal(t, enginesim.KVNoTransfer, scenetest.FirstFault(t, s.D))
+	assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 }
 
 // TestCheckKVJoinsEveryFault so that a test sees all of them.
 func TestCheckKVJoinsEveryFault(t *testing.T) {
-	s := scenetest.New(t)
-	body := scenetest.Completion("x")
-	h := s.Prefill(scenetest.Completions, body)
+	s := simtest.New(t)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	for range 3 {
-		s.Decode(scenetest.Completions, body, h)
+		s.Decode(simtest.Completions, body, h)
 	}
 	joined, ok := s.P.CheckKV().(interface{ Unwrap() []error })
 	require.True(t, ok)

@@ -10,12 +10,12 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// nixlPush matches a decode's registration and a finished prefill by the engines'
-// request id without its random suffix, and by nothing else. Behaviour, metrics
-// and faults are those of vLLM 0.32.0's NixlPushConnector as recorded
-// (captures nixl-push/01 to 09).
+// nixlPush matches a decode's registration and a finished prefill by the engines' request id without its random suffix,
+// and by nothing else. Behaviour, metrics and faults are those of vLLM 0.32.0's NixlPushConnector as recorded (captures
+// nixl-push/01 to 09).
 type nixlPush struct{ *Connector }
 
+// StartPush starts the push connector of an engine.
 func StartPush(h *proto.Host) (core.Connector, error) {
 	c, err := New(h, true)
 	if err != nil {
@@ -29,30 +29,22 @@ func StartPush(h *proto.Host) (core.Connector, error) {
 }
 
 func (c *nixlPush) Begin(r *core.Request) core.Transfer {
-	t := &pull{nixl: c.Connector, request: r, produces: r.Params.Is("do_remote_decode"), pulls: !r.Local && r.Params.Is("do_remote_prefill")}
+	pulls := !r.Local && r.Params.Is("do_remote_prefill")
+	t := &pull{nixl: c.Connector, request: r, produces: r.Params.Is("do_remote_decode"), pulls: pulls}
 	if t.pulls {
 		c.track(t)
 	}
 	return &push{t}
 }
 
-// Rejected lets P go, if the decode that the API refused named P's own request:
-// only a handoff does.
-func (c *nixlPush) Rejected(ctx context.Context, params core.Params) {
-	c.Connector.Rejected(ctx, params)
-}
-
-// push is one request's side. It waits in line and keeps P's lease alive as pull
-// does.
+// push is one request's side. It waits in line and keeps P's lease alive as pull does.
 type push struct{ *pull }
 
-// registration are the keys that D indexes without a default
-// (push_scheduler.py, metadata.py).
+// registration are the keys that D indexes without a default (push_scheduler.py, metadata.py).
 var registration = []string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_request_id"}
 
-// Load registers with P and waits for it to write. Nothing but the end of the
-// client ends the wait once P has been reached, and the blocks are then lost:
-// P might still write into them (captures 04, 06, 09).
+// Load registers with P and waits for it to write. Nothing but the end of the client ends the wait once P has been
+// reached, and the blocks are then lost: P might still write into them (captures 04, 06, 09).
 func (t *push) Load(ctx context.Context, s *core.Sequence) error {
 	c := t.nixl
 	defer c.done(t.pull)
@@ -76,40 +68,11 @@ func (t *push) Load(ctx context.Context, s *core.Sequence) error {
 	return err
 }
 
-func (t *push) Dropped(release bool) { t.pull.Dropped(release) }
-
-// pushHandoff is the kv_transfer_params of vLLM 0.32.0, with its 13 keys in order.
-type pushHandoff struct {
-	DoRemotePrefill bool      `json:"do_remote_prefill"`
-	DoRemoteDecode  bool      `json:"do_remote_decode"`
-	BlockIDs        [][]int32 `json:"remote_block_ids"`
-	EngineID        string    `json:"remote_engine_id"`
-	RequestID       string    `json:"remote_request_id"`
-	Host            string    `json:"remote_host"`
-	Port            int       `json:"remote_port"`
-	TPSize          int       `json:"tp_size"`
-	DCPSize         int       `json:"dcp_size"`
-	PPSize          int       `json:"pp_size"`
-	NumTokens       int       `json:"remote_num_tokens"`
-	TransferMode    string    `json:"transfer_mode"`
-	PrefillCached   *int      `json:"remote_prefill_cached_tokens,omitempty"`
-}
-
 func (t *push) Finished(s *core.Sequence, reason string) any {
 	if !t.produces || reason != core.ReasonLength && reason != core.ReasonStop {
 		return nil
 	}
-	c := t.nixl
-	host, port := c.Side.Address()
-	h := &pushHandoff{
-		DoRemotePrefill: true, EngineID: c.Host.ID, RequestID: s.ID, Host: host, Port: port,
-		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.Computed, TransferMode: "push",
-	}
-	if s.Computed == s.Prompt {
-		cached := s.Cached
-		h.PrefillCached = &cached
-	}
-	h.BlockIDs = [][]int32{s.Blocks[:core.BlocksFor(h.NumTokens, c.Core.BlockSize)]}
-	c.Offer(s, t.request.Name)
+	h := t.nixl.handoff(s, "push")
+	t.nixl.Offer(s, t.request.Name)
 	return h
 }

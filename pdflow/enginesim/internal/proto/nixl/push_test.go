@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func pushing(p, d *enginesim.Config) {
@@ -22,36 +22,42 @@ func pushing(p, d *enginesim.Config) {
 }
 
 // pushParams are what a proxy tells D before P has answered (capture nixl-push/05).
-func pushParams(s *scenetest.Scene, id string) scenetest.Obj {
+func pushParams(s *simtest.Scene, id string) simtest.Obj {
 	host, port, err := net.SplitHostPort(s.P.SideChannel())
 	require.NoError(s.T, err)
 	number, err := strconv.Atoi(port)
 	require.NoError(s.T, err)
-	return scenetest.Obj{"do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": "pdkit-prefill", "remote_host": host, "remote_port": number, "tp_size": 1, "pp_size": 1, "remote_request_id": id}
+	return simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": "pdkit-prefill",
+		"remote_host": host, "remote_port": number, "tp_size": 1, "pp_size": 1, "remote_request_id": id}
 }
 
-func pushPrefill(s *scenetest.Scene, body scenetest.Obj, id string) scenetest.Answer {
-	return s.Post(s.T.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"max_tokens": 1, "kv_transfer_params": scenetest.Obj{"do_remote_decode": true}}), "X-Request-Id", id)
+func pushPrefill(s *simtest.Scene, body simtest.Obj, id string) simtest.Answer {
+	return s.Post(s.T.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1,
+			"kv_transfer_params": simtest.Obj{"do_remote_decode": true}}), "X-Request-Id", id)
 }
 
 // pushDecode sends a decode leg and gives its answer when it comes.
-func pushDecode(ctx context.Context, s *scenetest.Scene, body, params scenetest.Obj, id string) <-chan scenetest.Answer {
-	ch := make(chan scenetest.Answer, 1)
+func pushDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
+	id string) <-chan simtest.Answer {
+	ch := make(chan simtest.Answer, 1)
 	go func() {
-		ch <- s.Post(ctx, s.D, scenetest.Completions, scenetest.With(body, scenetest.Obj{"kv_transfer_params": params}), "X-Request-Id", id)
+		ch <- s.Post(ctx, s.D, simtest.Completions, simtest.With(body, simtest.Obj{"kv_transfer_params": params}),
+			"X-Request-Id", id)
 	}()
 	return ch
 }
 
-func pushedRight(s *scenetest.Scene, body scenetest.Obj, a scenetest.Answer) {
+func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Answer) {
 	s.T.Helper()
 	require.NoError(s.T, a.Err)
 	require.Equal(s.T, 200, a.Status, a.Body)
-	assert.Equal(s.T, s.Alone(scenetest.Completions, body), a.Text())
+	assert.Equal(s.T, s.Alone(simtest.Completions, body), a.Text())
 	p, d := s.P.Stats(), s.D.Stats()
 	assert.EqualValues(s.T, 240, d.ExternalKVTransfer)
 	assert.Zero(s.T, d.LocalCompute)
-	assert.EqualValues(s.T, (240+scenetest.Block-1)/scenetest.Block*scenetest.Block*16, p.BytesTransferred, "P is the writer, and counts")
+	assert.EqualValues(s.T, (240+simtest.Block-1)/simtest.Block*simtest.Block*16, p.BytesTransferred,
+		"P is the writer, and counts")
 	assert.Zero(s.T, d.BytesTransferred)
 	assert.Zero(s.T, p.PinnedBlocks)
 	assert.NoError(s.T, s.P.CheckKV())
@@ -60,10 +66,10 @@ func pushedRight(s *scenetest.Scene, body scenetest.Obj, a scenetest.Answer) {
 
 // TestPushSerial is capture nixl-push/01: P's handoff of 13 keys, relayed as it is.
 func TestPushSerial(t *testing.T) {
-	s := scenetest.New(t, pushing)
-	body := scenetest.Completion("serial")
+	s := simtest.New(t, pushing)
+	body := simtest.Completion("serial")
 	p := pushPrefill(s, body, "a")
-	var h scenetest.Obj
+	var h simtest.Obj
 	require.NoError(t, json.Unmarshal([]byte(p.Get("kv_transfer_params").Raw), &h), p.Body)
 	assert.Len(t, h, 12+1)
 	assert.Equal(t, "push", h["transfer_mode"])
@@ -77,12 +83,12 @@ func TestPushSerial(t *testing.T) {
 func TestPushTogether(t *testing.T) {
 	for _, first := range []string{"D", "P"} {
 		t.Run(first+" first", func(t *testing.T) {
-			s := scenetest.New(t, pushing)
-			body := scenetest.Completion("together")
-			var got <-chan scenetest.Answer
+			s := simtest.New(t, pushing)
+			body := simtest.Completion("together")
+			var got <-chan simtest.Answer
 			if first == "D" {
 				got = pushDecode(t.Context(), s, body, pushParams(s, "a"), "a")
-				scenetest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+				simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 			}
 			require.Equal(t, 200, pushPrefill(s, body, "a").Status)
 			if first == "P" {
@@ -90,42 +96,47 @@ func TestPushTogether(t *testing.T) {
 			}
 			a := <-got
 			pushedRight(s, body, a)
-			assert.EqualValues(t, 240, a.Get("usage.prompt_tokens_details.cached_tokens").Int(), "nobody told P's count")
+			assert.EqualValues(t, 240, a.Get("usage.prompt_tokens_details.cached_tokens").Int(),
+				"nobody told P's count")
 		})
 	}
 }
 
-// TestPushThatNobodyWrites are captures nixl-push/04, 06 and 09: D waits until its
-// client leaves, and never gets its blocks back.
+// TestPushThatNobodyWrites are captures nixl-push/04, 06 and 09: D waits until its client leaves, and never gets its
+// blocks back.
 func TestPushThatNobodyWrites(t *testing.T) {
-	for name, act := range map[string]func(s *scenetest.Scene, body scenetest.Obj) scenetest.Obj{
-		"other X-Request-Id on P": func(s *scenetest.Scene, body scenetest.Obj) scenetest.Obj {
+	for name, act := range map[string]func(s *simtest.Scene, body simtest.Obj) simtest.Obj{
+		"other X-Request-Id on P": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
 			require.Equal(s.T, 200, pushPrefill(s, body, "b").Status)
 			return pushParams(s, "a")
 		},
-		"P refused its leg": func(s *scenetest.Scene, body scenetest.Obj) scenetest.Obj {
-			require.Equal(s.T, 400, pushPrefill(s, scenetest.With(body, scenetest.Obj{"min_tokens": 5}), "a").Status)
+		"P refused its leg": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
+			require.Equal(s.T, 400, pushPrefill(s, simtest.With(body, simtest.Obj{"min_tokens": 5}), "a").Status)
 			return pushParams(s, "a")
 		},
-		"P did not know what its leg is for": func(s *scenetest.Scene, body scenetest.Obj) scenetest.Obj {
-			require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"max_tokens": 1}), "X-Request-Id", "a").Status)
+		"P did not know what its leg is for": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
+			require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
+				simtest.With(body, simtest.Obj{"max_tokens": 1}), "X-Request-Id", "a").Status)
 			return pushParams(s, "a")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := scenetest.New(t, pushing)
-			body := scenetest.Completion("orphan")
+			s := simtest.New(t, pushing)
+			body := simtest.Completion("orphan")
 			params := act(s, body)
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
 			got := pushDecode(ctx, s, body, params, "a")
-			scenetest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 			time.Sleep(50 * time.Millisecond)
 			assert.Empty(t, got, "it was answered")
 			leave()
 			require.ErrorIs(t, (<-got).Err, context.Canceled)
-			scenetest.WaitFor(t, "D has given up", func() bool { return s.D.Stats().Running == 0 && s.D.Stats().Waiting == 0 })
-			assert.Equal(t, 240/scenetest.Block+1, s.D.Stats().UsedBlocks, "its blocks are lost")
+			simtest.WaitFor(t, "D has given up", func() bool {
+				return s.D.Stats().Running == 0 &&
+					s.D.Stats().Waiting == 0
+			})
+			assert.Equal(t, 240/simtest.Block+1, s.D.Stats().UsedBlocks, "its blocks are lost")
 			assert.Error(t, s.D.CheckKV())
 			s.Alive(s.D)
 		})
@@ -134,26 +145,27 @@ func TestPushThatNobodyWrites(t *testing.T) {
 
 func TestPushWithFieldsThatDoNotFit(t *testing.T) {
 	t.Run("an engine id that does not answer there: 500", func(t *testing.T) {
-		s := scenetest.New(t, pushing)
-		body := scenetest.Completion("x")
-		a := <-pushDecode(t.Context(), s, body, scenetest.With(pushParams(s, "a"), scenetest.Obj{"remote_engine_id": "other"}), "a")
+		s := simtest.New(t, pushing)
+		body := simtest.Completion("x")
+		a := <-pushDecode(t.Context(), s, body, simtest.With(pushParams(s, "a"),
+			simtest.Obj{"remote_engine_id": "other"}), "a")
 		assert.Equal(t, 500, a.Status)
 		s.Alive(s.D)
 	})
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_request_id"} {
 		t.Run("without "+key+" the engine dies", func(t *testing.T) {
-			s := scenetest.New(t, pushing)
+			s := simtest.New(t, pushing)
 			params := pushParams(s, "a")
 			delete(params, key)
-			a := <-pushDecode(t.Context(), s, scenetest.Completion("x"), params, "a")
+			a := <-pushDecode(t.Context(), s, simtest.Completion("x"), params, "a")
 			assert.Equal(t, 500, a.Status)
 			s.Dies(s.D)
 		})
 	}
 	t.Run("a leg that stays away: P's blocks wait for the lease", func(t *testing.T) {
-		s := scenetest.New(t, pushing, func(p, _ *enginesim.Config) { p.Lease = 50 * time.Millisecond })
-		require.Equal(t, 200, pushPrefill(s, scenetest.Completion("x"), "a").Status)
-		scenetest.WaitFor(t, "the lease ends", func() bool { return s.P.Stats().Expired == 1 })
-		assert.Equal(t, enginesim.KVLeak, scenetest.FirstFault(t, s.P))
+		s := simtest.New(t, pushing, func(p, _ *enginesim.Config) { p.Lease = 50 * time.Millisecond })
+		require.Equal(t, 200, pushPrefill(s, simtest.Completion("x"), "a").Status)
+		simtest.WaitFor(t, "the lease ends", func() bool { return s.P.Stats().Expired == 1 })
+		assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 	})
 }

@@ -9,13 +9,13 @@ import (
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// The way back, from decode to prefill: with bidirectional_kv_xfer, D keeps the
-// KV of a finished request and says so in its whole answer, and P takes it for
-// the next turn's prompt. After vLLM 0.32.0 as recorded (connector/nixl's
-// testdata/turns) and its pull_scheduler.py: P compares no tokens and takes a
-// handoff twice, with wrong text, but declines one that is about to expire.
+// The way back, from decode to prefill: with bidirectional_kv_xfer, D keeps the KV of a finished request and says so in
+// its whole response, and P takes it for the next turn's prompt. After vLLM 0.32.0 as recorded (connector/nixl's
+// testdata/turns) and its pull_scheduler.py: P compares no tokens and takes a handoff twice, with wrong text, but
+// declines one that is about to expire.
 
 // turnConfig are the settings of it, by vLLM's names.
 type turnConfig struct {
@@ -33,9 +33,8 @@ func turnsOf(set *proto.Settings) turnConfig {
 	return c
 }
 
-// Promised is all of the prompt, but of a turn's only what D has of it: P takes
-// that by position and compares no tokens. When that is not worth while D is told
-// to let go.
+// Promised is all of the prompt, but of a turn's only what D has of it: P takes that by position and compares no
+// tokens. When that is not worth while D is told to let go.
 func (t *pull) Promised(s *core.Sequence) int {
 	if !t.turn {
 		return s.Prompt
@@ -51,8 +50,7 @@ func (t *pull) Promised(s *core.Sequence) int {
 	return upto
 }
 
-// turnBlocks are the blocks to read for a turn: those that hold the tokens from
-// the first missing one on, by position.
+// turnBlocks are the blocks to read for a turn: those that hold the tokens from the first missing one on, by position.
 func (t *pull) turnBlocks(s *core.Sequence) ([]int64, bool) {
 	size := t.nixl.Core.BlockSize
 	ids, ok := proto.BlockIDs(t.request.Params["remote_block_ids"])
@@ -68,7 +66,7 @@ const expiryMargin = 5 * time.Second
 
 var errExpired = errors.New("the other engine is about to let go of the blocks")
 
-// expired says whether D is about to let go of a turn's KV.
+// expired reports whether D is about to let go of a turn's KV.
 func (t *pull) expired() bool {
 	var at float64
 	if json.Unmarshal(t.request.Params["remote_blocks_expiry_time"], &at) != nil || at == 0 {
@@ -77,19 +75,14 @@ func (t *pull) expired() bool {
 	return float64(time.Now().Add(expiryMargin).UnixMilli())/1e3 > at
 }
 
-// kept pins a finished answer's blocks for the next turn, and is the handoff for
-// it.
+// kept pins a finished response's blocks for the next turn, and is the handoff for it.
 func (t *pull) kept(s *core.Sequence) *handoff {
 	c := t.nixl
-	host, port := c.Side.Address()
-	h := &handoff{
-		DoRemoteDecode: true, EngineID: c.Host.ID, RequestID: s.ID, Host: host, Port: port,
-		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.Computed, TransferMode: "pull",
-	}
+	h := c.handoff(s, "pull")
+	h.DoRemotePrefill, h.DoRemoteDecode, h.PrefillCached = false, true, nil
 	// Here all engines share a clock; vLLM's compare theirs in the handshake.
 	expires := float64(time.Now().Add(c.turns.ttl).UnixMilli()) / 1e3
-	h.BlocksExpiryTime = &expires
-	blocks := c.Core.Keep(s, core.KeyOf(s.Tokens[:s.Computed]), c.turns.ttl)
-	h.BlockIDs = [][]int32{blocks[:core.BlocksFor(h.NumTokens, c.Core.BlockSize)]}
+	h.BlocksExpiryTime = python.Encode(expires)
+	c.Core.Keep(s, core.KeyOf(s.Tokens[:s.Computed]), c.turns.ttl)
 	return h
 }

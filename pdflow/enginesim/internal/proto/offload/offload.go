@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package offload is vLLM's OffloadingConnector with TieringOffloadingSpec and a secondary tier of type p2p. P keeps the
-// prompt's whole blocks in host memory for the engine that asks for the id that both legs were given. D loads them into
-// its own host memory before it schedules the request.
+// Package offload is vLLM's OffloadingConnector with TieringOffloadingSpec and a secondary tier of type p2p. P keeps
+// the prompt's whole blocks in host memory for the engine that asks for the id that both legs were given. D loads them
+// into its own host memory before it schedules the request.
 //
 // It reads these of Config.Extra: PYTHONHASHSEED, which must be equal, unbound_store_timeout_s (60: how long P keeps
 // blocks that nobody asks for) and load_timeout (30 seconds, a constant of the real engine: how long D waits). One
@@ -21,8 +21,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// offload follows vllm/v1/kv_offload/tiering/p2p/manager.py (017e9f44, between 0.27.1
-// and 0.28; docs/features/kv_offloading_usage.md, 0078e9d2); it was not recorded.
+// offload follows vllm/v1/kv_offload/tiering/p2p/manager.py (017e9f44, between 0.27.1 and 0.28;
+// docs/features/kv_offloading_usage.md, 0078e9d2); it was not recorded.
 type offload struct {
 	*proto.Wire
 	seed string
@@ -32,6 +32,7 @@ type offload struct {
 	bytesRead, bytesWrote, failed int64
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("unbound_store_timeout_s", 60)
@@ -47,8 +48,8 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return c, nil
 }
 
-// peerOf is one of the sub-objects of kv_transfer_params. Its names before July 2026
-// (prefill, decode, p2p) are unknown keys here, and unknown keys are ignored.
+// peerOf is one of the sub-objects of kv_transfer_params. Its names before July 2026 (prefill, decode, p2p) are unknown
+// keys here, and unknown keys are ignored.
 type peerOf struct {
 	ID   string          `json:"kv_request_id"`
 	Host string          `json:"remote_host"`
@@ -65,14 +66,15 @@ func (c *offload) Begin(r *core.Request) core.Transfer {
 		t.stores = o.ID // without one the store fails, and nobody is told
 	}
 	o, ok := peerIn(r.Params, "remote_prefiller")
-	if port := strings.Trim(string(o.Port), `"`); ok && !r.Local && o.ID != "" && o.Host != "" && port != "" && port != "0" {
+	if port := strings.Trim(string(o.Port), `"`); ok && !r.Local && o.ID != "" && o.Host != "" && port != "" &&
+		port != "0" {
 		t.loads, t.from = o.ID, proto.Place{Host: strings.Trim(o.Host, "[]"), Port: port}
 	}
 	return t
 }
 
-// asked is P's answer to a fetch. Peers with another hash seed are turned away at
-// once; an id that nobody has stored yet is waited for.
+// asked is P's response to a fetch. Peers with another hash seed are turned away at once; an id that nobody has stored
+// yet is waited for.
 func (c *offload) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	seed, _, _ := strings.Cut(m.Name, "/")
 	if seed != c.seed {
@@ -96,8 +98,10 @@ func (c *offload) Metrics(p *metrics.Page) {
 	for _, m := range []struct {
 		name  string
 		value int64
-	}{{"read_bytes", c.bytesRead}, {"write_bytes", c.bytesWrote}, {"promotion_job_failures", c.failed}, {"cascade_job_failures", 0}} {
-		p.Family("kv_offload_tiering_"+m.name+"_total", "counter", metrics.Sample{After: `,tier="1:p2p"`, Value: float64(m.value)})
+	}{{"read_bytes", c.bytesRead}, {"write_bytes", c.bytesWrote}, {"promotion_job_failures",
+		c.failed}, {"cascade_job_failures", 0}} {
+		p.Family("kv_offload_tiering_"+m.name+"_total", "counter",
+			metrics.Sample{After: `,tier="1:p2p"`, Value: float64(m.value)})
 	}
 }
 
@@ -111,8 +115,8 @@ type promotion struct {
 	blocks [][]byte // in D's host memory
 }
 
-// Arrived loads the blocks into host memory: a request is not scheduled before
-// that. Whatever goes wrong, D computes the prompt itself, and no policy is asked.
+// Arrived loads the blocks into host memory: a request is not scheduled before that. Whatever goes wrong, D computes
+// the prompt itself, and no policy is asked.
 func (t *promotion) Arrived(ctx context.Context, s *core.Sequence) (string, error) {
 	full := s.Prompt / t.c.Core.BlockSize
 	if t.loads == "" || full == 0 {
@@ -152,8 +156,8 @@ func (t *promotion) Load(_ context.Context, s *core.Sequence) error {
 	return nil
 }
 
-// Finished keeps the prompt's blocks, however the answer ended. The real engine
-// has copied them to host memory by then; here they stay where they are.
+// Finished keeps the prompt's blocks, however the response ended. The real engine has copied them to host memory by
+// then; here they stay where they are.
 func (t *promotion) Finished(s *core.Sequence, _ string) any {
 	if t.stores != "" && s.Prompt >= t.c.Core.BlockSize {
 		t.c.Offer(s, t.c.seed+"/"+t.stores)

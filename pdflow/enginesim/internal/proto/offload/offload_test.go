@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,141 +30,154 @@ func offloading(more map[string]string) func(p, d *enginesim.Config) {
 }
 
 // p2pLegs are the two legs of a pair (protocols/vllm.md §9).
-func p2pLegs(s *scenetest.Scene, body scenetest.Obj, id string) (prefill, decode scenetest.Obj) {
+func p2pLegs(s *simtest.Scene, body simtest.Obj, id string) (prefill, decode simtest.Obj) {
 	host, port, err := net.SplitHostPort(s.P.SideChannel())
 	require.NoError(s.T, err)
 	number, err := strconv.Atoi(port)
 	require.NoError(s.T, err)
-	return scenetest.With(body, scenetest.Obj{"max_tokens": 1, "kv_transfer_params": scenetest.Obj{"remote_decoder": scenetest.Obj{"kv_request_id": id}}}),
-		scenetest.With(body, scenetest.Obj{"kv_transfer_params": scenetest.Obj{"remote_prefiller": scenetest.Obj{"kv_request_id": id, "remote_host": host, "remote_port": number}}})
+	return simtest.With(body, simtest.Obj{"max_tokens": 1,
+			"kv_transfer_params": simtest.Obj{"remote_decoder": simtest.Obj{"kv_request_id": id}}}),
+		simtest.With(body,
+			simtest.Obj{"kv_transfer_params": simtest.Obj{"remote_prefiller": simtest.Obj{"kv_request_id": id,
+				"remote_host": host, "remote_port": number}}})
 }
 
 func TestOffloadLegsInAnyOrder(t *testing.T) {
 	for _, name := range []string{"P first", "both", "D first"} {
 		t.Run(name, func(t *testing.T) {
-			s := scenetest.New(t, offloading(map[string]string{"load_timeout": "20"}))
-			body := scenetest.With(scenetest.Completion(name), scenetest.Obj{"prompt": scenetest.Prompt(250, name)})
+			s := simtest.New(t, offloading(map[string]string{"load_timeout": "20"}))
+			body := simtest.With(simtest.Completion(name), simtest.Obj{"prompt": simtest.Prompt(250, name)})
 			prefill, decode := p2pLegs(s, body, "id-1")
-			var p, d scenetest.Answer
+			var p, d simtest.Answer
 			if name == "P first" {
-				p = s.Post(t.Context(), s.P, scenetest.Completions, prefill)
-				d = s.Post(t.Context(), s.D, scenetest.Completions, decode)
+				p = s.Post(t.Context(), s.P, simtest.Completions, prefill)
+				d = s.Post(t.Context(), s.D, simtest.Completions, decode)
 			} else {
-				ch := s.Later(t.Context(), s.D, scenetest.Completions, decode)
+				ch := s.Later(t.Context(), s.D, simtest.Completions, decode)
 				if name == "D first" {
 					time.Sleep(100 * time.Millisecond)
 				}
-				p, d = s.Post(t.Context(), s.P, scenetest.Completions, prefill), <-ch
+				p, d = s.Post(t.Context(), s.P, simtest.Completions, prefill), <-ch
 			}
 			require.Equal(t, 200, p.Status, p.Body)
 			require.Equal(t, 200, d.Status, d.Body)
 			assert.Equal(t, "null", p.Get("kv_transfer_params").Raw, "P says nothing of the transfer")
-			assert.Equal(t, s.Alone(scenetest.Completions, body), d.Text())
+			assert.Equal(t, s.Alone(simtest.Completions, body), d.Text())
 			stats := s.D.Stats()
 			assert.EqualValues(t, 224, stats.ExternalKVTransfer, "whole blocks")
 			assert.EqualValues(t, 26, stats.LocalCompute)
 			assert.Zero(t, s.P.Stats().PinnedBlocks)
 			assert.NoError(t, s.P.CheckKV())
 			assert.NoError(t, s.D.CheckKV())
-			assert.Contains(t, s.Get(s.D, "/metrics").Body, `vllm:kv_offload_tiering_read_bytes_total{engine="0",model_name="tiny",tier="1:p2p"} 3584.0`)
-			assert.Contains(t, s.Get(s.P, "/metrics").Body, `vllm:kv_offload_tiering_write_bytes_total{engine="0",model_name="tiny",tier="1:p2p"} 3584.0`)
+			assert.Contains(t, s.Get(s.D, "/metrics").Body,
+				`vllm:kv_offload_tiering_read_bytes_total{engine="0",model_name="tiny",tier="1:p2p"} 3584.0`)
+			assert.Contains(t, s.Get(s.P, "/metrics").Body,
+				`vllm:kv_offload_tiering_write_bytes_total{engine="0",model_name="tiny",tier="1:p2p"} 3584.0`)
 		})
 	}
 }
 
 // P offers its blocks however its answer ends, unlike Mooncake.
 func TestOffloadPrefillThatStops(t *testing.T) {
-	s := scenetest.New(t, offloading(nil))
-	body := scenetest.Completion("x")
-	first := s.Post(t.Context(), s.O, scenetest.Completions, scenetest.With(body, scenetest.Obj{"max_tokens": 1, "return_token_ids": true})).Get("choices.0.token_ids.0").Int()
+	s := simtest.New(t, offloading(nil))
+	body := simtest.Completion("x")
+	first := s.Post(t.Context(), s.O, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1,
+			"return_token_ids": true})).Get("choices.0.token_ids.0").Int()
 	prefill, decode := p2pLegs(s, body, "id-1")
-	p := s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(prefill, scenetest.Obj{"stop_token_ids": []int64{first}}))
+	p := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(prefill,
+		simtest.Obj{"stop_token_ids": []int64{first}}))
 	assert.Equal(t, "stop", p.Get("choices.0.finish_reason").String())
-	assert.Equal(t, s.Alone(scenetest.Completions, body), s.Post(t.Context(), s.D, scenetest.Completions, decode).Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), s.Post(t.Context(), s.D, simtest.Completions,
+		decode).Text())
 	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
 }
 
 // Whatever is wrong, D computes the prompt in silence, also under the policy fail: 200, the right text, nothing reused.
 func TestOffloadFallsBackToComputing(t *testing.T) {
-	for name, change := range map[string]func(s *scenetest.Scene, prefill, decode scenetest.Obj){
-		"no id":   func(_ *scenetest.Scene, _, d scenetest.Obj) { delete(prefiller(d), "kv_request_id") },
-		"no host": func(_ *scenetest.Scene, _, d scenetest.Obj) { delete(prefiller(d), "remote_host") },
-		"no port": func(_ *scenetest.Scene, _, d scenetest.Obj) { delete(prefiller(d), "remote_port") },
-		"names before July 2026, on D": func(_ *scenetest.Scene, _, d scenetest.Obj) {
-			d["kv_transfer_params"] = scenetest.Obj{"decode": prefiller(d)}
+	for name, change := range map[string]func(s *simtest.Scene, prefill, decode simtest.Obj){
+		"no id":   func(_ *simtest.Scene, _, d simtest.Obj) { delete(prefiller(d), "kv_request_id") },
+		"no host": func(_ *simtest.Scene, _, d simtest.Obj) { delete(prefiller(d), "remote_host") },
+		"no port": func(_ *simtest.Scene, _, d simtest.Obj) { delete(prefiller(d), "remote_port") },
+		"names before July 2026, on D": func(_ *simtest.Scene, _, d simtest.Obj) {
+			d["kv_transfer_params"] = simtest.Obj{"decode": prefiller(d)}
 		},
-		"names before July 2026, on P": func(_ *scenetest.Scene, p, _ scenetest.Obj) {
-			p["kv_transfer_params"] = scenetest.Obj{"decode": scenetest.Obj{"kv_request_id": "id-1"}}
+		"names before July 2026, on P": func(_ *simtest.Scene, p, _ simtest.Obj) {
+			p["kv_transfer_params"] = simtest.Obj{"decode": simtest.Obj{"kv_request_id": "id-1"}}
 		},
-		"P stores under no id": func(_ *scenetest.Scene, p, _ scenetest.Obj) {
-			p["kv_transfer_params"] = scenetest.Obj{"remote_decoder": scenetest.Obj{}}
+		"P stores under no id": func(_ *simtest.Scene, p, _ simtest.Obj) {
+			p["kv_transfer_params"] = simtest.Obj{"remote_decoder": simtest.Obj{}}
 		},
-		"another id":    func(_ *scenetest.Scene, _, d scenetest.Obj) { prefiller(d)["kv_request_id"] = "id-2" },
-		"a closed port": func(_ *scenetest.Scene, _, d scenetest.Obj) { prefiller(d)["remote_port"] = 1 },
-		"P is gone":     func(s *scenetest.Scene, _, _ scenetest.Obj) { s.P.Kill() },
+		"another id":    func(_ *simtest.Scene, _, d simtest.Obj) { prefiller(d)["kv_request_id"] = "id-2" },
+		"a closed port": func(_ *simtest.Scene, _, d simtest.Obj) { prefiller(d)["remote_port"] = 1 },
+		"P is gone":     func(s *simtest.Scene, _, _ simtest.Obj) { s.P.Kill() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := scenetest.New(t, offloading(nil))
-			body := scenetest.Completion("x")
+			s := simtest.New(t, offloading(nil))
+			body := simtest.Completion("x")
 			prefill, decode := p2pLegs(s, body, "id-1")
 			change(s, prefill, decode)
 			if !s.P.Dead() {
-				require.Equal(t, 200, s.Post(t.Context(), s.P, scenetest.Completions, prefill).Status)
+				require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
 			}
-			a := s.Post(t.Context(), s.D, scenetest.Completions, decode)
+			a := s.Post(t.Context(), s.D, simtest.Completions, decode)
 			require.Equal(t, 200, a.Status, a.Body)
-			assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+			assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 			assert.Zero(t, s.D.Stats().ExternalKVTransfer)
-			assert.Equal(t, enginesim.KVNoTransfer, scenetest.FirstFault(t, s.D))
+			assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		})
 	}
 	t.Run("another hash seed is turned away at once", func(t *testing.T) {
-		s := scenetest.New(t, offloading(map[string]string{"PYTHONHASHSEED": "0", "load_timeout": "20"}))
-		prefill, decode := p2pLegs(s, scenetest.Completion("x"), "id-1")
-		require.Equal(t, 200, s.Post(t.Context(), s.P, scenetest.Completions, prefill).Status)
+		s := simtest.New(t, offloading(map[string]string{"PYTHONHASHSEED": "0", "load_timeout": "20"}))
+		prefill, decode := p2pLegs(s, simtest.Completion("x"), "id-1")
+		require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
 		begun := time.Now()
-		assert.Equal(t, 200, s.Post(t.Context(), s.D, scenetest.Completions, decode).Status)
+		assert.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, decode).Status)
 		assert.Less(t, time.Since(begun), 10*time.Second)
 		assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
-		assert.Contains(t, s.Get(s.D, "/metrics").Body, `vllm:kv_offload_tiering_promotion_job_failures_total{engine="0",model_name="tiny",tier="1:p2p"} 1.0`)
+		assert.Contains(t, s.Get(s.D, "/metrics").Body,
+			`vllm:kv_offload_tiering_promotion_job_failures_total{engine="0",model_name="tiny",tier="1:p2p"} 1.0`)
 	})
 }
 
-func prefiller(decode scenetest.Obj) scenetest.Obj {
-	return decode["kv_transfer_params"].(scenetest.Obj)["remote_prefiller"].(scenetest.Obj)
+func prefiller(decode simtest.Obj) simtest.Obj {
+	return decode["kv_transfer_params"].(simtest.Obj)["remote_prefiller"].(simtest.Obj)
 }
 
 // P keeps blocks that nobody asks for only for a while; who asks later computes.
 func TestOffloadUnboundBlocks(t *testing.T) {
-	s := scenetest.New(t, offloading(nil), func(p, _ *enginesim.Config) {
+	s := simtest.New(t, offloading(nil), func(p, _ *enginesim.Config) {
 		p.Extra = map[string]string{"PYTHONHASHSEED": "42", "unbound_store_timeout_s": "0.2"}
 	})
-	prefill, decode := p2pLegs(s, scenetest.Completion("x"), "id-1")
-	require.Equal(t, 200, s.Post(t.Context(), s.P, scenetest.Completions, prefill).Status)
+	prefill, decode := p2pLegs(s, simtest.Completion("x"), "id-1")
+	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
 	assert.NotZero(t, s.P.Stats().PinnedBlocks)
-	scenetest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
-	assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("x")), s.Post(t.Context(), s.D, scenetest.Completions, decode).Text())
+	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")),
+		s.Post(t.Context(), s.D, simtest.Completions, decode).Text())
 	assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 }
 
 // A client that leaves while D waits ends that, and both engines serve on.
 func TestOffloadClientLeaves(t *testing.T) {
-	s := scenetest.New(t, offloading(map[string]string{"load_timeout": "20"}))
-	_, orphan := p2pLegs(s, scenetest.Completion("x"), "id-1")
+	s := simtest.New(t, offloading(map[string]string{"load_timeout": "20"}))
+	_, orphan := p2pLegs(s, simtest.Completion("x"), "id-1")
 	ctx, leave := context.WithCancel(t.Context())
-	got := s.Later(ctx, s.D, scenetest.Completions, orphan)
-	scenetest.WaitFor(t, "D asks", func() bool { return s.D.Stats().Requests == 1 })
+	got := s.Later(ctx, s.D, simtest.Completions, orphan)
+	simtest.WaitFor(t, "D asks", func() bool { return s.D.Stats().Requests == 1 })
 	time.Sleep(50 * time.Millisecond)
 	leave()
 	require.ErrorIs(t, (<-got).Err, context.Canceled)
-	scenetest.WaitFor(t, "P is told", func() bool { return s.P.Stats().Orphans == 1 })
-	prefill, decode := p2pLegs(s, scenetest.Completion("y"), "id-2")
-	require.Equal(t, 200, s.Post(t.Context(), s.P, scenetest.Completions, prefill).Status)
-	assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("y")), s.Post(t.Context(), s.D, scenetest.Completions, decode).Text())
+	simtest.WaitFor(t, "P is told", func() bool { return s.P.Stats().Orphans == 1 })
+	prefill, decode := p2pLegs(s, simtest.Completion("y"), "id-2")
+	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
+	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("y")),
+		s.Post(t.Context(), s.D, simtest.Completions, decode).Text())
 	assert.NoError(t, s.P.CheckKV())
 }
 
 func TestOffloadSettings(t *testing.T) {
-	_, err := enginesim.Start(enginesim.Config{Connector: "offload-p2p", Extra: map[string]string{"unbound_store_timeout_s": "x"}})
+	_, err := enginesim.Start(enginesim.Config{Connector: "offload-p2p",
+		Extra: map[string]string{"unbound_store_timeout_s": "x"}})
 	require.ErrorContains(t, err, "unbound_store_timeout_s")
 }

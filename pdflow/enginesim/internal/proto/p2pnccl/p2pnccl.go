@@ -12,20 +12,19 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// p2pNCCL moves KV by the request's id alone: P sends to the engine whose address
-// stands in it, D waits for what comes under it, for every prompt it gets. It
-// follows kv_connector/v1/p2p/p2p_nccl_connector.py before its removal. What P sends
-// lies with P here until D asks for it; the last token of a prompt, which the real D
-// computes again, counts as loaded.
+// p2pNCCL moves KV by the request's id alone: P sends to the engine whose address stands in it, D waits for what comes
+// under it, forevery prompt it gets. It follows kv_connector/v1/p2p/p2p_nccl_connector.py before its removal. What P
+// sends lies with P here until D asks for it; the last token of a prompt, which the real D computes again, counts as
+// loaded.
 //
-// Config.Extra: VLLM_DISABLE_REQUEST_ID_RANDOMIZATION ("1": the engine's own id is the
-// request's, as before vLLM 0.14; without it a random suffix makes both ids differ,
-// and D waits for ever). The ZeroMQ address is [Engine.SideChannel].
+// Config.Extra: VLLM_DISABLE_REQUEST_ID_RANDOMIZATION ("1": the engine's own id is the request's, as before vLLM 0.14;
+// without it a random suffix makes both ids differ, and D waits forever). The ZeroMQ address is [Engine.SideChannel].
 type p2pNCCL struct {
 	*proto.Wire
 	plain bool
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	w, err := proto.StartWire(h, proto.Options{Writes: h.Role != proto.RoleConsumer})
 	if err != nil {
@@ -57,8 +56,7 @@ var (
 	p2pPrefillAddress = regexp.MustCompile(`___prefill_addr_(.*):(\d+)___`)
 )
 
-// Arrived parses the id, as the worker does for each request. A ValueError there ends
-// the engine.
+// Arrived parses the id, as the worker does for each request. A ValueError there ends the engine.
 func (t *byAddress) Arrived(_ context.Context, s *core.Sequence) (string, error) {
 	find := p2pPrefillAddress
 	if t.sends {

@@ -12,13 +12,12 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// pyNCCL is one engine of a group of two: P inserts each prompt's KV into a lookup
-// buffer under its tokens, D drops it there, once, and waits until it is there. It
-// follows kv_transfer/kv_lookup_buffer/simple_buffer.py before its removal. As there,
-// the engine's cache of its own plays no part in what D asks for.
+// pyNCCL is one engine of a group of two: P inserts each prompt's KV into a lookup buffer under its tokens, D drops it
+// there, once, and waits until it is there. It follows kv_transfer/kv_lookup_buffer/simple_buffer.py before its
+// removal. As there, the engine's cache of its own plays no part in what D asks for.
 //
-// Config.Extra, of the kv_consumer: kv_ip and kv_port (the kv_producer's
-// [Engine.SideChannel], in place of the NCCL group's address).
+// Config.Extra, of the kv_consumer: kv_ip and kv_port (the kv_producer's [Engine.SideChannel], in place of the NCCL
+// group's address).
 type pyNCCL struct {
 	*proto.Wire
 	peer proto.Place
@@ -27,12 +26,14 @@ type pyNCCL struct {
 	count map[core.TokenKey]int // how often a prompt was inserted, or asked for
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	w, err := proto.StartWire(h, proto.Options{Writes: h.Role != proto.RoleConsumer})
 	if err != nil {
 		return nil, err
 	}
-	return &pyNCCL{Wire: w, peer: proto.Place{Host: h.Extra["kv_ip"], Port: h.Extra["kv_port"]}, count: map[core.TokenKey]int{}}, nil
+	return &pyNCCL{Wire: w, peer: proto.Place{Host: h.Extra["kv_ip"], Port: h.Extra["kv_port"]},
+		count: map[core.TokenKey]int{}}, nil
 }
 
 func (c *pyNCCL) Begin(*core.Request) core.Transfer {

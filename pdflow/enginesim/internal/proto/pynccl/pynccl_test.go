@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -28,18 +28,19 @@ func freePort(t *testing.T) string {
 
 func TestALookupBufferGivesAPromptOnce(t *testing.T) {
 	port := freePort(t)
-	s := scenetest.New(t, func(p, d *enginesim.Config) {
+	s := simtest.New(t, func(p, d *enginesim.Config) {
 		p.Connector, d.Connector = "pynccl", "pynccl"
 		p.SideChannel, d.Extra = "127.0.0.1:"+port, map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}
 	})
 	for range 2 { // the same prompt twice
-		s.PrefillOnly(scenetest.Completions, scenetest.Completion("a"))
+		s.PrefillOnly(simtest.Completions, simtest.Completion("a"))
 	}
 	for range 2 {
-		assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("a")), s.Post(t.Context(), s.D, scenetest.Completions, scenetest.Completion("a")).Text())
+		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("a")),
+			s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("a")).Text())
 	}
 	assert.NoError(t, s.P.CheckKV())
 	assert.NoError(t, s.D.CheckKV())
 	assert.Positive(t, s.D.Stats().ExternalKVTransfer)
-	s.Unanswered(scenetest.Completion("a"))
+	s.Unanswered(simtest.Completion("a"))
 }

@@ -30,24 +30,27 @@ func (c *sglangDisagg) parse(_ *api.Engine, _ *http.Request, body []byte) (*api.
 
 // Serve answers what a router asks an engine beside requests.
 func (c *sglangDisagg) Serve(w http.ResponseWriter, r *http.Request) bool {
-	mode := map[string]string{proto.RoleProducer: "prefill", proto.RoleConsumer: "decode", proto.RoleBoth: "null"}[c.Host.Role]
+	mode := map[string]string{proto.RoleProducer: "prefill", proto.RoleConsumer: "decode",
+		proto.RoleBoth: "null"}[c.Host.Role]
 	switch r.Method + " " + r.URL.Path {
 	case "GET /health_generate":
 		api.WriteHealth(w, c.Host.Ended() == nil)
 	case "GET /server_info", "GET /get_server_info":
-		api.WriteJSON(w, http.StatusOK, python.Encode(map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks, "page_size": c.Host.Core.BlockSize, "served_model_name": c.Host.Model}))
+		api.WriteJSON(w, http.StatusOK,
+			python.Encode(map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks,
+				"page_size": c.Core.BlockSize, "served_model_name": c.Host.Model}))
 	case "GET /metrics":
 		c.metrics(w)
 	case "GET /model_info", "GET /get_model_info":
-		api.WriteJSON(w, http.StatusOK, python.Encode(map[string]any{"model_path": c.Host.Model, "is_generation": true}))
+		api.WriteJSON(w, http.StatusOK,
+			python.Encode(map[string]any{"model_path": c.Host.Model, "is_generation": true}))
 	default:
 		return false
 	}
 	return true
 }
 
-// rendezvous are the members that both legs carry, each a value or a list of one
-// value for each sequence.
+// rendezvous are the members that both legs carry, each a value or a list of one value for each sequence.
 type rendezvous struct {
 	Host   json.RawMessage `json:"bootstrap_host"`
 	Port   json.RawMessage `json:"bootstrap_port"`
@@ -99,21 +102,22 @@ func (c *sglangDisagg) meets(parse api.Parser) api.Parser {
 		}
 		for i, g := range made.Gens {
 			g.Local = false
-			g.Params = core.Params{"bootstrap_room": rooms[i], "bootstrap_host": hosts[i], "bootstrap_port": ports[i], "disagg_prefill_dp_rank": q.Rank, "routed_dp_rank": q.Routed, "data_parallel_rank": q.Alias}
+			g.Params = core.Params{"bootstrap_room": rooms[i], "bootstrap_host": hosts[i], "bootstrap_port": ports[i],
+				"disagg_prefill_dp_rank": q.Rank, "routed_dp_rank": q.Routed, "data_parallel_rank": q.Alias}
 		}
 		if c.Host.Role == proto.RoleProducer {
 			// P makes the first token and no more, and ends by length.
-			made.MaxTokens, made.Limited, made.MinTokens = 1, true, min(made.MinTokens, 1)
+			made.OneToken()
 			for _, g := range made.Gens {
-				g.Stop, g.StopIDs, g.MinTokens = nil, nil, min(g.MinTokens, 1)
+				g.Stop, g.StopIDs = nil, nil
 			}
 		}
 		return made, nil
 	}
 }
 
-// each is a member for each of the sequences: a list of all, a list with one item for
-// each prompt, which its n answers share, or one value for all.
+// each is a member for each of the sequences: a list of all, a list with one item for each prompt, which its n answers
+// share, or one value for all.
 func each(raw json.RawMessage, count, n int) ([]json.RawMessage, bool) {
 	out := make([]json.RawMessage, count)
 	if len(raw) == 0 || raw[0] != '[' {

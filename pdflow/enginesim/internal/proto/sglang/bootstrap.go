@@ -72,7 +72,8 @@ func (c *sglangDisagg) route(r *http.Request) (status int, body []byte) {
 		whole = whole && q.Get(name) == "-1"
 	}
 	if whole {
-		return http.StatusOK, python.Encode(sglangSizes{AttnTP: 1, AttnCP: 1, Ranks: c.ranks, PP: 1, PageSize: c.Host.Core.BlockSize, KVType: "auto", Follows: true})
+		return http.StatusOK, python.Encode(sglangSizes{AttnTP: 1, AttnCP: 1, Ranks: c.ranks, PP: 1,
+			PageSize: c.Core.BlockSize, KVType: "auto", Follows: true})
 	}
 	rank, err := strconv.ParseUint(q.Get("prefill_dp_rank"), 10, 32)
 	if err != nil || rank >= c.ranks {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sglang is SGLang's disaggregation: both legs come at once, with the address of P's bootstrap server and a room in
-// which they find each other. The roles are SGLang's modes: kv_producer is prefill, kv_consumer decode, and kv_both an
-// engine without disaggregation, to which rooms mean nothing.
+// Package sglang is SGLang's disaggregation: both legs come at once, with the address of P's bootstrap server and a
+// room in which they find each other. The roles are SGLang's modes: kv_producer is prefill, kv_consumer decode, and
+// kv_both an engine without disaggregation, to which rooms mean nothing.
 //
 // It reads these of Config.Extra: disaggregation_bootstrap_port (a free port by default), dp_size, enable_metrics ("1":
 // GET /metrics is there), SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and SGLANG_DISAGGREGATION_WAITING_TIMEOUT (seconds,
@@ -11,7 +11,6 @@ package sglang
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -61,6 +60,7 @@ type sglangAux struct {
 	Cached int   `json:"cached"`
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	const portSetting = "disaggregation_bootstrap_port"
 	set := h.Settings()
@@ -92,7 +92,7 @@ func (c *sglangDisagg) Close() {
 	c.Wire.Close()
 }
 
-// disaggregated says whether the engine refuses requests without a room.
+// disaggregated reports whether the engine refuses requests without a room.
 func (c *sglangDisagg) disaggregated() bool { return c.Host.Role != proto.RoleBoth }
 
 func (c *sglangDisagg) Begin(r *core.Request) core.Transfer {
@@ -129,8 +129,8 @@ func (c *sglangDisagg) room(name string) *sglangRoom {
 	return r
 }
 
-// enter is D's coming: it waits until P sends. A second receiver is rejected, and
-// so is one in a room that has been used.
+// enter is D's coming: it waits until P sends. A second receiver is rejected, and so is one in a room that has been
+// used.
 func (c *sglangDisagg) enter(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	c.mu.Lock()
 	_, used := c.tombs[m.Name]
@@ -175,8 +175,7 @@ func (c *sglangDisagg) bury(name string) {
 	}
 }
 
-// entomb keeps what there is to know of a room that is done with. The caller holds
-// the lock.
+// entomb keeps what there is to know of a room that is done with. The caller holds the lock.
 func (c *sglangDisagg) entomb(name string, aux sglangAux) {
 	c.tombs[name] = aux
 	if c.order = append(c.order, name); len(c.order) > core.LedgerLimit {
@@ -303,13 +302,14 @@ func (t *sglangTransfer) Load(ctx context.Context, s *core.Sequence) error {
 	return err
 }
 
-// find asks P's bootstrap server for its sizes and for a rank's address, until
-// HandshakeTimeout.
-func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, params core.Params) (to proto.Place, rank uint64, err error) {
+// find asks P's bootstrap server for its sizes and for a rank's address, until HandshakeTimeout.
+func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, params core.Params) (to proto.Place,
+	rank uint64, err error) {
 	limit, stop := context.WithTimeoutCause(ctx, c.Host.Handshake, proto.ErrHandshake)
 	defer stop()
 	var sizes sglangSizes
-	for c.ask(limit, address, "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1", &sizes) != nil || sizes.Ranks == 0 {
+	for c.ask(limit, address, "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
+		&sizes) != nil || sizes.Ranks == 0 {
 		if err = core.Sleep(limit, 20*time.Millisecond); err != nil {
 			if errors.Is(err, proto.ErrHandshake) {
 				err = &core.LoadError{Failures: 1, Err: errNoRoute}
@@ -325,7 +325,8 @@ func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, pa
 		Host string `json:"rank_ip"`
 		Port int    `json:"rank_port"`
 	}
-	if err = c.ask(limit, address, "/route?prefill_dp_rank="+strconv.FormatUint(rank, 10)+"&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0", &at); err != nil {
+	if err = c.ask(limit, address, "/route?prefill_dp_rank="+strconv.FormatUint(rank,
+		10)+"&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0", &at); err != nil {
 		return to, 0, &core.LoadError{Failures: 1, Err: errNoRoute}
 	}
 	return proto.Place{Host: at.Host, Port: strconv.Itoa(at.Port)}, rank, nil
@@ -333,20 +334,12 @@ func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, pa
 
 // ask reads a JSON answer of P's bootstrap server.
 func (c *sglangDisagg) ask(ctx context.Context, address, path string, v any) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return errNoRoute
+	err := proto.GetJSON(ctx, c.client, "http://"+address+path, v)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	}
-	resp, err := c.client.Do(r)
-	if err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return errNoRoute
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(v) != nil {
-		return errNoRoute
-	}
-	return nil
+	return errNoRoute
 }

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,7 +29,7 @@ func sglangs(extra map[string]string) func(p, d *enginesim.Config) {
 const bootstrapTimeout, waitingTimeout = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
 
 // meeting are the bootstrap members for P.
-func meeting(s *scenetest.Scene, room any) scenetest.Obj {
+func meeting(s *simtest.Scene, room any) simtest.Obj {
 	s.T.Helper()
 	at, err := url.Parse(s.P.Bootstrap())
 	require.NoError(s.T, err)
@@ -37,11 +37,11 @@ func meeting(s *scenetest.Scene, room any) scenetest.Obj {
 	for _, c := range at.Port() {
 		port = port*10 + int(c-'0')
 	}
-	return scenetest.Obj{"bootstrap_host": at.Hostname(), "bootstrap_port": port, "bootstrap_room": room}
+	return simtest.Obj{"bootstrap_host": at.Hostname(), "bootstrap_port": port, "bootstrap_room": room}
 }
 
 // together sends both legs at once.
-func together(s *scenetest.Scene, path string, prefill, decode scenetest.Obj) (p, d scenetest.Answer) {
+func together(s *simtest.Scene, path string, prefill, decode simtest.Obj) (p, d simtest.Answer) {
 	s.T.Helper()
 	waits := s.Later(s.T.Context(), s.P, path, prefill)
 	d = s.Post(s.T.Context(), s.D, path, decode)
@@ -51,20 +51,23 @@ func together(s *scenetest.Scene, path string, prefill, decode scenetest.Obj) (p
 // sglangAlone is an engine without disaggregation.
 func sglangAlone(t *testing.T) *enginesim.Engine {
 	t.Helper()
-	e, err := enginesim.Start(enginesim.Config{Connector: "sglang", BlockSize: scenetest.Block, MaxModelLen: 2048, Blocks: 256})
+	e, err := enginesim.Start(enginesim.Config{Connector: "sglang", BlockSize: simtest.Block, MaxModelLen: 2048,
+		Blocks: 256})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, e.Close()) })
 	return e
 }
 
 func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
-	for _, path := range []string{scenetest.Completions, scenetest.Chat} {
-		s := scenetest.New(t, sglangs(nil))
-		body := scenetest.Completion("one")
-		if path == scenetest.Chat {
-			body = scenetest.Obj{"model": "tiny", "messages": []scenetest.Obj{{"role": "user", "content": scenetest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
+	for _, path := range []string{simtest.Completions, simtest.Chat} {
+		s := simtest.New(t, sglangs(nil))
+		body := simtest.Completion("one")
+		if path == simtest.Chat {
+			body = simtest.Obj{"model": "tiny",
+				"messages": []simtest.Obj{{"role": "user",
+					"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
 		}
-		legs := scenetest.With(body, meeting(s, uint64(1)<<63-1))
+		legs := simtest.With(body, meeting(s, uint64(1)<<63-1))
 		p, d := together(s, path, legs, legs)
 		require.Equal(t, 200, p.Status, p.Body)
 		require.Equal(t, 200, d.Status, d.Body)
@@ -80,24 +83,27 @@ func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
 }
 
 func TestSGLangsOwnAPI(t *testing.T) {
-	s := scenetest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs(nil))
 	lone := sglangAlone(t)
-	body := scenetest.Obj{"text": scenetest.Prompt(240, "g"), "sampling_params": scenetest.Obj{"max_new_tokens": 8, "temperature": 0}, "return_logprob": true, "logprob_start_len": 0}
+	body := simtest.Obj{"text": simtest.Prompt(240, "g"),
+		"sampling_params": simtest.Obj{"max_new_tokens": 8,
+			"temperature": 0}, "return_logprob": true, "logprob_start_len": 0}
 	alone := s.Post(t.Context(), lone, "/generate", body)
 	require.Equal(t, 200, alone.Status, alone.Body)
-	legs := scenetest.With(body, meeting(s, 7))
+	legs := simtest.With(body, meeting(s, 7))
 	p, d := together(s, "/generate", legs, legs)
 	require.Equal(t, 200, p.Status, p.Body)
 	require.Equal(t, 200, d.Status, d.Body)
 	assert.Equal(t, alone.Get("text").String(), d.Get("text").String())
 	assert.Equal(t, "length", d.Get("meta_info.finish_reason.type").String())
 	assert.Len(t, alone.Get("meta_info.input_token_logprobs").Array(), 240)
-	assert.Equal(t, alone.Get("meta_info.input_token_logprobs").Raw, p.Get("meta_info.input_token_logprobs").Raw, "P has them")
+	assert.Equal(t, alone.Get("meta_info.input_token_logprobs").Raw, p.Get("meta_info.input_token_logprobs").Raw,
+		"P has them")
 	assert.Equal(t, "[]", d.Get("meta_info.input_token_logprobs").Raw, "D has not")
 	assert.Equal(t, alone.Get("meta_info.output_token_logprobs").Raw, d.Get("meta_info.output_token_logprobs").Raw)
 
-	legs = scenetest.With(legs, meeting(s, 8))
-	p, d = together(s, "/generate", legs, scenetest.With(legs, scenetest.Obj{"stream": true}))
+	legs = simtest.With(legs, meeting(s, 8))
+	p, d = together(s, "/generate", legs, simtest.With(legs, simtest.Obj{"stream": true}))
 	require.Equal(t, 200, p.Status)
 	events := d.Events()
 	require.Greater(t, len(events), 3)
@@ -109,25 +115,29 @@ func TestSGLangsOwnAPI(t *testing.T) {
 }
 
 func TestSGLangBatchesHaveARoomEach(t *testing.T) {
-	s := scenetest.New(t, sglangs(nil))
-	body := scenetest.Obj{"model": "tiny", "prompt": []string{scenetest.Prompt(100, "a"), scenetest.Prompt(70, "b")}, "max_tokens": 6, "n": 2, "seed": 5}
-	alone := s.Post(t.Context(), s.O, scenetest.Completions, body)
+	s := simtest.New(t, sglangs(nil))
+	body := simtest.Obj{"model": "tiny", "prompt": []string{simtest.Prompt(100, "a"), simtest.Prompt(70, "b")},
+		"max_tokens": 6, "n": 2, "seed": 5}
+	alone := s.Post(t.Context(), s.O, simtest.Completions, body)
 	require.Equal(t, 200, alone.Status)
 	m := meeting(s, nil)
 	many := func(v any) []any { return []any{v, v, v, v} }
-	legs := scenetest.With(body, scenetest.Obj{"bootstrap_host": many(m["bootstrap_host"]), "bootstrap_port": many(m["bootstrap_port"]), "bootstrap_room": []int{4, 3, 2, 1}})
-	p, d := together(s, scenetest.Completions, legs, legs)
+	legs := simtest.With(body, simtest.Obj{"bootstrap_host": many(m["bootstrap_host"]),
+		"bootstrap_port": many(m["bootstrap_port"]), "bootstrap_room": []int{4, 3, 2, 1}})
+	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status, p.Body)
 	require.Equal(t, 200, d.Status, d.Body)
 	for _, i := range []string{"0", "1", "2", "3"} {
 		assert.Equal(t, alone.Get("choices."+i+".text").String(), d.Get("choices."+i+".text").String())
 	}
-	p, d = together(s, scenetest.Completions, scenetest.With(body, meeting(s, 100)), scenetest.With(body, meeting(s, 100)))
+	p, d = together(s, simtest.Completions, simtest.With(body, meeting(s, 100)),
+		simtest.With(body, meeting(s, 100)))
 	assert.Equal(t, 200, p.Status, "one room counts up")
 	assert.Equal(t, 200, d.Status)
 
-	for rule, rooms := range map[string]any{"too few": []int{1, 2, 3}, "a text": "1", "negative": -1, "null": nil, "a fraction": 1.5, "too large": uint64(1) << 63} {
-		a := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(body, meeting(s, rooms)))
+	for rule, rooms := range map[string]any{"too few": []int{1, 2, 3}, "a text": "1", "negative": -1, "null": nil,
+		"a fraction": 1.5, "too large": uint64(1) << 63} {
+		a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body, meeting(s, rooms)))
 		assert.Equal(t, 400, a.Status, rule)
 	}
 	s.Clean()
@@ -135,42 +145,44 @@ func TestSGLangBatchesHaveARoomEach(t *testing.T) {
 
 // An engine in a mode of disaggregation refuses what has no room.
 func TestSGLangNeedsARoom(t *testing.T) {
-	s := scenetest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs(nil))
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
-		a := s.Post(t.Context(), e, scenetest.Completions, scenetest.Completion("x"))
+		a := s.Post(t.Context(), e, simtest.Completions, simtest.Completion("x"))
 		assert.Equal(t, 400, a.Status)
 		assert.Contains(t, a.Body, "without bootstrap room id")
 	}
-	assert.Equal(t, 200, s.Post(t.Context(), sglangAlone(t), scenetest.Completions, scenetest.Completion("x")).Status, "one without does not")
+	assert.Equal(t, 200, s.Post(t.Context(), sglangAlone(t), simtest.Completions, simtest.Completion("x")).Status,
+		"one without does not")
 }
 
-// P's answer comes after the transfer, so who waits for it before D is sent waits
-// for the time-out.
+// P's response comes after the transfer, so who waits for it before D is sent waits for the time-out.
 func TestSGLangPrefillAloneTimesOut(t *testing.T) {
-	s := scenetest.New(t, sglangs(map[string]string{bootstrapTimeout: "0.2"}))
+	s := simtest.New(t, sglangs(map[string]string{bootstrapTimeout: "0.2"}))
 	begun := time.Now()
-	a := s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(scenetest.Completion("x"), meeting(s, 1)))
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"), meeting(s, 1)))
 	assert.Equal(t, 500, a.Status)
 	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond)
 	s.Clean()
 }
 
 func TestSGLangDecodeAloneTimesOut(t *testing.T) {
-	s := scenetest.New(t, sglangs(map[string]string{waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
-	p, d := together(s, scenetest.Completions, scenetest.With(scenetest.Completion("x"), meeting(s, 1)), scenetest.With(scenetest.Completion("x"), meeting(s, 2)))
+	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	p, d := together(s, simtest.Completions, simtest.With(simtest.Completion("x"), meeting(s, 1)),
+		simtest.With(simtest.Completion("x"), meeting(s, 2)))
 	assert.Equal(t, 500, p.Status, "another room")
 	assert.Equal(t, 500, d.Status)
 	s.Clean()
-	a := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 3}))
+	a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(simtest.Completion("x"),
+		simtest.Obj{"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 3}))
 	assert.Equal(t, 500, a.Status, "nobody is there")
 }
 
 // D's leaving tells P, which ends with an error.
 func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
-	s := scenetest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 400 })
-	legs := scenetest.With(scenetest.Completion("x"), meeting(s, 1))
+	s := simtest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 400 })
+	legs := simtest.With(simtest.Completion("x"), meeting(s, 1))
 	leave := s.Waits(legs)
-	p := s.Later(t.Context(), s.P, scenetest.Completions, legs)
+	p := s.Later(t.Context(), s.P, simtest.Completions, legs)
 	time.Sleep(100 * time.Millisecond)
 	leave()
 	assert.NotNil(t, <-p)
@@ -178,49 +190,49 @@ func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
 }
 
 func TestSGLangRoomsAreUsedOnce(t *testing.T) {
-	s := scenetest.New(t, sglangs(nil))
-	legs := scenetest.With(scenetest.Completion("x"), meeting(s, 1))
-	p, d := together(s, scenetest.Completions, legs, legs)
+	s := simtest.New(t, sglangs(nil))
+	legs := simtest.With(simtest.Completion("x"), meeting(s, 1))
+	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status)
 	require.Equal(t, 200, d.Status)
 	require.NoError(t, s.P.WaitIdle(t.Context()))
 	time.Sleep(20 * time.Millisecond)
-	assert.Equal(t, 500, s.Post(t.Context(), s.P, scenetest.Completions, legs).Status, "a tombstone")
-	assert.Equal(t, 500, s.Post(t.Context(), s.D, scenetest.Completions, legs).Status)
+	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status, "a tombstone")
+	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status)
 
-	legs = scenetest.With(scenetest.Completion("x"), meeting(s, 2))
+	legs = simtest.With(simtest.Completion("x"), meeting(s, 2))
 	leave := s.Waits(legs)
-	assert.Equal(t, 500, s.Post(t.Context(), s.D, scenetest.Completions, legs).Status, "a second receiver is rejected")
+	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status, "a second receiver is rejected")
 	leave()
 
-	legs = scenetest.With(scenetest.Completion("x"), meeting(s, 3))
-	first := s.Later(t.Context(), s.P, scenetest.Completions, legs)
-	scenetest.WaitFor(t, "P waits", func() bool { return s.P.Stats().Requests == 3 })
-	assert.Equal(t, 500, s.Post(t.Context(), s.P, scenetest.Completions, legs).Status, "two that live crash the scheduler")
+	legs = simtest.With(simtest.Completion("x"), meeting(s, 3))
+	first := s.Later(t.Context(), s.P, simtest.Completions, legs)
+	simtest.WaitFor(t, "P waits", func() bool { return s.P.Stats().Requests == 3 })
+	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status,
+		"two that live crash the scheduler")
 	assert.Equal(t, 500, (<-first).Status)
 	s.Dies(s.P)
 }
 
-// P's rank is the room modulo the ranks, unless the request names another: D looks
-// where it believes P to be.
+// P's rank is the room modulo the ranks, unless the request names another: D looks where it believes P to be.
 func TestSGLangRanksFollowTheRoom(t *testing.T) {
-	s := scenetest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
-	meet := func(room int, more scenetest.Obj) scenetest.Obj {
-		return scenetest.With(scenetest.With(scenetest.Completion("x"), meeting(s, room)), more)
+	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	meet := func(room int, more simtest.Obj) simtest.Obj {
+		return simtest.With(simtest.With(simtest.Completion("x"), meeting(s, room)), more)
 	}
-	p, d := together(s, scenetest.Completions, meet(7, nil), meet(7, scenetest.Obj{"disagg_prefill_dp_rank": 3}))
+	p, d := together(s, simtest.Completions, meet(7, nil), meet(7, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 200, p.Status)
 	assert.Equal(t, 200, d.Status)
-	p, d = together(s, scenetest.Completions, meet(8, nil), meet(8, scenetest.Obj{"disagg_prefill_dp_rank": 3}))
+	p, d = together(s, simtest.Completions, meet(8, nil), meet(8, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 500, p.Status, "rank 0, not 3")
 	assert.Equal(t, 500, d.Status)
-	p, d = together(s, scenetest.Completions, meet(9, scenetest.Obj{"routed_dp_rank": 2}), meet(9, nil))
+	p, d = together(s, simtest.Completions, meet(9, simtest.Obj{"routed_dp_rank": 2}), meet(9, nil))
 	assert.Equal(t, 500, p.Status, "rank 2, not 1")
 	assert.Equal(t, 500, d.Status)
 }
 
 func TestSGLangsOtherRoutes(t *testing.T) {
-	s := scenetest.New(t, sglangs(map[string]string{"dp_size": "2"}))
+	s := simtest.New(t, sglangs(map[string]string{"dp_size": "2"}))
 	assert.Equal(t, "prefill", s.Get(s.P, "/server_info").Get("disaggregation_mode").String())
 	assert.Equal(t, "decode", s.Get(s.D, "/server_info").Get("disaggregation_mode").String())
 	assert.Equal(t, 200, s.Get(s.D, "/health_generate").Status)
@@ -240,17 +252,18 @@ func TestSGLangsOtherRoutes(t *testing.T) {
 
 // GET /metrics is there only with --enable-metrics, in SGLang's own names: P tells what it has sent.
 func TestSGLangTellsWhatItSent(t *testing.T) {
-	s := scenetest.New(t, sglangs(map[string]string{"enable_metrics": "1"}))
-	body := scenetest.Completion("x")
+	s := simtest.New(t, sglangs(map[string]string{"enable_metrics": "1"}))
+	body := simtest.Completion("x")
 	meeting := meeting(s, 77)
-	p, d := together(s, scenetest.Completions, scenetest.With(body, meeting), scenetest.With(body, meeting))
+	p, d := together(s, simtest.Completions, simtest.With(body, meeting), simtest.With(body, meeting))
 	require.Equal(t, []int{200, 200}, []int{p.Status, d.Status})
 	page := s.Get(s.P, "/metrics").Body
 	assert.Contains(t, page, `sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 1.0`)
 	assert.Contains(t, page, fmt.Sprintf("} %g\n", float64(s.P.Stats().BytesTransferred)/(1<<20)))
 	assert.NotContains(t, page, "vllm:")
-	assert.Contains(t, s.Get(s.D, "/metrics").Body, `sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 0.0`)
+	assert.Contains(t, s.Get(s.D, "/metrics").Body,
+		`sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 0.0`)
 
-	off := scenetest.New(t, sglangs(nil))
+	off := simtest.New(t, sglangs(nil))
 	assert.Equal(t, 404, off.Get(off.P, "/metrics").Status)
 }

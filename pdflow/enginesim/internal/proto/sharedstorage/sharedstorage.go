@@ -6,21 +6,18 @@ package sharedstorage
 import (
 	"context"
 	"encoding/json"
-	"errors"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// sharedStorage keeps whole prompts in a folder, and finds whole prompts only. It
-// follows kv_connector/v1/example_connector.py and captures/example of vLLM 0.32.0:
-// what is saved is the prompt less one token, cut to whole blocks, while the lookup
-// takes one token off twice; so a prompt that is one longer than a multiple of the
-// block size is never found, and one of a single token kills the engine.
+// sharedStorage keeps whole prompts in a folder, and finds whole prompts only. It follows
+// kv_connector/v1/example_connector.py and captures/example of vLLM 0.32.0: what is saved is the prompt less one token,
+// cut to whole blocks, while the lookup takes one token off twice; so a prompt that is one longer than a multiple of
+// the block size is never found, and one of a single token kills the engine.
 //
-// Config.Extra: shared_storage_path (the folder; engines with the same one share
-// it), cache_hit_threshold ("1": the engine knows that member of a request, as with
-// vllm#24520; vLLM 0.32.0 does not).
+// Config.Extra: shared_storage_path (the folder; engines with the same one share it), cache_hit_threshold ("1": the
+// engine knows that member of a request, as with vllm#24520; vLLM 0.32.0 does not).
 type sharedStorage struct {
 	core.NoConnector
 	host      *proto.Host
@@ -28,6 +25,7 @@ type sharedStorage struct {
 	threshold bool
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	// Folders are named by the tokens alone, whatever seeds the process's hashes.
 	store, err := proto.OpenStore(h, h.Extra["shared_storage_path"], "sharedstorage")
@@ -42,8 +40,7 @@ func (c *sharedStorage) Begin(r *core.Request) core.Transfer { return &filed{c: 
 // Unspecified says where /metrics counts what was found: no tier that it knows.
 func (*sharedStorage) Unspecified() bool { return true }
 
-// filed is one request's side. Roles do not matter: each engine looks up, and saves
-// what it did not find.
+// filed is one request's side. Roles do not matter: each engine looks up, and saves what it did not find.
 type filed struct {
 	core.NoTransfer
 	c       *sharedStorage
@@ -88,15 +85,10 @@ func (t *filed) Arrived(_ context.Context, s *core.Sequence) (string, error) {
 func (t *filed) External() bool              { return t.found > 0 }
 func (t *filed) Promised(*core.Sequence) int { return t.found }
 
-var errFileGone = errors.New("the folder has lost a prompt")
-
 // Load reads the prompt's file, whatever part of it the engine has itself.
 func (t *filed) Load(_ context.Context, s *core.Sequence) error {
 	size := t.c.host.Core.BlockBytes
-	data, ok, err := t.c.store.Get(core.KeyOf(s.Tokens[:t.found]))
-	if err == nil && (!ok || len(data) != t.found/t.c.host.Core.BlockSize*size) {
-		err = errFileGone
-	}
+	data, err := t.c.store.Get(core.KeyOf(s.Tokens[:t.found]), t.found/t.c.host.Core.BlockSize*size)
 	if err != nil {
 		return &core.LoadError{Err: err}
 	}
@@ -109,7 +101,7 @@ func (t *filed) Load(_ context.Context, s *core.Sequence) error {
 	return nil
 }
 
-// Prefilled saves a prompt that was not found, before the answer is out.
+// Prefilled saves a prompt that was not found, before the response is out.
 func (t *filed) Prefilled(_ context.Context, s *core.Sequence) {
 	n := t.aligned(s.Prompt)
 	if t.loads || n == 0 {

@@ -11,16 +11,16 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // stored are two engines with ExampleConnector over one folder.
-func stored(t *testing.T, extra map[string]string) *scenetest.Scene {
+func stored(t *testing.T, extra map[string]string) *simtest.Scene {
 	t.Helper()
 	dir := t.TempDir()
-	return scenetest.New(t, func(p, d *enginesim.Config) {
+	return simtest.New(t, func(p, d *enginesim.Config) {
 		for _, c := range []*enginesim.Config{p, d} {
 			c.Connector, c.KVRole, c.Extra = "sharedstorage", enginesim.RoleBoth, map[string]string{"shared_storage_path": dir}
 			maps.Copy(c.Extra, extra)
@@ -31,10 +31,11 @@ func stored(t *testing.T, extra map[string]string) *scenetest.Scene {
 // captures/example/01: whole blocks of the prompt less a token are loaded, the rest is computed.
 func TestAStoredPromptIsLoaded(t *testing.T) {
 	s := stored(t, nil)
-	body := scenetest.Completion("a")
-	assert.Equal(t, gjson.Null, s.PrefillOnly(scenetest.Completions, body).Get("kv_transfer_params").Type, "nothing is on the wire")
-	a := s.Post(t.Context(), s.D, scenetest.Completions, body)
-	assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+	body := simtest.Completion("a")
+	assert.Equal(t, gjson.Null, s.PrefillOnly(simtest.Completions, body).Get("kv_transfer_params").Type,
+		"nothing is on the wire")
+	a := s.Post(t.Context(), s.D, simtest.Completions, body)
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	assert.EqualValues(t, 224, a.Get("usage.prompt_tokens_details.cached_tokens").Int())
 	st := s.D.Stats()
 	assert.EqualValues(t, 224, st.ExternalKVTransfer)
@@ -43,12 +44,14 @@ func TestAStoredPromptIsLoaded(t *testing.T) {
 	assert.NoError(t, s.P.CheckKV())
 	assert.NoError(t, s.D.CheckKV())
 
-	salted := scenetest.With(scenetest.Completion("a"), scenetest.Obj{"cache_salt": "s"})
-	assert.EqualValues(t, 224, s.Post(t.Context(), s.D, scenetest.Completions, salted).Get("usage.prompt_tokens_details.cached_tokens").Int(), "the salt is no part of the key (10)")
+	salted := simtest.With(simtest.Completion("a"), simtest.Obj{"cache_salt": "s"})
+	assert.EqualValues(t, 224, s.Post(t.Context(), s.D, simtest.Completions,
+		salted).Get("usage.prompt_tokens_details.cached_tokens").Int(), "the salt is no part of the key (10)")
 
 	s = stored(t, nil)
-	s.PrefillOnly(scenetest.Completions, body)
-	s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(body, scenetest.Obj{"prompt": scenetest.Prompt(300, "a")}))
+	s.PrefillOnly(simtest.Completions, body)
+	s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body,
+		simtest.Obj{"prompt": simtest.Prompt(300, "a")}))
 	assert.Zero(t, s.D.Stats().ExternalKVTransfer, "only a whole prompt is found (07)")
 }
 
@@ -56,14 +59,16 @@ func TestAStoredPromptIsLoaded(t *testing.T) {
 func TestWhatTheFolderNeverHolds(t *testing.T) {
 	for length, want := range map[int]int64{2: 0, 32: 0, 33: 0, 34: 32, 64: 32, 65: 0, 66: 64} {
 		s := stored(t, nil)
-		body := scenetest.With(scenetest.Completion("x"), scenetest.Obj{"prompt": scenetest.Prompt(length, "x")})
-		s.PrefillOnly(scenetest.Completions, body)
-		a := s.Post(t.Context(), s.D, scenetest.Completions, body)
-		assert.Equal(t, s.Alone(scenetest.Completions, body), a.Text())
+		body := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(length, "x")})
+		s.PrefillOnly(simtest.Completions, body)
+		a := s.Post(t.Context(), s.D, simtest.Completions, body)
+		assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 		assert.Equal(t, want, s.D.Stats().ExternalKVTransfer, "a prompt of %d tokens", length)
 	}
 	s := stored(t, nil)
-	assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("y")), s.Post(t.Context(), s.D, scenetest.Completions, scenetest.Completion("y")).Text(), "without a prefill D computes all")
+	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("y")),
+		s.Post(t.Context(), s.D, simtest.Completions,
+			simtest.Completion("y")).Text(), "without a prefill D computes all")
 	assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -71,28 +76,32 @@ func TestWhatTheFolderNeverHolds(t *testing.T) {
 func TestAPromptOfOneTokenKillsTheEngine(t *testing.T) {
 	s := stored(t, nil)
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
-		a := s.Post(t.Context(), e, scenetest.Completions, scenetest.Obj{"model": "tiny", "prompt": []int{65}, "max_tokens": 1})
+		a := s.Post(t.Context(), e, simtest.Completions, simtest.Obj{"model": "tiny", "prompt": []int{65},
+			"max_tokens": 1})
 		assert.Equal(t, 500, a.Status)
-		assert.Equal(t, scenetest.EngineError, a.Get("error.message").String())
+		assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 		s.Dies(e)
 	}
 }
 
 func TestAnEngineWithAThresholdRefusesAColdPrompt(t *testing.T) {
 	s := stored(t, map[string]string{"cache_hit_threshold": "1"})
-	body := scenetest.With(scenetest.Completion("a"), scenetest.Obj{"cache_hit_threshold": 0.9})
-	cold := s.Post(t.Context(), s.D, scenetest.Completions, body)
+	body := simtest.With(simtest.Completion("a"), simtest.Obj{"cache_hit_threshold": 0.9})
+	cold := s.Post(t.Context(), s.D, simtest.Completions, body)
 	assert.Equal(t, "cache_threshold", cold.Get("choices.0.finish_reason").String())
 	assert.Empty(t, cold.Text())
-	for _, path := range []string{scenetest.Completions, scenetest.Chat} {
-		streamed := scenetest.With(body, scenetest.Obj{"stream": true, "messages": []scenetest.Obj{{"role": "user", "content": scenetest.Prompt(200, "a")}}})
+	for _, path := range []string{simtest.Completions, simtest.Chat} {
+		streamed := simtest.With(body, simtest.Obj{"stream": true,
+			"messages": []simtest.Obj{{"role": "user", "content": simtest.Prompt(200, "a")}}})
 		a := s.Post(t.Context(), s.D, path, streamed)
 		assert.Contains(t, a.Body, `"finish_reason":"cache_threshold"`)
 	}
 	assert.Zero(t, s.D.Stats().LocalCompute, "nothing was computed")
-	s.PrefillOnly(scenetest.Completions, scenetest.With(body, scenetest.Obj{"cache_hit_threshold": 0}))
-	assert.Equal(t, s.Alone(scenetest.Completions, scenetest.Completion("a")), s.Post(t.Context(), s.D, scenetest.Completions, body).Text(), "224 of 240 tokens are enough")
+	s.PrefillOnly(simtest.Completions, simtest.With(body, simtest.Obj{"cache_hit_threshold": 0}))
+	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("a")),
+		s.Post(t.Context(), s.D, simtest.Completions, body).Text(), "224 of 240 tokens are enough")
 
 	s = stored(t, nil)
-	assert.Len(t, s.Post(t.Context(), s.D, scenetest.Completions, body).Text(), 24, "vLLM 0.32.0 does not know the member")
+	assert.Len(t, s.Post(t.Context(), s.D, simtest.Completions, body).Text(), 24,
+		"vLLM 0.32.0 does not know the member")
 }

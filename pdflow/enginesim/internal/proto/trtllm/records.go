@@ -10,17 +10,16 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// perfRecord is what GET /perf_metrics tells of one request that has ended
-// (serve/openai_server.py, get_perf_metrics). kv_cache_size is there only of a
-// request whose KV was received from another server.
+// perfRecord is what GET /perf_metrics tells of one request that has ended (serve/openai_server.py, get_perf_metrics).
+// kv_cache_size is there only of a request whose KV was received from another server.
 type perfRecord struct {
 	Metrics struct {
 		Timing map[string]any `json:"timing_metrics"`
 	} `json:"perf_metrics"`
 }
 
-// record keeps a request's record, of which kv bytes of KV were received. The oldest
-// makes room, and nothing is kept unless the server was told to.
+// record keeps a request's record, of which kv bytes of KV were received. The oldest makes room, and nothing is kept
+// unless the server was told to.
 func (c *trtllm) record(kv int) {
 	if c.keep <= 0 {
 		return

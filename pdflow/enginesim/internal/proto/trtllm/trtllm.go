@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trtllm is TensorRT-LLM's disaggregated serving. A request's disaggregated_params say what a server does with it,
-// whatever the server's role.
+// Package trtllm is TensorRT-LLM's disaggregated serving. A request's disaggregated_params say what a server does with
+// it, whatever the server's role.
 //
 // It reads these of Config.Extra: internal_request_auth_key (then parameters that say where a context server is must be
 // signed), kv_transfer_timeout_ms (60000: how long a context server keeps KV, and a generation server waits),
@@ -47,6 +47,7 @@ type trtllm struct {
 	records []perfRecord
 }
 
+// Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	c := &trtllm{
@@ -67,11 +68,12 @@ func Start(h *proto.Host) (core.Connector, error) {
 
 // Parsers are the APIs in which TensorRT-LLM reads disaggregated_params.
 func (c *trtllm) Parsers() map[string]api.Parser {
-	return map[string]api.Parser{"/v1/completions": c.reads(api.ParseCompletion), "/v1/chat/completions": c.reads(api.ParseChat)}
+	return map[string]api.Parser{"/v1/completions": c.reads(api.ParseCompletion),
+		"/v1/chat/completions": c.reads(api.ParseChat)}
 }
 
-// Serve answers what is TensorRT-LLM's own. Its GET /metrics are statistics of
-// iterations, which are off unless asked for; none of vLLM's counters is anywhere.
+// Serve answers what is TensorRT-LLM's own. Its GET /metrics are statistics of iterations, which are off unless asked
+// for; none of vLLM's counters is anywhere.
 func (c *trtllm) Serve(w http.ResponseWriter, r *http.Request) bool {
 	switch r.Method + " " + r.URL.Path {
 	case "GET /server_info":
@@ -101,7 +103,8 @@ func (c *trtllm) where() map[string]any {
 	if c.python {
 		return map[string]any{"ctx_info_endpoint": "tcp://" + address, "encoded_opaque_state": nil}
 	}
-	return map[string]any{"encoded_opaque_state": base64.StdEncoding.EncodeToString([]byte(address)), "ctx_info_endpoint": nil}
+	return map[string]any{"encoded_opaque_state": base64.StdEncoding.EncodeToString([]byte(address)),
+		"ctx_info_endpoint": nil}
 }
 
 // placeOf reads what where has written.
@@ -151,7 +154,7 @@ func (c *trtllm) reads(parse api.Parser) api.Parser {
 		g.Params = params
 		if kind == "context_only" {
 			// It makes the first token; the client's limit decides whether that is the last.
-			made.MaxTokens, made.Limited, made.MinTokens, g.MinTokens = 1, true, min(made.MinTokens, 1), min(g.MinTokens, 1)
+			made.OneToken()
 		}
 		return made, nil
 	}
@@ -181,8 +184,8 @@ func (c *trtllm) check(kind string, params core.Params, header http.Header) *api
 	return nil
 }
 
-// authentic checks the signature of the parameters that say where a server is. What
-// this engine writes there is ASCII, so that Go's JSON is Python's.
+// authentic checks the signature of the parameters that say where a server is. What this engine writes there is ASCII,
+// so that Go's JSON is Python's.
 func (c *trtllm) authentic(params core.Params, signature string) bool {
 	if c.key == "" || !params.Given("encoded_opaque_state") && !params.Given("ctx_info_endpoint") {
 		return true
@@ -217,8 +220,8 @@ func (c *trtllm) Begin(r *core.Request) core.Transfer {
 	return t
 }
 
-// asked answers a generation server. With the context first the KV is there, or never
-// will be; with the generation first it waits.
+// asked answers a generation server. With the context first the KV is there, or never will be; with the generation
+// first it waits.
 func (c *trtllm) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	if _, soon := c.Side.Offers.Get(m.Name); soon != nil && strings.HasPrefix(m.Name, "0:") {
 		proto.Refuse(pipe, f)
@@ -248,7 +251,8 @@ func (t *trtTransfer) Reported() (int, bool) {
 			Cached *int `json:"cached_tokens"`
 		} `json:"prompt_tokens_details"`
 	}
-	if !t.params.Given("ctx_usage") || json.Unmarshal(t.params["ctx_usage"], &usage) != nil || usage.Details.Cached == nil {
+	if !t.params.Given("ctx_usage") || json.Unmarshal(t.params["ctx_usage"], &usage) != nil ||
+		usage.Details.Cached == nil {
 		return 0, false
 	}
 	return *usage.Details.Cached, true
@@ -313,7 +317,7 @@ func (t *trtTransfer) Finished(s *core.Sequence, reason string) any {
 	return nil
 }
 
-// Members are what a context answer has besides.
+// Members are what a context response has besides.
 func (t *trtTransfer) Members(s *core.Sequence, _ string) (members, choice map[string]any) {
 	if t.pulls {
 		return nil, nil

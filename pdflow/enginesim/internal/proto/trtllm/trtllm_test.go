@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
-	"github.com/pdkit/pdkit/pdflow/enginesim/internal/scenetest"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,9 +30,11 @@ func trtllms(extra map[string]string) func(p, d *enginesim.Config) {
 const globalID = int64(1)<<62 + 12345
 
 // contextOnly runs the context leg and gives what D's leg is to carry.
-func contextOnly(s *scenetest.Scene, path string, body scenetest.Obj) (params scenetest.Obj, tokens []any) {
+func contextOnly(s *simtest.Scene, path string, body simtest.Obj) (params simtest.Obj, tokens []any) {
 	s.T.Helper()
-	a := s.Post(s.T.Context(), s.P, path, scenetest.With(body, scenetest.Obj{"stream": false, "disaggregated_params": scenetest.Obj{"request_type": "context_only", "disagg_request_id": globalID}}))
+	a := s.Post(s.T.Context(), s.P, path, simtest.With(body,
+		simtest.Obj{"stream": false, "disaggregated_params": simtest.Obj{"request_type": "context_only",
+			"disagg_request_id": globalID}}))
 	require.Equal(s.T, 200, a.Status, a.Body)
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("choices.0.disaggregated_params").Raw), &params))
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("prompt_token_ids").Raw), &tokens))
@@ -44,129 +46,154 @@ func contextOnly(s *scenetest.Scene, path string, body scenetest.Obj) (params sc
 
 func TestTRTLLMContextThenGeneration(t *testing.T) {
 	for _, extra := range []map[string]string{nil, {"transceiver_runtime": "PYTHON"}} {
-		for _, path := range []string{scenetest.Completions, scenetest.Chat} {
-			s := scenetest.New(t, trtllms(extra))
-			body, member := scenetest.Completion("one"), "prompt"
-			if path == scenetest.Chat {
-				body, member = scenetest.Obj{"model": "tiny", "messages": []scenetest.Obj{{"role": "user", "content": scenetest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}, "prompt_token_ids"
+		for _, path := range []string{simtest.Completions, simtest.Chat} {
+			s := simtest.New(t, trtllms(extra))
+			body, member := simtest.Completion("one"), "prompt"
+			if path == simtest.Chat {
+				body, member = simtest.Obj{"model": "tiny",
+					"messages": []simtest.Obj{{"role": "user",
+						"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}, "prompt_token_ids"
 			}
 			params, tokens := contextOnly(s, path, body)
-			assert.EqualValues(t, 1, s.P.Stats().GenerationTokens, "the limit is not lowered, and yet it makes one token")
-			d := s.Post(t.Context(), s.D, path, scenetest.With(body, scenetest.Obj{member: tokens, "disaggregated_params": params}))
+			assert.EqualValues(t, 1, s.P.Stats().GenerationTokens,
+				"the limit is not lowered, and yet it makes one token")
+			d := s.Post(t.Context(), s.D, path, simtest.With(body,
+				simtest.Obj{member: tokens, "disaggregated_params": params}))
 			require.Equal(t, 200, d.Status, d.Body)
 			assert.Equal(t, s.Alone(path, body), d.Text())
 			assert.Equal(t, d.Get("usage.prompt_tokens").Int(), s.D.Stats().ExternalKVTransfer)
-			assert.EqualValues(t, 0, d.Get("usage.prompt_tokens_details.cached_tokens").Int(), "as the context server had it")
+			assert.EqualValues(t, 0, d.Get("usage.prompt_tokens_details.cached_tokens").Int(),
+				"as the context server had it")
 			s.Clean()
 		}
 	}
 }
 
 func TestTRTLLMGivesOutTheFirstTokenItIsTold(t *testing.T) {
-	s := scenetest.New(t, trtllms(nil))
-	body := scenetest.Completion("x")
-	params, tokens := contextOnly(s, scenetest.Completions, body)
+	s := simtest.New(t, trtllms(nil))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
 	params["first_gen_tokens"] = []int{'@'}
-	d := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(body, scenetest.Obj{"prompt": tokens, "disaggregated_params": params}))
+	d := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body,
+		simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
 	require.Equal(t, 200, d.Status)
 	assert.Equal(t, byte('@'), d.Text()[0])
 }
 
 func TestTRTLLMEndsAtTheContextServer(t *testing.T) {
-	s := scenetest.New(t, trtllms(nil))
-	body := scenetest.With(scenetest.Completion("x"), scenetest.Obj{"stop": s.Alone(scenetest.Completions, scenetest.Completion("x"))[:1]})
-	a := s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"disaggregated_params": scenetest.Obj{"request_type": "context_only", "disagg_request_id": globalID}}))
+	s := simtest.New(t, trtllms(nil))
+	body := simtest.With(simtest.Completion("x"),
+		simtest.Obj{"stop": s.Alone(simtest.Completions, simtest.Completion("x"))[:1]})
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
+		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
+			"disagg_request_id": globalID}}))
 	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
 	assert.Zero(t, s.P.Stats().PinnedBlocks, "nothing is kept")
 	assert.NoError(t, s.P.CheckKV())
 }
 
 func TestTRTLLMGenerationFirst(t *testing.T) {
-	s := scenetest.New(t, trtllms(map[string]string{"transceiver_runtime": "PYTHON"}))
-	body := scenetest.Completion("x")
+	s := simtest.New(t, trtllms(map[string]string{"transceiver_runtime": "PYTHON"}))
+	body := simtest.Completion("x")
 	endpoint := s.Get(s.P, "/server_info").Get("disaggregated_params.ctx_info_endpoint.0").String()
 	require.NotEmpty(t, endpoint)
-	got := s.Later(t.Context(), s.D, scenetest.Completions, scenetest.With(body, scenetest.Obj{"disaggregated_params": scenetest.Obj{"request_type": "generation_only", "ctx_request_id": globalID, "disagg_request_id": globalID, "schedule_style": 1, "ctx_info_endpoint": endpoint}}))
-	scenetest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-	p := s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"disaggregated_params": scenetest.Obj{"request_type": "context_only", "disagg_request_id": globalID, "schedule_style": 1}}))
+	got := s.Later(t.Context(), s.D, simtest.Completions, simtest.With(body,
+		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "generation_only",
+			"ctx_request_id": globalID, "disagg_request_id": globalID, "schedule_style": 1, "ctx_info_endpoint": endpoint}}))
+	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+	p := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
+		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
+			"disagg_request_id": globalID, "schedule_style": 1}}))
 	require.Equal(t, 200, p.Status)
 	d := <-got
 	require.Equal(t, 200, d.Status, d.Body)
-	assert.Equal(t, s.Alone(scenetest.Completions, body), d.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), d.Text())
 	s.Clean()
 }
 
 func TestTRTLLMRefusesIncompleteParameters(t *testing.T) {
-	s := scenetest.New(t, trtllms(nil))
-	body := scenetest.Completion("x")
-	params, tokens := contextOnly(s, scenetest.Completions, body)
+	s := simtest.New(t, trtllms(nil))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
 	for rule, k := range map[string]struct {
-		change func(scenetest.Obj)
+		change func(simtest.Obj)
 		status int
 	}{
-		"no ctx_request_id":   {scenetest.Without("ctx_request_id"), 400},
-		"no first_gen_tokens": {scenetest.Without("first_gen_tokens"), 400},
-		"unknown type":        {scenetest.Set("request_type", "else"), 400},
-		"a small id":          {scenetest.Set("disagg_request_id", 7), 400},
-		"a fraction":          {scenetest.Set("disagg_request_id", 1.5), 400},
-		"an unknown id":       {scenetest.Set("disagg_request_id", globalID+1), 500},
-		"no place":            {scenetest.Without("encoded_opaque_state"), 500},
+		"no ctx_request_id":   {simtest.Without("ctx_request_id"), 400},
+		"no first_gen_tokens": {simtest.Without("first_gen_tokens"), 400},
+		"unknown type":        {simtest.Set("request_type", "else"), 400},
+		"a small id":          {simtest.Set("disagg_request_id", 7), 400},
+		"a fraction":          {simtest.Set("disagg_request_id", 1.5), 400},
+		"an unknown id":       {simtest.Set("disagg_request_id", globalID+1), 500},
+		"no place":            {simtest.Without("encoded_opaque_state"), 500},
 	} {
-		changed := scenetest.With(params, nil)
+		changed := simtest.With(params, nil)
 		k.change(changed)
-		a := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(body, scenetest.Obj{"prompt": tokens, "disaggregated_params": changed}))
+		a := s.Post(t.Context(), s.D, simtest.Completions,
+			simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": changed}))
 		assert.Equal(t, k.status, a.Status, rule)
 	}
-	assert.Equal(t, 400, s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"n": 2, "temperature": 1, "disaggregated_params": scenetest.Obj{"request_type": "context_only"}})).Status)
-	assert.Equal(t, 400, s.Post(t.Context(), s.P, scenetest.Completions, scenetest.With(body, scenetest.Obj{"disaggregated_params": "x"})).Status)
-	assert.Equal(t, 200, s.Post(t.Context(), s.P, scenetest.Completions, body).Status, "a request without is served alone")
+	assert.Equal(t, 400, s.Post(t.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"n": 2, "temperature": 1,
+			"disaggregated_params": simtest.Obj{"request_type": "context_only"}})).Status)
+	assert.Equal(t, 400, s.Post(t.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"disaggregated_params": "x"})).Status)
+	assert.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, body).Status,
+		"a request without is served alone")
 }
 
 func TestTRTLLMSignatures(t *testing.T) {
-	s := scenetest.New(t, trtllms(map[string]string{"internal_request_auth_key": "key"}))
-	body := scenetest.Completion("x")
-	params, tokens := contextOnly(s, scenetest.Completions, body)
-	leg := scenetest.With(body, scenetest.Obj{"prompt": tokens, "disaggregated_params": params})
+	s := simtest.New(t, trtllms(map[string]string{"internal_request_auth_key": "key"}))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
+	leg := simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})
 	mac := hmac.New(sha256.New, []byte("key"))
-	mac.Write([]byte(`{"ctx_info_endpoint":null,"encoded_opaque_state":"` + params["encoded_opaque_state"].(string) + `"}`))
+	mac.Write([]byte(`{"ctx_info_endpoint":null,"encoded_opaque_state":"` + params["encoded_opaque_state"].(string) +
+		`"}`))
 	good := "sha256=" + hex.EncodeToString(mac.Sum(nil))
-	assert.Equal(t, 400, s.Post(t.Context(), s.D, scenetest.Completions, leg).Status)
-	assert.Equal(t, 400, s.Post(t.Context(), s.D, scenetest.Completions, leg, "x-trtllm-disagg-auth", good+"0").Status)
-	assert.Equal(t, 200, s.Post(t.Context(), s.D, scenetest.Completions, leg, "x-trtllm-disagg-auth", good).Status)
+	assert.Equal(t, 400, s.Post(t.Context(), s.D, simtest.Completions, leg).Status)
+	assert.Equal(t, 400, s.Post(t.Context(), s.D, simtest.Completions, leg, "x-trtllm-disagg-auth", good+"0").Status)
+	assert.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, leg, "x-trtllm-disagg-auth", good).Status)
 	s.Clean()
 }
 
 // KV that nobody reads is kept until the time-out; who waits for none gives up then.
 func TestTRTLLMTimers(t *testing.T) {
-	s := scenetest.New(t, trtllms(map[string]string{"kv_transfer_timeout_ms": "150"}))
-	contextOnly(s, scenetest.Completions, scenetest.Completion("x"))
+	s := simtest.New(t, trtllms(map[string]string{"kv_transfer_timeout_ms": "150"}))
+	contextOnly(s, simtest.Completions, simtest.Completion("x"))
 	assert.Positive(t, s.P.Stats().PinnedBlocks)
-	scenetest.WaitFor(t, "KV is let go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
-	assert.Equal(t, enginesim.KVLeak, scenetest.FirstFault(t, s.P))
+	simtest.WaitFor(t, "KV is let go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 	begun := time.Now()
-	a := s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(scenetest.Completion("x"), scenetest.Obj{"disaggregated_params": scenetest.Obj{"request_type": "generation_only", "ctx_request_id": 1, "schedule_style": 1, "encoded_opaque_state": s.Get(s.P, "/server_info").Get("disaggregated_params.encoded_opaque_state").String()}}))
+	a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(simtest.Completion("x"),
+		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "generation_only", "ctx_request_id": 1,
+			"schedule_style": 1, "encoded_opaque_state": s.Get(s.P,
+				"/server_info").Get("disaggregated_params.encoded_opaque_state").String()}}))
 	assert.Equal(t, 500, a.Status)
 	assert.GreaterOrEqual(t, time.Since(begun), 150*time.Millisecond)
 }
 
-// GET /perf_metrics tells of each request once, and of the KV that came for it; only where the server was told to keep records.
+// GET /perf_metrics tells of each request once, and of the KV that came for it; only where the server was told to keep
+// records.
 func TestTRTLLMRecords(t *testing.T) {
-	s := scenetest.New(t, trtllms(map[string]string{"perf_metrics_max_requests": "2"}))
-	body := scenetest.Completion("x")
-	params, tokens := contextOnly(s, scenetest.Completions, body)
+	s := simtest.New(t, trtllms(map[string]string{"perf_metrics_max_requests": "2"}))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
 	for range 2 {
-		require.Equal(t, 200, s.Post(t.Context(), s.D, scenetest.Completions, scenetest.Completion("alone")).Status)
+		require.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("alone")).Status)
 	}
-	require.Equal(t, 200, s.Post(t.Context(), s.D, scenetest.Completions, scenetest.With(body, scenetest.Obj{"prompt": tokens, "disaggregated_params": params})).Status)
+	require.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions,
+		simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})).Status)
 	records := s.Get(s.D, "/perf_metrics")
 	assert.EqualValues(t, 2, records.Get("#").Int(), "no more than asked for, the newest")
 	assert.False(t, records.Get("0.perf_metrics.timing_metrics.kv_cache_size").Exists())
 	assert.Equal(t, s.P.Stats().BytesTransferred, records.Get("1.perf_metrics.timing_metrics.kv_cache_size").Int())
 	assert.Equal(t, "[]", s.Get(s.D, "/perf_metrics").Body, "given out once")
-	assert.False(t, s.Get(s.P, "/perf_metrics").Get("0.perf_metrics.timing_metrics.kv_cache_size").Exists(), "P receives none")
+	assert.False(t, s.Get(s.P, "/perf_metrics").Get("0.perf_metrics.timing_metrics.kv_cache_size").Exists(),
+		"P receives none")
 	assert.Equal(t, "[]", s.Get(s.D, "/metrics").Body, "none of vLLM's counters")
 
-	off := scenetest.New(t, trtllms(nil))
-	require.Equal(t, 200, off.Post(t.Context(), off.D, scenetest.Completions, body).Status)
+	off := simtest.New(t, trtllms(nil))
+	require.Equal(t, 200, off.Post(t.Context(), off.D, simtest.Completions, body).Status)
 	assert.Equal(t, "[]", off.Get(off.D, "/perf_metrics").Body)
 }

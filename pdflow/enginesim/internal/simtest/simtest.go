@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scenetest has what the tests of the simulated engines share: a pair of engines with one more that serves alone,
+// Package simtest has what the tests of the simulated engines share: a pair of engines with one more that serves alone,
 // a client, and requests.
-package scenetest
+package simtest
 
 import (
 	"bytes"
@@ -37,7 +37,7 @@ type Answer struct {
 // Get reads a member of the response by its path.
 func (a Answer) Get(path string) gjson.Result { return gjson.Get(a.Body, path) }
 
-// Text is the answer of one choice, whichever API it came by.
+// Text is the response of one choice, whichever API it came by.
 func (a Answer) Text() string {
 	if c := a.Get("choices.0.message.content"); c.Exists() {
 		return c.String()
@@ -66,7 +66,8 @@ type Client struct {
 func NewClient(t testing.TB) *Client {
 	tr := &http.Transport{}
 	t.Cleanup(tr.CloseIdleConnections)
-	return &Client{T: t, HTTP: &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	return &Client{T: t, HTTP: &http.Client{Transport: tr,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 }
 
 // Post sends a body, JSON or text that is taken as it is, with headers as names and values in turn.
@@ -164,12 +165,16 @@ func With(base Obj, more Obj) Obj {
 }
 
 // Paths of the two APIs that most tests use.
-const Completions, Chat = "/v1/completions", "/v1/chat/completions"
+const (
+	Completions = "/v1/completions"
+	Chat        = "/v1/chat/completions"
+)
 
 // Prefill runs the prefill leg and gives the handoff.
 func (s *Scene) Prefill(path string, body Obj) Obj {
 	s.T.Helper()
-	a := s.Post(s.T.Context(), s.P, path, With(body, Obj{"max_tokens": 1, "stream": false, "kv_transfer_params": Obj{"do_remote_decode": true}}))
+	a := s.Post(s.T.Context(), s.P, path, With(body,
+		Obj{"max_tokens": 1, "stream": false, "kv_transfer_params": Obj{"do_remote_decode": true}}))
 	answered(s.T, a)
 	h := Obj{}
 	must(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
@@ -200,7 +205,8 @@ func Request(path, name string, tokens int) Obj {
 	text := Prompt(240, name)
 	switch path {
 	case Chat, "/v1/messages":
-		return Obj{"model": "tiny", "messages": []Obj{{"role": "user", "content": text}}, "max_tokens": tokens, "temperature": 0}
+		return Obj{"model": "tiny", "messages": []Obj{{"role": "user", "content": text}}, "max_tokens": tokens,
+			"temperature": 0}
 	case "/v1/responses":
 		return Obj{"model": "tiny", "input": text, "max_output_tokens": tokens, "temperature": 0}
 	case "/inference/v1/generate":
@@ -213,9 +219,10 @@ func Request(path, name string, tokens int) Obj {
 	return Obj{"model": "tiny", "prompt": text, "max_tokens": tokens, "temperature": 0}
 }
 
-// WholeText is the text of a whole answer of any API.
+// WholeText is the text of a whole response of any API.
 func WholeText(a Answer) string {
-	for _, path := range []string{"choices.0.message.content", "choices.0.text", "output.0.content.0.text", "content.0.text"} {
+	for _, path := range []string{"choices.0.message.content", "choices.0.text", "output.0.content.0.text",
+		"content.0.text"} {
 		if r := a.Get(path); r.Exists() {
 			return r.String()
 		}
@@ -298,7 +305,8 @@ func FirstFault(t *testing.T, e *enginesim.Engine) enginesim.KVFaultKind {
 }
 
 // Later sends a request and gives its answer when it comes.
-func (s *Scene) Later(ctx context.Context, e *enginesim.Engine, path string, body Obj, headers ...string) <-chan Answer {
+func (s *Scene) Later(ctx context.Context, e *enginesim.Engine, path string, body Obj,
+	headers ...string) <-chan Answer {
 	ch := make(chan Answer, 1)
 	go func() { ch <- s.Post(ctx, e, path, body, headers...) }()
 	return ch
