@@ -15,7 +15,7 @@ func TestTheFlagHTTPClient(t *testing.T) {
 	for client, netHTTP := range map[string]bool{"own": false, "nethttp": true} {
 		f, err := parseFlags([]string{"-config", "x", "-http-client", client}, &strings.Builder{})
 		require.NoError(t, err)
-		cfg := config{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}
+		cfg := configuration{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}
 		require.NoError(t, f.override(&cfg))
 		assert.Equal(t, netHTTP, cfg.netHTTP)
 
