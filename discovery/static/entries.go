@@ -18,8 +18,8 @@ type Entry struct {
 	URL        string            `json:"url"`        // http://HOST:PORT or https://HOST:PORT
 	Role       string            `json:"role"`       // prefill, decode, both or encode
 	Group      string            `json:"group"`      // P and D are paired inside one group
-	Zone       string            `json:"zone"`       // of a zone-aware picker
-	Attributes map[string]string `json:"attributes"` // what the connector needs to know of the engine
+	Zone       string            `json:"zone"`       // where it runs, for the picking policy zone
+	Attributes map[string]string `json:"attributes"` // what the connector needs to know of the engine; lists in a value are comma separated
 }
 
 const (

@@ -47,13 +47,13 @@ type gatewayObject struct {
 	Spec       gatewaySpec     `json:"spec"`
 }
 
-// gatewaySpec is the program's own part: kind Gateway.
+// gatewaySpec is the program's own part: kind Gateway. docs/configuration.md repeats the comments of the fields.
 type gatewaySpec struct {
-	Listen       string          `json:"listen"`
-	Admin        string          `json:"admin"` // "" turns it off
-	MaxBodyBytes int64           `json:"maxBodyBytes"`
-	DrainTimeout config.Duration `json:"drainTimeout"`
-	Passthrough  string          `json:"passthrough"` // "" or decode
+	Listen       string          `json:"listen"`       // the address for clients, HOST:PORT
+	Admin        string          `json:"admin"`        // the address for operators, HOST:PORT; "" turns it off
+	MaxBodyBytes int64           `json:"maxBodyBytes"` // a client's larger body gets 413, and nothing is sent to an engine
+	DrainTimeout config.Duration `json:"drainTimeout"` // how long running streams may go on after SIGTERM; 0 cuts them at once
+	Passthrough  string          `json:"passthrough"`  // decode sends other inference paths to a decode engine; "" answers 404
 
 	// ModelServers has the ModelServer objects of a cluster served, besides those of the file.
 	ModelServers *clusterSpec `json:"modelServers"`
@@ -61,8 +61,8 @@ type gatewaySpec struct {
 
 // clusterSpec is where ModelServer objects are watched.
 type clusterSpec struct {
-	Kubeconfig string `json:"kubeconfig"` // "": the cluster that the gateway itself runs in
-	Namespace  string `json:"namespace"`  // "" is default
+	Kubeconfig string `json:"kubeconfig"` // a file; "" is the cluster that the gateway itself runs in
+	Namespace  string `json:"namespace"`  // whose objects are served
 }
 
 // defaultGateway is what holds where a Gateway, or a member of it, is left out.
