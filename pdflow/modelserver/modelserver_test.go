@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
@@ -272,4 +273,16 @@ func FuzzRead(f *testing.F) {
 			_ = flows.Shutdown(context.Background())
 		}
 	})
+}
+
+// The encode stage goes before each connector, with its own settings.
+func TestAnEncodeStageGoesBeforeEachConnector(t *testing.T) {
+	ms, err := modelserver.Read(object(`{"encoder":{"type":"nixl","config":{"maxItems":3}},
+		"kvConnector":{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"http"}},
+		"rollout":{"weight":1,"kvConnector":{"type":"http"}}}`))
+	require.NoError(t, err)
+	for _, c := range []*modelserver.Connector{ms.Main, ms.Main.Fallback, ms.Rollout} {
+		_, encodes := connector.As[connector.Encoder](c.KVConnector)
+		assert.True(t, encodes, c.Name)
+	}
 }
