@@ -91,7 +91,8 @@ func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort strin
 	if containerPort != "" {
 		fmt.Fprintf(b, "      ports:\n        - containerPort: %s\n", containerPort)
 	}
-	usesIP := slices.ContainsFunc(pr.argv, hasIP) || slices.ContainsFunc(pr.env, func(e EnvVar) bool { return hasIP(e.Value) })
+	usesIP := slices.ContainsFunc(pr.argv, hasIP) ||
+		slices.ContainsFunc(pr.env, func(e EnvVar) bool { return hasIP(e.Value) })
 	if usesIP || len(pr.env) > 0 {
 		b.WriteString("      env:\n")
 	}

@@ -162,7 +162,8 @@ func sortedKeys(m map[string]any) []string {
 }
 
 // onlyServers are arguments that an engine without a server does not know.
-var onlyServers = []string{"host", "port", "served_model_name", "enable_prompt_tokens_details", "enable_request_id_headers", "enable_scale_out",
+var onlyServers = []string{"host", "port", "served_model_name", "enable_prompt_tokens_details",
+	"enable_request_id_headers", "enable_scale_out",
 	"enable_force_include_usage", "api_key", "tokens_only", "return_tokens_as_token_ids", "enable_server_load_tracking"}
 
 // keywords turns a command line's arguments into those of a constructor: --block-size 32 is block_size=32. left says

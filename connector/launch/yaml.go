@@ -62,7 +62,8 @@ func yamlText(b *bytes.Buffer, indent, key, text string) {
 // asBlock reports whether a text survives a block scalar: printable, ended by one line break, its first line not
 // indented.
 func asBlock(text string) bool {
-	if text == "" || strings.TrimLeft(text, " \n") != text || !strings.HasSuffix(text, "\n") || strings.HasSuffix(text, "\n\n") {
+	if text == "" || strings.TrimLeft(text, " \n") != text || !strings.HasSuffix(text, "\n") ||
+		strings.HasSuffix(text, "\n\n") {
 		return false
 	}
 	for _, r := range text {

@@ -118,7 +118,8 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 			}
 			return nil // connectors that differ have one of their own
 		},
-		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log)),
+		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes),
+			pdflow.WithLogger(m.probes.log)),
 	})
 	return m, err
 }
@@ -156,7 +157,8 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 		}()
 		select {
 		case <-done:
-		case <-time.After(lastPatience): // a program that a kubeconfig names for its credentials takes its time, and nothing stops it
+		// a program that a kubeconfig names for its credentials takes its time, and nothing stops it
+		case <-time.After(lastPatience):
 			g.log.Warn("ended without waiting for all that finds engines")
 		}
 	}
@@ -196,7 +198,8 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 
 // tellUnfit tells, once, of engines that no pair can be made with, since their entries lack what a connector needs.
 // told is by ID.
-func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string, log *slog.Logger) (now map[string]string) {
+func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string,
+	log *slog.Logger) (now map[string]string) {
 	now = map[string]string{}
 	for _, flow := range m.flows.First() {
 		checker, ok := connector.As[connector.EndpointChecker](flow.Connector())
@@ -211,7 +214,8 @@ func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string
 	}
 	fresh := slices.DeleteFunc(slices.Sorted(maps.Keys(now)), func(id string) bool { return told[id] == now[id] })
 	if len(fresh) > 0 {
-		log.Warn("engines are left out of pairs", "endpoint", fresh[0], "reason", shorten(now[fresh[0]]), "others", len(fresh)-1)
+		log.Warn("engines are left out of pairs", "endpoint", fresh[0], "reason", shorten(now[fresh[0]]), "others",
+			len(fresh)-1)
 	}
 	return now
 }

@@ -108,9 +108,10 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	if lease > 0 {
 		handoff += " of a lease of " + lease.String()
 	}
-	row(w, "  timeouts", fmt.Sprintf("connect %s, prefill %s, handoff %s, decode %s, idle %s, cleanup %s, healthCheck %s",
-		span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
-		span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
+	row(w, "  timeouts",
+		fmt.Sprintf("connect %s, prefill %s, handoff %s, decode %s, idle %s, cleanup %s, healthCheck %s",
+			span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
+			span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
 	a := o.Attempts()
 	if a.Max == 1 {
 		row(w, "  retry", "1 attempt")

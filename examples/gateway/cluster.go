@@ -21,11 +21,13 @@ import (
 )
 
 const (
-	retryRejected = 30 * time.Second       // how soon what was refused is looked at again: what was in its way may be gone
+	// how soon what was refused is looked at again: what was in its way may be gone
+	retryRejected = 30 * time.Second
 	lookAgain     = 100 * time.Millisecond // how soon those that are to take over are looked at again
-	patience      = 10 * time.Second       // with a successor to find the engines that its predecessor knows not to answer
-	maxReason     = 1000                   // bytes
-	maxFaults     = 20
+	// with a successor to find the engines that its predecessor knows not to answer
+	patience  = 10 * time.Second
+	maxReason = 1000 // bytes
+	maxFaults = 20
 )
 
 // cluster keeps the gateway's models in step with the ModelServer objects of a cluster. An object that makes no sense
@@ -103,12 +105,14 @@ func newCluster(g *gateway, spec *clusterSpec) (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{g: g, config: config, fixed: g.models(), latest: make(chan []kubernetes.ModelServer, 1), halted: make(chan struct{}),
+	c := &cluster{g: g, config: config, fixed: g.models(), latest: make(chan []kubernetes.ModelServer, 1),
+		halted: make(chan struct{}),
 		wanted: map[string]*object{}, routes: map[string]*object{}, faulty: map[string]faulty{}}
 	c.quit, c.halt = context.WithCancel(context.Background())
 	c.brink, c.cut = context.WithCancel(context.Background())
-	c.objects, err = kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: config, Namespace: spec.Namespace,
-		OnError: func(err error) { g.log.Warn("ModelServers", "error", err) }})
+	c.objects, err = kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: config,
+		Namespace: spec.Namespace,
+		OnError:   func(err error) { g.log.Warn("ModelServers", "error", err) }})
 	return c, err
 }
 
@@ -304,7 +308,8 @@ func (c *cluster) settle() {
 	c.routes = routes
 	for model, o := range routes {
 		if before[model] != o {
-			c.g.log.Info("a ModelServer is served", "name", o.name, "model", model, "connector", o.model.Main.Name, "generation", o.generation)
+			c.g.log.Info("a ModelServer is served", "name", o.name, "model", model, "connector", o.model.Main.Name,
+				"generation", o.generation)
 		}
 	}
 	for model, o := range before {
@@ -358,7 +363,8 @@ func reason(faults yamlfile.Faults) error {
 func (c *cluster) refuse(now []rejected, wanted map[string]*object) {
 	for _, r := range now {
 		if !slices.Contains(c.rejected, r) {
-			c.g.log.Warn("a ModelServer is not served as it is", "name", r.Name, "reason", r.Reason, "servedAsBefore", wanted[r.Name] != nil)
+			c.g.log.Warn("a ModelServer is not served as it is", "name", r.Name, "reason", r.Reason, "servedAsBefore",
+				wanted[r.Name] != nil)
 		}
 	}
 	slices.SortFunc(now, func(a, b rejected) int { return strings.Compare(a.Name, b.Name) })

@@ -49,11 +49,14 @@ type gatewayObject struct {
 
 // gatewaySpec is the program's own part: kind Gateway. docs/configuration.md repeats the comments of the fields.
 type gatewaySpec struct {
-	Listen       string          `json:"listen"`       // the address for clients, HOST:PORT
-	Admin        string          `json:"admin"`        // the address for operators, HOST:PORT; "" turns it off
-	MaxBodyBytes int64           `json:"maxBodyBytes"` // a client's larger body gets 413, and nothing is sent to an engine
-	DrainTimeout config.Duration `json:"drainTimeout"` // how long running streams may go on after SIGTERM; 0 cuts them at once
-	Passthrough  string          `json:"passthrough"`  // decode sends other inference paths to a decode engine; "" answers 404
+	Listen string `json:"listen"` // the address for clients, HOST:PORT
+	Admin  string `json:"admin"`  // the address for operators, HOST:PORT; "" turns it off
+	// a client's larger body gets 413, and nothing is sent to an engine
+	MaxBodyBytes int64 `json:"maxBodyBytes"`
+	// how long running streams may go on after SIGTERM; 0 cuts them at once
+	DrainTimeout config.Duration `json:"drainTimeout"`
+	// decode sends other inference paths to a decode engine; "" answers 404
+	Passthrough string `json:"passthrough"`
 
 	// ModelServers has the ModelServer objects of a cluster served, besides those of the file.
 	ModelServers *clusterSpec `json:"modelServers"`

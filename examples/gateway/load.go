@@ -30,7 +30,8 @@ func load(file string) (*configuration, error) {
 
 // wholeFile is a fault of a file as a whole.
 func wholeFile(file, problem, remedy string) yamlfile.Faults {
-	return yamlfile.Faults{{File: file, Line: 1, FieldError: &config.FieldError{Path: "file", Problem: problem, Remedy: remedy}}}
+	return yamlfile.Faults{{File: file, Line: 1,
+		FieldError: &config.FieldError{Path: "file", Problem: problem, Remedy: remedy}}}
 }
 
 // parse reads and checks a configuration.
@@ -72,7 +73,8 @@ func (l *loader) document(d *yamlfile.Document) {
 	case kind == modelserver.Kind:
 		l.cfg.models = append(l.cfg.models, l.modelServer(d))
 	case l.gateway != nil:
-		l.fault(d, "kind", fmt.Sprintf("is a second Gateway, the first is on line %d", l.gateway.Line), "keep one of the two")
+		l.fault(d, "kind", fmt.Sprintf("is a second Gateway, the first is on line %d", l.gateway.Line),
+			"keep one of the two")
 	default:
 		l.gateway = d
 		o := gatewayObject{Spec: defaultGateway()}
@@ -133,12 +135,14 @@ func (l *loader) checkUnique() {
 	for _, m := range l.cfg.models {
 		name := m.fullName()
 		if first, taken := names[name]; taken && name != "" {
-			l.fault(m.doc, "metadata.name", fmt.Sprintf("is the name of another ModelServer too, on line %d", first), "give each its own name or namespace")
+			l.fault(m.doc, "metadata.name", fmt.Sprintf("is the name of another ModelServer too, on line %d", first),
+				"give each its own name or namespace")
 		} else {
 			names[name] = m.doc.LineOf("metadata.name")
 		}
 		if first, taken := models[m.Model()]; taken {
-			l.fault(m.doc, "spec.model", fmt.Sprintf("is served by another ModelServer too, on line %d", first), "give each its own model; one share of a model's requests is a rollout")
+			l.fault(m.doc, "spec.model", fmt.Sprintf("is served by another ModelServer too, on line %d", first),
+				"give each its own model; one share of a model's requests is a rollout")
 		} else {
 			models[m.Model()] = m.doc.LineOf("spec.model")
 		}

@@ -35,9 +35,11 @@ func (l *loader) checkListeners() {
 	}
 	var taken []listener
 	if l.gateway != nil {
-		taken = append(taken, listener{l.gateway, "spec.listen", l.cfg.gateway.Listen}, listener{l.gateway, "spec.admin", l.cfg.gateway.Admin})
+		taken = append(taken, listener{l.gateway, "spec.listen", l.cfg.gateway.Listen},
+			listener{l.gateway, "spec.admin", l.cfg.gateway.Admin})
 	} else {
-		taken = append(taken, listener{nil, "listen", l.cfg.gateway.Listen}, listener{nil, "admin", l.cfg.gateway.Admin})
+		taken = append(taken, listener{nil, "listen", l.cfg.gateway.Listen},
+			listener{nil, "admin", l.cfg.gateway.Admin})
 	}
 	for _, m := range l.cfg.models {
 		const at = "spec.discovery.registration"

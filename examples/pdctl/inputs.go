@@ -63,8 +63,10 @@ func plain(name string, content []byte) []byte {
 
 // announced is the host that an engine names as its own.
 func announced(e flags.Engine, env map[string]string) string {
-	for _, host := range []string{e.Host, env["VLLM_HOST_IP"], env["VLLM_NIXL_SIDE_CHANNEL_HOST"], env["VLLM_P2P_SIDE_CHANNEL_HOST"]} {
-		if host != "" && host != "0.0.0.0" && host != "::" && host != "localhost" && !strings.HasPrefix(host, "127.") && host != "::1" {
+	for _, host := range []string{e.Host, env["VLLM_HOST_IP"], env["VLLM_NIXL_SIDE_CHANNEL_HOST"],
+		env["VLLM_P2P_SIDE_CHANNEL_HOST"]} {
+		if host != "" && host != "0.0.0.0" && host != "::" && host != "localhost" && !strings.HasPrefix(host, "127.") &&
+			host != "::1" {
 			return host
 		}
 	}
@@ -97,12 +99,13 @@ func readCommands(file, text string) []launched {
 	s := readScript(text)
 	var list []launched
 	for _, c := range s.commands {
-		l := launched{name: fmt.Sprintf("%s:%d", filepath.Base(file), c.line), argv: c.argv, env: c.env, home: file, read: func(name string) ([]byte, error) {
-			if content, ok := s.files[name]; ok {
-				return content, nil
-			}
-			return beside(file, name)
-		}}
+		l := launched{name: fmt.Sprintf("%s:%d", filepath.Base(file), c.line), argv: c.argv, env: c.env, home: file,
+			read: func(name string) ([]byte, error) {
+				if content, ok := s.files[name]; ok {
+					return content, nil
+				}
+				return beside(file, name)
+			}}
 		if c.label != "" && c.label != "*" {
 			// A script that becomes one of several programs may do so on several machines.
 			l.name = c.label
@@ -164,7 +167,8 @@ func (l launched) unwrap() []launched {
 	if i == 0 {
 		return []launched{l}
 	}
-	s := &shell{text: l.argv[i], line: 1, vars: maps.Clone(l.env), exported: maps.Clone(l.env), out: script{files: map[string][]byte{}}}
+	s := &shell{text: l.argv[i], line: 1, vars: maps.Clone(l.env), exported: maps.Clone(l.env),
+		out: script{files: map[string][]byte{}}}
 	s.run()
 	var list []launched
 	for _, c := range s.out.commands {
@@ -215,7 +219,8 @@ func composeWords(v any) (words []string, given bool) {
 		}
 		return words, true
 	case string:
-		s := &shell{text: strings.NewReplacer("\n", " ").Replace(composeText(v)), line: 1, vars: map[string]string{}, exported: map[string]string{}}
+		s := &shell{text: strings.NewReplacer("\n", " ").Replace(composeText(v)), line: 1, vars: map[string]string{},
+			exported: map[string]string{}}
 		for s.pos < len(s.text) {
 			s.skipBlanks()
 			before := s.pos

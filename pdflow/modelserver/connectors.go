@@ -103,8 +103,10 @@ func (m *ModelServer) encode(c *Connector) {
 // check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and
 // settings that no engine has.
 func (m *ModelServer) check(path string, c *Connector) {
-	if only, ok := connector.As[connector.PairOnly](c.KVConnector); ok && only.PairOnly() && c.Spec.Fallback == connector.FallbackDecode {
-		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
+	if only, ok := connector.As[connector.PairOnly](c.KVConnector); ok && only.PairOnly() &&
+		c.Spec.Fallback == connector.FallbackDecode {
+		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone",
+			"write fallback: error, or fall back to another connector")
 	}
 	if checker, ok := connector.As[connector.EndpointChecker](c.KVConnector); ok {
 		for i, e := range m.Endpoints {
@@ -120,11 +122,13 @@ func (m *ModelServer) checkEffects(path string, c *Connector) {
 	if !ok {
 		return
 	}
-	engines := slices.DeleteFunc(slices.Clone(m.targets()), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
+	engines := slices.DeleteFunc(slices.Clone(m.targets()),
+		func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
 	var idle []launch.Note
 	used := map[string]bool{}
 	for i, e := range engines {
-		set, err := r.Render(launch.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(), Resources: c.Spec.Resources})
+		set, err := r.Render(launch.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(),
+			Resources: c.Spec.Resources})
 		if err != nil {
 			continue // no engine of today can be launched so, which pdctl render tells; those that run are served
 		}
@@ -155,7 +159,8 @@ func (m *ModelServer) targets() []discovery.Endpoint {
 	}
 	var pair []discovery.Endpoint
 	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-		pair = append(pair, discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: role.String() + ".example:8000"}, Role: role})
+		pair = append(pair, discovery.Endpoint{ID: role.String(),
+			URL: &url.URL{Scheme: "http", Host: role.String() + ".example:8000"}, Role: role})
 	}
 	return pair
 }
@@ -179,7 +184,8 @@ func (m *ModelServer) openFaults(path string, err error) {
 	}
 	for _, fe := range config.FieldErrors(err) {
 		if _, ok := errors.AsType[*config.FieldError](err); !ok {
-			fe = &config.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
+			fe = &config.FieldError{Problem: "is refused by the connector: " + fe.Problem,
+				Remedy: "correct the connector's settings"}
 		}
 		m.faults = append(m.faults, fe.In(word))
 	}

@@ -108,7 +108,8 @@ func (m *ModelServer) checkKind(kind string) {
 	case "kubernetes":
 		m.checkPort(discoveryPath+".kubernetes.port", d.Kubernetes.Port)
 		if !selects && d.Kubernetes.Service == "" {
-			m.note(false, "spec.workloadSelector", "is left out, so no pod can be chosen", "write its matchLabels and pdGroup")
+			m.note(false, "spec.workloadSelector", "is left out, so no pod can be chosen",
+				"write its matchLabels and pdGroup")
 		}
 	}
 }

@@ -159,7 +159,8 @@ func (b *builder) build() (err error) {
 func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 	limits, derived := c.Limits()
 	timeouts := pdflow.DefaultTimeouts()
-	timeouts.Prefill, timeouts.Decode, timeouts.Idle, timeouts.Cleanup = limits.Prefill, limits.Decode, limits.Idle, limits.Cleanup
+	timeouts.Prefill, timeouts.Decode, timeouts.Idle, timeouts.Cleanup = limits.Prefill, limits.Decode, limits.Idle,
+		limits.Cleanup
 	if !derived {
 		timeouts.Handoff = limits.Handoff
 	}

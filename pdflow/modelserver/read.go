@@ -24,7 +24,8 @@ type ModelServer struct {
 	Main            *Connector
 	Rollout         *Connector // nil without one
 
-	FoundBy   string               // the one member of discovery: static, file, dns, kubernetes (the default), registration
+	// the one member of discovery: static, file, dns, kubernetes (the default), registration
+	FoundBy   string
 	Endpoints []discovery.Endpoint // of a static list
 
 	object  []byte
@@ -156,6 +157,7 @@ func (m *ModelServer) readEncoder() {
 	m.encoder.Type = e.Type
 	encodes := func(e discovery.Endpoint) bool { return e.Role.Has(discovery.RoleEncode) }
 	if len(m.Endpoints) > 0 && !slices.ContainsFunc(m.Endpoints, encodes) {
-		m.note(false, at, "has no endpoint of role encode", "add one under discovery.static.endpoints, or remove encoder")
+		m.note(false, at, "has no endpoint of role encode",
+			"add one under discovery.static.endpoints, or remove encoder")
 	}
 }

@@ -27,7 +27,8 @@ type object struct {
 
 // Spec is a ModelServer's spec.
 type Spec struct {
-	Model            string           `json:"model"`           // the model that requests name; "" and "*" serve all names
+	// the model that requests name; "" and "*" serve all names
+	Model            string           `json:"model"`
 	InferenceEngine  string           `json:"inferenceEngine"` // vLLM, SGLang …; without effect
 	WorkloadSelector WorkloadSelector `json:"workloadSelector"`
 	WorkloadPort     WorkloadPort     `json:"workloadPort"`

@@ -126,7 +126,8 @@ func syntaxFault(file string, data []byte, err error) Fault {
 				break
 			}
 		}
-		return newFault(file, line, "yaml", "an alias names an anchor that is not there", "define it with & before its use")
+		return newFault(file, line, "yaml", "an alias names an anchor that is not there",
+			"define it with & before its use")
 	}
 	return newFault(file, line, "yaml", text, "correct the syntax at or just before this line")
 }

@@ -89,10 +89,12 @@ func (t *Transfer) Leaves() []*Transfer {
 var (
 	keptEnv = []string{
 		"PYTHONHASHSEED", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT",
-		"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT", "VLLM_SSM_CONV_STATE_LAYOUT", "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", "VLLM_EC_SIDE_CHANNEL_HOST",
+		"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT",
+		"VLLM_SSM_CONV_STATE_LAYOUT", "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", "VLLM_EC_SIDE_CHANNEL_HOST",
 	}
 	keptArgs = []string{
-		"block-size", "kv-cache-dtype", "dtype", "prefix-caching-hash-algo", "page-size", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size",
+		"block-size", "kv-cache-dtype", "dtype", "prefix-caching-hash-algo", "page-size", "mamba-cache-dtype",
+		"mamba-ssm-cache-dtype", "mamba-block-size",
 		"mamba-cache-mode", "disaggregation-transfer-backend", "disaggregation-bootstrap-port", "transceiver-backend",
 	}
 )

@@ -25,7 +25,8 @@ var sizes = []struct {
 var toldApart = append([]string{"P2pNcclConnector", "PyNcclConnector"}, nixlClasses...)
 
 var pairRules = []rule{{
-	code: "pair-sizes", severity: Error, remedy: `choose sizes that the connector's page allows ("Which engines can meet")`,
+	code: "pair-sizes", severity: Error,
+	remedy: `choose sizes that the connector's page allows ("Which engines can meet")`,
 	find: func(g *model) (hits []hit) {
 		for _, s := range g.speakers() {
 			for _, r := range g.pairRules(s.typ) {
@@ -81,14 +82,18 @@ func (g *model) pairRules(typ string) []connector.PairRule {
 // parted is the first two engines that a rule parts.
 func (s speakers) parted(r connector.PairRule) []hit {
 	for _, size := range sizes {
-		if size.attribute != r.Attribute || size.attribute == connector.AttrTPSize && slices.Contains(toldApart, s.typ) {
+		if size.attribute != r.Attribute || size.attribute == connector.AttrTPSize &&
+			slices.Contains(toldApart, s.typ) {
 			continue
 		}
 		for _, p := range s.engines {
 			for _, d := range s.engines {
 				a, b := size.of(p), size.of(d)
-				if p != d && p.Role.Has(prefill) && d.Role.Has(decode) && !r.Compatible(strconv.Itoa(a), strconv.Itoa(b)) {
-					return []hit{{engines: []*Engine{p, d}, text: fmt.Sprintf("have %s (%d and %d) between which %s cannot hand KV over", size.what, a, b, s.typ)}}
+				if p != d && p.Role.Has(prefill) && d.Role.Has(decode) &&
+					!r.Compatible(strconv.Itoa(a), strconv.Itoa(b)) {
+					return []hit{{engines: []*Engine{p, d},
+						text: fmt.Sprintf("have %s (%d and %d) between which %s cannot hand KV over", size.what, a, b,
+							s.typ)}}
 				}
 			}
 		}

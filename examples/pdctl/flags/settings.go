@@ -157,7 +157,8 @@ func scalar(line plainLine, s string) (any, error) {
 			}
 		}
 		return list, nil
-	case strings.ContainsAny(s[:1], "&*!|>@`%[]}'"), strings.HasPrefix(s, "- "), strings.Contains(s, ": "), strings.HasSuffix(s, ":"):
+	case strings.ContainsAny(s[:1], "&*!|>@`%[]}'"), strings.HasPrefix(s, "- "), strings.Contains(s, ": "),
+		strings.HasSuffix(s, ":"):
 		return nil, fmt.Errorf("line %d has a value that cannot be read", line.number)
 	}
 	return plainValue(s), nil
