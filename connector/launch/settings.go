@@ -63,7 +63,7 @@ type Companion struct {
 	PerEngine bool
 }
 
-// Note tells something about a setting: where it went, or that it has no effect.
+// Note says where a setting went, or that it has no effect.
 type Note struct {
 	NoEffect bool
 	Path     string // of the setting, as in a Spec: config.replicationFactor, resources.maxDisk

@@ -25,7 +25,7 @@ type configuration struct {
 	pick    pick.Policy   // the zero policy takes engines in turn
 }
 
-// note is something to tell about a well-formed configuration.
+// note is a remark on a well-formed configuration.
 type note struct {
 	kind noteKind
 	yamlfile.Fault
@@ -58,7 +58,7 @@ type gatewaySpec struct {
 	// decode sends other inference paths to a decode engine; "" answers 404
 	Passthrough string `json:"passthrough"`
 
-	// ModelServers has the ModelServer objects of a cluster served, besides those of the file.
+	// ModelServers is where ModelServer objects are watched, which are served besides those of the file.
 	ModelServers *clusterSpec `json:"modelServers"`
 }
 
@@ -68,7 +68,7 @@ type clusterSpec struct {
 	Namespace  string `json:"namespace"`  // whose objects are served
 }
 
-// defaultGateway is what holds where a Gateway, or a member of it, is left out.
+// defaultGateway returns the values that hold where a Gateway, or a member of it, is left out.
 func defaultGateway() gatewaySpec {
 	return gatewaySpec{
 		Listen:       "127.0.0.1:8000",

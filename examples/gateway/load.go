@@ -129,7 +129,7 @@ func (l *loader) kind(d *yamlfile.Document) (string, bool) {
 	return kind, true
 }
 
-// checkUnique finds ModelServers that stand in each other's way.
+// checkUnique finds ModelServers with the same name or the same model.
 func (l *loader) checkUnique() {
 	names, models := map[string]int{}, map[string]int{}
 	for _, m := range l.cfg.models {

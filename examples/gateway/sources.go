@@ -19,8 +19,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// source makes what finds the model's engines. It reads, asks and opens nothing yet, but for a kubeconfig. onError is
-// told of trouble that does not end a source.
+// source makes the source of the model's engines. It only reads a kubeconfig: it asks nobody and opens nothing. The
+// source calls onError with trouble that does not end it.
 func (m *modelServer) source(configFile string, onError func(error)) (discovery.Source, error) {
 	switch m.FoundBy {
 	case "static":

@@ -61,7 +61,7 @@ func plain(name string, content []byte) []byte {
 	return content
 }
 
-// announced is the host that an engine names as its own.
+// announced returns the host that an engine names as its own.
 func announced(e flags.Engine, env map[string]string) string {
 	for _, host := range []string{e.Host, env["VLLM_HOST_IP"], env["VLLM_NIXL_SIDE_CHANNEL_HOST"],
 		env["VLLM_P2P_SIDE_CHANNEL_HOST"]} {
@@ -73,7 +73,7 @@ func announced(e flags.Engine, env map[string]string) string {
 	return ""
 }
 
-// readInput reads a shell script, a Compose file or Kubernetes manifests. What it is, its content tells.
+// readInput reads a shell script, a Compose file or Kubernetes manifests: the content says which.
 func readInput(file string, data []byte) ([]launched, error) {
 	docs, faults := readYAML(file, data)
 	has := func(is func(d map[string]any) bool) bool { return slices.ContainsFunc(docs, is) }

@@ -58,13 +58,14 @@ func (c *Connector) Lease() time.Duration {
 	return 0
 }
 
-// olderDefaults are defaults that a connector's own settings carry: the design documents give the http connector a
-// requestTimeout and maxRetries, which hold where timeouts.prefill and retry.maxAttempts are left out.
+// olderDefaults is implemented by connectors whose own settings have defaults for the whole: in the design documents
+// the http connector has requestTimeout and maxRetries, which hold where timeouts.prefill and retry.maxAttempts are
+// left out.
 type olderDefaults interface {
 	Defaults() (prefill time.Duration, attempts int)
 }
 
-// open makes the connector that the spec at path names, and those it falls back to.
+// open opens the connector that the spec at path names, and those that it falls back to.
 func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
 	if !slices.Contains(connector.Names(), c.Name) {
@@ -100,8 +101,8 @@ func (m *ModelServer) encode(c *Connector) {
 	}
 }
 
-// check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and
-// settings that no engine has.
+// check finds what does not fit a connector whose own settings are right: a fallback that cannot be, engines that lack
+// an attribute, settings that no engine has.
 func (m *ModelServer) check(path string, c *Connector) {
 	if only, ok := connector.As[connector.PairOnly](c.KVConnector); ok && only.PairOnly() &&
 		c.Spec.Fallback == connector.FallbackDecode {
@@ -116,7 +117,7 @@ func (m *ModelServer) check(path string, c *Connector) {
 	m.checkEffects(path, c)
 }
 
-// checkEffects tells the settings that no engine has. One that P alone or D alone reads has an effect.
+// checkEffects notes the settings that have no effect in any engine. A setting that only P or only D reads has one.
 func (m *ModelServer) checkEffects(path string, c *Connector) {
 	r, ok := connector.As[launch.Renderer](c.KVConnector)
 	if !ok {
@@ -151,8 +152,8 @@ func (m *ModelServer) checkEffects(path string, c *Connector) {
 	}
 }
 
-// targets are the engines whose settings tell what has an effect: those known, or one of each role where something else
-// lists them.
+// targets returns the engines for which settings are rendered to find those without effect: the static ones, or one of
+// each role where something else lists the engines.
 func (m *ModelServer) targets() []discovery.Endpoint {
 	if len(m.Endpoints) > 0 {
 		return m.Endpoints
@@ -165,7 +166,7 @@ func (m *ModelServer) targets() []discovery.Endpoint {
 	return pair
 }
 
-// unknownType is the remedy for a type that is not known: the nearest name, and all of them.
+// unknownType returns the remedy for an unknown type: the nearest name, and all names.
 func unknownType(typ string) string {
 	known := append(connector.Names(), connector.Classes()...)
 	slices.Sort(known)
@@ -176,7 +177,7 @@ func unknownType(typ string) string {
 	return list
 }
 
-// openFaults places what a connector says of its settings.
+// openFaults adds the faults that a connector finds in its settings, below the member that holds them.
 func (m *ModelServer) openFaults(path string, err error) {
 	word := path + ".config"
 	if m.Has(path + ".parameters") {
@@ -191,8 +192,8 @@ func (m *ModelServer) openFaults(path string, err error) {
 	}
 }
 
-// checkMooncake tells of a name that has changed its meaning: what the design documents call mooncake is a content
-// store, and needs no bootstrap server.
+// checkMooncake warns of a name with two meanings: what the design documents call mooncake is a content store, which
+// needs no bootstrap server.
 func (m *ModelServer) checkMooncake(typePath string, spec connector.Spec) {
 	if spec.Type != "mooncake" || strings.Contains(string(spec.Config), `"bootstrapPort"`) {
 		return

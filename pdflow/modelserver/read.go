@@ -92,7 +92,7 @@ func (m *ModelServer) note(noEffect bool, path, problem, remedy string) {
 	m.Notes = append(m.Notes, Note{noEffect, &config.FieldError{Path: path, Problem: problem, Remedy: remedy}})
 }
 
-// head checks what is not the spec.
+// head checks all but the spec: kind, apiVersion, metadata.
 func (m *ModelServer) head(o *object) {
 	var kind, version string
 	switch {
