@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
@@ -38,7 +37,7 @@ func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err er
 		files := map[string][]byte{}
 		for _, name := range e.Unread {
 			if content, readErr := l.read(name); readErr == nil {
-				files[name] = plain(name, content)
+				files[name] = content
 			}
 		}
 		e, err = flags.Parse(l.argv, l.env, files)
@@ -51,14 +50,6 @@ func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err er
 		e.Version = v
 	}
 	return e, true, nil
-}
-
-// plain returns YAML as JSON, so that flags reads all of YAML.
-func plain(name string, content []byte) []byte {
-	if docs, faults := yamlfile.Read(name, content); len(docs) == 1 && len(faults) == 0 {
-		return docs[0].JSON
-	}
-	return content
 }
 
 // announced returns the host that an engine names as its own.

@@ -100,8 +100,8 @@ var (
 )
 
 // Parse reads the command line of an engine, program first. env is its environment and files are the configuration
-// files that both name, by the name they are given there; a file may be JSON, or YAML without anchors, tags and block
-// scalars. The error is [ErrNoEngine], or says which argument cannot be read, without its value.
+// files that both name, by the name they are given there: one mapping each, in YAML or JSON. The error is [ErrNoEngine],
+// or says which argument cannot be read, without its value.
 func Parse(argv []string, env map[string]string, files map[string][]byte) (Engine, error) {
 	program, rest := find(argv)
 	e := Engine{Program: program, TP: 1, PP: 1, DP: 1, env: map[string]string{}, args: map[string]string{}}
