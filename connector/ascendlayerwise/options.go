@@ -47,7 +47,8 @@ func (o *Options) read(c *Connector) error {
 	if o.CallbackURL != "" {
 		var ok bool
 		if c.url, ok = baseURL(o.CallbackURL); !ok {
-			fault("callbackURL", "is not an http or https URL of a host alone", "http://host:port, to which /v1/metaserver is added")
+			fault("callbackURL", "is not an http or https URL of a host alone",
+				"http://host:port, to which /v1/metaserver is added")
 		}
 	}
 	host, port, err := net.SplitHostPort(c.listen)
@@ -73,7 +74,8 @@ func wildcard(host string) bool {
 // baseURL reads a URL without user, query and fragment. A slash at its end is dropped.
 func baseURL(text string) (string, bool) {
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || wildcard(u.Hostname()) {
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil ||
+		u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || wildcard(u.Hostname()) {
 		return "", false
 	}
 	if port := u.Port(); port != "" {

@@ -20,10 +20,12 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	}
 	note := func(path, text string) { out.Notes = append(out.Notes, launch.Note{Path: path, Text: text}) }
 	if out.KVTransfer.Role == "kv_consumer" {
-		note("config.callbackListen", "the gateway listens there; it must be open to decode engines, and to nobody else")
+		note("config.callbackListen",
+			"the gateway listens there; it must be open to decode engines, and to nobody else")
 		note("config.callbackURL", "goes with each request; decode engines must reach it")
 		if u, err := url.Parse(c.url); err == nil && loopback(u.Hostname()) && !loopback(t.Endpoint.Host()) {
-			note("config.callbackURL", "is loopback, which this engine, on another host, cannot reach: it would wait for ever")
+			note("config.callbackURL",
+				"is loopback, which this engine, on another host, cannot reach: it would wait for ever")
 		}
 	}
 	return out, nil

@@ -36,7 +36,8 @@ func Decode(raw json.RawMessage, dst any) error {
 		return nil
 	}
 	if tooDeep(raw) {
-		return &FieldError{Problem: "is nested too deeply", Remedy: fmt.Sprintf("at most %d levels are read", maxNesting)}
+		return &FieldError{Problem: "is nested too deeply",
+			Remedy: fmt.Sprintf("at most %d levels are read", maxNesting)}
 	}
 	if !json.Valid(raw) {
 		return &FieldError{Problem: "is not JSON", Remedy: "write one JSON object"}

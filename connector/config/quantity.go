@@ -26,7 +26,8 @@ var (
 // suffixes are the powers that a quantity's suffix stands for: of 2 in binary, of 10 in decimal.
 var (
 	binarySuffixes  = map[string]int{"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
-	decimalSuffixes = map[string]int{"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+	decimalSuffixes = map[string]int{"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15,
+		"E": 18}
 )
 
 // A longer text or a larger exponent cannot be an amount that fits 63 bits, and would only cost time to find out.

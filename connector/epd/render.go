@@ -26,7 +26,8 @@ type transfer struct {
 func (c *Connector) Render(t launch.Target) (s launch.Settings, err error) {
 	encodes := t.Endpoint.Role.Has(discovery.RoleEncode)
 	if t.Version.Before(0, 11) || c.opts.Type == NIXL && t.Version.Before(0, 30) {
-		return s, &config.FieldError{Path: "version", Problem: "has no encode stage of this type", Remedy: "vLLM 0.11 or newer for example, 0.30 or newer for nixl"}
+		return s, &config.FieldError{Path: "version", Problem: "has no encode stage of this type",
+			Remedy: "vLLM 0.11 or newer for example, 0.30 or newer for nixl"}
 	}
 	s.Engine = "vllm"
 	if !encodes {
@@ -64,7 +65,9 @@ func (c *Connector) Render(t launch.Target) (s launch.Settings, err error) {
 		if c.opts.SharedStoragePath != "" {
 			settings.Extra = map[string]any{"shared_storage_path": c.opts.SharedStoragePath}
 		} else {
-			s.Notes = append(s.Notes, launch.Note{Path: "encoder.sharedStoragePath", Text: "is not set: each engine uses its own /tmp, which is shared only between processes of one machine"})
+			s.Notes = append(s.Notes,
+				launch.Note{Path: "encoder.sharedStoragePath",
+					Text: "is not set: each engine uses its own /tmp, which is shared only between processes of one machine"})
 		}
 	}
 	raw, err := json.Marshal(settings)

@@ -19,7 +19,7 @@ type process struct {
 	notes []Note
 }
 
-// where says how a form names things: files in the folder they lie in, and the engine's own address.
+// where says how a form names things: the folder of the files, and the text that stands for the engine's own address.
 type where struct {
 	folder  string // "" is the working directory
 	anyHost bool   // engines listen on all addresses of their container
@@ -48,7 +48,7 @@ func (p *Plan) process(e *Engine, w where) process {
 	return process{name: e.Name, env: env, argv: argv, files: s.Files, notes: s.Notes}
 }
 
-// program is the engine's own command up to its address. Arguments that the connector gives are not given twice.
+// program returns the engine's own command up to its address. It leaves out arguments that the connector gives.
 func (p *Plan) program(e *Engine, w where) []string {
 	s := &e.Settings
 	has := func(flag string) bool {
@@ -75,8 +75,8 @@ func (p *Plan) program(e *Engine, w where) []string {
 	return argv
 }
 
-// listen is the address that an engine binds. A name is not bound: it may lead to another machine's side of a
-// translation.
+// listen returns the address that an engine binds. It never returns a name, which may resolve to an address outside the
+// engine's machine.
 func (w where) listen(e *Engine) string {
 	host := e.Target.Endpoint.Host()
 	if _, err := netip.ParseAddr(host); err == nil && !w.anyHost {
@@ -105,8 +105,8 @@ func (w where) isOwn(e *Engine, s string) bool {
 	return w.ownHost != "" && s != "" && s == e.Target.Endpoint.Host()
 }
 
-// value rewrites an argument or a variable: the name of a file becomes its path, the engine's own host what stands for
-// it. Only whole values, and those after the "=" of a flag, are rewritten.
+// value rewrites an argument or a variable: the name of a file becomes its path, and the engine's own host becomes
+// ownHost. It rewrites whole values and what follows the "=" of a flag, nothing else.
 func (w where) value(e *Engine, s string) string {
 	head, tail := "", s
 	if flag, v, ok := strings.Cut(s, "="); ok && strings.HasPrefix(s, "--") {
@@ -152,7 +152,7 @@ func (w where) rewrite(e *Engine, v any) any {
 	case nil, bool, int, int64, float64, json.Number:
 		return v
 	}
-	// Typed lists and structs of a Renderer: what they are as JSON is what the engine sees.
+	// A Renderer may use typed lists and structs: the engine sees their JSON.
 	raw, err := json.Marshal(v)
 	if err != nil {
 		return v
@@ -183,8 +183,7 @@ func (w where) companion(c Companion, e *Engine) process {
 	return pr
 }
 
-// image is the container image of an engine. Images for CPUs have names that differ by registry, so they are not
-// guessed.
+// image returns the container image of an engine. It does not guess images for CPUs, whose names differ by registry.
 func (p *Plan) image(e *Engine) string {
 	tag := "latest"
 	name := "vllm/vllm-openai"
@@ -200,7 +199,7 @@ func (p *Plan) image(e *Engine) string {
 	return cmp.Or(p.Image, name+":"+tag)
 }
 
-// noteLines are notes as lines without line breaks.
+// noteLines returns one line of text for each note.
 func noteLines(notes []Note) []string {
 	var lines []string
 	for _, n := range notes {

@@ -11,8 +11,8 @@ import (
 const configFolder = "/etc/pdkit"
 
 // Compose writes a Docker Compose file with one service per engine and companion. Services use the host's network, so
-// that the endpoints' addresses hold; engines on several hosts are several files. Files with content need Docker
-// Compose 2.23.1.
+// that the endpoints' addresses hold: write one file per host where engines run on several. Files with content need
+// Docker Compose 2.23.1.
 func (p *Plan) Compose() []byte {
 	w := where{folder: configFolder}
 	var b bytes.Buffer
@@ -58,7 +58,7 @@ func (p *Plan) composeService(b *bytes.Buffer, pr process, image string, files [
 	}
 }
 
-// companionImage is the image of the first engine: companions are programs of the engine's own packages.
+// companionImage returns the image of the first engine, since companions are programs of the engine's own packages.
 func (p *Plan) companionImage() string {
 	if len(p.Engines) == 0 {
 		return p.Image

@@ -10,17 +10,17 @@ import (
 	"strings"
 )
 
-// podIP stands for a pod's own address. An engine's side channel is bound and announced with one value, so that a
-// service's name does not do.
+// podIP stands for a pod's own address. An engine binds and announces its side channel with one value, so that the name
+// of a service cannot stand there.
 const podIP = "$(POD_IP)"
 
 // modelLabel marks all pods of one plan.
 const modelLabel = "pdkit.dev/model"
 
-// Kubernetes writes one pod per engine and companion, and a ConfigMap for their files. The container is what to copy
-// into a Deployment or StatefulSet. Where an endpoint's host is the pod's name under the plan's (prefill-0.llama2-7b),
-// the headless Service that makes it so is written too. An engine's own host becomes the pod's address, but not inside
-// files.
+// Kubernetes writes one pod per engine and companion, and a ConfigMap for their files. Copy the container into a
+// Deployment or StatefulSet. Where an endpoint's host is the pod's name under the plan's (prefill-0.llama2-7b),
+// Kubernetes also writes the headless Service that makes the name resolve. An engine's own host becomes the pod's
+// address, but not inside files.
 func (p *Plan) Kubernetes() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# The engines of %s. Devices, volumes and credentials are yours to add.\n", comment(p.Name))
@@ -91,7 +91,8 @@ func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort strin
 	if containerPort != "" {
 		fmt.Fprintf(b, "      ports:\n        - containerPort: %s\n", containerPort)
 	}
-	usesIP := slices.ContainsFunc(pr.argv, hasIP) || slices.ContainsFunc(pr.env, func(e EnvVar) bool { return hasIP(e.Value) })
+	usesIP := slices.ContainsFunc(pr.argv, hasIP) ||
+		slices.ContainsFunc(pr.env, func(e EnvVar) bool { return hasIP(e.Value) })
 	if usesIP || len(pr.env) > 0 {
 		b.WriteString("      env:\n")
 	}

@@ -3,7 +3,7 @@
 // Package launch says with which settings engines must be started, and writes them as programs that start the engines:
 // a shell script, a Docker Compose file, Kubernetes manifests, or Python that makes the engines offline.
 //
-// A connector that knows its engines' settings implements [Renderer]:
+// A connector that knows its engines' settings implements [Renderer], which [Model] asks for each engine of a deployment:
 //
 //	plan, err := launch.Model(launch.Deployment{Spec: spec, Endpoints: endpoints, Model: "llama2-7b"})
 //	os.Stdout.Write(plan.Shell())
@@ -25,10 +25,10 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// ErrNoSettings says that a connector does not know launch settings of its engines.
+// ErrNoSettings is the error for a connector that does not implement [Renderer].
 var ErrNoSettings = errors.New("the connector has no launch settings")
 
-// Deployment is one model with its engines, as it is to be.
+// Deployment is one model and its engines.
 type Deployment struct {
 	Spec      connector.Spec
 	Endpoints []discovery.Endpoint
@@ -48,13 +48,13 @@ type Engine struct {
 	Labels   map[string]string // of its Kubernetes pod; free to be set
 }
 
-// Plan is all that is to be started for one model.
+// Plan holds all programs to start for one model.
 type Plan struct {
 	Name    string // a DNS label
 	Path    string // what the engines load
 	Image   string // container image; "" is the engine's own one, of the engine's version
 	Engines []Engine
-	// Companions run once, beside all engines. Those of each engine stay in its settings.
+	// Companions are the programs that run once, beside all engines. Those of each engine stay in its settings.
 	Companions []Companion
 	Notes      []Note // those that every engine has
 }
@@ -114,7 +114,7 @@ func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 	return p, nil
 }
 
-// sameFiles refuses two files of one name: all engines' files lie in one folder.
+// sameFiles refuses two files of one name with different content: the files of all engines lie in one folder.
 func (p *Plan) sameFiles() error {
 	content := map[string]string{}
 	for _, e := range p.Engines {
@@ -164,7 +164,7 @@ var (
 	notLabel = regexp.MustCompile(`[^a-z0-9]+`)
 )
 
-// check refuses settings that cannot be written in every form.
+// check refuses settings that one of the forms cannot hold.
 func check(s Settings) error {
 	for _, e := range s.Env {
 		if !envName.MatchString(e.Name) {
@@ -192,7 +192,7 @@ func check(s Settings) error {
 	return nil
 }
 
-// Label makes a DNS label of a name: [Plan.Name] is one.
+// Label makes a DNS label of a name, as [Plan.Name] is one.
 func Label(s string) string {
 	s = strings.Trim(notLabel.ReplaceAllString(strings.ToLower(s), "-"), "-")
 	s = strings.TrimRight(s[:min(len(s), 40)], "-")

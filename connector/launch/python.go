@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// ErrNoPython says that an engine has no offline form that takes its settings as arguments: TensorRT-LLM reads them
-// from files.
+// ErrNoPython is the error for an engine that Python cannot make from arguments: TensorRT-LLM reads its settings from
+// files.
 var ErrNoPython = errors.New("engine is not made from Python arguments")
 
-// Python writes a module with one function per engine, which makes the engine offline, without a server: vLLM's LLM
-// with its KVTransferConfig, or SGLang's Engine. Run with an engine's name it makes that one. Arguments of servers
-// alone are left out with a comment.
+// Python writes a module with one function per engine. The function makes the engine offline, without a server: vLLM's
+// LLM with its KVTransferConfig, or SGLang's Engine. Run with an engine's name, the module makes that one. It leaves
+// out arguments of servers, and names them in a comment.
 func (p *Plan) Python() ([]byte, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# The engines of %s, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.\n", comment(p.Name))
@@ -41,8 +41,8 @@ func (p *Plan) Python() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Python reads PYTHONHASHSEED when it starts, and libraries read others when they are loaded: so the program starts
-// again.
+// Python reads PYTHONHASHSEED when it starts, and libraries read other variables when they are loaded. So the program
+// sets them and starts again.
 const pythonEnviron = `def environ(wanted):
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.environ.update(wanted)
@@ -162,11 +162,12 @@ func sortedKeys(m map[string]any) []string {
 }
 
 // onlyServers are arguments that an engine without a server does not know.
-var onlyServers = []string{"host", "port", "served_model_name", "enable_prompt_tokens_details", "enable_request_id_headers", "enable_scale_out",
+var onlyServers = []string{"host", "port", "served_model_name", "enable_prompt_tokens_details",
+	"enable_request_id_headers", "enable_scale_out",
 	"enable_force_include_usage", "api_key", "tokens_only", "return_tokens_as_token_ids", "enable_server_load_tracking"}
 
-// keywords turns a command line's arguments into those of a constructor: --block-size 32 is block_size=32. left says
-// what was left out.
+// keywords turns the arguments of a command line into those of a constructor: --block-size 32 becomes block_size=32.
+// left names those that it leaves out.
 func keywords(args []string) (kwargs []EnvVar, left []string) {
 	for i := 0; i < len(args); i++ {
 		flag, isFlag := strings.CutPrefix(args[i], "--")
@@ -199,7 +200,7 @@ func keywords(args []string) (kwargs []EnvVar, left []string) {
 	return kwargs, left
 }
 
-// pythonValue writes an argument's value: a number or an object where it is one in JSON, else a text.
+// pythonValue writes an argument's value: as a number or an object where the value is one in JSON, else as a text.
 func pythonValue(s string) string {
 	dec := json.NewDecoder(strings.NewReader(s))
 	dec.UseNumber()

@@ -30,8 +30,9 @@ type Target struct {
 	Model     string
 	Version   Version             // of the engine; the zero value is the newest that the connector knows
 	Resources connector.Resources // of the Spec; see [Settings.Notes] for those without effect
-	Gateway   string              // the host at which engines reach the gateway, for notices and callbacks; "" is loopback
-	CPU       bool                // the engine runs on a CPU
+	// the host at which engines reach the gateway, for notices and callbacks; "" is loopback
+	Gateway string
+	CPU     bool // the engine runs on a CPU
 }
 
 // Settings are the launch settings that a connector asks for. They leave out what an engine needs without a connector
@@ -62,7 +63,7 @@ type Companion struct {
 	PerEngine bool
 }
 
-// Note tells something about a setting: where it went, or that it has no effect.
+// Note says where a setting went, or that it has no effect.
 type Note struct {
 	NoEffect bool
 	Path     string // of the setting, as in a Spec: config.replicationFactor, resources.maxDisk

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Shell writes a POSIX shell script that becomes the program it is told to: `sh FILE prefill-0`. Arguments after the
-// name are added to the engine's. Configuration files are written to the working directory.
+// Shell writes a POSIX shell script that starts one program by name: `sh FILE prefill-0`. The script adds further
+// arguments to the engine's, and writes configuration files to the working directory.
 func (p *Plan) Shell() []byte {
 	var processes []process
 	for _, c := range p.Companions {
@@ -76,7 +76,7 @@ func shellQuote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// delimiter returns a word that is no line of content.
+// delimiter returns a word that does not stand on a line of content alone.
 func delimiter(content string) string {
 	end := "END"
 	for strings.Contains("\n"+content+"\n", "\n"+end+"\n") {

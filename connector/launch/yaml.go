@@ -13,7 +13,7 @@ import (
 // Python.
 func quoted(s string) string { return strconv.QuoteToASCII(s) }
 
-// scalar writes a text as YAML: in single quotes where double ones would need escapes, as JSON does.
+// scalar writes a text as YAML: in single quotes where double quotes would need escapes, as JSON does.
 func scalar(s string) string {
 	printable := !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
 	if printable && strings.ContainsAny(s, `"\\`) {
@@ -44,7 +44,7 @@ func yamlMap(b *bytes.Buffer, indent, key string, members []EnvVar) {
 	}
 }
 
-// yamlText writes a text of several lines as it is, where YAML keeps it so, and quoted elsewhere.
+// yamlText writes a text of several lines as a block where YAML keeps it as it is, and in quotes elsewhere.
 func yamlText(b *bytes.Buffer, indent, key, text string) {
 	if !asBlock(text) {
 		fmt.Fprintf(b, "%s%s: %s\n", indent, key, scalar(text))
@@ -62,7 +62,8 @@ func yamlText(b *bytes.Buffer, indent, key, text string) {
 // asBlock reports whether a text survives a block scalar: printable, ended by one line break, its first line not
 // indented.
 func asBlock(text string) bool {
-	if text == "" || strings.TrimLeft(text, " \n") != text || !strings.HasSuffix(text, "\n") || strings.HasSuffix(text, "\n\n") {
+	if text == "" || strings.TrimLeft(text, " \n") != text || !strings.HasSuffix(text, "\n") ||
+		strings.HasSuffix(text, "\n\n") {
 		return false
 	}
 	for _, r := range text {

@@ -22,8 +22,10 @@ const (
 // YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect
 // on the legs, and are rendered for the engines where LMCache has such a setting.
 type Options struct {
-	SettleTime  *config.Duration `json:"settleTime"`  // wait between the legs, since the store's put is asynchronous; default 0
-	EngineClass string           `json:"engineClass"` // which class is rendered: LMCacheConnectorV1 (default) or LMCacheMPConnector
+	// wait between the legs, since the store's put is asynchronous; default 0
+	SettleTime *config.Duration `json:"settleTime"`
+	// which class is rendered: LMCacheConnectorV1 (default) or LMCacheMPConnector
+	EngineClass string `json:"engineClass"`
 
 	ServerEndpoints   []string         `json:"serverEndpoints"` // LMCache servers, host:port
 	BackendType       string           `json:"backendType"`     // local, redis, disk
@@ -126,7 +128,8 @@ type count struct {
 // counts are the settings that count or last something, and so cannot be negative.
 func (o *Options) counts() []count {
 	all := []count{{"poolSize", int64(o.PoolSize)}, {"maxCacheSize", o.MaxCacheSize}}
-	for path, d := range map[string]*config.Duration{"settleTime": o.SettleTime, "connectionTimeout": o.ConnectionTimeout, "ttl": o.TTL} {
+	for path, d := range map[string]*config.Duration{"settleTime": o.SettleTime,
+		"connectionTimeout": o.ConnectionTimeout, "ttl": o.TTL} {
 		if d != nil {
 			all = append(all, count{path, int64(*d)})
 		}
@@ -135,7 +138,8 @@ func (o *Options) counts() []count {
 		all = append(all, count{"localConfig.maxMemoryMB", o.LocalConfig.MaxMemoryMB})
 	}
 	if o.RedisConfig != nil {
-		all = append(all, count{"redisConfig.port", int64(o.RedisConfig.Port)}, count{"redisConfig.database", int64(o.RedisConfig.Database)})
+		all = append(all, count{"redisConfig.port", int64(o.RedisConfig.Port)},
+			count{"redisConfig.database", int64(o.RedisConfig.Database)})
 	}
 	if o.DiskConfig != nil {
 		all = append(all, count{"diskConfig.maxDiskSize", o.DiskConfig.MaxDiskSize})

@@ -32,7 +32,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		Args:       []string{"--enable-prompt-tokens-details"},
 		Env:        []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}},
 	}
-	r.note("settleTime", c.options.SettleTime != nil, "the gateway waits that long between the legs; no setting of an engine")
+	r.note("settleTime", c.options.SettleTime != nil,
+		"the gateway waits that long between the legs; no setting of an engine")
 	r.note("engineClass", c.options.EngineClass != "", "kv_connector")
 	if r.separate() {
 		r.server()
@@ -46,7 +47,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		r.noEffect(e.Path, e.Key)
 	}
 	if t.Resources.MaxBandwidth != "" {
-		r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: "resources.maxBandwidth", Text: "LMCache has no limit of bandwidth"})
+		r.out.Notes = append(r.out.Notes,
+			launch.Note{NoEffect: true, Path: "resources.maxBandwidth", Text: "LMCache has no limit of bandwidth"})
 	}
 	return r.out, r.err
 }
@@ -106,8 +108,9 @@ func (r *rendering) inProcess() {
 		r.file.Set(e.Key, e.Value)
 	}
 	if !r.shared() {
-		r.noEffect("backendType", "nothing that is set here is shared: each engine finds only what it has stored itself, and D computes every prompt again; "+
-			"set backendType redis, serverEndpoints or remote_url")
+		r.noEffect("backendType",
+			"nothing that is set here is shared: each engine finds only what it has stored itself, and D computes every prompt again; "+
+				"set backendType redis, serverEndpoints or remote_url")
 	}
 	r.out.Files = []launch.File{{Name: name + ".yaml", Content: r.file.String()}}
 	r.out.Env = append(r.out.Env, launch.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name + ".yaml"})
@@ -146,7 +149,8 @@ func (r *rendering) memory() {
 		if size == 0 || limit < size {
 			size = limit
 		}
-		r.out.Notes = append(r.out.Notes, launch.Note{Path: "resources.maxMemory", Text: "LMCache's max_local_cpu_size, in GB"})
+		r.out.Notes = append(r.out.Notes,
+			launch.Note{Path: "resources.maxMemory", Text: "LMCache's max_local_cpu_size, in GB"})
 	}
 	if size > 0 {
 		r.file.Set("max_local_cpu_size", lmcacheconf.GB(size))
@@ -159,7 +163,8 @@ func (r *rendering) disk() {
 	d, size := r.o.DiskConfig, int64(0)
 	if d != nil {
 		r.file.Set("local_disk", d.CacheDir)
-		r.note("diskConfig.cacheDir", true, "LMCache's local_disk; its index is in the engine's memory, so that no other engine finds what lies there")
+		r.note("diskConfig.cacheDir", true,
+			"LMCache's local_disk; its index is in the engine's memory, so that no other engine finds what lies there")
 		size = d.MaxDiskSize
 		r.note("diskConfig.maxDiskSize", size > 0, "LMCache's max_local_disk_size, in GB")
 		if size == 0 && r.o.BackendType == "disk" {
@@ -173,7 +178,8 @@ func (r *rendering) disk() {
 		}
 		note := launch.Note{Path: "resources.maxDisk", Text: "LMCache's max_local_disk_size, in GB"}
 		if d == nil {
-			note = launch.Note{NoEffect: true, Path: "resources.maxDisk", Text: "no diskConfig is set, so that LMCache keeps nothing on disk"}
+			note = launch.Note{NoEffect: true, Path: "resources.maxDisk",
+				Text: "no diskConfig is set, so that LMCache keeps nothing on disk"}
 		} else if size == 0 || limit < size {
 			size = limit
 		}
@@ -192,7 +198,9 @@ func (r *rendering) disk() {
 // remote is the store that the engines share. LMCache has one.
 func (r *rendering) remote() {
 	o, where := r.o, ""
-	r.note("backendType", o.BackendType != "", map[string]string{"local": "LMCache's local_cpu", "redis": "LMCache's remote_url", "disk": "LMCache's local_disk"}[o.BackendType])
+	r.note("backendType", o.BackendType != "",
+		map[string]string{"local": "LMCache's local_cpu", "redis": "LMCache's remote_url",
+			"disk": "LMCache's local_disk"}[o.BackendType])
 	if o.RedisConfig != nil {
 		where = r.redis()
 	}
@@ -203,7 +211,8 @@ func (r *rendering) remote() {
 		where = "lm://" + net.JoinHostPort(host, port)
 		r.note("serverEndpoints", true, "LMCache's remote_url, the first of them")
 		if len(o.ServerEndpoints) > 1 {
-			r.noEffect("serverEndpoints[1]", "LMCache has one remote_url; this server and those that follow are not used")
+			r.noEffect("serverEndpoints[1]",
+				"LMCache has one remote_url; this server and those that follow are not used")
 		}
 	}
 	if where != "" {
@@ -218,7 +227,8 @@ func (r *rendering) redis() string {
 	r.note("redisConfig.host", true, "LMCache's remote_url")
 	r.note("redisConfig.port", true, "LMCache's remote_url")
 	r.note("redisConfig.database", true, "LMCache's remote_url, where it is not 0")
-	u := url.URL{Scheme: "redis", Host: net.JoinHostPort(strings.Trim(x.Host, "[]"), strconv.Itoa(cmp.Or(x.Port, redisPort)))}
+	u := url.URL{Scheme: "redis",
+		Host: net.JoinHostPort(strings.Trim(x.Host, "[]"), strconv.Itoa(cmp.Or(x.Port, redisPort)))}
 	if x.Database != 0 {
 		u.Path = "/" + strconv.Itoa(x.Database)
 	}
@@ -255,7 +265,8 @@ func (r *rendering) policy(setting string, set func(string)) {
 // unmapped says which settings LMCache does not have.
 func (r *rendering) unmapped() {
 	if r.o.ConnectionTimeout != nil {
-		r.noEffect("connectionTimeout", "LMCache has no limit for connecting; blocking_timeout_secs bounds how long an engine waits for a chunk")
+		r.noEffect("connectionTimeout",
+			"LMCache has no limit for connecting; blocking_timeout_secs bounds how long an engine waits for a chunk")
 	}
 	if r.o.PoolSize != 0 {
 		r.noEffect("poolSize", "LMCache sizes its connections to the store itself")
@@ -267,7 +278,8 @@ func (r *rendering) unmapped() {
 
 // shared says whether anything of the file is a store that other engines read, too.
 func (r *rendering) shared() bool {
-	return r.file.Has("remote_url") || r.c.engine.Bool("enable_p2p") || r.file.Has("external_lookup_client") || r.file.Has("gds_path") || r.file.Has("remote_storage_plugins")
+	return r.file.Has("remote_url") || r.c.engine.Bool("enable_p2p") || r.file.Has("external_lookup_client") ||
+		r.file.Has("gds_path") || r.file.Has("remote_storage_plugins")
 }
 
 func hostPort(s string) (host, port string, ok bool) {
@@ -283,7 +295,8 @@ func (r *rendering) server() {
 	host, port := "tcp://localhost", strconv.Itoa(serverPort)
 	for i, e := range o.ServerEndpoints {
 		if i > 0 {
-			r.noEffect("serverEndpoints[1]", "P and D must meet in one server; this one and those that follow are not used")
+			r.noEffect("serverEndpoints[1]",
+				"P and D must meet in one server; this one and those that follow are not used")
 			break
 		}
 		h, p, _ := hostPort(e)
@@ -298,7 +311,8 @@ func (r *rendering) server() {
 	} else if n, err := strconv.Atoi(port); err == nil {
 		kv.Extra["lmcache.mp.port"] = n
 	}
-	command := []string{"lmcache", "server", "--port", port, "--chunk-size", cmp.Or(r.c.engine.Text("chunk_size"), "256"), "--l1-size-gb", r.serverMemory()}
+	command := []string{"lmcache", "server", "--port", port, "--chunk-size",
+		cmp.Or(r.c.engine.Text("chunk_size"), "256"), "--l1-size-gb", r.serverMemory()}
 	policy := "LRU"
 	if o.EvictionPolicy == "lfu" {
 		r.noEffect("evictionPolicy", "lmcache server is known to evict by LRU only")
@@ -333,7 +347,8 @@ func (r *rendering) serverMemory() string {
 		if size == 0 || limit < size {
 			size = limit
 		}
-		r.out.Notes = append(r.out.Notes, launch.Note{Path: "resources.maxMemory", Text: "--l1-size-gb of lmcache server"})
+		r.out.Notes = append(r.out.Notes,
+			launch.Note{Path: "resources.maxMemory", Text: "--l1-size-gb of lmcache server"})
 	}
 	if size == 0 {
 		return "5"

@@ -16,10 +16,13 @@ import (
 
 // Options are the connector's settings.
 type Options struct {
-	NotifyListen  string           `json:"notifyListen"`  // where notices are listened for: host:port; default 127.0.0.1:8500
-	NotifyTimeout *config.Duration `json:"notifyTimeout"` // how long notices are waited for after P's answer; default 10s
-	Notifications int              `json:"notifications"` // per request: P's sending ranks; default 0: as many as D has receiver ports
-	RetFirstToken bool             `json:"retFirstTok"`   // the first token is P's
+	// where notices are listened for: host:port; default 127.0.0.1:8500
+	NotifyListen string `json:"notifyListen"`
+	// how long notices are waited for after P's answer; default 10s
+	NotifyTimeout *config.Duration `json:"notifyTimeout"`
+	// per request: P's sending ranks; default 0: as many as D has receiver ports
+	Notifications int  `json:"notifications"`
+	RetFirstToken bool `json:"retFirstTok"` // the first token is P's
 
 	// Engine are LMCache's own settings by its own names, of its file (pd_buffer_size, lmcache.pd_buffer_size, and the
 	// old enable_nixl, nixl_role, nixl_peer_host, nixl_peer_port, nixl_buffer_size) or of vLLM's
@@ -46,7 +49,8 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 		fault("notifyTimeout", "is not above 0", "a notice that is lost is told by nothing else; 10s")
 	}
 	if o.Notifications < 0 || o.Notifications > maxNotifications {
-		fault("notifications", "is out of range", "1 to "+strconv.Itoa(maxNotifications)+", or 0 for as many as D has receiver ports")
+		fault("notifications", "is out of range",
+			"1 to "+strconv.Itoa(maxNotifications)+", or 0 for as many as D has receiver ports")
 	}
 	checkEngine(&engine, fault)
 	o.initPorts, o.allocPorts = engine.Ints("pd_peer_init_port"), engine.Ints("pd_peer_alloc_port")
@@ -55,7 +59,8 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 			o.allocPorts = append(o.allocPorts, port+allocAbove)
 		}
 		if slices.Max(o.allocPorts) > 65535 {
-			fault("pd_peer_alloc_port", "is missing", "the receivers' port for allocations, which was none of its own when there was a "+onePortNames[0])
+			fault("pd_peer_alloc_port", "is missing",
+				"the receivers' port for allocations, which was none of its own when there was a "+onePortNames[0])
 		}
 	}
 	return engine, errors.Join(errs...)
@@ -86,7 +91,8 @@ func checkEngine(engine *lmcacheconf.Config, fault func(path, problem, remedy st
 			}
 		case "pd_skip_proxy_notification":
 			if engine.Bool(e.Key) {
-				fault(e.Path, "is true, so that no notice would ever come", "leave it out: D must not be asked before its KV is there")
+				fault(e.Path, "is true, so that no notice would ever come",
+					"leave it out: D must not be asked before its KV is there")
 			}
 		case "pd_role":
 			if !slices.Contains([]string{"sender", "receiver", "both"}, engine.Text(e.Key)) {

@@ -22,7 +22,8 @@ const defaultBuffer = 1 << 30
 // of role both can be neither for LMCache's default backend; its error says so.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	r := &rendering{c: c, t: t}
-	kv := &launch.KVTransfer{Connector: "LMCacheConnectorV1", Role: launch.KVRole(t.Endpoint.Role), Extra: c.engine.ExtraConfig()}
+	kv := &launch.KVTransfer{Connector: "LMCacheConnectorV1", Role: launch.KVRole(t.Endpoint.Role),
+		Extra: c.engine.ExtraConfig()}
 	r.out = launch.Settings{
 		Engine: "vllm", KVTransfer: kv, Args: []string{"--enable-prompt-tokens-details"},
 		Env: []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "UCX_TLS", Value: "cuda_ipc,cuda_copy,tcp"}},
@@ -30,10 +31,12 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.CPU {
 		r.out.Env[1].Value = "tcp"
 	}
-	role := map[discovery.Role]string{discovery.RolePrefill: "sender", discovery.RoleDecode: "receiver"}[t.Endpoint.Role]
+	role := map[discovery.Role]string{discovery.RolePrefill: "sender",
+		discovery.RoleDecode: "receiver"}[t.Endpoint.Role]
 	if role == "" {
 		if c.engine.Text("pd_backend_mode") != "sync" {
-			return r.out, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: "role", Problem: "is neither prefill nor decode: LMCache's asynchronous backend knows only sender and receiver"}
+			return r.out, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: "role",
+				Problem: "is neither prefill nor decode: LMCache's asynchronous backend knows only sender and receiver"}
 		}
 		role = "both"
 	}
@@ -133,7 +136,8 @@ func (r *rendering) gateway() (host string, port int) {
 		host = "127.0.0.1"
 	}
 	if _, given := r.c.engine.Get("pd_proxy_host"); !given && isLoopback(host) && !isLoopback(r.t.Endpoint.Host()) {
-		r.out.Notes = append(r.out.Notes, launch.Note{Text: "pd_proxy_host is loopback, for the gateway's host is not known: without notices every request ends with 504"})
+		r.out.Notes = append(r.out.Notes,
+			launch.Note{Text: "pd_proxy_host is loopback, for the gateway's host is not known: without notices every request ends with 504"})
 	}
 	return host, port
 }
@@ -151,14 +155,17 @@ func (r *rendering) bufferSize() (int64, error) {
 			return 0, &config.FieldError{Path: "resources.maxMemory", Problem: "is no size for a buffer"}
 		}
 		size = n
-		r.out.Notes = append(r.out.Notes, launch.Note{Path: "resources.maxMemory", Text: "LMCache's pd_buffer_size, in bytes"})
+		r.out.Notes = append(r.out.Notes,
+			launch.Note{Path: "resources.maxMemory", Text: "LMCache's pd_buffer_size, in bytes"})
 	}
 	for _, k := range []struct {
 		path string
 		q    config.Quantity
 	}{{"resources.maxDisk", r.t.Resources.MaxDisk}, {"resources.maxBandwidth", r.t.Resources.MaxBandwidth}} {
 		if k.q != "" {
-			r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: k.path, Text: "LMCache has no such limit for transfers from engine to engine"})
+			r.out.Notes = append(r.out.Notes,
+				launch.Note{NoEffect: true, Path: k.path,
+					Text: "LMCache has no such limit for transfers from engine to engine"})
 		}
 	}
 	return size, nil
@@ -166,8 +173,9 @@ func (r *rendering) bufferSize() (int64, error) {
 
 // ofOneRole are settings that one role alone reads; given for all engines, the other's file leaves them out.
 var ofOneRole = map[string]string{
-	"pd_peer_host": "receiver", "pd_peer_init_port": "receiver", "pd_peer_alloc_port": "receiver", "pd_peer_query_port": "receiver",
-	"pd_proxy_host": "sender", "pd_proxy_port": "sender",
+	"pd_peer_host": "receiver", "pd_peer_init_port": "receiver", "pd_peer_alloc_port": "receiver",
+	"pd_peer_query_port": "receiver",
+	"pd_proxy_host":      "sender", "pd_proxy_port": "sender",
 }
 
 // engineSettings are what the configuration says in LMCache's own names, old ones under today's.
@@ -187,7 +195,8 @@ func (r *rendering) engineSettings(role string) {
 		case (e.Key == "pd_peer_init_port" || e.Key == "pd_peer_alloc_port") && r.portsGiven(e.Key):
 			r.noEffect(e.Path, "the endpoint's own attribute holds")
 		case e.Key == "pd_peer_init_port" && onePort(&r.c.engine) && !r.portsGiven("pd_peer_alloc_port"):
-			r.note(e.Path, "LMCache's pd_peer_init_port; its pd_peer_alloc_port, which is not given, is "+strconv.Itoa(allocAbove)+" above, as in LMCache's examples")
+			r.note(e.Path, "LMCache's pd_peer_init_port; its pd_peer_alloc_port, which is not given, is "+
+				strconv.Itoa(allocAbove)+" above, as in LMCache's examples")
 		case e.Key == "pd_peer_init_port", e.Key == "pd_peer_alloc_port":
 			r.note(e.Path, "LMCache's "+e.Key)
 		default:
@@ -218,7 +227,8 @@ func (r *rendering) extraConfig(role string) {
 	}
 	defaults := map[string]any{
 		"discard_partial_chunks": false,
-		"lmcache_rpc_port":       map[string]string{"sender": "producer", "receiver": "consumer", "both": "both"}[role] + strconv.Itoa(r.t.Index),
+		"lmcache_rpc_port": map[string]string{"sender": "producer", "receiver": "consumer",
+			"both": "both"}[role] + strconv.Itoa(r.t.Index),
 	}
 	if role != "sender" && r.c.options.RetFirstToken {
 		defaults["skip_last_n_tokens"] = 1
@@ -229,7 +239,8 @@ func (r *rendering) extraConfig(role string) {
 		}
 	}
 	if extra["discard_partial_chunks"] == true {
-		r.note("discard_partial_chunks", "a prompt shorter than a chunk is then never pushed and never told of: its requests end with 504")
+		r.note("discard_partial_chunks",
+			"a prompt shorter than a chunk is then never pushed and never told of: its requests end with 504")
 	}
 }
 

@@ -30,10 +30,11 @@ type Options struct {
 	// for a prompt that D asks for. It must exceed the longest prefill. Whole seconds.
 	AbortTimeout config.Duration `json:"abortTimeout"`
 
-	NumWorkers             int    `json:"num_workers"`
-	Protocol               string `json:"mooncake_protocol"` // rdma, tcp …
-	DeviceName             string `json:"device_name"`
-	BootstrapServerAddress string `json:"bootstrap_server_address"` // host:port of a bootstrap server that runs by itself
+	NumWorkers int    `json:"num_workers"`
+	Protocol   string `json:"mooncake_protocol"` // rdma, tcp …
+	DeviceName string `json:"device_name"`
+	// host:port of a bootstrap server that runs by itself
+	BootstrapServerAddress string `json:"bootstrap_server_address"`
 	PrefillSideSWAReplay   bool   `json:"prefill_side_swa_replay"`
 }
 

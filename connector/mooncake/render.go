@@ -21,19 +21,23 @@ var bootstrapped = launch.Version{Minor: 16}
 // is set, the time after which orphaned transfers end. Names as in vLLM 0.32.0
 // (docs/features/mooncake_connector_usage.md).
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
-	s := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}, KVTransfer: &launch.KVTransfer{
-		Connector: "MooncakeConnector", Role: launch.KVRole(t.Endpoint.Role), Extra: c.extra(t),
-		LoadFailurePolicy: "fail", // the default since 2026-02 (vllm#34896), and what the failure tables count on
-	}}
+	s := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"},
+		KVTransfer: &launch.KVTransfer{
+			Connector: "MooncakeConnector", Role: launch.KVRole(t.Endpoint.Role), Extra: c.extra(t),
+			LoadFailurePolicy: "fail", // the default since 2026-02 (vllm#34896), and what the failure tables count on
+		}}
 	if t.Version.Before(bootstrapped.Major, bootstrapped.Minor) {
-		s.Notes = append(s.Notes, launch.Note{Path: "version", Text: "engines from before vllm#31034 (early 2026) have no bootstrap server and speak another protocol, which hands off as NIXL does: use a newer one"})
+		s.Notes = append(s.Notes,
+			launch.Note{Path: "version",
+				Text: "engines from before vllm#31034 (early 2026) have no bootstrap server and speak another protocol, which hands off as NIXL does: use a newer one"})
 	}
 	if t.CPU {
 		// Recorded on a CPU: vLLM's connector asks for an accelerator's index, and needs a module that answers 0.
 		s.KVTransfer.ModulePath = "mooncake_cpu"
 		s.Env = append(s.Env, launch.EnvVar{Name: "MC_FORCE_TCP", Value: "true"})
-		s.Notes = append(s.Notes, launch.Note{Text: "on a CPU, vLLM's MooncakeConnector needs a module mooncake_cpu on PYTHONPATH that sets " +
-			"torch.accelerator.current_device_index to a function that returns 0 and imports MooncakeConnector"})
+		s.Notes = append(s.Notes,
+			launch.Note{Text: "on a CPU, vLLM's MooncakeConnector needs a module mooncake_cpu on PYTHONPATH that sets " +
+				"torch.accelerator.current_device_index to a function that returns 0 and imports MooncakeConnector"})
 	}
 	var errs []error
 	if t.Endpoint.Role.Has(discovery.RolePrefill) && c.opts.BootstrapServerAddress == "" {
@@ -42,11 +46,16 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_MOONCAKE_BOOTSTRAP_PORT", Value: strconv.Itoa(port)})
 		s.Notes = append(s.Notes, c.clash(t, port)...)
 	}
-	if c.opts.BootstrapPort != 0 && (c.opts.BootstrapServerAddress != "" || t.Endpoint.Attribute("bootstrapURL") != "" || t.Endpoint.Attribute("bootstrapPort") != "") {
-		s.Notes = append(s.Notes, launch.Note{NoEffect: true, Path: "config.bootstrapPort", Text: "the engine's attribute, or bootstrap_server_address, is more special"})
+	if c.opts.BootstrapPort != 0 &&
+		(c.opts.BootstrapServerAddress != "" || t.Endpoint.Attribute("bootstrapURL") != "" ||
+			t.Endpoint.Attribute("bootstrapPort") != "") {
+		s.Notes = append(s.Notes,
+			launch.Note{NoEffect: true, Path: "config.bootstrapPort",
+				Text: "the engine's attribute, or bootstrap_server_address, is more special"})
 	}
 	s.Env, s.Notes = c.abort(s.Env, s.Notes)
-	s.Notes = append(s.Notes, launch.NoLimits(t.Resources, "Mooncake's transfer goes from engine to engine, and keeps nothing of its own")...)
+	s.Notes = append(s.Notes,
+		launch.NoLimits(t.Resources, "Mooncake's transfer goes from engine to engine, and keeps nothing of its own")...)
 	return s, errors.Join(errs...)
 }
 
@@ -84,7 +93,8 @@ func (c *Connector) bootstrapPort(p discovery.Endpoint) (int, error) {
 	}
 	u, err := url.Parse(base)
 	if err != nil {
-		return 0, fmt.Errorf("mooncake: %w", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is not a URL"})
+		return 0, fmt.Errorf("mooncake: %w",
+			&connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is not a URL"})
 	}
 	switch {
 	case u.Port() != "":
@@ -102,7 +112,8 @@ func (c *Connector) clash(t launch.Target, port int) []launch.Note {
 			continue
 		}
 		if p, err := c.bootstrapPort(other); err == nil && p == port {
-			return []launch.Note{{Path: "attributes.bootstrapPort", Text: "another prefill engine on this host has the same bootstrap port; give each its own"}}
+			return []launch.Note{{Path: "attributes.bootstrapPort",
+				Text: "another prefill engine on this host has the same bootstrap port; give each its own"}}
 		}
 	}
 	return nil
@@ -111,8 +122,10 @@ func (c *Connector) clash(t launch.Target, port int) []launch.Note {
 func (c *Connector) abort(env []launch.EnvVar, notes []launch.Note) ([]launch.EnvVar, []launch.Note) {
 	d := time.Duration(c.opts.AbortTimeout)
 	if d == 0 {
-		return env, append(notes, launch.Note{Path: "config.abortTimeout", Text: "is left at the engines' 480 s: for so long a decode whose prefill failed " +
-			"holds sender tasks of the prefill engine. Set it a little above your longest prefill"})
+		return env, append(notes,
+			launch.Note{Path: "config.abortTimeout",
+				Text: "is left at the engines' 480 s: for so long a decode whose prefill failed " +
+					"holds sender tasks of the prefill engine. Set it a little above your longest prefill"})
 	}
 	seconds := strconv.Itoa(int(d / time.Second))
 	return append(env, launch.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: seconds}), notes

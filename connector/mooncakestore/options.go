@@ -20,17 +20,19 @@ type Options struct {
 	SettleTime config.Duration `json:"settleTime"`
 
 	// Of the file that MOONCAKE_CONFIG_PATH names.
-	Mode                string `json:"mode"`                  // embedded (default), standalone-store
-	MetadataServer      string `json:"metadata_server"`       // P2PHANDSHAKE (default), http://HOST:8080/metadata, etcd://…, redis://…
+	Mode string `json:"mode"` // embedded (default), standalone-store
+	// P2PHANDSHAKE (default), http://HOST:8080/metadata, etcd://…, redis://…
+	MetadataServer      string `json:"metadata_server"`
 	MasterServerAddress string `json:"master_server_address"` // HOST:50051; default 127.0.0.1:50051
 	Protocol            string `json:"protocol"`              // rdma (the engine's default), tcp
 	DeviceName          string `json:"device_name"`
-	GlobalSegmentSize   Size   `json:"global_segment_size"` // what each rank gives to the pool; the engine's default is 4 GiB
-	LocalBufferSize     Size   `json:"local_buffer_size"`   // the engine's default is 4 GiB
-	EnableOffload       bool   `json:"enable_offload"`
-	TenantID            string `json:"tenant_id"`
-	LocalHostname       string `json:"local_hostname"`    // MOONCAKE_REQUESTER_LOCAL_HOSTNAME
-	PreferredSegment    string `json:"preferred_segment"` // MOONCAKE_PREFERRED_SEGMENT
+	// what each rank gives to the pool; the engine's default is 4 GiB
+	GlobalSegmentSize Size   `json:"global_segment_size"`
+	LocalBufferSize   Size   `json:"local_buffer_size"` // the engine's default is 4 GiB
+	EnableOffload     bool   `json:"enable_offload"`
+	TenantID          string `json:"tenant_id"`
+	LocalHostname     string `json:"local_hostname"`    // MOONCAKE_REQUESTER_LOCAL_HOSTNAME
+	PreferredSegment  string `json:"preferred_segment"` // MOONCAKE_PREFERRED_SEGMENT
 
 	// Of kv_connector_extra_config.
 	LoadAsync        *bool  `json:"load_async"`
@@ -97,9 +99,11 @@ func (o *Options) check() error {
 	case o.Mode != "" && o.Mode != modeEmbedded && o.Mode != modeStandalone:
 		fault("mode", "is not a known mode", "embedded or standalone-store")
 	case o.Mode == modeStandalone && o.GlobalSegmentSize != "" && !o.GlobalSegmentSize.zero():
-		fault("global_segment_size", "is given, but in mode standalone-store the engines give no memory", "0, or mode embedded")
+		fault("global_segment_size", "is given, but in mode standalone-store the engines give no memory",
+			"0, or mode embedded")
 	case o.Mode != modeStandalone && o.GlobalSegmentSize.zero():
-		fault("global_segment_size", "is 0, but in mode embedded the engines are the pool", "more than 0, or mode standalone-store")
+		fault("global_segment_size", "is 0, but in mode embedded the engines are the pool",
+			"more than 0, or mode standalone-store")
 	}
 	if o.LocalBufferSize.zero() {
 		fault("local_buffer_size", "is 0", "more than 0; the engine's default is 4 GiB")

@@ -42,7 +42,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		Engine:     "vllm",
 		KVTransfer: &launch.KVTransfer{Connector: "MooncakeStoreConnector", Role: "kv_both", Extra: o.extra()},
 		Args:       []string{"--enable-prompt-tokens-details"},
-		Env:        []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "MOONCAKE_CONFIG_PATH", Value: configName}},
+		Env: []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"},
+			{Name: "MOONCAKE_CONFIG_PATH", Value: configName}},
 	}
 	if launch.KVRole(t.Endpoint.Role) == "kv_consumer" {
 		s.KVTransfer.Role = "kv_consumer"
@@ -95,8 +96,11 @@ func (o *Options) extra() map[string]any {
 
 func (o *Options) file(t launch.Target) (storeFile, error) {
 	f := storeFile{
-		MetadataServer: cmp.Or(o.MetadataServer, peerToPeer), MasterServerAddress: cmp.Or(o.MasterServerAddress, defaultMaster),
-		Protocol: cmp.Or(o.Protocol, "rdma"), DeviceName: o.DeviceName, Mode: o.Mode, EnableOffload: o.EnableOffload, TenantID: o.TenantID,
+		MetadataServer:      cmp.Or(o.MetadataServer, peerToPeer),
+		MasterServerAddress: cmp.Or(o.MasterServerAddress, defaultMaster),
+		Protocol:            cmp.Or(o.Protocol, "rdma"), DeviceName: o.DeviceName, Mode: o.Mode,
+		EnableOffload: o.EnableOffload,
+		TenantID:      o.TenantID,
 	}
 	if o.Protocol == "" && t.CPU {
 		f.Protocol = "tcp"
@@ -109,7 +113,8 @@ func (o *Options) file(t launch.Target) (storeFile, error) {
 	case t.Resources.MaxMemory != "":
 		n, err := t.Resources.MaxMemory.Bytes()
 		if err != nil || n == 0 {
-			return f, &config.FieldError{Path: "resources.maxMemory", Problem: "is not an amount of memory", Remedy: `write a quantity above 0, like "8Gi"`}
+			return f, &config.FieldError{Path: "resources.maxMemory", Problem: "is not an amount of memory",
+				Remedy: `write a quantity above 0, like "8Gi"`}
 		}
 		f.GlobalSegmentSize = n
 	}
@@ -124,7 +129,8 @@ func (o *Options) master() launch.Companion {
 	_, port, _ := net.SplitHostPort(cmp.Or(o.MasterServerAddress, defaultMaster))
 	command := []string{"mooncake_master", "--port", port}
 	if u, err := url.Parse(o.MetadataServer); err == nil && (u.Scheme == "http" || u.Scheme == "https") {
-		command = append(command, "--enable_http_metadata_server=true", "--http_metadata_server_port="+cmp.Or(u.Port(), "8080"))
+		command = append(command, "--enable_http_metadata_server=true",
+			"--http_metadata_server_port="+cmp.Or(u.Port(), "8080"))
 	}
 	if o.EnableOffload {
 		command = append(command, "--enable_offload=true")
@@ -143,19 +149,26 @@ func (o *Options) notes(t launch.Target) []launch.Note {
 		}
 	}
 	host, _, _ := net.SplitHostPort(cmp.Or(o.MasterServerAddress, defaultMaster))
-	add(loopback(host) && !oneHost(t), "config.master_server_address", "is a loopback address, but the engines are on several hosts: name the host that mooncake_master runs on")
+	add(loopback(host) && !oneHost(t), "config.master_server_address",
+		"is a loopback address, but the engines are on several hosts: name the host that mooncake_master runs on")
 	add(o.SettleTime > 0, "config.settleTime", "the gateway waits that long between the legs; no setting of an engine")
-	add(o.Mode == modeStandalone, "config.mode", "needs a mooncake_client beside the engines, which owns the pool; its memory and disk are its own settings")
-	add(o.EnableOffload && o.Mode != modeStandalone, "config.enable_offload", "is most commonly used with mode standalone-store, whose mooncake_client needs --enable_offload=true too")
-	add(o.TenantID != "" && o.TenantID != "default", "config.tenant_id", "the master also needs a quota policy that names each tenant")
+	add(o.Mode == modeStandalone, "config.mode",
+		"needs a mooncake_client beside the engines, which owns the pool; its memory and disk are its own settings")
+	add(o.EnableOffload && o.Mode != modeStandalone, "config.enable_offload",
+		"is most commonly used with mode standalone-store, whose mooncake_client needs --enable_offload=true too")
+	add(o.TenantID != "" && o.TenantID != "default", "config.tenant_id",
+		"the master also needs a quota policy that names each tenant")
 	r := t.Resources
 	if r.MaxMemory != "" && (o.GlobalSegmentSize != "" || o.Mode == modeStandalone) {
-		notes = append(notes, launch.NoEffect("resources.maxMemory", "global_segment_size, or the mode standalone-store, says what each rank gives to the pool"))
+		notes = append(notes,
+			launch.NoEffect("resources.maxMemory",
+				"global_segment_size, or the mode standalone-store, says what each rank gives to the pool"))
 	} else {
 		add(r.MaxMemory != "", "resources.maxMemory", "global_segment_size: of each rank, not of all together")
 	}
 	r.MaxMemory = ""
-	return append(notes, launch.NoLimits(r, "the engines have no such limit; a disk's is MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES of mooncake_client")...)
+	return append(notes,
+		launch.NoLimits(r, "the engines have no such limit; a disk's is MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES of mooncake_client")...)
 }
 
 func loopback(host string) bool {

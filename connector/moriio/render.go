@@ -31,11 +31,16 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		}
 	}
 	if t.CPU {
-		out.Notes = append(out.Notes, launch.Note{Path: "cpu", Text: "MoRIIO needs AMD GPUs with ROCm: these settings are for them"})
+		out.Notes = append(out.Notes,
+			launch.Note{Path: "cpu", Text: "MoRIIO needs AMD GPUs with ROCm: these settings are for them"})
 	}
-	out.Notes = append(out.Notes, launch.NoLimits(t.Resources, "MoRIIO moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
+	out.Notes = append(out.Notes,
+		launch.NoLimits(t.Resources,
+			"MoRIIO moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
-		out.Notes = append(out.Notes, launch.Note{Path: "role", Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role but kv_producer for a consumer, which serves none alone"})
+		out.Notes = append(out.Notes,
+			launch.Note{Path: "role",
+				Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role but kv_producer for a consumer, which serves none alone"})
 		return out, nil
 	}
 	extra := map[string]any{
@@ -44,16 +49,20 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		"defer_timeout": c.Traits().Lease.Seconds(),
 	}
 	if net.ParseIP(own.host) != nil {
-		extra["host_ip"] = own.host // else the engine takes what it finds, which may be an address that its peer cannot reach
+		// else the engine takes what it finds, which may be an address that its peer cannot reach
+		extra["host_ip"] = own.host
 	}
 	if t.Gateway != "" {
 		extra["proxy_ping_port"] = pingPort
-		out.Notes = append(out.Notes, launch.Note{Path: "proxy_ping_port", Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise make proxy_ip empty"})
+		out.Notes = append(out.Notes,
+			launch.Note{Path: "proxy_ping_port",
+				Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise make proxy_ip empty"})
 	}
 	if hosts := c.peers(t); len(hosts) > 0 && !t.Version.Before(0, 28) {
 		extra["trusted_remote_hosts"] = hosts
 	}
-	out.KVTransfer = &launch.KVTransfer{Connector: "MoRIIOConnector", Role: launch.KVRole(t.Endpoint.Role), Extra: extra}
+	out.KVTransfer = &launch.KVTransfer{Connector: "MoRIIOConnector", Role: launch.KVRole(t.Endpoint.Role),
+		Extra: extra}
 	return out, nil
 }
 

@@ -40,7 +40,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if err := errors.Join(errs...); err != nil {
 		return launch.Settings{}, err
 	}
-	out.KVTransfer = &launch.KVTransfer{Connector: "MultiConnector", Role: role, Extra: map[string]any{"connectors": list}}
+	out.KVTransfer = &launch.KVTransfer{Connector: "MultiConnector", Role: role,
+		Extra: map[string]any{"connectors": list}}
 	if len(c.children) > 1 {
 		out.Notes = append(out.Notes, launch.Note{Path: "config.connectors",
 			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if that fails"})
@@ -56,10 +57,12 @@ func (c *child) render(t launch.Target) (s launch.Settings, kv map[string]any, e
 			return s, nil, err
 		}
 	case c.engine == nil:
-		return s, nil, &config.FieldError{Problem: "has no launch settings", Remedy: "write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}"}
+		return s, nil, &config.FieldError{Problem: "has no launch settings",
+			Remedy: "write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}"}
 	}
 	if s.Engine != "" && s.Engine != "vllm" || s.KVTransfer == nil && c.engine == nil {
-		return s, nil, &config.FieldError{Problem: "is no connector of vLLM's", Remedy: "MultiConnector takes vLLM's connectors only"}
+		return s, nil, &config.FieldError{Problem: "is no connector of vLLM's",
+			Remedy: "MultiConnector takes vLLM's connectors only"}
 	}
 	kv = map[string]any{}
 	if s.KVTransfer != nil {
@@ -89,7 +92,8 @@ func (e *engineConfig) over(kv map[string]any) {
 			kv[key] = value
 		}
 	}
-	for key, n := range map[string]config.Number{"kv_buffer_size": e.BufferSize, "kv_rank": e.Rank, "kv_parallel_size": e.ParallelSize, "kv_port": e.Port} {
+	for key, n := range map[string]config.Number{"kv_buffer_size": e.BufferSize, "kv_rank": e.Rank,
+		"kv_parallel_size": e.ParallelSize, "kv_port": e.Port} {
 		if n.Given {
 			kv[key] = n.Value
 		}
@@ -125,7 +129,8 @@ func collect(out, s *launch.Settings, at string) error {
 		case i < 0:
 			out.Env = append(out.Env, e)
 		case out.Env[i].Value != e.Value:
-			errs = append(errs, &config.FieldError{Path: at, Problem: "wants another value of " + e.Name + " than a connector before it", Remedy: oneOfThem})
+			errs = append(errs, &config.FieldError{Path: at,
+				Problem: "wants another value of " + e.Name + " than a connector before it", Remedy: oneOfThem})
 		}
 	}
 	for _, f := range s.Files {
@@ -134,11 +139,14 @@ func collect(out, s *launch.Settings, at string) error {
 		case i < 0:
 			out.Files = append(out.Files, f)
 		case out.Files[i] != f:
-			errs = append(errs, &config.FieldError{Path: at, Problem: "wants another file " + strconv.Quote(f.Name) + " than a connector before it", Remedy: oneOfThem})
+			errs = append(errs, &config.FieldError{Path: at,
+				Problem: "wants another file " + strconv.Quote(f.Name) + " than a connector before it",
+				Remedy:  oneOfThem})
 		}
 	}
 	for _, k := range s.Companions {
-		if !slices.ContainsFunc(out.Companions, func(o launch.Companion) bool { return o.Name == k.Name && slices.Equal(o.Command, k.Command) }) {
+		if !slices.ContainsFunc(out.Companions,
+			func(o launch.Companion) bool { return o.Name == k.Name && slices.Equal(o.Command, k.Command) }) {
 			out.Companions = append(out.Companions, k)
 		}
 	}

@@ -15,10 +15,13 @@ import (
 // and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the
 // legs, and are rendered as the engines' settings.
 type Options struct {
-	LeaseDuration      *config.Duration `json:"leaseDuration"`      // P's kv_lease_duration; default 30s
-	Bidirectional      bool             `json:"bidirectional"`      // D's KV of one turn is P's for the next; needs bidirectional_kv_xfer on both engines
-	ConversationHeader string           `json:"conversationHeader"` // the client's header that names the conversation, for bidirectional; default X-Session-ID
-	ConversationTTL    *config.Duration `json:"conversationTTL"`    // D's decoder_kv_blocks_ttl, for bidirectional; default 480s
+	LeaseDuration *config.Duration `json:"leaseDuration"` // P's kv_lease_duration; default 30s
+	// D's KV of one turn is P's for the next; needs bidirectional_kv_xfer on both engines
+	Bidirectional bool `json:"bidirectional"`
+	// the client's header that names the conversation, for bidirectional; default X-Session-ID
+	ConversationHeader string `json:"conversationHeader"`
+	// D's decoder_kv_blocks_ttl, for bidirectional; default 480s
+	ConversationTTL *config.Duration `json:"conversationTTL"`
 
 	ClusterEndpoints   []string          `json:"clusterEndpoints"`
 	ClusterID          string            `json:"clusterId"`
@@ -75,7 +78,8 @@ func (o *Options) check() error {
 		fault("leaseDuration", "is not above 0", "the engines' kv_lease_duration, 30s unless they set another")
 	}
 	if o.ConversationTTL != nil && *o.ConversationTTL <= leastTTL {
-		fault("conversationTTL", "is not above 10s, of which prefill would take nothing in the last 5", "the decode engines' decoder_kv_blocks_ttl, 480s unless they set another")
+		fault("conversationTTL", "is not above 10s, of which prefill would take nothing in the last 5",
+			"the decode engines' decoder_kv_blocks_ttl, 480s unless they set another")
 	}
 	if strings.ContainsFunc(o.ConversationHeader, notInHeaderName) {
 		fault("conversationHeader", "is not a header's name", "one like X-Session-ID")
@@ -148,7 +152,8 @@ func (o *Options) counts() []count {
 	return []count{
 		{"port", int64(o.Port)}, {"bufferSize", o.BufferSize}, {"connectionPoolSize", int64(o.ConnectionPoolSize)},
 		{"maxConnections", int64(o.MaxConnections)}, {"maxConcurrency", int64(o.MaxConcurrency)},
-		{"maxMemoryPerNode", o.MaxMemoryPerNode}, {"replicationFactor", int64(o.ReplicationFactor)}, {"batchSize", int64(o.BatchSize)},
+		{"maxMemoryPerNode", o.MaxMemoryPerNode}, {"replicationFactor", int64(o.ReplicationFactor)},
+		{"batchSize", int64(o.BatchSize)},
 		{"rdmaConfig.port", int64(rdma.Port)}, {"rdmaConfig.queueDepth", int64(rdma.QueueDepth)},
 		{"rdmaConfig.maxSge", int64(rdma.MaxSGE)}, {"rdmaConfig.mtu", int64(rdma.MTU)},
 		{"infinibandConfig.port", int64(ib.Port)}, {"infinibandConfig.serviceLevel", int64(ib.ServiceLevel)},

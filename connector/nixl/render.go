@@ -68,7 +68,8 @@ func (o *Options) renderNetwork(t launch.Target, s *launch.Settings) {
 	case "rdma", "infiniband":
 		set("UCX_TLS", "rc"+memory)
 		if device = o.ibDevice(network); o.NetworkInterface != "" {
-			idle("networkInterface", "RDMA goes over a device, not over a network interface: rdmaConfig.deviceName or infinibandConfig.hcaName")
+			idle("networkInterface",
+				"RDMA goes over a device, not over a network interface: rdmaConfig.deviceName or infinibandConfig.hcaName")
 		}
 		o.renderIB(set)
 	default:
@@ -164,12 +165,15 @@ func (o *Options) without() []idleKey {
 	return []idleKey{
 		{"clusterEndpoints", len(o.ClusterEndpoints) > 0, noCluster},
 		{"clusterId", o.ClusterID != "", noCluster},
-		{"nodeId", o.NodeID != "", "an engine's id must be its own and new at each start, or decode engines use a restarted engine's old addresses; vLLM makes it"},
-		{"bufferSize", o.BufferSize != 0, "blocks are moved straight from one KV cache to another; NixlConnector does not read vLLM's kv_buffer_size"},
+		{"nodeId", o.NodeID != "",
+			"an engine's id must be its own and new at each start, or decode engines use a restarted engine's old addresses; vLLM makes it"},
+		{"bufferSize", o.BufferSize != 0,
+			"blocks are moved straight from one KV cache to another; NixlConnector does not read vLLM's kv_buffer_size"},
 		{"connectionPoolSize", o.ConnectionPoolSize != 0, noPool},
 		{"maxConnections", o.MaxConnections != 0, noPool},
 		{"maxConcurrency", o.MaxConcurrency != 0, "the engine's scheduler bounds what runs at once: --max-num-seqs"},
-		{"maxMemoryPerNode", o.MaxMemoryPerNode != 0, "KV lies in the engine's own cache, which --kv-cache-memory-bytes or --gpu-memory-utilization bounds"},
+		{"maxMemoryPerNode", o.MaxMemoryPerNode != 0,
+			"KV lies in the engine's own cache, which --kv-cache-memory-bytes or --gpu-memory-utilization bounds"},
 		{"replicationFactor", o.ReplicationFactor != 0, noStore},
 		{"consistencyLevel", o.ConsistencyLevel != "", noStore},
 		{"shardingStrategy", o.ShardingStrategy != "", noStore},
@@ -182,7 +186,8 @@ func (o *Options) without() []idleKey {
 		{"writeTimeout", o.WriteTimeout != nil, noTimeout},
 		{"failoverTimeout", o.FailoverTimeout != nil, "failing over is the gateway's: retry and fallback"},
 		{"retryPolicy", o.RetryPolicy != "", "retrying is the gateway's: retry"},
-		{"rdmaConfig.mtu", o.network() == "rdma" && rdma.MTU != 0 && !pathMTU(rdma.MTU), "is none that an InfiniBand path can have: 256, 512, 1024, 2048 or 4096"},
+		{"rdmaConfig.mtu", o.network() == "rdma" && rdma.MTU != 0 && !pathMTU(rdma.MTU),
+			"is none that an InfiniBand path can have: 256, 512, 1024, 2048 or 4096"},
 		{"rdmaConfig.maxSge", o.network() == "rdma" && rdma.MaxSGE != 0, "UCX takes what the device has"},
 	}
 }

@@ -17,7 +17,8 @@ import (
 // endpoint attributes name, since the gateway tells decode engines of them before the prefill engine has answered.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Version.Before(0, 23) {
-		return launch.Settings{}, errors.New("vLLM " + t.Version.String() + " has no NixlPushConnector: it came in 2026-06 (vllm#35264)")
+		return launch.Settings{},
+			errors.New("vLLM " + t.Version.String() + " has no NixlPushConnector: it came in 2026-06 (vllm#35264)")
 	}
 	if err := c.CheckEndpoint(t.Endpoint); err != nil {
 		return launch.Settings{}, err
@@ -42,7 +43,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	}
 	// The sizes that decode engines are told must be those that the engine has.
 	for _, size := range []struct{ attribute, argument string }{
-		{attrTPSize, "--tensor-parallel-size"}, {attrPPSize, "--pipeline-parallel-size"}, {attrDPSize, "--data-parallel-size"},
+		{attrTPSize, "--tensor-parallel-size"}, {attrPPSize, "--pipeline-parallel-size"},
+		{attrDPSize, "--data-parallel-size"},
 	} {
 		n, err := attr.Int(t.Endpoint, size.attribute, 1, 1, maxRanks)
 		if err != nil {

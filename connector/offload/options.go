@@ -25,7 +25,8 @@ const (
 // kv_connector_extra_config, under their own names, and only rendered.
 type Options struct {
 	Dispatch string `json:"dispatch"` // together (default) or serial
-	Port     int    `json:"port"`     // base port of engines without the attribute p2pPort; default 7777, or that of the tier below
+	// base port of engines without the attribute p2pPort; default 7777, or that of the tier below
+	Port int `json:"port"`
 
 	SpecName              string           `json:"spec_name"` // TieringOffloadingSpec, or left out
 	CPUBytesToUse         int64            `json:"cpu_bytes_to_use"`
@@ -50,12 +51,14 @@ func (o *Options) check() error {
 		fault("port", "is not a port", "1 to 65535")
 	}
 	if o.SpecName != "" && o.SpecName != tieringSpec {
-		fault("spec_name", "keeps KV in the engine's own memory: nothing goes from engine to engine", tieringSpec+", with a secondary tier of type p2p")
+		fault("spec_name", "keeps KV in the engine's own memory: nothing goes from engine to engine",
+			tieringSpec+", with a secondary tier of type p2p")
 	}
 	for _, c := range []struct {
 		path  string
 		value int64
-	}{{"cpu_bytes_to_use", o.CPUBytesToUse}, {"block_size", int64(o.BlockSize)}, {"blocks_per_chunk", int64(o.BlocksPerChunk)}} {
+	}{{"cpu_bytes_to_use", o.CPUBytesToUse}, {"block_size", int64(o.BlockSize)},
+		{"blocks_per_chunk", int64(o.BlocksPerChunk)}} {
 		if c.value < 0 {
 			fault(c.path, "is negative", "1 or more")
 		}
@@ -65,7 +68,8 @@ func (o *Options) check() error {
 	}
 	if o.SecondaryTiers != nil {
 		if tier, at := o.tier(); tier == nil {
-			fault("secondary_tiers", "has no tier of type p2p: nothing goes from engine to engine", `add {"type": "p2p"}`)
+			fault("secondary_tiers", "has no tier of type p2p: nothing goes from engine to engine",
+				`add {"type": "p2p"}`)
 		} else if _, given := tier["port"]; given && portOf(tier["port"]) == 0 {
 			fault("secondary_tiers["+strconv.Itoa(at)+"].port", "is not a port", "1 to 65535")
 		}

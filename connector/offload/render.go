@@ -26,14 +26,16 @@ var firstTier, newNames = launch.Version{Minor: 24}, launch.Version{Minor: 28}
 // Render gives all engines the same tiers, each with a control socket of its own, of which D's is dialled back too.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Version.Before(firstTier.Major, firstTier.Minor) {
-		return launch.Settings{}, &config.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
+		return launch.Settings{},
+			&config.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
 	}
 	if _, errs := c.read(t.Endpoint); len(errs) > 0 {
 		return launch.Settings{}, attr.Faults(errors.Join(errs...), nil)
 	}
 	host, port := hostOf(t.Endpoint), c.listens(t)
 	if port == 0 {
-		return launch.Settings{}, errors.New("offload-p2p: no port is left on this host for the engine's control socket")
+		return launch.Settings{},
+			errors.New("offload-p2p: no port is left on this host for the engine's control socket")
 	}
 	s := launch.Settings{
 		Engine:     "vllm",
@@ -163,22 +165,29 @@ func (c *Connector) notes(t launch.Target, host string, port int) []launch.Note 
 		}
 	}
 	for _, e := range t.Engines {
-		if other, fixed := c.fixed(e); fixed && e.ID != t.Endpoint.ID && e.Host() == t.Endpoint.Host() && other < port+ranksOf(t.Endpoint) && port < other+ranksOf(e) {
-			add(true, "attributes."+attrPort, "another engine on this host has the same port, or one of its ranks has; give each its own")
+		if other, fixed := c.fixed(e); fixed && e.ID != t.Endpoint.ID && e.Host() == t.Endpoint.Host() &&
+			other < port+ranksOf(t.Endpoint) && port < other+ranksOf(e) {
+			add(true, "attributes."+attrPort,
+				"another engine on this host has the same port, or one of its ranks has; give each its own")
 			break
 		}
 	}
 	ip, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	add(host == "localhost" || err == nil && ip.IsLoopback(), "attributes."+attrHost, "a loopback address works only if all engines are on one machine")
+	add(host == "localhost" || err == nil && ip.IsLoopback(), "attributes."+attrHost,
+		"a loopback address works only if all engines are on one machine")
 	add(c.opts.Dispatch != "", "config.dispatch", "how the gateway sends the legs; no setting of an engine")
-	add(c.opts.SpecName != "", "config.spec_name", "kv_connector_extra_config.spec_name, which has it in any case: no other one has the tier")
-	add(c.opts.Port != 0, "config.port", "VLLM_P2P_SIDE_CHANNEL_PORT of engines without the attribute p2pPort; each data-parallel rank takes one more")
-	add(t.Version.Before(newNames.Major, newNames.Minor), "version", "engines from before July 2026 know other names of the keys (prefill, decode), ignore these in silence and compute "+
-		"every prompt twice: see that vllm:kv_offload_tiering_read_bytes rises")
+	add(c.opts.SpecName != "", "config.spec_name",
+		"kv_connector_extra_config.spec_name, which has it in any case: no other one has the tier")
+	add(c.opts.Port != 0, "config.port",
+		"VLLM_P2P_SIDE_CHANNEL_PORT of engines without the attribute p2pPort; each data-parallel rank takes one more")
+	add(t.Version.Before(newNames.Major, newNames.Minor), "version",
+		"engines from before July 2026 know other names of the keys (prefill, decode), ignore these in silence and compute "+
+			"every prompt twice: see that vllm:kv_offload_tiering_read_bytes rises")
 	given := t.Resources.MaxMemory != ""
 	switch {
 	case c.opts.CPUBytesToUse > 0 && given:
-		notes = append(notes, launch.NoEffect("resources.maxMemory", "cpu_bytes_to_use says how much host memory is taken"))
+		notes = append(notes,
+			launch.NoEffect("resources.maxMemory", "cpu_bytes_to_use says how much host memory is taken"))
 	case given:
 		add(true, "resources.maxMemory", "cpu_bytes_to_use: of all workers of an engine together")
 	case c.opts.CPUBytesToUse == 0:

@@ -14,13 +14,16 @@ import (
 // Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the
 // legs.
 type Options struct {
-	KVBufferSize config.Number `json:"kv_buffer_size"` // bytes: "8e9"; P's 1e1 to 1e9, D's as much memory as can be spared
-	KVPort       config.Number `json:"kv_port"`        // of each engine's ZeroMQ socket, where its zmqAddress names none
-	KVIP         string        `json:"kv_ip"`          // not read by this connector: see VLLM_HOST_IP
+	// bytes: "8e9"; P's 1e1 to 1e9, D's as much memory as can be spared
+	KVBufferSize config.Number `json:"kv_buffer_size"`
+	// of each engine's ZeroMQ socket, where its zmqAddress names none
+	KVPort config.Number `json:"kv_port"`
+	KVIP   string        `json:"kv_ip"` // not read by this connector: see VLLM_HOST_IP
 
 	ProxyIP   string        `json:"proxy_ip"`   // where engines announce themselves by ZeroMQ; "" is not at all
 	ProxyPort config.Number `json:"proxy_port"` // 30001 in the engines' examples
-	HTTPPort  config.Number `json:"http_port"`  // the engine's HTTP port, as it announces it; its URL's port where there is none
+	// the engine's HTTP port, as it announces it; its URL's port where there is none
+	HTTPPort config.Number `json:"http_port"`
 
 	SendType         string        `json:"send_type"`          // PUT_ASYNC (the engine's default), PUT, GET
 	MemPoolSizeGB    config.Number `json:"mem_pool_size_gb"`   // host memory that takes what the buffer cannot
@@ -49,7 +52,8 @@ func (o *Options) check() error {
 		path string
 		n    config.Number
 	}{
-		{"kv_buffer_size", o.KVBufferSize}, {"mem_pool_size_gb", o.MemPoolSizeGB}, {"nccl_num_channels", o.NCCLNumChannels},
+		{"kv_buffer_size", o.KVBufferSize}, {"mem_pool_size_gb", o.MemPoolSizeGB},
+		{"nccl_num_channels", o.NCCLNumChannels},
 		{"send_wait_timeout", o.SendWaitTimeout}, {"recv_store_timeout", o.RecvStoreTimeout},
 	} {
 		if p.n.Given && p.n.Value <= 0 {

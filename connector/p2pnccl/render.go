@@ -20,16 +20,23 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	}
 	v := t.Version
 	if v != (launch.Version{}) && !v.Before(0, 23) || v.Before(0, 9) {
-		return launch.Settings{}, &config.FieldError{Path: "version", Problem: "has no P2pNcclConnector", Remedy: "vLLM 0.9.2 to 0.22; newer engines have NixlConnector (type nixl)"}
+		return launch.Settings{},
+			&config.FieldError{Path: "version", Problem: "has no P2pNcclConnector",
+				Remedy: "vLLM 0.9.2 to 0.22; newer engines have NixlConnector (type nixl)"}
 	}
 	if t.CPU {
-		return launch.Settings{}, &config.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices", Remedy: "use type nixl or sharedstorage"}
+		return launch.Settings{},
+			&config.FieldError{Path: "cpu", Problem: "NCCL needs CUDA devices",
+				Remedy: "use type nixl or sharedstorage"}
 	}
 	o := &c.opts
-	kv := &launch.KVTransfer{Connector: "P2pNcclConnector", Role: launch.KVRole(t.Endpoint.Role), BufferSize: o.KVBufferSize.Value, Port: int(o.KVPort.Value)}
+	kv := &launch.KVTransfer{Connector: "P2pNcclConnector", Role: launch.KVRole(t.Endpoint.Role),
+		BufferSize: o.KVBufferSize.Value, Port: int(o.KVPort.Value)}
 	s := launch.Settings{Engine: "vllm", KVTransfer: kv, Args: []string{"--no-enable-prefix-caching"}}
 	if o.KVIP != "" {
-		s.Notes = append(s.Notes, launch.NoEffect("config.kv_ip", "the connector does not read it: it takes the machine's own address, or VLLM_HOST_IP"))
+		s.Notes = append(s.Notes,
+			launch.NoEffect("config.kv_ip",
+				"the connector does not read it: it takes the machine's own address, or VLLM_HOST_IP"))
 	}
 	if text, err := address(t.Endpoint); err == nil { // the engine's own entry knows best
 		host, port, _ := net.SplitHostPort(text)
@@ -38,14 +45,18 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 			s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_HOST_IP", Value: host})
 		}
 		if o.KVPort.Given && kv.Port != int(o.KVPort.Value) {
-			s.Notes = append(s.Notes, launch.NoEffect("config.kv_port", "the engine's attribute zmqAddress names another port"))
+			s.Notes = append(s.Notes,
+				launch.NoEffect("config.kv_port", "the engine's attribute zmqAddress names another port"))
 		}
 	} else {
-		s.Notes = append(s.Notes, launch.Note{Path: "attributes.zmqAddress", Text: "is missing: pdkit must know the address and kv_port of this engine"})
+		s.Notes = append(s.Notes,
+			launch.Note{Path: "attributes.zmqAddress",
+				Text: "is missing: pdkit must know the address and kv_port of this engine"})
 	}
 	kv.Extra = c.extra(t.Endpoint)
 	if o.HTTPPort.Given && o.ProxyIP == "" {
-		s.Notes = append(s.Notes, launch.NoEffect("config.http_port", "an engine announces it only where proxy_ip is set"))
+		s.Notes = append(s.Notes,
+			launch.NoEffect("config.http_port", "an engine announces it only where proxy_ip is set"))
 	}
 	if v == (launch.Version{}) || !v.Before(0, 14) {
 		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"})
@@ -53,9 +64,12 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 			Text: "must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the tensors, and D waits for ever"})
 	}
 	if v == (launch.Version{}) {
-		s.Notes = append(s.Notes, launch.Note{Path: "version", Text: "the connector is gone after vLLM 0.22: run that or an older one"})
+		s.Notes = append(s.Notes,
+			launch.Note{Path: "version", Text: "the connector is gone after vLLM 0.22: run that or an older one"})
 	}
-	s.Notes = append(s.Notes, launch.Note{Path: "args.--no-enable-prefix-caching", Text: "what D has cached itself it would not take over, and P's tensors stay in its buffer"})
+	s.Notes = append(s.Notes,
+		launch.Note{Path: "args.--no-enable-prefix-caching",
+			Text: "what D has cached itself it would not take over, and P's tensors stay in its buffer"})
 	s.Notes = append(s.Notes, launch.NoLimits(t.Resources, "the engine has kv_buffer_size and mem_pool_size_gb")...)
 	return s, nil
 }
@@ -78,7 +92,9 @@ func (c *Connector) extra(e discovery.Endpoint) map[string]any {
 	if o.SendType != "" {
 		extra["send_type"] = o.SendType
 	}
-	for name, n := range map[string]config.Number{"mem_pool_size_gb": o.MemPoolSizeGB, "nccl_num_channels": o.NCCLNumChannels, "send_wait_timeout": o.SendWaitTimeout, "recv_store_timeout": o.RecvStoreTimeout} {
+	for name, n := range map[string]config.Number{"mem_pool_size_gb": o.MemPoolSizeGB,
+		"nccl_num_channels": o.NCCLNumChannels, "send_wait_timeout": o.SendWaitTimeout,
+		"recv_store_timeout": o.RecvStoreTimeout} {
 		if n.Given {
 			extra[name] = n.String()
 		}

@@ -10,14 +10,18 @@ import (
 // engines need to share KV, if they do, is the affair of the connector that they are launched with.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	s := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
-	s.Notes = append(s.Notes, launch.Note{Text: "nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own"})
+	s.Notes = append(s.Notes,
+		launch.Note{Text: "nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own"})
 	for _, idle := range []struct {
 		given, ours bool
 		path, text  string
 	}{
-		{c.opts.RequestTimeout != 0, true, "config.requestTimeout", "it is the gateway's: the time of the prefill leg, where timeouts.prefill is not given"},
-		{c.opts.MaxRetries != 0, true, "config.maxRetries", "it is the gateway's: further attempts, where retry.maxAttempts is not given"},
-		{c.opts.KVTransferMethod != "", false, "config.kvTransferMethod", "implicit is what this connector does: nothing is said to the engines"},
+		{c.opts.RequestTimeout != 0, true, "config.requestTimeout",
+			"it is the gateway's: the time of the prefill leg, where timeouts.prefill is not given"},
+		{c.opts.MaxRetries != 0, true, "config.maxRetries",
+			"it is the gateway's: further attempts, where retry.maxAttempts is not given"},
+		{c.opts.KVTransferMethod != "", false, "config.kvTransferMethod",
+			"implicit is what this connector does: nothing is said to the engines"},
 		{t.Resources.MaxMemory != "", false, "resources.maxMemory", "no KV store is rendered that could keep to it"},
 		{t.Resources.MaxDisk != "", false, "resources.maxDisk", "no KV store is rendered that could keep to it"},
 		{t.Resources.MaxBandwidth != "", false, "resources.maxBandwidth", "no KV is moved"},

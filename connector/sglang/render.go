@@ -24,14 +24,18 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		if err != nil {
 			return out, attr.Faults(err, remedies)
 		}
-		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", strconv.Itoa(at.port))
+		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port",
+			strconv.Itoa(at.port))
 		if t.Endpoint.Attribute("bootstrapHost") != "" {
-			out.Notes = append(out.Notes, launch.Note{Path: "attributes.bootstrapHost", Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
+			out.Notes = append(out.Notes,
+				launch.Note{Path: "attributes.bootstrapHost",
+					Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
 		}
 	case decode:
 		out.Args = append(out.Args, "--disaggregation-mode", "decode")
 	default:
-		out.Notes = append(out.Notes, launch.Note{Path: "role", Text: "serves requests alone: --disaggregation-mode stays null"})
+		out.Notes = append(out.Notes,
+			launch.Note{Path: "role", Text: "serves requests alone: --disaggregation-mode stays null"})
 	}
 	if prefill || decode {
 		out.Args = append(out.Args, "--disaggregation-transfer-backend", "mooncake")
@@ -42,14 +46,20 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out.Args = append(out.Args, "--enable-metrics")
 	if t.CPU {
 		out.Env = append(out.Env, launch.EnvVar{Name: "MC_FORCE_TCP", Value: "1"})
-		out.Notes = append(out.Notes, launch.Note{Path: "cpu", Text: "no transfer backend of SGLang is known to move KV between engines on CPUs; fake moves none"})
+		out.Notes = append(out.Notes,
+			launch.Note{Path: "cpu",
+				Text: "no transfer backend of SGLang is known to move KV between engines on CPUs; fake moves none"})
 	}
 	if !prefill && c.given.BootstrapPort != 0 {
 		note("config.bootstrapPort", "only prefill engines listen; a decode engine learns the port from each request")
 	}
 	if c.given.PrefillCap != nil {
-		out.Notes = append(out.Notes, launch.Note{Path: "config.prefillCap", Text: "pdkit's own: it limits the prefill leg, and engines have no setting for it"})
+		out.Notes = append(out.Notes,
+			launch.Note{Path: "config.prefillCap",
+				Text: "pdkit's own: it limits the prefill leg, and engines have no setting for it"})
 	}
-	out.Notes = append(out.Notes, launch.NoLimits(t.Resources, "SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")...)
+	out.Notes = append(out.Notes,
+		launch.NoLimits(t.Resources,
+			"SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")...)
 	return out, nil
 }

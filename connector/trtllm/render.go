@@ -27,7 +27,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if context {
 		file.WriteString("disable_overlap_scheduler: true\n")
 	} else {
-		file.WriteString("return_perf_metrics: true\nperf_metrics_max_requests: 100\n") // the proof of reuse, which pdctl verify reads
+		// the proof of reuse, which pdctl verify reads
+		file.WriteString("return_perf_metrics: true\nperf_metrics_max_requests: 100\n")
 	}
 	file.WriteString("cache_transceiver_config:\n")
 	if c.together {
@@ -52,7 +53,9 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if c.given.Dispatch == ContextFirst {
 		note(false, "config.dispatch", "the servers' own default")
 	}
-	out.Notes = append(out.Notes, launch.NoLimits(t.Resources, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")...)
+	out.Notes = append(out.Notes,
+		launch.NoLimits(t.Resources,
+			"TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")...)
 	if t.CPU {
 		note(false, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
 	}

@@ -31,7 +31,8 @@ func Parse(data []byte) ([]discovery.Endpoint, error) {
 		empty := &config.FieldError{Path: "file", Problem: "is empty", Remedy: "write endpoints: [] for none"}
 		return nil, Faults{{Line: 1, FieldError: empty}}
 	case len(docs) > 1:
-		faults = append(faults, docs[1].Fault(&config.FieldError{Problem: "is a second document", Remedy: "write one list"}))
+		faults = append(faults,
+			docs[1].Fault(&config.FieldError{Problem: "is a second document", Remedy: "write one list"}))
 	case len(docs) == 1:
 		var err error
 		list, err = endpoints(docs[0])

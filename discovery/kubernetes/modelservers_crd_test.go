@@ -80,6 +80,9 @@ func modelServers(t testing.TB, stream []byte) (list []*unstructured.Unstructure
 		if _, in, _ := unstructured.NestedFieldNoCopy(o.Object, "spec", "discovery", "kubernetes"); !in {
 			unstructured.RemoveNestedField(o.Object, "spec", "discovery")
 		}
+		for _, field := range []string{"kubeconfig", "namespace"} {
+			unstructured.RemoveNestedField(o.Object, "spec", "discovery", "kubernetes", field)
+		}
 		if o.GetName() == "" {
 			o.SetName(fmt.Sprint("unnamed-", len(list)))
 		}

@@ -15,11 +15,12 @@ import (
 
 // Entry is one engine of a list in a file: of a gateway's configuration, or of package discovery/file.
 type Entry struct {
-	URL        string            `json:"url"`        // http://HOST:PORT or https://HOST:PORT
-	Role       string            `json:"role"`       // prefill, decode, both or encode
-	Group      string            `json:"group"`      // P and D are paired inside one group
-	Zone       string            `json:"zone"`       // of a zone-aware picker
-	Attributes map[string]string `json:"attributes"` // what the connector needs to know of the engine
+	URL   string `json:"url"`   // http://HOST:PORT or https://HOST:PORT
+	Role  string `json:"role"`  // prefill, decode, both or encode
+	Group string `json:"group"` // P and D are paired inside one group
+	Zone  string `json:"zone"`  // where it runs, for the picking policy zone
+	// what the connector needs to know of the engine; lists in a value are comma separated
+	Attributes map[string]string `json:"attributes"`
 }
 
 const (

@@ -55,7 +55,7 @@ type model struct {
 	parts sync.WaitGroup
 }
 
-// build makes flows of a configuration. It dials and listens nowhere.
+// build makes the flows of a configuration. It does not dial and does not listen.
 func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, error) {
 	g := &gateway{cfg: cfg, log: log, tel: tel}
 	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes})
@@ -82,7 +82,7 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 // models are those that are served now.
 func (g *gateway) models() []*model { return *g.list.Load() }
 
-// setModels has others served from now on.
+// setModels replaces the models that are served.
 func (g *gateway) setModels(models []*model) error {
 	routes := make(map[string]pdflow.Server, len(models))
 	for _, m := range models {
@@ -127,7 +127,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 	return m, err
 }
 
-// start starts all models, and what tells of more of them, until ctx ends. wait returns when all of that has ended.
+// start starts all models, and the watch for more of them, until ctx ends. wait returns when all of that has ended.
 func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 	var started []*model
 	for _, m := range g.models() {
@@ -160,14 +160,15 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 		}()
 		select {
 		case <-done:
-		case <-time.After(lastPatience): // a program that a kubeconfig names for its credentials takes its time, and nothing stops it
+		// a program that a kubeconfig names for its credentials takes its time, and nothing stops it
+		case <-time.After(lastPatience):
 			g.log.Warn("ended without waiting for all that finds engines")
 		}
 	}
 	return wait, nil
 }
 
-// start starts the connectors' listeners, and what finds and probes engines, until end or ctx's end.
+// start starts the connectors' listeners, discovery and health probes of the model, until end or ctx's end.
 func (m *model) start(ctx context.Context, g *gateway) error {
 	m.life, m.stop = context.WithCancel(ctx)
 	err := errors.Join(m.flows.Start(m.life), m.startRegistration(m.life, g.log))
@@ -198,9 +199,10 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 	return nil
 }
 
-// tellUnfit tells, once, of engines that no pair can be made with, since their entries lack what a connector needs.
-// told is by ID.
-func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string, log *slog.Logger) (now map[string]string) {
+// tellUnfit logs, once for each, the engines that cannot be in a pair because their entries lack what a connector
+// needs. told holds the reasons that were logged, by ID.
+func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string,
+	log *slog.Logger) (now map[string]string) {
 	now = map[string]string{}
 	for _, flow := range m.flows.First() {
 		for _, e := range endpoints {
@@ -211,12 +213,13 @@ func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string
 	}
 	fresh := slices.DeleteFunc(slices.Sorted(maps.Keys(now)), func(id string) bool { return told[id] == now[id] })
 	if len(fresh) > 0 {
-		log.Warn("engines are left out of pairs", "endpoint", fresh[0], "reason", shorten(now[fresh[0]]), "others", len(fresh)-1)
+		log.Warn("engines are left out of pairs", "endpoint", fresh[0], "reason", shorten(now[fresh[0]]), "others",
+			len(fresh)-1)
 	}
 	return now
 }
 
-// end ends what start has started, after the last request.
+// end stops what start has started, after the last request.
 func (m *model) end() {
 	m.stop()
 	if m.announced != nil {
@@ -232,7 +235,7 @@ func ended(log *slog.Logger, what string, err error) {
 	}
 }
 
-// drain lets the requests in flight end until ctx does, then cuts them. New ones are refused from its first moment.
+// drain refuses new requests from its first moment, waits for those in flight until ctx ends, then cuts them.
 func (g *gateway) drain(ctx context.Context) {
 	var wg sync.WaitGroup
 	if g.cluster != nil {
@@ -255,7 +258,7 @@ func (m *model) drain(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// find returns the model that serves a request, nil if none does.
+// find returns the model that serves a request, by the same rules as the mux.
 func (g *gateway) find(name string) *model {
 	g.routing.RLock()
 	defer g.routing.RUnlock()

@@ -20,8 +20,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// printCheck writes what a configuration means, defaults included. No setting of a connector's own is shown: passwords
-// are among them.
+// printCheck writes what a configuration means, defaults included. It shows no value of a connector's own settings,
+// since passwords are among them.
 func printCheck(w io.Writer, cfg *configuration) error {
 	b := bufio.NewWriter(w)
 	g := cfg.gateway

@@ -26,7 +26,8 @@ func (l *loader) checkDNS(doc *yamlfile.Document, at string, d modelserver.DNS) 
 	if d.Prefill == "" && d.Decode == "" {
 		l.fault(doc, at, "has no name to look up", "write prefill and decode")
 	}
-	for _, n := range []struct{ field, name string }{{"prefill", d.Prefill}, {"decode", d.Decode}, {"encode", d.Encode}} {
+	for _, n := range []struct{ field, name string }{{"prefill", d.Prefill}, {"decode", d.Decode},
+		{"encode", d.Encode}} {
 		if n.name == "" {
 			continue
 		}

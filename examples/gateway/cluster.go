@@ -21,15 +21,17 @@ import (
 )
 
 const (
-	retryRejected = 30 * time.Second       // how soon what was refused is looked at again: what was in its way may be gone
+	// how soon what was refused is looked at again: what was in its way may be gone
+	retryRejected = 30 * time.Second
 	lookAgain     = 100 * time.Millisecond // how soon those that are to take over are looked at again
-	patience      = 10 * time.Second       // with a successor to find the engines that its predecessor knows not to answer
-	maxReason     = 1000                   // bytes
-	maxFaults     = 20
+	// with a successor to find the engines that its predecessor knows not to answer
+	patience  = 10 * time.Second
+	maxReason = 1000 // bytes
+	maxFaults = 20
 )
 
-// cluster keeps the gateway's models in step with the ModelServer objects of a cluster. An object that makes no sense
-// changes nothing: what it was before goes on, and operators are told.
+// cluster keeps the gateway's models in step with the ModelServer objects of a cluster. An object with a fault changes
+// nothing: its last good form stays in service, and the log says so.
 type cluster struct {
 	g       *gateway
 	config  *rest.Config
@@ -70,8 +72,8 @@ type faulty struct {
 	reason error
 }
 
-// canFollow reports whether it knows as much of its engines as its predecessor: that they are there, and which of them
-// do not answer.
+// canFollow reports whether the new form knows as much about its engines as the old one: that they are there, and which
+// of them do not answer.
 func (o *object) canFollow(before *object) bool {
 	snap := o.model.set.Load()
 	if snap.Version == 0 {
@@ -103,12 +105,14 @@ func newCluster(g *gateway, spec *clusterSpec) (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{g: g, config: config, fixed: g.models(), latest: make(chan []kubernetes.ModelServer, 1), halted: make(chan struct{}),
+	c := &cluster{g: g, config: config, fixed: g.models(), latest: make(chan []kubernetes.ModelServer, 1),
+		halted: make(chan struct{}),
 		wanted: map[string]*object{}, routes: map[string]*object{}, faulty: map[string]faulty{}}
 	c.quit, c.halt = context.WithCancel(context.Background())
 	c.brink, c.cut = context.WithCancel(context.Background())
-	c.objects, err = kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: config, Namespace: spec.Namespace,
-		OnError: func(err error) { g.log.Warn("ModelServers", "error", err) }})
+	c.objects, err = kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: config,
+		Namespace: spec.Namespace,
+		OnError:   func(err error) { g.log.Warn("ModelServers", "error", err) }})
 	return c, err
 }
 
@@ -146,7 +150,7 @@ func (c *cluster) run(ctx context.Context) error {
 	}
 }
 
-// abandon lets those end that were to take over and never have. Those that serve are the gateway's to end.
+// abandon ends the forms that were to take over and never have. The gateway ends those that serve.
 func (c *cluster) abandon() {
 	for _, o := range c.wanted {
 		if c.routes[o.model.Model()] != o {
@@ -155,7 +159,7 @@ func (c *cluster) abandon() {
 	}
 }
 
-// publish hands a list on. One that nobody has looked at yet is of no interest any more.
+// publish hands a list on, in place of one that has not been looked at yet.
 func (c *cluster) publish(list []kubernetes.ModelServer) {
 	select {
 	case <-c.latest:
@@ -171,7 +175,7 @@ type claim struct {
 	parsed *modelServer
 }
 
-// follow has a list served: what is new at once, what has changed as soon as its engines are known.
+// follow serves a list: a new object at once, a changed one as soon as its engines are known.
 func (c *cluster) follow(ctx, watching context.Context, list []kubernetes.ModelServer) {
 	if watching.Err() != nil {
 		return
@@ -221,7 +225,7 @@ func (c *cluster) follow(ctx, watching context.Context, list []kubernetes.ModelS
 	c.settle()
 }
 
-// newcomer puts those that serve their model already before the others.
+// newcomer sorts objects that serve their model already before the others.
 func (c *cluster) newcomer(x claim) int {
 	if o := c.wanted[x.name]; o != nil && o.model.Model() == x.parsed.Model() {
 		return 0
@@ -257,7 +261,7 @@ func (c *cluster) parse(ms kubernetes.ModelServer) (*modelServer, error) {
 	return parsed, err
 }
 
-// shorten bounds what one object can put into logs and answers.
+// shorten bounds what one object can put into logs and responses.
 func shorten(reason string) string {
 	if len(reason) > maxReason {
 		return strings.ToValidUTF8(reason[:maxReason], "") + "…"
@@ -265,8 +269,8 @@ func shorten(reason string) string {
 	return reason
 }
 
-// drop takes over what is wanted. Forms that were wanted and never served end here; those that serve end when nobody
-// needs them: see settle.
+// drop replaces the wanted forms. A form that was wanted and never served ends here. A form that serves ends in settle,
+// when nobody needs it any more.
 func (c *cluster) drop(wanted map[string]*object) {
 	for name, o := range c.wanted {
 		if wanted[name] != o && c.routes[o.model.Model()] != o {
@@ -276,8 +280,8 @@ func (c *cluster) drop(wanted map[string]*object) {
 	c.wanted = wanted
 }
 
-// settle routes each model to who is wanted for it, or, until that one's engines are known, to who has served it: a
-// change of a ModelServer fails no request.
+// settle routes each model to its wanted form. Until the engines of that form are known, the form that served before
+// goes on, so that a change of a ModelServer fails no request.
 func (c *cluster) settle() {
 	routes := map[string]*object{}
 	var waiting []rejected
@@ -304,7 +308,8 @@ func (c *cluster) settle() {
 	c.routes = routes
 	for model, o := range routes {
 		if before[model] != o {
-			c.g.log.Info("a ModelServer is served", "name", o.name, "model", model, "connector", o.model.Main.Name, "generation", o.generation)
+			c.g.log.Info("a ModelServer is served", "name", o.name, "model", model, "connector", o.model.Main.Name,
+				"generation", o.generation)
 		}
 	}
 	for model, o := range before {
@@ -323,8 +328,8 @@ func (c *cluster) retire(o *object) {
 	})
 }
 
-// parseObject reads an object as the same document in a file is read. Its engines are pods of its own namespace:
-// whoever may write ModelServers must not lead the gateway to files, addresses or other namespaces.
+// parseObject reads an object as the gateway reads the same document in a file. Its engines must be pods of its own
+// namespace: who may write ModelServers must not lead the gateway to files, addresses or other namespaces.
 func parseObject(ms kubernetes.ModelServer, owner *rest.Config) (*modelServer, error) {
 	l := &loader{cfg: &configuration{}}
 	doc := &yamlfile.Document{File: key(ms), Line: 1, JSON: ms.Object}
@@ -354,11 +359,12 @@ func reason(faults yamlfile.Faults) error {
 	return errors.Join(errs...)
 }
 
-// refuse remembers what is not served as it is, and tells what is new of it.
+// refuse keeps the list of objects that are not served as they are, and logs the new ones among them.
 func (c *cluster) refuse(now []rejected, wanted map[string]*object) {
 	for _, r := range now {
 		if !slices.Contains(c.rejected, r) {
-			c.g.log.Warn("a ModelServer is not served as it is", "name", r.Name, "reason", r.Reason, "servedAsBefore", wanted[r.Name] != nil)
+			c.g.log.Warn("a ModelServer is not served as it is", "name", r.Name, "reason", r.Reason, "servedAsBefore",
+				wanted[r.Name] != nil)
 		}
 	}
 	slices.SortFunc(now, func(a, b rejected) int { return strings.Compare(a.Name, b.Name) })
@@ -372,7 +378,7 @@ func (c *cluster) refuse(now []rejected, wanted map[string]*object) {
 	c.rejected, c.heard = now, true
 }
 
-// refused lists what is not served as it is, and whether the cluster has been heard of at all.
+// refused returns the objects that are not served as they are, and whether there has been a list of objects at all.
 func (c *cluster) refused() (list []rejected, heard bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

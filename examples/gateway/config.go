@@ -26,7 +26,7 @@ type configuration struct {
 	netHTTP bool          // net/http's client speaks to the engines
 }
 
-// note is something to tell about a well-formed configuration.
+// note is a remark on a well-formed configuration.
 type note struct {
 	kind noteKind
 	yamlfile.Fault
@@ -48,25 +48,28 @@ type gatewayObject struct {
 	Spec       gatewaySpec     `json:"spec"`
 }
 
-// gatewaySpec is the program's own part: kind Gateway.
+// gatewaySpec is the program's own part: kind Gateway. docs/configuration.md repeats the comments of the fields.
 type gatewaySpec struct {
-	Listen       string          `json:"listen"`
-	Admin        string          `json:"admin"` // "" turns it off
-	MaxBodyBytes int64           `json:"maxBodyBytes"`
+	Listen string `json:"listen"` // the address for clients, HOST:PORT
+	Admin  string `json:"admin"`  // the address for operators, HOST:PORT; "" turns it off
+	// a client's larger body gets 413, and nothing is sent to an engine
+	MaxBodyBytes int64 `json:"maxBodyBytes"`
+	// how long running streams may go on after SIGTERM; 0 cuts them at once
 	DrainTimeout config.Duration `json:"drainTimeout"`
-	Passthrough  string          `json:"passthrough"` // "" or decode
+	// decode sends other inference paths to a decode engine; "" answers 404
+	Passthrough string `json:"passthrough"`
 
-	// ModelServers has the ModelServer objects of a cluster served, besides those of the file.
+	// ModelServers is where ModelServer objects are watched, which are served besides those of the file.
 	ModelServers *clusterSpec `json:"modelServers"`
 }
 
 // clusterSpec is where ModelServer objects are watched.
 type clusterSpec struct {
-	Kubeconfig string `json:"kubeconfig"` // "": the cluster that the gateway itself runs in
-	Namespace  string `json:"namespace"`  // "" is default
+	Kubeconfig string `json:"kubeconfig"` // a file; "" is the cluster that the gateway itself runs in
+	Namespace  string `json:"namespace"`  // whose objects are served
 }
 
-// defaultGateway is what holds where a Gateway, or a member of it, is left out.
+// defaultGateway returns the values that hold where a Gateway, or a member of it, is left out.
 func defaultGateway() gatewaySpec {
 	return gatewaySpec{
 		Listen:       "127.0.0.1:8000",

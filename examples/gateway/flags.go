@@ -34,15 +34,21 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	var f flags
 	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	fs.StringVar(&f.config, "config", "", "the configuration `FILE`: a YAML stream of one Gateway and any number of ModelServers")
-	fs.Func("listen", "the `ADDR` for clients, in place of spec.listen (127.0.0.1:8000)", func(s string) error { f.listen = &s; return nil })
-	fs.Func("admin", "the `ADDR` for operators, in place of spec.admin (127.0.0.1:9000); \"\" turns it off", func(s string) error { f.admin = &s; return nil })
+	fs.StringVar(&f.config, "config", "",
+		"the configuration `FILE`: a YAML stream of one Gateway and any number of ModelServers")
+	fs.Func("listen", "the `ADDR` for clients, in place of spec.listen (127.0.0.1:8000)",
+		func(s string) error { f.listen = &s; return nil })
+	fs.Func("admin", "the `ADDR` for operators, in place of spec.admin (127.0.0.1:9000); \"\" turns it off",
+		func(s string) error { f.admin = &s; return nil })
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
-	fs.DurationVar(&f.canary, "canary", 0, "check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
-	fs.DurationVar(&f.probe, "probe", 0, "ask engines at this `PERIOD` for what their list lacks: model, version, data-parallel ranks; 0: never")
-	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+" (default round-robin); session=HEADER and zone=ZONE name theirs",
+	fs.DurationVar(&f.canary, "canary", 0,
+		"check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
+	fs.DurationVar(&f.probe, "probe", 0,
+		"ask engines at this `PERIOD` for what their list lacks: model, version, data-parallel ranks; 0: never")
+	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+
+		" (default round-robin); session=HEADER and zone=ZONE name theirs",
 		func(s string) (err error) { f.pick, err = pick.ParsePolicy(s); return err })
 	fs.Func("http-client", "the `CLIENT` that speaks HTTP/1.1 to the engines: own (default) or nethttp, which is net/http's", func(s string) error {
 		if f.netHTTP = s == "nethttp"; !f.netHTTP && s != "own" {
@@ -78,7 +84,8 @@ func (f flags) override(cfg *configuration) error {
 		of   time.Duration
 	}{{"-canary", f.canary}, {"-probe", f.probe}} {
 		if period.of < 0 {
-			errs = append(errs, &config.FieldError{Path: period.flag, Problem: "is negative", Remedy: "write a period like 1m, or 0 for never"})
+			errs = append(errs, &config.FieldError{Path: period.flag, Problem: "is negative",
+				Remedy: "write a period like 1m, or 0 for never"})
 		}
 	}
 	if f.listen != nil {
@@ -95,7 +102,8 @@ func (f flags) override(cfg *configuration) error {
 		return err
 	}
 	if clash(g.Listen, g.Admin) {
-		return &config.FieldError{Path: "-admin", Problem: "is the address of listen too", Remedy: "give it another port"}
+		return &config.FieldError{Path: "-admin", Problem: "is the address of listen too",
+			Remedy: "give it another port"}
 	}
 	return nil
 }

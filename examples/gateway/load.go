@@ -30,7 +30,8 @@ func load(file string) (*configuration, error) {
 
 // wholeFile is a fault of a file as a whole.
 func wholeFile(file, problem, remedy string) yamlfile.Faults {
-	return yamlfile.Faults{{File: file, Line: 1, FieldError: &config.FieldError{Path: "file", Problem: problem, Remedy: remedy}}}
+	return yamlfile.Faults{{File: file, Line: 1,
+		FieldError: &config.FieldError{Path: "file", Problem: problem, Remedy: remedy}}}
 }
 
 // parse reads and checks a configuration.
@@ -72,7 +73,8 @@ func (l *loader) document(d *yamlfile.Document) {
 	case kind == modelserver.Kind:
 		l.cfg.models = append(l.cfg.models, l.modelServer(d))
 	case l.gateway != nil:
-		l.fault(d, "kind", fmt.Sprintf("is a second Gateway, the first is on line %d", l.gateway.Line), "keep one of the two")
+		l.fault(d, "kind", fmt.Sprintf("is a second Gateway, the first is on line %d", l.gateway.Line),
+			"keep one of the two")
 	default:
 		l.gateway = d
 		o := gatewayObject{Spec: defaultGateway()}
@@ -127,18 +129,20 @@ func (l *loader) kind(d *yamlfile.Document) (string, bool) {
 	return kind, true
 }
 
-// checkUnique finds ModelServers that stand in each other's way.
+// checkUnique finds ModelServers with the same name or the same model.
 func (l *loader) checkUnique() {
 	names, models := map[string]int{}, map[string]int{}
 	for _, m := range l.cfg.models {
 		name := m.fullName()
 		if first, taken := names[name]; taken && name != "" {
-			l.fault(m.doc, "metadata.name", fmt.Sprintf("is the name of another ModelServer too, on line %d", first), "give each its own name or namespace")
+			l.fault(m.doc, "metadata.name", fmt.Sprintf("is the name of another ModelServer too, on line %d", first),
+				"give each its own name or namespace")
 		} else {
 			names[name] = m.doc.LineOf("metadata.name")
 		}
 		if first, taken := models[m.Model()]; taken {
-			l.fault(m.doc, "spec.model", fmt.Sprintf("is served by another ModelServer too, on line %d", first), "give each its own model; one share of a model's requests is a rollout")
+			l.fault(m.doc, "spec.model", fmt.Sprintf("is served by another ModelServer too, on line %d", first),
+				"give each its own model; one share of a model's requests is a rollout")
 		} else {
 			models[m.Model()] = m.doc.LineOf("spec.model")
 		}

@@ -26,8 +26,8 @@ func describeRegistration(r modelserver.Registration) string {
 	return text
 }
 
-// checkListeners finds addresses that two would listen on: whoever may ask for an answer must not be able to register
-// an engine, and no message says which model it is for.
+// checkListeners finds addresses that two parts would listen on. A client that may ask for an answer must not be able
+// to register an engine, and a registration does not say for which model it is.
 func (l *loader) checkListeners() {
 	type listener struct {
 		doc        *yamlfile.Document
@@ -35,9 +35,11 @@ func (l *loader) checkListeners() {
 	}
 	var taken []listener
 	if l.gateway != nil {
-		taken = append(taken, listener{l.gateway, "spec.listen", l.cfg.gateway.Listen}, listener{l.gateway, "spec.admin", l.cfg.gateway.Admin})
+		taken = append(taken, listener{l.gateway, "spec.listen", l.cfg.gateway.Listen},
+			listener{l.gateway, "spec.admin", l.cfg.gateway.Admin})
 	} else {
-		taken = append(taken, listener{nil, "listen", l.cfg.gateway.Listen}, listener{nil, "admin", l.cfg.gateway.Admin})
+		taken = append(taken, listener{nil, "listen", l.cfg.gateway.Listen},
+			listener{nil, "admin", l.cfg.gateway.Admin})
 	}
 	for _, m := range l.cfg.models {
 		const at = "spec.discovery.registration"
@@ -59,7 +61,7 @@ func (l *loader) checkListeners() {
 	}
 }
 
-// startRegistration opens the listeners at which a model's engines announce themselves, if there are any.
+// startRegistration opens the listeners at which a model's engines announce themselves, where the model has any.
 func (m *model) startRegistration(ctx context.Context, log *slog.Logger) error {
 	s := m.announced
 	if s == nil {

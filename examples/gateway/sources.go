@@ -19,8 +19,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// source makes what finds the model's engines. It reads, asks and opens nothing yet, but for a kubeconfig. onError is
-// told of trouble that does not end a source.
+// source makes the source of the model's engines. It only reads a kubeconfig: it asks nobody and opens nothing. The
+// source calls onError with trouble that does not end it.
 func (m *modelServer) source(configFile string, onError func(error)) (discovery.Source, error) {
 	switch m.FoundBy {
 	case "static":
@@ -29,7 +29,8 @@ func (m *modelServer) source(configFile string, onError func(error)) (discovery.
 		return file.New(m.endpointsFile(configFile), nil)
 	case "dns":
 		d := m.Spec.Discovery.DNS
-		return dns.New(&dns.Options{Prefill: d.Prefill, Decode: d.Decode, Encode: d.Encode, Port: d.Port, Resolver: d.Resolver})
+		return dns.New(&dns.Options{Prefill: d.Prefill, Decode: d.Decode, Encode: d.Encode, Port: d.Port,
+			Resolver: d.Resolver})
 	case "registration":
 		r := m.Spec.Discovery.Registration
 		return registration.New(&registration.Options{Listen: r.Listen, HTTP: r.HTTP})
@@ -45,7 +46,8 @@ func (m *modelServer) cluster(onError func(error)) (discovery.Source, error) {
 		Selector: kubernetes.Selector{MatchLabels: sel.MatchLabels},
 		Port:     strconv.Itoa(m.port())}
 	if g := sel.PDGroup; g != nil {
-		o.Selector.PDGroup = &kubernetes.PDGroup{GroupKey: g.GroupKey, PrefillLabels: g.PrefillLabels, DecodeLabels: g.DecodeLabels, EncodeLabels: g.EncodeLabels}
+		o.Selector.PDGroup = &kubernetes.PDGroup{GroupKey: g.GroupKey, PrefillLabels: g.PrefillLabels,
+			DecodeLabels: g.DecodeLabels, EncodeLabels: g.EncodeLabels}
 	}
 	if k.Service != "" {
 		o.Services = []kubernetes.Service{{Name: k.Service}}
@@ -90,7 +92,8 @@ func describeDNS(d modelserver.DNS) string {
 	if d.Port > 0 {
 		text = fmt.Sprintf("addresses for port %d", d.Port)
 	}
-	for _, n := range []struct{ role, name string }{{"prefill", d.Prefill}, {"decode", d.Decode}, {"encode", d.Encode}} {
+	for _, n := range []struct{ role, name string }{{"prefill", d.Prefill}, {"decode", d.Decode},
+		{"encode", d.Encode}} {
 		if n.name != "" {
 			text += ", " + n.role + " " + n.name
 		}

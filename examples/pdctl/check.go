@@ -137,9 +137,11 @@ func (c *checkCmd) report(out io.Writer, engines []flags.Engine, found []flags.F
 		}
 	} else {
 		for _, f := range found {
-			fmt.Fprintf(out, "%s %s\n  %s: %s\n  remedy: %s\n", f.Severity, f.Code, strings.Join(f.Engines, ", "), f.Text, f.Remedy)
+			fmt.Fprintf(out, "%s %s\n  %s: %s\n  remedy: %s\n", f.Severity, f.Code, strings.Join(f.Engines, ", "),
+				f.Text, f.Remedy)
 		}
-		fmt.Fprintf(out, "%s read: %s, %s\n", plural(len(engines), "engine"), plural(count[flags.Error], "error"), plural(count[flags.Warning], "warning"))
+		fmt.Fprintf(out, "%s read: %s, %s\n", plural(len(engines), "engine"), plural(count[flags.Error], "error"),
+			plural(count[flags.Warning], "warning"))
 	}
 	if count[flags.Error] > 0 {
 		return errFaults

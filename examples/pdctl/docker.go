@@ -11,7 +11,8 @@ import (
 )
 
 // switches are the options of `docker run` that take no value.
-var switches = []string{"--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "-it", "-ti", "-dit", "-itd", "--privileged", "--init", "--read-only", "-P", "--publish-all", "--no-healthcheck", "-q", "--quiet"}
+var switches = []string{"--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "-it", "-ti", "-dit", "-itd",
+	"--privileged", "--init", "--read-only", "-P", "--publish-all", "--no-healthcheck", "-q", "--quiet"}
 
 // container follows `docker run`, with which engines are most often started by hand: the engine's command stands behind
 // the image, its variables are -e options, and its files are mounted.

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
@@ -38,7 +37,7 @@ func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err er
 		files := map[string][]byte{}
 		for _, name := range e.Unread {
 			if content, readErr := l.read(name); readErr == nil {
-				files[name] = plain(name, content)
+				files[name] = content
 			}
 		}
 		e, err = flags.Parse(l.argv, l.env, files)
@@ -53,25 +52,19 @@ func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err er
 	return e, true, nil
 }
 
-// plain returns YAML as JSON, so that flags reads all of YAML.
-func plain(name string, content []byte) []byte {
-	if docs, faults := yamlfile.Read(name, content); len(docs) == 1 && len(faults) == 0 {
-		return docs[0].JSON
-	}
-	return content
-}
-
-// announced is the host that an engine names as its own.
+// announced returns the host that an engine names as its own.
 func announced(e flags.Engine, env map[string]string) string {
-	for _, host := range []string{e.Host, env["VLLM_HOST_IP"], env["VLLM_NIXL_SIDE_CHANNEL_HOST"], env["VLLM_P2P_SIDE_CHANNEL_HOST"]} {
-		if host != "" && host != "0.0.0.0" && host != "::" && host != "localhost" && !strings.HasPrefix(host, "127.") && host != "::1" {
+	for _, host := range []string{e.Host, env["VLLM_HOST_IP"], env["VLLM_NIXL_SIDE_CHANNEL_HOST"],
+		env["VLLM_P2P_SIDE_CHANNEL_HOST"]} {
+		if host != "" && host != "0.0.0.0" && host != "::" && host != "localhost" && !strings.HasPrefix(host, "127.") &&
+			host != "::1" {
 			return host
 		}
 	}
 	return ""
 }
 
-// readInput reads a shell script, a Compose file or Kubernetes manifests. What it is, its content tells.
+// readInput reads a shell script, a Compose file or Kubernetes manifests: the content says which.
 func readInput(file string, data []byte) ([]launched, error) {
 	docs, faults := readYAML(file, data)
 	has := func(is func(d map[string]any) bool) bool { return slices.ContainsFunc(docs, is) }
@@ -97,12 +90,13 @@ func readCommands(file, text string) []launched {
 	s := readScript(text)
 	var list []launched
 	for _, c := range s.commands {
-		l := launched{name: fmt.Sprintf("%s:%d", filepath.Base(file), c.line), argv: c.argv, env: c.env, home: file, read: func(name string) ([]byte, error) {
-			if content, ok := s.files[name]; ok {
-				return content, nil
-			}
-			return beside(file, name)
-		}}
+		l := launched{name: fmt.Sprintf("%s:%d", filepath.Base(file), c.line), argv: c.argv, env: c.env, home: file,
+			read: func(name string) ([]byte, error) {
+				if content, ok := s.files[name]; ok {
+					return content, nil
+				}
+				return beside(file, name)
+			}}
 		if c.label != "" && c.label != "*" {
 			// A script that becomes one of several programs may do so on several machines.
 			l.name = c.label
@@ -164,7 +158,8 @@ func (l launched) unwrap() []launched {
 	if i == 0 {
 		return []launched{l}
 	}
-	s := &shell{text: l.argv[i], line: 1, vars: maps.Clone(l.env), exported: maps.Clone(l.env), out: script{files: map[string][]byte{}}}
+	s := &shell{text: l.argv[i], line: 1, vars: maps.Clone(l.env), exported: maps.Clone(l.env),
+		out: script{files: map[string][]byte{}}}
 	s.run()
 	var list []launched
 	for _, c := range s.out.commands {
@@ -215,7 +210,8 @@ func composeWords(v any) (words []string, given bool) {
 		}
 		return words, true
 	case string:
-		s := &shell{text: strings.NewReplacer("\n", " ").Replace(composeText(v)), line: 1, vars: map[string]string{}, exported: map[string]string{}}
+		s := &shell{text: strings.NewReplacer("\n", " ").Replace(composeText(v)), line: 1, vars: map[string]string{},
+			exported: map[string]string{}}
 		for s.pos < len(s.text) {
 			s.skipBlanks()
 			before := s.pos

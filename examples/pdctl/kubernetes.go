@@ -49,7 +49,8 @@ func (k *manifests) walk(v any, kind, name string) {
 		if own := textAt(v, "kind"); own != "" {
 			kind = own
 		}
-		if own := cmp.Or(textAt(v, "metadata", "name"), textAt(v, "name")); own != "" && (name == "" || kind == "List") {
+		if own := cmp.Or(textAt(v, "metadata", "name"), textAt(v, "name")); own != "" &&
+			(name == "" || kind == "List") {
 			name = own
 		}
 		if containers := listAt(v, "containers"); containers != nil {
@@ -203,6 +204,7 @@ func (k *manifests) workers(backend map[string]any, workers []any, name string) 
 			}
 			argv = append(argv, fmt.Sprintf("--%s=%s", key, strings.TrimSpace(value)))
 		}
-		k.list = append(k.list, launched{name: full, node: full, argv: argv, env: env, tag: tagOf(textAt(worker, "image"))})
+		k.list = append(k.list,
+			launched{name: full, node: full, argv: argv, env: env, tag: tagOf(textAt(worker, "image"))})
 	}
 }

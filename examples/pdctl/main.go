@@ -54,7 +54,8 @@ func run(args []string, s streams) (code int) {
 			code = e.code
 		}
 	}()
-	parser, err := kong.New(&cli{}, kong.Name("pdctl"), kong.Description("Settings of engines for prefill/decode disaggregation: print them, check them."),
+	parser, err := kong.New(&cli{}, kong.Name("pdctl"),
+		kong.Description("Settings of engines for prefill/decode disaggregation: print them, check them."),
 		kong.Writers(s.out, s.err), kong.Exit(func(code int) { panic(ended{code}) }), kong.UsageOnError())
 	if err != nil {
 		fmt.Fprintln(s.err, "pdctl:", err)

@@ -45,8 +45,9 @@ func readModels(name string, in io.Reader) ([]modelServer, error) {
 		}
 		m, err := modelserver.Read(doc.JSON)
 		faults = append(faults, doc.Faults(err)...)
-		list = append(list, modelServer{ModelServer: m, name: cmp.Or(m.Name, m.Spec.Model, "model"), model: m.Spec.Model,
-			spec: m.Spec.KVConnector, endpoints: m.Endpoints})
+		list = append(list, modelServer{ModelServer: m, name: cmp.Or(m.Name, m.Spec.Model, "model"),
+			model: m.Spec.Model,
+			spec:  m.Spec.KVConnector, endpoints: m.Endpoints})
 	}
 	if len(faults) > 0 {
 		return nil, faults.Sorted()
@@ -86,7 +87,8 @@ func only(list []modelServer, name string) (modelServer, error) {
 		}
 		names = append(names, m.name)
 	}
-	return modelServer{}, fmt.Errorf("the file has the ModelServers %s: choose one with --server", strings.Join(names, ", "))
+	return modelServer{},
+		fmt.Errorf("the file has the ModelServers %s: choose one with --server", strings.Join(names, ", "))
 }
 
 // notes tell of connectors of which the settings are not rendered.

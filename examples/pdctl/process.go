@@ -25,12 +25,13 @@ func readProcess(proc string, pid int) (launched, error) {
 	if err != nil {
 		return launched{}, fmt.Errorf("the environment of process %d cannot be read: is it yours?", pid)
 	}
-	l := launched{name: fmt.Sprintf("pid %d", pid), argv: argv, env: map[string]string{}, node: "this machine", read: func(name string) ([]byte, error) {
-		if filepath.IsAbs(name) { // its root may be a container's
-			return readFile(filepath.Join(dir, "root", name), nil)
-		}
-		return readFile(filepath.Join(dir, "cwd", name), nil)
-	}}
+	l := launched{name: fmt.Sprintf("pid %d", pid), argv: argv, env: map[string]string{}, node: "this machine",
+		read: func(name string) ([]byte, error) {
+			if filepath.IsAbs(name) { // its root may be a container's
+				return readFile(filepath.Join(dir, "root", name), nil)
+			}
+			return readFile(filepath.Join(dir, "cwd", name), nil)
+		}}
 	for _, entry := range environ {
 		if name, value, ok := strings.Cut(entry, "="); ok {
 			l.env[name] = value

@@ -27,7 +27,8 @@ type command struct {
 
 // readScript reads a shell script or a command line.
 func readScript(text string) script {
-	s := &shell{text: text, line: 1, vars: map[string]string{}, exported: map[string]string{}, out: script{files: map[string][]byte{}}}
+	s := &shell{text: text, line: 1, vars: map[string]string{}, exported: map[string]string{},
+		out: script{files: map[string][]byte{}}}
 	s.run()
 	return s.out
 }
@@ -133,7 +134,8 @@ func (s *shell) operator(c byte) {
 // redirection reads < > >> << <<- 2>&1. The word after it is not an argument.
 func (s *shell) redirection(c byte) {
 	s.pos++
-	if n := len(s.words); n > 0 && !s.words[n-1].quoted && isDigits(s.words[n-1].text) && s.pos >= 2 && s.text[s.pos-2] != ' ' {
+	if n := len(s.words); n > 0 && !s.words[n-1].quoted && isDigits(s.words[n-1].text) && s.pos >= 2 &&
+		s.text[s.pos-2] != ' ' {
 		s.words = s.words[:n-1] // the 2 of 2>
 	}
 	rest := s.text[s.pos:]
@@ -324,7 +326,8 @@ func (s *shell) expansion() (string, bool) {
 		value, set = s.exported[name]
 	}
 	switch {
-	case (m[3] == ":-" || m[3] == ":=") && value == "", (m[3] == "-" || m[3] == "=") && !set, m[3] == "+" && set, m[3] == ":+" && value != "":
+	case (m[3] == ":-" || m[3] == ":=") && value == "", (m[3] == "-" || m[3] == "=") && !set, m[3] == "+" && set,
+		m[3] == ":+" && value != "":
 		return strings.Trim(m[4], `"'`), true
 	case strings.HasSuffix(m[3], "+"):
 		return "", true
@@ -363,7 +366,8 @@ func (s *shell) expandText(text string) string {
 }
 
 var (
-	keywords   = []string{"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "{", "}", "!", "time", "exec", "nohup", "command", "sudo"}
+	keywords = []string{"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "{", "}", "!",
+		"time", "exec", "nohup", "command", "sudo"}
 	assignment = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*)\+?=`)
 )
 
@@ -462,7 +466,8 @@ func (s *shell) finish(words []word, env, local map[string]string, target string
 	}
 	maps.Copy(env, local)
 	if i := shellText(argv); i > 0 && s.depth < 5 {
-		inner := &shell{text: argv[i], line: s.start, vars: maps.Clone(s.vars), exported: env, depth: s.depth + 1, label: s.label, out: script{files: s.out.files}}
+		inner := &shell{text: argv[i], line: s.start, vars: maps.Clone(s.vars), exported: env, depth: s.depth + 1,
+			label: s.label, out: script{files: s.out.files}}
 		maps.Copy(inner.vars, local)
 		inner.run()
 		s.out.commands = append(s.out.commands, inner.out.commands...)

@@ -55,7 +55,8 @@ func (c *verifyCmd) Run(s streams) error {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	client, engines := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client, engines := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+		&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	if c.EngineKey != "" {
 		key, err := os.ReadFile(c.EngineKey)
 		if err != nil {
@@ -182,7 +183,8 @@ func headers(lines []string) (http.Header, error) {
 }
 
 // pairFlow brings the two legs together in this program.
-func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []discovery.Endpoint) (*pdflow.Flow, func(), error) {
+func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []discovery.Endpoint) (*pdflow.Flow, func(),
+	error) {
 	source, err := static.New(endpoints...)
 	if err != nil {
 		return nil, nil, err

@@ -45,7 +45,7 @@ func (c *Connector) traits() (t connector.Traits) {
 // Lease is how long the connector's handoff lives, 0 where it does not expire.
 func (c *Connector) Lease() time.Duration { return c.traits().Lease }
 
-// open makes the connector that the spec at path names, and those it falls back to.
+// open opens the connector that the spec at path names, and those that it falls back to.
 func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
 	if !slices.Contains(connector.Names(), c.Name) {
@@ -81,8 +81,8 @@ func (m *ModelServer) encode(c *Connector) {
 	}
 }
 
-// check tells what does not fit a connector that is well configured in itself: the fallback, the engines' entries, and
-// settings that no engine has.
+// check finds what does not fit a connector whose own settings are right: a fallback that cannot be, engines that lack
+// an attribute, settings that no engine has.
 func (m *ModelServer) check(path string, c *Connector) {
 	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == connector.FallbackDecode {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
@@ -95,17 +95,19 @@ func (m *ModelServer) check(path string, c *Connector) {
 	m.checkEffects(path, c)
 }
 
-// checkEffects tells the settings that no engine has. One that P alone or D alone reads has an effect.
+// checkEffects notes the settings that have no effect in any engine. A setting that only P or only D reads has one.
 func (m *ModelServer) checkEffects(path string, c *Connector) {
 	r, ok := connector.As[launch.Renderer](c.KVConnector)
 	if !ok {
 		return
 	}
-	engines := slices.DeleteFunc(slices.Clone(m.targets()), func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
+	engines := slices.DeleteFunc(slices.Clone(m.targets()),
+		func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
 	var idle []launch.Note
 	used := map[string]bool{}
 	for i, e := range engines {
-		set, err := r.Render(launch.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(), Resources: c.Spec.Resources})
+		set, err := r.Render(launch.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(),
+			Resources: c.Spec.Resources})
 		if err != nil {
 			continue // no engine of today can be launched so, which pdctl render tells; those that run are served
 		}
@@ -128,20 +130,21 @@ func (m *ModelServer) checkEffects(path string, c *Connector) {
 	}
 }
 
-// targets are the engines whose settings tell what has an effect: those known, or one of each role where something else
-// lists them.
+// targets returns the engines for which settings are rendered to find those without effect: the static ones, or one of
+// each role where something else lists the engines.
 func (m *ModelServer) targets() []discovery.Endpoint {
 	if len(m.Endpoints) > 0 {
 		return m.Endpoints
 	}
 	var pair []discovery.Endpoint
 	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-		pair = append(pair, discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: role.String() + ".example:8000"}, Role: role})
+		pair = append(pair, discovery.Endpoint{ID: role.String(),
+			URL: &url.URL{Scheme: "http", Host: role.String() + ".example:8000"}, Role: role})
 	}
 	return pair
 }
 
-// unknownType is the remedy for a type that is not known: the nearest name, and all of them.
+// unknownType returns the remedy for an unknown type: the nearest name, and all names.
 func unknownType(typ string) string {
 	known := append(connector.Names(), connector.Classes()...)
 	slices.Sort(known)
@@ -152,7 +155,7 @@ func unknownType(typ string) string {
 	return list
 }
 
-// openFaults places what a connector says of its settings.
+// openFaults adds the faults that a connector finds in its settings, below the member that holds them.
 func (m *ModelServer) openFaults(path string, err error) {
 	word := path + ".config"
 	if m.Has(path + ".parameters") {
@@ -160,14 +163,15 @@ func (m *ModelServer) openFaults(path string, err error) {
 	}
 	for _, fe := range config.FieldErrors(err) {
 		if _, ok := errors.AsType[*config.FieldError](err); !ok {
-			fe = &config.FieldError{Problem: "is refused by the connector: " + fe.Problem, Remedy: "correct the connector's settings"}
+			fe = &config.FieldError{Problem: "is refused by the connector: " + fe.Problem,
+				Remedy: "correct the connector's settings"}
 		}
 		m.faults = append(m.faults, fe.In(word))
 	}
 }
 
-// checkMooncake tells of a name that has changed its meaning: what the design documents call mooncake is a content
-// store, and needs no bootstrap server.
+// checkMooncake warns of a name with two meanings: what the design documents call mooncake is a content store, which
+// needs no bootstrap server.
 func (m *ModelServer) checkMooncake(typePath string, spec connector.Spec) {
 	if spec.Type != "mooncake" || strings.Contains(string(spec.Config), `"bootstrapPort"`) {
 		return

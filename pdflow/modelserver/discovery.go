@@ -32,30 +32,32 @@ type Static struct {
 
 // File is a file with a list of engines, which is watched.
 type File struct {
-	Path string `json:"path"` // a relative one starts at the folder of the configuration file
+	// Path names a YAML or JSON file: a mapping with the one key endpoints, shaped as static.endpoints. A relative path starts
+	// at the configuration's folder.
+	Path string `json:"path"`
 }
 
 // DNS are names whose addresses or SRV records are the engines.
 type DNS struct {
-	Prefill  string `json:"prefill"`
-	Decode   string `json:"decode"`
-	Encode   string `json:"encode"`
-	Port     int    `json:"port"`     // of the engines; 0 asks for SRV records, which tell it
-	Resolver string `json:"resolver"` // HOST:PORT of the name server; "" is the system's
+	Prefill  string `json:"prefill"`  // the name of the prefill engines
+	Decode   string `json:"decode"`   // that of the decode engines; the same name twice is engines of role both
+	Encode   string `json:"encode"`   // that of the encode engines
+	Port     int    `json:"port"`     // the engines' port; 0 asks for SRV records, which tell it
+	Resolver string `json:"resolver"` // the name server, HOST:PORT
 }
 
 // Kubernetes are pods, or the endpoints of a service.
 type Kubernetes struct {
-	Kubeconfig string `json:"kubeconfig"` // "" is the cluster that the program itself runs in
-	Namespace  string `json:"namespace"`  // "" is the object's own
-	Service    string `json:"service"`    // its EndpointSlices in place of pods
-	Port       int    `json:"port"`       // of the engines; 0 is workloadPort.port
+	Kubeconfig string `json:"kubeconfig"` // a file; "" is the cluster that the program itself runs in
+	Namespace  string `json:"namespace"`  // of the pods or the service
+	Service    string `json:"service"`    // a service whose EndpointSlices list the engines; "" lists pods
+	Port       int    `json:"port"`       // the engines' port
 }
 
 // Registration are addresses at which engines announce themselves.
 type Registration struct {
-	Listen string `json:"listen"` // ZeroMQ, HOST:PORT
-	HTTP   string `json:"http"`   // HOST:PORT
+	Listen string `json:"listen"` // for ZeroMQ messages of P2pNcclConnector and MoRIIOConnector, HOST:PORT
+	HTTP   string `json:"http"`   // for an HTTP API that suits all engines, HOST:PORT
 }
 
 const (
@@ -106,7 +108,8 @@ func (m *ModelServer) checkKind(kind string) {
 	case "kubernetes":
 		m.checkPort(discoveryPath+".kubernetes.port", d.Kubernetes.Port)
 		if !selects && d.Kubernetes.Service == "" {
-			m.note(false, "spec.workloadSelector", "is left out, so no pod can be chosen", "write its matchLabels and pdGroup")
+			m.note(false, "spec.workloadSelector", "is left out, so no pod can be chosen",
+				"write its matchLabels and pdGroup")
 		}
 	}
 }

@@ -16,16 +16,17 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// FlowOptions are what an object does not say. nil means defaults.
+// FlowOptions are the settings of flows that an object does not have. nil is the defaults.
 type FlowOptions struct {
-	// Transport returns what legs go over, given timeouts.connect, or nil for a transport of the flows' own, which
-	// Shutdown closes. It is called once for each connector. nil is all their own.
+	// Transport returns the client that sends legs with this timeouts.connect. Where it returns nil, the flows make a
+	// transport, which Shutdown closes. Flows calls it once for each connector. A nil Transport is the same as one that
+	// returns nil.
 	Transport func(connect time.Duration) http.RoundTripper
 	NetHTTP   bool            // the flows' own transports send by net/http's client: see transport.Options
 	Options   []pdflow.Option // of each flow; those that the object's own settings make come after them
 }
 
-// Flows are a ModelServer at work: one for its connector, one for its rollout's, and those that they fall back to.
+// Flows are the flows of one ModelServer: one for its connector, one for its rollout, and those that they fall back to.
 // Methods may be called concurrently.
 type Flows struct {
 	Server      pdflow.Server // for [pdflow.Mux.SetRoutes]
@@ -35,8 +36,8 @@ type Flows struct {
 	owned       map[time.Duration]*transport.Transport
 }
 
-// Flows makes the flows of an object that was read without a fault. The picker serves all of them. Nothing is dialled
-// or listened on.
+// Flows makes the flows of an object that was read without a fault. All of them use the picker. Flows does not dial and
+// does not listen.
 func (m *ModelServer) Flows(p pdflow.Picker, o *FlowOptions) (*Flows, error) {
 	if err := errors.Join(m.faults...); err != nil {
 		return nil, err
@@ -51,15 +52,15 @@ func (m *ModelServer) Flows(p pdflow.Picker, o *FlowOptions) (*Flows, error) {
 	return b.flows, nil
 }
 
-// First lists the flows that requests may come to first: the main flow and the rollout's, without one whose share is
-// nothing.
+// First returns the flows that take requests first: the main flow and that of the rollout. A flow whose share is 0 is
+// not among them.
 func (f *Flows) First() []*pdflow.Flow { return slices.Clone(f.reached) }
 
-// All lists all flows.
+// All returns all flows.
 func (f *Flows) All() []*pdflow.Flow { return append(slices.Clip(f.first), f.next...) }
 
-// Start starts the connectors' listeners, if they have any, as [pdflow.Flow.Start] does. The error says why one could
-// not, for operators.
+// Start starts the listeners of the connectors that have one, as [pdflow.Flow.Start] does. The error is for operators:
+// it says why a listener could not start.
 func (f *Flows) Start(ctx context.Context) error {
 	var errs []error
 	for _, flow := range f.All() {
@@ -72,8 +73,8 @@ func (f *Flows) Start(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connectors.
-// What a request falls back to stays until the last request is through.
+// Shutdown refuses new requests, waits for the running ones until ctx ends, then cuts them and closes the connectors. A
+// flow that others fall back to stays until their last request has ended.
 func (f *Flows) Shutdown(ctx context.Context) error {
 	var mu sync.Mutex
 	var errs []error
@@ -154,7 +155,7 @@ func (b *builder) build() (err error) {
 	return err
 }
 
-// flow makes the flow of a connector, and first those that it falls back to.
+// flow makes the flow of a connector, after those that it falls back to.
 func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 	limits := c.Timeouts()
 	opts := append(slices.Clip(b.o.Options),
@@ -177,7 +178,8 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 	return pdflow.New(c.KVConnector, b.picker, opts...)
 }
 
-// requestCheckers are those of all connectors, since all flows send to the same engines.
+// requestCheckers returns the checkers of all connectors: all flows send to the same engines, so that a request which
+// harms the engines of one connector must not come through another.
 func (b *builder) requestCheckers() []connector.RequestChecker {
 	var all []connector.RequestChecker
 	for _, first := range []*Connector{b.m.Main, b.m.Rollout} {

@@ -271,3 +271,15 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// The encode stage goes before each connector, with its own settings.
+func TestAnEncodeStageGoesBeforeEachConnector(t *testing.T) {
+	ms, err := modelserver.Read(object(`{"encoder":{"type":"nixl","config":{"maxItems":3}},
+		"kvConnector":{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"http"}},
+		"rollout":{"weight":1,"kvConnector":{"type":"http"}}}`))
+	require.NoError(t, err)
+	for _, c := range []*modelserver.Connector{ms.Main, ms.Main.Fallback, ms.Rollout} {
+		_, encodes := connector.As[connector.Encoder](c.KVConnector)
+		assert.True(t, encodes, c.Name)
+	}
+}

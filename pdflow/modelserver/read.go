@@ -24,7 +24,8 @@ type ModelServer struct {
 	Main            *Connector
 	Rollout         *Connector // nil without one
 
-	FoundBy   string               // the one member of discovery: static, file, dns, kubernetes (the default), registration
+	// the one member of discovery: static, file, dns, kubernetes (the default), registration
+	FoundBy   string
 	Endpoints []discovery.Endpoint // of a static list
 
 	object  []byte
@@ -91,7 +92,7 @@ func (m *ModelServer) note(noEffect bool, path, problem, remedy string) {
 	m.Notes = append(m.Notes, Note{noEffect, &config.FieldError{Path: path, Problem: problem, Remedy: remedy}})
 }
 
-// head checks what is not the spec.
+// head checks all but the spec: kind, apiVersion, metadata.
 func (m *ModelServer) head(o *object) {
 	var kind, version string
 	switch {
@@ -156,6 +157,7 @@ func (m *ModelServer) readEncoder() {
 	m.encoder.Type = e.Type
 	encodes := func(e discovery.Endpoint) bool { return e.Role.Has(discovery.RoleEncode) }
 	if len(m.Endpoints) > 0 && !slices.ContainsFunc(m.Endpoints, encodes) {
-		m.note(false, at, "has no endpoint of role encode", "add one under discovery.static.endpoints, or remove encoder")
+		m.note(false, at, "has no endpoint of role encode",
+			"add one under discovery.static.endpoints, or remove encoder")
 	}
 }

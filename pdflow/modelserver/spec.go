@@ -27,11 +27,12 @@ type object struct {
 
 // Spec is a ModelServer's spec.
 type Spec struct {
-	Model            string           `json:"model"`           // what requests name; "" and "*" serve all names
+	// the model that requests name; "" and "*" serve all names
+	Model            string           `json:"model"`
 	InferenceEngine  string           `json:"inferenceEngine"` // vLLM, SGLang …; without effect
 	WorkloadSelector WorkloadSelector `json:"workloadSelector"`
 	WorkloadPort     WorkloadPort     `json:"workloadPort"`
-	TrafficPolicy    json.RawMessage  `json:"trafficPolicy"` // without effect
+	TrafficPolicy    json.RawMessage  `json:"trafficPolicy"` // without effect: kvConnector has retries and timeouts
 	KVConnector      connector.Spec   `json:"kvConnector"`
 	Encoder          Encoder          `json:"encoder"`
 	Rollout          Rollout          `json:"rollout"`
@@ -40,22 +41,22 @@ type Spec struct {
 
 // WorkloadSelector says which pods are the model's engines, and what each is for.
 type WorkloadSelector struct {
-	MatchLabels map[string]string `json:"matchLabels"`
+	MatchLabels map[string]string `json:"matchLabels"` // of all the model's pods
 	PDGroup     *PDGroup          `json:"pdGroup"`
 }
 
-// PDGroup tells prefill from decode pods. P and D meet within one value of the label GroupKey.
+// PDGroup tells prefill from decode pods. P and D are paired inside one value of the label GroupKey.
 type PDGroup struct {
-	GroupKey      string            `json:"groupKey"`
-	PrefillLabels map[string]string `json:"prefillLabels"`
-	DecodeLabels  map[string]string `json:"decodeLabels"`
-	EncodeLabels  map[string]string `json:"encodeLabels"` // for an encode stage; not in the design documents
+	GroupKey      string            `json:"groupKey"`      // P and D are paired inside one value of this label
+	PrefillLabels map[string]string `json:"prefillLabels"` // of prefill pods
+	DecodeLabels  map[string]string `json:"decodeLabels"`  // of decode pods
+	EncodeLabels  map[string]string `json:"encodeLabels"`  // of encode pods, for an encode stage
 }
 
 // WorkloadPort is where the engines listen.
 type WorkloadPort struct {
-	Port     int    `json:"port"` // 0: 8000
-	Protocol string `json:"protocol"`
+	Port     int    `json:"port"`     // the engines' port; 0 is 8000
+	Protocol string `json:"protocol"` // without effect
 }
 
 // Encoder is an encode stage before the legs; no Type is none.
@@ -66,6 +67,6 @@ type Encoder struct {
 
 // Rollout gives a share of the requests to another connector.
 type Rollout struct {
-	Weight      *int           `json:"weight"` // percent of the requests, by their ids
-	KVConnector connector.Spec `json:"kvConnector"`
+	Weight      *int           `json:"weight"`      // percent of the requests, by their ids
+	KVConnector connector.Spec `json:"kvConnector"` // the connector of this share, shaped as spec.kvConnector
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// budget bounds what all documents of a file come to, once aliases are followed.
+// budget bounds the size of all documents of a file, with aliases followed.
 type budget struct{ nodes, bytes int }
 
 func (b *budget) spent() bool { return b.nodes < 0 || b.bytes < 0 }
@@ -41,7 +41,7 @@ func (c *converter) fault(line int, path, problem, remedy string) {
 	c.faults = append(c.faults, newFault(c.doc.File, line, path, problem, remedy))
 }
 
-// maxShownPath bounds the path of a field that aliases have nested without end.
+// maxShownPath bounds the path in a fault: aliases can nest a field without end.
 const maxShownPath = 200
 
 func (c *converter) write(s string) {

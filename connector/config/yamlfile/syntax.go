@@ -17,8 +17,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// decodeNode reads the next document. The YAML package has panicked on odd files before; a file must not end the
-// program without a word.
+// decodeNode reads the next document. It recovers, since the YAML package has panicked on odd files before and a file
+// must not end the program.
 func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -111,7 +111,7 @@ func syntaxFault(file string, data []byte, err error) Fault {
 			}
 		}
 	}
-	// The parser's line is that of what it was reading when it stopped; a tab is what most often stopped it.
+	// The parser reports the line of what it was reading when it stopped. Most often a tab near that line stopped it.
 	rows := strings.Split(string(data), "\n")
 	for _, n := range []int{line, line + 1, line - 1} {
 		if n >= 1 && n <= len(rows) && strings.Contains(indentation(rows[n-1]), "\t") {
@@ -126,7 +126,8 @@ func syntaxFault(file string, data []byte, err error) Fault {
 				break
 			}
 		}
-		return newFault(file, line, "yaml", "an alias names an anchor that is not there", "define it with & before its use")
+		return newFault(file, line, "yaml", "an alias names an anchor that is not there",
+			"define it with & before its use")
 	}
 	return newFault(file, line, "yaml", text, "correct the syntax at or just before this line")
 }

@@ -85,7 +85,8 @@ func together(hits []hit) []hit {
 		list[i].engines = append(list[i].engines, h.engines...)
 	}
 	for i, h := range list {
-		if len(h.engines) > 1 && slices.ContainsFunc(hits, func(k hit) bool { return len(k.engines) == 1 && k.text == h.text }) {
+		if len(h.engines) > 1 &&
+			slices.ContainsFunc(hits, func(k hit) bool { return len(k.engines) == 1 && k.text == h.text }) {
 			list[i].text = "each " + h.text
 		}
 	}
@@ -93,7 +94,8 @@ func together(hits []hit) []hit {
 }
 
 func (h hit) finding(r rule) Finding {
-	f := Finding{Severity: cmp.Or(h.severity, r.severity), Code: r.code, Text: h.text, Remedy: cmp.Or(h.remedy, r.remedy)}
+	f := Finding{Severity: cmp.Or(h.severity, r.severity), Code: r.code, Text: h.text,
+		Remedy: cmp.Or(h.remedy, r.remedy)}
 	for _, e := range h.engines {
 		f.Engines = append(f.Engines, e.Name)
 	}
@@ -266,7 +268,8 @@ func clashes(list []taken, text string) []hit {
 	var hits []hit
 	for i, a := range list {
 		for _, b := range list[i+1:] {
-			if a.engine != b.engine && a.engine.Node == b.engine.Node && a.engine.Node != "" && a.from < b.until && b.from < a.until {
+			if a.engine != b.engine && a.engine.Node == b.engine.Node && a.engine.Node != "" && a.from < b.until &&
+				b.from < a.until {
 				hits = append(hits, hit{engines: []*Engine{a.engine, b.engine}, text: text})
 			}
 		}

@@ -15,8 +15,10 @@ import (
 
 var vllmShort = map[string]string{
 	"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size", "-q": "quantization",
-	"-dpl": "data-parallel-size-local", "-dpa": "data-parallel-address", "-dpp": "data-parallel-rpc-port", "-dpb": "data-parallel-backend",
-	"-dpr": "data-parallel-rank", "-dpn": "data-parallel-rank", "-dpc": "data-parallel-hybrid-lb", "-n": "nnodes", "-r": "node-rank", "-cc": "compilation-config", "-O": "optimization-level",
+	"-dpl": "data-parallel-size-local", "-dpa": "data-parallel-address", "-dpp": "data-parallel-rpc-port",
+	"-dpb": "data-parallel-backend",
+	"-dpr": "data-parallel-rank", "-dpn": "data-parallel-rank", "-dpc": "data-parallel-hybrid-lb", "-n": "nnodes",
+	"-r": "node-rank", "-cc": "compilation-config", "-O": "optimization-level",
 }
 
 // vllm reads the arguments of `vllm serve` (vllm/engine/arg_utils.py, entrypoints/openai/cli_args.py).
@@ -27,7 +29,8 @@ func (e *Engine) vllm(argv []string, env map[string]string, files map[string][]b
 			return err
 		}
 	}
-	if err := e.sizes(a, []string{"tensor-parallel-size"}, []string{"pipeline-parallel-size"}, []string{"data-parallel-size"}); err != nil {
+	if err := e.sizes(a, []string{"tensor-parallel-size"}, []string{"pipeline-parallel-size"},
+		[]string{"data-parallel-size"}); err != nil {
 		return err
 	}
 	e.Model = a.first("model", "model-tag")
@@ -50,7 +53,8 @@ func (e *Engine) vllm(argv []string, env map[string]string, files map[string][]b
 		return err
 	}
 	if ec != nil {
-		e.Encoder = &Encoder{Class: text(ec, "ec_connector"), Role: text(ec, "ec_role"), Extra: object(ec, "ec_connector_extra_config")}
+		e.Encoder = &Encoder{Class: text(ec, "ec_connector"), Role: text(ec, "ec_role"),
+			Extra: object(ec, "ec_connector_extra_config")}
 		if e.Encoder.Role == "ec_producer" && raw == nil {
 			e.Role = discovery.RoleEncode
 		}
@@ -149,7 +153,8 @@ func transferConfig(a arguments, flag string) (map[string]any, error) {
 func transfer(raw map[string]any, depth int) (Transfer, error) {
 	t := Transfer{
 		Class: text(raw, "kv_connector"), Role: text(raw, "kv_role"), EngineID: text(raw, "engine_id"),
-		FailurePolicy: text(raw, "kv_load_failure_policy"), Port: text(raw, "kv_port"), Rank: text(raw, "kv_rank"), Extra: object(raw, "kv_connector_extra_config"),
+		FailurePolicy: text(raw, "kv_load_failure_policy"), Port: text(raw, "kv_port"), Rank: text(raw, "kv_rank"),
+		Extra: object(raw, "kv_connector_extra_config"),
 	}
 	if t.Class == "" {
 		return t, errors.New("--kv-transfer-config has no kv_connector")
@@ -234,12 +239,14 @@ func (e *Engine) lmcache(env map[string]string, files map[string][]byte) error {
 
 // mooncakeVariables stand for members of Mooncake's file where there is none (vllm/distributed/mooncake_store.py).
 var mooncakeVariables = map[string]string{
-	"MOONCAKE_MASTER": "master_server_address", "MOONCAKE_TE_META_DATA_SERVER": "metadata_server", "MOONCAKE_TENANT_ID": "tenant_id",
+	"MOONCAKE_MASTER": "master_server_address", "MOONCAKE_TE_META_DATA_SERVER": "metadata_server",
+	"MOONCAKE_TENANT_ID": "tenant_id",
 }
 
 // mooncakeStore gathers the settings of Mooncake's store.
 func (e *Engine) mooncakeStore(env map[string]string, files map[string][]byte) error {
-	if !slices.ContainsFunc(e.Transfer.Leaves(), func(t *Transfer) bool { return t.Class == "MooncakeStoreConnector" }) {
+	if !slices.ContainsFunc(e.Transfer.Leaves(),
+		func(t *Transfer) bool { return t.Class == "MooncakeStoreConnector" }) {
 		return nil
 	}
 	e.Mooncake = map[string]any{}
@@ -268,7 +275,9 @@ func (e *Engine) mooncakeStore(env map[string]string, files map[string][]byte) e
 // sglang reads the arguments of SGLang's server (sglang/srt/server_args.py).
 func (e *Engine) sglang(argv []string) error {
 	a := split(argv, nil)
-	if err := e.sizes(a, []string{"tp-size", "tp", "tensor-parallel-size"}, []string{"pp-size", "pp", "pipeline-parallel-size"}, []string{"dp-size", "dp", "data-parallel-size"}); err != nil {
+	if err := e.sizes(a, []string{"tp-size", "tp", "tensor-parallel-size"},
+		[]string{"pp-size", "pp", "pipeline-parallel-size"},
+		[]string{"dp-size", "dp", "data-parallel-size"}); err != nil {
 		return err
 	}
 	e.Model = a.first("model-path", "model")

@@ -89,17 +89,19 @@ func (t *Transfer) Leaves() []*Transfer {
 var (
 	keptEnv = []string{
 		"PYTHONHASHSEED", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT",
-		"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT", "VLLM_SSM_CONV_STATE_LAYOUT", "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", "VLLM_EC_SIDE_CHANNEL_HOST",
+		"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "VLLM_P2P_SIDE_CHANNEL_HOST", "VLLM_P2P_SIDE_CHANNEL_PORT",
+		"VLLM_SSM_CONV_STATE_LAYOUT", "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", "VLLM_EC_SIDE_CHANNEL_HOST",
 	}
 	keptArgs = []string{
-		"block-size", "kv-cache-dtype", "dtype", "prefix-caching-hash-algo", "page-size", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size",
+		"block-size", "kv-cache-dtype", "dtype", "prefix-caching-hash-algo", "page-size", "mamba-cache-dtype",
+		"mamba-ssm-cache-dtype", "mamba-block-size",
 		"mamba-cache-mode", "disaggregation-transfer-backend", "disaggregation-bootstrap-port", "transceiver-backend",
 	}
 )
 
 // Parse reads the command line of an engine, program first. env is its environment and files are the configuration
-// files that both name, by the name they are given there; a file may be JSON, or YAML without anchors, tags and block
-// scalars. The error is [ErrNoEngine], or says which argument cannot be read, without its value.
+// files that both name, by the name they are given there: one mapping each, in YAML or JSON. The error is [ErrNoEngine],
+// or says which argument cannot be read, without its value.
 func Parse(argv []string, env map[string]string, files map[string][]byte) (Engine, error) {
 	program, rest := find(argv)
 	e := Engine{Program: program, TP: 1, PP: 1, DP: 1, env: map[string]string{}, args: map[string]string{}}

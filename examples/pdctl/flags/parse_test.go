@@ -3,6 +3,7 @@
 package flags
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -129,16 +130,29 @@ func TestOnlyWhatRulesCompareIsKept(t *testing.T) {
 	assert.Equal(t, map[string]string{"PYTHONHASHSEED": "0"}, e.env)
 }
 
-func TestPlainYAML(t *testing.T) {
-	m, err := readSettings([]byte("---\n# LMCache\na: 1 # one\nb: \"x # y\"\nc: 'it''s'\nd: True\ne:\nf:\n- 1\n- two\ng:\n  h: [8300, \"8301\"]\n  i:\n    j: {\"k\": 2}\nurl: redis://h:6379/0\n\"q\": none\n"))
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"a":1,"b":"x # y","c":"it's","d":true,"e":null,"f":[1,"two"],"g":{"h":[8300,"8301"],"i":{"j":{"k":2}}},"url":"redis://h:6379/0","q":null}`, jsonText(m))
-	m, err = readSettings([]byte(`{"a": {"b": [1]}}`))
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"a":{"b":[1]}}`, jsonText(m))
-	for _, bad := range []string{"a: &x 1", "a: *x", "a: |\n  text", "a: !!str 1", "- 1", "a:\n  b: 1\n c: 2", "a: 1\n  b: 2", "\ta: 1", "a", "a: - b: c", "{", "[]", "a: \"x", "list:\n- k: v"} {
-		_, err := readSettings([]byte(bad))
-		assert.Error(t, err, bad)
+func TestAConfigurationFileIsOneMapping(t *testing.T) {
+	one := json.Number("1")
+	for text, want := range map[string]map[string]any{
+		"---\n# LMCache\na: 1 # one\nb: [x, 'it''s', True, null]\nc:\n  d: {\"e\": 1}\n": {
+			"a": one, "b": []any{"x", "it's", true, nil}, "c": map[string]any{"d": map[string]any{"e": one}}},
+		`{"a": {"b": [1]}}`:                {"a": map[string]any{"b": []any{one}}},
+		"a: &x {b: 1}\nc: *x\nd: |\n  e\n": {"a": map[string]any{"b": one}, "c": map[string]any{"b": one}, "d": "e\n"},
+		"# nothing\n":                      {},
+	} {
+		m, err := readSettings([]byte(text))
+		require.NoError(t, err, text)
+		assert.Equal(t, want, m, text)
+	}
+	for text, want := range map[string]string{
+		"a: 1\n---\nb: 2":      "is not one mapping",
+		"- a":                  "line 1: document: is not a mapping",
+		"a: 1\n\tb: hunter2":   "line 2: yaml: the line is indented with a tab",
+		"a: hunter2\nb: [1, 2": "line 2: yaml: ",
+		"a: !secret hunter2":   "line 1: a: has a YAML tag",
+	} {
+		_, err := readSettings([]byte(text))
+		require.ErrorContains(t, err, want, text)
+		assert.NotContains(t, err.Error(), "hunter2")
 	}
 }
 

@@ -7,7 +7,8 @@ import (
 )
 
 // rules in the order in which findings are told: what concerns all connectors, then each connector's own.
-var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, lmcacheRules, storeRules, mooncakeRules, peerRules, otherEngineRules, pairRules, encodeRules)
+var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, lmcacheRules, storeRules, mooncakeRules,
+	peerRules, otherEngineRules, pairRules, encodeRules)
 
 // classesOf are the engines' classes that each of the gateway's connectors speaks with.
 var classesOf = map[string][]string{
@@ -29,7 +30,8 @@ var classesOf = map[string][]string{
 
 // handoffs are the classes whose KV only moves when the gateway says so with each request.
 var handoffs = []string{
-	"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1", "MooncakeLayerwiseConnector",
+	"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1",
+	"MooncakeLayerwiseConnector",
 	"P2pNcclConnector", "MoRIIOConnector",
 }
 
@@ -39,14 +41,16 @@ var generalRules = []rule{
 		find: func(g *model) (hits []hit) {
 			for _, e := range g.engines {
 				if len(e.Unread) > 0 {
-					hits = append(hits, hit{engines: []*Engine{e}, text: "names a configuration file that could not be read, so its settings are not checked"})
+					hits = append(hits, hit{engines: []*Engine{e},
+						text: "names a configuration file that could not be read, so its settings are not checked"})
 				}
 			}
 			return hits
 		},
 	},
 	{
-		code: "no-kv-transfer", severity: Error, remedy: "start it with the --kv-transfer-config that `pdctl render` prints",
+		code: "no-kv-transfer", severity: Error,
+		remedy: "start it with the --kv-transfer-config that `pdctl render` prints",
 		find: func(g *model) (hits []hit) {
 			other := slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Transfer != nil })
 			if !other && (g.typ == "" || g.typ == "http") {
@@ -54,25 +58,29 @@ var generalRules = []rule{
 			}
 			for _, e := range g.engines {
 				if e.Program == "vllm" && e.Transfer == nil {
-					hits = append(hits, hit{engines: []*Engine{e}, text: "is started without --kv-transfer-config: it computes every prompt itself"})
+					hits = append(hits, hit{engines: []*Engine{e},
+						text: "is started without --kv-transfer-config: it computes every prompt itself"})
 				}
 			}
 			return hits
 		},
 	},
 	{
-		code: "role-unknown", severity: Error, remedy: "write kv_producer for prefill, kv_consumer for decode, or kv_both",
+		code: "role-unknown", severity: Error,
+		remedy: "write kv_producer for prefill, kv_consumer for decode, or kv_both",
 		find: func(g *model) (hits []hit) {
 			for _, e := range g.engines {
 				if e.Transfer != nil && e.Role == 0 {
-					hits = append(hits, hit{engines: []*Engine{e}, text: "has no kv_role that vLLM knows: it does not start"})
+					hits = append(hits, hit{engines: []*Engine{e},
+						text: "has no kv_role that vLLM knows: it does not start"})
 				}
 			}
 			return hits
 		},
 	},
 	{
-		code: "roles", severity: Error, remedy: "write kv_producer for prefill engines and kv_consumer for decode engines (SGLang: --disaggregation-mode)",
+		code: "roles", severity: Error,
+		remedy: "write kv_producer for prefill engines and kv_consumer for decode engines (SGLang: --disaggregation-mode)",
 		find: func(g *model) []hit {
 			if len(g.engines) < 2 || !slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Role != 0 }) {
 				return nil
@@ -111,7 +119,8 @@ var generalRules = []rule{
 		},
 	},
 	{
-		code: "model-differs", severity: Error, remedy: "load the same model everywhere; --served-model-name gives it the name that requests use",
+		code: "model-differs", severity: Error,
+		remedy: "load the same model everywhere; --served-model-name gives it the name that requests use",
 		find: func(g *model) []hit {
 			if g.pair() && differ(g.engines, func(e *Engine) string { return e.Model }) {
 				return []hit{{engines: g.engines, text: "load different models: KV of one is noise to the other"}}
@@ -119,31 +128,40 @@ var generalRules = []rule{
 			return nil
 		},
 	},
-	differing("block-size-differs", "block-size", "cut KV into blocks of different sizes (--block-size): blocks of one do not fit the other"),
-	differing("kv-cache-dtype-differs", "kv-cache-dtype", "keep KV in different types (--kv-cache-dtype): the bytes of one mean something else to the other"),
-	differing("dtype-differs", "dtype", "compute in different types (--dtype): NIXL refuses the handshake, stores give KV of another precision"),
+	differing("block-size-differs", "block-size",
+		"cut KV into blocks of different sizes (--block-size): blocks of one do not fit the other"),
+	differing("kv-cache-dtype-differs", "kv-cache-dtype",
+		"keep KV in different types (--kv-cache-dtype): the bytes of one mean something else to the other"),
+	differing("dtype-differs", "dtype",
+		"compute in different types (--dtype): NIXL refuses the handshake, stores give KV of another precision"),
 	{
-		code: "load-failure-hidden", severity: Warning, remedy: `write "kv_load_failure_policy":"fail"; the gateway then tries another pair`,
+		code: "load-failure-hidden", severity: Warning,
+		remedy: `write "kv_load_failure_policy":"fail"; the gateway then tries another pair`,
 		find: func(g *model) (hits []hit) {
 			for _, e := range g.engines {
 				policies := []*Transfer{e.Transfer}
 				if e.Transfer != nil {
 					policies = append(policies, e.Transfer.Leaves()...)
 				}
-				if slices.ContainsFunc(policies, func(t *Transfer) bool { return t != nil && t.FailurePolicy == "recompute" }) {
-					hits = append(hits, hit{engines: []*Engine{e}, text: `computes the prompt again in silence when KV cannot be loaded (kv_load_failure_policy "recompute"): failed transfers look like slow answers`})
+				if slices.ContainsFunc(policies,
+					func(t *Transfer) bool { return t != nil && t.FailurePolicy == "recompute" }) {
+					hits = append(hits, hit{engines: []*Engine{e},
+						text: `computes the prompt again in silence when KV cannot be loaded (kv_load_failure_policy "recompute"): failed transfers look like slow answers`})
 				}
 			}
 			return hits
 		},
 	},
 	{
-		code: "engine-id-twice", severity: Error, remedy: "give each engine its own engine_id, or leave it out (push needs it on prefill engines)",
+		code: "engine-id-twice", severity: Error,
+		remedy: "give each engine its own engine_id, or leave it out (push needs it on prefill engines)",
 		find: func(g *model) (hits []hit) {
 			for i, a := range g.engines {
 				for _, b := range g.engines[i+1:] {
-					if a.Transfer != nil && b.Transfer != nil && a.Transfer.EngineID != "" && a.Transfer.EngineID == b.Transfer.EngineID {
-						hits = append(hits, hit{engines: []*Engine{a, b}, text: "have the same engine_id: their peers take one for the other"})
+					if a.Transfer != nil && b.Transfer != nil && a.Transfer.EngineID != "" &&
+						a.Transfer.EngineID == b.Transfer.EngineID {
+						hits = append(hits, hit{engines: []*Engine{a, b},
+							text: "have the same engine_id: their peers take one for the other"})
 					}
 				}
 			}
@@ -151,16 +169,21 @@ var generalRules = []rule{
 		},
 	},
 	{
-		code: "mamba-tp", severity: Error, remedy: "give prefill and decode the same --tensor-parallel-size, and both VLLM_SSM_CONV_STATE_LAYOUT=DS",
+		code: "mamba-tp", severity: Error,
+		remedy: "give prefill and decode the same --tensor-parallel-size, and both VLLM_SSM_CONV_STATE_LAYOUT=DS",
 		find: func(g *model) []hit {
-			if !g.pair() || !slices.ContainsFunc(g.engines, isMamba) || !differ(g.engines, func(e *Engine) string { return jsonText(e.TP) }) {
+			if !g.pair() || !slices.ContainsFunc(g.engines, isMamba) ||
+				!differ(g.engines, func(e *Engine) string { return jsonText(e.TP) }) {
 				return nil
 			}
-			h := hit{engines: g.engines, text: "serve a model with Mamba layers with different tensor parallel sizes: its state cannot be cut anew"}
-			if len(g.with(nixlClasses...)) == len(g.engines) && !slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Version.Before(0, 28) }) {
+			h := hit{engines: g.engines,
+				text: "serve a model with Mamba layers with different tensor parallel sizes: its state cannot be cut anew"}
+			if len(g.with(nixlClasses...)) == len(g.engines) &&
+				!slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Version.Before(0, 28) }) {
 				// vllm#37635 and what followed; nixl/base_worker.py of 0.32.0. Falcon-H1's was cut wrongly (vllm#55208,
 				// open when this was written).
-				h.severity, h.text = Warning, "serve a model with Mamba layers with different tensor parallel sizes: NIXL cuts its state anew, for some models wrongly (vllm#55208)"
+				h.severity, h.text = Warning,
+					"serve a model with Mamba layers with different tensor parallel sizes: NIXL cuts its state anew, for some models wrongly (vllm#55208)"
 			}
 			return []hit{h}
 		},
@@ -177,7 +200,8 @@ var generalRules = []rule{
 			if len(without) == 0 || !g.pair() {
 				return nil
 			}
-			return []hit{{engines: without, text: "serve a model with Mamba layers without VLLM_SSM_CONV_STATE_LAYOUT=DS: its state cannot be handed over"}}
+			return []hit{{engines: without,
+				text: "serve a model with Mamba layers without VLLM_SSM_CONV_STATE_LAYOUT=DS: its state cannot be handed over"}}
 		},
 	},
 }

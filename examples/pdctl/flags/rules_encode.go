@@ -10,7 +10,8 @@ import (
 
 // takers are the engines that take embeddings from an encode stage.
 func (g *model) takers() []*Engine {
-	return slices.DeleteFunc(slices.Clone(g.engines), func(e *Engine) bool { return e.Encoder == nil || e.Encoder.Role == "ec_producer" })
+	return slices.DeleteFunc(slices.Clone(g.engines),
+		func(e *Engine) bool { return e.Encoder == nil || e.Encoder.Role == "ec_producer" })
 }
 
 func encoderPath(e *Engine) string {
@@ -22,12 +23,14 @@ func encoderPath(e *Engine) string {
 
 var encodeRules = []rule{
 	{
-		code: "encode-alone", severity: Error, remedy: "start prefill engines with --ec-transfer-config too, with ec_role ec_consumer",
+		code: "encode-alone", severity: Error,
+		remedy: "start prefill engines with --ec-transfer-config too, with ec_role ec_consumer",
 		find: func(g *model) []hit {
 			if len(g.encodes) == 0 || len(g.engines) == 0 || len(g.takers()) > 0 {
 				return nil
 			}
-			return []hit{{engines: g.encodes, text: "encode media that no other engine takes over: each item is encoded twice"}}
+			return []hit{{engines: g.encodes,
+				text: "encode media that no other engine takes over: each item is encoded twice"}}
 		},
 	},
 	{
@@ -45,7 +48,8 @@ var encodeRules = []rule{
 		find: func(g *model) []hit {
 			all := g.encodeFolders()
 			if len(g.encodes) > 0 && len(all) > 0 && differ(all, encoderPath) {
-				return []hit{{engines: all, text: "keep embeddings in different folders (ec_connector_extra_config.shared_storage_path): none finds the other's"}}
+				return []hit{{engines: all,
+					text: "keep embeddings in different folders (ec_connector_extra_config.shared_storage_path): none finds the other's"}}
 			}
 			return nil
 		},
@@ -56,23 +60,28 @@ var encodeRules = []rule{
 			all := g.encodeFolders()
 			local := func(e *Engine) bool {
 				p := encoderPath(e)
-				return !path.IsAbs(p) || p == "/tmp" || strings.HasPrefix(p, "/tmp/") || strings.HasPrefix(p, "/dev/shm")
+				return !path.IsAbs(p) || p == "/tmp" || strings.HasPrefix(p, "/tmp/") ||
+					strings.HasPrefix(p, "/dev/shm")
 			}
 			if len(g.encodes) == 0 || !apart(all) || !slices.ContainsFunc(all, local) {
 				return nil
 			}
-			return []hit{{engines: all, text: "keep embeddings in a folder of each machine's own (shared_storage_path under /tmp, or relative): none finds the other's"}}
+			return []hit{{engines: all,
+				text: "keep embeddings in a folder of each machine's own (shared_storage_path under /tmp, or relative): none finds the other's"}}
 		},
 	},
 	{
-		code: "encode-loopback", severity: Error, remedy: "set VLLM_EC_SIDE_CHANNEL_HOST to an address of the engine's own machine that prefill engines reach",
+		code: "encode-loopback", severity: Error,
+		remedy: "set VLLM_EC_SIDE_CHANNEL_HOST to an address of the engine's own machine that prefill engines reach",
 		find: func(g *model) (hits []hit) {
 			if !apart(slices.Concat(g.encodes, g.takers())) {
 				return nil
 			}
 			for _, e := range g.encodes {
-				if e.Encoder.Class == "ECCPUConnector" && yes(e.Encoder.Extra, "ec_enable_nixl") && isLoopback(e.env["VLLM_EC_SIDE_CHANNEL_HOST"]) {
-					hits = append(hits, hit{engines: []*Engine{e}, text: "listens on its own machine's loopback only: prefill engines elsewhere cannot fetch its embeddings"})
+				if e.Encoder.Class == "ECCPUConnector" && yes(e.Encoder.Extra, "ec_enable_nixl") &&
+					isLoopback(e.env["VLLM_EC_SIDE_CHANNEL_HOST"]) {
+					hits = append(hits, hit{engines: []*Engine{e},
+						text: "listens on its own machine's loopback only: prefill engines elsewhere cannot fetch its embeddings"})
 				}
 			}
 			return hits
@@ -82,5 +91,6 @@ var encodeRules = []rule{
 
 // encodeFolders are the engines that pass embeddings on in a folder.
 func (g *model) encodeFolders() []*Engine {
-	return slices.DeleteFunc(slices.Concat(g.encodes, g.takers()), func(e *Engine) bool { return e.Encoder.Class != "ECExampleConnector" })
+	return slices.DeleteFunc(slices.Concat(g.encodes, g.takers()),
+		func(e *Engine) bool { return e.Encoder.Class != "ECExampleConnector" })
 }

@@ -36,8 +36,9 @@ var gatewayRules = []rule{
 				for _, t := range e.Transfer.Leaves() {
 					if slices.Contains(handoffs, t.Class) {
 						hits = append(hits, hit{
-							engines: []*Engine{e}, text: "waits for a handoff with each request, and the gateway's connector http relays none: every prompt is computed twice",
-							remedy: "write kvConnector.type: " + speaks(e, t),
+							engines: []*Engine{e},
+							text:    "waits for a handoff with each request, and the gateway's connector http relays none: every prompt is computed twice",
+							remedy:  "write kvConnector.type: " + speaks(e, t),
 						})
 					}
 				}
@@ -46,7 +47,8 @@ var gatewayRules = []rule{
 		},
 	},
 	{
-		code: "fallback-connector", severity: Warning, remedy: "add its class to the engines as a child of a MultiConnector, or remove the fallback",
+		code: "fallback-connector", severity: Warning,
+		remedy: "add its class to the engines as a child of a MultiConnector, or remove the fallback",
 		find: func(g *model) (hits []hit) {
 			if g.spec == nil {
 				return nil
@@ -56,7 +58,9 @@ var gatewayRules = []rule{
 				inner.gateway(next)
 				for _, e := range g.engines {
 					if problem, _ := inner.mismatch(e); problem != "" {
-						hits = append(hits, hit{engines: []*Engine{e}, text: "does not speak what the gateway falls back to, " + inner.typ + ": the fallback would compute prompts twice, or fail too"})
+						hits = append(hits, hit{engines: []*Engine{e},
+							text: "does not speak what the gateway falls back to, " + inner.typ +
+								": the fallback would compute prompts twice, or fail too"})
 					}
 				}
 			}
@@ -64,7 +68,8 @@ var gatewayRules = []rule{
 		},
 	},
 	{
-		code: "lease-short", severity: Error, remedy: "raise kv_lease_duration on the engines, or lower leaseDuration and timeouts.handoff in the gateway",
+		code: "lease-short", severity: Error,
+		remedy: "raise kv_lease_duration on the engines, or lower leaseDuration and timeouts.handoff in the gateway",
 		find: func(g *model) (hits []hit) {
 			if g.spec == nil || g.typ != "nixl" && g.typ != "nixl-push" && g.typ != "multi" {
 				return nil
@@ -81,24 +86,28 @@ var gatewayRules = []rule{
 		},
 	},
 	{
-		code: "handoff-unlimited", severity: Warning, remedy: "leave timeouts.handoff out, or write less than the lease",
+		code: "handoff-unlimited", severity: Warning,
+		remedy: "leave timeouts.handoff out, or write less than the lease",
 		find: func(g *model) []hit {
 			sides := g.with("NixlConnector", "NixlPullConnector")
 			if g.spec == nil || len(sides) == 0 || g.spec.Timeouts.Handoff != connector.None {
 				return nil
 			}
-			return []hit{{engines: enginesOf(sides), text: "release unread KV when its lease ends, and the gateway uses handoffs of any age (timeouts.handoff is 0)"}}
+			return []hit{{engines: enginesOf(sides),
+				text: "release unread KV when its lease ends, and the gateway uses handoffs of any age (timeouts.handoff is 0)"}}
 		},
 	},
 	{
-		code: "push-engine-id", severity: Error, remedy: `write a fixed "engine_id" on each prefill engine and the same as the endpoint's attribute engineID, or dispatch: serial in the gateway`,
+		code: "push-engine-id", severity: Error,
+		remedy: `write a fixed "engine_id" on each prefill engine and the same as the endpoint's attribute engineID, or dispatch: serial in the gateway`,
 		find: func(g *model) []hit {
 			if text(g.config, "dispatch") == "serial" {
 				return nil
 			}
-			return alone(g.with("NixlPushConnector"), "has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random one changes at each start", func(s side) bool {
-				return s.Role.Has(prefill) && s.t.EngineID == ""
-			})
+			return alone(g.with("NixlPushConnector"),
+				"has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random one changes at each start", func(s side) bool {
+					return s.Role.Has(prefill) && s.t.EngineID == ""
+				})
 		},
 	},
 }
@@ -110,7 +119,8 @@ func (g *model) mismatch(e *Engine) (problem, remedy string) {
 		return "", ""
 	case "sglang", "trtllm":
 		if e.Program != g.typ {
-			return fmt.Sprintf("is %s, and the gateway's connector is %s", e.Program, g.typ), "write the connector of the engine that runs"
+			return fmt.Sprintf("is %s, and the gateway's connector is %s", e.Program, g.typ),
+				"write the connector of the engine that runs"
 		}
 		return "", ""
 	}
@@ -119,20 +129,23 @@ func (g *model) mismatch(e *Engine) (problem, remedy string) {
 		return "", ""
 	}
 	if e.Program != "vllm" {
-		return fmt.Sprintf("is %s, and the gateway's connector %s is for vLLM", e.Program, g.typ), "write kvConnector.type: " + e.Program
+		return fmt.Sprintf("is %s, and the gateway's connector %s is for vLLM", e.Program, g.typ),
+			"write kvConnector.type: " + e.Program
 	}
 	if e.Transfer == nil {
 		return "", "" // no-kv-transfer
 	}
 	if g.typ == "multi" {
 		if e.Transfer.Class != "MultiConnector" {
-			return fmt.Sprintf("speaks %s, and the gateway expects a MultiConnector", e.Transfer.Class), "write kvConnector.type: " + speaks(e, e.Transfer)
+			return fmt.Sprintf("speaks %s, and the gateway expects a MultiConnector", e.Transfer.Class),
+				"write kvConnector.type: " + speaks(e, e.Transfer)
 		}
 		children, _ := g.config["connectors"].([]any)
 		for _, c := range children {
 			child, _ := c.(map[string]any)
 			if name := childName(child); !speaksOneOf(e, classesOf[name]) && classesOf[name] != nil {
-				return fmt.Sprintf("has no child of its MultiConnector for the gateway's child %s", name), "write the same children for the gateway and the engines"
+				return fmt.Sprintf("has no child of its MultiConnector for the gateway's child %s", name),
+					"write the same children for the gateway and the engines"
 			}
 		}
 		return "", ""
@@ -140,7 +153,8 @@ func (g *model) mismatch(e *Engine) (problem, remedy string) {
 	if speaksOneOf(e, classes) {
 		return "", ""
 	}
-	return fmt.Sprintf("speaks %s, and the gateway's connector %s speaks %s", strings.Join(e.Classes(), " and "), g.typ, strings.Join(classes, " or ")),
+	return fmt.Sprintf("speaks %s, and the gateway's connector %s speaks %s", strings.Join(e.Classes(), " and "), g.typ,
+			strings.Join(classes, " or ")),
 		"write kvConnector.type: " + speaks(e, e.Transfer)
 }
 
@@ -161,7 +175,8 @@ func speaks(e *Engine, t *Transfer) string {
 	if t.Class == "LMCacheConnectorV1" && isPD(e) {
 		return "lmcache-pd"
 	}
-	for _, name := range []string{"nixl", "nixl-push", "lmcache", "mooncake", "mooncake-store", "mooncake-ascend", "ascend-layerwise", "sharedstorage", "pynccl", "p2pnccl", "moriio", "offload-p2p", "multi"} {
+	for _, name := range []string{"nixl", "nixl-push", "lmcache", "mooncake", "mooncake-store", "mooncake-ascend",
+		"ascend-layerwise", "sharedstorage", "pynccl", "p2pnccl", "moriio", "offload-p2p", "multi"} {
 		if slices.Contains(classesOf[name], t.Class) {
 			return name
 		}
@@ -234,7 +249,8 @@ var versionRules = []rule{
 				return !given || yes(s.t.Extra, "enforce_handshake_compat")
 			})
 			if strict {
-				h.severity, h.text = Error, "are of different releases: NIXL's handshake compares them and refuses, each request fails"
+				h.severity, h.text = Error,
+					"are of different releases: NIXL's handshake compares them and refuses, each request fails"
 			}
 			return []hit{h}
 		},
@@ -246,9 +262,11 @@ var versionRules = []rule{
 				known := s.Version != (launch.Version{})
 				switch old := s.Version.Before(0, 13); {
 				case known && !old && s.t.Class == "SharedStorageConnector":
-					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does not start", remedy: "write ExampleConnector"})
+					hits = append(hits, hit{engines: []*Engine{s.Engine},
+						text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does not start", remedy: "write ExampleConnector"})
 				case old && s.t.Class == "ExampleConnector":
-					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names ExampleConnector, which is SharedStorageConnector before vLLM 0.13: it does not start", remedy: "write SharedStorageConnector"})
+					hits = append(hits, hit{engines: []*Engine{s.Engine},
+						text: "names ExampleConnector, which is SharedStorageConnector before vLLM 0.13: it does not start", remedy: "write SharedStorageConnector"})
 				}
 			}
 			return hits
@@ -260,9 +278,11 @@ var versionRules = []rule{
 			for _, s := range g.with("NixlPushConnector", "OffloadingConnector") {
 				switch {
 				case s.t.Class == "NixlPushConnector" && s.Version.Before(0, 23): // vllm#35264, June 2026
-					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names NixlPushConnector, which vLLM has from 0.23 on: it does not start"})
+					hits = append(hits, hit{engines: []*Engine{s.Engine},
+						text: "names NixlPushConnector, which vLLM has from 0.23 on: it does not start"})
 				case p2pTier(s.t) != nil && s.Version.Before(0, 24):
-					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "has a tier of type p2p, which vLLM has from 0.24 on: it does not start"})
+					hits = append(hits, hit{engines: []*Engine{s.Engine},
+						text: "has a tier of type p2p, which vLLM has from 0.24 on: it does not start"})
 				}
 			}
 			return hits
@@ -277,7 +297,8 @@ var versionRules = []rule{
 					since, minor = "0.23", 23
 				}
 				if s.Version != (launch.Version{}) && !s.Version.Before(0, minor) {
-					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: "names " + s.t.Class + ", which is gone from vLLM " + since + " on: it does not start"})
+					hits = append(hits, hit{engines: []*Engine{s.Engine},
+						text: "names " + s.t.Class + ", which is gone from vLLM " + since + " on: it does not start"})
 				}
 			}
 			return hits

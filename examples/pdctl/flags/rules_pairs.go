@@ -26,7 +26,8 @@ var sizes = []struct {
 var toldApart = append([]string{"P2pNcclConnector", "PyNcclConnector"}, nixlClasses...)
 
 var pairRules = []rule{{
-	code: "pair-sizes", severity: Error, remedy: `choose sizes that the connector's page allows ("Which engines can meet")`,
+	code: "pair-sizes", severity: Error,
+	remedy: `choose sizes that the connector's page allows ("Which engines can meet")`,
 	find: func(g *model) (hits []hit) {
 		for _, s := range g.speakers() {
 			for _, r := range g.pairRules(s.typ) {
@@ -84,8 +85,11 @@ func (s speakers) parted(r connector.PairRule) []hit {
 		for _, p := range s.engines {
 			for _, d := range s.engines {
 				a, b := size.of(p), size.of(d)
-				if p != d && p.Role.Has(prefill) && d.Role.Has(decode) && !r.Compatible(strconv.Itoa(a), strconv.Itoa(b)) {
-					return []hit{{engines: []*Engine{p, d}, text: fmt.Sprintf("have %s (%d and %d) between which %s cannot hand KV over", size.what, a, b, s.typ)}}
+				if p != d && p.Role.Has(prefill) && d.Role.Has(decode) &&
+					!r.Compatible(strconv.Itoa(a), strconv.Itoa(b)) {
+					return []hit{{engines: []*Engine{p, d},
+						text: fmt.Sprintf("have %s (%d and %d) between which %s cannot hand KV over", size.what, a, b,
+							s.typ)}}
 				}
 			}
 		}

@@ -15,21 +15,25 @@ var peerRules = []rule{
 		find: func(g *model) []hit {
 			sides := g.with("P2pNcclConnector", "PyNcclConnector")
 			if len(sides) > 0 && differ(sides, func(s side) string { return strconv.Itoa(s.TP) }) {
-				return []hit{{engines: enginesOf(sides), text: "have different tensor parallel sizes, which NCCL's connectors cannot bridge: requests hang"}}
+				return []hit{{engines: enginesOf(sides),
+					text: "have different tensor parallel sizes, which NCCL's connectors cannot bridge: requests hang"}}
 			}
 			return nil
 		},
 	},
 	{
-		code: "p2pnccl-request-ids", severity: Error, remedy: "set VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 on all engines",
+		code: "p2pnccl-request-ids", severity: Error,
+		remedy: "set VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 on all engines",
 		find: func(g *model) []hit {
-			return alone(g.with("P2pNcclConnector"), "adds a random ending to request ids, in which P2pNccl keeps addresses and by which both sides match (vLLM 0.14 and later): KV never arrives", func(s side) bool {
-				return !s.Version.Before(0, 14) && s.env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] != "1"
-			})
+			return alone(g.with("P2pNcclConnector"),
+				"adds a random ending to request ids, in which P2pNccl keeps addresses and by which both sides match (vLLM 0.14 and later): KV never arrives", func(s side) bool {
+					return !s.Version.Before(0, 14) && s.env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] != "1"
+				})
 		},
 	},
 	{
-		code: "p2pnccl-port-twice", severity: Error, remedy: "give each engine of a machine its own kv_port, as far apart as its tensor parallel size",
+		code: "p2pnccl-port-twice", severity: Error,
+		remedy: "give each engine of a machine its own kv_port, as far apart as its tensor parallel size",
 		find: func(g *model) []hit {
 			var ports []taken
 			for _, s := range g.with("P2pNcclConnector") {
@@ -40,7 +44,8 @@ var peerRules = []rule{
 		},
 	},
 	{
-		code: "pynccl-ranks", severity: Error, remedy: "write kv_rank 0 for prefill, 1 for decode, and kv_parallel_size 2 for both",
+		code: "pynccl-ranks", severity: Error,
+		remedy: "write kv_rank 0 for prefill, 1 for decode, and kv_parallel_size 2 for both",
 		find: func(g *model) []hit {
 			sides := g.with("PyNcclConnector")
 			if len(sides) < 2 || differ(sides, func(s side) string { return s.t.Rank }) {
@@ -50,7 +55,8 @@ var peerRules = []rule{
 		},
 	},
 	{
-		code: "moriio-mode-differs", severity: Error, remedy: "write the same read_mode for all engines, and mode: read or write in the gateway to match",
+		code: "moriio-mode-differs", severity: Error,
+		remedy: "write the same read_mode for all engines, and mode: read or write in the gateway to match",
 		find: func(g *model) []hit {
 			sides := g.with("MoRIIOConnector")
 			if len(sides) == 0 {
@@ -62,21 +68,26 @@ var peerRules = []rule{
 			}
 			asked := text(g.config, "mode") == "read"
 			if g.typ == "moriio" && asked != yes(sides[0].t.Extra, "read_mode") {
-				return []hit{{engines: enginesOf(sides), text: "have another read_mode than the gateway's mode: requests hang, or run on KV that nobody wrote"}}
+				return []hit{{engines: enginesOf(sides),
+					text: "have another read_mode than the gateway's mode: requests hang, or run on KV that nobody wrote"}}
 			}
 			return nil
 		},
 	},
 	{
-		code: "moriio-ports", severity: Error, remedy: "write http_port, handshake_port and notify_port in kv_connector_extra_config",
+		code: "moriio-ports", severity: Error,
+		remedy: "write http_port, handshake_port and notify_port in kv_connector_extra_config",
 		find: func(g *model) []hit {
-			return alone(g.with("MoRIIOConnector"), "lacks one of the ports that MoRIIO needs: it does not start", func(s side) bool {
-				return slices.ContainsFunc([]string{"http_port", "handshake_port", "notify_port"}, func(k string) bool { return text(s.t.Extra, k) == "" })
-			})
+			return alone(g.with("MoRIIOConnector"), "lacks one of the ports that MoRIIO needs: it does not start",
+				func(s side) bool {
+					return slices.ContainsFunc([]string{"http_port", "handshake_port", "notify_port"},
+						func(k string) bool { return text(s.t.Extra, k) == "" })
+				})
 		},
 	},
 	{
-		code: "moriio-trusted-hosts", severity: Warning, remedy: "list the other engines' hosts in trusted_remote_hosts",
+		code: "moriio-trusted-hosts", severity: Warning,
+		remedy: "list the other engines' hosts in trusted_remote_hosts",
 		find: func(g *model) []hit {
 			sides := g.with("MoRIIOConnector")
 			if !apart(enginesOf(sides)) {
@@ -88,12 +99,14 @@ var peerRules = []rule{
 		},
 	},
 	{
-		code: "offload-p2p-missing", severity: Error, remedy: `add a secondary tier of type "p2p" to the OffloadingConnector's settings`,
+		code: "offload-p2p-missing", severity: Error,
+		remedy: `add a secondary tier of type "p2p" to the OffloadingConnector's settings`,
 		find: func(g *model) []hit {
 			if g.typ != "offload-p2p" {
 				return nil
 			}
-			return alone(g.with("OffloadingConnector"), "offloads KV without a tier between engines: it ignores what the gateway tells it, and computes every prompt itself",
+			return alone(g.with("OffloadingConnector"),
+				"offloads KV without a tier between engines: it ignores what the gateway tells it, and computes every prompt itself",
 				func(s side) bool { return p2pTier(s.t) == nil })
 		},
 	},
@@ -103,12 +116,14 @@ var peerRules = []rule{
 			if g.typ != "offload-p2p" {
 				return nil
 			}
-			return alone(g.with("OffloadingConnector"), "knows the P2P tier's keys by older names (before July 2026): it ignores what the gateway tells it, and computes every prompt itself",
+			return alone(g.with("OffloadingConnector"),
+				"knows the P2P tier's keys by older names (before July 2026): it ignores what the gateway tells it, and computes every prompt itself",
 				func(s side) bool { return p2pTier(s.t) != nil && s.Version.Before(0, 28) })
 		},
 	},
 	{
-		code: "offload-port-gateway", severity: Warning, remedy: "write config.port, or the endpoint's attribute p2pPort, as the engine's VLLM_P2P_SIDE_CHANNEL_PORT",
+		code: "offload-port-gateway", severity: Warning,
+		remedy: "write config.port, or the endpoint's attribute p2pPort, as the engine's VLLM_P2P_SIDE_CHANNEL_PORT",
 		find: func(g *model) []hit {
 			if g.typ != "offload-p2p" {
 				return nil
@@ -127,24 +142,28 @@ var peerRules = []rule{
 			if len(sources) == 0 {
 				return nil
 			}
-			return []hit{{engines: sources, text: fmt.Sprintf("all listen on other ports than the gateway tells decode (%d; the engine's own default is 5710), unless the endpoints' attributes say so", asked)}}
+			return []hit{{engines: sources,
+				text: fmt.Sprintf("all listen on other ports than the gateway tells decode (%d; the engine's own default is 5710), unless the endpoints' attributes say so", asked)}}
 		},
 	},
 	{
-		code: "offload-loopback", severity: Error, remedy: "set VLLM_P2P_SIDE_CHANNEL_HOST to an address of the engine's own machine that the others reach",
+		code: "offload-loopback", severity: Error,
+		remedy: "set VLLM_P2P_SIDE_CHANNEL_HOST to an address of the engine's own machine that the others reach",
 		find: func(g *model) []hit {
 			sides := slices.DeleteFunc(g.with("OffloadingConnector"), func(s side) bool { return p2pTier(s.t) == nil })
 			if !apart(enginesOf(sides)) {
 				return nil
 			}
-			return alone(sides, "listens on its own machine's loopback only: engines elsewhere cannot fetch its KV", func(s side) bool {
-				host := p2pSetting(s, "host", "VLLM_P2P_SIDE_CHANNEL_HOST")
-				return s.Role.Has(prefill) && isLoopback(host)
-			})
+			return alone(sides, "listens on its own machine's loopback only: engines elsewhere cannot fetch its KV",
+				func(s side) bool {
+					host := p2pSetting(s, "host", "VLLM_P2P_SIDE_CHANNEL_HOST")
+					return s.Role.Has(prefill) && isLoopback(host)
+				})
 		},
 	},
 	{
-		code: "offload-port-twice", severity: Error, remedy: "give each engine of a machine its own VLLM_P2P_SIDE_CHANNEL_PORT, as far apart as its data parallel size",
+		code: "offload-port-twice", severity: Error,
+		remedy: "give each engine of a machine its own VLLM_P2P_SIDE_CHANNEL_PORT, as far apart as its data parallel size",
 		find: func(g *model) []hit {
 			var ports []taken
 			for _, s := range g.with("OffloadingConnector") {
@@ -171,19 +190,22 @@ var otherEngineRules = []rule{
 	{
 		code: "sglang-mode", severity: Error, remedy: "start it with --disaggregation-mode prefill or decode",
 		find: func(g *model) (hits []hit) {
-			if g.typ != "sglang" && !slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Program == "sglang" && e.Role != 0 }) {
+			if g.typ != "sglang" &&
+				!slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Program == "sglang" && e.Role != 0 }) {
 				return nil
 			}
 			for _, e := range g.engines {
 				if e.Program == "sglang" && e.Role == 0 {
-					hits = append(hits, hit{engines: []*Engine{e}, text: "is started without --disaggregation-mode: it serves whole requests and ignores handoffs"})
+					hits = append(hits, hit{engines: []*Engine{e},
+						text: "is started without --disaggregation-mode: it serves whole requests and ignores handoffs"})
 				}
 			}
 			return hits
 		},
 	},
 	{
-		code: "sglang-backend-differs", severity: Error, remedy: "write the same --disaggregation-transfer-backend for all engines",
+		code: "sglang-backend-differs", severity: Error,
+		remedy: "write the same --disaggregation-transfer-backend for all engines",
 		find: func(g *model) []hit {
 			list := g.ofProgram("sglang")
 			backend := func(e *Engine) string {
@@ -193,14 +215,16 @@ var otherEngineRules = []rule{
 				return "mooncake"
 			}
 			if len(list) > 0 && differ(list, backend) {
-				return []hit{{engines: list, text: "move KV in different ways (--disaggregation-transfer-backend, default mooncake)"}}
+				return []hit{{engines: list,
+					text: "move KV in different ways (--disaggregation-transfer-backend, default mooncake)"}}
 			}
 			return nil
 		},
 	},
 	differing("page-size-differs", "page-size", "keep KV in pages of different sizes (--page-size)"),
 	{
-		code: "sglang-port-gateway", severity: Warning, remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's --disaggregation-bootstrap-port",
+		code: "sglang-port-gateway", severity: Warning,
+		remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's --disaggregation-bootstrap-port",
 		find: func(g *model) (hits []hit) {
 			if g.typ != "sglang" {
 				return nil
@@ -208,14 +232,16 @@ var otherEngineRules = []rule{
 			asked := int(number(text(g.config, "bootstrapPort"), 8998))
 			for _, e := range g.ofProgram("sglang") {
 				if e.Role == prefill && int(number(e.args["disaggregation-bootstrap-port"], 8998)) != asked {
-					hits = append(hits, hit{engines: []*Engine{e}, text: fmt.Sprintf("opens its bootstrap server on another port than the gateway tells decode (%d), unless the endpoint's attribute says so", asked)})
+					hits = append(hits, hit{engines: []*Engine{e},
+						text: fmt.Sprintf("opens its bootstrap server on another port than the gateway tells decode (%d), unless the endpoint's attribute says so", asked)})
 				}
 			}
 			return hits
 		},
 	},
 	{
-		code: "sglang-port-twice", severity: Error, remedy: "give each prefill engine of a machine its own --disaggregation-bootstrap-port",
+		code: "sglang-port-twice", severity: Error,
+		remedy: "give each prefill engine of a machine its own --disaggregation-bootstrap-port",
 		find: func(g *model) []hit {
 			var ports []taken
 			for _, e := range g.ofProgram("sglang") {
@@ -228,18 +254,21 @@ var otherEngineRules = []rule{
 		},
 	},
 	{
-		code: "trtllm-transceiver", severity: Error, remedy: "write cache_transceiver_config: {backend: DEFAULT} in the file of --extra_llm_api_options",
+		code: "trtllm-transceiver", severity: Error,
+		remedy: "write cache_transceiver_config: {backend: DEFAULT} in the file of --extra_llm_api_options",
 		find: func(g *model) (hits []hit) {
 			for _, e := range g.ofProgram("trtllm") {
 				if _, given := e.args["transceiver-backend"]; !given && len(e.Unread) == 0 && len(g.engines) > 1 {
-					hits = append(hits, hit{engines: []*Engine{e}, text: "has no cache_transceiver_config: it cannot hand KV over"})
+					hits = append(hits, hit{engines: []*Engine{e},
+						text: "has no cache_transceiver_config: it cannot hand KV over"})
 				}
 			}
 			return hits
 		},
 	},
 	{
-		code: "trtllm-transceiver-differs", severity: Error, remedy: "write the same cache_transceiver_config.backend for all engines",
+		code: "trtllm-transceiver-differs", severity: Error,
+		remedy: "write the same cache_transceiver_config.backend for all engines",
 		find: func(g *model) []hit {
 			list := g.ofProgram("trtllm")
 			if len(list) > 0 && differ(list, func(e *Engine) string { return e.args["transceiver-backend"] }) {

@@ -19,7 +19,8 @@ func trimScheme(s string) string {
 
 // hashed are the parts whose KV is found by hashes that Python's hash seed goes into.
 func (g *model) hashed() []side {
-	return slices.DeleteFunc(g.with("LMCacheConnectorV1", "LMCacheConnector", "MooncakeStoreConnector", "OffloadingConnector"), func(s side) bool {
+	return slices.DeleteFunc(g.with("LMCacheConnectorV1", "LMCacheConnector", "MooncakeStoreConnector",
+		"OffloadingConnector"), func(s side) bool {
 		return s.t.Class == "OffloadingConnector" && p2pTier(s.t) == nil
 	})
 }
@@ -42,10 +43,12 @@ var storeRules = []rule{
 			if !g.pair() {
 				return nil
 			}
-			return alone(g.hashed(), "has no PYTHONHASHSEED: its hashes of prompts differ at each start, and no engine finds another's KV", func(s side) bool {
-				seed := s.env["PYTHONHASHSEED"]
-				return seed == "" || seed == "random"
-			})
+			return alone(g.hashed(),
+				"has no PYTHONHASHSEED: its hashes of prompts differ at each start, and no engine finds another's KV",
+				func(s side) bool {
+					seed := s.env["PYTHONHASHSEED"]
+					return seed == "" || seed == "random"
+				})
 		},
 	},
 	{
@@ -53,17 +56,20 @@ var storeRules = []rule{
 		find: func(g *model) []hit {
 			sides := slices.DeleteFunc(g.hashed(), func(s side) bool { return s.env["PYTHONHASHSEED"] == "" })
 			if len(sides) > 0 && differ(sides, func(s side) string { return s.env["PYTHONHASHSEED"] }) {
-				return []hit{{engines: enginesOf(sides), text: "have different PYTHONHASHSEEDs: none finds another's KV"}}
+				return []hit{{engines: enginesOf(sides),
+					text: "have different PYTHONHASHSEEDs: none finds another's KV"}}
 			}
 			return nil
 		},
 	},
 	{
-		code: "hash-algorithm-differs", severity: Error, remedy: "write the same --prefix-caching-hash-algo for all engines",
+		code: "hash-algorithm-differs", severity: Error,
+		remedy: "write the same --prefix-caching-hash-algo for all engines",
 		find: func(g *model) []hit {
 			sides := g.hashed()
 			if len(sides) > 0 && differ(sides, func(s side) string { return s.args["prefix-caching-hash-algo"] }) {
-				return []hit{{engines: enginesOf(sides), text: "hash prompts in different ways (--prefix-caching-hash-algo): none finds another's KV"}}
+				return []hit{{engines: enginesOf(sides),
+					text: "hash prompts in different ways (--prefix-caching-hash-algo): none finds another's KV"}}
 			}
 			return nil
 		},
@@ -73,7 +79,8 @@ var storeRules = []rule{
 		find: func(g *model) []hit {
 			sides := g.with("ExampleConnector", "SharedStorageConnector")
 			if len(sides) > 0 && differ(sides, storagePath) {
-				return []hit{{engines: enginesOf(sides), text: "keep KV in different folders (shared_storage_path): none finds the other's"}}
+				return []hit{{engines: enginesOf(sides),
+					text: "keep KV in different folders (shared_storage_path): none finds the other's"}}
 			}
 			return nil
 		},
@@ -84,12 +91,14 @@ var storeRules = []rule{
 			sides := g.with("ExampleConnector", "SharedStorageConnector")
 			local := func(s side) bool {
 				p := storagePath(s)
-				return !path.IsAbs(p) || p == "/tmp" || strings.HasPrefix(p, "/tmp/") || strings.HasPrefix(p, "/dev/shm")
+				return !path.IsAbs(p) || p == "/tmp" || strings.HasPrefix(p, "/tmp/") ||
+					strings.HasPrefix(p, "/dev/shm")
 			}
 			if !apart(enginesOf(sides)) || !slices.ContainsFunc(sides, local) {
 				return nil
 			}
-			return []hit{{engines: enginesOf(sides), text: "keep KV in a folder of each machine's own (shared_storage_path under /tmp, or relative): none finds the other's"}}
+			return []hit{{engines: enginesOf(sides),
+				text: "keep KV in a folder of each machine's own (shared_storage_path under /tmp, or relative): none finds the other's"}}
 		},
 	},
 }
@@ -103,20 +112,24 @@ func storagePath(s side) string {
 }
 
 var mooncakeRules = []rule{
-	mooncakeDiffers("mooncake-master-differs", "master_server_address", "store to different Mooncake masters: none finds the other's KV"),
-	mooncakeDiffers("mooncake-tenant-differs", "tenant_id", "store for different tenants of Mooncake: none finds the other's KV"),
+	mooncakeDiffers("mooncake-master-differs", "master_server_address",
+		"store to different Mooncake masters: none finds the other's KV"),
+	mooncakeDiffers("mooncake-tenant-differs", "tenant_id",
+		"store for different tenants of Mooncake: none finds the other's KV"),
 	{
-		code: "mooncake-master-loopback", severity: Error, remedy: "write the master's address as all machines reach it",
+		code: "mooncake-master-loopback", severity: Error,
+		remedy: "write the master's address as all machines reach it",
 		find: func(g *model) []hit {
 			sides := g.with("MooncakeStoreConnector")
 			if !apart(enginesOf(sides)) {
 				return nil
 			}
-			return alone(sides, "looks for Mooncake's master on its own machine, and the engines run on several", func(s side) bool {
-				master := text(s.Mooncake, "master_server_address")
-				host, _, err := net.SplitHostPort(master)
-				return master != "" && err == nil && isLoopback(host)
-			})
+			return alone(sides, "looks for Mooncake's master on its own machine, and the engines run on several",
+				func(s side) bool {
+					master := text(s.Mooncake, "master_server_address")
+					host, _, err := net.SplitHostPort(master)
+					return master != "" && err == nil && isLoopback(host)
+				})
 		},
 	},
 	{
@@ -124,13 +137,15 @@ var mooncakeRules = []rule{
 		find: func(g *model) []hit {
 			sides := g.with("MooncakeStoreConnector")
 			if len(sides) > 0 && differ(sides, func(s side) string { return text(s.t.Extra, "cache_prefix") }) {
-				return []hit{{engines: enginesOf(sides), text: "put different prefixes before their keys (cache_prefix): none finds the other's KV"}}
+				return []hit{{engines: enginesOf(sides),
+					text: "put different prefixes before their keys (cache_prefix): none finds the other's KV"}}
 			}
 			return nil
 		},
 	},
 	{
-		code: "mooncake-port-twice", severity: Error, remedy: "give each prefill engine of a machine its own VLLM_MOONCAKE_BOOTSTRAP_PORT",
+		code: "mooncake-port-twice", severity: Error,
+		remedy: "give each prefill engine of a machine its own VLLM_MOONCAKE_BOOTSTRAP_PORT",
 		find: func(g *model) []hit {
 			var ports []taken
 			for _, s := range g.with("MooncakeConnector") {
@@ -143,15 +158,18 @@ var mooncakeRules = []rule{
 		},
 	},
 	{
-		code: "mooncake-port-gateway", severity: Warning, remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's VLLM_MOONCAKE_BOOTSTRAP_PORT",
+		code: "mooncake-port-gateway", severity: Warning,
+		remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's VLLM_MOONCAKE_BOOTSTRAP_PORT",
 		find: func(g *model) []hit {
 			asked := int(number(text(g.config, "bootstrapPort"), 8998))
 			if g.typ != "mooncake" {
 				return nil
 			}
-			return alone(g.with("MooncakeConnector"), fmt.Sprintf("opens its bootstrap server on another port than the gateway asks (%d), unless the endpoint's attribute says so", asked), func(s side) bool {
-				return s.Role.Has(prefill) && bootstrapPort(s) != asked && text(s.t.Extra, "bootstrap_server_address") == ""
-			})
+			return alone(g.with("MooncakeConnector"),
+				fmt.Sprintf("opens its bootstrap server on another port than the gateway asks (%d), unless the endpoint's attribute says so", asked), func(s side) bool {
+					return s.Role.Has(prefill) && bootstrapPort(s) != asked &&
+						text(s.t.Extra, "bootstrap_server_address") == ""
+				})
 		},
 	},
 	{
@@ -165,7 +183,8 @@ var mooncakeRules = []rule{
 				return "rdma"
 			}
 			if len(sides) > 0 && differ(sides, protocol) {
-				return []hit{{engines: enginesOf(sides), text: "move KV over different transports (mooncake_protocol, default rdma)"}}
+				return []hit{{engines: enginesOf(sides),
+					text: "move KV over different transports (mooncake_protocol, default rdma)"}}
 			}
 			return nil
 		},

@@ -26,8 +26,8 @@ func decodeJSON(raw []byte) (any, error) {
 	return v, nil
 }
 
-// plainValue reads a value of a dotted argument, a variable or a YAML scalar: JSON where it is, Python's and YAML's
-// words for true, false and nothing, else the text.
+// plainValue reads a value of a dotted argument or a variable: JSON where it is, Python's and YAML's words for true, false
+// and nothing, else the text.
 func plainValue(s string) any {
 	switch strings.ToLower(s) {
 	case "true":
