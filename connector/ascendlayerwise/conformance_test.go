@@ -49,7 +49,6 @@ func harness() connectortest.Harness {
 		Event: func(s *connector.Session) connector.Event {
 			return connector.Event{Body: []byte(callback(engineID(s.API, s.ID))), At: time.Now()}
 		},
-		ByID:     true,
 		Versions: []launch.Version{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,7 +39,7 @@ type Measured struct {
 	Name      string // of this setup, for the results; "" is the connector's
 	Connector connector.KVConnector
 	Session   *connector.Session // with the Prepared and the Event that the flow would have set
-	Answer    []byte             // P's; nil is one without transfer members. It is parsed once, outside of what is measured
+	Response  Response           // P's. It is parsed once, outside of what is measured
 }
 
 // measuredLeg is one leg as the connector describes it, beside the plain one that the connector http would send.
@@ -55,11 +54,9 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 	if m.Name == "" {
 		m.Name = c.Traits().Name
 	}
-	answer := m.Answer
-	if answer == nil {
-		answer = Answer(s.API)
-	}
-	p := connector.NewPrefillResult(http.StatusOK, http.Header{"Content-Type": {"application/json"}}, answer, began)
+	order, at := c.Traits().Order, c.Traits().Handoff
+	response := m.Response.fill(at, s.API)
+	p := response.result()
 	checker, _ := connector.As[connector.PrefillChecker](c)
 	encoder, _ := connector.As[connector.Encoder](c)
 	finisher, _ := connector.As[connector.Finisher](c)
@@ -91,7 +88,6 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 	}
 	first := leg(func(l *connector.Leg) error { return c.Decode(ctx, s, nil, l) })
 	decode := first // sent before P has answered, by some orders
-	order := c.Traits().Order
 	if order == connector.PrefillThenDecode || order == connector.DecodeFirst {
 		decode = leg(func(l *connector.Leg) error {
 			if finisher != nil {

@@ -24,7 +24,6 @@ func ExampleRun() {
 		connectortest.Run(t, connectortest.Harness{
 			Name:   passthrough.Name,
 			New:    newHTTP,
-			APIs:   connector.APIs(),
 			Config: json.RawMessage(`{"maxRetries":3}`),
 		})
 	}
@@ -48,7 +47,6 @@ func ExampleCheck() {
 			c, err := newHTTP(config)
 			return stubborn{c}, err
 		},
-		APIs: connector.APIs(),
 	})
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		fmt.Println(line)

@@ -30,8 +30,8 @@ func Fuzz(f *testing.F, h Harness) {
 			}
 		}
 	})
-	for _, api := range h.APIs {
-		for _, smp := range append(all(api), forged(api)) {
+	for _, api := range t.apis {
+		for _, smp := range append(all(api), forged(api, t.traits.Members)...) {
 			f.Add(byte(api), []byte(smp.body), []byte(nil))
 		}
 		r, err := request(plain(api))
@@ -42,14 +42,14 @@ func Fuzz(f *testing.F, h Harness) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		for _, b := range append(wholes(p.answer), mutant{"good", p.answer}) {
+		for _, b := range append(wholes(p.response.Body), mutant{"good", p.response.Body}) {
 			if len(b.body) < 10_000 { // a corpus of long inputs is slow and finds nothing
 				f.Add(byte(api), []byte(plain(api).body), b.body)
 			}
 		}
 	}
 	f.Fuzz(func(ft *testing.T, api byte, body, answer []byte) {
-		u := &trial{Harness: t.Harness, ctx: ft.Context(), c: t.c, traits: t.traits, started: t.started}
+		u := &trial{Harness: t.Harness, ctx: ft.Context(), c: t.c, traits: t.traits, order: t.order, started: t.started}
 		if err := u.fuzz(connector.API(api%byte(len(connector.APIs())+1)), body, answer); err != nil {
 			ft.Error(err)
 		}
@@ -65,7 +65,13 @@ func (t *trial) fuzz(api connector.API, body, answer []byte) error {
 	}
 	m := t.means()
 	if len(answer) > 0 {
-		m = t.giving(answer)
+		m.respond = func(s *connector.Session, prefill []byte) Response {
+			r := t.means().respond(s, prefill)
+			if r.Body = answer; t.traits.Handoff.Header != "" {
+				r.Header.Set(t.traits.Handoff.Header, string(answer))
+			}
+			return r
+		}
 	}
 	p, err := t.playWith(t.session(r, 1), m)
 	if string(body) != before {
@@ -77,8 +83,7 @@ func (t *trial) fuzz(api connector.API, body, answer []byte) error {
 		}
 		return nil
 	}
-	s := shapes[api]
-	free := append(append(t.own(), s.normal()...), s.holder, "stream", "stream_options", "thinking")
+	free := append(t.own(), t.normal(shapes[api])...)
 	legs := []struct {
 		leg  sent
 		free []string
@@ -93,7 +98,7 @@ func (t *trial) fuzz(api connector.API, body, answer []byte) error {
 		if _, err := jsonedit.Parse(l.leg.body); err != nil {
 			return err
 		}
-		if err := same(r, l.leg.body, l.free); err != nil {
+		if err := same(p.s.Request, l.leg.body, l.free); err != nil {
 			return err
 		}
 	}

@@ -40,7 +40,8 @@ type golden struct {
 
 	Calls   map[string]goldenCall `json:"calls"`   // answers of side calls, by "METHOD URL"
 	Encoded []json.RawMessage     `json:"encoded"` // answers of encode engines, in the order of the items
-	Answer  json.RawMessage       `json:"answer"`  // P's
+	Answer  json.RawMessage       `json:"answer"`  // P's body
+	Headers map[string]string     `json:"headers"` // P's
 	Event   json.RawMessage       `json:"event"`   // what an Expecter waited for; a string is the event's text
 
 	Want struct {
@@ -75,7 +76,7 @@ type goldenLeg struct {
 //	{"what": "…", "source": "vLLM 0.32.0, recorded", "path": "/v1/completions", "config": {}, "header": {}, "request": {…},
 //	 "requestId": "r-1", "random": "32 hexadecimal digits: the session's",
 //	 "prefillEndpoint": {"url": "http://10.0.0.1:8100", "attributes": {}}, "decodeEndpoint": {…},
-//	 "calls": {"GET http://10.0.0.1:8998/query": {"status": 200, "body": {…}}}, "answer": {…}, "event": {…},
+//	 "calls": {"GET http://10.0.0.1:8998/query": {"status": 200, "body": {…}}}, "answer": {…}, "headers": {}, "event": {…},
 //	 "want": {"prefill": {"path": "…", "header": {}, "body": {…}}, "decode": {…}}}
 //
 // want has "refused", a part of the error's text, in place of decode where the answer is to be refused, and "unsupported", a member's
@@ -141,6 +142,7 @@ func (g *golden) check(ctx context.Context, factory func(json.RawMessage) (conne
 		return err
 	}
 	t := &trial{ctx: ctx, c: c, traits: c.Traits()}
+	t.order = t.traits.Order
 	if s.Request, err = s.Request.Without(t.traits.Members); err != nil { // as the flow does it
 		return err
 	}
@@ -247,7 +249,7 @@ func (g *golden) means() means {
 			}
 			return g.Encoded[items-1]
 		},
-		answer: func(s *connector.Session, _ []byte) []byte { return g.answer(s.API) },
+		respond: func(s *connector.Session, _ []byte) Response { return g.response(s.API) },
 		event: func(*connector.Session) connector.Event {
 			body := []byte(g.Event)
 			if text, err := jsonedit.Unquote(body); err == nil {
@@ -269,11 +271,15 @@ func (g *golden) means() means {
 	}
 }
 
-func (g *golden) answer(api connector.API) []byte {
-	if g.Answer == nil {
-		return Answer(api)
+func (g *golden) response(api connector.API) Response {
+	r := Response{Header: http.Header{}}
+	for name, value := range g.Headers {
+		r.Header.Set(name, value)
 	}
-	return compact(g.Answer)
+	if g.Answer != nil {
+		r.Body = compact(g.Answer)
+	}
+	return r.fill(connector.Handoff{}, api)
 }
 
 func (w *goldenLeg) check(got sent, api connector.API) error {

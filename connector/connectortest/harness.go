@@ -3,6 +3,7 @@
 package connectortest
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -10,17 +11,21 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"net/url"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Harness is a connector under test and what its protocol has on the other side. Only New is required.
+// Harness is a connector under test and what its protocol has on the other side. Only New is required. What the connector
+// declares in its Traits is not said again: which rules apply, the suite takes from there.
 type Harness struct {
 	// New makes the connector from its settings, as its registered factory does. What it listens on must be free ports of
 	// loopback with Config.
@@ -30,36 +35,62 @@ type Harness struct {
 	Config    json.RawMessage   // valid settings, each other than its default; nil is none
 	BadConfig []json.RawMessage // settings that must be refused with a [config.FieldError] that has a path
 
-	// APIs are those that the protocol carries; nil is chat, completions, responses, messages and generate. Others must have a reason
-	// in Unsupported.
-	APIs []connector.API
-
-	// Prefill and Decode are the engines. What is left zero is filled: URLs, IDs, roles. Attributes are those that the protocol needs.
+	// Prefill and Decode are the engines. What is left zero is filled: URLs, IDs, roles. Attributes are those that the
+	// protocol needs.
 	Prefill, Decode discovery.Endpoint
 
-	// Answer is a good answer of P to a prefill leg, for any of the APIs ([AnswerWith] makes one); nil where decode reads nothing of it.
-	// Bodies may depend on the session, and must be the same for the same session.
-	Answer func(s *connector.Session, prefill []byte) []byte
-	// Needs are the parts of the answer without which it must be refused, with dots between members (kv_transfer_params.remote_host);
-	// nil is the transfer members at its top level.
+	// Response is P's good response to a prefill leg, for any of the APIs that Traits declares. It is required where Traits
+	// declares a Handoff. It may depend on the session, and must be the same for the same session.
+	Response func(s *connector.Session, prefill []byte) Response
+	// Needs are the keys of the handoff without which it must be refused, with dots between nested names. They are for a
+	// handoff that is a member of the body.
 	Needs []string
-	// BadAnswers are answers that must be refused, besides those that the suite derives from Answer and Needs.
-	BadAnswers [][]byte
+	// BadResponses must be refused, besides those that the suite derives from Response, Needs and Traits.
+	BadResponses []Response
 
 	Call    connector.Caller                                             // answers the side calls of a Preparer
 	Event   func(s *connector.Session) connector.Event                   // what an Expecter waits for
-	Encoded func(s *connector.Session, i connector.Item) json.RawMessage // an encode engine's answer to an Encoder's item
+	Encoded func(s *connector.Session, i connector.Item) json.RawMessage // an encode engine's response to an Encoder's item
 
-	// Own are top-level members that the connector may set on either leg, besides the transfer members and request_id.
-	Own []string
-	// ByID says that the engines match the legs by an id in both. Orders other than prefill-then-decode and decode-first need one
-	// without it being said.
-	ByID bool
 	// Except are the rules that the protocol does not follow. One that nothing needs is a fault of the harness.
 	Except Exceptions
 
 	Versions []launch.Version // for which launch settings are rendered, besides the newest
 	Timeout  time.Duration    // for whatever must end; default 5 s
+}
+
+// Response is P's response to a prefill leg. The zero value is that of an engine without KV transfer, which ended by length
+// after one token.
+type Response struct {
+	Handoff string      // the value that Traits' Handoff names: raw JSON for a member, text for a header; "" is none
+	Status  int         // 0 is 200
+	Header  http.Header // besides Content-Type and the handoff
+	Body    []byte      // nil is an engine's whole answer of one token in the session's API; the handoff is put into it
+}
+
+// fill puts the handoff where it is declared, and gives what is left zero its value.
+func (r Response) fill(at connector.Handoff, api connector.API) Response {
+	r.Status = cmp.Or(r.Status, http.StatusOK)
+	if r.Header = r.Header.Clone(); r.Header == nil {
+		r.Header = http.Header{}
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if r.Body == nil {
+		r.Body = []byte(responseTexts[api])
+	}
+	if r.Handoff == "" {
+		return r
+	}
+	if at.Header != "" {
+		r.Header.Set(at.Header, r.Handoff)
+	} else if body, err := sjson.SetRawBytes(r.Body, gjsonPath(at.Member), []byte(r.Handoff)); err == nil {
+		r.Body = body
+	}
+	return r
+}
+
+func (r *Response) result() *connector.PrefillResult {
+	return connector.NewPrefillResult(r.Status, r.Header, r.Body, began)
 }
 
 // Exceptions are what a protocol does otherwise than most. Say why beside each.
@@ -69,9 +100,9 @@ type Exceptions struct {
 	KeepsAnswers  bool     // P gets the client's n and best_of
 	KeepsLogprobs bool     // P's log probabilities are wanted
 	NeedsConfig   bool     // an empty configuration is refused
-	NotByID       bool     // the order needs an id, and yet nothing in the legs matches them
-	Carries       []string // members whose requests are carried though Unsupported mostly names them: prompt, use_beam_search, prompt_logprobs
-	Refuses       []string // members that Unsupported names though most protocols carry them: logprobs, stop, tools
+	NotByID       bool     // nothing in the legs matches them, although Traits tells no other way for D to find the KV
+	Rewrites      []string // members of the client APIs that a leg has otherwise than the client: prompt, max_tokens
+	Refuses       []string // members that the connector's CheckRequest names though most protocols carry them: logprobs, tools
 	OwnSettings   []string // settings that are pdkit's own (paths: a.b), so that launch settings need not name them
 	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
 
@@ -79,7 +110,8 @@ type Exceptions struct {
 	OwnValues map[string]string
 }
 
-// transferMembers are what carries transfer instructions: never the client's, always the connector's to set.
+// transferMembers carry the transfer instructions of the protocols that pdkit knows: never the client's, whatever the connector
+// declares.
 var transferMembers = []string{
 	"kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
 }
@@ -102,9 +134,6 @@ const (
 func (h *Harness) fill() error {
 	if h.New == nil {
 		return errors.New("it has no New")
-	}
-	if h.APIs == nil {
-		h.APIs = []connector.API{connector.APIChat, connector.APICompletions, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
 	}
 	h.Prefill = fillEndpoint(h.Prefill, idP, hostP+":8100", discovery.RolePrefill)
 	h.Decode = fillEndpoint(h.Decode, idD, hostD+":8200", discovery.RoleDecode)
@@ -132,6 +161,8 @@ type trial struct {
 	ctx     context.Context
 	c       connector.KVConnector
 	traits  connector.Traits
+	order   connector.Order // in which sessions are played
+	apis    []connector.API // that Traits declares
 	started bool
 
 	mu    sync.Mutex
@@ -147,7 +178,9 @@ func (h Harness) newTrial(ctx context.Context, start bool) (*trial, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making one with the harness's Config: %w", err)
 	}
-	t.traits = t.c.Traits()
+	if err := t.declare(); err != nil {
+		return nil, err
+	}
 	if s, ok := connector.As[connector.Starter](t.c); ok && start {
 		if err := guard(func() error { return s.Start(ctx) }); err != nil {
 			return nil, fmt.Errorf("calling Start: %w", err)
@@ -155,6 +188,31 @@ func (h Harness) newTrial(ctx context.Context, start bool) (*trial, error) {
 		t.started = true
 	}
 	return t, nil
+}
+
+// declare takes what the rules need from the declaration.
+func (t *trial) declare() error {
+	t.traits = t.c.Traits()
+	t.order = t.traits.Order
+	t.apis = slices.DeleteFunc(connector.APIs(), func(a connector.API) bool { return !t.traits.CarriesAPI(a) })
+	at := t.traits.Handoff
+	switch {
+	case len(t.apis) == 0:
+		return errors.New("its Traits declare APIs, and none of them is known")
+	case at != connector.Handoff{} && t.Response == nil:
+		return fmt.Errorf("the harness has no Response, but Traits declare a handoff in P's response (%s): give a good one,"+
+			" from which the suite derives bad ones", place(at))
+	case at.Member == "" && t.Needs != nil:
+		return errors.New("the harness has Needs, but Traits declare no handoff in a member")
+	}
+	return nil
+}
+
+func place(h connector.Handoff) string {
+	if h.Header != "" {
+		return "header " + h.Header
+	}
+	return "member " + h.Member
 }
 
 func (t *trial) end() error {

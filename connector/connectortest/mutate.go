@@ -3,6 +3,8 @@
 package connectortest
 
 import (
+	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 
@@ -10,13 +12,76 @@ import (
 	"github.com/tidwall/sjson"
 )
 
-// mutant is an answer that was made bad.
+// mutant is a body that was made bad.
 type mutant struct {
 	what string
 	body []byte
 }
 
-// wholes are bodies that are no answer at all. A flow does not show them to decode; a caller of its own may.
+// badResponse is one of P's that was made bad.
+type badResponse struct {
+	what string
+	Response
+}
+
+// with puts bad bodies in place of a response's own.
+func (r Response) with(bodies []mutant) []badResponse {
+	list := make([]badResponse, 0, len(bodies))
+	for _, b := range bodies {
+		bad := badResponse{b.what, r}
+		bad.Body = b.body
+		list = append(list, bad)
+	}
+	return list
+}
+
+// spoilHeader makes responses bad in the header that holds the handoff.
+func (r Response) spoilHeader(name string) []badResponse {
+	var list []badResponse
+	add := func(what string, values ...string) {
+		bad := badResponse{"the header " + name + " " + what, r}
+		bad.Header = r.Header.Clone()
+		if bad.Header[http.CanonicalHeaderKey(name)] = values; values == nil {
+			bad.Header.Del(name)
+		}
+		list = append(list, bad)
+	}
+	good := r.Header.Get(name)
+	add("is absent")
+	add("is empty", "")
+	add("is a space", " ")
+	add("stands there twice", good, good+valueCanary)
+	add("has a control character", good+"\x01"+valueCanary)
+	add("has a line's end", good+"\r\nX-Other: "+valueCanary)
+	add("has a NUL", "\x00"+good)
+	add("is not ASCII", good+"\u00e9")
+	add("is not UTF-8", good+"\xff")
+	add("has a megabyte", good+strings.Repeat("a", 1<<20)) // far above what HTTP servers and clients take for one header
+	return list
+}
+
+// oddHeaders are values of the header that HTTP allows, and no engine gives.
+func (r Response) oddHeaders(name string) []badResponse {
+	var list []badResponse
+	for _, value := range []string{`"`, `\`, "{}", "null", `","bootstrap_room":1,"a":"`, "%00", "<>&'", "../..", valueCanary} {
+		bad := badResponse{fmt.Sprintf("the header %s is %s", name, value), r}
+		bad.Header = r.Header.Clone()
+		bad.Header.Set(name, value)
+		list = append(list, bad)
+	}
+	return list
+}
+
+// gjsonPath is a path with dots between names, as gjson and sjson read it.
+func gjsonPath(path string) string {
+	names := strings.Split(path, ".")
+	for i := range names {
+		names[i] = gjsonName(names[i])
+	}
+	return strings.Join(names, ".")
+}
+
+// wholes are bodies that are no response at all. A flow does not show them to decode; a caller of its own may.
 func wholes(good []byte) []mutant {
 	return []mutant{
 		{"it is empty", nil},

@@ -19,8 +19,9 @@ type played struct {
 	decode  sent
 	first   *sent  // decode's first try, where decode comes first
 	encode  []sent // one for each item of an encode stage
-	answer  []byte // P's
-	final   bool   // P's answer was the client's
+
+	response Response // P's, as it came
+	final    bool     // it was the client's
 }
 
 // sent is one leg.
@@ -45,17 +46,20 @@ func (p *played) legs() map[string]sent {
 type means struct {
 	call    connector.Caller
 	encoded func(s *connector.Session, i connector.Item) json.RawMessage
-	answer  func(s *connector.Session, prefill []byte) []byte
+	respond func(s *connector.Session, prefill []byte) Response
 	event   func(s *connector.Session) connector.Event
 	quiet   bool // no event is expected: what the connector listens on has not been started
 }
 
 func (t *trial) means() means {
-	m := means{call: t.Call, encoded: t.Encoded, answer: t.Answer, event: t.Event}
-	if m.answer == nil {
-		m.answer = func(s *connector.Session, _ []byte) []byte { return Answer(s.API) }
+	respond := func(s *connector.Session, prefill []byte) Response {
+		var r Response
+		if t.Response != nil {
+			r = t.Response(s, prefill)
+		}
+		return r.fill(t.traits.Handoff, s.API)
 	}
-	return m
+	return means{call: t.Call, encoded: t.Encoded, respond: respond, event: t.Event}
 }
 
 // play runs a session as package pdflow does. The error is the connector's; panics are errors that [panicked] tells.
@@ -101,7 +105,7 @@ func (t *trial) before(s *connector.Session, m means) (encode []sent, err error)
 			return nil, fmt.Errorf("calling Encode: %w", err)
 		}
 		encode = append(encode, leg)
-		answer := json.RawMessage(Answer(connector.APIChat))
+		answer := json.RawMessage(responseTexts[connector.APIChat])
 		if m.encoded != nil {
 			answer = m.encoded(s, i)
 		}
@@ -132,7 +136,7 @@ func (t *trial) both(p *played, m means) error {
 			p.s.SetEvent(m.event(p.s))
 		}
 	}
-	switch t.traits.Order {
+	switch t.order {
 	case connector.Together:
 		if err := t.decodeLeg(p, nil); err != nil {
 			return err
@@ -166,14 +170,14 @@ func (t *trial) both(p *played, m means) error {
 	return t.decodeLeg(p, result)
 }
 
-// prefillLeg describes prefill and reads P's answer.
+// prefillLeg describes prefill and reads P's response.
 func (t *trial) prefillLeg(p *played, m means) (result *connector.PrefillResult, err error) {
 	p.prefill, err = describe(p.s, func(leg *connector.Leg) error { return t.c.Prefill(t.ctx, p.s, leg) })
 	if err != nil {
 		return nil, fmt.Errorf("calling Prefill: %w", err)
 	}
-	p.answer = m.answer(p.s, p.prefill.body)
-	result = connector.NewPrefillResult(http.StatusOK, http.Header{"Content-Type": {"application/json"}}, p.answer, began)
+	p.response = m.respond(p.s, p.prefill.body)
+	result = p.response.result()
 	if checker, ok := connector.As[connector.PrefillChecker](t.c); ok {
 		if err := checker.CheckPrefill(p.s, result); err != nil {
 			return nil, fmt.Errorf("CheckPrefill: %w", err)
@@ -214,7 +218,7 @@ func canceled(parent context.Context) context.Context {
 // that it must carry are not is the affair of another rule.
 func (t *trial) each(list func(connector.API) []sample, check func(s sample, p *played) error) error {
 	n := 0
-	for _, api := range t.APIs {
+	for _, api := range t.apis {
 		for _, smp := range append(list(api), t.media(api)...) {
 			n++
 			r, err := request(smp)

@@ -37,7 +37,7 @@ func checkFinal(t *trial) error {
 		return notApplicable("no answer of P's is the client's")
 	}
 	finals := 0
-	for i, api := range t.APIs {
+	for i, api := range t.apis {
 		for _, smp := range clients(api) {
 			r, err := request(smp)
 			if err != nil {
@@ -51,16 +51,16 @@ func checkFinal(t *trial) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", smp, err)
 			}
-			for _, answer := range finished(p.answer) {
+			for _, b := range p.response.with(finished(p.response.Body)) {
 				var given connector.Answer
 				var final bool
 				err := guard(func() error {
-					given, final = f.Final(s, connector.NewPrefillResult(200, nil, answer, began))
+					given, final = f.Final(s, b.result())
 					return nil
 				})
 				if err == nil && final {
 					finals++
-					err = checkAnswer(given, r.Stream)
+					err = t.checkAnswer(given, r.Stream)
 				}
 				if err != nil {
 					return fmt.Errorf("%s: %w", smp, err)
@@ -74,22 +74,29 @@ func checkFinal(t *trial) error {
 	return nil
 }
 
-// finished are answers that P ended itself, in one line and in several.
-func finished(answer []byte) (list [][]byte) {
-	for _, reason := range []string{"stop", "tool_calls"} {
-		body, err := sjson.SetBytes(answer, "choices.0.finish_reason", reason)
-		if err != nil || !gjson.GetBytes(answer, "choices.0.finish_reason").Exists() {
+// finished are responses that P ended itself, in one line and in several.
+func finished(body []byte) (list []mutant) {
+	for path, reasons := range map[string][]string{
+		"choices.0.finish_reason": {"stop", "tool_calls"}, "stop_reason": {"end_turn"}, "status": {"completed"}, "meta_info.finish_reason.type": {"stop"},
+	} {
+		if !gjson.GetBytes(body, path).Exists() {
 			continue
 		}
-		var pretty bytes.Buffer
-		if json.Indent(&pretty, body, "", "  ") == nil {
-			list = append(list, body, pretty.Bytes())
+		for _, reason := range reasons {
+			ended, err := sjson.SetBytes(body, path, reason)
+			if err == nil && path == "status" {
+				ended, err = sjson.DeleteBytes(ended, "incomplete_details")
+			}
+			var pretty bytes.Buffer
+			if err == nil && json.Indent(&pretty, ended, "", "  ") == nil {
+				list = append(list, mutant{path + " is " + reason, ended}, mutant{path + " is " + reason + ", in several lines", pretty.Bytes()})
+			}
 		}
 	}
 	return list
 }
 
-func checkAnswer(a connector.Answer, stream bool) error {
+func (t *trial) checkAnswer(a connector.Answer, stream bool) error {
 	if !stream || len(a.Events) == 0 {
 		if stream {
 			return errors.New("a client that asked for a stream gets no events")
@@ -97,10 +104,10 @@ func checkAnswer(a connector.Answer, stream bool) error {
 		if !gjson.ValidBytes(a.Body) || !gjson.ParseBytes(a.Body).IsObject() {
 			return errors.New("the client's answer is not one JSON object")
 		}
-		return noTransfer(a.Body)
+		return t.noTransfer(a.Body)
 	}
 	for _, event := range a.Events {
-		if err := checkEvent(event); err != nil {
+		if err := t.checkEvent(event); err != nil {
 			return err
 		}
 	}
@@ -110,18 +117,20 @@ func checkAnswer(a connector.Answer, stream bool) error {
 	return nil
 }
 
-func checkEvent(event []byte) error {
+func (t *trial) checkEvent(event []byte) error {
 	switch {
 	case bytes.ContainsAny(event, "\r\n"):
 		return errors.New("an event has several lines, of which the client reads the first")
 	case string(event) != "[DONE]" && !gjson.ValidBytes(event):
 		return errors.New("an event is not JSON")
 	}
-	return noTransfer(event)
+	return t.noTransfer(event)
 }
 
 // noTransfer looks for transfer members that are not null: whoever has them can read another's KV.
-func noTransfer(body []byte) (fault error) {
+func (t *trial) noTransfer(body []byte) (fault error) {
+	at := strings.Split(t.traits.Handoff.Member, ".")
+	names := append(append(slices.Clone(transferMembers), t.traits.Members...), at[len(at)-1])
 	var walk func(v gjson.Result)
 	walk = func(v gjson.Result) {
 		object := v.IsObject()
@@ -129,7 +138,7 @@ func noTransfer(body []byte) (fault error) {
 			return
 		}
 		v.ForEach(func(key, inner gjson.Result) bool {
-			if object && inner.Type != gjson.Null && slices.Contains(transferMembers, key.Str) {
+			if object && inner.Type != gjson.Null && slices.Contains(names, key.Str) {
 				fault = fmt.Errorf("the client gets %s", key.Str)
 			}
 			walk(inner)
@@ -150,7 +159,7 @@ func checkRewrite(t *trial) error {
 		return notApplicable("D's answer is the client's as it is")
 	}
 	rewrites := 0
-	for i, api := range t.APIs {
+	for i, api := range t.apis {
 		for _, smp := range clients(api) {
 			r, err := request(smp)
 			if err != nil {
@@ -165,7 +174,7 @@ func checkRewrite(t *trial) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", smp, err)
 			}
-			for _, result := range []*connector.PrefillResult{connector.NewPrefillResult(200, nil, p.answer, began), nil} {
+			for _, result := range []*connector.PrefillResult{p.response.result(), nil} {
 				fn := w.Rewrite(s, func() *connector.PrefillResult { return result })
 				if fn == nil {
 					continue
@@ -186,7 +195,7 @@ func checkRewrite(t *trial) error {
 // answerOf is D's answer in parts: a stream's events, or one body. nil where the suite has none.
 func answerOf(api connector.API, stream bool) (parts []string) {
 	if !stream {
-		body := answerTexts[api]
+		body := responseTexts[api]
 		if !strings.Contains(body, `"a"`) {
 			return nil
 		}

@@ -177,7 +177,7 @@ func checkSecrets(t *trial) error {
 		}
 		return nil
 	}
-	for i, api := range t.APIs {
+	for i, api := range t.apis {
 		r, err := request(plain(api))
 		if err != nil {
 			return err
@@ -186,9 +186,13 @@ func checkSecrets(t *trial) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", api, err)
 		}
-		for _, b := range canaried(p.answer) {
-			_, err := t.playWith(t.session(r, 8000+i), t.giving(b.body))
-			if err := tell("P's answer: "+b.what, err); err != nil {
+		bad := p.response.with(canaried(p.response.Body))
+		if name := t.traits.Handoff.Header; name != "" {
+			bad = append(bad, p.response.spoilHeader(name)...)
+		}
+		for _, b := range bad {
+			_, err := t.playWith(t.session(r, 8000+i), t.giving(b.Response))
+			if err := tell("P's response: "+b.what, err); err != nil {
 				return err
 			}
 		}

@@ -88,11 +88,11 @@ func checkAddress(v string) error {
 var junk = []string{"", " ", "x", "-1", "0", "65536", "99999999999999999999", "1,,2", "::", "http://", "http://[::1", "a b", valueCanary}
 
 func checkAttributes(t *trial) error {
-	r, err := request(plain(t.APIs[0]))
+	r, err := request(plain(t.apis[0]))
 	if err != nil {
 		return err
 	}
-	if err := t.agree("neither engine changed", r); err != nil {
+	if _, err := t.agree("neither engine changed", r); err != nil {
 		return err
 	}
 	if _, err := t.play(t.session(r, 7000)); err != nil {
@@ -100,65 +100,94 @@ func checkAttributes(t *trial) error {
 	}
 	for _, side := range []struct {
 		name   string
+		role   discovery.Role
 		engine *discovery.Endpoint
-	}{{"prefill", &t.Prefill}, {"decode", &t.Decode}} {
+	}{{"prefill", discovery.RolePrefill, &t.Prefill}, {"decode", discovery.RoleDecode, &t.Decode}} {
 		good := side.engine.Attributes
-		for _, name := range slices.Sorted(maps.Keys(good)) {
+		declared := map[string]bool{}
+		for _, a := range t.traits.Attributes {
+			declared[a.Name] = a.Role&side.role != 0
+		}
+		for _, name := range slices.Sorted(maps.Keys(merged(good, declared))) {
 			for _, v := range junk {
 				bad := maps.Clone(good)
+				if bad == nil {
+					bad = map[string]string{}
+				}
 				if bad[name] = v; v == "" {
 					delete(bad, name)
 				}
 				side.engine.Attributes = bad
-				if err := t.agree(fmt.Sprintf("%s's attribute %s is %q", side.name, name, v), r); err != nil {
+				failed, err := t.agree(fmt.Sprintf("%s's attribute %s is %q", side.name, name, v), r)
+				switch {
+				case err != nil:
 					return err
+				case v == "" && failed && !declared[name]:
+					return fmt.Errorf("the legs need %s's attribute %s, which Traits' Attributes do not declare", side.name, name)
+				case v == "" && !failed && declared[name]:
+					return fmt.Errorf("Traits' Attributes declare %s's %s, but the legs do without", side.name, name)
 				}
 			}
 		}
 		side.engine.Attributes = nil
-		if err := t.agree(side.name+" without attributes", r); err != nil {
+		if _, err := t.agree(side.name+" without attributes", r); err != nil {
 			return err
 		}
 		side.engine.Attributes = good
 	}
 	t.Prefill.Attributes, t.Decode.Attributes = nil, nil
-	return t.agree("neither engine with attributes", r)
+	_, err = t.agree("neither engine with attributes", r)
+	return err
+}
+
+// merged are the names of an engine's attributes and of those that it must have.
+func merged(has map[string]string, must map[string]bool) map[string]bool {
+	all := map[string]bool{}
+	for name := range has {
+		all[name] = true
+	}
+	for name, yes := range must {
+		if yes {
+			all[name] = true
+		}
+	}
+	return all
 }
 
 // agree checks that a session fails at its engines exactly if a configuration check tells of them: a fault must not wait for the first
 // request. New connectors are used, since what one knows of an engine may be kept.
-func (t *trial) agree(what string, r *connector.Request) error {
+func (t *trial) agree(what string, r *connector.Request) (failed bool, err error) {
 	var playErr error
 	if err := t.anew(func(u *trial) error { _, playErr = u.play(u.session(r, 7000)); return nil }); err != nil {
-		return err
+		return false, err
 	}
 	if panicked(playErr) {
-		return fmt.Errorf("%s: %w", what, playErr)
+		return false, fmt.Errorf("%s: %w", what, playErr)
 	}
 	var told error
 	for _, e := range []discovery.Endpoint{t.Prefill, t.Decode} {
 		err := guard(func() error { return connector.CheckEndpoint(t.c, e) })
 		if panicked(err) {
-			return fmt.Errorf("%s: CheckEndpoint: %w", what, err)
+			return false, fmt.Errorf("%s: CheckEndpoint: %w", what, err)
 		}
 		for _, fe := range config.FieldErrors(err) {
 			if !strings.HasPrefix(fe.Path, "attributes.") && !strings.HasPrefix(fe.Path, "attributes[") {
-				return fmt.Errorf("%s: CheckEndpoint's fault has the path %q, which does not begin with attributes", what, fe.Path)
+				return false, fmt.Errorf("%s: CheckEndpoint's fault has the path %q, which does not begin with attributes", what, fe.Path)
 			}
 		}
 		told = errors.Join(told, err)
 	}
 	if playErr == nil {
-		return nil // what only a configuration check minds may still work
+		return false, nil // what only a configuration check minds may still work
 	}
 	bad, isEndpoint := errors.AsType[*connector.EndpointError](playErr)
 	switch {
 	case !isEndpoint:
-		return fmt.Errorf("%s: want an EndpointError, got: %w", what, playErr)
+		return false, fmt.Errorf("%s: want an EndpointError, got: %w", what, playErr)
 	case bad.Endpoint != t.Prefill.ID && bad.Endpoint != t.Decode.ID:
-		return fmt.Errorf("%s: the EndpointError names %q, which is neither engine's ID", what, bad.Endpoint)
+		return false, fmt.Errorf("%s: the EndpointError names %q, which is neither engine's ID", what, bad.Endpoint)
 	case told == nil:
-		return fmt.Errorf("%s: CheckEndpoint and Traits' Attributes say nothing, but the legs fail: %w", what, playErr)
+		return false, fmt.Errorf("%s: CheckEndpoint and Traits' Attributes say nothing, but the legs fail: %w", what, playErr)
 	}
-	return nil
+	return true, nil
 }

@@ -17,17 +17,27 @@ import (
 )
 
 func checkLegs(t *trial) error {
-	return t.each(all, func(_ sample, p *played) error {
-		if p.final {
-			return errors.New("the harness's Answer is one that Final takes for the client's")
-		}
-		for name, leg := range p.legs() {
-			if err := wellFormed(leg); err != nil {
-				return fmt.Errorf("the %s leg: %w", name, err)
+	list := func(api connector.API) []sample { return append(all(api), t.carried(api)...) }
+	for _, t.order = range append([]connector.Order{t.traits.Order}, t.traits.OtherOrders...) {
+		err := t.each(list, func(_ sample, p *played) error {
+			if p.final {
+				return errors.New("the harness's Response is one that Final takes for the client's")
 			}
+			for name, leg := range p.legs() {
+				if err := wellFormed(leg); err != nil {
+					return fmt.Errorf("the %s leg: %w", name, err)
+				}
+			}
+			return nil
+		})
+		if err != nil && t.order != t.traits.Order {
+			err = fmt.Errorf("in the order %s, which is one of Traits' OtherOrders: %w", t.order, err)
 		}
-		return nil
-	})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // hopHeaders are those that say how a message is framed: the flow's and the transport's, never a connector's.
@@ -152,33 +162,44 @@ func checkWhole(t *trial) error {
 	return broken
 }
 
-// own are the members that the connector may set on any leg.
+// own are the members that the connector may set on any leg, as paths: what it declares, and the API members that the harness excuses.
 func (t *trial) own() []string {
-	return append(append(slices.Clone(transferMembers), "request_id"), t.Own...)
+	list := append(slices.Clone(t.traits.Members), t.Except.Rewrites...)
+	if t.traits.OwnRequestID {
+		list = append(list, "request_id")
+	}
+	return list
 }
 
-// normal are what a prefill leg may have otherwise, and in sampling whether they are there or at the top.
-func (s shape) normal() []string {
-	return append(append([]string{s.limit, s.alt, s.minimum, "stop", "stop_token_ids", "stop_sequences", "ignore_eos"}, s.answers...), s.wasted...)
+// stops are the members that end an answer early.
+var stops = []string{"stop", "stop_token_ids", "stop_sequences"}
+
+// normal are the API members that any prefill leg may have otherwise than the client.
+func (t *trial) normal(s shape) []string {
+	list := append(append([]string{s.limit, s.alt, s.minimum}, s.answers...), s.wasted...)
+	if t.traits.EndsByLength {
+		list = append(append(list, stops...), "ignore_eos")
+	}
+	list = slices.DeleteFunc(list, func(name string) bool { return name == "" })
+	for i := range list {
+		if s.holder != "" {
+			list[i] = s.holder + "." + list[i]
+		}
+	}
+	return append(list, "stream", "stream_options", "thinking")
 }
 
 func checkPrefillKeeps(t *trial) error {
 	return t.each(all, func(smp sample, p *played) error {
-		s := shapes[smp.api]
-		free := append(t.own(), "stream", "stream_options", "thinking")
-		if s.holder == "" {
-			free = append(free, s.normal()...)
-			return same(p.s.Request, p.prefill.body, free)
-		}
-		if err := same(p.s.Request, p.prefill.body, append(free, s.holder)); err != nil {
-			return err
-		}
-		return sameInner(smp.body, p.prefill.body, s.holder, s.normal())
+		return same(p.s.Request, p.prefill.body, append(t.own(), t.normal(shapes[smp.api])...))
 	})
 }
 
 func checkDecodeKeeps(t *trial) error {
-	return t.each(all, func(smp sample, p *played) error {
+	if err := t.rewrites(); err != nil {
+		return err
+	}
+	return t.each(all, func(_ sample, p *played) error {
 		for _, leg := range []*sent{&p.decode, p.first} {
 			if leg == nil || leg.body == nil {
 				continue
@@ -186,32 +207,61 @@ func checkDecodeKeeps(t *trial) error {
 			if err := same(p.s.Request, leg.body, t.own()); err != nil {
 				return err
 			}
-			for _, name := range t.Own { // what the client has there besides stays
-				if err := sameInner(smp.body, leg.body, name, transferMembers); err != nil {
-					return err
-				}
-			}
 		}
 		return nil
 	})
 }
 
-// same checks that a leg is the client's request to the byte, but for the free members: it makes the leg again from the request and the
-// leg's own values of those.
+// rewrites checks that Except.Rewrites holds API members only, each of which some leg has otherwise than the client.
+func (t *trial) rewrites() error {
+	var known []string
+	for _, s := range shapes {
+		known = append(append(known, s.limit, s.alt, s.minimum), apiMembers...)
+	}
+	for _, name := range t.Except.Rewrites {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("the harness: Except.Rewrites has %s, which is no client API's member: Traits' Members are for it", name)
+		}
+		without := slices.DeleteFunc(t.own(), func(m string) bool { return m == name })
+		err := t.each(all, func(smp sample, p *played) error {
+			return errors.Join(same(p.s.Request, p.decode.body, without),
+				same(p.s.Request, p.prefill.body, append(t.normal(shapes[smp.api]), without...)))
+		})
+		if err == nil {
+			return fmt.Errorf("the harness: Except.Rewrites has %s, but each leg has the client's", name)
+		}
+	}
+	return nil
+}
+
+// apiMembers are members of the client APIs that have a meaning of their own on a leg, besides those in shapes.
+var apiMembers = []string{"prompt", "prompt_token_ids", "return_token_ids", "truncate_prompt_tokens"}
+
+// same checks that a leg is the client's request to the byte, but for the members at the free paths: it makes the leg again from the
+// request and the leg's own values of those.
 func same(r *connector.Request, body []byte, free []string) error {
 	d, err := jsonedit.Parse(body)
 	if err != nil {
 		return fmt.Errorf("the leg is not one JSON object: %w", err)
 	}
 	again := connector.NewLeg(r)
-	for i := range d.Len() {
-		if slices.Contains(free, d.Name(i)) {
-			again.Set(d.Name(i), d.Value(i))
+	tops := map[string]bool{}
+	for _, path := range free {
+		name, _, nested := strings.Cut(path, ".")
+		if tops[name] = true; nested && !slices.Contains(free, name) {
+			was, _ := connector.NewLeg(r).Current(name)
+			now, _ := d.Get(name)
+			if err := sameInner(was, now, name, free); err != nil {
+				return err
+			}
+		}
+		if _, there := d.Get(name); !there {
+			again.Delete(name)
 		}
 	}
-	for _, name := range free {
-		if _, ok := d.Get(name); !ok {
-			again.Delete(name)
+	for i := range d.Len() {
+		if tops[d.Name(i)] {
+			again.Set(d.Name(i), d.Value(i))
 		}
 	}
 	want, err := again.Body()
@@ -241,38 +291,51 @@ func differs(want []byte, got *jsonedit.Doc) error {
 	}
 	for i := range got.Len() {
 		if _, ok := w.Get(got.Name(i)); !ok {
-			return fmt.Errorf("the member %s was added, which Harness.Own does not name", got.Name(i))
+			return undeclared(got.Name(i))
 		}
 	}
 	return errors.New("the members are the client's, but their order, names or white space are not")
 }
 
-// sameInner checks that the members of an object of the client's are still there to the byte, but for the free ones.
-func sameInner(client string, body []byte, holder string, free []string) error {
-	was, now := gjson.Get(client, holder), gjson.GetBytes(body, holder)
-	if !was.IsObject() {
+func undeclared(path string) error {
+	return fmt.Errorf("the member %s was added, which Traits' Members do not declare: a client's own would reach the engines", path)
+}
+
+// sameInner checks that the members of an object are the client's to the byte, but for the free ones.
+func sameInner(was, now json.RawMessage, at string, free []string) error {
+	before, after := mustParse(was), mustParse(now)
+	if len(now) == 0 || jsonedit.Kind(now) != jsonedit.Object {
+		if len(was) > 0 && !bytes.Equal(was, now) {
+			return fmt.Errorf("%s is no object any more", at)
+		}
 		return nil
 	}
-	var fault error
-	was.ForEach(func(key, value gjson.Result) bool {
-		if slices.Contains(free, key.Str) {
-			return true
+	isFree := func(path string) bool { return slices.Contains(free, path) }
+	for i := range before.Len() {
+		if _, there := after.Get(before.Name(i)); !there && !isFree(at+"."+before.Name(i)) {
+			return fmt.Errorf("the client's member %s.%s is gone", at, before.Name(i))
 		}
-		d, err := jsonedit.Parse([]byte(now.Raw))
-		if err != nil {
-			fault = fmt.Errorf("%s is no object any more", holder)
-			return false
+	}
+	for i := range after.Len() {
+		path := at + "." + after.Name(i)
+		old, there := before.Get(after.Name(i))
+		switch {
+		case isFree(path), there && bytes.Equal(old, after.Value(i)):
+		case slices.ContainsFunc(free, func(f string) bool { return strings.HasPrefix(f, path+".") }):
+			if err := sameInner(old, after.Value(i), path, free); err != nil {
+				return err
+			}
+		case !there:
+			return undeclared(path)
+		default:
+			return fmt.Errorf("the client's member %s was %s and is %s", path, old, after.Value(i))
 		}
-		if v, _ := d.Get(key.Str); string(v) != value.Raw {
-			fault = fmt.Errorf("%s.%s was %s and is %s", holder, key.Str, value.Raw, v)
-		}
-		return fault == nil
-	})
-	return fault
+	}
+	return nil
 }
 
 func checkTransferGone(t *trial) error {
-	one := func(api connector.API) []sample { return []sample{forged(api)} }
+	one := func(api connector.API) []sample { return forged(api, t.traits.Members) }
 	return t.each(one, func(_ sample, p *played) error {
 		for name, leg := range p.legs() {
 			if where := leg.find(clientCanary); where != "" {

@@ -21,7 +21,7 @@ func checkPrepareEnds(t *trial) error {
 	if !ok {
 		return notApplicable("it makes no side call")
 	}
-	r, err := request(plain(t.APIs[0]))
+	r, err := request(plain(t.apis[0]))
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func checkExpect(t *trial) error {
 	if !ok {
 		return notApplicable("it expects no event")
 	}
-	r, err := request(plain(t.APIs[0]))
+	r, err := request(plain(t.apis[0]))
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func checkCleanup(t *trial) error {
 	if !cleans && !tells {
 		return notApplicable("it cleans nothing up, and has no health of its own")
 	}
-	r, err := request(plain(t.APIs[0]))
+	r, err := request(plain(t.apis[0]))
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func canaried(good []byte) []mutant {
 
 // callSecrets has side calls and attributes fail with canaries.
 func (t *trial) callSecrets(tell func(string, error) error) error {
-	r, err := request(plain(t.APIs[0]))
+	r, err := request(plain(t.apis[0]))
 	if err != nil {
 		return err
 	}

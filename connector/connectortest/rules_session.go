@@ -22,7 +22,7 @@ func (t *trial) values(leg sent) map[string]bool {
 		set[h.Value] = true
 	}
 	for _, name := range t.own() {
-		leaves(gjson.GetBytes(leg.body, gjsonName(name)), func(v gjson.Result) {
+		leaves(gjson.GetBytes(leg.body, gjsonPath(name)), func(v gjson.Result) {
 			if v.Type == gjson.String {
 				set[v.Str] = true
 			} else {
@@ -58,17 +58,19 @@ func leaves(v gjson.Result, visit func(gjson.Result)) {
 // minID is the shortest text that is taken for an id. A 64-bit number is mostly far longer.
 const minID = 8
 
+// checkIDs applies where Traits tell no other way for D to find the KV: legs of which D is not told by P's response, and that look in no store.
 func checkIDs(t *trial) error {
-	order := t.traits.Order
-	if !t.ByID && order != connector.Together && order != connector.DecodeThenPrefill {
-		return notApplicable("the order needs no id, and the harness does not say that the protocol does")
+	d := &t.traits
+	beside := d.Order == connector.Together || d.Order == connector.DecodeThenPrefill
+	if !beside && !d.OwnRequestID && (d.Handoff != connector.Handoff{} || d.ContentStore || d.MultiUse) {
+		return notApplicable("P's response or a store tells D where the KV is, as Traits declare")
 	}
 	return t.excused(t.Except.NotByID, "NotByID", t.matchedByID())
 }
 
 // matchedByID compares three attempts of one request at one pair.
 func (t *trial) matchedByID() error {
-	r, err := request(plain(t.APIs[0]))
+	r, err := request(plain(t.apis[0]))
 	if err != nil {
 		return err
 	}
@@ -82,6 +84,11 @@ func (t *trial) matchedByID() error {
 		}
 		both := map[string]bool{}
 		decode := t.values(p.decode)
+		if id := p.prefill.requestID(); t.traits.OwnRequestID {
+			both[id] = id == p.decode.requestID()
+			shared = append(shared, both)
+			continue
+		}
 		for v := range t.values(p.prefill) {
 			if decode[v] && len(v) >= minID {
 				both[v] = true
@@ -91,8 +98,8 @@ func (t *trial) matchedByID() error {
 	}
 	for i, both := range shared {
 		fresh := 0
-		for v := range both {
-			if !slices.ContainsFunc(shared[:i], func(m map[string]bool) bool { return m[v] }) &&
+		for v, same := range both {
+			if same && !slices.ContainsFunc(shared[:i], func(m map[string]bool) bool { return m[v] }) &&
 				!slices.ContainsFunc(shared[i+1:], func(m map[string]bool) bool { return m[v] }) {
 				fresh++
 			}
@@ -128,7 +135,7 @@ func checkStateless(t *trial) error {
 		want outcome
 	}
 	var jobs []job
-	for _, api := range t.APIs {
+	for _, api := range t.apis {
 		for _, smp := range samples(api) {
 			r, err := request(smp)
 			if err != nil {
@@ -167,19 +174,19 @@ func unlike(want, got outcome) string {
 }
 
 func checkBorrowed(t *trial) error {
-	for i, api := range t.APIs {
+	for i, api := range t.apis {
 		smp := samples(api)[1]
 		body := []byte(smp.body)
 		r, err := connector.ParseRequest(api, body)
 		if err != nil {
 			return err
 		}
-		var answer []byte
+		var response Response
 		m := t.means()
-		give := m.answer
-		m.answer = func(s *connector.Session, prefill []byte) []byte {
-			answer = give(s, prefill)
-			return answer
+		give := m.respond
+		m.respond = func(s *connector.Session, prefill []byte) Response {
+			response = give(s, prefill)
+			return response
 		}
 		s := t.session(r, 3000+i)
 		p, err := t.playWith(s, m)
@@ -189,11 +196,11 @@ func checkBorrowed(t *trial) error {
 		if string(body) != smp.body {
 			return fmt.Errorf("%s: the client's body was changed", smp)
 		}
-		if !bytes.Equal(answer, give(s, p.prefill.body)) {
-			return fmt.Errorf("%s: P's answer was changed", smp)
+		if !reflect.DeepEqual(response, give(s, p.prefill.body)) {
+			return fmt.Errorf("%s: P's response was changed", smp)
 		}
 		clear(body) // the flow gives the memory to another request
-		clear(answer)
+		clear(response.Body)
 		fresh, err := request(smp)
 		if err != nil {
 			return err
@@ -203,7 +210,7 @@ func checkBorrowed(t *trial) error {
 			return fmt.Errorf("%s: once the first request's memory was used again: %w", smp, err)
 		}
 		if !reflect.DeepEqual(p.prefill, again.prefill) || !reflect.DeepEqual(p.decode, again.decode) {
-			return fmt.Errorf("%s: a later session's legs have bytes of the first one's body or answer", smp)
+			return fmt.Errorf("%s: a later session's legs have bytes of the first one's body or response", smp)
 		}
 	}
 	return nil

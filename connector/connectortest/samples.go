@@ -3,13 +3,12 @@
 package connectortest
 
 import (
-	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 // sample is a client's request.
@@ -93,6 +92,7 @@ func samples(api connector.API) []sample {
 		{api, "streamed with usage", s.body(limit(s.limit, 64), `"stream":true,"stream_options":{"include_usage":true}`, others)},
 		{api, "not streamed", s.body("", `"stream":false`, others)},
 		{api, "with log probabilities and one answer", s.body(join(limit(s.limit, 64), s.logprobs, join(one...)), others)},
+		{api, "with a cut prompt", s.body("", `"truncate_prompt_tokens":3`)},
 		{api, "in odd spelling", " {\n\t\"m\\u006fdel\" : \"" + modelName + "\" ,\r\n " + s.prompt + " , \"stream\"\t:\ttrue, " + others + "\n}\n"},
 	}
 	if s.alt != "" {
@@ -119,27 +119,59 @@ func several(api connector.API) []sample {
 	return list
 }
 
-// forged is a request with the client's own transfer members, wherever engines read them.
-func forged(api connector.API) sample {
-	value := `{"do_remote_prefill":true,"x":"` + clientCanary + `","transfer_id":"` + clientCanary + `"}`
-	var members []string
-	for _, name := range transferMembers {
-		members = append(members, `"`+name+`":`+value)
+// forged are requests with the client's own transfer members, wherever engines read them and however their names are spelt.
+func forged(api connector.API, declared []string) []sample {
+	all := forgery{}
+	all.add("request_id")
+	for _, path := range append(slices.Clone(transferMembers), declared...) {
+		all.add(strings.Split(path, ".")...)
+		if !strings.Contains(path, ".") {
+			for _, holder := range []string{"vllm_xargs", "sampling_params"} {
+				all.add(holder, path)
+				all.add(holder, "extra_args", path)
+			}
+		}
 	}
-	members = append(members, `"request_id":"`+clientCanary+`"`)
-	inner := strings.Join(members[:len(transferMembers)], ",")
-	extra := inner + `,"extra_args":{` + inner + `,"x_kept":1}`
-	s := shapes[api]
-	members = append(members, `"vllm_xargs":{`+extra+`}`)
-	if s.holder != "" {
-		return sample{api, "with transfer members", s.body(extra, members...)}
+	plainly := func(name string) string { return `"` + name + `"` }
+	escaped := func(name string) string { return fmt.Sprintf(`"\u%04x%s"`, name[0], name[1:]) }
+	return []sample{
+		{api, "with transfer members", shapes[api].body("", all.members(plainly))},
+		{api, "with transfer members in odd spelling", shapes[api].body("", all.members(escaped))},
 	}
-	members = append(members, `"sampling_params":{`+extra+`}`)
-	return sample{api, "with transfer members", s.body("", members...)}
 }
 
-// answerTexts are P's answers without any transfer member.
-var answerTexts = map[connector.API]string{
+// forgery is an object of the client's; nil stands for a value that must not reach an engine.
+type forgery map[string]forgery
+
+func (f forgery) add(path ...string) {
+	inner, there := f[path[0]]
+	switch {
+	case len(path) == 1:
+		f[path[0]] = nil
+	case there && inner == nil: // all of it must go
+	default:
+		if inner == nil {
+			inner = forgery{}
+			f[path[0]] = inner
+		}
+		inner.add(path[1:]...)
+	}
+}
+
+func (f forgery) members(spell func(name string) string) string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		value := `{"do_remote_prefill":true,"x":"` + clientCanary + `","transfer_id":"` + clientCanary + `"}`
+		if inner := f[name]; inner != nil {
+			value = "{" + inner.members(spell) + `,"x_kept":1}`
+		}
+		list = append(list, spell(name)+":"+value)
+	}
+	return strings.Join(list, ",")
+}
+
+// responseTexts are engines' whole answers of one token, ended by length, without any transfer member.
+var responseTexts = map[connector.API]string{
 	connector.APIChat: `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"a"},` +
 		`"logprobs":null,"finish_reason":"length","token_ids":null}],"usage":{"prompt_tokens":4,"total_tokens":5,"completion_tokens":1}}`,
 	connector.APICompletions: `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,` +
@@ -152,16 +184,4 @@ var answerTexts = map[connector.API]string{
 	connector.APIGenerate: `{"request_id":"generate-1","choices":[{"index":0,"token_ids":[7],"logprobs":null,"finish_reason":"length"}],"prompt_logprobs":null}`,
 	connector.APISGLang: `{"text":"a","output_ids":[7],"meta_info":{"id":"1","finish_reason":{"type":"length","length":1},"prompt_tokens":4,"completion_tokens":1,` +
 		`"cached_tokens":0}}`,
-}
-
-// Answer returns an engine's whole answer of one token in an API, without transfer members, ended by length.
-func Answer(api connector.API) []byte { return []byte(answerTexts[api]) }
-
-// AnswerWith is [Answer] with a further member, such as kv_transfer_params, whose value is raw JSON.
-func AnswerWith(api connector.API, member, value string) []byte {
-	body, err := jsonedit.SetIn(Answer(api), member, json.RawMessage(value))
-	if err != nil {
-		return []byte(`{"error":` + string(connector.Quote(err.Error())) + `}`) // the suite shows it
-	}
-	return body
 }

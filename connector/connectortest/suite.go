@@ -12,11 +12,11 @@
 //			Config: json.RawMessage(`{"pollInterval":"50ms"}`),
 //			// What the protocol needs to know of its engines. The suite gives URLs and IDs, removes each attribute in turn, and makes the engines IPv6.
 //			Prefill: discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "8998"}},
-//			// P's good answer to a prefill leg, if decode reads it; the suite derives bad ones from it.
-//			Answer: func(s *connector.Session, prefill []byte) []byte {
-//				return connectortest.AnswerWith(s.API, "kv_transfer_params", `{"remote_id":"`+s.ID+`"}`)
+//			// P's good response to a prefill leg. Traits declare where its handoff is, the suite puts it there, and derives bad ones.
+//			Response: func(s *connector.Session, prefill []byte) connectortest.Response {
+//				return connectortest.Response{Handoff: `{"remote_id":"`+s.ID+`"}`}
 //			},
-//			Needs: []string{"kv_transfer_params.remote_id"},
+//			Needs: []string{"remote_id"}, // keys of a handoff that is an object
 //		})
 //	}
 //
@@ -46,8 +46,9 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"the name is lower case, constant and the registered one", checkName, true},
-	{"the order is constant, known and has the abilities that it needs", checkOrder, true},
+	{"the name is lower case and the registered one", checkName, true},
+	{"what Traits declare is constant and can be", checkTraits, true},
+	{"the order is known and has the abilities that it needs", checkOrder, true},
 	{"every client API gives two well-formed legs", checkLegs, false},
 	{"prefill asks for one token in the members that the request used", checkLimit, false},
 	{"prefill asks for one whole answer without log probabilities", checkWhole, false},
@@ -55,18 +56,21 @@ var rules = []rule{
 	{"decode is the client's request but for the protocol's own members, byte for byte", checkDecodeKeeps, false},
 	{"no transfer member of the client's reaches an engine", checkTransferGone, false},
 	{"the client's request id names nothing", checkRequestID, false},
+	{"both legs have an id of the connector's exactly if Traits declare it", checkOwnRequestID, false},
+	{"prefill ends by length exactly if Traits declare it", checkEndsByLength, false},
 	{"both legs carry one id, new with each attempt", checkIDs, false},
 	{"equal sessions give equal legs, whatever runs beside them", checkStateless, false},
-	{"the client's body and the engines' answers are neither changed nor kept", checkBorrowed, false},
-	{"a malformed prefill answer never becomes a decode leg", checkBadAnswers, false},
+	{"the client's body and the engines' responses are neither changed nor kept", checkBorrowed, false},
+	{"a malformed prefill response never becomes a decode leg", checkBadResponses, false},
+	{"decode reads nothing of P's response that Traits do not declare", checkUndeclaredHandoff, false},
 	{"unknown keys and big integers of a handoff are no fault and keep their digits", checkHandoffKeeps, false},
-	{"whatever engines answer, nothing panics", checkHostile, false},
-	{"an answer that P has finished is whole, and tells the client nothing of the transfer", checkFinal, false},
-	{"an answer of D's that is rewritten keeps its text", checkRewrite, false},
+	{"whatever engines respond, nothing panics", checkHostile, false},
+	{"a response that P has finished is whole, and tells the client nothing of the transfer", checkFinal, false},
+	{"a response of D's that is rewritten keeps its text", checkRewrite, false},
 	{"IPv6 engines get brackets where an address has a port", checkIPv6, false},
-	{"an engine without an attribute is refused, and the configuration check says so", checkAttributes, false},
+	{"an engine without a declared attribute is refused, and needs no other", checkAttributes, false},
 	{"rules about pairs are constant, forbid something, and part no engine from its like", checkPairs, true},
-	{"what the protocol cannot carry is named, and nothing else", checkUnsupported, true},
+	{"what Traits declare to be carried is not refused", checkUnsupported, true},
 	{"configurations are read strictly", checkConfig, true},
 	{"errors hold no prompt, address or value", checkSecrets, false},
 	{"a side call ends with its context", checkPrepareEnds, false},
@@ -84,6 +88,9 @@ func (n notApplicable) Error() string { return string(n) }
 // Run checks a connector in one subtest per rule. A rule that does not apply to the connector passes, and logs why.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
+	if err := h.usable(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for _, r := range rules {
 		t.Run(r.name, func(t *testing.T) {
 			err := h.try(t.Context(), r)
@@ -101,6 +108,9 @@ func Run(t *testing.T, h Harness) {
 // Check is Run without testing: it returns every rule that is broken, joined, or nil, or ctx's error once that ended.
 func Check(ctx context.Context, h Harness) error {
 	var broken []error
+	if err := h.usable(ctx); err != nil {
+		return err
+	}
 	for _, r := range rules {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -111,6 +121,15 @@ func Check(ctx context.Context, h Harness) error {
 		}
 	}
 	return errors.Join(broken...)
+}
+
+// usable tells what makes every rule fail: a fault of the harness, or one that does not fit what the connector declares.
+func (h Harness) usable(ctx context.Context) error {
+	if err := h.fill(); err != nil {
+		return fmt.Errorf("the harness: %w", err)
+	}
+	_, err := h.newTrial(ctx, false)
+	return err
 }
 
 // try runs one rule on a connector of its own.

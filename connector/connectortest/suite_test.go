@@ -28,8 +28,8 @@ func TestCheckNamesEachBrokenRule(t *testing.T) {
 	err := connectortest.Check(t.Context(), h)
 	require.Error(t, err)
 	for _, rule := range []string{
-		"the name is lower case, constant and the registered one: ", "decode is the client's request but for the protocol's own members, byte for byte: ",
-		"a malformed prefill answer never becomes a decode leg: ",
+		"the name is lower case and the registered one: ", "decode is the client's request but for the protocol's own members, byte for byte: ",
+		"a malformed prefill response never becomes a decode leg: ",
 	} {
 		assert.Contains(t, "\n"+err.Error(), "\n"+rule)
 	}
@@ -66,18 +66,26 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 		"New gives nothing": {func(h *connectortest.Harness) {
 			h.New = func(json.RawMessage) (connector.KVConnector, error) { return nil, nil } //nolint:nilnil // that is the fault
 		}, "with the harness's Config: it is nil"},
-		"Needs that the answer lacks": {func(h *connectortest.Harness) { h.Needs = []string{"kv_transfer_params.remote_port"} },
-			"its Answer to chat has no kv_transfer_params.remote_port"},
+		"Needs that the response lacks": {func(h *connectortest.Harness) { h.Needs = []string{"remote_port"} },
+			"its Response to chat has no kv_transfer_params.remote_port"},
 		"no Call": {func(h *connectortest.Harness) { h.Call = nil }, "the harness has no Call"},
-		"an answer that is bad": {func(h *connectortest.Harness) {
-			h.Answer = func(*connector.Session, []byte) []byte { return []byte("{}") }
+		"no Response": {func(h *connectortest.Harness) { h.Response = nil },
+			"the harness has no Response, but Traits declare a handoff in P's response (member kv_transfer_params)"},
+		"Needs of a handoff that is not declared": {func(h *connectortest.Harness) { h.New = wrong.Undeclared },
+			"the harness has Needs, but Traits declare no handoff in a member"},
+		"a handoff that is not declared": {func(h *connectortest.Harness) { h.New, h.Needs = wrong.Undeclared, nil },
+			"the harness: its Response has a Handoff, but Traits declare none"},
+		"a response that is bad": {func(h *connectortest.Harness) {
+			h.Response = func(*connector.Session, []byte) connectortest.Response { return connectortest.Response{} }
 		}, "every client API gives two well-formed legs: chat, plain: calling Decode: no usable KV handoff"},
-		"an API that is not carried": {func(h *connectortest.Harness) { h.APIs = []connector.API{connector.APISGLang} },
-			`the harness does not say that the API is carried`},
+		"a member of the protocol's that is excused": {func(h *connectortest.Harness) { h.Except.Rewrites = []string{"kv_ticket"} },
+			"Except.Rewrites has kv_ticket, which is no client API's member"},
+		"a member that is excused for nothing": {func(h *connectortest.Harness) { h.Except.Rewrites = []string{"prompt"} },
+			"Except.Rewrites has prompt, but each leg has the client's"},
 		"a name that is not registered": {func(h *connectortest.Harness) { h.Name = "other" }, `its Name is "conformance-toy", but the harness says "other"`},
-		"an answer that is not bad": {func(h *connectortest.Harness) {
-			h.BadAnswers = [][]byte{connectortest.AnswerWith(connector.APIChat, connector.ParamsMember, `{"remote_blocks":[1],"remote_token":"t"}`)}
-		}, "it is BadAnswers[0] became a decode leg"},
+		"a response that is not bad": {func(h *connectortest.Harness) {
+			h.BadResponses = []connectortest.Response{{Handoff: `{"remote_blocks":[1],"remote_token":"t"}`}}
+		}, "it is BadResponses[0] became a decode leg"},
 		"a configuration that is not bad": {func(h *connectortest.Harness) { h.BadConfig = []json.RawMessage{json.RawMessage(`{}`)} },
 			"BadConfig[0]: it is accepted"},
 		"a value of one's own that no rule is about": {func(h *connectortest.Harness) { h.Except.OwnValues = map[string]string{"mode": "read"} },

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/connectortest/testdata/wrong"
 	"github.com/pdkit/pdkit/discovery"
@@ -22,20 +23,19 @@ import (
 // toy is the harness of the connector that is right, and of all that are wrong in one thing.
 var toy = connectortest.Harness{
 	Name:      wrong.Name,
-	New:       func(config json.RawMessage) (connector.KVConnector, error) { return wrong.New(config) },
+	New:       func(settings json.RawMessage) (connector.KVConnector, error) { return wrong.New(settings) },
 	Config:    json.RawMessage(`{"blockSize":32,"pollInterval":"50ms","link":{"speed":100,"device":"eth7"}}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"blockSize":-1}`)},
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"kvPort": "9000", "store": "a, b"}},
 	Decode:    discovery.Endpoint{Attributes: map[string]string{"zone": "a", "store": "b"}},
-	Answer: func(s *connector.Session, _ []byte) []byte {
-		return connectortest.AnswerWith(s.API, connector.ParamsMember, `{"remote_blocks":[1,2],"remote_token":"`+s.ID+`"}`)
+	Response: func(s *connector.Session, _ []byte) connectortest.Response {
+		return connectortest.Response{Handoff: `{"remote_blocks":[1,2],"remote_token":"` + s.ID + `"}`}
 	},
-	Needs: []string{"kv_transfer_params", "kv_transfer_params.remote_blocks", "kv_transfer_params.remote_token"},
+	Needs: []string{"remote_blocks", "remote_token"},
 	Call: func(r *http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Request: r, Body: io.NopCloser(strings.NewReader(`{"engine_id":"engine-7f"}`))}, nil
 	},
 	Event:   func(*connector.Session) connector.Event { return connector.Event{Body: []byte(`{"ready":true}`)} },
-	ByID:    true,
 	Timeout: time.Second,
 }
 
@@ -50,7 +50,9 @@ func TestEachRuleFailsForAWrongConnector(t *testing.T) {
 	for _, f := range wrong.Faults() {
 		t.Run(f.What, func(t *testing.T) {
 			h := toy
-			h.New = f.New
+			if h.New = f.New; f.Bare {
+				h.Response, h.Needs = nil, nil
+			}
 			if err := connectortest.CheckRule(t.Context(), h, f.Breaks); assert.Error(t, err, "it %s, and keeps the rule: %s", f.What, f.Breaks) {
 				t.Log(err)
 				broken[f.Breaks] = true
@@ -59,5 +61,25 @@ func TestEachRuleFailsForAWrongConnector(t *testing.T) {
 	}
 	for _, name := range connectortest.Rules() {
 		assert.True(t, broken[name], "no wrong connector breaks the rule: %s", name)
+	}
+}
+
+// tickets is the harness of connectors whose handoff is a header.
+func tickets(c wrong.Ticket) connectortest.Harness {
+	return connectortest.Harness{
+		New: func(settings json.RawMessage) (connector.KVConnector, error) {
+			return c, config.Decode(settings, &struct{}{})
+		},
+		Response: func(s *connector.Session, _ []byte) connectortest.Response {
+			return connectortest.Response{Handoff: "ticket-" + s.ID}
+		},
+	}
+}
+
+func TestAHandoffInAHeader(t *testing.T) {
+	connectortest.Run(t, tickets(wrong.NewTicket()))
+	for what, c := range wrong.Tickets() {
+		err := connectortest.Check(t.Context(), tickets(c))
+		assert.ErrorContains(t, err, "a response in which the header X-KV-Ticket "+what+" became a decode leg")
 	}
 }

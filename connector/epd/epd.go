@@ -21,6 +21,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
@@ -148,6 +149,13 @@ func (c *Connector) Merge(s *connector.Session, answers []json.RawMessage) error
 		s.SetMetadata(kept, string(merged))
 	}
 	return err
+}
+
+// Traits are the inner connector's, with the member of the encode engines' parameters.
+func (c *Connector) Traits() connector.Traits {
+	t := c.KVConnector.Traits()
+	t.Members = append(slices.Clip(t.Members), paramsMember)
+	return t
 }
 
 // Prefill is the inner connector's, with the encode engines' parameters.

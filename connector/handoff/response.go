@@ -38,8 +38,8 @@ func Member(p *connector.PrefillResult, name string, check func(raw json.RawMess
 	return raw, nil
 }
 
-// Header returns a header of P's response. The error is [connector.ErrNoTransfer] unless P has answered with exactly
-// one value of it, which is visible ASCII.
+// Header returns a header of P's response. The error is [connector.ErrNoTransfer] unless P has answered with exactly one value of it, which is
+// visible ASCII, of 8 KiB at most: proxies such as nginx take no longer header by default.
 func Header(p *connector.PrefillResult, name string) (string, error) {
 	if p == nil {
 		return "", errNotAnswered
@@ -52,8 +52,12 @@ func Header(p *connector.PrefillResult, name string) (string, error) {
 		return "", connector.NoTransfer("the header %s stands there more than once", name)
 	case strings.ContainsFunc(values[0], func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", connector.NoTransfer("the header %s is not visible ASCII", name)
+	case len(values[0]) > maxHeader:
+		return "", connector.NoTransfer("the header %s is too long", name)
 	}
 	return values[0], nil
 }
+
+const maxHeader = 8 << 10
 
 var errNotAnswered = connector.NoTransfer("decode was described before prefill answered")

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +44,7 @@ func TestHeader(t *testing.T) {
 	got, err := handoff.Header(answer("t-1"), "X-KV-Ticket")
 	require.NoError(t, err)
 	assert.Equal(t, "t-1", got)
-	for _, p := range []*connector.PrefillResult{nil, answer(), answer(""), answer("canary", "b"), answer("canary\x00"), answer("canary é")} {
+	for _, p := range []*connector.PrefillResult{nil, answer(), answer(""), answer("canary", "b"), answer("canary\x00"), answer("canary é"), answer(strings.Repeat("canary", 8<<10))} {
 		_, err := handoff.Header(p, "X-KV-Ticket")
 		require.ErrorIs(t, err, connector.ErrNoTransfer)
 		assert.NotContains(t, err.Error(), "canary", "errors hold no values")

@@ -42,8 +42,6 @@ func harness() connectortest.Harness {
 			json.RawMessage(`{"backendType":"carrier-pigeon"}`), json.RawMessage(`{"backendType":"redis"}`), json.RawMessage(`{"enable_pd":true}`),
 			json.RawMessage(`{"lmcache.enable_nixl":"True"}`), json.RawMessage(`{"lmcache.chunk_sise":256}`), json.RawMessage(`{"chunk_size":"many"}`),
 		},
-		// The store may be read any number of times.
-		Except:   connectortest.Exceptions{Carries: []string{"n", "best_of"}},
 		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
 	}
 }

@@ -17,11 +17,13 @@ func setups(t testing.TB) []connectortest.Measured {
 	s := session(t, connector.APIChat, connectortest.Chat2KB(), receiverOfTwo)
 	s.SetEvent(harness().Event(s))
 	ids := strings.NewReplacer("[259,1,2]", "["+strings.Repeat("15043,", 511)+"2]", `"prompt_tokens":3,"total_tokens":4`, `"prompt_tokens":512,"total_tokens":513`)
+	first := withFirstToken().Response(s, nil)
+	first.Body = []byte(ids.Replace(string(first.Body)))
 	return []connectortest.Measured{
 		{Connector: open(t, nil), Session: s},
 		{
 			Name: "lmcache-pd/first-token", Connector: open(t, &lmcachepd.Options{RetFirstToken: true}), Session: s,
-			Answer: []byte(ids.Replace(string(withFirstToken().Answer(s, nil)))),
+			Response: first,
 		},
 	}
 }

@@ -213,11 +213,6 @@ func number(r *connector.Request, member string) (int64, bool) {
 //   - presence_penalty, frequency_penalty: D takes P's token for a part of the prompt;
 //   - messages with media: prompt_token_ids holds text only (protocols: vLLM §1.9).
 func unsupportedWithFirstToken(r *connector.Request) string {
-	switch r.API {
-	case connector.APIChat, connector.APICompletions:
-	default:
-		return r.API.PromptMember()
-	}
 	for _, name := range []string{
 		"tools", "tool_choice", "functions", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
 		"guided_grammar", "structural_tag", "logprobs", "top_logprobs", "logprob_token_ids", "return_token_ids", "echo", "stop", "suffix", "prompt_embeds",

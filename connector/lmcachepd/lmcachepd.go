@@ -104,6 +104,13 @@ func (c *Connector) Traits() connector.Traits {
 	}
 	if c.options.RetFirstToken {
 		t.Handoff.Member = connector.ParamsMember
+		t.APIs = []connector.API{connector.APIChat, connector.APICompletions}
+	}
+	if len(c.options.initPorts) == 0 {
+		t.Attributes = append(t.Attributes, connector.Attribute{Name: "receiverInitPorts", Role: discovery.RoleDecode, Remedy: remedy})
+	}
+	if len(c.options.allocPorts) == 0 {
+		t.Attributes = append(t.Attributes, connector.Attribute{Name: "receiverAllocPorts", Role: discovery.RoleDecode, Remedy: remedy})
 	}
 	return t
 }
@@ -336,13 +343,15 @@ func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
 
 // CheckRequest tells what a first token that another engine has made does not allow.
 func (c *Connector) CheckRequest(r *connector.Request) error {
-	if c.options.RetFirstToken && r.API != connector.APISGLang {
+	if c.options.RetFirstToken {
 		if member := unsupportedWithFirstToken(r); member != "" {
 			return &connector.UnsupportedError{Member: member}
 		}
 	}
 	return nil
 }
+
+const remedy = "the engine's pd_peer_init_port and pd_peer_alloc_port, one port for each tensor-parallel rank, separated by commas"
 
 // CheckEndpoint wants the receiver's ports of every engine that decodes.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
@@ -351,8 +360,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	}
 	_, err := c.receiver(e)
 	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
-		return &config.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem,
-			Remedy: "the engine's pd_peer_init_port and pd_peer_alloc_port, one port for each tensor-parallel rank, separated by commas"}
+		return &config.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedy}
 	}
 	return err
 }

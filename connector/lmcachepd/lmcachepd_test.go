@@ -53,16 +53,22 @@ func harness() connectortest.Harness {
 func withFirstToken() connectortest.Harness {
 	h := harness()
 	h.Config = json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3,"retFirstTok":true}`)
-	h.APIs = []connector.API{connector.APIChat, connector.APICompletions}
-	h.Answer = func(s *connector.Session, _ []byte) []byte {
+	const chat = `"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[259,1,2],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}`
+	const completion = `"id":"cmpl-1","object":"text_completion","created":1,"model":"m","usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}`
+	h.Response = func(s *connector.Session, _ []byte) connectortest.Response {
+		body := `{` + completion + `,"choices":[{"index":0,"text":"He","finish_reason":"length","stop_reason":null,"token_ids":[72],"prompt_token_ids":[1,2,3]}]}`
 		if s.API == connector.APIChat {
-			return []byte(`{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"He"},"finish_reason":"length","stop_reason":null,"token_ids":[72]}],"prompt_token_ids":[259,1,2],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}}`)
+			body = `{` + chat + `,"choices":[{"index":0,"message":{"role":"assistant","content":"He"},"finish_reason":"length","stop_reason":null,"token_ids":[72]}]}`
 		}
-		return []byte(`{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"He","finish_reason":"length","stop_reason":null,"token_ids":[72],"prompt_token_ids":[1,2,3]}],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}}`)
+		return connectortest.Response{Body: []byte(body)}
+	}
+	for _, body := range []string{`{` + chat + `}`, `{` + completion + `,"choices":null}`, `{` + chat + `,"choices":[]}`} {
+		h.BadResponses = append(h.BadResponses, connectortest.Response{Body: []byte(body)})
 	}
 	h.Except.Refuses = []string{"logprobs", "stop", "tools", "response_format"}
-	h.Needs = []string{"kv_transfer_params", "kv_transfer_params.first_tok", "choices"}
-	h.Own = []string{"return_token_ids", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens"}
+	h.Needs = []string{"first_tok"}
+	// D goes on after P's token.
+	h.Except.Rewrites = []string{"return_token_ids", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens"}
 	return h
 }
 
@@ -161,9 +167,9 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIChat, `{"n":2}`, "n", "n"},
 		{connector.APICompletions, `{"prompt":["a","b"]}`, "prompt", "prompt"},
 		{connector.APISGLang, `{"text":"a"}`, "kv_transfer_params", "kv_transfer_params"},
-		{connector.APIResponses, `{"input":"a"}`, "", "input"},
-		{connector.APIMessages, `{"messages":[]}`, "", "messages"},
-		{connector.APIGenerate, `{"token_ids":[1]}`, "", "token_ids"},
+		{connector.APIResponses, `{"input":"a"}`, "", "kv_transfer_params"},
+		{connector.APIMessages, `{"messages":[]}`, "", "kv_transfer_params"},
+		{connector.APIGenerate, `{"token_ids":[1]}`, "", "kv_transfer_params"},
 		{connector.APIChat, `{"tools":[{"type":"function"}]}`, "", "tools"},
 		{connector.APIChat, `{"tools":[],"tool_choice":"none","response_format":{"type":"text"},"presence_penalty":0.0,"logprobs":false,"stop":null,"echo":""}`, "", ""},
 		{connector.APIChat, `{"response_format":{"type":"json_object"}}`, "", "response_format"},
@@ -192,7 +198,7 @@ func answerOf(t testing.TB, chat bool, replace map[string]string) *connector.Pre
 	if chat {
 		s.API = connector.APIChat
 	}
-	body := h.Answer(s, nil)
+	body := h.Response(s, nil).Body
 	for old, now := range replace {
 		require.Contains(t, string(body), old)
 		body = []byte(strings.Replace(string(body), old, now, 1))

@@ -31,16 +31,13 @@ func harness() connectortest.Harness {
 		},
 		Prefill: discovery.Endpoint{Attributes: map[string]string{"bootstrapURL": "http://canary-prefill.example:8998"}},
 		// Decode reads nothing of P's answer, but it must say that P ended by length, where each API says it.
-		BadAnswers: [][]byte{
-			nil, []byte(`{}`), []byte(`[]`), []byte(`{"choices":[]}`), []byte(`{"choices":null,"stop_reason":null,"incomplete_details":null}`),
-			[]byte(`{"choices":[{"finish_reason":"stop"}],"stop_reason":"end_turn","status":"completed","incomplete_details":{"reason":"content_filter"}}`),
-			[]byte(`{"choices":[{"finish_reason":1}],"stop_reason":1,"incomplete_details":{"reason":1}}`),
-			[]byte(`{"choices":[{"finish_reason":"length"},{"finish_reason":"length"}],"stop_reason":"length","incomplete_details":{"reason":"length"}}`),
-		},
+		BadResponses: bodies(``, `{}`, `[]`, `{"choices":[]}`, `{"choices":null,"stop_reason":null,"incomplete_details":null}`,
+			`{"choices":[{"finish_reason":"stop"}],"stop_reason":"end_turn","status":"completed","incomplete_details":{"reason":"content_filter"}}`,
+			`{"choices":[{"finish_reason":1}],"stop_reason":1,"incomplete_details":{"reason":1}}`,
+			`{"choices":[{"finish_reason":"length"},{"finish_reason":"length"}],"stop_reason":"length","incomplete_details":{"reason":"length"}}`),
 		Call: func(*http.Request) (*http.Response, error) {
 			return answer(http.StatusOK, `{"0":{"engine_id":"engine-id-0","worker_addr":{"0":{"0":"tcp://10.0.0.1:1"}}}}`), nil
 		},
-		Own:    []string{"min_tokens", "ignore_eos"},
 		Except: connectortest.Exceptions{OwnSettings: []string{"engineTTL"}},
 	}
 }
@@ -48,3 +45,10 @@ func harness() connectortest.Harness {
 func TestConformance(t *testing.T) { connectortest.Run(t, harness()) }
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }
+
+func bodies(list ...string) (responses []connectortest.Response) {
+	for _, body := range list {
+		responses = append(responses, connectortest.Response{Body: []byte(body)})
+	}
+	return responses
+}

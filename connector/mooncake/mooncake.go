@@ -29,6 +29,7 @@ import (
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/answers"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // Name is the name the connector is registered under.
@@ -76,8 +77,8 @@ func New(o *Options) (*Connector, error) {
 // (_get_tp_ratio, handshake_target_ranks). P counts off its blocks against D's, so blocks of another size are an error,
 // or worse, other tokens' KV (_build_transfer_params); so is KV of another type (_validate_asymmetric_region_lengths).
 // Pipelines may differ.
-func (*Connector) Traits() connector.Traits {
-	return connector.Traits{
+func (c *Connector) Traits() connector.Traits {
+	t := connector.Traits{
 		Name:         Name,
 		Order:        connector.Together,
 		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
@@ -87,6 +88,10 @@ func (*Connector) Traits() connector.Traits {
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},
 	}
+	if c.opts.BootstrapServerAddress != "" { // P has no server of its own
+		t.Attributes = []connector.Attribute{{Name: "bootstrapURL", Role: discovery.RolePrefill, Remedy: "the server's address, like http://HOST:8998"}}
+	}
+	return t
 }
 
 // Name returns "mooncake".

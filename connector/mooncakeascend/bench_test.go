@@ -13,7 +13,10 @@ import (
 // setups are the connectors whose legs are measured.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
-	return []connectortest.Measured{{Connector: open(t, nil), Session: session(t, connector.APIChat, connectortest.Chat2KB()), Answer: connectortest.AnswerWith(connector.APIChat, connector.ParamsMember, strings.Replace(good, "[7,8,9]", connectortest.Blocks2KB(), 1))}}
+	return []connectortest.Measured{{
+		Connector: open(t, nil), Session: session(t, connector.APIChat, connectortest.Chat2KB()),
+		Response: connectortest.Response{Handoff: strings.Replace(good, "[7,8,9]", connectortest.Blocks2KB(), 1)},
+	}}
 }
 
 func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }

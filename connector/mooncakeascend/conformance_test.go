@@ -12,7 +12,6 @@ import (
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
-	"github.com/pdkit/pdkit/discovery"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,15 +28,10 @@ func harness() connectortest.Harness {
 		BadConfig: []json.RawMessage{
 			json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"leaseDuration":"1500ms"}`), json.RawMessage(`{"kvPort":65536}`), json.RawMessage(`{"kvPort":-1}`),
 		},
-		Prefill: discovery.Endpoint{}, Decode: discovery.Endpoint{},
-		Answer: func(s *connector.Session, _ []byte) []byte {
-			return connectortest.AnswerWith(s.API, connector.ParamsMember, good)
-		},
+		Response: func(*connector.Session, []byte) connectortest.Response { return connectortest.Response{Handoff: good} },
 		Needs: []string{
-			"kv_transfer_params.do_remote_prefill", "kv_transfer_params.remote_engine_id", "kv_transfer_params.remote_request_id", "kv_transfer_params.remote_host",
-			"kv_transfer_params.remote_port", "kv_transfer_params.remote_block_ids", "kv_transfer_params.num_prompt_blocks",
+			"do_remote_prefill", "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids", "num_prompt_blocks",
 		},
-		ByID:     true,
 		Versions: []launch.Version{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
 	}
 }

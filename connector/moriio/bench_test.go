@@ -15,10 +15,10 @@ import (
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB(), nil, nil)
-	answer := connectortest.AnswerWith(s.API, connector.ParamsMember, strings.Replace(handoff(s), "[7,8,9]", connectortest.Blocks2KB(), 1))
+	response := connectortest.Response{Handoff: strings.Replace(handoff(s), "[7,8,9]", connectortest.Blocks2KB(), 1)}
 	return []connectortest.Measured{
-		{Name: "moriio/write", Connector: open(t, nil), Session: s, Answer: answer},
-		{Name: "moriio/read", Connector: open(t, &moriio.Options{Mode: moriio.ModeRead}), Session: s, Answer: answer},
+		{Name: "moriio/write", Connector: open(t, nil), Session: s, Response: response},
+		{Name: "moriio/read", Connector: open(t, &moriio.Options{Mode: moriio.ModeRead}), Session: s, Response: response},
 	}
 }
 

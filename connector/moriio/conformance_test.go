@@ -37,19 +37,18 @@ func harness(mode string) connectortest.Harness {
 			json.RawMessage(`{"mode":"both"}`), json.RawMessage(`{"handshakePort":65536}`), json.RawMessage(`{"notifyPort":-1}`), json.RawMessage(`{"tpSize":-1}`),
 			json.RawMessage(`{"dpSize":100000}`), json.RawMessage(`{"deferTimeout":"0s"}`),
 		},
-		ByID:     true,
 		Versions: []launch.Version{{Major: 0, Minor: 27}, {Major: 0, Minor: 28}},
-		Answer: func(s *connector.Session, _ []byte) []byte {
-			return connectortest.AnswerWith(s.API, connector.ParamsMember, handoff(s))
+		Response: func(s *connector.Session, _ []byte) connectortest.Response {
+			return connectortest.Response{Handoff: handoff(s)}
 		},
-		Needs: []string{"kv_transfer_params.do_remote_prefill", "kv_transfer_params.transfer_id"},
+		Needs: []string{"do_remote_prefill", "transfer_id"},
 		Except: connectortest.Exceptions{
 			BareIPv6:  true,                            // host:::1,handshake:6301,notify:61005 is cut at commas, and each part at its first colon
 			OwnValues: map[string]string{"mode": mode}, // two engines of the other mode are no pair for this connector
 		},
 	}
 	if mode == moriio.ModeRead {
-		h.Needs = append(h.Needs, "kv_transfer_params.remote_engine_id", "kv_transfer_params.remote_block_ids")
+		h.Needs = append(h.Needs, "remote_engine_id", "remote_block_ids")
 	}
 	return h
 }

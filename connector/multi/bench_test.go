@@ -13,7 +13,10 @@ import (
 // setups are NIXL and a store.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
-	return []connectortest.Measured{{Connector: open(t, nixlAndStore), Session: session(t, connector.APIChat, connectortest.Chat2KB()), Answer: connectortest.AnswerWith(connector.APIChat, connector.ParamsMember, strings.Replace(handoff, "[1]", connectortest.Blocks2KB(), 1))}}
+	return []connectortest.Measured{{
+		Connector: open(t, nixlAndStore), Session: session(t, connector.APIChat, connectortest.Chat2KB()),
+		Response: connectortest.Response{Handoff: strings.Replace(handoff, "[1]", connectortest.Blocks2KB(), 1)},
+	}}
 }
 
 func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }

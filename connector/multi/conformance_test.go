@@ -22,12 +22,11 @@ var harness = connectortest.Harness{
 		json.RawMessage(`{"connectors":[]}`), json.RawMessage(`{"connectors":[{"type":"nixl"},{"type":"nixl"}]}`),
 		json.RawMessage(`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`),
 	},
-	Answer: func(s *connector.Session, _ []byte) []byte {
-		return connectortest.AnswerWith(s.API, connector.ParamsMember, `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_engine_id":"e-1",`+
-			`"remote_request_id":"cmpl-`+s.ID+`","remote_host":"10.0.0.1","remote_port":5600}`)
+	Response: func(s *connector.Session, _ []byte) connectortest.Response {
+		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_engine_id":"e-1",` +
+			`"remote_request_id":"cmpl-` + s.ID + `","remote_host":"10.0.0.1","remote_port":5600}`}
 	},
-	Needs:  []string{"kv_transfer_params", "kv_transfer_params.remote_block_ids", "kv_transfer_params.remote_port"},
-	Own:    []string{"cache_hit_threshold"},
+	Needs:  []string{"remote_block_ids", "remote_port"},
 	Except: connectortest.Exceptions{NeedsConfig: true}, // without children there is nothing
 }
 

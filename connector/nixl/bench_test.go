@@ -18,13 +18,13 @@ import (
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB())
-	answer := connectortest.AnswerWith(s.API, connector.ParamsMember, strings.Replace(good, "[13,14]", connectortest.Blocks2KB(), 1))
+	response := connectortest.Response{Handoff: strings.Replace(good, "[13,14]", connectortest.Blocks2KB(), 1)}
 	s.Header = http.Header{"X-Session-Id": {"talk-1"}}
 	talk, err := nixl.New(&nixl.Options{Bidirectional: true})
 	require.NoError(t, err)
 	return []connectortest.Measured{
-		{Connector: open(t, nil), Session: s, Answer: answer},
-		{Name: "nixl/bidirectional", Connector: talk, Session: s, Answer: answer},
+		{Connector: open(t, nil), Session: s, Response: response},
+		{Name: "nixl/bidirectional", Connector: talk, Session: s, Response: response},
 	}
 }
 

@@ -28,14 +28,11 @@ var harness = connectortest.Harness{
 	},
 	Config:    json.RawMessage(everySetting),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"port":70000}`), json.RawMessage(`{"networkType":"token ring"}`)},
-	Answer: func(s *connector.Session, _ []byte) []byte {
-		return connectortest.AnswerWith(s.API, connector.ParamsMember, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2],[3]],`+
-			`"remote_engine_id":"e-1","remote_request_id":"cmpl-`+s.ID+`","remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":33}`)
+	Response: func(s *connector.Session, _ []byte) connectortest.Response {
+		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2],[3]],` +
+			`"remote_engine_id":"e-1","remote_request_id":"cmpl-` + s.ID + `","remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":33}`}
 	},
-	Needs: []string{
-		"kv_transfer_params", "kv_transfer_params.do_remote_prefill", "kv_transfer_params.remote_block_ids",
-		"kv_transfer_params.remote_engine_id", "kv_transfer_params.remote_request_id", "kv_transfer_params.remote_host", "kv_transfer_params.remote_port",
-	},
+	Needs: []string{"do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"},
 }
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }

@@ -15,10 +15,10 @@ import (
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB(), attributes())
-	answer := connectortest.AnswerWith(s.API, connector.ParamsMember, strings.Replace(handoff(s), "[1,2]", connectortest.Blocks2KB(), 1))
+	response := connectortest.Response{Handoff: strings.Replace(handoff(s), "[1,2]", connectortest.Blocks2KB(), 1)}
 	return []connectortest.Measured{
-		{Connector: open(t, nil), Session: s, Answer: answer},
-		{Name: "nixl-push/serial", Connector: open(t, &nixlpush.Options{Dispatch: "serial"}), Session: s, Answer: answer},
+		{Connector: open(t, nil), Session: s, Response: response},
+		{Name: "nixl-push/serial", Connector: open(t, &nixlpush.Options{Dispatch: "serial"}), Session: s, Response: response},
 	}
 }
 

@@ -52,14 +52,10 @@ func harness(config string) connectortest.Harness {
 			json.RawMessage(`{"dispatch":"sometimes"}`), json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"leaseDuration":"-1s"}`),
 		},
 		Prefill: discovery.Endpoint{Attributes: attributes()},
-		Answer: func(s *connector.Session, _ []byte) []byte {
-			return connectortest.AnswerWith(s.API, "kv_transfer_params", handoff(s))
+		Response: func(s *connector.Session, _ []byte) connectortest.Response {
+			return connectortest.Response{Handoff: handoff(s)}
 		},
-		Needs: []string{
-			"kv_transfer_params.do_remote_prefill", "kv_transfer_params.remote_block_ids", "kv_transfer_params.remote_engine_id",
-			"kv_transfer_params.remote_request_id", "kv_transfer_params.remote_host", "kv_transfer_params.remote_port",
-		},
-		ByID:     true,
+		Needs:    []string{"do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"},
 		Versions: []launch.Version{{Minor: 32}, {Minor: 23}},
 		Except:   connectortest.Exceptions{OwnSettings: []string{"dispatch"}}, // how the gateway sends the legs; the engines do not mind
 	}

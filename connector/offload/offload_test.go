@@ -44,7 +44,6 @@ func harness(dispatch string) connectortest.Harness {
 			json.RawMessage(`{"secondary_tiers":[{"type":"p2p","port":"x"}]}`), json.RawMessage(`{"secondary_tiers":[{"type":"p2p","port":1.5}]}`),
 		},
 		Prefill: discovery.Endpoint{Attributes: map[string]string{"p2pHost": "canary-prefill.example", "p2pPort": "7780"}},
-		ByID:    true,
 	}
 }
 

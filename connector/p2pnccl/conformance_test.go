@@ -23,7 +23,6 @@ var harness = connectortest.Harness{
 	BadConfig: []json.RawMessage{json.RawMessage(`{"kv_port":0}`), json.RawMessage(`{"send_type":"push"}`)},
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"zmqAddress": "10.0.1.2:21001"}},
 	Decode:    discovery.Endpoint{Attributes: map[string]string{"zmqAddress": "10.0.1.3:22001"}},
-	ByID:      true,
 	Versions:  []launch.Version{{Minor: 10}, {Minor: 22}},
 }
 

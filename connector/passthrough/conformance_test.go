@@ -16,7 +16,6 @@ var harness = connectortest.Harness{
 	New: func(config json.RawMessage) (connector.KVConnector, error) {
 		return connector.Open(connector.Spec{Type: passthrough.Name, Config: config})
 	},
-	APIs:   connector.APIs(), // it relays nothing, so that any API will do
 	Config: json.RawMessage(`{"requestTimeout":"7s","maxRetries":3,"kvTransferMethod":"implicit"}`),
 	BadConfig: []json.RawMessage{
 		json.RawMessage(`{"kvTransferMethod":"explicit"}`), json.RawMessage(`{"maxRetries":-1}`), json.RawMessage(`{"requestTimeout":"-1s"}`),

@@ -20,13 +20,10 @@ var harness = connectortest.Harness{
 	New:       factory,
 	Config:    json.RawMessage(`{"bootstrapPort":9000,"prefillCap":true}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"bootstrapPort":65536}`), json.RawMessage(`{"prefillCap":"no"}`)},
-	APIs:      []connector.API{connector.APIChat, connector.APICompletions, connector.APISGLang},
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "9001", "dpSize": "4"}},
-	Own:       []string{"disagg_prefill_dp_rank"},
 	Except: connectortest.Exceptions{
 		KeepsAnswers:  true, // each answer has a room of its own on both legs
 		KeepsLogprobs: true, // P samples the first token, and gives D its log probability only if it was asked for
-		Carries:       []string{"prompt", "n", "best_of", "text", "input_ids", "prompt_logprobs", "use_beam_search"},
 	},
 }
 

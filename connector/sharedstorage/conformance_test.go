@@ -19,8 +19,6 @@ var harness = connectortest.Harness{
 	New:       factory,
 	Config:    json.RawMessage(`{"cacheHitThreshold":0.8,"sharedStoragePath":"/kv"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"cacheHitThreshold":2}`), json.RawMessage(`{"cacheHitThreshold":"0.5"}`)},
-	Own:       []string{"cache_hit_threshold"},
-	APIs:      []connector.API{connector.APIChat, connector.APICompletions}, // those with cache_hit_threshold
 }
 
 // prefillFirst is the connector without a threshold, which carries all of vLLM's APIs.
@@ -28,7 +26,6 @@ var prefillFirst = connectortest.Harness{
 	Name:   "sharedstorage",
 	New:    factory,
 	Config: json.RawMessage(`{"shared_storage_path":"/kv"}`),
-	Own:    []string{"cache_hit_threshold"}, // where the client has one
 }
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }

@@ -87,13 +87,13 @@ func New(o *Options) (*Connector, error) {
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:         Name,
-		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
 		MultiUse:     true,
 		ContentStore: true,
 		PairRules:    []connector.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.threshold != nil {
-		t.Order, t.Members = connector.DecodeFirst, []string{thresholdMember}
+		t.Order, t.OtherOrders = connector.DecodeFirst, []connector.Order{connector.PrefillThenDecode}
+		t.Members = []string{thresholdMember}
 		t.APIs = []connector.API{connector.APIChat, connector.APICompletions}
 	}
 	return t

@@ -17,8 +17,8 @@ import (
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	state := strings.Repeat("Ab+/", 256)
-	answer := []byte(`{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[` + strings.Repeat("15043,", 511) + `2],"usage":{"prompt_tokens":512,"total_tokens":513,"completion_tokens":1},` +
-		`"choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":4611686018427387904,"disagg_request_id":4611686018427387904,"encoded_opaque_state":"` + state + `"}}]}`)
+	response := connectortest.Response{Body: []byte(`{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[` + strings.Repeat("15043,", 511) + `2],"usage":{"prompt_tokens":512,"total_tokens":513,"completion_tokens":1},` +
+		`"choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":4611686018427387904,"disagg_request_id":4611686018427387904,"encoded_opaque_state":"` + state + `"}}]}`)}
 	s := func() *connector.Session { return session(t, connector.APIChat, connectortest.Chat2KB()) }
 	generation, prepared := open(t, `{"dispatch":"generation-first"}`), s()
 	p, ok := connector.As[connector.Preparer](generation)
@@ -27,9 +27,9 @@ func setups(t testing.TB) []connectortest.Measured {
 	require.NoError(t, err)
 	prepared.SetPrepared(v)
 	return []connectortest.Measured{
-		{Connector: open(t, ``), Session: s(), Answer: answer},
-		{Name: "trtllm/signed", Connector: open(t, `{"authKey":"k"}`), Session: s(), Answer: answer},
-		{Name: "trtllm/generation-first", Connector: generation, Session: prepared, Answer: answer},
+		{Connector: open(t, ``), Session: s(), Response: response},
+		{Name: "trtllm/signed", Connector: open(t, `{"authKey":"k"}`), Session: s(), Response: response},
+		{Name: "trtllm/generation-first", Connector: generation, Session: prepared, Response: response},
 	}
 }
 

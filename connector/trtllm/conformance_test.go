@@ -24,24 +24,26 @@ var contextFirst = connectortest.Harness{
 	New:       factory,
 	Config:    json.RawMessage(`{"dispatch":"context-first","machineID":7,"authKey":"k"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"dispatch":"generation"}`), json.RawMessage(`{"machineID":1024}`)},
-	APIs:      []connector.API{connector.APIChat, connector.APICompletions},
-	Answer: func(s *connector.Session, prefill []byte) []byte {
+	// What the handoff needs is in TestAnswersWithoutAHandoffAreRefused: it depends on the other members.
+	Response: func(_ *connector.Session, prefill []byte) connectortest.Response {
 		id := gjson.GetBytes(prefill, "disaggregated_params.disagg_request_id").Raw
-		return []byte(`{"id":"x","prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,"finish_reason":"length","disaggregated_params":{"request_type":"context_only","first_gen_tokens":[278],` +
-			`"ctx_request_id":` + id + `,"disagg_request_id":` + id + `,"encoded_opaque_state":"b64"}}]}`)
+		return connectortest.Response{
+			Body: []byte(`{"id":"x","prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,"finish_reason":"length"}]}`),
+			Handoff: `{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":` + id + `,"disagg_request_id":` + id +
+				`,"encoded_opaque_state":"b64"}`,
+		}
 	},
-	Needs: []string{"choices"}, // what is inside is in TestAnswersWithoutAHandoffAreRefused
-	Own:   []string{"prompt_token_ids", "prompt"},
 	Except: connectortest.Exceptions{
-		KeepsLimit:    true, // P makes one token, and the limit says whether that is the last
-		KeepsLogprobs: true, // P hands the first token's on
+		KeepsLimit:    true,                                   // P makes one token, and the limit says whether that is the last
+		KeepsLogprobs: true,                                   // P hands the first token's on
+		Rewrites:      []string{"prompt_token_ids", "prompt"}, // D gets P's tokens
 	},
 }
 
 func generationFirst() connectortest.Harness {
 	h := contextFirst
 	h.Config = json.RawMessage(`{"dispatch":"generation-first","machineID":7,"authKey":"k"}`)
-	h.Answer, h.Needs, h.Own = nil, nil, nil
+	h.Response, h.Except.Rewrites = nil, nil
 	h.Call = func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(`{"disaggregated_params":{"ctx_info_endpoint":["tcp://c:5000"]}}`))}, nil
 	}

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	ruleFinal   = "an answer that P has finished is whole, and tells the client nothing of the transfer"
-	ruleRewrite = "an answer of D's that is rewritten keeps its text"
+	ruleFinal   = "a response that P has finished is whole, and tells the client nothing of the transfer"
+	ruleRewrite = "a response of D's that is rewritten keeps its text"
 )
 
 // finals makes a fault that alters an answer that is final.

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	ruleAnswers   = "a malformed prefill answer never becomes a decode leg"
+	ruleAnswers   = "a malformed prefill response never becomes a decode leg"
 	ruleHandoff   = "unknown keys and big integers of a handoff are no fault and keep their digits"
-	ruleHostile   = "whatever engines answer, nothing panics"
+	ruleHostile   = "whatever engines respond, nothing panics"
 	ruleIPv6      = "IPv6 engines get brackets where an address has a port"
-	ruleAttribute = "an engine without an attribute is refused, and the configuration check says so"
+	ruleAttribute = "an engine without a declared attribute is refused, and needs no other"
 	ruleSecrets   = "errors hold no prompt, address or value" //nolint:gosec // a rule, not a secret
 )
 
@@ -125,7 +125,7 @@ var answerFaults = []Fault{
 			err := f.right(s, p, leg)
 			if err == nil {
 				if u, ok := p.Field("usage"); !ok || u[0] != '{' {
-					leg.Set("ec_transfer_params", raw("{,}"))
+					leg.Set(connector.ParamsMember, raw("{,}"))
 				}
 			}
 			return err
@@ -135,7 +135,7 @@ var answerFaults = []Fault{
 
 var endpointFaults = []Fault{
 	decodes(ruleIPv6, "writes an address without brackets", func(s *connector.Session, leg *connector.Leg) {
-		leg.Set("bootstrap_host", connector.Quote(s.Prefill.Host()+":"+s.Prefill.Attribute("kvPort")))
+		leg.Param("remote_host", connector.Quote(s.Prefill.Host()+":"+s.Prefill.Attribute("kvPort")))
 	}),
 	with(ruleIPv6, "asks at an address without brackets", func(f *faulty) {
 		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {

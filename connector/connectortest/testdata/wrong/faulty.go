@@ -16,6 +16,7 @@ type Fault struct {
 	What   string // what it does
 	Breaks string // the rule's name
 	New    func(config json.RawMessage) (connector.KVConnector, error)
+	Bare   bool // it declares no handoff, so that its harness must give none
 }
 
 // faulty is the toy with some of its methods replaced.
@@ -40,7 +41,7 @@ type faulty struct {
 
 // with makes faults of the toy with something replaced.
 func with(rule, what string, replace func(f *faulty)) Fault {
-	return Fault{what, rule, func(config json.RawMessage) (connector.KVConnector, error) {
+	return Fault{What: what, Breaks: rule, New: func(config json.RawMessage) (connector.KVConnector, error) {
 		t, err := New(config)
 		if err != nil {
 			return nil, err
@@ -53,7 +54,7 @@ func with(rule, what string, replace func(f *faulty)) Fault {
 
 // configured makes faults of the toy whose settings are read otherwise.
 func configured(rule, what string, read func(config json.RawMessage) (connector.KVConnector, error)) Fault {
-	return Fault{what, rule, read}
+	return Fault{What: what, Breaks: rule, New: read}
 }
 
 func (f *faulty) Traits() connector.Traits {

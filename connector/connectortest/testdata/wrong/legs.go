@@ -49,7 +49,7 @@ const (
 	ruleClientID = "the client's request id names nothing"
 	ruleIDs      = "both legs carry one id, new with each attempt"
 	ruleEqual    = "equal sessions give equal legs, whatever runs beside them"
-	ruleBorrowed = "the client's body and the engines' answers are neither changed nor kept"
+	ruleBorrowed = "the client's body and the engines' responses are neither changed nor kept"
 )
 
 // keep gives a leg a member of the client's again.
@@ -60,7 +60,7 @@ func keep(s *connector.Session, leg *connector.Leg, name string) {
 }
 
 var legFaults = []Fault{
-	decodes(ruleLegs, "writes a member that is not JSON", func(_ *connector.Session, leg *connector.Leg) { leg.Set("ec_transfer_params", raw(`{"a":}`)) }),
+	decodes(ruleLegs, "writes a member that is not JSON", func(_ *connector.Session, leg *connector.Leg) { leg.Set(connector.ParamsMember, raw(`{"a":}`)) }),
 	prefills(ruleLegs, "sets a header of the transport's", func(_ *connector.Session, leg *connector.Leg) { leg.SetHeader("Content-Length", "3") }),
 	prefills(ruleLegs, "sets a header that ends early", func(_ *connector.Session, leg *connector.Leg) { leg.SetHeader("X-Toy", "a\r\nX-Other: b") }),
 	decodes(ruleLegs, "sets a path that is none", func(_ *connector.Session, leg *connector.Leg) { leg.SetPath("v1/completions") }),
@@ -127,40 +127,27 @@ var legFaults = []Fault{
 	decodes(ruleTransfer, "believes the request id in the body", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "request_id") }),
 
 	prefills(ruleClientID, "names the transfer by the client's id in a member", func(s *connector.Session, leg *connector.Leg) {
-		leg.Set("bootstrap_room", connector.Quote(s.RequestID))
+		leg.Param("client_id", connector.Quote(s.RequestID))
 	}),
 	decodes(ruleClientID, "names the transfer by the client's id in a header", func(s *connector.Session, leg *connector.Leg) {
 		leg.SetHeader("X-Transfer-Id", "toy-"+s.RequestID)
 	}),
 }
 
-// transferID replaces the toy's transfer id.
-func transferID(rule, what string, prefill, decode func(s *connector.Session) string) Fault {
+// transferID makes a fault that declares ids of its own, and gives both legs wrong ones.
+func transferID(what string, prefill, decode func(s *connector.Session) string) Fault {
 	set := func(id func(*connector.Session) string) func(*connector.Session, *connector.Leg) {
-		return func(s *connector.Session, leg *connector.Leg) {
-			leg.SetAt([]string{connector.ParamsMember, "transfer_id"}, connector.Quote(id(s)))
-		}
+		return func(s *connector.Session, leg *connector.Leg) { leg.SetRequestID(id(s)) }
 	}
-	return with(rule, what, func(f *faulty) {
-		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
-			err := f.rightPrefill(s, leg)
-			set(prefill)(s, leg)
-			return err
-		}
-		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-			err := f.right(s, p, leg)
-			set(decode)(s, leg)
-			return err
-		}
-	})
+	return sends(ruleIDs, what, saysOwnID, set(prefill), set(decode))
 }
 
 func constant(*connector.Session) string { return "transfer-1" }
 
 var idFaults = []Fault{
-	transferID(ruleIDs, "names every transfer alike", constant, constant),
-	transferID(ruleIDs, "names the legs differently", func(s *connector.Session) string { return "p-" + s.ID }, func(s *connector.Session) string { return "d-" + s.ID }),
-	transferID(ruleIDs, "names a request's attempts alike", func(s *connector.Session) string { return fmt.Sprintf("%p", s.Request) },
+	transferID("names every transfer alike", constant, constant),
+	transferID("names the legs differently", func(s *connector.Session) string { return "p-" + s.ID }, func(s *connector.Session) string { return "d-" + s.ID }),
+	transferID("names a request's attempts alike", func(s *connector.Session) string { return fmt.Sprintf("%p", s.Request) },
 		func(s *connector.Session) string { return fmt.Sprintf("%p", s.Request) }),
 
 	with(ruleEqual, "counts its sessions", func(f *faulty) {

@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	ruleName        = "the name is lower case, constant and the registered one"
-	ruleOrder       = "the order is constant, known and has the abilities that it needs"
-	ruleUnsupported = "what the protocol cannot carry is named, and nothing else"
+	ruleName        = "the name is lower case and the registered one"
+	ruleTraits      = "what Traits declare is constant and can be"
+	ruleOrder       = "the order is known and has the abilities that it needs"
+	ruleUnsupported = "what Traits declare to be carried is not refused"
 	ruleConfig      = "configurations are read strictly"
 	rulePrepare     = "a side call ends with its context"
 	ruleExpect      = "waiting for an event ends with its context, and need not begin"
@@ -34,7 +35,7 @@ const forAMoment = 1500 * time.Millisecond
 var identityFaults = []Fault{
 	with(ruleName, "has an upper-case name", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Name = "Conformance-Toy" } }),
 	with(ruleName, "has another name than the registered one", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Name = "another-toy" } }),
-	with(ruleName, "has a new name each time", func(f *faulty) {
+	with(ruleTraits, "has a new name each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) { t.Name += []string{"", "-1"}[n.Add(1)%2] }
 	}),
@@ -42,18 +43,11 @@ var identityFaults = []Fault{
 	with(ruleOrder, "has an order that nobody knows", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = 9 } }),
 	with(ruleOrder, "decodes first and cannot tell a cold answer", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = connector.DecodeFirst } }),
 	with(ruleOrder, "runs both legs together and waits for an event", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = connector.Together } }),
-	with(ruleOrder, "has a new order each time", func(f *faulty) {
+	with(ruleTraits, "has a new order each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) { t.Order = connector.Order(n.Add(1) % 2) }
 	}),
 
-	with(ruleOrder, "has a lease that ended before it began", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Lease = -time.Second } }),
-
-	with(ruleUnsupported, "carries everything, it says", func(f *faulty) {
-		f.traits = func(t *connector.Traits) {
-			t.APIs, t.Carries = connector.APIs(), []string{"prompt", "text", "prompt_logprobs", "use_beam_search", "background"}
-		}
-	}),
 	with(ruleUnsupported, "carries nothing", func(f *faulty) {
 		f.checkRequest = func(*connector.Request) error { return &connector.UnsupportedError{Member: "model"} }
 	}),
@@ -260,7 +254,7 @@ var renderFaults = []Fault{
 // Faults are all wrong connectors.
 func Faults() []Fault {
 	var list []Fault
-	for _, some := range [][]Fault{identityFaults, pairFaults, legFaults, idFaults, answerFaults, endpointFaults, configFaults, lifeFaults, renderFaults, clientFaults} {
+	for _, some := range [][]Fault{identityFaults, traitsFaults, undeclaredFaults, pairFaults, legFaults, idFaults, answerFaults, endpointFaults, configFaults, lifeFaults, renderFaults, clientFaults} {
 		list = append(list, some...)
 	}
 	return list

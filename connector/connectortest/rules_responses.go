@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -19,32 +20,38 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// needs are the parts of an answer that must be there.
-func (t *trial) needs(good []byte) []string {
-	if t.Needs != nil {
-		return t.Needs
-	}
-	var list []string
-	for _, name := range transferMembers {
-		if gjson.GetBytes(good, name).Exists() {
-			list = append(list, name)
-		}
-	}
-	return list
-}
-
-// giving is the harness's other side with one answer of P's.
-func (t *trial) giving(answer []byte) means {
+// giving is the harness's other side with one response of P's.
+func (t *trial) giving(r Response) means {
 	m := t.means()
-	m.answer = func(*connector.Session, []byte) []byte { return answer }
+	m.respond = func(*connector.Session, []byte) Response { return r }
 	return m
 }
 
-func checkBadAnswers(t *trial) error {
-	if t.Answer == nil && t.BadAnswers == nil {
-		return notApplicable("decode reads nothing of P's answer, as the harness says")
+// bad are the responses that must be refused.
+func (t *trial) bad(good Response, api connector.API) (list []badResponse, err error) {
+	at := t.traits.Handoff
+	if at.Header != "" {
+		list = good.spoilHeader(at.Header)
 	}
-	for i, api := range t.APIs {
+	if at.Member != "" {
+		bodies := wholes(good.Body)
+		for _, key := range append([]string{""}, t.Needs...) {
+			path := gjsonPath(strings.TrimSuffix(at.Member+"."+key, "."))
+			if !gjson.GetBytes(good.Body, path).Exists() {
+				return nil, fmt.Errorf("the harness: its Response to %s has no %s, which Traits' Handoff or Needs name", api, path)
+			}
+			bodies = append(bodies, spoil(good.Body, path)...)
+		}
+		list = append(list, good.with(bodies)...)
+	}
+	for n, r := range t.BadResponses {
+		list = append(list, badResponse{fmt.Sprintf("it is BadResponses[%d]", n), r.fill(at, api)})
+	}
+	return list, nil
+}
+
+func checkBadResponses(t *trial) error {
+	for i, api := range t.apis {
 		r, err := request(plain(api))
 		if err != nil {
 			return err
@@ -53,49 +60,64 @@ func checkBadAnswers(t *trial) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", api, err)
 		}
-		var bad []mutant
-		if t.Answer != nil {
-			needs := t.needs(p.answer)
-			if len(needs) == 0 {
-				return errors.New("the harness: its Answer has no transfer member at the top level, so Needs must say what decode reads")
-			}
-			bad = wholes(p.answer)
-			for _, path := range needs {
-				if !gjson.GetBytes(p.answer, path).Exists() {
-					return fmt.Errorf("the harness: its Answer to %s has no %s, which Needs names", api, path)
-				}
-				bad = append(bad, spoil(p.answer, path)...)
-			}
+		bad, err := t.bad(p.response, api)
+		if err != nil {
+			return err
 		}
-		for n, body := range t.BadAnswers {
-			bad = append(bad, mutant{fmt.Sprintf("it is BadAnswers[%d]", n), body})
+		if len(bad) == 0 {
+			return notApplicable("Traits declare no handoff, and the harness has no BadResponses")
 		}
 		for _, b := range bad {
-			if err := t.refuses(r, 4000+i, b); err != nil {
-				return fmt.Errorf("%s: %w", api, err)
+			_, err := t.playWith(t.session(r, 4000+i), t.giving(b.Response))
+			switch {
+			case err == nil:
+				return fmt.Errorf("%s: a response in which %s became a decode leg", api, b.what)
+			case panicked(err):
+				return fmt.Errorf("%s: a response in which %s: %w", api, b.what, err)
 			}
 		}
 	}
 	return t.refusesNone()
 }
 
-func (t *trial) refuses(r *connector.Request, n int, b mutant) error {
-	_, err := t.playWith(t.session(r, n), t.giving(b.body))
-	switch {
-	case err == nil:
-		return fmt.Errorf("an answer in which %s became a decode leg", b.what)
-	case panicked(err):
-		return fmt.Errorf("an answer in which %s: %w", b.what, err)
+// checkUndeclaredHandoff holds a connector that declares no handoff to it: D's leg is the same whatever P responds.
+func checkUndeclaredHandoff(t *trial) error {
+	if t.traits.Handoff != (connector.Handoff{}) {
+		return notApplicable("Traits declare a handoff")
+	}
+	for i, api := range t.apis {
+		r, err := request(plain(api))
+		if err != nil {
+			return err
+		}
+		p, err := t.play(t.session(r, 4500+i))
+		if err != nil {
+			return fmt.Errorf("%s: %w", api, err)
+		}
+		if p.response.Handoff != "" {
+			return errors.New("the harness: its Response has a Handoff, but Traits declare none")
+		}
+		bare, err := sjson.DeleteBytes([]byte(responseTexts[api]), "usage")
+		if err != nil {
+			return err
+		}
+		q, err := t.playWith(t.session(r, 4500+i), t.giving(Response{Body: bare}.fill(connector.Handoff{}, api)))
+		if err == nil && !reflect.DeepEqual(p.decode, q.decode) {
+			err = errors.New("the decode leg is another one")
+		}
+		if err != nil {
+			return fmt.Errorf("%s: Traits declare no handoff, but with another response of P's: %w", api, err)
+		}
 	}
 	return nil
 }
 
-// refusesNone describes decode without an answer, which an order that has one never does.
+// refusesNone describes decode without a response, which an order that has one never does.
 func (t *trial) refusesNone() error {
 	if t.traits.Order != connector.PrefillThenDecode {
 		return nil
 	}
-	r, err := request(plain(t.APIs[0]))
+	r, err := request(plain(t.apis[0]))
 	if err != nil {
 		return err
 	}
@@ -105,7 +127,7 @@ func (t *trial) refusesNone() error {
 	if panicked(err) {
 		return fmt.Errorf("describing decode before prefill answered: %w", err)
 	}
-	if err == nil && t.Answer != nil {
+	if err == nil && t.traits.Handoff != (connector.Handoff{}) {
 		return errors.New("describing decode before prefill answered gave a leg")
 	}
 	return nil
@@ -114,11 +136,13 @@ func (t *trial) refusesNone() error {
 // bigInteger fits no float64, and nothing of 64 bits.
 const bigInteger = "9007199254740993123456789"
 
+var furtherKeys = map[string]string{"x_big": bigInteger, "x_small": "1.50", "x_more": `{"a":[null,"\u0061",1e3]}`}
+
 func checkHandoffKeeps(t *trial) error {
-	if t.Answer == nil {
-		return notApplicable("decode reads nothing of P's answer, as the harness says")
+	if t.traits.Handoff.Member == "" {
+		return notApplicable("Traits declare no handoff in a member")
 	}
-	for i, api := range t.APIs {
+	for i, api := range t.apis {
 		r, err := request(plain(api))
 		if err != nil {
 			return err
@@ -127,18 +151,18 @@ func checkHandoffKeeps(t *trial) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", api, err)
 		}
-		for _, holder := range holders(p.answer, t.needs(p.answer)) {
-			more := p.answer
-			for key, raw := range map[string]string{"x_big": bigInteger, "x_small": "1.50", "x_more": `{"a":[null,"\u0061",1e3]}`} {
-				if more, err = sjson.SetRawBytes(more, holder+"."+key, []byte(raw)); err != nil {
+		for _, holder := range t.holders(p.response.Body) {
+			more := p.response
+			for key, raw := range furtherKeys {
+				if more.Body, err = sjson.SetRawBytes(more.Body, holder+"."+key, []byte(raw)); err != nil {
 					return err
 				}
 			}
 			q, err := t.playWith(t.session(r, 5000+i), t.giving(more))
 			if err != nil {
-				return fmt.Errorf("%s: an answer with further keys in %s: %w", api, holder, err)
+				return fmt.Errorf("%s: a response with further keys in %s: %w", api, holder, err)
 			}
-			for key, raw := range map[string]string{"x_big": bigInteger, "x_small": "1.50", "x_more": `{"a":[null,"\u0061",1e3]}`} {
+			for key, raw := range furtherKeys {
 				if bytes.Contains(q.decode.body, []byte(`"`+key+`"`)) && !bytes.Contains(q.decode.body, []byte(raw)) {
 					return fmt.Errorf("%s: the handoff's %s did not keep its spelling", api, key)
 				}
@@ -148,11 +172,12 @@ func checkHandoffKeeps(t *trial) error {
 	return nil
 }
 
-// holders are the objects that hold what must be there.
-func holders(answer []byte, needs []string) []string {
+// holders are the objects of the handoff that hold what must be there.
+func (t *trial) holders(body []byte) []string {
 	var list []string
-	for _, path := range needs {
-		for path != "" && !gjson.GetBytes(answer, path).IsObject() {
+	for _, key := range append([]string{""}, t.Needs...) {
+		path := gjsonPath(strings.TrimSuffix(t.traits.Handoff.Member+"."+key, "."))
+		for path != "" && !gjson.GetBytes(body, path).IsObject() {
 			path = path[:max(strings.LastIndexByte(path, '.'), 0)]
 		}
 		if path != "" && !slices.Contains(list, path) {
@@ -164,7 +189,7 @@ func holders(answer []byte, needs []string) []string {
 
 // checkHostile gives the connector whatever an engine may send, in every place where it reads something of an engine.
 func checkHostile(t *trial) error {
-	for i, api := range t.APIs {
+	for i, api := range t.apis {
 		r, err := request(plain(api))
 		if err != nil {
 			return err
@@ -173,16 +198,20 @@ func checkHostile(t *trial) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", api, err)
 		}
-		bad := wholes(p.answer)
-		for _, path := range paths(gjson.ParseBytes(p.answer), "", nil) {
-			bad = append(bad, spoil(p.answer, path)...)
+		bodies := wholes(p.response.Body)
+		for _, path := range paths(gjson.ParseBytes(p.response.Body), "", nil) {
+			bodies = append(bodies, spoil(p.response.Body, path)...)
+		}
+		bad := p.response.with(bodies)
+		if name := t.traits.Handoff.Header; name != "" {
+			bad = slices.Concat(bad, p.response.spoilHeader(name), p.response.oddHeaders(name))
 		}
 		for _, b := range bad {
-			if err := t.survives(r, 6000+i, t.giving(b.body)); err != nil {
-				return fmt.Errorf("%s, P's answer: %s: %w", api, b.what, err)
+			if err := t.survives(r, 6000+i, t.giving(b.Response)); err != nil {
+				return fmt.Errorf("%s, P's response: %s: %w", api, b.what, err)
 			}
-			if err := t.readers(t.session(r, 6000+i), b.body); err != nil {
-				return fmt.Errorf("%s, an engine's answer: %s: %w", api, b.what, err)
+			if err := t.readers(t.session(r, 6000+i), b.Response); err != nil {
+				return fmt.Errorf("%s, an engine's response: %s: %w", api, b.what, err)
 			}
 		}
 		if err := t.hostileEvents(r, 6000+i); err != nil {
@@ -210,19 +239,19 @@ func (t *trial) survives(r *connector.Request, n int, m means) error {
 	if err := wellFormed(p.decode); err != nil {
 		return fmt.Errorf("the decode leg: %w", err)
 	}
-	return same(r, p.decode.body, t.own())
+	return same(p.s.Request, p.decode.body, t.own())
 }
 
-// readers shows a body to the abilities that read an engine's answer: a panic is an error.
-func (t *trial) readers(s *connector.Session, body []byte) error {
-	result := connector.NewPrefillResult(http.StatusOK, nil, body, began)
+// readers shows a response to the abilities that read an engine's: a panic is an error.
+func (t *trial) readers(s *connector.Session, r Response) error {
+	result := r.result()
 	return guard(func() error {
 		if f, ok := connector.As[connector.Finisher](t.c); ok {
 			f.Final(s, result)
 		}
 		if c, ok := connector.As[connector.ColdDetector](t.c); ok {
 			for _, status := range []int{200, 500, 503} {
-				c.Cold(s, status, body)
+				c.Cold(s, status, r.Body)
 			}
 		}
 		if w, ok := connector.As[connector.Rewriter](t.c); ok {
@@ -232,7 +261,7 @@ func (t *trial) readers(s *connector.Session, body []byte) error {
 					continue
 				}
 				for range 3 {
-					_, _ = fn(body) // an error is as good
+					_, _ = fn(r.Body) // an error is as good
 				}
 			}
 		}
@@ -273,7 +302,7 @@ func (t *trial) hostileEncodes(api connector.API, n int) error {
 		if len(p.encode) == 0 {
 			continue // of a connector that has other media encoded
 		}
-		good := Answer(connector.APIChat)
+		good := []byte(responseTexts[connector.APIChat])
 		if t.Encoded != nil {
 			enc, _ := connector.As[connector.Encoder](t.c)
 			s := t.session(r, n)
@@ -299,7 +328,7 @@ func (t *trial) hostileCalls() error {
 	if _, ok := connector.As[connector.Preparer](t.c); !ok {
 		return nil
 	}
-	r, err := request(plain(t.APIs[0]))
+	r, err := request(plain(t.apis[0]))
 	if err != nil {
 		return err
 	}
