@@ -84,6 +84,14 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 			}
 			a.watch.limit(a.f.limits.Decode)
 		case end := <-decoded:
+			if end.e == nil && end.body.relay && prefilled != nil {
+				// The host has seen D's status and no token. Without P's KV, D would send none and wait.
+				if p := <-prefilled; p.e != nil {
+					a.cancel(p.e)
+					end.body.discard(p.e)
+					return nil, p.e
+				}
+			}
 			a.watch.relax()
 			if end.e != nil {
 				a.cancel(end.e)
