@@ -9,7 +9,7 @@
 #   tools       builds the lint tools at their pinned versions (internal/tools/versions) into .tools, once
 #   staticcheck
 #   lint        golangci-lint, see .golangci.yml
-#   servers     builds the servers that tests talk to (CoreDNS, Kubernetes) into .tools, once: some minutes (only with -real)
+#   servers     gets the servers that tests talk to (CoreDNS, Kubernetes, Envoy) into .tools, once: some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order
 #   fuzz        each fuzz target for FUZZTIME (5s)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
@@ -105,6 +105,7 @@ step_servers() {
   connector/lmcachepd/testdata/install.sh # pyzmq and msgspec, with which engines send notices and announce themselves
   discovery/dns/testdata/install.sh
   discovery/kubernetes/testdata/install.sh
+  extproc/testdata/install.sh
 }
 
 step_race() {
