@@ -11,8 +11,8 @@
 #   lint        golangci-lint, see .golangci.yml
 #   release     a release in a clone of HEAD, whose modules and programs are then got as users get them: some minutes
 #               the first time
-#   servers     brings the servers and clients that tests talk to (CoreDNS, Kubernetes, openai) into .tools, once: some
-#               minutes (only with -real)
+#   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, openai) into .tools, once:
+#               some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
 #               client, too
 #   fuzz        each fuzz target for FUZZTIME (5s)
@@ -115,6 +115,7 @@ step_servers() {
   examples/clients/install.sh # the clients of OpenAI and Anthropic for Python
   discovery/dns/testdata/install.sh
   discovery/kubernetes/testdata/install.sh
+  extproc/testdata/install.sh
 }
 
 step_race() {

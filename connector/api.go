@@ -49,8 +49,8 @@ var anthropicUsage = UsagePaths{"usage.input_tokens", "usage.output_tokens", "us
 
 var apis = [apiCount]apiInfo{
 	APIUnknown: {name: "unknown"},
-	// Chat takes max_completion_tokens over max_tokens where both stand (captures nixl/06). logprob_token_ids goes
-	// where logprobs goes: alone it is refused.
+	// Chat takes max_completion_tokens over max_tokens where both stand (docs/protocols/nixl.md, recording 06).
+	// logprob_token_ids goes where logprobs goes: alone it is refused.
 	APIChat: {
 		name: "chat", path: "/v1/chat/completions", prompt: "messages", guarded: true, usage: openAIUsage,
 		limit: "max_tokens", altLimit: "max_completion_tokens", singular: []string{"n", "best_of"},

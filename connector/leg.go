@@ -167,7 +167,7 @@ func (l *Leg) SetHeader(name, value string) {
 }
 
 // SetRequestID gives the leg an X-Request-Id of its own: in the header and, in /v1/responses, which ignores the header,
-// in the member request_id (protocols/vllm.md §1.2).
+// in the member request_id (docs/protocols/vllm.md §2).
 func (l *Leg) SetRequestID(id string) {
 	l.SetHeader("X-Request-Id", id)
 	if l.req.API == APIResponses {
@@ -210,8 +210,8 @@ func (l *Leg) LimitTokens(n int) {
 	l.Delete("min_tokens")
 }
 
-// NoStream asks for one whole answer. Streams never carry kv_transfer_params (captures nixl/04), and stream_options
-// without a stream is refused.
+// NoStream asks for one whole answer. Streams never carry kv_transfer_params (docs/protocols/nixl.md, recording 04),
+// and stream_options without a stream is refused.
 func (l *Leg) NoStream() {
 	l.Set("stream", jsonFalse)
 	l.Delete("stream_options")
@@ -258,7 +258,7 @@ func (l *Leg) DropThinkingBudget() {
 }
 
 // Normalize makes a prefill leg of the client's request: one token, one whole answer, nothing that only costs
-// (protocols/vllm.md §1.4). Members that shape the prompt stay as they are, since both legs must render the same
+// (docs/protocols/vllm.md §4). Members that shape the prompt stay as they are, since both legs must render the same
 // tokens.
 func (l *Leg) Normalize() {
 	l.LimitTokens(1)
@@ -268,8 +268,9 @@ func (l *Leg) Normalize() {
 
 // EndByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: stop strings
 // and stop tokens go, and min_tokens 1 masks the end of sequence. Some protocols transfer nothing if P ends otherwise,
-// and D then waits for minutes (protocols/vllm.md §1.4, §5). /v1/responses has no min_tokens, but ignore_eos;
-// /v1/messages has neither (vLLM 0.32.0's OpenAPI document), so that there only P's answer tells: see [PrefillChecker].
+// and D then waits for minutes (docs/protocols/vllm.md §4, docs/protocols/mooncake.md §3). /v1/responses has no
+// min_tokens, but ignore_eos; /v1/messages has neither (vLLM 0.32.0's OpenAPI document), so that there only P's answer
+// tells: see [PrefillChecker].
 func (l *Leg) EndByLength() {
 	i := l.req.API.info()
 	if i.sampling != "" {

@@ -12,7 +12,7 @@ import (
 
 // transferMembers carry the transfer instructions of the protocols that pdkit knows. They are never believed from a
 // client, whichever connector serves it: whoever sets them chooses whose memory an engine reads (or kills it,
-// captures/README.md §2.1). What else a connector uses, it declares: [Traits], Members.
+// docs/protocols/nixl.md §3). What else a connector uses, it declares: [Traits], Members.
 var transferMembers = []string{
 	"kv_transfer_params", "ec_transfer_params", "disaggregated_params",
 	"bootstrap_host", "bootstrap_port", "bootstrap_room",

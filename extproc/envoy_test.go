@@ -169,6 +169,11 @@ func TestAPrefillThatFailsIsRetried(t *testing.T) {
 	assert.Len(t, w.d.Requests(), 1)
 }
 
+// trusting lets clients on loopback say how Envoy sends their requests, as programs within a cluster may.
+const trusting = `use_remote_address: true
+                internal_address_config: { cidr_ranges: [{ address_prefix: 127.0.0.0, prefix_len: 8 }] }
+                stream_idle_timeout: 0s`
+
 // An error of decode's is the client's to see, and the leg is sent once, whatever the client asks Envoy for.
 func TestDecodeFails(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -183,10 +188,11 @@ func TestDecodeFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
 			w.d.Inject(c.fault)
-			status, _, _ := ask(t, w.envoy()+"/v1/completions", completion(true), "X-Envoy-Retry-On", "5xx,reset", "X-Envoy-Max-Retries", "3")
+			status, _, _ := ask(t, w.envoy("stream_idle_timeout: 0s", trusting)+"/v1/completions", completion(true),
+				"X-Envoy-Retry-On", "5xx,reset", "X-Envoy-Max-Retries", "3")
 			assert.Equal(t, c.want, status)
 			assert.Equal(t, []pdflow.Code{c.code}, w.wait(1))
-			assert.Len(t, w.d.Requests(), 1)
+			assert.Equal(t, 1, len(w.d.Requests()), "sent once") //nolint:testifylint // Len would print them all
 		})
 	}
 }

@@ -25,13 +25,11 @@ type exchange struct {
 	streamed bool          // the client wants a stream
 	endSeen  bool          // Envoy shows the response's body, and so its end
 
-	cancel  context.CancelFunc
-	steps   *pdflow.Steps
-	given   *pdflow.Step         // decode, once Envoy has it
-	head    *extproc.HttpHeaders // of decode's response, once it has come
-	sending int                  // legs that the server has under way
-	sent    chan struct{}        // one for each of these that has ended
-	legs    sync.WaitGroup
+	cancel context.CancelFunc
+	steps  *pdflow.Steps
+	given  *pdflow.Step         // decode, once Envoy has it
+	head   *extproc.HttpHeaders // of decode's response, once it has come
+	legs   sync.WaitGroup       // those that the server sends
 }
 
 // next is what the flow wants: one of the three.
@@ -59,7 +57,7 @@ func (x *exchange) run(flow *pdflow.Flow, in *pdflow.Request) error {
 		return fail(x.envoy, x.r, invalid(err))
 	}
 	defer steps.End(context.Canceled) // where nothing better is known
-	x.steps, x.sent = steps, make(chan struct{})
+	x.steps = steps
 	wanted, inbox := make(chan next), make(chan message)
 	go x.pump(ctx, wanted)
 	go x.receive(ctx, inbox)
@@ -70,7 +68,7 @@ func (x *exchange) run(flow *pdflow.Flow, in *pdflow.Request) error {
 			case n.err != nil:
 				return x.fail(n.err)
 			case n.step != nil:
-				if e, err := x.take(ctx, n.step); e != nil {
+				if e, err := x.take(n.step); e != nil {
 					steps.End(context.Canceled)
 					return x.fail(e)
 				} else if err != nil {
@@ -84,16 +82,13 @@ func (x *exchange) run(flow *pdflow.Flow, in *pdflow.Request) error {
 				}
 				return x.follow(ctx, inbox)
 			}
-		case <-x.sent:
-			x.sending--
-			x.relay()
 		case in := <-inbox:
 			if in.err != nil {
 				return nil //nolint:nilerr // the client left
 			}
 			if head := in.m.GetResponseHeaders(); head != nil && x.given != nil {
 				x.head = head
-				x.relay()
+				_ = x.given.Relay(statusOf(head)) // it is relayable; now run waits for the flow
 			} else if err := x.envoy.Send(proceed(in.m)); err != nil {
 				return err
 			}
@@ -131,7 +126,7 @@ func (x *exchange) receive(ctx context.Context, to chan<- message) {
 }
 
 // take sends a step, or gives it to Envoy. An *pdflow.Error is one for the client.
-func (x *exchange) take(ctx context.Context, step *pdflow.Step) (*pdflow.Error, error) {
+func (x *exchange) take(step *pdflow.Step) (*pdflow.Error, error) {
 	switch {
 	case x.given != nil && x.given.Context().Err() != nil:
 		return errLate, nil
@@ -145,16 +140,11 @@ func (x *exchange) take(ctx context.Context, step *pdflow.Step) (*pdflow.Error, 
 	case step.Leg == pdflow.LegDecode && x.streamed:
 		return errStream, nil
 	}
-	x.sending++
 	x.legs.Go(func() {
 		if req, err := step.Request(); err != nil {
 			step.Done(nil, err)
 		} else {
 			step.Done(x.s.send.RoundTrip(req)) //nolint:bodyclose // the flow closes it
-		}
-		select {
-		case x.sent <- struct{}{}:
-		case <-ctx.Done():
 		}
 	})
 	return nil, nil
@@ -168,14 +158,6 @@ var (
 	errStream = &pdflow.Error{Code: pdflow.CodeUnsupported, Param: "stream",
 		Message: "this connector's response cannot be streamed here; send the request without it"}
 )
-
-// relay tells the flow that decode has answered. It waits for a prefill that runs beside decode: if that fails, decode,
-// which has sent a status and no token, would wait for its KV in vain.
-func (x *exchange) relay() {
-	if x.head != nil && x.sending == 0 {
-		_ = x.given.Relay(statusOf(x.head)) // it is relayable
-	}
-}
 
 // follow waits until Envoy has passed the response on.
 func (x *exchange) follow(ctx context.Context, inbox <-chan message) error {

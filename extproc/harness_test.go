@@ -46,12 +46,22 @@ func newWorld(t *testing.T, c connector.KVConnector, prefill, decode enginesim.C
 	w.p, w.d, err = enginesim.Pair(prefill, decode)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = w.p.Close(); _ = w.d.Close() })
-	pe, err := discovery.New(w.p.URL(), discovery.RolePrefill)
-	require.NoError(t, err)
+	attributes := map[string]string{}
 	if b := w.p.Bootstrap(); b != "" {
-		pe.Attributes = map[string]string{"bootstrapPort": b[strings.LastIndex(b, ":")+1:]}
+		attributes["bootstrapPort"] = portOf(b)
 	}
-	de, err := discovery.New(w.d.URL(), discovery.RoleDecode)
+	w.start(c, w.p.URL(), w.d.URL(), attributes, opts...)
+	return w
+}
+
+// start makes the flow over two engines, and serves it.
+func (w *world) start(c connector.KVConnector, prefill, decode string, attributes map[string]string, opts ...pdflow.Option) {
+	t := w.t
+	t.Helper()
+	pe, err := discovery.New(prefill, discovery.RolePrefill)
+	require.NoError(t, err)
+	pe.Attributes = attributes
+	de, err := discovery.New(decode, discovery.RoleDecode)
 	require.NoError(t, err)
 	list, err := static.New(pe, de)
 	require.NoError(t, err)
@@ -64,7 +74,6 @@ func newWorld(t *testing.T, c connector.KVConnector, prefill, decode enginesim.C
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, w.flow.Shutdown(context.Background()), "every request has been ended") })
 	w.serve()
-	return w
 }
 
 // serve registers a Server for the model of every name but "unknown".

@@ -271,7 +271,7 @@ func (a *attempt) failed(e *Error) []string {
 		return []string{a.s.Prefill.ID}
 	case LegDecode:
 		// A failed KV load shows on D, but its cause may be either engine: a P that was killed after it answered looks like
-		// this (captures nixl/52).
+		// this (docs/protocols/nixl.md, recording 52).
 		if a.p.Load() != nil && e.Status >= 500 && e.Code == CodeDecodeFailed {
 			return []string{a.s.Decode.ID, a.s.Prefill.ID}
 		}

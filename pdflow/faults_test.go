@@ -168,7 +168,7 @@ func TestTooLargeAPrefillAnswerIsGarbage(t *testing.T) {
 	require.Empty(t, x.d.Requests())
 }
 
-// badHandoffs are what a real decode engine dies of, hangs on or answers wrongly to (captures/README.md §2.1).
+// badHandoffs are what a real decode engine dies of, hangs on or answers wrongly to (docs/protocols/nixl.md §3).
 var badHandoffs = map[string]func(map[string]any){
 	"no remote_block_ids":           func(h map[string]any) { delete(h, "remote_block_ids") },
 	"null remote_block_ids":         func(h map[string]any) { h["remote_block_ids"] = nil },
@@ -290,7 +290,8 @@ func TestDecode5xxIsShownWhenNoAttemptServes(t *testing.T) {
 	require.Len(t, x.p.Requests(), 2, "a next attempt with a new prefill")
 }
 
-// vLLM reports a failed KV load of a stream inside status 200 (captures nixl/56): on chat after a chunk with the role.
+// vLLM reports a failed KV load of a stream inside status 200 (docs/protocols/nixl.md, recording 56): on chat after a
+// chunk with the role.
 func TestAStreamThatBeginsWithAnErrorIsA500(t *testing.T) {
 	for path, body := range map[string]string{
 		"/v1/completions":      completion(longPrompt, `"stream":true`),

@@ -129,7 +129,7 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 }
 
 // readBody reads the body whole before anything else: only then net/http notices a client that leaves, and an engine's
-// connection is not torn down with the client's body (go-notes.md §5).
+// connection is not torn down with the client's body (docs/go-facts.md §1).
 func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
 	rc := http.NewResponseController(w)
 	limited := f.bodyTimeout > 0 && rc.SetReadDeadline(time.Now().Add(f.bodyTimeout)) == nil

@@ -20,8 +20,8 @@ const maxHead = 64 << 10
 
 // readHead reads until the first event is known that holds more than a preamble, or the first bytes of an answer that is not
 // streamed. Until then nothing has gone to the client, so that a failed KV load, which vLLM reports inside a stream of status
-// 200 (captures nixl/56), can still become a 500 or another attempt. An answer that decides whether P is needed is read to its end, up
-// to maxHead.
+// 200 (docs/protocols/nixl.md, recording 56), can still become a 500 or another attempt. An answer that decides whether
+// P is needed is read to its end, up to maxHead.
 func (b *Body) readHead(ctx context.Context) *Error {
 	deciding := b.a.f.order == connector.DecodeFirst && b.a.p.Load() == nil
 	for {

@@ -5,9 +5,10 @@ package pdflow
 import "bytes"
 
 // marks finds, at the end of an answer, the marks by which an engine says that it gave up although the answer looks
-// whole: vLLM's finish_reason "abort" when it is terminated (captures nixl/55b), SGLang's {"type":"abort"}, vllm-ascend's
-// stop_reason "recomputed", and an error event after the first token, which goes to the client. A client's text cannot fake one, since quotes inside JSON strings are escaped; APIs whose
-// answers repeat a client's JSON are not searched (connector.API.Guarded).
+// whole: vLLM's finish_reason "abort" when it is terminated (docs/protocols/nixl.md, recording 55b), SGLang's
+// {"type":"abort"}, vllm-ascend's stop_reason "recomputed", and an error event after the first token, which goes to the
+// client. A client's text cannot fake one, since quotes inside JSON strings are escaped; APIs whose answers repeat a
+// client's JSON are not searched (connector.API.Guarded).
 //
 // Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched when
 // [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is not whole.

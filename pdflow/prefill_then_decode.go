@@ -48,7 +48,7 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 }
 
 // stale refuses a handoff that decode could only use wrongly: after P's lease its blocks belong to another prompt, and D
-// answers 200 with that prompt's text (captures nixl/60).
+// answers 200 with that prompt's text (docs/protocols/nixl.md, recording 60).
 func (a *attempt) stale(p *connector.PrefillResult) *Error {
 	age := time.Since(p.At)
 	a.out.HandoffAge = age

@@ -11,7 +11,7 @@ import (
 
 // rendezvous lets two legs that run together go out only when the connections of both stand. So an engine that cannot
 // be reached leaves no orphan in the other, which would wait for KV that nobody computes, or keep KV that nobody
-// reads: D of some protocols never gives up, and holds P's sender meanwhile (captures mooncake/17).
+// reads: D of some protocols never gives up, and holds P's sender meanwhile (docs/protocols/mooncake.md, recording 17).
 //
 // It has two stages. A leg whose round tripper reads the body first is at the first stage: there it waits for the other
 // leg to get as far, and not for its connection, since the other may read its body first too.

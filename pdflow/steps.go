@@ -339,7 +339,8 @@ func (st *Step) giveUp() {
 var ErrNotRelayed = errors.New("pdflow: the flow must read this response: give it to Done")
 
 // Relay tells that decode answered with status, and that the caller passes that response on by itself, so that the flow
-// sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. The error is
+// sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. While a prefill runs
+// beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
 // [ErrNotRelayed] for a leg that is not decode, where the connector changes decode's response, and where decode's response
 // decides whether a prefill follows.
 func (st *Step) Relay(status int) error {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -203,6 +204,62 @@ func TestARelayedResponse(t *testing.T) {
 	}
 }
 
+// A relayed response waits for the prefill that runs beside it: if that fails, the status of decode's is no success.
+func TestARelayedResponseWaitsForPrefill(t *testing.T) {
+	for name, c := range map[string]struct {
+		body string
+		want pdflow.Code
+	}{"prefill succeeds": {ok, ""}, "prefill fails": {"no JSON", pdflow.CodePrefillFailed}} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &fake{order: connector.Together}, answer(c.body), answer(fromD))
+			s := begin(t, x.flow, `{"prompt":"hi"}`, &x.pair)
+			prefill, _, err := s.Next(context.Background())
+			require.NoError(t, err)
+			decode, _, err := s.Next(context.Background())
+			require.NoError(t, err)
+			_, err = decode.Body()
+			require.NoError(t, err)
+			require.NoError(t, decode.Relay(200))
+			soon, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			_, _, err = s.Next(soon)
+			require.ErrorIs(t, err, context.DeadlineExceeded, "prefill still runs")
+			req, err := prefill.Request()
+			require.NoError(t, err)
+			prefill.Done(client.Transport.RoundTrip(req))
+			_, resp, err := s.Next(context.Background())
+			if c.want != "" {
+				assert.Equal(t, c.want, pdflow.CodeOf(err))
+				return
+			}
+			require.NoError(t, err)
+			assert.Nil(t, resp.Body)
+		})
+	}
+}
+
+// WriteError gives the client what ServeHTTP would.
+func TestAStepsErrorIsWrittenAsServeHTTPDoes(t *testing.T) {
+	handler := func(w http.ResponseWriter, r *http.Request, e *pdflow.Error) {
+		w.Header().Set("X-Own", "1")
+		pdflow.WriteError(w, r, e)
+	}
+	x := script(t, &fake{}, answer("no JSON"), answer(fromD), pdflow.WithErrorHandler(handler))
+	r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":"hi"}`))
+	r.Header = http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {"mine"}}
+	want, got := httptest.NewRecorder(), httptest.NewRecorder()
+	x.flow.ServeHTTP(want, r)
+	s, err := x.flow.Begin(context.Background(), &pdflow.Request{API: connector.APICompletions, Header: r.Header, Body: []byte(`{"prompt":"hi"}`)})
+	require.NoError(t, err)
+	defer s.End(nil)
+	_, _, err = drive(t, s)
+	s.WriteError(got, r, err)
+	assert.Equal(t, 502, got.Code)
+	assert.Equal(t, "mine", got.Header().Get("X-Request-Id"))
+	assert.Equal(t, want.Header(), got.Header())
+	assert.Equal(t, want.Body.String(), got.Body.String())
+}
+
 // Where the connector changes decode's response, it cannot go past the flow.
 func TestAResponseThatTheConnectorChangesIsNotRelayed(t *testing.T) {
 	x := script(t, &rewriting{fake: fake{}}, answer(ok), answer(fromD))
@@ -213,6 +270,7 @@ func TestAResponseThatTheConnectorChangesIsNotRelayed(t *testing.T) {
 	step.Done(client.Transport.RoundTrip(req))
 	step, _, err = s.Next(context.Background())
 	require.NoError(t, err)
+	assert.False(t, step.Relayable())
 	require.ErrorIs(t, step.Relay(200), pdflow.ErrNotRelayed)
 }
 

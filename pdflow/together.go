@@ -18,7 +18,7 @@ type decodeEnd struct {
 }
 
 // together sends both legs at once. Decode's head is held until prefill succeeded or decode's first event came. A failed prefill
-// cancels decode at once: nobody else tells D, which would wait for minutes (protocols/vllm.md §5).
+// cancels decode at once: nobody else tells D, which would wait for minutes (docs/protocols/mooncake.md §4).
 func (a *attempt) together() (*Body, *Error) {
 	decodeLeg := connector.NewLeg(a.x.req)
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg) }); e != nil {
@@ -82,6 +82,14 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 			}
 			a.watch.limit(a.f.limits.Decode)
 		case end := <-decoded:
+			if end.e == nil && end.body.relay && prefilled != nil {
+				// The host has seen D's status and no token. Without P's KV, D would send none and wait.
+				if p := <-prefilled; p.e != nil {
+					a.cancel(p.e)
+					end.body.discard(p.e)
+					return nil, p.e
+				}
+			}
 			a.watch.relax()
 			if end.e != nil {
 				a.cancel(end.e)

@@ -11,8 +11,9 @@ import (
 )
 
 // engineIDs are the ids under which D's engine may know a request that was sent with X-Request-Id id, without the random suffix of 9
-// characters, which D cuts off before it calls back. The first is the usual one (vLLM 0.32.0, vllm/entrypoints; captures nixl/22 to
-// 24; protocols/vllm.md §1.2). A Response is its engine's sub-request 0, or, before there were sub-requests, the request itself.
+// characters, which D cuts off before it calls back. The first is the usual one (vLLM 0.32.0, vllm/entrypoints;
+// docs/protocols/nixl.md, recordings 22 to 24; docs/protocols/vllm.md §2). A Response is its engine's sub-request 0,
+// or, before there were sub-requests, the request itself.
 func engineIDs(api connector.API, id string) []string {
 	switch api {
 	case connector.APICompletions:

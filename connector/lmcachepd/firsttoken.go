@@ -14,8 +14,8 @@ import (
 )
 
 // This file describes the legs of retFirstTok: P's token is the answer's first, and D goes on from it. LMCache's proxy asks an engine to
-// tokenize for that; here P itself says which tokens the prompt has (return_token_ids, captures/README.md §1.4), so that nothing is
-// rendered twice, and no tools or template can be forgotten.
+// tokenize for that; here P itself says which tokens the prompt has (return_token_ids, docs/protocols/vllm.md §9), so
+// that nothing is rendered twice, and no tools or template can be forgotten.
 
 // firstTokenLeg asks P for the token ids, too. If the client wants at least one token, P must not end before it.
 func firstTokenLeg(r *connector.Request, leg *connector.Leg) {
@@ -156,7 +156,8 @@ func (a *answer) continueIn(r *connector.Request, leg *connector.Leg) error {
 	both = append(append(both, params...), a.prompt[:len(a.prompt)-1]...)
 	both = append(append(append(both, ','), a.token...), end...)
 	if r.API == connector.APIChat {
-		// Rendered from the tokens, whatever the messages say (vLLM 48145; captures nixl/02b). Nothing else may be in there.
+		// Rendered from the tokens, whatever the messages say (vLLM 48145; docs/protocols/nixl.md, recording 02b). Nothing
+		// else may be in there.
 		leg.Params(both)
 	} else {
 		leg.Set("prompt", both[len(params):len(both)-1])
@@ -182,7 +183,7 @@ func limitOf(r *connector.Request) (member string, limit int64, given bool) {
 	member = "max_tokens"
 	if r.API == connector.APIChat {
 		if n, ok := number(r, "max_completion_tokens"); ok {
-			return "max_completion_tokens", n, true // wins (captures nixl/06)
+			return "max_completion_tokens", n, true // wins (docs/protocols/nixl.md, recording 06)
 		}
 	}
 	limit, given = number(r, member)
@@ -211,7 +212,7 @@ func number(r *connector.Request, member string) (int64, bool) {
 //   - logprobs, return_token_ids, echo: what D reports of its prompt and its tokens is one token off;
 //   - stop: a stop string may begin in P's token, and D would not see it;
 //   - presence_penalty, frequency_penalty: D takes P's token for a part of the prompt;
-//   - messages with media: prompt_token_ids holds text only (protocols: vLLM §1.9).
+//   - messages with media: prompt_token_ids holds text only (docs/protocols/vllm.md §9).
 func unsupportedWithFirstToken(r *connector.Request) string {
 	for _, name := range []string{
 		"tools", "tool_choice", "functions", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",

@@ -96,14 +96,14 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 		}
 	}
 	if t.ranks > 1 && s.API == connector.APIResponses {
-		// The rank cannot be named, so that D would be sent to a rank that never sees the prompt (protocols/vllm.md §1.2).
+		// The rank cannot be named, so that D would be sent to a rank that never sees the prompt (docs/protocols/vllm.md §2).
 		return nil, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	return t, nil
 }
 
 // Clean forgets the bootstrap server's answer after an attempt that failed by the engines' fault: P may have restarted, with another
-// engine id, of which D knows nothing (captures mooncake/09).
+// engine id, of which D knows nothing (docs/protocols/mooncake.md, recording 09).
 func (c *Connector) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
 	if t, ok := s.Prepared().(*target); ok && answers.Doubtful(cause) {
 		c.cache.Forget(t.url, t.answer)

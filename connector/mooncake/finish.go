@@ -10,7 +10,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// endedByLength reads why P stopped, where each API says it (recorded with vLLM 0.32.0: captures mooncake/01 and 02, nixl/22 to 24).
+// endedByLength reads why P stopped, where each API says it (recorded with vLLM 0.32.0: docs/protocols/mooncake.md,
+// recordings 01 and 02; docs/protocols/nixl.md, recordings 22 to 24).
 func endedByLength(api connector.API, p *connector.PrefillResult) error {
 	if err := p.Err(); err != nil {
 		return connector.NoTransfer("the answer is not one JSON object")

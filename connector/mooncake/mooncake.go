@@ -12,9 +12,10 @@
 //   - that P has ended by length. P offers nothing if it ends otherwise, and D waits for minutes. So the prefill leg masks the end of
 //     sequence where the API lets it, and P's answer is checked.
 //
-// A decode leg without remote_engine_id or remote_bootstrap_addr is never sent: D waits, and dies when its client leaves (captures
-// mooncake/15). A decode whose prefill failed keeps a sender's task of P for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default, and
-// few of them stop all transfers between the two engines (mooncake/17): see [Connector.Traits].
+// A decode leg without remote_engine_id or remote_bootstrap_addr is never sent: D waits, and dies when its client
+// leaves (docs/protocols/mooncake.md, recording 15). A decode whose prefill failed keeps a sender's task of P for
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default, and few of them stop all transfers between the two engines
+// (docs/protocols/mooncake.md, recording 17): see [Connector.Traits].
 //
 // Facts: recorded exchanges of vLLM 0.32.0, and vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py of
 // 017e9f44 (0.28) and 00f4240e. The page beside this file, README.md, shows the sequence and the engines' settings.
@@ -143,7 +144,8 @@ func appendTransferID(b []byte, s *connector.Session) []byte {
 	return append(append(b, "xfer-"...), s.UUID()...)
 }
 
-// CheckPrefill judges P's answer: P offers its KV only if it has ended by length (captures mooncake/08).
+// CheckPrefill judges P's answer: P offers its KV only if it has ended by length (docs/protocols/mooncake.md, recording
+// 08).
 func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	return endedByLength(s.API, p)
 }

@@ -198,9 +198,9 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	return nil
 }
 
-// rankHeader names the data-parallel rank that serves a request (protocols/vllm.md §1.3): P's on P's leg, which D is told; on D's the
-// same where both engines have as many ranks, as the toy proxy and llm-d have it (there are engines that let only the rank of P's number
-// tell P of its blocks), else one of D's. /v1/responses ignores it.
+// rankHeader names the data-parallel rank that serves a request (docs/protocols/vllm.md §3): P's on P's leg, which D is
+// told; on D's the same where both engines have as many ranks, as the toy proxy and llm-d have it (there are engines
+// that let only the rank of P's number tell P of its blocks), else one of D's. /v1/responses ignores it.
 const rankHeader = "X-data-parallel-rank"
 
 // CheckPrefill wants P to have ended by length: otherwise it transfers nothing, its answer has no kv_transfer_params, and D waits for ever.

@@ -5,7 +5,7 @@
 //
 // Every child sees the same request, so both legs carry the members of all children. An engine saves to all of its children and loads
 // from the first, in the order of the list, that has the prompt. There is no second chance: if that load fails, the request fails,
-// whatever the other children hold (captures/multi/06).
+// whatever the other children hold (docs/protocols/multi.md, recording 06).
 //
 // What children cannot share is found when the connector is made: two of them that answer with a handoff (vLLM merges the answers of its
 // children and fails on a key that comes twice), orders that have nothing in common, two that both need the one side call, notice or

@@ -159,7 +159,7 @@ func (c *conversational) remember(s *connector.Session, answer []byte) {
 	c.turns.put(&turn{key: c.key(s), decode: s.Decode.ID, handoff: json.RawMessage(raw), n: int(n), digest: digest(tokens[:n]), expires: now.Add(c.life)}, now)
 }
 
-// promptPath is where an answer repeats the prompt's token ids (captures/README.md §1.4).
+// promptPath is where an answer repeats the prompt's token ids (docs/protocols/vllm.md §9).
 func promptPath(api connector.API) string {
 	if api == connector.APIChat {
 		return "prompt_token_ids"

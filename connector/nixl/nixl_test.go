@@ -60,9 +60,9 @@ func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (st
 	return string(body), err
 }
 
-// Real exchanges of vLLM 0.32.0, P's answers to the byte; and handoffs that a real D was given (captures/README.md §2.1): those that it dies
-// of, hangs on, or fails by their form must not reach it, and those that it takes, or whose fault only the engines can see, must. The
-// recording scripts left "stream" out where false is the default.
+// Real exchanges of vLLM 0.32.0, P's answers to the byte; and handoffs that a real D was given (docs/protocols/nixl.md
+// §3): those that it dies of, hangs on, or fails by their form must not reach it, and those that it takes, or whose
+// fault only the engines can see, must. The recording scripts left "stream" out where false is the default.
 func TestGolden(t *testing.T) { connectortest.Golden(t, harness.New, "testdata/golden") }
 
 // requireNoValue fails if an error's text holds a string or number of the handoff.

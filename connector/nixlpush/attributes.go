@@ -34,7 +34,7 @@ type coordinates struct {
 }
 
 // coordinatesOf reads P's attributes. With several data-parallel ranks each one has an engine id and a side channel of its own
-// (protocols/vllm.md §1.8): "<engine_id>_dp<rank>" and the first port plus the rank.
+// (docs/protocols/vllm.md §8): "<engine_id>_dp<rank>" and the first port plus the rank.
 func coordinatesOf(s *connector.Session) (coordinates, error) {
 	at, ranks, err := readAttributes(s.Prefill)
 	if err == nil && ranks > 1 {

@@ -7,8 +7,9 @@
 // once, and D is told where P is from P's endpoint attributes, since P has not answered yet. With dispatch serial P runs first, and its
 // handoff is relayed byte for byte, as the connector nixl does.
 //
-// A D whose P never writes waits until its client leaves, and then keeps the blocks (captures nixl-push/04, 06, 09): so a prefill that
-// fails or transfers nothing must cancel decode at once, and such orphans are counted.
+// A D whose P never writes waits until its client leaves, and then keeps the blocks (docs/protocols/nixl-push.md,
+// recordings 04, 06, 09): so a prefill that fails or transfers nothing must cancel decode at once, and such orphans are
+// counted.
 //
 // Facts: vLLM 0.32.0, recorded exchanges, and vllm/distributed/kv_transfer/kv_connector/v1/nixl/push_scheduler.py and push_worker.py.
 package nixlpush
@@ -129,7 +130,8 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 		return err
 	}
 	if s.API == connector.APIResponses {
-		// It ignores the header (protocols/vllm.md §1.2): P would compute on another rank than the one that D asks, and D would wait for ever.
+		// It ignores the header (docs/protocols/vllm.md §2): P would compute on another rank than the one that D asks, and D
+		// would wait for ever.
 		return &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	leg.SetHeader("X-Data-Parallel-Rank", strconv.Itoa(s.PrefillRank()))

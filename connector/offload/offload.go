@@ -130,7 +130,7 @@ func (c *Connector) addressOf(s *connector.Session) (address, error) {
 		return at, errs[0]
 	}
 	if at.ranks > 1 && s.API == connector.APIResponses {
-		// The rank cannot be named, so that D would ask one that never sees the prompt (protocols/vllm.md §1.2).
+		// The rank cannot be named, so that D would ask one that never sees the prompt (docs/protocols/vllm.md §2).
 		return at, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	at.port += s.PrefillRank()

@@ -10,7 +10,8 @@ import (
 )
 
 // CheckRequest refuses requests that ask an engine for a prompt of one token: the lookup then reckons with a negative length, and the
-// engine's process ends, for all its requests (captures/example/11: IndexError, then connection refused). It sees
+// engine's process ends, for all its requests (docs/protocols/sharedstorage.md, recording 11: IndexError, then
+// connection refused). It sees
 //
 //   - a prompt, or one of several, of a single token id (/v1/completions, /inference/v1/generate);
 //   - truncate_prompt_tokens below 2, and a truncation that depends on the limit of tokens, which can leave one token of any prompt.

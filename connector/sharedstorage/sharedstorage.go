@@ -10,8 +10,9 @@
 // finish_reason "cache_threshold" without a token, and P and then D follow, both with 0. That needs engines with the change
 // vllm-project/vllm#24520 (of RFC #24256, not merged): others ignore the member, and D then serves every request by itself.
 //
-// A prompt of one token ends the process of any engine with this connector, P or D (vLLM 0.32.0, captures/example/11). Where a request
-// shows it, it is refused: see [Connector.CheckRequest].
+// A prompt of one token ends the process of any engine with this connector, P or D (vLLM 0.32.0,
+// docs/protocols/sharedstorage.md, recording 11). Where a request shows it, it is refused: see
+// [Connector.CheckRequest].
 //
 // Facts: vLLM 0.32.0, recorded exchanges (testdata/golden) and kv_connector/v1/example_connector.py; llm-d-router's
 // connector_shared_storage.go for the threshold.

@@ -48,7 +48,8 @@ func unusedPort(t *testing.T) string {
 	return port
 }
 
-// A prompt of one token would end the engines (captures/example/11): the gateway refuses it, also where one engine alone would serve it.
+// A prompt of one token would end the engines (docs/protocols/sharedstorage.md, recording 11): the gateway refuses it,
+// also where one engine alone would serve it.
 func TestAPromptOfOneTokenReachesNoEngine(t *testing.T) {
 	for _, c := range []protocol{
 		{connector: "sharedstorage", prepare: sharedFolder(nil)},

@@ -277,7 +277,7 @@ func TestAnAddressInUseEndsWith1(t *testing.T) {
 	}
 }
 
-// GATEWAY.md: left out, kubeconfig is the cluster that the gateway runs in.
+// examples/gateway/README.md: left out, kubeconfig is the cluster that the gateway runs in.
 func TestAStartOutsideOfAClusterSaysWhatIsMissing(t *testing.T) {
 	log := &logBuffer{}
 	code := run([]string{"-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, workloadSelector: {matchLabels: {app: m}}}\n"), "-listen", "127.0.0.1:0", "-admin", ""}, log, log, nil)

@@ -115,6 +115,28 @@ func TestDiscoveryByKubernetesKeepsToItsLayer(t *testing.T) {
 	}
 }
 
+// The server for Envoy has a module of its own, too: what gRPC brings stays out of every other program.
+func TestExtprocKeepsToItself(t *testing.T) {
+	g, err := loadGraph(t.Context(), filepath.Join(root, "extproc"))
+	require.NoError(t, err)
+	server := g[module+"/extproc"]
+	require.NotNil(t, server)
+	for _, r := range []rule{
+		{except: []string{"connector/config"}, never: []string{"connector/*", "discovery/*", "examples/..."},
+			why: "it serves whatever flow it is given"},
+		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."}, why: "these are for tests"},
+	} {
+		assert.Empty(t, r.check(g, server))
+	}
+	var direct []string
+	for _, path := range server.Imports {
+		if to := g[path]; to != nil && !to.Standard && to.Module != nil && !to.ours() && !slices.Contains(direct, to.Module.Path) {
+			direct = append(direct, to.Module.Path)
+		}
+	}
+	assert.ElementsMatch(t, []string{"github.com/envoyproxy/go-control-plane/envoy", "google.golang.org/grpc"}, direct)
+}
+
 // required returns the modules that the root module requires directly.
 func required(ctx context.Context, t *testing.T) []string {
 	t.Helper()

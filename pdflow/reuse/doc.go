@@ -9,5 +9,6 @@
 // words that an operator can act on. [Canary] does the same at a low rate beside live traffic, and records a metric.
 //
 // Proof is what an engine counts after the fact. vLLM's prompt_tokens_by_source_total{source="external_kv_transfer"} is such a
-// counter; external_prefix_cache_hits_total counts promises, and rises when the load then fails (vLLM 0.32.0, captures/README.md §2.1).
+// counter; external_prefix_cache_hits_total counts promises, and rises when the load then fails (vLLM 0.32.0,
+// docs/protocols/nixl.md §3).
 package reuse

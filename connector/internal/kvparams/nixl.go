@@ -22,7 +22,8 @@ const (
 	RemoteDecode  = "do_remote_decode"  // D's answer: P is to take the conversation's KV for the next turn
 )
 
-// NIXL refuses what a real decode engine would die of, hang on, or answer wrongly to (captures/README.md §2.1, vLLM 0.32.0):
+// NIXL refuses what a real decode engine would die of, hang on, or answer wrongly to (docs/protocols/nixl.md §3, vLLM
+// 0.32.0):
 //
 //   - remote_block_ids missing, null, empty or flat: the engine dies;
 //   - remote_host, remote_port, remote_engine_id or remote_request_id missing: it hangs, and dies when the client leaves;

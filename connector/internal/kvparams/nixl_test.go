@@ -22,7 +22,7 @@ func TestTheFlagSaysWhichWay(t *testing.T) {
 	require.NoError(t, kvparams.NIXL([]byte(good), kvparams.RemotePrefill, nil))
 	require.NoError(t, kvparams.NIXL([]byte(back), kvparams.RemoteDecode, nil))
 	require.Error(t, kvparams.NIXL([]byte(good), kvparams.RemoteDecode, nil), "P must not take the KV of a prompt from whoever is to take it from P")
-	require.Error(t, kvparams.NIXL([]byte(back), kvparams.RemotePrefill, nil), "D hangs on it (capture nixl/39)")
+	require.Error(t, kvparams.NIXL([]byte(back), kvparams.RemotePrefill, nil), "D hangs on it (docs/protocols/nixl.md, recording 39)")
 }
 
 func TestAConnectorsOwnRuleComesLast(t *testing.T) {

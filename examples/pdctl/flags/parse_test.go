@@ -108,7 +108,7 @@ func TestLMCacheSettingsLieOverEachOther(t *testing.T) {
 	e, err = Parse([]string{"vllm", "serve", "m", `--kv-transfer-config={"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_connector_extra_config":{"config_path":"old.yaml"}}`}, nil,
 		map[string][]byte{"old.yaml": []byte("enable_nixl: True\nnixl_role: \"sender\"  # or \"receiver\"\n")})
 	require.NoError(t, err)
-	assert.True(t, isPD(&e), "the old names, in the file that documents/3 names")
+	assert.True(t, isPD(&e), "the old names, in the file that the design documents name")
 	assert.Equal(t, "sender", pdRole(&e))
 }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// sglangDisagg is one engine's side, after protocols/other-engines.md C:
+// sglangDisagg is one engine's side, after docs/protocols/sglang.md:
 //
 //   - P waits in the room before it computes (PrefillBootstrapQueue), so its HTTP
 //     answer comes only once D is there, or as an error after the time-out;

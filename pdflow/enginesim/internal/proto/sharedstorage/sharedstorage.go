@@ -12,9 +12,9 @@ import (
 )
 
 // sharedStorage keeps whole prompts in a folder, and finds whole prompts only. It follows
-// kv_connector/v1/example_connector.py and captures/example of vLLM 0.32.0: what is saved is the prompt less one token,
-// cut to whole blocks, while the lookup takes one token off twice; so a prompt that is one longer than a multiple of
-// the block size is never found, and one of a single token kills the engine.
+// kv_connector/v1/example_connector.py and docs/protocols/sharedstorage.md, vLLM 0.32.0: what is saved is the prompt
+// less one token, cut to whole blocks, while the lookup takes one token off twice; so a prompt that is one longer than
+// a multiple of the block size is never found, and one of a single token kills the engine.
 //
 // Config.Extra: shared_storage_path (the folder; engines with the same one share it), cache_hit_threshold ("1": the
 // engine knows that member of a request, as with vllm#24520; vLLM 0.32.0 does not).

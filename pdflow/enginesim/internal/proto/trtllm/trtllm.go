@@ -33,7 +33,7 @@ import (
 // minGlobalID is the floor of ids that proxies make; smaller ones are a server's own.
 const minGlobalID = 1 << 40
 
-// trtllm is one server's side, after protocols/other-engines.md D.
+// trtllm is one server's side, after docs/protocols/trtllm.md.
 type trtllm struct {
 	*proto.Wire
 	key     string
