@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,7 +38,7 @@ func printCheck(w io.Writer, cfg *configuration) error {
 		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")
 	}
 	if c := g.ModelServers; c != nil {
-		fmt.Fprintf(b, "ModelServers  those of namespace %s, too\n", orWord(c.Namespace, "default"))
+		fmt.Fprintf(b, "ModelServers  those of namespace %s, too\n", cmp.Or(c.Namespace, "default"))
 	}
 	for _, m := range cfg.models {
 		printModel(b, cfg, m)
@@ -131,8 +132,8 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	if len(limitsOfStores) > 0 {
 		row(w, "  resources", strings.Join(limitsOfStores, ", ")+": rendered for the engines")
 	}
-	row(w, "  unsupported", orWord(o.Spec.Unsupported, connector.UnsupportedAggregate))
-	row(w, "  fallback", orWord(o.Spec.Fallback, connector.FallbackError))
+	row(w, "  unsupported", cmp.Or(o.Spec.Unsupported, connector.UnsupportedAggregate))
+	row(w, "  fallback", cmp.Or(o.Spec.Fallback, connector.FallbackError))
 	if o.Fallback != nil {
 		printConnector(w, "falls back to", o.Fallback)
 	}
@@ -148,13 +149,6 @@ func settings(config json.RawMessage) []string {
 }
 
 func row(w io.Writer, name, text string) { fmt.Fprintf(w, "  %-15s %s\n", name, text) }
-
-func orWord(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
-}
 
 func span(d time.Duration, zero string) string {
 	if d == 0 {
