@@ -32,7 +32,7 @@ func (p *Plan) process(e *Engine, w where) process {
 	argv := p.program(e, w)
 	if s.KVTransfer != nil {
 		t := *s.KVTransfer
-		t.Extra = w.extra(e, t.Extra)
+		t.Extra, _ = w.rewrite(e, t.Extra).(map[string]any)
 		if w.isOwn(e, t.IP) {
 			t.IP = w.ownHost
 		}
@@ -124,15 +124,7 @@ func (w where) value(e *Engine, s string) string {
 	return s
 }
 
-// extra applies value to all texts of a connector's settings.
-func (w where) extra(e *Engine, m map[string]any) map[string]any {
-	if m == nil {
-		return nil
-	}
-	out, _ := w.rewrite(e, m).(map[string]any)
-	return out
-}
-
+// rewrite applies value to all texts in a connector's settings.
 func (w where) rewrite(e *Engine, v any) any {
 	switch v := v.(type) {
 	case string:

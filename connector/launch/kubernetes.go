@@ -46,12 +46,10 @@ func (p *Plan) Kubernetes() []byte {
 		p.container(&b, w.companion(c, nil), p.companionImage(), "", nil)
 	}
 	for i := range p.Engines {
-		if e := &p.Engines[i]; i > 0 || len(p.Companions) > 0 {
+		if i > 0 || len(p.Companions) > 0 {
 			b.WriteString("---\n")
-			p.pod(&b, e, w)
-		} else {
-			p.pod(&b, e, w)
 		}
+		p.pod(&b, &p.Engines[i], w)
 	}
 	return b.Bytes()
 }

@@ -38,7 +38,7 @@ func printCheck(w io.Writer, cfg *configuration) error {
 		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")
 	}
 	if c := g.ModelServers; c != nil {
-		fmt.Fprintf(b, "ModelServers  those of namespace %s, too\n", orWord(c.Namespace, "default"))
+		fmt.Fprintf(b, "ModelServers  those of namespace %s, too\n", cmp.Or(c.Namespace, "default"))
 	}
 	for _, m := range cfg.models {
 		printModel(b, cfg, m)
@@ -148,13 +148,6 @@ func settings(config json.RawMessage) []string {
 }
 
 func row(w io.Writer, name, text string) { fmt.Fprintf(w, "  %-15s %s\n", name, text) }
-
-func orWord(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
-}
 
 func span(d time.Duration, zero string) string {
 	if d <= 0 {

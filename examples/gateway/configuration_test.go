@@ -129,7 +129,7 @@ func TestThePageListsEverySetting(t *testing.T) {
 		{"Gateway", gatewayAbout, reflect.TypeFor[gatewaySpec](), docs[:1]},
 		{"ModelServer", modelServerAbout, reflect.TypeFor[modelserver.Spec](), docs[1:]},
 	} {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| field | | default | example | |\n|---|---|---|---|---|\n", part.title, part.about)
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| field | type | default | example | meaning |\n|---|---|---|---|---|\n", part.title, part.about)
 		for _, s := range settingsOf(t, part.spec, "spec") {
 			def, told := defaults[s.path]
 			assert.True(t, told, "say in the table of this test what holds where %s is left out", s.path)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
@@ -13,17 +14,14 @@ import (
 
 // describeRegistration says where engines announce themselves.
 func describeRegistration(r modelserver.Registration) string {
-	text := ""
-	for _, d := range []struct{ name, addr string }{{"ZeroMQ", r.Listen}, {"HTTP", r.HTTP}} {
-		if d.addr == "" {
-			continue
-		}
-		if text != "" {
-			text += " and "
-		}
-		text += d.name + " at " + d.addr
+	var at []string
+	if r.Listen != "" {
+		at = append(at, "ZeroMQ at "+r.Listen)
 	}
-	return text
+	if r.HTTP != "" {
+		at = append(at, "HTTP at "+r.HTTP)
+	}
+	return strings.Join(at, " and ")
 }
 
 // checkListeners finds addresses that two parts would listen on. A client that may ask for an answer must not be able
