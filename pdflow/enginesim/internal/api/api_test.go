@@ -93,7 +93,8 @@ func TestMessagesEvents(t *testing.T) {
 	assert.Equal(t, "max_tokens", gjson.Get(events[len(events)-3], "delta.stop_reason").String())
 }
 
-// TestRequestIDs: the header wins over the body, and nothing is echoed in headers (capture 10).
+// TestRequestIDs: the header wins over the body, and nothing is echoed in headers (docs/protocols/nixl.md, recording
+// 10).
 func TestRequestIDs(t *testing.T) {
 	s := simtest.New(t)
 	ask := func(path string, more simtest.Obj, header ...string) simtest.Answer {
@@ -116,8 +117,8 @@ func TestRequestIDs(t *testing.T) {
 		internal(ask("/v1/responses", nil, "X-Request-Id", "ignored")))
 }
 
-// TestStopsEndEarly: stop strings and stop tokens, whole and streamed, with no more text than both agree on (capture
-// 20).
+// TestStopsEndEarly: stop strings and stop tokens, whole and streamed, with no more text than both agree on
+// (docs/protocols/nixl.md, recording 20).
 func TestStopsEndEarly(t *testing.T) {
 	s := simtest.New(t)
 	full := s.Alone(simtest.Completions, simtest.Completion("x"))

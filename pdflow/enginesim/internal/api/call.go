@@ -232,9 +232,9 @@ func (c *Call) fit(e *Engine, g *core.Generation) *Error {
 		return BadRequest("prompt", "The decoder prompt cannot be empty")
 	case length >= limit:
 		return BadRequest("input_tokens",
-			"This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, "+
-				"which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "+
-				"(parameter=input_tokens, value=%d)", limit, limit+1, limit+1)
+			"This model's maximum context length is %d tokens. However, your prompt contains at least "+
+				"%d input tokens, which exceeds this limit even without any output tokens. Please reduce the "+
+				"length of the input prompt. (parameter=input_tokens, value=%d)", limit, limit+1, limit+1)
 	}
 	for _, token := range g.Prompt {
 		if token < 0 || token >= core.Vocabulary {
@@ -244,9 +244,9 @@ func (c *Call) fit(e *Engine, g *core.Generation) *Error {
 	switch {
 	case c.limited && length+c.maxTokens > limit:
 		return BadRequest(c.limitName,
-			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt "+
-				"contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the "+
-				"number of requested output tokens. (parameter=%s, value=%d)",
+			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your "+
+				"prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input "+
+				"prompt or the number of requested output tokens. (parameter=%s, value=%d)",
 			limit, c.maxTokens, length, length+c.maxTokens, c.limitName, c.maxTokens)
 	case c.limited:
 		g.MaxTokens = c.maxTokens

@@ -80,8 +80,9 @@ func render(messages []chatMessage, tools []json.RawMessage, open bool) []int32 
 	return tokens
 }
 
-// ParseChat reads a /v1/chat/completions request. max_completion_tokens wins over max_tokens (capture 06);
-// kv_transfer_params.prompt_token_ids is taken for the prompt, whatever the messages say (capture 02b).
+// ParseChat reads a /v1/chat/completions request. max_completion_tokens wins over max_tokens (docs/protocols/nixl.md,
+// recording 06); kv_transfer_params.prompt_token_ids is taken for the prompt, whatever the messages say
+// (docs/protocols/nixl.md, recording 02b).
 func ParseChat(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	var q chatRequest
 	c, bad := decodeCall(body, &q, &q.sampling)

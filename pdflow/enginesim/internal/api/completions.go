@@ -18,7 +18,8 @@ type completionRequest struct {
 	Logprobs *int            `json:"logprobs"`
 }
 
-// ParseCompletion reads a /v1/completions request. max_completion_tokens is not known there, and ignored (capture 06).
+// ParseCompletion reads a /v1/completions request. max_completion_tokens is not known there, and ignored
+// (docs/protocols/nixl.md, recording 06).
 func ParseCompletion(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	var q completionRequest
 	c, bad := decodeCall(body, &q, &q.sampling)

@@ -106,7 +106,8 @@ func (c *Counters) prefilled(s *Sequence, external bool, promised int) {
 	defer c.mu.Unlock()
 	if external && s.Prompt == 1 {
 		// The last token of a prompt is computed here in any case, to sample from it. With a prompt of one token
-		// nothing is left of the transfer, and the request is scheduled again as if it were new (capture 13).
+		// nothing is left of the transfer, and the request is scheduled again as if it were new
+		// (docs/protocols/nixl.md, recording 13).
 		external = false
 		c.prefixQueries++
 		c.externalQueries++

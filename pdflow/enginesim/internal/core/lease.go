@@ -67,7 +67,7 @@ func (c *Core) Unpin(request string) bool {
 }
 
 // Extend is a heartbeat: the lease lasts at least two thirds of its length more (vLLM's NIXL connector,
-// protocols/vllm.md 3.3).
+// docs/protocols/nixl.md §4).
 func (c *Core) Extend(request string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,7 +6,7 @@ import "slices"
 
 // blockPool is the paged KV memory of one engine: real bytes, reference counts, a free list in order of eviction and
 // the prefix cache over it. Blocks have the ids 1 to n; 0 is the null block, as in vLLM, and ends the free list here.
-// The owner's lock guards it.
+// The owner holds its lock.
 type blockPool struct {
 	size   int // bytes of a block
 	memory []byte

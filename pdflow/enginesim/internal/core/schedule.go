@@ -243,7 +243,7 @@ func (r *running) prefill(ctx context.Context) error {
 
 func (r *running) load(ctx context.Context) error {
 	if r.g.FailLoad {
-		r.t.Dropped(false) // P's blocks stay until the lease ends (capture 57)
+		r.t.Dropped(false) // P's blocks stay until the lease ends (docs/protocols/nixl.md, recording 57)
 		return &LoadError{Failures: 1, Err: errors.New("scripted")}
 	}
 	r.core.Stats.Add(&r.core.Stats.loading, 1)

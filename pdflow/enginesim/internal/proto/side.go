@@ -68,8 +68,8 @@ func (s *side) answer(pipe *core.Pipe, f core.Frame) error {
 	return nil
 }
 
-// asked gives blocks by their ids at once, and blocks by name when somebody has offered them; the pipe is not held up
-// meanwhile.
+// asked gives blocks by their ids at once. It gives blocks by name when somebody has offered them, and does not hold up
+// the pipe meanwhile.
 func (s *side) asked(pipe *core.Pipe, f core.Frame) error {
 	var m AskMessage
 	if err := json.Unmarshal(f.Data, &m); err != nil {
@@ -135,7 +135,7 @@ func (s *side) GiveNamed(pipe *core.Pipe, f core.Frame, m AskMessage, request st
 		m.Blocks = append(m.Blocks, int64(id))
 	}
 	if s.Writes {
-		// Before they are sent: who looks at the counters once the reader has answered must find them.
+		// It counts them before it sends them: whoever reads the counters after the reader has answered must find them.
 		s.host.Core.Stats.Transferred(len(m.Blocks)*s.host.Core.BlockBytes, len(m.Blocks), time.Millisecond)
 	}
 	_ = s.give(pipe, f, m)

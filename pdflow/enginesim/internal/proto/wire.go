@@ -55,7 +55,8 @@ func StartWire(h *Host, options Options) (*Wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Wire{Host: h, Core: h.Core, Side: &side{PipeServer: pipes, Options: options, host: h}, peers: map[string]*peerSlot{}}
+	w := &Wire{Host: h, Core: h.Core, Side: &side{PipeServer: pipes, Options: options, host: h},
+		peers: map[string]*peerSlot{}}
 	w.Ctx, w.cancel = context.WithCancel(context.Background())
 	pipes.Serve(w.Side.serve)
 	return w, nil

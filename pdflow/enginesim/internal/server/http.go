@@ -136,7 +136,7 @@ func isJSON(r *http.Request) bool {
 	return err == nil && kind == "application/json"
 }
 
-// answerEnding answers a request that comes when the engine is about to end.
+// answerEnding answers a request that arrives while the engine ends.
 func (n *Node) answerEnding(w http.ResponseWriter, why error) {
 	if errors.Is(why, core.ErrCoreDead) {
 		api.WriteError(w, api.ErrEngine)

@@ -263,7 +263,7 @@ func (n *Node) settle(grace time.Duration) {
 	n.stopping.Wait()
 }
 
-// stop closes the port, gives running answers some time, and ends the rest.
+// stop closes the port, gives running responses some time, and ends the rest.
 func (n *Node) stop(grace time.Duration) {
 	n.stopMu.Lock()
 	defer n.stopMu.Unlock()

@@ -24,8 +24,8 @@ type allocMessage struct {
 
 // receiveBuffer is the memory into which senders write chunks, with its two ports.
 //
-// As with LMCache, a chunk is known as soon as there is room for it, before its bytes have come: who looks too early
-// reads what lay there.
+// As with LMCache, a chunk is known as soon as there is room for it, before its bytes have come. A reader that comes
+// too early reads what was there before.
 type receiveBuffer struct {
 	host        *proto.Host
 	init, alloc *proto.PipeServer

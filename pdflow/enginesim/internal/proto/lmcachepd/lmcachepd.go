@@ -193,7 +193,7 @@ func (t *pushed) Prefilled(_ context.Context, s *core.Sequence) {
 	}
 	keys, ends := t.chunks(s.Tokens[:s.Prompt])
 	if len(keys) == 0 {
-		return // nothing to write, and so nothing to tell (A.3 of the protocol page)
+		return // nothing to write, and so nothing to tell (docs/protocols/lmcache.md §3)
 	}
 	blocks := t.host.Core.Read(s.Blocks[:core.BlocksFor(ends[len(ends)-1], t.host.Core.BlockSize)])
 	t.wg.Go(func() {

@@ -22,8 +22,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// mooncake is one engine's side. Behaviour and faults are those of vLLM 0.32.0 as recorded (captures mooncake/00 to
-// 19); what was not recorded follows mooncake_connector.py.
+// mooncake is one engine's side. Behaviour and faults are those of vLLM 0.32.0 as recorded
+// (docs/protocols/mooncake.md); what was not recorded follows mooncake_connector.py.
 type mooncake struct {
 	*proto.Wire
 	*proto.Bootstrap // nil on a kv_consumer
@@ -108,7 +108,8 @@ func (c *mooncake) rankFor(r *core.Request) int {
 	return int(c.turn.Add(1) % uint64(c.ranks))
 }
 
-// needed are the keys without which D warns, waits, and dies when it is told that the client has left (capture 15).
+// needed are the keys without which D warns, waits, and dies when it is told that the client has left
+// (docs/protocols/mooncake.md, recording 15).
 var needed = []string{"remote_engine_id", "remote_bootstrap_addr", "transfer_id"}
 
 func missing(params core.Params) bool {
@@ -190,8 +191,7 @@ func (c *mooncake) query(ctx context.Context, bootstrap, engine string) (proto.P
 	return to, nil
 }
 
-// asked is P's sender: one of a few tasks takes a read on, and waits for the prompt as long as it takes, even if the
-// reader leaves.
+// asked is P's sender: one of a few tasks serves a read, and waits for the prompt even if the reader leaves.
 func (c *mooncake) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	if !c.take() {
 		return

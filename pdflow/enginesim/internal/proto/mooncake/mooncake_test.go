@@ -48,7 +48,7 @@ func engineOf(s *simtest.Scene, rank string) string {
 	return gjson.Get(a.Body, rank+".engine_id").String()
 }
 
-// mooncakeLegs are the two legs of a pair, as recorded (capture mooncake/01).
+// mooncakeLegs are the two legs of a pair, as recorded (docs/protocols/mooncake.md, recording 01).
 func mooncakeLegs(s *simtest.Scene, body simtest.Obj, id string) (prefill, decode simtest.Obj) {
 	prefill = simtest.With(body, simtest.Obj{"max_tokens": 1, "stream": false,
 		"kv_transfer_params": simtest.Obj{"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": id}})
@@ -77,7 +77,7 @@ func mooncakePair(s *simtest.Scene, body simtest.Obj, id string) {
 	mooncakeRight(s, body, s.Post(s.T.Context(), s.P, simtest.Completions, prefill), <-d)
 }
 
-// Either leg may come first, also long before the other (captures mooncake/01, 03, 04).
+// Either leg may come first, also long before the other (docs/protocols/mooncake.md, recordings 01, 03, 04).
 func TestMooncakeLegsInAnyOrder(t *testing.T) {
 	for name, wait := range map[string]func(s *simtest.Scene){
 		"D first": func(s *simtest.Scene) {
@@ -131,7 +131,8 @@ func TestMooncakeStreams(t *testing.T) {
 	assert.Equal(t, s.Alone(simtest.Completions, body), text.String())
 }
 
-// The bootstrap server's address stays, the engine's id is new at each start (capture mooncake/00).
+// The bootstrap server's address stays, the engine's id is new at each start (docs/protocols/mooncake.md, recording
+// 00).
 func TestMooncakeBootstrapServer(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	a := query(s.Client, s.P)
@@ -148,7 +149,7 @@ func TestMooncakeBootstrapServer(t *testing.T) {
 	mooncakePair(s, simtest.Completion("after"), "xfer-1")
 }
 
-// An engine id that the bootstrap server does not know fails at once (capture mooncake/09).
+// An engine id that the bootstrap server does not know fails at once (docs/protocols/mooncake.md, recording 09).
 func TestMooncakeUnknownEngine(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
@@ -166,7 +167,8 @@ func TestMooncakeUnknownEngine(t *testing.T) {
 	assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 }
 
-// D waits in silence where nobody listens, and where P is gone that it knew (captures mooncake/10, 16).
+// D waits in silence where nobody listens, and where P is gone that it knew (docs/protocols/mooncake.md, recordings 10,
+// 16).
 func TestMooncakeWaitsForEnginesThatAreGone(t *testing.T) {
 	t.Run("bootstrap address closed", func(t *testing.T) {
 		s := simtest.New(t, mooncakes)
@@ -197,8 +199,8 @@ func TestMooncakeWaitsForEnginesThatAreGone(t *testing.T) {
 	})
 }
 
-// A decode without what names P waits, and its abort kills D, if it has the id that makes D tell P (capture
-// mooncake/15).
+// A decode without what names P waits, and its abort kills D, if it has the id that makes D tell P
+// (docs/protocols/mooncake.md, recording 15).
 func TestMooncakeIncompleteParams(t *testing.T) {
 	for key, kills := range map[string]bool{"remote_engine_id": true, "remote_bootstrap_addr": true,
 		"transfer_id": false} {
@@ -241,8 +243,8 @@ func TestMooncakeRoles(t *testing.T) {
 	s.Dies(s.P)
 }
 
-// P offers only what ended by length; D waits until P's time is over, fails then, and the next pair works (captures
-// mooncake/08, 19).
+// P offers only what ended by length; D waits until P's time is over, fails then, and the next pair works
+// (docs/protocols/mooncake.md, recordings 08, 19).
 func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 	for _, name := range []string{"ends by a stop token", "is rejected", "has no transfer id"} {
 		t.Run(name, func(t *testing.T) {
@@ -273,8 +275,8 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 	}
 }
 
-// One orphan stops a P with two sender's workers until its time is over, and not one with ten (captures mooncake/17,
-// 18).
+// One orphan stops a P with two sender's workers until its time is over, and not one with ten
+// (docs/protocols/mooncake.md, recordings 17, 18).
 func TestMooncakeOrphans(t *testing.T) {
 	t.Run("2 workers", func(t *testing.T) {
 		s := simtest.New(t, mooncakesWith("num_workers", "2", patience, "2.5"))
@@ -315,7 +317,8 @@ func TestMooncakePrefillAfterTheOrphan(t *testing.T) {
 	assert.NoError(t, s.P.CheckKV())
 }
 
-// A decode that D's API refuses lets P go, and a transfer id may be used again (capture mooncake/11).
+// A decode that D's API refuses lets P go, and a transfer id may be used again (docs/protocols/mooncake.md, recording
+// 11).
 func TestMooncakeRefusedDecodeAndReusedID(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")

@@ -10,7 +10,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// answerQuery answers GET /query as recorded (capture mooncake/00).
+// answerQuery answers GET /query as recorded (docs/protocols/mooncake.md, recording 00).
 func (c *mooncake) answerQuery(w http.ResponseWriter, r *http.Request) {
 	type rank struct {
 		EngineID string                       `json:"engine_id"`

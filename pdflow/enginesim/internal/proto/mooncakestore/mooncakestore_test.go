@@ -35,7 +35,7 @@ func storeLegs(s *simtest.Scene, body simtest.Obj) simtest.Answer {
 	return s.Post(s.T.Context(), s.D, simtest.Completions, body)
 }
 
-// D finds whole blocks, and computes what is left of the prompt (protocols/vllm.md §5.1).
+// D finds whole blocks, and computes what is left of the prompt (docs/protocols/mooncake-store.md).
 func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
 	s := simtest.New(t, pooling(t, nil))
 	body := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(250, "x")})

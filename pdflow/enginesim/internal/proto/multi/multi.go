@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package multi is vLLM's MultiConnector over NixlConnector and ExampleConnector, in this order, as in captures/multi.
+// Package multi is vLLM's MultiConnector over NixlConnector and ExampleConnector, in this order. See
+// docs/protocols/multi.md.
 package multi
 
 import (
@@ -14,7 +15,7 @@ import (
 )
 
 // multi saves to both children and loads from the first that promises anything. If that load fails there is no second
-// chance (captures/multi/06).
+// chance (docs/protocols/multi.md, recording 06).
 //
 // Config.Extra is that of both children.
 type multi struct {

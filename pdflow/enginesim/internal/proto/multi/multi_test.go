@@ -25,7 +25,7 @@ func combined(t *testing.T) *simtest.Scene {
 	})
 }
 
-// captures/multi/01: with NIXL's parameters D pulls, and P's response is NIXL's alone.
+// docs/protocols/multi.md, recording 01: with NIXL's parameters D pulls, and P's response is NIXL's alone.
 func TestTheFirstChildWithThePromptServesIt(t *testing.T) {
 	s := combined(t)
 	body := simtest.Completion("a")
@@ -38,7 +38,7 @@ func TestTheFirstChildWithThePromptServesIt(t *testing.T) {
 	assert.NoError(t, s.P.CheckKV())
 }
 
-// captures/multi/05.
+// docs/protocols/multi.md, recording 05.
 func TestWithoutParametersTheStoreServes(t *testing.T) {
 	s := combined(t)
 	body := simtest.Completion("a")
@@ -48,7 +48,7 @@ func TestWithoutParametersTheStoreServes(t *testing.T) {
 	assert.Zero(t, s.D.Stats().Transfers)
 }
 
-// captures/multi/06.
+// docs/protocols/multi.md, recording 06.
 func TestAFailedLoadHasNoSecondChance(t *testing.T) {
 	s := combined(t)
 	body := simtest.Completion("a")

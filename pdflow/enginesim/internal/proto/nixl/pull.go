@@ -17,8 +17,8 @@ import (
 )
 
 // Connector is the pull connector: the prefill engine pins its blocks and hands their ids to the client, the decode
-// engine reads them. Behaviour, metrics and faults are those of vLLM 0.32.0's NixlConnector as recorded (captures 01 to
-// 61).
+// engine reads them. Behaviour, metrics and faults are those of vLLM 0.32.0's NixlConnector as recorded
+// (docs/protocols/nixl.md).
 type Connector struct {
 	*proto.Wire
 
@@ -41,7 +41,7 @@ func (c *Connector) Begin(r *core.Request) core.Transfer {
 		t.pulls, t.turn = true, true
 	case t.produces && r.Params.Given("remote_block_ids"):
 		// A decode handoff sent back with its flags swapped looks like a second turn whose KV lies on the other engine,
-		// and waits forever (capture 39).
+		// and waits forever (docs/protocols/nixl.md, recording 39).
 		t.pulls, t.swapped = true, true
 	}
 	if t.pulls {
@@ -87,7 +87,8 @@ func (c *Connector) done(t *pull) {
 	c.pulls.Unlock()
 }
 
-// Rejected releases what the other engine pins: a request that the API refuses consumes its handoff (capture 25).
+// Rejected releases what the other engine pins: a request that the API refuses consumes its handoff
+// (docs/protocols/nixl.md, recording 25).
 func (c *Connector) Rejected(ctx context.Context, params core.Params) {
 	if params.Is("do_remote_prefill") {
 		c.LetGoOf(ctx, params)
@@ -173,8 +174,7 @@ func (t *pull) Dropped(release bool) {
 	}
 }
 
-// Load reads the missing blocks. What is wrong with a handoff shows here, and in the engine's own ways:
-// captures/README.md 2.1.
+// Load reads the missing blocks. Here a wrong handoff shows, in the ways of docs/protocols/nixl.md §3.
 func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	defer t.nixl.done(t)
 	params := t.request.Params
@@ -235,7 +235,7 @@ type handoff struct {
 	// BlocksExpiryTime is left out by push, and null for a prompt.
 	BlocksExpiryTime json.RawMessage `json:"remote_blocks_expiry_time,omitempty"`
 	TransferMode     string          `json:"transfer_mode"`
-	// PrefillCached is left out when more than the prompt was computed (capture 21).
+	// PrefillCached is left out when more than the prompt was computed (docs/protocols/nixl.md, recording 21).
 	PrefillCached *int `json:"remote_prefill_cached_tokens,omitempty"`
 }
 

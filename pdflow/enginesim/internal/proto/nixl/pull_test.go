@@ -22,8 +22,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func ids(h simtest.Obj) []any { return h["remote_block_ids"].([]any)[0].([]any) }
 
-// TestHandoffsThatWorkAllTheSame are rows of captures/README.md 2.1 in which what is changed does not matter (captures
-// 32, 38, 40, 41).
+// TestHandoffsThatWorkAllTheSame are rows of docs/protocols/nixl.md §3 in which what is changed does not matter
+// (recordings 32, 38, 40, 41).
 func TestHandoffsThatWorkAllTheSame(t *testing.T) {
 	rows := map[string]func(simtest.Obj){
 		"untouched":          func(simtest.Obj) {},
@@ -51,8 +51,8 @@ func TestHandoffsThatWorkAllTheSame(t *testing.T) {
 	}
 }
 
-// TestHandoffsThatGiveWrongText are answered with 200 and no failure counted: the engine cannot know (captures 36, 37,
-// 37c).
+// TestHandoffsThatGiveWrongText are answered with 200 and no failure counted: the engine cannot know
+// (docs/protocols/nixl.md, recordings 36, 37, 37c).
 func TestHandoffsThatGiveWrongText(t *testing.T) {
 	t.Run("blocks in another order", func(t *testing.T) {
 		s := simtest.New(t)
@@ -86,7 +86,8 @@ func TestHandoffsThatGiveWrongText(t *testing.T) {
 	})
 }
 
-// TestHandoffsThatKillDecode make the engine core die: 500, then the port refuses (captures 35, 37b, 47, 50, 51f).
+// TestHandoffsThatKillDecode make the engine core die: 500, then the port refuses (docs/protocols/nixl.md, recordings
+// 35, 37b, 47, 50, 51f).
 func TestHandoffsThatKillDecode(t *testing.T) {
 	rows := map[string]func(simtest.Obj){
 		"blocks missing":      simtest.Without("remote_block_ids"),
@@ -126,7 +127,7 @@ func TestHandoffsThatKillDecode(t *testing.T) {
 }
 
 // TestHandoffsThatHangAndKill wait until the client leaves; the abort then kills the engine, which answers 503 and 500
-// for a while (captures 51, 51b to 51d).
+// for a while (docs/protocols/nixl.md, recordings 51, 51b, 51c, 51d).
 func TestHandoffsThatHangAndKill(t *testing.T) {
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key, func(t *testing.T) {
@@ -144,7 +145,7 @@ func TestHandoffsThatHangAndKill(t *testing.T) {
 	}
 }
 
-// TestHandoffWithSwappedFlagsHangs and does no other harm (capture 39).
+// TestHandoffWithSwappedFlagsHangs and does no other harm (docs/protocols/nixl.md, recording 39).
 func TestHandoffWithSwappedFlagsHangs(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("x")
@@ -156,7 +157,7 @@ func TestHandoffWithSwappedFlagsHangs(t *testing.T) {
 }
 
 // TestLoadsThatFail answer 500 under the policy fail and 200 with the right text, computed here, under recompute
-// (captures 30, 31, 42, 43, 51e, 58).
+// (docs/protocols/nixl.md, recordings 30, 31, 42, 43, 51e, 58).
 func TestLoadsThatFail(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -213,7 +214,7 @@ func TestLoadsThatFail(t *testing.T) {
 					assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 					assert.EqualValues(t, 240, stats.LocalCompute)
 				}
-				assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends (capture 57)")
+				assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends, as in recording 57")
 				s.Alive(s.D)
 			})
 		}
@@ -253,7 +254,7 @@ func TestDecodeEngineKilledWhileItWaits(t *testing.T) {
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
 }
 
-// TestClientLeavesDuringHandshake (capture 44).
+// TestClientLeavesDuringHandshake (docs/protocols/nixl.md, recording 44).
 func TestClientLeavesDuringHandshake(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -268,7 +269,8 @@ func TestClientLeavesDuringHandshake(t *testing.T) {
 	s.Alive(s.D)
 }
 
-// TestUnknownRequestID reads the right blocks, but P does not learn that they were read (capture 33).
+// TestUnknownRequestID reads the right blocks, but P does not learn that they were read (docs/protocols/nixl.md,
+// recording 33).
 func TestUnknownRequestID(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("x")
@@ -282,7 +284,8 @@ func TestUnknownRequestID(t *testing.T) {
 	assert.Equal(t, enginesim.KVStaleRead, simtest.FirstFault(t, s.P))
 }
 
-// TestHandoffUsedTwice is right while P has not reused the blocks (captures 34 and 34b), and wrong when it has.
+// TestHandoffUsedTwice is right while P has not reused the blocks (docs/protocols/nixl.md, recordings 34 and 34b), and
+// wrong when it has.
 func TestHandoffUsedTwice(t *testing.T) {
 	small := func(p, d *enginesim.Config) { p.Blocks, p.MaxModelLen, d.Blocks, d.MaxModelLen = 24, 768, 64, 768 }
 	for _, reused := range []bool{false, true} {
@@ -315,8 +318,8 @@ func fill(s *simtest.Scene, e *enginesim.Engine, prompts int) {
 	}
 }
 
-// TestExpiredHandoff is right while the memory is untouched (capture 46) and wrong when other prompts have taken the
-// blocks (capture 60); D notices neither.
+// TestExpiredHandoff is right while the memory is untouched (docs/protocols/nixl.md, recording 46) and wrong when other
+// prompts have taken the blocks (docs/protocols/nixl.md, recording 60); D notices neither.
 func TestExpiredHandoff(t *testing.T) {
 	for _, reused := range []bool{false, true} {
 		t.Run(map[bool]string{false: "untouched", true: "reused"}[reused], func(t *testing.T) {
@@ -343,7 +346,8 @@ func TestExpiredHandoff(t *testing.T) {
 	}
 }
 
-// TestPrefillEngineGone: killed after its answer (captures 52, 59), restarted on the same ports (53).
+// TestPrefillEngineGone: killed after its response (docs/protocols/nixl.md, recordings 52, 59), restarted on the same
+// ports (53).
 func TestPrefillEngineGone(t *testing.T) {
 	for _, policy := range []string{enginesim.LoadFailureFail, enginesim.LoadFailureRecompute} {
 		t.Run("killed "+policy, func(t *testing.T) {
@@ -384,7 +388,8 @@ func TestPrefillEngineGone(t *testing.T) {
 	})
 }
 
-// TestPrefillEngineFrozen: D waits as long as its client does, and P lets go when it runs again (capture 54).
+// TestPrefillEngineFrozen: D waits as long as its client does, and P lets go when it runs again
+// (docs/protocols/nixl.md, recording 54).
 func TestPrefillEngineFrozen(t *testing.T) {
 	s := simtest.New(t)
 	warm := simtest.Completion("warm")
@@ -402,7 +407,7 @@ func TestPrefillEngineFrozen(t *testing.T) {
 		s.Prefill(simtest.Completions, fresh)).Text())
 }
 
-// TestRejectedDecodeConsumesTheHandoff (capture 25), but for one whose params are no object.
+// TestRejectedDecodeConsumesTheHandoff (docs/protocols/nixl.md, recording 25), but for one whose params are no object.
 func TestRejectedDecodeConsumesTheHandoff(t *testing.T) {
 	rows := map[string]struct {
 		change simtest.Obj
@@ -440,7 +445,8 @@ func TestRejectedDecodeConsumesTheHandoff(t *testing.T) {
 	})
 }
 
-// TestUnreadHandoffsFillTheCache: the fourth prefill waits for the lease of the first (capture 61).
+// TestUnreadHandoffsFillTheCache: the fourth prefill waits for the lease of the first (docs/protocols/nixl.md,
+// recording 61).
 func TestUnreadHandoffsFillTheCache(t *testing.T) {
 	const lease = 600 * time.Millisecond
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Blocks, p.MaxModelLen, p.Lease = 24, 768, lease })
@@ -455,7 +461,8 @@ func TestUnreadHandoffsFillTheCache(t *testing.T) {
 	assert.GreaterOrEqual(t, s.P.Stats().Expired, int64(1))
 }
 
-// TestHeartbeatKeepsTheLease while the decode stands in D's queue; it does not without tp_size (protocols/vllm.md 1.5).
+// TestHeartbeatKeepsTheLease while the decode stands in D's queue; it does not without tp_size (docs/protocols/nixl.md
+// §4).
 func TestHeartbeatKeepsTheLease(t *testing.T) {
 	for _, heartbeat := range []bool{true, false} {
 		t.Run(map[bool]string{true: "with", false: "without"}[heartbeat]+" tp_size", func(t *testing.T) {
@@ -509,7 +516,7 @@ func TestDecodeDroppedFromTheQueueReleases(t *testing.T) {
 	<-left
 }
 
-// TestStreamedPrefillPinsForNobody: its chunks carry no handoff (captures 04).
+// TestStreamedPrefillPinsForNobody: its chunks carry no handoff (docs/protocols/nixl.md, recording 04).
 func TestStreamedPrefillPinsForNobody(t *testing.T) {
 	s := simtest.New(t)
 	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"),

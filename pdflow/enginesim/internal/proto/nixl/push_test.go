@@ -21,7 +21,7 @@ func pushing(p, d *enginesim.Config) {
 	p.Connector, d.Connector, p.EngineID = "nixl-push", "nixl-push", "pdkit-prefill"
 }
 
-// pushParams are what a proxy tells D before P has answered (capture nixl-push/05).
+// pushParams are what a proxy tells D before P has answered (docs/protocols/nixl-push.md, recording 05).
 func pushParams(s *simtest.Scene, id string) simtest.Obj {
 	host, port, err := net.SplitHostPort(s.P.SideChannel())
 	require.NoError(s.T, err)
@@ -64,7 +64,7 @@ func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Answer) {
 	assert.NoError(s.T, s.D.CheckKV())
 }
 
-// TestPushSerial is capture nixl-push/01: P's handoff of 13 keys, relayed as it is.
+// TestPushSerial is docs/protocols/nixl-push.md, recording 01: P's handoff of 13 keys, relayed as it is.
 func TestPushSerial(t *testing.T) {
 	s := simtest.New(t, pushing)
 	body := simtest.Completion("serial")
@@ -79,7 +79,7 @@ func TestPushSerial(t *testing.T) {
 	assert.Zero(t, a.Get("usage.prompt_tokens_details.cached_tokens").Int(), "P's own count")
 }
 
-// TestPushTogether are captures nixl-push/05: either leg may come first.
+// TestPushTogether are docs/protocols/nixl-push.md, recording 05: either leg may come first.
 func TestPushTogether(t *testing.T) {
 	for _, first := range []string{"D", "P"} {
 		t.Run(first+" first", func(t *testing.T) {
@@ -102,8 +102,8 @@ func TestPushTogether(t *testing.T) {
 	}
 }
 
-// TestPushThatNobodyWrites are captures nixl-push/04, 06 and 09: D waits until its client leaves, and never gets its
-// blocks back.
+// TestPushThatNobodyWrites are docs/protocols/nixl-push.md, recordings 04, 06 and 09: D waits until its client leaves,
+// and never gets its blocks back.
 func TestPushThatNobodyWrites(t *testing.T) {
 	for name, act := range map[string]func(s *simtest.Scene, body simtest.Obj) simtest.Obj{
 		"other X-Request-Id on P": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {

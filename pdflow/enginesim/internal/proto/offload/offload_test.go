@@ -29,7 +29,7 @@ func offloading(more map[string]string) func(p, d *enginesim.Config) {
 	}
 }
 
-// p2pLegs are the two legs of a pair (protocols/vllm.md §9).
+// p2pLegs are the two legs of a pair (docs/protocols/offload-p2p.md).
 func p2pLegs(s *simtest.Scene, body simtest.Obj, id string) (prefill, decode simtest.Obj) {
 	host, port, err := net.SplitHostPort(s.P.SideChannel())
 	require.NoError(s.T, err)

@@ -18,7 +18,7 @@ import (
 // loaded.
 //
 // Config.Extra: VLLM_DISABLE_REQUEST_ID_RANDOMIZATION ("1": the engine's own id is the request's, as before vLLM 0.14;
-// without it a random suffix makes both ids differ, and D waits forever). The ZeroMQ address is [Engine.SideChannel].
+// without it a random suffix makes both ids differ, and D waits forever). The ZeroMQ address is the side channel.
 type p2pNCCL struct {
 	*proto.Wire
 	plain bool

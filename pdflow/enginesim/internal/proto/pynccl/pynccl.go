@@ -16,8 +16,8 @@ import (
 // there, once, and waits until it is there. It follows kv_transfer/kv_lookup_buffer/simple_buffer.py before its
 // removal. As there, the engine's cache of its own plays no part in what D asks for.
 //
-// Config.Extra, of the kv_consumer: kv_ip and kv_port (the kv_producer's [Engine.SideChannel], in place of the NCCL
-// group's address).
+// Config.Extra, of the kv_consumer: kv_ip and kv_port (the kv_producer's the side channel, in place of the NCCL group's
+// address).
 type pyNCCL struct {
 	*proto.Wire
 	peer proto.Place

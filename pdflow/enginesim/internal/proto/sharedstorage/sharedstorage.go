@@ -12,7 +12,7 @@ import (
 )
 
 // sharedStorage keeps whole prompts in a folder, and finds whole prompts only. It follows
-// kv_connector/v1/example_connector.py and captures/example of vLLM 0.32.0: what is saved is the prompt less one token,
+// kv_connector/v1/example_connector.py and docs/protocols/sharedstorage.md: what is saved is the prompt less one token,
 // cut to whole blocks, while the lookup takes one token off twice; so a prompt that is one longer than a multiple of
 // the block size is never found, and one of a single token kills the engine.
 //

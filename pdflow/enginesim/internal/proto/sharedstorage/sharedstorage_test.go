@@ -28,7 +28,8 @@ func stored(t *testing.T, extra map[string]string) *simtest.Scene {
 	})
 }
 
-// captures/example/01: whole blocks of the prompt less a token are loaded, the rest is computed.
+// docs/protocols/sharedstorage.md, recording 01: whole blocks of the prompt less a token are loaded, the rest is
+// computed.
 func TestAStoredPromptIsLoaded(t *testing.T) {
 	s := stored(t, nil)
 	body := simtest.Completion("a")
@@ -55,7 +56,7 @@ func TestAStoredPromptIsLoaded(t *testing.T) {
 	assert.Zero(t, s.D.Stats().ExternalKVTransfer, "only a whole prompt is found (07)")
 }
 
-// captures/example/05 and 06.
+// docs/protocols/sharedstorage.md, recordings 05 and 06.
 func TestWhatTheFolderNeverHolds(t *testing.T) {
 	for length, want := range map[int]int64{2: 0, 32: 0, 33: 0, 34: 32, 64: 32, 65: 0, 66: 64} {
 		s := stored(t, nil)
@@ -72,7 +73,7 @@ func TestWhatTheFolderNeverHolds(t *testing.T) {
 	assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 }
 
-// captures/example/11.
+// docs/protocols/sharedstorage.md, recording 11.
 func TestAPromptOfOneTokenKillsTheEngine(t *testing.T) {
 	s := stored(t, nil)
 	for _, e := range []*enginesim.Engine{s.P, s.D} {

@@ -33,7 +33,7 @@ import (
 // minGlobalID is the floor of ids that proxies make; smaller ones are a server's own.
 const minGlobalID = 1 << 40
 
-// trtllm is one server's side, after protocols/other-engines.md D.
+// trtllm is one server's side. See docs/protocols/trtllm.md.
 type trtllm struct {
 	*proto.Wire
 	key     string
@@ -323,7 +323,8 @@ func (t *trtTransfer) Members(s *core.Sequence, _ string) (members, choice map[s
 		return nil, nil
 	}
 	params := t.c.where()
-	params["request_type"], params["first_gen_tokens"], params["draft_tokens"], params["ctx_dp_rank"] = "context_only", s.Answer, nil, 0
+	params["request_type"], params["first_gen_tokens"] = "context_only", s.Answer
+	params["draft_tokens"], params["ctx_dp_rank"] = nil, 0
 	params["ctx_request_id"], params["disagg_request_id"] = json.RawMessage(t.id), t.params["disagg_request_id"]
 	return map[string]any{"prompt_token_ids": t.prompt}, map[string]any{"disaggregated_params": params}
 }
