@@ -80,8 +80,8 @@ func (c *Counters) loadFailed(e *LoadError) {
 	c.FailedNotifications += e.Notifications
 }
 
-// scheduled notes what a request found when it got its blocks. The promise of another engine or store, of the tokens up
-// to promised, counts as a hit here, whether it is kept or not.
+// scheduled notes what a request found when it got its blocks. The tokens up to promised, which another engine or a
+// store has promised, count as hits here, even if the load fails later.
 func (c *Counters) scheduled(s *Sequence, external bool, promised int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,7 +100,8 @@ func (c *Counters) scheduled(s *Sequence, external bool, promised int) {
 	}
 }
 
-// prefilled notes where a prompt's KV really came from: up to promised from elsewhere, if external.
+// prefilled notes where a prompt's KV really came from. If external is true, the tokens up to promised came from
+// elsewhere.
 func (c *Counters) prefilled(s *Sequence, external bool, promised int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,7 +11,7 @@ type offers struct {
 	waiting map[string]chan struct{}
 }
 
-// Put makes a name known; later ones win, since an id may be used again once the first pair is done.
+// Put makes a name known. A later offer wins, since an id may be used again once its first pair is done.
 func (o *offers) Put(name, request string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

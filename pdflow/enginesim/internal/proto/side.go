@@ -141,8 +141,8 @@ func (s *side) GiveNamed(pipe *core.Pipe, f core.Frame, m AskMessage, request st
 	_ = s.give(pipe, f, m)
 }
 
-// give sends blocks as they are in memory now. Like a remote read, it asks neither whose they are nor whether the lease
-// still holds; only the ledger takes note.
+// give sends blocks as they are in memory now. Like a remote read, it checks neither whose they are nor whether the
+// lease still holds. The ledger notes both.
 func (s *side) give(pipe *core.Pipe, f core.Frame, m AskMessage) error {
 	kv := s.host.Core
 	ids := make([]int32, len(m.Blocks))

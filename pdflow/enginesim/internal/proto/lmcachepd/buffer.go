@@ -146,7 +146,7 @@ func (b *receiveBuffer) has(keys []core.TokenKey) int {
 	return len(keys)
 }
 
-// take gives a chunk's blocks and drops it: LMCache's receivers remove after retrieve.
+// take returns a chunk's blocks and drops the chunk, as LMCache's receivers do after a read.
 func (b *receiveBuffer) take(key core.TokenKey) (blocks [][]byte, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -98,7 +98,7 @@ func (c *sglangDisagg) Begin(r *core.Request) core.Transfer {
 	if !c.disaggregated() {
 		return core.NoTransfer{}
 	}
-	// The API has seen to it that it is a number.
+	// The API has checked that it is a number.
 	room, _ := strconv.ParseUint(string(r.Params["bootstrap_room"]), 10, 64)
 	t := &sglangTransfer{c: c, params: r.Params, room: room, pulls: c.Host.Role == proto.RoleConsumer}
 	if !t.pulls {
@@ -118,7 +118,7 @@ func roomName(room, rank uint64) string {
 	return strconv.FormatUint(room, 10) + "@" + strconv.FormatUint(rank, 10)
 }
 
-// room gives a room at P, made by the first who comes. The caller holds the lock.
+// room returns a room at P. The first request that asks for it makes it. The caller holds the lock.
 func (c *sglangDisagg) room(name string) *sglangRoom {
 	r := c.rooms[name]
 	if r == nil {
