@@ -36,7 +36,8 @@ type Config struct {
 	// when KVRole is set, else "none".
 	Connector string
 	// Extra are settings of the connector's own, by the name that the real engine gives them
-	// (kv_connector_extra_config, or an environment variable); each connector's file says which it reads.
+	// (kv_connector_extra_config, or an environment variable). The connector's package in internal/proto says which it
+	// reads.
 	Extra map[string]string
 	// KVRole is kv_producer, kv_consumer or kv_both. The engine serves every request in each role, as vLLM does;
 	// CheckKV judges by it.

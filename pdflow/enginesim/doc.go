@@ -7,13 +7,13 @@
 // real memory, paged, counted, cached by prefix and reused. So a decode with a handoff that is wrong, stale or used
 // twice gives wrong text, as a real engine's does, and one with the right handoff gives the text of one engine alone.
 //
-// Between two engines KV moves over TCP in three layers: a [Pipe] is a FIFO of framed blocks, a [LookupBuffer] lets the
-// receiver find them in any order, and a connector ties both to the engine's scheduler. The connector built here is
-// NIXL's pull.
+// This package is the face. The rooms behind it are internal: core has the KV, the scheduler, and the pipe and the
+// lookup buffer through which KV moves between two engines over TCP; api has a file for each client API; proto has a
+// package for each of pdkit's connectors, and what they share; server runs one life of an engine.
 //
-// Answers, errors, metrics and the ways to fail follow exchanges recorded from vLLM 0.32.0. What was not recorded is
+// Responses, errors, metrics and the ways to fail follow exchanges recorded from vLLM 0.32.0. What was not recorded is
 // made after vLLM's sources and may differ in detail: the events of responses, messages and generate streams, the texts
 // of errors beyond those in testdata, and whole responses cut short by SIGTERM. Where a real engine computes prompts in
-// batches, here each request takes its own time. Faults can be scripted with [Engine.Inject]; [Engine.CheckKV] tells
-// whether every handoff was used exactly once.
+// batches, here each request takes its own time. [Engine.Inject] scripts faults; [Engine.CheckKV] tells whether every
+// handoff was used exactly once.
 package enginesim

@@ -147,7 +147,7 @@ func TestScriptedLoadFailure(t *testing.T) {
 	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultLoadFailure, Count: 2})
 	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
 	assert.Equal(t, 500, a.Status)
-	assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends (docs/protocols/nixl.md, recording 57)")
+	assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends, as in recording 57")
 	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 	a = s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"stream": true}),
 		s.Prefill(simtest.Completions, body))
@@ -172,7 +172,7 @@ func TestRefusedPortOpensAgain(t *testing.T) {
 	assert.NoError(t, s.P.CheckKV())
 }
 
-// TestKilledWhileStreaming ends amid the body, without [DONE] (docs/protocols/nixl.md, recording 55).
+// TestKilledWhileStreaming ends in the middle of the body, without [DONE] (docs/protocols/nixl.md, recording 55).
 func TestKilledWhileStreaming(t *testing.T) {
 	for _, path := range []string{simtest.Completions, simtest.Chat, "/v1/responses", "/v1/messages",
 		"/inference/v1/generate"} {

@@ -133,7 +133,7 @@ func TestPrefixCache(t *testing.T) {
 	assert.Len(t, s.Alone(simtest.Completions, simtest.Completion("x")), 24)
 }
 
-// TestPromptLogprobsLeaveTheHandoff to expire: D computes the prompt itself (docs/protocols/vllm.md §10).
+// TestPromptLogprobsLeaveTheHandoff to expire: D computes the prompt itself .
 func TestPromptLogprobsLeaveTheHandoff(t *testing.T) {
 	for name, more := range map[string]simtest.Obj{"echo with logprobs": {"echo": true, "logprobs": 1},
 		"prompt_logprobs": {"prompt_logprobs": 1}} {

@@ -52,7 +52,7 @@ type format interface {
 	End(outs []*core.Outcome)
 }
 
-// sampling is what the APIs have in common, in its usual spelling.
+// sampling has the members that most APIs share.
 type sampling struct {
 	Model         *string         `json:"model"`
 	Stream        bool            `json:"stream"`
@@ -141,7 +141,7 @@ func DecodeParams(raw json.RawMessage) (core.Params, *Error) {
 	return nil, BadField("kv_transfer_params", "dict_type", "Input should be a valid dictionary", input)
 }
 
-// newCall starts a call from the common fields. The call is there also with an error that releases a handoff.
+// newCall starts a call from the members that most APIs share.
 func newCall(s *sampling) (*Call, *Error) {
 	params, bad := DecodeParams(s.KVParams)
 	if bad != nil {
@@ -194,7 +194,7 @@ func (c *Call) add(s *sampling, id string, prompt []int32, local bool) {
 	}
 }
 
-// Check refuses what vLLM's API refuses, in its words.
+// Check refuses what vLLM's API refuses, with the same message.
 func (c *Call) Check(e *Engine) *Error {
 	if c.known && c.model != e.Model {
 		bad := BadRequest("model", "The model `%s` does not exist. Valid aliases: %s.", c.model, e.Model)
@@ -232,9 +232,9 @@ func (c *Call) fit(e *Engine, g *core.Generation) *Error {
 		return BadRequest("prompt", "The decoder prompt cannot be empty")
 	case length >= limit:
 		return BadRequest("input_tokens",
-			"This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, "+
-				"which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "+
-				"(parameter=input_tokens, value=%d)", limit, limit+1, limit+1)
+			"This model's maximum context length is %d tokens. However, your prompt contains at least "+
+				"%d input tokens, which exceeds this limit even without any output tokens. Please reduce the "+
+				"length of the input prompt. (parameter=input_tokens, value=%d)", limit, limit+1, limit+1)
 	}
 	for _, token := range g.Prompt {
 		if token < 0 || token >= core.Vocabulary {
@@ -244,9 +244,9 @@ func (c *Call) fit(e *Engine, g *core.Generation) *Error {
 	switch {
 	case c.limited && length+c.maxTokens > limit:
 		return BadRequest(c.limitName,
-			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt "+
-				"contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the "+
-				"number of requested output tokens. (parameter=%s, value=%d)",
+			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your "+
+				"prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input "+
+				"prompt or the number of requested output tokens. (parameter=%s, value=%d)",
 			limit, c.maxTokens, length, length+c.maxTokens, c.limitName, c.maxTokens)
 	case c.limited:
 		g.MaxTokens = c.maxTokens
@@ -262,7 +262,7 @@ func (c *Call) fit(e *Engine, g *core.Generation) *Error {
 	return nil
 }
 
-// Came notes the HTTP request behind a call.
+// Came notes the HTTP request that a call came with.
 func (c *Call) Came(r *http.Request, body []byte) {
 	for _, g := range c.Gens {
 		g.Origin = core.Origin{Header: r.Header, Path: r.URL.Path, Body: body}

@@ -26,8 +26,7 @@ type chatMessage struct {
 	Content chatContent `json:"content"`
 }
 
-// chatContent is a string, a list of parts, or null; its text is what counts, and media, which the prompt holds by
-// their hashes.
+// chatContent is the text of a string, of a list of parts, or of null. Media stand in it by their hashes.
 type chatContent string
 
 func (c *chatContent) UnmarshalJSON(data []byte) error {

@@ -32,7 +32,8 @@ func parseGenerate(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 		return nil, BadField("sampling_params", "missing", "Field required", "{}")
 	}
 	s := *q.Sampling
-	s.Model, s.Stream, s.StreamOptions, s.CacheSalt, s.KVParams = q.Model, q.Stream, q.StreamOptions, q.CacheSalt, q.KVParams
+	s.Model, s.Stream, s.StreamOptions = q.Model, q.Stream, q.StreamOptions
+	s.CacheSalt, s.KVParams = q.CacheSalt, q.KVParams
 	c, bad := newCall(&s)
 	if bad != nil {
 		return nil, bad

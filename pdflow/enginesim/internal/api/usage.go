@@ -8,7 +8,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
 
-// Version is the vLLM whose answers these are.
+// Version is the version of vLLM that the APIs follow.
 const Version = "0.32.0"
 
 // fingerprint has the form of vLLM's: the version and eight digits of the configuration's hash.
@@ -44,7 +44,7 @@ type streamDetails struct {
 
 func (c *Call) wantsUsage() bool { return c.options != nil && c.options.IncludeUsage }
 
-// usageOf counts. The children of one prompt share it; created is told by the chat APIs alone.
+// usageOf counts tokens. The n choices of one prompt count it once. Only the chat APIs tell created.
 func usageOf(c *Call, outs []*core.Outcome, created bool) *usage {
 	u := &usage{}
 	for i, o := range outs {

@@ -23,7 +23,7 @@ type Config struct {
 	ITL           time.Duration // between two tokens
 	Recompute     bool          // a prompt whose KV could not be loaded is computed
 	Alone         bool          // the engine has no connector
-	MustLoad      bool          // a prompt computed here is a fault of KV
+	MustLoad      bool          // the ledger notes a prompt that is computed here as a breach
 }
 
 // Core is an engine core: the KV memory, the scheduler's queue and the leases of handed-off blocks, under one lock.
@@ -79,7 +79,7 @@ type Sequence struct {
 	salt     string
 	noCache  bool // compute the whole prompt, whatever is cached
 	Blocks   []int32
-	Cached   int // tokens taken over from the prefix cache at the last placement
+	Cached   int // tokens that the prefix cache had when the sequence got its blocks
 	Computed int // tokens whose KV the blocks hold
 	digest   uint64
 	placed   bool
@@ -110,8 +110,8 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// admit gives the sequence its blocks, waiting in line until there is room. A preempted one goes to the front. queued
-// is called when there is waiting to do.
+// admit gives the sequence its blocks, and waits in line until there is room. front puts a preempted sequence at the
+// head of the line. admit calls queued before it waits.
 func (c *Core) admit(ctx context.Context, s *Sequence, front bool, queued func()) error {
 	c.mu.Lock()
 	c.chain(s)
@@ -151,7 +151,7 @@ func (c *Core) pump() {
 }
 
 // place takes the sequence's blocks: known ones from the prefix cache, the rest free ones. At least one token is always
-// left to compute, since the answer starts from it. The caller holds the lock.
+// left to compute, since the response starts from it. The caller holds the lock.
 func (c *Core) place(s *Sequence) bool {
 	if c.running >= c.cfg.MaxRunning {
 		return false
@@ -182,7 +182,7 @@ func (c *Core) place(s *Sequence) bool {
 	return true
 }
 
-// absorb takes the KV of tokens up to upto, as it lies in memory, for computed. The caller holds the lock.
+// absorb counts the tokens up to upto as computed, and reads their KV as it is in memory. The caller holds the lock.
 func (c *Core) absorb(s *Sequence, upto int) {
 	size, width := c.BlockSize, c.cfg.BytesPerToken
 	for s.Computed < upto {
@@ -193,8 +193,8 @@ func (c *Core) absorb(s *Sequence, upto int) {
 	}
 }
 
-// compute works out the KV of tokens up to upto and puts full blocks into the prefix cache. The lock is let go between
-// blocks, so that a long prompt does not stop the engine.
+// compute works out the KV of tokens up to upto and puts full blocks into the prefix cache. It lets go of the lock
+// after some blocks, so that a long prompt does not stop the engine.
 func (c *Core) compute(s *Sequence, upto int) {
 	const atOnce = 64
 	for s.Computed < upto {
@@ -229,7 +229,7 @@ func (c *Core) computeBlock(s *Sequence, upto int) {
 	}
 }
 
-// Fill writes KV that came from elsewhere into the blocks that follow the cached ones, and takes the tokens for
+// Fill writes KV from elsewhere into the blocks that follow the cached ones, and counts the tokens up to upto as
 // computed.
 func (c *Core) Fill(s *Sequence, contents [][]byte, upto int) {
 	c.mu.Lock()
@@ -244,7 +244,7 @@ func (c *Core) Fill(s *Sequence, contents [][]byte, upto int) {
 	}
 }
 
-// grow appends a token to the sequence, with a block for it if need be, and reports whether there was room.
+// grow appends a token to the sequence, and a block if the token needs one. It reports whether there was room.
 func (c *Core) grow(s *Sequence, token int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,7 +294,7 @@ func (c *Core) releaseLocked(s *Sequence, blocks bool) {
 	c.pump()
 }
 
-// Read copies blocks out of memory, whoever owns them by now: a remote read asks nobody.
+// Read copies blocks out of memory. Like a remote read, it does not ask who owns them now.
 func (c *Core) Read(ids []int32) [][]byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -80,8 +80,8 @@ func (c *Counters) loadFailed(e *LoadError) {
 	c.FailedNotifications += e.Notifications
 }
 
-// scheduled notes what a request found when it got its blocks. The promise of another engine or store, of the tokens up
-// to promised, counts as a hit here, whether it is kept or not.
+// scheduled notes what a request found when it got its blocks. The tokens up to promised, which another engine or a
+// store has promised, count as hits here, even if the load fails later.
 func (c *Counters) scheduled(s *Sequence, external bool, promised int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,14 +100,15 @@ func (c *Counters) scheduled(s *Sequence, external bool, promised int) {
 	}
 }
 
-// prefilled notes where a prompt's KV really came from: up to promised from elsewhere, if external.
+// prefilled notes where a prompt's KV really came from. If external is true, the tokens up to promised came from
+// elsewhere.
 func (c *Counters) prefilled(s *Sequence, external bool, promised int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if external && s.Prompt == 1 {
 		// The last token of a prompt is computed here in any case, to sample from it. With a prompt of one token
-		// nothing is left of the transfer, and the request is scheduled again as if it were new (docs/protocols/nixl.md,
-		// recording 13).
+		// nothing is left of the transfer, and the request is scheduled again as if it were new
+		// (docs/protocols/nixl.md, recording 13).
 		external = false
 		c.prefixQueries++
 		c.externalQueries++

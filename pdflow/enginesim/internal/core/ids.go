@@ -30,5 +30,5 @@ func NewUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// Silent is a log for net/http's complaints about connections that break: faults are this package's trade.
+// Silent is a log that drops net/http's complaints about broken connections: scripted faults break them on purpose.
 func Silent() *log.Logger { return log.New(io.Discard, "", 0) }

@@ -9,7 +9,7 @@ type lease struct {
 	request string
 	blocks  []int32
 	prompt  TokenKey
-	kept    bool // for a next turn that may never come: unread is no fault
+	kept    bool // for a next turn, which may never come: that nobody reads it is no breach
 	expires time.Time
 	timer   *time.Timer
 }
@@ -29,12 +29,12 @@ func (b *leaseBook) pinned() int {
 	return n
 }
 
-// Pin turns a finished sequence's blocks into a lease; the sequence is over.
+// Pin turns a finished sequence's blocks into a lease, and ends the sequence.
 func (c *Core) Pin(s *Sequence, prompt TokenKey) []int32 {
 	return c.hold(s, &lease{prompt: prompt}, c.cfg.Lease)
 }
 
-// Keep is pin for blocks that another engine may read, or not.
+// Keep is Pin for blocks that another engine may read, but need not.
 func (c *Core) Keep(s *Sequence, tokens TokenKey, ttl time.Duration) []int32 {
 	return c.hold(s, &lease{prompt: tokens, kept: true}, ttl)
 }
@@ -66,7 +66,7 @@ func (c *Core) Unpin(request string) bool {
 	return true
 }
 
-// Extend is a heartbeat: the lease lasts at least two thirds of its length more (vLLM's NIXL connector,
+// Extend is a heartbeat. From now on the lease lasts at least two thirds of its length (vLLM's NIXL connector,
 // docs/protocols/nixl.md §4).
 func (c *Core) Extend(request string) {
 	c.mu.Lock()
@@ -117,7 +117,7 @@ func (c *Core) Leased(request string) (blocks []int32, prompt TokenKey, ok bool)
 	return l.blocks, l.prompt, true
 }
 
-// Freeze stops the core and the clock of its leases. A core that is let go on ends the leases that ran out meanwhile.
+// Freeze stops the core and the clock of its leases. When the core goes on, it ends the leases that ran out meanwhile.
 func (c *Core) Freeze(frozen bool) {
 	c.Gate.Set(frozen)
 	c.mu.Lock()

@@ -72,8 +72,8 @@ func (l *ledger) expired(request string) {
 	l.blame(Leak, request)
 }
 
-// Read notes a read of ids on behalf of request, for the prompt key; blocks and prompt are what its lease covers, if
-// there is one.
+// Read notes that ids were read for a request and for the prompt with a key. If the request is leased, blocks and
+// prompt are what its lease covers.
 func (l *ledger) Read(request string, ids []int32, key TokenKey, blocks []int32, prompt TokenKey, leased bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,14 +82,13 @@ func (l *ledger) Read(request string, ids []int32, key TokenKey, blocks []int32,
 		l.blame(DoubleUse, request)
 	case !leased:
 		l.blame(StaleRead, request)
-	case key != prompt || !endsWith(blocks, ids):
+	case key != prompt || !contains(blocks, ids):
 		l.blame(ForeignRead, request)
 	}
 }
 
-// endsWith reports whether ids are what a reader takes of blocks: a run of them, up to the last or to the last of the
-// prompt.
-func endsWith(blocks, ids []int32) bool {
+// contains reports whether ids are what a reader takes of blocks: some of them, one after another.
+func contains(blocks, ids []int32) bool {
 	for first := range blocks {
 		if len(blocks)-first >= len(ids) && slices.Equal(blocks[first:first+len(ids)], ids) {
 			return true
@@ -104,7 +103,7 @@ func (l *ledger) ComputedByConsumer(request string) {
 	l.blame(NoTransferred, request)
 }
 
-// found gives the faults so far, and the handoffs that are pinned for nobody.
+// found returns the breaches so far, and a leak for each request in pinned.
 func (l *ledger) found(pinned []string) []Breach {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -42,7 +42,7 @@ func NewLookupBuffer() *LookupBuffer {
 	return &LookupBuffer{held: map[TokenKey][]KV{}, waiting: map[TokenKey][]*selector{}}
 }
 
-// Insert puts the KV of tokens in. If somebody waits for it, it goes there.
+// Insert puts the KV of tokens in, or gives it to a caller of DropSelect that waits for it.
 func (b *LookupBuffer) Insert(tokens TokenKey, kv KV) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -145,7 +145,7 @@ func (b *LookupBuffer) dropWaiting(tokens TokenKey, i int) {
 	b.waiting[tokens] = rest
 }
 
-// forget takes back a selector whose caller left; what reached it in that very moment goes back into the buffer.
+// forget takes back a selector whose caller has left. KV that reached the selector meanwhile goes back into the buffer.
 func (b *LookupBuffer) forget(tokens TokenKey, s *selector) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

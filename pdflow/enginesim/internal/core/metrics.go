@@ -66,5 +66,6 @@ func (c *Core) WriteMetrics(p *metrics.Page, unspecified bool) {
 		fmt.Fprintf(&p.B, "vllm:admission_rejections_total{model_name=%q,reason=%q} 0.0\n", p.Model, reason)
 	}
 	fmt.Fprintf(&p.B, "# HELP vllm:cache_config_info See vLLM's metrics.\n# TYPE vllm:cache_config_info gauge\n"+
-		"vllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=\"True\",engine=\"0\",num_gpu_blocks=\"%d\"} 1.0\n", c.cfg.BlockSize, c.cfg.Blocks)
+		"vllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=\"True\",engine=\"0\","+
+		"num_gpu_blocks=\"%d\"} 1.0\n", c.cfg.BlockSize, c.cfg.Blocks)
 }

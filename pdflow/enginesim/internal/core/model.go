@@ -64,7 +64,7 @@ func (m model) fold(digest uint64, entries []byte) uint64 {
 func (m model) state(entry []byte) uint64 { return binary.LittleEndian.Uint64(entry) }
 
 // next is the token after a sequence with this digest: always printable ASCII, so a request ends by its limit or its
-// stop strings alone. variant is 0 for the greedy answer; children of n > 1 and seeded sampling use other values.
+// stop strings alone. variant is 0 for the greedy response; children of n > 1 and seeded sampling use other values.
 func (m model) next(digest, variant uint64) int32 {
 	h := Mix(digest, m.seed+1)
 	if variant != 0 {

@@ -6,7 +6,7 @@ import "slices"
 
 // blockPool is the paged KV memory of one engine: real bytes, reference counts, a free list in order of eviction and
 // the prefix cache over it. Blocks have the ids 1 to n; 0 is the null block, as in vLLM, and ends the free list here.
-// The owner's lock guards it.
+// It has no lock: its owner's lock guards it.
 type blockPool struct {
 	size   int // bytes of a block
 	memory []byte
@@ -77,7 +77,7 @@ func (p *blockPool) hold(id int32) {
 	m.refs++
 }
 
-// take allocates the block that has been free for longest, dropping it from the prefix cache: its bytes stay until the
+// take allocates the block that has been free for longest, and drops it from the prefix cache. Its bytes stay until the
 // new owner overwrites them.
 func (p *blockPool) take() (int32, bool) {
 	id := p.meta[0].next

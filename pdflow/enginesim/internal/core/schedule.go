@@ -19,7 +19,7 @@ const (
 	reasonError  = "error" // never sent; the response is an error
 )
 
-// Generation is one request to the engine core: what all client APIs boil down to.
+// Generation is one request to the engine core. Every client API turns its requests into generations.
 type Generation struct {
 	ID         string // internal
 	Name       string // the same without its random suffix
@@ -76,8 +76,8 @@ type Outcome struct {
 // ErrLoadFailed is the 500 of a failed KV load under the policy fail.
 var ErrLoadFailed = errors.New("enginesim: KV load failed")
 
-// Generate runs one generation to its end; emit, if there is one, sees each step. The error is errLoadFailed,
-// errCoreDead, or the cause with which ctx ended. Whatever ends a generation early frees its blocks at once.
+// Generate runs one generation to its end, and calls emit, unless it is nil, with each step. The error is
+// ErrLoadFailed, ErrCoreDead, or the cause with which ctx ended. A generation that ends early frees its blocks at once.
 func (c *Core) Generate(ctx context.Context, conn Connector, g *Generation, emit func(Step) error) (*Outcome, error) {
 	s := &Sequence{ID: g.ID, Tokens: append(make([]int32, 0, len(g.Prompt)+min(g.MaxTokens, 1024)), g.Prompt...),
 		Prompt: len(g.Prompt), salt: g.Salt, noCache: g.Local}
@@ -142,7 +142,7 @@ func (r *running) arrive(ctx context.Context) error {
 	return r.send(Step{Reason: reason})
 }
 
-// failed counts the error of a generation and turns it into one of those that generate documents.
+// failed counts a generation's error and turns it into one of those that Generate documents.
 func (r *running) failed(err error) error {
 	c := r.core
 	var death *Death
@@ -161,7 +161,7 @@ func (r *running) failed(err error) error {
 	return err
 }
 
-// running is one generation on its way.
+// running is one generation while it runs.
 type running struct {
 	core  *Core
 	g     *Generation
@@ -304,8 +304,8 @@ func (r *running) decode(ctx context.Context) error {
 	}
 }
 
-// extend appends a token and computes its KV. When no block is free, the sequence gives up its own, waits in line and
-// starts over.
+// extend appends a token and computes its KV. When no block is free, the sequence gives up its own blocks, waits in
+// line and starts over.
 func (r *running) extend(ctx context.Context, token int32) error {
 	core := r.core
 	if core.grow(r.s, token) {
@@ -361,7 +361,7 @@ func (w *stopper) take(token int32, count int) (text, reason string, stop any) {
 	return w.flush(w.maybeStop()), "", nil
 }
 
-// flush gives the text that is held, but for the end of it that is kept back.
+// flush returns the held text without its end keep, which it goes on holding.
 func (w *stopper) flush(keep string) string {
 	text := w.held[:len(w.held)-len(keep)]
 	w.held = keep

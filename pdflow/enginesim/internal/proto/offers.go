@@ -11,7 +11,7 @@ type offers struct {
 	waiting map[string]chan struct{}
 }
 
-// Put makes a name known; later ones win, since an id may be used again once the first pair is done.
+// Put makes a name known. A later offer wins, since an id may be used again once its first pair is done.
 func (o *offers) Put(name, request string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -41,7 +41,7 @@ func (o *offers) Get(name string) (request string, soon <-chan struct{}) {
 	return "", o.waiting[name]
 }
 
-// drop forgets a name, and gives the request behind it, if there was one. Who waits for it is sent away.
+// drop forgets a name, and returns the request behind it, if there was one. Readers that wait for it get nothing.
 func (o *offers) drop(name string) (request string, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -161,7 +161,7 @@ func (p *Peer) accept(f core.Frame) {
 	delete(p.asks, f.Transfer)
 }
 
-// send registers an exchange and sends its opening frame. The lock is not held while sending, so that a full pipe
+// send registers an exchange and sends its first frame. It does not hold the lock while it sends, so that a full pipe
 // cannot stop the receiver.
 func (p *Peer) send(kind core.FrameKind, a *ask, message any) (uint64, error) {
 	data, err := json.Marshal(message)
@@ -182,8 +182,7 @@ func (p *Peer) drop(id uint64) {
 	p.mu.Unlock()
 }
 
-// Ask fetches blocks for a prompt. When ctx ends first, the other side is told to let go; it will, as soon as it reads
-// again.
+// Ask fetches blocks for a prompt. When ctx ends first, it tells the other side to let go of them.
 func (p *Peer) Ask(ctx context.Context, prompt core.TokenKey, m AskMessage) ([][]byte, error) {
 	for _, id := range m.Blocks {
 		if id < 0 || id > int64(p.hello.Blocks) {

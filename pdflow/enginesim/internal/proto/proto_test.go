@@ -29,7 +29,8 @@ func (always) Ended() error { return nil }
 // newHost is an engine without a server.
 func newHost(t *testing.T, model string, extra map[string]string) *proto.Host {
 	t.Helper()
-	c := core.New(core.Config{BlockSize: 4, Blocks: 16, BytesPerToken: 16, MaxRunning: 8, Lease: time.Minute}, func() {})
+	c := core.New(core.Config{BlockSize: 4, Blocks: 16, BytesPerToken: 16, MaxRunning: 8, Lease: time.Minute},
+		func() {})
 	t.Cleanup(c.Close)
 	return &proto.Host{
 		ID: model, Model: model, Role: proto.RoleBoth, Extra: extra, SideChannel: "127.0.0.1:0",
@@ -168,7 +169,8 @@ func TestStoresAreSharedByFolderSeedAndModel(t *testing.T) {
 }
 
 func TestSettingsKeepTheirErrors(t *testing.T) {
-	set := newHost(t, "tiny", map[string]string{"n": "2", "s": "0.5", "d": "3ms", "bad": "x", "soon": "soon"}).Settings()
+	set := newHost(t, "tiny", map[string]string{"n": "2", "s": "0.5", "d": "3ms", "bad": "x",
+		"soon": "soon"}).Settings()
 	assert.Equal(t, 2, set.Count("n", 7))
 	assert.Equal(t, 7, set.Count("none", 7))
 	assert.Equal(t, 500*time.Millisecond, set.Seconds("s", 1))

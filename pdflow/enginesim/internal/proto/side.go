@@ -68,8 +68,8 @@ func (s *side) answer(pipe *core.Pipe, f core.Frame) error {
 	return nil
 }
 
-// asked gives blocks by their ids at once, and blocks by name when somebody has offered them; the pipe is not held up
-// meanwhile.
+// asked gives blocks by their ids at once. It gives blocks by name when somebody has offered them, and does not hold up
+// the pipe meanwhile.
 func (s *side) asked(pipe *core.Pipe, f core.Frame) error {
 	var m AskMessage
 	if err := json.Unmarshal(f.Data, &m); err != nil {
@@ -135,14 +135,14 @@ func (s *side) GiveNamed(pipe *core.Pipe, f core.Frame, m AskMessage, request st
 		m.Blocks = append(m.Blocks, int64(id))
 	}
 	if s.Writes {
-		// Before they are sent: who looks at the counters once the reader has answered must find them.
+		// It counts them before it sends them: whoever reads the counters after the reader has answered must find them.
 		s.host.Core.Stats.Transferred(len(m.Blocks)*s.host.Core.BlockBytes, len(m.Blocks), time.Millisecond)
 	}
 	_ = s.give(pipe, f, m)
 }
 
-// give sends blocks as they are in memory now. Like a remote read, it asks neither whose they are nor whether the lease
-// still holds; only the ledger takes note.
+// give sends blocks as they are in memory now. Like a remote read, it checks neither whose they are nor whether the
+// lease still holds. The ledger notes both.
 func (s *side) give(pipe *core.Pipe, f core.Frame, m AskMessage) error {
 	kv := s.host.Core
 	ids := make([]int32, len(m.Blocks))

@@ -13,12 +13,12 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
 )
 
-// Wire is an engine's way to the KV of other engines, which all connectors that move KV from engine to engine share:
-// the side channel from which others read, and the connections on which this engine reads from them.
+// Wire is an engine's way to the KV of other engines: the side channel from which others read, and the connections on
+// which this engine reads from them. All protocols that move KV from engine to engine share it.
 //
-// KV is read in one of two ways. By block ids, as NIXL's pull does: the reader was told where the blocks lie. By name,
-// as all rendezvous protocols do: both legs were given the same id, the reader asks for it, and the other side gives
-// what it has offered under that id, or waits until it offers it.
+// KV is read in one of two ways. By block ids, as in NIXL's pull: the reader was told which blocks to read. By name, as
+// in all rendezvous protocols: both legs were given the same id, the reader asks for it, and the other side gives what
+// it offers under that id, or waits until it offers something.
 type Wire struct {
 	Host *Host
 	Core *core.Core
@@ -33,7 +33,7 @@ type Wire struct {
 	peers  map[string]*peerSlot
 }
 
-// peerSlot is the connection to one engine, made by the first who needs it.
+// peerSlot is the connection to one engine. The first request that needs it makes it.
 type peerSlot struct {
 	busy chan struct{} // holds one item while somebody is at it
 	peer *Peer
@@ -55,7 +55,8 @@ func StartWire(h *Host, options Options) (*Wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Wire{Host: h, Core: h.Core, Side: &side{PipeServer: pipes, Options: options, host: h}, peers: map[string]*peerSlot{}}
+	w := &Wire{Host: h, Core: h.Core, Side: &side{PipeServer: pipes, Options: options, host: h},
+		peers: map[string]*peerSlot{}}
 	w.Ctx, w.cancel = context.WithCancel(context.Background())
 	pipes.Serve(w.Side.serve)
 	return w, nil
@@ -64,7 +65,7 @@ func StartWire(h *Host, options Options) (*Wire, error) {
 // SideAddress is where the side channel listens, for Restart to take it again.
 func (w *Wire) SideAddress() string { return w.Side.ln.Addr().String() }
 
-// Spawn starts work that close waits for; false when it is too late for that.
+// Spawn starts work that Close waits for. It returns false when it is too late for that.
 func (w *Wire) Spawn(work func()) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -119,8 +120,8 @@ func (p Place) key() string {
 	return net.JoinHostPort(p.Host, p.Port)
 }
 
-// Connect gives the connection to another engine. A first contact is tried until HandshakeTimeout; one that broke is
-// tried once more, at once.
+// Connect returns the connection to another engine. It tries a first contact until the handshake's time-out, and a
+// connection that broke once more, at once.
 func (w *Wire) Connect(ctx context.Context, to Place) (*Peer, error) {
 	w.mu.Lock()
 	slot := w.peers[to.key()]
@@ -188,16 +189,16 @@ var (
 	ErrNothing     = errors.New("timed out waiting for KV")
 )
 
-// Offer lets other engines read a finished sequence's KV by name. The blocks are pinned under the sequence's id until
-// they are read or the lease ends; the sequence is over.
+// Offer lets other engines read a finished sequence's KV by name. It pins the blocks under the sequence's id until they
+// are read or the lease ends, and ends the sequence.
 func (w *Wire) Offer(s *core.Sequence, name string) {
 	prompt := core.KeyOf(s.Tokens[:s.Prompt])
 	w.Core.Pin(s, prompt)
 	w.Side.Offers.Put(name, s.ID)
 }
 
-// ReadNamed fills the sequence's blocks with the KV that another engine offers, or will offer, under a name; it waits
-// for that as long as ctx lasts. Leaving tells the other engine.
+// ReadNamed fills the sequence's blocks with the KV that another engine offers under a name. It waits for the offer as
+// long as ctx lasts, and tells the other engine when it gives up.
 func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name string) error {
 	p, err := w.Connect(ctx, from)
 	if err != nil {
@@ -214,7 +215,7 @@ func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name
 	return nil
 }
 
-// Fetch reads the blocks that m names and takes the sequence's tokens up to upto for computed.
+// Fetch reads the blocks that m names, and counts the sequence's tokens up to upto as computed.
 func (w *Wire) Fetch(ctx context.Context, p *Peer, s *core.Sequence, upto int, m AskMessage) error {
 	begun := time.Now()
 	blocks, err := p.Ask(ctx, core.KeyOf(s.Tokens[:upto]), m)

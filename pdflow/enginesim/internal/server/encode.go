@@ -39,7 +39,7 @@ func newMedia(extra map[string]string, stats *core.Counters, address net.Addr) *
 		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 }
 
-// embedding is an engine's answer for one medium, and what it is asked by.
+// embedding is what an engine says of one medium, and what other engines ask it by.
 type embedding struct {
 	Metadata map[string]any `json:"metadata"`
 	Host     string         `json:"peer_host,omitempty"`
@@ -82,7 +82,7 @@ func fileName(hash string) string {
 	return strconv.Itoa(int(key[0]>>1)) + ".ec"
 }
 
-// take takes over what others have encoded; the rest the engine encodes itself.
+// take takes over what other engines have encoded. The engine encodes the rest itself.
 func (m *media) take(ctx context.Context, hashes []string, body []byte) {
 	var q struct {
 		Params map[string]json.RawMessage `json:"ec_transfer_params"`

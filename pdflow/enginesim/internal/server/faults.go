@@ -82,7 +82,7 @@ func (n *Node) script(ctx context.Context, s *api.SSE, w http.ResponseWriter, fa
 	}
 }
 
-// strike plays the faults that come before a request is looked at, and reports whether that was the response.
+// strike plays the faults that come before a request is parsed, and reports whether it has answered the request.
 func (n *Node) strike(ctx context.Context, w http.ResponseWriter, f *Effect) bool {
 	switch f.Kind {
 	case EffectStatus:

@@ -62,7 +62,7 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// parser gives the API that a path belongs to, nil if none.
+// parser returns the API of a path, nil if there is none.
 func (n *Node) parser(path string) api.Parser {
 	if s, ok := n.Conn.(surface); ok {
 		if parse := s.Parsers()[path]; parse != nil {
@@ -136,7 +136,7 @@ func isJSON(r *http.Request) bool {
 	return err == nil && kind == "application/json"
 }
 
-// answerEnding answers a request that comes when the engine is about to end.
+// answerEnding answers a request that arrives while the engine ends.
 func (n *Node) answerEnding(w http.ResponseWriter, why error) {
 	if errors.Is(why, core.ErrCoreDead) {
 		api.WriteError(w, api.ErrEngine)
@@ -153,8 +153,7 @@ func (n *Node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		bad = c.Check(&n.cfg.API)
 	}
 	if bad != nil {
-		// A call that could not even be parsed has no params to release by. The client's leaving must not stop the
-		// release.
+		// A call that could not be parsed has no params to release by. The release goes on even if the client leaves.
 		if c != nil {
 			release, stop := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.HandshakeTimeout)
 			n.Conn.Rejected(release, c.Params)

@@ -34,7 +34,8 @@ type Config struct {
 	Strike func(path string, body []byte) *Effect
 }
 
-// Node is one life of an engine: from a start to a kill, a death or an end. Restart begins another on the same ports.
+// Node is one life of an engine, from its start to its kill, death or termination. A restart is a new node on the same
+// ports.
 type Node struct {
 	cfg     Config
 	Core    *core.Core
@@ -204,8 +205,8 @@ func (n *Node) Ended() error {
 	return n.ending
 }
 
-// die is what an error in the engine core does: everything that runs fails, the server says so for a moment, then its
-// port closes.
+// die ends the engine after an error in its core: all requests fail, the server answers with errors for ExitDelay, then
+// its port closes.
 func (n *Node) die() {
 	if !n.end(core.ErrCoreDead) {
 		return
@@ -263,7 +264,7 @@ func (n *Node) settle(grace time.Duration) {
 	n.stopping.Wait()
 }
 
-// stop closes the port, gives running answers some time, and ends the rest.
+// stop closes the port, gives running responses some time, and ends the rest.
 func (n *Node) stop(grace time.Duration) {
 	n.stopMu.Lock()
 	defer n.stopMu.Unlock()

@@ -55,7 +55,7 @@ func (n *Node) serveStream(ctx context.Context, w http.ResponseWriter, c *api.Ca
 	n.script(ctx, s, w, fault)
 
 	c.Begin(s)
-	s.Send() // it says that the request is there, and waits for nothing
+	s.Send() // the first events wait for no token
 	s.Unlock()
 	outs, err := n.run(ctx, c, func(st core.Step) error {
 		s.Lock()

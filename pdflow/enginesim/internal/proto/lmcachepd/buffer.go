@@ -24,8 +24,8 @@ type allocMessage struct {
 
 // receiveBuffer is the memory into which senders write chunks, with its two ports.
 //
-// As with LMCache, a chunk is known as soon as there is room for it, before its bytes have come: who looks too early
-// reads what lay there.
+// As with LMCache, a chunk is known as soon as there is room for it, before its bytes have come. A reader that comes
+// too early reads what was there before.
 type receiveBuffer struct {
 	host        *proto.Host
 	init, alloc *proto.PipeServer
@@ -146,7 +146,7 @@ func (b *receiveBuffer) has(keys []core.TokenKey) int {
 	return len(keys)
 }
 
-// take gives a chunk's blocks and drops it: LMCache's receivers remove after retrieve.
+// take returns a chunk's blocks and drops the chunk, as LMCache's receivers do after a read.
 func (b *receiveBuffer) take(key core.TokenKey) (blocks [][]byte, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -24,9 +24,9 @@ import (
 // lmcachePD is LMCache's transfer from engine to engine. A kv_producer is the sender: when a prompt is computed, it
 // asks the receiver that the request's disagg_spec names for room, writes the chunks there, and tells the proxy. A
 // kv_consumer is the receiver: it looks for chunks of each prompt in its buffer, and drops those that it has read. It
-// follows lmcache/v1/storage_backend/ pd_backend.py at b532e04a and 07e07869 and lmcache/integration/vllm/
-// vllm_v1_adapter.py (LMCache 0.3 to 0.5). The two engines' own messages are enginesim's; the notice is LMCache's, over
-// ZeroMQ.
+// follows lmcache/v1/storage_backend/pd_backend.py at b532e04a and 07e07869 and
+// lmcache/integration/vllm/vllm_v1_adapter.py (LMCache 0.3 to 0.5). The two engines' own messages are enginesim's; the
+// notice is LMCache's, over ZeroMQ.
 //
 // Config.Extra: pd_peer_init_port and pd_peer_alloc_port of a receiver (default: any), pd_proxy_host and pd_proxy_port
 // of a sender, pd_skip_proxy_notification, pd_buffer_size (bytes, default 1 GiB), chunk_size (tokens, default 256, a
@@ -193,7 +193,7 @@ func (t *pushed) Prefilled(_ context.Context, s *core.Sequence) {
 	}
 	keys, ends := t.chunks(s.Tokens[:s.Prompt])
 	if len(keys) == 0 {
-		return // nothing to write, and so nothing to tell (A.3 of the protocol page)
+		return // nothing to write, and so nothing to tell (docs/protocols/lmcache.md §3)
 	}
 	blocks := t.host.Core.Read(s.Blocks[:core.BlocksFor(ends[len(ends)-1], t.host.Core.BlockSize)])
 	t.wg.Go(func() {
@@ -267,7 +267,7 @@ func (t *pushed) dial(port string) (*core.Pipe, error) {
 	return proto.Dial(ctx, *t.spec.Host, port)
 }
 
-// shakeHands meets the receiver at its init port.
+// shakeHands greets the receiver at its init port.
 func (t *pushed) shakeHands(port string) error {
 	pipe, err := t.dial(port)
 	if err != nil {

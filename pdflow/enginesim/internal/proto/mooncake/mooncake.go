@@ -30,7 +30,7 @@ type mooncake struct {
 	ranks            int
 	patience         time.Duration // how long P keeps blocks, and waits for a prompt
 	senders          chan struct{} // holds one item per sender's task that is at work
-	turn             atomic.Uint64 // of requests that name no rank
+	next             atomic.Uint64 // of requests that name no rank
 	client           *http.Client
 
 	mu      sync.Mutex
@@ -45,9 +45,9 @@ func Start(h *proto.Host) (core.Connector, error) {
 	c := &mooncake{
 		patience: set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480), ranks: max(1,
 			set.Count("data_parallel_size", 1)),
-		// An orphan with num_workers 2 stopped every later pair, and one with 10 stopped none (17, 18). P's log names
-		// two waits for each orphan: the read, and the empty read of its abort. So many tasks fit that, whatever the
-		// sources start.
+		// An orphan with num_workers 2 stopped every later pair, and one with 10 stopped none (recordings 17, 18). P's
+		// log names two waits for each orphan: the read, and the empty read of its abort. So many tasks fit that,
+		// whatever the sources start.
 		senders: make(chan struct{}, max(1, set.Count("num_workers", 10))),
 		workers: map[string]proto.Place{}, asking: map[string]chan struct{}{}, client: proto.NewClient(),
 	}
@@ -105,11 +105,11 @@ func (c *mooncake) rankFor(r *core.Request) int {
 	if err == nil && n >= 0 && n < c.ranks && r.Path != "/v1/responses" {
 		return n
 	}
-	return int(c.turn.Add(1) % uint64(c.ranks))
+	return int(c.next.Add(1) % uint64(c.ranks))
 }
 
-// needed are the keys without which D warns, waits, and dies when it is told that the client has left
-// (docs/protocols/mooncake.md, recording 15).
+// needed are the keys without which D warns and waits, and dies when the client leaves (docs/protocols/mooncake.md,
+// recording 15).
 var needed = []string{"remote_engine_id", "remote_bootstrap_addr", "transfer_id"}
 
 func missing(params core.Params) bool {
@@ -121,7 +121,7 @@ func missing(params core.Params) bool {
 	return false
 }
 
-// Rejected asks P for nothing, so that it lets go: what D does for a request that its API refused.
+// Rejected lets P go, as D does for a request that its API refused: it asks P for no block.
 func (c *mooncake) Rejected(ctx context.Context, params core.Params) {
 	if !params.Is("do_remote_prefill") || params.Text("transfer_id") == "" {
 		return
@@ -142,18 +142,18 @@ var (
 	errUnknownEngine = errors.New("remote engine id not found from bootstrap server")
 )
 
-// find gives where an engine's workers listen. One request asks; the others wait for that.
+// find returns where an engine's workers listen. One request asks the bootstrap server; the others wait for it.
 func (c *mooncake) find(ctx context.Context, bootstrap, engine string) (proto.Place, error) {
 	c.mu.Lock()
-	turn := c.asking[bootstrap]
-	if turn == nil {
-		turn = make(chan struct{}, 1)
-		c.asking[bootstrap] = turn
+	busy := c.asking[bootstrap]
+	if busy == nil {
+		busy = make(chan struct{}, 1)
+		c.asking[bootstrap] = busy
 	}
 	c.mu.Unlock()
 	select {
-	case turn <- struct{}{}:
-		defer func() { <-turn }()
+	case busy <- struct{}{}:
+		defer func() { <-busy }()
 	case <-ctx.Done():
 		return proto.Place{}, context.Cause(ctx)
 	}
@@ -191,8 +191,7 @@ func (c *mooncake) query(ctx context.Context, bootstrap, engine string) (proto.P
 	return to, nil
 }
 
-// asked is P's sender: one of a few tasks takes a read on, and waits for the prompt as long as it takes, even if the
-// reader leaves.
+// asked is P's sender: one of a few tasks serves a read, and waits for the prompt even if the reader leaves.
 func (c *mooncake) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	if !c.take() {
 		return
@@ -207,8 +206,7 @@ func (c *mooncake) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	}
 }
 
-// left is the empty read that D sends for a request that was aborted: P lets go of the blocks, when it gets them, and
-// another task waits for that.
+// left serves the empty read that D sends for an aborted request: a task waits for the blocks and lets go of them.
 func (c *mooncake) left(name string) {
 	c.Spawn(func() {
 		if !c.take() {
@@ -281,8 +279,8 @@ func (t *write) Dropped(release bool) {
 	}
 }
 
-// Load asks P, and waits. Only two things fail at once: an engine id that the bootstrap server does not know, and P's
-// own word that it has waited too long. With all others D waits in silence.
+// Load asks P, and waits. It fails at once in two cases only: the bootstrap server does not know the engine id, or P
+// says that it has waited too long. In all others D waits.
 func (t *write) Load(ctx context.Context, s *core.Sequence) error {
 	params := t.request.Params
 	if missing(params) {
@@ -318,8 +316,8 @@ func (t *write) Load(ctx context.Context, s *core.Sequence) error {
 	}
 }
 
-// Finished offers the prompt's KV, if the response ended by length: else P frees the blocks, and who asks for them
-// waits (08).
+// Finished offers the prompt's KV, if the response ended by length. Else P frees the blocks, and a reader that asks for
+// them waits (recording 08).
 func (t *write) Finished(s *core.Sequence, reason string) any {
 	if t.produces && t.id != "" && reason == core.ReasonLength {
 		t.c.Offer(s, nameOf(t.c.engine(t.rank), t.id))

@@ -19,8 +19,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// moriio is one engine's side, after vLLM 017e9f4, kv_connector/v1/moriio, and protocols of its toy proxy and of llm-d.
-// None of it was recorded.
+// moriio is one engine's side, after vLLM 017e9f4, kv_connector/v1/moriio, and its toy proxy. See
+// docs/protocols/moriio.md. None of it was recorded.
 type moriio struct {
 	*proto.Wire
 	read     bool
@@ -116,8 +116,8 @@ func embedded(id string, producer bool, params core.Params) (address, bool) {
 	}
 	handshake, err1 := strconv.Atoi(parts["handshake"])
 	notify, err2 := strconv.Atoi(parts["notify"])
-	return address{parts["host"], handshake, notify + rankOf(params)}, errors.Join(err1, err2) == nil &&
-		parts["host"] != ""
+	a := address{parts["host"], handshake, notify + rankOf(params)}
+	return a, err1 == nil && err2 == nil && a.host != ""
 }
 
 // mori is one request's side.
@@ -128,7 +128,7 @@ type mori struct {
 	peer    address
 }
 
-// External is true forevery request of a consumer, with params or without.
+// External is true for every request of a consumer, with params or without.
 func (t *mori) External() bool { return !t.c.producer }
 
 // Arrived finds what the scheduler does not survive: keys that it reads without asking, and a peer that is named
@@ -159,7 +159,7 @@ func (t *mori) Arrived(context.Context, *core.Sequence) (string, error) {
 	return "", nil
 }
 
-// reads reports whether a consumer in READ mode has something to read by.
+// reads reports whether a consumer in READ mode knows which blocks to read.
 func (t *mori) reads() bool {
 	return python.Truthy(t.request.Params["remote_block_ids"]) && t.request.Params.Has("remote_engine_id")
 }
@@ -201,7 +201,7 @@ func (t *mori) take(ctx context.Context, s *core.Sequence) error {
 	return t.c.ReadNamed(ctx, s, t.peer.at(t.peer.notify), id)
 }
 
-// unwritten goes on with whatever lies in the blocks.
+// unwritten goes on with blocks that nobody has written.
 func (t *mori) unwritten(s *core.Sequence) error {
 	blank := make([][]byte, len(s.Blocks)-s.Computed/t.c.Core.BlockSize)
 	for i := range blank {
@@ -251,7 +251,7 @@ type moriHandoff struct {
 	TransferID      string  `json:"transfer_id"`
 }
 
-// Finished hands off what ended by length; anything else is freed at once, whoever waits for it.
+// Finished hands off what ended by length. It frees anything else at once, even if D waits for it.
 func (t *mori) Finished(s *core.Sequence, reason string) any {
 	if !t.c.producer || !t.request.Params.Is("do_remote_decode") || reason != core.ReasonLength {
 		return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package multi is vLLM's MultiConnector over NixlConnector and ExampleConnector, in this order, as in
+// Package multi is vLLM's MultiConnector over NixlConnector and ExampleConnector, in this order. See
 // docs/protocols/multi.md.
 package multi
 

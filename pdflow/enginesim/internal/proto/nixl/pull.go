@@ -150,7 +150,8 @@ func (t *pull) Queued() {
 	}
 }
 
-// heartbeat extends the lease of the handoff. One at a time: the first may have to find the other engine.
+// heartbeat extends the lease of the handoff. One runs at a time, since the first may have to connect to the other
+// engine.
 func (t *pull) heartbeat() {
 	params := t.request.Params
 	if t.swapped || t.turn || !proto.Addressed(params) || !params.Given("tp_size") ||
@@ -174,8 +175,7 @@ func (t *pull) Dropped(release bool) {
 	}
 }
 
-// Load reads the missing blocks. What is wrong with a handoff shows here, and in the engine's own ways:
-// docs/protocols/nixl.md §3.
+// Load reads the missing blocks. Here a wrong handoff shows, in the ways of docs/protocols/nixl.md §3.
 func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	defer t.nixl.done(t)
 	params := t.request.Params
@@ -194,7 +194,7 @@ func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	if !ok || len(ids) < need {
 		return &core.Death{Why: "handoff has not the blocks the prompt needs"}
 	}
-	// The last ones: the first are taken for known here.
+	// It reads the last ones, since it takes the first for cached.
 	ids = ids[len(ids)-need:]
 	if !proto.Addressed(params) {
 		<-ctx.Done()

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func ids(h simtest.Obj) []any { return h["remote_block_ids"].([]any)[0].([]any) }
 
 // TestHandoffsThatWorkAllTheSame are rows of docs/protocols/nixl.md §3 in which what is changed does not matter
-// (docs/protocols/nixl.md, recordings 32, 38, 40, 41).
+// (recordings 32, 38, 40, 41).
 func TestHandoffsThatWorkAllTheSame(t *testing.T) {
 	rows := map[string]func(simtest.Obj){
 		"untouched":          func(simtest.Obj) {},
@@ -127,7 +127,7 @@ func TestHandoffsThatKillDecode(t *testing.T) {
 }
 
 // TestHandoffsThatHangAndKill wait until the client leaves; the abort then kills the engine, which answers 503 and 500
-// for a while (docs/protocols/nixl.md, recordings 51, 51b to 51d).
+// for a while (docs/protocols/nixl.md, recordings 51, 51b, 51c, 51d).
 func TestHandoffsThatHangAndKill(t *testing.T) {
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key, func(t *testing.T) {
@@ -214,7 +214,7 @@ func TestLoadsThatFail(t *testing.T) {
 					assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 					assert.EqualValues(t, 240, stats.LocalCompute)
 				}
-				assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends (docs/protocols/nixl.md, recording 57)")
+				assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends, as in recording 57")
 				s.Alive(s.D)
 			})
 		}
@@ -346,7 +346,7 @@ func TestExpiredHandoff(t *testing.T) {
 	}
 }
 
-// TestPrefillEngineGone: killed after its answer (docs/protocols/nixl.md, recordings 52, 59), restarted on the same
+// TestPrefillEngineGone: killed after its response (docs/protocols/nixl.md, recordings 52, 59), restarted on the same
 // ports (53).
 func TestPrefillEngineGone(t *testing.T) {
 	for _, policy := range []string{enginesim.LoadFailureFail, enginesim.LoadFailureRecompute} {
@@ -462,7 +462,7 @@ func TestUnreadHandoffsFillTheCache(t *testing.T) {
 }
 
 // TestHeartbeatKeepsTheLease while the decode stands in D's queue; it does not without tp_size (docs/protocols/nixl.md
-// §3).
+// §4).
 func TestHeartbeatKeepsTheLease(t *testing.T) {
 	for _, heartbeat := range []bool{true, false} {
 		t.Run(map[bool]string{true: "with", false: "without"}[heartbeat]+" tp_size", func(t *testing.T) {

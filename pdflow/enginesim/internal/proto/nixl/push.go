@@ -44,7 +44,8 @@ type push struct{ *pull }
 var registration = []string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_request_id"}
 
 // Load registers with P and waits for it to write. Nothing but the end of the client ends the wait once P has been
-// reached, and the blocks are then lost: P might still write into them (docs/protocols/nixl.md, recordings 04, 06, 09).
+// reached, and the blocks are then lost: P might still write into them (docs/protocols/nixl-push.md, recordings 04, 06,
+// 09).
 func (t *push) Load(ctx context.Context, s *core.Sequence) error {
 	c := t.nixl
 	defer c.done(t.pull)

@@ -17,7 +17,7 @@ import (
 // testdata/turns) and its pull_scheduler.py: P compares no tokens and takes a handoff twice, with wrong text, but
 // declines one that is about to expire.
 
-// turnConfig are the settings of it, by vLLM's names.
+// turnConfig are the settings of bidirectional_kv_xfer, which vLLM names so.
 type turnConfig struct {
 	on        bool          // bidirectional_kv_xfer
 	ttl       time.Duration // decoder_kv_blocks_ttl, seconds
@@ -33,8 +33,8 @@ func turnsOf(set *proto.Settings) turnConfig {
 	return c
 }
 
-// Promised is all of the prompt, but of a turn's only what D has of it: P takes that by position and compares no
-// tokens. When that is not worth while D is told to let go.
+// Promised is the whole prompt, but of a turn only what D has of it: P takes that by position and compares no tokens.
+// When it is too little, P computes it, and tells D to let go.
 func (t *pull) Promised(s *core.Sequence) int {
 	if !t.turn {
 		return s.Prompt

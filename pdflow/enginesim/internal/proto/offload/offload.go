@@ -73,8 +73,8 @@ func (c *offload) Begin(r *core.Request) core.Transfer {
 	return t
 }
 
-// asked is P's response to a fetch. Peers with another hash seed are turned away at once; an id that nobody has stored
-// yet is waited for.
+// asked serves a fetch on P. It refuses peers with another hash seed at once, and waits for an id that nobody has
+// stored yet.
 func (c *offload) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	seed, _, _ := strings.Cut(m.Name, "/")
 	if seed != c.seed {

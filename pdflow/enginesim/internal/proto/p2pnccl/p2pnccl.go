@@ -12,13 +12,13 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// p2pNCCL moves KV by the request's id alone: P sends to the engine whose address stands in it, D waits for what comes
-// under it, forevery prompt it gets. It follows kv_connector/v1/p2p/p2p_nccl_connector.py before its removal. What P
-// sends lies with P here until D asks for it; the last token of a prompt, which the real D computes again, counts as
+// p2pNCCL moves KV by the request's id alone. P sends to the engine whose address is in the id. D waits, for every
+// prompt, for what comes under the id. It follows kv_connector/v1/p2p/p2p_nccl_connector.py before its removal. Here P
+// keeps what it sends until D asks for it, and the last token of a prompt, which the real D computes again, counts as
 // loaded.
 //
 // Config.Extra: VLLM_DISABLE_REQUEST_ID_RANDOMIZATION ("1": the engine's own id is the request's, as before vLLM 0.14;
-// without it a random suffix makes both ids differ, and D waits forever). The ZeroMQ address is [Engine.SideChannel].
+// without it a random suffix makes both ids differ, and D waits forever). The ZeroMQ address is the side channel.
 type p2pNCCL struct {
 	*proto.Wire
 	plain bool

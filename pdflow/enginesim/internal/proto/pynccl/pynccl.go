@@ -12,12 +12,12 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// pyNCCL is one engine of a group of two: P inserts each prompt's KV into a lookup buffer under its tokens, D drops it
-// there, once, and waits until it is there. It follows kv_transfer/kv_lookup_buffer/simple_buffer.py before its
-// removal. As there, the engine's cache of its own plays no part in what D asks for.
+// pyNCCL is one engine of a group of two. P inserts each prompt's KV into a lookup buffer under its tokens. D waits
+// until it is there, and takes it out. It follows kv_transfer/kv_lookup_buffer/simple_buffer.py before its removal. As
+// there, D asks for a prompt even if its own cache has it.
 //
-// Config.Extra, of the kv_consumer: kv_ip and kv_port (the kv_producer's [Engine.SideChannel], in place of the NCCL
-// group's address).
+// Config.Extra, of the kv_consumer: kv_ip and kv_port (the kv_producer's side channel, in place of the NCCL group's
+// address).
 type pyNCCL struct {
 	*proto.Wire
 	peer proto.Place

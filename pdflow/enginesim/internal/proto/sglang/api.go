@@ -17,9 +17,9 @@ import (
 // Parsers are the APIs in which SGLang reads bootstrap members.
 func (c *sglangDisagg) Parsers() map[string]api.Parser {
 	return map[string]api.Parser{
-		"/generate":            c.meets(c.parse),
-		"/v1/completions":      c.meets(api.ParseCompletion),
-		"/v1/chat/completions": c.meets(api.ParseChat),
+		"/generate":            c.withRooms(c.parse),
+		"/v1/completions":      c.withRooms(api.ParseCompletion),
+		"/v1/chat/completions": c.withRooms(api.ParseChat),
 	}
 }
 
@@ -79,8 +79,8 @@ func (c *sglangDisagg) metrics(w http.ResponseWriter) {
 	_, _ = w.Write([]byte(text))
 }
 
-// meets gives each sequence of a call its room.
-func (c *sglangDisagg) meets(parse api.Parser) api.Parser {
+// withRooms wraps an API so that each sequence of a call has its room.
+func (c *sglangDisagg) withRooms(parse api.Parser) api.Parser {
 	return func(e *api.Engine, r *http.Request, body []byte) (*api.Call, *api.Error) {
 		made, bad := parse(e, r, body)
 		if bad != nil || !c.disaggregated() {
@@ -116,8 +116,8 @@ func (c *sglangDisagg) meets(parse api.Parser) api.Parser {
 	}
 }
 
-// each is a member for each of the sequences: a list of all, a list with one item for each prompt, which its n answers
-// share, or one value for all.
+// each returns a member's value for each sequence. The member is a list with an item for each sequence, a list with an
+// item for each prompt, which its n sequences share, or one value for all.
 func each(raw json.RawMessage, count, n int) ([]json.RawMessage, bool) {
 	out := make([]json.RawMessage, count)
 	if len(raw) == 0 || raw[0] != '[' {

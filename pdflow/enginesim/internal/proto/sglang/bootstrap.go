@@ -38,7 +38,7 @@ func (c *sglangDisagg) bootstrapAnswer(r *http.Request) (status int, body []byte
 	case "GET /sim/aux":
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		aux, ok := c.tombs[r.URL.Query().Get("room")]
+		aux, ok := c.used[r.URL.Query().Get("room")]
 		if !ok {
 			return http.StatusNotFound, []byte(`"unknown room"`)
 		}

@@ -21,16 +21,15 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto"
 )
 
-// sglangDisagg is one engine's side, after docs/protocols/sglang.md:
+// sglangDisagg is one engine's side. See docs/protocols/sglang.md.
 //
-//   - P waits in the room before it computes (PrefillBootstrapQueue), so its HTTP
-//     answer comes only once D is there, or as an error after the time-out;
-//   - D finds P's rank at the bootstrap server, and waits in the room until P
-//     sends, for as long as its own time-out lets it: it is not told of P's failure
-//     (sglang#9726);
-//   - a room that lives at an engine cannot be entered again: the second receiver is
-//     rejected, and a second prefill request is the crash of sglang#40125;
-//   - a room that has been used is a tombstone;
+//   - P waits in the room before it computes (PrefillBootstrapQueue), so its response comes only once D is there, or is
+//     an error after the time-out;
+//   - D finds P's rank at the bootstrap server, and waits in the room until P sends or D's own time-out ends: nobody
+//     tells D that P has failed (sglang#9726);
+//   - a room that lives at an engine cannot be entered again: P rejects a second receiver, and a second prefill request
+//     is the crash of sglang#40125;
+//   - a room that has been used stays closed;
 //   - P makes one token, whatever the limit, and gives it to D with the KV.
 type sglangDisagg struct {
 	*proto.Wire
@@ -42,8 +41,8 @@ type sglangDisagg struct {
 
 	mu    sync.Mutex
 	rooms map[string]*sglangRoom
-	tombs map[string]sglangAux
-	order []string // of the tombs
+	used  map[string]sglangAux
+	order []string // of used rooms
 }
 
 // sglangRoom is a room at P, from whoever comes first until P's request ends.
@@ -69,7 +68,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 		patience: set.Seconds("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", 300),
 		waiting:  set.Seconds("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", 300),
 		ranks:    max(1, uint64(set.Count("dp_size", 1))),
-		rooms:    map[string]*sglangRoom{}, tombs: map[string]sglangAux{}, client: proto.NewClient(),
+		rooms:    map[string]*sglangRoom{}, used: map[string]sglangAux{}, client: proto.NewClient(),
 	}
 	if err := set.Err(); err != nil {
 		return nil, err
@@ -99,7 +98,7 @@ func (c *sglangDisagg) Begin(r *core.Request) core.Transfer {
 	if !c.disaggregated() {
 		return core.NoTransfer{}
 	}
-	// The API has seen to it that it is a number.
+	// The API has checked that it is a number.
 	room, _ := strconv.ParseUint(string(r.Params["bootstrap_room"]), 10, 64)
 	t := &sglangTransfer{c: c, params: r.Params, room: room, pulls: c.Host.Role == proto.RoleConsumer}
 	if !t.pulls {
@@ -119,7 +118,7 @@ func roomName(room, rank uint64) string {
 	return strconv.FormatUint(room, 10) + "@" + strconv.FormatUint(rank, 10)
 }
 
-// room gives a room at P, made by the first who comes. The caller holds the lock.
+// room returns a room at P. The first request that asks for it makes it. The caller holds the lock.
 func (c *sglangDisagg) room(name string) *sglangRoom {
 	r := c.rooms[name]
 	if r == nil {
@@ -129,11 +128,10 @@ func (c *sglangDisagg) room(name string) *sglangRoom {
 	return r
 }
 
-// enter is D's coming: it waits until P sends. A second receiver is rejected, and so is one in a room that has been
-// used.
+// enter serves D: it waits until P sends. It rejects a second receiver, and one in a room that has been used.
 func (c *sglangDisagg) enter(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	c.mu.Lock()
-	_, used := c.tombs[m.Name]
+	_, used := c.used[m.Name]
 	r := c.room(m.Name)
 	rejected := used || r.entered
 	if !rejected {
@@ -165,21 +163,21 @@ func (c *sglangDisagg) leave(name string) {
 	c.Side.Forget(name)
 }
 
-// bury makes a room unusable: P's request has ended.
-func (c *sglangDisagg) bury(name string) {
+// closeRoom makes a room unusable: P's request has ended.
+func (c *sglangDisagg) closeRoom(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.rooms, name)
-	if _, there := c.tombs[name]; !there {
-		c.entomb(name, sglangAux{})
+	if _, there := c.used[name]; !there {
+		c.keepUsed(name, sglangAux{})
 	}
 }
 
-// entomb keeps what there is to know of a room that is done with. The caller holds the lock.
-func (c *sglangDisagg) entomb(name string, aux sglangAux) {
-	c.tombs[name] = aux
+// keepUsed remembers what is known of a used room. The caller holds the lock.
+func (c *sglangDisagg) keepUsed(name string, aux sglangAux) {
+	c.used[name] = aux
 	if c.order = append(c.order, name); len(c.order) > core.LedgerLimit {
-		delete(c.tombs, c.order[0])
+		delete(c.used, c.order[0])
 		c.order = c.order[1:]
 	}
 }
@@ -227,7 +225,7 @@ func (t *sglangTransfer) Arrived(ctx context.Context, _ *core.Sequence) (string,
 	}
 	c := t.c
 	c.mu.Lock()
-	_, used := c.tombs[t.name]
+	_, used := c.used[t.name]
 	r := c.room(t.name)
 	crash := r.live
 	r.live = true
@@ -238,7 +236,7 @@ func (t *sglangTransfer) Arrived(ctx context.Context, _ *core.Sequence) (string,
 	case used:
 		return "", &core.LoadError{Err: errUsedRoom}
 	}
-	context.AfterFunc(ctx, func() { c.bury(t.name) })
+	context.AfterFunc(ctx, func() { c.closeRoom(t.name) })
 	late := time.NewTimer(c.patience)
 	defer late.Stop()
 	select {
@@ -269,7 +267,7 @@ func (t *sglangTransfer) Finished(s *core.Sequence, _ string) any {
 		return nil
 	default:
 	}
-	t.c.entomb(t.name, sglangAux{First: s.Answer[0], Cached: s.Cached})
+	t.c.keepUsed(t.name, sglangAux{First: s.Answer[0], Cached: s.Cached})
 	t.c.Offer(s, t.name)
 	return nil
 }

@@ -26,7 +26,10 @@ func sglangs(extra map[string]string) func(p, d *enginesim.Config) {
 	}
 }
 
-const bootstrapTimeout, waitingTimeout = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
+const (
+	bootstrapTimeout = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
+	waitingTimeout   = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
+)
 
 // meeting are the bootstrap members for P.
 func meeting(s *simtest.Scene, room any) simtest.Obj {

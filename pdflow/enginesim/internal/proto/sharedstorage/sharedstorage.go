@@ -12,9 +12,9 @@ import (
 )
 
 // sharedStorage keeps whole prompts in a folder, and finds whole prompts only. It follows
-// kv_connector/v1/example_connector.py and docs/protocols/sharedstorage.md, vLLM 0.32.0: what is saved is the prompt
-// less one token, cut to whole blocks, while the lookup takes one token off twice; so a prompt that is one longer than
-// a multiple of the block size is never found, and one of a single token kills the engine.
+// kv_connector/v1/example_connector.py and docs/protocols/sharedstorage.md: an engine saves the prompt without its last
+// token, cut to whole blocks, but looks it up without its last two. So it never finds a prompt that is one token longer
+// than a multiple of the block size, and it dies of a prompt of one token.
 //
 // Config.Extra: shared_storage_path (the folder; engines with the same one share it), cache_hit_threshold ("1": the
 // engine knows that member of a request, as with vllm#24520; vLLM 0.32.0 does not).
@@ -40,7 +40,7 @@ func (c *sharedStorage) Begin(r *core.Request) core.Transfer { return &filed{c: 
 // Unspecified says where /metrics counts what was found: no tier that it knows.
 func (*sharedStorage) Unspecified() bool { return true }
 
-// filed is one request's side. Roles do not matter: each engine looks up, and saves what it did not find.
+// filed is one request's side. Whatever its role, an engine looks prompts up, and saves those that it did not find.
 type filed struct {
 	core.NoTransfer
 	c       *sharedStorage

@@ -36,7 +36,7 @@ func (c *trtllm) record(kv int) {
 	}
 }
 
-// giveRecords answers GET /perf_metrics: who reads the records takes them.
+// giveRecords answers GET /perf_metrics: a reader takes the records away.
 func (c *trtllm) giveRecords(w http.ResponseWriter) {
 	c.mu.Lock()
 	all := c.records

@@ -33,7 +33,7 @@ import (
 // minGlobalID is the floor of ids that proxies make; smaller ones are a server's own.
 const minGlobalID = 1 << 40
 
-// trtllm is one server's side, after docs/protocols/trtllm.md.
+// trtllm is one server's side. See docs/protocols/trtllm.md.
 type trtllm struct {
 	*proto.Wire
 	key     string
@@ -72,8 +72,8 @@ func (c *trtllm) Parsers() map[string]api.Parser {
 		"/v1/chat/completions": c.reads(api.ParseChat)}
 }
 
-// Serve answers what is TensorRT-LLM's own. Its GET /metrics are statistics of iterations, which are off unless asked
-// for; none of vLLM's counters is anywhere.
+// Serve answers the paths that are TensorRT-LLM's own. Its GET /metrics has statistics of iterations, which are off by
+// default, and none of vLLM's counters.
 func (c *trtllm) Serve(w http.ResponseWriter, r *http.Request) bool {
 	switch r.Method + " " + r.URL.Path {
 	case "GET /server_info":
@@ -220,8 +220,8 @@ func (c *trtllm) Begin(r *core.Request) core.Transfer {
 	return t
 }
 
-// asked answers a generation server. With the context first the KV is there, or never will be; with the generation
-// first it waits.
+// asked serves a generation server. With the context first, the KV is there now or never. With the generation first,
+// the server waits for it.
 func (c *trtllm) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	if _, soon := c.Side.Offers.Get(m.Name); soon != nil && strings.HasPrefix(m.Name, "0:") {
 		proto.Refuse(pipe, f)
@@ -323,7 +323,8 @@ func (t *trtTransfer) Members(s *core.Sequence, _ string) (members, choice map[s
 		return nil, nil
 	}
 	params := t.c.where()
-	params["request_type"], params["first_gen_tokens"], params["draft_tokens"], params["ctx_dp_rank"] = "context_only", s.Answer, nil, 0
+	params["request_type"], params["first_gen_tokens"] = "context_only", s.Answer
+	params["draft_tokens"], params["ctx_dp_rank"] = nil, 0
 	params["ctx_request_id"], params["disagg_request_id"] = json.RawMessage(t.id), t.params["disagg_request_id"]
 	return map[string]any{"prompt_token_ids": t.prompt}, map[string]any{"disaggregated_params": params}
 }
