@@ -37,6 +37,7 @@ type attempt struct {
 	pGiven     chan struct{}  // of two legs that a host sends together: closed when it has P's
 	sent       bool           // D has got the request, or may have; known when its leg has ended
 	twoLegs    bool           // P takes part
+	asked      bool           // the flow, and not the client, asked for the stream's usage
 	beside     bool           // P runs beside D
 	isFinal    bool           // no further attempt follows
 	over       bool           // end was called

@@ -67,11 +67,9 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b := &Body{a: a, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
-	if a.x.req.API.Guarded() {
-		b.guarded = true
-		if b.marks.reach = wholeReach; b.sse {
-			b.marks.reach = streamReach
-		}
+	b.guarded = a.x.req.API.Guarded()
+	if b.marks.reach = wholeReach; b.sse {
+		b.marks.reach = streamReach
 	}
 	rewritten := b.rewrite(a)
 	b.header = answerHeader(resp, b.sse, rewritten)
@@ -185,7 +183,7 @@ func (b *Body) piece() ([]byte, error) {
 	if b.n > 0 {
 		head := b.buf[:b.n]
 		b.n, b.first = 0, nil
-		b.seen(head)
+		b.seen(head, b.eof)
 		return head, nil
 	}
 	if b.eof {
@@ -208,6 +206,7 @@ func (b *Body) piece() ([]byte, error) {
 	case err == nil:
 	case errors.Is(err, io.EOF):
 		b.eof = true
+		b.a.decodeUsage(b.marks.end(piece))
 		if b.sse && b.guarded && b.unframed && !b.marks.done() && !bytes.Contains(piece, doneMark) {
 			b.err = b.failed(CodeStreamBroken, "the decode engine closed the connection before [DONE]")
 			return piece, b.err
@@ -230,18 +229,23 @@ func (b *Body) piece() ([]byte, error) {
 func (b *Body) gaveUp(piece []byte, end bool) int {
 	switch {
 	case !b.guarded:
+		if !end {
+			b.marks.keep(piece)
+		}
 		return -1
 	case b.sse:
 		return b.marks.stream(piece, end)
 	}
-	return b.marks.whole(piece)
+	return b.marks.whole(piece, end)
 }
 
-// seen keeps the end of the head, which has been searched, for marks that two reads cut.
-func (b *Body) seen(head []byte) {
-	if b.guarded && !b.eof {
+// seen keeps the end of the head, which has been searched, for what two reads cut.
+func (b *Body) seen(head []byte, end bool) {
+	if !end {
 		b.marks.keep(head)
+		return
 	}
+	b.a.decodeUsage(head)
 }
 
 // Read reads the answer.

@@ -13,11 +13,13 @@ import (
 type door struct {
 	rt      http.RoundTripper
 	retrier *transport.Retrier // what was provably not sent is sent again; decode legs, which carry a handoff, are not
+	own     bool               // rt is pdkit's own transport, which asks nothing about legs
 	steps   *Steps
 }
 
 func newDoor(rt http.RoundTripper) *door {
-	return &door{rt: rt, retrier: transport.NewRetrier(rt, transport.RetryPolicy{})}
+	_, own := rt.(*transport.Transport)
+	return &door{rt: rt, own: own, retrier: transport.NewRetrier(rt, transport.RetryPolicy{})}
 }
 
 // send sends a leg's request, or a side call, for which o is nil.
@@ -25,8 +27,52 @@ func (d *door) send(ctx context.Context, a *attempt, o *LegOutcome, r *http.Requ
 	switch {
 	case d.steps != nil:
 		return d.steps.park(ctx, a, o, r)
-	case o == nil || o.Leg != LegDecode:
+	case !d.own:
+		ctx = &legContext{ctx, a.legInfo(o)}
+	}
+	if o == nil || o.Leg != LegDecode {
 		return d.retrier.Do(ctx, r)
 	}
 	return transport.Send(ctx, d.rt, r)
+}
+
+// LegInfo tells a RoundTripper which leg it sends.
+type LegInfo struct {
+	Leg       LegKind // "" for a connector's side call
+	Endpoint  string  // the engine's ID
+	Connector string
+	RequestID string // the client's
+	SessionID string // of the attempt
+	Attempt   int    // 1 for the first
+}
+
+// LegFromContext returns the leg to which the context of a request belongs that a flow sends through a RoundTripper of the
+// host's ([WithTransport], [Flow.RoundTripper]).
+func LegFromContext(ctx context.Context) (LegInfo, bool) {
+	if l, ok := ctx.Value(legKey{}).(*legContext); ok {
+		return l.info, true
+	}
+	return LegInfo{}, false
+}
+
+type legKey struct{}
+
+type legContext struct {
+	context.Context
+	info LegInfo
+}
+
+func (l *legContext) Value(key any) any {
+	if key == (legKey{}) {
+		return l
+	}
+	return l.Context.Value(key)
+}
+
+func (a *attempt) legInfo(o *LegOutcome) LegInfo {
+	info := LegInfo{Connector: a.f.name, RequestID: a.x.id, SessionID: a.s.ID, Attempt: a.s.Attempt}
+	if o != nil {
+		info.Leg, info.Endpoint = o.Leg, o.Endpoint
+	}
+	return info
 }

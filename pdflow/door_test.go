@@ -3,10 +3,13 @@
 package pdflow_test
 
 import (
+	"context"
+	"io"
 	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
@@ -34,4 +37,37 @@ func TestEachLegHasAHeaderOfItsOwn(t *testing.T) {
 	for range 20 {
 		assert.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
 	}
+}
+
+// A round tripper of the host's learns which leg it sends.
+func TestARoundTripperLearnsItsLeg(t *testing.T) {
+	tr := transport.New(nil)
+	defer tr.Close()
+	spy := &legSpy{next: tr}
+	side := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "x") }))
+	x := script(t, &preparing{url: side}, answer(ok), answer(ok), pdflow.WithTransport(spy))
+	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", ""), "X-Request-Id", "mine").status)
+	require.Len(t, spy.seen, 3)
+	for i, want := range []pdflow.LegKind{"", pdflow.LegPrefill, pdflow.LegDecode} {
+		assert.Equal(t, want, spy.seen[i].Leg)
+		assert.Equal(t, "mine", spy.seen[i].RequestID)
+		assert.Equal(t, "fake", spy.seen[i].Connector)
+		assert.Equal(t, 1, spy.seen[i].Attempt)
+		assert.Equal(t, spy.seen[0].SessionID, spy.seen[i].SessionID)
+	}
+	assert.Equal(t, x.pair.Decode.ID, spy.seen[2].Endpoint)
+	_, ok := pdflow.LegFromContext(context.Background())
+	assert.False(t, ok)
+}
+
+type legSpy struct {
+	next http.RoundTripper
+	seen []pdflow.LegInfo
+}
+
+func (s *legSpy) RoundTrip(r *http.Request) (*http.Response, error) {
+	if leg, ok := pdflow.LegFromContext(r.Context()); ok {
+		s.seen = append(s.seen, leg)
+	}
+	return s.next.RoundTrip(r)
 }

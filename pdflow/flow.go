@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -163,6 +164,7 @@ type Request struct {
 	Body      []byte      // one JSON object; not changed, and not kept after the answer has ended
 	RequestID string      // "" takes a valid X-Request-Id of Header, or makes one
 	Pick      *Pick       // a pair that the caller has chosen: the picker is not asked, and there is one attempt
+	AnyPair   bool        // Pick need not keep the connector's rules about pairs and engines' entries
 }
 
 // Response is an answer. Body must be closed; closing it early cancels whatever leg runs.
@@ -216,7 +218,25 @@ func (f *Flow) read(in *Request) (call, *Error) {
 	if c.given != nil && c.given.Decode.URL == nil {
 		return call{}, wrongCall("Pick", "must name a decode engine with a URL; a Pick without Prefill is served by Decode alone")
 	}
+	if c.given != nil && !in.AnyPair {
+		if err := f.checkPick(c.given); err != nil {
+			e := wrongCall("Pick", err.Error())
+			e.Err = err
+			return call{}, e
+		}
+	}
 	return c, nil
+}
+
+// checkPick holds a given pair to what a picker holds its own to.
+func (f *Flow) checkPick(p *Pick) error {
+	if p.Prefill.URL != nil {
+		return connector.CheckPair(f.conn, p.Prefill, p.Decode)
+	}
+	if f.traits.PairOnly && !p.Decode.Role.Has(discovery.RoleBoth) {
+		return errors.New("a decode engine of this protocol cannot serve alone: name a prefill engine, or an engine of role both")
+	}
+	return nil
 }
 
 // wrongCall is a caller's mistake.

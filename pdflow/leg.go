@@ -91,7 +91,7 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	a.out.KVTokens = promptTokens(a.x.req.API, p)
+	a.prefillUsage(p)
 	a.p.Store(p)
 	return p, nil
 }
@@ -192,6 +192,7 @@ func (a *attempt) decodeAlone(ctx context.Context, leg *connector.Leg) (*Body, *
 }
 
 func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
+	a.askUsage(leg)
 	if a.rendezvous != nil {
 		ctx = a.rendezvous.hold(ctx, decodeSide)
 	}

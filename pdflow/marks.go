@@ -20,8 +20,8 @@ type marks struct {
 const (
 	// streamReach holds the last event with a finish reason, a usage event and [DONE].
 	streamReach = 3 << 10
-	// wholeReach holds a mark that two reads cut.
-	wholeReach = 64
+	// wholeReach holds a mark, or a usage, that two reads cut.
+	wholeReach = 512
 )
 
 var (
@@ -73,14 +73,24 @@ func errorAt(b []byte) int {
 // done reports whether the end that went by holds [DONE].
 func (m *marks) done() bool { return bytes.Contains(m.tail, doneMark) }
 
-// whole looks at the next piece of an answer that is not streamed.
-func (m *marks) whole(piece []byte) int {
+// whole looks at the next piece of a response that is not streamed.
+func (m *marks) whole(piece []byte, end bool) int {
 	at := find(piece)
 	if at < 0 && len(m.tail) > 0 && find(append(m.tail, piece[:min(len(piece), wholeReach)]...)) >= 0 {
 		at = 0
 	}
-	m.keep(piece)
+	if !end {
+		m.keep(piece)
+	}
 	return at
+}
+
+// end returns the end of the response, of which piece is the last.
+func (m *marks) end(piece []byte) []byte {
+	if len(m.tail) == 0 {
+		return piece
+	}
+	return append(m.tail, piece[max(0, len(piece)-usageReach):]...)
 }
 
 // endsWithin reports whether b ends in the midst of word.

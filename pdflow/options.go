@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
@@ -37,6 +38,8 @@ type options struct {
 	observers      observers
 	tracerProvider trace.TracerProvider
 	meterProvider  metric.MeterProvider
+	attributes     []attribute.KeyValue
+	usage          bool
 	propagator     propagation.TextMapPropagator
 	forward        []string
 	requestID      func(*http.Request) string
@@ -199,6 +202,19 @@ func WithMeterProvider(mp metric.MeterProvider) Option {
 		o.meterProvider = mp
 		return needs("WithMeterProvider", mp != nil, "a provider")
 	})
+}
+
+// WithMetricAttributes adds attributes to all of the flow's metrics, for example the model where a program serves several.
+// Their values should be few: each makes a series of its own.
+func WithMetricAttributes(attributes ...attribute.KeyValue) Option {
+	return optionFunc(func(o *options) error { o.attributes = append(o.attributes, attributes...); return nil })
+}
+
+// WithUsage asks decode engines for the token counts of streams whose client did not, for [Outcome.Usage], and takes the
+// chunk without choices that holds them out of the stream again. It applies to chats and completions: other APIs' streams
+// have the counts. Each event of such a stream is parsed. Default: off.
+func WithUsage() Option {
+	return optionFunc(func(o *options) error { o.usage = true; return nil })
 }
 
 // WithPropagator replaces how a trace is continued from the client and to the engines. Default: W3C trace context.

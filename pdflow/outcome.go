@@ -40,6 +40,15 @@ func (l *LegOutcome) Duration() time.Duration {
 	return l.End.Sub(l.Start)
 }
 
+// Usage are a request's tokens. A count is 0 where the engine's response does not tell it: streams of chats and completions
+// tell only if the client asked, or the flow did ([WithUsage]).
+type Usage struct {
+	Input  int64 // of the prompt
+	Output int64 // generated
+	Cached int64 // of the prompt: those that prefill found in its cache
+	Reused int64 // of the prompt: those that decode had not to compute, because it took them over or had them in its cache
+}
+
 // Outcome is what is known of one attempt after both legs have ended. It is given to the picker and to observers.
 type Outcome struct {
 	Session    *connector.Session
@@ -49,6 +58,7 @@ type Outcome struct {
 	Decode     LegOutcome
 	HandoffAge time.Duration // from P's last byte to describing decode, in the orders in which D waits for P's answer; else 0
 	KVTokens   int64         // prompt tokens that P says it computed or held; 0 where it does not say
+	Usage      Usage         // tokens, as the engines count them
 	Orphan     bool          // decode was sent and prefill gave it nothing: the engines keep something of it for a while, so the pair should rest
 	Err        *Error        // nil if the client got a whole answer
 	Final      bool          // no further attempt follows

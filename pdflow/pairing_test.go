@@ -3,6 +3,7 @@
 package pdflow_test
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"net"
@@ -267,4 +268,37 @@ func TestARequestThatThisPairCannotCarryGoesByThePolicy(t *testing.T) {
 	require.Equal(t, 400, r.status)
 	require.Contains(t, r.body, `"param":"X-data-parallel-rank"`)
 	require.Empty(t, x.all())
+}
+
+// A pair that the caller of Do has chosen is held to the same rules as one that a picker chooses.
+func TestAGivenPairKeepsTheConnectorsRules(t *testing.T) {
+	p, d := endpoint(t, "http://127.0.0.1:1", discovery.RolePrefill), endpoint(t, "http://127.0.0.1:2", discovery.RoleDecode)
+	with := func(e discovery.Endpoint, name, value string) discovery.Endpoint {
+		e.Attributes = map[string]string{name: value}
+		return e
+	}
+	inGroup := func(e discovery.Endpoint, group string) discovery.Endpoint { e.Group = group; return e }
+	for name, c := range map[string]struct {
+		conn connector.KVConnector
+		pick pdflow.Pick
+		want string
+	}{
+		"tensor-parallel sizes": {newNIXL(t), pdflow.Pick{Prefill: with(p, "tpSize", "3"), Decode: with(d, "tpSize", "2")}, "tpSize"},
+		"groups":                {newNIXL(t), pdflow.Pick{Prefill: inGroup(p, "a"), Decode: inGroup(d, "b")}, "group"},
+		"a decode engine alone": {&lonely{}, pdflow.Pick{Decode: d}, "alone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			flow, err := pdflow.New(c.conn, pick.RoundRobin(setOf(t)))
+			require.NoError(t, err)
+			in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &c.pick}
+			_, err = flow.Do(context.Background(), in)
+			require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+			require.ErrorContains(t, err, "Pick")
+			require.ErrorContains(t, err, c.want)
+
+			in.AnyPair = true // then it is sent, to engines that are not there
+			_, err = flow.Do(context.Background(), in)
+			require.NotEqual(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+		})
+	}
 }

@@ -16,6 +16,9 @@ const maxRewritten = 64 << 20
 // rewrite puts the connector's event function into the stream, if this request needs one.
 func (b *Body) rewrite(a *attempt) bool {
 	fn := a.rewriting(b.status)
+	if a.asked && b.sse && b.status == 200 {
+		fn = withoutUsage(fn, a.decodeUsage)
+	}
 	if fn == nil {
 		return false
 	}

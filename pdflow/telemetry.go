@@ -5,11 +5,9 @@ package pdflow
 import (
 	"context"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/tidwall/gjson"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
@@ -29,6 +27,7 @@ type telemetry struct {
 	tracer     trace.Tracer // nil without a provider: then no span costs anything
 	propagator propagation.TextMapPropagator
 	connector  string
+	attributes []attribute.KeyValue // of every metric
 
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
@@ -47,7 +46,7 @@ type labels struct{ leg, mode, code, reason string }
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
 func newTelemetry(f *Flow) (*telemetry, error) {
-	t := &telemetry{propagator: f.opts.propagator, connector: f.name, sets: map[labels]metric.MeasurementOption{}}
+	t := &telemetry{propagator: f.opts.propagator, connector: f.name, attributes: f.opts.attributes, sets: map[labels]metric.MeasurementOption{}}
 	if t.propagator == nil {
 		t.propagator = propagation.TraceContext{}
 	}
@@ -111,7 +110,7 @@ func (t *telemetry) set(l labels) metric.MeasurementOption {
 	if ok {
 		return s
 	}
-	kv := []attribute.KeyValue{attribute.String("pd.connector", t.connector)}
+	kv := append([]attribute.KeyValue{attribute.String("pd.connector", t.connector)}, t.attributes...)
 	for _, p := range [...]struct{ k, v string }{{"pd.leg", l.leg}, {"pd.mode", l.mode}, {"error.type", l.code}, {"pd.reason", l.reason}} {
 		if p.v != "" {
 			kv = append(kv, attribute.String(p.k, p.v))
@@ -269,15 +268,4 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 	if o.Leg == LegPrefill && a.pick.PrefillDone != nil {
 		_ = a.guard("", "done", func() error { a.pick.PrefillDone(); return nil })
 	}
-}
-
-// promptTokens reads the prompt's tokens from P's usage; 0 if it does not say. P's answer is small, and it is known to be
-// one JSON object.
-func promptTokens(api connector.API, p *connector.PrefillResult) int64 {
-	member, path, ok := strings.Cut(api.Usage().Prompt, ".")
-	usage, found := p.Field(member)
-	if !ok || !found {
-		return 0
-	}
-	return max(gjson.Get(view(usage), path).Int(), 0)
 }

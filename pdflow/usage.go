@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// usageReach is how much of a response's end is searched for its usage. Engines write it after the text.
+const usageReach = 2 << 10
+
+// usageAt returns the object in a response's end that holds the counts, "" without one. member is its name.
+func usageAt(end []byte, member string) string {
+	end = end[max(0, len(end)-usageReach):]
+	key := []byte(`"` + member + `":`)
+	at := -1
+	for i := 0; ; i = at {
+		j := bytes.Index(end[i:], key)
+		if j < 0 {
+			break
+		}
+		at = i + j + len(key)
+	}
+	if at < 0 {
+		return ""
+	}
+	if object := gjson.Parse(view(end[at:])); object.IsObject() {
+		return object.Raw
+	}
+	return ""
+}
+
+// count reads one of an API's usage paths from the object that usageAt found, 0 without it.
+func count(object, path string) int64 {
+	_, inner, ok := strings.Cut(path, ".")
+	if !ok {
+		return 0
+	}
+	return max(gjson.Get(object, inner).Int(), 0)
+}
+
+// prefillUsage notes what P says of the prompt. P's response is small, and it is known to be one JSON object.
+func (a *attempt) prefillUsage(p *connector.PrefillResult) {
+	paths := a.x.req.API.Usage()
+	member, _, _ := strings.Cut(paths.Prompt, ".")
+	raw, _ := p.Field(member)
+	a.out.KVTokens, a.out.Usage.Cached = count(view(raw), paths.Prompt), count(view(raw), paths.Cached)
+	a.out.Usage.Input = a.out.KVTokens
+}
+
+// decodeUsage notes what D says at the end of its response.
+func (a *attempt) decodeUsage(end []byte) {
+	paths := a.x.req.API.Usage()
+	member, _, _ := strings.Cut(paths.Completion, ".")
+	object := usageAt(end, member)
+	if object == "" {
+		return
+	}
+	u := &a.out.Usage
+	u.Output, u.Reused = count(object, paths.Completion), count(object, paths.Cached)
+	if n := count(object, paths.Prompt); n > 0 {
+		u.Input = n
+	}
+	if !a.twoLegs { // one engine: what it reused is its cache's
+		u.Cached, u.Reused = u.Reused, 0
+	}
+}
+
+var jsonTrue = json.RawMessage("true")
+
+// askUsage asks D for the counts of a stream whose client did not, if the flow wants them.
+func (a *attempt) askUsage(leg *connector.Leg) {
+	req := a.x.req
+	if !a.f.opts.usage || !req.Stream || req.API != connector.APIChat && req.API != connector.APICompletions {
+		return
+	}
+	if raw, ok := req.Field("stream_options"); ok && gjson.GetBytes(raw, "include_usage").Bool() {
+		return
+	}
+	leg.SetAt([]string{"stream_options", "include_usage"}, jsonTrue)
+	a.asked = true
+}
+
+// withoutUsage takes out the chunk that only the flow asked for: the one with counts and without choices.
+func withoutUsage(next connector.EventFunc, note func(event []byte)) connector.EventFunc {
+	return func(data []byte) ([]byte, error) {
+		if bytes.Contains(data, []byte(`"usage"`)) {
+			if choices := gjson.GetBytes(data, "choices"); choices.IsArray() && len(choices.Array()) == 0 {
+				note(data)
+				return nil, nil
+			}
+		}
+		if next != nil {
+			return next(data)
+		}
+		return data, nil
+	}
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// usageOf is the usage of the only outcome.
+func usageOf(t *testing.T, o *outcomes) pdflow.Usage {
+	t.Helper()
+	require.Len(t, o.list(), 1)
+	return o.list()[0].Usage
+}
+
+// Whole responses of every API tell their tokens: decode took over the prompt that prefill computed.
+func TestUsageOfWholeResponses(t *testing.T) {
+	for _, api := range []connector.API{connector.APIChat, connector.APICompletions, connector.APIResponses, connector.APIMessages} {
+		t.Run(api.String(), func(t *testing.T) {
+			x := start(t, setup{})
+			r := post(t, x.url, api.Path(), bodyOf(api, ""))
+			require.Equal(t, http.StatusOK, r.status, r.body)
+			x.idle()
+			u := usageOf(t, x.seen)
+			assert.Positive(t, u.Input)
+			assert.Positive(t, u.Output)
+			assert.Zero(t, u.Cached)
+		})
+	}
+}
+
+func bodyOf(api connector.API, more string) string {
+	if more != "" {
+		more = "," + more
+	}
+	switch api {
+	case connector.APIChat:
+		return `{"model":"tiny","messages":[{"role":"user","content":"` + longPrompt + `"}],"max_tokens":4` + more + `}`
+	case connector.APIResponses:
+		return `{"model":"tiny","input":"` + longPrompt + `","max_output_tokens":4` + more + `}`
+	case connector.APIMessages:
+		return `{"model":"tiny","messages":[{"role":"user","content":"` + longPrompt + `"}],"max_tokens":4` + more + `}`
+	}
+	return completion(longPrompt, strings.TrimPrefix(more, ","))
+}
+
+// A stream tells its tokens if the client asked, or the flow; and what only the flow asked for does not reach the client.
+func TestUsageOfStreams(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts  []pdflow.Option
+		more  string
+		known bool // the outcome has the counts
+		shown bool // the client sees them
+	}{
+		"nobody asks":     {nil, `"stream":true`, false, false},
+		"the client asks": {nil, `"stream":true,"stream_options":{"include_usage":true}`, true, true},
+		"the flow asks":   {[]pdflow.Option{pdflow.WithUsage()}, `"stream":true`, true, false},
+		"the flow asks beside another option": {[]pdflow.Option{pdflow.WithUsage()},
+			`"stream":true,"stream_options":{"continuous_usage_stats":false}`, true, false},
+		"both ask": {[]pdflow.Option{pdflow.WithUsage()}, `"stream":true,"stream_options":{"include_usage":true}`, true, true},
+	} {
+		for _, api := range []connector.API{connector.APIChat, connector.APICompletions} {
+			t.Run(name+", "+api.String(), func(t *testing.T) {
+				x := start(t, setup{opts: c.opts})
+				r := post(t, x.url, api.Path(), bodyOf(api, c.more))
+				require.Equal(t, http.StatusOK, r.status, r.body)
+				require.NoError(t, r.err)
+				x.idle()
+				u := usageOf(t, x.seen)
+				assert.Equal(t, c.known, u.Output > 0, "%+v", u)
+				assert.Positive(t, u.Input, "prefill tells it in any case")
+				assert.Equal(t, c.shown, strings.Contains(r.body, `"usage":{`), r.body)
+				assert.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
+				assert.NotEmpty(t, r.text(t))
+			})
+		}
+	}
+}
+
+// What decode reused is what it did not compute; without a prefill it is the engine's own cache.
+func TestUsageTellsWhatDecodeReused(t *testing.T) {
+	x := script(t, &fake{}, answer(`{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":2}}}`),
+		answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}`))
+	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
+	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3, Cached: 2, Reused: 8}, usageOf(t, x.seen))
+
+	alone := x.pair
+	alone.Prefill.URL = nil
+	resp, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &alone})
+	require.NoError(t, err)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3, Cached: 8}, x.seen.list()[1].Usage)
+}
+
+// A client's own text cannot pose as the usage.
+func TestAClientsTextIsNoUsage(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(`{"choices":[{"text":"\"usage\":{\"completion_tokens\":7}"}]}`))
+	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
+	assert.Zero(t, usageOf(t, x.seen))
+}
