@@ -87,7 +87,8 @@ func TestEnvoySendsDecode(t *testing.T) {
 			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
 			url := w.envoy()
 			status, header, body := ask(t, url+"/v1/completions?x=1", completion(stream),
-				"X-Request-Id", "mine", "Authorization", "Bearer k", "Cookie", "c", "X-Data-Parallel-Rank", "3", "X-Envoy-Retry-On", "5xx", extproc.DestinationHeader, "127.0.0.1:1")
+				"X-Request-Id", "mine", "Authorization", "Bearer k", "Cookie", "c",
+				"X-Data-Parallel-Rank", "3", "X-Envoy-Retry-On", "5xx", extproc.DestinationHeader, "127.0.0.1:1")
 			require.Equal(t, http.StatusOK, status, body)
 			assert.Equal(t, "disaggregated", header.Get("X-Pd-Mode"))
 			assert.Equal(t, "mine", header.Get("X-Request-Id"))

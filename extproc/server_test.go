@@ -31,9 +31,9 @@ import (
 
 // fake is a connector whose abilities a test chooses.
 type fake struct {
-	order    connector.Order
-	final    bool // P's response is the client's
-	rewrites bool
+	order     connector.Order
+	final     bool   // P's response is the client's
+	rewritten string // in the place of D's response, if not empty
 }
 
 func (*fake) Name() string             { return "fake" }
@@ -54,10 +54,10 @@ func (f *fake) Final(*connector.Session, *connector.PrefillResult) (connector.An
 }
 
 func (f *fake) Rewrite(*connector.Session, func() *connector.PrefillResult) connector.EventFunc {
-	if !f.rewrites {
+	if f.rewritten == "" {
 		return nil
 	}
-	return func([]byte) ([]byte, error) { return []byte(`{"rewritten":true}`), nil }
+	return func([]byte) ([]byte, error) { return []byte(f.rewritten), nil }
 }
 
 // fakeWorld has two engines that are handlers. nil is an engine that must not be asked.
@@ -232,8 +232,10 @@ func TestResponsesThatAreNotRelayed(t *testing.T) {
 	}{
 		"P's own":           {fake{final: true}, plain, nil, 200, `{"final":true}`, ""},
 		"P's own, streamed": {fake{final: true}, streamed, nil, 200, "data: {\"final\":true}\n\ndata: [DONE]\n\n", ""},
-		"a changed one":     {fake{rewrites: true}, plain, answers(`{"choices":[]}`), 200, `{"rewritten":true}`, ""},
-		"a changed stream":  {fake{rewrites: true}, streamed, nil, 400, "unsupported", pdflow.CodeClientGone},
+		"a changed one":     {fake{rewritten: `{"rewritten":true}`}, plain, answers(`{}`), 200, `{"rewritten":true}`, ""},
+		"a large one": {fake{rewritten: strings.Repeat("x", 7<<20)}, plain, answers(`{}`), 502, "decode_failed",
+			pdflow.CodeClientGone},
+		"a changed stream": {fake{rewritten: "{}"}, streamed, nil, 400, "unsupported", pdflow.CodeClientGone},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := fakeWorld(t, &c.c, answers(`{"id":"x"}`), c.decode)
@@ -332,7 +334,8 @@ func TestALongStreamIsNotForgotten(t *testing.T) {
 		d.out = make(chan *extprocv3.ProcessingResponse)
 		ended := make(chan error)
 		go func() { ended <- s.Process(d) }()
-		begin := []*extprocv3.ProcessingRequest{requestHead(clientHead()), requestBody(`{"prompt":"hi"}`), responseHead("200")}
+		begin := []*extprocv3.ProcessingRequest{requestHead(clientHead()), requestBody(`{"prompt":"hi"}`),
+			responseHead("200")}
 		for _, m := range begin {
 			d.in <- m
 			require.Nil(t, (<-d.out).GetImmediateResponse())
