@@ -71,7 +71,9 @@ func newCoordinator(gateway string) (*coordinator, error) {
 // pools is a Picker: the pair is always the gateway and the gateway. An engine is chosen there, for each leg anew.
 type pools pdflow.Pick
 
-func (p pools) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) { return pdflow.Pick(p), nil }
+func (p pools) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+	return pdflow.Pick(p), nil
+}
 
 // ServeHTTP runs one request.
 func (c *coordinator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -120,7 +122,7 @@ func (c *coordinator) run(ctx context.Context, steps *pdflow.Steps, legs *sync.W
 			if step.Leg != "" { // a connector's side call goes to the engine that it names
 				req.Header.Set(poolHeader, string(step.Leg))
 			}
-			step.Done(c.send.RoundTrip(req))
+			step.Done(c.send.RoundTrip(req)) //nolint:bodyclose // the flow closes it
 		})
 	}
 }
