@@ -86,8 +86,9 @@ func TestEnvoySendsDecode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
 			url := w.envoy()
-			status, header, body := ask(t, url+"/v1/completions?x=1", completion(stream), "X-Request-Id", "mine", "Authorization", "Bearer k",
-				"Cookie", "c", "X-Data-Parallel-Rank", "3", "X-Envoy-Retry-On", "5xx", extproc.DestinationHeader, "127.0.0.1:1")
+			status, header, body := ask(t, url+"/v1/completions?x=1", completion(stream),
+				"X-Request-Id", "mine", "Authorization", "Bearer k", "Cookie", "c",
+				"X-Data-Parallel-Rank", "3", "X-Envoy-Retry-On", "5xx", extproc.DestinationHeader, "127.0.0.1:1")
 			require.Equal(t, http.StatusOK, status, body)
 			assert.Equal(t, "disaggregated", header.Get("X-Pd-Mode"))
 			assert.Equal(t, "mine", header.Get("X-Request-Id"))
@@ -116,6 +117,9 @@ func TestEnvoySendsDecode(t *testing.T) {
 
 // What ServeHTTP answers is what the client gets through Envoy.
 func TestErrorsAreThoseOfServeHTTP(t *testing.T) {
+	fails := func(kind enginesim.FaultKind, status int) *enginesim.Fault {
+		return &enginesim.Fault{Kind: kind, Status: status, Count: -1}
+	}
 	for name, c := range map[string]struct {
 		path, body string
 		header     []string
@@ -123,17 +127,18 @@ func TestErrorsAreThoseOfServeHTTP(t *testing.T) {
 		want       int
 		attempts   int
 	}{
-		"prefill fails":          {fault: &enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Count: -1}, want: 502, attempts: 2},
-		"prefill resets":         {fault: &enginesim.Fault{Kind: enginesim.FaultReset, Count: -1}, want: 502, attempts: 2},
-		"prefill cannot be read": {fault: &enginesim.Fault{Kind: enginesim.FaultGarbage, Count: -1}, want: 502, attempts: 2},
-		"prefill refuses":        {fault: &enginesim.Fault{Kind: enginesim.FaultStatus, Status: 422, Count: -1}, want: 422, attempts: 1},
+		"prefill fails":          {fault: fails(enginesim.FaultStatus, 500), want: 502, attempts: 2},
+		"prefill resets":         {fault: fails(enginesim.FaultReset, 0), want: 502, attempts: 2},
+		"prefill cannot be read": {fault: fails(enginesim.FaultGarbage, 0), want: 502, attempts: 2},
+		"prefill refuses":        {fault: fails(enginesim.FaultStatus, 422), want: 422, attempts: 1},
 		"not JSON":               {body: `{"prompt":`, want: 400},
 		"another type":           {header: []string{"Content-Type", "text/plain"}, want: 415},
 		"encoded":                {header: []string{"Content-Encoding", "gzip"}, want: 415},
 		"messages":               {path: "/v1/messages", body: `[]`, want: 400},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{}, pdflow.WithRetry(connector.Retry{BackoffBase: time.Millisecond}))
+			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{},
+				pdflow.WithRetry(connector.Retry{BackoffBase: time.Millisecond}))
 			if c.fault != nil {
 				w.p.Inject(*c.fault)
 			}
@@ -208,7 +213,7 @@ func TestAClientThatLeavesDuringPrefillEndsIt(t *testing.T) {
 		}
 		cancel()
 	}()
-	_, err := post(t, ctx, url+"/v1/completions", completion(true)) //nolint:bodyclose // there is none
+	_, err := post(t, ctx, url+"/v1/completions", completion(true))
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Equal(t, []pdflow.Code{pdflow.CodeClientGone}, w.wait(1))
 	idle, stop := context.WithTimeout(t.Context(), 5*time.Second)
@@ -291,6 +296,16 @@ func TestABodyOverTheLimit(t *testing.T) {
 			assert.Equal(t, c.ours, gjson.GetBytes(got, "error.code").String() == "body_too_large", string(got))
 		})
 	}
+	url = w.envoy("8388608", "16777216")
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/completions",
+		io.MultiReader(strings.NewReader(`{"prompt":"`+strings.Repeat("x", 12<<20)+`"}`)))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	resp.Body.Close()
+	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "over gRPC's")
+
 	status, _, _ := ask(t, url+"/v1/completions", `{"prompt":"x","max_tokens":1,"user":"`+strings.Repeat("x", 5<<20)+`"}`)
 	assert.Equal(t, 200, status, "a body within the limit")
 }
@@ -312,7 +327,9 @@ func TestOtherPathsPassUntouched(t *testing.T) {
       type: STATIC
       load_assignment:
         cluster_name: others
-        endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: `+portOf(host)+` } } } }] }]
+        endpoints:
+          - lb_endpoints:
+              - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: `+portOf(host)+` } } }
 `)
 	status, _, body := ask(t, url+"/tokenize", completion(false))
 	assert.Equal(t, 200, status, body)
@@ -341,7 +358,9 @@ func TestPrefillFailsBesideDecode(t *testing.T) {
 	assert.Equal(t, 502, status)
 	assert.Equal(t, "prefill_failed", gjson.Get(body, "error.code").String())
 	assert.Less(t, time.Since(begun), 10*time.Second)
-	require.Eventually(t, func() bool { return w.d.Stats().Running == 0 && w.d.Stats().Waiting == 0 }, 5*time.Second, time.Millisecond)
+	idle, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	defer stop()
+	require.NoError(t, w.d.WaitIdle(idle), "Envoy has ended the decode leg")
 	assert.Equal(t, pdflow.CodePrefillFailed, w.wait(3)[2])
 }
 

@@ -84,7 +84,7 @@ func (x *exchange) run(flow *pdflow.Flow, in *pdflow.Request) error {
 			}
 		case in := <-inbox:
 			if in.err != nil {
-				return nil //nolint:nilerr // the client left
+				return nil // the client left
 			}
 			if head := in.m.GetResponseHeaders(); head != nil && x.given != nil {
 				x.head = head
@@ -151,7 +151,8 @@ func (x *exchange) take(step *pdflow.Step) (*pdflow.Error, error) {
 }
 
 var (
-	// errLate: prefill failed and the flow has begun to try another pair, but Envoy cannot be given a second decode leg.
+	// errLate: prefill failed and the flow has begun to try another pair, but Envoy cannot be given a second decode
+	// leg.
 	errLate = &pdflow.Error{Code: pdflow.CodePrefillFailed, Leg: pdflow.LegPrefill, Phase: "answer",
 		Message: "the prefill engine failed while decode was waiting for it"}
 	// errStream: the flow must read decode's response, and Envoy takes a response of the server's only whole.
@@ -172,7 +173,7 @@ func (x *exchange) follow(ctx context.Context, inbox <-chan message) error {
 				x.steps.End(nil)
 				return nil
 			case in.err != nil:
-				return nil //nolint:nilerr // the client left, or decode broke: Envoy does not say which
+				return nil // the client left, or decode broke: Envoy does not say which
 			}
 			whole = whole || in.m.GetResponseBody().GetEndOfStream() || in.m.GetResponseTrailers() != nil
 			if err := x.envoy.Send(proceed(in.m)); err != nil {

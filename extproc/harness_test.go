@@ -55,7 +55,9 @@ func newWorld(t *testing.T, c connector.KVConnector, prefill, decode enginesim.C
 }
 
 // start makes the flow over two engines, and serves it.
-func (w *world) start(c connector.KVConnector, prefill, decode string, attributes map[string]string, opts ...pdflow.Option) {
+func (w *world) start(c connector.KVConnector, prefill, decode string, attributes map[string]string,
+	opts ...pdflow.Option,
+) {
 	t := w.t
 	t.Helper()
 	pe, err := discovery.New(prefill, discovery.RolePrefill)
@@ -114,7 +116,8 @@ func (w *world) outcomes() []*pdflow.Outcome {
 // wait waits until n attempts have ended and returns the codes of their errors.
 func (w *world) wait(n int) (codes []pdflow.Code) {
 	w.t.Helper()
-	require.Eventually(w.t, func() bool { return len(w.outcomes()) >= n && len(w.flow.Sessions()) == 0 }, 10*time.Second, 5*time.Millisecond)
+	ended := func() bool { return len(w.outcomes()) >= n && len(w.flow.Sessions()) == 0 }
+	require.Eventually(w.t, ended, 10*time.Second, 5*time.Millisecond)
 	for _, o := range w.outcomes() {
 		code := pdflow.Code("")
 		if o.Err != nil {
@@ -125,8 +128,8 @@ func (w *world) wait(n int) (codes []pdflow.Code) {
 	return codes
 }
 
-// envoy starts a real Envoy before the world's server and returns its base URL. Each change is a text of testdata/envoy.yaml
-// and what stands in its place.
+// envoy starts a real Envoy before the world's server and returns its base URL. Each change is a text of
+// testdata/envoy.yaml and what stands in its place.
 func (w *world) envoy(changes ...string) string {
 	t := w.t
 	t.Helper()
@@ -144,8 +147,8 @@ func (w *world) envoy(changes ...string) string {
 	require.NoError(t, err)
 	addr := ln.Addr().String()
 	require.NoError(t, ln.Close())
-	changes = append([]string{"port_value: 10000", "port_value: " + portOf(addr), "port_value: 9002", "port_value: " + portOf(w.addr),
-		"41943040", "8388608"}, changes...)
+	changes = append([]string{"port_value: 10000", "port_value: " + portOf(addr),
+		"port_value: 9002", "port_value: " + portOf(w.addr), "41943040", "8388608"}, changes...)
 	for i := 0; i < len(changes); i += 2 {
 		require.Contains(t, string(config), changes[i])
 		config = []byte(strings.ReplaceAll(string(config), changes[i], changes[i+1]))

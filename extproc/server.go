@@ -21,14 +21,14 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// DestinationHeader tells Envoy where the decode leg goes, as "host:port". Clients cannot set it: the server removes it from
-// each request that it sees.
+// DestinationHeader tells Envoy where the decode leg goes, as "host:port". Clients cannot set it: the server removes it
+// from each request that it sees.
 const DestinationHeader = "x-gateway-destination-endpoint"
 
 // Options are a Server's settings; nil means defaults.
 type Options struct {
-	// MaxBody is the largest body of a request, in bytes; default 32 MiB. Envoy's per_connection_buffer_limit_bytes and the
-	// gRPC server's MaxRecvMsgSize must be larger, or Envoy answers in the server's place.
+	// MaxBody is the largest body of a request, in bytes; default 32 MiB. Envoy's per_connection_buffer_limit_bytes and
+	// the gRPC server's MaxRecvMsgSize must be larger, or Envoy answers in the server's place.
 	MaxBody int64
 }
 
@@ -41,9 +41,9 @@ type Server struct {
 	maxBody int64
 }
 
-// NewServer makes a Server. find returns the flow that serves a model; for nil the client gets a 404. send sends the legs
-// that Envoy does not: prefill, encode, side calls, and decode where the flow must read its response. It must not follow
-// redirects.
+// NewServer makes a Server. find returns the flow that serves a model; for nil the client gets a 404. send sends the
+// legs that Envoy does not: prefill, encode, side calls, and decode where the flow must read its response. It must not
+// follow redirects.
 func NewServer(find func(model string) *pdflow.Flow, send http.RoundTripper, o *Options) (*Server, error) {
 	if find == nil || send == nil {
 		return nil, errors.New("extproc: NewServer needs a function that finds flows and a RoundTripper")
@@ -101,7 +101,8 @@ func (s *Server) Process(envoy stream) error {
 	}
 	flow := s.find(req.Model)
 	if flow == nil {
-		return fail(envoy, r, &pdflow.Error{Code: pdflow.CodeNotFound, Param: "model", Message: "no such model is served here"})
+		return fail(envoy, r, &pdflow.Error{Code: pdflow.CodeNotFound, Param: "model",
+			Message: "no such model is served here"})
 	}
 	x := &exchange{s: s, envoy: envoy, r: r, streamed: req.Stream}
 	x.endSeen = first.GetProtocolConfig().GetResponseBodyMode() != mode.ProcessingMode_NONE

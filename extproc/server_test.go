@@ -31,9 +31,9 @@ import (
 
 // fake is a connector whose abilities a test chooses.
 type fake struct {
-	order    connector.Order
-	final    bool // P's response is the client's
-	rewrites bool
+	order     connector.Order
+	final     bool   // P's response is the client's
+	rewritten string // in the place of D's response, if not empty
 }
 
 func (f *fake) Traits() connector.Traits { return connector.Traits{Name: "fake", Order: f.order} }
@@ -48,14 +48,15 @@ func (*fake) Decode(_ context.Context, _ *connector.Session, _ *connector.Prefil
 }
 
 func (f *fake) Final(*connector.Session, *connector.PrefillResult) (connector.Answer, bool) {
-	return connector.Answer{Body: []byte(`{"final":true}`), Events: [][]byte{[]byte(`{"final":true}`), []byte("[DONE]")}}, f.final
+	response := []byte(`{"final":true}`)
+	return connector.Answer{Body: response, Events: [][]byte{response, []byte("[DONE]")}}, f.final
 }
 
 func (f *fake) Rewrite(*connector.Session, func() *connector.PrefillResult) connector.EventFunc {
-	if !f.rewrites {
+	if f.rewritten == "" {
 		return nil
 	}
-	return func([]byte) ([]byte, error) { return []byte(`{"rewritten":true}`), nil }
+	return func([]byte) ([]byte, error) { return []byte(f.rewritten), nil }
 }
 
 // fakeWorld has two engines that are handlers. nil is an engine that must not be asked.
@@ -120,8 +121,8 @@ func responseHead(status string) *extprocv3.ProcessingRequest {
 }
 
 func clientHead() *extprocv3.HttpHeaders {
-	return headers(":method", "POST", ":path", "/v1/completions", ":authority", "models", "content-type", "application/json",
-		"x-request-id", "mine")
+	return headers(":method", "POST", ":path", "/v1/completions", ":authority", "models",
+		"content-type", "application/json", "x-request-id", "mine")
 }
 
 func (p *player) send(m *extprocv3.ProcessingRequest) {
@@ -216,7 +217,8 @@ func TestTheDecodeLeg(t *testing.T) {
 	assert.Equal(t, []pdflow.Code{""}, w.wait(1))
 }
 
-// A response that the flow must read reaches the client whole, and a stream of that kind is refused before decode is asked.
+// A response that the flow must read reaches the client whole, and a stream of that kind is refused before decode is
+// asked.
 func TestResponsesThatAreNotRelayed(t *testing.T) {
 	const plain, streamed = `{"prompt":"hi"}`, `{"prompt":"hi","stream":true}`
 	for name, c := range map[string]struct {
@@ -227,11 +229,12 @@ func TestResponsesThatAreNotRelayed(t *testing.T) {
 		want   string
 		code   pdflow.Code
 	}{
-		"P's own":              {fake{final: true}, plain, nil, 200, `{"final":true}`, ""},
-		"P's own, streamed":    {fake{final: true}, streamed, nil, 200, "data: {\"final\":true}\n\ndata: [DONE]\n\n", ""},
-		"a changed one":        {fake{rewrites: true}, plain, answers(`{"choices":[]}`), 200, `{"rewritten":true}`, ""},
-		"a changed one, large": {fake{rewrites: true}, plain, answers(strings.Repeat("x", 7<<20)), 200, `{"rewritten":true}`, ""},
-		"a changed stream":     {fake{rewrites: true}, streamed, nil, 400, "unsupported", pdflow.CodeClientGone},
+		"P's own":           {fake{final: true}, plain, nil, 200, `{"final":true}`, ""},
+		"P's own, streamed": {fake{final: true}, streamed, nil, 200, "data: {\"final\":true}\n\ndata: [DONE]\n\n", ""},
+		"a changed one":     {fake{rewritten: `{"rewritten":true}`}, plain, answers(`{}`), 200, `{"rewritten":true}`, ""},
+		"a large one": {fake{rewritten: strings.Repeat("x", 7<<20)}, plain, answers(`{}`), 502, "decode_failed",
+			pdflow.CodeClientGone},
+		"a changed stream": {fake{rewritten: "{}"}, streamed, nil, 400, "unsupported", pdflow.CodeClientGone},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := fakeWorld(t, &c.c, answers(`{"id":"x"}`), c.decode)
@@ -316,19 +319,23 @@ func TestALongStreamIsNotForgotten(t *testing.T) {
 			require.NoError(t, err)
 			return e
 		}
-		flow, err := pdflow.New(&fake{}, picked{Prefill: endpoint(discovery.RolePrefill), Decode: endpoint(discovery.RoleDecode)},
-			pdflow.WithObserver(w))
+		pair := picked{Prefill: endpoint(discovery.RolePrefill), Decode: endpoint(discovery.RoleDecode)}
+		flow, err := pdflow.New(&fake{}, pair, pdflow.WithObserver(w))
 		require.NoError(t, err)
 		w.flow = flow
-		s, err := extproc.NewServer(func(string) *pdflow.Flow { return flow }, roundTrip(func(r *http.Request) (*http.Response, error) {
+		send := roundTrip(func(r *http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(`{"id":"x"}`)),
 				ContentLength: -1, Request: r}, nil
-		}), nil)
+		})
+		s, err := extproc.NewServer(func(string) *pdflow.Flow { return flow }, send, nil)
 		require.NoError(t, err)
-		d := &direct{ctx: t.Context(), in: make(chan *extprocv3.ProcessingRequest), out: make(chan *extprocv3.ProcessingResponse)}
+		d := &direct{ctx: t.Context(), in: make(chan *extprocv3.ProcessingRequest)}
+		d.out = make(chan *extprocv3.ProcessingResponse)
 		ended := make(chan error)
 		go func() { ended <- s.Process(d) }()
-		for _, m := range []*extprocv3.ProcessingRequest{requestHead(clientHead()), requestBody(`{"prompt":"hi"}`), responseHead("200")} {
+		begin := []*extprocv3.ProcessingRequest{requestHead(clientHead()), requestBody(`{"prompt":"hi"}`),
+			responseHead("200")}
+		for _, m := range begin {
 			d.in <- m
 			require.Nil(t, (<-d.out).GetImmediateResponse())
 		}

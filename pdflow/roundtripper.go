@@ -56,11 +56,8 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	case r.Context().Err() != nil:
 		return nil, context.Cause(r.Context())
 	}
-	w := &memory{header: http.Header{headerRequestID: {id}}, status: http.StatusOK}
-	if e.mode != "" {
-		w.header[headerMode] = modeHeader(e.mode)
-	}
-	t.f.opts.errorHandler(w, r, e)
+	w := &memory{header: http.Header{}, status: http.StatusOK}
+	t.f.writeError(w, r, id, e)
 	out := responseTo(r, w.status, w.header, io.NopCloser(&w.body))
 	out.ContentLength = int64(w.body.Len())
 	return out, nil
@@ -76,6 +73,14 @@ func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Resp
 		return nil, invalid(err)
 	}
 	return t.f.do(r.Context(), call{req: req, header: r.Header, id: id, door: t.door})
+}
+
+// writeError writes an error for hosts that have no server of ours.
+func (f *Flow) writeError(w http.ResponseWriter, r *http.Request, id string, e *Error) {
+	if w.Header()[headerRequestID] = []string{id}; e.mode != "" {
+		w.Header()[headerMode] = modeHeader(e.mode)
+	}
+	f.opts.errorHandler(w, r, e)
 }
 
 func responseTo(r *http.Request, status int, h http.Header, body io.ReadCloser) *http.Response {

@@ -131,10 +131,7 @@ func (s *Steps) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	if !ok {
 		e = &Error{Code: CodeInternal, Err: err}
 	}
-	if w.Header()[headerRequestID] = []string{s.id}; e.mode != "" {
-		w.Header()[headerMode] = modeHeader(e.mode)
-	}
-	s.f.opts.errorHandler(w, r, e)
+	s.f.writeError(w, r, s.id, e)
 }
 
 // touch notes a call of the caller's.

@@ -249,7 +249,8 @@ func TestAStepsErrorIsWrittenAsServeHTTPDoes(t *testing.T) {
 	r.Header = http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {"mine"}}
 	want, got := httptest.NewRecorder(), httptest.NewRecorder()
 	x.flow.ServeHTTP(want, r)
-	s, err := x.flow.Begin(context.Background(), &pdflow.Request{API: connector.APICompletions, Header: r.Header, Body: []byte(`{"prompt":"hi"}`)})
+	in := &pdflow.Request{API: connector.APICompletions, Header: r.Header, Body: []byte(`{"prompt":"hi"}`)}
+	s, err := x.flow.Begin(context.Background(), in)
 	require.NoError(t, err)
 	defer s.End(nil)
 	_, _, err = drive(t, s)
