@@ -13,7 +13,6 @@ import (
 	"flag"
 	"io"
 	"log"
-	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -102,7 +101,7 @@ func (c *coordinator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		steps.WriteError(w, r, err)
 		return
 	}
-	stream(w, resp)
+	_ = resp.Send(w, r) // it has told the client what went wrong, or cut the connection
 }
 
 // run sends the legs as the flow wants them, until it has the response. Legs may run together, so each has its
@@ -114,33 +113,10 @@ func (c *coordinator) run(ctx context.Context, steps *pdflow.Steps, legs *sync.W
 			return resp, err
 		}
 		legs.Go(func() {
-			req, err := step.Request()
-			if err != nil {
-				step.Done(nil, err)
-				return
-			}
 			if step.Leg != "" { // a connector's side call goes to the engine that it names
-				req.Header.Set(poolHeader, string(step.Leg))
+				step.Header.Set(poolHeader, string(step.Leg))
 			}
-			step.Done(c.send.RoundTrip(req)) //nolint:bodyclose // the flow closes it
+			step.Send(c.send)
 		})
 	}
-}
-
-// stream writes the response. A response that broke must not look whole.
-func stream(w http.ResponseWriter, resp *pdflow.Response) {
-	maps.Copy(w.Header(), resp.Header)
-	w.Header().Set("X-Request-Id", resp.RequestID)
-	w.WriteHeader(resp.Status)
-	if _, err := io.Copy(flushing{w}, resp.Body); err != nil {
-		panic(http.ErrAbortHandler)
-	}
-}
-
-type flushing struct{ http.ResponseWriter }
-
-func (f flushing) Write(p []byte) (int, error) {
-	n, err := f.ResponseWriter.Write(p)
-	_ = http.NewResponseController(f.ResponseWriter).Flush()
-	return n, err
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 	"github.com/pdkit/pdkit/transport"
+	"go.opentelemetry.io/otel/attribute"
 )
 
 // gateway is a configuration at work.
@@ -122,9 +123,18 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 			return nil // connectors that differ have one of their own
 		},
 		NetHTTP: g.cfg.netHTTP,
-		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log)),
+		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log),
+			pdflow.WithMetricAttributes(g.modelAttributes(ms.Model())...)),
 	})
 	return m, err
+}
+
+// modelAttributes are what tells the metrics of several models apart.
+func (g *gateway) modelAttributes(model string) []attribute.KeyValue {
+	if len(g.cfg.models) <= 1 && g.cfg.gateway.ModelServers == nil {
+		return nil
+	}
+	return []attribute.KeyValue{attribute.String("gen_ai.request.model", model)}
 }
 
 // start starts all models, and the watch for more of them, until ctx ends. wait returns when all of that has ended.
