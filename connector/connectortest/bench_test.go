@@ -59,7 +59,8 @@ func TestTheChatHasTwoKilobytes(t *testing.T) {
 	assert.InDelta(t, 2048, len(connectortest.Chat2KB()), 50)
 }
 
-// Passthrough is the measure, so it costs nothing over it; ten allocations are within the budget, eleven are not, and neither is an error.
+// Passthrough is the measure, so it costs nothing over it; ten allocations are within the budget, eleven are not, and
+// neither is an error.
 func TestLegBudgetCountsWhatIsOverPassthrough(t *testing.T) {
 	http, err := passthrough.New(nil)
 	require.NoError(t, err)

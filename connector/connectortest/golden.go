@@ -70,8 +70,9 @@ type goldenLeg struct {
 	Body   json.RawMessage   `json:"body"`
 }
 
-// Golden plays each file of dir/<engine>-<version>/*.json in a subtest. A file is one JSON object: what the client sends, what the engines
-// answer, and what both legs must be then. Bodies are compared without white space; order of members and spelling of numbers and texts count.
+// Golden plays each file of dir/<engine>-<version>/*.json in a subtest. A file is one JSON object: what the client
+// sends, what the engines answer, and what both legs must be then. Bodies are compared without white space; order of
+// members and spelling of numbers and texts count.
 //
 //	{"what": "…", "source": "vLLM 0.32.0, recorded", "path": "/v1/completions", "config": {}, "header": {}, "request": {…},
 //	 "requestId": "r-1", "random": "32 hexadecimal digits: the session's",
@@ -79,9 +80,10 @@ type goldenLeg struct {
 //	 "calls": {"GET http://10.0.0.1:8998/query": {"status": 200, "body": {…}}}, "answer": {…}, "headers": {}, "event": {…},
 //	 "want": {"prefill": {"path": "…", "header": {}, "body": {…}}, "decode": {…}}}
 //
-// want has "refused", a part of the error's text, in place of decode where the answer is to be refused, and "unsupported", a member's
-// name, alone where the request is not carried. "first" is decode's first try where decode comes first; "encode" lists the legs of an encode stage,
-// whose answers are in "encoded". Nothing is started, and no event is waited for.
+// want has "refused", a part of the error's text, in place of decode where the answer is to be refused, and
+// "unsupported", a member's name, alone where the request is not carried. "first" is decode's first try where decode
+// comes first; "encode" lists the legs of an encode stage, whose answers are in "encoded". Nothing is started, and no
+// event is waited for.
 //
 // Golden files are facts about engines, so nothing rewrites them.
 func Golden(t *testing.T, factory func(config json.RawMessage) (connector.KVConnector, error), dir string) {

@@ -177,35 +177,32 @@ func checkSecrets(t *trial) error {
 		}
 		return nil
 	}
-	for i, api := range t.apis {
-		r, err := request(plain(api))
-		if err != nil {
-			return err
-		}
-		p, err := t.play(t.session(r, 8000+i))
-		if err != nil {
-			return fmt.Errorf("%s: %w", api, err)
-		}
+	err := t.each(plains, func(_ sample, p *played) error {
 		bad := p.response.with(canaried(p.response.Body))
 		if name := t.traits.Handoff.Header; name != "" {
 			bad = append(bad, p.response.spoilHeader(name)...)
 		}
 		for _, b := range bad {
-			_, err := t.playWith(t.session(r, 8000+i), t.giving(b.Response))
+			_, err := t.again(p, t.giving(b.Response))
 			if err := tell("P's response: "+b.what, err); err != nil {
 				return err
 			}
 		}
-		if t.Event != nil {
-			for _, b := range canaried(t.Event(t.session(r, 8000+i)).Body) {
-				m := t.means()
-				m.event = func(*connector.Session) connector.Event { return connector.Event{Body: b.body, At: began} }
-				_, err := t.playWith(t.session(r, 8000+i), m)
-				if err := tell("an event: "+b.what, err); err != nil {
-					return err
-				}
+		if t.Event == nil {
+			return nil
+		}
+		for _, b := range canaried(t.Event(p.s).Body) {
+			m := t.means()
+			m.event = func(*connector.Session) connector.Event { return connector.Event{Body: b.body, At: began} }
+			_, err := t.again(p, m)
+			if err := tell("an event: "+b.what, err); err != nil {
+				return err
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	return t.callSecrets(tell)
 }

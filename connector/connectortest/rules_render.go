@@ -126,7 +126,8 @@ func checkSettings(set launch.Settings) error {
 	return nil
 }
 
-// namesSettings checks that each setting, those inside others too, either changes what is rendered or is named by a note.
+// namesSettings checks that each setting, those inside others too, either changes what is rendered or is named by a
+// note.
 func (t *trial) namesSettings() error {
 	full, err := t.renderAll(t.config())
 	if err != nil {

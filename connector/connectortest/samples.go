@@ -21,8 +21,8 @@ type sample struct {
 // String names the sample for a message.
 func (s sample) String() string { return s.api.String() + ", " + s.name }
 
-// shape is where an API keeps what the rules are about. It says on purpose again what package connector says: a suite that asked the
-// code under test for the members would find right whatever that code does.
+// shape is where an API keeps what the rules are about. It says on purpose again what package connector says: a suite
+// that asked the code under test for the members would find right whatever that code does.
 type shape struct {
 	prompt   string // members that hold the prompt
 	holder   string // the member that holds the sampling members, "" for the top level
@@ -53,7 +53,8 @@ var shapes = map[connector.API]shape{
 		answers: []string{"n"}},
 }
 
-// others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would change.
+// others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would
+// change.
 const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041","k":123456789012345678901234567890}],"n":null,"twice":1,"twice":2.0},"x\u005fescaped":"\u0061\ud83d\ude00","temperature":0.70,"user":"someone"`
 
 // body puts members and sampling members where the API has them.
@@ -70,7 +71,10 @@ func plain(api connector.API) sample {
 	return sample{api, "plain", shapes[api].body("")}
 }
 
-// samples are the requests of an API with which a leg's members are checked. Each can be carried by any protocol that carries the API.
+func plains(api connector.API) []sample { return []sample{plain(api)} }
+
+// samples are the requests of an API with which a leg's members are checked. Each can be carried by any protocol that
+// carries the API.
 func samples(api connector.API) []sample {
 	s := shapes[api]
 	minimum := func(n int) string { return fmt.Sprintf(`"%s":%d`, s.minimum, n) }
@@ -119,16 +123,18 @@ func several(api connector.API) []sample {
 	return list
 }
 
-// forged are requests with the client's own transfer members, wherever engines read them and however their names are spelt.
+// forged are requests with the client's own transfer members, wherever engines read them and however their names are
+// spelt.
 func forged(api connector.API, declared []string) []sample {
 	all := forgery{}
-	all.add("request_id")
+	all.add("request_id", "")
 	for _, path := range append(slices.Clone(transferMembers), declared...) {
-		all.add(strings.Split(path, ".")...)
+		name, below, _ := strings.Cut(path, ".")
+		all.add(name, below)
 		if !strings.Contains(path, ".") {
 			for _, holder := range []string{"vllm_xargs", "sampling_params"} {
 				all.add(holder, path)
-				all.add(holder, "extra_args", path)
+				all.add(holder, "extra_args."+path)
 			}
 		}
 	}
@@ -143,18 +149,20 @@ func forged(api connector.API, declared []string) []sample {
 // forgery is an object of the client's; nil stands for a value that must not reach an engine.
 type forgery map[string]forgery
 
-func (f forgery) add(path ...string) {
-	inner, there := f[path[0]]
+// add puts such a value at a path below a name.
+func (f forgery) add(name, below string) {
+	inner, there := f[name]
 	switch {
-	case len(path) == 1:
-		f[path[0]] = nil
+	case below == "":
+		f[name] = nil
 	case there && inner == nil: // all of it must go
 	default:
 		if inner == nil {
 			inner = forgery{}
-			f[path[0]] = inner
+			f[name] = inner
 		}
-		inner.add(path[1:]...)
+		next, rest, _ := strings.Cut(below, ".")
+		inner.add(next, rest)
 	}
 }
 

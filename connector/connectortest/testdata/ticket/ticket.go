@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ticket is a third party's connector: P's response names the KV in the header X-KV-Ticket, and D fetches it by the
-// member kv_ticket.
+// Package ticket is a third party's connector: P's response names the KV in the header X-KV-Ticket, and D fetches it by
+// the member kv_ticket.
 package ticket
 
 import (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wrong has a small connector that is right, Toy, and many that are wrong in one thing each, Faults: they show that each rule
-// of package connectortest can fail.
+// Package wrong has a small connector that is right, Toy, and many that are wrong in one thing each, Faults: they show
+// that each rule of package connectortest can fail.
 package wrong
 
 import (
@@ -29,8 +29,8 @@ func init() {
 	connector.Register(Name, func(config json.RawMessage) (connector.KVConnector, error) { return New(config) })
 }
 
-// Toy is a protocol that uses nearly every ability: P's KV port is an attribute, its engine id is asked for, both legs carry a transfer id, D
-// needs P's handoff, and a notice comes between the legs.
+// Toy is a protocol that uses nearly every ability: P's KV port is an attribute, its engine id is asked for, both legs
+// carry a transfer id, D needs P's handoff, and a notice comes between the legs.
 type Toy struct {
 	o Options
 
