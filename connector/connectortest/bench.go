@@ -21,7 +21,8 @@ const MaxAllocations = 10
 
 // Chat2KB is the body of the chat that legs are measured with.
 func Chat2KB() string {
-	return `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
+	return `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) +
+		`"}],"max_tokens":64,"temperature":0,"stream":true}`
 }
 
 // Blocks2KB are the ids of the 32 blocks that its KV takes, as vLLM writes one group of them: [1000,1001,…].

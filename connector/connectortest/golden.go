@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net/http"
@@ -262,13 +261,13 @@ func (g *golden) means() means {
 		call: func(r *http.Request) (*http.Response, error) {
 			call, ok := g.Calls[r.Method+" "+r.URL.String()]
 			if !ok {
-				return nil, fmt.Errorf("connectortest: calls has no %s %s, only %v", r.Method, r.URL, slices.Sorted(maps.Keys(g.Calls)))
+				return nil, fmt.Errorf("connectortest: calls has no %s %s, only %v", r.Method, r.URL,
+					slices.Sorted(maps.Keys(g.Calls)))
 			}
 			if call.Status == 0 {
 				call.Status = http.StatusOK
 			}
-			return &http.Response{StatusCode: call.Status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{"Content-Type": {"application/json"}},
-				Body: io.NopCloser(bytes.NewReader(compact(call.Body))), ContentLength: -1}, nil
+			return reply(call.Status, compact(call.Body)), nil
 		},
 	}
 }

@@ -249,7 +249,8 @@ func (t *trial) media(api connector.API) []sample {
 	if _, ok := connector.As[connector.Encoder](t.c); !ok || api != connector.APIChat {
 		return nil
 	}
-	return []sample{{api, "with media", `{"model":"` + modelName + `","messages":[{"role":"user","content":[{"type":"text","text":` + promptText + `},` + picture("QUFB") + `,` +
+	return []sample{{api, "with media", `{"model":"` + modelName +
+		`","messages":[{"role":"user","content":[{"type":"text","text":` + promptText + `},` + picture("QUFB") + `,` +
 		picture("QkJC") + `,` + picture("QUFB") + `]}],` + others + `}`}}
 }
 

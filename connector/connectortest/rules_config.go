@@ -110,7 +110,8 @@ func (t *trial) checkKey(key string) error {
 	if err := t.refusesAt("{"+member+","+member+"}", key, ""); err != nil {
 		return fmt.Errorf("%s given twice: %w", key, err)
 	}
-	for _, wrong := range []string{`["` + valueCanary + `",{}]`, `{"` + "x" + `":"` + valueCanary + `"}`, `"` + valueCanary + `"`, "-7.5"} {
+	for _, wrong := range []string{`["` + valueCanary + `",{}]`, `{"` + "x" + `":"` + valueCanary + `"}`, `"` +
+		valueCanary + `"`, "-7.5"} {
 		body, err := jsonedit.SetIn(t.config(), key, json.RawMessage(wrong))
 		if err != nil {
 			return err
@@ -165,7 +166,8 @@ func keys(raw json.RawMessage) []string {
 }
 
 func checkSecrets(t *trial) error {
-	secrets := []string{promptCanary, clientCanary, requestCanary, valueCanary, hostP, hostD, t.Prefill.Host(), t.Decode.Host()}
+	secrets := []string{promptCanary, clientCanary, requestCanary, valueCanary, hostP, hostD, t.Prefill.Host(),
+		t.Decode.Host()}
 	tell := func(what string, err error) error {
 		if err == nil {
 			return nil

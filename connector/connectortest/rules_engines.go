@@ -84,7 +84,8 @@ func checkAddress(v string) error {
 }
 
 // junk are values that some attribute may have in a file.
-var junk = []string{"", " ", "x", "-1", "0", "65536", "99999999999999999999", "1,,2", "::", "http://", "http://[::1", "a b", valueCanary}
+var junk = []string{"", " ", "x", "-1", "0", "65536", "99999999999999999999", "1,,2", "::", "http://", "http://[::1",
+	"a b", valueCanary}
 
 func checkAttributes(t *trial) error {
 	r := request(plain(t.apis[0]))

@@ -41,7 +41,8 @@ func checkLegs(t *trial) error {
 }
 
 // hopHeaders are those that say how a message is framed: the flow's and the transport's, never a connector's.
-var hopHeaders = []string{"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+var hopHeaders = []string{"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding",
+	"upgrade"}
 
 func wellFormed(leg sent) error {
 	if !json.Valid(leg.body) {
@@ -301,7 +302,8 @@ func differs(want []byte, got *jsonedit.Doc) error {
 }
 
 func undeclared(path string) error {
-	return fmt.Errorf("the member %s was added, which Traits' Members do not declare: a client's own reaches engines", path)
+	return fmt.Errorf("the member %s was added, which Traits' Members do not declare: a client's own reaches engines",
+		path)
 }
 
 // sameInner checks that the members of an object are the client's to the byte, but for the free ones.

@@ -242,7 +242,8 @@ func (t *trial) leaves(before map[string]string) error {
 	for end := time.Now().Add(min(t.Timeout, 2*time.Second)); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		left = ""
 		for id, stack := range goroutines() {
-			if _, was := before[id]; !was && !strings.Contains(stack, "testing.tRunner") && !strings.Contains(stack, "connectortest.goroutines") {
+			if _, was := before[id]; !was && !strings.Contains(stack, "testing.tRunner") &&
+				!strings.Contains(stack, "connectortest.goroutines") {
 				left = stack
 			}
 		}

@@ -85,7 +85,8 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 	if err := t.meetsItsLike(r.Attribute, values, answers); err != nil {
 		return err
 	}
-	if a, b := t.Prefill.Attribute(r.Attribute), t.Decode.Attribute(r.Attribute); a != "" && b != "" && !r.Compatible(a, b) {
+	if a, b := t.Prefill.Attribute(r.Attribute), t.Decode.Attribute(r.Attribute); a != "" && b != "" &&
+		!r.Compatible(a, b) {
 		return errors.New("it parts the harness's engines")
 	}
 	return nil

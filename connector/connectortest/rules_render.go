@@ -33,7 +33,8 @@ func (t *trial) targets() []launch.Target {
 				all = []discovery.Endpoint{both}
 			}
 			for _, cpu := range []bool{false, true} {
-				list = append(list, launch.Target{Endpoint: e, Engines: all, Model: modelName, Version: v, CPU: cpu, Gateway: "gateway.example"})
+				list = append(list, launch.Target{Endpoint: e, Engines: all, Model: modelName, Version: v, CPU: cpu,
+					Gateway: "gateway.example"})
 			}
 		}
 	}

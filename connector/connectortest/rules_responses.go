@@ -292,7 +292,7 @@ func (t *trial) hostileCalls() error {
 	for _, b := range bad {
 		err := t.anew(func(u *trial) error {
 			m := u.means()
-			m.call = func(*http.Request) (*http.Response, error) { return reply(b), nil }
+			m.call = func(*http.Request) (*http.Response, error) { return b.reply(), nil }
 			return u.survives(&played{s: u.session(r, 6900), n: 6900}, m)
 		})
 		if err != nil {
@@ -302,14 +302,20 @@ func (t *trial) hostileCalls() error {
 	return nil
 }
 
-func reply(b mutant) *http.Response {
-	status := http.StatusOK
+// reply is a response to a side call.
+func (b mutant) reply() *http.Response {
 	if strings.HasSuffix(b.what, "status 500") {
-		status = http.StatusInternalServerError
+		return reply(http.StatusInternalServerError, b.body)
 	}
-	return &http.Response{Status: http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(b.body)),
-		ContentLength: int64(len(b.body))}
+	return reply(http.StatusOK, b.body)
+}
+
+func reply(status int, body []byte) *http.Response {
+	return &http.Response{
+		Status: http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"Content-Type": {"application/json"}},
+		Body:   io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
+	}
 }
 
 // callAnswers are the harness's good answers to the side calls of a session.

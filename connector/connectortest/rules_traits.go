@@ -78,7 +78,8 @@ func unlikeTraits(a, b connector.Traits) string {
 
 // checkMembers finds members that no protocol can have for its own: the flow would strip what clients need.
 func checkMembers(members []string) error {
-	clients := []string{"model", "stream", "stream_options", "tools", "thinking", "sampling_params", "vllm_xargs", "request_id"}
+	clients := []string{"model", "stream", "stream_options", "tools", "thinking", "sampling_params", "vllm_xargs",
+		"request_id"}
 	for api, s := range shapes {
 		clients = append(append(append(clients, api.PromptMember(), s.limit, s.alt, s.minimum), s.answers...), s.wasted...)
 	}

@@ -47,9 +47,11 @@ var shapes = map[connector.API]shape{
 	connector.APIResponses: {prompt: `"input":` + promptText, limit: "max_output_tokens", minimum: "min_tokens",
 		logprobs: `"top_logprobs":3`, wasted: []string{"top_logprobs"}},
 	connector.APIMessages: {prompt: messages, limit: "max_tokens", minimum: "min_tokens"},
-	connector.APIGenerate: {prompt: `"token_ids":[101,102,103,104]`, holder: "sampling_params", limit: "max_tokens", minimum: "min_tokens",
+	connector.APIGenerate: {prompt: `"token_ids":[101,102,103,104]`, holder: "sampling_params", limit: "max_tokens",
+		minimum: "min_tokens",
 		answers: []string{"n", "best_of"}, logprobs: `"logprobs":3`, wasted: openAIWasted},
-	connector.APISGLang: {prompt: `"text":` + promptText, holder: "sampling_params", limit: "max_new_tokens", minimum: "min_new_tokens",
+	connector.APISGLang: {prompt: `"text":` + promptText, holder: "sampling_params", limit: "max_new_tokens",
+		minimum: "min_new_tokens",
 		answers: []string{"n"}},
 }
 
@@ -93,11 +95,13 @@ func samples(api connector.API) []sample {
 		{api, "with a minimum alone", s.body(minimum(5), others)},
 		{api, "with a limit of null", s.body(`"`+s.limit+`":null`, others)},
 		{api, "streamed", s.body(limit(s.limit, 64), `"stream":true`, others)},
-		{api, "streamed with usage", s.body(limit(s.limit, 64), `"stream":true,"stream_options":{"include_usage":true}`, others)},
+		{api, "streamed with usage", s.body(limit(s.limit, 64), `"stream":true,"stream_options":{"include_usage":true}`,
+			others)},
 		{api, "not streamed", s.body("", `"stream":false`, others)},
 		{api, "with log probabilities and one answer", s.body(join(limit(s.limit, 64), s.logprobs, join(one...)), others)},
 		{api, "with a cut prompt", s.body("", `"truncate_prompt_tokens":3`)},
-		{api, "in odd spelling", " {\n\t\"m\\u006fdel\" : \"" + modelName + "\" ,\r\n " + s.prompt + " , \"stream\"\t:\ttrue, " + others + "\n}\n"},
+		{api, "in odd spelling", " {\n\t\"m\\u006fdel\" : \"" + modelName + "\" ,\r\n " + s.prompt +
+			" , \"stream\"\t:\ttrue, " + others + "\n}\n"},
 	}
 	if s.alt != "" {
 		list = append(list,

@@ -84,7 +84,8 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 			"Except.Rewrites has kv_ticket, which is no client API's member"},
 		"a member that is excused for nothing": {func(h *connectortest.Harness) { h.Except.Rewrites = []string{"prompt"} },
 			"Except.Rewrites has prompt, but each leg has the client's"},
-		"a name that is not registered": {func(h *connectortest.Harness) { h.Name = "other" }, `its Name is "conformance-toy", but the harness says "other"`},
+		"a name that is not registered": {func(h *connectortest.Harness) { h.Name = "other" },
+			`its Name is "conformance-toy", but the harness says "other"`},
 		"a response that is not bad": {func(h *connectortest.Harness) {
 			h.BadResponses = []connectortest.Response{{Handoff: `{"remote_blocks":[1],"remote_token":"t"}`}}
 		}, "it is BadResponses[0] became a decode leg"},
@@ -100,7 +101,8 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 			h.Except.OwnValues = map[string]string{"tpSize": "3"}
 		},
 			`the harness says that only "3" meets its like, but others do`},
-		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true }, "is accepted, but the harness says that it needs one"},
+		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true },
+			"is accepted, but the harness says that it needs one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := toy

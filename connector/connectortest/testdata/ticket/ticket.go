@@ -28,7 +28,8 @@ func New(settings json.RawMessage) (connector.KVConnector, error) {
 
 // Traits declares the protocol.
 func (Connector) Traits() connector.Traits {
-	return connector.Traits{Name: "ticket", Members: []string{member}, Handoff: connector.Handoff{Header: header}, Lease: 30 * time.Second}
+	return connector.Traits{Name: "ticket", Members: []string{member}, Handoff: connector.Handoff{Header: header},
+		Lease: 30 * time.Second}
 }
 
 // Prefill asks P for one token.

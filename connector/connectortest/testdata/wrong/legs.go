@@ -120,9 +120,10 @@ var legFaults = []Fault{
 			}
 		}
 	}),
-	decodes(ruleDecode, "adds a member of its own that nobody was told of", func(_ *connector.Session, leg *connector.Leg) {
-		leg.Set("return_token_ids", raw("true"))
-	}),
+	decodes(ruleDecode, "adds a member of its own that nobody was told of",
+		func(_ *connector.Session, leg *connector.Leg) {
+			leg.Set("return_token_ids", raw("true"))
+		}),
 	decodes(ruleDecode, "takes the client's stream away", func(_ *connector.Session, leg *connector.Leg) {
 		leg.NoStream()
 	}),
@@ -156,12 +157,14 @@ var legFaults = []Fault{
 		keep(s, leg, "request_id")
 	}),
 
-	prefills(ruleClientID, "names the transfer by the client's id in a member", func(s *connector.Session, leg *connector.Leg) {
-		leg.Param("client_id", connector.Quote(s.RequestID))
-	}),
-	decodes(ruleClientID, "names the transfer by the client's id in a header", func(s *connector.Session, leg *connector.Leg) {
-		leg.SetHeader("X-Transfer-Id", "toy-"+s.RequestID)
-	}),
+	prefills(ruleClientID, "names the transfer by the client's id in a member",
+		func(s *connector.Session, leg *connector.Leg) {
+			leg.Param("client_id", connector.Quote(s.RequestID))
+		}),
+	decodes(ruleClientID, "names the transfer by the client's id in a header",
+		func(s *connector.Session, leg *connector.Leg) {
+			leg.SetHeader("X-Transfer-Id", "toy-"+s.RequestID)
+		}),
 }
 
 // transferID makes a fault that declares ids of its own, and gives both legs wrong ones.

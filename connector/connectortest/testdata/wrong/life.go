@@ -96,24 +96,26 @@ var configFaults = []Fault{
 		}
 		return t, nil
 	}),
-	configured(ruleConfig, "does not name the nearest setting", func(settings json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(settings)
-		if err != nil {
-			all := config.FieldErrors(err)
-			all[0].Remedy = ""
-			return nil, all[0]
-		}
-		return t, nil
-	}),
-	configured(ruleConfig, "repeats the configuration in its error", func(settings json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(settings)
-		if err != nil {
-			all := config.FieldErrors(err)
-			all[0].Problem += " in " + string(settings)
-			return nil, all[0]
-		}
-		return t, nil
-	}),
+	configured(ruleConfig, "does not name the nearest setting",
+		func(settings json.RawMessage) (connector.KVConnector, error) {
+			t, err := New(settings)
+			if err != nil {
+				all := config.FieldErrors(err)
+				all[0].Remedy = ""
+				return nil, all[0]
+			}
+			return t, nil
+		}),
+	configured(ruleConfig, "repeats the configuration in its error",
+		func(settings json.RawMessage) (connector.KVConnector, error) {
+			t, err := New(settings)
+			if err != nil {
+				all := config.FieldErrors(err)
+				all[0].Problem += " in " + string(settings)
+				return nil, all[0]
+			}
+			return t, nil
+		}),
 	configured(ruleConfig, "needs a configuration", func(settings json.RawMessage) (connector.KVConnector, error) {
 		if len(settings) == 0 {
 			return nil, &config.FieldError{Path: "blockSize", Problem: "is missing"}

@@ -68,12 +68,13 @@ func New(settings json.RawMessage) (*Toy, error) {
 // Traits declares the toy's protocol. One tensor-parallel size must divide the other.
 func (*Toy) Traits() connector.Traits {
 	return connector.Traits{
-		Name:       Name,
-		Members:    []string{connector.ParamsMember},
-		Handoff:    connector.Handoff{Member: connector.ParamsMember},
-		Lease:      time.Minute,
-		MultiUse:   true,
-		PairRules:  []connector.PairRule{connector.Multiple(connector.AttrTPSize), connector.SharedValue(connector.AttrStore)},
+		Name:     Name,
+		Members:  []string{connector.ParamsMember},
+		Handoff:  connector.Handoff{Member: connector.ParamsMember},
+		Lease:    time.Minute,
+		MultiUse: true,
+		PairRules: []connector.PairRule{connector.Multiple(connector.AttrTPSize),
+			connector.SharedValue(connector.AttrStore)},
 		Attributes: []connector.Attribute{{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"}},
 	}
 }
@@ -84,7 +85,8 @@ func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	if _, err := connector.PortAttribute(e, "kvPort", 0); err != nil {
-		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
+		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port",
+			Remedy: "the engine's --kv-port"}
 	}
 	return nil
 }
@@ -324,7 +326,8 @@ func (*Toy) Clean(ctx context.Context, s *connector.Session, _ error, call conne
 
 // Render gives the toy engine's settings.
 func (t *Toy) Render(target launch.Target) (launch.Settings, error) {
-	set := launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "ToyConnector", Role: launch.KVRole(target.Endpoint.Role)}}
+	set := launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "ToyConnector",
+		Role: launch.KVRole(target.Endpoint.Role)}}
 	if t.o.BlockSize > 0 {
 		set.Args = append(set.Args, "--block-size", strconv.Itoa(t.o.BlockSize))
 	}
@@ -335,7 +338,8 @@ func (t *Toy) Render(target launch.Target) (launch.Settings, error) {
 		set.Env = append(set.Env, launch.EnvVar{Name: "TOY_DEVICE", Value: t.o.Link.Device})
 	}
 	if t.o.PollInterval != nil {
-		set.Notes = append(set.Notes, launch.Note{NoEffect: true, Path: "config.pollInterval", Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
+		set.Notes = append(set.Notes, launch.Note{NoEffect: true, Path: "config.pollInterval",
+			Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
 	}
 	return set, nil
 }

@@ -22,7 +22,8 @@ func declares(rule, what string, change func(t *connector.Traits)) Fault {
 }
 
 // sends makes a fault that declares something else, and edits each leg once it is right.
-func sends(rule, what string, change func(t *connector.Traits), prefill, decode func(s *connector.Session, leg *connector.Leg)) Fault {
+func sends(rule, what string, change func(t *connector.Traits), prefill,
+	decode func(s *connector.Session, leg *connector.Leg)) Fault {
 	return with(rule, what, func(f *faulty) {
 		f.traits = change
 		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
@@ -144,18 +145,20 @@ func undeclared(what string, read func(p *connector.PrefillResult, leg *connecto
 }
 
 var undeclaredFaults = []Fault{
-	undeclared("needs a part of P's response that it does not declare", func(p *connector.PrefillResult, _ *connector.Leg) error {
-		if _, ok := p.Field("usage"); !ok {
-			return connector.NoTransfer("usage is absent")
-		}
-		return nil
-	}),
-	undeclared("relays a part of P's response that it does not declare", func(p *connector.PrefillResult, leg *connector.Leg) error {
-		if raw, ok := p.Field("usage"); ok {
-			leg.Param("usage", raw)
-		}
-		return nil
-	}),
+	undeclared("needs a part of P's response that it does not declare",
+		func(p *connector.PrefillResult, _ *connector.Leg) error {
+			if _, ok := p.Field("usage"); !ok {
+				return connector.NoTransfer("usage is absent")
+			}
+			return nil
+		}),
+	undeclared("relays a part of P's response that it does not declare",
+		func(p *connector.PrefillResult, leg *connector.Leg) error {
+			if raw, ok := p.Field("usage"); ok {
+				leg.Param("usage", raw)
+			}
+			return nil
+		}),
 }
 
 // Undeclared makes a toy that does not declare its handoff, and does without.
