@@ -21,7 +21,8 @@ const MaxAllocations = 10
 
 // Chat2KB is the body of the chat that legs are measured with.
 func Chat2KB() string {
-	return `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) + `"}],"max_tokens":64,"temperature":0,"stream":true}`
+	return `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 390) +
+		`"}],"max_tokens":64,"temperature":0,"stream":true}`
 }
 
 // Blocks2KB are the ids of the 32 blocks that its KV takes, as vLLM writes one group of them: [1000,1001,…].
@@ -33,8 +34,9 @@ func Blocks2KB() string {
 	return "[" + strings.Join(ids, ",") + "]"
 }
 
-// Measured is a connector, as it is set up, whose legs are measured. What they cost is all that the flow asks of the connector for a leg
-// but waiting: the description, the media items before it, the look at P's answer after it. Side calls and events are not in it.
+// Measured is a connector, as it is set up, whose legs are measured. What they cost is all that the flow asks of the
+// connector for a leg but waiting: the description, the media items before it, the look at P's answer after it. Side
+// calls and events are not in it.
 type Measured struct {
 	Name      string // of this setup, for the results; "" is the connector's
 	Connector connector.KVConnector
@@ -108,7 +110,8 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 	return list
 }
 
-// What the connector http does, said again rather than imported, which would register it in every test that uses this package.
+// What the connector http does, said again rather than imported, which would register it in every test that uses this
+// package.
 func plainPrefill(l *connector.Leg) error { l.Normalize(); return nil }
 func plainDecode(*connector.Leg) error    { return nil }
 
@@ -123,9 +126,10 @@ func (l *measuredLeg) count() error {
 	return nil
 }
 
-// BenchmarkLegs measures each leg of each setup, and in the same run the plain leg that the connector http would send instead. It reports
-// what the connector adds to it: ns-over-plain/op, the median of many short runs that lay next to each other, so that what else the machine
-// does spoils few of them; and allocs-over-plain/op. The budget is 5 µs and [MaxAllocations] a leg.
+// BenchmarkLegs measures each leg of each setup, and in the same run the plain leg that the connector http would send
+// instead. It reports what the connector adds to it: ns-over-plain/op, the median of many short runs that lay next to
+// each other, so that what else the machine does spoils few of them; and allocs-over-plain/op. The budget is 5 µs and
+// [MaxAllocations] a leg.
 func BenchmarkLegs(b *testing.B, setups ...Measured) {
 	b.Helper()
 	for _, m := range setups {
@@ -170,9 +174,9 @@ func (l *measuredLeg) measure(b *testing.B) float64 {
 	return over[len(over)/2]
 }
 
-// LegBudget fails t if a leg of a setup costs more than [MaxAllocations] over the plain one. It must not run in parallel with other tests.
-// Under the race detector, where pools drop what they are given at random, it only runs the legs. Time is the benchmark's: a test that
-// held it would fail on a busy machine.
+// LegBudget fails t if a leg of a setup costs more than [MaxAllocations] over the plain one. It must not run in
+// parallel with other tests. Under the race detector, where pools drop what they are given at random, it only runs the
+// legs. Time is the benchmark's: a test that held it would fail on a busy machine.
 func LegBudget(t testing.TB, setups ...Measured) {
 	t.Helper()
 	for _, m := range setups {

@@ -51,7 +51,8 @@ func measured(t testing.TB, c connector.KVConnector) connectortest.Measured {
 	t.Helper()
 	r, err := connector.ParseRequest(connector.APIChat, []byte(connectortest.Chat2KB()))
 	require.NoError(t, err)
-	return connectortest.Measured{Connector: c, Session: connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})}
+	return connectortest.Measured{Connector: c, Session: connector.NewSession(r, "id", discovery.Endpoint{},
+		discovery.Endpoint{})}
 }
 
 func TestTheChatHasTwoKilobytes(t *testing.T) {
@@ -59,11 +60,13 @@ func TestTheChatHasTwoKilobytes(t *testing.T) {
 	assert.InDelta(t, 2048, len(connectortest.Chat2KB()), 50)
 }
 
-// Passthrough is the measure, so it costs nothing over it; ten allocations are within the budget, eleven are not, and neither is an error.
+// Passthrough is the measure, so it costs nothing over it; ten allocations are within the budget, eleven are not, and
+// neither is an error.
 func TestLegBudgetCountsWhatIsOverPassthrough(t *testing.T) {
 	http, err := passthrough.New(nil)
 	require.NoError(t, err)
-	for allocations, says := range map[int]string{0: "", 10: "", 11: "11 over the plain leg: the budget is 10", -1: "no usable KV handoff"} {
+	for allocations, says := range map[int]string{0: "", 10: "", 11: "11 over the plain leg: the budget is 10",
+		-1: "no usable KV handoff"} {
 		if allocations > 0 && connectortest.RaceDetector {
 			continue // it counts nothing then
 		}
@@ -91,8 +94,10 @@ func TestPlainLegsAreThoseOfPassthrough(t *testing.T) {
 		require.NoError(t, err)
 		return string(body)
 	}
-	assert.Equal(t, body(func(l *connector.Leg) error { return http.Prefill(t.Context(), s, l) }), body(connectortest.PlainPrefill))
-	assert.Equal(t, body(func(l *connector.Leg) error { return http.Decode(t.Context(), s, nil, l) }), body(connectortest.PlainDecode))
+	assert.Equal(t, body(func(l *connector.Leg) error { return http.Prefill(t.Context(), s, l) }),
+		body(connectortest.PlainPrefill))
+	assert.Equal(t, body(func(l *connector.Leg) error { return http.Decode(t.Context(), s, nil, l) }),
+		body(connectortest.PlainDecode))
 }
 
 func BenchmarkLegs(b *testing.B) {

@@ -12,8 +12,9 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Fuzz is a fuzz test's body: whatever a client sends and whatever P answers, nothing panics, the legs are well-formed, and the members that
-// the protocol does not own are the client's to the byte. Its seeds are the suite's own requests and answers.
+// Fuzz is a fuzz test's body: whatever a client sends and whatever P answers, nothing panics, the legs are well-formed,
+// and the members that the protocol does not own are the client's to the byte. Its seeds are the suite's own requests
+// and answers.
 func Fuzz(f *testing.F, h Harness) {
 	f.Helper()
 	if err := h.fill(); err != nil {
@@ -34,11 +35,7 @@ func Fuzz(f *testing.F, h Harness) {
 		for _, smp := range append(all(api), forged(api, t.traits.Members)...) {
 			f.Add(byte(api), []byte(smp.body), []byte(nil))
 		}
-		r, err := request(plain(api))
-		if err != nil {
-			f.Fatal(err)
-		}
-		p, err := t.play(t.session(r, 1))
+		p, err := t.play(t.session(request(plain(api)), 1))
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net/http"
@@ -70,8 +69,9 @@ type goldenLeg struct {
 	Body   json.RawMessage   `json:"body"`
 }
 
-// Golden plays each file of dir/<engine>-<version>/*.json in a subtest. A file is one JSON object: what the client sends, what the engines
-// answer, and what both legs must be then. Bodies are compared without white space; order of members and spelling of numbers and texts count.
+// Golden plays each file of dir/<engine>-<version>/*.json in a subtest. A file is one JSON object: what the client
+// sends, what the engines answer, and what both legs must be then. Bodies are compared without white space; order of
+// members and spelling of numbers and texts count.
 //
 //	{"what": "…", "source": "vLLM 0.32.0, recorded", "path": "/v1/completions", "config": {}, "header": {}, "request": {…},
 //	 "requestId": "r-1", "random": "32 hexadecimal digits: the session's",
@@ -79,9 +79,10 @@ type goldenLeg struct {
 //	 "calls": {"GET http://10.0.0.1:8998/query": {"status": 200, "body": {…}}}, "answer": {…}, "headers": {}, "event": {…},
 //	 "want": {"prefill": {"path": "…", "header": {}, "body": {…}}, "decode": {…}}}
 //
-// want has "refused", a part of the error's text, in place of decode where the answer is to be refused, and "unsupported", a member's
-// name, alone where the request is not carried. "first" is decode's first try where decode comes first; "encode" lists the legs of an encode stage,
-// whose answers are in "encoded". Nothing is started, and no event is waited for.
+// want has "refused", a part of the error's text, in place of decode where the answer is to be refused, and
+// "unsupported", a member's name, alone where the request is not carried. "first" is decode's first try where decode
+// comes first; "encode" lists the legs of an encode stage, whose answers are in "encoded". Nothing is started, and no
+// event is waited for.
 //
 // Golden files are facts about engines, so nothing rewrites them.
 func Golden(t *testing.T, factory func(config json.RawMessage) (connector.KVConnector, error), dir string) {
@@ -260,13 +261,13 @@ func (g *golden) means() means {
 		call: func(r *http.Request) (*http.Response, error) {
 			call, ok := g.Calls[r.Method+" "+r.URL.String()]
 			if !ok {
-				return nil, fmt.Errorf("connectortest: calls has no %s %s, only %v", r.Method, r.URL, slices.Sorted(maps.Keys(g.Calls)))
+				return nil, fmt.Errorf("connectortest: calls has no %s %s, only %v", r.Method, r.URL,
+					slices.Sorted(maps.Keys(g.Calls)))
 			}
 			if call.Status == 0 {
 				call.Status = http.StatusOK
 			}
-			return &http.Response{StatusCode: call.Status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{"Content-Type": {"application/json"}},
-				Body: io.NopCloser(bytes.NewReader(compact(call.Body))), ContentLength: -1}, nil
+			return reply(call.Status, compact(call.Body)), nil
 		},
 	}
 }

@@ -24,11 +24,11 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Harness is a connector under test and what its protocol has on the other side. Only New is required. What the connector
-// declares in its Traits is not said again: which rules apply, the suite takes from there.
+// Harness is a connector under test and what its protocol has on the other side. Only New is required. What the
+// connector declares in its Traits is not said again: which rules apply, the suite takes from there.
 type Harness struct {
-	// New makes the connector from its settings, as its registered factory does. What it listens on must be free ports of
-	// loopback with Config.
+	// New makes the connector from its settings, as its registered factory does. What it listens on must be free ports
+	// of loopback with Config.
 	New func(config json.RawMessage) (connector.KVConnector, error)
 
 	Name      string            // the registered name; "" for a connector that is not registered
@@ -39,18 +39,18 @@ type Harness struct {
 	// protocol needs.
 	Prefill, Decode discovery.Endpoint
 
-	// Response is P's good response to a prefill leg, for any of the APIs that Traits declares. It is required where Traits
-	// declares a Handoff. It may depend on the session, and must be the same for the same session.
+	// Response is P's good response to a prefill leg, for any of the APIs that Traits declares. It is required where
+	// Traits declares a Handoff. It may depend on the session, and must be the same for the same session.
 	Response func(s *connector.Session, prefill []byte) Response
-	// Needs are the keys of the handoff without which it must be refused, with dots between nested names. They are for a
-	// handoff that is a member of the body.
+	// Needs are the keys of the handoff without which it must be refused, with dots between nested names. They are for
+	// a handoff that is a member of the body.
 	Needs []string
 	// BadResponses must be refused, besides those that the suite derives from Response, Needs and Traits.
 	BadResponses []Response
 
 	Call    connector.Caller                                             // answers the side calls of a Preparer
 	Event   func(s *connector.Session) connector.Event                   // what an Expecter waits for
-	Encoded func(s *connector.Session, i connector.Item) json.RawMessage // an encode engine's response to an Encoder's item
+	Encoded func(s *connector.Session, i connector.Item) json.RawMessage // an encode engine's body for an Encoder's item
 
 	// Except are the rules that the protocol does not follow. One that nothing needs is a fault of the harness.
 	Except Exceptions
@@ -59,8 +59,8 @@ type Harness struct {
 	Timeout  time.Duration    // for whatever must end; default 5 s
 }
 
-// Response is P's response to a prefill leg. The zero value is that of an engine without KV transfer, which ended by length
-// after one token.
+// Response is P's response to a prefill leg. The zero value is that of an engine without KV transfer, which ended by
+// length after one token.
 type Response struct {
 	Handoff string      // the value that Traits' Handoff names: raw JSON for a member, text for a header; "" is none
 	Status  int         // 0 is 200
@@ -102,7 +102,7 @@ type Exceptions struct {
 	NeedsConfig   bool     // an empty configuration is refused
 	NotByID       bool     // nothing in the legs matches them, although Traits tells no other way for D to find the KV
 	Rewrites      []string // members of the client APIs that a leg has otherwise than the client: prompt, max_tokens
-	Refuses       []string // members that the connector's CheckRequest names though most protocols carry them: logprobs, tools
+	Refuses       []string // members that CheckRequest names though most protocols carry them: logprobs, tools
 	OwnSettings   []string // settings that are pdkit's own (paths: a.b), so that launch settings need not name them
 	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
 
@@ -110,8 +110,8 @@ type Exceptions struct {
 	OwnValues map[string]string
 }
 
-// transferMembers carry the transfer instructions of the protocols that pdkit knows: never the client's, whatever the connector
-// declares.
+// transferMembers carry the transfer instructions of the protocols that pdkit knows: never the client's, whatever the
+// connector declares.
 var transferMembers = []string{
 	"kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
 }
@@ -198,12 +198,12 @@ func (t *trial) declare() error {
 	at := t.traits.Handoff
 	switch {
 	case len(t.apis) == 0:
-		return errors.New("its Traits declare APIs, and none of them is known")
+		return errors.New("its Traits declares APIs, and none of them is known")
 	case at != connector.Handoff{} && t.Response == nil:
-		return fmt.Errorf("the harness has no Response, but Traits declare a handoff in P's response (%s): give a good one,"+
+		return fmt.Errorf("the harness has no Response, but Traits declares a handoff in P's response (%s): give a good one,"+
 			" from which the suite derives bad ones", place(at))
 	case at.Member == "" && t.Needs != nil:
-		return errors.New("the harness has Needs, but Traits declare no handoff in a member")
+		return errors.New("the harness has Needs, but Traits declares no handoff in a member")
 	}
 	return nil
 }
@@ -271,12 +271,12 @@ func (t *trial) session(r *connector.Request, n int) *connector.Session {
 }
 
 // request parses a sample. Samples are well formed for any API, so that an error is a fault of this package.
-func request(s sample) (*connector.Request, error) {
+func request(s sample) *connector.Request {
 	r, err := connector.ParseRequest(s.api, []byte(s.body))
 	if err != nil {
-		return nil, fmt.Errorf("connectortest: sample %s: %w", s, err)
+		panic(fmt.Errorf("connectortest: sample %s: %w", s, err))
 	}
-	return r, nil
+	return r
 }
 
 // unsupported is what the flow asks before it makes a session.

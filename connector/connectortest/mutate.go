@@ -63,7 +63,8 @@ func (r Response) spoilHeader(name string) []badResponse {
 // oddHeaders are values of the header that HTTP allows, and no engine gives.
 func (r Response) oddHeaders(name string) []badResponse {
 	var list []badResponse
-	for _, value := range []string{`"`, `\`, "{}", "null", `","bootstrap_room":1,"a":"`, "%00", "<>&'", "../..", valueCanary} {
+	for _, value := range []string{`"`, `\`, "{}", "null", `","bootstrap_room":1,"a":"`, "%00", "<>&'", "../..",
+		valueCanary} {
 		bad := badResponse{fmt.Sprintf("the header %s is %s", name, value), r}
 		bad.Header = r.Header.Clone()
 		bad.Header.Set(name, value)
@@ -94,7 +95,8 @@ func wholes(good []byte) []mutant {
 		{"it is cut before its end", good[:max(len(good)-1, 0)]},
 		{"it is followed by more", append(append([]byte{}, good...), '{')},
 		{"it is nested without end", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 100_000))},
-		{"it is nested deeply", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 5_000) + strings.Repeat("]", 5_000) + "}")},
+		{"it is nested deeply", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 5_000) + strings.Repeat("]", 5_000) +
+			"}")},
 		{"it is not UTF-8", []byte("{\"kv_transfer_params\":\"\xff\xfe\"}")},
 		{"it is an error in a 200", []byte(`{"error":{"message":"` + valueCanary + `","code":500}}`)},
 	}
@@ -102,7 +104,8 @@ func wholes(good []byte) []mutant {
 
 // wrongKinds are values of each other kind than v's.
 func wrongKinds(v gjson.Result) map[string]string {
-	m := map[string]string{"null": "null", "a string": `"x"`, "a number": "1", "a boolean": "true", "a list": "[]", "an object": "{}"}
+	m := map[string]string{"null": "null", "a string": `"x"`, "a number": "1", "a boolean": "true", "a list": "[]",
+		"an object": "{}"}
 	switch {
 	case v.IsObject():
 		m["an object"] = "{}" // empty is as bad

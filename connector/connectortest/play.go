@@ -22,6 +22,7 @@ type played struct {
 
 	response Response // P's, as it came
 	final    bool     // it was the client's
+	n        int      // the session's number
 }
 
 // sent is one leg.
@@ -214,17 +215,14 @@ func canceled(parent context.Context) context.Context {
 	return ctx
 }
 
-// each plays every sample of every API with a session of its own. A sample that the protocol does not carry is left out; that the ones
-// that it must carry are not is the affair of another rule.
+// each plays every sample of every API with a session of its own. A sample that the protocol does not carry is left
+// out; that the ones that it must carry are not is the affair of another rule.
 func (t *trial) each(list func(connector.API) []sample, check func(s sample, p *played) error) error {
 	n := 0
 	for _, api := range t.apis {
 		for _, smp := range append(list(api), t.media(api)...) {
 			n++
-			r, err := request(smp)
-			if err != nil {
-				return err
-			}
+			r := request(smp)
 			if t.unsupported(r) != "" {
 				continue
 			}
@@ -232,6 +230,7 @@ func (t *trial) each(list func(connector.API) []sample, check func(s sample, p *
 			if err != nil {
 				return fmt.Errorf("%s: %w", smp, err)
 			}
+			p.n = n
 			if err := check(smp, p); err != nil {
 				return fmt.Errorf("%s: %w", smp, err)
 			}
@@ -240,12 +239,18 @@ func (t *trial) each(list func(connector.API) []sample, check func(s sample, p *
 	return nil
 }
 
+// again plays a session of t.each once more, with other means.
+func (t *trial) again(p *played, m means) (*played, error) {
+	return t.playWith(t.session(p.s.Request, p.n), m)
+}
+
 // media are chats with media, for connectors that have them encoded.
 func (t *trial) media(api connector.API) []sample {
 	if _, ok := connector.As[connector.Encoder](t.c); !ok || api != connector.APIChat {
 		return nil
 	}
-	return []sample{{api, "with media", `{"model":"` + modelName + `","messages":[{"role":"user","content":[{"type":"text","text":` + promptText + `},` + picture("QUFB") + `,` +
+	return []sample{{api, "with media", `{"model":"` + modelName +
+		`","messages":[{"role":"user","content":[{"type":"text","text":` + promptText + `},` + picture("QUFB") + `,` +
 		picture("QkJC") + `,` + picture("QUFB") + `]}],` + others + `}`}}
 }
 

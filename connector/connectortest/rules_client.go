@@ -22,7 +22,8 @@ func clients(api connector.API) []sample {
 	stream := []string{`"stream":true`, `"stream_options":{"include_usage":true}`}
 	list := []sample{plain(api), {api, "streamed", s.body("", stream...)}}
 	if s.logprobs != "" {
-		list = append(list, sample{api, "streamed with log probabilities", s.body(s.logprobs, stream...)}, sample{api, "with log probabilities", s.body(s.logprobs)})
+		list = append(list, sample{api, "streamed with log probabilities", s.body(s.logprobs, stream...)},
+			sample{api, "with log probabilities", s.body(s.logprobs)})
 	}
 	if api == connector.APISGLang {
 		list = append(list, sample{api, "with log probabilities", s.body("", `"return_logprob":true`)})
@@ -37,47 +38,35 @@ func checkFinal(t *trial) error {
 		return notApplicable("no answer of P's is the client's")
 	}
 	finals := 0
-	for i, api := range t.apis {
-		for _, smp := range clients(api) {
-			r, err := request(smp)
+	err := t.each(clients, func(_ sample, p *played) error {
+		for _, b := range p.response.with(finished(p.response.Body)) {
+			var given connector.Answer
+			var final bool
+			err := guard(func() error {
+				given, final = f.Final(p.s, b.result())
+				return nil
+			})
+			if err == nil && final {
+				finals++
+				err = t.checkAnswer(given, p.s.Request.Stream)
+			}
 			if err != nil {
 				return err
 			}
-			if t.unsupported(r) != "" {
-				continue
-			}
-			s := t.session(r, 10_000+i)
-			p, err := t.play(s)
-			if err != nil {
-				return fmt.Errorf("%s: %w", smp, err)
-			}
-			for _, b := range p.response.with(finished(p.response.Body)) {
-				var given connector.Answer
-				var final bool
-				err := guard(func() error {
-					given, final = f.Final(s, b.result())
-					return nil
-				})
-				if err == nil && final {
-					finals++
-					err = t.checkAnswer(given, r.Stream)
-				}
-				if err != nil {
-					return fmt.Errorf("%s: %w", smp, err)
-				}
-			}
 		}
+		return nil
+	})
+	if err == nil && finals == 0 {
+		return notApplicable("Final takes none of the responses that the suite makes")
 	}
-	if finals == 0 {
-		return notApplicable("Final takes none of the answers that the suite makes")
-	}
-	return nil
+	return err
 }
 
 // finished are responses that P ended itself, in one line and in several.
 func finished(body []byte) (list []mutant) {
 	for path, reasons := range map[string][]string{
-		"choices.0.finish_reason": {"stop", "tool_calls"}, "stop_reason": {"end_turn"}, "status": {"completed"}, "meta_info.finish_reason.type": {"stop"},
+		"choices.0.finish_reason": {"stop", "tool_calls"}, "stop_reason": {"end_turn"}, "status": {"completed"},
+		"meta_info.finish_reason.type": {"stop"},
 	} {
 		if !gjson.GetBytes(body, path).Exists() {
 			continue
@@ -89,7 +78,8 @@ func finished(body []byte) (list []mutant) {
 			}
 			var pretty bytes.Buffer
 			if err == nil && json.Indent(&pretty, ended, "", "  ") == nil {
-				list = append(list, mutant{path + " is " + reason, ended}, mutant{path + " is " + reason + ", in several lines", pretty.Bytes()})
+				what := path + " is " + reason
+				list = append(list, mutant{what, ended}, mutant{what + ", in several lines", pretty.Bytes()})
 			}
 		}
 	}
@@ -159,37 +149,27 @@ func checkRewrite(t *trial) error {
 		return notApplicable("D's answer is the client's as it is")
 	}
 	rewrites := 0
-	for i, api := range t.apis {
-		for _, smp := range clients(api) {
-			r, err := request(smp)
-			if err != nil {
-				return err
-			}
-			events := answerOf(api, r.Stream)
-			if t.unsupported(r) != "" || events == nil {
+	err := t.each(clients, func(smp sample, p *played) error {
+		events := answerOf(smp.api, p.s.Request.Stream)
+		if events == nil {
+			return nil
+		}
+		for _, result := range []*connector.PrefillResult{p.response.result(), nil} {
+			fn := w.Rewrite(p.s, func() *connector.PrefillResult { return result })
+			if fn == nil {
 				continue
 			}
-			s := t.session(r, 11_000+i)
-			p, err := t.play(s)
-			if err != nil {
-				return fmt.Errorf("%s: %w", smp, err)
-			}
-			for _, result := range []*connector.PrefillResult{p.response.result(), nil} {
-				fn := w.Rewrite(s, func() *connector.PrefillResult { return result })
-				if fn == nil {
-					continue
-				}
-				rewrites++
-				if err := checkRewritten(fn, events, result != nil); err != nil {
-					return fmt.Errorf("%s: %w", smp, err)
-				}
+			rewrites++
+			if err := checkRewritten(fn, events, result != nil); err != nil {
+				return err
 			}
 		}
-	}
-	if rewrites == 0 {
+		return nil
+	})
+	if err == nil && rewrites == 0 {
 		return notApplicable("Rewrite leaves the suite's requests as they are")
 	}
-	return nil
+	return err
 }
 
 // answerOf is D's answer in parts: a stream's events, or one body. nil where the suite has none.

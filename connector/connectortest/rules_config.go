@@ -110,7 +110,8 @@ func (t *trial) checkKey(key string) error {
 	if err := t.refusesAt("{"+member+","+member+"}", key, ""); err != nil {
 		return fmt.Errorf("%s given twice: %w", key, err)
 	}
-	for _, wrong := range []string{`["` + valueCanary + `",{}]`, `{"` + "x" + `":"` + valueCanary + `"}`, `"` + valueCanary + `"`, "-7.5"} {
+	for _, wrong := range []string{`["` + valueCanary + `",{}]`, `{"` + "x" + `":"` + valueCanary + `"}`, `"` +
+		valueCanary + `"`, "-7.5"} {
 		body, err := jsonedit.SetIn(t.config(), key, json.RawMessage(wrong))
 		if err != nil {
 			return err
@@ -165,7 +166,8 @@ func keys(raw json.RawMessage) []string {
 }
 
 func checkSecrets(t *trial) error {
-	secrets := []string{promptCanary, clientCanary, requestCanary, valueCanary, hostP, hostD, t.Prefill.Host(), t.Decode.Host()}
+	secrets := []string{promptCanary, clientCanary, requestCanary, valueCanary, hostP, hostD, t.Prefill.Host(),
+		t.Decode.Host()}
 	tell := func(what string, err error) error {
 		if err == nil {
 			return nil
@@ -177,35 +179,32 @@ func checkSecrets(t *trial) error {
 		}
 		return nil
 	}
-	for i, api := range t.apis {
-		r, err := request(plain(api))
-		if err != nil {
-			return err
-		}
-		p, err := t.play(t.session(r, 8000+i))
-		if err != nil {
-			return fmt.Errorf("%s: %w", api, err)
-		}
+	err := t.each(plains, func(_ sample, p *played) error {
 		bad := p.response.with(canaried(p.response.Body))
 		if name := t.traits.Handoff.Header; name != "" {
 			bad = append(bad, p.response.spoilHeader(name)...)
 		}
 		for _, b := range bad {
-			_, err := t.playWith(t.session(r, 8000+i), t.giving(b.Response))
+			_, err := t.again(p, t.giving(b.Response))
 			if err := tell("P's response: "+b.what, err); err != nil {
 				return err
 			}
 		}
-		if t.Event != nil {
-			for _, b := range canaried(t.Event(t.session(r, 8000+i)).Body) {
-				m := t.means()
-				m.event = func(*connector.Session) connector.Event { return connector.Event{Body: b.body, At: began} }
-				_, err := t.playWith(t.session(r, 8000+i), m)
-				if err := tell("an event: "+b.what, err); err != nil {
-					return err
-				}
+		if t.Event == nil {
+			return nil
+		}
+		for _, b := range canaried(t.Event(p.s).Body) {
+			m := t.means()
+			m.event = func(*connector.Session) connector.Event { return connector.Event{Body: b.body, At: began} }
+			_, err := t.again(p, m)
+			if err := tell("an event: "+b.what, err); err != nil {
+				return err
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	return t.callSecrets(tell)
 }

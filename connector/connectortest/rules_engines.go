@@ -37,7 +37,6 @@ func checkIPv6(t *trial) error {
 // bracketed plays sessions between IPv6 engines.
 func (t *trial) bracketed() error {
 	t.Prefill, t.Decode = toIPv6(t.Prefill, addressP6, "8100"), toIPv6(t.Decode, addressD6, "8200")
-	plains := func(api connector.API) []sample { return []sample{plain(api)} }
 	err := t.each(plains, func(_ sample, p *played) error {
 		for name, leg := range p.legs() {
 			for v := range t.values(leg) {
@@ -85,13 +84,11 @@ func checkAddress(v string) error {
 }
 
 // junk are values that some attribute may have in a file.
-var junk = []string{"", " ", "x", "-1", "0", "65536", "99999999999999999999", "1,,2", "::", "http://", "http://[::1", "a b", valueCanary}
+var junk = []string{"", " ", "x", "-1", "0", "65536", "99999999999999999999", "1,,2", "::", "http://", "http://[::1",
+	"a b", valueCanary}
 
 func checkAttributes(t *trial) error {
-	r, err := request(plain(t.apis[0]))
-	if err != nil {
-		return err
-	}
+	r := request(plain(t.apis[0]))
 	if _, err := t.agree("neither engine changed", r); err != nil {
 		return err
 	}
@@ -105,15 +102,18 @@ func checkAttributes(t *trial) error {
 	}{{"prefill", discovery.RolePrefill, &t.Prefill}, {"decode", discovery.RoleDecode, &t.Decode}} {
 		good := side.engine.Attributes
 		declared := map[string]bool{}
-		for _, a := range t.traits.Attributes {
-			declared[a.Name] = a.Role&side.role != 0
+		for name := range good {
+			declared[name] = false
 		}
-		for _, name := range slices.Sorted(maps.Keys(merged(good, declared))) {
+		for _, a := range t.traits.Attributes {
+			if a.Role&side.role != 0 {
+				declared[a.Name] = true
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(declared)) {
 			for _, v := range junk {
-				bad := maps.Clone(good)
-				if bad == nil {
-					bad = map[string]string{}
-				}
+				bad := map[string]string{}
+				maps.Copy(bad, good)
 				if bad[name] = v; v == "" {
 					delete(bad, name)
 				}
@@ -125,7 +125,7 @@ func checkAttributes(t *trial) error {
 				case v == "" && failed && !declared[name]:
 					return fmt.Errorf("the legs need %s's attribute %s, which Traits' Attributes do not declare", side.name, name)
 				case v == "" && !failed && declared[name]:
-					return fmt.Errorf("Traits' Attributes declare %s's %s, but the legs do without", side.name, name)
+					return fmt.Errorf("its Traits' Attributes declare %s's %s, but the legs do without", side.name, name)
 				}
 			}
 		}
@@ -136,26 +136,12 @@ func checkAttributes(t *trial) error {
 		side.engine.Attributes = good
 	}
 	t.Prefill.Attributes, t.Decode.Attributes = nil, nil
-	_, err = t.agree("neither engine with attributes", r)
+	_, err := t.agree("neither engine with attributes", r)
 	return err
 }
 
-// merged are the names of an engine's attributes and of those that it must have.
-func merged(has map[string]string, must map[string]bool) map[string]bool {
-	all := map[string]bool{}
-	for name := range has {
-		all[name] = true
-	}
-	for name, yes := range must {
-		if yes {
-			all[name] = true
-		}
-	}
-	return all
-}
-
-// agree checks that a session fails at its engines exactly if a configuration check tells of them: a fault must not wait for the first
-// request. New connectors are used, since what one knows of an engine may be kept.
+// agree checks that a session fails at its engines exactly if a configuration check tells of them: a fault must not
+// wait for the first request. New connectors are used, since what one knows of an engine may be kept.
 func (t *trial) agree(what string, r *connector.Request) (failed bool, err error) {
 	var playErr error
 	if err := t.anew(func(u *trial) error { _, playErr = u.play(u.session(r, 7000)); return nil }); err != nil {
@@ -172,7 +158,7 @@ func (t *trial) agree(what string, r *connector.Request) (failed bool, err error
 		}
 		for _, fe := range config.FieldErrors(err) {
 			if !strings.HasPrefix(fe.Path, "attributes.") && !strings.HasPrefix(fe.Path, "attributes[") {
-				return false, fmt.Errorf("%s: CheckEndpoint's fault has the path %q, which does not begin with attributes", what, fe.Path)
+				return false, fmt.Errorf("%s: CheckEndpoint's fault has the path %q: want attributes.NAME", what, fe.Path)
 			}
 		}
 		told = errors.Join(told, err)

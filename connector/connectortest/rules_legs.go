@@ -41,7 +41,8 @@ func checkLegs(t *trial) error {
 }
 
 // hopHeaders are those that say how a message is framed: the flow's and the transport's, never a connector's.
-var hopHeaders = []string{"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+var hopHeaders = []string{"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding",
+	"upgrade"}
 
 func wellFormed(leg sent) error {
 	if !json.Valid(leg.body) {
@@ -93,16 +94,18 @@ func checkLimit(t *trial) error {
 		if v := sampled(s, body, s.minimum); v.Exists() && v.Type != gjson.Null && v.Num > 1 {
 			return fmt.Errorf("%s of the prefill leg is %s, above its limit", s.minimum, v.Raw)
 		}
-		// vLLM wants max_tokens above the budget, but of a leg with do_remote_decode (0.32.0, vllm/entrypoints/anthropic/protocol.py).
-		if smp.api == connector.APIMessages && gjson.GetBytes(body, "thinking.budget_tokens").Exists() && !gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
-			return errors.New("the prefill leg's thinking.budget_tokens is above its max_tokens, which engines refuse: see Leg.DropThinkingBudget")
+		// vLLM wants max_tokens above the budget, but of a leg with do_remote_decode (0.32.0,
+		// vllm/entrypoints/anthropic/protocol.py).
+		if smp.api == connector.APIMessages && gjson.GetBytes(body, "thinking.budget_tokens").Exists() &&
+			!gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
+			return errors.New("the prefill leg's thinking.budget_tokens is above its max_tokens: see Leg.DropThinkingBudget")
 		}
 		return nil
 	}))
 }
 
-// excused takes a rule's end where the harness says that the protocol does not keep it. An exception that nothing needs would hide what
-// goes wrong later, so it is a fault of the harness.
+// excused takes a rule's end where the harness says that the protocol does not keep it. An exception that nothing needs
+// would hide what goes wrong later, so it is a fault of the harness.
 func (t *trial) excused(said bool, exception string, broken error) error {
 	switch {
 	case !said:
@@ -162,7 +165,8 @@ func checkWhole(t *trial) error {
 	return broken
 }
 
-// own are the members that the connector may set on any leg, as paths: what it declares, and the API members that the harness excuses.
+// own are the members that the connector may set on any leg, as paths: what it declares, and the API members that the
+// harness excuses.
 func (t *trial) own() []string {
 	list := append(slices.Clone(t.traits.Members), t.Except.Rewrites...)
 	if t.traits.OwnRequestID {
@@ -220,7 +224,7 @@ func (t *trial) rewrites() error {
 	}
 	for _, name := range t.Except.Rewrites {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("the harness: Except.Rewrites has %s, which is no client API's member: Traits' Members are for it", name)
+			return fmt.Errorf("the harness: Except.Rewrites has %s, which is no client API's member: see Traits' Members", name)
 		}
 		without := slices.DeleteFunc(t.own(), func(m string) bool { return m == name })
 		err := t.each(all, func(smp sample, p *played) error {
@@ -237,8 +241,8 @@ func (t *trial) rewrites() error {
 // apiMembers are members of the client APIs that have a meaning of their own on a leg, besides those in shapes.
 var apiMembers = []string{"prompt", "prompt_token_ids", "return_token_ids", "truncate_prompt_tokens"}
 
-// same checks that a leg is the client's request to the byte, but for the members at the free paths: it makes the leg again from the
-// request and the leg's own values of those.
+// same checks that a leg is the client's request to the byte, but for the members at the free paths: it makes the leg
+// again from the request and the leg's own values of those.
 func same(r *connector.Request, body []byte, free []string) error {
 	d, err := jsonedit.Parse(body)
 	if err != nil {
@@ -298,7 +302,8 @@ func differs(want []byte, got *jsonedit.Doc) error {
 }
 
 func undeclared(path string) error {
-	return fmt.Errorf("the member %s was added, which Traits' Members do not declare: a client's own would reach the engines", path)
+	return fmt.Errorf("the member %s was added, which Traits' Members do not declare: a client's own reaches engines",
+		path)
 }
 
 // sameInner checks that the members of an object are the client's to the byte, but for the free ones.
@@ -350,7 +355,8 @@ func checkRequestID(t *trial) error {
 	return t.each(all, func(_ sample, p *played) error {
 		for name, leg := range p.legs() {
 			if where := leg.find(requestCanary); where != "" {
-				return fmt.Errorf("the %s leg has the client's X-Request-Id in its %s: two requests may share it, and so would read each other's KV", name, where)
+				return fmt.Errorf("the %s leg has the client's X-Request-Id in its %s: two requests that share it"+
+					" would read each other's KV", name, where)
 			}
 		}
 		return nil

@@ -12,7 +12,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// pairValues are what an attribute may have in a list, on one side or the other: sizes, types, names, lists, and what is none of these.
+// pairValues are what an attribute may have in a list, on one side or the other: sizes, types, names, lists, and what
+// is none of these.
 var pairValues = []string{
 	"1", "2", "3", "4", "6", "8", "16", "64", "128", " 8", "08", "8,8", "1,2,4", "auto", "fp8", "bfloat16", "read", "write", "a", "a,b", "b, c", "ib0,,roce",
 	"", " ", ",", "x", "-1", "0", "65536", "99999999999999999999", "1e3", "8.0", "0x8", "\x00", "\xff", "é", strings.Repeat("8,", 1<<10), valueCanary,
@@ -84,14 +85,15 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 	if err := t.meetsItsLike(r.Attribute, values, answers); err != nil {
 		return err
 	}
-	if a, b := t.Prefill.Attribute(r.Attribute), t.Decode.Attribute(r.Attribute); a != "" && b != "" && !r.Compatible(a, b) {
+	if a, b := t.Prefill.Attribute(r.Attribute), t.Decode.Attribute(r.Attribute); a != "" && b != "" &&
+		!r.Compatible(a, b) {
 		return errors.New("it parts the harness's engines")
 	}
 	return nil
 }
 
-// meetsItsLike checks that engines of one value can meet: a list whose engines are all alike must serve, whatever they are. Pickers do not
-// ask about an empty value.
+// meetsItsLike checks that engines of one value can meet: a list whose engines are all alike must serve, whatever they
+// are. Pickers do not ask about an empty value.
 func (t *trial) meetsItsLike(attribute string, values []string, answers []bool) error {
 	own, hasOwn := t.Except.OwnValues[attribute]
 	alone := true

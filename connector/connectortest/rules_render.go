@@ -33,7 +33,8 @@ func (t *trial) targets() []launch.Target {
 				all = []discovery.Endpoint{both}
 			}
 			for _, cpu := range []bool{false, true} {
-				list = append(list, launch.Target{Endpoint: e, Engines: all, Model: modelName, Version: v, CPU: cpu, Gateway: "gateway.example"})
+				list = append(list, launch.Target{Endpoint: e, Engines: all, Model: modelName, Version: v, CPU: cpu,
+					Gateway: "gateway.example"})
 			}
 		}
 	}
@@ -126,7 +127,8 @@ func checkSettings(set launch.Settings) error {
 	return nil
 }
 
-// namesSettings checks that each setting, those inside others too, either changes what is rendered or is named by a note.
+// namesSettings checks that each setting, those inside others too, either changes what is rendered or is named by a
+// note.
 func (t *trial) namesSettings() error {
 	full, err := t.renderAll(t.config())
 	if err != nil {

@@ -51,65 +51,54 @@ func (t *trial) bad(good Response, api connector.API) (list []badResponse, err e
 }
 
 func checkBadResponses(t *trial) error {
-	for i, api := range t.apis {
-		r, err := request(plain(api))
-		if err != nil {
-			return err
-		}
-		p, err := t.play(t.session(r, 4000+i))
-		if err != nil {
-			return fmt.Errorf("%s: %w", api, err)
-		}
-		bad, err := t.bad(p.response, api)
+	err := t.each(plains, func(smp sample, p *played) error {
+		bad, err := t.bad(p.response, smp.api)
 		if err != nil {
 			return err
 		}
 		if len(bad) == 0 {
-			return notApplicable("Traits declare no handoff, and the harness has no BadResponses")
+			return notApplicable("Traits declares no handoff, and the harness has no BadResponses")
 		}
 		for _, b := range bad {
-			_, err := t.playWith(t.session(r, 4000+i), t.giving(b.Response))
+			_, err := t.again(p, t.giving(b.Response))
 			switch {
 			case err == nil:
-				return fmt.Errorf("%s: a response in which %s became a decode leg", api, b.what)
+				return fmt.Errorf("a response in which %s became a decode leg", b.what)
 			case panicked(err):
-				return fmt.Errorf("%s: a response in which %s: %w", api, b.what, err)
+				return fmt.Errorf("a response in which %s: %w", b.what, err)
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	return t.refusesNone()
 }
 
-// checkUndeclaredHandoff holds a connector that declares no handoff to it: D's leg is the same whatever P responds.
+// checkUndeclaredHandoff holds a connector that declares no handoff in the body to it: D's leg is the same whatever
+// body P sends.
 func checkUndeclaredHandoff(t *trial) error {
-	if t.traits.Handoff != (connector.Handoff{}) {
-		return notApplicable("Traits declare a handoff")
+	if t.traits.Handoff.Member != "" {
+		return notApplicable("Traits declares a handoff in the body, with whose other members it may have to agree")
 	}
-	for i, api := range t.apis {
-		r, err := request(plain(api))
-		if err != nil {
+	return t.each(plains, func(smp sample, p *played) (err error) {
+		if p.response.Handoff != "" && t.traits.Handoff.Header == "" {
+			return errors.New("the harness: its Response has a Handoff, but Traits declares none")
+		}
+		other := p.response
+		if other.Body, err = sjson.DeleteBytes([]byte(responseTexts[smp.api]), "usage"); err != nil {
 			return err
 		}
-		p, err := t.play(t.session(r, 4500+i))
-		if err != nil {
-			return fmt.Errorf("%s: %w", api, err)
-		}
-		if p.response.Handoff != "" {
-			return errors.New("the harness: its Response has a Handoff, but Traits declare none")
-		}
-		bare, err := sjson.DeleteBytes([]byte(responseTexts[api]), "usage")
-		if err != nil {
-			return err
-		}
-		q, err := t.playWith(t.session(r, 4500+i), t.giving(Response{Body: bare}.fill(connector.Handoff{}, api)))
+		q, err := t.again(p, t.giving(other))
 		if err == nil && !reflect.DeepEqual(p.decode, q.decode) {
 			err = errors.New("the decode leg is another one")
 		}
 		if err != nil {
-			return fmt.Errorf("%s: Traits declare no handoff, but with another response of P's: %w", api, err)
+			return fmt.Errorf("its Traits declares no handoff in the body, but with another body of P's: %w", err)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // refusesNone describes decode without a response, which an order that has one never does.
@@ -117,11 +106,8 @@ func (t *trial) refusesNone() error {
 	if t.traits.Order != connector.PrefillThenDecode {
 		return nil
 	}
-	r, err := request(plain(t.apis[0]))
-	if err != nil {
-		return err
-	}
-	_, err = describe(t.session(r, 4999), func(leg *connector.Leg) error {
+	r := request(plain(t.apis[0]))
+	_, err := describe(t.session(r, 4999), func(leg *connector.Leg) error {
 		return guard(func() error { return t.c.Decode(t.ctx, t.session(r, 4999), nil, leg) })
 	})
 	if panicked(err) {
@@ -140,17 +126,9 @@ var furtherKeys = map[string]string{"x_big": bigInteger, "x_small": "1.50", "x_m
 
 func checkHandoffKeeps(t *trial) error {
 	if t.traits.Handoff.Member == "" {
-		return notApplicable("Traits declare no handoff in a member")
+		return notApplicable("Traits declares no handoff in a member")
 	}
-	for i, api := range t.apis {
-		r, err := request(plain(api))
-		if err != nil {
-			return err
-		}
-		p, err := t.play(t.session(r, 5000+i))
-		if err != nil {
-			return fmt.Errorf("%s: %w", api, err)
-		}
+	return t.each(plains, func(_ sample, p *played) (err error) {
 		for _, holder := range t.holders(p.response.Body) {
 			more := p.response
 			for key, raw := range furtherKeys {
@@ -158,18 +136,18 @@ func checkHandoffKeeps(t *trial) error {
 					return err
 				}
 			}
-			q, err := t.playWith(t.session(r, 5000+i), t.giving(more))
+			q, err := t.again(p, t.giving(more))
 			if err != nil {
-				return fmt.Errorf("%s: a response with further keys in %s: %w", api, holder, err)
+				return fmt.Errorf("a response with further keys in %s: %w", holder, err)
 			}
 			for key, raw := range furtherKeys {
 				if bytes.Contains(q.decode.body, []byte(`"`+key+`"`)) && !bytes.Contains(q.decode.body, []byte(raw)) {
-					return fmt.Errorf("%s: the handoff's %s did not keep its spelling", api, key)
+					return fmt.Errorf("the handoff's %s did not keep its spelling", key)
 				}
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // holders are the objects of the handoff that hold what must be there.
@@ -189,44 +167,42 @@ func (t *trial) holders(body []byte) []string {
 
 // checkHostile gives the connector whatever an engine may send, in every place where it reads something of an engine.
 func checkHostile(t *trial) error {
-	for i, api := range t.apis {
-		r, err := request(plain(api))
-		if err != nil {
-			return err
-		}
-		p, err := t.play(t.session(r, 6000+i))
-		if err != nil {
-			return fmt.Errorf("%s: %w", api, err)
-		}
-		bodies := wholes(p.response.Body)
-		for _, path := range paths(gjson.ParseBytes(p.response.Body), "", nil) {
-			bodies = append(bodies, spoil(p.response.Body, path)...)
-		}
-		bad := p.response.with(bodies)
+	err := t.each(plains, func(_ sample, p *played) error {
+		bad := p.response.with(hostile(p.response.Body))
 		if name := t.traits.Handoff.Header; name != "" {
 			bad = slices.Concat(bad, p.response.spoilHeader(name), p.response.oddHeaders(name))
 		}
 		for _, b := range bad {
-			if err := t.survives(r, 6000+i, t.giving(b.Response)); err != nil {
-				return fmt.Errorf("%s, P's response: %s: %w", api, b.what, err)
+			if err := t.survives(p, t.giving(b.Response)); err != nil {
+				return fmt.Errorf("a response of P's: %s: %w", b.what, err)
 			}
-			if err := t.readers(t.session(r, 6000+i), b.Response); err != nil {
-				return fmt.Errorf("%s, an engine's response: %s: %w", api, b.what, err)
+			if err := t.readers(t.session(p.s.Request, p.n), b.Response); err != nil {
+				return fmt.Errorf("an engine's response: %s: %w", b.what, err)
 			}
 		}
-		if err := t.hostileEvents(r, 6000+i); err != nil {
-			return fmt.Errorf("%s: %w", api, err)
-		}
-		if err := t.hostileEncodes(api, 6000+i); err != nil {
-			return err
-		}
+		return t.hostileEvents(p)
+	})
+	if err == nil {
+		err = t.each(func(connector.API) []sample { return nil }, t.hostileEncodes) // media alone
+	}
+	if err != nil {
+		return err
 	}
 	return t.hostileCalls()
 }
 
-// survives plays a session that may fail, and checks what comes of it if it does not.
-func (t *trial) survives(r *connector.Request, n int, m means) error {
-	p, err := t.playWith(t.session(r, n), m)
+// hostile are a body made bad as a whole, and at each of its values.
+func hostile(good []byte) []mutant {
+	bad := wholes(good)
+	for _, path := range paths(gjson.ParseBytes(good), "", nil) {
+		bad = append(bad, spoil(good, path)...)
+	}
+	return bad
+}
+
+// survives plays a session again that may fail, and checks what comes of it if it does not.
+func (t *trial) survives(was *played, m means) error {
+	p, err := t.again(was, m)
 	if err != nil {
 		if panicked(err) {
 			return err
@@ -269,55 +245,35 @@ func (t *trial) readers(s *connector.Session, r Response) error {
 	})
 }
 
-func (t *trial) hostileEvents(r *connector.Request, n int) error {
+func (t *trial) hostileEvents(p *played) error {
 	if t.Event == nil {
 		return nil
 	}
-	good := t.Event(t.session(r, n)).Body
-	bad := wholes(good)
-	for _, path := range paths(gjson.ParseBytes(good), "", nil) {
-		bad = append(bad, spoil(good, path)...)
-	}
-	for _, b := range bad {
+	for _, b := range hostile(t.Event(p.s).Body) {
 		m := t.means()
 		m.event = func(*connector.Session) connector.Event { return connector.Event{Body: b.body, At: began} }
-		if err := t.survives(r, n, m); err != nil {
+		if err := t.survives(p, m); err != nil {
 			return fmt.Errorf("an event: %s: %w", b.what, err)
 		}
 	}
 	return nil
 }
 
-// hostileEncodes has encode engines answer badly.
-func (t *trial) hostileEncodes(api connector.API, n int) error {
-	for _, smp := range t.media(api) {
-		r, err := request(smp)
-		if err != nil {
-			return err
-		}
-		p, err := t.play(t.session(r, n))
-		if err != nil {
-			return fmt.Errorf("%s: %w", smp, err)
-		}
-		if len(p.encode) == 0 {
-			continue // of a connector that has other media encoded
-		}
-		good := []byte(responseTexts[connector.APIChat])
-		if t.Encoded != nil {
-			enc, _ := connector.As[connector.Encoder](t.c)
-			s := t.session(r, n)
-			good = t.Encoded(s, enc.Items(s)[0])
-		}
-		bad := wholes(good)
-		for _, path := range paths(gjson.ParseBytes(good), "", nil) {
-			bad = append(bad, spoil(good, path)...)
-		}
-		for _, b := range bad {
-			m := t.means()
-			m.encoded = func(*connector.Session, connector.Item) json.RawMessage { return b.body }
-			if err := t.survives(r, n, m); err != nil {
-				return fmt.Errorf("%s, an encode engine's answer: %s: %w", smp, b.what, err)
-			}
+// hostileEncodes has encode engines respond badly.
+func (t *trial) hostileEncodes(_ sample, p *played) error {
+	if len(p.encode) == 0 {
+		return nil // of a connector that has other media encoded
+	}
+	good := []byte(responseTexts[connector.APIChat])
+	if t.Encoded != nil {
+		enc, _ := connector.As[connector.Encoder](t.c)
+		good = t.Encoded(p.s, enc.Items(p.s)[0])
+	}
+	for _, b := range hostile(good) {
+		m := t.means()
+		m.encoded = func(*connector.Session, connector.Item) json.RawMessage { return b.body }
+		if err := t.survives(p, m); err != nil {
+			return fmt.Errorf("an encode engine's response: %s: %w", b.what, err)
 		}
 	}
 	return nil
@@ -328,22 +284,16 @@ func (t *trial) hostileCalls() error {
 	if _, ok := connector.As[connector.Preparer](t.c); !ok {
 		return nil
 	}
-	r, err := request(plain(t.apis[0]))
-	if err != nil {
-		return err
-	}
+	r := request(plain(t.apis[0]))
 	var bad []mutant
 	for _, b := range t.callAnswers(r) {
-		bad = append(append(bad, mutant{"it is good, but has status 500", b}), wholes(b)...)
-		for _, path := range paths(gjson.ParseBytes(b), "", nil) {
-			bad = append(bad, spoil(b, path)...)
-		}
+		bad = append(append(bad, mutant{"it is good, but has status 500", b}), hostile(b)...)
 	}
 	for _, b := range bad {
 		err := t.anew(func(u *trial) error {
 			m := u.means()
-			m.call = func(*http.Request) (*http.Response, error) { return reply(b), nil }
-			return u.survives(r, 6900, m)
+			m.call = func(*http.Request) (*http.Response, error) { return b.reply(), nil }
+			return u.survives(&played{s: u.session(r, 6900), n: 6900}, m)
 		})
 		if err != nil {
 			return fmt.Errorf("a side call's answer: %s: %w", b.what, err)
@@ -352,13 +302,20 @@ func (t *trial) hostileCalls() error {
 	return nil
 }
 
-func reply(b mutant) *http.Response {
-	status := http.StatusOK
+// reply is a response to a side call.
+func (b mutant) reply() *http.Response {
 	if strings.HasSuffix(b.what, "status 500") {
-		status = http.StatusInternalServerError
+		return reply(http.StatusInternalServerError, b.body)
 	}
-	return &http.Response{Status: http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(b.body)), ContentLength: int64(len(b.body))}
+	return reply(http.StatusOK, b.body)
+}
+
+func reply(status int, body []byte) *http.Response {
+	return &http.Response{
+		Status: http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"Content-Type": {"application/json"}},
+		Body:   io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
+	}
 }
 
 // callAnswers are the harness's good answers to the side calls of a session.

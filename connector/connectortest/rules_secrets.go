@@ -33,14 +33,12 @@ func canaried(good []byte) []mutant {
 
 // callSecrets has side calls and attributes fail with canaries.
 func (t *trial) callSecrets(tell func(string, error) error) error {
-	r, err := request(plain(t.apis[0]))
-	if err != nil {
-		return err
-	}
-	failing := []connector.Caller{func(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") }}
+	r := request(plain(t.apis[0]))
+	refused := func(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") }
+	failing := []connector.Caller{refused}
 	for _, answer := range t.callAnswers(r) {
 		for _, b := range append(canaried(answer), mutant{"it has status 500", []byte(valueCanary)}) {
-			failing = append(failing, func(*http.Request) (*http.Response, error) { return reply(b), nil })
+			failing = append(failing, func(*http.Request) (*http.Response, error) { return b.reply(), nil })
 		}
 	}
 	for _, call := range failing {

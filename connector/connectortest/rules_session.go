@@ -58,22 +58,20 @@ func leaves(v gjson.Result, visit func(gjson.Result)) {
 // minID is the shortest text that is taken for an id. A 64-bit number is mostly far longer.
 const minID = 8
 
-// checkIDs applies where Traits tell no other way for D to find the KV: legs of which D is not told by P's response, and that look in no store.
+// checkIDs applies where Traits tells no other way for D to find the KV: legs of which D is not told by P's response,
+// and that look in no store.
 func checkIDs(t *trial) error {
 	d := &t.traits
 	beside := d.Order == connector.Together || d.Order == connector.DecodeThenPrefill
 	if !beside && !d.OwnRequestID && (d.Handoff != connector.Handoff{} || d.ContentStore || d.MultiUse) {
-		return notApplicable("P's response or a store tells D where the KV is, as Traits declare")
+		return notApplicable("P's response or a store tells D where the KV is, as Traits declares")
 	}
 	return t.excused(t.Except.NotByID, "NotByID", t.matchedByID())
 }
 
 // matchedByID compares three attempts of one request at one pair.
 func (t *trial) matchedByID() error {
-	r, err := request(plain(t.apis[0]))
-	if err != nil {
-		return err
-	}
+	r := request(plain(t.apis[0]))
 	var shared []map[string]bool
 	for n := range 3 {
 		s := t.session(r, 1000+n)
@@ -137,10 +135,7 @@ func checkStateless(t *trial) error {
 	var jobs []job
 	for _, api := range t.apis {
 		for _, smp := range samples(api) {
-			r, err := request(smp)
-			if err != nil {
-				return err
-			}
+			r := request(smp)
 			j := job{name: smp.String(), r: r, n: 2000 + len(jobs)}
 			if j.want = t.outcome(r, j.n); j.want.Err != "" {
 				return fmt.Errorf("%s: %s", smp, j.want.Err)
@@ -201,10 +196,7 @@ func checkBorrowed(t *trial) error {
 		}
 		clear(body) // the flow gives the memory to another request
 		clear(response.Body)
-		fresh, err := request(smp)
-		if err != nil {
-			return err
-		}
+		fresh := request(smp)
 		again, err := t.play(t.session(fresh, 3000+i))
 		if err != nil {
 			return fmt.Errorf("%s: once the first request's memory was used again: %w", smp, err)

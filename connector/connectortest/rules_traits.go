@@ -14,7 +14,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// carriable are the members that Carries can have: those for which [connector.Traits.CheckRequest] refuses a request otherwise.
+// carriable are the members that Carries can have: those for which [connector.Traits.CheckRequest] refuses a request
+// otherwise.
 var carriable = []string{
 	"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens", "use_beam_search",
 	"prompt_logprob_token_ids", "skip_reading_prefix_cache", "background", "previous_response_id", "truncation",
@@ -60,7 +61,7 @@ func checkTraits(t *trial) error {
 	case d.Handoff.Member != "" && d.Handoff.Header != "":
 		return errors.New("its Handoff is both a member and a header")
 	case d.ContentStore && (d.Handoff != connector.Handoff{} || d.OwnRequestID || d.PairOnly):
-		return errors.New("it is a ContentStore, where D finds the KV by the prompt alone, and yet has a Handoff, OwnRequestID or PairOnly")
+		return errors.New("it is a ContentStore, where the prompt alone tells, and yet has a Handoff, OwnRequestID or PairOnly")
 	}
 	return checkMembers(d.Members)
 }
@@ -77,7 +78,8 @@ func unlikeTraits(a, b connector.Traits) string {
 
 // checkMembers finds members that no protocol can have for its own: the flow would strip what clients need.
 func checkMembers(members []string) error {
-	clients := []string{"model", "stream", "stream_options", "messages", "tools", "thinking", "sampling_params", "vllm_xargs", "request_id"}
+	clients := []string{"model", "stream", "stream_options", "tools", "thinking", "sampling_params", "vllm_xargs",
+		"request_id"}
 	for api, s := range shapes {
 		clients = append(append(append(clients, api.PromptMember(), s.limit, s.alt, s.minimum), s.answers...), s.wasted...)
 	}
@@ -94,7 +96,7 @@ func checkMembers(members []string) error {
 	return nil
 }
 
-// checkEndsByLength holds the prefill leg to what Traits say of how P must end.
+// checkEndsByLength holds the prefill leg to what Traits says of how P must end.
 func checkEndsByLength(t *trial) error {
 	_, checks := connector.As[connector.PrefillChecker](t.c)
 	stopping := func(api connector.API) []sample {
@@ -104,8 +106,9 @@ func checkEndsByLength(t *trial) error {
 		}
 		return []sample{{api, "with stop strings", shapes[api].body(members)}}
 	}
-	if t.traits.EndsByLength && t.traits.CarriesAPI(connector.APIMessages) && !checks && t.traits.Handoff == (connector.Handoff{}) {
-		return errors.New("its Traits say EndsByLength, which no member of messages forces: it must be a PrefillChecker, or read a Handoff")
+	reads := checks || t.traits.Handoff != connector.Handoff{}
+	if t.traits.EndsByLength && t.traits.CarriesAPI(connector.APIMessages) && !reads {
+		return errors.New("its Traits says EndsByLength, which nothing in messages forces: be a PrefillChecker, or read a Handoff")
 	}
 	return t.each(stopping, func(smp sample, p *played) error {
 		s := shapes[smp.api]
@@ -119,7 +122,7 @@ func checkEndsByLength(t *trial) error {
 		forced := sampled(s, p.prefill.body, s.minimum).Exists() || gjson.GetBytes(p.prefill.body, "ignore_eos").Bool()
 		switch {
 		case t.traits.EndsByLength && (left || !forced && smp.api != connector.APIMessages):
-			return errors.New("Traits say EndsByLength, but the prefill leg can end otherwise: see Leg.EndByLength")
+			return errors.New("its Traits says EndsByLength, but the prefill leg can end otherwise: see Leg.EndByLength")
 		case !t.traits.EndsByLength && (!left || forced):
 			return errors.New("the prefill leg is made to end by length, which Traits' EndsByLength must say")
 		}
@@ -137,7 +140,7 @@ func (l sent) requestID() (id string) {
 	return id
 }
 
-// checkOwnRequestID holds both legs to what Traits say of their id.
+// checkOwnRequestID holds both legs to what Traits says of their id.
 func checkOwnRequestID(t *trial) error {
 	return t.each(all, func(smp sample, p *played) error {
 		id := p.prefill.requestID()
@@ -148,9 +151,9 @@ func checkOwnRequestID(t *trial) error {
 			case !t.traits.OwnRequestID && (leg.requestID() != "" || member != ""):
 				return fmt.Errorf("the %s leg has an X-Request-Id of the connector's, which Traits' OwnRequestID must say", name)
 			case t.traits.OwnRequestID && (leg.requestID() == "" || leg.requestID() != id):
-				return fmt.Errorf("Traits say OwnRequestID, but the %s leg has none, or another than prefill", name)
+				return fmt.Errorf("its Traits says OwnRequestID, but the %s leg has none, or another than prefill", name)
 			case t.traits.OwnRequestID && smp.api == connector.APIResponses && member != id:
-				return fmt.Errorf("the %s leg has its id in the header alone, which /v1/responses ignores: see Leg.SetRequestID", name)
+				return fmt.Errorf("the %s leg has its id not in the body, as /v1/responses needs it: see Leg.SetRequestID", name)
 			}
 		}
 		return nil

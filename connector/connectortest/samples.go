@@ -21,8 +21,8 @@ type sample struct {
 // String names the sample for a message.
 func (s sample) String() string { return s.api.String() + ", " + s.name }
 
-// shape is where an API keeps what the rules are about. It says on purpose again what package connector says: a suite that asked the
-// code under test for the members would find right whatever that code does.
+// shape is where an API keeps what the rules are about. It says on purpose again what package connector says: a suite
+// that asked the code under test for the members would find right whatever that code does.
 type shape struct {
 	prompt   string // members that hold the prompt
 	holder   string // the member that holds the sampling members, "" for the top level
@@ -47,13 +47,16 @@ var shapes = map[connector.API]shape{
 	connector.APIResponses: {prompt: `"input":` + promptText, limit: "max_output_tokens", minimum: "min_tokens",
 		logprobs: `"top_logprobs":3`, wasted: []string{"top_logprobs"}},
 	connector.APIMessages: {prompt: messages, limit: "max_tokens", minimum: "min_tokens"},
-	connector.APIGenerate: {prompt: `"token_ids":[101,102,103,104]`, holder: "sampling_params", limit: "max_tokens", minimum: "min_tokens",
+	connector.APIGenerate: {prompt: `"token_ids":[101,102,103,104]`, holder: "sampling_params", limit: "max_tokens",
+		minimum: "min_tokens",
 		answers: []string{"n", "best_of"}, logprobs: `"logprobs":3`, wasted: openAIWasted},
-	connector.APISGLang: {prompt: `"text":` + promptText, holder: "sampling_params", limit: "max_new_tokens", minimum: "min_new_tokens",
+	connector.APISGLang: {prompt: `"text":` + promptText, holder: "sampling_params", limit: "max_new_tokens",
+		minimum: "min_new_tokens",
 		answers: []string{"n"}},
 }
 
-// others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would change.
+// others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would
+// change.
 const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041","k":123456789012345678901234567890}],"n":null,"twice":1,"twice":2.0},"x\u005fescaped":"\u0061\ud83d\ude00","temperature":0.70,"user":"someone"`
 
 // body puts members and sampling members where the API has them.
@@ -70,7 +73,10 @@ func plain(api connector.API) sample {
 	return sample{api, "plain", shapes[api].body("")}
 }
 
-// samples are the requests of an API with which a leg's members are checked. Each can be carried by any protocol that carries the API.
+func plains(api connector.API) []sample { return []sample{plain(api)} }
+
+// samples are the requests of an API with which a leg's members are checked. Each can be carried by any protocol that
+// carries the API.
 func samples(api connector.API) []sample {
 	s := shapes[api]
 	minimum := func(n int) string { return fmt.Sprintf(`"%s":%d`, s.minimum, n) }
@@ -89,11 +95,13 @@ func samples(api connector.API) []sample {
 		{api, "with a minimum alone", s.body(minimum(5), others)},
 		{api, "with a limit of null", s.body(`"`+s.limit+`":null`, others)},
 		{api, "streamed", s.body(limit(s.limit, 64), `"stream":true`, others)},
-		{api, "streamed with usage", s.body(limit(s.limit, 64), `"stream":true,"stream_options":{"include_usage":true}`, others)},
+		{api, "streamed with usage", s.body(limit(s.limit, 64), `"stream":true,"stream_options":{"include_usage":true}`,
+			others)},
 		{api, "not streamed", s.body("", `"stream":false`, others)},
 		{api, "with log probabilities and one answer", s.body(join(limit(s.limit, 64), s.logprobs, join(one...)), others)},
 		{api, "with a cut prompt", s.body("", `"truncate_prompt_tokens":3`)},
-		{api, "in odd spelling", " {\n\t\"m\\u006fdel\" : \"" + modelName + "\" ,\r\n " + s.prompt + " , \"stream\"\t:\ttrue, " + others + "\n}\n"},
+		{api, "in odd spelling", " {\n\t\"m\\u006fdel\" : \"" + modelName + "\" ,\r\n " + s.prompt +
+			" , \"stream\"\t:\ttrue, " + others + "\n}\n"},
 	}
 	if s.alt != "" {
 		list = append(list,
@@ -119,16 +127,18 @@ func several(api connector.API) []sample {
 	return list
 }
 
-// forged are requests with the client's own transfer members, wherever engines read them and however their names are spelt.
+// forged are requests with the client's own transfer members, wherever engines read them and however their names are
+// spelt.
 func forged(api connector.API, declared []string) []sample {
 	all := forgery{}
-	all.add("request_id")
+	all.add("request_id", "")
 	for _, path := range append(slices.Clone(transferMembers), declared...) {
-		all.add(strings.Split(path, ".")...)
+		name, below, _ := strings.Cut(path, ".")
+		all.add(name, below)
 		if !strings.Contains(path, ".") {
 			for _, holder := range []string{"vllm_xargs", "sampling_params"} {
 				all.add(holder, path)
-				all.add(holder, "extra_args", path)
+				all.add(holder, "extra_args."+path)
 			}
 		}
 	}
@@ -143,18 +153,20 @@ func forged(api connector.API, declared []string) []sample {
 // forgery is an object of the client's; nil stands for a value that must not reach an engine.
 type forgery map[string]forgery
 
-func (f forgery) add(path ...string) {
-	inner, there := f[path[0]]
+// add puts such a value at a path below a name.
+func (f forgery) add(name, below string) {
+	inner, there := f[name]
 	switch {
-	case len(path) == 1:
-		f[path[0]] = nil
+	case below == "":
+		f[name] = nil
 	case there && inner == nil: // all of it must go
 	default:
 		if inner == nil {
 			inner = forgery{}
-			f[path[0]] = inner
+			f[name] = inner
 		}
-		inner.add(path[1:]...)
+		next, rest, _ := strings.Cut(below, ".")
+		inner.add(next, rest)
 	}
 }
 

@@ -1,32 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package connectortest checks that a [connector.KVConnector] keeps the rules of its interface: those that pdkit has, and any other.
+// Package connectortest checks that a [connector.KVConnector] keeps the rules of its interface: those that pdkit has,
+// and any other.
 //
 // An author of a connector calls [Run] from a test, and [Golden] for exchanges as the engines' own versions have them:
 //
-//	func TestConformance(t *testing.T) {
-//		connectortest.Run(t, connectortest.Harness{
-//			Name: "myproto",
-//			New:  func(config json.RawMessage) (connector.KVConnector, error) { return connector.Open(connector.Spec{Type: "myproto", Config: config}) },
-//			// A valid configuration. Give each setting a value other than its default: the suite misspells, doubles and removes them.
-//			Config: json.RawMessage(`{"pollInterval":"50ms"}`),
-//			// What the protocol needs to know of its engines. The suite gives URLs and IDs, removes each attribute in turn, and makes the engines IPv6.
-//			Prefill: discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "8998"}},
-//			// P's good response to a prefill leg. Traits declare where its handoff is, the suite puts it there, and derives bad ones.
-//			Response: func(s *connector.Session, prefill []byte) connectortest.Response {
-//				return connectortest.Response{Handoff: `{"remote_id":"`+s.ID+`"}`}
-//			},
-//			Needs: []string{"remote_id"}, // keys of a handoff that is an object
-//		})
+//	func factory(config json.RawMessage) (connector.KVConnector, error) {
+//		return connector.Open(connector.Spec{Type: "myproto", Config: config})
 //	}
 //
-//	func TestGolden(t *testing.T) { connectortest.Golden(t, newConnector, "testdata/golden") }
+//	var harness = connectortest.Harness{
+//		Name: "myproto",
+//		New:  factory,
+//		// Valid settings, each other than its default: the suite misspells, doubles and removes them.
+//		Config: json.RawMessage(`{"pollInterval":"50ms"}`),
+//		// What the protocol needs to know of its engines. The suite gives URLs and IDs, removes each attribute in
+//		// turn, and makes the engines IPv6.
+//		Prefill: discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "8998"}},
+//		// P's good response. The suite puts the handoff where Traits declares it, and derives bad ones.
+//		Response: func(s *connector.Session, prefill []byte) connectortest.Response {
+//			return connectortest.Response{Handoff: `{"remote_id":"` + s.ID + `"}`}
+//		},
+//		Needs: []string{"remote_id"}, // keys of a handoff that is an object
+//	}
+//
+//	func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
+//
+//	func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
 //
 //	func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }
 //
-// Whatever the protocol does otherwise than most is said in [Harness.Except], one exception each, so that a reader of the test sees it.
-// The suite plays sessions as package pdflow does, without a network: a [connector.Preparer] calls [Harness.Call], an event is
-// [Harness.Event]'s. Each rule has a connector of its own, made by [Harness.New], started if it is a [connector.Starter], and closed.
+// Which rules apply follows from what the connector declares ([connector.Traits]) and from its abilities, and a
+// declaration that does not fit the legs fails:
+//
+//   - APIs, Carries, MultiUse: each such request is played, in Order and in OtherOrders;
+//   - Members: a leg sets no other member, and a client's own value of one reaches no leg, however it is spelt;
+//   - Handoff: a response without a good one never becomes a decode leg; without it, decode reads nothing of the body;
+//   - OwnRequestID, EndsByLength: the legs are so exactly if it is declared;
+//   - Attributes: the legs fail without each of them, and without no other.
+//
+// Lease, PairOnly and Orphans are facts about engines, which no leg shows.
+//
+// Whatever the protocol does otherwise than most is said in [Harness.Except], one exception each, so that a reader of
+// the test sees it. The suite plays sessions as package pdflow does, without a network: a [connector.Preparer] calls
+// [Harness.Call], an event is [Harness.Event]'s. Each rule has a connector of its own, made by [Harness.New], started
+// if it is a [connector.Starter], and closed.
 package connectortest
 
 import (
@@ -41,13 +59,13 @@ import (
 // A rule is one thing that connectors must keep.
 type rule struct {
 	name  string
-	check func(*trial) error // doesNotApply says why there is nothing to check
+	check func(*trial) error // notApplicable says why there is nothing to check
 	raw   bool               // the connector is not started
 }
 
 var rules = []rule{
 	{"the name is lower case and the registered one", checkName, true},
-	{"what Traits declare is constant and can be", checkTraits, true},
+	{"what Traits declares is constant and consistent", checkTraits, true},
 	{"the order is known and has the abilities that it needs", checkOrder, true},
 	{"every client API gives two well-formed legs", checkLegs, false},
 	{"prefill asks for one token in the members that the request used", checkLimit, false},
@@ -56,13 +74,13 @@ var rules = []rule{
 	{"decode is the client's request but for the protocol's own members, byte for byte", checkDecodeKeeps, false},
 	{"no transfer member of the client's reaches an engine", checkTransferGone, false},
 	{"the client's request id names nothing", checkRequestID, false},
-	{"both legs have an id of the connector's exactly if Traits declare it", checkOwnRequestID, false},
-	{"prefill ends by length exactly if Traits declare it", checkEndsByLength, false},
+	{"both legs have an id of the connector's exactly if Traits declares it", checkOwnRequestID, false},
+	{"prefill ends by length exactly if Traits declares it", checkEndsByLength, false},
 	{"both legs carry one id, new with each attempt", checkIDs, false},
 	{"equal sessions give equal legs, whatever runs beside them", checkStateless, false},
 	{"the client's body and the engines' responses are neither changed nor kept", checkBorrowed, false},
 	{"a malformed prefill response never becomes a decode leg", checkBadResponses, false},
-	{"decode reads nothing of P's response that Traits do not declare", checkUndeclaredHandoff, false},
+	{"decode reads nothing of P's response that Traits does not declare", checkUndeclaredHandoff, false},
 	{"unknown keys and big integers of a handoff are no fault and keep their digits", checkHandoffKeeps, false},
 	{"whatever engines respond, nothing panics", checkHostile, false},
 	{"a response that P has finished is whole, and tells the client nothing of the transfer", checkFinal, false},
@@ -70,7 +88,7 @@ var rules = []rule{
 	{"IPv6 engines get brackets where an address has a port", checkIPv6, false},
 	{"an engine without a declared attribute is refused, and needs no other", checkAttributes, false},
 	{"rules about pairs are constant, forbid something, and part no engine from its like", checkPairs, true},
-	{"what Traits declare to be carried is not refused", checkUnsupported, true},
+	{"what Traits declares to be carried is not refused", checkUnsupported, true},
 	{"configurations are read strictly", checkConfig, true},
 	{"errors hold no prompt, address or value", checkSecrets, false},
 	{"a side call ends with its context", checkPrepareEnds, false},
@@ -123,7 +141,8 @@ func Check(ctx context.Context, h Harness) error {
 	return errors.Join(broken...)
 }
 
-// usable tells what makes every rule fail: a fault of the harness, or one that does not fit what the connector declares.
+// usable tells what makes every rule fail: a fault of the harness, or one that does not fit what the connector
+// declares.
 func (h Harness) usable(ctx context.Context) error {
 	if err := h.fill(); err != nil {
 		return fmt.Errorf("the harness: %w", err)

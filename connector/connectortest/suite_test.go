@@ -70,29 +70,39 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 			"its Response to chat has no kv_transfer_params.remote_port"},
 		"no Call": {func(h *connectortest.Harness) { h.Call = nil }, "the harness has no Call"},
 		"no Response": {func(h *connectortest.Harness) { h.Response = nil },
-			"the harness has no Response, but Traits declare a handoff in P's response (member kv_transfer_params)"},
+			"the harness has no Response, but Traits declares a handoff in P's response (member kv_transfer_params)"},
 		"Needs of a handoff that is not declared": {func(h *connectortest.Harness) { h.New = wrong.Undeclared },
-			"the harness has Needs, but Traits declare no handoff in a member"},
+			"the harness has Needs, but Traits declares no handoff in a member"},
 		"a handoff that is not declared": {func(h *connectortest.Harness) { h.New, h.Needs = wrong.Undeclared, nil },
-			"the harness: its Response has a Handoff, but Traits declare none"},
+			"the harness: its Response has a Handoff, but Traits declares none"},
 		"a response that is bad": {func(h *connectortest.Harness) {
 			h.Response = func(*connector.Session, []byte) connectortest.Response { return connectortest.Response{} }
 		}, "every client API gives two well-formed legs: chat, plain: calling Decode: no usable KV handoff"},
-		"a member of the protocol's that is excused": {func(h *connectortest.Harness) { h.Except.Rewrites = []string{"kv_ticket"} },
+		"a member of the protocol's that is excused": {func(h *connectortest.Harness) {
+			h.Except.Rewrites = []string{"kv_ticket"}
+		},
 			"Except.Rewrites has kv_ticket, which is no client API's member"},
 		"a member that is excused for nothing": {func(h *connectortest.Harness) { h.Except.Rewrites = []string{"prompt"} },
 			"Except.Rewrites has prompt, but each leg has the client's"},
-		"a name that is not registered": {func(h *connectortest.Harness) { h.Name = "other" }, `its Name is "conformance-toy", but the harness says "other"`},
+		"a name that is not registered": {func(h *connectortest.Harness) { h.Name = "other" },
+			`its Name is "conformance-toy", but the harness says "other"`},
 		"a response that is not bad": {func(h *connectortest.Harness) {
 			h.BadResponses = []connectortest.Response{{Handoff: `{"remote_blocks":[1],"remote_token":"t"}`}}
 		}, "it is BadResponses[0] became a decode leg"},
-		"a configuration that is not bad": {func(h *connectortest.Harness) { h.BadConfig = []json.RawMessage{json.RawMessage(`{}`)} },
+		"a configuration that is not bad": {func(h *connectortest.Harness) {
+			h.BadConfig = []json.RawMessage{json.RawMessage(`{}`)}
+		},
 			"BadConfig[0]: it is accepted"},
-		"a value of one's own that no rule is about": {func(h *connectortest.Harness) { h.Except.OwnValues = map[string]string{"mode": "read"} },
+		"a value of one's own that no rule is about": {func(h *connectortest.Harness) {
+			h.Except.OwnValues = map[string]string{"mode": "read"}
+		},
 			"the harness says that mode has one value, but no rule is about it"},
-		"a value of one's own that others share": {func(h *connectortest.Harness) { h.Except.OwnValues = map[string]string{"tpSize": "3"} },
+		"a value of one's own that others share": {func(h *connectortest.Harness) {
+			h.Except.OwnValues = map[string]string{"tpSize": "3"}
+		},
 			`the harness says that only "3" meets its like, but others do`},
-		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true }, "is accepted, but the harness says that it needs one"},
+		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true },
+			"is accepted, but the harness says that it needs one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := toy

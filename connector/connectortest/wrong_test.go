@@ -33,7 +33,8 @@ var toy = connectortest.Harness{
 	},
 	Needs: []string{"remote_blocks", "remote_token"},
 	Call: func(r *http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: http.StatusOK, Request: r, Body: io.NopCloser(strings.NewReader(`{"engine_id":"engine-7f"}`))}, nil
+		return &http.Response{StatusCode: http.StatusOK, Request: r,
+			Body: io.NopCloser(strings.NewReader(`{"engine_id":"engine-7f"}`))}, nil
 	},
 	Event:   func(*connector.Session) connector.Event { return connector.Event{Body: []byte(`{"ready":true}`)} },
 	Timeout: time.Second,
@@ -53,7 +54,8 @@ func TestEachRuleFailsForAWrongConnector(t *testing.T) {
 			if h.New = f.New; f.Bare {
 				h.Response, h.Needs = nil, nil
 			}
-			if err := connectortest.CheckRule(t.Context(), h, f.Breaks); assert.Error(t, err, "it %s, and keeps the rule: %s", f.What, f.Breaks) {
+			if err := connectortest.CheckRule(t.Context(), h, f.Breaks); assert.Error(t, err, "it %s, and keeps the rule: %s",
+				f.What, f.Breaks) {
 				t.Log(err)
 				broken[f.Breaks] = true
 			}

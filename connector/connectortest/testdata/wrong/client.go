@@ -37,7 +37,9 @@ func rewrites(what string, alter func(data []byte) []byte) Fault {
 }
 
 var clientFaults = []Fault{
-	finals("gives the client P's answer as it is", func(p *connector.PrefillResult, a *connector.Answer) { a.Body = p.Body }),
+	finals("gives the client P's answer as it is", func(p *connector.PrefillResult, a *connector.Answer) {
+		a.Body = p.Body
+	}),
 	finals("streams what P answered, in several lines", func(p *connector.PrefillResult, a *connector.Answer) {
 		var lines bytes.Buffer
 		if len(a.Events) > 0 && json.Indent(&lines, a.Events[0], "", " ") == nil {
@@ -49,7 +51,9 @@ var clientFaults = []Fault{
 			a.Events = a.Events[:1]
 		}
 	}),
-	finals("gives no stream to a client that wants one", func(p *connector.PrefillResult, a *connector.Answer) { a.Events = nil }),
+	finals("gives no stream to a client that wants one", func(p *connector.PrefillResult, a *connector.Answer) {
+		a.Events = nil
+	}),
 
 	rewrites("drops what it does not know", func([]byte) []byte { return nil }),
 	rewrites("cuts", func(data []byte) []byte { return data[:len(data)/2] }),
@@ -83,5 +87,7 @@ var clientFaults = []Fault{
 			return f.Toy.Encode(s, i, leg)
 		}
 	}),
-	prefills(ruleLimit, "leaves a thinking budget above the limit", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "thinking") }),
+	prefills(ruleLimit, "leaves a thinking budget above the limit", func(s *connector.Session, leg *connector.Leg) {
+		keep(s, leg, "thinking")
+	}),
 }

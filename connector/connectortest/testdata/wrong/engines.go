@@ -25,7 +25,8 @@ const (
 )
 
 // relays makes a fault that treats the handoff in its own way.
-func relays(rule, what string, relay func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error) Fault {
+func relays(rule, what string, relay func(s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error) Fault {
 	return with(rule, what, func(f *faulty) {
 		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 			if p == nil {
@@ -37,13 +38,15 @@ func relays(rule, what string, relay func(s *connector.Session, p *connector.Pre
 }
 
 var answerFaults = []Fault{
-	relays(ruleAnswers, "relays whatever P answered", func(_ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	relays(ruleAnswers, "relays whatever P answered", func(_ *connector.Session, p *connector.PrefillResult,
+		leg *connector.Leg) error {
 		if h, ok := p.Field(connector.ParamsMember); ok {
 			leg.Set(connector.ParamsMember, h)
 		}
 		return nil
 	}),
-	relays(ruleAnswers, "asks for an object and no more", func(_ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	relays(ruleAnswers, "asks for an object and no more", func(_ *connector.Session, p *connector.PrefillResult,
+		leg *connector.Leg) error {
 		h, ok := p.Field(connector.ParamsMember)
 		if !ok || h[0] != '{' {
 			return connector.NoTransfer("no object")
@@ -51,15 +54,16 @@ var answerFaults = []Fault{
 		leg.Set(connector.ParamsMember, h)
 		return nil
 	}),
-	relays(ruleAnswers, "panics where the handoff is no object", func(_ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-		var m map[string]any
-		if err := json.Unmarshal(p.Body, &m); err != nil {
-			return connector.ErrNoTransfer
-		}
-		h := m[connector.ParamsMember].(map[string]any) //nolint:errcheck // that is the fault
-		leg.Set(connector.ParamsMember, connector.Quote(fmt.Sprint(h)))
-		return nil
-	}),
+	relays(ruleAnswers, "panics where the handoff is no object",
+		func(_ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+			var m map[string]any
+			if err := json.Unmarshal(p.Body, &m); err != nil {
+				return connector.ErrNoTransfer
+			}
+			h := m[connector.ParamsMember].(map[string]any) //nolint:errcheck // that is the fault
+			leg.Set(connector.ParamsMember, connector.Quote(fmt.Sprint(h)))
+			return nil
+		}),
 	with(ruleAnswers, "panics without an answer", func(f *faulty) {
 		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 			if len(p.Body) == 0 {
@@ -69,7 +73,8 @@ var answerFaults = []Fault{
 		}
 	}),
 
-	relays(ruleHandoff, "sends the handoff through a map", func(_ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	relays(ruleHandoff, "sends the handoff through a map", func(_ *connector.Session, p *connector.PrefillResult,
+		leg *connector.Leg) error {
 		h, err := Handoff(p)
 		if err != nil {
 			return err
@@ -82,7 +87,8 @@ var answerFaults = []Fault{
 		leg.Params(again)
 		return err
 	}),
-	relays(ruleHandoff, "refuses keys that it does not know", func(_ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+	relays(ruleHandoff, "refuses keys that it does not know", func(_ *connector.Session, p *connector.PrefillResult,
+		leg *connector.Leg) error {
 		h, err := Handoff(p)
 		if err != nil {
 			return err

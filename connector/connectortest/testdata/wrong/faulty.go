@@ -93,7 +93,8 @@ func (f *faulty) Prefill(ctx context.Context, s *connector.Session, leg *connect
 	return f.Toy.Prefill(ctx, s, leg)
 }
 
-func (f *faulty) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (f *faulty) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	if f.decode != nil {
 		return f.decode(s, p, leg)
 	}

@@ -60,17 +60,29 @@ func keep(s *connector.Session, leg *connector.Leg, name string) {
 }
 
 var legFaults = []Fault{
-	decodes(ruleLegs, "writes a member that is not JSON", func(_ *connector.Session, leg *connector.Leg) { leg.Set(connector.ParamsMember, raw(`{"a":}`)) }),
-	prefills(ruleLegs, "sets a header of the transport's", func(_ *connector.Session, leg *connector.Leg) { leg.SetHeader("Content-Length", "3") }),
-	prefills(ruleLegs, "sets a header that ends early", func(_ *connector.Session, leg *connector.Leg) { leg.SetHeader("X-Toy", "a\r\nX-Other: b") }),
-	decodes(ruleLegs, "sets a path that is none", func(_ *connector.Session, leg *connector.Leg) { leg.SetPath("v1/completions") }),
+	decodes(ruleLegs, "writes a member that is not JSON", func(_ *connector.Session, leg *connector.Leg) {
+		leg.Set(connector.ParamsMember, raw(`{"a":}`))
+	}),
+	prefills(ruleLegs, "sets a header of the transport's", func(_ *connector.Session, leg *connector.Leg) {
+		leg.SetHeader("Content-Length", "3")
+	}),
+	prefills(ruleLegs, "sets a header that ends early", func(_ *connector.Session, leg *connector.Leg) {
+		leg.SetHeader("X-Toy", "a\r\nX-Other: b")
+	}),
+	decodes(ruleLegs, "sets a path that is none", func(_ *connector.Session, leg *connector.Leg) {
+		leg.SetPath("v1/completions")
+	}),
 	with(ruleLegs, "fails at every request", func(f *faulty) {
 		f.prefill = func(*connector.Session, *connector.Leg) error { return connector.ErrUnknown }
 	}),
 
 	prefills(ruleLimit, "asks for two tokens", func(_ *connector.Session, leg *connector.Leg) { leg.LimitTokens(2) }),
-	prefills(ruleLimit, "leaves the limit that wins", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "max_completion_tokens") }),
-	prefills(ruleLimit, "leaves the minimum above the limit", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "min_tokens") }),
+	prefills(ruleLimit, "leaves the limit that wins", func(s *connector.Session, leg *connector.Leg) {
+		keep(s, leg, "max_completion_tokens")
+	}),
+	prefills(ruleLimit, "leaves the minimum above the limit", func(s *connector.Session, leg *connector.Leg) {
+		keep(s, leg, "min_tokens")
+	}),
 	prefills(ruleLimit, "forgets where an API keeps its limit", func(s *connector.Session, leg *connector.Leg) {
 		if s.API == connector.APIResponses {
 			leg.Delete("max_output_tokens")
@@ -79,12 +91,20 @@ var legFaults = []Fault{
 	}),
 
 	prefills(ruleWhole, "leaves the stream", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "stream") }),
-	prefills(ruleWhole, "leaves the stream's options", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "stream_options") }),
+	prefills(ruleWhole, "leaves the stream's options", func(s *connector.Session, leg *connector.Leg) {
+		keep(s, leg, "stream_options")
+	}),
 	prefills(ruleWhole, "leaves several answers", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "n") }),
-	prefills(ruleWhole, "leaves log probabilities", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "logprobs") }),
+	prefills(ruleWhole, "leaves log probabilities", func(s *connector.Session, leg *connector.Leg) {
+		keep(s, leg, "logprobs")
+	}),
 
-	prefills(rulePrefill, "sets the temperature", func(_ *connector.Session, leg *connector.Leg) { leg.Set("temperature", raw("0")) }),
-	prefills(rulePrefill, "drops what it does not know", func(_ *connector.Session, leg *connector.Leg) { leg.Delete("x_unknown") }),
+	prefills(rulePrefill, "sets the temperature", func(_ *connector.Session, leg *connector.Leg) {
+		leg.Set("temperature", raw("0"))
+	}),
+	prefills(rulePrefill, "drops what it does not know", func(_ *connector.Session, leg *connector.Leg) {
+		leg.Delete("x_unknown")
+	}),
 	prefills(rulePrefill, "drops sampling members that it does not know", func(s *connector.Session, leg *connector.Leg) {
 		if s.API == connector.APIGenerate {
 			leg.Set("sampling_params", raw(`{"max_tokens":1}`))
@@ -100,8 +120,13 @@ var legFaults = []Fault{
 			}
 		}
 	}),
-	decodes(ruleDecode, "adds a member of its own that nobody was told of", func(_ *connector.Session, leg *connector.Leg) { leg.Set("return_token_ids", raw("true")) }),
-	decodes(ruleDecode, "takes the client's stream away", func(_ *connector.Session, leg *connector.Leg) { leg.NoStream() }),
+	decodes(ruleDecode, "adds a member of its own that nobody was told of",
+		func(_ *connector.Session, leg *connector.Leg) {
+			leg.Set("return_token_ids", raw("true"))
+		}),
+	decodes(ruleDecode, "takes the client's stream away", func(_ *connector.Session, leg *connector.Leg) {
+		leg.NoStream()
+	}),
 	decodes(ruleDecode, "writes a number as a float", func(s *connector.Session, leg *connector.Leg) {
 		if _, ok := s.Field("seed"); ok {
 			leg.Set("seed", raw("9007199254740992"))
@@ -122,16 +147,24 @@ var legFaults = []Fault{
 		}
 	}),
 
-	decodes(ruleTransfer, "believes the client's transfer members", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, connector.ParamsMember) }),
-	prefills(ruleTransfer, "believes those inside vllm_xargs", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "vllm_xargs") }),
-	decodes(ruleTransfer, "believes the request id in the body", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "request_id") }),
+	decodes(ruleTransfer, "believes the client's transfer members", func(s *connector.Session, leg *connector.Leg) {
+		keep(s, leg, connector.ParamsMember)
+	}),
+	prefills(ruleTransfer, "believes those inside vllm_xargs", func(s *connector.Session, leg *connector.Leg) {
+		keep(s, leg, "vllm_xargs")
+	}),
+	decodes(ruleTransfer, "believes the request id in the body", func(s *connector.Session, leg *connector.Leg) {
+		keep(s, leg, "request_id")
+	}),
 
-	prefills(ruleClientID, "names the transfer by the client's id in a member", func(s *connector.Session, leg *connector.Leg) {
-		leg.Param("client_id", connector.Quote(s.RequestID))
-	}),
-	decodes(ruleClientID, "names the transfer by the client's id in a header", func(s *connector.Session, leg *connector.Leg) {
-		leg.SetHeader("X-Transfer-Id", "toy-"+s.RequestID)
-	}),
+	prefills(ruleClientID, "names the transfer by the client's id in a member",
+		func(s *connector.Session, leg *connector.Leg) {
+			leg.Param("client_id", connector.Quote(s.RequestID))
+		}),
+	decodes(ruleClientID, "names the transfer by the client's id in a header",
+		func(s *connector.Session, leg *connector.Leg) {
+			leg.SetHeader("X-Transfer-Id", "toy-"+s.RequestID)
+		}),
 }
 
 // transferID makes a fault that declares ids of its own, and gives both legs wrong ones.
@@ -144,11 +177,13 @@ func transferID(what string, prefill, decode func(s *connector.Session) string) 
 
 func constant(*connector.Session) string { return "transfer-1" }
 
+func ofTheRequest(s *connector.Session) string { return fmt.Sprintf("%p", s.Request) }
+
 var idFaults = []Fault{
 	transferID("names every transfer alike", constant, constant),
-	transferID("names the legs differently", func(s *connector.Session) string { return "p-" + s.ID }, func(s *connector.Session) string { return "d-" + s.ID }),
-	transferID("names a request's attempts alike", func(s *connector.Session) string { return fmt.Sprintf("%p", s.Request) },
-		func(s *connector.Session) string { return fmt.Sprintf("%p", s.Request) }),
+	transferID("names the legs differently", func(s *connector.Session) string { return "p-" + s.ID },
+		func(s *connector.Session) string { return "d-" + s.ID }),
+	transferID("names a request's attempts alike", ofTheRequest, ofTheRequest),
 
 	with(ruleEqual, "counts its sessions", func(f *faulty) {
 		var n atomic.Int64

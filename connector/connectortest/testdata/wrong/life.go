@@ -18,9 +18,9 @@ import (
 
 const (
 	ruleName        = "the name is lower case and the registered one"
-	ruleTraits      = "what Traits declare is constant and can be"
+	ruleTraits      = "what Traits declares is constant and consistent"
 	ruleOrder       = "the order is known and has the abilities that it needs"
-	ruleUnsupported = "what Traits declare to be carried is not refused"
+	ruleUnsupported = "what Traits declares to be carried is not refused"
 	ruleConfig      = "configurations are read strictly"
 	rulePrepare     = "a side call ends with its context"
 	ruleExpect      = "waiting for an event ends with its context, and need not begin"
@@ -33,16 +33,36 @@ const (
 const forAMoment = 1500 * time.Millisecond
 
 var identityFaults = []Fault{
-	with(ruleName, "has an upper-case name", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Name = "Conformance-Toy" } }),
-	with(ruleName, "has another name than the registered one", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Name = "another-toy" } }),
+	with(ruleName, "has an upper-case name", func(f *faulty) {
+		f.traits = func(t *connector.Traits) {
+			t.Name = "Conformance-Toy"
+		}
+	}),
+	with(ruleName, "has another name than the registered one", func(f *faulty) {
+		f.traits = func(t *connector.Traits) {
+			t.Name = "another-toy"
+		}
+	}),
 	with(ruleTraits, "has a new name each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) { t.Name += []string{"", "-1"}[n.Add(1)%2] }
 	}),
 
-	with(ruleOrder, "has an order that nobody knows", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = 9 } }),
-	with(ruleOrder, "decodes first and cannot tell a cold answer", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = connector.DecodeFirst } }),
-	with(ruleOrder, "runs both legs together and waits for an event", func(f *faulty) { f.traits = func(t *connector.Traits) { t.Order = connector.Together } }),
+	with(ruleOrder, "has an order that nobody knows", func(f *faulty) {
+		f.traits = func(t *connector.Traits) {
+			t.Order = 9
+		}
+	}),
+	with(ruleOrder, "decodes first and cannot tell a cold answer", func(f *faulty) {
+		f.traits = func(t *connector.Traits) {
+			t.Order = connector.DecodeFirst
+		}
+	}),
+	with(ruleOrder, "runs both legs together and waits for an event", func(f *faulty) {
+		f.traits = func(t *connector.Traits) {
+			t.Order = connector.Together
+		}
+	}),
 	with(ruleTraits, "has a new order each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) { t.Order = connector.Order(n.Add(1) % 2) }
@@ -76,24 +96,26 @@ var configFaults = []Fault{
 		}
 		return t, nil
 	}),
-	configured(ruleConfig, "does not name the nearest setting", func(settings json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(settings)
-		if err != nil {
-			all := config.FieldErrors(err)
-			all[0].Remedy = ""
-			return nil, all[0]
-		}
-		return t, nil
-	}),
-	configured(ruleConfig, "repeats the configuration in its error", func(settings json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(settings)
-		if err != nil {
-			all := config.FieldErrors(err)
-			all[0].Problem += " in " + string(settings)
-			return nil, all[0]
-		}
-		return t, nil
-	}),
+	configured(ruleConfig, "does not name the nearest setting",
+		func(settings json.RawMessage) (connector.KVConnector, error) {
+			t, err := New(settings)
+			if err != nil {
+				all := config.FieldErrors(err)
+				all[0].Remedy = ""
+				return nil, all[0]
+			}
+			return t, nil
+		}),
+	configured(ruleConfig, "repeats the configuration in its error",
+		func(settings json.RawMessage) (connector.KVConnector, error) {
+			t, err := New(settings)
+			if err != nil {
+				all := config.FieldErrors(err)
+				all[0].Problem += " in " + string(settings)
+				return nil, all[0]
+			}
+			return t, nil
+		}),
 	configured(ruleConfig, "needs a configuration", func(settings json.RawMessage) (connector.KVConnector, error) {
 		if len(settings) == 0 {
 			return nil, &config.FieldError{Path: "blockSize", Problem: "is missing"}
@@ -235,7 +257,9 @@ var renderFaults = []Fault{
 	renders("names a file with a folder", func(_ launch.Target, set *launch.Settings) {
 		set.Files = []launch.File{{Name: "../toy.yaml", Content: "a: 1"}}
 	}),
-	renders("writes into its target", func(t launch.Target, _ *launch.Settings) { t.Endpoint.Attributes["rendered"] = "yes" }),
+	renders("writes into its target", func(t launch.Target, _ *launch.Settings) {
+		t.Endpoint.Attributes["rendered"] = "yes"
+	}),
 	with(ruleRender, "renders something else each time", func(f *faulty) {
 		var n atomic.Int32
 		f.render = func(t launch.Target) (launch.Settings, error) {
@@ -254,7 +278,10 @@ var renderFaults = []Fault{
 // Faults are all wrong connectors.
 func Faults() []Fault {
 	var list []Fault
-	for _, some := range [][]Fault{identityFaults, traitsFaults, undeclaredFaults, pairFaults, legFaults, idFaults, answerFaults, endpointFaults, configFaults, lifeFaults, renderFaults, clientFaults} {
+	for _, some := range [][]Fault{
+		identityFaults, traitsFaults, undeclaredFaults, pairFaults, legFaults, idFaults, answerFaults, endpointFaults, configFaults,
+		lifeFaults, renderFaults, clientFaults,
+	} {
 		list = append(list, some...)
 	}
 	return list

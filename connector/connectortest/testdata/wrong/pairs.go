@@ -32,25 +32,29 @@ var pairFaults = []Fault{
 	with(rulePairs, "has another rule each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) {
-			t.PairRules = []connector.PairRule{attr.Same([]string{attr.TPSize, attr.PPSize}[n.Add(1)%2])}
+			t.PairRules = []connector.PairRule{attr.Same([]string{attr.TPSize,
+				attr.PPSize}[n.Add(1)%2])}
 		}
 	}),
 	with(rulePairs, "has a rule more each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) {
-			t.PairRules = append(t.PairRules, slices.Repeat([]connector.PairRule{attr.Same(attr.PPSize)}, int(n.Add(1)))...)
+			t.PairRules = append(t.PairRules, slices.Repeat([]connector.PairRule{attr.Same(attr.PPSize)},
+				int(n.Add(1)))...)
 		}
 	}),
 	with(rulePairs, "lets engines meet once, and not again", func(f *faulty) {
 		var n atomic.Int64
 		f.traits = func(t *connector.Traits) {
 			first := n.Add(1) == 1
-			t.PairRules = []connector.PairRule{{Attribute: attr.TPSize, Compatible: func(p, d string) bool { return p == d || first && p == "4" && d == "8" }}}
+			t.PairRules = []connector.PairRule{{Attribute: attr.TPSize,
+				Compatible: func(p, d string) bool { return p == d || first && p == "4" && d == "8" }}}
 		}
 	}),
 	with(rulePairs, "parts the harness's engines", func(f *faulty) {
 		f.traits = func(t *connector.Traits) {
-			t.PairRules = []connector.PairRule{attr.Same(attr.TPSize), attr.Same(attr.Store)}
+			t.PairRules = []connector.PairRule{attr.Same(attr.TPSize),
+				attr.Same(attr.Store)}
 		}
 	}),
 	pairs("lets only one value meet its like", func(p, d string) bool { return p == d && p == "4" }),

@@ -20,7 +20,8 @@ type Ticket struct {
 
 // Traits declares the header, and the member in which D gets it.
 func (Ticket) Traits() connector.Traits {
-	return connector.Traits{Name: "ticket", Members: []string{"kv_ticket"}, Handoff: connector.Handoff{Header: header}, Lease: time.Minute}
+	return connector.Traits{Name: "ticket", Members: []string{"kv_ticket"}, Handoff: connector.Handoff{Header: header},
+		Lease: time.Minute}
 }
 
 // Prefill asks P for one token.
@@ -62,9 +63,13 @@ func Tickets() map[string]Ticket {
 		"is absent": taking(func(v []string) bool {
 			return len(v) == 0 || len(v) == 1 && v[0] != "" && visible(v[0]) && len(v[0]) < 1e5
 		}),
-		"is empty":                taking(func(v []string) bool { return len(v) == 1 && visible(v[0]) && len(v[0]) < 1e5 }),
-		"stands there twice":      taking(func(v []string) bool { return len(v) > 0 && v[0] != "" && visible(v[0]) && len(v[0]) < 1e5 }),
-		"has a control character": taking(func(v []string) bool { return len(v) == 1 && strings.TrimSpace(v[0]) != "" && len(v[0]) < 1e5 }),
-		"has a megabyte":          taking(func(v []string) bool { return len(v) == 1 && v[0] != "" && visible(v[0]) }),
+		"is empty": taking(func(v []string) bool { return len(v) == 1 && visible(v[0]) && len(v[0]) < 1e5 }),
+		"stands there twice": taking(func(v []string) bool {
+			return len(v) > 0 && v[0] != "" && visible(v[0]) && len(v[0]) < 1e5
+		}),
+		"has a control character": taking(func(v []string) bool {
+			return len(v) == 1 && strings.TrimSpace(v[0]) != "" && len(v[0]) < 1e5
+		}),
+		"has a megabyte": taking(func(v []string) bool { return len(v) == 1 && v[0] != "" && visible(v[0]) }),
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wrong has a small connector that is right, Toy, and many that are wrong in one thing each, Faults: they show that each rule
-// of package connectortest can fail.
+// Package wrong has a small connector that is right, Toy, and many that are wrong in one thing each, Faults: they show
+// that each rule of package connectortest can fail.
 package wrong
 
 import (
@@ -30,8 +30,8 @@ func init() {
 	connector.Register(Name, func(config json.RawMessage) (connector.KVConnector, error) { return New(config) })
 }
 
-// Toy is a protocol that uses nearly every ability: P's KV port is an attribute, its engine id is asked for, both legs carry a transfer id, D
-// needs P's handoff, and a notice comes between the legs.
+// Toy is a protocol that uses nearly every ability: P's KV port is an attribute, its engine id is asked for, both legs
+// carry a transfer id, D needs P's handoff, and a notice comes between the legs.
 type Toy struct {
 	o Options
 
@@ -69,12 +69,13 @@ func New(settings json.RawMessage) (*Toy, error) {
 // Traits declares the toy's protocol. One tensor-parallel size must divide the other.
 func (*Toy) Traits() connector.Traits {
 	return connector.Traits{
-		Name:       Name,
-		Members:    []string{connector.ParamsMember},
-		Handoff:    connector.Handoff{Member: connector.ParamsMember},
-		Lease:      time.Minute,
-		MultiUse:   true,
-		PairRules:  []connector.PairRule{attr.Multiple(attr.TPSize), attr.Shared(attr.Store)},
+		Name:     Name,
+		Members:  []string{connector.ParamsMember},
+		Handoff:  connector.Handoff{Member: connector.ParamsMember},
+		Lease:    time.Minute,
+		MultiUse: true,
+		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
+			attr.Shared(attr.Store)},
 		Attributes: []connector.Attribute{{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"}},
 	}
 }
@@ -84,8 +85,9 @@ func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
 	if e.Role == discovery.RoleDecode {
 		return nil
 	}
-	if _, err := attr.Port(e, "kvPort", 0); err != nil {
-		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port", Remedy: "the engine's --kv-port"}
+	if _, err := connector.PortAttribute(e, "kvPort", 0); err != nil {
+		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port",
+			Remedy: "the engine's --kv-port"}
 	}
 	return nil
 }
@@ -325,7 +327,8 @@ func (*Toy) Clean(ctx context.Context, s *connector.Session, _ error, call conne
 
 // Render gives the toy engine's settings.
 func (t *Toy) Render(target launch.Target) (launch.Settings, error) {
-	set := launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "ToyConnector", Role: launch.KVRole(target.Endpoint.Role)}}
+	set := launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "ToyConnector",
+		Role: launch.KVRole(target.Endpoint.Role)}}
 	if t.o.BlockSize > 0 {
 		set.Args = append(set.Args, "--block-size", strconv.Itoa(t.o.BlockSize))
 	}
@@ -336,7 +339,8 @@ func (t *Toy) Render(target launch.Target) (launch.Settings, error) {
 		set.Env = append(set.Env, launch.EnvVar{Name: "TOY_DEVICE", Value: t.o.Link.Device})
 	}
 	if t.o.PollInterval != nil {
-		set.Notes = append(set.Notes, launch.Note{NoEffect: true, Path: "config.pollInterval", Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
+		set.Notes = append(set.Notes, launch.Note{NoEffect: true, Path: "config.pollInterval",
+			Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
 	}
 	return set, nil
 }

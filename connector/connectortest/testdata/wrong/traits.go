@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	ruleOwnID    = "both legs have an id of the connector's exactly if Traits declare it"
-	ruleByLength = "prefill ends by length exactly if Traits declare it"
-	ruleDeclared = "decode reads nothing of P's response that Traits do not declare"
+	ruleOwnID    = "both legs have an id of the connector's exactly if Traits declares it"
+	ruleByLength = "prefill ends by length exactly if Traits declares it"
+	ruleDeclared = "decode reads nothing of P's response that Traits does not declare"
 )
 
 // declares makes a fault of the declaration alone.
@@ -22,7 +22,8 @@ func declares(rule, what string, change func(t *connector.Traits)) Fault {
 }
 
 // sends makes a fault that declares something else, and edits each leg once it is right.
-func sends(rule, what string, change func(t *connector.Traits), prefill, decode func(s *connector.Session, leg *connector.Leg)) Fault {
+func sends(rule, what string, change func(t *connector.Traits), prefill,
+	decode func(s *connector.Session, leg *connector.Leg)) Fault {
 	return with(rule, what, func(f *faulty) {
 		f.traits = change
 		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
@@ -54,10 +55,16 @@ func members(names ...string) func(t *connector.Traits) {
 
 var traitsFaults = []Fault{
 	declares(ruleTraits, "has a lease that ended before it began", func(t *connector.Traits) { t.Lease = -time.Second }),
-	declares(ruleTraits, "has its order as another order", func(t *connector.Traits) { t.OtherOrders = []connector.Order{t.Order} }),
-	declares(ruleTraits, "has an API that nobody knows", func(t *connector.Traits) { t.APIs = []connector.API{connector.APIChat, 99} }),
+	declares(ruleTraits, "has its order as another order", func(t *connector.Traits) {
+		t.OtherOrders = []connector.Order{t.Order}
+	}),
+	declares(ruleTraits, "has an API that nobody knows", func(t *connector.Traits) {
+		t.APIs = []connector.API{connector.APIChat, 99}
+	}),
 	declares(ruleTraits, "carries what no list names", func(t *connector.Traits) { t.Carries = []string{"prompts"} }),
-	declares(ruleTraits, "carries several answers without MultiUse", func(t *connector.Traits) { t.MultiUse, t.Carries = false, []string{"n"} }),
+	declares(ruleTraits, "carries several answers without MultiUse", func(t *connector.Traits) {
+		t.MultiUse, t.Carries = false, []string{"n"}
+	}),
 	declares(ruleTraits, "has a handoff in two places", func(t *connector.Traits) { t.Handoff.Header = "X-KV-Ticket" }),
 	declares(ruleTraits, "has a store that needs a handoff", func(t *connector.Traits) { t.ContentStore = true }),
 	declares(ruleTraits, "has an attribute without a remedy", func(t *connector.Traits) {
@@ -78,30 +85,31 @@ var traitsFaults = []Fault{
 
 	sends(ruleByLength, "says that P ends by length, and leaves stop strings", saysByLength, asIs, asIs),
 	sends(ruleByLength, "has P end by length, and does not say so", nil, byLength, asIs),
-	sends(ruleByLength, "says that P ends by length, and leaves the end of sequence", saysByLength, func(_ *connector.Session, leg *connector.Leg) {
-		for _, name := range []string{"stop", "stop_token_ids", "stop_sequences"} {
-			leg.Delete(name)
-		}
-	}, asIs),
+	sends(ruleByLength, "says that P ends by length, and leaves the end of sequence", saysByLength,
+		func(_ *connector.Session, leg *connector.Leg) {
+			for _, name := range []string{"stop", "stop_token_ids", "stop_sequences"} {
+				leg.Delete(name)
+			}
+		}, asIs),
 
 	sends(ruleDecode, "sets a member that it does not declare", nil, asIs, ticket),
 	sends(rulePrefill, "sets a member on P's leg that it does not declare", nil, ticket, asIs),
 	sends(ruleDecode, "sets a member within another that it does not declare", nil, asIs, nested),
 	sends(rulePrefill, "declares one member and sets its neighbour", members("vllm_xargs.kv.room"), nested, asIs),
-	sends(ruleTransfer, "lets the client's own declared member pass", members("kv_ticket"), asIs, func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, "kv_ticket")
-	}),
-	sends(ruleTransfer, "lets the client's own member pass in odd spelling", members("vllm_xargs.kv.ticket"), asIs, func(s *connector.Session, leg *connector.Leg) {
-		if v, ok := s.Field("vllm_xargs"); ok && json.Valid(v) {
-			leg.SetAt([]string{"vllm_xargs", "kv", "ticket"}, v)
-		}
-	}),
+	sends(ruleTransfer, "lets the client's own declared member pass", members("kv_ticket"), asIs,
+		func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "kv_ticket") }),
+	sends(ruleTransfer, "lets the client's own nested member pass", members("vllm_xargs.kv.ticket"), asIs,
+		func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "vllm_xargs") }),
 
 	declares(ruleAttribute, "declares an attribute that it does without", func(t *connector.Traits) {
 		t.Attributes = append(t.Attributes, connector.Attribute{Name: "zone", Role: discovery.RoleDecode, Remedy: "the zone"})
 	}),
-	declares(ruleAttribute, "needs an attribute that it does not declare", func(t *connector.Traits) { t.Attributes = nil }),
-	declares(ruleLegs, "declares an order in which it cannot work", func(t *connector.Traits) { t.OtherOrders = []connector.Order{connector.Together} }),
+	declares(ruleAttribute, "needs an attribute that it does not declare", func(t *connector.Traits) {
+		t.Attributes = nil
+	}),
+	declares(ruleLegs, "declares an order in which it cannot work", func(t *connector.Traits) {
+		t.OtherOrders = []connector.Order{connector.Together}
+	}),
 	with(ruleLegs, "declares an API that it cannot describe", func(f *faulty) {
 		f.traits = func(t *connector.Traits) { t.APIs = connector.APIs() }
 		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
@@ -137,18 +145,20 @@ func undeclared(what string, read func(p *connector.PrefillResult, leg *connecto
 }
 
 var undeclaredFaults = []Fault{
-	undeclared("needs a part of P's response that it does not declare", func(p *connector.PrefillResult, _ *connector.Leg) error {
-		if _, ok := p.Field("usage"); !ok {
-			return connector.NoTransfer("usage is absent")
-		}
-		return nil
-	}),
-	undeclared("relays a part of P's response that it does not declare", func(p *connector.PrefillResult, leg *connector.Leg) error {
-		if raw, ok := p.Field("usage"); ok {
-			leg.Param("usage", raw)
-		}
-		return nil
-	}),
+	undeclared("needs a part of P's response that it does not declare",
+		func(p *connector.PrefillResult, _ *connector.Leg) error {
+			if _, ok := p.Field("usage"); !ok {
+				return connector.NoTransfer("usage is absent")
+			}
+			return nil
+		}),
+	undeclared("relays a part of P's response that it does not declare",
+		func(p *connector.PrefillResult, leg *connector.Leg) error {
+			if raw, ok := p.Field("usage"); ok {
+				leg.Param("usage", raw)
+			}
+			return nil
+		}),
 }
 
 // Undeclared makes a toy that does not declare its handoff, and does without.

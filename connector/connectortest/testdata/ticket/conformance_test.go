@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ticket_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	_ "example.com/ticket"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
+)
+
+// harness says what the declaration cannot: how the connector is made, and what a good ticket looks like.
+var harness = connectortest.Harness{
+	Name: "ticket",
+	New: func(config json.RawMessage) (connector.KVConnector, error) {
+		return connector.Open(connector.Spec{Type: "ticket", Config: config})
+	},
+	Response: func(s *connector.Session, _ []byte) connectortest.Response {
+		return connectortest.Response{Handoff: "ticket-" + s.ID}
+	},
+}
+
+func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }
