@@ -15,7 +15,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -42,7 +42,7 @@ func FuzzLegs(f *testing.F) {
 	}
 	n, err := nixl.New(nil)
 	require.NoError(f, err)
-	h, err := passthrough.New(nil)
+	h, err := plainhttp.New(nil)
 	require.NoError(f, err)
 	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"kv_transfer_params":`+fuzzHandoff+`}`), time.Now())
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -200,7 +200,7 @@ func ExampleNewSplit() {
 	set, stop := exampleSet(prefill, decode)
 	defer stop()
 
-	current, err := passthrough.New(nil)
+	current, err := plainhttp.New(nil)
 	if err != nil {
 		log.Fatal(err)
 	}

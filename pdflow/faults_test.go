@@ -17,7 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -500,7 +500,7 @@ func TestTheEngineThatFailedIsAvoidedByTheNextAttempt(t *testing.T) {
 }
 
 func TestHTTPConnectorRelaysNothing(t *testing.T) {
-	c, err := passthrough.New(nil)
+	c, err := plainhttp.New(nil)
 	require.NoError(t, err)
 	x := start(t, setup{conn: c})
 	body := completion(longPrompt, "")

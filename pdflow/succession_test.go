@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -45,7 +45,7 @@ func TestASuccessorServesWhatItsPredecessorNoLongerTakes(t *testing.T) {
 	e, err := discovery.New(engine.URL, discovery.RoleBoth)
 	require.NoError(t, err)
 	flow := func() *Flow {
-		conn, err := passthrough.New(nil)
+		conn, err := plainhttp.New(nil)
 		require.NoError(t, err)
 		f, err := New(conn, lone{e})
 		require.NoError(t, err)

@@ -18,7 +18,7 @@ import (
 	_ "github.com/pdkit/pdkit/connector/nixlpush"        // nixl-push
 	_ "github.com/pdkit/pdkit/connector/offload"         // offload-p2p
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"         // p2pnccl
-	_ "github.com/pdkit/pdkit/connector/passthrough"     // http
+	_ "github.com/pdkit/pdkit/connector/plainhttp"       // http
 	_ "github.com/pdkit/pdkit/connector/pynccl"          // pynccl
 	_ "github.com/pdkit/pdkit/connector/sglang"          // sglang
 	_ "github.com/pdkit/pdkit/connector/sharedstorage"   // sharedstorage

@@ -18,7 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Every connector runs the conformance suite, golden exchanges and fuzzing, and is measured against passthrough.
+// Every connector runs the conformance suite, golden exchanges and fuzzing, and is measured against the connector http.
 func TestEveryConnectorIsTestedAlike(t *testing.T) {
 	for _, name := range connector.Names() {
 		dir := folder(t, name)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -63,7 +63,7 @@ func TestTheChatHasTwoKilobytes(t *testing.T) {
 // Passthrough is the measure, so it costs nothing over it; ten allocations are within the budget, eleven are not, and
 // neither is an error.
 func TestLegBudgetCountsWhatIsOverPassthrough(t *testing.T) {
-	http, err := passthrough.New(nil)
+	http, err := plainhttp.New(nil)
 	require.NoError(t, err)
 	for allocations, says := range map[int]string{0: "", 10: "", 11: "11 over the plain leg: the budget is 10",
 		-1: "no usable KV handoff"} {
@@ -83,8 +83,8 @@ func TestLegBudgetCountsWhatIsOverPassthrough(t *testing.T) {
 }
 
 // The plain legs are those of the connector http.
-func TestPlainLegsAreThoseOfPassthrough(t *testing.T) {
-	http, err := passthrough.New(nil)
+func TestPlainLegsAreThoseOfPlainHTTP(t *testing.T) {
+	http, err := plainhttp.New(nil)
 	require.NoError(t, err)
 	s := measured(t, http).Session
 	body := func(describe func(*connector.Leg) error) string {
@@ -101,7 +101,7 @@ func TestPlainLegsAreThoseOfPassthrough(t *testing.T) {
 }
 
 func BenchmarkLegs(b *testing.B) {
-	http, err := passthrough.New(nil)
+	http, err := plainhttp.New(nil)
 	require.NoError(b, err)
 	connectortest.BenchmarkLegs(b, measured(b, http))
 }

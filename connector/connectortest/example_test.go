@@ -11,18 +11,18 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
 func newHTTP(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: passthrough.Name, Config: config})
+	return connector.Open(connector.Spec{Type: plainhttp.Name, Config: config})
 }
 
 // A connector's own test runs the suite; here it is the connector "http".
 func ExampleRun() {
 	test := func(t *testing.T) {
 		connectortest.Run(t, connectortest.Harness{
-			Name:   passthrough.Name,
+			Name:   plainhttp.Name,
 			New:    newHTTP,
 			Config: json.RawMessage(`{"maxRetries":3}`),
 		})

@@ -10,13 +10,13 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/epd"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
 // setups are the stage around the connector http: a chat without media pays for the stage alone.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
-	inner, err := passthrough.New(nil)
+	inner, err := plainhttp.New(nil)
 	require.NoError(t, err)
 	c, err := epd.Wrap(inner, &epd.Options{Type: epd.Example})
 	require.NoError(t, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixl"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -204,7 +204,7 @@ func (full) Traits() connector.Traits {
 }
 
 func TestTheInnerConnectorsAbilitiesStayVisible(t *testing.T) {
-	inner, err := passthrough.New(nil)
+	inner, err := plainhttp.New(nil)
 	require.NoError(t, err)
 	closed := false
 	c, err := epd.Wrap(full{inner, &closed}, &epd.Options{Type: epd.Example})
@@ -223,7 +223,7 @@ func TestTheInnerConnectorsAbilitiesStayVisible(t *testing.T) {
 }
 
 func TestSettings(t *testing.T) {
-	inner, err := passthrough.New(nil)
+	inner, err := plainhttp.New(nil)
 	require.NoError(t, err)
 	for want, o := range map[string]*epd.Options{
 		"type": nil, "known encoder": {Type: "mooncake"}, "maxItems": {Type: epd.Example, MaxItems: -1}, "cpuBytes": {Type: epd.NIXL, CPUBytes: -1},
@@ -273,7 +273,7 @@ func FuzzItems(f *testing.F) {
 		`{"messages":[{"content":[{"type":"image_url","image_url":{}}]}],"mm_processor_kwargs":{""}}`} {
 		f.Add([]byte(b))
 	}
-	inner, err := passthrough.New(nil)
+	inner, err := plainhttp.New(nil)
 	require.NoError(f, err)
 	c, err := epd.Wrap(inner, &epd.Options{Type: epd.Example, MaxItems: 4})
 	require.NoError(f, err)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -62,8 +62,8 @@ func newConnector(name string) (connector.KVConnector, error) {
 	switch name {
 	case nixl.Name:
 		return nixl.New(nil)
-	case passthrough.Name:
-		return passthrough.New(nil)
+	case plainhttp.Name:
+		return plainhttp.New(nil)
 	}
 	return nil, fmt.Errorf("-connector %q is not here: nixl or http", name)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/connector/trtllm"
 	"github.com/pdkit/pdkit/discovery"
@@ -72,7 +72,7 @@ func TestTensorRTLLMIsProvenByItsRecords(t *testing.T) {
 }
 
 func TestTensorRTLLMThatComputesThePromptItselfIsFoundOut(t *testing.T) {
-	c := conn(passthrough.New(nil))
+	c := conn(plainhttp.New(nil))
 	x := start(t, c, recording("16"), recording("16"))
 	for name, described := range map[string]connector.KVConnector{"connector http relays nothing": c, "no KV that came from another server": conn(trtllm.New(nil))} {
 		target := x.target(described)

@@ -18,7 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -119,7 +119,7 @@ func TestAGatewayIsAskedOverHTTP(t *testing.T) {
 }
 
 func TestRightAnswersWithoutReuseAreFoundOut(t *testing.T) {
-	c := conn(passthrough.New(nil))
+	c := conn(plainhttp.New(nil))
 	x := start(t, c, enginesim.Config{}, enginesim.Config{})
 	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
 	require.NoError(t, err)

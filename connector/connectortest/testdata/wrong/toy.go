@@ -85,7 +85,7 @@ func (*Toy) CheckEndpoint(e discovery.Endpoint) error {
 	if e.Role == discovery.RoleDecode {
 		return nil
 	}
-	if _, err := connector.PortAttribute(e, "kvPort", 0); err != nil {
+	if _, err := attr.Port(e, "kvPort", 0); err != nil {
 		return &config.FieldError{Path: "attributes.kvPort", Problem: "is missing or no port",
 			Remedy: "the engine's --kv-port"}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package passthrough_test
+package plainhttp_test
 
 import (
 	"context"
@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // P is asked for one token, D for the whole answer; nothing goes from one to the other.
 func ExampleNew() {
-	c, err := passthrough.New(nil)
+	c, err := plainhttp.New(nil)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package passthrough_test
+package plainhttp_test
 
 import (
 	"testing"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package passthrough_test
+package plainhttp_test
 
 import (
 	"strings"
@@ -11,11 +11,11 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/launch"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
 func TestEnginesAreToldNothingOfKV(t *testing.T) {
-	s, err := open(t, &passthrough.Options{RequestTimeout: 1, MaxRetries: 1, KVTransferMethod: "implicit"}).Render(
+	s, err := open(t, &plainhttp.Options{RequestTimeout: 1, MaxRetries: 1, KVTransferMethod: "implicit"}).Render(
 		launch.Target{Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
 	require.NoError(t, err)
 	assert.Nil(t, s.KVTransfer)

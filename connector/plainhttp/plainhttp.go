@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package passthrough is the connector "http": prefill, then decode, and nothing relayed between them.
+// Package plainhttp is the connector "http": prefill, then decode, and nothing relayed between them.
 //
 // It says nothing about KV. Whether decode finds P's cache is up to the engines (a shared store that both are configured
 // for); with engines that share nothing, every prompt is computed twice and all answers are still right. Who wants a
 // transfer that pdkit can vouch for names its protocol: nixl, lmcache, mooncake ….
-package passthrough
+package plainhttp
 
 import (
 	"context"

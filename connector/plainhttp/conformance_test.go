@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package passthrough_test
+package plainhttp_test
 
 import (
 	"encoding/json"
@@ -8,13 +8,13 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
 var harness = connectortest.Harness{
-	Name: passthrough.Name,
+	Name: plainhttp.Name,
 	New: func(config json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(connector.Spec{Type: passthrough.Name, Config: config})
+		return connector.Open(connector.Spec{Type: plainhttp.Name, Config: config})
 	},
 	Config: json.RawMessage(`{"requestTimeout":"7s","maxRetries":3,"kvTransferMethod":"implicit"}`),
 	BadConfig: []json.RawMessage{

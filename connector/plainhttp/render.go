@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package passthrough
+package plainhttp
 
 import (
 	"github.com/pdkit/pdkit/connector/launch"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package passthrough_test
+package plainhttp_test
 
 import (
 	"context"
@@ -15,15 +15,15 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/passthrough"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t *testing.T, o *passthrough.Options) *passthrough.Connector {
+func open(t *testing.T, o *plainhttp.Options) *plainhttp.Connector {
 	t.Helper()
-	c, err := passthrough.New(o)
+	c, err := plainhttp.New(o)
 	require.NoError(t, err)
 	return c
 }
@@ -35,7 +35,7 @@ func session(t *testing.T, api connector.API, body string) *connector.Session {
 	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
-func legs(t *testing.T, c *passthrough.Connector, s *connector.Session, answer string) (prefill, decode string) {
+func legs(t *testing.T, c *plainhttp.Connector, s *connector.Session, answer string) (prefill, decode string) {
 	t.Helper()
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
@@ -104,7 +104,7 @@ func TestNameOrderAndNoLease(t *testing.T) {
 	assert.Equal(t, "http", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	assert.Zero(t, c.Traits().Lease, "nothing is known of the KV's life")
-	var zero passthrough.Connector
+	var zero plainhttp.Connector
 	assert.Equal(t, "http", zero.Traits().Name, "the zero value is ready")
 }
 
