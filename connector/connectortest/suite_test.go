@@ -117,17 +117,18 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 // Exceptions are for what a protocol does otherwise: each lets its wrong connector pass.
 func TestExceptionsAreTaken(t *testing.T) {
 	for what, except := range map[string]connectortest.Exceptions{
-		"asks for two tokens":               {KeepsLimit: true},
-		"leaves the stream":                 {KeepsStream: true},
-		"leaves several answers":            {KeepsAnswers: true},
-		"leaves log probabilities":          {KeepsLogprobs: true},
-		"needs a configuration":             {NeedsConfig: true},
-		"lets only one value meet its like": {OwnValues: map[string]string{"tpSize": "4"}},
-		"names every transfer alike":        {NotByID: true},
-		"drops a setting in silence":        {OwnSettings: []string{"pollInterval"}},
-		"leaves the stream's options":       {KeepsStream: true},
-		"leaves the limit that wins":        {KeepsLimit: true},
-		"names the legs differently":        {NotByID: true},
+		"asks for two tokens":                              {KeepsLimit: true},
+		"leaves the stream":                                {KeepsStream: true},
+		"leaves several answers":                           {KeepsAnswers: true},
+		"leaves log probabilities":                         {KeepsLogprobs: true},
+		"needs a configuration":                            {NeedsConfig: true},
+		"lets only one value meet its like":                {OwnValues: map[string]string{"tpSize": "4"}},
+		"names every transfer alike":                       {NotByID: true},
+		"drops a setting in silence":                       {OwnSettings: []string{"pollInterval"}},
+		"leaves the stream's options":                      {KeepsStream: true},
+		"adds a member of its own that nobody was told of": {Rewrites: []string{"return_token_ids"}},
+		"leaves the limit that wins":                       {KeepsLimit: true},
+		"names the legs differently":                       {NotByID: true},
 	} {
 		for _, f := range wrong.Faults() {
 			if f.What != what {
