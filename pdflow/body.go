@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/verdict"
 )
 
 // streamBuffer is one read of an answer, in bytes. It is held as long as the answer runs, so it is what most of an
@@ -53,7 +54,7 @@ type Body struct {
 	eof      bool
 	err      *Error
 	closed   bool
-	marks    marks
+	tail     verdict.Tail
 	guarded  bool // marks are looked for
 	unframed bool // nothing but the connection's end tells the answer's
 
@@ -68,9 +69,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	b.guarded = a.x.req.API.Guarded()
-	if b.marks.reach = wholeReach; b.sse {
-		b.marks.reach = streamReach
-	}
+	b.tail = verdict.NewTail(b.sse)
 	rewritten := b.rewrite(a)
 	b.header = answerHeader(resp, b.sse, rewritten)
 	b.pooled = buffers.Get().(*[streamBuffer]byte)
@@ -206,8 +205,8 @@ func (b *Body) piece() ([]byte, error) {
 	case err == nil:
 	case errors.Is(err, io.EOF):
 		b.eof = true
-		b.a.decodeUsage(b.marks.end(piece))
-		if b.sse && b.guarded && b.unframed && !b.marks.done() && !bytes.Contains(piece, doneMark) {
+		b.a.decodeUsage(b.tail.End(piece))
+		if b.sse && b.guarded && b.unframed && !b.tail.Done(piece) {
 			b.err = b.failed(CodeStreamBroken, "the decode engine closed the connection before [DONE]")
 			return piece, b.err
 		}
@@ -230,19 +229,19 @@ func (b *Body) gaveUp(piece []byte, end bool) int {
 	switch {
 	case !b.guarded:
 		if !end {
-			b.marks.keep(piece)
+			b.tail.Keep(piece)
 		}
 		return -1
 	case b.sse:
-		return b.marks.stream(piece, end)
+		return b.tail.Stream(piece, end)
 	}
-	return b.marks.whole(piece, end)
+	return b.tail.Whole(piece, end)
 }
 
 // seen keeps the end of the head, which has been searched, for what two reads cut.
 func (b *Body) seen(head []byte, end bool) {
 	if !end {
-		b.marks.keep(head)
+		b.tail.Keep(head)
 		return
 	}
 	b.a.decodeUsage(head)

@@ -10,31 +10,8 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/verdict"
 )
-
-// usageReach is how much of a response's end is searched for its usage. Engines write it after the text.
-const usageReach = 2 << 10
-
-// usageAt returns the object in a response's end that holds the counts, "" without one. member is its name.
-func usageAt(end []byte, member string) string {
-	end = end[max(0, len(end)-usageReach):]
-	key := []byte(`"` + member + `":`)
-	at := -1
-	for i := 0; ; i = at {
-		j := bytes.Index(end[i:], key)
-		if j < 0 {
-			break
-		}
-		at = i + j + len(key)
-	}
-	if at < 0 {
-		return ""
-	}
-	if object := gjson.Parse(view(end[at:])); object.IsObject() {
-		return object.Raw
-	}
-	return ""
-}
 
 // count reads one of an API's usage paths from the object that usageAt found, 0 without it.
 func count(object, path string) int64 {
@@ -58,7 +35,7 @@ func (a *attempt) prefillUsage(p *connector.PrefillResult) {
 func (a *attempt) decodeUsage(end []byte) {
 	paths := a.x.req.API.Usage()
 	member, _, _ := strings.Cut(paths.Completion, ".")
-	object := usageAt(end, member)
+	object := verdict.Usage(end, member)
 	if object == "" {
 		return
 	}

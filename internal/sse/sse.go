@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sse reads and rewrites server-sent events (WHATWG HTML, "Server-sent events") without decoding a stream that
+// nobody wants changed.
+package sse
+
+import (
+	"bytes"
+	"errors"
+	"io"
+)
+
+// Done is the data of the event that ends a stream of the OpenAI API.
+var Done = []byte("[DONE]")
+
+// Next cuts the first whole event off b: the lines before an empty one, and what follows that.
+func Next(b []byte) (event, rest []byte, ok bool) { return nextFrom(b, 0) }
+
+// nextFrom is Next for a b in which no event ends before i.
+func nextFrom(b []byte, i int) (event, rest []byte, ok bool) {
+	for {
+		j := bytes.IndexByte(b[i:], '\n')
+		if j < 0 {
+			return nil, nil, false
+		}
+		i += j + 1
+		switch {
+		case i < len(b) && b[i] == '\n':
+			return b[:i], b[i+1:], true
+		case i+1 < len(b) && b[i] == '\r' && b[i+1] == '\n':
+			return b[:i], b[i+2:], true
+		}
+	}
+}
+
+// Data returns an event's data: that of one line is a part of event, those of several are joined by newlines.
+func Data(event []byte) []byte {
+	var data []byte
+	lines := 0
+	for line := range bytes.Lines(event) {
+		line = bytes.TrimPrefix(line, []byte("\ufeff")) // a byte order mark may begin the stream
+		value, ok := bytes.CutPrefix(bytes.TrimRight(line, "\r\n"), []byte("data:"))
+		if !ok {
+			continue
+		}
+		value = bytes.TrimPrefix(value, []byte(" "))
+		if lines++; lines == 1 {
+			data = value
+		} else {
+			data = append(append(bytes.Clone(data), '\n'), value...)
+		}
+	}
+	return data
+}
+
+const (
+	// maxRewritten is the largest event, or whole response, that is rewritten.
+	maxRewritten = 64 << 20
+	readSize     = 4 << 10
+)
+
+// ErrTooLarge is the error of an event, or a whole response, that is too large to be rewritten.
+var ErrTooLarge = errors.New("sse: an event of the response is too large")
+
+// Rewriter passes every event's data, or a whole response, through a function. Events without data (comments) and [DONE]
+// stay as they are.
+type Rewriter struct {
+	src    io.Reader
+	events bool
+	fn     func(data []byte) ([]byte, error)
+
+	in  []byte // read, and not yet an event
+	at  int    // how much of in has been searched for the event's end
+	out []byte // rewritten, and not yet taken
+	err error
+}
+
+// NewRewriter returns a reader of src as fn changes it. A nil result of fn drops the event. events is false for a response that
+// is no stream.
+func NewRewriter(src io.Reader, events bool, fn func(data []byte) ([]byte, error)) *Rewriter {
+	return &Rewriter{src: src, events: events, fn: fn}
+}
+
+// Read implements io.Reader.
+func (r *Rewriter) Read(p []byte) (int, error) {
+	for len(r.out) == 0 {
+		if r.err != nil {
+			return 0, r.err
+		}
+		r.fill()
+	}
+	n := copy(p, r.out)
+	r.out = r.out[n:]
+	return n, nil
+}
+
+func (r *Rewriter) fill() {
+	chunk := make([]byte, readSize)
+	n, err := r.src.Read(chunk)
+	r.in = append(r.in, chunk[:n]...)
+	if len(r.in) > maxRewritten {
+		r.err = ErrTooLarge
+		return
+	}
+	if r.events {
+		r.rewriteEvents()
+	}
+	if err == nil || r.err != nil {
+		return
+	}
+	r.err = err
+	if !errors.Is(err, io.EOF) {
+		return
+	}
+	if r.events {
+		r.out = append(r.out, r.in...) // a last event without its empty line
+	} else if r.out, err = r.fn(r.in); err != nil {
+		r.err = err
+	}
+	r.in = nil
+}
+
+func (r *Rewriter) rewriteEvents() {
+	for {
+		event, rest, ok := nextFrom(r.in, r.at)
+		if !ok {
+			r.at = max(0, len(r.in)-2) // a large event comes in many reads, and each byte is searched once
+			return
+		}
+		r.at = 0
+		whole := r.in[:len(r.in)-len(rest)]
+		data := Data(event)
+		if len(data) == 0 || bytes.Equal(data, Done) {
+			r.out = append(r.out, whole...)
+		} else if changed, err := r.fn(data); err != nil {
+			r.err = err
+			return
+		} else if changed != nil {
+			r.out = appendEvent(r.out, event, changed)
+		}
+		r.in = rest
+	}
+}
+
+// appendEvent writes an event with new data and its other fields as they were.
+func appendEvent(dst, event, data []byte) []byte {
+	for line := range bytes.Lines(event) {
+		if !bytes.HasPrefix(line, []byte("data:")) {
+			dst = append(dst, line...)
+		}
+	}
+	for line := range bytes.SplitSeq(data, []byte("\n")) {
+		dst = append(dst, "data: "...)
+		dst = append(dst, line...)
+		dst = append(dst, '\n')
+	}
+	return append(dst, '\n')
+}

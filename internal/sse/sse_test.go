@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sse_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/sse"
+)
+
+func TestNextAndData(t *testing.T) {
+	for stream, want := range map[string][]string{
+		"data: a\n\ndata: b\n\n":         {"a", "b"},
+		"data:a\r\n\r\ndata: b\r\n\r\n":  {"a", "b"},
+		"\ufeffdata: a\n\n":              {"a"},
+		"event: e\ndata: a\ndata: b\n\n": {"a\nb"},
+		": a comment\n\n":                {""},
+		"data: a\n":                      nil,
+		"":                               nil,
+	} {
+		var got []string
+		rest := []byte(stream)
+		for {
+			event, after, ok := sse.Next(rest)
+			if !ok {
+				break
+			}
+			got, rest = append(got, string(sse.Data(event))), after
+		}
+		assert.Equal(t, want, got, "%q", stream)
+	}
+}
+
+// However the reads cut the stream, each event is changed once, and what has no data stays as it is.
+func TestRewriter(t *testing.T) {
+	const stream = ": hi\n\nevent: e\ndata: one\n\ndata: drop\n\ndata: two\nid: 7\n\ndata: [DONE]\n\ndata: cut"
+	const want = ": hi\n\nevent: e\ndata: ONE\n\nid: 7\ndata: TWO\n\ndata: [DONE]\n\ndata: cut"
+	upper := func(data []byte) ([]byte, error) {
+		if string(data) == "drop" {
+			return nil, nil
+		}
+		return bytes.ToUpper(data), nil
+	}
+	for name, src := range map[string]io.Reader{
+		"in one read":  strings.NewReader(stream),
+		"byte by byte": iotest.OneByteReader(strings.NewReader(stream)),
+		"with its end": iotest.DataErrReader(strings.NewReader(stream)),
+		"half by half": iotest.HalfReader(strings.NewReader(stream)),
+	} {
+		got, err := io.ReadAll(sse.NewRewriter(src, true, upper))
+		require.NoError(t, err, name)
+		assert.Equal(t, want, string(got), name)
+	}
+	got, err := io.ReadAll(sse.NewRewriter(iotest.OneByteReader(strings.NewReader("whole")), false, upper))
+	require.NoError(t, err)
+	assert.Equal(t, "WHOLE", string(got))
+}
+
+func TestRewriterErrors(t *testing.T) {
+	broken, refused := errors.New("broken"), errors.New("refused")
+	same := func(data []byte) ([]byte, error) { return data, nil }
+	got, err := io.ReadAll(sse.NewRewriter(io.MultiReader(strings.NewReader("data: a\n\ndata: b"), iotest.ErrReader(broken)), true, same))
+	require.ErrorIs(t, err, broken)
+	assert.Equal(t, "data: a\n\n", string(got), "what was whole came through")
+	_, err = io.ReadAll(sse.NewRewriter(strings.NewReader("data: a\n\n"), true, func([]byte) ([]byte, error) { return nil, refused }))
+	require.ErrorIs(t, err, refused)
+	_, err = io.ReadAll(sse.NewRewriter(io.LimitReader(zeros{}, 65<<20), true, same))
+	require.ErrorIs(t, err, sse.ErrTooLarge)
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

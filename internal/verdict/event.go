@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package verdict says by the bytes of an engine's response what it means: that the engine gave up, that it failed, that it
+// has no token yet, or what it counted. All words of engines that a flow looks for stand here.
+package verdict
+
+import (
+	"bytes"
+	"unsafe"
+
+	"github.com/tidwall/gjson"
+)
+
+// IsError knows vLLM's {"error":{…}} the Messages API's {"type":"error",…} and the Responses API's response.failed.
+func IsError(data []byte) bool {
+	if !bytes.Contains(data, []byte(`"error"`)) {
+		return false
+	}
+	s := view(data)
+	switch gjson.Get(s, "type").String() {
+	case "error", "response.failed":
+		return true
+	}
+	e := gjson.Get(s, "error")
+	return e.Exists() && e.Type != gjson.Null
+}
+
+// IsPreamble knows the events that engines send before they have a token: chat's chunk with nothing but a role, and the
+// opening events of the Responses and Messages APIs. A failed load shows only after them.
+func IsPreamble(data []byte) bool {
+	s := view(data)
+	switch gjson.Get(s, "type").String() {
+	case "response.created", "response.in_progress", "response.queued", "message_start", "ping", "content_block_start",
+		"response.output_item.added", "response.content_part.added":
+		return true
+	}
+	if !bytes.Contains(data, []byte(`"role"`)) {
+		return false
+	}
+	choice := gjson.Get(s, "choices.0")
+	if !choice.Exists() || choice.Get("finish_reason").Type == gjson.String {
+		return false
+	}
+	only := true
+	choice.Get("delta").ForEach(func(key, value gjson.Result) bool {
+		empty := value.Type == gjson.Null || value.Type == gjson.String && value.Str == ""
+		only = key.Str == "role" || empty
+		return only
+	})
+	return only
+}
+
+// usageReach is how much of a response's end is searched for its usage. Engines write it after the text.
+const usageReach = 2 << 10
+
+// Usage returns a response's end from the object on that holds the counts, "" without one. member is its name.
+func Usage(end []byte, member string) string {
+	end = end[max(0, len(end)-usageReach):]
+	key := []byte(`"` + member + `":`)
+	at := -1
+	for i := 0; ; i = at {
+		j := bytes.Index(end[i:], key)
+		if j < 0 {
+			break
+		}
+		at = i + j + len(key)
+	}
+	if at < 0 {
+		return ""
+	}
+	if object := gjson.Parse(view(end[at:])); object.IsObject() {
+		return object.Raw
+	}
+	return ""
+}
+
+// view reads bytes as a string for gjson without a copy; the bytes must not change meanwhile.
+func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict
+
+import (
+	"bytes"
+)
+
+// Tail keeps the end of a response that goes by, and finds in it that the engine gave up although the response looks whole:
+// vLLM's finish_reason "abort" when it is terminated (docs/protocols/nixl.md, recording 55b), SGLang's {"type":"abort"},
+// vllm-ascend's stop_reason "recomputed", and an error event after the first token. A client's text cannot fake one, since
+// quotes inside JSON strings are escaped. APIs whose responses repeat a client's JSON are not searched: see
+// connector.API.Guarded.
+//
+// Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched when
+// [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is not whole.
+type Tail struct {
+	bytes []byte // the end of what went by; nil as long as nothing has
+	reach int    // at least this much of it is kept, and at most twice as much, so that it is moved seldom
+}
+
+// NewTail returns the tail of a response. stream says whether it is a stream of events.
+func NewTail(stream bool) Tail {
+	if stream {
+		return Tail{reach: streamReach}
+	}
+	return Tail{reach: wholeReach}
+}
+
+const (
+	// streamReach holds the last event with a finish reason, a usage event and [DONE].
+	streamReach = 3 << 10
+	// wholeReach holds a mark, or a usage, that two reads cut.
+	wholeReach = 512
+)
+
+var (
+	doneLine = []byte("data: [DONE]")
+	words    = [...]struct {
+		word   []byte
+		from   int      // where in it the search looks: not at the quote, which is everywhere
+		before [][]byte // what may stand before it, without white space
+	}{
+		{[]byte(`"abort"`), 2, [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}},
+		{[]byte(`"recomputed"`), 5, [][]byte{[]byte(`"stop_reason":`)}},
+	}
+)
+
+// Stream looks at a stream's next piece; end says that it is the last. It returns the offset up to which the piece may go to
+// the client, -1 for all of it.
+func (t *Tail) Stream(piece []byte, end bool) int {
+	if end || bytes.Contains(piece[max(0, len(piece)-2*len(doneLine)):], doneLine) || endsWithin(piece, doneLine) {
+		if t.found(piece) {
+			if at := GaveUp(piece); at >= 0 {
+				return eventStart(piece, at)
+			}
+			return max(0, bytes.LastIndex(piece, []byte("data: [")))
+		}
+		if ErrorAt(append(t.bytes, piece[max(0, len(piece)-t.reach):]...)) >= 0 {
+			if at := bytes.LastIndex(piece, []byte("data: [")); at >= 0 {
+				return at
+			}
+			return len(piece)
+		}
+	}
+	t.Keep(piece)
+	return -1
+}
+
+// errorMark begins an event that is an error. No text of an answer looks like it, since line ends are escaped within JSON.
+var errorMark = []byte("\ndata: {\"error\":")
+
+// ErrorAt returns where the first error event begins, or -1.
+func ErrorAt(b []byte) int {
+	if bytes.HasPrefix(b, errorMark[1:]) {
+		return 0
+	}
+	if at := bytes.Index(b, errorMark); at >= 0 {
+		return at + 1
+	}
+	return -1
+}
+
+// Done reports whether the response's end, of which piece is the last, holds [DONE].
+func (t *Tail) Done(piece []byte) bool {
+	return bytes.Contains(t.bytes, doneLine) || bytes.Contains(piece, doneLine)
+}
+
+// Whole is Stream for a response that is no stream: the offset of the first mark, or -1.
+func (t *Tail) Whole(piece []byte, end bool) int {
+	at := GaveUp(piece)
+	if at < 0 && len(t.bytes) > 0 && GaveUp(append(t.bytes, piece[:min(len(piece), wholeReach)]...)) >= 0 {
+		at = 0
+	}
+	if !end {
+		t.Keep(piece)
+	}
+	return at
+}
+
+// End returns the end of the response, of which piece is the last.
+func (t *Tail) End(piece []byte) []byte {
+	if len(t.bytes) == 0 {
+		return piece
+	}
+	return append(t.bytes, piece[max(0, len(piece)-usageReach):]...)
+}
+
+// endsWithin reports whether b ends in the midst of word.
+func endsWithin(b, word []byte) bool {
+	for n := min(len(b), len(word)-1); n >= len("data: ["); n-- {
+		if bytes.HasSuffix(b, word[:n]) {
+			return true
+		}
+	}
+	return false
+}
+
+// found searches the kept end and the last of the piece together, so that a mark that two reads cut is seen too.
+func (t *Tail) found(piece []byte) bool {
+	return GaveUp(append(t.bytes, piece[max(0, len(piece)-t.reach):]...)) >= 0
+}
+
+// Keep remembers the end of what went by.
+func (t *Tail) Keep(b []byte) {
+	if t.bytes == nil {
+		t.bytes = make([]byte, 0, 2*t.reach)
+	}
+	if len(b) >= t.reach {
+		t.bytes = append(t.bytes[:0], b[len(b)-t.reach:]...)
+		return
+	}
+	if len(t.bytes)+len(b) > cap(t.bytes) {
+		t.bytes = t.bytes[:copy(t.bytes, t.bytes[len(t.bytes)-t.reach:])]
+	}
+	t.bytes = append(t.bytes, b...)
+}
+
+// GaveUp returns the offset of the first mark, or -1.
+func GaveUp(b []byte) int {
+	for i := range words {
+		w := &words[i]
+		for at := 0; ; {
+			j := bytes.Index(b[at:], w.word[w.from:])
+			if j < 0 {
+				break
+			}
+			start := at + j - w.from
+			if start >= 0 && bytes.HasPrefix(b[start:], w.word) && follows(b[:start], w.before) {
+				return start
+			}
+			at += j + 1
+		}
+	}
+	return -1
+}
+
+// follows reports whether b, white space left out, ends with one of the suffixes.
+func follows(b []byte, suffixes [][]byte) bool {
+	var packed [48]byte
+	n := len(packed)
+	for i := len(b) - 1; i >= 0 && n > 0; i-- {
+		if c := b[i]; c != ' ' && c != '\t' {
+			n--
+			packed[n] = c
+		}
+	}
+	for _, s := range suffixes {
+		if bytes.HasSuffix(packed[n:], s) {
+			return true
+		}
+	}
+	return false
+}
+
+func eventStart(b []byte, at int) int {
+	if i := bytes.LastIndex(b[:at], []byte("\n\n")); i >= 0 {
+		return i + 2
+	}
+	return 0
+}

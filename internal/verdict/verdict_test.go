@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/pdkit/pdkit/internal/verdict"
+)
+
+const (
+	tokens = `data: {"choices":[{"text":"a"}]}` + "\n\n"
+	abort  = `data: {"choices":[{"text":"","finish_reason": "abort"}]}` + "\n\n"
+	fault  = `data: {"error":{"message":"load failed"}}` + "\n\n"
+	done   = "data: [DONE]\n\n"
+)
+
+// pass sends a stream through a tail in pieces of n bytes and returns what may go to the client.
+func pass(stream string, n int) string {
+	t := verdict.NewTail(true)
+	var out strings.Builder
+	for len(stream) > 0 {
+		piece := stream[:min(n, len(stream))]
+		stream = stream[len(piece):]
+		if cut := t.Stream([]byte(piece), stream == ""); cut >= 0 {
+			out.WriteString(piece[:cut])
+			return out.String()
+		}
+		out.WriteString(piece)
+	}
+	return out.String()
+}
+
+// However the reads cut it, a stream in which the engine gave up never gets its [DONE].
+func TestAStreamThatGaveUpIsNotDone(t *testing.T) {
+	for name, c := range map[string]struct {
+		stream string
+		whole  bool
+	}{
+		"whole":                      {tokens + done, true},
+		"aborted":                    {tokens + abort + done, false},
+		"failed after the first":     {tokens + fault + done, false},
+		"recomputed":                 {tokens + `data: {"choices":[{"stop_reason":"recomputed"}]}` + "\n\n" + done, false},
+		"the client's own words":     {`data: {"choices":[{"text":"\"finish_reason\":\"abort\""}]}` + "\n\n" + done, true},
+		"a stop string of that name": {`data: {"choices":[{"text":"abort"}]}` + "\n\n" + done, true},
+	} {
+		for n := 1; n <= len(c.stream); n++ {
+			got := pass(c.stream, n)
+			if c.whole {
+				assert.Equal(t, c.stream, got, "%s in pieces of %d", name, n)
+			} else {
+				assert.NotContains(t, got, "[DONE]\n", "%s in pieces of %d", name, n)
+			}
+		}
+	}
+}
+
+func TestWholeResponses(t *testing.T) {
+	for body, want := range map[string]bool{
+		`{"choices":[{"text":"a","finish_reason":"length"}]}`:              false,
+		`{"choices":[{"text":"a","finish_reason" : "abort"}]}`:             true,
+		`{"meta_info":{"finish_reason":{"type":"abort"}}}`:                 true,
+		`{"choices":[{"text":"\"finish_reason\":\"abort\""}]}`:             false,
+		`{"choices":[{"text":"` + strings.Repeat("x", 2000) + `"}],"a":1}`: false,
+	} {
+		for n := 1; n <= len(body); n += 7 {
+			tail, found := verdict.NewTail(false), false
+			for rest := body; rest != "" && !found; {
+				piece := rest[:min(n, len(rest))]
+				rest = rest[len(piece):]
+				found = tail.Whole([]byte(piece), rest == "") >= 0
+			}
+			assert.Equal(t, want, found, "%.60s in pieces of %d", body, n)
+		}
+	}
+}
+
+func TestEvents(t *testing.T) {
+	for data, want := range map[string][2]bool{ // an error, a preamble
+		`{"error":{"message":"x"}}`:                                           {true, false},
+		`{"type":"error","error":{"type":"api_error"}}`:                       {true, false},
+		`{"type":"response.failed","response":{"error":{}}}`:                  {true, false},
+		`{"error":null,"choices":[]}`:                                         {false, false},
+		`{"choices":[{"delta":{"content":"\"error\""}}]}`:                     {false, false},
+		`{"choices":[{"delta":{"role":"assistant","content":""}}]}`:           {false, true},
+		`{"choices":[{"delta":{"role":"assistant","content":"a"}}]}`:          {false, false},
+		`{"choices":[{"delta":{"role":"assistant"},"finish_reason":"stop"}]}`: {false, false},
+		`{"type":"message_start"}`:                                            {false, true},
+	} {
+		assert.Equal(t, want, [2]bool{verdict.IsError([]byte(data)), verdict.IsPreamble([]byte(data))}, data)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	counts := `{"completion_tokens":3}`
+	for end, want := range map[string]string{
+		`"choices":[],"usage":` + counts + `}`:           counts,
+		`"choices":[],"usage": ` + counts + `,"x":null}`: counts,
+		`"usage":null}`: "",
+		`"text":"\"usage\":{\"completion_tokens\":9}"}`:                   "",
+		`"usage":` + counts + strings.Repeat(" ", 3000):                   "", // too far from the end to be searched for
+		`"usage":{"completion_tokens":1}}` + "\n\n" + `"usage":` + counts: counts,
+	} {
+		got := verdict.Usage([]byte(end), "usage")
+		assert.Equal(t, want == "", got == "", end)
+		assert.True(t, strings.HasPrefix(got, want), "%s: %s", end, got)
+	}
+}
