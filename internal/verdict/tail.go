@@ -32,6 +32,8 @@ const (
 	streamReach = 3 << 10
 	// wholeReach holds a mark, or a usage, that two reads cut.
 	wholeReach = 512
+
+	doneLength = len("data: [DONE]")
 )
 
 var (
@@ -49,22 +51,34 @@ var (
 // Stream looks at a stream's next piece; end says that it is the last. It returns the offset up to which the piece may go to
 // the client, -1 for all of it.
 func (t *Tail) Stream(piece []byte, end bool) int {
-	if end || bytes.Contains(piece[max(0, len(piece)-2*len(doneLine)):], doneLine) || endsWithin(piece, doneLine) {
-		if t.found(piece) {
-			if at := GaveUp(piece); at >= 0 {
-				return eventStart(piece, at)
-			}
-			return max(0, bytes.LastIndex(piece, []byte("data: [")))
+	doneAt, done := t.doneAt(piece)
+	switch {
+	case !end && !done:
+	case t.found(piece):
+		if at := GaveUp(piece); at >= 0 {
+			return eventStart(piece, at)
 		}
-		if ErrorAt(append(t.bytes, piece[max(0, len(piece)-t.reach):]...)) >= 0 {
-			if at := bytes.LastIndex(piece, []byte("data: [")); at >= 0 {
-				return at
-			}
-			return len(piece)
+		return doneAt
+	case ErrorAt(append(t.bytes, piece[max(0, len(piece)-t.reach):]...)) >= 0:
+		if done {
+			return doneAt
 		}
+		return len(piece)
 	}
 	t.Keep(piece)
 	return -1
+}
+
+// doneAt returns where in piece [DONE] begins, whole or cut by the piece's end: 0 if it began before, or does not stand there.
+func (t *Tail) doneAt(piece []byte) (at int, ok bool) {
+	var buf [3 * doneLength]byte
+	last := append(buf[:0], t.bytes[max(0, len(t.bytes)-doneLength):]...)
+	last = append(last, piece[max(0, len(piece)-2*doneLength):]...)
+	if at = bytes.LastIndex(last, doneLine[:len("data: [")]); at < 0 {
+		return 0, false
+	}
+	ok = bytes.HasPrefix(last[at:], doneLine) || bytes.HasPrefix(doneLine, last[at:])
+	return max(0, len(piece)-(len(last)-at)), ok
 }
 
 // errorMark begins an event that is an error. No text of an answer looks like it, since line ends are escaped within JSON.
@@ -104,16 +118,6 @@ func (t *Tail) End(piece []byte) []byte {
 		return piece
 	}
 	return append(t.bytes, piece[max(0, len(piece)-usageReach):]...)
-}
-
-// endsWithin reports whether b ends in the midst of word.
-func endsWithin(b, word []byte) bool {
-	for n := min(len(b), len(word)-1); n >= len("data: ["); n-- {
-		if bytes.HasSuffix(b, word[:n]) {
-			return true
-		}
-	}
-	return false
 }
 
 // found searches the kept end and the last of the piece together, so that a mark that two reads cut is seen too.
