@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"sync/atomic"
@@ -15,6 +16,8 @@ import (
 type Server interface {
 	// flowFor returns the flow that serves a request.
 	flowFor(r *connector.Request, requestID string) *Flow
+	// Ready returns nil if requests can be served now: see Flow.Ready.
+	Ready(ctx context.Context) error
 }
 
 func (f *Flow) flowFor(*connector.Request, string) *Flow { return f }

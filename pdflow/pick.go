@@ -22,6 +22,9 @@ import (
 //
 // A picker that also has Changed() <-chan struct{}, a channel closed at the next change of its engines, lets a flow wait for
 // engines a moment before it gives up.
+//
+// A picker that also has Ready(in *PickInput) error tells by it, without choosing, whether Pick would find engines for
+// a request: see [Flow.Ready]. in then has no Request, Header and RequestID. With Encode, an encode engine must be there.
 type Picker interface {
 	Pick(ctx context.Context, in *PickInput) (Pick, error)
 }

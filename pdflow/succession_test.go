@@ -36,6 +36,8 @@ func (m *meanwhile) flowFor(*connector.Request, string) *Flow {
 	return m.flow
 }
 
+func (m *meanwhile) Ready(ctx context.Context) error { return m.flow.Ready(ctx) }
+
 func TestASuccessorServesWhatItsPredecessorNoLongerTakes(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

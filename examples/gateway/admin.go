@@ -41,7 +41,7 @@ type modelReadiness struct {
 	Reason string `json:"reason,omitempty"` // what is not ready
 }
 
-func (g *gateway) readiness(models []*model) readiness {
+func (g *gateway) readiness(ctx context.Context, models []*model) readiness {
 	r := readiness{Draining: g.draining.Load(), Models: make([]modelReadiness, 0, len(models))}
 	r.Ready = !r.Draining
 	if g.cluster != nil {
@@ -53,42 +53,32 @@ func (g *gateway) readiness(models []*model) readiness {
 		}
 	}
 	for _, m := range models {
-		reason := m.notReady()
+		reason := m.notReady(ctx)
 		r.Models = append(r.Models, modelReadiness{m.Model(), m.fullName(), reason == "", reason})
 		r.Ready = r.Ready && reason == ""
 	}
 	return r
 }
 
-// notReady says what the engines lack to serve a request, "" if there is a ready pair, or a ready engine of role both, for each flow that
-// requests reach.
-func (m *model) notReady() string {
-	if m.set.Load().Version == 0 {
-		return "the engines are not known yet"
+// notReady says why the model's requests cannot be served now, "" if they can.
+func (m *model) notReady(ctx context.Context) string {
+	err := m.flows.Server.Ready(ctx)
+	if e, ok := errors.AsType[*pdflow.Error](err); ok {
+		return e.Message
 	}
-	for _, flow := range m.flows.First() {
-		in := &pdflow.PickInput{Attempt: 1, Connector: flow.Connector(), Both: flow.Connector().Traits().PairOnly}
-		choice, err := m.picker.Pick(context.Background(), in)
-		if e, ok := errors.AsType[*pdflow.Error](err); ok {
-			return e.Message
-		}
-		if err != nil {
-			return err.Error()
-		}
-		if choice.Done != nil {
-			choice.Done(&pdflow.Outcome{}) // nothing was sent
-		}
+	if err != nil {
+		return err.Error()
 	}
 	return ""
 }
 
-func (g *gateway) readyz(w http.ResponseWriter, _ *http.Request) {
-	r := g.readiness(g.models())
+func (g *gateway) readyz(w http.ResponseWriter, r *http.Request) {
+	state := g.readiness(r.Context(), g.models())
 	status := http.StatusOK
-	if !r.Ready {
+	if !state.Ready {
 		status = http.StatusServiceUnavailable
 	}
-	writeJSON(w, status, r)
+	writeJSON(w, status, state)
 }
 
 // debugModel is one model of /debug/pd.
@@ -112,9 +102,9 @@ type debugEndpoint struct {
 	Load      int    `json:"load"` // requests in flight that use it
 }
 
-func (g *gateway) debug(w http.ResponseWriter, _ *http.Request) {
+func (g *gateway) debug(w http.ResponseWriter, r *http.Request) {
 	models := g.models()
-	ready := g.readiness(models)
+	ready := g.readiness(r.Context(), models)
 	out := struct {
 		Time     time.Time    `json:"time"`
 		Draining bool         `json:"draining"`

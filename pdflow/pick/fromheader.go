@@ -84,6 +84,20 @@ func FromHeader(set *discovery.Set, decode discovery.Endpoint, o *HeaderOptions)
 // Changed is closed at the set's next snapshot.
 func (f *fromHeader) Changed() <-chan struct{} { return f.set.Changed() }
 
+// Ready tells whether a request that names the right engine would find it. Where decode serves alone, none is needed.
+func (f *fromHeader) Ready(in *pdflow.PickInput) error {
+	if !f.o.PairOnly {
+		return nil
+	}
+	who := f.pairing(in.Connector)
+	for _, e := range f.load().at {
+		if e.Phase == discovery.PhaseReady && who.gap(e, &f.decode) == gapNone {
+			return nil
+		}
+	}
+	return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no prefill engine is ready for the decode engine here"}
+}
+
 // Pick does not block.
 func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	pick := pdflow.Pick{Decode: f.decode}

@@ -102,13 +102,7 @@ func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, err
 
 func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool) {
 	from := t.part(in)
-	l := from.pairs
-	single := in.Single || in.Both && len(l.targets) == 0
-	if single {
-		if l = from.singles; in.Both {
-			l = from.boths
-		}
-	}
+	l, single := from.candidates(in)
 	if len(l.targets) == 0 {
 		return out, false
 	}
@@ -145,6 +139,33 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 		out.Done, out.PrefillDone = t.done, t.ended
 	}
 	return out, true
+}
+
+// candidates returns the engines of which one is chosen first. single is true if it serves the whole request.
+func (p *part) candidates(in *pdflow.PickInput) (l *list, single bool) {
+	switch {
+	case !in.Single && (!in.Both || len(p.pairs.targets) > 0):
+		return p.pairs, false
+	case in.Both:
+		return p.boths, true
+	}
+	return p.singles, true
+}
+
+// Ready tells, without choosing, whether Pick would find engines for a request.
+func (p *picker) Ready(in *pdflow.PickInput) error {
+	v := p.view(in)
+	t := p.rebuild(v)
+	from := t.part(in)
+	switch l, single := from.candidates(in); {
+	case t.snap.Version == 0:
+		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "the engines are not known yet"}
+	case len(l.targets) == 0:
+		return t.notReady(in, v.pairing)
+	case in.Encode > 0 && !single && len(from.encodes) == 0:
+		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no encode engine is ready"}
+	}
+	return nil
 }
 
 // choose takes the policy's choice if that is good, else the best there is.

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// ready asks a picker as a flow does.
+func ready(t *testing.T, p pdflow.Picker, in *pdflow.PickInput) error {
+	t.Helper()
+	r, ok := p.(interface {
+		Ready(in *pdflow.PickInput) error
+	})
+	require.True(t, ok)
+	return r.Ready(in)
+}
+
+// Whatever the engines are, Ready says what Pick would say.
+func TestReadyAgreesWithPick(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's
+	said := map[string]int{}
+	for range 300 {
+		var eps []discovery.Endpoint
+		for i := range random.IntN(4) {
+			e := ep("e"+strconv.Itoa(i), []discovery.Role{prefill, decode, both, discovery.RoleEncode}[random.IntN(4)],
+				"group="+strconv.Itoa(random.IntN(2)), "tpSize="+strconv.Itoa(1+random.IntN(2)))
+			e.Phase = discovery.Phase(random.IntN(2))
+			eps = append(eps, e)
+		}
+		p := pick.New(newFleet(t, eps...).Set, pick.InTurn())
+		for _, in := range []pdflow.PickInput{
+			{}, {Both: true}, {Single: true}, {Both: true, Single: true}, {Connector: sameTP()}, {Connector: sameTP(), Both: true},
+		} {
+			_, err := p.Pick(context.Background(), &in)
+			got := ready(t, p, &in)
+			require.Equal(t, err, got, "%+v", eps)
+			if said["ready"]++; got != nil {
+				said[got.Error()]++
+			}
+		}
+	}
+	assert.Greater(t, len(said), 6, "the engines were of all kinds: %v", said)
+}
+
+func TestReadyWantsAnEncodeEngineForAnEncodeStage(t *testing.T) {
+	f := newFleet(t, ep("p", prefill), ep("d", decode))
+	p := pick.RoundRobin(f.Set)
+	require.NoError(t, ready(t, p, &pdflow.PickInput{}))
+	err := ready(t, p, &pdflow.PickInput{Encode: 1})
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorContains(t, err, "no encode engine is ready")
+	require.NoError(t, ready(t, pick.RoundRobin(newFleet(t, ep("b", both)).Set), &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
+		"there is no such stage where one engine serves")
+	f.replace(ep("p", prefill), ep("d", decode), ep("e", discovery.RoleEncode))
+	require.NoError(t, ready(t, p, &pdflow.PickInput{Encode: 1}))
+}
+
+func TestReadyBeforeTheFirstSnapshot(t *testing.T) {
+	err := ready(t, pick.RoundRobin(discovery.NewSet()), &pdflow.PickInput{})
+	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorContains(t, err, "the engines are not known yet")
+}
+
+// What is asked for its readiness chooses nothing: the turn stays where it was.
+func TestReadyTakesNoTurn(t *testing.T) {
+	p := pick.RoundRobin(newFleet(t, ep("p1", prefill), ep("p2", prefill), ep("d", decode)).Set)
+	seen := map[string]int{}
+	for range 10 {
+		require.NoError(t, ready(t, p, &pdflow.PickInput{}))
+		seen[mustPick(t, p, &pdflow.PickInput{}).Prefill.ID]++
+	}
+	assert.Equal(t, map[string]int{"p1": 5, "p2": 5}, seen)
+}
+
+func TestReadinessOfASidecar(t *testing.T) {
+	none, _ := setOf(t, addressed(t, "d2", "http://10.0.0.5:8000", decode))
+	sick := addressed(t, "p", "http://10.0.0.1:8000", prefill)
+	sick.Phase = discovery.PhaseNotReady
+	ill, _ := setOf(t, sick)
+	for name, c := range map[string]struct {
+		set      *discovery.Set
+		pairOnly bool
+		ready    bool
+	}{
+		"decode serves alone":                          {none, false, true},
+		"decode needs a pair, and nobody is there":     {none, true, false},
+		"decode needs a pair, and prefill is not well": {ill, true, false},
+		"decode needs a pair":                          {sidecarSet(t), true, true},
+	} {
+		err := ready(t, pick.FromHeader(c.set, localDecode(t), &pick.HeaderOptions{PairOnly: c.pairOnly}), &pdflow.PickInput{})
+		assert.Equal(t, c.ready, err == nil, name)
+		if err != nil {
+			assert.ErrorIs(t, err, pdflow.ErrNotReady, name)
+		}
+	}
+}

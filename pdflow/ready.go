@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Ready returns nil if requests can be served now, else the reason, for operators:
+//
+//   - the flow takes no new requests ([ErrDraining]),
+//   - the connector's [Flow.HealthCheck] fails. Start the flow first: a listener that does not run yet counts as failed,
+//   - the engines of one request are not there: an *[Error], as a rule [ErrNotReady]. The picker tells it by the
+//     connector's own rules; with an encode stage it needs an encode engine, too. Only a picker that has the method
+//     Ready is asked: see [Picker].
+//
+// What the flow falls back to is not asked. Ready sends nothing to engines. The health check may take
+// Timeouts.HealthCheck.
+func (f *Flow) Ready(ctx context.Context) error {
+	if f.live.closed() {
+		return &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down"}
+	}
+	picker, asked := f.picker.(interface{ Ready(in *PickInput) error })
+	in := &PickInput{Attempt: 1, Connector: f.conn, Both: f.traits.PairOnly}
+	if f.encoder != nil {
+		in.Encode = 1
+	}
+	if asked {
+		if err := picker.Ready(in); err != nil {
+			return f.pickError(ctx, err)
+		}
+	}
+	if f.limits.HealthCheck > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.limits.HealthCheck)
+		defer cancel()
+	}
+	if err := f.HealthCheck(ctx); err != nil {
+		return fmt.Errorf("connector %s: %w", f.name, err)
+	}
+	return nil
+}
+
+func (l *exchanges) closed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.draining
+}
+
+// Ready returns nil if both flows are ready, without regard to one that has no share of the requests.
+func (s *Split) Ready(ctx context.Context) error {
+	if s.percent < 100 {
+		if err := s.main.Ready(ctx); err != nil || s.percent == 0 {
+			return err
+		}
+	}
+	return s.other.Ready(ctx)
+}
+
+// Ready returns nil if all routes are ready, else the reasons of those that are not, in the order of their models.
+func (m *Mux) Ready(ctx context.Context) error {
+	routes := *m.routes.Load()
+	var errs []error
+	for _, model := range slices.Sorted(maps.Keys(routes)) {
+		if err := routes[model].Ready(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("model %q: %w", model, err))
+		}
+	}
+	return errors.Join(errs...)
+}
