@@ -60,7 +60,7 @@ func over(t *testing.T, c connector.KVConnector, one, other discovery.Endpoint, 
 	go func() { defer close(ended); _ = set.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
-	flow, err := pdflow.New(c, pick.RoundRobin(set), opts...)
+	flow, err := pdflow.New(c, pick.New(set, pick.RoundRobin()), opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
