@@ -65,7 +65,7 @@ func benchFlow(b testing.TB) *pdflow.Flow {
 	go func() { defer close(done); _ = set.Run(ctx) }()
 	b.Cleanup(func() { cancel(); <-done })
 	require.NoError(b, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
-	flow, err := pdflow.New(c, pick.RoundRobin(set), pdflow.WithTransport(stubs{}), pdflow.WithMeterProvider(sdkless.NewMeterProvider()))
+	flow, err := pdflow.New(c, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(stubs{}), pdflow.WithMeterProvider(sdkless.NewMeterProvider()))
 	require.NoError(b, err)
 	return flow
 }

@@ -6,7 +6,7 @@
 // request once, picks a pair, runs the two legs in the connector's order, streams the answer, and cleans up whatever
 // happens. Gateways mount it as an http.Handler; schedulers that choose engines themselves call [Flow.Do].
 //
-//	flow, err := pdflow.New(nixlConnector, pick.RoundRobin(set))
+//	flow, err := pdflow.New(nixlConnector, pick.New(set, pick.RoundRobin()))
 //	http.ListenAndServe("127.0.0.1:8000", flow)
 //
 // All methods of Flow and Mux may be called concurrently. Every error that leaves the package is an *[Error].

@@ -54,7 +54,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	flow, err := pdflow.New(conn, pick.RoundRobin(set))
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -208,11 +208,11 @@ func ExampleNewSplit() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	proven, err := pdflow.New(current, pick.RoundRobin(set))
+	proven, err := pdflow.New(current, pick.New(set, pick.RoundRobin()))
 	if err != nil {
 		log.Fatal(err)
 	}
-	candidate, err := pdflow.New(next, pick.RoundRobin(set))
+	candidate, err := pdflow.New(next, pick.New(set, pick.RoundRobin()))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -328,7 +328,7 @@ func exampleFlow(prefill, decode *enginesim.Engine, opts ...pdflow.Option) *pdfl
 	if err != nil {
 		log.Fatal(err)
 	}
-	flow, err := pdflow.New(conn, pick.RoundRobin(set), opts...)
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), opts...)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 	}
 	tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 	seen := &outcomes{}
-	flow, err := pdflow.New(c, pick.RoundRobin(setOf(t, eps...)), append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(seen),
+	flow, err := pdflow.New(c, pick.New(setOf(t, eps...), pick.RoundRobin()), append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(seen),
 		pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}), pdflow.WithPickWait(connector.None)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {

@@ -36,7 +36,7 @@ func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
 		"a limit":         {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: time.Second})}, time.Second},
 		"none":            {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: connector.None})}, 0},
 	} {
-		flow, err := pdflow.New(newNIXL(t), pick.RoundRobin(setOf(t)), c.opts...)
+		flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()), c.opts...)
 		require.NoError(t, err, name)
 		assert.Equal(t, c.want, flow.HandoffLimit(), name)
 	}
@@ -72,7 +72,7 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 		"fallback by its name": pdflow.WithFallback(connector.FallbackConnector),
 		"unknown policy":       pdflow.WithUnsupported("no"),
 	} {
-		flow, err := pdflow.New(newNIXL(t), pick.RoundRobin(setOf(t)), o)
+		flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()), o)
 		require.Error(t, err, name)
 		assert.Nil(t, flow, name)
 	}
@@ -80,7 +80,7 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 
 // A pair without engines is the caller's mistake and is told as one.
 func TestDoRefusesAnEmptyPick(t *testing.T) {
-	flow, err := pdflow.New(newNIXL(t), pick.RoundRobin(setOf(t)))
+	flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()))
 	require.NoError(t, err)
 	p, err := discovery.New("http://127.0.0.1:1", discovery.RolePrefill)
 	require.NoError(t, err)

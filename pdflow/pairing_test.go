@@ -108,7 +108,7 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 
 func TestAPairThatKeepsAnOrphanRestsWhileOthersAreThere(t *testing.T) {
 	set := setOf(t, endpoint(t, "http://p1:1", discovery.RolePrefill), endpoint(t, "http://p2:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode))
-	picker := pick.RoundRobin(set)
+	picker := pick.New(set, pick.RoundRobin())
 	first, err := picker.Pick(t.Context(), &pdflow.PickInput{})
 	require.NoError(t, err)
 	s := &connector.Session{Prefill: first.Prefill, Decode: first.Decode}
@@ -150,7 +150,7 @@ func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) 
 }
 
 func TestAFallbackToADecodeEngineThatCannotServeAloneIsRefused(t *testing.T) {
-	_, err := pdflow.New(&lonely{}, pick.RoundRobin(setOf(t)), pdflow.WithFallback(connector.FallbackDecode))
+	_, err := pdflow.New(&lonely{}, pick.New(setOf(t), pick.RoundRobin()), pdflow.WithFallback(connector.FallbackDecode))
 	require.ErrorContains(t, err, "cannot serve alone")
 }
 

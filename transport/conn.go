@@ -19,8 +19,8 @@ type conn struct {
 	key hostKey
 	t   *Transport
 
-	probe func() bool // nothing has arrived; nil where nobody can tell
-	abort func()      // ends reads and writes at once, from any goroutine
+	quietCheck func() bool // nothing has arrived; nil where nobody can tell
+	abort      func()      // ends reads and writes at once, from any goroutine
 
 	reused bool        // has served a request before
 	since  time.Time   // when it became idle
@@ -35,7 +35,7 @@ type conn struct {
 }
 
 func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
-	c := &conn{raw: raw, rw: raw, key: key, t: t, probe: newProbe(raw)}
+	c := &conn{raw: raw, rw: raw, key: key, t: t, quietCheck: newQuietCheck(raw)}
 	// The socket under TLS is closed without TLS's close_notify alert, which
 	// would wait for a write that hangs.
 	c.abort = func() { _ = raw.Close() }
@@ -80,10 +80,10 @@ func (c *conn) close() { _ = c.rw.Close() }
 
 // quiet reports whether an idle connection may be used: neither its end nor
 // any byte has arrived.
-func (c *conn) quiet() bool { return c.probe == nil || c.probe() }
+func (c *conn) quiet() bool { return c.quietCheck == nil || c.quietCheck() }
 
 // tlsQuiet looks for what TLS has taken off the socket beyond the response, where
-// probe cannot see it. With a deadline in the past the socket itself is not
+// quietCheck cannot see it. With a deadline in the past the socket itself is not
 // read.
 func (c *conn) tlsQuiet() bool {
 	if c.tls == nil {

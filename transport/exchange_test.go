@@ -235,7 +235,7 @@ func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
 	b := resp.Body.(*body)
 	for _, room := range []int{4 << 10, 32 << 10, 8 << 10} {
 		goOn <- struct{}{}
-		if b.c.probe != nil {
+		if b.c.quietCheck != nil {
 			waitFor(t, "arrived", func() bool { return !b.c.quiet() })
 		}
 		n, err := resp.Body.Read(make([]byte, room))

@@ -85,7 +85,7 @@ func (x *pair) serve() {
 	go func() { defer close(ended); _ = set.Run(ctx) }()
 	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	tr := transport.New(nil)
-	flow, err := pdflow.New(keepOpen{x.c}, pick.RoundRobin(set), pdflow.WithTransport(tr), pdflow.WithPickWait(connector.None),
+	flow, err := pdflow.New(keepOpen{x.c}, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(tr), pdflow.WithPickWait(connector.None),
 		pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
 	require.NoError(t, err)
 	s := httptest.NewServer(flow)

@@ -160,7 +160,7 @@ func TestAConfigMapThatIsSwappedTenTimesASecondUnderTraffic(t *testing.T) {
 	conn, err := nixl.New(nil)
 	require.NoError(t, err)
 	tr := transport.New(nil)
-	flow, err := pdflow.New(conn, pick.RoundRobin(set), pdflow.WithTransport(tr), pdflow.WithObserver(w))
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(tr), pdflow.WithObserver(w))
 	require.NoError(t, err)
 	gateway := httptest.NewServer(flow)
 	t.Cleanup(func() {

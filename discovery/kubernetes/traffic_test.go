@@ -226,7 +226,7 @@ func (f *fleet) load(t *testing.T) *load {
 	tr := transport.New(nil)
 	conn, err := nixl.New(nil)
 	require.NoError(t, err)
-	picker := pick.New(f.set, pick.InTurn())
+	picker := pick.New(f.set, pick.RoundRobin())
 	for attempts := 1; attempts < len(l.flows); attempts++ {
 		l.flows[attempts], err = pdflow.New(conn, picker, pdflow.WithTransport(tr), pdflow.WithObserver(l),
 			pdflow.WithRetry(connector.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond}))

@@ -66,7 +66,7 @@ func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = f.alone.Close() })
 	tr := transport.New(nil)
-	flow, err := pdflow.New(kv, pick.RoundRobin(f.set), pdflow.WithTransport(tr), pdflow.WithObserver(f),
+	flow, err := pdflow.New(kv, pick.New(f.set, pick.RoundRobin()), pdflow.WithTransport(tr), pdflow.WithObserver(f),
 		pdflow.WithRetry(connector.Retry{MaxAttempts: 3, BackoffBase: time.Millisecond}))
 	require.NoError(t, err)
 	server := httptest.NewServer(flow)

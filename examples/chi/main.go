@@ -83,7 +83,7 @@ func newFlow(ctx context.Context, o *options) (*pdflow.Flow, error) {
 	if o.forwardKey {
 		opts = append(opts, pdflow.WithForwardHeaders("X-Api-Key")) // Authorization is sent on anyway
 	}
-	return pdflow.New(conn, pick.RoundRobin(set), opts...)
+	return pdflow.New(conn, pick.New(set, pick.RoundRobin()), opts...)
 }
 
 // requestID gives engines and clients the ID that chi's own logs have. chi makes host/counter, and a slash is not

@@ -15,7 +15,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/probe"
+	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/health"
@@ -104,7 +104,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 	}
 	m.announced, _ = source.(*registration.Source)
 	if g.cfg.probe > 0 {
-		source = probe.Wrap(source, &probe.Options{Interval: g.cfg.probe})
+		source = inspect.Wrap(source, &inspect.Options{Interval: g.cfg.probe})
 	}
 	m.set = discovery.NewSet(source)
 	m.picker = pick.New(m.set, g.cfg.pick)
@@ -182,7 +182,7 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 func (m *model) start(ctx context.Context, g *gateway) error {
 	m.life, m.stop = context.WithCancel(ctx)
 	err := errors.Join(m.flows.Start(m.life), m.startRegistration(m.life, g.log))
-	var canary *reuse.Canary
+	var canary *reuse.SyntheticProber
 	if err == nil {
 		canary, err = g.canary(m)
 	}
@@ -204,7 +204,7 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 		}
 	})
 	if canary != nil {
-		m.parts.Go(func() { ended(log, "canary", canary.Run(m.life)) })
+		m.parts.Go(func() { ended(log, "synthetic probe", canary.Run(m.life)) })
 	}
 	return nil
 }

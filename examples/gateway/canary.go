@@ -11,12 +11,12 @@ import (
 )
 
 // canary makes what checks a model's KV reuse again and again, or nil if that was not asked for.
-func (g *gateway) canary(m *model) (*reuse.Canary, error) {
+func (g *gateway) canary(m *model) (*reuse.SyntheticProber, error) {
 	if g.cfg.canary <= 0 {
 		return nil, nil
 	}
 	log := g.log.With("model", m.Model())
-	o := reuse.CanaryOptions{
+	o := reuse.SyntheticProberOptions{
 		Every: g.cfg.canary,
 		Targets: func(ctx context.Context) (reuse.Target, error) {
 			if g.draining.Load() { // no probe is served any more, which says nothing of the engines
@@ -42,7 +42,7 @@ func (g *gateway) canary(m *model) (*reuse.Canary, error) {
 	if g.tel.meters != nil {
 		o.Meter = g.tel.meters
 	}
-	return reuse.NewCanary(o)
+	return reuse.NewSyntheticProber(o)
 }
 
 var errNoPair = errors.New("no pair of engines is ready")

@@ -18,7 +18,7 @@ func TestTheCanaryTellsWhetherKVIsReused(t *testing.T) {
 		t.Run(connector, func(t *testing.T) {
 			p, d := startPair(t)
 			yaml := strings.Replace(nixlYAML(p, d), "{type: NixlConnector, config: {leaseDuration: 30s}}", "{type: "+connector+"}", 1)
-			g := start(t, gatewayYAML("")+yaml, "-canary", "20ms")
+			g := start(t, gatewayYAML("")+yaml, "-synthetic-probe", "20ms")
 			require.Eventually(t, func() bool {
 				_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
 				return strings.Contains(metrics, want)
@@ -35,18 +35,18 @@ func TestTheCanaryTellsWhetherKVIsReused(t *testing.T) {
 }
 
 func TestACanarysPeriodIsChecked(t *testing.T) {
-	_, err := parseFlags([]string{"-config", "x", "-canary", "often"}, &strings.Builder{})
+	_, err := parseFlags([]string{"-config", "x", "-synthetic-probe", "often"}, &strings.Builder{})
 	require.Error(t, err)
-	f, err := parseFlags([]string{"-config", "x", "-canary", "-1s"}, &strings.Builder{})
+	f, err := parseFlags([]string{"-config", "x", "-synthetic-probe", "-1s"}, &strings.Builder{})
 	require.NoError(t, err)
-	require.ErrorContains(t, f.override(&configuration{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}), "-canary: is negative")
+	require.ErrorContains(t, f.override(&configuration{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}), "-synthetic-probe: is negative")
 }
 
 // While the gateway drains it serves no probes, which says nothing of the engines.
 func TestTheCanaryIsSilentWhileDraining(t *testing.T) {
 	p, d := startPair(t)
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, Path: "/v1/chat/completions", AfterChunks: 3})
-	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-canary", "10ms")
+	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-synthetic-probe", "10ms")
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.client+"/v1/chat/completions",
 		strings.NewReader(`{"model":"tiny","messages":[{"role":"user","content":"hold on"}],"max_tokens":20,"stream":true}`))
 	require.NoError(t, err)

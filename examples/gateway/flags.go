@@ -43,9 +43,9 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
-	fs.DurationVar(&f.canary, "canary", 0,
+	fs.DurationVar(&f.canary, "synthetic-probe", 0,
 		"check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
-	fs.DurationVar(&f.probe, "probe", 0,
+	fs.DurationVar(&f.probe, "inspect", 0,
 		"ask engines at this `PERIOD` for what their list lacks: model, version, data-parallel ranks; 0: never")
 	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+
 		" (default round-robin); session=HEADER and zone=ZONE name theirs",
@@ -82,7 +82,7 @@ func (f flags) override(cfg *configuration) error {
 	for _, period := range []struct {
 		flag string
 		of   time.Duration
-	}{{"-canary", f.canary}, {"-probe", f.probe}} {
+	}{{"-synthetic-probe", f.canary}, {"-inspect", f.probe}} {
 		if period.of < 0 {
 			errs = append(errs, &config.FieldError{Path: period.flag, Problem: "is negative",
 				Remedy: "write a period like 1m, or 0 for never"})

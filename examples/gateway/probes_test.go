@@ -79,7 +79,7 @@ spec: {model: m, kvConnector: {type: p2pnccl}, discovery: {file: {path: `+file+`
 
 func TestEnginesAreAskedForWhatTheirListLacks(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
-	start(t, gatewayYAML("")+pairYAML("m", p, d, ""), "-probe", "1h")
+	start(t, gatewayYAML("")+pairYAML("m", p, d, ""), "-inspect", "1h")
 	asked := func(e *engine) bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -92,7 +92,7 @@ func TestEnginesAreAskedForWhatTheirListLacks(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return asked(p) && asked(d) }, 5*time.Second, 10*time.Millisecond)
 
-	code, _, stderr := check(t, "-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), "-probe", "-1s")
+	code, _, stderr := check(t, "-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), "-inspect", "-1s")
 	assert.Equal(t, exitWrong, code)
-	assert.Contains(t, stderr, "-probe: is negative")
+	assert.Contains(t, stderr, "-inspect: is negative")
 }

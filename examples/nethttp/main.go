@@ -41,7 +41,7 @@ func handler(ctx context.Context, prefill, decode string) *pdflow.Flow {
 	d := must(discovery.New(decode, discovery.RoleDecode))
 	set := discovery.NewSet(must(static.New(p, d)))
 	go func() { _ = set.Run(ctx) }() // keeps the set up to date until ctx ends; its error is always nil
-	return must(pdflow.New(must(nixl.New(nil)), pick.RoundRobin(set)))
+	return must(pdflow.New(must(nixl.New(nil)), pick.New(set, pick.RoundRobin())))
 }
 
 func must[T any](v T, err error) T {

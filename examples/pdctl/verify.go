@@ -198,7 +198,7 @@ func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []disco
 		<-ended
 		return nil, nil, err
 	}
-	flow, err := pdflow.New(conn, pick.RoundRobin(set), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 	if err == nil {
 		err = flow.Start(ctx)
 	}

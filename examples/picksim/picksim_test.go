@@ -38,7 +38,7 @@ func results(t *testing.T, seed uint64, seconds float64, policies ...pick.Policy
 
 func TestPrefixAffinityReusesMoreThanRoundRobinWithoutAWorseTail(t *testing.T) {
 	for seed := range uint64(2) {
-		r := results(t, seed, 60, pick.InTurn(), pick.PrefixAffinity())
+		r := results(t, seed, 60, pick.RoundRobin(), pick.PrefixAffinity())
 		turns, prefix := r[0], r[1]
 		require.Greater(t, prefix.reuse(), turns.reuse()+8)
 		for _, q := range []float64{.5, .9, .99} {
@@ -55,7 +55,7 @@ func TestTheDocumentedFiguresAreTheProgramsOwn(t *testing.T) {
 	}
 	page, err := os.ReadFile("../../docs/picking.md")
 	require.NoError(t, err)
-	r := results(t, 1, usualLoad().seconds, pick.InTurn(), pick.PrefixAffinity(), pick.Sticky())
+	r := results(t, 1, usualLoad().seconds, pick.RoundRobin(), pick.PrefixAffinity(), pick.Sticky())
 	for _, x := range r {
 		require.Contains(t, string(page), fmt.Sprintf("| `%s` | %.1f %% | %.2f | %.2f | %.0f ms | %.0f ms | %.2f s | %d | %.0f %% |\n", x.policy, x.reuse(), imbalance(x.prefillLoad),
 			imbalance(x.decodeLoad), 1000*quantile(x.first, .5), 1000*quantile(x.first, .99), quantile(x.whole, .99), x.pairs, 100*float64(x.crossed)/float64(len(x.first))))

@@ -55,7 +55,7 @@ func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, dec
 	}
 	set := discovery.NewSet(engines)
 	go func() { _ = set.Run(ctx) }()
-	return pdflow.New(conn, pick.RoundRobin(set), pdflow.WithObserver(o))
+	return pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithObserver(o))
 }
 
 func newConnector(name string) (connector.KVConnector, error) {

@@ -23,7 +23,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/probe"
+	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -62,7 +62,7 @@ type postHook func(r *request, prefill, decode string, o *pdflow.Outcome)
 // scheduler chooses pairs and has them serve requests.
 type scheduler struct {
 	set     *discovery.Set
-	engines *probe.Source // with what they say of their load
+	engines *inspect.Source // with what they say of their load
 	flow    *pdflow.Flow
 	scorers []scorer
 	hooks   []postHook
@@ -95,7 +95,7 @@ func newScheduler(ctx context.Context, prefill, decode string, opts ...pdflow.Op
 	if err != nil {
 		return nil, err
 	}
-	s := &scheduler{engines: probe.Wrap(list, &probe.Options{LoadInterval: time.Second}), load: map[string]int{},
+	s := &scheduler{engines: inspect.Wrap(list, &inspect.Options{LoadInterval: time.Second}), load: map[string]int{},
 		known: map[uint64]string{}, seed: maphash.MakeSeed()}
 	s.set = discovery.NewSet(s.engines)
 	go func() { _ = s.set.Run(ctx) }() // its error is always nil

@@ -78,7 +78,7 @@ func TestEachFaultIsTold(t *testing.T) {
 			ms, err := modelserver.Read(c.object)
 			require.Error(t, err)
 			assert.True(t, hasPrefix(lines(err), c.want), "%q", lines(err))
-			_, err = ms.Flows(pick.RoundRobin(discovery.NewSet()), nil)
+			_, err = ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), nil)
 			require.Error(t, err, "what was read with faults makes no flows")
 		})
 	}
@@ -139,7 +139,7 @@ func served(t *testing.T, spec string, engines ...discovery.Endpoint) (*modelser
 	t.Cleanup(func() { cancel(); <-ended })
 	ms, err := modelserver.Read(object(spec))
 	require.NoError(t, err)
-	flows, err := ms.Flows(pick.RoundRobin(set), nil)
+	flows, err := ms.Flows(pick.New(set, pick.RoundRobin()), nil)
 	require.NoError(t, err)
 	require.NoError(t, flows.Start(ctx))
 	mux := pdflow.NewMux(nil)
@@ -243,7 +243,7 @@ func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
 	given := modelserver.NewTransport(0, false)
 	defer given.Close()
 	var asked []time.Duration
-	flows, err := ms.Flows(pick.RoundRobin(discovery.NewSet()), &modelserver.FlowOptions{Transport: func(connect time.Duration) http.RoundTripper {
+	flows, err := ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), &modelserver.FlowOptions{Transport: func(connect time.Duration) http.RoundTripper {
 		if asked = append(asked, connect); connect == 0 {
 			return given
 		}
@@ -259,7 +259,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(object(`{"discovery":{"kubernetes":null},"workloadSelector":{"pdGroup":{"groupKey":"g","prefillLabels":{"a":"b"}}},"kvConnector":{"fallback":"connector","fallbackConnector":{}}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		ms, err := modelserver.Read(raw)
-		flows, ferr := ms.Flows(pick.RoundRobin(discovery.NewSet()), nil)
+		flows, ferr := ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), nil)
 		if (err == nil) != (ferr == nil) {
 			t.Fatalf("read: %v, flows: %v", err, ferr)
 		}

@@ -255,7 +255,7 @@ func TestWeightsAreKept(t *testing.T) {
 }
 
 func TestTurnsGoFromEngineToEngineBeforeTheyGoToTheNextRank(t *testing.T) {
-	p := pick.New(newFleet(t, many(3, 1, "dpSize=4")...).Set, pick.InTurn())
+	p := pick.New(newFleet(t, many(3, 1, "dpSize=4")...).Set, pick.RoundRobin())
 	last := ""
 	for range 24 {
 		x := mustPick(t, p, &pdflow.PickInput{})
@@ -264,16 +264,17 @@ func TestTurnsGoFromEngineToEngineBeforeTheyGoToTheNextRank(t *testing.T) {
 	}
 }
 
-// Who is passed over (an engine of role both while it decodes itself, one that rests) costs nobody else a turn, and loses none for ever.
+// Round robin skips an engine that cannot serve now (role both, and it is the decode engine itself; or a cooldown). The others
+// still get their share, and the skipped engine gets its own again afterwards.
 func TestTurnsPassOverNobodyForEver(t *testing.T) {
-	p := pick.New(newFleet(t, ep("p", prefill), ep("d", decode), ep("x", both)).Set, pick.InTurn())
+	p := pick.New(newFleet(t, ep("p", prefill), ep("d", decode), ep("x", both)).Set, pick.RoundRobin())
 	prefills := map[string]int{}
 	for range 24 {
 		prefills[mustPick(t, p, &pdflow.PickInput{}).Prefill.ID]++
 	}
 	require.InDelta(t, prefills["p"], prefills["x"], 2)
 
-	p = pick.New(newFleet(t, many(3, 1)...).Set, pick.InTurn())
+	p = pick.New(newFleet(t, many(3, 1)...).Set, pick.RoundRobin())
 	first := mustPick(t, p, &pdflow.PickInput{})
 	prefills = map[string]int{}
 	for range 24 {

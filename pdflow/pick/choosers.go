@@ -7,14 +7,15 @@ import (
 	"strconv"
 )
 
-type inTurn struct{}
+type roundRobin struct{}
 
-// choose takes the next good target. The turn goes on after it, also over those that were passed over: else who comes after them would have
-// two turns, and an engine of role both, which is passed over when it decodes itself, might never have one.
-func (inTurn) choose(l *list, q *query) *target {
-	t, skipped := q.from(l, l.turn.Add(1)-1)
+// choose returns the next good target, and moves the list's position behind it. The position also moves past targets that choose
+// skipped. Otherwise the target behind a skipped one would be chosen twice, and an engine of role both, which is skipped while it is
+// the decode engine itself, might never be chosen.
+func (roundRobin) choose(l *list, q *query) *target {
+	t, skipped := q.from(l, l.position.Add(1)-1)
 	if skipped > 0 {
-		l.turn.Add(skipped)
+		l.position.Add(skipped)
 	}
 	return t
 }
@@ -97,7 +98,8 @@ func (z zoneFirst) choose(l *list, q *query) *target {
 	return q.lighter(l)
 }
 
-// metMost is how many prefill engines a decode engine remembers that it met: enough to go around one that rests or is busy.
+// metMost is how many prefill engines a decode engine remembers that it met: enough for a second choice when one is busy or in
+// a cooldown.
 const metMost = 4
 
 type sticky struct{}

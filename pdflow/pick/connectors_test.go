@@ -97,7 +97,7 @@ func TestTheConnectorsRulesHoldForItsOwnPicks(t *testing.T) {
 		f := newFleet(t, engines...)
 		p := pick.New(f.Set, policy, pick.WithSeed(1))
 		strict, loose := sameTP(), &plain{name: "loose"}
-		for range 3 { // they take turns
+		for range 3 { // round robin
 			only(t, policy, pairs(t, p, nil), "p2+d8", "p8+d8")
 			only(t, policy, pairs(t, p, strict), "p8+d8")
 			only(t, policy, pairs(t, p, loose), "p2+d8", "p8+d8")
@@ -115,7 +115,7 @@ func TestTheConnectorsRulesHoldForItsOwnPicks(t *testing.T) {
 
 func TestConnectorsThatCannotBeComparedAreToldApartByTypeAndName(t *testing.T) {
 	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("d8", decode, "tpSize=8")}
-	p := pick.New(newFleet(t, engines...).Set, pick.InTurn())
+	p := pick.New(newFleet(t, engines...).Set, pick.RoundRobin())
 	rules := []connector.PairRule{attr.Same("tpSize")}
 	for range 2 {
 		require.Len(t, pairs(t, p, byValue{plain{name: "strict"}, rules}), 1)

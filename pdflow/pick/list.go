@@ -31,10 +31,10 @@ type target struct {
 
 // list is targets to choose from, with what the policy looks up. All but the counters stays as it was made.
 type list struct {
-	targets []*target
-	engines int            // distinct ones
-	turn    *atomic.Uint64 // counts on over snapshots
-	total   atomic.Int64   // tokens in flight on all targets
+	targets  []*target
+	engines  int            // distinct ones
+	position *atomic.Uint64 // counts on over snapshots
+	total    atomic.Int64   // tokens in flight on all targets
 
 	tree    *tree
 	ring    ring
@@ -49,8 +49,8 @@ type needs struct {
 	index, indexPeers                 bool // of what is chosen first, of the other leg
 }
 
-func newList(targets []*target, turn *atomic.Uint64, n needs) *list {
-	l := &list{targets: targets, turn: turn}
+func newList(targets []*target, position *atomic.Uint64, n needs) *list {
+	l := &list{targets: targets, position: position}
 	for _, t := range targets {
 		if t.rank <= 0 {
 			l.engines++
@@ -70,7 +70,7 @@ func newList(targets []*target, turn *atomic.Uint64, n needs) *list {
 		for _, t := range targets {
 			z := l.zones[t.endpoint.Zone]
 			if z == nil {
-				z = &list{turn: turn}
+				z = &list{position: position}
 				l.zones[t.endpoint.Zone] = z
 			}
 			z.targets = append(z.targets, t)
@@ -85,7 +85,7 @@ func newList(targets []*target, turn *atomic.Uint64, n needs) *list {
 	return l
 }
 
-// byRank puts all first ranks before all second ones, so that turns go from engine to engine.
+// byRank puts all first ranks before all second ones, so that round robin goes from engine to engine.
 func byRank(targets []*target) []*target {
 	if slices.ContainsFunc(targets, func(t *target) bool { return t.rank > 0 }) {
 		slices.SortStableFunc(targets, func(a, b *target) int { return int(max(a.rank, 0) - max(b.rank, 0)) })

@@ -142,5 +142,5 @@ func (t *ticket) end(o *pdflow.Outcome) {
 	t.slots[decodeLeg].add(-t.cost[decodeLeg])
 	p := t.p
 	p.tickets.Put(t)
-	p.rests.done(o)
+	p.cooldowns.done(o)
 }

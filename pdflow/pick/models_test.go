@@ -74,7 +74,7 @@ func TestEachPolicyChoosesByTheRequestsModel(t *testing.T) {
 }
 
 func TestWithoutByModelARequestMayNameAnything(t *testing.T) {
-	p := pick.New(newFleet(t, many(1, 1, "model=base")...).Set, pick.InTurn())
+	p := pick.New(newFleet(t, many(1, 1, "model=base")...).Set, pick.RoundRobin())
 	require.Equal(t, "p0+d0", pair(t, p, input(t, 1)))
 }
 

@@ -94,14 +94,14 @@ func TestWhatKeepsEnginesApartIsNamed(t *testing.T) {
 		cannot + "by their attribute tpSize":                   {ep("p", prefill, "tpSize=1"), ep("d", decode, "tpSize=2")},
 		cannot + "by their attribute blockSize":                {ep("p", prefill, "blockSize=16"), ep("d", decode, "blockSize=128"), ep("x", prefill, "connector=lmcache"), ep("d2", decode, "group=b")},
 	} {
-		p := pick.New(newFleet(t, engines...).Set, pick.InTurn(), tp)
+		p := pick.New(newFleet(t, engines...).Set, pick.RoundRobin(), tp)
 		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: &protocol{name: "nixl"}})
 		var e *pdflow.Error
 		require.ErrorAs(t, err, &e)
 		require.ErrorIs(t, err, pdflow.ErrNotReady)
 		require.Equal(t, message, e.Message)
 	}
-	p := pick.New(newFleet(t, ep("p", prefill, "version=1"), ep("d", decode, "version=2")).Set, pick.InTurn())
+	p := pick.New(newFleet(t, ep("p", prefill, "version=1"), ep("d", decode, "version=2")).Set, pick.RoundRobin())
 	_, err := p.Pick(context.Background(), &pdflow.PickInput{Single: true, Both: true})
 	require.ErrorContains(t, err, "no engine here serves alone")
 	require.Equal(t, discovery.RoleDecode, mustPick(t, p, &pdflow.PickInput{Single: true}).Decode.Role)

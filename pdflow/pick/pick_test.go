@@ -59,7 +59,7 @@ func pair(t *testing.T, p pdflow.Picker, in *pdflow.PickInput) string {
 }
 
 func TestRoundRobinUsesEveryEngineAlike(t *testing.T) {
-	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}, engine{"d3", "", decode}))
+	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}, engine{"d3", "", decode}), pick.RoundRobin())
 	seen := map[string]int{}
 	for range 600 {
 		x, err := p.Pick(context.Background(), &pdflow.PickInput{})
@@ -73,7 +73,7 @@ func TestRoundRobinUsesEveryEngineAlike(t *testing.T) {
 // Turns go on over snapshots: where they come often, the engines that stand first in the list must not get everything.
 func TestTurnsGoOnOverSnapshots(t *testing.T) {
 	f := newFleet(t, many(2, 4)...)
-	p := pick.RoundRobin(f.Set)
+	p := pick.New(f.Set, pick.RoundRobin())
 	seen := map[string]int{}
 	for i := range 40 {
 		x := mustPick(t, p, &pdflow.PickInput{})
@@ -85,7 +85,7 @@ func TestTurnsGoOnOverSnapshots(t *testing.T) {
 }
 
 func TestPairsMeetWithinOneGroup(t *testing.T) {
-	p := pick.RoundRobin(set(t, engine{"pa", "a", prefill}, engine{"da", "a", decode}, engine{"pb", "b", prefill}, engine{"db", "b", decode}, engine{"dc", "c", decode}))
+	p := pick.New(set(t, engine{"pa", "a", prefill}, engine{"da", "a", decode}, engine{"pb", "b", prefill}, engine{"db", "b", decode}, engine{"dc", "c", decode}), pick.RoundRobin())
 	for range 20 {
 		require.Contains(t, []string{"pa+da", "pb+db"}, pair(t, p, &pdflow.PickInput{}))
 	}
@@ -98,14 +98,14 @@ func TestTheMissingRoleIsNamed(t *testing.T) {
 		"no decode engine is ready":                            {{"p", "", prefill}},
 		"no prefill and decode engines of one group are ready": {{"p", "a", prefill}, {"d", "b", decode}},
 	} {
-		_, err := pick.RoundRobin(set(t, engines...)).Pick(context.Background(), &pdflow.PickInput{})
+		_, err := pick.New(set(t, engines...), pick.RoundRobin()).Pick(context.Background(), &pdflow.PickInput{})
 		require.ErrorIs(t, err, pdflow.ErrNotReady)
 		require.ErrorContains(t, err, message)
 	}
 }
 
 func TestOneEngineForAWholeRequest(t *testing.T) {
-	p := pick.RoundRobin(set(t, engine{"p", "a", prefill}, engine{"d", "b", decode}, engine{"x", "c", both}))
+	p := pick.New(set(t, engine{"p", "a", prefill}, engine{"d", "b", decode}, engine{"x", "c", both}), pick.RoundRobin())
 	seen := map[string]bool{}
 	for range 10 {
 		seen[pair(t, p, &pdflow.PickInput{Single: true})] = true
@@ -114,9 +114,9 @@ func TestOneEngineForAWholeRequest(t *testing.T) {
 }
 
 func TestAnEngineOfRoleBothServesAloneOnlyIfItMust(t *testing.T) {
-	p := pick.RoundRobin(set(t, engine{"x", "", both}))
+	p := pick.New(set(t, engine{"x", "", both}), pick.RoundRobin())
 	require.Equal(t, "+x", pair(t, p, &pdflow.PickInput{}))
-	p = pick.RoundRobin(set(t, engine{"x", "", both}, engine{"y", "", both}))
+	p = pick.New(set(t, engine{"x", "", both}, engine{"y", "", both}), pick.RoundRobin())
 	for range 10 {
 		require.Contains(t, []string{"x+y", "y+x"}, pair(t, p, &pdflow.PickInput{}))
 	}
@@ -124,7 +124,7 @@ func TestAnEngineOfRoleBothServesAloneOnlyIfItMust(t *testing.T) {
 
 // Where decode engines cannot serve alone, one of role both runs without the connector: in a pair it would send nothing, or take nothing.
 func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
-	p := pick.RoundRobin(set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both}, engine{"y", "other", both}))
+	p := pick.New(set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both}, engine{"y", "other", both}), pick.RoundRobin())
 	apart := &pdflow.PickInput{Both: true}
 	for range 10 {
 		require.Equal(t, "p+d", pair(t, p, apart))
@@ -136,11 +136,11 @@ func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
 	}
 	require.Greater(t, len(seen), 1, "of other protocols they take both parts")
 
-	p = pick.RoundRobin(set(t, engine{"d", "", decode}, engine{"x", "", both}))
+	p = pick.New(set(t, engine{"d", "", decode}, engine{"x", "", both}), pick.RoundRobin())
 	for range 4 {
 		require.Equal(t, "+x", pair(t, p, apart), "where there is no pair, it serves the whole request")
 	}
-	_, err := pick.RoundRobin(set(t, engine{"p", "", prefill})).Pick(context.Background(), apart)
+	_, err := pick.New(set(t, engine{"p", "", prefill}), pick.RoundRobin()).Pick(context.Background(), apart)
 	require.ErrorIs(t, err, pdflow.ErrNotReady)
 }
 
@@ -149,13 +149,13 @@ func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
 	alone := &pdflow.PickInput{Single: true, Both: true}
 	s := set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both})
 	s.SetHealthy("x", false)
-	_, err := pick.RoundRobin(s).Pick(context.Background(), alone)
+	_, err := pick.New(s, pick.RoundRobin()).Pick(context.Background(), alone)
 	require.ErrorIs(t, err, pdflow.ErrNotReady)
 	require.ErrorContains(t, err, "no engine that serves alone is ready")
-	_, err = pick.RoundRobin(set(t)).Pick(context.Background(), alone)
+	_, err = pick.New(set(t), pick.RoundRobin()).Pick(context.Background(), alone)
 	require.ErrorIs(t, err, pdflow.ErrNotReady, "nothing is known yet")
 
-	_, err = pick.RoundRobin(set(t, engine{"p", "", prefill}, engine{"d", "", decode})).Pick(context.Background(), alone)
+	_, err = pick.New(set(t, engine{"p", "", prefill}, engine{"d", "", decode}), pick.RoundRobin()).Pick(context.Background(), alone)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, pdflow.CodeUnsupported, e.Code)
@@ -163,7 +163,7 @@ func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
 }
 
 func TestTheNextAttemptAvoidsWhatFailedWhileOthersAreThere(t *testing.T) {
-	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}))
+	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}), pick.RoundRobin())
 	for range 10 {
 		require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{Avoid: []string{"p1", "d2"}}))
 	}
@@ -179,7 +179,7 @@ func failed(leg pdflow.LegKind, id string) *pdflow.Outcome {
 }
 
 func TestAnEngineRestsAfterAFaultAndComesBack(t *testing.T) {
-	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}))
+	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}), pick.RoundRobin())
 	x, err := p.Pick(context.Background(), &pdflow.PickInput{})
 	require.NoError(t, err)
 	x.Done(failed(pdflow.LegPrefill, "p1"))
@@ -189,15 +189,15 @@ func TestAnEngineRestsAfterAFaultAndComesBack(t *testing.T) {
 		require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{}))
 	}
 	x.Done(failed(pdflow.LegDecode, "d1"))
-	require.NotEmpty(t, pair(t, p, &pdflow.PickInput{}), "resting took the last engine of a role")
+	require.NotEmpty(t, pair(t, p, &pdflow.PickInput{}), "a cooldown took the last engine of a role")
 	require.Eventually(t, func() bool {
 		return strings.HasPrefix(pair(t, p, &pdflow.PickInput{}), "p1+")
-	}, 5*time.Second, 10*time.Millisecond, "the rest does not end")
+	}, 5*time.Second, 10*time.Millisecond, "the cooldown does not end")
 	require.Greater(t, time.Since(began), 500*time.Millisecond)
 }
 
 func TestWhatIsNotTheEnginesFaultLetsNobodyRest(t *testing.T) {
-	p := pick.RoundRobin(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}))
+	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}), pick.RoundRobin())
 	x, err := p.Pick(context.Background(), &pdflow.PickInput{})
 	require.NoError(t, err)
 	for _, code := range []pdflow.Code{pdflow.CodeClientGone, pdflow.CodePrefillRejected, pdflow.CodeInternal} {
@@ -212,7 +212,7 @@ func TestWhatIsNotTheEnginesFaultLetsNobodyRest(t *testing.T) {
 
 func TestAnEngineThatIsNotReadyIsNotPicked(t *testing.T) {
 	s := set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode})
-	p := pick.RoundRobin(s)
+	p := pick.New(s, pick.RoundRobin())
 	s.SetHealthy("p1", false)
 	for range 10 {
 		require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{}))

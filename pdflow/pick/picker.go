@@ -25,16 +25,16 @@ type learner interface {
 
 // picker chooses pairs from a set's latest snapshot.
 type picker struct {
-	set      *discovery.Set
-	policy   Policy
-	opts     *options
-	chooser  chooser
-	learner  learner
-	rests    rests
-	restDone func(*pdflow.Outcome)
-	picks    atomic.Uint64
-	queries  sync.Pool
-	tickets  sync.Pool
+	set          *discovery.Set
+	policy       Policy
+	opts         *options
+	chooser      chooser
+	learner      learner
+	cooldowns    cooldowns
+	cooldownDone func(*pdflow.Outcome)
+	picks        atomic.Uint64
+	queries      sync.Pool
+	tickets      sync.Pool
 
 	views atomic.Pointer[views]
 	mu    sync.Mutex // of what makes and drops tables
@@ -42,45 +42,46 @@ type picker struct {
 	known registry
 }
 
-// New returns a picker that chooses pairs from the set's latest snapshot by the policy; the zero Policy is [InTurn].
+// New returns a picker that chooses pairs from the set's latest snapshot by the policy. The zero Policy is [RoundRobin].
 //
-// Who can meet whom is found once per snapshot and connector: a prefill and a decode engine
-//   - of one group, "" being a group too,
-//   - of one model and engine version, as far as both are known,
-//   - that both run the asking flow's connector, as far as their attributes connector tell: names, or engines' class names, separated by
-//     commas. The connector http, which transfers nothing, goes with any; for a caller that names no connector they must have one in common;
-//   - with an element in common in their lists kvNetwork, if both have one,
-//   - by the connector's own rules ([connector.Traits]) and those of [WithRules].
+// The picker finds once per snapshot and connector which engines can form a pair. A prefill and a decode engine can if all of
+// these hold:
+//   - They have the same group; "" is a group too.
+//   - They have the same model and the same engine version. An engine whose model or version is unknown fits any.
+//   - Both run the flow's connector. The attribute connector lists an engine's connectors, by name or by the engine's class
+//     name, separated by commas; an engine without the attribute runs any. The connector http transfers nothing and fits any
+//     engine. For a caller that names no connector, the two lists must have one in common.
+//   - Their lists kvNetwork have an element in common, if both have the attribute.
+//   - The connector's own rules ([connector.Traits]) and those of [WithRules] allow it.
 //
-// Flows of several connectors (a rollout, a fallback) share a picker, and thereby the loads and all that is remembered of engines. It
-// keeps tables for the 16 connectors that were used last. One that cannot be compared counts as the same as others of its type and name:
-// let connectors be pointers. Engines that serve a whole request do so for any connector.
+// Flows of several connectors (a rollout, a fallback) can share a picker. They then share its loads, its cooldowns and what the
+// policy remembers of engines. The picker keeps tables for the 16 connectors that were used last. A connector value that Go cannot
+// compare counts as equal to every other of the same type and name, so make connectors pointers. An engine that serves a whole
+// request does so for any connector.
 //
-// Whatever the policy, engines that failed this request are avoided; one that failed
-// any rests for a second, longer if it fails again, and so does a pair that left an orphan; all of that only while others are there.
-// An engine whose attribute dpSize is 2 to 1,024 counts as so many targets: the pick names the rank on each leg. An error says what the
-// nearest prefill and decode engines lack to meet, and names neither.
+// With every policy the picker avoids engines that failed this request. An engine that failed any request gets a cooldown of one
+// second, which doubles with each further fault up to 8 s; so does a pair that left an orphan. If only such engines are left, the
+// picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many targets, and the pick names the rank on
+// each leg. If no pair is found, the error says what the nearest prefill and decode engines lack to form one, without their names.
 //
-// A pick takes time that does not grow with the number of engines, or with its logarithm, and allocates nothing, as long as not nearly
-// all engines rest. A snapshot of more than 256 endpoints is taken over beside the picks, which go on with the last one for the
-// milliseconds that this takes.
+// The time of a pick is constant or grows with the logarithm of the number of engines, and a pick allocates nothing, unless nearly
+// all engines are in a cooldown. The picker prepares a snapshot of more than 256 endpoints in a goroutine of its own; for those
+// milliseconds picks use the snapshot before it.
 //
-// Pick.Done must be called: the policies that look at load count a request until then, on the prefill engine until PrefillDone.
+// The caller must call Pick.Done. Policies that look at load count a request on the decode engine until then, and on the prefill
+// engine until Pick.PrefillDone.
 func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	if policy.make == nil {
-		policy = InTurn()
+		policy = RoundRobin()
 	}
 	p := &picker{set: set, policy: policy, opts: newOptions(opts)}
 	p.chooser = policy.make(p.opts)
 	p.learner, _ = p.chooser.(learner)
-	p.restDone = p.rests.done
+	p.cooldownDone = p.cooldowns.done
 	p.known.seed = p.opts.seed
 	p.views.Store(&views{})
 	return p
 }
-
-// RoundRobin is [New] with [InTurn].
-func RoundRobin(set *discovery.Set) pdflow.Picker { return New(set, InTurn()) }
 
 // Changed is closed at the set's next snapshot.
 func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
@@ -134,7 +135,7 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 	if p.learner != nil {
 		p.learner.chosen(q, first, second)
 	}
-	if out.Done = p.restDone; p.policy.needs.loads {
+	if out.Done = p.cooldownDone; p.policy.needs.loads {
 		t := p.ticket(q, prefill, decode)
 		out.Done, out.PrefillDone = t.done, t.ended
 	}
@@ -179,11 +180,11 @@ func (p *picker) choose(l *list, q *query) *target {
 func (p *picker) query(in *pdflow.PickInput, single bool) *query {
 	q, _ := p.queries.Get().(*query)
 	if q == nil {
-		q = &query{opts: p.opts, rests: &p.rests}
+		q = &query{opts: p.opts, cooldowns: &p.cooldowns}
 	}
-	q.in, q.single, q.clean = in, single, len(in.Avoid) == 0 && p.rests.n.Load() == 0
-	q.turn = p.picks.Add(1) - 1
-	q.random = p.opts.seed + scramble(q.turn)
+	q.in, q.single, q.clean = in, single, len(in.Avoid) == 0 && p.cooldowns.n.Load() == 0
+	q.number = p.picks.Add(1) - 1
+	q.random = p.opts.seed + scramble(q.number)
 	if p.policy.needs.loads {
 		q.cost = costOf(in.Request)
 		if single {
@@ -198,13 +199,13 @@ func (p *picker) release(q *query) {
 	p.queries.Put(q)
 }
 
-// encoders takes engines in turn, as many as are wanted and there: good ones, else whatever there is.
+// encoders returns up to the wanted number of encode engines, round robin. It prefers good ones and takes others if there are none.
 func encoders(all []*discovery.Endpoint, q *query) []discovery.Endpoint {
 	want := min(q.in.Encode, len(all))
 	chosen := make([]discovery.Endpoint, 0, want)
 	for rank := good; rank <= avoided && len(chosen) == 0; rank++ {
 		for i := 0; i < len(all) && len(chosen) < want; i++ {
-			e := all[(q.turn+uint64(i))%uint64(len(all))]
+			e := all[(q.number+uint64(i))%uint64(len(all))]
 			if q.rankAlone(&target{endpoint: e}) == rank {
 				chosen = append(chosen, *e)
 			}

@@ -198,7 +198,7 @@ func TestEachPolicyLetsEnginesAndPairsRest(t *testing.T) {
 		fail(failed(pdflow.LegPrefill, "p1"))
 		fail(failed(pdflow.LegDecode, "d0"))
 		for i := range 40 {
-			require.NotEmpty(t, pair(t, p, input(t, i)), "resting took the last engine of a role")
+			require.NotEmpty(t, pair(t, p, input(t, i)), "a cooldown took the last engine of a role")
 		}
 	})
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {

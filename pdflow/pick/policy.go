@@ -19,14 +19,15 @@ type Policy struct {
 // String returns the policy's name, as [ParsePolicy] reads it, without what follows the name.
 func (p Policy) String() string {
 	if p.make == nil {
-		return InTurn().name
+		return RoundRobin().name
 	}
 	return p.name
 }
 
-// InTurn takes decode engines in turn, and for each the prefill engines that it can meet in turn. It knows no loads.
-func InTurn() Policy {
-	return Policy{name: "round-robin", first: decodeLeg, make: func(*options) chooser { return inTurn{} }}
+// RoundRobin goes through the decode engines one after another, and for each decode engine through the prefill engines that it can
+// be paired with. It does not look at loads.
+func RoundRobin() Policy {
+	return Policy{name: "round-robin", first: decodeLeg, make: func(*options) chooser { return roundRobin{} }}
 }
 
 // Random takes both engines by chance. It knows no loads.
@@ -97,7 +98,7 @@ func ParsePolicy(s string) (Policy, error) {
 	}
 	switch name {
 	case "round-robin":
-		return InTurn(), nil
+		return RoundRobin(), nil
 	case "random":
 		return Random(), nil
 	case "weighted":

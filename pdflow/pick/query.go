@@ -7,24 +7,24 @@ import "github.com/pdkit/pdkit/pdflow"
 // How good a target is for an attempt: a picker takes the best that is there, so that the last engines of a role are used whatever
 // they have done.
 const (
-	good    = iota
-	resting // it, its pair, or all that it could meet
-	avoided // it failed this very request, or all that it could meet did
-	lonely  // it can meet nobody and would serve the whole request
-	never   // the same engine as the other leg's
+	good        = iota
+	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could meet are
+	avoided     // it failed this very request, or all that it could meet did
+	lonely      // it can meet nobody and would serve the whole request
+	never       // the same engine as the other leg's
 )
 
 // query is one pick's state. It is pooled: policies must not keep it.
 type query struct {
-	in     *pdflow.PickInput
-	single bool // one engine serves the whole request
-	opts   *options
-	rests  *rests
-	clean  bool // nothing rests and nothing is to be avoided: the common case
-	random uint64
-	turn   uint64  // the number of the pick
-	peer   *target // what was chosen for the other leg, nil while the first is
-	cost   [2]int64
+	in        *pdflow.PickInput
+	single    bool // one engine serves the whole request
+	opts      *options
+	cooldowns *cooldowns
+	clean     bool // nothing is in a cooldown and nothing is to be avoided: the common case
+	random    uint64
+	number    uint64  // of the pick, counted by the picker
+	peer      *target // what was chosen for the other leg, nil while the first is
+	cost      [2]int64
 
 	prompt prompt
 
@@ -66,8 +66,8 @@ func (q *query) rankAlone(t *target) int {
 		return good
 	case q.in.Avoids(t.endpoint.ID):
 		return avoided
-	case q.rests.resting(t.endpoint.ID):
-		return resting
+	case q.cooldowns.engineCooling(t.endpoint.ID):
+		return coolingDown
 	}
 	return good
 }
@@ -85,8 +85,8 @@ func (q *query) rankWith(t, peer *target) int {
 	if t.leg == decodeLeg {
 		p, d = peer, t
 	}
-	if r == good && q.rests.pairResting(p.endpoint.ID, d.endpoint.ID) {
-		return resting
+	if r == good && q.cooldowns.pairCooling(p.endpoint.ID, d.endpoint.ID) {
+		return coolingDown
 	}
 	return r
 }
@@ -166,8 +166,8 @@ func (q *query) from(l *list, n uint64) (t *target, skipped uint64) {
 	return nil, 0
 }
 
-// scan looks at all targets: the first good one, else the best there is. Only what rests, has failed or is alone makes a pick come
-// here.
+// scan looks at all targets and returns the first good one, else the one with the best rank. A pick comes here only if it
+// found cooldowns, engines to avoid or engines without a peer.
 func (q *query) scan(l *list) *target {
 	var best *target
 	rank := never

@@ -25,20 +25,20 @@ type table struct {
 
 // part is the engines that can serve some requests: all of them, or those of one model.
 type part struct {
-	listed  int   // endpoints, ready or not
-	pairs   *list // of the leg that the policy chooses first: ready engines that can meet a ready engine of the other
-	singles *list // decode engines
-	boths   *list // engines of role both
-	hasBoth bool  // one is known, ready or not
-	encodes []*discovery.Endpoint
-	turns   map[turnKey]*atomic.Uint64
-	ready   [2]int // engines of each leg
-	unfit   int    // ready engines whose entries the connector can do nothing with
-	nearest gap    // that two engines of a group have between them, if there are no pairs
+	listed    int   // endpoints, ready or not
+	pairs     *list // of the leg that the policy chooses first: ready engines that can meet a ready engine of the other
+	singles   *list // decode engines
+	boths     *list // engines of role both
+	hasBoth   bool  // one is known, ready or not
+	encodes   []*discovery.Endpoint
+	positions map[positionKey]*atomic.Uint64
+	ready     [2]int // engines of each leg
+	unfit     int    // ready engines whose entries the connector can do nothing with
+	nearest   gap    // that two engines of a group have between them, if there are no pairs
 }
 
-// turnKey is a list's name from snapshot to snapshot.
-type turnKey struct {
+// positionKey is a list's name from snapshot to snapshot.
+type positionKey struct {
 	kind     listKind
 	classKey // of the first class whose engines meet those in the list, for peersOf
 }
@@ -67,7 +67,7 @@ func ranksOf(e *discovery.Endpoint) int {
 func newTable(snap *discovery.Snapshot, old *table, o *options, policy *Policy, v *view, known *registry) *table {
 	t := &table{snap: snap}
 	build := func(endpoints []*discovery.Endpoint, was *part) *part {
-		b := &builder{part: &part{listed: len(endpoints), turns: map[turnKey]*atomic.Uint64{}}, was: was, table: t, pairing: v.pairing, needs: policy.needs,
+		b := &builder{part: &part{listed: len(endpoints), positions: map[positionKey]*atomic.Uint64{}}, was: was, table: t, pairing: v.pairing, needs: policy.needs,
 			first: policy.first, apart: v.key.apart, known: known, classes: map[classKey]*class{}}
 		return b.build(endpoints)
 	}
@@ -303,20 +303,20 @@ func (b *builder) peers(classes []*class) []*target {
 }
 
 func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
-	name := turnKey{kind, key}
-	var turn *atomic.Uint64
+	name := positionKey{kind, key}
+	var position *atomic.Uint64
 	if b.was != nil {
-		turn = b.was.turns[name]
+		position = b.was.positions[name]
 	}
-	if turn == nil {
-		turn = new(atomic.Uint64)
+	if position == nil {
+		position = new(atomic.Uint64)
 	}
-	b.turns[name] = turn
+	b.positions[name] = position
 	n := b.needs
 	if kind == peersOf {
 		n.index = n.indexPeers
 	}
-	l := newList(byRank(targets), turn, n)
+	l := newList(byRank(targets), position, n)
 	b.table.lists = append(b.table.lists, l)
 	return l
 }

@@ -12,7 +12,7 @@ type tree struct {
 	nodes   []atomic.Int32 // from 1; the leaf of target i is len(targets)+i
 }
 
-// searchMost bounds a search that has to go around engines that rest: then the caller looks in another way.
+// searchMost bounds a search among engines in a cooldown. A search that reaches it gives up, and the caller searches another way.
 const searchMost = 256
 
 func newTree(targets []*target) *tree {

@@ -28,7 +28,7 @@ func loaded(n int) *list {
 }
 
 func alone() *query {
-	return &query{in: &pdflow.PickInput{Single: true}, clean: true, rests: &rests{}, opts: newOptions(nil)}
+	return &query{in: &pdflow.PickInput{Single: true}, clean: true, cooldowns: &cooldowns{}, opts: newOptions(nil)}
 }
 
 func TestTheTreeKnowsTheLeastLoaded(t *testing.T) {

@@ -168,7 +168,7 @@ func TestAnEngineKeepsItsLoadWhileItIsListed(t *testing.T) {
 }
 
 func TestViewsAreSafeWhileEnginesAndConnectorsComeAndGo(t *testing.T) {
-	for _, policy := range []Policy{InTurn(), LeastLoad(), PrefixAffinity(), Sticky()} {
+	for _, policy := range []Policy{RoundRobin(), LeastLoad(), PrefixAffinity(), Sticky()} {
 		t.Run(policy.String(), func(t *testing.T) {
 			p, replace := pickerOf(t, policy, ByModel())
 			replace(endpoints("e", 4)...)
@@ -237,7 +237,7 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 			e.Attributes = map[string]string{"connector": of("", "nixl", "lmcache", "nixl,lmcache"), "kvNetwork": of("", "a", "b", "a,b"), "tpSize": of("", "1", "2", "3")}
 			eps = append(eps, e)
 		}
-		for _, policy := range []Policy{InTurn(), PrefixAffinity()} {
+		for _, policy := range []Policy{RoundRobin(), PrefixAffinity()} {
 			p, replace := pickerOf(t, policy, WithRules(attr.Same("version")), []Option{ByModel(), WithAnyVersion()}[round%2])
 			replace(eps...)
 			for _, c := range conns {

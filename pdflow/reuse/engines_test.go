@@ -43,7 +43,7 @@ func TestSGLangIsProvenByItsAnswers(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
 			require.Positive(t, r.PromptTokens)
-			require.Equal(t, 1.0, r.Ratio(), "what a canary's metric shows")
+			require.Equal(t, 1.0, r.Ratio(), "what a SyntheticProber's metric shows")
 			require.Contains(t, r.String(), "cannot compute a prompt itself")
 			if extra == nil {
 				require.Zero(t, r.Bytes)

@@ -39,7 +39,7 @@ func ExampleVerify() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	flow, err := pdflow.New(conn, pick.RoundRobin(set))
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // judge gives the verdict and, unless it is good, the likely reasons: the likeliest first.
-func (r *Report) judge(p *prober) {
+func (r *Report) judge(v *verification) {
 	answered := 0
 	for _, x := range r.Probes {
 		if x.Status == http.StatusOK {
@@ -29,21 +29,21 @@ func (r *Report) judge(p *prober) {
 		r.Verdict = Reused
 	}
 	if r.Verdict != Reused {
-		r.explain(p)
+		r.explain(v)
 	}
 }
 
 func (r *Report) because(text, remedy string) { r.Reasons = append(r.Reasons, Reason{text, remedy}) }
 
 // explain looks at the evidence from the client inwards: how the requests were served, what the engines did, what the protocol needs.
-func (r *Report) explain(p *prober) {
+func (r *Report) explain(v *verification) {
 	for _, mode := range []string{"aggregated", "fallback"} {
-		if slices.ContainsFunc(r.Probes, func(x Probe) bool { return x.Mode == mode }) {
+		if slices.ContainsFunc(r.Probes, func(x SyntheticProbe) bool { return x.Mode == mode }) {
 			r.because("the gateway served probes on one engine (X-PD-Mode: "+mode+")",
 				"look at the gateway's log and metrics for why no pair could serve: endpoints not ready, a fallback, a role that is missing")
 		}
 	}
-	if p.alone {
+	if v.alone {
 		r.because("a decode engine runs without --disaggregation-mode decode: it computes every prompt itself, whatever room a request names",
 			"launch it with --disaggregation-mode decode, and P with --disaggregation-mode prefill; pdctl render prints both")
 	}
@@ -68,7 +68,7 @@ func (r *Report) explain(p *prober) {
 			"raise kv_lease_duration on P and leaseDuration in the connector's config, or shorten the queue in front of D")
 	}
 	if r.Verdict == NotReused || r.Verdict == Partly {
-		r.explainMiss(p)
+		r.explainMiss(v)
 	}
 	if len(r.Reasons) == 0 {
 		r.because("no counter tells why", "look at the engines' logs; check their launch settings with pdctl check")
@@ -107,18 +107,18 @@ func (r *Report) explainFailure() {
 const storeChunk = 256
 
 // explainMiss is for right answers without reuse.
-func (r *Report) explainMiss(p *prober) {
+func (r *Report) explainMiss(v *verification) {
 	d := r.evidence.decode
 	longest := int64(0)
 	for _, x := range r.Probes {
 		longest = max(longest, x.PromptTokens)
 	}
-	if r.evidence.prefill[promptTokens] == 0 && !p.foreign {
+	if r.evidence.prefill[promptTokens] == 0 && !v.foreign {
 		r.because("the prefill engines counted no prompt: the probes did not reach them",
 			"are these the engines that the gateway uses? It may serve from other ones, or from one engine alone")
 		return
 	}
-	chunk := max(p.chunk, 1)
+	chunk := max(v.chunk, 1)
 	if r.Connector == "lmcache" {
 		chunk = storeChunk
 	}
@@ -130,7 +130,7 @@ func (r *Report) explainMiss(p *prober) {
 	case r.Connector == "http":
 		r.because("connector http relays nothing: whether decode finds the KV is up to the engines, and these do not",
 			"name the protocol that the engines speak as kvConnector.type: nixl, lmcache, mooncake …")
-	case p.records:
+	case v.records:
 		r.because("the decode engine's records tell of no KV that came from another server: it computed the prompt itself",
 			"both servers need cache_transceiver_config in their files, and decode a release that knows disaggregated_params; pdctl render prints the file")
 	case r.byAnswer:
@@ -138,8 +138,8 @@ func (r *Report) explainMiss(p *prober) {
 	case d[asked] == 0:
 		r.because("the decode engine never asked its KV connector for anything: it has none, or only as a producer",
 			"launch it with --kv-transfer-config of the connector's class, as kv_consumer or kv_both; pdctl render prints it")
-	case p.store():
-		r.explainStore(p)
+	case v.store():
+		r.explainStore(v)
 	case r.Connector == "offload-p2p":
 		r.because("the decode engine ignored the peer's coordinates: a wrong generation of key names is passed over in silence (they changed in July 2026), and so is an incomplete one",
 			"use an engine that knows remote_prefiller and remote_decoder; set p2pHost and p2pPort to the address of P's side channel")
@@ -156,7 +156,7 @@ func (r *Report) explainMiss(p *prober) {
 	}
 }
 
-func (r *Report) explainStore(p *prober) {
+func (r *Report) explainStore(v *verification) {
 	r.because("the decode engine looked the prompts up and found none of what the prefill engine had computed: the store is not shared",
 		"both engines must use the same store (LMCache: the same remote_url or the same lmcache server; ExampleConnector: the same shared_storage_path; Mooncake: the same master)")
 	r.because("or their hash seeds differ, so that equal prompts have different keys", "set the same PYTHONHASHSEED on all engines")

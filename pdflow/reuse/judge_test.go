@@ -29,12 +29,12 @@ func (described) Decode(context.Context, *connector.Session, *connector.PrefillR
 }
 
 func TestReasonsFollowTheEvidence(t *testing.T) {
-	served := Probe{Status: http.StatusOK, Mode: "disaggregated", PromptTokens: 600}
+	served := SyntheticProbe{Status: http.StatusOK, Mode: "disaggregated", PromptTokens: 600}
 	reached := counts{promptTokens: 600}
 	looked := counts{promptTokens: 600, computed: 600, asked: 600}
 	for rule, c := range map[string]struct {
 		conn    connector.KVConnector
-		probe   Probe
+		probe   SyntheticProbe
 		p, d    counts
 		chunk   int64
 		verdict Verdict
@@ -48,30 +48,30 @@ func TestReasonsFollowTheEvidence(t *testing.T) {
 		"D has no connector":              {described{name: "nixl"}, served, reached, counts{promptTokens: 600}, 32, NotReused, "never asked its KV connector", nil},
 		"store not shared":                {described{name: "sharedstorage", store: true}, served, reached, looked, 32, NotReused, "the store is not shared", []string{"hash seeds differ"}},
 		"LMCache's own":                   {described{name: "lmcache", store: true}, served, reached, looked, 32, NotReused, "the store is not shared", []string{"enable_pd", "settleTime"}},
-		"shorter than LMCache's chunk":    {described{name: "lmcache", store: true}, Probe{Status: 200, PromptTokens: 200}, counts{promptTokens: 200}, looked, 32, NotReused, "shorter than one block or chunk (256 tokens)", nil},
-		"shorter than a block":            {described{name: "sharedstorage", store: true}, Probe{Status: 200, PromptTokens: 20}, counts{promptTokens: 20}, looked, 32, NotReused, "shorter than one block or chunk (32 tokens)", nil},
+		"shorter than LMCache's chunk":    {described{name: "lmcache", store: true}, SyntheticProbe{Status: 200, PromptTokens: 200}, counts{promptTokens: 200}, looked, 32, NotReused, "shorter than one block or chunk (256 tokens)", nil},
+		"shorter than a block":            {described{name: "sharedstorage", store: true}, SyntheticProbe{Status: 200, PromptTokens: 20}, counts{promptTokens: 20}, looked, 32, NotReused, "shorter than one block or chunk (32 tokens)", nil},
 		"wrong generation of keys":        {described{name: "offload-p2p"}, served, reached, looked, 32, NotReused, "wrong generation of key names", []string{"PYTHONHASHSEED"}},
 		"nothing pushed":                  {described{name: "lmcache-pd"}, served, reached, looked, 32, NotReused, "nothing was pushed", nil},
 		"members not seen":                {described{name: "nixl"}, served, reached, looked, 32, NotReused, "did not see this protocol's transfer members", nil},
 		"expired":                         {described{name: "nixl"}, served, counts{promptTokens: 600, expired: 1}, looked, 32, NotReused, "the handoff expired", nil},
 		"read late":                       {described{name: "nixl"}, with(served, 600), counts{promptTokens: 600, late: 1}, counts{takenOver: 600}, 32, Reused, "", nil},
 		"transfers failed":                {described{name: "nixl"}, served, reached, counts{asked: 600, promised: 600, failedReads: 2}, 32, NotReused, "2 failed transfers", nil},
-		"an engine alone served":          {described{name: "nixl"}, Probe{Status: 200, Mode: "aggregated", PromptTokens: 600}, reached, looked, 32, NotReused, "X-PD-Mode: aggregated", nil},
-		"a notice lost":                   {described{name: "lmcache-pd"}, Probe{Status: 504, Code: "timeout"}, reached, counts{}, 32, Failed, "notice did not come", []string{"pd_skip_proxy_notification"}},
-		"another timeout":                 {described{name: "mooncake"}, Probe{Status: 504, Code: "timeout"}, reached, counts{}, 32, Failed, "a phase ran out of time", nil},
-		"an engine's own error":           {described{name: "nixl"}, Probe{Status: 418, Code: "teapot"}, reached, counts{}, 32, Failed, "status 418", nil},
+		"an engine alone served":          {described{name: "nixl"}, SyntheticProbe{Status: 200, Mode: "aggregated", PromptTokens: 600}, reached, looked, 32, NotReused, "X-PD-Mode: aggregated", nil},
+		"a notice lost":                   {described{name: "lmcache-pd"}, SyntheticProbe{Status: 504, Code: "timeout"}, reached, counts{}, 32, Failed, "notice did not come", []string{"pd_skip_proxy_notification"}},
+		"another timeout":                 {described{name: "mooncake"}, SyntheticProbe{Status: 504, Code: "timeout"}, reached, counts{}, 32, Failed, "a phase ran out of time", nil},
+		"an engine's own error":           {described{name: "nixl"}, SyntheticProbe{Status: 418, Code: "teapot"}, reached, counts{}, 32, Failed, "status 418", nil},
 		"no name at all":                  {nil, served, reached, looked, 32, NotReused, "did not see this protocol's transfer members", nil},
 		"engines that cannot serve alone": {described{name: "sglang", pairOnly: true}, with(served, 600), counts{}, counts{}, 0, Reused, "", nil},
-		"an engine of role both served":   {described{name: "sglang", pairOnly: true}, Probe{Status: 200, Mode: "aggregated", PromptTokens: 600}, counts{}, counts{}, 0, NotReused, "X-PD-Mode: aggregated", nil},
-		"legs that did not meet":          {described{name: "sglang", pairOnly: true}, Probe{Status: 502, Code: "decode_failed"}, counts{sglangUnmet: 1}, counts{}, 0, Failed, "the decode engine failed", []string{"1 requests that no decode engine came for"}},
+		"an engine of role both served":   {described{name: "sglang", pairOnly: true}, SyntheticProbe{Status: 200, Mode: "aggregated", PromptTokens: 600}, counts{}, counts{}, 0, NotReused, "X-PD-Mode: aggregated", nil},
+		"legs that did not meet":          {described{name: "sglang", pairOnly: true}, SyntheticProbe{Status: 502, Code: "decode_failed"}, counts{sglangUnmet: 1}, counts{}, 0, Failed, "the decode engine failed", []string{"1 requests that no decode engine came for"}},
 	} {
 		t.Run(rule, func(t *testing.T) {
-			r := &Report{Probes: []Probe{c.probe}, PromptTokens: c.probe.PromptTokens, Reused: c.probe.Reused, metrics: c.chunk > 0, byAnswer: c.chunk == 0, evidence: delta{c.p, c.d}}
-			p := &prober{Target: Target{Connector: c.conn}, report: r, chunk: c.chunk}
+			r := &Report{Probes: []SyntheticProbe{c.probe}, PromptTokens: c.probe.PromptTokens, Reused: c.probe.Reused, metrics: c.chunk > 0, byAnswer: c.chunk == 0, evidence: delta{c.p, c.d}}
+			v := &verification{Target: Target{Connector: c.conn}, report: r, chunk: c.chunk}
 			if c.conn != nil {
 				r.Connector = c.conn.Traits().Name
 			}
-			r.judge(p)
+			r.judge(v)
 			assert.Equal(t, c.verdict, r.Verdict)
 			if c.first == "" {
 				assert.Empty(t, r.Reasons)
@@ -85,7 +85,7 @@ func TestReasonsFollowTheEvidence(t *testing.T) {
 	}
 }
 
-func with(p Probe, reused int64) Probe {
+func with(p SyntheticProbe, reused int64) SyntheticProbe {
 	p.Reused = reused
 	return p
 }

@@ -63,8 +63,8 @@ func Flow(f *pdflow.Flow, header http.Header) Asker {
 	}
 }
 
-// Probe is one probe prompt and what came of it.
-type Probe struct {
+// SyntheticProbe is one request that a verification sent, and its outcome.
+type SyntheticProbe struct {
 	Status       int    // of the answer; 0: none came
 	Code         string // pdkit's or the engine's error code, where the status is not 200
 	Mode         string // X-PD-Mode
@@ -149,10 +149,10 @@ type completionAnswer struct {
 	} `json:"error"`
 }
 
-func ask(ctx context.Context, to Asker, body []byte) (Probe, error) {
+func ask(ctx context.Context, to Asker, body []byte) (SyntheticProbe, error) {
 	began := time.Now()
 	status, mode, answer, err := to(ctx, body)
-	p := Probe{Status: status, Mode: mode, Took: time.Since(began)}
+	p := SyntheticProbe{Status: status, Mode: mode, Took: time.Since(began)}
 	if err != nil {
 		return p, err
 	}

@@ -35,7 +35,7 @@ type Report struct {
 	Different    int   // of these, how many differ
 	Disturbed    bool  // the engines counted more than the probes: others used them meanwhile
 	Reasons      []Reason
-	Probes       []Probe
+	Probes       []SyntheticProbe
 
 	metrics  bool // decode tells where prompts come from
 	byAnswer bool // an answer is the proof

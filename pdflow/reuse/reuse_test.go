@@ -60,7 +60,7 @@ func over(t *testing.T, c connector.KVConnector, one, other discovery.Endpoint, 
 	go func() { defer close(ended); _ = set.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
-	flow, err := pdflow.New(c, pick.RoundRobin(set), opts...)
+	flow, err := pdflow.New(c, pick.New(set, pick.RoundRobin()), opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -258,11 +258,11 @@ func TestOtherTrafficIsTold(t *testing.T) {
 	require.Contains(t, r.String(), "other traffic")
 }
 
-func TestTheCanaryChecksAgainAndAgain(t *testing.T) {
+func TestTheSyntheticProberChecksAgainAndAgain(t *testing.T) {
 	k := conn(nixl.New(nil))
 	x := start(t, k, enginesim.Config{}, enginesim.Config{})
 	reports := make(chan *reuse.Report, 16)
-	c, err := reuse.NewCanary(reuse.CanaryOptions{Every: 10 * time.Millisecond,
+	c, err := reuse.NewSyntheticProber(reuse.SyntheticProberOptions{Every: 10 * time.Millisecond,
 		Targets:  func(context.Context) (reuse.Target, error) { return x.target(k), nil },
 		OnReport: func(r *reuse.Report, err error) { require.NoError(t, err); reports <- r }})
 	require.NoError(t, err)
@@ -272,12 +272,12 @@ func TestTheCanaryChecksAgainAndAgain(t *testing.T) {
 	for range 2 {
 		r := <-reports
 		require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
-		require.Zero(t, r.Compared, "a canary asks no engine alone")
+		require.Zero(t, r.Compared, "the default compares no text with one engine alone")
 		require.Len(t, r.Probes, 1)
 	}
 	cancel()
 	require.NoError(t, <-ended)
 	require.Equal(t, 1.0, c.Last().Ratio())
-	_, err = reuse.NewCanary(reuse.CanaryOptions{})
+	_, err = reuse.NewSyntheticProber(reuse.SyntheticProberOptions{})
 	require.Error(t, err)
 }

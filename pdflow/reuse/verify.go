@@ -66,8 +66,8 @@ func bases(urls []string) []string {
 	return out
 }
 
-// prober is one run of [Verify].
-type prober struct {
+// verification is one run of [Verify].
+type verification struct {
 	Target
 	Options
 	client *http.Client
@@ -90,83 +90,83 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	}
 	t.Prefill, t.Decode = bases(t.Prefill), bases(t.Decode)
 	t.Alone = strings.TrimSuffix(t.Alone, "/")
-	p := &prober{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{Model: t.Model}}
+	v := &verification{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{Model: t.Model}}
 	if t.Connector != nil {
-		p.report.Connector = t.Connector.Traits().Name
+		v.report.Connector = t.Connector.Traits().Name
 	}
-	if p.client == nil {
+	if v.client == nil {
 		own := &http.Transport{DisableKeepAlives: true} // so that nothing of it is left afterwards
-		p.client = &http.Client{Transport: own, Timeout: 60 * time.Second,
+		v.client = &http.Client{Transport: own, Timeout: 60 * time.Second,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }} // an engine must not send it elsewhere
 	}
-	if err := p.run(ctx); err != nil {
+	if err := v.run(ctx); err != nil {
 		return nil, fmt.Errorf("reuse: %w", err)
 	}
-	p.report.judge(p)
-	return p.report, nil
+	v.report.judge(v)
+	return v.report, nil
 }
 
-func (p *prober) run(ctx context.Context) error {
-	if err := p.look(ctx); err != nil {
+func (v *verification) run(ctx context.Context) error {
+	if err := v.look(ctx); err != nil {
 		return err
 	}
-	tokens := p.fit(ctx)
-	for range p.Probes {
-		if err := p.probe(ctx, tokens); err != nil {
+	tokens := v.fit(ctx)
+	for range v.Probes {
+		if err := v.probe(ctx, tokens); err != nil {
 			return err
 		}
 	}
-	return p.compare(ctx)
+	return v.compare(ctx)
 }
 
 // look finds out what the engines tell.
-func (p *prober) look(ctx context.Context) error {
-	first, err := p.page(ctx, p.Decode[0])
+func (v *verification) look(ctx context.Context) error {
+	first, err := v.page(ctx, v.Decode[0])
 	if err != nil {
 		return fmt.Errorf("decode engine: %w", err)
 	}
-	p.report.metrics, p.old = first.bySource(), first.vllm() && !first.bySource()
-	p.chunk = first.label("vllm:cache_config_info", "block_size")
-	if other, err := p.page(ctx, p.Prefill[0]); err == nil {
-		p.foreign = !other.vllm()
+	v.report.metrics, v.old = first.bySource(), first.vllm() && !first.bySource()
+	v.chunk = first.label("vllm:cache_config_info", "block_size")
+	if other, err := v.page(ctx, v.Prefill[0]); err == nil {
+		v.foreign = !other.vllm()
 	}
-	if p.report.metrics {
+	if v.report.metrics {
 		return nil
 	}
-	if p.pairOnly() {
-		p.alone = p.report.Connector == "sglang" && slices.ContainsFunc(p.Decode, func(engine string) bool { return servesAlone(ctx, p.client, engine) })
+	if v.pairOnly() {
+		v.alone = v.report.Connector == "sglang" && slices.ContainsFunc(v.Decode, func(engine string) bool { return servesAlone(ctx, v.client, engine) })
 		return nil
 	}
-	if _, ok, err := records(ctx, p.client, p.Decode[0]); err == nil && ok {
-		p.records, p.report.metrics = true, true
-		p.taken = delta{counts{}, counts{}}
+	if _, ok, err := records(ctx, v.client, v.Decode[0]); err == nil && ok {
+		v.records, v.report.metrics = true, true
+		v.taken = delta{counts{}, counts{}}
 		return nil
 	}
 	return errors.New("the decode engine's /metrics page does not tell where prompts come from (vllm:prompt_tokens_by_source_total): nothing can be proven")
 }
 
 // page reads an engine's counters. Engines that cannot compute a prompt prove reuse by their answers, so that those may have no page.
-func (p *prober) page(ctx context.Context, engine string) (page, error) {
-	pg, err := readPage(ctx, p.client, engine)
-	if _, ok := errors.AsType[noPage](err); ok && p.pairOnly() {
+func (v *verification) page(ctx context.Context, engine string) (page, error) {
+	pg, err := readPage(ctx, v.client, engine)
+	if _, ok := errors.AsType[noPage](err); ok && v.pairOnly() {
 		return nil, nil
 	}
 	return pg, err
 }
 
-func (p *prober) pairOnly() bool { return p.Connector != nil && p.Connector.Traits().PairOnly }
+func (v *verification) pairOnly() bool { return v.Connector != nil && v.Connector.Traits().PairOnly }
 
-func (p *prober) store() bool { return p.Connector != nil && p.Connector.Traits().ContentStore }
+func (v *verification) store() bool { return v.Connector != nil && v.Connector.Traits().ContentStore }
 
 // fit bounds the prompts by what the model holds.
-func (p *prober) fit(ctx context.Context) int {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Decode[0]+"/v1/models", nil)
+func (v *verification) fit(ctx context.Context) int {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.Decode[0]+"/v1/models", nil)
 	if err != nil {
-		return p.Tokens
+		return v.Tokens
 	}
-	resp, err := p.client.Do(req)
+	resp, err := v.client.Do(req)
 	if err != nil {
-		return p.Tokens
+		return v.Tokens
 	}
 	defer resp.Body.Close()
 	var list struct {
@@ -176,36 +176,36 @@ func (p *prober) fit(ctx context.Context) int {
 		} `json:"data"`
 	}
 	if json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&list) != nil {
-		return p.Tokens
+		return v.Tokens
 	}
 	for _, m := range list.Data {
-		if m.Max > 2*p.MaxTokens && (m.ID == p.Model || p.Model == "") {
-			return min(p.Tokens, m.Max-2*p.MaxTokens)
+		if m.Max > 2*v.MaxTokens && (m.ID == v.Model || v.Model == "") {
+			return min(v.Tokens, m.Max-2*v.MaxTokens)
 		}
 	}
-	return p.Tokens
+	return v.Tokens
 }
 
 // probe sends one prompt and waits until the engines have counted it.
-func (p *prober) probe(ctx context.Context, tokens int) error {
-	prompt := sizedPrompt(ctx, p.client, p.Prefill[0], p.Model, tokens)
-	before, err := p.counts(ctx)
+func (v *verification) probe(ctx context.Context, tokens int) error {
+	prompt := sizedPrompt(ctx, v.client, v.Prefill[0], v.Model, tokens)
+	before, err := v.counts(ctx)
 	if err != nil {
 		return err
 	}
-	result, err := ask(ctx, p.Ask, completion(p.Model, prompt, p.MaxTokens, ""))
+	result, err := ask(ctx, v.Ask, completion(v.Model, prompt, v.MaxTokens, ""))
 	if err != nil {
 		return fmt.Errorf("a probe got no answer: %w", err)
 	}
 	result.prompt = prompt
-	d, err := p.settle(ctx, before, &result)
+	d, err := v.settle(ctx, before, &result)
 	if err != nil {
 		return err
 	}
-	r := p.report
+	r := v.report
 	result.Bytes = d.bytes()
 	if result.Status == http.StatusOK {
-		if err := p.share(d, &result); err != nil {
+		if err := v.share(d, &result); err != nil {
 			return err
 		}
 	}
@@ -218,32 +218,32 @@ func (p *prober) probe(ctx context.Context, tokens int) error {
 }
 
 // share is how much of a probe's prompt decode took over.
-func (p *prober) share(d delta, probe *Probe) error {
+func (v *verification) share(d delta, probe *SyntheticProbe) error {
 	over, all := d.decode[takenOver], d.decode[promptTokens]
 	switch {
-	case p.records:
+	case v.records:
 		if over, all = d.decode[recordedMoved], d.decode[recorded]; all == 0 {
 			return errors.New("the decode engine's /perf_metrics holds no record of the probe, so that nothing can be proven: " +
 				"it needs return_perf_metrics: true and perf_metrics_max_requests in its file, and no other reader, since each record is given out once")
 		}
-		p.report.Disturbed = p.report.Disturbed || all > 1
+		v.report.Disturbed = v.report.Disturbed || all > 1
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(over) / float64(all)))
 		return nil
-	case p.old: // what was promised is the next best: such an engine has a connector at least, and computes no prompt itself
+	case v.old: // what was promised is the next best: such an engine has a connector at least, and computes no prompt itself
 		if d.decode[promised] == 0 {
 			return errors.New("the decode engine's /metrics page counts no KV from elsewhere (vllm:prompt_tokens_by_source_total is in 0.16 and newer, " +
 				"vllm:external_prefix_cache_hits_total did not rise): nothing can be proven")
 		}
 		over, all = d.decode[promised], probe.PromptTokens
-	case !p.report.metrics: // decode engines of this protocol compute no prompt
-		p.report.byAnswer = true
-		if !p.alone && probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
+	case !v.report.metrics: // decode engines of this protocol compute no prompt
+		v.report.byAnswer = true
+		if !v.alone && probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
 			probe.Reused = probe.PromptTokens
 		}
 		return nil
 	}
 	if all > probe.PromptTokens+1 { // with a first token from P, D has it in its prompt, and the client in its answer
-		p.report.Disturbed = true                                                                    // whose tokens those were nobody knows: the probe gets its share
+		v.report.Disturbed = true                                                                    // whose tokens those were nobody knows: the probe gets its share
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all))) // the product may not fit 64 bits
 		return nil
 	}
@@ -254,22 +254,22 @@ func (p *prober) share(d delta, probe *Probe) error {
 // delta is what both sides counted.
 type delta struct{ prefill, decode counts }
 
-func (p *prober) counts(ctx context.Context) (delta, error) {
+func (v *verification) counts(ctx context.Context) (delta, error) {
 	var d delta
 	for _, side := range []struct {
 		engines []string
 		role    string
 		into    *counts
-	}{{p.Prefill, "prefill", &d.prefill}, {p.Decode, "decode", &d.decode}} {
+	}{{v.Prefill, "prefill", &d.prefill}, {v.Decode, "decode", &d.decode}} {
 		sum := counts{}
 		for _, engine := range side.engines {
-			if p.records {
-				if err := p.take(ctx, side.role, engine); err != nil {
+			if v.records {
+				if err := v.take(ctx, side.role, engine); err != nil {
 					return d, err
 				}
 				continue
 			}
-			pg, err := p.page(ctx, engine)
+			pg, err := v.page(ctx, engine)
 			if err != nil {
 				return d, fmt.Errorf("%s engine: %w", side.role, err)
 			}
@@ -279,22 +279,22 @@ func (p *prober) counts(ctx context.Context) (delta, error) {
 		}
 		*side.into = sum
 	}
-	if p.records {
-		maps.Copy(d.decode, p.taken.decode)
-		maps.Copy(d.prefill, p.taken.prefill)
+	if v.records {
+		maps.Copy(d.decode, v.taken.decode)
+		maps.Copy(d.prefill, v.taken.prefill)
 	}
 	return d, nil
 }
 
 // take adds up what an engine's records tell.
-func (p *prober) take(ctx context.Context, role, engine string) error {
-	c, _, err := records(ctx, p.client, engine) // a prefill engine need not have the page: it is decode that proves
+func (v *verification) take(ctx context.Context, role, engine string) error {
+	c, _, err := records(ctx, v.client, engine) // a prefill engine need not have the page: it is decode that proves
 	if err != nil {
 		return fmt.Errorf("%s engine: %w", role, err)
 	}
-	into := p.taken.decode
+	into := v.taken.decode
 	if role == "prefill" {
-		into = p.taken.prefill
+		into = v.taken.prefill
 	}
 	for s, n := range c {
 		into[s] += n
@@ -303,9 +303,9 @@ func (p *prober) take(ctx context.Context, role, engine string) error {
 }
 
 // settle reads the counters until they have caught up with the answer, or patience ends.
-func (p *prober) settle(ctx context.Context, before delta, result *Probe) (delta, error) {
-	for end := time.Now().Add(p.Patience); ; {
-		now, err := p.counts(ctx)
+func (v *verification) settle(ctx context.Context, before delta, result *SyntheticProbe) (delta, error) {
+	for end := time.Now().Add(v.Patience); ; {
+		now, err := v.counts(ctx)
 		if err != nil {
 			if result.Status != http.StatusOK { // what failed the probe may have ended an engine
 				return delta{prefill: counts{}, decode: counts{}}, nil
@@ -315,10 +315,10 @@ func (p *prober) settle(ctx context.Context, before delta, result *Probe) (delta
 		d := delta{now.prefill.less(before.prefill), now.decode.less(before.decode)}
 		// Bytes are counted after the tokens: they are waited for as long as the engine counts any.
 		done := d.decode[promptTokens] >= result.PromptTokens && (d.decode[takenOver] == 0 || before.bytes()+now.bytes() == 0 || d.bytes() > 0)
-		if p.records {
+		if v.records {
 			done = d.decode[recorded] > 0
 		}
-		if !p.report.metrics || result.Status != http.StatusOK || done || time.Now().After(end) {
+		if !v.report.metrics || result.Status != http.StatusOK || done || time.Now().After(end) {
 			return d, nil
 		}
 		timer := time.NewTimer(50 * time.Millisecond)
@@ -337,36 +337,36 @@ func (d delta) bytes() int64 {
 
 // compare asks one engine alone for the same texts. A salt keeps the request out of the engine's prefix cache. With a store the
 // prefill engine is asked: what it finds there, it has computed itself.
-func (p *prober) compare(ctx context.Context) error {
-	engine := p.Alone
+func (v *verification) compare(ctx context.Context) error {
+	engine := v.Alone
 	switch {
-	case p.SkipText:
+	case v.SkipText:
 		return nil
 	case engine != "":
-	case p.pairOnly():
+	case v.pairOnly():
 		return nil
-	case p.store():
-		engine = p.Prefill[0]
+	case v.store():
+		engine = v.Prefill[0]
 	default:
-		engine = p.Decode[0]
+		engine = v.Decode[0]
 	}
-	to := Gateway(engine, p.client, nil)
-	for i := range p.report.Probes {
-		probe := &p.report.Probes[i]
+	to := Gateway(engine, v.client, nil)
+	for i := range v.report.Probes {
+		probe := &v.report.Probes[i]
 		if probe.Status != http.StatusOK {
 			continue
 		}
-		alone, err := ask(ctx, to, completion(p.Model, probe.prompt, p.MaxTokens, "pdkit-"+probe.prompt[:min(16, len(probe.prompt))]))
+		alone, err := ask(ctx, to, completion(v.Model, probe.prompt, v.MaxTokens, "pdkit-"+probe.prompt[:min(16, len(probe.prompt))]))
 		if err != nil {
 			return fmt.Errorf("an engine alone gave no answer: %w", err)
 		}
 		if alone.Status != http.StatusOK {
-			p.report.textNote = fmt.Sprintf("the engine that was asked alone answered %d", alone.Status)
+			v.report.textNote = fmt.Sprintf("the engine that was asked alone answered %d", alone.Status)
 			return nil
 		}
-		p.report.Compared++
+		v.report.Compared++
 		if alone.Text != probe.Text {
-			p.report.Different++
+			v.report.Different++
 		}
 	}
 	return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package probe
+package inspect
 
 import (
 	"context"
@@ -38,15 +38,15 @@ type Error struct {
 func (e *Error) Error() string {
 	switch {
 	case e.Path == "":
-		return "probe: the client panicked"
+		return "inspect: the client panicked"
 	case e.Err == nil:
-		return fmt.Sprintf("probe: GET %s: status %d", e.Path, e.Status)
+		return fmt.Sprintf("inspect: GET %s: status %d", e.Path, e.Status)
 	case errors.Is(e.Err, errSenseless), errors.Is(e.Err, errTooLarge):
-		return "probe: GET " + e.Path + ": " + e.Err.Error()
+		return "inspect: GET " + e.Path + ": " + e.Err.Error()
 	case errors.Is(e.Err, context.DeadlineExceeded), errors.Is(e.Err, os.ErrDeadlineExceeded):
-		return "probe: GET " + e.Path + ": no whole answer in time"
+		return "inspect: GET " + e.Path + ": no whole answer in time"
 	}
-	return "probe: GET " + e.Path + ": the engine could not be reached, or broke off"
+	return "inspect: GET " + e.Path + ": the engine could not be reached, or broke off"
 }
 
 // Unwrap returns the cause.
@@ -215,7 +215,7 @@ func sameURL(a, b *url.URL) bool { return a == b || *a == *b }
 func (v *visit) request(ctx context.Context, base *url.URL, path string) *http.Request {
 	u := *base
 	u.Path, u.RawPath = u.Path+path, ""
-	header := http.Header{"User-Agent": {"pdkit-probe"}}
+	header := http.Header{"User-Agent": {"pdkit-inspect"}}
 	if base == v.e.URL { // a key for engines is not for their Mooncake server
 		for name, values := range v.s.o.Header {
 			header[http.CanonicalHeaderKey(name)] = values

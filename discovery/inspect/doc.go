@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe asks engines for what their list does not say: the served model, the version, the number of data-parallel
+// Package inspect asks engines for what their list does not say: the served model, the version, the number of data-parallel
 // ranks, SGLang's bootstrap port, and how busy they are.
 //
-//	src := probe.Wrap(list, nil)
+//	src := inspect.Wrap(list, nil)
 //	set := discovery.NewSet(src)
 //
 // A wrapped source publishes each list at once, as it came, and again when engines have answered. What the list says is
-// never replaced: the question is not even asked if the list has its answer. Requests never wait for a probe.
+// never replaced: the question is not even asked if the list has its answer. No request waits for it.
 //
 // What is asked, and of whom the answers are known (tested with what the engines were seen to answer):
 //
@@ -28,4 +28,4 @@
 // Engines are not trusted: answers are bounded in size and time, texts in length, redirects are not followed, and an
 // answer that makes no sense is as good as none. No address is taken from an answer, so an engine can lead nobody
 // anywhere else.
-package probe
+package inspect

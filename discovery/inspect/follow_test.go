@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package probe_test
+package inspect_test
 
 import (
 	"io"
@@ -17,14 +17,14 @@ import (
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/discoverytest"
-	"github.com/pdkit/pdkit/discovery/probe"
+	"github.com/pdkit/pdkit/discovery/inspect"
 )
 
 // Of a list that has an ID twice, a set takes the first endpoint. That one is asked, once.
 func TestOfAnIDThatIsListedTwiceTheFirstIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1", "b:1")
-		w := run(t, client, probe.Options{})
+		w := run(t, client, inspect.Options{})
 		list := []discovery.Endpoint{endpoint(t, "a:1", nil), endpoint(t, "b:1", nil)}
 		list[0].ID, list[1].ID = "x", "x"
 		for range 3 {
@@ -93,7 +93,7 @@ func TestHostileEnginesOverTheNetwork(t *testing.T) {
 			list := discoverytest.NewManual()
 			list.Publish(e)
 			failed := make(chan error, 100)
-			src := probe.Wrap(list, &probe.Options{Timeout: timeout, Interval: time.Hour, Observe: func(_ string, err error) { failed <- err }})
+			src := inspect.Wrap(list, &inspect.Options{Timeout: timeout, Interval: time.Hour, Observe: func(_ string, err error) { failed <- err }})
 			set := discovery.NewSet(src)
 			ended := make(chan struct{})
 			go func() { defer close(ended); _ = set.Run(t.Context()) }()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package probe_test
+package inspect_test
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/discoverytest"
-	"github.com/pdkit/pdkit/discovery/probe"
+	"github.com/pdkit/pdkit/discovery/inspect"
 )
 
 func TestWhatOnlyAPrefillEngineIsGiven(t *testing.T) {
@@ -34,7 +34,7 @@ func TestWhatOnlyAPrefillEngineIsGiven(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := run(t, &engines{answers: map[string]string{"a:1/server_info": c.info}}, probe.Options{})
+				w := run(t, &engines{answers: map[string]string{"a:1/server_info": c.info}}, inspect.Options{})
 				e := endpoint(t, "a:1", nil)
 				e.Role = c.role
 				w.list.Publish(e)
@@ -52,13 +52,13 @@ func TestTheBeginningOfAnAnswerIsNone(t *testing.T) {
 		client := vllm("a:1")
 		client.answers["a:1/version"] += strings.Repeat(" ", 5<<10)
 		client.answers["a:1/metrics"] += strings.Repeat("# a long page\n", 2<<20)
-		w := run(t, client, probe.Options{})
+		w := run(t, client, inspect.Options{})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
 		assert.Equal(t, "tiny", w.one(t).Model)
 		assert.Empty(t, w.one(t).Version)
 		r, _ := w.Reading("a:1")
-		assert.Equal(t, []any{0, probe.Load{}}, []any{r.DPSize, r.Load})
+		assert.Equal(t, []any{0, inspect.Load{}}, []any{r.DPSize, r.Load})
 	})
 }
 
@@ -66,7 +66,7 @@ func TestRanksWithAGapAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
 		client.answers["a:1/metrics"] = "vllm:num_requests_running{engine=\"1\"} 0\nvllm:num_requests_running{engine=\"2\"} 0\n"
-		w := run(t, client, probe.Options{})
+		w := run(t, client, inspect.Options{})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
 		assert.Empty(t, w.one(t).Attribute("dpSize"))
@@ -92,7 +92,7 @@ func TestEachAnswerIsClosed(t *testing.T) {
 			r.Body = body{strings.NewReader(vllmVersion), &open}
 			return r, nil
 		}
-		w := run(t, client, probe.Options{Interval: time.Second})
+		w := run(t, client, inspect.Options{Interval: time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -111,7 +111,7 @@ func TestAnEngineThatIsNotThereYetIsAskedOnceAndSoonAgain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := vllm("a:1")
 				client.serve = starting
-				w := run(t, client, probe.Options{})
+				w := run(t, client, inspect.Options{})
 				w.list.Publish(endpoint(t, "a:1", nil))
 				settle()
 				assert.Equal(t, []string{"a:1/v1/models"}, client.questions())
@@ -130,7 +130,7 @@ func TestAnEngineThatIsNotThereYetIsAskedOnceAndSoonAgain(t *testing.T) {
 func TestPausesBeginAnewAfterAGoodVisit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, probe.Options{Interval: time.Hour})
+		w := run(t, client, inspect.Options{Interval: time.Hour})
 		down := func(is bool) {
 			client.mu.Lock()
 			defer client.mu.Unlock()
@@ -160,7 +160,7 @@ func TestAnotherAddressIsAnotherEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
 		client.down["b:1"] = true
-		w := run(t, client, probe.Options{Interval: 10 * time.Second})
+		w := run(t, client, inspect.Options{Interval: 10 * time.Second})
 		a, b := endpoint(t, "a:1", nil), endpoint(t, "b:1", nil)
 		a.ID, b.ID = "x", "x"
 		w.list.Publish(a)
@@ -184,7 +184,7 @@ func TestEnginesThatLeaveAndComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
 		client.delay = time.Second
-		w := run(t, client, probe.Options{Interval: 10 * time.Second})
+		w := run(t, client, inspect.Options{Interval: 10 * time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		time.Sleep(500 * time.Millisecond) // in the midst of the first question
 		w.list.Publish()
@@ -206,7 +206,7 @@ func TestARefreshDuringAVisitIsAnotherVisit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
 		client.delay = time.Second
-		w := run(t, client, probe.Options{})
+		w := run(t, client, inspect.Options{})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		time.Sleep(1500 * time.Millisecond)
 		w.Refresh("a:1")
@@ -220,7 +220,7 @@ func TestARefreshDuringAVisitIsAnotherVisit(t *testing.T) {
 func TestAnEntryThatIsNoneIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1", "x:1")
-		w := run(t, client, probe.Options{})
+		w := run(t, client, inspect.Options{})
 		odd := endpoint(t, "x:1", nil)
 		odd.Role = 0
 		w.list.Publish(discovery.Endpoint{ID: "none"}, odd, endpoint(t, "a:1", nil))
@@ -248,7 +248,7 @@ func TestNoQuestionIsUnderWayAfterTheEnd(t *testing.T) {
 		list.Publish(endpoint(t, "a:1", nil))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
-		require.NoError(t, probe.Wrap(list, &probe.Options{Client: client, Timeout: time.Minute}).Watch(ctx, func(discovery.Snapshot) {}))
+		require.NoError(t, inspect.Wrap(list, &inspect.Options{Client: client, Timeout: time.Minute}).Watch(ctx, func(discovery.Snapshot) {}))
 		assert.Zero(t, under.Load())
 	})
 }

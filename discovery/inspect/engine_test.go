@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package probe_test
+package inspect_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/probe"
+	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
@@ -30,7 +30,7 @@ func TestEnginesOverTheNetwork(t *testing.T) {
 	require.NoError(t, err)
 
 	failed := make(chan error, 100)
-	src := probe.Wrap(list, &probe.Options{Interval: time.Hour, Observe: func(_ string, err error) { failed <- err }})
+	src := inspect.Wrap(list, &inspect.Options{Interval: time.Hour, Observe: func(_ string, err error) { failed <- err }})
 	set := discovery.NewSet(src)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -46,7 +46,7 @@ func TestEnginesOverTheNetwork(t *testing.T) {
 	require.True(t, ok)
 	assert.Len(t, first.EngineIDs, 1)
 	assert.False(t, first.Load.At.IsZero())
-	assert.EqualError(t, <-failed, "probe: GET /v1/models: the engine could not be reached, or broke off")
+	assert.EqualError(t, <-failed, "inspect: GET /v1/models: the engine could not be reached, or broke off")
 
 	require.NoError(t, engine.Restart())
 	src.Refresh(e.ID)

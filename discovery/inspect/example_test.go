@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package probe_test
+package inspect_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"net/http/httptest"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/probe"
+	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/static"
 )
 
@@ -36,7 +36,7 @@ func ExampleWrap() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	set := discovery.NewSet(probe.Wrap(listed, nil))
+	set := discovery.NewSet(inspect.Wrap(listed, nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); set.Run(ctx) }()

@@ -9,10 +9,10 @@ import (
 	"syscall"
 )
 
-// newProbe returns a function that tells whether nothing has arrived on raw, not
+// newQuietCheck returns a function that tells whether nothing has arrived on raw, not
 // even its end. It looks without waiting and without taking anything out. It is
 // nil for connections that are not sockets.
-func newProbe(raw net.Conn) func() bool {
+func newQuietCheck(raw net.Conn) func() bool {
 	socket, ok := raw.(syscall.Conn)
 	if !ok {
 		return nil

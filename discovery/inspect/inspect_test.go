@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package probe_test
+package inspect_test
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/discoverytest"
-	"github.com/pdkit/pdkit/discovery/probe"
+	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/static"
 )
 
@@ -117,20 +117,20 @@ func endpoint(t testing.TB, host string, attributes map[string]string) discovery
 
 // world is a wrapped source at work inside a bubble of fake time.
 type world struct {
-	*probe.Source
+	*inspect.Source
 	list *discoverytest.Manual
 	set  *discovery.Set
 	errs *[]error
 }
 
-func run(t *testing.T, client *engines, o probe.Options) *world {
+func run(t *testing.T, client *engines, o inspect.Options) *world {
 	t.Helper()
 	var mu sync.Mutex
 	errs := &[]error{}
 	o.Client = client
 	o.Observe = func(_ string, err error) { mu.Lock(); defer mu.Unlock(); *errs = append(*errs, err) }
 	list := discoverytest.NewManual()
-	src := probe.Wrap(list, &o)
+	src := inspect.Wrap(list, &o)
 	set := discovery.NewSet(src)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -162,7 +162,7 @@ func TestRulesOfSources(t *testing.T) {
 		New: func() discovery.Source {
 			list = discoverytest.NewManual()
 			publish()
-			return probe.Wrap(list, &probe.Options{Client: client, Interval: 10 * time.Millisecond})
+			return inspect.Wrap(list, &inspect.Options{Client: client, Interval: 10 * time.Millisecond})
 		},
 		Change: func() error { publish(); return nil },
 		Break:  func() error { list.Fail(errors.New("down")); return nil },
@@ -179,7 +179,7 @@ func TestRulesOfSources(t *testing.T) {
 
 func TestWhatTheListLacksComesFromTheEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := run(t, vllm("a:1"), probe.Options{})
+		w := run(t, vllm("a:1"), inspect.Options{})
 		given := map[string]string{"sideChannelPort": "5600"}
 		w.list.Publish(endpoint(t, "a:1", given))
 		settle()
@@ -191,7 +191,7 @@ func TestWhatTheListLacksComesFromTheEngine(t *testing.T) {
 		r, ok := w.Reading("a:1")
 		require.True(t, ok)
 		assert.Equal(t, 2, r.DPSize)
-		assert.Equal(t, probe.Load{At: r.Load.At, KVUsage: 0.5, Running: 5, Waiting: 5}, r.Load)
+		assert.Equal(t, inspect.Load{At: r.Load.At, KVUsage: 0.5, Running: 5, Waiting: 5}, r.Load)
 		assert.Empty(t, *w.errs)
 	})
 }
@@ -199,7 +199,7 @@ func TestWhatTheListLacksComesFromTheEngine(t *testing.T) {
 func TestWhatTheListSaysWinsAndIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, probe.Options{})
+		w := run(t, client, inspect.Options{})
 		listed := endpoint(t, "a:1", map[string]string{"dpSize": "8"})
 		listed.Model, listed.Version = "mine", "1"
 		w.list.Publish(listed)
@@ -213,14 +213,14 @@ func TestAListIsPublishedBeforeItsEnginesAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm()
 		client.serve = func(r *http.Request) (*http.Response, error) { <-r.Context().Done(); return nil, r.Context().Err() }
-		w := run(t, client, probe.Options{Timeout: time.Second})
+		w := run(t, client, inspect.Options{Timeout: time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		synctest.Wait() // no time has passed
 		assert.Equal(t, endpoint(t, "a:1", nil), w.one(t))
 		time.Sleep(1500 * time.Millisecond)
 		synctest.Wait()
 		require.NotEmpty(t, *w.errs)
-		assert.EqualError(t, (*w.errs)[0], "probe: GET /v1/models: no whole answer in time")
+		assert.EqualError(t, (*w.errs)[0], "inspect: GET /v1/models: no whole answer in time")
 	})
 }
 
@@ -229,7 +229,7 @@ func TestSGLangTellsItsRanksAndBootstrapPort(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := &engines{answers: map[string]string{"a:1" + path: sglangInfo, "a:1/metrics": "sglang:num_queue_reqs{tp_rank=\"0\"} 7\nsglang:num_queue_reqs{tp_rank=\"1\"} 7\n"}}
-				w := run(t, client, probe.Options{})
+				w := run(t, client, inspect.Options{})
 				w.list.Publish(endpoint(t, "a:1", nil))
 				settle()
 				e := w.one(t)
@@ -248,7 +248,7 @@ func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := &engines{answers: map[string]string{"a:8998/query": mooncake}}
-				w := run(t, client, probe.Options{Header: http.Header{"Authorization": {"Bearer k"}}})
+				w := run(t, client, inspect.Options{Header: http.Header{"Authorization": {"Bearer k"}}})
 				w.list.Publish(endpoint(t, "a:1", attributes))
 				settle()
 				r, _ := w.Reading("a:1")
@@ -268,7 +268,7 @@ func TestRanksElsewhereAreNotCounted(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			client := vllm("a:1")
 			client.answers["a:1/metrics"] = `vllm:num_requests_running{engine="` + engine + `"} 0` + "\n"
-			w := run(t, client, probe.Options{})
+			w := run(t, client, inspect.Options{})
 			w.list.Publish(endpoint(t, "a:1", nil))
 			settle()
 			assert.Equal(t, want, w.one(t).Attribute("dpSize"), "engine %s", engine)
@@ -291,7 +291,7 @@ func TestAnswersThatMakeNoSenseChangeNothing(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := vllm()
 				client.serve = func(*http.Request) (*http.Response, error) { return answer(http.StatusOK, body), nil }
-				w := run(t, client, probe.Options{})
+				w := run(t, client, inspect.Options{})
 				given := endpoint(t, "a:1", map[string]string{"bootstrapPort": "8998"})
 				w.list.Publish(given)
 				settle()
@@ -301,7 +301,7 @@ func TestAnswersThatMakeNoSenseChangeNothing(t *testing.T) {
 				assert.Equal(t, given, w.one(t))
 				r, ok := w.Reading("a:1")
 				assert.True(t, ok)
-				assert.Equal(t, probe.Load{}, r.Load)
+				assert.Equal(t, inspect.Load{}, r.Load)
 			})
 		})
 	}
@@ -329,7 +329,7 @@ func TestEnginesThatMisbehaveCostNothingElse(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := vllm()
 				client.serve = serve
-				w := run(t, client, probe.Options{})
+				w := run(t, client, inspect.Options{})
 				w.list.Publish(endpoint(t, "a:1", nil))
 				settle()
 				assert.Equal(t, endpoint(t, "a:1", nil), w.one(t))
@@ -360,7 +360,7 @@ func (broken) Read([]byte) (int, error) { return 0, errors.New("reset by 10.1.2.
 func TestAnswersAreKeptAndAskedForAgainAfterTheInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, probe.Options{Interval: 10 * time.Second})
+		w := run(t, client, inspect.Options{Interval: 10 * time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
 		client.forget()
@@ -430,7 +430,7 @@ func TestAnEngineThatRestartsIsAskedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := vllm("a:1")
-				w := run(t, client, probe.Options{Interval: 10 * minute, LoadInterval: 10 * time.Second})
+				w := run(t, client, inspect.Options{Interval: 10 * minute, LoadInterval: 10 * time.Second})
 				w.list.Publish(endpoint(t, "a:1", nil))
 				settle()
 				require.Equal(t, "0.32.0", w.one(t).Version)
@@ -445,7 +445,7 @@ func TestAnEngineThatRestartsIsAskedAgain(t *testing.T) {
 func TestAnEngineThatIsDownKeepsWhatItSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, probe.Options{Interval: 5 * time.Second})
+		w := run(t, client, inspect.Options{Interval: 5 * time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
 		client.mu.Lock()
@@ -466,7 +466,7 @@ func TestAnEngineThatIsDownKeepsWhatItSaid(t *testing.T) {
 func TestTheLoadIsReadMoreOftenAndIsNoSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, probe.Options{Interval: time.Hour, LoadInterval: time.Second})
+		w := run(t, client, inspect.Options{Interval: time.Hour, LoadInterval: time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
 		version := w.set.Load().Version
@@ -492,7 +492,7 @@ func TestVisitsAreBoundedAndJoinedInFewSnapshots(t *testing.T) {
 		}
 		client := vllm(hosts...)
 		client.delay = time.Millisecond
-		w := run(t, client, probe.Options{Concurrency: 3})
+		w := run(t, client, inspect.Options{Concurrency: 3})
 		w.list.Publish(list...)
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -507,7 +507,7 @@ func TestVisitsAreBoundedAndJoinedInFewSnapshots(t *testing.T) {
 func TestEnginesThatLeaveAreForgottenAndDrainingOnesLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, probe.Options{Interval: time.Second})
+		w := run(t, client, inspect.Options{Interval: time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
 		e := endpoint(t, "a:1", nil)
@@ -526,14 +526,14 @@ func TestEnginesThatLeaveAreForgottenAndDrainingOnesLeftAlone(t *testing.T) {
 }
 
 func TestAPanicOfTheListIsItsFailure(t *testing.T) {
-	src := probe.Wrap(discovery.SourceFunc(func(context.Context, func(discovery.Snapshot)) error { panic("oh") }), nil)
+	src := inspect.Wrap(discovery.SourceFunc(func(context.Context, func(discovery.Snapshot)) error { panic("oh") }), nil)
 	require.EqualError(t, src.Watch(t.Context(), func(discovery.Snapshot) {}), "panic: oh")
 }
 
 func TestNoMoreIsAskedThanWhatOneWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, probe.Options{Ask: probe.Version})
+		w := run(t, client, inspect.Options{Ask: inspect.Version})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
 		assert.Equal(t, []string{"a:1/version"}, client.questions())
@@ -552,6 +552,6 @@ func BenchmarkPublish(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		ctx, cancel := context.WithCancel(b.Context())
-		_ = probe.Wrap(inner, &probe.Options{Client: client, Ask: probe.Version}).Watch(ctx, func(discovery.Snapshot) { cancel() })
+		_ = inspect.Wrap(inner, &inspect.Options{Client: client, Ask: inspect.Version}).Watch(ctx, func(discovery.Snapshot) { cancel() })
 	}
 }

@@ -6,7 +6,7 @@ package transport
 
 import "net"
 
-// newProbe returns nil: these systems have no look at a socket that neither
+// newQuietCheck returns nil: these systems have no look at a socket that neither
 // waits nor takes anything out. Idle connections are trusted there, as
 // net/http's are between two looks of its reader.
-func newProbe(net.Conn) func() bool { return nil }
+func newQuietCheck(net.Conn) func() bool { return nil }

@@ -14,8 +14,8 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// CanaryOptions say how a [Canary] works.
-type CanaryOptions struct {
+// SyntheticProberOptions say how a [SyntheticProber] works.
+type SyntheticProberOptions struct {
 	Every    time.Duration                         // between the beginnings of two checks, give or take a tenth; default 1 min
 	Probe    Options                               // of one check; default one probe of 600 tokens, without comparing texts
 	Targets  func(context.Context) (Target, error) // asked before each check, since engines come and go
@@ -23,11 +23,11 @@ type CanaryOptions struct {
 	OnReport func(*Report, error)                  // called after each check, from Run's goroutine; nil allowed
 }
 
-// Canary verifies reuse again and again, at a low rate beside live traffic. Its metrics are pd.reuse.ratio (share of prompt tokens
+// SyntheticProber verifies reuse again and again, at a low rate beside live traffic. Its metrics are pd.reuse.ratio (share of prompt tokens
 // that decode took over in the last check, 0 to 1; by connector and model), pd.reuse.checks (by verdict, or verdict="error" where nothing could be judged),
 // pd.reuse.tokens and pd.reuse.bytes. With other traffic the share is that of all prompts in the meantime.
-type Canary struct {
-	opts                  CanaryOptions
+type SyntheticProber struct {
+	opts                  SyntheticProberOptions
 	checks, tokens, bytes metric.Int64Counter
 	registration          metric.Registration
 
@@ -35,10 +35,10 @@ type Canary struct {
 	last *Report
 }
 
-// NewCanary makes a canary; Run starts it.
-func NewCanary(o CanaryOptions) (*Canary, error) {
+// NewSyntheticProber returns a prober that [SyntheticProber.Run] starts.
+func NewSyntheticProber(o SyntheticProberOptions) (*SyntheticProber, error) {
 	if o.Targets == nil {
-		return nil, errors.New("reuse: a canary needs Targets")
+		return nil, errors.New("reuse: a SyntheticProber needs Targets")
 	}
 	if o.Every <= 0 {
 		o.Every = time.Minute
@@ -50,7 +50,7 @@ func NewCanary(o CanaryOptions) (*Canary, error) {
 	if mp == nil {
 		mp = noop.NewMeterProvider()
 	}
-	c := &Canary{opts: o}
+	c := &SyntheticProber{opts: o}
 	m := mp.Meter("github.com/pdkit/pdkit/pdflow/reuse")
 	var errs [5]error
 	c.checks, errs[0] = m.Int64Counter("pd.reuse.checks", metric.WithUnit("{check}"), metric.WithDescription("Checks that decode takes KV over, by verdict"))
@@ -76,14 +76,14 @@ func labels(r *Report) []attribute.KeyValue {
 }
 
 // Last is the newest report, nil before the first.
-func (c *Canary) Last() *Report {
+func (c *SyntheticProber) Last() *Report {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.last
 }
 
 // Run checks until ctx ends, and returns nil then. The first check comes after one period, when engines have had time to start.
-func (c *Canary) Run(ctx context.Context) error {
+func (c *SyntheticProber) Run(ctx context.Context) error {
 	defer func() { _ = c.registration.Unregister() }()
 	for {
 		pause := c.opts.Every*9/10 + rand.N(c.opts.Every/5+1) //nolint:gosec // jitter, guards nothing
@@ -115,7 +115,7 @@ func (c *Canary) Run(ctx context.Context) error {
 	}
 }
 
-func (c *Canary) check(ctx context.Context) (*Report, error) {
+func (c *SyntheticProber) check(ctx context.Context) (*Report, error) {
 	t, err := c.opts.Targets(ctx)
 	if err != nil {
 		return nil, err

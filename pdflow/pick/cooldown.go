@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// After a fault an engine has a cooldown, in which the picker prefers other engines. It is short, so that a pool does not
+// shrink for good. If all engines of a role are in a cooldown, the picker uses them all the same.
+const (
+	cooldownFirst = time.Second
+	cooldownMost  = 8 * time.Second
+)
+
+// cooldowns are the cooldowns of one picker's engines and pairs.
+type cooldowns struct {
+	n  atomic.Int64 // entries of m: 0 in the common case, and then no pick takes the lock
+	mu sync.RWMutex
+	m  map[cooldownKey]cooldown
+}
+
+// cooldownKey names an engine, or a pair if decode is not "".
+type cooldownKey struct{ engine, decode string }
+
+type cooldown struct {
+	until  time.Time
+	length time.Duration
+}
+
+// engineCooling reports whether an engine is in a cooldown.
+func (c *cooldowns) engineCooling(id string) bool { return c.active(cooldownKey{engine: id}) }
+
+// pairCooling reports whether two engines that are both well should not meet now.
+func (c *cooldowns) pairCooling(prefill, decode string) bool {
+	return c.active(cooldownKey{prefill, decode})
+}
+
+func (c *cooldowns) active(key cooldownKey) bool {
+	if c.n.Load() == 0 {
+		return false
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	x, ok := c.m[key]
+	return ok && time.Now().Before(x.until)
+}
+
+// done learns from an attempt. An engine's fault starts the engine's cooldown, and an orphan starts the pair's; each further
+// fault doubles the length. A good response ends the cooldowns of the engines that served it, and the doubling.
+func (c *cooldowns) done(o *pdflow.Outcome) {
+	if o.Err == nil {
+		if c.n.Load() > 0 {
+			c.forget(cooldownKey{engine: o.Prefill.Endpoint}, cooldownKey{engine: o.Decode.Endpoint}, cooldownKey{o.Prefill.Endpoint, o.Decode.Endpoint})
+		}
+		return
+	}
+	if o.Orphan && o.Session != nil {
+		c.start(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID})
+	}
+	if o.Err.EngineFault() && o.Err.Endpoint != "" {
+		c.start(cooldownKey{engine: o.Err.Endpoint})
+	}
+}
+
+// start starts a cooldown.
+func (c *cooldowns) start(key cooldownKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.m == nil {
+		c.m = map[cooldownKey]cooldown{}
+	}
+	now := time.Now()
+	c.sweep(now)
+	x := c.m[key]
+	if now.Before(x.until) {
+		return // several failures during a cooldown are one fault
+	}
+	x.length = min(max(2*x.length, cooldownFirst), cooldownMost)
+	x.until = now.Add(x.length)
+	c.m[key] = x
+	c.n.Store(int64(len(c.m)))
+}
+
+// forget ends the cooldowns of engines that have served, and drops old entries.
+func (c *cooldowns) forget(keys ...cooldownKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range keys {
+		delete(c.m, key)
+	}
+	c.sweep(time.Now())
+	c.n.Store(int64(len(c.m)))
+}
+
+// sweep drops what is of no use any more: engines that are gone leave nothing behind. c.mu is held.
+func (c *cooldowns) sweep(now time.Time) {
+	for key, x := range c.m {
+		if now.Sub(x.until) > cooldownMost {
+			delete(c.m, key)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// Each orphan doubles the pair's cooldown up to cooldownMost; a good response sets it back to cooldownFirst.
+func TestAPairsCooldownDoublesWithEachOrphanUntilItServes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cooldowns
+		session := &connector.Session{Prefill: discovery.Endpoint{ID: "p"}, Decode: discovery.Endpoint{ID: "d"}}
+		orphan := &pdflow.Outcome{Session: session, Orphan: true, Err: &pdflow.Error{Code: pdflow.CodeClientGone}}
+		cooled := func() time.Duration {
+			began := time.Now()
+			for c.pairCooling("p", "d") {
+				time.Sleep(10 * time.Millisecond)
+			}
+			return time.Since(began)
+		}
+		for _, want := range []time.Duration{cooldownFirst, 2 * cooldownFirst, 4 * cooldownFirst, cooldownMost, cooldownMost} {
+			c.done(orphan)
+			c.done(orphan) // a second failure during a cooldown is the same fault
+			require.False(t, c.engineCooling("p") || c.engineCooling("d"), "each engine may serve with others")
+			require.Equal(t, want, cooled())
+		}
+		c.done(&pdflow.Outcome{Session: session, Prefill: pdflow.LegOutcome{Endpoint: "p"}, Decode: pdflow.LegOutcome{Endpoint: "d"}})
+		c.done(orphan)
+		require.Equal(t, cooldownFirst, cooled())
+	})
+}
+
+// An engine that failed and left the set must not make every later pick take the lock: the next good response of any
+// engine drops its entry.
+func TestTheCooldownOfAnEngineThatLeftIsDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cooldowns
+		c.done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeDecodeFailed, Endpoint: "gone"}})
+		require.True(t, c.engineCooling("gone"))
+		served := &pdflow.Outcome{Prefill: pdflow.LegOutcome{Endpoint: "p"}, Decode: pdflow.LegOutcome{Endpoint: "d"}}
+		c.done(served)
+		require.EqualValues(t, 1, c.n.Load(), "its next cooldown may be longer yet")
+		time.Sleep(cooldownFirst + cooldownMost + time.Millisecond)
+		c.done(served)
+		require.Zero(t, c.n.Load())
+	})
+}
