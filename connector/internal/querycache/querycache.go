@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package answers keeps what engines say of themselves besides the requests (a bootstrap server's ranks, a server's parameters), so that
-// not each request asks.
-package answers
+// Package querycache caches what a connector asks engines beside the requests, such as a bootstrap server's ranks or a
+// server's parameters, so that not every request has to ask.
+package querycache
 
 import (
 	"context"
@@ -11,37 +11,39 @@ import (
 	"time"
 )
 
-// Answer is one that is kept. It is never changed.
-type Answer[T any] struct {
+// Entry is one cached value. It is never changed.
+type Entry[T any] struct {
 	Value T
-	At    time.Time // when it was asked for: an engine that restarts later says something else
+	At    time.Time // when the query began: an engine that restarts after it has other values
 }
 
-// Cache keeps answers for a while, and lets only one request ask the same at a time. It may be used concurrently.
+// Cache keeps the results of queries for a while. At any time at most one caller queries a URL. It may be used
+// concurrently.
 type Cache[T any] struct {
-	TTL time.Duration // how long an answer is believed; 0 asks anew for each, but for those who wait already
+	TTL time.Duration // how long an entry is used; with 0 only callers that wait for the same query share it
 
 	mu    sync.Mutex
 	slots map[string]*slot[T]
 }
 
-// slot has one server's answer, if there is one, and the question that is under way, if there is one.
+// slot has one URL's entry, if there is one, and the query that is running, if there is one.
 type slot[T any] struct {
-	kept  *Answer[T]
-	asked *question[T]
+	kept    *Entry[T]
+	running *query[T]
 }
 
-// question is under way, for all who wait for it.
-type question[T any] struct {
-	done   chan struct{}
-	answer *Answer[T]
-	err    error
-	left   bool // it failed because the one who asked has left, which is no word on the server
+// query is a running query; all callers that need its result wait for it.
+type query[T any] struct {
+	done  chan struct{}
+	entry *Entry[T]
+	err   error
+	left  bool // it failed because the caller that ran it has left, which says nothing about the server
 }
 
-// Get returns the answer of a URL: the kept one while it is young, else the one that ask brings. Of many callers one asks; the others
-// wait for it as long as their own contexts last, and one of them asks in its place if it leaves. Errors are not kept.
-func (c *Cache[T]) Get(ctx context.Context, url string, ask func() (T, error)) (*Answer[T], error) {
+// Get returns the entry of a URL: the cached one while it is younger than TTL, otherwise the one that ask returns. If
+// several callers need the same entry, one of them asks, and the others wait as long as their own contexts last. If the
+// caller that asks leaves, another one asks. Errors are not cached.
+func (c *Cache[T]) Get(ctx context.Context, url string, ask func() (T, error)) (*Entry[T], error) {
 	for {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -51,8 +53,8 @@ func (c *Cache[T]) Get(ctx context.Context, url string, ask func() (T, error)) (
 		case kept != nil:
 			return kept, nil
 		case mine:
-			c.put(ctx, url, q, ask)
-			return q.answer, q.err
+			c.run(ctx, url, q, ask)
+			return q.entry, q.err
 		}
 		select {
 		case <-q.done:
@@ -60,13 +62,13 @@ func (c *Cache[T]) Get(ctx context.Context, url string, ask func() (T, error)) (
 			return nil, context.Cause(ctx)
 		}
 		if !q.left {
-			return q.answer, q.err
+			return q.entry, q.err
 		}
 	}
 }
 
-// enter returns a young answer, or the question that is under way; mine says that the caller is to put it.
-func (c *Cache[T]) enter(url string) (kept *Answer[T], q *question[T], mine bool) {
+// enter returns a young entry or the running query. If mine is true, the caller must run the query.
+func (c *Cache[T]) enter(url string) (kept *Entry[T], q *query[T], mine bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.slots[url]
@@ -80,21 +82,21 @@ func (c *Cache[T]) enter(url string) (kept *Answer[T], q *question[T], mine bool
 	if s.kept != nil && time.Since(s.kept.At) < c.TTL {
 		return s.kept, nil, false
 	}
-	if s.asked != nil {
-		return nil, s.asked, false
+	if s.running != nil {
+		return nil, s.running, false
 	}
-	s.asked = &question[T]{done: make(chan struct{})}
-	return nil, s.asked, true
+	s.running = &query[T]{done: make(chan struct{})}
+	return nil, s.running, true
 }
 
-// put asks. Even a panic of ask must not leave the others waiting.
-func (c *Cache[T]) put(ctx context.Context, url string, q *question[T], ask func() (T, error)) {
+// run calls ask and gives its result to all who wait. Even if ask panics, nobody waits for ever.
+func (c *Cache[T]) run(ctx context.Context, url string, q *query[T], ask func() (T, error)) {
 	q.left = true
 	defer func() {
 		c.mu.Lock()
 		s := c.slots[url]
-		if s.asked = nil; q.answer != nil {
-			s.kept = q.answer
+		if s.running = nil; q.entry != nil {
+			s.kept = q.entry
 		}
 		c.sweep()
 		c.mu.Unlock()
@@ -103,31 +105,31 @@ func (c *Cache[T]) put(ctx context.Context, url string, q *question[T], ask func
 	at := time.Now()
 	value, err := ask()
 	if err == nil {
-		q.answer = &Answer[T]{value, at}
+		q.entry = &Entry[T]{value, at}
 	}
 	q.err, q.left = err, err != nil && ctx.Err() != nil
 }
 
-// sweep forgets the servers that nobody has asked about for long: engines come and go. The caller holds the lock.
+// sweep removes the URLs that nobody has asked for in a long time: engines come and go. The caller holds the lock.
 func (c *Cache[T]) sweep() {
 	for url, s := range c.slots {
-		if s.asked == nil && (s.kept == nil || time.Since(s.kept.At) > max(c.TTL, time.Minute)) {
+		if s.running == nil && (s.kept == nil || time.Since(s.kept.At) > max(c.TTL, time.Minute)) {
 			delete(c.slots, url)
 		}
 	}
 }
 
-// Forget drops an answer, if it is still the one that is kept.
-func (c *Cache[T]) Forget(url string, a *Answer[T]) {
+// Forget removes an entry if it is still the cached one.
+func (c *Cache[T]) Forget(url string, e *Entry[T]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s := c.slots[url]; s != nil && s.kept == a {
+	if s := c.slots[url]; s != nil && s.kept == e {
 		s.kept = nil
 	}
 }
 
-// Doubtful reports whether an attempt that failed of this cause casts doubt on what its engines have said. A client that leaves, or sends
-// what engines refuse, casts none.
+// Doubtful reports whether the cause of a failed attempt is a reason to ask its engines again. A client that leaves, or
+// that sends what engines refuse, is no reason.
 func Doubtful(cause error) bool {
 	var judged interface{ EngineFault() bool }
 	return !errors.As(cause, &judged) || judged.EngineFault()
