@@ -23,7 +23,7 @@ func ExampleMux_Ready() {
 		log.Fatal(err)
 	}
 	set := discovery.NewSet() // of no source: it never knows an engine
-	flow, err := pdflow.New(conn, pick.RoundRobin(set))
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()))
 	if err != nil {
 		log.Fatal(err)
 	}

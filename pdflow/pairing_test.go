@@ -288,7 +288,7 @@ func TestAGivenPairKeepsTheConnectorsRules(t *testing.T) {
 		"a decode engine alone": {&lonely{}, pdflow.Pick{Decode: d}, "alone"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			flow, err := pdflow.New(c.conn, pick.RoundRobin(setOf(t)))
+			flow, err := pdflow.New(c.conn, pick.New(setOf(t), pick.RoundRobin()))
 			require.NoError(t, err)
 			in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &c.pick}
 			_, err = flow.Do(context.Background(), in)

@@ -202,7 +202,7 @@ func TestReadinessOfSplitsAndMuxes(t *testing.T) {
 func TestReadyGivesThePickerTheConnector(t *testing.T) {
 	conn, err := nixl.New(nil)
 	require.NoError(t, err)
-	asked := &askedPicker{Picker: pick.RoundRobin(setOf(t))}
+	asked := &askedPicker{Picker: pick.New(setOf(t), pick.RoundRobin())}
 	flow, err := pdflow.New(conn, asked)
 	require.NoError(t, err)
 	require.NoError(t, flow.Ready(t.Context()))

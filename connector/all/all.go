@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package all registers every connector of this module. Import it for its side effect where connectors are chosen by name:
+// Package all registers every connector of this module. Import it for its side effect if a configuration names
+// connectors:
 //
 //	import _ "github.com/pdkit/pdkit/connector/all"
 package all

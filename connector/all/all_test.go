@@ -13,7 +13,7 @@ import (
 	_ "github.com/pdkit/pdkit/connector/all" // all connectors
 )
 
-// The names and classes that a configuration may have, and the connector that each means.
+// A configuration may name a connector by its name or by the engines' class name; both give the same connector.
 func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
 	for typ, want := range map[string]string{
 		"": "http", "http": "http", "nixl": "nixl", "nixl-push": "nixl-push", "lmcache": "lmcache", "lmcache-pd": "lmcache-pd", "mooncake": "mooncake",

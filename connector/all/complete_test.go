@@ -38,7 +38,7 @@ func TestEveryConnectorIsTestedAlike(t *testing.T) {
 	}
 }
 
-// Every connector has golden exchanges of chat and completions, or of the APIs that it carries instead.
+// Every connector has golden exchanges of chat and completions, or of the APIs that it supports instead.
 func TestEveryConnectorHasGoldenExchangesOfTheCommonAPIs(t *testing.T) {
 	for _, name := range connector.Names() {
 		dir := folder(t, name)
@@ -60,7 +60,7 @@ func TestEveryConnectorHasGoldenExchangesOfTheCommonAPIs(t *testing.T) {
 	}
 }
 
-// Every connector has a page, which begins with its name and says what moves how.
+// Every connector has a README, which begins with the connector's name and says which engine moves the KV and how.
 func TestEveryConnectorHasAPage(t *testing.T) {
 	for _, name := range connector.Names() {
 		dir := folder(t, name)
@@ -76,12 +76,13 @@ func TestEveryConnectorHasAPage(t *testing.T) {
 	}
 }
 
-// needed are the settings of connectors that cannot do without.
+// needed are the settings of the connectors that require some.
 var needed = map[string]string{
 	"multi": `{"connectors":[{"type":"nixl"},{"type":"sharedstorage"}]}`, "ascend-layerwise": `{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`,
 }
 
-// Every connector renders the engines' launch settings, and says of each of a ModelServer's resources where it went, or that it has no effect.
+// Every connector renders the engines' launch settings. For each of a ModelServer's resources it says which setting it
+// became, or that it has no effect.
 func TestEveryConnectorRenders(t *testing.T) {
 	var engines []discovery.Endpoint
 	for url, role := range map[string]discovery.Role{"http://10.0.0.1:8100": discovery.RolePrefill, "http://10.0.0.2:8200": discovery.RoleDecode} {

@@ -10,7 +10,7 @@ import (
 	_ "github.com/pdkit/pdkit/connector/all"
 )
 
-// With all connectors registered, a configuration chooses by name, pdkit's or the engine's own.
+// With all connectors registered, a configuration chooses one by pdkit's name or by the engine's.
 func Example() {
 	for _, config := range []string{`{"type":"nixl"}`, `{"type":"MooncakeConnector"}`, `{"type":"SGLang"}`} {
 		spec, err := connector.ParseSpec([]byte(config))

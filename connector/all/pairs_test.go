@@ -17,9 +17,9 @@ import (
 	"github.com/pdkit/pdkit/connector/epd"
 )
 
-// meetings are, of each connector, attributes of a prefill and of a decode engine that can exchange KV, and of two that cannot:
-// "tpSize=2 | tpSize=4".
-var meetings = []struct {
+// pairs have for each connector the attributes of a prefill and a decode engine that can exchange KV, and of two that
+// cannot: "tpSize=2 | tpSize=4".
+var pairs = []struct {
 	typ, config string
 	meet, apart []string
 }{
@@ -69,24 +69,24 @@ var meetings = []struct {
 }
 
 func TestWhichEnginesCanMeet(t *testing.T) {
-	for _, m := range meetings {
+	for _, m := range pairs {
 		t.Run(m.typ+m.config, func(t *testing.T) {
 			c, err := connector.Open(connector.Spec{Type: m.typ, Config: json.RawMessage(m.config)})
 			require.NoError(t, err)
 			for _, c := range []connector.KVConnector{c, wrapped(t, c)} {
 				for _, engines := range m.meet {
-					assert.True(t, meet(t, c, engines), "apart: %s", engines)
+					assert.True(t, compatible(t, c, engines), "apart: %s", engines)
 				}
 				for _, engines := range m.apart {
-					assert.False(t, meet(t, c, engines), "meet: %s", engines)
+					assert.False(t, compatible(t, c, engines), "meet: %s", engines)
 				}
-				assert.True(t, meet(t, c, " | "), "engines of which nothing is told")
+				assert.True(t, compatible(t, c, " | "), "engines of which nothing is told")
 			}
 		})
 	}
 }
 
-// wrapped is a connector with an encode stage before it, which changes nothing between the two engines.
+// wrapped puts an encode stage before a connector; it changes nothing between the two engines.
 func wrapped(t *testing.T, c connector.KVConnector) connector.KVConnector {
 	t.Helper()
 	c, err := epd.Wrap(c, &epd.Options{Type: epd.Example})
@@ -94,8 +94,8 @@ func wrapped(t *testing.T, c connector.KVConnector) connector.KVConnector {
 	return c
 }
 
-// meet asks as pickers do: only about attributes that both engines have.
-func meet(t *testing.T, c connector.KVConnector, engines string) bool {
+// compatible applies a connector's rules as pickers do: only to attributes that both engines have.
+func compatible(t *testing.T, c connector.KVConnector, engines string) bool {
 	t.Helper()
 	prefill, decode, ok := strings.Cut(engines, "|")
 	require.True(t, ok)
@@ -105,7 +105,7 @@ func meet(t *testing.T, c connector.KVConnector, engines string) bool {
 	})
 }
 
-// attributes reads name=value, where a part without = goes on with the value before it.
+// attributes parses name=value parts. A part without = continues the value of the part before it.
 func attributes(text string) map[string]string {
 	all, last := map[string]string{}, ""
 	for part := range strings.SplitSeq(strings.TrimSpace(text), ",") {
@@ -122,10 +122,10 @@ func attributes(text string) map[string]string {
 
 var row = regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|")
 
-// Each connector's page lists its rules, with where they come from.
+// Each connector's README lists its pair rules and where they come from.
 func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
 	tested := map[string]bool{}
-	for _, m := range meetings {
+	for _, m := range pairs {
 		tested[m.typ] = true
 	}
 	for _, name := range connector.Names() {

@@ -22,7 +22,7 @@ import (
 	_ "github.com/pdkit/pdkit/connector/all"
 )
 
-// The table of connectors in the root README is what the registry, the golden exchanges and the runs with real engines say.
+// The root README's table of connectors agrees with the registry, the golden exchanges and the runs with real engines.
 // PDKIT_UPDATE=1 writes it.
 func TestTheReadmeListsTheConnectors(t *testing.T) {
 	const file, begin, end = "../../README.md", "<!-- connectors -->\n", "<!-- /connectors -->"
@@ -40,7 +40,8 @@ func TestTheReadmeListsTheConnectors(t *testing.T) {
 	assert.Equal(t, now, string(old), "write it anew: PDKIT_UPDATE=1 go test ./connector/all")
 }
 
-// What was run with real engines names connectors that there are, and which have golden exchanges of them too.
+// Every connector that the list of runs with real engines names is registered and has golden exchanges of those
+// engines.
 func TestProvenConnectorsAreRegistered(t *testing.T) {
 	for name, engine := range proven(t) {
 		assert.Contains(t, connector.Names(), name)
@@ -81,8 +82,8 @@ func dash(list []string, separator string) string {
 	return cmp.Or(strings.Join(list, separator), "—")
 }
 
-// folder returns where a connector's package lies: that of its type, and of its page. A connector that needs a configuration is found
-// by its golden exchanges.
+// folder returns the folder of a connector's package, which has its type and its README. If a connector requires a
+// configuration, its golden exchanges identify the folder.
 func folder(t *testing.T, name string) string {
 	t.Helper()
 	c, err := connector.Open(connector.Spec{Type: name})
@@ -100,7 +101,7 @@ func folder(t *testing.T, name string) string {
 	return dir
 }
 
-// classes are the engines' class names for a connector, whatever settings they need for it.
+// classes are the engines' class names for a connector, with any settings.
 func classes(name string) (list []string) {
 	for _, class := range connector.Classes() {
 		for _, config := range []string{"", `{"enable_pd":true}`} {
@@ -115,7 +116,7 @@ func classes(name string) (list []string) {
 var engineNames = map[string]string{"vllm": "vLLM", "vllm-ascend": "vLLM Ascend", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "trtllm": "TensorRT-LLM",
 	"lmcache": "LMCache", "mooncake": "Mooncake"}
 
-// versioned are a golden folder's names: vllm-0.32.0, or vllm-pr24520 for what is proposed.
+// versioned matches the names of golden folders: vllm-0.32.0, or vllm-pr24520 for a pull request that is not merged.
 var versioned = regexp.MustCompile(`^(.+?)-(v?\d.*|pr\d+)$`)
 
 // goldens returns the engine versions of a package's golden exchanges, and the configurations in them.
@@ -148,7 +149,7 @@ var orders = map[connector.Order]string{
 	connector.DecodeThenPrefill: "D, which asks for P",
 }
 
-// legs are the orders that a connector has, without settings first, and then with those of its golden exchanges.
+// legs are a connector's orders: first without settings, then with the settings of its golden exchanges.
 func legs(name string, configs []json.RawMessage) (list []string) {
 	for _, config := range append([]json.RawMessage{nil}, configs...) {
 		c, err := connector.Open(connector.Spec{Type: name, Config: config})

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ascendlayerwise is the connector "ascend-layerwise": vllm-ascend's MooncakeLayerwiseConnector, in which P pushes KV to D layer
-// by layer.
+// Package ascendlayerwise is the connector "ascend-layerwise": vllm-ascend's MooncakeLayerwiseConnector, in which P
+// pushes KV to D layer by layer.
 //
-// D is asked first, with the URL of a callback server that this package runs. Once D has blocks for the prompt it POSTs their ids and
-// its own address to /v1/metaserver; that object, as it stands, is what the prefill leg carries as kv_transfer_params, and P pushes
-// the KV straight into D's blocks. Three things match by the request id: the callback (D sends its engine's id without the random suffix),
-// and P's KV at D. So both legs carry one X-Request-Id, made per attempt.
+// The flow asks D first and gives it the URL of a callback server that this package runs. When D has blocks for the
+// prompt, it POSTs their ids and its own address to /v1/metaserver. The prefill leg carries that object unchanged as
+// kv_transfer_params, and P pushes the KV straight into D's blocks. The request id connects the callback with the
+// session (D sends its engine's id without the random suffix) and P's KV with D's request. So both legs carry the same
+// X-Request-Id, which is made for the attempt.
 //
-// D's HTTP client has no timeout, keeps one of its 32 threads until the answer, tries 3 times if the connection fails, and ignores the
-// status. So a callback is answered as soon as P has answered, and not only when D's text is through; and when P fails, D must be
-// cancelled, since no answer tells it.
+// D's HTTP client has no timeout. It occupies one of D's 32 threads until the callback is answered, tries 3 times if
+// the connection fails, and ignores the status. So this package answers a callback as soon as P has answered, and not
+// only when D's text is complete. When P fails, the flow must cancel D, since the callback's status does not tell D.
 //
 // Facts: vllm-ascend at 182b75e (2026-08-22, between 0.22 and 0.23), vllm_ascend/distributed/kv_transfer/kv_p2p/
 // mooncake_layerwise_connector.py (MooncakeLayerwiseConnectorScheduler, get_external_request_id) and examples/
@@ -45,16 +46,16 @@ func init() {
 // Connector is the connector "ascend-layerwise". Make it with [New].
 type Connector struct {
 	listen string
-	url    string // of the callback server as D reaches it; "" is the listener's own address
+	url    string // the callback server's URL as D reaches it; "" means the listener's own address
 	kvPort int
 
 	mu     sync.RWMutex
 	starts int
 	server *server         // while starts is above 0
-	params json.RawMessage // the decode leg's, nil until the URL is known
+	params json.RawMessage // the decode leg's parameters, nil until the URL is known
 }
 
-// New checks the settings. nil means defaults. Nothing is opened: that is Start's part.
+// New checks the settings; nil means the defaults. It opens nothing: Start does.
 func New(o *Options) (*Connector, error) {
 	if o == nil {
 		o = &Options{}
@@ -69,12 +70,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P needs the blocks that D has set aside, and there is one callback per prompt and
-// answer. A D whose P failed waits for KV for ever, and keeps its blocks until the transfer ends even if its client
-// leaves (vllm-project/vllm#46283).
+// Traits declares the protocol. P needs the blocks that D has reserved, and D calls back once for each prompt and
+// choice. If P fails, D waits for KV for ever. Even if its client leaves, D keeps its blocks until the transfer ends
+// (vllm-project/vllm#46283).
 //
 // The rules: P's tensor-parallel size is a multiple of D's (Design_Documents/disaggregated_prefill.md, Limitations),
-// and D's block size one of P's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
+// and P's block size a multiple of D's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
@@ -87,7 +88,6 @@ func (*Connector) Traits() connector.Traits {
 	}
 }
 
-// Name returns "ascend-layerwise".
 // Start listens for callbacks. Connectors that name one address share its listener; each Start needs a Close.
 func (c *Connector) Start(ctx context.Context) error {
 	c.mu.Lock()
@@ -98,7 +98,7 @@ func (c *Connector) Start(ctx context.Context) error {
 			return err
 		}
 		c.server = s
-		if c.url == "" { // the port was to be any free one
+		if c.url == "" { // port 0: the listener chose a free port
 			c.params = decodeParams("http://" + s.address())
 		}
 	}
@@ -106,7 +106,7 @@ func (c *Connector) Start(ctx context.Context) error {
 	return nil
 }
 
-// Close ends what Start began. The last Close of an address ends its listener; callbacks that still wait are answered 503.
+// Close ends what Start began. The last Close of an address closes its listener, and callbacks that still wait get 503.
 func (c *Connector) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,7 +127,7 @@ func (c *Connector) HealthCheck(context.Context) error {
 	if s := c.running(); s != nil {
 		return s.failure()
 	}
-	return nil // not started yet: the first request does that
+	return nil // not started yet: the first request starts it
 }
 
 func (c *Connector) running() *server {
@@ -155,7 +155,8 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector
 	return nil
 }
 
-// Expect waits for D's callback. done answers it with 502 if there is an error and P has not answered before; see [Connector.CheckPrefill].
+// Expect waits for D's callback. If done gets an error and P has not answered before, it answers the callback with 502;
+// see [Connector.CheckPrefill].
 func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
 	ids := engineIDs(s.API, s.ID)
 	if len(ids) == 0 {
@@ -169,7 +170,7 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 	return func(ctx context.Context) (connector.Event, error) { return w.wait(ctx, srv) }, func(err error) { srv.settle(w, err) }
 }
 
-// Prefill asks P for one token, and to push its KV where the callback says.
+// Prefill asks P for one token, and to push its KV to the blocks that the callback names.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	raw := s.Event().Body
 	if len(raw) == 0 {
@@ -185,8 +186,8 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 	return nil
 }
 
-// CheckPrefill finds no fault: P pushes whatever way it ends. It answers D's callback, since P has answered; done, which the flow calls
-// when D's whole text is through, would be too late for D, which has 32 threads for callbacks.
+// CheckPrefill never finds a fault: P pushes however it ends. It answers D's callback, since P has now answered. The
+// flow calls done only when D's whole text is complete, which would be too late: D has only 32 threads for callbacks.
 func (c *Connector) CheckPrefill(s *connector.Session, _ *connector.PrefillResult) error {
 	ids := engineIDs(s.API, s.ID)
 	if srv := c.running(); srv != nil && len(ids) > 0 {
@@ -197,8 +198,8 @@ func (c *Connector) CheckPrefill(s *connector.Session, _ *connector.PrefillResul
 	return nil
 }
 
-// CheckRequest knows that each turn of a response with tools that the engine runs itself would be a request, and a
-// callback, of its own.
+// CheckRequest refuses a response with tools that the engine runs itself: each of its turns would be another request
+// with another callback.
 func (*Connector) CheckRequest(r *connector.Request) error {
 	if r.API == connector.APIResponses && hasBuiltinTool(r) {
 		return &connector.UnsupportedError{Member: "tools"}
@@ -215,7 +216,7 @@ func hasBuiltinTool(r *connector.Request) bool {
 		Type string `json:"type"`
 	}
 	if json.Unmarshal(raw, &tools) != nil {
-		return false // the engine will say what is wrong with it
+		return false // the engine reports what is wrong with it
 	}
 	for _, t := range tools {
 		if t.Type != "" && t.Type != "function" {

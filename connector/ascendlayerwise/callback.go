@@ -10,10 +10,10 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// engineIDs are the ids under which D's engine may know a request that was sent with X-Request-Id id, without the random suffix of 9
-// characters, which D cuts off before it calls back. The first is the usual one (vLLM 0.32.0, vllm/entrypoints;
-// docs/protocols/nixl.md, recordings 22 to 24; docs/protocols/vllm.md §2). A Response is its engine's sub-request 0,
-// or, before there were sub-requests, the request itself.
+// engineIDs are the ids that D's engine may have for a request that was sent with X-Request-Id id. They are without the
+// random suffix of 9 characters, which D cuts off before it calls back. The first id is the usual one (vLLM 0.32.0,
+// vllm/entrypoints; docs/protocols/nixl.md, recordings 22 to 24; docs/protocols/vllm.md §2). A Response is sub-request
+// 0 of the engine's request or, in releases without sub-requests, the request itself.
 func engineIDs(api connector.API, id string) []string {
 	switch api {
 	case connector.APICompletions:
@@ -28,7 +28,7 @@ func engineIDs(api connector.API, id string) []string {
 	return nil
 }
 
-// callbackID reads the request id of a callback; ok is false if the body is not one JSON object with such a member.
+// callbackID reads the request id of a callback. ok is false if the body is not one JSON object with that member.
 func callbackID(body []byte) (id string, ok bool) {
 	d, err := jsonedit.Parse(body)
 	if err != nil {
@@ -42,9 +42,10 @@ func callbackID(body []byte) (id string, ok bool) {
 	return id, err == nil && id != ""
 }
 
-// checkCallback refuses a callback that P's engine would die of or not push for: without remote_block_ids, remote_block_size or
-// remote_tp_size its worker reckons with nothing, and a remote_cached_tokens that is missing ends the scheduler. Sizes may be absent, since
-// older engines of both sides knew none. blocks is how many blocks D waits for: with none, P has nothing to push.
+// checkCallback refuses a callback of which P's engine would die, or for which it would not push. Without
+// remote_block_ids, remote_block_size or remote_tp_size P's worker calculates with None; a missing remote_cached_tokens
+// ends the scheduler. The sizes may be absent, since older engines of both sides did not have them. blocks is how many
+// blocks D waits for; if it is 0, P has nothing to push.
 func checkCallback(body json.RawMessage) (blocks int, err error) {
 	o := handoff.Read(body, "remote_block_ids")
 	o.Text("request_id")
@@ -57,7 +58,7 @@ func checkCallback(body json.RawMessage) (blocks int, err error) {
 		o.OptionalInt(key, 1, 1<<20, false)
 	}
 	o.OptionalInt("remote_cached_tokens", 0, 1<<40, false)
-	// A number, or one for each group of the cache.
+	// remote_block_size is a number, or a list with a number for each group of the cache.
 	if raw, ok := o.Get("remote_block_size"); ok && jsonedit.Kind(raw) == jsonedit.Array {
 		o.SomeBlocks("remote_block_size", 1)
 	} else {

@@ -21,7 +21,7 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 	return connector.Open(connector.Spec{Type: ascendlayerwise.Name, Config: config})
 }
 
-// callback is what D posts for a request id.
+// callback is the body that D posts for a request id.
 func callback(id string) string {
 	return `{"token_ids":[],"request_id":"` + id + `","do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[11,12]],"remote_block_size":[128],"remote_engine_id":"d0","remote_host":"10.0.0.6","remote_port":30100,"remote_tp_size":8,"remote_pcp_size":1,"remote_dcp_size":1,"remote_cached_tokens":0}`
 }

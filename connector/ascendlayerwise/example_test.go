@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// D goes out first, and calls the gateway back when it has blocks; P's leg then carries what D said.
+// D's leg goes out first. When D has blocks it calls the gateway back, and P's leg then carries what D sent.
 func ExampleNew() {
 	c, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackURL: "http://10.0.0.1:8600"})
 	if err != nil {

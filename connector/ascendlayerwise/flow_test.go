@@ -24,7 +24,7 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// pair is a flow between two engines that a test plays.
+// pair is a flow in front of two engines that the test plays.
 type pair struct {
 	t    *testing.T
 	flow *pdflow.Flow
@@ -55,7 +55,7 @@ func newPair(t *testing.T, prefill, decode http.HandlerFunc, opts ...pdflow.Opti
 	return x
 }
 
-// nobody is not asked: each request names its pair.
+// nobody is a picker that is never called: each request names its pair.
 type nobody struct{}
 
 func (nobody) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
@@ -66,7 +66,7 @@ func (x *pair) do(ctx context.Context, body string) (*pdflow.Response, error) {
 	return x.flow.Do(ctx, &pdflow.Request{API: connector.APIChat, Body: []byte(body), Pick: &x.pick})
 }
 
-// decodeEngine calls back and waits for the answer, then for push, and streams.
+// decodeEngine calls back and waits for the response, then waits for push, and streams the events.
 func decodeEngine(t *testing.T, callbacks chan<- reply, pushed <-chan struct{}, left chan<- struct{}, events ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -119,7 +119,7 @@ func TestDAsksPIsAskedDAnswers(t *testing.T) {
 	assert.Contains(t, string(b), "word")
 }
 
-// D ignores the callback's status, so a failed P must end D's request.
+// D ignores the callback's status, so the flow must cancel D's request when P fails.
 func TestDIsCancelledWhenPFails(t *testing.T) {
 	callbacks, left := make(chan reply, 1), make(chan struct{}, 1)
 	x := newPair(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -149,7 +149,7 @@ func TestADThatNeverCallsBackRunsOutOfTime(t *testing.T) {
 	<-left
 }
 
-// A client that leaves takes both legs with it, and the callback is answered.
+// When a client leaves, both legs end, and the callback is answered.
 func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 	callbacks, left, asked := make(chan reply, 1), make(chan struct{}, 2), make(chan struct{})
 	x := newPair(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -169,8 +169,9 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 	assert.Equal(t, http.StatusBadGateway, soon(t, callbacks).status)
 }
 
-// With recompute_scheduler_enable D may give a request up for another one: it says so by a stop reason, in an answer that looks whole.
-// Before the client has seen anything another attempt may serve it; after that the stream is cut.
+// With recompute_scheduler_enable D may give a request up in favour of another one. It says so only by a stop reason,
+// in a response that looks complete. If the client has not got anything yet, another attempt serves the request;
+// otherwise the flow cuts the stream.
 func TestARecomputedAnswerIsAFailedOne(t *testing.T) {
 	const recomputed = `{"choices":[{"delta":{},"finish_reason":"stop","stop_reason":"recomputed"}]}`
 	pushed := make(chan struct{})
@@ -205,7 +206,8 @@ func TestARecomputedAnswerIsAFailedOne(t *testing.T) {
 	soon(t, callbacks)
 }
 
-// Whatever is posted, nothing panics, and what reaches P is the callback byte for byte with all that P's engine needs.
+// For any body that is posted, nothing panics. P gets the callback byte for byte, and only one with all that P's engine
+// needs.
 func FuzzCallback(f *testing.F) {
 	c, err := ascendlayerwise.New(nil)
 	require.NoError(f, err)

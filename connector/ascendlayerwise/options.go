@@ -20,11 +20,12 @@ const (
 
 // Options are the connector's settings.
 type Options struct {
-	// CallbackListen is where decode engines' callbacks are taken, host:port; default 127.0.0.1:8600. Connectors of one
-	// process that name the same address share it. Port 0 is any free port, each time another.
+	// CallbackListen is the address at which this process listens for decode engines' callbacks, host:port; default
+	// 127.0.0.1:8600. Connectors of one process that name the same address share the listener. Port 0 is any free port,
+	// each time another.
 	CallbackListen string `json:"callbackListen"`
-	// CallbackURL is where decode engines reach that address, http://host:port; /v1/metaserver is added. Needed where
-	// CallbackListen is a wildcard; default http:// and CallbackListen.
+	// CallbackURL is the URL at which decode engines reach that address, http://host:port; /v1/metaserver is added. It
+	// is needed if CallbackListen is a wildcard; default http:// and CallbackListen.
 	CallbackURL string `json:"callbackURL"`
 	// KVPort is the first kv_port of the launch settings; default 30000.
 	KVPort int `json:"kvPort"`
@@ -71,7 +72,7 @@ func wildcard(host string) bool {
 	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
-// baseURL reads a URL without user, query and fragment. A slash at its end is dropped.
+// baseURL reads a URL without user, query and fragment, and drops a slash at its end.
 func baseURL(text string) (string, bool) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil ||

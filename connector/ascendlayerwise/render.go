@@ -11,8 +11,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives vllm-ascend's --kv-transfer-config. Nothing of it tells an engine where the callback server is: that
-// goes with each request.
+// Render gives vllm-ascend's --kv-transfer-config. No setting tells an engine where the callback server is: each
+// request does.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out, err := ascendengine.Settings(t, "MooncakeLayerwiseConnector", c.kvPort)
 	if err != nil {

@@ -15,22 +15,22 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/listen"
 )
 
-// callbackPath is what D appends to nothing: it is part of the URL that it is given.
+// callbackPath is a part of the URL that D gets. D itself appends nothing to that URL.
 const callbackPath = "/v1/metaserver"
 
 const (
 	maxCallback  = 4 << 20          // bytes: a million tokens in blocks of 16 take half a megabyte
-	smallEnough  = 32 << 10         // bytes: what is larger is read only as long as few others are
-	maxLarge     = 32               // of the larger ones, at once
-	maxCallbacks = 16 << 10         // at once: an engine has 32 threads for them
-	maxHold      = 15 * time.Minute // how long a callback waits for P at most; the flow's own limits are shorter
+	smallEnough  = 32 << 10         // bytes: only maxLarge bodies above this size are read at once
+	maxLarge     = 32               // how many larger bodies are read at once
+	maxCallbacks = 16 << 10         // how many callbacks are served at once: an engine has 32 threads for them
+	maxHold      = 15 * time.Minute // the longest wait of a callback for P; the flow's own limits are shorter
 	maxRead      = 10 * time.Second
 )
 
-// servers are those of the process: connectors that name one address share its listener.
+// servers are the callback servers of this process: connectors that name the same address share one.
 var servers listen.Shared[*server]
 
-// acquire returns the server of an address, and starts it for the first who asks.
+// acquire returns the server of an address. For the first caller it starts the server.
 func acquire(ctx context.Context, address string) (*server, error) {
 	s, err := servers.Acquire(ctx, address, serve)
 	if err != nil {
@@ -52,7 +52,7 @@ func serve(ln net.Listener) *server {
 	return s
 }
 
-// cause says why listening failed without the address, which the configuration has.
+// cause says why listening failed. It leaves out the address, which the configuration has.
 func cause(err error) string {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		return op.Err.Error()
@@ -60,7 +60,7 @@ func cause(err error) string {
 	return "no such address"
 }
 
-// end stops a server that nobody uses any more. Whoever waits for P is answered at once.
+// end stops a server that has no users any more. It answers the callbacks that wait for P at once.
 func (s *server) end() {
 	close(s.closing)
 	_ = s.ln.Close()
@@ -72,7 +72,7 @@ func (s *server) end() {
 	<-s.served
 }
 
-// server takes callbacks on one address.
+// server receives callbacks at one address.
 type server struct {
 	*waiters
 	ln      net.Listener
@@ -81,7 +81,7 @@ type server struct {
 	served  chan struct{}
 	failed  atomic.Bool
 	active  atomic.Int64
-	large   atomic.Int64 // bodies above smallEnough that are being read
+	large   atomic.Int64 // bodies larger than smallEnough that are being read
 }
 
 func (s *server) address() string { return s.ln.Addr().String() }
@@ -93,41 +93,41 @@ func (s *server) failure() error {
 	return nil
 }
 
-// ServeHTTP takes one callback and answers it when P has answered. The statuses are those of vllm-ascend's own proxy, where it has
-// one; D reads none of them.
+// ServeHTTP receives one callback and answers it when P has answered. The statuses are those of vllm-ascend's own
+// proxy, if it has one for the case; D ignores them all.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != callbackPath {
-		answer(w, http.StatusNotFound, `{"detail":"no such path"}`)
+		respond(w, http.StatusNotFound, `{"detail":"no such path"}`)
 		return
 	}
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
-		answer(w, http.StatusMethodNotAllowed, `{"detail":"callbacks are posted"}`)
+		respond(w, http.StatusMethodNotAllowed, `{"detail":"callbacks are posted"}`)
 		return
 	}
 	if s.active.Add(1) > maxCallbacks {
 		s.active.Add(-1)
-		answer(w, http.StatusServiceUnavailable, `{"detail":"too many callbacks"}`)
+		respond(w, http.StatusServiceUnavailable, `{"detail":"too many callbacks"}`)
 		return
 	}
 	defer s.active.Add(-1)
 	body, err := s.read(w, r)
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		answer(w, http.StatusRequestEntityTooLarge, `{"detail":"the callback is too large"}`)
+		respond(w, http.StatusRequestEntityTooLarge, `{"detail":"the callback is too large"}`)
 		return
 	}
 	if errors.Is(err, errBusy) {
-		answer(w, http.StatusServiceUnavailable, `{"detail":"too many large callbacks"}`)
+		respond(w, http.StatusServiceUnavailable, `{"detail":"too many large callbacks"}`)
 		return
 	}
 	id, ok := callbackID(body)
 	if err != nil || !ok {
-		answer(w, http.StatusBadRequest, `{"detail":"not one JSON object with a request_id"}`)
+		respond(w, http.StatusBadRequest, `{"detail":"not one JSON object with a request_id"}`)
 		return
 	}
 	waiting := s.find(id)
 	if waiting == nil {
-		answer(w, http.StatusNotFound, `{"detail":"unknown request_id"}`)
+		respond(w, http.StatusNotFound, `{"detail":"unknown request_id"}`)
 		return
 	}
 	s.called(w, r, waiting, body)
@@ -135,8 +135,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 var errBusy = errors.New("ascendlayerwise: too many large callbacks")
 
-// read reads a callback's body. Nothing is known of its sender yet, so that all bodies together must not take much memory: the larger ones
-// are few at a time.
+// read reads a callback's body. Its sender is not known yet, so all bodies together must not take much memory: only
+// maxLarge of the larger ones are read at once.
 func (s *server) read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	limited := http.MaxBytesReader(w, r.Body, maxCallback)
 	small, err := io.ReadAll(io.LimitReader(limited, smallEnough))
@@ -152,17 +152,17 @@ func (s *server) read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return append(small, rest...), err
 }
 
-// called hands a callback to the session that waits for it, and holds the answer until P's is known. A repeated one, which D sends when a
-// connection broke, starts nothing and is answered as the first.
+// called gives a callback to the session that waits for it, and answers the callback when P has answered. If D repeats
+// a callback because a connection broke, the repeated one starts nothing and gets the same response.
 func (s *server) called(w http.ResponseWriter, r *http.Request, waiting *waiter, body []byte) {
 	blocks, err := checkCallback(body)
 	if err == nil && blocks == 0 {
-		answer(w, http.StatusOK, ok) // D has the whole prompt and does not wait; an empty list is more than P's engine can read
+		respond(w, http.StatusOK, ok) // D has the whole prompt and does not wait; P's engine cannot read an empty list
 		return
 	}
 	waiting.ask(connector.Event{Body: body, At: time.Now()}, err)
 	if err != nil {
-		answer(w, http.StatusBadRequest, `{"detail":"the callback lacks what prefill needs"}`)
+		respond(w, http.StatusBadRequest, `{"detail":"the callback lacks what prefill needs"}`)
 		return
 	}
 	limit := time.NewTimer(maxHold)
@@ -170,21 +170,21 @@ func (s *server) called(w http.ResponseWriter, r *http.Request, waiting *waiter,
 	select {
 	case <-waiting.over:
 		if waiting.served {
-			answer(w, http.StatusOK, ok)
+			respond(w, http.StatusOK, ok)
 		} else {
-			answer(w, http.StatusBadGateway, `{"detail":"prefill failed"}`)
+			respond(w, http.StatusBadGateway, `{"detail":"prefill failed"}`)
 		}
 	case <-limit.C:
-		answer(w, http.StatusGatewayTimeout, `{"detail":"prefill has not ended"}`)
+		respond(w, http.StatusGatewayTimeout, `{"detail":"prefill has not ended"}`)
 	case <-s.closing:
-		answer(w, http.StatusServiceUnavailable, `{"detail":"shutting down"}`)
+		respond(w, http.StatusServiceUnavailable, `{"detail":"shutting down"}`)
 	case <-r.Context().Done(): // D has left
 	}
 }
 
 const ok = `{"status":"ok"}`
 
-func answer(w http.ResponseWriter, status int, body string) {
+func respond(w http.ResponseWriter, status int, body string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_, _ = io.WriteString(w, body)

@@ -45,7 +45,7 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
-// metaserver is the URL that D is given.
+// metaserver is the URL that D gets.
 func metaserver(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
 	leg := connector.NewLeg(s.Request)
@@ -61,7 +61,7 @@ type reply struct {
 	body   string
 }
 
-// call posts a callback; its answer comes on the channel.
+// call posts a callback and sends its response on the channel.
 func call(ctx context.Context, t testing.TB, url, body string) <-chan reply {
 	t.Helper()
 	ch := make(chan reply, 1)
@@ -102,7 +102,7 @@ func unanswered(t testing.TB, ch <-chan reply) {
 
 const ok = `{"status":"ok"}`
 
-// D's callback starts P, and is answered when P has answered: not before, and not only when D's text is through.
+// D's callback starts P. It is answered when P has answered: not earlier, and not only when D's text is complete.
 func TestACallbackIsAnsweredWithPsAnswer(t *testing.T) {
 	for _, api := range []connector.API{connector.APICompletions, connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate} {
 		t.Run(api.String(), func(t *testing.T) {
@@ -136,7 +136,8 @@ func TestACallbackWhosePrefillFailedIsAnswered502(t *testing.T) {
 	assert.NotContains(t, r.body, "gone")
 }
 
-// D's client tries three times where a connection breaks. The session's P runs once, and each try is answered alike.
+// D's client tries three times if a connection breaks. P runs once for the session, and each try gets the same
+// response.
 func TestRepeatedCallbacksAreAnsweredAlike(t *testing.T) {
 	for _, failure := range []error{nil, errors.New("P failed")} {
 		c, s := started(t, nil), session(t, connector.APIChat, `{}`)
@@ -193,8 +194,8 @@ func TestCallbacksOfNobodyAreRefused(t *testing.T) {
 	assert.Equal(t, 404, soon(t, call(t.Context(), t, strings.TrimSuffix(url, "metaserver"), callback("chatcmpl-"+s.ID))).status)
 }
 
-// A callback that P's engine would die of ends the session: nobody can push, and D would wait for ever. The error names the
-// key and holds no value.
+// A callback of which P's engine would die ends the session: P could not push, and D would wait for ever. The error
+// names the key and holds no value.
 func TestACallbackThatLacksWhatPNeedsEndsTheSession(t *testing.T) {
 	for key, values := range map[string][]string{
 		"do_remote_decode":     {"-", "false", "null"},
@@ -230,7 +231,7 @@ func TestACallbackThatLacksWhatPNeedsEndsTheSession(t *testing.T) {
 	}
 }
 
-// A D that has the whole prompt calls back, too, but waits for nothing; an empty list is more than P's engine can read.
+// A D that has the whole prompt calls back, too, but does not wait. P's engine cannot read an empty list of blocks.
 func TestACallbackWithoutBlocksStartsNothing(t *testing.T) {
 	for _, blocks := range []string{`[]`, `[[]]`, `[[],[]]`} {
 		c, s := started(t, nil), session(t, connector.APIChat, `{}`)
@@ -313,7 +314,7 @@ func TestCloseEndsEverybodyWhoWaits(t *testing.T) {
 	done(nil)
 }
 
-// Hundreds of sessions at once, each with its own callback.
+// Hundreds of sessions run at once, and each gets its own callback.
 func TestSessionsAtOnceGetTheirOwnCallbacks(t *testing.T) {
 	c := started(t, nil)
 	var wg sync.WaitGroup

@@ -13,15 +13,16 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// nothingLogged keeps net/http from writing addresses to the process's log.
+// nothingLogged keeps net/http from writing addresses into the process's log.
 var nothingLogged = log.New(io.Discard, "", 0)
 
 const (
-	remembered   = time.Minute // how long a settled session's callbacks are still answered
+	remembered   = time.Minute // how long callbacks of a settled session still get its response
 	maxRemembers = 4096
 )
 
-// waiters are the sessions that wait for a callback, or did a moment ago, by the engine's request ids.
+// waiters are the sessions that wait for a callback, or were settled less than a minute ago, by the engine's request
+// ids.
 type waiters struct {
 	mu      sync.Mutex
 	byID    map[string]*waiter
@@ -34,16 +35,16 @@ func newWaiters() *waiters { return &waiters{byID: map[string]*waiter{}, now: ti
 // waiter is one session.
 type waiter struct {
 	ids   []string
-	asked chan struct{} // closed when D has called; then event and err are set
-	over  chan struct{} // closed when P has answered or nothing more will come; then served is set
+	asked chan struct{} // closed when D has called back; then event and err are set
+	over  chan struct{} // closed when P has answered, or will not answer any more; then served is set
 
 	once   sync.Once
 	mu     sync.Mutex
-	event  connector.Event // until somebody has taken it: it may be large, and the session is remembered for long
+	event  connector.Event // until take: it may be large, and the waiter is kept for a minute
 	err    error
 	served bool
 	at     time.Time // when it was settled
-	ended  bool      // with waiters' lock
+	ended  bool      // guarded by the lock of waiters
 }
 
 func (l *waiters) expect(ids []string) *waiter {
@@ -62,7 +63,8 @@ func (l *waiters) find(id string) *waiter {
 	return l.byID[id]
 }
 
-// settle says how a session's prefill went. Only the first word counts: done comes after P's answer, too.
+// settle records how a session's prefill ended. Only the first call counts: the flow calls done after P's response,
+// too.
 func (l *waiters) settle(w *waiter, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,7 +73,7 @@ func (l *waiters) settle(w *waiter, err error) {
 	}
 	w.ended, w.served, w.at = true, err == nil, l.now()
 	close(w.over)
-	w.once.Do(func() { // what comes from now on starts nothing, and need not be kept
+	w.once.Do(func() { // a callback from now on starts nothing and is not kept
 		w.err = errOver
 		close(w.asked)
 	})
@@ -80,7 +82,7 @@ func (l *waiters) settle(w *waiter, err error) {
 	l.forget(w.at)
 }
 
-// forget drops sessions that were settled long ago, and the oldest where they are too many.
+// forget removes the sessions that were settled more than a minute ago, and the oldest ones if there are too many.
 func (l *waiters) forget(now time.Time) {
 	n := 0
 	for n < len(l.settled) && (len(l.settled)-n > maxRemembers || now.Sub(l.settled[n].at) > remembered) {
@@ -93,7 +95,7 @@ func (l *waiters) forget(now time.Time) {
 	l.settled = l.settled[n:]
 }
 
-// ask is called for each callback; the first one counts.
+// ask is called for each callback. Only the first call counts.
 func (w *waiter) ask(e connector.Event, err error) {
 	w.once.Do(func() {
 		w.mu.Lock()
@@ -105,7 +107,7 @@ func (w *waiter) ask(e connector.Event, err error) {
 	})
 }
 
-// take gives the event away.
+// take returns the event and no longer keeps it.
 func (w *waiter) take() connector.Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -119,7 +121,8 @@ var (
 	errOver   = errors.New("the session is over")
 )
 
-// wait waits for the callback. One that lacks what P needs ends the session: D waits for KV that nobody can push.
+// wait waits for the callback. A callback that lacks what P needs ends the session, since nobody could push the KV that
+// D waits for.
 func (w *waiter) wait(ctx context.Context, s *server) (connector.Event, error) {
 	select {
 	case <-w.asked:

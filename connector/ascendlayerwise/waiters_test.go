@@ -17,7 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// A settled session is known for a minute more, for the callbacks that D repeats; then its id is forgotten.
+// A settled session is known for one more minute, for the callbacks that D repeats. Then its id is forgotten.
 func TestSettledSessionsAreForgotten(t *testing.T) {
 	l, now := newWaiters(), time.Now()
 	l.now = func() time.Time { return now }
@@ -44,8 +44,8 @@ func TestSettledSessionsAreBounded(t *testing.T) {
 	assert.NotNil(t, l.find("10"))
 }
 
-// A session is remembered for a minute, and its callback may have megabytes: neither the one that was used nor one that came too late is
-// kept so long.
+// A session is known for a minute, and its callback may have megabytes. Neither a callback that was used nor one that
+// came too late is kept for that minute.
 func TestSettledSessionsKeepNoCallbacks(t *testing.T) {
 	l, event := newWaiters(), connector.Event{Body: []byte("blocks")}
 	used := l.expect([]string{"used"})
@@ -66,7 +66,8 @@ func TestSettledSessionsKeepNoCallbacks(t *testing.T) {
 	assert.Nil(t, late.event.Body)
 }
 
-// Whoever reaches the port may send bodies: all that are read at once must not take more than some hundred megabytes.
+// Anyone who reaches the port may send bodies: all that are read at once must not take more than a few hundred
+// megabytes.
 func TestLargeBodiesAreReadFewAtATime(t *testing.T) {
 	s := &server{waiters: newWaiters()}
 	front := httptest.NewServer(s)
@@ -108,7 +109,7 @@ func TestLargeBodiesAreReadFewAtATime(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// D's client takes any status for an answer, so that a flood costs the process no more than this.
+// D's client accepts any status, so a flood of callbacks gets 503 and costs no more.
 func TestTooManyCallbacksAreTurnedAway(t *testing.T) {
 	s := &server{waiters: newWaiters()}
 	s.active.Store(maxCallbacks)

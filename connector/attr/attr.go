@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attr is for the attributes of engines' entries: it reads them, and has the rules by which they tell which
-// engines can exchange KV.
+// Package attr reads the attributes of engines' entries. It also has the rules that decide by attributes which engines
+// can exchange KV.
 package attr
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// The attributes of an engine's entry that decide which engines can exchange KV. Numbers are in digits, names as the
-// engine's flags have them. A list need not tell them: what it does not tell, forbids nothing.
+// The attributes of an engine's entry that decide which engines can exchange KV. Numbers are written in digits, names
+// as the engine's flags have them. All are optional: an attribute that is left out forbids no pair.
 const (
 	Connector    = "connector"    // the connectors that the engine runs, by name or class name, separated by commas
 	Network      = "kvNetwork"    // the networks by which its KV can be reached, separated by commas
@@ -26,8 +26,8 @@ const (
 	Store        = "store"        // the stores that it keeps KV in, by names of the list's own, separated by commas
 )
 
-// Int reads a whole number from low to high among an endpoint's attributes; def where it is missing. The error is an
-// *[connector.EndpointError].
+// Int reads a whole number from low to high from an endpoint's attribute. It returns def if the attribute is missing.
+// The error is an *[connector.EndpointError].
 func Int(e discovery.Endpoint, name string, def, low, high int) (int, error) {
 	text := strings.TrimSpace(e.Attribute(name))
 	if text == "" {
@@ -40,7 +40,7 @@ func Int(e discovery.Endpoint, name string, def, low, high int) (int, error) {
 	return n, nil
 }
 
-// Port is [Int] for a port. def is 0 where the attribute must be there.
+// Port is [Int] for a port. With def 0 a missing attribute is an error.
 func Port(e discovery.Endpoint, name string, def int) (int, error) {
 	n, err := Int(e, name, def, 1, 65535)
 	if err == nil && n == 0 {
@@ -49,7 +49,7 @@ func Port(e discovery.Endpoint, name string, def int) (int, error) {
 	return n, err
 }
 
-// Ints reads a comma-separated list of whole numbers from low to high. A missing or empty list is nil.
+// Ints reads a comma-separated list of whole numbers from low to high. It returns nil if the list is missing or empty.
 func Ints(e discovery.Endpoint, name string, low, high int) ([]int, error) {
 	if strings.TrimSpace(e.Attribute(name)) == "" {
 		return nil, nil
@@ -58,14 +58,15 @@ func Ints(e discovery.Endpoint, name string, low, high int) ([]int, error) {
 	for text := range strings.SplitSeq(e.Attribute(name), ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(text))
 		if err != nil || n < low || n > high {
-			return nil, bad(e, name, "is not a comma-separated list of numbers from "+strconv.Itoa(low)+" to "+strconv.Itoa(high))
+			return nil, bad(e, name, "is not a comma-separated list of numbers from "+strconv.Itoa(low)+
+				" to "+strconv.Itoa(high))
 		}
 		list = append(list, n)
 	}
 	return list, nil
 }
 
-// Text returns an attribute that must be there.
+// Text returns an attribute. A missing one is an error.
 func Text(e discovery.Endpoint, name string) (string, error) {
 	if text := strings.TrimSpace(e.Attribute(name)); text != "" {
 		return text, nil
@@ -77,9 +78,9 @@ func bad(e discovery.Endpoint, name, problem string) error {
 	return &connector.EndpointError{Endpoint: e.ID, Attribute: name, Problem: problem}
 }
 
-// Faults turns the [connector.EndpointError]s in err, which a connector meets when it reads an endpoint, into faults of
-// the endpoint's entry in a configuration, as a [connector.EndpointChecker] returns them. remedies say by attribute
-// what would be right; nil is allowed. Other errors stay as they are.
+// Faults converts the [connector.EndpointError]s in err into faults of the endpoint's entry in a configuration, as a
+// [connector.EndpointChecker] returns them. remedies says for each attribute what would be right; it may be nil. Other
+// errors stay as they are.
 func Faults(err error, remedies map[string]string) error {
 	if err == nil {
 		return nil
@@ -92,7 +93,8 @@ func Faults(err error, remedies map[string]string) error {
 		return errors.Join(faults...)
 	}
 	if entry, ok := errors.AsType[*connector.EndpointError](err); ok {
-		return &config.FieldError{Path: "attributes." + entry.Attribute, Problem: entry.Problem, Remedy: remedies[entry.Attribute]}
+		return &config.FieldError{Path: "attributes." + entry.Attribute, Problem: entry.Problem,
+			Remedy: remedies[entry.Attribute]}
 	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// A connector whose prefill engines announce a port, and whose engines split heads in whole parts.
+// The prefill engines of this connector announce a port, and its engines split whole heads.
 func Example() {
 	rules := []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)}
 	fmt.Println(rules[0].Compatible("2", "8"), rules[0].Compatible("2", "3"))

@@ -10,36 +10,36 @@ import (
 	"github.com/pdkit/pdkit/internal/compare"
 )
 
-// Same lets engines meet whose attribute is the same, for example tpSize for a protocol that cannot reshape KV.
+// Same allows a pair whose values of the attribute are the same: tpSize for a protocol that cannot reshape KV.
 func Same(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: compare.Same}
 }
 
-// Multiple lets engines meet one of whose numbers divides the other: tpSize for protocols that split or join heads in
-// whole parts.
+// Multiple allows a pair if one number divides the other: tpSize for protocols that split or join whole heads.
 func Multiple(attribute string) connector.PairRule {
-	return connector.PairRule{Attribute: attribute, Compatible: func(p, d string) bool { return divides(p, d) || divides(d, p) }}
+	return connector.PairRule{Attribute: attribute, Compatible: func(p, d string) bool {
+		return divides(p, d) || divides(d, p)
+	}}
 }
 
-// PrefillMultiple lets engines meet if prefill's number is a multiple of decode's: tpSize for protocols that join heads
-// and never split them.
+// PrefillMultiple allows a pair if prefill's number is a multiple of decode's: tpSize for protocols that join heads and
+// never split them.
 func PrefillMultiple(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: func(p, d string) bool { return divides(d, p) }}
 }
 
-// DecodeMultiple lets engines meet if decode's number is a multiple of prefill's.
+// DecodeMultiple allows a pair if decode's number is a multiple of prefill's.
 func DecodeMultiple(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: divides}
 }
 
-// Shared lets engines meet whose comma separated lists have an element in common, for example the KV networks that they
-// are on.
+// Shared allows a pair whose comma-separated lists have an element in common: the KV networks that each engine is on.
 func Shared(attribute string) connector.PairRule {
 	return connector.PairRule{Attribute: attribute, Compatible: compare.Shared}
 }
 
-// divides reports whether b is a multiple of a. An engine meets its like whatever its value is, even one that is no
-// number: a slip that all entries share parts nobody.
+// divides reports whether b is a multiple of a. Equal values always fit, even if they are not numbers: a mistake that
+// all entries share must not forbid every pair.
 func divides(a, b string) bool {
 	if compare.Same(a, b) {
 		return true

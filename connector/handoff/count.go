@@ -4,12 +4,13 @@ package handoff
 
 import "math"
 
-// maxDepth is how deep lists are read. One array per KV cache group is depth 2, and nothing real is deeper.
+// maxDepth is the deepest nesting of lists that is read. One array per KV cache group has depth 2, and no real handoff
+// is deeper.
 const maxDepth = 4
 
-// count reads lists of lists, depth deep (1 is a flat list), of whole numbers from 0 on that fit 64 bits, and counts
-// the numbers. Nesting is significant: any other depth, and anything that is no such number, is not ok. White space may
-// stand around.
+// count reads nested lists of exactly the given depth (1 is a flat list) and counts the numbers in them. The numbers
+// must be whole, 0 or more, and fit 64 bits. ok is false for any other depth or value. White space is allowed around
+// each value.
 func count(raw []byte, depth int) (n int, ok bool) {
 	if depth < 1 || depth > maxDepth {
 		return 0, false
@@ -25,7 +26,7 @@ type reader struct {
 	n  int
 }
 
-// peek skips white space and returns the next byte, 0 at the end.
+// peek skips white space and returns the next byte, or 0 at the end.
 func (r *reader) peek() byte {
 	for r.at < len(r.b) {
 		switch c := r.b[r.at]; c {

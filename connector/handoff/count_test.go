@@ -33,7 +33,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// Count takes exactly what a slow reader takes.
+// count accepts exactly what a slow and simple reader accepts.
 func FuzzCount(f *testing.F) {
 	for _, seed := range []string{"[[1,2],[3]]", "[[]]", "[]", "[[1],]", "[[01]]", " [ [ 1 ] ] ", "[[9223372036854775808]]", "[[-1]]", "[[1.0]]"} {
 		f.Add(seed)

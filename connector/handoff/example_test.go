@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/connector/handoff"
 )
 
-// Decode of a connector: P's handoff goes on as it is, once it is known to hold what D needs.
+// A connector's Decode gives P's handoff to D unchanged, after checking that it holds what D needs.
 func Example() {
 	check := func(raw json.RawMessage) error {
 		o := handoff.Read(raw)

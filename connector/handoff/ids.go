@@ -9,9 +9,9 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// HideID returns what puts the client's request id in the place of the legs' in D's responses, for a
-// [connector.Rewriter]. Some protocols write engines' addresses into the X-Request-Id of the legs, and engines make the
-// id of a response of that.
+// HideID returns a function for a [connector.Rewriter] that replaces the legs' request id in D's responses by the
+// client's. Some protocols write engines' addresses into the X-Request-Id of the legs, and engines build the id of a
+// response from it.
 func HideID(s *connector.Session, legs string) connector.EventFunc {
 	own := strings.Trim(string(connector.Quote(s.RequestID)), `"`)
 	return func(data []byte) ([]byte, error) {

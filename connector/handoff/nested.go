@@ -4,11 +4,11 @@ package handoff
 
 import "encoding/json"
 
-// maxNested is how deep a value of a handoff may be. No engine's is deeper than a few, while those who read it in
-// Python recurse: their limits are 200 (pydantic's reader) to 1000.
+// maxNested is the deepest nesting that a value of a handoff may have. No engine nests more than a few levels. Engines
+// that read a handoff in Python recurse, and fail at 200 (pydantic's reader) to 1000 levels.
 const maxNested = 64
 
-// WellFormed judges a nested value, of which package jsonedit checks only the brackets.
+// WellFormed checks a nested value; package jsonedit checks only its brackets.
 func WellFormed(raw json.RawMessage) bool { return shallow(raw) && json.Valid(raw) }
 
 func shallow(raw []byte) bool {

@@ -11,7 +11,7 @@ import (
 	"github.com/pdkit/pdkit/connector/handoff"
 )
 
-// Engines read handoffs by recursion: a deep one, whatever its key, must not reach decode.
+// Engines read handoffs by recursion, so a deeply nested value must not reach decode under any key.
 func TestNestedValues(t *testing.T) {
 	deep := func(n int) string { return strings.Repeat(`{"a":[`, n) + strings.Repeat("]}", n) }
 	for _, good := range []string{`{}`, `[[1,2],["]]]"]]`, `{"a":"\"[[{"}`, deep(32), `[` + strings.Repeat(`[],`, 500) + `[]]`} {

@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Object is a JSON object under check, mostly a handoff. Each method asks one thing of one key; the first fault is
-// kept, and what is asked after it does nothing. An Object belongs to one goroutine.
+// Object checks a JSON object, mostly a handoff. Each method checks one key. The Object keeps the first fault; after it
+// all checks do nothing. An Object belongs to one goroutine.
 type Object struct {
 	d   *jsonedit.Doc
 	err error
@@ -22,9 +22,9 @@ type Object struct {
 
 var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 
-// Read begins the check of one JSON object: it is well-formed down to its last value, valid UTF-8, and names no key
-// twice. [Object.Close] must be called. blocks are keys whose lists [Object.Blocks] will check, so that they are not
-// read twice.
+// Read begins the check of one JSON object. It requires that the object is well-formed in all its values, is valid
+// UTF-8, and names no key twice. The caller must call [Object.Close]. blocks are keys whose lists [Object.Blocks] will
+// check; Read does not read them.
 func Read(raw []byte, blocks ...string) *Object {
 	o := &Object{d: docs.Get().(*jsonedit.Doc)}
 	if o.d.ParseInto(raw) != nil || !utf8.Valid(raw) || !o.wellFormed(blocks) {
@@ -33,7 +33,7 @@ func Read(raw []byte, blocks ...string) *Object {
 	return o
 }
 
-// wellFormed looks into nested values, of which jsonedit checks only the brackets.
+// wellFormed checks nested values; jsonedit checks only their brackets.
 func (o *Object) wellFormed(but []string) bool {
 	for i := range o.d.Len() {
 		v := o.d.Value(i)
@@ -58,14 +58,14 @@ func (o *Object) Close() error {
 // Err returns the first fault so far.
 func (o *Object) Err() error { return o.err }
 
-// Fault notes what is wrong with a key.
+// Fault records what is wrong with a key, unless there is a fault already.
 func (o *Object) Fault(key, problem string) {
 	if o.err == nil {
 		o.err = fmt.Errorf("%s %s", key, problem)
 	}
 }
 
-// Get returns a key's value, which is part of what was read. Null counts as absent.
+// Get returns a key's value as a part of the bytes that Read was given. ok is false if the value is absent or null.
 func (o *Object) Get(key string) (raw []byte, ok bool) {
 	if o.err != nil {
 		return nil, false
@@ -74,21 +74,21 @@ func (o *Object) Get(key string) (raw []byte, ok bool) {
 	return raw, ok && jsonedit.Kind(raw) != jsonedit.Null
 }
 
-// True wants true.
+// True requires true.
 func (o *Object) True(key string) {
 	if raw, _ := o.Get(key); string(raw) != "true" {
 		o.Fault(key, "is not true")
 	}
 }
 
-// NotTrue wants a flag that is absent, null or false.
+// NotTrue requires that a flag is absent, null or false.
 func (o *Object) NotTrue(key string) {
 	if raw, ok := o.Get(key); ok && string(raw) != "false" {
 		o.Fault(key, "is not false")
 	}
 }
 
-// Text wants a string that is not empty, and returns it as it is written, with quotes.
+// Text requires a string that is not empty, and returns it as it is written, with quotes.
 func (o *Object) Text(key string) []byte {
 	raw, ok := o.Get(key)
 	if ok = ok && jsonedit.Kind(raw) == jsonedit.String && len(raw) > len(`""`); ok && bytes.IndexByte(raw, '\\') >= 0 {
@@ -103,10 +103,10 @@ func (o *Object) Text(key string) []byte {
 
 const maxPort = 65535
 
-// Port wants a whole number from 1 to 65535.
+// Port requires a whole number from 1 to 65535.
 func (o *Object) Port(key string) { o.Int(key, 1, maxPort) }
 
-// Int wants a whole number from low to high.
+// Int requires a whole number from low to high.
 func (o *Object) Int(key string, low, high int64) {
 	raw, ok := o.Get(key)
 	if !ok || !within(raw, low, high) {
@@ -114,8 +114,8 @@ func (o *Object) Int(key string, low, high int64) {
 	}
 }
 
-// OptionalInt is Int for a key that may be absent. nullable says that null will do, too: an engine's default often
-// stands only where the key is absent.
+// OptionalInt is Int for a key that may be absent. nullable allows null as well: an engine's default often applies only
+// if the key is absent.
 func (o *Object) OptionalInt(key string, low, high int64, nullable bool) {
 	if o.err != nil {
 		return
@@ -146,7 +146,7 @@ func notWithin(low, high int64) string {
 	return "is not a count"
 }
 
-// OptionalObject wants an object, or nothing. Null is a fault.
+// OptionalObject requires an object if the key is there. Null is a fault.
 func (o *Object) OptionalObject(key string) {
 	if o.err != nil {
 		return
@@ -156,14 +156,14 @@ func (o *Object) OptionalObject(key string) {
 	}
 }
 
-// OptionalNumber wants a number of any kind, null, or nothing.
+// OptionalNumber requires a number of any kind, or null, if the key is there.
 func (o *Object) OptionalNumber(key string) {
 	if raw, ok := o.Get(key); ok && jsonedit.Kind(raw) != jsonedit.Number {
 		o.Fault(key, "is not a number")
 	}
 }
 
-// Blocks wants lists of block ids, depth deep, and returns how many there are.
+// Blocks requires nested lists of block ids of the given depth, and returns how many ids there are.
 func (o *Object) Blocks(key string, depth int) int {
 	raw, _ := o.Get(key)
 	n, ok := count(raw, depth)
@@ -174,7 +174,7 @@ func (o *Object) Blocks(key string, depth int) int {
 	return n
 }
 
-// SomeBlocks is Blocks with one at least.
+// SomeBlocks is Blocks, and requires at least one id.
 func (o *Object) SomeBlocks(key string, depth int) {
 	if o.Blocks(key, depth) == 0 {
 		o.Fault(key, "is empty")

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handoff reads and checks what a prefill engine's response says of its KV, before it reaches a decode engine
-// that would hang or die of it. Errors are [connector.ErrNoTransfer]; they name keys and headers, never values.
+// Package handoff reads and checks what a prefill engine's response says about its KV, before a decode engine gets it
+// that would hang or die of a wrong one. Errors are [connector.ErrNoTransfer]; they name keys and headers, never
+// values.
 //
-// A connector reads the handoff where it has declared it ([connector.Handoff]), with [Member] or [Header], asks of each
-// key what the decode engine needs ([Read]), and hands the bytes on as they are.
+// A connector declares where the handoff is ([connector.Handoff]) and reads it there, with [Member] or [Header]. It
+// checks the keys that the decode engine needs ([Read]), and passes the bytes on unchanged.
 package handoff
 
 import (
@@ -15,9 +16,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Member returns a top-level member of P's response, byte for byte, if check finds no fault with it; nil checks
-// nothing. The error is [connector.ErrNoTransfer], also where P has not answered, or the response is not one JSON
-// object.
+// Member returns a top-level member of P's response, byte for byte, if check finds no fault in it. A nil check checks
+// nothing. The error is [connector.ErrNoTransfer], also if P has not answered or its response is not one JSON object.
 func Member(p *connector.PrefillResult, name string, check func(raw json.RawMessage) error) (json.RawMessage, error) {
 	if p == nil {
 		return nil, errNotAnswered
@@ -38,8 +38,8 @@ func Member(p *connector.PrefillResult, name string, check func(raw json.RawMess
 	return raw, nil
 }
 
-// Header returns a header of P's response. The error is [connector.ErrNoTransfer] unless P has answered with exactly one value of it, which is
-// visible ASCII, of 8 KiB at most: proxies such as nginx take no longer header by default.
+// Header returns a header of P's response. P must have answered with exactly one value, of visible ASCII and at most 8
+// KiB: proxies such as nginx accept no longer header by default. Otherwise the error is [connector.ErrNoTransfer].
 func Header(p *connector.PrefillResult, name string) (string, error) {
 	if p == nil {
 		return "", errNotAnswered

@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Nothing of the store is on the wire: P fills it, and D finds the chunks by the prompt.
+// The requests hold nothing about the store: P fills it, and D finds the chunks by the prompt.
 func ExampleNew() {
 	c, err := lmcache.New(&lmcache.Options{})
 	if err != nil {

@@ -2,16 +2,19 @@
 
 // Package lmcache is the connector "lmcache": vLLM's LMCacheConnectorV1 and LMCacheMPConnector over a store that P and D share.
 //
-// P computes the prompt and puts its KV into the store, in chunks of 256 tokens; D gets the client's own request and finds the chunks
-// by the prompt's tokens. Nothing of it is on the wire: neither leg carries transfer members, and no answer tells whether D found
-// anything. So what matters is the engines' side: one store that both reach, and one PYTHONHASHSEED, without which P's keys are not
-// D's. The put is asynchronous: P may have answered before its chunks are in the store, and a D that looks too early computes the
-// prompt itself, in silence (LMCache issues 1350, 2471). [Options.SettleTime] waits between the legs.
+// P computes the prompt and puts its KV into the store, in chunks of 256 tokens. D gets the client's own request and
+// finds the chunks by the prompt's tokens. The requests and responses say nothing about it: neither leg carries
+// transfer members, and no response says whether D found anything. It is the engines that must be set right: one store
+// that both reach, and one PYTHONHASHSEED, without which P's keys differ from D's. The put is asynchronous: P may
+// answer before its chunks are in the store, and a D that looks too early computes the prompt itself without saying so
+// (LMCache issues 1350, 2471). [Options.SettleTime] waits between the legs.
 //
-// The same engine class with enable_pd is another protocol, in which P pushes to D: the connector lmcache-pd. The names are no aliases.
+// With enable_pd the same engine class has another protocol, in which P pushes to D: the connector lmcache-pd. The two
+// names are not aliases.
 //
 // Facts: LMCache 0.5 (lmcache/integration/vllm/vllm_v1_adapter.py, lmcache/v1/config.py at 000620e3), vLLM
-// vllm/distributed/kv_transfer/kv_connector/v1/lmcache_connector.py. The page beside this file, README.md, has the engines' settings.
+// vllm/distributed/kv_transfer/kv_connector/v1/lmcache_connector.py. README.md beside this file has the engines'
+// settings.
 package lmcache
 
 import (
@@ -29,8 +32,8 @@ import (
 // Name is the name the connector is registered under.
 const Name = "lmcache"
 
-// pdName is the connector of the same engine class with enable_pd. It is chosen here by its name alone: whoever needs no ZeroMQ need
-// not link it.
+// pdName is the connector of the same engine class with enable_pd. This package only names it, so that a program that
+// does not need ZeroMQ does not link it.
 const pdName = "lmcache-pd"
 
 func init() {
@@ -46,8 +49,8 @@ func init() {
 	connector.RegisterClass(ClassV1, Choose)
 }
 
-// Choose tells which protocol LMCacheConnectorV1 speaks with these settings: lmcache-pd where enable_pd, lmcache.enable_pd or the old
-// enable_nixl is true, else lmcache.
+// Choose returns the connector for LMCacheConnectorV1 with these settings: lmcache-pd if enable_pd, lmcache.enable_pd
+// or the old enable_nixl is true, otherwise lmcache.
 func Choose(config json.RawMessage) string {
 	if lmcacheconf.PD(config) {
 		return pdName
@@ -78,12 +81,13 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D looks into the store when its request comes. The store may be read any number of
+// Traits declares the protocol. D looks into the store when it gets its request. The store may be read any number of
 // times.
 //
-// The rules: D finds what P has put where both look, under keys that hold the type of KV (lmcache/utils.py of 0.5.6:
-// CacheEngineKey). The number of ranks is in the keys, too, but not with MLA (lmcache/v1/token_database.py:
-// _make_key_by_hash), of which no list tells: name other stores for engines that cannot share.
+// The rules: P and D must use the same store, and its keys hold the KV type (lmcache/utils.py of 0.5.6:
+// CacheEngineKey). The keys also hold the number of ranks, but not with MLA (lmcache/v1/token_database.py:
+// _make_key_by_hash), and no attribute says whether a model has MLA. For engines that cannot share, name different
+// stores.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
@@ -93,8 +97,7 @@ func (*Connector) Traits() connector.Traits {
 	}
 }
 
-// Name returns "lmcache".
-// Prefill asks P for one token. That its KV goes to the store is P's own setting.
+// Prefill asks P for one token. P's own settings make P put its KV into the store.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
 	leg.DropThinkingBudget()

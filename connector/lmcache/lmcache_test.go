@@ -29,7 +29,7 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 	return connector.Open(connector.Spec{Type: lmcache.Name, Config: config})
 }
 
-// everyKey has each setting of pdkit's own and of the design documents, none at its default.
+// everyKey sets every setting of pdkit and of the design documents to a value that is not its default.
 const everyKey = `{"settleTime":"30s","engineClass":"LMCacheConnectorV1",
 	"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080","lmcache-1.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
 	"localConfig":{"maxMemoryMB":4096},"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":2,"username":"lmcache","password":"lmcache-password"},
@@ -59,8 +59,8 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
-// The engine's class name stands for two protocols; its own settings decide, however they are spelt. Kthena's issue 1069 began with one
-// name for both.
+// The engine's class name stands for two protocols. Its settings decide, in all their spellings. Kthena's issue 1069
+// began with one name for both.
 func TestTheClassNameIsResolvedByItsSettings(t *testing.T) {
 	for config, name := range map[string]string{
 		``: "lmcache", `null`: "lmcache", `{}`: "lmcache",
@@ -90,7 +90,7 @@ func TestTheNameMeansTheSharedStore(t *testing.T) {
 	assert.True(t, c.Traits().ContentStore)
 }
 
-// Nothing is waited for by default; a settle time is waited for in full, and no longer than the request lives.
+// By default there is no wait. A settle time is waited for in full, unless the request ends.
 func TestSettleTimeIsWaitedForBetweenTheLegs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`)
@@ -133,7 +133,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// A budget of thinking must be below max_tokens, which is 1 on this leg, and the prompt stays the same without it.
+// A thinking budget must be below max_tokens, which is 1 on this leg, and without it the prompt stays the same.
 func TestThinkingBudgetIsNotSentToPrefill(t *testing.T) {
 	c, err := lmcache.New(nil)
 	require.NoError(t, err)

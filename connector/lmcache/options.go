@@ -12,17 +12,17 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 )
 
-// The engines' classes that this connector is for.
+// The engine classes for which this connector is.
 const (
 	ClassV1 = "LMCacheConnectorV1" // LMCache inside the engine's process
 	ClassMP = "LMCacheMPConnector" // LMCache as a server of its own
 )
 
 // Options are the connector's settings: pdkit's own two, and every key that the design documents give LMCache, in their
-// YAML and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect
-// on the legs, and are rendered for the engines where LMCache has such a setting.
+// YAML and in their Go structs. The documents' keys describe the engines' side. This package checks them, and renders
+// those for which LMCache has a setting; they do not change the legs.
 type Options struct {
-	// wait between the legs, since the store's put is asynchronous; default 0
+	// the wait between the legs, since the store's put is asynchronous; default 0
 	SettleTime *config.Duration `json:"settleTime"`
 	// which class is rendered: LMCacheConnectorV1 (default) or LMCacheMPConnector
 	EngineClass string `json:"engineClass"`
@@ -38,8 +38,8 @@ type Options struct {
 	TTL               *config.Duration `json:"ttl"`
 	EvictionPolicy    string           `json:"evictionPolicy"` // lru, lfu
 
-	// Engine are LMCache's own settings by its own names, of its file (chunk_size, or lmcache.chunk_size) or of vLLM's
-	// kv_connector_extra_config (discard_partial_chunks). In JSON they stand beside the others.
+	// Engine are LMCache's own settings under its own names: those of its file (chunk_size, or lmcache.chunk_size) and
+	// those of vLLM's kv_connector_extra_config (discard_partial_chunks). In JSON they stand beside the other settings.
 	Engine map[string]json.RawMessage `json:"-"`
 }
 
@@ -93,7 +93,7 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	return engine, errors.Join(errs...)
 }
 
-// checkBackend wants the settings of the backend that was chosen.
+// checkBackend requires the settings of the chosen backend.
 func (o *Options) checkBackend(fault func(path, problem, remedy string)) {
 	if r := o.RedisConfig; r != nil {
 		if r.Host == "" || strings.ContainsAny(r.Host, "/@ ") {
@@ -125,7 +125,7 @@ type count struct {
 	value int64
 }
 
-// counts are the settings that count or last something, and so cannot be negative.
+// counts lists the settings that cannot be negative: counts, sizes and durations.
 func (o *Options) counts() []count {
 	all := []count{{"poolSize", int64(o.PoolSize)}, {"maxCacheSize", o.MaxCacheSize}}
 	for path, d := range map[string]*config.Duration{"settleTime": o.SettleTime,

@@ -12,8 +12,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// The config of the design proposal's LMCache example, every key of its Go structs, LMCache's own names beside them, and what the engine's
-// kv_connector_extra_config holds in Kthena's issue 1069 and in the launch guide.
+// This has the config of the design proposal's LMCache example, every key of its Go structs, LMCache's own names beside
+// them, and the engine's kv_connector_extra_config of Kthena's issue 1069 and of the launch guide.
 func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 	for rule, config := range map[string]string{
 		"none": ``, "null": `null`, "empty": `{}`,

@@ -15,11 +15,11 @@ import (
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// Ports and sizes that LMCache has when nothing is set.
+// LMCache's default port and a size that it needs.
 const (
 	redisPort   = 6379
 	serverPort  = 5555 // of lmcache server (LMCacheMPConnector)
-	defaultDisk = 10   // GB: LMCache's own default is 0, with which nothing is ever kept
+	defaultDisk = 10   // GB: with LMCache's own default of 0 it keeps nothing
 )
 
 // Render gives LMCache's file and vLLM's settings for one engine. P and D get the same, since both read and write one
@@ -53,7 +53,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	return r.out, r.err
 }
 
-// rendering is one engine's settings in the making.
+// rendering builds one engine's settings.
 type rendering struct {
 	c    *Connector
 	o    *Options
@@ -63,7 +63,7 @@ type rendering struct {
 	err  error
 }
 
-// note says where a setting went, if it is there.
+// note says which engine setting a given setting became.
 func (r *rendering) note(key string, given bool, text string) {
 	if given {
 		r.out.Notes = append(r.out.Notes, launch.Note{Path: "config." + key, Text: text})
@@ -74,7 +74,7 @@ func (r *rendering) noEffect(key, text string) {
 	r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: "config." + key, Text: text})
 }
 
-// separate says whether LMCache is a server beside the engines.
+// separate reports whether LMCache is a server beside the engines.
 func (r *rendering) separate() bool {
 	if r.o.EngineClass != "" {
 		return r.o.EngineClass == ClassMP
@@ -87,11 +87,11 @@ func (r *rendering) separate() bool {
 	return false
 }
 
-// inProcess is LMCacheConnectorV1: each engine reads a file, and the store is what they have in common.
+// inProcess renders LMCacheConnectorV1: each engine reads a file, and the engines share the store.
 func (r *rendering) inProcess() {
 	name := "lmcache-" + r.t.Endpoint.Role.String() + "-" + strconv.Itoa(r.t.Index)
 	if _, given := r.out.KVTransfer.Extra["lmcache_rpc_port"]; !given {
-		r.out.KVTransfer.Extra["lmcache_rpc_port"] = name // names a local socket: two engines on one machine need two
+		r.out.KVTransfer.Extra["lmcache_rpc_port"] = name // the name of a local socket, which must differ on one machine
 	}
 	r.file.Set("chunk_size", 256)
 	r.memory()
@@ -116,7 +116,7 @@ func (r *rendering) inProcess() {
 	r.out.Env = append(r.out.Env, launch.EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name + ".yaml"})
 }
 
-// memory is the engine's own CPU memory, in which every chunk is staged on its way.
+// memory renders the engine's own CPU memory, through which every chunk passes.
 func (r *rendering) memory() {
 	o := r.o
 	r.file.Set("local_cpu", true)
@@ -195,7 +195,7 @@ func (r *rendering) disk() {
 	}
 }
 
-// remote is the store that the engines share. LMCache has one.
+// remote renders the store that the engines share. LMCache has one at most.
 func (r *rendering) remote() {
 	o, where := r.o, ""
 	r.note("backendType", o.BackendType != "",
@@ -221,7 +221,7 @@ func (r *rendering) remote() {
 	}
 }
 
-// redis gives the address without user and password, which no file may hold in clear.
+// redis returns the address without user and password, which must not be in a file in clear text.
 func (r *rendering) redis() string {
 	x := r.o.RedisConfig
 	r.note("redisConfig.host", true, "LMCache's remote_url")
@@ -243,7 +243,7 @@ func (r *rendering) redis() string {
 const credentials = "is not written into a file. LMCache takes it in remote_url only: set LMCACHE_REMOTE_URL=redis://USER:PASSWORD@HOST:PORT/DATABASE " +
 	"in the engines' environment, from a secret; it wins over the file"
 
-// withoutUser takes user and password out of a URL.
+// withoutUser removes user and password from a URL.
 func (r *rendering) withoutUser(path, raw string) string {
 	scheme, rest, ok := strings.Cut(raw, "://")
 	at := strings.LastIndexByte(rest, '@')
@@ -254,7 +254,7 @@ func (r *rendering) withoutUser(path, raw string) string {
 	return scheme + "://" + rest[at+1:]
 }
 
-// policy writes the eviction policy as LMCache spells it.
+// policy writes the eviction policy in LMCache's spelling.
 func (r *rendering) policy(setting string, set func(string)) {
 	if p := r.o.EvictionPolicy; p != "" {
 		set(strings.ToUpper(p))
@@ -262,7 +262,7 @@ func (r *rendering) policy(setting string, set func(string)) {
 	}
 }
 
-// unmapped says which settings LMCache does not have.
+// unmapped notes the settings that LMCache does not have.
 func (r *rendering) unmapped() {
 	if r.o.ConnectionTimeout != nil {
 		r.noEffect("connectionTimeout",
@@ -276,7 +276,7 @@ func (r *rendering) unmapped() {
 	}
 }
 
-// shared says whether anything of the file is a store that other engines read, too.
+// shared reports whether the file names a store that other engines read, too.
 func (r *rendering) shared() bool {
 	return r.file.Has("remote_url") || r.c.engine.Bool("enable_p2p") || r.file.Has("external_lookup_client") ||
 		r.file.Has("gds_path") || r.file.Has("remote_storage_plugins")
@@ -288,7 +288,7 @@ func hostPort(s string) (host, port string, ok bool) {
 	return host, port, err == nil && perr == nil && host != "" && n >= 1 && n <= 65535
 }
 
-// server is LMCacheMPConnector: one LMCache server, with a port for the engines.
+// server renders LMCacheMPConnector: one LMCache server, with a port for the engines.
 func (r *rendering) server() {
 	o, kv := r.o, r.out.KVTransfer
 	kv.Connector = ClassMP
@@ -324,7 +324,7 @@ func (r *rendering) server() {
 	r.unmapped()
 }
 
-// serverMemory is the server's first level, in GB.
+// serverMemory is the size of the server's first level, in GB.
 func (r *rendering) serverMemory() string {
 	o, size := r.o, int64(0)
 	if o.LocalConfig != nil {
@@ -356,8 +356,8 @@ func (r *rendering) serverMemory() string {
 	return lmcacheconf.GB(size).String()
 }
 
-// serverHasNot says which settings are of the in-process class only. What a server keeps besides its memory is the
-// server's own configuration, which this does not write.
+// serverHasNot notes the settings that only the in-process class has. Where a server keeps KV besides its memory is a
+// matter of its own configuration, which Render does not write.
 func (r *rendering) serverHasNot() {
 	o := r.o
 	const text = "a setting of LMCacheConnectorV1; the second level of lmcache server is configured at the server"

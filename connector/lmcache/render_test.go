@@ -32,7 +32,7 @@ func render(t *testing.T, config string, change func(*launch.Target)) launch.Set
 	return set
 }
 
-// noted finds a note by its path; without tells whether it says that the setting has no effect.
+// noted finds a note by its path. without is true if the note says that the setting has no effect.
 func noted(t *testing.T, set launch.Settings, path string) (text string, without bool) {
 	t.Helper()
 	for _, n := range set.Notes {
@@ -44,7 +44,8 @@ func noted(t *testing.T, set launch.Settings, path string) (text string, without
 	return "", false
 }
 
-// The design proposal's example, rendered: LMCache's file, its environment variable and vLLM's flag. Both roles get the same, and one seed.
+// The design proposal's example becomes LMCache's file, its environment variable and vLLM's flag. Both roles get the
+// same settings and the same seed.
 func TestTheDesignExampleForTheEngines(t *testing.T) {
 	config := `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
 		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":3,"username":"lmcache","password":"lmcache-password"},
@@ -115,7 +116,8 @@ func TestBackends(t *testing.T) {
 		"chunk_size: 128\nlocal_cpu: true\nmax_local_cpu_size: 5\nsave_unfull_chunk: true\nremote_url: \"mooncakestore://h:50051/\"\n", "LMCache's own names win")
 }
 
-// Kthena's issue 1069: engines that share nothing answer 200 and compute every prompt twice. The settings say so before anything runs.
+// Kthena's issue 1069: engines that share no store answer 200 and compute every prompt twice. A note says so before
+// anything runs.
 func TestStoresThatAreNotSharedAreTold(t *testing.T) {
 	for config, shared := range map[string]bool{
 		`{}`:                      false,
@@ -135,7 +137,7 @@ func TestStoresThatAreNotSharedAreTold(t *testing.T) {
 	}
 }
 
-// LMCacheMPConnector: one server beside the engines, and no file.
+// LMCacheMPConnector has one server beside the engines and no file.
 func TestTheServerOfTheMultiprocessMode(t *testing.T) {
 	for _, config := range []string{
 		`{"engineClass":"LMCacheMPConnector","serverEndpoints":["10.0.0.9:6555"],"localConfig":{"maxMemoryMB":2048},"evictionPolicy":"lru","chunk_size":512}`,
@@ -156,7 +158,7 @@ func TestTheServerOfTheMultiprocessMode(t *testing.T) {
 	}
 }
 
-// The launch guide's config_path is none of LMCache's settings, and the name of its file goes another way.
+// The launch guide's config_path is not a setting of LMCache; the file's name is given in another way.
 func TestTheLaunchGuidesConfigPath(t *testing.T) {
 	set := render(t, `{"config_path":"lmcache-config.yaml"}`, nil)
 	text, without := noted(t, set, "config.config_path")
@@ -164,7 +166,8 @@ func TestTheLaunchGuidesConfigPath(t *testing.T) {
 	assert.Contains(t, text, "LMCACHE_CONFIG_FILE")
 }
 
-// Each key of the design proposal's YAML, at whatever value it has there, is in a note: mapped, or without effect.
+// A note names each key of the design proposal's YAML, with the value that it has there, and says what it became or
+// that it has no effect.
 func TestEveryKeyOfTheDesignExampleIsNamed(t *testing.T) {
 	var config map[string]any
 	const example = `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080","lmcache-1.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",

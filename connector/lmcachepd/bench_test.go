@@ -11,7 +11,7 @@ import (
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 )
 
-// setups are the connector as it is, and with P's first token and 512 token ids.
+// setups are the plain connector, and one that uses P's first token, with 512 token ids.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB(), receiverOfTwo)

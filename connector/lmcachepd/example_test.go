@@ -16,7 +16,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// P is told where D takes KV. D gets the client's request, once P's ranks have sent their notices.
+// P learns where D receives KV. D gets the client's request after P's ranks have sent their notices.
 func ExampleNew() {
 	c, err := lmcachepd.New(&lmcachepd.Options{})
 	if err != nil {

@@ -13,11 +13,12 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// This file describes the legs of retFirstTok: P's token is the answer's first, and D goes on from it. LMCache's proxy asks an engine to
-// tokenize for that; here P itself says which tokens the prompt has (return_token_ids, docs/protocols/vllm.md §9), so
-// that nothing is rendered twice, and no tools or template can be forgotten.
+// This file builds the legs of retFirstTok: P's token is the first of the response, and D continues after it. For that,
+// LMCache's proxy asks an engine to tokenize the prompt. Here P itself returns the prompt's token ids
+// (return_token_ids, docs/protocols/vllm.md §9), so nothing is rendered twice, and no tools or template can be
+// forgotten.
 
-// firstTokenLeg asks P for the token ids, too. If the client wants at least one token, P must not end before it.
+// firstTokenLeg also asks P for the token ids. If the client wants at least one token, P must not end before it.
 func firstTokenLeg(r *connector.Request, leg *connector.Leg) {
 	leg.Set("return_token_ids", json.RawMessage("true"))
 	if minimum, ok := number(r, "min_tokens"); ok && minimum >= 1 {
@@ -25,32 +26,33 @@ func firstTokenLeg(r *connector.Request, leg *connector.Leg) {
 	}
 }
 
-// answer is P's answer as D and the client need it.
-type answer struct {
+// prefillResponse holds the parts of P's response that D and the client need.
+type prefillResponse struct {
 	api    connector.API
 	prompt json.RawMessage // the prompt's token ids, a JSON array
 	token  string          // P's token id
 	text   string          // P's token as text
-	member string          // of a chat's message in which it stands: content, reasoning, reasoning_content
+	member string          // the member of a chat's message that has the text: content, reasoning, reasoning_content
 	reason string          // finish_reason
 	stop   string          // stop_reason, as JSON
 }
 
-// messageTexts are the members of a chat's message that hold what the model said.
+// messageTexts are the members of a chat's message that hold text of the model.
 var messageTexts = []string{"content", "reasoning", "reasoning_content"}
 
-// readAnswer reads P's answer. The error is [connector.ErrNoTransfer] and names members, never values.
-func readAnswer(api connector.API, p *connector.PrefillResult) (*answer, error) {
+// readResponse reads P's response. The error is [connector.ErrNoTransfer] and names members, never values.
+func readResponse(api connector.API, p *connector.PrefillResult) (*prefillResponse, error) {
 	if p == nil {
 		return nil, connector.NoTransfer("decode was described before prefill answered")
 	}
-	// Each part that is used is looked into; the whole is not, since most of it are the token ids, which are read once.
+	// Only the parts that are used are checked. Most of the response are token ids, which are read only once, in
+	// areTokens.
 	choices, okChoices := part(p, "choices")
 	handoff, okParams := part(p, connector.ParamsMember)
 	if p.Err() != nil || !okChoices || !okParams {
 		return nil, connector.NoTransfer("the answer is not one JSON object")
 	}
-	a := &answer{api: api}
+	a := &prefillResponse{api: api}
 	choice := choices.Get("0")
 	token := handoff.Get("first_tok")
 	if token.Type != gjson.Number || !isToken(token.Raw) {
@@ -92,7 +94,7 @@ func readAnswer(api connector.API, p *connector.PrefillResult) (*answer, error) 
 	return a, nil
 }
 
-// part is a member of the answer, nothing if it is absent or null; ok is false if it is malformed.
+// part is a member of the response, or an empty result if it is absent or null. ok is false if it is malformed.
 func part(p *connector.PrefillResult, name string) (v gjson.Result, ok bool) {
 	raw, there := p.Field(name)
 	if !there {
@@ -101,7 +103,7 @@ func part(p *connector.PrefillResult, name string) (v gjson.Result, ok bool) {
 	return gjson.ParseBytes(raw), json.Valid(raw)
 }
 
-// rawOf is a member as JSON, null where it is missing.
+// rawOf is a member as JSON, or null if it is missing.
 func rawOf(v gjson.Result) string {
 	if v.Exists() {
 		return v.Raw
@@ -109,18 +111,19 @@ func rawOf(v gjson.Result) string {
 	return "null"
 }
 
-// isToken wants a whole number from 0 on, in digits.
+// isToken reports whether raw is a whole number of 0 or more, in digits.
 func isToken(raw string) bool {
 	_, err := strconv.ParseUint(raw, 10, 63)
 	return err == nil
 }
 
-// areTokens wants [1,2,3], whole numbers in digits, one at least. Nothing is known of what stands between the brackets.
+// areTokens reports whether raw is a list of whole numbers in digits, [1,2,3], with at least one. What is between the
+// brackets has not been checked before.
 func areTokens(raw []byte) bool {
 	if len(raw) < 2 || raw[0] != '[' || raw[len(raw)-1] != ']' {
 		return false
 	}
-	for rest := raw[1:]; ; { // the last byte, a bracket, ends each of the loops
+	for rest := raw[1:]; ; { // each inner loop ends at the last byte, which is a bracket
 		i := spaceEnd(rest, 0)
 		start := i
 		for rest[i]-'0' <= 9 {
@@ -137,7 +140,7 @@ func areTokens(raw []byte) bool {
 	}
 }
 
-// spaceEnd is where the white space from i on ends.
+// spaceEnd is the index after the white space that begins at i.
 func spaceEnd(s []byte, i int) int {
 	for s[i] == ' ' || s[i] == '\n' || s[i] == '\t' || s[i] == '\r' {
 		i++
@@ -145,30 +148,31 @@ func spaceEnd(s []byte, i int) int {
 	return i
 }
 
-// defaultCompletion is vLLM's max_tokens of a completion that names none (vllm/entrypoints/openai/completion/protocol.py).
+// defaultCompletion is vLLM's max_tokens for a completion without one (vllm/entrypoints/openai/completion/protocol.py).
 const defaultCompletion = 16
 
-// continueIn makes the decode leg go on after the token: the prompt is P's tokens and the token, and one token less is wanted. The first
-// event's text, and the counts, are put right on the way back.
-func (a *answer) continueIn(r *connector.Request, leg *connector.Leg) error {
+// continueIn makes the decode leg continue after P's token: the prompt is P's token ids and the token, and the limit is
+// one token less. Rewrite later corrects the first event's text and the counts.
+func (a *prefillResponse) continueIn(r *connector.Request, leg *connector.Leg) error {
 	const params, end = `{"prompt_token_ids":`, `]}`
 	both := make([]byte, 0, len(params)+len(a.prompt)+1+len(a.token)+len(end))
 	both = append(append(both, params...), a.prompt[:len(a.prompt)-1]...)
 	both = append(append(append(both, ','), a.token...), end...)
 	if r.API == connector.APIChat {
-		// Rendered from the tokens, whatever the messages say (vLLM 48145; docs/protocols/nixl.md, recording 02b). Nothing
-		// else may be in there.
+		// D takes the prompt from these tokens, whatever the messages say (vLLM 48145; docs/protocols/nixl.md,
+		// recording 02b). The object may have no other members.
 		leg.Params(both)
 	} else {
 		leg.Set("prompt", both[len(params):len(both)-1])
 	}
-	leg.Delete("truncate_prompt_tokens") // P's tokens are what it left
+	leg.Delete("truncate_prompt_tokens") // P's token ids are already truncated
 	member, limit, given := limitOf(r)
 	switch {
 	case given && limit > 1:
 		leg.Set(member, connector.Int(limit-1))
 	case !given && r.API == connector.APICompletions:
-		if raw, there := leg.Current(member); !there || jsonedit.Kind(raw) != jsonedit.Null { // null fills the context, however long the prompt
+		// null means that the response may fill the context, however long the prompt is.
+		if raw, there := leg.Current(member); !there || jsonedit.Kind(raw) != jsonedit.Null {
 			leg.Set(member, connector.Int(defaultCompletion-1))
 		}
 	}
@@ -178,19 +182,19 @@ func (a *answer) continueIn(r *connector.Request, leg *connector.Leg) error {
 	return nil
 }
 
-// limitOf returns the member that limits the answer, and the limit, if there is one.
+// limitOf returns the member that limits the response's tokens, and its value if it has one.
 func limitOf(r *connector.Request) (member string, limit int64, given bool) {
 	member = "max_tokens"
 	if r.API == connector.APIChat {
 		if n, ok := number(r, "max_completion_tokens"); ok {
-			return "max_completion_tokens", n, true // wins (docs/protocols/nixl.md, recording 06)
+			return "max_completion_tokens", n, true // vLLM prefers it (docs/protocols/nixl.md, recording 06)
 		}
 	}
 	limit, given = number(r, member)
 	return member, limit, given
 }
 
-// number reads a whole number, which the flow has checked to be one, also where it is written as 16.0.
+// number reads a whole number, also one that is written as 16.0. The flow has checked that it is whole.
 func number(r *connector.Request, member string) (int64, bool) {
 	raw, ok := r.Field(member)
 	if !ok {
@@ -206,7 +210,7 @@ func number(r *connector.Request, member string) (int64, bool) {
 	return int64(f), true
 }
 
-// unsupportedWithFirstToken returns the member by which a request depends on the first token being D's own, or "".
+// unsupportedWithFirstToken returns the member that needs D to make the first token itself, or "".
 //
 //   - tools and structured output: D's parser and grammar would begin in the middle;
 //   - logprobs, return_token_ids, echo: what D reports of its prompt and its tokens is one token off;
@@ -231,7 +235,7 @@ func unsupportedWithFirstToken(r *connector.Request) string {
 	return ""
 }
 
-// idle says whether a member asks for nothing: false, 0, "", [], {}, "none" or {"type": "text"}.
+// idle reports whether a member asks for nothing: false, 0, "", [], {}, "none" or {"type": "text"}.
 func idle(raw json.RawMessage) bool {
 	switch v := gjson.ParseBytes(raw); v.Type {
 	case gjson.False, gjson.Null:
@@ -247,10 +251,10 @@ func idle(raw json.RawMessage) bool {
 	}
 }
 
-// hasMedia says whether a chat's messages hold a part that is not text.
+// hasMedia reports whether a chat's messages hold a part that is not text.
 func hasMedia(messages json.RawMessage) bool {
 	if !bytes.Contains(messages, []byte(`"type"`)) {
-		return false // the common case, without a parse
+		return false // most chats end here, without parsing
 	}
 	found := false
 	gjson.ParseBytes(messages).ForEach(func(_, m gjson.Result) bool {

@@ -31,7 +31,7 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// pair is a gateway in front of a sender and a receiver, and one more engine that serves alone.
+// pair is a gateway in front of a sender and a receiver, and of one more engine that serves alone.
 type pair struct {
 	t       *testing.T
 	c       *lmcachepd.Connector
@@ -39,7 +39,7 @@ type pair struct {
 	url     string
 }
 
-// pairOf starts them. extra are further settings of both engines.
+// pairOf starts a pair. extra are further settings of both engines.
 func pairOf(t *testing.T, o lmcachepd.Options, extra map[string]string, change ...func(p, d *enginesim.Config)) *pair {
 	t.Helper()
 	c := start(t, o)
@@ -68,7 +68,7 @@ func pairOf(t *testing.T, o lmcachepd.Options, extra map[string]string, change .
 	return x
 }
 
-// serve puts a flow before the engines.
+// serve puts a flow in front of the engines.
 func (x *pair) serve() {
 	t := x.t
 	prefill, err := discovery.New(x.p.URL(), discovery.RolePrefill)
@@ -102,7 +102,7 @@ func (x *pair) serve() {
 	})
 }
 
-// keepOpen leaves closing to the test, which starts the connector to know its address.
+// keepOpen does not close the connector: the test closes it, which started it to know its address.
 type keepOpen struct{ *lmcachepd.Connector }
 
 func (keepOpen) Close() error { return nil }
@@ -126,7 +126,7 @@ func post(t testing.TB, url, path string, body map[string]any) reply {
 	return reply{resp.StatusCode, string(out)}
 }
 
-// text puts an answer together, streamed or not.
+// text is the text of a response, streamed or not.
 func (r reply) text() string {
 	var b strings.Builder
 	add := func(s string) {
@@ -145,7 +145,7 @@ func (r reply) text() string {
 	return b.String()
 }
 
-// usage is the last count of an answer.
+// usage is the last usage in a response.
 func (r reply) usage() string {
 	u := gjson.Get(r.body, "usage")
 	for line := range strings.Lines(r.body) {
@@ -156,7 +156,8 @@ func (r reply) usage() string {
 	return u.Get("prompt_tokens").Raw + "+" + u.Get("completion_tokens").Raw + "=" + u.Get("total_tokens").Raw
 }
 
-// requests are the same prompt by every API and in both ways of answering; n tells them apart, so that no cache helps.
+// request makes a request with the same prompt for each API, streamed or not. n makes the prompts different, so that no
+// cache helps.
 func request(path string, n int, stream bool) map[string]any {
 	prompt := strings.Repeat("prompt "+strconv.Itoa(n)+" ", 21)[:150]
 	body := map[string]any{"max_tokens": 12, "temperature": 0}
@@ -177,7 +178,7 @@ func request(path string, n int, stream bool) map[string]any {
 	return body
 }
 
-// The KV moves: the answer is that of an engine alone, D has computed nothing but the last token, and the counts are the engine's.
+// The KV moves: the text is that of one engine alone, D computed only the last token, and the usage is the engine's.
 func TestThroughTheFlow(t *testing.T) {
 	for _, first := range []bool{false, true} {
 		t.Run("retFirstTok="+strconv.FormatBool(first), func(t *testing.T) {
@@ -204,7 +205,7 @@ func TestThroughTheFlow(t *testing.T) {
 	}
 }
 
-// Prompts shorter than a chunk are pushed, too, as LMCache's PD mode forces it (save_unfull_chunk).
+// Prompts shorter than a chunk are pushed, too, since LMCache's PD mode sets save_unfull_chunk.
 func TestShortPrompts(t *testing.T) {
 	x := pairOf(t, lmcachepd.Options{}, nil)
 	body := map[string]any{"prompt": "Hello", "max_tokens": 4}
@@ -214,7 +215,8 @@ func TestShortPrompts(t *testing.T) {
 	assert.EqualValues(t, 4, x.d.Stats().ExternalKVTransfer)
 }
 
-// A lookup that leaves out the last token finds the last chunk only if that token is P's own: the setting belongs to retFirstTok.
+// A lookup that leaves out the last token finds the last chunk only if that token is P's own, so the setting belongs to
+// retFirstTok.
 func TestSkippingTheLastTokenWithoutPsTokenCostsTheLastChunk(t *testing.T) {
 	x := pairOf(t, lmcachepd.Options{}, map[string]string{"skip_last_n_tokens": "1"})
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", request("/v1/completions", 1, false)).status)
@@ -237,7 +239,7 @@ func TestWhereNothingIsLeftPsAnswerIsTheClients(t *testing.T) {
 	assert.Zero(t, x.d.Stats().Requests)
 }
 
-// D must not be asked before its KV is there: it would answer 200 with what its memory held. So the answer waits for the push.
+// If D is asked before its KV is there, it answers 200 with what its memory held before. So decode waits for the push.
 func TestDecodeIsNotAskedBeforeTheNotice(t *testing.T) {
 	x := pairOf(t, lmcachepd.Options{}, map[string]string{"push_delay": "150ms"})
 	body := request("/v1/completions", 1, false)
@@ -248,7 +250,7 @@ func TestDecodeIsNotAskedBeforeTheNotice(t *testing.T) {
 	alone := post(t, x.o.URL(), "/v1/completions", body).text()
 	assert.Equal(t, alone, got.text())
 
-	// The same without waiting: the simulated engine, like the real one, answers wrongly.
+	// Without the wait the simulated engine answers wrongly, as the real one does.
 	host, init, alloc := x.d.Receiver()
 	body = request("/v1/completions", 2, false)
 	body["max_tokens"] = 1
@@ -284,7 +286,7 @@ func TestWithoutNotices504(t *testing.T) {
 	})
 }
 
-// D's ports stay the same over its restart, and P meets the new D there.
+// After a restart D has the same ports, and P finds the new D there.
 func TestReceiverRestarts(t *testing.T) {
 	x := pairOf(t, lmcachepd.Options{}, nil)
 	for n := range 2 {
@@ -297,7 +299,8 @@ func TestReceiverRestarts(t *testing.T) {
 	}
 }
 
-// Two gateways have engines of their own and one address each; what comes for the other's sessions is unknown, and no harm.
+// Two gateways have different engines and different addresses. Notices for the other gateway's sessions are counted as
+// unknown and do no harm.
 func TestSeveralGatewaysSideBySide(t *testing.T) {
 	a, b := pairOf(t, lmcachepd.Options{}, nil), pairOf(t, lmcachepd.Options{}, nil)
 	stray := pusher(t, a.c.Addr())
@@ -320,7 +323,8 @@ func TestSeveralGatewaysSideBySide(t *testing.T) {
 	assert.Equal(t, lmcachepd.Notices{Matched: 8}, b.c.Notices())
 }
 
-// Requests that need the first token to be D's own go to one engine; without one that may serve alone, the policy says no.
+// Requests that need D to make the first token go to one engine. If no engine may serve alone, the flow's policy
+// refuses them.
 func TestWhatTheFirstTokenCannotCarryIsNotCarried(t *testing.T) {
 	x := pairOf(t, lmcachepd.Options{RetFirstToken: true}, nil)
 	body := request("/v1/chat/completions", 1, false)

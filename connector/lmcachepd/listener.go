@@ -17,19 +17,20 @@ import (
 
 var errClosed = errors.New("lmcachepd: the notice listener was closed")
 
-// shared are the listeners of the process, by address. Ids are random, so that the flows which share one cannot take each other's notices.
+// shared are the listeners of this process, by address. Flows that share a listener cannot take each other's notices,
+// since the ids are random.
 var shared listen.Shared[*listener]
 
 // Notices counts messages since a listener was opened.
 type Notices struct {
-	Matched   int64 // of sessions that wait, or will
-	Surplus   int64 // further ones of a session that has had all of its
-	Unknown   int64 // of sessions that are over, of other gateways, or of nobody
-	Malformed int64 // not notices at all
+	Matched   int64 // for sessions that wait or will wait
+	Surplus   int64 // for sessions that already have all of their notices
+	Unknown   int64 // for sessions that are over, for other gateways' sessions, or for none
+	Malformed int64 // messages that are not notices
 	Refused   int64 // connections of peers that do not speak ZMTP as a PUSH socket, or are too many
 }
 
-// listener takes notices at one address.
+// listener receives notices at one address.
 type listener struct {
 	*zmtp.Listener
 
@@ -38,14 +39,14 @@ type listener struct {
 	counts  Notices
 }
 
-// waiter is a session that notices are expected for.
+// waiter is a session that expects notices.
 type waiter struct {
 	missing int
-	came    chan struct{} // closed when none is missing
+	came    chan struct{} // closed when all notices have come
 	event   connector.Event
 }
 
-// acquire returns the listener of an address, opened if it is the first. Port 0 gives one of its own.
+// acquire returns the listener of an address. The first caller opens it. With port 0 each caller gets its own.
 func acquire(ctx context.Context, address string) (*listener, error) {
 	l, err := shared.Acquire(ctx, address, func(ln net.Listener) *listener {
 		l := &listener{waiting: map[string]*waiter{}}
@@ -61,7 +62,7 @@ func acquire(ctx context.Context, address string) (*listener, error) {
 	return l, nil
 }
 
-// release gives a listener back, and closes it when its last user leaves.
+// release gives a listener back. The last user's release closes it.
 func (l *listener) release() { shared.Release(l, l.Close) }
 
 func (l *listener) refused() {
@@ -70,7 +71,7 @@ func (l *listener) refused() {
 	l.counts.Refused++
 }
 
-// take gives a message to the session it is for.
+// take gives a message to its session.
 func (l *listener) take(raw []byte) (told bool) {
 	id, ok := readNotice(raw)
 	l.mu.Lock()
@@ -96,7 +97,8 @@ func (l *listener) take(raw []byte) (told bool) {
 	return told
 }
 
-// expect arms a session; forget must follow. Nothing is kept of others, so that lost and late notices cost no memory.
+// expect registers a session; forget must follow. The listener keeps nothing for other sessions, so lost and late
+// notices cost no memory.
 func (l *listener) expect(id string, notices int) *waiter {
 	w := &waiter{missing: max(notices, 1), came: make(chan struct{})}
 	l.mu.Lock()

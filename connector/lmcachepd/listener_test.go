@@ -24,7 +24,7 @@ import (
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 )
 
-// start opens a connector's listener at a free port, or at a given address.
+// start opens a connector's listener at a free port, or at the given address.
 func start(t testing.TB, o lmcachepd.Options) *lmcachepd.Connector {
 	t.Helper()
 	if o.NotifyListen == "" {
@@ -38,7 +38,7 @@ func start(t testing.TB, o lmcachepd.Options) *lmcachepd.Connector {
 
 func limit(d time.Duration) *config.Duration { return (*config.Duration)(&d) }
 
-// freePort is an address that nobody listens at.
+// freePort returns an address at which nobody listens.
 func freePort(t testing.TB) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -47,7 +47,7 @@ func freePort(t testing.TB) string {
 	return ln.Addr().String()
 }
 
-// pusher is a rank of P: a ZeroMQ PUSH socket of an implementation that is not pdkit's.
+// pusher is a rank of P: a ZeroMQ PUSH socket of another implementation than pdkit's.
 func pusher(t testing.TB, address string) func(frames ...[]byte) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -74,7 +74,7 @@ func notice(t testing.TB, id string) []byte {
 	}{"ProxyNotif", id})
 }
 
-// armed is a session that waits.
+// armed returns a session that expects notices.
 func armed(t testing.TB, c *lmcachepd.Connector) (s *connector.Session, wait func(context.Context) (connector.Event, error), done func(error)) {
 	t.Helper()
 	s = session(t, connector.APICompletions, `{"prompt":"x"}`, receiverOfTwo)
@@ -82,7 +82,7 @@ func armed(t testing.TB, c *lmcachepd.Connector) (s *connector.Session, wait fun
 	return s, wait, done
 }
 
-// eventually waits for the listener's counts.
+// eventually waits until the listener has the given counts.
 func eventually(t testing.TB, c *lmcachepd.Connector, want lmcachepd.Notices) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(2 * time.Millisecond) {
@@ -99,7 +99,7 @@ func TestTheWaitIsOverWithOneNoticePerReceiverPort(t *testing.T) {
 	defer done(nil)
 	first, second := pusher(t, c.Addr()), pusher(t, c.Addr())
 
-	first(notice(t, s.ID)) // before anybody waits: it counts all the same
+	first(notice(t, s.ID)) // a notice counts even if it comes before the wait
 	eventually(t, c, lmcachepd.Notices{Matched: 1})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	_, err := wait(ctx)
@@ -113,7 +113,7 @@ func TestTheWaitIsOverWithOneNoticePerReceiverPort(t *testing.T) {
 	assert.WithinDuration(t, time.Now(), e.At, 5*time.Second)
 }
 
-// TP of P and of D may differ, and with MLA one rank of P sends for all.
+// P's tensor-parallel size may differ from D's, and with MLA one rank of P sends for all.
 func TestTheNumberOfNoticesCanBeSet(t *testing.T) {
 	c := start(t, lmcachepd.Options{Notifications: 1})
 	s, wait, done := armed(t, c)
@@ -123,7 +123,8 @@ func TestTheNumberOfNoticesCanBeSet(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A push that failed is told by nothing: only the limit ends the wait. Nothing is kept of it, and what comes late is counted and forgotten.
+// Nothing reports a push that failed: only the time limit ends the wait. The listener keeps nothing of it, and counts a
+// late notice as unknown.
 func TestLostNotices(t *testing.T) {
 	c := start(t, lmcachepd.Options{NotifyTimeout: limit(20 * time.Millisecond), Notifications: 1})
 	s, wait, done := armed(t, c)
@@ -155,7 +156,7 @@ func TestSurplusUnknownAndForeignMessagesAreCountedAndNothingElse(t *testing.T) 
 	eventually(t, c, lmcachepd.Notices{Matched: 1, Surplus: 1, Unknown: 2, Malformed: 5})
 }
 
-// Whatever a peer does, others are served meanwhile, and the listener lives.
+// Whatever a peer does, the listener continues and serves the others.
 func TestBadPeersHarmNobody(t *testing.T) {
 	c := start(t, lmcachepd.Options{Notifications: 1})
 	dial := func() net.Conn {
@@ -177,7 +178,7 @@ func TestBadPeersHarmNobody(t *testing.T) {
 		body = append(body, socket...)
 		return append([]byte{4, byte(len(body))}, body...)
 	}
-	huge := binary.BigEndian.AppendUint64([]byte{2}, 1<<62) // a frame of 4 exabytes: the library would allocate it
+	huge := binary.BigEndian.AppendUint64([]byte{2}, 1<<62) // a frame of 4 exabytes, which the library would allocate
 	refused := map[string][]byte{
 		"another protocol":        []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
 		"no signature's end":      changed(9, 0),
@@ -201,10 +202,10 @@ func TestBadPeersHarmNobody(t *testing.T) {
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "%s: it was not sent away", rule)
 		assert.Eventually(t, func() bool { return c.Notices().Refused == before+1 }, 5*time.Second, time.Millisecond, rule)
 	}
-	dial()                                // says nothing at all
-	_, err := dial().Write(greeting[:20]) // stops in the middle
+	dial()                                // sends nothing
+	_, err := dial().Write(greeting[:20]) // stops in the middle of the greeting
 	require.NoError(t, err)
-	_, err = dial().Write(append(greeting, 4)) // and of the handshake
+	_, err = dial().Write(append(greeting, 4)) // stops in the middle of the handshake
 	require.NoError(t, err)
 	gone := dial()
 	require.NoError(t, gone.Close())
@@ -218,7 +219,7 @@ func TestBadPeersHarmNobody(t *testing.T) {
 	assert.EqualValues(t, len(refused), c.Notices().Refused, "those who are slow are waited for")
 }
 
-// A PUSH socket of libzmq 4 sends its heartbeats to whoever is there, if it is set so, and takes silence for death.
+// A PUSH socket of libzmq 4 with heartbeats sends them to any peer, and closes the connection if there is no reply.
 func TestHeartbeatsAreAnswered(t *testing.T) {
 	c := start(t, lmcachepd.Options{})
 	conn, err := net.Dial("tcp", c.Addr())
@@ -247,7 +248,7 @@ func TestHeartbeatsAreAnswered(t *testing.T) {
 	assert.Equal(t, "\x04\x07\x04PONGab", string(pong))
 }
 
-// All connectors of a process have the engines' notices at one address; it is given back with the last.
+// All connectors of a process get the engines' notices at one address. The last one to close frees the address.
 func TestOneListenerPerAddress(t *testing.T) {
 	address := freePort(t)
 	_, port, err := net.SplitHostPort(address)
@@ -318,7 +319,7 @@ func TestWithoutStart(t *testing.T) {
 	done(err)
 }
 
-// A gateway that stops does not leave anybody waiting for the limit.
+// When a gateway stops, no session waits until the time limit.
 func TestCloseEndsAllWaits(t *testing.T) {
 	c := start(t, lmcachepd.Options{NotifyTimeout: limit(time.Hour)})
 	_, wait, done := armed(t, c)
@@ -334,7 +335,7 @@ func TestCloseEndsAllWaits(t *testing.T) {
 	}
 }
 
-// Many sessions at once, with their notices in any order, over a few connections: each gets its own.
+// Many sessions run at once, and their notices come in any order over a few connections. Each session gets its own.
 func TestManySessionsAtOnce(t *testing.T) {
 	c := start(t, lmcachepd.Options{NotifyTimeout: limit(20 * time.Second)})
 	var wg sync.WaitGroup

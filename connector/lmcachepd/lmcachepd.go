@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lmcachepd is the connector "lmcache-pd": vLLM's LMCacheConnectorV1 with enable_pd, in which P pushes the prompt's KV into D's
-// memory and tells the gateway so.
+// Package lmcachepd is the connector "lmcache-pd": vLLM's LMCacheConnectorV1 with enable_pd, in which P pushes the
+// prompt's KV into D's memory and then notifies the gateway.
 //
-// The prefill leg names D's receiver (disagg_spec: host, one init port and one alloc port per tensor-parallel rank) and an id of the
-// session's. When all chunks are written, each sending rank of P pushes one message over ZeroMQ to the gateway: a msgpack map {"type":
-// "ProxyNotif", "req_id": ID}. Only then is D asked: D registers a chunk when it makes room for it, before its bytes have come, and a D
-// that is asked too early answers 200 with what lay there before. A push that failed is told by nothing at all, so that the wait has a
-// limit, [Options.NotifyTimeout].
+// The prefill leg names D's receiver (disagg_spec: host, one init port and one alloc port for each tensor-parallel
+// rank) and an id of the session. When all chunks are written, each sending rank of P pushes one message over ZeroMQ to
+// the gateway: a msgpack map {"type": "ProxyNotif", "req_id": ID}. Only then the flow asks D. D registers a chunk when
+// it reserves memory for it, before the chunk's bytes have come, so a D that is asked too early answers 200 with the
+// memory's old content. Nothing reports a push that failed, so the wait has a limit, [Options.NotifyTimeout].
 //
-// D gets the client's own body and finds the chunks by the prompt's tokens. With [Options.RetFirstToken] P's token is used as LMCache's
-// own proxy does: D goes on from it, and pdkit puts its text before D's.
+// D gets the client's own body and finds the chunks by the prompt's tokens. With [Options.RetFirstToken] P's token is
+// used as LMCache's own proxy uses it: D continues after it, and pdkit puts its text before D's.
 //
-// Facts: LMCache 0.3 to 0.5: examples/disagg_prefill/disagg_proxy_server.py at 00482afc, lmcache/v1/storage_backend/pd_backend.py at
-// b532e04a and 07e07869, lmcache/integration/vllm/vllm_v1_adapter.py (DisaggSpec, skip_last_n_tokens). The page beside this file,
-// README.md, has the engines' settings.
+// Facts: LMCache 0.3 to 0.5: examples/disagg_prefill/disagg_proxy_server.py at 00482afc,
+// lmcache/v1/storage_backend/pd_backend.py at b532e04a and 07e07869, lmcache/integration/vllm/vllm_v1_adapter.py
+// (DisaggSpec, skip_last_n_tokens). README.md beside this file has the engines' settings.
 package lmcachepd
 
 import (
@@ -33,13 +33,13 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Name is the name the connector is registered under. The engine's class name LMCacheConnectorV1 stands for it where its settings have
-// enable_pd; package lmcache chooses.
+// Name is the name the connector is registered under. A configuration may also use the engine's class name
+// LMCacheConnectorV1 with enable_pd; package lmcache resolves it.
 const Name = "lmcache-pd"
 
 // Defaults of the settings.
 const (
-	DefaultListen  = "127.0.0.1:8500" // as LMCache's own proxy
+	DefaultListen  = "127.0.0.1:8500" // LMCache's own proxy has the same
 	DefaultTimeout = 10 * time.Second
 )
 
@@ -55,7 +55,7 @@ func init() {
 	})
 }
 
-// Connector is the connector "lmcache-pd". It must be started before the first session and closed after the last, which a flow does.
+// Connector is the connector "lmcache-pd". The flow starts it before the first session and closes it after the last.
 type Connector struct {
 	options Options
 	engine  lmcacheconf.Config
@@ -86,13 +86,13 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D may be asked once the notices have come, and drops each chunk when it has read it.
-// Where the first token is P's, P's response holds it.
+// Traits declares the protocol. The flow may ask D after the notices have come. D drops each chunk after reading it. If
+// the first token is P's, P's response holds it.
 //
-// The rules: P's rank n sends to D's rank n, under keys that hold the type of KV, and each sends a notice
-// (pd_backend.py of LMCache 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). Where as many notices
-// are awaited as D has ranks, P must have as many; a number of notices of its own says that other ranks send, as with
-// MLA.
+// The rules: P's rank n sends to D's rank n, under keys that hold the KV type, and each rank sends a notice
+// (pd_backend.py of LMCache 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). By default the gateway
+// waits for one notice for each rank of D, so P must have as many ranks. If the number of notices is set, other ranks
+// send, as with MLA, and the sizes may differ.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,
@@ -115,9 +115,8 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Name returns "lmcache-pd".
-// Start listens for notices, together with all connectors of this process that have the same address. Its error says that the
-// address cannot be had. Starting twice is starting once.
+// Start listens for notices, together with all connectors of this process that have the same address. The error says
+// that this process cannot listen there. A second Start does nothing.
 func (c *Connector) Start(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +149,8 @@ func (c *Connector) started() *listener {
 	return c.listener
 }
 
-// Addr returns where notices are listened for, "" before Start. With port 0 it tells the port.
+// Addr returns the address at which the connector listens for notices, or "" before Start. With port 0 it has the
+// actual port.
 func (c *Connector) Addr() string {
 	if l := c.started(); l != nil {
 		return l.Listener.Addr().String()
@@ -158,7 +158,7 @@ func (c *Connector) Addr() string {
 	return ""
 }
 
-// Notices counts what came in at the connector's address, all connectors there together. Zero before Start.
+// Notices counts what came to the connector's address, for all connectors that share it. It is zero before Start.
 func (c *Connector) Notices() Notices {
 	if l := c.started(); l != nil {
 		return l.counted()
@@ -168,7 +168,7 @@ func (c *Connector) Notices() Notices {
 
 var errNotStarted = errors.New("lmcachepd: nobody listens for notices: the connector was not started")
 
-// HealthCheck tells whether notices can come.
+// HealthCheck reports whether the connector can receive notices.
 func (c *Connector) HealthCheck(context.Context) error {
 	l := c.started()
 	if l == nil {
@@ -179,8 +179,9 @@ func (c *Connector) HealthCheck(context.Context) error {
 
 var errNoNotice = errors.New("lmcachepd: the notices did not come in time")
 
-// Expect waits for the notices of this session: P's ranks tell that D has the KV. It is armed before the prefill leg, since the first
-// notice may come before P's answer. The error says that they did not come within the limit, which counts from P's answer.
+// Expect waits for this session's notices, by which P's ranks say that D has the KV. The session is registered before
+// the prefill leg, since the first notice may come before P's response. The error says that the notices did not come
+// within the limit, which counts from P's response.
 func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
 	l := c.started()
 	if l == nil {
@@ -204,7 +205,8 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 	return wait, func(error) { l.forget(s.ID) }
 }
 
-// notifications is how many notices P sends for one prompt: one per rank of P, which has as many as D unless it is set otherwise.
+// notifications is the number of notices that P sends for one prompt: one for each rank of D, since P has as many,
+// unless the settings have a number.
 func (c *Connector) notifications(d discovery.Endpoint) int {
 	if c.options.Notifications > 0 {
 		return c.options.Notifications
@@ -212,7 +214,7 @@ func (c *Connector) notifications(d discovery.Endpoint) int {
 	if r, err := c.receiver(d); err == nil {
 		return len(r.init)
 	}
-	return 1 // the prefill leg fails of the same attribute
+	return 1 // Prefill fails because of the same attribute
 }
 
 // Prefill asks P for one token, and tells it where to push the prompt's KV.
@@ -235,7 +237,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	return nil
 }
 
-// appendPorts writes a list. It is one also where there is one port: an engine indexes it by its rank.
+// appendPorts writes a list, also for one port: an engine indexes the list by its rank.
 func appendPorts(b []byte, ports []int) []byte {
 	b = append(b, '[')
 	for i, p := range ports {
@@ -247,36 +249,36 @@ func appendPorts(b []byte, ports []int) []byte {
 	return append(b, ']')
 }
 
-// Decode leaves the client's request as it is, or lets it go on from P's token. The error is then [connector.ErrNoTransfer] if P's answer
-// does not hold the token.
+// Decode leaves the client's request as it is, or makes it continue after P's token. In that case the error is
+// [connector.ErrNoTransfer] if P's response does not hold the token.
 func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 	if !c.options.RetFirstToken {
 		return nil
 	}
-	a, err := readAnswer(s.Request.API, p)
+	a, err := readResponse(s.Request.API, p)
 	if err != nil {
 		return err
 	}
-	if isLast(s.Request, p) && !json.Valid(p.Body) { // it would have been the client's: D has nothing to go on with
+	if isLast(s.Request, p) && !json.Valid(p.Body) { // Final would have sent it to the client: nothing is left for D
 		return connector.NoTransfer("the answer is not one JSON object")
 	}
 	return a.continueIn(s.Request, leg)
 }
 
-// receiver is where D takes KV.
+// receiver is where D receives KV.
 type receiver struct {
 	host        string
-	init, alloc []int  // per tensor-parallel rank
+	init, alloc []int  // one port for each tensor-parallel rank
 	json        string // the same, from the id in disagg_spec to the end of kv_transfer_params
 }
 
-// receiverKey is all that a receiver is made of.
+// receiverKey is everything on which a receiver depends.
 type receiverKey struct{ host, own, init, alloc string }
 
-// maxReceivers bounds what is kept. Engines come and go, and few are there at a time.
+// maxReceivers bounds the cache of receivers. Engines come and go, and only a few exist at a time.
 const maxReceivers = 1024
 
-// receiver reads an engine's attributes, once.
+// receiver reads an engine's attributes, and caches the result.
 func (c *Connector) receiver(d discovery.Endpoint) (*receiver, error) {
 	key := receiverKey{d.Host(), d.Attribute("receiverHost"), d.Attribute("receiverInitPorts"), d.Attribute("receiverAllocPorts")}
 	c.mu.Lock()
@@ -303,7 +305,8 @@ func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
 	if r.host == "" {
 		r.host = d.Host()
 	}
-	if strings.ContainsFunc(r.host, func(c rune) bool { return c <= ' ' || strings.ContainsRune("/@", c) }) { // P makes tcp://HOST:PORT of it
+	// P makes tcp://HOST:PORT of the host.
+	if strings.ContainsFunc(r.host, func(c rune) bool { return c <= ' ' || strings.ContainsRune("/@", c) }) {
 		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost", Problem: "is not a host's name or address"}
 	}
 	var err error
@@ -326,7 +329,7 @@ func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
 	return r, nil
 }
 
-// ports reads an attribute, or takes what the engines' own settings say of all receivers.
+// ports reads an attribute. If it is missing, the ports are those that the engines' settings have for all receivers.
 func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
 	list, err := attr.Ints(d, name, 1, 65535)
 	if err != nil {
@@ -341,7 +344,7 @@ func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
 	return list, nil
 }
 
-// CheckRequest tells what a first token that another engine has made does not allow.
+// CheckRequest refuses requests that need the first token to be D's own, if it is P's.
 func (c *Connector) CheckRequest(r *connector.Request) error {
 	if c.options.RetFirstToken {
 		if member := unsupportedWithFirstToken(r); member != "" {
@@ -353,7 +356,7 @@ func (c *Connector) CheckRequest(r *connector.Request) error {
 
 const remedy = "the engine's pd_peer_init_port and pd_peer_alloc_port, one port for each tensor-parallel rank, separated by commas"
 
-// CheckEndpoint wants the receiver's ports of every engine that decodes.
+// CheckEndpoint requires the receiver's ports of every decode engine.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RoleDecode) {
 		return nil

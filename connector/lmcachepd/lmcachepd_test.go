@@ -43,13 +43,13 @@ func harness() connectortest.Harness {
 		Event: func(s *connector.Session) connector.Event {
 			return connector.Event{Body: []byte("\x82\xa4type\xaaProxyNotif\xa6req_id\xd9\x20" + s.ID)}
 		},
-		// Only P is told an id: D finds the KV by the prompt's tokens.
+		// Only P gets an id: D finds the KV by the prompt's tokens.
 		Except:   connectortest.Exceptions{NotByID: true},
 		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
 	}
 }
 
-// withFirstToken is the same with the first token from P, which only chat and completions know.
+// withFirstToken is the harness with the first token from P, which only chat and completions support.
 func withFirstToken() connectortest.Harness {
 	h := harness()
 	h.Config = json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3,"retFirstTok":true}`)
@@ -67,7 +67,7 @@ func withFirstToken() connectortest.Harness {
 	}
 	h.Except.Refuses = []string{"logprobs", "stop", "tools", "response_format"}
 	h.Needs = []string{"first_tok"}
-	// D goes on after P's token.
+	// D continues after P's token.
 	h.Except.Rewrites = []string{"return_token_ids", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens"}
 	return h
 }
@@ -112,7 +112,7 @@ func TestNameAndOrder(t *testing.T) {
 	assert.False(t, connector.KVConnector(c).Traits().ContentStore, "a chunk is there once, for one decode engine")
 }
 
-// The receiver's host is the engine's own unless an attribute names another, and its ports may stand in the engines' settings.
+// The receiver's host is the engine's own, or an attribute's. Its ports may be in the engines' settings.
 func TestWhereTheReceiverIs(t *testing.T) {
 	spec := func(o *lmcachepd.Options, attributes map[string]string) (string, error) {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, attributes)
@@ -190,7 +190,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// answerOf is P's answer to a completion, with some members replaced.
+// answerOf is P's response to a completion, with some members replaced.
 func answerOf(t testing.TB, chat bool, replace map[string]string) *connector.PrefillResult {
 	t.Helper()
 	h := withFirstToken()
@@ -236,7 +236,8 @@ func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
 	}
 }
 
-// A client's min_tokens would be an error beside a limit of one; but P must not end before the client's answer has begun.
+// A client's min_tokens above 1 would be an error beside a limit of one token, but P must not end before the first
+// token.
 func TestPrefillDoesNotEndBeforeTheFirstTokenThatTheClientWants(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	s := session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":9,"min_tokens":4}`, receiverOfTwo)
@@ -275,7 +276,7 @@ func TestAnswersWithoutAFirstTokenAreRefused(t *testing.T) {
 	assert.ErrorIs(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)), connector.ErrNoTransfer)
 }
 
-// LMCache's own proxy asks D for what is left even if nothing is: 0 tokens, which D refuses.
+// LMCache's own proxy asks D for the remaining tokens even if none remain: for 0 tokens, which D refuses.
 func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	stopped := map[string]string{`"finish_reason":"length"`: `"finish_reason":"stop"`}
@@ -346,7 +347,8 @@ func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 	assert.Nil(t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`, nil), func() *connector.PrefillResult { return nil }), "the stream stays unparsed without need")
 }
 
-// A last answer that is malformed where nothing is read of it cannot be the client's, and D must not go on from it.
+// If P's response is the last one but malformed in a part that is not read, it must not go to the client, and D must
+// not continue after it.
 func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	for rule, k := range map[string]struct {
@@ -364,7 +366,7 @@ func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
 	}
 }
 
-// Token ids are whole numbers in digits, one at least: D would fail with others, or read another prompt.
+// Token ids are a list of whole numbers in digits, at least one. With others D would fail or read another prompt.
 func TestTokenIDsOfThePrompt(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	for ids, good := range map[string]bool{

@@ -9,12 +9,12 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// maxMembers bounds the members of a notice's map. LMCache's has two.
+// maxMembers bounds the members of a notice's map. LMCache's map has two.
 const maxMembers = 16
 
-// readNotice reads a notice and returns its request id. LMCache encodes a msgspec.Struct with tag=True: a msgpack map whose member type is
-// the class's name, ProxyNotif, or NixlProxyNotif before it was renamed. Members that come with later versions are skipped. ok is false of
-// everything else.
+// readNotice reads a notice and returns its request id. LMCache encodes a msgspec.Struct with tag=True: a msgpack map
+// whose member type is the class's name, ProxyNotif, or NixlProxyNotif before it was renamed. It skips members that
+// later versions add. ok is false for everything else.
 func readNotice(raw []byte) (id string, ok bool) {
 	rest := bytes.NewReader(raw)
 	d := msgpack.NewDecoder(rest)
@@ -47,7 +47,7 @@ func readNotice(raw []byte) (id string, ok bool) {
 	return id, known && id != "" && rest.Len() == 0
 }
 
-// readString reads text, and only text: the decoder would also take bytes for it.
+// readString reads a string, and only that: the decoder would also convert bytes.
 func readString(d *msgpack.Decoder) (string, bool) {
 	c, err := d.PeekCode()
 	if err != nil || !msgpcode.IsString(c) {
@@ -57,7 +57,7 @@ func readString(d *msgpack.Decoder) (string, bool) {
 	return s, err == nil
 }
 
-// skip passes over a value that is not a container: none of LMCache's is, and nested ones cost stack.
+// skip skips a value that is not a container. LMCache sends no containers, and nested ones would use up the stack.
 func skip(d *msgpack.Decoder) bool {
 	c, err := d.PeekCode()
 	if err != nil || msgpcode.IsFixedArray(c) || msgpcode.IsFixedMap(c) ||

@@ -55,7 +55,7 @@ func TestNoticesAreMsgpackMapsWithTheClassesName(t *testing.T) {
 	}
 }
 
-// Whatever comes: no panic, and what is taken for a notice is one when it is read in another way.
+// For any bytes readNotice does not panic, and another reader agrees that what it accepts is a notice.
 func FuzzNotice(f *testing.F) {
 	f.Add([]byte("\x82\xa4type\xaaProxyNotif\xa6req_id\xa217"))
 	f.Add([]byte("\xde\x00\x03\xd9\x04type\xda\x00\x0aProxyNotif\xa6req_id\xd9\x0217\xa1x\xc7\x04\x05abcd"))

@@ -16,18 +16,18 @@ import (
 
 // Options are the connector's settings.
 type Options struct {
-	// where notices are listened for: host:port; default 127.0.0.1:8500
+	// the address at which the gateway listens for notices, host:port; default 127.0.0.1:8500
 	NotifyListen string `json:"notifyListen"`
-	// how long notices are waited for after P's answer; default 10s
+	// how long the gateway waits for notices after P's response; default 10s
 	NotifyTimeout *config.Duration `json:"notifyTimeout"`
-	// per request: P's sending ranks; default 0: as many as D has receiver ports
+	// how many of P's ranks send a notice for each request; default 0: as many as D has receiver ports
 	Notifications int  `json:"notifications"`
 	RetFirstToken bool `json:"retFirstTok"` // the first token is P's
 
-	// Engine are LMCache's own settings by its own names, of its file (pd_buffer_size, lmcache.pd_buffer_size, and the
-	// old enable_nixl, nixl_role, nixl_peer_host, nixl_peer_port, nixl_buffer_size) or of vLLM's
-	// kv_connector_extra_config. In JSON they stand beside the others. pd_peer_init_port and pd_peer_alloc_port also
-	// hold for decode engines without such attributes.
+	// Engine are LMCache's own settings under its own names: those of its file (pd_buffer_size, lmcache.pd_buffer_size,
+	// and the old enable_nixl, nixl_role, nixl_peer_host, nixl_peer_port, nixl_buffer_size) and those of vLLM's
+	// kv_connector_extra_config. In JSON they stand beside the other settings. pd_peer_init_port and pd_peer_alloc_port
+	// also apply to decode engines without such attributes.
 	Engine map[string]json.RawMessage `json:"-"`
 
 	initPorts, allocPorts []int
@@ -66,11 +66,11 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	return engine, errors.Join(errs...)
 }
 
-// allocAbove is how far a receiver's alloc port is above its init port in LMCache's own examples
+// allocAbove is the distance from a receiver's init port to its alloc port in LMCache's own examples
 // (examples/disagg_prefill/1p1d/configs).
 const allocAbove = 100
 
-// onePortNames are the names of the only port that a receiver had in 2025. Today's needs two.
+// onePortNames are the names of the one port that a receiver had in 2025. A receiver of today has two.
 var onePortNames = []string{"nixl_peer_port", "nixl_receiver_port"}
 
 func onePort(engine *lmcacheconf.Config) bool {
@@ -78,7 +78,7 @@ func onePort(engine *lmcacheconf.Config) bool {
 	return ok && len(engine.Ints(e.Key)) > 0 && slices.Contains(onePortNames, strings.TrimPrefix(e.Path, "lmcache."))
 }
 
-// maxNotifications is more ranks than any engine has.
+// maxNotifications is more than the ranks of any engine.
 const maxNotifications = 4096
 
 // checkEngine refuses engines' settings with which this protocol cannot work.

@@ -21,9 +21,10 @@ import (
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 )
 
-// The tests of this file have notices from pyzmq and msgspec, which are what LMCache sends them with.
+// The tests of this file send notices with pyzmq and msgspec, as LMCache does.
 
-// python returns a Python that has both, or skips. Where CI=true it must be there: testdata/install.sh makes it.
+// python returns a Python that has both modules, or skips the test. With CI=true it must be there: testdata/install.sh
+// installs it.
 func python(t *testing.T) string {
 	t.Helper()
 	own, err := filepath.Abs("../../.tools/pyzmq/bin/python")
@@ -42,11 +43,11 @@ func python(t *testing.T) string {
 }
 
 type sent struct {
-	First string // the first message in hexadecimal digits
-	Lost  int    // connections
+	First string // the first message, in hexadecimal digits
+	Lost  int    // how many connections were lost
 }
 
-// begin starts testdata/notify.py; what it returns waits for its end.
+// begin starts testdata/notify.py and returns a function that waits for its end.
 func begin(t *testing.T, python string, want map[string]any) (end func() sent) {
 	t.Helper()
 	in, err := json.Marshal(want)
@@ -87,7 +88,7 @@ func TestNoticesOfARealSender(t *testing.T) {
 	eventually(t, c, lmcachepd.Notices{Matched: 2 * sessions, Unknown: 2})
 }
 
-// P may run before the gateway does: libzmq keeps what it has to say, and comes again.
+// P may run before the gateway does: libzmq keeps its messages and connects again.
 func TestARealSenderThatIsThereFirst(t *testing.T) {
 	py := python(t)
 	address := freePort(t)
@@ -98,7 +99,7 @@ func TestARealSenderThatIsThereFirst(t *testing.T) {
 	end()
 }
 
-// A connection that is idle for long lives on, heartbeats included.
+// An idle connection stays open for long, with heartbeats.
 func TestARealSendersHeartbeats(t *testing.T) {
 	py := python(t)
 	c := start(t, lmcachepd.Options{})
@@ -107,7 +108,7 @@ func TestARealSendersHeartbeats(t *testing.T) {
 	eventually(t, c, lmcachepd.Notices{Unknown: 3})
 }
 
-// What a gateway does with a burst of notices, for the record: BenchmarkNotices reads messages of the library's PUSH socket.
+// BenchmarkNotices measures how fast a gateway reads a burst of notices from the library's PUSH socket.
 func BenchmarkNotices(b *testing.B) {
 	c := start(b, lmcachepd.Options{})
 	push := pusher(b, c.Addr())

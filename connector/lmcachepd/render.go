@@ -18,8 +18,8 @@ import (
 // defaultBuffer is the size of the transfer buffer in LMCache's own examples, in bytes.
 const defaultBuffer = 1 << 30
 
-// Render gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode). An engine
-// of role both can be neither for LMCache's default backend; its error says so.
+// Render gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode). With
+// LMCache's default backend an engine cannot be both, so for the role both Render returns an error.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	r := &rendering{c: c, t: t}
 	kv := &launch.KVTransfer{Connector: "LMCacheConnectorV1", Role: launch.KVRole(t.Endpoint.Role),
@@ -54,7 +54,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	return r.out, nil
 }
 
-// rendering is one engine's settings in the making.
+// rendering builds one engine's settings.
 type rendering struct {
 	c    *Connector
 	t    launch.Target
@@ -70,7 +70,7 @@ func (r *rendering) noEffect(path, text string) {
 	r.out.Notes = append(r.out.Notes, launch.Note{NoEffect: true, Path: "config." + path, Text: text})
 }
 
-// write makes LMCache's file, as in its examples/disagg_prefill/1p1d/configs.
+// write writes LMCache's file in the form of its examples/disagg_prefill/1p1d/configs.
 func (r *rendering) write(role string) error {
 	f := &r.file
 	f.Set("local_cpu", false)
@@ -104,8 +104,8 @@ func (r *rendering) write(role string) error {
 	return nil
 }
 
-// ranks is how many tensor-parallel ranks the engine must have: a receiver as many as it has ports, a sender as many as
-// notices are waited for. 0 where a sender's is not known.
+// ranks is how many tensor-parallel ranks the engine must have: a receiver has one for each of its ports, a sender one
+// for each notice that the gateway waits for. It is 0 if a sender's number is not known.
 func (r *rendering) ranks(role string) int {
 	if role != "sender" {
 		if at, err := r.c.receiver(r.t.Endpoint); err == nil {
@@ -124,7 +124,7 @@ func (r *rendering) ranks(role string) int {
 	return n
 }
 
-// gateway is where P's ranks send notices.
+// gateway is the address to which P's ranks send notices.
 func (r *rendering) gateway() (host string, port int) {
 	listenHost, listenPort, _ := net.SplitHostPort(r.c.listen)
 	port, _ = strconv.Atoi(listenPort)
@@ -171,14 +171,15 @@ func (r *rendering) bufferSize() (int64, error) {
 	return size, nil
 }
 
-// ofOneRole are settings that one role alone reads; given for all engines, the other's file leaves them out.
+// ofOneRole are settings that only one role reads. If they are given for all engines, the file of the other role leaves
+// them out.
 var ofOneRole = map[string]string{
 	"pd_peer_host": "receiver", "pd_peer_init_port": "receiver", "pd_peer_alloc_port": "receiver",
 	"pd_peer_query_port": "receiver",
 	"pd_proxy_host":      "sender", "pd_proxy_port": "sender",
 }
 
-// engineSettings are what the configuration says in LMCache's own names, old ones under today's.
+// engineSettings writes the configuration's settings under LMCache's own names, and old names under today's.
 func (r *rendering) engineSettings(role string) {
 	for _, e := range r.c.engine.File {
 		switch {
@@ -214,12 +215,12 @@ func (r *rendering) portsGiven(key string) bool {
 	return r.t.Endpoint.Attribute(name) != ""
 }
 
-// extraConfig is kv_connector_extra_config, as in LMCache's launchers. The name of the RPC socket must differ between
-// engines of a machine.
+// extraConfig writes kv_connector_extra_config as LMCache's launchers do. The name of the RPC socket must differ
+// between the engines of a machine.
 //
-// skip_last_n_tokens leaves the prompt's last token out of the lookup. With retFirstTok that token is P's own, of which
-// P has stored nothing. Without it D looks for the very prompt that P has stored, and one token less would miss the
-// last chunk.
+// skip_last_n_tokens leaves the prompt's last token out of the lookup. With retFirstTok that token is P's own, and P
+// has stored nothing of it. Without retFirstTok D looks for exactly the prompt that P has stored, and with one token
+// less it would miss the last chunk.
 func (r *rendering) extraConfig(role string) {
 	extra := r.out.KVTransfer.Extra
 	for _, e := range r.c.engine.Extra {
@@ -244,7 +245,7 @@ func (r *rendering) extraConfig(role string) {
 	}
 }
 
-// ownSettings says where pdkit's own settings went.
+// ownSettings notes which engine settings pdkit's own settings became.
 func (r *rendering) ownSettings() {
 	o := &r.c.options
 	if o.NotifyListen != "" {

@@ -46,7 +46,8 @@ func note(t *testing.T, set launch.Settings, path string) launch.Note {
 	return launch.Note{}
 }
 
-// The settings of LMCache's examples/disagg_prefill/1p1d at 02fe058c and 07e07869, with this deployment's addresses.
+// These are the settings of LMCache's examples/disagg_prefill/1p1d at 02fe058c and 07e07869, with this deployment's
+// addresses.
 func TestSenderAndReceiver(t *testing.T) {
 	p := render(t, `{"notifyListen":"0.0.0.0:7500"}`, target(discovery.RolePrefill))
 	assert.Equal(t, "vllm", p.Engine)
@@ -91,7 +92,8 @@ nixl_backends: ["UCX"]
 	assert.True(t, note(t, d, "resources.maxBandwidth").NoEffect)
 }
 
-// A notice is waited for from as many ranks as D has ports, and D has a port for each rank: both engines need that many.
+// The gateway waits for a notice from as many ranks as D has ports, and D has a port for each rank. So both engines
+// need as many ranks.
 func TestRanks(t *testing.T) {
 	d, p := target(discovery.RoleDecode), target(discovery.RolePrefill)
 	p.Engines = []discovery.Endpoint{p.Endpoint, d.Endpoint}
@@ -103,14 +105,14 @@ func TestRanks(t *testing.T) {
 	assert.Equal(t, two[:1], render(t, `{}`, d).Args)
 }
 
-// The lookup leaves out the last token where that is P's own, and only there: else it would miss the last chunk.
+// The lookup leaves out the last token only if that token is P's own; otherwise it would miss the last chunk.
 func TestSkipLastNTokensGoesWithTheFirstToken(t *testing.T) {
 	assert.Equal(t, 1, render(t, `{"retFirstTok":true}`, target(discovery.RoleDecode)).KVTransfer.Extra["skip_last_n_tokens"])
 	assert.NotContains(t, render(t, `{"retFirstTok":true}`, target(discovery.RolePrefill)).KVTransfer.Extra, "skip_last_n_tokens")
 	assert.NotContains(t, render(t, `{}`, target(discovery.RoleDecode)).KVTransfer.Extra, "skip_last_n_tokens")
 }
 
-// The launch guide's file, with names of 2025, becomes today's; what is gone is told.
+// The launch guide's file has names of 2025. They become today's, and notes name the settings that are gone.
 func TestTheLaunchGuidesOldSettings(t *testing.T) {
 	const guide = `{"config_path":"lmcache-config.yaml","enable_nixl":true,"nixl_role":"sender","nixl_peer_host":"10.9.9.9","nixl_peer_port":55555,"nixl_buffer_size":2147483648,"nixl_buffer_device":"cpu","nixl_enable_gc":true,"chunk_size":128}`
 	p := render(t, guide, target(discovery.RolePrefill))
@@ -135,8 +137,8 @@ func TestTheLaunchGuidesOldSettings(t *testing.T) {
 	assert.True(t, note(t, render(t, guide, target(discovery.RoleDecode)), "config.nixl_peer_port").NoEffect, "the attribute decides")
 }
 
-// Where a gateway is not named, it is on the engines' own machine.
-// The guide's file as it stands, and engines of which nothing else is known: the receiver had one port then and has two now.
+// The launch guide's file is used as it is, without further engines. The receiver had one port in 2025 and has two now.
+// If no gateway is named, it is on the engines' own machine.
 func TestTheLaunchGuidesOnePortBecomesTwo(t *testing.T) {
 	const guide = `{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost","nixl_peer_port":55555,"nixl_buffer_size":1073741824}`
 	on := target(discovery.RoleDecode)
@@ -239,7 +241,7 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 	}
 }
 
-// Everything that Kthena's issue 1069 tried, but for the switch that keeps P from telling.
+// These are all settings that Kthena's issue 1069 tried, but without the switch that keeps P from sending notices.
 func TestTheSettingsOfIssue1069(t *testing.T) {
 	_, err := factory(json.RawMessage(`{"lmcache.enable_pd":true,"lmcache.pd_role":"sender","lmcache.transfer_channel":"nixl","lmcache.nixl_backends":["UCX"],
 		"lmcache.pd_peer_host":"h","lmcache.pd_peer_init_port":"10086","lmcache.pd_peer_alloc_port":"10087","lmcache.pd_buffer_device":"cuda"}`))

@@ -14,18 +14,18 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/chunk"
 )
 
-// Final lets P's answer be the client's where nothing is left for D: P ended at its first token, or the client wanted no more. LMCache's
-// own proxy asks D for 0 tokens then, and gets 400.
+// Final sends P's response to the client if nothing is left for D: P ended at its first token, or the client wanted one
+// token. LMCache's own proxy asks D for 0 tokens in that case, and gets 400.
 func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
 	if !c.options.RetFirstToken {
 		return connector.Answer{}, false
 	}
 	if !isLast(s.Request, p) {
-		return connector.Answer{}, false // as most are not; nothing else has to be read
+		return connector.Answer{}, false // most responses end here, without reading more
 	}
-	a, err := readAnswer(s.Request.API, p)
+	a, err := readResponse(s.Request.API, p)
 	if err != nil || !json.Valid(p.Body) {
-		return connector.Answer{}, false // Decode tells
+		return connector.Answer{}, false // Decode returns the error
 	}
 	if s.Request.Stream {
 		events, err := a.events(s.Request, p)
@@ -34,7 +34,7 @@ func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (con
 	return connector.Answer{Body: a.whole(p.Body)}, true
 }
 
-// isLast says whether nothing is left for D: the client wants one token, or P has ended.
+// isLast reports whether nothing is left for D: the client wants one token, or P has ended.
 func isLast(r *connector.Request, p *connector.PrefillResult) bool {
 	if _, limit, given := limitOf(r); given && limit == 1 {
 		return true
@@ -43,8 +43,8 @@ func isLast(r *connector.Request, p *connector.PrefillResult) bool {
 	return gjson.GetBytes(choices, "0.finish_reason").Str == "stop"
 }
 
-// whole is P's answer without what the client did not ask for. vLLM sends such members as null.
-func (a *answer) whole(body []byte) []byte {
+// whole is P's response without the members that the client did not ask for. They become null, as vLLM sends them.
+func (a *prefillResponse) whole(body []byte) []byte {
 	paths := []string{"kv_transfer_params", "choices.0.token_ids", "choices.0.prompt_token_ids"}
 	if a.api == connector.APIChat {
 		paths[2] = "prompt_token_ids"
@@ -60,16 +60,16 @@ func (a *answer) whole(body []byte) []byte {
 	return body
 }
 
-// What vLLM's chunks of a choice look like, before P's text and reason are in them.
+// vLLM's chunks of a choice, before P's text and reason are put in.
 const (
 	textChunk = `{"index":0,"text":"","logprobs":null,"finish_reason":null,"stop_reason":null}`
 	roleChunk = `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}`
 	chatChunk = `{"index":0,"delta":{},"logprobs":null,"finish_reason":null,"stop_reason":null}`
 )
 
-// events are P's response as vLLM streams one: for a chat the role, then the text with the reason, then the counts if they are
-// wanted. The error is that P's response holds something that is no JSON.
-func (a *answer) events(r *connector.Request, p *connector.PrefillResult) (events [][]byte, err error) {
+// events is P's response in the form of vLLM's stream: for a chat the role, then the text with the reason, then the
+// usage if the client wants it. The error says that P's response holds something that is not JSON.
+func (a *prefillResponse) events(r *connector.Request, p *connector.PrefillResult) (events [][]byte, err error) {
 	stream := chunk.Of(a.api, p)
 	add := func(choice, usage json.RawMessage) {
 		event, e := stream.Event(choice, usage)
@@ -97,46 +97,47 @@ func (a *answer) events(r *connector.Request, p *connector.PrefillResult) (event
 	return append(events, []byte(chunk.Done)), err
 }
 
-// Rewrite puts P's token before D's answer, and the counts right: what D takes for the last token of its prompt is the answer's first.
+// Rewrite puts P's token before D's response and corrects the usage: D counts this token as the last of its prompt, but
+// it is the first of the response.
 func (c *Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
 	if !c.options.RetFirstToken {
 		return nil
 	}
-	a, err := readAnswer(s.Request.API, p())
+	a, err := readResponse(s.Request.API, p())
 	if err != nil {
 		return func([]byte) ([]byte, error) { return nil, err }
 	}
-	w := &rewriter{answer: a}
+	w := &rewriter{prefillResponse: a}
 	return w.event
 }
 
-// rewriter rewrites one answer of D.
+// rewriter rewrites one response of D.
 type rewriter struct {
-	*answer
-	told bool // P's token was put in
+	*prefillResponse
+	inserted bool // P's token is in the response
 }
 
 func (w *rewriter) event(data []byte) ([]byte, error) {
-	if w.told && !bytes.Contains(data, []byte(`"usage"`)) {
+	if w.inserted && !bytes.Contains(data, []byte(`"usage"`)) {
 		return data, nil
 	}
 	if !json.Valid(data) {
-		return data, nil // not for us to judge; nothing of it may be taken for an answer
+		return data, nil // it passes unchanged, and nothing in it counts as text
 	}
-	if !w.told {
+	if !w.inserted {
 		if path := w.textIn(data); path != "" {
 			out, err := sjson.SetBytes(data, path, w.text+gjson.GetBytes(data, path).Str)
 			if err != nil {
 				return nil, err
 			}
-			data, w.told = out, true
+			data, w.inserted = out, true
 		}
 	}
 	return recount(data)
 }
 
-// textIn returns the path of the text in an event or in a whole answer, "" if it has no choice. A chat's first event has the role and
-// empty content: P's text goes there.
+// textIn returns the path of the text in an event or in a whole response, or "" if it has no choice. In a chat the
+// first event has the role and empty content; P's text goes there.
 func (w *rewriter) textIn(data []byte) string {
 	choice := gjson.GetBytes(data, "choices.0")
 	switch {
@@ -152,7 +153,7 @@ func (w *rewriter) textIn(data []byte) string {
 	return ""
 }
 
-// recount moves one token from the prompt to the answer, wherever an event has counts. Their sum stays.
+// recount moves one token from the prompt's count to the response's in each event with usage. Their sum stays the same.
 func recount(data []byte) ([]byte, error) {
 	usage := gjson.GetBytes(data, "usage")
 	if !usage.IsObject() {

@@ -18,18 +18,19 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/internal/answers"
+	"github.com/pdkit/pdkit/connector/internal/querycache"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// maxAnswer bounds a bootstrap server's answer, in bytes: an engine of 1000 ranks with 8 workers each stays below it.
-const maxAnswer = 1 << 20
+// maxResponse bounds a bootstrap server's response, in bytes: that of an engine of 1000 ranks with 8 workers each is
+// smaller.
+const maxResponse = 1 << 20
 
-// notAgain is how young an answer must be for a rank that it does not name to be missing for good: an attribute that is wrong must not
-// cause a query per request.
+// notAgain is the minimum time between two queries for a rank that is missing. A wrong attribute must not cause a query
+// for each request.
 const notAgain = time.Second
 
-// listing is what a bootstrap server has answered. It is never changed.
+// listing is the response of a bootstrap server. It is never changed.
 type listing struct {
 	addr  json.RawMessage // the server's URL, as JSON
 	ranks []rank          // in order of their numbers; at least one
@@ -49,17 +50,18 @@ func (l *listing) find(number int) (rank, bool) {
 	return l.ranks[i], true
 }
 
-// target is what the two describers need of P, found before the legs.
+// target is what Prefill and Decode need to know of P. Prepare finds it before the legs.
 type target struct {
-	url    string
-	answer *answers.Answer[*listing]
-	rank   rank
-	ranks  int
+	url   string
+	entry *querycache.Entry[*listing]
+	rank  rank
+	ranks int
 }
 
 var errNotPrepared = errors.New("mooncake: the prefill engine's bootstrap server was not asked")
 
-// prepared returns what Prepare has found. Without it no leg is described: D would die of a decode without an engine id.
+// prepared returns what Prepare found. Without it no leg is built: D would die of a decode request without an engine
+// id.
 func prepared(s *connector.Session) (*target, error) {
 	if t, ok := s.Prepared().(*target); ok {
 		return t, nil
@@ -67,8 +69,9 @@ func prepared(s *connector.Session) (*target, error) {
 	return nil, errNotPrepared
 }
 
-// Prepare finds out the engine id of the rank of P that this attempt uses: the session's, if P's attribute dpSize says how many there
-// are, else one of those that P's bootstrap server names. Errors let the flow try another pair.
+// Prepare finds the engine id of the rank of P that this attempt uses. If P's attribute dpSize gives the number of
+// ranks, the rank is the session's; otherwise it is one that P's bootstrap server names. After an error the flow tries
+// another pair.
 func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 	url, err := c.bootstrapURL(s.Prefill)
 	if err != nil {
@@ -78,41 +81,41 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.cache.Get(ctx, url, func() (*listing, error) { return query(ctx, url, call) })
+	entry, err := c.cache.Get(ctx, url, func() (*listing, error) { return query(ctx, url, call) })
 	if err != nil {
 		return nil, err
 	}
-	known := answer.Value
-	t := &target{url: url, answer: answer, ranks: max(dp, len(known.ranks))}
+	known := entry.Value
+	t := &target{url: url, entry: entry, ranks: max(dp, len(known.ranks))}
 	if dp == 0 {
 		t.rank = known.ranks[s.Uint64()%uint64(len(known.ranks))]
 	} else {
 		var ok bool
 		if t.rank, ok = known.find(s.PrefillRank()); !ok {
-			if time.Since(answer.At) > notAgain {
-				c.cache.Forget(url, answer)
+			if time.Since(entry.At) > notAgain {
+				c.cache.Forget(url, entry)
 			}
 			return nil, errors.New("mooncake: the bootstrap server does not name the data-parallel rank that was chosen")
 		}
 	}
 	if t.ranks > 1 && s.API == connector.APIResponses {
-		// The rank cannot be named, so that D would be sent to a rank that never sees the prompt (docs/protocols/vllm.md §2).
+		// The leg cannot name the rank, so D would ask a rank that never gets the prompt (docs/protocols/vllm.md §2).
 		return nil, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	return t, nil
 }
 
-// Clean forgets the bootstrap server's answer after an attempt that failed by the engines' fault: P may have restarted, with another
-// engine id, of which D knows nothing (docs/protocols/mooncake.md, recording 09).
+// Clean forgets the bootstrap server's response after an attempt that failed because of the engines: P may have
+// restarted with another engine id, which D does not know (docs/protocols/mooncake.md, recording 09).
 func (c *Connector) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
-	if t, ok := s.Prepared().(*target); ok && answers.Doubtful(cause) {
-		c.cache.Forget(t.url, t.answer)
+	if t, ok := s.Prepared().(*target); ok && querycache.Doubtful(cause) {
+		c.cache.Forget(t.url, t.entry)
 	}
 	return nil
 }
 
-// bootstrapURL is the base address of P's bootstrap server: its attribute bootstrapURL, else P's host with the port of its attribute
-// bootstrapPort or of the settings.
+// bootstrapURL is the base address of P's bootstrap server: its attribute bootstrapURL, or P's host with the port of
+// its attribute bootstrapPort or of the settings.
 func (c *Connector) bootstrapURL(p discovery.Endpoint) (string, error) {
 	if text := strings.TrimSpace(p.Attribute("bootstrapURL")); text != "" {
 		u, err := discovery.ParseURL(text)
@@ -145,11 +148,11 @@ func query(ctx context.Context, url string, call connector.Caller) (*listing, er
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("mooncake: the bootstrap server answered %d", resp.StatusCode)
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	if err != nil {
 		return nil, fmt.Errorf("mooncake: the bootstrap server's answer is cut: %w", err)
 	}
-	if len(body) > maxAnswer {
+	if len(body) > maxResponse {
 		return nil, errors.New("mooncake: the bootstrap server's answer is too large")
 	}
 	ranks, err := parseRanks(body)
@@ -159,7 +162,7 @@ func query(ctx context.Context, url string, call connector.Caller) (*listing, er
 	return &listing{addr: connector.Quote(url), ranks: ranks}, nil
 }
 
-// parseRanks reads {"<rank>": {"engine_id": "…", …}, …}. What else stands there is left to newer engines.
+// parseRanks reads {"<rank>": {"engine_id": "…", …}, …}. It ignores other members, which newer engines may add.
 func parseRanks(body []byte) ([]rank, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil {
@@ -186,7 +189,7 @@ func parseRanks(body []byte) ([]rank, error) {
 	return ranks, nil
 }
 
-// CheckEndpoint tells what is malformed in a prefill engine's entry.
+// CheckEndpoint reports what is malformed in a prefill engine's entry.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RolePrefill) {
 		return nil

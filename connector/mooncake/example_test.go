@@ -15,8 +15,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Before the legs P's bootstrap server is asked for P's engine id, which is new at each start. Both legs then go out at
-// once.
+// Before the legs the connector asks P's bootstrap server for P's engine id, which is new at each start. Then both legs
+// go out at once.
 func ExampleNew() {
 	c, err := mooncake.New(nil)
 	if err != nil {

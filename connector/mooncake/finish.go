@@ -10,8 +10,9 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// endedByLength reads why P stopped, where each API says it (recorded with vLLM 0.32.0: docs/protocols/mooncake.md,
-// recordings 01 and 02; docs/protocols/nixl.md, recordings 22 to 24).
+// endedByLength checks that P's response says that P stopped because of the length. Each API says it in another member
+// (recorded with vLLM 0.32.0: docs/protocols/mooncake.md, recordings 01 and 02; docs/protocols/nixl.md, recordings 22
+// to 24).
 func endedByLength(api connector.API, p *connector.PrefillResult) error {
 	if err := p.Err(); err != nil {
 		return connector.NoTransfer("the answer is not one JSON object")
@@ -40,7 +41,8 @@ func endedByLength(api connector.API, p *connector.PrefillResult) error {
 	return connector.NoTransfer("the prefill engine did not end by length, and so offers no KV")
 }
 
-// onlyReason is that of the only choice; "" if there is none, or several. It stands in the way of every request, so that nothing is decoded.
+// onlyReason is the finish_reason of the only choice; "" if there is no choice, or several. Every request runs through
+// it, so it decodes nothing.
 func onlyReason(p *connector.PrefillResult) (why string) {
 	raw, ok := p.Field("choices")
 	if !ok || !json.Valid(raw) {

@@ -25,7 +25,7 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// rig is a flow between simulated engines.
+// rig is a flow in front of simulated engines.
 type rig struct {
 	t        *testing.T
 	p, d     *enginesim.Engine
@@ -61,7 +61,7 @@ func newRig(t *testing.T, extra map[string]string) *rig {
 	return x
 }
 
-// Pick gives the one pair, and keeps what came of it.
+// Pick returns the only pair, and records the result of the attempt.
 func (x *rig) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	d := endpoint(x.t, x.d.URL())
 	d.Role = discovery.RoleDecode
@@ -92,7 +92,7 @@ func (x *rig) do(api connector.API, body string) (string, error) {
 	return string(raw), err
 }
 
-// right wants the text of one engine alone.
+// right checks that the text is that of one engine alone.
 func (x *rig) right(n int) {
 	answer, err := x.do(connector.APICompletions, completion(n))
 	if !assert.NoError(x.t, err) {
@@ -108,7 +108,7 @@ func (x *rig) right(n int) {
 	assert.Equal(x.t, gjson.GetBytes(want, "choices.0.text").String(), gjson.Get(answer, "choices.0.text").String())
 }
 
-// A hundred requests at once cost one query, and all get P's KV.
+// A hundred requests at once cost one query, and all of them get P's KV.
 func TestFlowSharesOneQuery(t *testing.T) {
 	x := newRig(t, nil)
 	var asked atomic.Int64
@@ -135,7 +135,8 @@ func TestFlowSharesOneQuery(t *testing.T) {
 	assert.NoError(t, x.d.CheckKV())
 }
 
-// P restarts within engineTTL: D, which never knew the old engine, answers 500 at once, and the next attempt asks who P is now.
+// P restarts within engineTTL. D, which never knew the old engine, answers 500 at once, and the next attempt asks for
+// P's new id.
 func TestFlowFindsTheEngineThatRestarted(t *testing.T) {
 	x := newRig(t, nil)
 	x.right(1)
@@ -148,7 +149,8 @@ func TestFlowFindsTheEngineThatRestarted(t *testing.T) {
 	assert.Nil(t, x.ended()[2].Err)
 }
 
-// P answers 200 and has ended by itself, so that it offers nothing: D is cancelled at once, and the pair is known to keep an orphan.
+// P answers 200 but stopped before the length, so it offers nothing. The flow cancels D at once and records that the
+// pair keeps an orphan.
 func TestFlowCancelsDecodeOfAPrefillThatOffersNothing(t *testing.T) {
 	x := newRig(t, nil)
 	var prefills atomic.Int64
@@ -176,7 +178,7 @@ func TestFlowCancelsDecodeOfAPrefillThatOffersNothing(t *testing.T) {
 	assert.Zero(t, x.d.Stats().GenerationTokens)
 }
 
-// The attempt's id, not the client's, matches the legs: two requests that claim one id do not meet.
+// The attempt's id matches the legs, not the client's: two requests with the same client id are not mixed up.
 func TestFlowIDsAreTheAttemptsOwn(t *testing.T) {
 	x := newRig(t, nil)
 	var wg sync.WaitGroup

@@ -30,13 +30,14 @@ func harness() connectortest.Harness {
 			json.RawMessage(`{"num_workers":-1}`), json.RawMessage(`{"bootstrap_server_address":"http://h:1"}`), json.RawMessage(`{"bootstrap_server_address":"h:0"}`),
 		},
 		Prefill: discovery.Endpoint{Attributes: map[string]string{"bootstrapURL": "http://canary-prefill.example:8998"}},
-		// Decode reads nothing of P's answer, but it must say that P ended by length, where each API says it.
+		// Decode takes nothing from P's response, but the response must say that P ended by length, in the member that
+		// each API has.
 		BadResponses: bodies(``, `{}`, `[]`, `{"choices":[]}`, `{"choices":null,"stop_reason":null,"incomplete_details":null}`,
 			`{"choices":[{"finish_reason":"stop"}],"stop_reason":"end_turn","status":"completed","incomplete_details":{"reason":"content_filter"}}`,
 			`{"choices":[{"finish_reason":1}],"stop_reason":1,"incomplete_details":{"reason":1}}`,
 			`{"choices":[{"finish_reason":"length"},{"finish_reason":"length"}],"stop_reason":"length","incomplete_details":{"reason":"length"}}`),
 		Call: func(*http.Request) (*http.Response, error) {
-			return answer(http.StatusOK, `{"0":{"engine_id":"engine-id-0","worker_addr":{"0":{"0":"tcp://10.0.0.1:1"}}}}`), nil
+			return respond(http.StatusOK, `{"0":{"engine_id":"engine-id-0","worker_addr":{"0":{"0":"tcp://10.0.0.1:1"}}}}`), nil
 		},
 		Except: connectortest.Exceptions{OwnSettings: []string{"engineTTL"}},
 	}

@@ -2,23 +2,27 @@
 
 // Package mooncake is the connector "mooncake": vLLM's MooncakeConnector, in which P writes its KV into D's blocks.
 //
-// Both legs carry one transfer_id, made per attempt, and go out together; either may arrive first. D asks P for that id, and P writes
-// when it has finished the prompt. P's answer says nothing of the transfer. So the gateway must know three things by itself:
+// Both legs carry the same transfer_id, which is made for the attempt. They go out together, and either may arrive
+// first. D asks P for that id, and P writes when it has finished the prompt. P's response says nothing about the
+// transfer. So the gateway itself must know three things:
 //
-//   - P's engine id, which is new at every start. D is given it, and where P's bootstrap server listens. GET /query of that server
-//     names the engine id of each data-parallel rank; the answer is kept for Options.EngineTTL and asked for once, however many
-//     requests wait for it. A failed attempt forgets it.
-//   - P's rank, which the prefill leg names in the header X-data-parallel-rank, and of which D gets the engine id.
-//   - that P has ended by length. P offers nothing if it ends otherwise, and D waits for minutes. So the prefill leg masks the end of
-//     sequence where the API lets it, and P's answer is checked.
+//   - P's engine id, which is new at every start. The decode leg carries it, and the address of P's bootstrap server.
+//     GET /query of that server returns the engine id of each data-parallel rank. The connector keeps the response for
+//     Options.EngineTTL, and asks once however many requests wait for it. After a failed attempt it forgets the
+//     response.
+//   - P's rank. The prefill leg names it in the header X-data-parallel-rank, and the decode leg carries the engine id
+//     of that rank.
+//   - that P stopped because of the length. If P stops for another reason it offers nothing, and D waits for minutes.
+//     So the prefill leg masks the end of sequence if the API allows it, and CheckPrefill checks P's response.
 //
-// A decode leg without remote_engine_id or remote_bootstrap_addr is never sent: D waits, and dies when its client
-// leaves (docs/protocols/mooncake.md, recording 15). A decode whose prefill failed keeps a sender's task of P for
-// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default, and few of them stop all transfers between the two engines
-// (docs/protocols/mooncake.md, recording 17): see [Connector.Traits].
+// The connector never sends a decode leg without remote_engine_id or remote_bootstrap_addr: D would wait, and die when
+// its client leaves (docs/protocols/mooncake.md, recording 15). A decode whose prefill failed occupies a sender's task
+// of P for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s by default, and a few such tasks stop all transfers between the
+// two engines (docs/protocols/mooncake.md, recording 17): see [Connector.Traits].
 //
-// Facts: recorded exchanges of vLLM 0.32.0, and vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py of
-// 017e9f44 (0.28) and 00f4240e. The page beside this file, README.md, shows the sequence and the engines' settings.
+// Facts: recorded exchanges of vLLM 0.32.0, and
+// vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py of 017e9f44 (0.28) and 00f4240e.
+// README.md beside this file shows the sequence and the engines' settings.
 package mooncake
 
 import (
@@ -29,7 +33,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/internal/answers"
+	"github.com/pdkit/pdkit/connector/internal/querycache"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -46,10 +50,10 @@ func init() {
 	}, "MooncakeConnector")
 }
 
-// Connector is the connector "mooncake". Its only state is what bootstrap servers have answered.
+// Connector is the connector "mooncake". Its only state is the cached responses of bootstrap servers.
 type Connector struct {
 	opts  Options
-	cache answers.Cache[*listing]
+	cache querycache.Cache[*listing]
 }
 
 // New checks the settings. nil means defaults.
@@ -65,19 +69,19 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. Neither leg needs the other's response; P first works as well, its blocks then wait for
-// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. A transfer is single use: P forgets it with the first read. Two answers to one
-// prompt did work, because D asked for both in one message; asked for in two, the second waits as an orphan does
+// Traits declares the protocol. Neither leg needs the other's response. P may also run first; its blocks then wait for
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. A transfer is single use: P forgets it after the first read. Two decodes of one
+// prompt did work when D asked for both in one message. When it asks in two, the second waits as an orphan does
 // (mooncake_connector.py, send_kv_to_decode).
 //
-// A decode leg whose prefill offers nothing is an orphan: it holds one sender's task of P, and another one when it is
-// given up, until P stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with
+// A decode leg whose prefill offers nothing is an orphan: it occupies one sender's task of P, and another one when it
+// is given up, until P stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with
 // the default of 10 it did not.
 //
-// The rules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, with MLA, too
-// (_get_tp_ratio, handshake_target_ranks). P counts off its blocks against D's, so blocks of another size are an error,
-// or worse, other tokens' KV (_build_transfer_params); so is KV of another type (_validate_asymmetric_region_lengths).
-// Pipelines may differ.
+// The rules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, also with MLA
+// (_get_tp_ratio, handshake_target_ranks). P matches its blocks with D's by count, so another block size is an error
+// or, worse, gives D other tokens' KV (_build_transfer_params). So does another KV type
+// (_validate_asymmetric_region_lengths). The pipeline-parallel sizes may differ.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:         Name,
@@ -89,14 +93,14 @@ func (c *Connector) Traits() connector.Traits {
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},
 	}
-	if c.opts.BootstrapServerAddress != "" { // P has no server of its own
+	if c.opts.BootstrapServerAddress != "" { // then the bootstrap server is not P's own
 		t.Attributes = []connector.Attribute{{Name: "bootstrapURL", Role: discovery.RolePrefill, Remedy: "the server's address, like http://HOST:8998"}}
 	}
 	return t
 }
 
-// Name returns "mooncake".
-// Prefill asks P for one token that ends by length, and to keep the blocks for whoever asks for the transfer id.
+// Prefill asks P for one token, for an end by length, and to keep the blocks for the engine that asks for the transfer
+// id.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	t, err := prepared(s)
 	if err != nil {
@@ -115,8 +119,8 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 	return nil
 }
 
-// Decode tells D where P's bootstrap server is, which engine has the KV and under which id. In the order prefill-then-decode, P's answer
-// must have ended by length.
+// Decode tells D where P's bootstrap server is, which engine has the KV, and under which id. In the order
+// prefill-then-decode, P must have stopped because of the length.
 func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 	t, err := prepared(s)
 	if err != nil {
@@ -128,7 +132,7 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 		}
 	}
 	const before, engine, id, after = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":`, `,"remote_engine_id":`, `,"transfer_id":"`, `"}`
-	addr := t.answer.Value.addr
+	addr := t.entry.Value.addr
 	b := make([]byte, 0, len(before)+len(addr)+len(engine)+len(t.rank.engine)+len(id)+transferIDLen+len(after))
 	b = append(append(b, before...), addr...)
 	b = append(append(b, engine...), t.rank.engine...)
@@ -139,13 +143,13 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 
 const transferIDLen = len("xfer-01234567-89ab-4def-8123-456789abcdef")
 
-// appendTransferID writes the attempt's id in the form of vLLM's own proxy.
+// appendTransferID writes the attempt's id in the format of vLLM's own proxy.
 func appendTransferID(b []byte, s *connector.Session) []byte {
 	return append(append(b, "xfer-"...), s.UUID()...)
 }
 
-// CheckPrefill judges P's answer: P offers its KV only if it has ended by length (docs/protocols/mooncake.md, recording
-// 08).
+// CheckPrefill checks P's response: P offers its KV only if it stopped because of the length
+// (docs/protocols/mooncake.md, recording 08).
 func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	return endedByLength(s.API, p)
 }

@@ -29,15 +29,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const oneRank = `{"0":{"engine_id":"e-0","worker_addr":{"0":{"0":"tcp://10.0.0.1:1"}}}}`
 
-func answer(status int, body string) *http.Response {
+func respond(status int, body string) *http.Response {
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1}
 }
 
-// server is a bootstrap server: what it answers, and how often it was asked.
+// server is a bootstrap server. It has the response that it gives, and counts the queries.
 type server struct {
 	asked atomic.Int64
 	body  atomic.Pointer[string]
-	hold  chan struct{} // if set, answers wait for it
+	hold  chan struct{} // if set, responses wait for it
 }
 
 func (s *server) say(body string) *server { s.body.Store(&body); return s }
@@ -51,7 +51,7 @@ func (s *server) call(r *http.Request) (*http.Response, error) {
 			return nil, r.Context().Err()
 		}
 	}
-	return answer(200, *s.body.Load()), nil
+	return respond(200, *s.body.Load()), nil
 }
 
 func newConnector(t testing.TB, o *mooncake.Options) *mooncake.Connector {
@@ -79,14 +79,14 @@ func session(t testing.TB, api connector.API, body string, p discovery.Endpoint)
 	return connector.NewSession(r, "id", p, discovery.Endpoint{ID: "d"})
 }
 
-// prepare is what the flow does before the legs.
+// prepare does what the flow does before the legs.
 func prepare(ctx context.Context, c *mooncake.Connector, s *connector.Session, call connector.Caller) error {
 	v, err := c.Prepare(ctx, s, call)
 	s.SetPrepared(v)
 	return err
 }
 
-// chatSession is a session of the usual engine.
+// chatSession is a chat session between the engines that most tests use.
 func chatSession(t testing.TB) *connector.Session {
 	return session(t, connector.APIChat, `{"messages":[]}`, endpoint(t, "http://10.0.0.1:8100"))
 }
@@ -100,7 +100,7 @@ func decodeOf(t testing.TB, c *mooncake.Connector, s *connector.Session) string 
 	return string(body)
 }
 
-// However many requests begin at once, one asks; and as long as the answer is young, nobody asks again.
+// However many requests begin at once, one of them asks. While the response is young, nobody asks again.
 func TestOneQueryForAnyNumberOfRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := (&server{hold: make(chan struct{})}).say(oneRank)
@@ -158,13 +158,14 @@ func TestEngineTTLOf0AsksForEachRequest(t *testing.T) {
 	assert.EqualValues(t, 3, b.asked.Load())
 }
 
-// fault is an attempt's failure, as the flow tells it.
+// fault is the cause of a failed attempt, as the flow reports it.
 type fault bool
 
 func (fault) Error() string       { return "it failed" }
 func (f fault) EngineFault() bool { return bool(f) }
 
-// An engine that restarts has another id, so that a failed attempt forgets it; failures that are not the engines' do not.
+// An engine that restarts has another id, so a failed attempt forgets the old one. Failures that the engines did not
+// cause do not.
 func TestFailedAttemptsForgetTheEngine(t *testing.T) {
 	for name, k := range map[string]struct {
 		cause error
@@ -197,7 +198,8 @@ func TestFailedAttemptsForgetTheEngine(t *testing.T) {
 	require.NoError(t, newConnector(t, nil).Clean(t.Context(), chatSession(t), fault(true), nil), "an attempt that knew nothing forgets nothing")
 }
 
-// Who waits for another's query leaves with its own context; if the one who asked leaves, the next one asks.
+// A request that waits for another's query stops waiting when its own context ends. If the request that runs the query
+// leaves, the next one asks.
 func TestContextsOfRequestsThatShareAQuery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := (&server{hold: make(chan struct{})}).say(oneRank)
@@ -279,7 +281,7 @@ func TestBadBootstrapServers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, s := newConnector(t, nil), chatSession(t)
-			err := prepare(t.Context(), c, s, func(*http.Request) (*http.Response, error) { return answer(k.status, k.body), nil })
+			err := prepare(t.Context(), c, s, func(*http.Request) (*http.Response, error) { return respond(k.status, k.body), nil })
 			require.ErrorContains(t, err, k.want)
 			assert.NotContains(t, err.Error(), "10.0.0.1")
 			require.Error(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)), "D dies of a decode without an engine id")
@@ -293,7 +295,7 @@ func TestBadBootstrapServers(t *testing.T) {
 	})
 }
 
-// An attribute that promises a rank which is not there fails each attempt that chooses it, without a query for each.
+// If an attribute names a rank that does not exist, every attempt with that rank fails, but not every attempt asks.
 func TestMissingRankIsNotAskedForAgainAndAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, b := newConnector(t, nil), (&server{}).say(strings.Replace(oneRank, `"0"`, `"9"`, 1))
@@ -310,7 +312,7 @@ func TestMissingRankIsNotAskedForAgainAndAgain(t *testing.T) {
 	})
 }
 
-// Sessions spread over the ranks that the server names, and each keeps to one.
+// Sessions are spread over the ranks that the server names, and each session keeps its rank.
 func TestRanksAreChosenAtRandom(t *testing.T) {
 	c := newConnector(t, nil)
 	b := (&server{}).say(`{"0":{"engine_id":"e0"},"5":{"engine_id":"e5"}}`)
@@ -367,7 +369,7 @@ func TestAbilities(t *testing.T) {
 	assert.Equal(t, "mooncake", named.Traits().Name)
 }
 
-// In the order prefill-then-decode, decode is described with P's answer, which must have ended by length.
+// In the order prefill-then-decode, Decode gets P's response, and P must have stopped because of the length.
 func TestDecodeAfterPrefill(t *testing.T) {
 	c, s := newConnector(t, nil), chatSession(t)
 	require.NoError(t, prepare(t.Context(), c, s, (&server{}).say(oneRank).call))

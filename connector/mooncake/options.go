@@ -17,17 +17,17 @@ const (
 	DefaultEngineTTL     = 30 * time.Second
 )
 
-// Options are the connector's settings. The first two are pdkit's own; the others are the engines', under their own
-// names, and only rendered.
+// Options are the connector's settings. The first two are pdkit's own. The others are the engines', under the engines'
+// names; they are only rendered.
 type Options struct {
 	// BootstrapPort is where P's bootstrap server listens, for engines without the attribute bootstrapPort or
 	// bootstrapURL.
 	BootstrapPort int `json:"bootstrapPort"`
-	// EngineTTL is how long a bootstrap server's answer is believed. Keep it below the time that an engine takes to
-	// start: D hangs on the id of an engine that it once knew and that is gone.
+	// EngineTTL is how long a bootstrap server's response is used. Keep it shorter than the time that an engine takes
+	// to start: D hangs on the id of an engine that it once knew and that is gone.
 	EngineTTL *config.Duration `json:"engineTTL"`
-	// AbortTimeout becomes VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long P keeps blocks that nobody has read, and waits
-	// for a prompt that D asks for. It must exceed the longest prefill. Whole seconds.
+	// AbortTimeout becomes VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long P keeps blocks that nobody has read, and how
+	// long P waits for a prompt that D asks for. It must be longer than the longest prefill. Whole seconds.
 	AbortTimeout config.Duration `json:"abortTimeout"`
 
 	NumWorkers int    `json:"num_workers"`

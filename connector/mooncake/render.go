@@ -14,11 +14,11 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// bootstrapped is the first release that surely has the bootstrap server (vllm#31034).
+// bootstrapped is the first release that certainly has the bootstrap server (vllm#31034).
 var bootstrapped = launch.Version{Minor: 16}
 
-// Render gives the launch settings of one engine: its kv_transfer_config, the port of P's bootstrap server and, if it
-// is set, the time after which orphaned transfers end. Names as in vLLM 0.32.0
+// Render gives the launch settings of one engine: its kv_transfer_config, the port of P's bootstrap server and, if
+// AbortTimeout is set, the time after which orphaned transfers end. Names as in vLLM 0.32.0
 // (docs/features/mooncake_connector_usage.md).
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	s := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"},
@@ -32,7 +32,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 				Text: "engines from before vllm#31034 (early 2026) have no bootstrap server and speak another protocol, which hands off as NIXL does: use a newer one"})
 	}
 	if t.CPU {
-		// Recorded on a CPU: vLLM's connector asks for an accelerator's index, and needs a module that answers 0.
+		// As recorded on a CPU: vLLM's connector asks for an accelerator's index, so it needs a module that returns 0.
 		s.KVTransfer.ModulePath = "mooncake_cpu"
 		s.Env = append(s.Env, launch.EnvVar{Name: "MC_FORCE_TCP", Value: "true"})
 		s.Notes = append(s.Notes,
@@ -85,7 +85,7 @@ func (c *Connector) extra(t launch.Target) map[string]any {
 	return extra
 }
 
-// bootstrapPort is the port that P must listen on so that [Connector.Prepare] finds it.
+// bootstrapPort is the port on which P must listen so that [Connector.Prepare] finds it.
 func (c *Connector) bootstrapPort(p discovery.Endpoint) (int, error) {
 	base, err := c.bootstrapURL(p)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *Connector) bootstrapPort(p discovery.Endpoint) (int, error) {
 	return 80, nil
 }
 
-// clash tells of another prefill engine on the same host whose bootstrap server would want the same port.
+// clash notes another prefill engine on the same host whose bootstrap server would use the same port.
 func (c *Connector) clash(t launch.Target, port int) []launch.Note {
 	for _, other := range t.Engines {
 		if other.ID == t.Endpoint.ID || !other.Role.Has(discovery.RolePrefill) || other.Host() != t.Endpoint.Host() {

@@ -16,7 +16,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// P must end by length to hand over; D gets the handoff byte for byte.
+// P hands over only if it ends by length. D gets the handoff byte for byte.
 func ExampleNew() {
 	c, err := mooncakeascend.New(nil)
 	if err != nil {

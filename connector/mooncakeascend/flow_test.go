@@ -20,14 +20,14 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// nobody is not asked: each request names its pair.
+// nobody is a picker that is never called: each request names its pair.
 type nobody struct{}
 
 func (nobody) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	return pdflow.Pick{}, errors.New("not asked")
 }
 
-// answers is an engine that streams a step, waits for next, and streams the rest.
+// answers is an engine that streams the first event, waits for next, and streams the others.
 func answers(next <-chan struct{}, first, rest string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -66,8 +66,9 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 	return flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"messages":[],"stream":true}`), Pick: &pick})
 }
 
-// With recompute_scheduler_enable D may give a request up for another one: it says so by a stop reason, in an answer that looks whole.
-// Before the client has seen anything another attempt may serve it; after that the stream is cut.
+// With recompute_scheduler_enable D may give a request up in favour of another one. It says so only by a stop reason,
+// in a response that looks complete. If the client has not got anything yet, another attempt serves the request;
+// otherwise the flow cuts the stream.
 func TestARecomputedAnswerIsAFailedOne(t *testing.T) {
 	const text = "data: {\"choices\":[{\"delta\":{\"content\":\"word\"},\"finish_reason\":null}]}\n\n"
 	const recomputed = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\",\"stop_reason\":\"recomputed\"}]}\n\ndata: [DONE]\n\n"

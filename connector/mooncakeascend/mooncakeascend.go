@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mooncakeascend is the connector "mooncake-ascend": vllm-ascend's MooncakeConnectorV1, in which D pulls P's KV blocks over
-// Mooncake.
+// Package mooncakeascend is the connector "mooncake-ascend": vllm-ascend's MooncakeConnectorV1, in which D pulls P's KV
+// blocks over Mooncake.
 //
-// It works as NIXL's pull does: prefill runs first and answers with a handoff, kv_transfer_params at the top level of its whole
-// answer, and decode gets that object byte for byte. P answers with one only if it ended by length, so the prefill leg masks the end
-// of sequence and drops stop strings. P keeps unread blocks for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480 s, which may be before D has
-// read them; then they belong to another prompt. So a retry prefills again, and an old handoff is not sent.
+// It works like NIXL's pull: P runs first, its whole response has the handoff, the top-level member kv_transfer_params,
+// and D gets that object byte for byte. P gives a handoff only if it stopped because of the length, so the prefill leg
+// masks the end of sequence and drops stop strings. P keeps unread blocks for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480
+// s. If D reads later, the blocks may belong to another prompt. So a retry prefills again, and the flow does not send
+// an old handoff.
 //
 // Facts: vllm-ascend at 182b75e (2026-08-22, between 0.22 and 0.23), vllm_ascend/distributed/kv_transfer/kv_p2p/mooncake_connector.py
 // (MooncakeConnectorScheduler.update_state_after_alloc, request_finished, MooncakeConnectorMetadata.add_new_req) and
@@ -83,7 +84,7 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's
+// Traits declares the protocol. D needs the block ids in P's response. They are single use and live as long as P's
 // lease.
 //
 // The rules: P's tensor-parallel size is a multiple of D's, and one block size divides the other (vllm-ascend 0.23.0,
@@ -94,14 +95,13 @@ func (c *Connector) Traits() connector.Traits {
 		Name:         Name,
 		Members:      []string{connector.ParamsMember},
 		Handoff:      connector.Handoff{Member: connector.ParamsMember},
-		Lease:        cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
+		Lease:        cmp.Or(c.lease, DefaultLease), // so that the zero Connector has a lease, too
 		EndsByLength: true,
 		OwnRequestID: true,
 		PairRules:    []connector.PairRule{ascendengine.TPRule(), attr.Multiple(attr.BlockSize)},
 	}
 }
 
-// Name returns "mooncake-ascend".
 // Prefill asks P for one token, an end by length, and a handoff.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -111,7 +111,7 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 	return nil
 }
 
-// Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
+// Decode gives D P's handoff after checking that it is complete. If it is not, the error is [connector.ErrNoTransfer].
 func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 	raw, err := handoff.Member(p, connector.ParamsMember, checkHandoff)
 	if err != nil {
@@ -122,14 +122,15 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 	return nil
 }
 
-// checkHandoff refuses what D would die of, hang on, or reckon wrongly with:
+// checkHandoff refuses a handoff of which D would die, on which it would hang, or with which it would calculate
+// wrongly:
 //
 //   - remote_block_ids absent or empty: an assertion ends the engine;
-//   - one of the four remote keys missing: a warning, and then D waits for ever;
+//   - one of the four remote keys missing: D logs a warning and waits for ever;
 //   - num_prompt_blocks absent counts as 0, and an assertion ends the worker;
-//   - do_remote_prefill not true: D computes the prompt itself, and P's blocks wait for the lease.
+//   - do_remote_prefill not true: D computes the prompt itself, and P keeps its blocks until the lease ends.
 //
-// The sizes have defaults where they are absent; those of remote_ptp_size and remote_block_size stand for null, too.
+// The sizes have defaults if they are absent. Those of remote_ptp_size and remote_block_size also apply to null.
 func checkHandoff(raw json.RawMessage) error {
 	o := handoff.Read(raw, "remote_block_ids")
 	o.True("do_remote_prefill")

@@ -23,7 +23,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// good is a handoff with the keys of request_finished, in its order.
+// good is a handoff with the keys that request_finished writes, in its order.
 const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8,9]],"remote_engine_id":"e3e6","remote_request_id":"cmpl-r-0-1a2b3c4d","remote_host":"10.0.0.5","remote_port":30000,"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":8,"last_token_id":1234,"remote_multi_nodes_meta_mapping":{"0":{"host":"10.0.0.5","engine_id":"e3e6","handshake_port":30000}},"num_prompt_blocks":3,"remote_block_size":128}`
 
 func open(t testing.TB, o *mooncakeascend.Options) *mooncakeascend.Connector {
@@ -70,7 +70,7 @@ func TestHandoffIsRelayedByteForByte(t *testing.T) {
 	}
 }
 
-// Each has one key replaced; "-" is a key taken out. The error names the key and holds no value.
+// Each case replaces one key; "-" removes it. The error names the key and holds no value.
 func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 	for key, values := range map[string][]string{
 		"do_remote_prefill":               {"-", "null", "false", `"true"`},
@@ -102,7 +102,7 @@ func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 	}
 }
 
-// P answers without a handoff when it did not end by length.
+// P answers without a handoff if it did not end by length.
 func TestAnAnswerWithoutAHandoffIsRefused(t *testing.T) {
 	for _, answer := range []string{``, `[]`, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":[]}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + good} {
 		_, err := decode(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), answer)

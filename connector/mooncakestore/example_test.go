@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Nothing of the pool is on the wire: P fills it, and D finds the blocks by the prompt.
+// The requests hold nothing about the pool: P fills it, and D finds the blocks by the prompt.
 func ExampleNew() {
 	c, err := mooncakestore.New(&mooncakestore.Options{})
 	if err != nil {

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mooncakestore is the connector "mooncake-store": vLLM's MooncakeStoreConnector, whose engines share a pool of KV blocks.
+// Package mooncakestore is the connector "mooncake-store": vLLM's MooncakeStoreConnector, whose engines share a pool of
+// KV blocks.
 //
-// P computes the prompt and puts its whole blocks into the pool; D gets the client's own request and finds them by the prompt's tokens.
-// Nothing of it is on the wire: neither leg carries transfer members, and no answer tells whether D found anything. What matters is the
-// engines' side: one master, the same namespace (cache_prefix, tenant_id), and block hashes that agree (PYTHONHASHSEED). The put is
-// asynchronous: P may have answered before its blocks are in the pool, and a D that looks too early computes the prompt itself, in
-// silence. [Options.SettleTime] waits between the legs.
+// P computes the prompt and puts its whole blocks into the pool. D gets the client's own request and finds the blocks
+// by the prompt's tokens. The requests and responses say nothing about it: neither leg carries transfer members, and no
+// response says whether D found anything. It is the engines that must be set right: one master, the same namespace
+// (cache_prefix, tenant_id), and block hashes that agree (PYTHONHASHSEED). The put is asynchronous: P may answer before
+// its blocks are in the pool, and a D that looks too early computes the prompt itself without saying so.
+// [Options.SettleTime] waits between the legs.
 //
-// It is what the design documents called "mooncake". The connector [github.com/pdkit/pdkit/connector/mooncake] is another protocol, in
-// which P writes into D's blocks; engines may run both as children of a MultiConnector, which is the connector "multi".
+// The design documents call this protocol "mooncake". The connector [github.com/pdkit/pdkit/connector/mooncake] is
+// another protocol, in which P writes into D's blocks. Engines may run both as children of a MultiConnector, which is
+// the connector "multi".
 //
-// Facts: vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store and vllm/distributed/mooncake_store.py at 07d682b5,
-// docs/features/mooncake_store_connector_usage.md at 01529cf1. Read, not run. The page beside this file has the engines' settings.
+// Facts: vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store and vllm/distributed/mooncake_store.py at
+// 07d682b5, docs/features/mooncake_store_connector_usage.md at 01529cf1. Read, not run. README.md beside this file has
+// the engines' settings.
 package mooncakestore
 
 import (
@@ -53,11 +57,12 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares the protocol. D looks into the pool when its request comes. The pool may be read any number of times.
+// Traits declares the protocol. D looks into the pool when it gets its request. The pool may be read any number of
+// times.
 //
-// The rules: D finds what P has put where both look. Sizes are no rule: whether ranks share keys depends on the model's
-// heads and on store_tp_size (mooncake/store/worker.py of vLLM 0.32.0: _select_store_layout); name other stores for
-// engines that cannot share.
+// The rules: P and D must use the same store. The sizes are no rule: it depends on the model's heads and on
+// store_tp_size whether ranks share keys (mooncake/store/worker.py of vLLM 0.32.0: _select_store_layout). For engines
+// that cannot share, name different stores.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
@@ -67,8 +72,7 @@ func (*Connector) Traits() connector.Traits {
 	}
 }
 
-// Name returns "mooncake-store".
-// Prefill asks P for one token. That its KV goes to the pool is P's own setting.
+// Prefill asks P for one token. P's own settings make P put its KV into the pool.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
 	leg.DropThinkingBudget()

@@ -64,7 +64,7 @@ func TestAbilities(t *testing.T) {
 	assert.Zero(t, c.Traits().Lease, "nothing is known of the KV's life")
 }
 
-// Between the legs the settle time passes, and not more: it ends with the request.
+// The settle time passes between the legs and no longer; the wait also ends with the request.
 func TestSettleTime(t *testing.T) {
 	wait, done := newConnector(t, nil).Expect(nil)
 	assert.Nil(t, wait, "none by default")
@@ -143,7 +143,7 @@ func TestRenderResources(t *testing.T) {
 	require.ErrorContains(t, err, "resources.maxMemory")
 }
 
-// effects maps the paths of notes to whether they say that the setting has no effect.
+// effects maps the paths of notes to whether the note says that the setting has no effect.
 func effects(s launch.Settings) map[string]bool {
 	m := map[string]bool{}
 	for _, n := range s.Notes {

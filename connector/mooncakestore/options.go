@@ -13,10 +13,11 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Options are the connector's settings. SettleTime is pdkit's own; the others are the engines', under their own names:
-// those of Mooncake's JSON file, and those of kv_connector_extra_config. They are rendered, and change no leg.
+// Options are the connector's settings. SettleTime is pdkit's own. The others are the engines', under the engines'
+// names: those of Mooncake's JSON file, and those of kv_connector_extra_config. They are rendered and do not change the
+// legs.
 type Options struct {
-	// SettleTime is waited between P's answer and decode, since P's put is asynchronous. Default 0.
+	// SettleTime is the wait between P's response and decode, since P's put is asynchronous. Default 0.
 	SettleTime config.Duration `json:"settleTime"`
 
 	// Of the file that MOONCAKE_CONFIG_PATH names.
@@ -26,7 +27,7 @@ type Options struct {
 	MasterServerAddress string `json:"master_server_address"` // HOST:50051; default 127.0.0.1:50051
 	Protocol            string `json:"protocol"`              // rdma (the engine's default), tcp
 	DeviceName          string `json:"device_name"`
-	// what each rank gives to the pool; the engine's default is 4 GiB
+	// how much memory each rank gives to the pool; the engine's default is 4 GiB
 	GlobalSegmentSize Size   `json:"global_segment_size"`
 	LocalBufferSize   Size   `json:"local_buffer_size"` // the engine's default is 4 GiB
 	EnableOffload     bool   `json:"enable_offload"`
@@ -45,8 +46,8 @@ type Options struct {
 	PrefillTPSizes   []int  `json:"prefill_tp_sizes"`
 }
 
-// Size is an amount of memory as Mooncake writes it: "80GB", "512MB", or a number of bytes. Its powers are those of
-// 1024. "" where it was left out; its text is kept, since it is rendered.
+// Size is an amount of memory as Mooncake writes it: "80GB", "512MB", or a number of bytes. Its units are powers of
+// 1024. It is "" if it was left out. It keeps its text, since the text is rendered.
 type Size string
 
 const sizeRemedy = `write a size as Mooncake does, like "80GB", "512MB" or 1073741824`
@@ -74,7 +75,7 @@ func (s *Size) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// zero says whether the size is nothing.
+// zero reports whether the size is 0.
 func (s Size) zero() bool { return s != "" && !strings.ContainsAny(string(s), "123456789") }
 
 // json is the size as Mooncake's file has it: bytes as a number.

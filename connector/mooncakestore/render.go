@@ -20,8 +20,8 @@ const (
 	peerToPeer    = "P2PHANDSHAKE" // no metadata server
 )
 
-// storeFile is the file that MOONCAKE_CONFIG_PATH names (vllm/distributed/mooncake_store.py). The first four are
-// required.
+// storeFile is the file that MOONCAKE_CONFIG_PATH names (vllm/distributed/mooncake_store.py). Its first four members
+// are required.
 type storeFile struct {
 	MetadataServer      string `json:"metadata_server"`
 	MasterServerAddress string `json:"master_server_address"`
@@ -34,8 +34,8 @@ type storeFile struct {
 	TenantID            string `json:"tenant_id,omitempty"`
 }
 
-// Render gives Mooncake's file, the master beside the engines, and vLLM's settings for one engine. P puts and gets, so
-// that prompts with a known prefix are not computed again there; D only gets, unless it saves what it decodes.
+// Render gives Mooncake's file, the master that runs beside the engines, and vLLM's settings for one engine. P puts and
+// gets, so that it does not compute known prefixes again. D only gets, unless it saves what it decodes.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	o := &c.opts
 	s := launch.Settings{
@@ -124,7 +124,7 @@ func (o *Options) file(t launch.Target) (storeFile, error) {
 	return f, nil
 }
 
-// master is the process that knows where each block lies.
+// master is the process that knows where each block is.
 func (o *Options) master() launch.Companion {
 	_, port, _ := net.SplitHostPort(cmp.Or(o.MasterServerAddress, defaultMaster))
 	command := []string{"mooncake_master", "--port", port}
@@ -176,7 +176,7 @@ func loopback(host string) bool {
 	return strings.EqualFold(host, "localhost") || err == nil && ip.IsLoopback()
 }
 
-// oneHost says whether all engines run on one host.
+// oneHost reports whether all engines run on one host.
 func oneHost(t launch.Target) bool {
 	for _, e := range t.Engines {
 		if e.Host() != t.Endpoint.Host() {

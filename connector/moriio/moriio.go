@@ -149,7 +149,6 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Name returns "moriio".
 // Prefill asks P for one token and an end by length, and tells it where D is.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	pair, err := c.pair(s)

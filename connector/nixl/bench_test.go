@@ -14,7 +14,8 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
-// setups are the plain connector, and the first turn of a conversation.
+// setups are the connectors that the benchmark measures: the plain one, and one with bidirectional at a conversation's
+// first turn.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB())

@@ -11,8 +11,8 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
-// everySetting has each setting, none at its default, but those of bidirectional, which has a harness of its own, and protocol, which is
-// another word for networkType.
+// everySetting sets every setting to a value that is not its default. It leaves out those of bidirectional, which has a
+// harness of its own, and protocol, which means the same as networkType.
 const everySetting = `{"leaseDuration":"45s",
 	"clusterEndpoints":["10.0.0.9:2379"],"clusterId":"c","nodeId":"n","networkInterface":"ib0","networkType":"rdma","port":7000,
 	"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},

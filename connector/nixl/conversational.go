@@ -21,22 +21,25 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
-// conversational is the connector with bidirectional: after a turn of a conversation D keeps the KV of prompt and answer and says so in
-// its whole answer, and P takes it for the next turn, where it would compute the answer's part anew (vLLM 0.32.0, recorded exchanges, and
+// conversational is the connector with the setting bidirectional. After each turn of a conversation D keeps the KV of
+// the prompt and of the response, and says in its whole response where that KV is. At the next turn P reads this KV
+// instead of computing the response's part of the prompt (vLLM 0.32.0, recorded exchanges, and
 // vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py: bidirectional_kv_xfer).
 //
-// P takes the KV by position and compares no tokens, so a prompt that does not begin with exactly the tokens of the last turn is
-// answered wrongly, with 200; so is one whose handoff was used before. Equal text is no proof: an answer's text may be tokenized in another way than it was sampled, and chat templates
-// rewrite what was said. So D is asked for its token ids, P for those of the next prompt (/render), and they are compared.
+// P takes the KV by position and does not compare tokens. If the prompt does not begin with exactly the tokens of the
+// last turn, or if the handoff was used before, P answers 200 with a wrong text. Equal text does not prove equal
+// tokens: a response's text may be tokenized differently from how it was sampled, and chat templates rewrite earlier
+// messages. So the connector asks D for its token ids and P for those of the next prompt (/render), and compares the
+// two.
 type conversational struct {
 	*Connector
 
 	turns *turns
-	life  time.Duration // of a turn, from D's answer
+	life  time.Duration // how long a turn is of use, counted from D's response
 }
 
-// longestMargin is the most that is left of D's time for P's queue and transfer, since nothing extends it. A short time is halved. P
-// itself declines, with a 500, to take KV in the last 5 s.
+// longestMargin is the longest part of D's TTL that is kept back for P's queue and transfer, since nothing extends the
+// TTL. Of a short TTL half is kept back. In the last 5 s P itself refuses to take the KV, with a 500.
 const longestMargin = 30 * time.Second
 
 func newConversational(c *Connector) *conversational {
@@ -44,11 +47,11 @@ func newConversational(c *Connector) *conversational {
 	return &conversational{Connector: c, turns: &turns{}, life: ttl - min(longestMargin, ttl/2)}
 }
 
-// maxConversationName bounds what a client can make the memory hold.
+// maxConversationName is the longest name, in bytes, that a client may give a conversation: it bounds the memory.
 const maxConversationName = 256
 
-// key names a conversation, "" if the request belongs to none. KV of another model or cache salt is other KV. It is a digest, since both
-// may be as long as the client likes.
+// key names a conversation; it is "" if the request belongs to none. The KV of another model or another cache salt is
+// other KV, so both are part of the key. The key is a digest, since a client's name and salt may be long.
 func (c *conversational) key(s *connector.Session) string {
 	name := s.Header.Get(c.opts.conversationHeader())
 	if name == "" || len(name) > maxConversationName {
@@ -57,11 +60,11 @@ func (c *conversational) key(s *connector.Session) string {
 	switch s.API {
 	case connector.APIChat, connector.APICompletions, connector.APIGenerate:
 	default:
-		return "" // their answers hold no token ids
+		return "" // the responses of the other APIs hold no token ids
 	}
 	for _, member := range []string{"prompt_embeds", "features", "content_parts"} {
 		if _, ok := s.Field(member); ok {
-			return "" // tokens do not tell these prompts apart
+			return "" // two such prompts can have the same tokens
 		}
 	}
 	salt, _ := s.Field("cache_salt")
@@ -72,19 +75,21 @@ func (c *conversational) key(s *connector.Session) string {
 	return string(h.Sum(nil))
 }
 
-// remembers reports whether the answer is of use for a next turn: streams never tell where D's KV is.
+// remembers reports whether the next turn can use this response. It cannot use a stream: D does not say there where its
+// KV is.
 func (c *conversational) remembers(s *connector.Session) bool {
 	return !s.Request.Stream && c.key(s) != ""
 }
 
-// Prepare finds the last turn's KV, if this prompt provably extends that turn. All that fails here costs no more than a prefill.
+// Prepare finds the last turn's KV if this prompt is proven to extend that turn. If anything here fails, P computes the
+// whole prompt, as without this connector.
 func (c *conversational) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 	key := c.key(s)
 	if key == "" {
 		return nil, nil
 	}
 	last := c.turns.get(key, time.Now())
-	// The pick of this attempt vouches that D is still there.
+	// This attempt's picker chose this D from the engines that are there now, so D still exists.
 	if last == nil || last.decode != s.Decode.ID {
 		return nil, nil
 	}
@@ -95,7 +100,7 @@ func (c *conversational) Prepare(ctx context.Context, s *connector.Session, call
 	return last, nil
 }
 
-// Prefill is [Connector.Prefill], with the last turn's handoff where there is one.
+// Prefill is [Connector.Prefill], but with the last turn's handoff if Prepare found one.
 func (c *conversational) Prefill(ctx context.Context, s *connector.Session, leg *connector.Leg) error {
 	last, ok := s.Prepared().(*turn)
 	if !ok {
@@ -108,7 +113,7 @@ func (c *conversational) Prefill(ctx context.Context, s *connector.Session, leg 
 
 const returnTokenIDs = "return_token_ids"
 
-// Decode is [Connector.Decode], and asks D for token ids.
+// Decode is [Connector.Decode], and also asks D for token ids.
 func (c *conversational) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 	if err := c.Connector.Decode(ctx, s, p, leg); err != nil {
 		return err
@@ -119,47 +124,49 @@ func (c *conversational) Decode(ctx context.Context, s *connector.Session, p *co
 	return nil
 }
 
-// Rewrite remembers D's whole answer, if that is of use, and takes out of it what the client is not to see: D says of each where its KV
-// lies. Streams do not have that, and stay unparsed.
+// Rewrite remembers D's whole response if the next turn can use it, and removes what the client must not see: D says in
+// each whole response where its KV is. Streams do not say that, so they are not parsed.
 func (c *conversational) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
 	if s.Request.Stream {
 		return nil
 	}
 	remembers := c.remembers(s)
-	return func(answer []byte) ([]byte, error) {
+	return func(response []byte) ([]byte, error) {
 		if remembers {
-			c.remember(s, answer)
+			c.remember(s, response)
 		}
-		return clientsView(s, answer, remembers), nil
+		return clientsView(s, response, remembers), nil
 	}
 }
 
-// remember keeps what D's answer says of its KV, if it says it and gives the tokens.
-func (c *conversational) remember(s *connector.Session, answer []byte) {
-	if !gjson.ValidBytes(answer) {
+// remember keeps what D's response says about its KV, if the response has it and also has the token ids.
+func (c *conversational) remember(s *connector.Session, response []byte) {
+	if !gjson.ValidBytes(response) {
 		return
 	}
-	raw := gjson.GetBytes(answer, connector.ParamsMember).Raw
+	raw := gjson.GetBytes(response, connector.ParamsMember).Raw
 	if raw == "" || kvparams.NIXL(json.RawMessage(raw), kvparams.RemoteDecode, nil) != nil {
 		return
 	}
 	n := gjson.Get(raw, "remote_num_tokens").Int()
-	prompt, answered := gjson.GetBytes(answer, promptPath(s.API)).Raw, gjson.GetBytes(answer, "choices.0.token_ids").Raw
+	promptRaw := gjson.GetBytes(response, promptPath(s.API)).Raw
+	outputRaw := gjson.GetBytes(response, "choices.0.token_ids").Raw
 	if s.API == connector.APIGenerate {
 		ids, _ := s.Field("token_ids")
-		prompt = string(ids)
+		promptRaw = string(ids)
 	}
-	tokens, err := tokenIDs([]byte(prompt))
-	more, err2 := tokenIDs([]byte(answered))
+	tokens, err := tokenIDs([]byte(promptRaw))
+	more, err2 := tokenIDs([]byte(outputRaw))
 	tokens = append(tokens, more...)
 	if err != nil || err2 != nil || n < 1 || n > int64(len(tokens)) {
 		return
 	}
 	now := time.Now()
-	c.turns.put(&turn{key: c.key(s), decode: s.Decode.ID, handoff: json.RawMessage(raw), n: int(n), digest: digest(tokens[:n]), expires: now.Add(c.life)}, now)
+	c.turns.put(&turn{key: c.key(s), decode: s.Decode.ID, handoff: json.RawMessage(raw), n: int(n),
+		digest: digest(tokens[:n]), expires: now.Add(c.life)}, now)
 }
 
-// promptPath is where an answer repeats the prompt's token ids (docs/protocols/vllm.md §9).
+// promptPath is where a response repeats the prompt's token ids (docs/protocols/vllm.md §9).
 func promptPath(api connector.API) string {
 	if api == connector.APIChat {
 		return "prompt_token_ids"
@@ -167,22 +174,22 @@ func promptPath(api connector.API) string {
 	return "choices.0.prompt_token_ids"
 }
 
-// clientsView is D's answer without the engines' affairs, which are null where nobody asked for them. tokens tells that D may have been
-// asked for token ids.
-func clientsView(s *connector.Session, answer []byte, tokens bool) []byte {
+// clientsView is D's response as the client gets it: the KV transfer's parameters are null, and so are the token ids if
+// tokens is set (the connector asked D for them) and the client did not ask.
+func clientsView(s *connector.Session, response []byte, tokens bool) []byte {
 	paths := []string{connector.ParamsMember}
 	if asked, _ := s.Field(returnTokenIDs); tokens && s.API != connector.APIGenerate && string(asked) != "true" {
 		paths = append(paths, promptPath(s.API), "choices.0.token_ids")
 	}
 	for _, path := range paths {
-		if v := gjson.GetBytes(answer, path); !v.Exists() || v.Type == gjson.Null {
+		if v := gjson.GetBytes(response, path); !v.Exists() || v.Type == gjson.Null {
 			continue
 		}
-		if changed, err := sjson.SetRawBytes(answer, path, []byte("null")); err == nil {
-			answer = changed
+		if changed, err := sjson.SetRawBytes(response, path, []byte("null")); err == nil {
+			response = changed
 		}
 	}
-	return answer
+	return response
 }
 
 var errNoTokens = errors.New("no token ids")
@@ -196,11 +203,13 @@ func tokenIDs(raw []byte) ([]uint32, error) {
 	return ids, err
 }
 
-// maxRendered is the largest answer of /render that is read: a million tokens, with their sampling parameters.
+// maxRendered is the largest response of /render that is read, in bytes: a million tokens with their sampling
+// parameters.
 const maxRendered = 16 << 20
 
-// promptTokens asks P which tokens a prompt has. vLLM serves that beside each API, as the request that /inference/v1/generate would take
-// (0.32.0's OpenAPI document: GenerateRequest; a list of them for completions).
+// promptTokens asks P which tokens a prompt has. vLLM serves /render beside each API. The response is the request that
+// /inference/v1/generate would take, or a list of such requests for completions (0.32.0's OpenAPI document:
+// GenerateRequest).
 func promptTokens(ctx context.Context, s *connector.Session, call connector.Caller) ([]uint32, error) {
 	if s.API == connector.APIGenerate {
 		ids, _ := s.Field("token_ids")
@@ -237,7 +246,8 @@ func promptTokens(ctx context.Context, s *connector.Session, call connector.Call
 	return renderedTokens(rendered)
 }
 
-// renderedTokens reads the token ids of one rendered prompt. Prompts with media have features besides, which token ids do not tell apart.
+// renderedTokens reads the token ids of one rendered prompt. It refuses a prompt with media: its features are not in
+// the token ids, so two different prompts can have the same ids.
 func renderedTokens(raw []byte) ([]uint32, error) {
 	type prompt struct {
 		TokenIDs     []uint32        `json:"token_ids"`

@@ -31,7 +31,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// talk is a connector with bidirectional, and engines whose tokens are bytes.
+// talk is a connector with bidirectional, and engines whose tokens are the bytes of the text.
 type talk struct {
 	t      *testing.T
 	c      connector.KVConnector
@@ -46,13 +46,13 @@ func newTalk(t *testing.T) *talk {
 	return &talk{t: t, c: c, decode: "d"}
 }
 
-// back is the handoff of D's answer.
+// back is the handoff in D's response.
 func back(n int) string {
 	h, _ := sjson.Set(`{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e-d","remote_request_id":"cmpl-9","remote_host":"10.0.0.2","remote_port":5601,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":0,"remote_blocks_expiry_time":1234.5,"transfer_mode":"pull"}`, "remote_num_tokens", n)
 	return h
 }
 
-// ids are the tokens of a text: its bytes.
+// ids are the tokens of a text, which are its bytes.
 func ids(text string) string {
 	list := make([]int, len(text))
 	for i := range list {
@@ -76,7 +76,7 @@ func (k *talk) session(api connector.API, body string, header ...string) *connec
 	return s
 }
 
-// rendering is P's /render, as vLLM has it: tokens of the prompt, in a list for completions.
+// rendering is P's response to /render, in vLLM's form: the tokens of the prompt, in a list for completions.
 func (k *talk) rendering(r *http.Request) (*http.Response, error) {
 	k.calls = append(k.calls, r)
 	if k.render != nil {
@@ -101,7 +101,7 @@ func answered(status int, body string) *http.Response {
 	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body))}
 }
 
-// prefill plays Prepare and Prefill, and gives the leg's parameters.
+// prefill calls Prepare and Prefill, and returns the leg's parameters.
 func (k *talk) prefill(s *connector.Session) string {
 	k.t.Helper()
 	v, err := k.c.(connector.Preparer).Prepare(context.Background(), s, k.rendering)
@@ -110,7 +110,7 @@ func (k *talk) prefill(s *connector.Session) string {
 	return gjson.Get(prefillLeg(k.t, k.c, s), "kv_transfer_params").Raw
 }
 
-// answer gives D's answer to the connector, and what the client gets.
+// answer gives D's response to the connector, and returns what the client gets.
 func (k *talk) answer(s *connector.Session, body string) string {
 	k.t.Helper()
 	fn := k.c.(connector.Rewriter).Rewrite(s, nil)
@@ -120,14 +120,14 @@ func (k *talk) answer(s *connector.Session, body string) string {
 	return string(out)
 }
 
-// completion is D's whole answer, with the token ids that it was asked for.
+// completion is D's whole response, with the token ids that the connector asked for.
 func completion(prompt, text, params string) string {
 	return `{"id":"cmpl-1","choices":[{"index":0,"text":"` + text + `","token_ids":` + ids(text) + `,"prompt_token_ids":` + ids(prompt) + `}],"kv_transfer_params":` + params + `}`
 }
 
 const plain = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
-// spoken plays a first turn: prompt "abcd", answer "efg", of which D has 6 tokens' KV.
+// spoken plays a first turn: prompt "abcd", response "efg". D has the KV of 6 of these tokens.
 func (k *talk) spoken() {
 	k.t.Helper()
 	s := k.session(connector.APICompletions, `{"prompt":"abcd"}`)
@@ -151,7 +151,8 @@ func TestTheNextTurnTakesTheLastOnesKV(t *testing.T) {
 	assert.Len(t, k.calls, 1, "nobody is asked where nothing is remembered")
 }
 
-// What real engines said and were sent, leg by leg: P took that many tokens' KV from D, and the answer was that of one engine alone.
+// These are the recorded requests and responses of real engines, leg by leg. P took the KV of as many tokens from D,
+// and the text was the same as that of one engine alone.
 func TestRecordedTurns(t *testing.T) {
 	files, err := filepath.Glob("testdata/turns/vllm-0.32.0/*.json")
 	require.NoError(t, err)
@@ -214,7 +215,7 @@ func TestGenerateNeedsNoRendering(t *testing.T) {
 	assert.Empty(t, k.calls)
 }
 
-// P compares nothing, so whatever is not proven goes the plain way.
+// P compares nothing, so a prompt that is not proven to extend the turn is prefilled in the plain way.
 func TestPromptsThatDoNotProvablyExtendTheTurn(t *testing.T) {
 	for rule, prompt := range map[string]string{
 		"another beginning": "Xbcdefgh", "another answer": "abcdeXgh", "shorter than what D has": "abcde", "no longer than what D has": "abcdef",
@@ -326,7 +327,7 @@ func TestTheClientSeesNothingOfIt(t *testing.T) {
 	assert.Equal(t, odd, k.answer(s, odd), "and nothing else is touched")
 }
 
-// With bidirectional_kv_xfer D says of every whole answer where its KV lies, whoever asked.
+// With bidirectional_kv_xfer D says in every whole response where its KV is, also to clients that did not ask.
 func TestNoClientIsToldWhereTheEnginesAre(t *testing.T) {
 	k := newTalk(t)
 	const answer = `{"id":"1","content":[{"text":"a"}],"kv_transfer_params":`
@@ -390,7 +391,7 @@ func TestAShortTimeIsHalved(t *testing.T) {
 	})
 }
 
-// Two requests of one conversation at once: one of them gets the KV.
+// Two requests of one conversation come at once: only one of them gets the KV.
 func TestATurnIsTakenOnce(t *testing.T) {
 	k := newTalk(t)
 	k.spoken()
@@ -415,7 +416,7 @@ func TestATurnIsTakenOnce(t *testing.T) {
 	assert.Equal(t, 1, taken)
 }
 
-// The memory is bounded, and forgets the oldest first.
+// The memory is bounded: when it is full, the oldest turn is forgotten.
 func TestTheMemoryIsBounded(t *testing.T) {
 	k := newTalk(t)
 	const most = 4096
@@ -430,7 +431,7 @@ func TestTheMemoryIsBounded(t *testing.T) {
 	assert.Equal(t, back(6), k.next("abcdefgh", "X-Session-ID", "nb"+time.Duration(1).String()))
 }
 
-// A client chooses how long its cache salt is, and the engine takes any.
+// A client may send a cache salt of any length, and the engine accepts it.
 func TestLongSaltsCostNoMemory(t *testing.T) {
 	k := newTalk(t)
 	heap := func() uint64 {

@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Whatever P answers: no panic, and either ErrNoTransfer or a decode leg that is valid JSON and carries the answer's handoff to the
-// byte, with all that a real D needs so as not to die or hang.
+// For any response of P, Decode does not panic. It returns ErrNoTransfer, or a decode leg that is valid JSON and holds
+// the response's handoff byte for byte, with every key without which a real D would die or hang.
 func FuzzDecode(f *testing.F) {
 	for _, answer := range []string{
 		`{"kv_transfer_params":` + good + `}`,
@@ -60,7 +60,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// Block ids are taken exactly when they are one array of arrays of integers of 0 or more that fit 64 bits, with one block at least.
+// Decode accepts block ids exactly if they are one array of arrays of integers from 0 on that fit 64 bits, with one
+// block at least.
 func FuzzBlockIDs(f *testing.F) {
 	for _, ids := range []string{`[[1,2],[3]]`, `[ [ 0 ] , [ ] ]`, "[[\n1\t,\r2]]", `[[9223372036854775807]]`, `[[9223372036854775808]]`, `[[01]]`, `[[1.0]]`, `[[-1]]`, `[[1e2]]`, `[[]]`, `[]`, `[[1],]`, `[[1,]]`, `[[1] [2]]`, `[[1]]]`, `[[[1]]]`, `[null,[1]]`, `[["1"]]`, `[[1}]`} {
 		f.Add(ids)
@@ -75,7 +76,7 @@ func FuzzBlockIDs(f *testing.F) {
 	})
 }
 
-// usableBlockIDs says the same as the connector, slowly.
+// usableBlockIDs decides the same as the connector, in a slow and simple way.
 func usableBlockIDs(ids []byte) bool {
 	var groups []json.RawMessage
 	if json.Unmarshal(ids, &groups) != nil {

@@ -44,7 +44,7 @@ func TestHandoffIsRelayedByteForByte(t *testing.T) {
 	}
 }
 
-// Each of these has one key of a good handoff replaced; "-" is a key taken out. None may reach D, and the error names the key
+// Each case replaces one key of a good handoff; "-" removes the key. None of them may reach D. The error names the key
 // and holds no value.
 func TestMalformedHandoffIsRefused(t *testing.T) {
 	for key, values := range map[string][]string{

@@ -2,10 +2,11 @@
 
 // Package nixl is the connector "nixl": vLLM's NixlConnector (NixlPullConnector), in which D reads P's KV blocks.
 //
-// Prefill runs first and answers with a handoff, kv_transfer_params at the top level of its whole answer. Decode gets
-// that object byte for byte, unknown keys and big integers included. A handoff is single use and lives as long as P's
-// lease (kv_lease_duration, 30 s by default): after that P may have given the blocks to another prompt, and D answers 200
-// with that prompt's text. So a retry prefills again, and a handoff older than the lease less a margin is not sent.
+// P runs first. Its whole response has the handoff, the top-level member kv_transfer_params. D gets that object byte
+// for byte, unknown keys and big integers included. A handoff is single use and lives as long as P's lease
+// (kv_lease_duration, 30 s by default). After the lease P may have given the blocks to another prompt, and D then
+// answers 200 with that prompt's text. So a retry prefills again, and the flow does not send a handoff that is older
+// than the lease less a margin.
 //
 // Facts: vLLM 0.32.0, recorded exchanges and vllm/distributed/kv_transfer/kv_connector/v1/nixl. The page beside this
 // file, README.md, shows the sequence and the engines' settings.
@@ -46,8 +47,8 @@ type Connector struct {
 	opts  Options
 }
 
-// New checks the settings. nil means defaults. The connector is a *[Connector], unless Bidirectional is set: then it is one that
-// remembers conversations besides.
+// New checks the settings; nil means the defaults. It returns a *[Connector], or a connector that also remembers
+// conversations if Bidirectional is set.
 func New(o *Options) (connector.KVConnector, error) {
 	if o == nil {
 		o = &Options{}
@@ -65,24 +66,24 @@ func New(o *Options) (connector.KVConnector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. D needs the block ids of P's response, which are single use and live as long as P's
+// Traits declares the protocol. D needs the block ids in P's response. They are single use and live as long as P's
 // lease.
 //
-// The rules follow the engines' handshake. One tensor-parallel size must divide the other (TransferTopology.tp_ratio),
-// with MLA, too; the type of KV is in the hash that they compare (compute_nixl_compatibility_hash), as are model and
-// version, which pickers compare by themselves. Block sizes and layouts may differ within bounds that depend on the
-// attention backend, so they are no rules (_validate_remote_agent_handshake; vLLM 0.32.0).
+// The rules follow the engines' handshake (_validate_remote_agent_handshake; vLLM 0.32.0). One tensor-parallel size
+// must divide the other, also with MLA (TransferTopology.tp_ratio). The engines compare a hash of the KV type, the
+// model and the version (compute_nixl_compatibility_hash): the rule covers the KV type, and pickers compare model and
+// version themselves. Block sizes and layouts may differ within bounds that depend on the attention backend, so they
+// are not rules.
 func (c *Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:      Name,
 		Members:   []string{connector.ParamsMember},
 		Handoff:   connector.Handoff{Member: connector.ParamsMember},
-		Lease:     cmp.Or(c.lease, DefaultLease), // the zero Connector must not go without
+		Lease:     cmp.Or(c.lease, DefaultLease), // so that the zero Connector has a lease, too
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)},
 	}
 }
 
-// Name returns "nixl".
 // Prefill asks P for one token and for a handoff.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
@@ -90,9 +91,11 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 	return nil
 }
 
-// Decode relays P's handoff once it is known to be complete. The error is [connector.ErrNoTransfer] if it is not.
+// Decode gives D P's handoff after checking that it is complete. If it is not, the error is [connector.ErrNoTransfer].
 func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-	raw, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error { return kvparams.NIXL(raw, kvparams.RemotePrefill, nil) })
+	raw, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
+		return kvparams.NIXL(raw, kvparams.RemotePrefill, nil)
+	})
 	if err != nil {
 		return err
 	}

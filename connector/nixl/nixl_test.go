@@ -49,7 +49,7 @@ func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) str
 	return string(body)
 }
 
-// decodeLeg describes decode after P's answer.
+// decodeLeg returns the decode leg that follows P's response.
 func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (string, error) {
 	l := connector.NewLeg(s.Request)
 	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(answer), time.Now())
@@ -60,9 +60,10 @@ func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (st
 	return string(body), err
 }
 
-// Real exchanges of vLLM 0.32.0, P's answers to the byte; and handoffs that a real D was given (docs/protocols/nixl.md
-// §3): those that it dies of, hangs on, or fails by their form must not reach it, and those that it takes, or whose
-// fault only the engines can see, must. The recording scripts left "stream" out where false is the default.
+// The golden exchanges are real ones of vLLM 0.32.0, with P's responses byte for byte, and handoffs that a real D was
+// given (docs/protocols/nixl.md §3). Handoffs whose form makes D die, hang or fail must not reach it. Handoffs that D
+// accepts must, also those whose fault only the engines can see. The recording scripts left "stream" out where false is
+// the default.
 func TestGolden(t *testing.T) { connectortest.Golden(t, harness.New, "testdata/golden") }
 
 // requireNoValue fails if an error's text holds a string or number of the handoff.
@@ -133,7 +134,7 @@ func TestClassNamesOfTheEngine(t *testing.T) {
 	}
 }
 
-// One connector serves any number of sessions at once, and nothing of one session shows in another.
+// One connector serves many sessions at once, and no session sees anything of another.
 func TestSessionsAtOnceShareNothing(t *testing.T) {
 	c := open(t, nil)
 	var wg sync.WaitGroup

@@ -12,11 +12,11 @@ import (
 )
 
 // Options are the connector's settings: pdkit's own, and every key that the design documents give NIXL, in their YAML
-// and in their Go structs. The documents' keys describe the engines' side; they are checked here, have no effect on the
-// legs, and are rendered as the engines' settings.
+// and in their Go structs. The documents' keys describe the engines' side. This package checks them and renders them as
+// the engines' settings; they do not change the legs.
 type Options struct {
 	LeaseDuration *config.Duration `json:"leaseDuration"` // P's kv_lease_duration; default 30s
-	// D's KV of one turn is P's for the next; needs bidirectional_kv_xfer on both engines
+	// P reads D's KV of one turn for the next turn; both engines need bidirectional_kv_xfer
 	Bidirectional bool `json:"bidirectional"`
 	// the client's header that names the conversation, for bidirectional; default X-Session-ID
 	ConversationHeader string `json:"conversationHeader"`
@@ -112,13 +112,14 @@ func notInHeaderName(r rune) bool {
 	return r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
 }
 
-// The defaults of what bidirectional needs.
+// The defaults of the settings that bidirectional needs.
 const (
 	DefaultConversationHeader = "X-Session-ID"
 	DefaultConversationTTL    = 480 * time.Second // vLLM's decoder_kv_blocks_ttl
 )
 
-// leastTTL is where half of the time is no more than what P declines.
+// leastTTL is the shortest TTL that is of use: half of it is longestMargin's part, and P refuses to take KV in the last
+// 5 s.
 const leastTTL = config.Duration(10 * time.Second)
 
 func (o *Options) conversationHeader() string {
@@ -140,7 +141,7 @@ type count struct {
 	value int64
 }
 
-// counts are the settings that count or last something, and so cannot be negative.
+// counts lists the settings that cannot be negative: counts, sizes and durations.
 func (o *Options) counts() []count {
 	rdma, ib := o.RDMAConfig, o.InfiniBandConfig
 	if rdma == nil {

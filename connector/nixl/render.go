@@ -12,8 +12,8 @@ import (
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// Render gives the launch settings of an engine. Each key of the documents either becomes a setting of vLLM or of UCX,
-// over which NIXL moves the blocks, or is named by a note without effect. UCX's variables are those that `ucx_info -f`
+// Render gives the launch settings of an engine. Each key of the documents becomes a setting of vLLM or of UCX, over
+// which NIXL moves the blocks; a note names each key that has no effect. UCX's variables are those that `ucx_info -f`
 // lists.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	o := c.opts
@@ -33,30 +33,30 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	return s, nil
 }
 
-// renderTurns are the settings of bidirectional.
+// renderTurns adds the settings that bidirectional needs.
 func (o *Options) renderTurns(t launch.Target, s *launch.Settings) error {
 	if !o.Bidirectional {
 		return nil
 	}
 	if t.Version.Before(0, 22) {
-		// 0.21 knows it too, but counts how long D keeps the blocks in another setting.
+		// 0.21 has it too, but another setting there says how long D keeps the blocks.
 		return errors.New("config.bidirectional: vLLM " + t.Version.String() + " is too old for it: 0.22 or later")
 	}
 	s.KVTransfer.Extra["bidirectional_kv_xfer"] = true
 	s.KVTransfer.Extra["decoder_kv_blocks_ttl"] = int64(math.Ceil(o.conversationTTL().Seconds()))
-	// P's /render says which tokens a prompt has; it is served with this argument only.
+	// P serves /render, which says which tokens a prompt has, only with this argument.
 	s.Args = append(s.Args, "--enable-scale-out")
 	return nil
 }
 
-// renderNetwork are UCX's settings.
+// renderNetwork adds UCX's settings.
 func (o *Options) renderNetwork(t launch.Target, s *launch.Settings) {
 	network := o.network()
 	set := func(name, value string) { s.Env = append(s.Env, launch.EnvVar{Name: name, Value: value}) }
 	idle := func(path, why string) {
 		s.Notes = append(s.Notes, launch.Note{NoEffect: true, Path: "config." + path, Text: why})
 	}
-	memory := ",cuda_copy,cuda_ipc" // or UCX cannot reach the KV in a GPU's memory
+	memory := ",cuda_copy,cuda_ipc" // without these UCX cannot reach KV in a GPU's memory
 	if t.CPU {
 		memory = ""
 	}
@@ -98,7 +98,7 @@ func (o *Options) renderNetwork(t launch.Target, s *launch.Settings) {
 	}
 }
 
-// ibDevice is UCX's name of a device and its port: mlx5_0:1.
+// ibDevice is a device and its port in UCX's notation: mlx5_0:1.
 func (o *Options) ibDevice(network string) string {
 	name, port := "", 0
 	if r := o.RDMAConfig; r != nil && network == "rdma" {
@@ -133,7 +133,7 @@ func (o *Options) renderIB(set func(name, value string)) {
 	}
 }
 
-// pathMTU reports whether an MTU is one of InfiniBand's: UCX refuses to start with another.
+// pathMTU reports whether InfiniBand has an MTU of n bytes: UCX does not start with another one.
 func pathMTU(n int) bool { return slices.Contains([]int{256, 512, 1024, 2048, 4096}, n) }
 
 func (o *Options) network() string {

@@ -41,7 +41,7 @@ func render(t testing.TB, config string, target launch.Target) launch.Settings {
 	return s
 }
 
-// text writes settings as a reader would look at them.
+// text writes settings in a form that is easy to read.
 func text(s launch.Settings) string {
 	var b strings.Builder
 	for _, e := range s.Env {
@@ -65,7 +65,7 @@ const documentsExample = `{"clusterEndpoints":["nixl-node-0.nixl.default.svc.clu
 	"maxConcurrency":10,"keepAliveInterval":"30s","maxMemoryPerNode":17179869184,"replicationFactor":2,"consistencyLevel":"strong",
 	"shardingStrategy":"consistent_hash","hashFunction":"xxhash","failoverTimeout":"10s","retryPolicy":"exponential"}`
 
-// The whole rendering of the design proposal's example, both engines.
+// The design proposal's example, rendered for both engines.
 func TestTheDocumentsExampleIsRendered(t *testing.T) {
 	p, d := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil), engine(t, "http://10.0.0.2:8000", discovery.RoleDecode, nil)
 	var got strings.Builder
@@ -82,8 +82,8 @@ func TestTheDocumentsExampleIsRendered(t *testing.T) {
 	assert.Equal(t, string(want), got.String())
 }
 
-// Each key either shows in what the engine is launched with, or is told to be without effect. Those of pdkit's own that describe the
-// client's side are neither.
+// Each key changes what the engine is launched with, or a note says that it has no effect. pdkit's own keys about the
+// client's side do neither.
 func TestEveryKeyIsRenderedOrTold(t *testing.T) {
 	const everything = `{"leaseDuration":"45s","bidirectional":true,"conversationTTL":"90s","clusterEndpoints":["a:1"],"clusterId":"c","nodeId":"n",
 		"networkInterface":"eth0","networkType":"rdma","protocol":"tcp","port":7777,"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},
@@ -169,7 +169,8 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// On one host each engine has a side channel's port of its own, and a data-parallel one as many as it has ranks.
+// On one host each engine has its own side channel port; an engine with several data-parallel ranks has one for each
+// rank.
 func TestSideChannels(t *testing.T) {
 	engines := []discovery.Endpoint{
 		engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil),

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// turn is what D's answer to one turn of a conversation left behind on D: the KV of its first n tokens, prompt and answer, for as long
-// as D keeps it.
+// turn is what one turn of a conversation left on D: the KV of its first n tokens, prompt and response. D keeps it
+// until expires.
 type turn struct {
 	key     string
 	decode  string          // the ID of D's endpoint
@@ -22,8 +22,8 @@ type turn struct {
 	expires time.Time
 }
 
-// extends reports whether a prompt begins with the tokens of the turn. P takes D's KV by position and compares nothing, so less than
-// that would answer wrongly.
+// extends reports whether a prompt begins with the tokens of the turn. P takes D's KV by position and compares nothing,
+// so with any other prompt it would answer wrongly.
 func (t *turn) extends(prompt []uint32) bool {
 	return len(prompt) > t.n && digest(prompt[:t.n]) == t.digest
 }
@@ -36,14 +36,14 @@ func digest(tokens []uint32) [sha256.Size]byte {
 	return sha256.Sum256(b)
 }
 
-// Bounds of the memory: a conversation that is forgotten costs no more than a prefill.
+// Bounds of the memory. If a conversation is forgotten, P computes its whole prompt again; nothing else happens.
 const (
 	maxTurns        = 4096
 	maxTurnBytes    = 32 << 20 // of all handoffs
-	maxHandoffBytes = 64 << 10 // 8 block ids each for 128,000 tokens fit
+	maxHandoffBytes = 64 << 10 // 128,000 tokens in blocks of 16 need 8,000 ids of at most 8 bytes
 )
 
-// turns remembers the last turn of each conversation. All turns live equally long, so the oldest is the first to expire.
+// turns remembers the last turn of each conversation. All turns live for the same time, so the oldest expires first.
 type turns struct {
 	mu    sync.Mutex
 	byKey map[string]*list.Element // of *turn
@@ -51,7 +51,7 @@ type turns struct {
 	bytes int
 }
 
-// put remembers a turn in place of its conversation's last one.
+// put remembers a turn and forgets the conversation's previous one.
 func (m *turns) put(t *turn, now time.Time) {
 	if len(t.handoff) > maxHandoffBytes {
 		return
@@ -91,7 +91,7 @@ func (m *turns) get(key string, now time.Time) *turn {
 	return t
 }
 
-// take forgets a turn, and reports whether it was still there: D gives its KV once.
+// take forgets a turn and reports whether it was still there: D gives its KV only once.
 func (m *turns) take(t *turn) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

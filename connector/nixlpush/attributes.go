@@ -24,17 +24,17 @@ const (
 	attrDPSize   = nixlengine.AttrDPSize // its data-parallel size
 )
 
-// maxRanks bounds the sizes: no engine has more, and a larger one is a slip.
+// maxRanks bounds the sizes. No engine has more ranks, so a larger number is a mistake.
 const maxRanks = 65535
 
-// coordinates are where D registers with P.
+// coordinates say where D registers with P.
 type coordinates struct {
 	engineID, host string
 	port, tp, pp   int
 }
 
-// coordinatesOf reads P's attributes. With several data-parallel ranks each one has an engine id and a side channel of its own
-// (docs/protocols/vllm.md §8): "<engine_id>_dp<rank>" and the first port plus the rank.
+// coordinatesOf reads P's attributes. If P has several data-parallel ranks, each rank has its own engine id,
+// "<engine_id>_dp<rank>", and its own side channel, at the first port plus the rank (docs/protocols/vllm.md §8).
 func coordinatesOf(s *connector.Session) (coordinates, error) {
 	at, ranks, err := readAttributes(s.Prefill)
 	if err == nil && ranks > 1 {
@@ -56,7 +56,8 @@ func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error)
 		errs[6] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"}
 	}
 	if at.port+ranks-1 > 65535 {
-		errs[5] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPort, Problem: "leaves no ports for the other data-parallel ranks"}
+		errs[5] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPort,
+			Problem: "leaves no ports for the other data-parallel ranks"}
 	}
 	for _, err := range errs {
 		if err != nil {
@@ -66,8 +67,8 @@ func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error)
 	return at, ranks, nil
 }
 
-// static are the decode leg's parameters where P has not answered yet. vLLM indexes all but pp_size without a default, and its engine
-// does not survive one that is missing (push_scheduler.py, metadata.py).
+// static returns the decode leg's parameters when P has not answered yet. vLLM reads all of them but pp_size without a
+// default, and the engine dies if one is missing (push_scheduler.py, metadata.py).
 func static(s *connector.Session) (json.RawMessage, error) {
 	at, err := coordinatesOf(s)
 	if err != nil {
@@ -89,7 +90,7 @@ func static(s *connector.Session) (json.RawMessage, error) {
 	return append(b, `"}`...), nil
 }
 
-// CheckEndpoint wants the attributes of prefill engines with which D can be told where P is, before P has answered.
+// CheckEndpoint requires the attributes of a prefill engine from which D learns where P is before P has answered.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if c.serial || !e.Role.Has(discovery.RolePrefill) {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Both legs go out at once under one id; D is told where P is from its attributes.
+// Both legs go out at once under one id. D learns from P's attributes where P is.
 func ExampleNew() {
 	c, err := nixlpush.New(nil)
 	if err != nil {

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nixlpush is the connector "nixl-push": vLLM's NixlPushConnector, in which P writes its KV blocks into D's memory.
+// Package nixlpush is the connector "nixl-push": vLLM's NixlPushConnector, in which P writes its KV blocks into D's
+// memory.
 //
-// D allocates blocks, tells P where they are, and waits; P writes when its prefill has ended. P finds D's registration by the request's
-// id, without its random suffix, so both legs carry one X-Request-Id, made for the attempt. With dispatch together both legs are sent at
-// once, and D is told where P is from P's endpoint attributes, since P has not answered yet. With dispatch serial P runs first, and its
-// handoff is relayed byte for byte, as the connector nixl does.
+// D allocates blocks, tells P where they are, and waits. P writes when its prefill has ended. P finds D's registration
+// by the request id without its random suffix, so both legs carry the same X-Request-Id, which is made for the attempt.
+// With dispatch together the flow sends both legs at once; P has not answered yet, so D learns from P's endpoint
+// attributes where P is. With dispatch serial P runs first, and D gets P's handoff byte for byte, as with the connector
+// nixl.
 //
-// A D whose P never writes waits until its client leaves, and then keeps the blocks (docs/protocols/nixl-push.md,
-// recordings 04, 06, 09): so a prefill that fails or transfers nothing must cancel decode at once, and such orphans are
-// counted.
+// If P never writes, D waits until its client leaves, and keeps the blocks even then (docs/protocols/nixl-push.md,
+// recordings 04, 06, 09). So when a prefill fails or transfers nothing, the flow must cancel decode at once, and it
+// counts such orphans.
 //
-// Facts: vLLM 0.32.0, recorded exchanges, and vllm/distributed/kv_transfer/kv_connector/v1/nixl/push_scheduler.py and push_worker.py.
+// Facts: vLLM 0.32.0, recorded exchanges, and vllm/distributed/kv_transfer/kv_connector/v1/nixl/push_scheduler.py and
+// push_worker.py.
 package nixlpush
 
 import (
@@ -80,19 +83,20 @@ func New(o *Options) (*Connector, error) {
 	}
 	if o.LeaseDuration != nil {
 		if *o.LeaseDuration <= 0 {
-			return nil, &config.FieldError{Path: "leaseDuration", Problem: "is not above 0", Remedy: "the engines' kv_lease_duration, 30s unless they set another"}
+			return nil, &config.FieldError{Path: "leaseDuration", Problem: "is not above 0",
+				Remedy: "the engines' kv_lease_duration, 30s unless they set another"}
 		}
 		c.lease = time.Duration(*o.LeaseDuration)
 	}
 	return c, nil
 }
 
-// Traits declares the protocol. P writes once, to one reader. The engines do not mind which leg comes first, but
-// without the attributes there is only P's response to say where P is, so dispatch serial allows no other order. D
-// waits for a P that never writes until its client leaves, and then keeps the blocks: such legs are orphans.
+// Traits declares the protocol. P writes once, to one reader. The engines accept the legs in either order. But without
+// the attributes only P's response says where P is, so dispatch serial allows no other order. If P never writes, D
+// waits until its client leaves, and keeps the blocks even then: such decode legs are orphans.
 //
-// The rules are those of nixl: the handshake is the same, begun by P (nixl/base_worker.py:
-// _validate_remote_agent_handshake; vLLM 0.32.0). P may be a pipeline; a D that is one does not start.
+// The rules are those of nixl. The handshake is the same, but P begins it (nixl/base_worker.py:
+// _validate_remote_agent_handshake; vLLM 0.32.0). P may have pipeline stages; a D with pipeline stages does not start.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:         Name,
@@ -116,21 +120,20 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Name returns "nixl-push".
-// Prefill asks P for one token, under the attempt's id, and at the attempt's rank where P has several.
+// Prefill asks P for one token, under the attempt's id. If P has several ranks, the leg names the attempt's rank.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
 	leg.SetRequestID(s.ID)
 	leg.Params(kvparams.Ask)
 	if c.serial {
-		return nil // P's answer names the rank that it chose
+		return nil // P's response names the rank that P chose
 	}
 	ranks, err := attr.Int(s.Prefill, attrDPSize, 1, 1, maxRanks)
 	if err != nil || ranks == 1 {
 		return err
 	}
 	if s.API == connector.APIResponses {
-		// It ignores the header (docs/protocols/vllm.md §2): P would compute on another rank than the one that D asks, and D
+		// This API ignores the header (docs/protocols/vllm.md §2). P would compute on a rank that D does not ask, and D
 		// would wait for ever.
 		return &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
@@ -138,7 +141,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	return nil
 }
 
-// Decode relays P's handoff if P has answered, and otherwise tells D from P's attributes whom to wait for.
+// Decode gives D P's handoff if P has answered. Otherwise it takes from P's attributes which engine D waits for.
 func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 	leg.SetRequestID(s.ID)
 	if p == nil && !c.serial {
@@ -157,8 +160,8 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	return nil
 }
 
-// CheckPrefill tells from P's answer that nothing will be written, or not to this D: P aborted, or is not the engine, or did not hear
-// the id, that D was told.
+// CheckPrefill finds in P's response that P will write nothing, or not to this D: P aborted, or is another engine than
+// D was told, or did not get the request id that D was told.
 func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	if c.serial {
 		return nil // Decode sees the same answer before D does
@@ -171,9 +174,9 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 	return err
 }
 
-// ownHandoff reads P's answer, and refuses one for which D would wait in vain: of another protocol, of another engine
-// than the one that D was told ("" for none), or of a request that does not carry the attempt's id. P and D know a
-// request by X-Request-Id between a prefix and a suffix of their own.
+// ownHandoff reads P's response and refuses a handoff for which D would wait in vain: one of another protocol, one of
+// another engine than engineID (if D was told one; "" if not), or one of a request without the attempt's id. P and D
+// put a prefix and a suffix of their own around X-Request-Id.
 func ownHandoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
 	return handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
 		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *handoff.Object) {
@@ -183,7 +186,8 @@ func ownHandoff(s *connector.Session, p *connector.PrefillResult, engineID strin
 			if !bytes.Contains(o.Text("remote_request_id"), []byte(s.ID)) {
 				o.Fault("remote_request_id", "does not hold the attempt's id: the X-Request-Id did not reach the prefill engine")
 			}
-			if engineID == "" { // D gets it: it indexes this one without a default, and dies where it is missing (push_scheduler.py)
+			// D gets this handoff. It reads tp_size without a default, and dies if it is missing (push_scheduler.py).
+			if engineID == "" {
 				o.Int("tp_size", 1, maxRanks)
 				return
 			}

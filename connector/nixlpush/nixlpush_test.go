@@ -29,12 +29,12 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 	return connector.Open(connector.Spec{Type: nixlpush.Name, Config: config})
 }
 
-// attributes are those that the protocol cannot do without.
+// attributes are those that the protocol requires.
 func attributes() map[string]string {
 	return map[string]string{"engineID": "pdkit-prefill", "sideChannelPort": "5600"}
 }
 
-// handoff is P's, for the request of a session. P is the engine that its attribute names.
+// handoff is P's handoff for a session's request. P is the engine that its attribute names.
 func handoff(s *connector.Session) string {
 	engine := s.Prefill.Attribute("engineID")
 	if engine == "" {
@@ -69,7 +69,8 @@ func TestConformance(t *testing.T) {
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness(`{"leaseDuration":"20s"}`)) }
 
-// Recorded exchanges with one X-Request-Id on both legs, and the engine's own rules for what was not recorded.
+// The golden exchanges are recorded, with one X-Request-Id on both legs. What was not recorded follows the engine's
+// source.
 func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
 
 func open(t testing.TB, o *nixlpush.Options) *nixlpush.Connector {
@@ -111,7 +112,7 @@ func TestOrders(t *testing.T) {
 	assert.True(t, serial.Traits().Orphans)
 }
 
-// A combination of connectors may run this one serially, though it could send both legs together.
+// A connector that combines others may run this one serially, although both legs could go out together.
 func TestP_HandoffIsRelayedWhereThereIsOne(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 	leg := connector.NewLeg(s.Request)
@@ -121,7 +122,8 @@ func TestP_HandoffIsRelayedWhereThereIsOne(t *testing.T) {
 	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+handoff(s)+`}`, string(body), "to the byte, and without attributes")
 }
 
-// D indexes tp_size without a default, and its engine does not survive (vLLM 0.32.0, push_scheduler.py); the pull connector's D does.
+// D reads tp_size without a default and dies if it is missing (vLLM 0.32.0, push_scheduler.py). The pull connector's D
+// does not.
 func TestAHandoffWithoutTPSizeIsNotRelayed(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 	for _, size := range []string{"", `"tp_size":null,`, `"tp_size":0,`, `"tp_size":"1",`, `"tp_size":1e400,`} {
@@ -167,7 +169,7 @@ func TestEachAttemptHasAnIDOfItsOwn(t *testing.T) {
 	assert.NotContains(t, ids, "client")
 }
 
-// TestCheckEndpoint says at start what would otherwise hang requests.
+// TestCheckEndpoint finds at start what would otherwise make requests hang.
 func TestCheckEndpoint(t *testing.T) {
 	for rule, c := range map[string]struct {
 		role       discovery.Role

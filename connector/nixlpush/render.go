@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives the launch settings of an engine. A prefill engine gets the engine id and the side channel that its
-// endpoint attributes name, since the gateway tells decode engines of them before the prefill engine has answered.
+// Render gives the launch settings of an engine. A prefill engine gets the engine id and the side channel from its
+// endpoint attributes, since the gateway tells them to decode engines before the prefill engine has answered.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Version.Before(0, 23) {
 		return launch.Settings{},
@@ -41,7 +41,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if !prefills {
 		return s, nil
 	}
-	// The sizes that decode engines are told must be those that the engine has.
+	// The gateway tells decode engines these sizes, so the engine must be launched with them.
 	for _, size := range []struct{ attribute, argument string }{
 		{attrTPSize, "--tensor-parallel-size"}, {attrPPSize, "--pipeline-parallel-size"},
 		{attrDPSize, "--data-parallel-size"},

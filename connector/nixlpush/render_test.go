@@ -23,7 +23,7 @@ func engine(t *testing.T, role discovery.Role, attributes map[string]string) dis
 	return e
 }
 
-// What D is told of P must be what P is launched with.
+// P must be launched with what D is told about P.
 func TestThePrefillEngineIsLaunchedAsItsAttributesSay(t *testing.T) {
 	p := engine(t, discovery.RolePrefill, map[string]string{"engineID": "pdkit-prefill", "sideChannelHost": "10.1.0.1", "sideChannelPort": "5777", "tpSize": "4", "ppSize": "2", "dpSize": "3"})
 	lease := config.Duration(45e9)

@@ -83,7 +83,6 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Name returns "offload-p2p".
 // Prefill asks P for one token, and to keep the prompt's blocks for the attempt's id.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	at, err := c.addressOf(s)

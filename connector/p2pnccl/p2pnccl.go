@@ -80,7 +80,6 @@ func (*Connector) Traits() connector.Traits {
 	}
 }
 
-// Name returns "p2pnccl".
 // Prefill asks P for one token, with both addresses in the id.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	id, err := requestID(s)

@@ -84,7 +84,6 @@ func (*Connector) Traits() connector.Traits {
 	return connector.Traits{Name: Name, PairRules: []connector.PairRule{attr.Same(attr.TPSize)}}
 }
 
-// Name returns "pynccl".
 // Prefill asks P for one token.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()

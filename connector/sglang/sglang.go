@@ -110,7 +110,6 @@ func (*Connector) Traits() connector.Traits {
 	}
 }
 
-// Name returns "sglang".
 // Prefill gives P the client's request with the rendezvous, limited to one token. It is never streamed: the flow reads P's answer as
 // one JSON value, and SGLang transfers the KV either way.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {

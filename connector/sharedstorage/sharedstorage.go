@@ -100,7 +100,6 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Name returns "sharedstorage".
 const thresholdMember = "cache_hit_threshold"
 
 var zero = json.RawMessage("0")

@@ -32,7 +32,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/internal/answers"
+	"github.com/pdkit/pdkit/connector/internal/querycache"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -77,7 +77,7 @@ type Connector struct {
 // so that its requests do not wait for one.
 type generationFirst struct {
 	*Connector
-	info answers.Cache[json.RawMessage]
+	info querycache.Cache[json.RawMessage]
 }
 
 // New checks the settings. nil means defaults. For generation first the connector is also a [connector.Preparer] and a
@@ -96,7 +96,7 @@ func New(o *Options) (connector.KVConnector, error) {
 	}
 	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst, given: *o}
 	if c.together {
-		return &generationFirst{Connector: c, info: answers.Cache[json.RawMessage]{TTL: ServerInfoTTL}}, nil
+		return &generationFirst{Connector: c, info: querycache.Cache[json.RawMessage]{TTL: ServerInfoTTL}}, nil
 	}
 	return c, nil
 }
@@ -123,7 +123,6 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Name returns "trtllm".
 const paramsMember = "disaggregated_params"
 
 // id is the attempt's disagg_request_id: bit 62, ten bits of the machine, 52 random bits. It is always above 2^42. The official layouts
@@ -194,7 +193,7 @@ func (c *Connector) give(leg *connector.Leg, params json.RawMessage) error {
 }
 
 func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) error {
-	info, ok := s.Prepared().(*answers.Answer[json.RawMessage])
+	info, ok := s.Prepared().(*querycache.Entry[json.RawMessage])
 	if !ok {
 		return connector.NoTransfer("decode was described before P's server was asked")
 	}
@@ -222,7 +221,7 @@ func (c *generationFirst) Prepare(ctx context.Context, s *connector.Session, cal
 
 // Clean forgets what P's server said, after an attempt that failed by the engines' fault: it may be another process.
 func (c *generationFirst) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
-	if info, ok := s.Prepared().(*answers.Answer[json.RawMessage]); ok && answers.Doubtful(cause) {
+	if info, ok := s.Prepared().(*querycache.Entry[json.RawMessage]); ok && querycache.Doubtful(cause) {
 		c.info.Forget(infoURL(s), info)
 	}
 	return nil

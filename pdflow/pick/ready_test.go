@@ -38,7 +38,7 @@ func TestReadyAgreesWithPick(t *testing.T) {
 			e.Phase = discovery.Phase(random.IntN(2))
 			eps = append(eps, e)
 		}
-		p := pick.New(newFleet(t, eps...).Set, pick.InTurn())
+		p := pick.New(newFleet(t, eps...).Set, pick.RoundRobin())
 		for _, in := range []pdflow.PickInput{
 			{}, {Both: true}, {Single: true}, {Both: true, Single: true}, {Connector: sameTP()}, {Connector: sameTP(), Both: true},
 		} {
@@ -55,26 +55,26 @@ func TestReadyAgreesWithPick(t *testing.T) {
 
 func TestReadyWantsAnEncodeEngineForAnEncodeStage(t *testing.T) {
 	f := newFleet(t, ep("p", prefill), ep("d", decode))
-	p := pick.RoundRobin(f.Set)
+	p := pick.New(f.Set, pick.RoundRobin())
 	require.NoError(t, ready(t, p, &pdflow.PickInput{}))
 	err := ready(t, p, &pdflow.PickInput{Encode: 1})
 	require.ErrorIs(t, err, pdflow.ErrNotReady)
 	require.ErrorContains(t, err, "no encode engine is ready")
-	require.NoError(t, ready(t, pick.RoundRobin(newFleet(t, ep("b", both)).Set), &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
+	require.NoError(t, ready(t, pick.New(newFleet(t, ep("b", both)).Set, pick.RoundRobin()), &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
 		"there is no such stage where one engine serves")
 	f.replace(ep("p", prefill), ep("d", decode), ep("e", discovery.RoleEncode))
 	require.NoError(t, ready(t, p, &pdflow.PickInput{Encode: 1}))
 }
 
 func TestReadyBeforeTheFirstSnapshot(t *testing.T) {
-	err := ready(t, pick.RoundRobin(discovery.NewSet()), &pdflow.PickInput{})
+	err := ready(t, pick.New(discovery.NewSet(), pick.RoundRobin()), &pdflow.PickInput{})
 	require.ErrorIs(t, err, pdflow.ErrNotReady)
 	require.ErrorContains(t, err, "the engines are not known yet")
 }
 
 // What is asked for its readiness chooses nothing: the turn stays where it was.
 func TestReadyTakesNoTurn(t *testing.T) {
-	p := pick.RoundRobin(newFleet(t, ep("p1", prefill), ep("p2", prefill), ep("d", decode)).Set)
+	p := pick.New(newFleet(t, ep("p1", prefill), ep("p2", prefill), ep("d", decode)).Set, pick.RoundRobin())
 	seen := map[string]int{}
 	for range 10 {
 		require.NoError(t, ready(t, p, &pdflow.PickInput{}))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chunk makes stream events of a response that P gave whole, for a client that wants a stream.
+// Package chunk turns P's whole response into stream events for a client that wants a stream.
 package chunk
 
 import (
@@ -21,7 +21,7 @@ type Stream struct {
 	Model   json.RawMessage `json:"model,omitempty"`
 }
 
-// Of returns the stream of P's response to a chat or a completion.
+// Of returns the stream for P's response to a chat or a completion.
 func Of(api connector.API, p *connector.PrefillResult) Stream {
 	s := Stream{Object: "text_completion"}
 	if api == connector.APIChat {
@@ -33,8 +33,8 @@ func Of(api connector.API, p *connector.PrefillResult) Stream {
 	return s
 }
 
-// Event returns an event's data, which is one line however P spaces its response. choice is nil for an event without choices, usage for
-// one without counts. The error is that choice, usage or a member of P's response is no JSON.
+// Event returns an event's data in one line, however P's response is spaced. choice is nil for an event without
+// choices, usage for one without counts. The error says that choice, usage or a member of P's response is not JSON.
 func (s Stream) Event(choice, usage json.RawMessage) ([]byte, error) {
 	choices := []json.RawMessage{}
 	if choice != nil {

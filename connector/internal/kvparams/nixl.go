@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kvparams has what vLLM's connectors share that hand KV on as NIXL's do: what the prefill leg asks, and what P's response must hold. It
-// is internal since it follows one engine's code from release to release.
+// Package kvparams has what vLLM's connectors that hand over KV as NIXL does have in common: the prefill leg's
+// parameters, and the check of the handoff in P's response. It is internal since it follows one engine's code from
+// release to release.
 package kvparams
 
 import (
@@ -11,27 +12,29 @@ import (
 	"github.com/pdkit/pdkit/connector/handoff"
 )
 
-// Ask are the parameters with which a prefill leg asks P to keep its blocks and to say where they are. Engines read only
+// Ask is the prefill leg's parameters. They ask P to keep its blocks and to say where they are. Engines read only
 // do_remote_decode; the nulls are what every proxy sends.
-var Ask = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,` +
+var Ask = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,` +
+	`"remote_engine_id":null,"remote_block_ids":null,` +
 	`"remote_host":null,"remote_port":null}`)
 
-// The flags by which an engine with NIXL says what its handoff is for.
+// The flags by which an engine with NIXL says which way the KV of its handoff goes.
 const (
-	RemotePrefill = "do_remote_prefill" // P's answer: D is to take the prompt's KV
-	RemoteDecode  = "do_remote_decode"  // D's answer: P is to take the conversation's KV for the next turn
+	RemotePrefill = "do_remote_prefill" // in P's response: D reads the prompt's KV
+	RemoteDecode  = "do_remote_decode"  // in D's response: P reads the conversation's KV for the next turn
 )
 
-// NIXL refuses what a real decode engine would die of, hang on, or answer wrongly to (docs/protocols/nixl.md §3, vLLM
-// 0.32.0):
+// NIXL refuses a handoff of which a real decode engine would die, on which it would hang, or to which it would respond
+// wrongly (docs/protocols/nixl.md §3, vLLM 0.32.0):
 //
 //   - remote_block_ids missing, null, empty or flat: the engine dies;
-//   - remote_host, remote_port, remote_engine_id or remote_request_id missing: it hangs, and dies when the client leaves;
-//   - the flag, do_remote_prefill or for the way back do_remote_decode, not true: it hangs.
+//   - remote_host, remote_port, remote_engine_id or remote_request_id missing: it hangs, and dies when the client
+//     leaves;
+//   - flag not true: it hangs. flag is do_remote_prefill, or do_remote_decode for KV that goes from D to P.
 //
-// The other keys may be missing or unknown, but those with which D reckons must be numbers: tp_size, dcp_size and pp_size, which have
-// defaults where they are missing but not where they are null, and remote_num_tokens and remote_blocks_expiry_time, which may be null. also,
-// unless it is nil, asks for more.
+// The other keys may be missing or unknown. Those with which D calculates must be numbers: tp_size, dcp_size and
+// pp_size, which have defaults if they are missing but not if they are null, and remote_num_tokens and
+// remote_blocks_expiry_time, which may be null. also checks more, unless it is nil.
 func NIXL(raw json.RawMessage, flag string, also func(*handoff.Object)) error {
 	const blocks = "remote_block_ids"
 	o := handoff.Read(raw, blocks)

@@ -15,8 +15,7 @@ import (
 
 const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}`
 
-// What is wrong with a handoff of NIXL, key by key, stands in the tests of connector/nixl, through which all of it passes. Here is which
-// way a handoff goes.
+// The tests of connector/nixl check every key of a handoff through this package. This test checks the flag.
 func TestTheFlagSaysWhichWay(t *testing.T) {
 	back := strings.NewReplacer("true", "false", "false", "true").Replace(good)
 	require.NoError(t, kvparams.NIXL([]byte(good), kvparams.RemotePrefill, nil))

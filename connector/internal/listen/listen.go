@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listen shares listeners within the process. An address is one of the machine: engines know one place to call, whichever model
-// they serve, while each model has a flow with a connector of its own.
+// Package listen shares listeners within the process. Engines know one address to call, whatever model they serve,
+// while each model has a flow with its own connector. So several connectors may need the same address.
 package listen
 
 import (
@@ -10,20 +10,20 @@ import (
 	"sync"
 )
 
-// Shared are what listens, by address. The zero value is ready. It may be used concurrently.
+// Shared holds the values that listen, by address. The zero value is ready. It may be used concurrently.
 type Shared[T comparable] struct {
 	mu   sync.Mutex
-	keys map[string]T // without those whose port nobody else can ask for
+	keys map[string]T // without those on a free port of their own, which nobody shares
 	used map[T]*use
 }
 
 type use struct {
-	key   string // "" if it is nobody else's
+	key   string // "" if the address is not shared
 	users int
 }
 
-// Acquire returns what listens on an address; for the first who asks it is what serve makes of a new listener. Port 0 gives one of its own.
-// Each Acquire needs a Release. The error is the system's.
+// Acquire returns the value that listens on an address. The first caller opens a listener, and serve makes the value
+// from it. With port 0 each caller gets a listener of its own. Each Acquire needs a Release. The error is the system's.
 func (s *Shared[T]) Acquire(ctx context.Context, address string, serve func(net.Listener) T) (T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,8 +50,8 @@ func (s *Shared[T]) Acquire(ctx context.Context, address string, serve func(net.
 	return v, nil
 }
 
-// Release gives back what Acquire has returned. When nobody uses it any more end is called, which must close the listener; whoever asks for
-// the address meanwhile waits, and finds it free.
+// Release gives back what Acquire returned. After the last user's Release it calls end, which must close the listener.
+// A caller that acquires the same address meanwhile waits, and finds the address free.
 func (s *Shared[T]) Release(v T, end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,17 +68,17 @@ func (s *Shared[T]) Release(v T, end func()) {
 	end()
 }
 
-// canonical spells an address so that localhost and 127.0.0.1 are one, and all ways to say "every address". alone tells that its port is
-// any free one, which nobody can share.
+// canonical returns the same key for the same address: localhost and 127.0.0.1 are one, and so are all ways to write
+// "every address". alone is true for port 0, any free port, which nobody can share.
 func canonical(ctx context.Context, address string) (key string, alone bool) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return address, false // Listen tells
+		return address, false // Listen returns the error
 	}
 	if ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host); err == nil && len(ips) > 0 {
 		ip := ips[0].Unmap()
 		for _, other := range ips {
-			if other = other.Unmap(); other.Is4() { // as net.Listen prefers
+			if other = other.Unmap(); other.Is4() { // net.Listen prefers IPv4, too
 				ip = other
 				break
 			}

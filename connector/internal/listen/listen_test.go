@@ -19,7 +19,7 @@ type server struct{ ln net.Listener }
 
 func serve(ln net.Listener) *server { return &server{ln} }
 
-// free is a port that nobody listens on.
+// free returns an address at which nobody listens.
 func free(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -15,25 +15,25 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// prefix stands before LMCache's own keys in kv_connector_extra_config, where they win over its file.
+// prefix begins LMCache's own keys in kv_connector_extra_config, where they override LMCache's file.
 const prefix = "lmcache."
 
-// Entry is one setting of the engines' side.
+// Entry is one setting of the engines.
 type Entry struct {
 	Path  string // as the configuration spells it: lmcache.enable_nixl
-	Key   string // as LMCache names it today: enable_pd
+	Key   string // LMCache's name for it today: enable_pd
 	Value json.RawMessage
 }
 
-// Config are the engines' settings in a connector's configuration.
+// Config is the engines' settings in a connector's configuration.
 type Config struct {
-	File  []Entry // of LMCache's file
-	Extra []Entry // of kv_connector_extra_config
-	Gone  []Entry // read by no LMCache; Key is the reason
+	File  []Entry // settings of LMCache's file
+	Extra []Entry // settings of kv_connector_extra_config
+	Gone  []Entry // settings that no LMCache reads any more; Key is the reason
 }
 
-// Split takes LMCache's own members out of a connector's configuration. What is left is for [config.Decode], which also
-// says what is wrong with a configuration that is no object.
+// Split takes LMCache's own members out of a connector's configuration. The rest is for [config.Decode], which also
+// says what is wrong with a configuration that is not an object.
 func Split(raw json.RawMessage) (own json.RawMessage, engine map[string]json.RawMessage) {
 	d, err := jsonedit.Parse(raw)
 	if err != nil {
@@ -56,7 +56,8 @@ func Split(raw json.RawMessage) (own json.RawMessage, engine map[string]json.Raw
 	return own, engine
 }
 
-// known says whether a member's name is LMCache's. A prefixed one is, whatever follows, so that a misspelt one is told with LMCache's keys.
+// known reports whether LMCache has a member of that name. Every name with the prefix counts, so that [Read] reports a
+// misspelt one beside LMCache's keys.
 func known(name string) bool {
 	key, prefixed := strings.CutPrefix(name, prefix)
 	if prefixed || aliases[key] != "" || gone[key] != "" {
@@ -67,8 +68,8 @@ func known(name string) bool {
 	return file || ext
 }
 
-// PD says whether a configuration asks for transfer from engine to engine. It never fails: what is wrong with the configuration is told
-// by the connector that this chooses.
+// PD reports whether a configuration asks for transfer from engine to engine. It never fails: the connector that is
+// chosen by it reports what is wrong with the configuration.
 func PD(config json.RawMessage) bool {
 	d, err := jsonedit.Parse(config)
 	if err != nil {
@@ -86,14 +87,14 @@ func PD(config json.RawMessage) bool {
 	return false
 }
 
-// isTrue reads a boolean as LMCache does: also from text.
+// isTrue reads a boolean as LMCache does, also from text.
 func isTrue(raw json.RawMessage) bool {
 	s := strings.ToLower(strings.Trim(string(raw), `" `))
 	return s == "true" || s == "1"
 }
 
-// Read checks the engines' settings. pd says that the engines transfer to each other, which gives two old names another meaning. The
-// error joins [config.FieldError]s, which hold no values.
+// Read checks the engines' settings. pd is true if the engines transfer to each other, which changes the meaning of two
+// old names. The error joins [config.FieldError]s, which hold no values.
 func Read(engine map[string]json.RawMessage, pd bool) (Config, error) {
 	var c Config
 	var faults []error
@@ -110,7 +111,8 @@ func Read(engine map[string]json.RawMessage, pd bool) (Config, error) {
 			key = a
 		}
 		if first := seen[key]; first != "" {
-			faults = append(faults, &config.FieldError{Path: name, Problem: "is given besides " + first + ", which means the same", Remedy: "keep one of the two"})
+			faults = append(faults, &config.FieldError{Path: name,
+				Problem: "is given besides " + first + ", which means the same", Remedy: "keep one of the two"})
 			continue
 		}
 		seen[key] = name
@@ -147,7 +149,7 @@ func unknown(path, key string) error {
 	return &config.FieldError{Path: path, Problem: "unknown field", Remedy: remedy}
 }
 
-// check judges a value by its kind.
+// check checks a value by its kind.
 func check(path string, raw json.RawMessage, k kind) error {
 	fault := func(problem, remedy string) error {
 		return &config.FieldError{Path: path, Problem: problem, Remedy: remedy}
@@ -186,7 +188,7 @@ func check(path string, raw json.RawMessage, k kind) error {
 	return nil
 }
 
-// unquote returns a string's text, or any other value's own.
+// unquote returns a string's text, or the JSON of any other value.
 func unquote(raw json.RawMessage) (s string, isText bool) {
 	if json.Unmarshal(raw, &s) == nil {
 		return s, true
@@ -194,7 +196,7 @@ func unquote(raw json.RawMessage) (s string, isText bool) {
 	return string(raw), false
 }
 
-// ints reads a list of numbers as LMCache does: also one number, and text with commas.
+// ints reads a list of numbers as LMCache does: it also accepts one number, or text with commas.
 func ints(raw json.RawMessage) ([]int, bool) {
 	var many []int
 	if json.Unmarshal(raw, &many) == nil {
@@ -221,13 +223,13 @@ func (c *Config) Get(key string) (Entry, bool) {
 	return Entry{}, false
 }
 
-// Bool tells whether a setting is there and true.
+// Bool reports whether a setting is there and true.
 func (c *Config) Bool(key string) bool {
 	e, ok := c.Get(key)
 	return ok && isTrue(e.Value)
 }
 
-// Text returns a setting's text, or the text of its value; "" where it is missing.
+// Text returns a setting's text, or its JSON if it is not a string, or "" if it is missing.
 func (c *Config) Text(key string) string {
 	e, _ := c.Get(key)
 	s, _ := unquote(e.Value)

@@ -42,7 +42,7 @@ func TestOldNamesAreTodays(t *testing.T) {
 	assert.Equal(t, "2", c.Text("nixl_buffer_size"), "a setting of another backend where nothing is transferred")
 }
 
-// LMCache reads numbers and booleans from text, too, since they may come from the environment.
+// LMCache also reads numbers and booleans from text, since they may come from the environment.
 func TestValuesAsLMCacheReadsThem(t *testing.T) {
 	for key, values := range map[string][]string{
 		"enable_pd":          {`true`, `"True"`, `"1"`, `1`, `"false"`},

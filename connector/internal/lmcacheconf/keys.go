@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lmcacheconf knows LMCache's own settings: the keys of its configuration file and of vLLM's kv_connector_extra_config. The
-// connectors lmcache and lmcache-pd accept them beside their own and write them into the engines' files.
+// Package lmcacheconf knows LMCache's own settings: the keys of its configuration file and of vLLM's
+// kv_connector_extra_config. The connectors lmcache and lmcache-pd accept them beside their own settings and write them
+// into the engines' files.
 //
-// Source: LMCache's lmcache/v1/config.py at 000620e3 (late 2026), its definitions and aliases; the names that are gone since are those of
-// examples/disagg_prefill/1p1d/configs at 216b8e42 (enable_nixl, 2025).
+// Source: LMCache's lmcache/v1/config.py at 000620e3 (late 2026), its definitions and aliases. The names that it no
+// longer has come from examples/disagg_prefill/1p1d/configs at 216b8e42 (enable_nixl, 2025).
 package lmcacheconf
 
-// kind is what a key's value must be. LMCache reads most of them from text too, since they may come from the environment.
+// kind is the kind of a key's value. LMCache also reads most kinds from text, since they may come from the environment.
 type kind uint8
 
 const (
@@ -20,7 +21,7 @@ const (
 	anything
 )
 
-// keys are those of LMCache's file.
+// keys are the keys of LMCache's file.
 var keys = map[string]kind{
 	"chunk_size": integer, "local_cpu": boolean, "max_local_cpu_size": number, "local_cpu_use_hugepages": boolean, "reserve_local_cpu_size": number,
 	"local_disk": text, "local_disk_path_sharding": text, "max_local_disk_size": number, "remote_url": text, "remote_serde": text,
@@ -54,19 +55,21 @@ var keys = map[string]kind{
 	"hidden_state_layers": integers, "hidden_states_retrieve_mode": text,
 }
 
-// extra are keys of kv_connector_extra_config that LMCache's connectors for vLLM read under these very names. Those that begin with
-// "lmcache.mp." are LMCacheMPConnector's; they differ between releases and are taken as they are.
+// extra are the keys of kv_connector_extra_config that LMCache's connectors for vLLM read under exactly these names.
+// Keys that begin with "lmcache.mp." belong to LMCacheMPConnector. They differ between releases, so they are passed on
+// unchecked.
 var extra = map[string]kind{
 	"discard_partial_chunks": boolean, "lmcache_rpc_port": anything, "skip_last_n_tokens": integer, "use_native": boolean,
 }
 
-// gone are keys that configurations have, but LMCache does not read, and why. A key of kv_connector_extra_config is one of them.
+// gone are keys that configurations have but LMCache does not read, with the reason. One of them is a key of
+// kv_connector_extra_config.
 var gone = map[string]string{
 	"config_path":    "LMCache reads the file that the environment variable LMCACHE_CONFIG_FILE names: the one rendered here",
 	"nixl_enable_gc": "LMCache has no such setting any more",
 }
 
-// aliases are the older names, by which LMCache still knows most of these settings.
+// aliases are older names that LMCache still reads for these settings.
 var aliases = map[string]string{
 	"enable_xpyd": "enable_pd", "enable_nixl": "enable_pd", "nixl_role": "pd_role",
 	"nixl_peer_host": "pd_peer_host", "nixl_receiver_host": "pd_peer_host",
@@ -77,5 +80,5 @@ var aliases = map[string]string{
 	"plugin_locations": "runtime_plugin_locations", "external_backends": "storage_plugins",
 }
 
-// pdAliases are older names only where the engines transfer to each other; elsewhere they are settings of another backend.
+// pdAliases are older names only if the engines transfer to each other. Otherwise they are settings of another backend.
 var pdAliases = map[string]string{"nixl_buffer_size": "pd_buffer_size", "nixl_buffer_device": "pd_buffer_device"}

@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// File is LMCache's configuration file in the making. Keys keep the order in which they were set first.
+// File builds LMCache's configuration file. Keys keep the order in which they were first set.
 type File struct {
 	order  []string
 	values map[string]string
 }
 
-// Set gives a key a value; the last one wins. JSON is YAML, so values are written as JSON.
+// Set gives a key a value and replaces an earlier one. Values are written as JSON, which is also YAML.
 func (f *File) Set(key string, value any) {
 	if f.values == nil {
 		f.values = map[string]string{}
@@ -27,14 +27,14 @@ func (f *File) Set(key string, value any) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(value); err != nil { // of a string, number, list or checked JSON it never fails
+	if err := enc.Encode(value); err != nil { // this cannot fail for a string, number, list or checked JSON
 		b.Reset()
 		b.WriteString("null")
 	}
 	f.values[key] = strings.TrimSpace(b.String())
 }
 
-// Has says whether a key was set.
+// Has reports whether a key was set.
 func (f *File) Has(key string) bool { _, ok := f.values[key]; return ok }
 
 // String writes the file.
@@ -49,7 +49,8 @@ func (f *File) String() string {
 	return b.String()
 }
 
-// GB writes bytes in LMCache's unit, which is 2^30 bytes. Anything above 0 stays above 0: LMCache takes 0 for "none at all".
+// GB converts bytes to LMCache's unit of 2^30 bytes. A size above 0 stays above 0, since 0 means "none at all" to
+// LMCache.
 func GB(bytes int64) json.Number {
 	const unit, step = 1 << 30, 1e4
 	gb := math.Round(float64(bytes)/unit*step) / step

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nixlengine renders what the launch settings of all vLLM engines with NIXL have in common: the side channel's address, the
-// lease, the roles.
+// Package nixlengine renders the launch settings that all vLLM engines with NIXL have in common: the side channel's
+// address, the lease, the roles.
 //
 // Facts: vLLM 0.32.0's vllm/config/kv_transfer.py and vllm/envs.py; kv_lease_duration took the place of
 // VLLM_NIXL_ABORT_REQUEST_TIMEOUT in 0.22 (vllm#41383).
@@ -30,10 +30,10 @@ const (
 	AttrDPSize = "dpSize"
 )
 
-// Config is what a connector's own settings say.
+// Config has the settings that differ between the connectors.
 type Config struct {
 	Class    string // NixlConnector or NixlPushConnector
-	EngineID string // "" lets the engine make one at each start
+	EngineID string // "" lets the engine make a new id at each start
 	Lease    time.Duration
 	Port     int // of the first engine's side channel on each host; 0 is DefaultPort
 }
@@ -45,7 +45,8 @@ func Settings(t launch.Target, c Config) (launch.Settings, error) {
 		return launch.Settings{}, err
 	}
 	host := Host(t.Endpoint)
-	transfer := &launch.KVTransfer{Connector: c.Class, Role: launch.KVRole(t.Endpoint.Role), EngineID: c.EngineID, Extra: map[string]any{}}
+	transfer := &launch.KVTransfer{Connector: c.Class, Role: launch.KVRole(t.Endpoint.Role),
+		EngineID: c.EngineID, Extra: map[string]any{}}
 	s := launch.Settings{Engine: "vllm", KVTransfer: transfer, Args: []string{"--enable-prompt-tokens-details"}}
 	s.Env = []launch.EnvVar{
 		{Name: "VLLM_NIXL_SIDE_CHANNEL_HOST", Value: host},
@@ -56,9 +57,10 @@ func Settings(t launch.Target, c Config) (launch.Settings, error) {
 		transfer.BufferDevice = "cpu"
 	}
 	if !t.Version.Before(0, 12) {
-		transfer.LoadFailurePolicy = "fail" // the default since 2026-02 (vllm#34896), and what the failure tables count on
+		transfer.LoadFailurePolicy = "fail" // the default since 2026-02 (vllm#34896); the failure tables rely on it
 	}
-	seconds := int64(math.Ceil(c.Lease.Seconds())) // both take whole seconds; the gateway must not believe in more than there is
+	// Both settings take whole seconds. Rounding up keeps the engine's lease at least as long as the gateway's.
+	seconds := int64(math.Ceil(c.Lease.Seconds()))
 	if t.Version.Before(0, 22) {
 		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Value: strconv.FormatInt(seconds, 10)})
 	} else {
@@ -76,8 +78,8 @@ func Settings(t launch.Target, c Config) (launch.Settings, error) {
 	return s, nil
 }
 
-// Loopback is UCX's device for an engine on a CPU whose peers are on the same machine, as the measured pairs have it; "" for others, of which
-// UCX chooses the device.
+// Loopback is UCX's device for an engine on a CPU whose peers are on the same machine, as in the measured pairs. For
+// others it is "", and UCX chooses the device.
 func Loopback(t launch.Target) string {
 	if ip, err := netip.ParseAddr(Host(t.Endpoint)); t.CPU && err == nil && ip.IsLoopback() {
 		return "lo"
@@ -93,8 +95,8 @@ func Host(e discovery.Endpoint) string {
 	return e.Host()
 }
 
-// port chooses a side channel's first port: the attribute's, else the next free one on the engine's host. A data-parallel engine needs one
-// for each rank.
+// port chooses the first port of a side channel: the attribute's, or the next free one on the engine's host. A
+// data-parallel engine needs one port for each rank.
 func port(t launch.Target, first int) (int, error) {
 	if first == 0 {
 		first = DefaultPort
@@ -105,7 +107,7 @@ func port(t launch.Target, first int) (int, error) {
 	}
 	taken, before := neighbours(t)
 	if len(before) == 0 {
-		return first + t.Index, nil // not among the engines: told alone
+		return first + t.Index, nil // t.Engines does not list this engine
 	}
 	at := first
 	for i, ranks := range before {
@@ -115,22 +117,23 @@ func port(t launch.Target, first int) (int, error) {
 		at = skip(at, ranks, taken)
 	}
 	if at > 65535 {
-		return 0, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: AttrPort, Problem: "is missing, and no port above the configured one is left"}
+		return 0, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: AttrPort,
+			Problem: "is missing, and no port above the configured one is left"}
 	}
 	return at, nil
 }
 
-// span are ports from one up to, but without, another.
+// span is a range of ports: from is in it, to is not.
 type span struct{ from, to int }
 
-// neighbours are the ports that entries on the same host fix, and how many ports each engine there wants that leaves it open, up to the
-// target itself.
+// neighbours looks at the entries on the target's host. taken are the ports that entries fix. before has one number for
+// each entry without a port, up to the target itself: how many ports it needs.
 func neighbours(t launch.Target) (taken []span, before []int) {
 	passed := false
 	for _, e := range t.Engines {
 		port, ranks, err := wanted(e)
 		if err != nil || Host(e) != Host(t.Endpoint) {
-			continue // a faulty entry is told when its own engine is rendered
+			continue // a faulty entry is reported when its own engine is rendered
 		}
 		if port != 0 {
 			taken = append(taken, span{port, port + ranks})
@@ -145,7 +148,7 @@ func neighbours(t launch.Target) (taken []span, before []int) {
 	return taken, before
 }
 
-// skip moves a run of ports up until nobody else has one of them.
+// skip moves a run of n ports up until none of them is taken.
 func skip(at, n int, taken []span) int {
 	for i := 0; i < len(taken); i++ {
 		if s := taken[i]; at < s.to && s.from < at+n {
@@ -155,7 +158,7 @@ func skip(at, n int, taken []span) int {
 	return at
 }
 
-// wanted are the port that an engine's entry fixes, 0 where it does not, and how many it needs from there on.
+// wanted returns the port that an engine's entry fixes, or 0, and how many ports the engine needs from there on.
 func wanted(e discovery.Endpoint) (port, ranks int, err error) {
 	if port, err = attr.Int(e, AttrPort, 0, 1, 65535); err != nil {
 		return 0, 0, err

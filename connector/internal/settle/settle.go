@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package settle waits between the legs of stores whose put may end after P's answer.
+// Package settle waits between the legs of a store whose put may end after P's response.
 package settle
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Expect is what a [connector.Expecter] returns that waits for nothing but a time; for 0 it does not wait.
+// Expect is the Expect of a [connector.Expecter] that only waits for a fixed time. For 0 it does not wait.
 func Expect(d time.Duration) (wait func(context.Context) (connector.Event, error), done func(error)) {
 	done = func(error) {}
 	if d <= 0 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package uncarried is for tests of connectors.
+// Package uncarried helps the tests of connectors.
 package uncarried
 
 import (
@@ -9,7 +9,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Member names what keeps two engines from carrying a request by a connector's protocol, "" if nothing does.
+// Member names the member because of which two engines cannot serve a request by a connector's protocol; "" if there is
+// none.
 func Member(c connector.KVConnector, r *connector.Request) string {
 	if u, ok := errors.AsType[*connector.UnsupportedError](connector.CheckRequest(c, r)); ok {
 		return u.Member

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package answers
+package querycache
 
 import (
 	"context"
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const url = "http://p:1"
 
-// counting counts its questions, and takes a second for each.
+// counting counts its calls and takes a second for each.
 func counting(n *int) func() (int, error) {
 	return func() (int, error) {
 		*n++
@@ -37,14 +37,14 @@ func get(t *testing.T, c *Cache[int], ask func() (int, error)) int {
 	return a.Value
 }
 
-func TestAnAnswerIsKeptForItsTime(t *testing.T) {
+func TestAnEntryIsUsedForItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := &Cache[int]{TTL: 30 * time.Second}, 0
 		assert.Equal(t, 1, get(t, c, counting(&n)))
 		time.Sleep(29*time.Second - time.Nanosecond)
 		assert.Equal(t, 1, get(t, c, counting(&n)))
 		time.Sleep(time.Nanosecond)
-		assert.Equal(t, 2, get(t, c, counting(&n)), "its age counts from the question")
+		assert.Equal(t, 2, get(t, c, counting(&n)), "its age counts from the start of the query")
 		other, err := c.Get(t.Context(), "http://other:1", counting(&n))
 		require.NoError(t, err)
 		assert.Equal(t, 3, other.Value)
@@ -52,7 +52,7 @@ func TestAnAnswerIsKeptForItsTime(t *testing.T) {
 	})
 }
 
-func TestAllWhoWaitShareOneQuestion(t *testing.T) {
+func TestCallersThatWaitShareOneQuery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, ttl := range []time.Duration{0, time.Minute} {
 			c, n := &Cache[int]{TTL: ttl}, 0
@@ -66,7 +66,7 @@ func TestAllWhoWaitShareOneQuestion(t *testing.T) {
 	})
 }
 
-func TestErrorsAreSharedAndNotKept(t *testing.T) {
+func TestErrorsAreSharedAndNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n, broken := &Cache[int]{TTL: time.Minute}, 0, errors.New("broken")
 		fail := func() (int, error) { n++; time.Sleep(time.Second); return 0, broken }
@@ -84,7 +84,7 @@ func TestErrorsAreSharedAndNotKept(t *testing.T) {
 	})
 }
 
-func TestWhoLeavesTakesNobodyAlong(t *testing.T) {
+func TestACallerThatLeavesEndsNobodyElsesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := &Cache[int]{TTL: time.Minute}, 0
 		ctx, leave := context.WithCancel(t.Context())
@@ -107,7 +107,7 @@ func TestWhoLeavesTakesNobodyAlong(t *testing.T) {
 		all.Wait()
 		assert.Equal(t, 2, n)
 		_, err := c.Get(ctx, url, counting(&n))
-		require.ErrorIs(t, err, context.Canceled, "not even a kept answer is for those who have left")
+		require.ErrorIs(t, err, context.Canceled, "a caller that has left gets no cached entry either")
 	})
 }
 
@@ -123,7 +123,7 @@ func TestAPanicLeavesNobodyWaiting(t *testing.T) {
 	})
 }
 
-func TestOnlyTheAnswerThatFailedIsForgotten(t *testing.T) {
+func TestForgetRemovesOnlyTheGivenEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := &Cache[int]{TTL: time.Minute}, 0
 		first, err := c.Get(t.Context(), url, counting(&n))
@@ -132,11 +132,11 @@ func TestOnlyTheAnswerThatFailedIsForgotten(t *testing.T) {
 		assert.Equal(t, 2, get(t, c, counting(&n)))
 		c.Forget(url, first)
 		c.Forget("http://nobody:1", first)
-		assert.Equal(t, 2, get(t, c, counting(&n)), "a newer one is not to be blamed")
+		assert.Equal(t, 2, get(t, c, counting(&n)), "a newer entry stays")
 	})
 }
 
-func TestServersThatAreGoneLeaveNothing(t *testing.T) {
+func TestOldEntriesAreRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &Cache[int]{TTL: time.Second}
 		for i := range 100 {
