@@ -25,9 +25,16 @@ import (
 type stubs struct{}
 
 var (
-	prefillAnswer = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],"usage":{"prompt_tokens":240,"total_tokens":241,"completion_tokens":1},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[13,14,15,16,17,18,19,20]],"remote_engine_id":"e3e63b5c-0c22-4617-8345-a0ce1bca7526","remote_request_id":"cmpl-1-0-aebcdc41","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":240,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":0}}`)
-	decodeAnswer  = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"` + strings.Repeat("abc ", 20) + `","finish_reason":"length"}]}`)
-	jsonHeader    = http.Header{"Content-Type": {"application/json"}}
+	prefillAnswer = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"a",` +
+		`"finish_reason":"length"}],"usage":{"prompt_tokens":240,"total_tokens":241,"completion_tokens":1},` +
+		`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[13,14,15,16,17,` +
+		`18,19,20]],"remote_engine_id":"e3e63b5c-0c22-4617-8345-a0ce1bca7526",` +
+		`"remote_request_id":"cmpl-1-0-aebcdc41","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,` +
+		`"dcp_size":1,"pp_size":1,"remote_num_tokens":240,"remote_blocks_expiry_time":null,"transfer_mode":"pull",` +
+		`"remote_prefill_cached_tokens":0}}`)
+	decodeAnswer = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"` +
+		strings.Repeat("abc ", 20) + `","finish_reason":"length"}]}`)
+	jsonHeader = http.Header{"Content-Type": {"application/json"}}
 )
 
 func (stubs) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -40,7 +47,8 @@ func (stubs) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Host == "p:1" {
 		body = prefillAnswer
 	}
-	return &http.Response{StatusCode: 200, Header: jsonHeader, Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)), Request: r}, nil
+	return &http.Response{StatusCode: 200, Header: jsonHeader, Body: io.NopCloser(bytes.NewReader(body)),
+		ContentLength: int64(len(body)), Request: r}, nil
 }
 
 type discard struct{ h http.Header }
@@ -65,13 +73,15 @@ func benchFlow(b testing.TB) *pdflow.Flow {
 	go func() { defer close(done); _ = set.Run(ctx) }()
 	b.Cleanup(func() { cancel(); <-done })
 	require.NoError(b, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
-	flow, err := pdflow.New(c, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(stubs{}), pdflow.WithMeterProvider(sdkless.NewMeterProvider()))
+	flow, err := pdflow.New(c, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(stubs{}),
+		pdflow.WithMeterProvider(sdkless.NewMeterProvider()))
 	require.NoError(b, err)
 	return flow
 }
 
 func body2KB() []byte {
-	return []byte(`{"model":"tiny","messages":[{"role":"system","content":"You are terse."},{"role":"user","content":"` + strings.Repeat("word ", 380) + `"}],"max_tokens":32,"temperature":0}`)
+	return []byte(`{"model":"tiny","messages":[{"role":"system","content":"You are terse."},{"role":"user",` +
+		`"content":"` + strings.Repeat("word ", 380) + `"}],"max_tokens":32,"temperature":0}`)
 }
 
 func request2KB(body []byte) *http.Request {
@@ -81,7 +91,8 @@ func request2KB(body []byte) *http.Request {
 	return r
 }
 
-// BenchmarkRequest2KB is one 2 KB request: handler and both legs over in-memory transports. BenchmarkStubs is the stubs' share.
+// BenchmarkRequest2KB is one 2 KB request: handler and both legs over in-memory transports. BenchmarkStubs is the
+// stubs' share.
 func BenchmarkRequest2KB(b *testing.B) {
 	flow := benchFlow(b)
 	body := body2KB()

@@ -58,7 +58,8 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	}
 	a.ctx, a.cancel = x.ctx, x.cancel
 	a.watch.born, a.watch.expire = s.CreatedAt, a.expire
-	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}
+	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill},
+		Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)
 	x.f.tel.sessionStarted(a)
 	for _, o := range x.f.opts.observers.sessions {
@@ -75,7 +76,7 @@ func (a *attempt) leaseUntil(t time.Time) {
 // run runs the legs in the connector's order and returns once decode's first event is known.
 func (a *attempt) run() (*Body, *Error) {
 	if !a.twoLegs {
-		return a.alone()
+		return a.aggregated()
 	}
 	if e := a.prepare(); e != nil {
 		return nil, e
@@ -84,7 +85,10 @@ func (a *attempt) run() (*Body, *Error) {
 		return nil, e
 	}
 	if a.f.expecter != nil {
-		if e := a.guard(LegPrefill, "expect", func() error { a.wait, a.done = a.f.expecter.Expect(a.s); return nil }); e != nil {
+		if e := a.guard(LegPrefill, "expect", func() error {
+			a.wait, a.done = a.f.expecter.Expect(a.s)
+			return nil
+		}); e != nil {
 			return nil, e
 		}
 	}
@@ -101,7 +105,7 @@ func (a *attempt) run() (*Body, *Error) {
 }
 
 // alone sends the client's request, without transfer members, to one engine.
-func (a *attempt) alone() (*Body, *Error) {
+func (a *attempt) aggregated() (*Body, *Error) {
 	return a.decodeAlone(a.ctx, connector.NewLeg(a.x.req))
 }
 
@@ -121,7 +125,8 @@ func (a *attempt) prepare() *Error {
 			return a.f.ended(a.ctx, LegPrefill, "prepare")
 		}
 		if e.Code == CodeInternal {
-			e.Code, e.Message, e.Endpoint = CodePrefillFailed, "the prefill engine could not be asked for its transfer parameters", a.s.Prefill.ID
+			e.Code, e.Message, e.Endpoint = CodePrefillFailed,
+				"the prefill engine could not be asked for its transfer parameters", a.s.Prefill.ID
 		}
 		return e
 	}
@@ -133,14 +138,16 @@ func (a *attempt) prepare() *Error {
 func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error) {
 	defer func() {
 		if r := recover(); r != nil {
-			e = &Error{Code: CodeInternal, Leg: leg, Phase: phase, Connector: a.f.name, Message: "the connector failed", Err: fmt.Errorf("panic: %v", r)}
+			e = &Error{Code: CodeInternal, Leg: leg, Phase: phase, Connector: a.f.name, Message: "the connector failed",
+				Err: fmt.Errorf("panic: %v", r)}
 		}
 	}()
 	err := call()
 	if err == nil {
 		return nil
 	}
-	e = &Error{Code: CodeInternal, Leg: leg, Phase: phase, Connector: a.f.name, Message: "the connector failed", Err: err}
+	e = &Error{Code: CodeInternal, Leg: leg, Phase: phase, Connector: a.f.name, Message: "the connector failed",
+		Err: err}
 	if own := new(Error); errors.As(err, &own) {
 		return own
 	}
@@ -151,14 +158,16 @@ func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error)
 	case errors.As(err, &unsupported):
 		e.Code, e.Leg, e.Param, e.Message = CodeUnsupported, "", unsupported.Member, unsupportedMessage
 	case errors.As(err, &entry):
-		e.Code, e.Leg, e.Endpoint, e.Message = CodePrefillFailed, LegPrefill, entry.Endpoint, "an engine's entry lacks what the protocol needs"
+		e.Code, e.Leg, e.Endpoint, e.Message = CodePrefillFailed, LegPrefill, entry.Endpoint,
+			"an engine's entry lacks what the protocol needs"
 		if entry.Endpoint == a.s.Decode.ID {
 			e.Code, e.Leg = CodeDecodeFailed, LegDecode
 		}
 	case errors.Is(err, connector.ErrNoTransfer) && leg == LegEncode:
-		e.Code, e.Message = CodeEncodeFailed, "an encode engine gave no usable answer"
+		e.Code, e.Message = CodeEncodeFailed, "an encode engine gave no usable response"
 	case errors.Is(err, connector.ErrNoTransfer):
-		e.Code, e.Leg, e.Phase, e.Message = CodeTransferMissing, LegPrefill, "handoff", "the prefill engine gave no usable KV handoff"
+		e.Code, e.Leg, e.Phase, e.Message = CodeTransferMissing, LegPrefill, "handoff",
+			"the prefill engine gave no usable KV handoff"
 		e.Endpoint = a.s.Prefill.ID
 	case errors.As(err, &bad):
 		e.Code, e.Param, e.Message = CodeInvalid, bad.Param, bad.Message
@@ -189,15 +198,15 @@ func (a *attempt) clean(e *Error) {
 	_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })
 }
 
-// end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for it, and
-// tells everybody.
+// end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for
+// it, and tells everybody.
 func (a *attempt) end(e *Error) {
 	a.over = true
 	cause := errOver
 	if e != nil {
 		cause = e
 	} else {
-		a.linger()
+		a.awaitPrefillEnd()
 	}
 	a.watch.stop()
 	a.cancel(cause)
@@ -228,8 +237,9 @@ func (a *attempt) end(e *Error) {
 	})
 }
 
-// orphaned reports whether a failed attempt leaves a D behind that waits for a prefill. One that has answered, if only with an error of
-// its own, waits for nobody: a client's bad request, which both engines refuse, must not let their pair rest.
+// orphaned reports whether a failed attempt leaves a D behind that waits for a prefill. One that has answered, if only
+// with an error of its own, waits for nobody: a client's bad request, which both engines refuse, must not let their
+// pair rest.
 func (a *attempt) orphaned() bool {
 	d := &a.out.Decode
 	if d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 {
@@ -238,18 +248,18 @@ func (a *attempt) orphaned() bool {
 	return a.f.traits.Orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
 }
 
-// lingering is how long a prefill may still run once the answer is through.
-const lingering = 100 * time.Millisecond
+// prefillGrace is how long a prefill may still run once the response is through.
+const prefillGrace = 100 * time.Millisecond
 
-// linger gives a prefill that still runs a moment to end by itself: D had its KV, so its answer is about to come, and the
-// connection can be kept. The client has its answer, and waits for no more than its end.
-func (a *attempt) linger() {
+// linger gives a prefill that still runs a moment to end by itself: D had its KV, so its response is about to come, and
+// the connection can be kept. The client has its response, and waits for no more than its end.
+func (a *attempt) awaitPrefillEnd() {
 	if !a.beside {
 		return
 	}
 	ended := make(chan struct{})
 	go func() { a.bg.Wait(); close(ended) }() // ends with the cancel that follows
-	timer := time.NewTimer(lingering)
+	timer := time.NewTimer(prefillGrace)
 	defer timer.Stop()
 	select {
 	case <-ended:
@@ -271,8 +281,8 @@ func (a *attempt) failed(e *Error) []string {
 	case LegPrefill:
 		return []string{a.s.Prefill.ID}
 	case LegDecode:
-		// A failed KV load shows on D, but its cause may be either engine: a P that was killed after it answered looks like
-		// this (docs/protocols/nixl.md, recording 52).
+		// A failed KV load shows on D, but its cause may be either engine: a P that was killed after it answered looks
+		// like this (docs/protocols/nixl.md, recording 52).
 		if a.p.Load() != nil && e.Status >= 500 && e.Code == CodeDecodeFailed {
 			return []string{a.s.Decode.ID, a.s.Prefill.ID}
 		}

@@ -17,19 +17,19 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// streamBuffer is one read of an answer, in bytes. It is held as long as the answer runs, so it is what most of an
+// streamBuffer is one read of a response, in bytes. It is held as long as the response runs, so it is what most of an
 // open stream's memory is made of.
 const streamBuffer = 4 << 10
 
-// rushBuffer is one read of an answer that comes faster than it is passed on: each read then saves a write, too.
-const rushBuffer = 32 << 10
+// bulkBuffer is one read of a response that comes faster than it is passed on: each read then saves a write, too.
+const bulkBuffer = 32 << 10
 
 var (
-	buffers = sync.Pool{New: func() any { return new([streamBuffer]byte) }}
-	rushes  = sync.Pool{New: func() any { return new([rushBuffer]byte) }}
+	buffers     = sync.Pool{New: func() any { return new([streamBuffer]byte) }}
+	bulkBuffers = sync.Pool{New: func() any { return new([bulkBuffer]byte) }}
 )
 
-// Body is an answer on its way: what was read while the head was awaited, then the engine's bytes. It belongs to one
+// Body is a response on its way: what was read while the head was awaited, then the engine's bytes. It belongs to one
 // goroutine; Close may be called more than once.
 type Body struct {
 	a     *attempt
@@ -40,23 +40,23 @@ type Body struct {
 	mode   Mode
 	sse    bool
 
-	resp     io.Closer
-	src      io.Reader // the engine's bytes, rewritten if the connector asks for it
-	pooled   *[streamBuffer]byte
-	rush     *[rushBuffer]byte
-	full     bool // the last read filled the buffer
-	calm     int  // reads since one was larger than streamBuffer
-	buf      []byte
-	n        int    // bytes of head in buf
-	judged   int    // how much of the head has been looked at
-	first    []byte // the first event with content; once Read has begun, what it has not taken yet
-	known    bool   // the first event with content is in the head
-	eof      bool
-	err      *Error
-	closed   bool
-	tail     verdict.Tail
-	guarded  bool // marks are looked for
-	unframed bool // nothing but the connection's end tells the answer's
+	resp       io.Closer
+	src        io.Reader // the engine's bytes, rewritten if the connector asks for it
+	pooled     *[streamBuffer]byte
+	bulk       *[bulkBuffer]byte
+	full       bool // the last read filled the buffer
+	smallReads int  // reads since one filled streamBuffer
+	buf        []byte
+	n          int    // bytes of head in buf
+	judged     int    // how much of the head has been looked at
+	first      []byte // the first event with content; once Read has begun, what it has not taken yet
+	known      bool   // the first event with content is in the head
+	eof        bool
+	err        *Error
+	closed     bool
+	tail       verdict.Tail
+	guarded    bool // marks are looked for
+	unframed   bool // nothing but the connection's end tells the response's
 
 	received int64
 
@@ -71,14 +71,14 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b.guarded = a.x.req.API.Guarded()
 	b.tail = verdict.NewTail(b.sse)
 	rewritten := b.rewrite(a)
-	b.header = answerHeader(resp, b.sse, rewritten)
+	b.header = responseHeader(resp, b.sse, rewritten)
 	b.pooled = buffers.Get().(*[streamBuffer]byte)
 	b.buf = b.pooled[:]
 	return b
 }
 
-// answerHeader picks what a client needs of an engine's header.
-func answerHeader(resp *http.Response, sse, rewritten bool) http.Header {
+// responseHeader picks what a client needs of an engine's header.
+func responseHeader(resp *http.Response, sse, rewritten bool) http.Header {
 	h := make(http.Header, 6)
 	for _, name := range []string{"Content-Type", "Content-Encoding", "Cache-Control"} {
 		if v := resp.Header[name]; len(v) > 0 {
@@ -113,37 +113,38 @@ func (b *Body) freeBuffer() {
 	if b.pooled != nil && b.steps == nil { // else the caller may still hold a piece of it
 		buffers.Put(b.pooled)
 	}
-	if b.rush != nil && b.steps == nil {
-		rushes.Put(b.rush)
+	if b.bulk != nil && b.steps == nil {
+		bulkBuffers.Put(b.bulk)
 	}
-	b.pooled, b.rush = nil, nil
+	b.pooled, b.bulk = nil, nil
 	b.buf = nil
 }
 
-// fit takes a larger buffer once a read has filled the small one, and gives it back when the rush is over: most open
-// streams wait for a token, and a thousand of them should not hold a thousand large buffers.
-func (b *Body) fit() {
+// chooseBuffer takes a larger buffer once a read has filled the small one, and gives it back when reads are small
+// again: most open streams wait for a token, and a thousand of them should not hold a thousand large buffers.
+func (b *Body) chooseBuffer() {
 	switch {
-	case b.rush == nil && (b.full || b.buf == nil):
+	case b.bulk == nil && (b.full || b.buf == nil):
 		b.freeBuffer()
-		b.rush = rushes.Get().(*[rushBuffer]byte)
-		b.buf = b.rush[:]
-		b.calm = 0
-	case b.rush != nil && b.calm >= 8:
+		b.bulk = bulkBuffers.Get().(*[bulkBuffer]byte)
+		b.buf = b.bulk[:]
+		b.smallReads = 0
+	case b.bulk != nil && b.smallReads >= 8:
 		b.freeBuffer()
 		b.pooled = buffers.Get().(*[streamBuffer]byte)
 		b.buf = b.pooled[:]
-	case b.rush != nil:
-		b.calm++
+	case b.bulk != nil:
+		b.smallReads++
 	}
 }
 
-// finalBody is an answer that no engine streams.
+// finalBody is a response that no engine streams.
 func finalBody(a *attempt, answer connector.Answer) *Body {
 	b := &Body{a: a, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
 	if a.x.req.Stream && len(answer.Events) > 0 {
 		b.sse = true
-		b.header = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}, "Cache-Control": noCache, "X-Accel-Buffering": noBuffering}
+		b.header = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}, "Cache-Control": noCache,
+			"X-Accel-Buffering": noBuffering}
 		var buf bytes.Buffer
 		for _, event := range answer.Events {
 			buf.WriteString("data: ")
@@ -159,8 +160,8 @@ func finalBody(a *attempt, answer connector.Answer) *Body {
 	return b
 }
 
-// next returns the next piece of the answer: all that is there. It is valid until the next call. At the end the error is
-// io.EOF; a piece and an error may come together.
+// next returns the next piece of the response: all that is there. It is valid until the next call. At the end the error
+// is io.EOF; a piece and an error may come together.
 func (b *Body) next() ([]byte, error) {
 	if s := b.steps; s != nil {
 		s.touch()
@@ -188,14 +189,14 @@ func (b *Body) piece() ([]byte, error) {
 	if b.eof {
 		return nil, io.EOF
 	}
-	b.fit()
+	b.chooseBuffer()
 	b.a.watch.limit(b.a.f.limits.Idle)
 	n, err := b.src.Read(b.buf)
 	b.a.watch.relax() // from here on the client may be slow, not the engine
 	b.received += int64(n)
 	piece := b.buf[:n]
 	if b.full = n == len(b.buf); n > streamBuffer {
-		b.calm = 0
+		b.smallReads = 0
 	}
 	if cut := b.gaveUp(piece, errors.Is(err, io.EOF)); cut >= 0 {
 		b.err = b.failed(CodeStreamBroken, "the decode engine aborted the request")
@@ -223,8 +224,8 @@ func (b *Body) piece() ([]byte, error) {
 	return piece, nil
 }
 
-// gaveUp returns how much of a piece may go to the client if the engine says in it that it gave up, else -1. A stream is
-// searched at its end only; an answer that is not streamed comes in few pieces, and is searched in each.
+// gaveUp returns how much of a piece may go to the client if the engine says in it that it gave up, else -1. A stream
+// is searched at its end only; a response that is not streamed comes in few pieces, and is searched in each.
 func (b *Body) gaveUp(piece []byte, end bool) int {
 	switch {
 	case !b.guarded:
@@ -247,7 +248,7 @@ func (b *Body) seen(head []byte, end bool) {
 	b.a.decodeUsage(head)
 }
 
-// Read reads the answer.
+// Read reads the response.
 func (b *Body) Read(p []byte) (int, error) {
 	if b.n > 0 || len(b.first) == 0 {
 		piece, err := b.next()
@@ -263,8 +264,8 @@ func (b *Body) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close ends the request: it cancels whatever leg still runs, waits for it, and records the outcome. An answer that was
-// not read to its end counts as the client's leaving.
+// Close ends the request: it cancels whatever leg still runs, waits for it, and records the outcome. A response that
+// was not read to its end counts as the client's leaving.
 func (b *Body) Close() error {
 	if s := b.steps; s != nil {
 		s.calls.stop()
@@ -282,7 +283,8 @@ func (b *Body) close() {
 	b.closed = true
 	e := b.err
 	if e == nil && !b.eof {
-		e = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name, Message: "the answer was closed before its end"}
+		e = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name,
+			Message: "the response was closed before its end"}
 		if b.a.ctx.Err() != nil {
 			e = b.a.f.ended(b.a.ctx, LegDecode, "stream")
 		}
@@ -302,7 +304,8 @@ func relayedResponse(a *attempt, status int) *Body {
 	return &Body{a: a, status: status, mode: a.mode, resp: http.NoBody, src: http.NoBody, relay: true}
 }
 
-// hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, as err says; nil is whole.
+// hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, as err says; nil is
+// whole.
 func (b *Body) hostEnded(err error) {
 	switch {
 	case b.err != nil || b.closed:
@@ -325,7 +328,7 @@ func (b *Body) ended(e *Error) {
 	b.a.legEnded(o, nil)
 }
 
-// discard gives up an answer that nobody will see.
+// discard gives up a response that nobody will see.
 func (b *Body) discard(e *Error) {
 	b.release()
 	b.ended(e)

@@ -53,15 +53,21 @@ func TestRequestIDs(t *testing.T) {
 
 func TestHeadersToEnginesAreAnAllowList(t *testing.T) {
 	x := start(t, setup{opts: []pdflow.Option{pdflow.WithForwardHeaders("X-Tenant")}})
-	post(t, x.url, "/v1/completions", completion(longPrompt, ""), "Authorization", "Bearer k", "Accept", "text/x", "User-Agent", "ua", "X-Session-ID", "s",
-		"X-Vllm-Priority", "3", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate", "a=b", "X-Tenant", "t",
-		"Cookie", "c=1", "Accept-Encoding", "gzip", "X-data-parallel-rank", "7", "X-Forwarded-For", "1.2.3.4", "Expect", "100-continue", "Te", "trailers")
+	post(t, x.url, "/v1/completions", completion(longPrompt, ""), "Authorization", "Bearer k", "Accept", "text/x",
+		"User-Agent", "ua", "X-Session-ID", "s",
+		"X-Vllm-Priority", "3", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate",
+		"a=b", "X-Tenant", "t",
+		"Cookie", "c=1", "Accept-Encoding", "gzip", "X-data-parallel-rank", "7", "X-Forwarded-For", "1.2.3.4", "Expect",
+		"100-continue", "Te", "trailers")
 	for _, leg := range []http.Header{x.p.Requests()[0].Header, x.d.Requests()[0].Header} {
-		for name, want := range map[string]string{"Authorization": "Bearer k", "Accept": "text/x", "User-Agent": "ua", "X-Session-Id": "s", "X-Vllm-Priority": "3",
-			"Traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Tracestate": "a=b", "Content-Type": "application/json", "X-Tenant": "t"} {
+		for name, want := range map[string]string{"Authorization": "Bearer k", "Accept": "text/x", "User-Agent": "ua",
+			"X-Session-Id": "s", "X-Vllm-Priority": "3",
+			"Traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Tracestate": "a=b",
+			"Content-Type": "application/json", "X-Tenant": "t"} {
 			require.Equal(t, []string{want}, leg[name], name)
 		}
-		for _, name := range []string{"Cookie", "Accept-Encoding", "X-Data-Parallel-Rank", "X-Forwarded-For", "Expect", "Te"} {
+		for _, name := range []string{"Cookie", "Accept-Encoding", "X-Data-Parallel-Rank", "X-Forwarded-For", "Expect",
+			"Te"} {
 			require.NotContains(t, leg, name)
 		}
 	}
@@ -71,10 +77,14 @@ func TestHeadersToEnginesAreAnAllowList(t *testing.T) {
 
 func TestTransferMembersOfAClientAreRemoved(t *testing.T) {
 	x := start(t, setup{})
-	evil := `{"do_remote_prefill":true,"remote_engine_id":"evil","remote_host":"evil.example","remote_port":1,"remote_request_id":"evil","remote_block_ids":[[1]]}`
-	body := completion(longPrompt, `"kv_transfer_params":`+evil+`,"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":2,"disaggregated_params":{"x":"evil"},`+
-		`"ec_transfer_params":{"x":"evil"},"vllm_xargs":{"kv_transfer_params":`+evil+`,"keep":1},"request_id":"evil","other":"kept"`)
-	require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), post(t, x.url, "/v1/completions", body).text(t))
+	evil := `{"do_remote_prefill":true,"remote_engine_id":"evil","remote_host":"evil.example","remote_port":1,` +
+		`"remote_request_id":"evil","remote_block_ids":[[1]]}`
+	body := completion(longPrompt, `"kv_transfer_params":`+evil+
+		`,"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":2,"disaggregated_params":{"x":"evil"},`+
+		`"ec_transfer_params":{"x":"evil"},"vllm_xargs":{"kv_transfer_params":`+evil+
+		`,"keep":1},"request_id":"evil","other":"kept"`)
+	require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")),
+		post(t, x.url, "/v1/completions", body).text(t))
 	for _, leg := range [][]byte{x.p.Requests()[0].Body, x.d.Requests()[0].Body} {
 		require.NotContains(t, string(leg), "evil")
 		require.Contains(t, string(leg), `"vllm_xargs":{"keep":1}`)
@@ -84,7 +94,8 @@ func TestTransferMembersOfAClientAreRemoved(t *testing.T) {
 
 func TestTheDecodeLegIsTheClientsBodyButForTheHandoff(t *testing.T) {
 	x := start(t, setup{})
-	body := "{ \"max_tokens\" : 8,\n\t\"prompt\":\"caf\\u00e9 " + longPrompt + "\", \"seed\": 9007199254740993, \"unknown\": {\"b\":1.50,\"a\":[ ]}, \"temperature\":0.0 ,\"model\":\"tiny\"}"
+	body := "{ \"max_tokens\" : 8,\n\t\"prompt\":\"caf\\u00e9 " + longPrompt +
+		"\", \"seed\": 9007199254740993, \"unknown\": {\"b\":1.50,\"a\":[ ]}, \"temperature\":0.0 ,\"model\":\"tiny\"}"
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", body).status)
 	got := string(x.d.Requests()[0].Body)
 	before, after, found := strings.Cut(got, `"kv_transfer_params":`)
@@ -130,7 +141,8 @@ func TestABothEndpointServesAlone(t *testing.T) {
 
 func TestFallbackToDecodeWhenNobodyPrefills(t *testing.T) {
 	x := start(t, setup{noEndpoints: true})
-	flow, _ := newFlow(t, nil, []discovery.Endpoint{endpoint(t, x.d.URL(), discovery.RoleDecode)}, pdflow.WithFallback(connector.FallbackDecode))
+	flow, _ := newFlow(t, nil, []discovery.Endpoint{endpoint(t, x.d.URL(), discovery.RoleDecode)},
+		pdflow.WithFallback(connector.FallbackDecode))
 	r := post(t, serve(t, flow), "/v1/completions", completion(longPrompt, `"stream":true`))
 	require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), r.text(t))
 	require.Equal(t, "fallback", r.header.Get("X-PD-Mode"))
@@ -138,7 +150,10 @@ func TestFallbackToDecodeWhenNobodyPrefills(t *testing.T) {
 
 func TestFallbackToAnotherFlow(t *testing.T) {
 	x := start(t, setup{})
-	other, _ := newFlow(t, &fake{}, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RolePrefill), endpoint(t, x.d.URL(), discovery.RoleDecode)})
+	other, _ := newFlow(
+		t, &fake{}, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RolePrefill),
+			endpoint(t, x.d.URL(), discovery.RoleDecode)},
+	)
 	flow, seen := newFlow(t, nil, nil, pdflow.WithFallbackFlow(other))
 	r := post(t, serve(t, flow), "/v1/completions", completion(longPrompt, ""))
 	require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), r.text(t))
@@ -147,10 +162,14 @@ func TestFallbackToAnotherFlow(t *testing.T) {
 	require.Empty(t, flow.Sessions(), "the first flow still counts the request")
 }
 
-// A flow that others fall back to may fall back itself: none of them must count the request when it is over, or they never drain.
+// A flow that others fall back to may fall back itself: none of them must count the request when it is over, or they
+// never drain.
 func TestAChainOfFallbacksLeavesNothing(t *testing.T) {
 	x := start(t, setup{})
-	last, _ := newFlow(t, &fake{}, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RolePrefill), endpoint(t, x.d.URL(), discovery.RoleDecode)})
+	last, _ := newFlow(
+		t, &fake{}, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RolePrefill),
+			endpoint(t, x.d.URL(), discovery.RoleDecode)},
+	)
 	flows := []*pdflow.Flow{last}
 	for range 3 {
 		next, _ := newFlow(t, nil, nil, pdflow.WithFallbackFlow(flows[len(flows)-1]))
@@ -209,7 +228,8 @@ func TestSplitSharesByRequestID(t *testing.T) {
 	}
 	require.Contains(t, []int{0, 3}, len(b.p.Requests()), "one id went to both")
 	for i := range 200 {
-		require.Equal(t, 200, post(t, url, "/v1/completions", completion("abc", ""), "X-Request-Id", "id-"+itoa(i)).status)
+		require.Equal(t, 200, post(t, url, "/v1/completions", completion("abc", ""), "X-Request-Id", "id-"+
+			itoa(i)).status)
 	}
 	share := len(b.p.Requests())
 	require.Greater(t, share, 30)
@@ -218,7 +238,9 @@ func TestSplitSharesByRequestID(t *testing.T) {
 
 func TestMiddlewareHandsTheRestOn(t *testing.T) {
 	x := start(t, setup{})
-	url := serve(t, x.flow.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })))
+	url := serve(t, x.flow.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusTeapot)
+	})))
 	require.Equal(t, 200, post(t, url, "/v1/completions", completion("abc", "")).status)
 	require.Equal(t, http.StatusTeapot, post(t, url, "/v1/embeddings", "{}").status)
 	resp, err := client.Get(url + "/v1/completions")
@@ -231,12 +253,14 @@ func TestDoForSchedulers(t *testing.T) {
 	x := start(t, setup{noEndpoints: true})
 	body := completion(longPrompt, `"stream":true`)
 	done := 0
-	pick := &pdflow.Pick{Prefill: endpoint(t, x.p.URL(), discovery.RolePrefill), Decode: endpoint(t, x.d.URL(), discovery.RoleDecode), Done: func(o *pdflow.Outcome) {
-		done++
-		require.Nil(t, o.Err)
-		require.True(t, o.Final)
-	}}
-	resp, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(body), Pick: pick})
+	pick := &pdflow.Pick{Prefill: endpoint(t, x.p.URL(), discovery.RolePrefill),
+		Decode: endpoint(t, x.d.URL(), discovery.RoleDecode), Done: func(o *pdflow.Outcome) {
+			done++
+			require.Nil(t, o.Err)
+			require.True(t, o.Final)
+		}}
+	resp, err := x.flow.Do(context.Background(),
+		&pdflow.Request{API: connector.APICompletions, Body: []byte(body), Pick: pick})
 	require.NoError(t, err)
 	require.Equal(t, 0, done, "Done came before the stream's end")
 	b, err := io.ReadAll(resp.Body)
@@ -244,7 +268,8 @@ func TestDoForSchedulers(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, 1, done)
-	require.Equal(t, alone(t, "/v1/completions", body), reply{status: resp.Status, header: resp.Header, body: string(b)}.text(t))
+	require.Equal(t, alone(t, "/v1/completions", body),
+		reply{status: resp.Status, header: resp.Header, body: string(b)}.text(t))
 
 	_, err = x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{`)})
 	require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
@@ -254,7 +279,9 @@ func TestDoForSchedulers(t *testing.T) {
 
 func TestClosingABodyEarlyCancelsDecode(t *testing.T) {
 	x := start(t, setup{})
-	resp, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"model":"tiny","prompt":"` + longPrompt + `","max_tokens":20000,"stream":true}`)})
+	resp, err := x.flow.Do(context.Background(),
+		&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"model":"tiny","prompt":"` + longPrompt +
+			`","max_tokens":20000,"stream":true}`)})
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)

@@ -74,7 +74,8 @@ func TestIdleConnectionsThatDiedUnseenFailNoRequest(t *testing.T) {
 					here.Add(-idle) // P's legs first
 					wait = answer(ok)
 				}
-				x := script(t, c, all, wait, pdflow.WithTransport(rt), pdflow.WithRetry(connector.Retry{MaxAttempts: 2}))
+				x := script(t, c, all, wait, pdflow.WithTransport(rt),
+					pdflow.WithRetry(connector.Retry{MaxAttempts: 2}))
 				var warm sync.WaitGroup
 				for range idle {
 					warm.Go(func() { post(t, x.url, "/v1/completions", completion("a", "")) })

@@ -8,7 +8,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// decodeFirst asks D first. If its answer says that it has too little of the prompt, P runs, and then D again.
+// decodeFirst asks D first. If its response says that it has too little of the prompt, P runs, and then D again.
 func (a *attempt) decodeFirst() (*Body, *Error) {
 	leg := connector.NewLeg(a.x.req)
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
@@ -19,7 +19,10 @@ func (a *attempt) decodeFirst() (*Body, *Error) {
 		return nil, e
 	}
 	cold := false
-	if e := a.guard(LegDecode, "answer", func() error { cold = a.f.cold.Cold(a.s, body.status, body.significant()); return nil }); e != nil {
+	if e := a.guard(LegDecode, "response", func() error {
+		cold = a.f.cold.Cold(a.s, body.status, body.significant())
+		return nil
+	}); e != nil {
 		body.discard(e)
 		return nil, e
 	}

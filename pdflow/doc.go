@@ -3,7 +3,7 @@
 // Package pdflow runs one LLM request over two engines.
 //
 // A [Flow] joins a connector (what to send), a [Picker] (where to) and a transport (how). It reads a client's
-// request once, picks a pair, runs the two legs in the connector's order, streams the answer, and cleans up whatever
+// request once, picks a pair, runs the two legs in the connector's order, streams the response, and cleans up whatever
 // happens. Gateways mount it as an http.Handler; schedulers that choose engines themselves call [Flow.Do].
 //
 //	flow, err := pdflow.New(nixlConnector, pick.New(set, pick.RoundRobin()))

@@ -46,8 +46,8 @@ type LegInfo struct {
 	Attempt   int    // 1 for the first
 }
 
-// LegFromContext returns the leg to which the context of a request belongs that a flow sends through a RoundTripper of the
-// host's ([WithTransport], [Flow.RoundTripper]).
+// LegFromContext returns the leg to which the context of a request belongs that a flow sends through a RoundTripper of
+// the host's ([WithTransport], [Flow.RoundTripper]).
 func LegFromContext(ctx context.Context) (LegInfo, bool) {
 	if l, ok := ctx.Value(legKey{}).(*legContext); ok {
 		return l.info, true

@@ -46,7 +46,9 @@ func TestARoundTripperLearnsItsLeg(t *testing.T) {
 	spy := &legSpy{next: tr}
 	side := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "x") }))
 	x := script(t, &preparing{url: side}, answer(ok), answer(ok), pdflow.WithTransport(spy))
-	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", ""), "X-Request-Id", "mine").status)
+	require.Equal(
+		t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", ""), "X-Request-Id", "mine").status,
+	)
 	require.Len(t, spy.seen, 3)
 	for i, want := range []pdflow.LegKind{"", pdflow.LegPrefill, pdflow.LegDecode} {
 		assert.Equal(t, want, spy.seen[i].Leg)

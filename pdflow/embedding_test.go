@@ -155,7 +155,8 @@ func Example_recoverer() {
 	gateway.Config.ErrorLog = log.New(io.Discard, "", 0)
 
 	decode.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 2})
-	resp, err := http.Post(gateway.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":`+prompt+`,"stream":true}`))
+	resp, err := http.Post(gateway.URL+"/v1/completions", "application/json",
+		strings.NewReader(`{"prompt":`+prompt+`,"stream":true}`))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -176,7 +177,8 @@ func Example_wrappedWriter() {
 
 	recorder := httptest.NewRecorder()
 	counting := &countingWriter{ResponseWriter: recorder}
-	r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":`+prompt+`,"max_tokens":2,"stream":true}`))
+	r := httptest.NewRequest(http.MethodPost, "/v1/completions",
+		strings.NewReader(`{"prompt":`+prompt+`,"max_tokens":2,"stream":true}`))
 	r.Header.Set("Content-Type", "application/json")
 	flow.ServeHTTP(counting, r)
 	fmt.Println("counted all:", counting.bytes == int64(recorder.Body.Len()), "flushed:", recorder.Flushed)
@@ -251,9 +253,10 @@ func Example_perModel() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithObserver(perModel{count: func(model string, mode pdflow.Mode, failed bool) {
-		fmt.Println(model, mode, "failed:", failed)
-	}}))
+	flow := exampleFlow(
+		prefill, decode, pdflow.WithObserver(perModel{count: func(model string, mode pdflow.Mode, failed bool) {
+			fmt.Println(model, mode, "failed:", failed)
+		}}))
 	mux := pdflow.NewMux(nil)
 	if err := mux.SetRoutes(map[string]pdflow.Server{"tiny": flow}); err != nil {
 		log.Fatal(err)

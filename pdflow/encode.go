@@ -15,18 +15,20 @@ import (
 // maxEncodes is how many items of one request are encoded at once.
 const maxEncodes = 8
 
-// encode runs the encode stage: one leg per distinct item, at the engines that the picker named, in turn. One failed item
-// fails the request.
+// encode runs the encode stage: one leg per distinct item, at the engines that the picker named, in turn. One failed
+// item fails the request.
 func (a *attempt) encode() *Error {
 	if a.f.encoder == nil {
 		return nil
 	}
 	var items []connector.Item
-	if e := a.guard(LegEncode, "describe", func() error { items = a.f.encoder.Items(a.s); return nil }); e != nil || len(items) == 0 {
+	if e := a.guard(LegEncode, "describe", func() error { items = a.f.encoder.Items(a.s); return nil }); e != nil ||
+		len(items) == 0 {
 		return e
 	}
 	if len(a.pick.Encode) == 0 {
-		return &Error{Code: CodeNoEndpoint, Leg: LegEncode, Phase: "pick", Connector: a.f.name, Message: "no encode engine is ready", RetryAfter: time.Second}
+		return &Error{Code: CodeNoEndpoint, Leg: LegEncode, Phase: "pick", Connector: a.f.name,
+			Message: "no encode engine is ready", RetryAfter: time.Second}
 	}
 	a.x.phase.Store(phaseEncode)
 	defer a.watch.relax()
@@ -48,7 +50,10 @@ func (a *attempt) encode() *Error {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			if e := a.guard(LegEncode, "send", func() error { answers[n], faults[n] = a.encodeItem(ctx, n, item); return nil }); e != nil {
+			if e := a.guard(LegEncode, "send", func() error {
+				answers[n], faults[n] = a.encodeItem(ctx, n, item)
+				return nil
+			}); e != nil {
 				faults[n] = e
 			}
 			if faults[n] != nil {
@@ -87,7 +92,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 		return nil, a.encodeError(ctx, ep.ID, "send", err)
 	}
 	defer resp.Body.Close()
-	limit := int64(maxPrefillAnswer)
+	limit := int64(maxPrefillResponse)
 	if resp.StatusCode >= 300 {
 		limit = maxErrorBody
 	}
@@ -96,7 +101,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 		body, err = nil, nil // too large or cut: the status is what matters
 	}
 	if err != nil {
-		return nil, a.encodeError(ctx, ep.ID, "answer", err)
+		return nil, a.encodeError(ctx, ep.ID, "response", err)
 	}
 	if resp.StatusCode >= 400 && resp.StatusCode < 500 {
 		e := a.refused(LegEncode, resp, body)
@@ -104,7 +109,8 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 		return nil, e
 	}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 || !json.Valid(body) {
-		return nil, &Error{Code: CodeEncodeFailed, Leg: LegEncode, Phase: "answer", Connector: a.f.name, Endpoint: ep.ID, Status: resp.StatusCode,
+		return nil, &Error{Code: CodeEncodeFailed, Leg: LegEncode, Phase: "response", Connector: a.f.name,
+			Endpoint: ep.ID, Status: resp.StatusCode,
 			Message: "an encode engine failed"}
 	}
 	return body, nil

@@ -55,7 +55,7 @@ const (
 type Error struct {
 	Code       Code
 	Leg        LegKind       // "" where no leg is at fault
-	Phase      string        // what was being done: connect, send, answer, handoff, event, stream …
+	Phase      string        // what was being done: connect, send, response, handoff, event, stream …
 	Connector  string        // connector's name
 	Endpoint   string        // the engine's ID, for operators: not written to clients
 	Status     int           // the engine's status, 0 if it gave none
@@ -67,11 +67,11 @@ type Error struct {
 	api    connector.API // of a request to Do; elsewhere the request's path tells it
 	caller bool          // the caller's own deadline: no fault of an engine
 	mode   Mode          // how the request was served when it failed
-	answer *reply        // the engine's own response, to be passed on
+	engine *engineError  // the engine's own response, to be passed on
 }
 
 // reply is an engine's whole response with an error status.
-type reply struct {
+type engineError struct {
 	status     int
 	retryAfter string
 	body       []byte // one JSON object
@@ -145,8 +145,8 @@ func CodeOf(err error) Code {
 
 // HTTPStatus returns the status that the error becomes towards a client.
 func (e *Error) HTTPStatus() int {
-	if e.answer != nil {
-		return e.answer.status
+	if e.engine != nil {
+		return e.engine.status
 	}
 	switch e.Code {
 	case CodeInvalid, CodeUnsupported:

@@ -63,7 +63,8 @@ func ExampleNew() {
 	gateway := httptest.NewServer(flow) // or http.ListenAndServe("127.0.0.1:8000", flow)
 	defer gateway.Close()
 
-	resp, err := http.Post(gateway.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":`+prompt+`,"max_tokens":8}`))
+	resp, err := http.Post(gateway.URL+"/v1/completions", "application/json",
+		strings.NewReader(`{"prompt":`+prompt+`,"max_tokens":8}`))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -88,7 +89,9 @@ func ExampleFlow_Do() {
 	resp, err := flow.Do(context.Background(), &pdflow.Request{
 		API:  connector.APICompletions,
 		Body: []byte(`{"prompt":` + prompt + `,"max_tokens":8}`),
-		Pick: &pdflow.Pick{Prefill: p, Decode: d, Done: func(o *pdflow.Outcome) { fmt.Println("legs ended:", o.Prefill.Status, o.Decode.Status) }},
+		Pick: &pdflow.Pick{Prefill: p, Decode: d, Done: func(o *pdflow.Outcome) {
+			fmt.Println("legs ended:", o.Prefill.Status, o.Decode.Status)
+		}},
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -122,7 +125,8 @@ func ExampleFlow_Do_error() {
 	defer flow.Shutdown(context.Background())
 
 	prefill.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusServiceUnavailable, Count: -1})
-	_, err := flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` + prompt + `}`)})
+	_, err := flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` +
+		prompt + `}`)})
 
 	if e, ok := errors.AsType[*pdflow.Error](err); ok {
 		fmt.Println(e.Code, "of the leg", e.Leg, "becomes status", e.HTTPStatus())
@@ -236,7 +240,8 @@ func ExampleNewSplit() {
 func ExampleWithFallback() {
 	prefill, decode := exampleEngines()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithFallback(connector.FallbackDecode), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+	flow := exampleFlow(prefill, decode, pdflow.WithFallback(connector.FallbackDecode),
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 	defer flow.Shutdown(context.Background())
 
 	fmt.Println(examplePost(flow, `{"prompt":`+prompt+`}`))
@@ -287,7 +292,8 @@ func ExampleFlow_Shutdown() {
 	defer cancel()
 	fmt.Println(flow.Shutdown(ctx), server.Config.Shutdown(ctx))
 
-	_, err := flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` + prompt + `}`)})
+	_, err := flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` +
+		prompt + `}`)})
 	fmt.Println(errors.Is(err, pdflow.ErrDraining))
 	// Output:
 	// <nil> <nil>
@@ -320,7 +326,9 @@ func exampleSet(prefill, decode *enginesim.Engine) (set *discovery.Set, stop fun
 // exampleFlow is a flow over a set that knows the engines.
 func exampleFlow(prefill, decode *enginesim.Engine, opts ...pdflow.Option) *pdflow.Flow {
 	set, stop := exampleSet(prefill, decode)
-	if err := set.WaitReady(context.Background(), func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }); err != nil {
+	if err := set.WaitReady(context.Background(), func(s *discovery.Snapshot) bool {
+		return len(s.Endpoints) == 2
+	}); err != nil {
 		log.Fatal(err)
 	}
 	stop() // a set keeps what it knows

@@ -78,11 +78,11 @@ func (x *exchange) run() (*Body, *Error) {
 		return nil, e
 	}
 	if member != "" {
-		return x.whole(member)
+		return x.serveAggregated(member)
 	}
-	body, e := x.tries(ModeDisaggregated)
+	body, e := x.try(ModeDisaggregated)
 	if e != nil && e.Code == CodeUnsupported && x.given == nil { // a describer's word, of this pair
-		return x.whole(e.Param)
+		return x.serveAggregated(e.Param)
 	}
 	return body, e
 }
@@ -90,13 +90,13 @@ func (x *exchange) run() (*Body, *Error) {
 const unsupportedMessage = "prefill and decode engines cannot carry this together; send the request without it"
 
 // whole serves a request that two engines cannot carry by one, or refuses it.
-func (x *exchange) whole(member string) (*Body, *Error) {
+func (x *exchange) serveAggregated(member string) (*Body, *Error) {
 	f := x.f
 	f.tel.unsupported(x, member)
 	if f.opts.unsupported == connector.UnsupportedRefuse {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
 	}
-	body, e := x.tries(ModeAggregated)
+	body, e := x.try(ModeAggregated)
 	if e != nil && e.Code == CodeUnsupported { // the picker's word: no engine serves alone
 		e.Connector, e.Param, e.Message = f.name, member, unsupportedMessage
 	}
@@ -104,15 +104,15 @@ func (x *exchange) whole(member string) (*Body, *Error) {
 }
 
 // tries makes attempts as long as another one may serve, and then the fallback.
-func (x *exchange) tries(mode Mode) (*Body, *Error) {
+func (x *exchange) try(mode Mode) (*Body, *Error) {
 	var last *Error
 	for n := 1; ; n++ {
 		body, e := x.attempt(n, mode)
 		if e == nil {
 			return body, nil
 		}
-		last = preferred(last, e)
-		if !x.again(n, e) {
+		last = moreTelling(last, e)
+		if !x.mayRetry(n, e) {
 			break
 		}
 		x.f.tel.retried(x, last)
@@ -127,18 +127,21 @@ func (x *exchange) tries(mode Mode) (*Body, *Error) {
 }
 
 // again reports whether attempt n, which failed so, is followed by another of its kind.
-func (x *exchange) again(n int, e *Error) bool {
-	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == connector.FallbackDecode // D can do without at once
+func (x *exchange) mayRetry(n int, e *Error) bool {
+	// D can do without at once
+	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == connector.FallbackDecode
 	return e.retryable() && n < x.f.retry.MaxAttempts && x.given == nil && !missing
 }
 
 // alone reports whether a failed attempt is followed by one at a decode engine alone.
-func (x *exchange) alone(mode Mode, e *Error) bool {
-	return mode == ModeDisaggregated && x.f.opts.fallback == connector.FallbackDecode && x.f.opts.fallbackFlow == nil && e.fallbackable() && x.given == nil
+func (x *exchange) thenDecodesAlone(mode Mode, e *Error) bool {
+	return mode == ModeDisaggregated && x.f.opts.fallback == connector.FallbackDecode && x.f.opts.fallbackFlow == nil &&
+		e.fallbackable() && x.given == nil
 }
 
-// preferred keeps the more telling of two failures: that nobody is ready for a second attempt hides what failed the first.
-func preferred(last, e *Error) *Error {
+// preferred keeps the more telling of two failures: that nobody is ready for a second attempt hides what failed the
+// first.
+func moreTelling(last, e *Error) *Error {
 	if last != nil && e.Code == CodeNoEndpoint {
 		return last
 	}
@@ -161,7 +164,7 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 		}
 		resp, e := f.opts.fallbackFlow.do(x.ctx, next)
 		if e != nil {
-			return nil, preferred(last, e)
+			return nil, moreTelling(last, e)
 		}
 		x.inner, resp.Body.outer = resp.Body.outer, x
 		return resp.Body, nil
@@ -169,15 +172,15 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 		f.tel.fellBack(x, last)
 		body, e := x.attempt(f.retry.MaxAttempts+1, ModeFallback)
 		if e != nil {
-			return nil, preferred(last, e)
+			return nil, moreTelling(last, e)
 		}
 		return body, nil
 	}
 	return nil, last
 }
 
-// check returns the member for which two engines cannot carry the request together, or "". The error refuses the request however it would
-// be served.
+// check returns the member for which two engines cannot carry the request together, or "". The error refuses the
+// request however it would be served.
 func (x *exchange) check() (member string, e *Error) {
 	alone := x.given != nil && x.given.Prefill.URL == nil
 	for i, c := range x.f.checkers {
@@ -189,7 +192,8 @@ func (x *exchange) check() (member string, e *Error) {
 			e = invalid(err)
 			e.Connector = x.f.name
 			return "", e
-		case i < x.f.ownCheckers && member == "" && !alone: // another flow's connector may not carry what this one's does
+		// another flow's connector may not carry what this one's does
+		case i < x.f.ownCheckers && member == "" && !alone:
 			member = unsupported.Member
 		}
 	}
@@ -230,7 +234,7 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	a := newAttempt(x, n, mode, pick)
 	body, e := a.run()
 	if e != nil {
-		a.isFinal = !x.again(n, e) && !x.alone(mode, e)
+		a.isFinal = !x.mayRetry(n, e) && !x.thenDecodesAlone(mode, e)
 		a.end(e)
 		x.renew()
 		if e.EngineFault() {
@@ -245,10 +249,13 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 	if x.given != nil {
 		return *x.given, nil
 	}
-	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: mode != ModeDisaggregated, Connector: x.f.conn}
+	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
+		Single: mode != ModeDisaggregated, Connector: x.f.conn}
 	in.Both = x.f.traits.PairOnly
 	if x.f.encoder != nil && !in.Single {
-		in.Encode = len(x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}))
+		in.Encode = len(
+			x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}),
+		)
 	}
 	pick, e := x.f.pick(x.ctx, in)
 	if e == nil && pick.Decode.URL == nil {
@@ -270,7 +277,8 @@ func (x *exchange) served() Mode {
 
 // crashed ends a request whose picker, connector or observer panicked.
 func (x *exchange) crashed(cause any) *Error {
-	e := &Error{Code: CodeInternal, Phase: "run", Connector: x.f.name, Message: "the gateway failed", Err: fmt.Errorf("panic: %v", cause)}
+	e := &Error{Code: CodeInternal, Phase: "run", Connector: x.f.name, Message: "the gateway failed",
+		Err: fmt.Errorf("panic: %v", cause)}
 	if a := x.current.Load(); a != nil && !a.over {
 		a.end(e)
 	}
@@ -278,7 +286,8 @@ func (x *exchange) crashed(cause any) *Error {
 	return e
 }
 
-// end closes the books of the request. It is called exactly once, by whoever ends it: do on an error, the body's Close otherwise.
+// end closes the books of the request. It is called exactly once, by whoever ends it: do on an error, the body's Close
+// otherwise.
 func (x *exchange) end(e *Error) {
 	if x.ended {
 		return
@@ -299,7 +308,8 @@ func (x *exchange) log(e *Error) {
 	if !logger.Enabled(x.client, slog.LevelDebug) && (!failed || !logger.Enabled(x.client, slog.LevelWarn)) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("request_id", x.id), slog.String("connector", x.f.name), slog.String("mode", string(x.served())), slog.Duration("took", time.Since(x.start))}
+	attrs := []slog.Attr{slog.String("request_id", x.id), slog.String("connector", x.f.name),
+		slog.String("mode", string(x.served())), slog.Duration("took", time.Since(x.start))}
 	if e != nil {
 		attrs = append(attrs, slog.Any("error", e))
 	}

@@ -103,7 +103,8 @@ func (l *exchanges) list() []SessionInfo {
 }
 
 func (x *exchange) info() SessionInfo {
-	i := SessionInfo{RequestID: x.id, Model: x.req.Model, Connector: x.f.name, Phase: phaseNames[x.phase.Load()], Age: time.Since(x.start)}
+	i := SessionInfo{RequestID: x.id, Model: x.req.Model, Connector: x.f.name, Phase: phaseNames[x.phase.Load()],
+		Age: time.Since(x.start)}
 	if a := x.current.Load(); a != nil {
 		i.ID, i.Attempt, i.Prefill, i.Decode = a.s.ID, a.s.Attempt, a.s.Prefill.ID, a.s.Decode.ID
 		if exp := a.expires.Load(); exp != 0 {

@@ -52,7 +52,8 @@ func TestBadRequestsReachNoEngine(t *testing.T) {
 		{"min_tokens of a wrong type", chat, `{"min_tokens":true}`, nil, 400, "invalid_request"},
 		{"n of a wrong type", chat, `{"n":[1]}`, nil, 400, "invalid_request"},
 		{"best_of of a wrong type", "/v1/completions", `{"best_of":"2"}`, nil, 400, "invalid_request"},
-		{"sampling_params of a wrong type", "/inference/v1/generate", `{"sampling_params":[]}`, nil, 400, "invalid_request"},
+		{"sampling_params of a wrong type", "/inference/v1/generate", `{"sampling_params":[]}`, nil, 400,
+			"invalid_request"},
 		{"too large", chat, `{"a":"` + strings.Repeat("x", 5000) + `"}`, nil, 413, "body_too_large"},
 		{"wrong Content-Type", chat, `{}`, []string{"Content-Type", "text/plain"}, 415, "unsupported_media_type"},
 		{"Content-Encoding", chat, `{}`, []string{"Content-Encoding", "gzip"}, 415, "unsupported_media_type"},
@@ -72,7 +73,8 @@ func TestBadRequestsReachNoEngine(t *testing.T) {
 
 func TestABodyOfUnknownLengthIsLimitedToo(t *testing.T) {
 	x := start(t, setup{opts: []pdflow.Option{pdflow.WithMaxBody(4096)}})
-	req, err := http.NewRequest(http.MethodPost, x.url+"/v1/completions", struct{ io.Reader }{strings.NewReader(completion(strings.Repeat("y", 9000), ""))})
+	req, err := http.NewRequest(http.MethodPost, x.url+"/v1/completions",
+		struct{ io.Reader }{strings.NewReader(completion(strings.Repeat("y", 9000), ""))})
 	require.NoError(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := client.Do(req)
@@ -84,7 +86,8 @@ func TestABodyOfUnknownLengthIsLimitedToo(t *testing.T) {
 
 func TestNullMembersCountAsAbsent(t *testing.T) {
 	x := start(t, setup{})
-	body := `{"model":"tiny","prompt":"` + longPrompt + `","max_tokens":8,"stream":null,"stream_options":null,"n":null,"min_tokens":null,"kv_transfer_params":null}`
+	body := `{"model":"tiny","prompt":"` + longPrompt +
+		`","max_tokens":8,"stream":null,"stream_options":null,"n":null,"min_tokens":null,"kv_transfer_params":null}`
 	require.Equal(t, alone(t, "/v1/completions", body), post(t, x.url, "/v1/completions", body).text(t))
 }
 
@@ -103,7 +106,10 @@ func TestPrefill4xxIsTheAnswer(t *testing.T) {
 	defer other.Close()
 	x := start(t, setup{more: []discovery.Endpoint{endpoint(t, other.URL(), discovery.RolePrefill)}})
 	for _, e := range []*enginesim.Engine{x.p, other} {
-		e.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 429, Header: http.Header{"Retry-After": {"7"}}, Body: `{"error":{"message":"slow down","type":"rate","param":null,"code":429}}`, Count: -1})
+		e.Inject(
+			enginesim.Fault{Kind: enginesim.FaultStatus, Status: 429, Header: http.Header{"Retry-After": {"7"}},
+				Body: `{"error":{"message":"slow down","type":"rate","param":null,"code":429}}`, Count: -1},
+		)
 	}
 	r := post(t, x.url, "/v1/completions", completion("abc", ""))
 	require.Equal(t, 429, r.status)
@@ -121,10 +127,16 @@ func TestPrefillFailsOnEveryAttempt(t *testing.T) {
 		sent  bool // the engine records the request
 	}{
 		{"5xx", enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500}, true},
-		{"503", enginesim.Fault{Kind: enginesim.FaultStatus, Status: 503, Header: http.Header{"Retry-After": {"86400"}}}, true},
+		{
+			"503", enginesim.Fault{Kind: enginesim.FaultStatus, Status: 503,
+				Header: http.Header{"Retry-After": {"86400"}}}, true,
+		},
 		{"garbage", enginesim.Fault{Kind: enginesim.FaultGarbage}, true},
 		{"an empty answer", enginesim.Fault{Kind: enginesim.FaultGarbage, Body: " "}, true},
-		{"an error object of status 200", enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"error":{"message":"x"}}`}, true},
+		{
+			"an error object of status 200",
+			enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"error":{"message":"x"}}`}, true,
+		},
 		{"reset before the headers", enginesim.Fault{Kind: enginesim.FaultReset}, true},
 		{"reset within the body", enginesim.Fault{Kind: enginesim.FaultResetStream}, true},
 		{"a redirect", enginesim.Fault{Kind: enginesim.FaultRedirect, Location: "http://127.0.0.1:1/"}, true},
@@ -186,10 +198,12 @@ var badHandoffs = map[string]func(map[string]any){
 	"remote_port 0":                 func(h map[string]any) { h["remote_port"] = 0 },
 	"no remote_request_id":          func(h map[string]any) { delete(h, "remote_request_id") },
 	"empty remote_request_id":       func(h map[string]any) { h["remote_request_id"] = "" },
-	"swapped flags":                 func(h map[string]any) { h["do_remote_prefill"], h["do_remote_decode"] = false, true },
-	"no do_remote_prefill":          func(h map[string]any) { delete(h, "do_remote_prefill") },
-	"tp_size as a string":           func(h map[string]any) { h["tp_size"] = "1" },
-	"an empty object":               func(h map[string]any) { clear(h) },
+	"swapped flags": func(h map[string]any) {
+		h["do_remote_prefill"], h["do_remote_decode"] = false, true
+	},
+	"no do_remote_prefill": func(h map[string]any) { delete(h, "do_remote_prefill") },
+	"tp_size as a string":  func(h map[string]any) { h["tp_size"] = "1" },
+	"an empty object":      func(h map[string]any) { clear(h) },
 }
 
 func TestAMalformedHandoffNeverReachesDecode(t *testing.T) {
@@ -211,7 +225,10 @@ func TestAnAbsentHandoffFallsBackToDecodeWhereThatIsThePolicy(t *testing.T) {
 	for _, handoff := range []string{`null`, `"text"`, `[]`, `7`} {
 		t.Run(handoff, func(t *testing.T) {
 			x := start(t, setup{opts: []pdflow.Option{pdflow.WithFallback(connector.FallbackDecode)}})
-			x.p.Inject(enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"id":"x","choices":[],"kv_transfer_params":` + handoff + `}`, Count: -1})
+			x.p.Inject(
+				enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"id":"x","choices":[],"kv_transfer_params":` +
+					handoff + `}`, Count: -1},
+			)
 			body := completion(longPrompt, "")
 			r := post(t, x.url, "/v1/completions", body)
 			require.Equal(t, alone(t, "/v1/completions", body), r.text(t))
@@ -231,9 +248,13 @@ func TestDecodeBreaksBeforeItsFirstByte(t *testing.T) {
 		want  int
 	}{
 		{"reset", enginesim.Fault{Kind: enginesim.FaultReset, Leg: enginesim.LegDecode}, "decode_failed", 502},
-		{"reset after the headers", enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 0}, "decode_failed", 502},
+		{
+			"reset after the headers", enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode,
+				AfterChunks: 0}, "decode_failed", 502,
+		},
 		{"port closed", enginesim.Fault{Kind: enginesim.FaultRefuse}, "decode_failed", 502},
-		{"a redirect", enginesim.Fault{Kind: enginesim.FaultRedirect, Leg: enginesim.LegDecode, Location: "/v1/models"}, "decode_failed", 502},
+		{"a redirect", enginesim.Fault{Kind: enginesim.FaultRedirect, Leg: enginesim.LegDecode, Location: "/v1/models"},
+			"decode_failed", 502},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := start(t, setup{prefill: enginesim.Config{Lease: time.Second}})
@@ -271,7 +292,10 @@ func TestDecode4xxPassesThrough(t *testing.T) {
 	x := start(t, setup{})
 	r := post(t, x.url, "/v1/completions", `{"model":"tiny","prompt":"`+longPrompt+`","max_tokens":16,"n":1,"stop":7}`)
 	if r.status == 200 {
-		x.d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 422, Body: `{"error":{"message":"no","type":"t","param":null,"code":422}}`, Leg: enginesim.LegDecode})
+		x.d.Inject(
+			enginesim.Fault{Kind: enginesim.FaultStatus, Status: 422,
+				Body: `{"error":{"message":"no","type":"t","param":null,"code":422}}`, Leg: enginesim.LegDecode},
+		)
 		r = post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 		require.Equal(t, 422, r.status)
 		require.JSONEq(t, `{"error":{"message":"no","type":"t","param":null,"code":422}}`, r.body)
@@ -294,8 +318,9 @@ func TestDecode5xxIsShownWhenNoAttemptServes(t *testing.T) {
 // chunk with the role.
 func TestAStreamThatBeginsWithAnErrorIsA500(t *testing.T) {
 	for path, body := range map[string]string{
-		"/v1/completions":      completion(longPrompt, `"stream":true`),
-		"/v1/chat/completions": `{"model":"tiny","messages":[{"role":"user","content":"` + longPrompt + `"}],"max_tokens":8,"stream":true}`,
+		"/v1/completions": completion(longPrompt, `"stream":true`),
+		"/v1/chat/completions": `{"model":"tiny","messages":[{"role":"user","content":"` + longPrompt +
+			`"}],"max_tokens":8,"stream":true}`,
 	} {
 		t.Run(path, func(t *testing.T) {
 			x := start(t, setup{prefill: enginesim.Config{Lease: time.Second}})
@@ -329,7 +354,8 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 			} else {
 				x.d.Inject(c.fault)
 			}
-			r := post(t, x.url, "/v1/completions", `{"model":"tiny","prompt":"`+longPrompt+`","max_tokens":400,"stream":true}`)
+			r := post(t, x.url, "/v1/completions", `{"model":"tiny","prompt":"`+longPrompt+
+				`","max_tokens":400,"stream":true}`)
 			require.Equal(t, 200, r.status)
 			require.Error(t, r.err, "the cut stream looks whole: %s", r.body)
 			require.NotContains(t, r.body, "[DONE]")
@@ -343,7 +369,7 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 
 func TestPhasesThatRunOutOfTime(t *testing.T) {
 	short := connector.Timeouts{}
-	short.Prefill, short.Decode, short.Idle = 80*time.Millisecond, 80*time.Millisecond, 80*time.Millisecond
+	short.Prefill, short.Decode, short.Idle = 250*time.Millisecond, 250*time.Millisecond, 250*time.Millisecond
 	for _, c := range []struct {
 		name  string
 		at    func(*pd) *enginesim.Engine
@@ -351,12 +377,18 @@ func TestPhasesThatRunOutOfTime(t *testing.T) {
 		cut   bool
 	}{
 		{"prefill", func(x *pd) *enginesim.Engine { return x.p }, enginesim.Fault{Kind: enginesim.FaultStall}, false},
-		{"decode's first byte", func(x *pd) *enginesim.Engine { return x.d }, enginesim.Fault{Kind: enginesim.FaultStall}, false},
-		{"decode's first event", func(x *pd) *enginesim.Engine { return x.d }, enginesim.Fault{Kind: enginesim.FaultStallStream}, false},
-		{"silence in the stream", func(x *pd) *enginesim.Engine { return x.d }, enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3}, true},
+		{"decode's first byte", func(x *pd) *enginesim.Engine { return x.d },
+			enginesim.Fault{Kind: enginesim.FaultStall}, false},
+		{"decode's first event", func(x *pd) *enginesim.Engine { return x.d },
+			enginesim.Fault{Kind: enginesim.FaultStallStream}, false},
+		{"silence in the stream", func(x *pd) *enginesim.Engine { return x.d },
+			enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := start(t, setup{prefill: enginesim.Config{Lease: time.Second}, opts: []pdflow.Option{pdflow.WithTimeouts(short)}})
+			x := start(
+				t, setup{prefill: enginesim.Config{Lease: time.Second},
+					opts: []pdflow.Option{pdflow.WithTimeouts(short)}},
+			)
 			c.fault.Count = -1
 			c.at(x).Inject(c.fault)
 			r := post(t, x.url, "/v1/completions", completion(longPrompt, `"stream":true`))
@@ -376,7 +408,10 @@ func TestPhasesThatRunOutOfTime(t *testing.T) {
 func TestASlowAnswerThatGoesOnIsNeverCut(t *testing.T) {
 	short := connector.Timeouts{}
 	short.Decode, short.Idle = 150*time.Millisecond, 150*time.Millisecond
-	x := start(t, setup{decode: enginesim.Config{ITL: 30 * time.Millisecond}, opts: []pdflow.Option{pdflow.WithTimeouts(short)}})
+	x := start(
+		t, setup{decode: enginesim.Config{ITL: 30 * time.Millisecond},
+			opts: []pdflow.Option{pdflow.WithTimeouts(short)}},
+	)
 	body := completion(longPrompt, `"stream":true`)
 	require.Equal(t, alone(t, "/v1/completions", body), post(t, x.url, "/v1/completions", body).text(t))
 }
@@ -384,7 +419,9 @@ func TestASlowAnswerThatGoesOnIsNeverCut(t *testing.T) {
 func TestAnOldHandoffIsNotSent(t *testing.T) {
 	limits := connector.Timeouts{}
 	limits.Handoff = time.Nanosecond
-	x := start(t, setup{prefill: enginesim.Config{Lease: time.Second}, opts: []pdflow.Option{pdflow.WithTimeouts(limits)}})
+	x := start(
+		t, setup{prefill: enginesim.Config{Lease: time.Second}, opts: []pdflow.Option{pdflow.WithTimeouts(limits)}},
+	)
 	r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 	require.Equal(t, 502, r.status)
 	_, code := r.fault(t, x.p, x.d)
@@ -393,7 +430,8 @@ func TestAnOldHandoffIsNotSent(t *testing.T) {
 }
 
 func TestTheHandoffLimitFollowsTheLease(t *testing.T) {
-	for lease, want := range map[string]time.Duration{`{}`: 25 * time.Second, `{"leaseDuration":"300s"}`: 295 * time.Second, `{"leaseDuration":"4s"}`: 2 * time.Second} {
+	for lease, want := range map[string]time.Duration{`{}`: 25 * time.Second,
+		`{"leaseDuration":"300s"}`: 295 * time.Second, `{"leaseDuration":"4s"}`: 2 * time.Second} {
 		var o nixl.Options
 		require.NoError(t, json.Unmarshal([]byte(lease), &o))
 		c, err := nixl.New(&o)
@@ -416,7 +454,8 @@ func TestAClientThatLeavesCancelsTheLeg(t *testing.T) {
 			x := start(t, setup{prefill: enginesim.Config{Lease: time.Second}})
 			c.at(x).Inject(enginesim.Fault{Kind: enginesim.FaultStall, Count: -1})
 			ctx, cancel := context.WithCancel(context.Background())
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.url+"/v1/completions", strings.NewReader(completion(longPrompt, "")))
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.url+"/v1/completions",
+				strings.NewReader(completion(longPrompt, "")))
 			require.NoError(t, err)
 			req.Header.Set("Content-Type", "application/json")
 			go func() {
@@ -444,12 +483,14 @@ func TestAClientThatLeavesAStreamAbortsDecode(t *testing.T) {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(x.url, "http://"))
 	require.NoError(t, err)
 	body := `{"model":"tiny","prompt":"` + longPrompt + `","max_tokens":1000,"stream":true}`
-	_, err = io.WriteString(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "+itoa(len(body))+"\r\n\r\n"+body)
+	_, err = io.WriteString(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+
+		"Content-Length: "+itoa(len(body))+"\r\n\r\n"+body)
 	require.NoError(t, err)
 	_, err = bufio.NewReader(conn).ReadString('}')
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
-	require.Eventually(t, func() bool { return x.d.Stats().Aborted == 1 }, 2*time.Second, time.Millisecond, "decode goes on for nobody")
+	require.Eventually(t, func() bool { return x.d.Stats().Aborted == 1 }, 2*time.Second, time.Millisecond,
+		"decode goes on for nobody")
 	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 2*time.Second, time.Millisecond)
 	require.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
 }
@@ -463,7 +504,8 @@ func TestBothContentLengthAndTransferEncoding(t *testing.T) {
 	defer conn.Close()
 	body := completion(longPrompt, "")
 	smuggled := "POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n"
-	_, err = io.WriteString(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"+
+	_, err = io.WriteString(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+
+		"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"+
 		hex(len(body))+"\r\n"+body+"\r\n0\r\n\r\n"+smuggled)
 	require.NoError(t, err)
 	r := bufio.NewReader(conn)
@@ -515,7 +557,8 @@ func TestDraining(t *testing.T) {
 	x := start(t, setup{decode: enginesim.Config{ITL: 10 * time.Millisecond}})
 	started := make(chan reply, 1)
 	go func() { started <- post(t, x.url, "/v1/completions", completion(longPrompt, `"stream":true`)) }()
-	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" }, 2*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" },
+		2*time.Second, time.Millisecond)
 	ended := make(chan error, 1)
 	go func() { ended <- x.flow.Shutdown(context.Background()) }()
 	require.Eventually(t, func() bool {
@@ -530,9 +573,11 @@ func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
 	x := start(t, setup{decode: enginesim.Config{ITL: 20 * time.Millisecond}})
 	started := make(chan reply, 1)
 	go func() {
-		started <- post(t, x.url, "/v1/completions", `{"model":"tiny","prompt":"`+longPrompt+`","max_tokens":2000,"stream":true}`)
+		started <- post(t, x.url, "/v1/completions", `{"model":"tiny","prompt":"`+longPrompt+
+			`","max_tokens":2000,"stream":true}`)
 	}()
-	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" }, 2*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" },
+		2*time.Second, time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, x.flow.Shutdown(ctx), context.DeadlineExceeded)

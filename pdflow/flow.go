@@ -61,8 +61,9 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	}
 	f := &Flow{conn: c, traits: c.Traits(), picker: p}
 	f.name, f.order = f.traits.Name, f.traits.Order
-	f.opts = options{maxBody: 32 << 20, pickWait: defaultPickWait, stepsLimit: defaultStepsLimit, errorHandler: WriteError,
-		logger: slog.New(slog.DiscardHandler)}
+	f.opts = options{maxBody: 32 << 20, pickWait: defaultPickWait, stepsLimit: defaultStepsLimit,
+		errorHandler: WriteError,
+		logger:       slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
 		if o == nil {
 			return nil, errors.New("pdflow: New needs options that are not nil")
@@ -74,7 +75,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if err := f.findAbilities(); err != nil {
 		return nil, err
 	}
-	f.limits, f.retry = f.opts.timeouts.Or(f.traits.Timeouts).Resolve(f.traits.Lease), f.opts.retry.Or(f.traits.Retry).Resolve()
+	f.limits, f.retry = f.opts.timeouts.Or(f.traits.Timeouts).Resolve(f.traits.Lease),
+		f.opts.retry.Or(f.traits.Retry).Resolve()
 	if f.opts.transport == nil {
 		f.owned = transport.New(nil)
 		f.opts.transport = f.owned
@@ -84,7 +86,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write, onError: f.opts.errorHandler,
+	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write,
+		onError:   f.opts.errorHandler,
 		requestID: f.opts.requestID,
 		find:      func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
 	return f, nil
@@ -107,7 +110,8 @@ func (f *Flow) findAbilities() error {
 	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
 	f.checker, _ = connector.As[connector.PrefillChecker](f.conn)
 	if f.traits.PairOnly && f.opts.fallback == connector.FallbackDecode {
-		return fmt.Errorf("pdflow: a decode engine of connector %s cannot serve alone: use FallbackError, or a fallback to another flow", f.name)
+		return fmt.Errorf("pdflow: a decode engine of connector %s cannot serve alone: use FallbackError, or a "+
+			"fallback to another flow", f.name)
 	}
 	switch f.order {
 	case connector.PrefillThenDecode, connector.Together:
@@ -117,7 +121,8 @@ func (f *Flow) findAbilities() error {
 		}
 	case connector.DecodeThenPrefill:
 		if f.expecter == nil {
-			return fmt.Errorf("pdflow: connector %s prefills on decode's event, so it must be a connector.Expecter", f.name)
+			return fmt.Errorf("pdflow: connector %s prefills on decode's event, so it must be a connector.Expecter",
+				f.name)
 		}
 	default:
 		return fmt.Errorf("pdflow: connector %s has an unknown order", f.name)
@@ -131,7 +136,8 @@ func (f *Flow) Connector() connector.KVConnector { return f.conn }
 // HandoffLimit returns the age above which a handoff is not sent to decode, 0 for none.
 func (f *Flow) HandoffLimit() time.Duration { return max(f.limits.Handoff, 0) }
 
-// Start starts the connector's listeners, if it has any. The first request does it too; a gateway calls Start to fail early.
+// Start starts the connector's listeners, if it has any. The first request does it too; a gateway calls Start to fail
+// early.
 func (f *Flow) Start(ctx context.Context) error {
 	if f.starter == nil {
 		return nil
@@ -143,7 +149,8 @@ func (f *Flow) Start(ctx context.Context) error {
 	}
 	// Not the first client's context: what is started outlives its request.
 	if err := f.starter.Start(context.WithoutCancel(ctx)); err != nil {
-		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "the connector could not start", Err: err}
+		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "the connector could not start",
+			Err: err}
 	}
 	f.started = true
 	return nil
@@ -161,23 +168,24 @@ func (f *Flow) HealthCheck(ctx context.Context) error {
 type Request struct {
 	API       connector.API
 	Header    http.Header // the client's; nil allowed
-	Body      []byte      // one JSON object; not changed, and not kept after the answer has ended
+	Body      []byte      // one JSON object; not changed, and not kept after the response has ended
 	RequestID string      // "" takes a valid X-Request-Id of Header, or makes one
 	Pick      *Pick       // a pair that the caller has chosen: the picker is not asked, and there is one attempt
 	AnyPair   bool        // Pick need not keep the connector's rules about pairs and engines' entries
 }
 
-// Response is an answer. Body must be closed; closing it early cancels whatever leg runs.
+// Response is a response. Body must be closed; closing it early cancels whatever leg runs.
 type Response struct {
-	Status    int
-	Header    http.Header // Content-Type and what else a client needs; Content-Length only of an answer that is not streamed
+	Status int
+	// Content-Type and what else a client needs; Content-Length only of a response that is not streamed
+	Header    http.Header
 	Body      *Body
 	Mode      Mode
 	RequestID string
 }
 
-// Do runs a request and returns once the response's first event is known. The error is an *[Error]. The context covers the
-// response's body too.
+// Do runs a request and returns once the response's first event is known. The error is an *[Error]. The context covers
+// the response's body too.
 func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 	c, e := f.read(in)
 	if e != nil {
@@ -216,7 +224,8 @@ func (f *Flow) read(in *Request) (call, *Error) {
 		return call{}, wrongCall("RequestID", "must be 1 to 128 letters, digits or -_.:").of(in.API)
 	}
 	if c.given != nil && c.given.Decode.URL == nil {
-		return call{}, wrongCall("Pick", "must name a decode engine with a URL; a Pick without Prefill is served by Decode alone")
+		return call{}, wrongCall("Pick", "must name a decode engine with a URL; a Pick without Prefill is served by "+
+			"Decode alone")
 	}
 	if c.given != nil && !in.AnyPair {
 		if err := f.checkPick(c.given); err != nil {
@@ -234,7 +243,8 @@ func (f *Flow) checkPick(p *Pick) error {
 		return connector.CheckPair(f.conn, p.Prefill, p.Decode)
 	}
 	if f.traits.PairOnly && !p.Decode.Role.Has(discovery.RoleBoth) {
-		return errors.New("a decode engine of this protocol cannot serve alone: name a prefill engine, or an engine of role both")
+		return errors.New("a decode engine of this protocol cannot serve alone: name a prefill engine, or an engine " +
+			"of role both")
 	}
 	return nil
 }
@@ -271,7 +281,8 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 		return nil, e
 	}
 	defer func() {
-		if r := recover(); r != nil { // of a picker, a connector or an observer: this request's failure, and nobody else's
+		// of a picker, a connector or an observer: this request's failure, and nobody else's
+		if r := recover(); r != nil {
 			resp, e = nil, x.crashed(r)
 		}
 	}()
@@ -283,8 +294,9 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: c.id}, nil
 }
 
-// Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connector. The
-// error is ctx's if streams had to be cut. Call it before http.Server.Shutdown, which waits for streams without a limit of its own.
+// Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connector.
+// The error is ctx's if streams had to be cut. Call it before http.Server.Shutdown, which waits for streams without a
+// limit of its own.
 func (f *Flow) Shutdown(ctx context.Context) error {
 	err := f.live.drain(ctx)
 	if c, ok := connector.As[io.Closer](f.conn); ok {

@@ -148,10 +148,13 @@ func (f *front) body(r *http.Request) ([]byte, *Error) {
 	if types := r.Header["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
 		return nil, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"}
 	}
-	if slices.ContainsFunc(r.Header["Content-Encoding"], func(ce string) bool { return ce != "" && !strings.EqualFold(ce, "identity") }) {
+	if slices.ContainsFunc(r.Header["Content-Encoding"], func(ce string) bool {
+		return ce != "" && !strings.EqualFold(ce, "identity")
+	}) {
 		return nil, &Error{Code: CodeMediaType, Message: "Content-Encoding must be identity"}
 	}
-	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) + " bytes"}
+	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) +
+		" bytes"}
 	if r.ContentLength > f.maxBody {
 		return nil, tooLarge
 	}
@@ -216,13 +219,13 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 		api = connector.APIMessages // or a path below it, which no flow serves
 	}
 	var body []byte
-	if e.answer != nil && e.answer.body != nil {
+	if e.engine != nil && e.engine.body != nil {
 		body = fitting(api, e)
 	} else {
 		body = errorObject(api, e)
 	}
-	if e.answer != nil && e.answer.retryAfter != "" {
-		h.Set("Retry-After", e.answer.retryAfter)
+	if e.engine != nil && e.engine.retryAfter != "" {
+		h.Set("Retry-After", e.engine.retryAfter)
 	}
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
@@ -235,7 +238,7 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 // fitting returns an engine's error body if a client of the API understands it. Clients of Anthropic's API do not
 // understand OpenAI's shape: they get the message in an object of their own API.
 func fitting(api connector.API, e *Error) []byte {
-	body := e.answer.body
+	body := e.engine.body
 	if api != connector.APIMessages || gjson.GetBytes(body, "type").String() == "error" {
 		return body
 	}

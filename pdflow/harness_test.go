@@ -85,7 +85,8 @@ func start(t *testing.T, s setup) *pd {
 	return x
 }
 
-func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, opts ...pdflow.Option) (*pdflow.Flow, *outcomes) {
+func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, opts ...pdflow.Option) (*pdflow.Flow,
+	*outcomes) {
 	t.Helper()
 	if c == nil {
 		var err error
@@ -94,8 +95,10 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 	}
 	tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 	seen := &outcomes{}
-	flow, err := pdflow.New(c, pick.New(setOf(t, eps...), pick.RoundRobin()), append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(seen),
-		pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}), pdflow.WithPickWait(connector.None)}, opts...)...)
+	flow, err := pdflow.New(c, pick.New(setOf(t, eps...), pick.RoundRobin()),
+		append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(seen),
+			pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}),
+			pdflow.WithPickWait(connector.None)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -213,7 +216,8 @@ func (r reply) fault(t *testing.T, engines ...*enginesim.Engine) (message, code 
 	require.NotNil(t, e.Error.Message, r.body)
 	require.NotNil(t, e.Error.Type, r.body)
 	for _, engine := range engines {
-		require.NotContains(t, r.body, strings.TrimPrefix(engine.URL(), "http://"), "an engine's address went to the client")
+		require.NotContains(t, r.body, strings.TrimPrefix(engine.URL(), "http://"),
+			"an engine's address went to the client")
 	}
 	c, _ := e.Error.Code.(string)
 	return *e.Error.Message, c

@@ -20,10 +20,10 @@ import (
 // larger is passed on unseen.
 const maxHead = 64 << 10
 
-// readHead reads until the first event is known that holds more than a preamble, or the first bytes of an answer that is not
-// streamed. Until then nothing has gone to the client, so that a failed KV load, which vLLM reports inside a stream of status
-// 200 (docs/protocols/nixl.md, recording 56), can still become a 500 or another attempt. An answer that decides whether
-// P is needed is read to its end, up to maxHead.
+// readHead reads until the first event is known that holds more than a preamble, or the first bytes of a response that
+// is not streamed. Until then nothing has gone to the client, so that a failed KV load, which vLLM reports inside a
+// stream of status 200 (docs/protocols/nixl.md, recording 56), can still become a 500 or another attempt. A response
+// that decides whether P is needed is read to its end, up to maxHead.
 func (b *Body) readHead(ctx context.Context) *Error {
 	deciding := b.a.f.order == connector.DecodeFirst && b.a.p.Load() == nil
 	for {
@@ -31,11 +31,11 @@ func (b *Body) readHead(ctx context.Context) *Error {
 		b.n += n
 		b.received += int64(n)
 		if err != nil && !errors.Is(err, io.EOF) {
-			e := b.a.sendError(ctx, LegDecode, "answer", err)
+			e := b.a.sendError(ctx, LegDecode, "response", err)
 			return e
 		}
 		if b.eof = err != nil; b.eof && b.n == 0 {
-			return b.failed(CodeDecodeFailed, "the decode engine's answer is empty")
+			return b.failed(CodeDecodeFailed, "the decode engine's response is empty")
 		}
 		if e := b.judgeHead(); e != nil {
 			return e
@@ -106,20 +106,21 @@ func (b *Body) judgeRest(head []byte) *Error {
 
 // erroneous is an error event, as it would be without a stream.
 func (b *Body) erroneous(data []byte) *Error {
-	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of an answer")
+	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of a response")
 	e.Status = 500
-	e.answer = &reply{status: 500}
+	e.engine = &engineError{status: 500}
 	if gjson.Get(view(data), "error").Exists() {
-		e.answer.body = bytes.Clone(data)
+		e.engine.body = bytes.Clone(data)
 	}
 	return e
 }
 
 func (b *Body) failed(code Code, message string) *Error {
-	return &Error{Code: code, Leg: LegDecode, Phase: "answer", Connector: b.a.f.name, Endpoint: b.a.s.Decode.ID, Status: b.status, Message: message}
+	return &Error{Code: code, Leg: LegDecode, Phase: "response", Connector: b.a.f.name, Endpoint: b.a.s.Decode.ID,
+		Status: b.status, Message: message}
 }
 
-// significant returns the first event's data, or what has been read of an answer that is not streamed.
+// significant returns the first event's data, or what has been read of a response that is not streamed.
 func (b *Body) significant() []byte {
 	if b.sse {
 		return b.first

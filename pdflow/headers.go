@@ -23,9 +23,10 @@ const (
 
 // neverForwarded reports whether a header must not reach engines, even if the host asks for it.
 func neverForwarded(canonical string) bool {
-	return slices.Contains([]string{"Cookie", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te",
-		"Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Host", "Accept-Encoding", "Expect",
-		"X-Data-Parallel-Rank", headerRequestID}, canonical)
+	return slices.Contains(
+		[]string{"Cookie", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te",
+			"Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Host", "Accept-Encoding", "Expect",
+			"X-Data-Parallel-Rank", headerRequestID}, canonical)
 }
 
 // EngineHeader makes the header of a request to an engine: X-Request-Id, and of the client's headers Authorization,

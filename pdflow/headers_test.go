@@ -74,7 +74,8 @@ func (p *patient) SetWriteDeadline(t time.Time) error {
 }
 
 func TestAMuxBoundsTheWritingOfErrors(t *testing.T) {
-	for limit, want := range map[time.Duration]time.Duration{0: 30 * time.Second, 5 * time.Second: 5 * time.Second, -1: 0} {
+	for limit, want := range map[time.Duration]time.Duration{0: 30 * time.Second, 5 * time.Second: 5 * time.Second,
+		-1: 0} {
 		w := &patient{ResponseRecorder: httptest.NewRecorder()}
 		mux := pdflow.NewMux(&pdflow.MuxOptions{WriteTimeout: limit})
 		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/nowhere", nil))

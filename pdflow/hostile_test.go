@@ -33,7 +33,8 @@ func dial(t *testing.T, url, text string) *net.TCPConn {
 }
 
 func raw(path, body string) string {
-	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
+	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		path, len(body), body)
 }
 
 func TestAClientThatClosesItsSendingSideGetsNoFalseAnswer(t *testing.T) {
@@ -52,8 +53,10 @@ func TestAnUnfinishedBodyDoesNotHoldItsConnection(t *testing.T) {
 		head string
 		want int
 	}{
-		"slow":                {"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", 408},
-		"of a wrong type":     {"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 1000\r\n\r\n{", 415},
+		"slow": {"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" +
+			"Content-Length: 1000\r\n\r\n{", 408},
+		"of a wrong type": {"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n" +
+			"Content-Length: 1000\r\n\r\n{", 415},
 		"for an unknown path": {"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{", 404},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,13 +115,19 @@ func TestStreamsThatEndWrongly(t *testing.T) {
 		"nothing but a role":                  {role, "chunked"},
 		"an error without its empty line":     {`data: {"error":{"message":"x","code":500}}`, "chunked"},
 		"the connection closed before [DONE]": {role + token, "close"},
-		"an abort, and then a long usage":     {role + token + `data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n" + long + "data: [DONE]\n\n", "chunked"},
-		"an error after the first token":      {role + token + `data: {"error":{"message":"x","code":500}}` + "\n\ndata: [DONE]\n\n", "chunked"},
-		"an error, spaced as Python does":     {token + `data: {"error": {"message": "x", "code": 500}}` + "\n\ndata: [DONE]\n\n", "chunked"},
-		"an error as the last event":          {token + `data: {"error":{"message":"x","code":500}}` + "\n\n", "chunked"},
-		"nothing but [DONE]":                  {"data: [DONE]\n\n", "chunked"},
-		"a role and [DONE]":                   {role + "data: [DONE]\n\n", "chunked"},
-		"an error after a byte order mark":    {"\ufeff" + `data: {"error":{"message":"x","code":500}}` + "\n\n", "chunked"},
+		"an abort, and then a long usage": {role + token +
+			`data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n" + long + "data: [DONE]\n\n",
+			"chunked"},
+		"an error after the first token": {role + token + `data: {"error":{"message":"x","code":500}}` +
+			"\n\ndata: [DONE]\n\n", "chunked"},
+		"an error, spaced as Python does": {token + `data: {"error": {"message": "x", "code": 500}}` +
+			"\n\ndata: [DONE]\n\n", "chunked"},
+		"an error as the last event": {token + `data: {"error":{"message":"x","code":500}}` + "\n\n",
+			"chunked"},
+		"nothing but [DONE]": {"data: [DONE]\n\n", "chunked"},
+		"a role and [DONE]":  {role + "data: [DONE]\n\n", "chunked"},
+		"an error after a byte order mark": {"\ufeff" + `data: {"error":{"message":"x","code":500}}` + "\n\n",
+			"chunked"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
@@ -129,7 +138,8 @@ func TestStreamsThatEndWrongly(t *testing.T) {
 				}
 				conn, _, err := http.NewResponseController(w).Hijack()
 				if err == nil {
-					_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"+c.text)
+					_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: "+
+						"close\r\n\r\n"+c.text)
 					_ = conn.Close()
 				}
 			})
@@ -174,7 +184,8 @@ func TestAnErrorAmidAStreamIsAFailure(t *testing.T) {
 
 // Text of an answer that looks like an error event is none.
 func TestATextCannotFakeAnErrorEvent(t *testing.T) {
-	text := `data: {"choices":[{"index":0,"text":"\ndata: {\"error\":{\"message\":\"x\"}}\n\n","finish_reason":"stop"}]}` + "\n\n"
+	text := `data: {"choices":[{"index":0,"text":"\ndata: {\"error\":{\"message\":\"x\"}}\n\n",` +
+		`"finish_reason":"stop"}]}` + "\n\n"
 	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, text+text+"data: [DONE]\n\n")
@@ -184,13 +195,15 @@ func TestATextCannotFakeAnErrorEvent(t *testing.T) {
 	require.Equal(t, text+text+"data: [DONE]\n\n", r.body)
 }
 
-// A large event comes in thousands of reads. Searching all of it after each one would take minutes, and the CPU of other requests.
+// A large event comes in thousands of reads. Searching all of it after each one would take minutes, and the CPU of
+// other requests.
 func TestALargeEventIsRewrittenInTime(t *testing.T) {
 	event := `data: {"choices":[{"index":0,"text":"` + strings.Repeat("a", 48<<20) + `"}]}` + "\n\n"
-	x := script(t, &rewriting{}, answer(`{"first":"changed"}`), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = io.WriteString(w, `data: {"choices":[{"index":0,"text":"b"}]}`+"\n\n"+event+"data: [DONE]\n\n")
-	})
+	x := script(t, &rewriting{}, answer(`{"first":"changed"}`),
+		func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, `data: {"choices":[{"index":0,"text":"b"}]}`+"\n\n"+event+"data: [DONE]\n\n")
+		})
 	began := time.Now()
 	r := post(t, x.url, "/v1/completions", completion("a", `"logprobs":1,"stream":true`))
 	require.NoError(t, r.err)

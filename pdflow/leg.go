@@ -19,17 +19,18 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// maxPrefillAnswer is the largest answer of P that is read; a larger one is garbage.
-const maxPrefillAnswer = 64 << 20
+// maxPrefillResponse is the largest response of P that is read; a larger one is garbage.
+const maxPrefillResponse = 64 << 20
 
-// maxErrorBody is as much of an engine's error answer as is passed on.
+// maxErrorBody is as much of an engine's error response as is passed on.
 const maxErrorBody = 1 << 20
 
 // blank is what all legs have in common.
 var blank = &http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
 
 // request makes a leg's HTTP request. Its body is read from the client's own bytes and the leg's edits, without a copy.
-func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request, *Error) {
+func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request,
+	*Error) {
 	body, size, err := legBody(leg)
 	if err != nil {
 		return nil, a.guard(o.Leg, "describe", func() error { return err })
@@ -49,8 +50,8 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	return r, nil
 }
 
-// smallBody is up to what size a leg's body is put together in one piece: round trippers send that together with its head in
-// one write. A large one is written from where it lies.
+// smallBody is up to what size a leg's body is put together in one piece: round trippers send that together with its
+// head in one write. A large one is written from where it lies.
 const smallBody = 4 << 10
 
 var splices = sync.Pool{New: func() any { return new(jsonedit.Segments) }}
@@ -70,7 +71,7 @@ func legBody(leg *connector.Leg) (body func() (io.ReadCloser, error), size int64
 	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(whole)), nil }, size, nil
 }
 
-// prefill runs the prefill leg until its answer is read and known to be good.
+// prefill runs the prefill leg until its response is read and known to be good.
 func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	a.x.phase.Store(phasePrefill)
 	leg := connector.NewLeg(a.x.req)
@@ -79,10 +80,10 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	}
 	o := &a.out.Prefill
 	ctx := a.legStarted(a.ctx, LegPrefill)
-	p, e := a.exchangePrefill(ctx, leg, o)
+	p, e := a.sendPrefill(ctx, leg, o)
 	o.End = time.Now()
 	if e == nil && a.f.checker != nil {
-		e = a.guard(LegPrefill, "answer", func() error { return a.f.checker.CheckPrefill(a.s, p) })
+		e = a.guard(LegPrefill, "response", func() error { return a.f.checker.CheckPrefill(a.s, p) })
 	}
 	if o.Err = e; e != nil {
 		e.Connector = a.f.name
@@ -96,7 +97,8 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	return p, nil
 }
 
-func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult, *Error) {
+func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult,
+	*Error) {
 	if !a.beside {
 		a.watch.limit(a.f.limits.Prefill)
 		defer a.watch.relax()
@@ -114,7 +116,7 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 	}
 	defer resp.Body.Close()
 	o.Status, o.FirstByte = resp.StatusCode, time.Now()
-	limit := int64(maxPrefillAnswer)
+	limit := int64(maxPrefillResponse)
 	if resp.StatusCode >= 300 {
 		limit = maxErrorBody
 	}
@@ -124,14 +126,15 @@ func (a *attempt) exchangePrefill(ctx context.Context, leg *connector.Leg, o *Le
 		body, err = nil, nil // too large or cut: the status is what matters
 	}
 	if err != nil {
-		return nil, a.sendError(ctx, LegPrefill, "answer", err)
+		return nil, a.sendError(ctx, LegPrefill, "response", err)
 	}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
 		return nil, a.refused(LegPrefill, resp, body)
 	}
 	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
-	fault := &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "answer", Endpoint: a.s.Prefill.ID, Status: resp.StatusCode,
-		Message: "the prefill engine's answer is not one JSON object", Err: p.Err()}
+	fault := &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "response", Endpoint: a.s.Prefill.ID,
+		Status:  resp.StatusCode,
+		Message: "the prefill engine's response is not one JSON object", Err: p.Err()}
 	if p.Err() != nil && !a.x.req.API.ListAnswer(body) {
 		return nil, fault
 	}
@@ -174,7 +177,7 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg) (*Body, *Error
 	a.x.phase.Store(phaseDecode)
 	o := &a.out.Decode
 	ctx = a.legStarted(ctx, LegDecode)
-	body, e := a.exchangeDecode(ctx, leg, o)
+	body, e := a.sendDecode(ctx, leg, o)
 	if e != nil {
 		e.Connector = a.f.name
 		o.Err, o.End = e, time.Now()
@@ -191,7 +194,7 @@ func (a *attempt) decodeAlone(ctx context.Context, leg *connector.Leg) (*Body, *
 	return a.decode(ctx, leg)
 }
 
-func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
+func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
 	a.askUsage(leg)
 	if a.rendezvous != nil {
 		ctx = a.rendezvous.hold(ctx, decodeSide)
@@ -214,7 +217,7 @@ func (a *attempt) exchangeDecode(ctx context.Context, leg *connector.Leg, o *Leg
 		defer resp.Body.Close()
 		body, err := readAll(resp, maxErrorBody)
 		if err != nil && ctx.Err() != nil {
-			return nil, a.sendError(ctx, LegDecode, "answer", err)
+			return nil, a.sendError(ctx, LegDecode, "response", err)
 		}
 		o.ResponseBytes = int64(len(body))
 		return nil, a.refused(LegDecode, resp, body)
@@ -242,7 +245,7 @@ func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err 
 		return expired // refused before it was sent
 	}
 	if errors.Is(err, errTooLarge) {
-		e.Message = "the " + string(leg) + " engine's answer is too large"
+		e.Message = "the " + string(leg) + " engine's response is too large"
 		return e
 	}
 	if transport.Classify(err) == transport.NotSent {
@@ -271,10 +274,11 @@ func (a *attempt) endpoint(leg LegKind) discovery.Endpoint {
 	return a.s.Prefill
 }
 
-// refused is an answer that is not 2xx. A 4xx is the client's to see, and another pair would answer the same; a 5xx of decode is
-// shown if no other attempt serves; a redirect is never followed.
+// refused is a response that is not 2xx. A 4xx is the client's to see, and another pair would answer the same; a 5xx of
+// decode is shown if no other attempt serves; a redirect is never followed.
 func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error {
-	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "answer", Endpoint: a.endpoint(leg).ID, Status: resp.StatusCode,
+	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "response", Endpoint: a.endpoint(leg).ID,
+		Status:  resp.StatusCode,
 		Message: "the " + string(leg) + " engine answered with an error"}
 	rejected := resp.StatusCode >= 400 && resp.StatusCode < 500
 	if rejected {
@@ -284,9 +288,9 @@ func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error 
 		}
 	}
 	if rejected || leg == LegDecode && resp.StatusCode >= 500 && resp.StatusCode < 600 {
-		e.answer = &reply{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
+		e.engine = &engineError{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
 		if _, err := jsonedit.Parse(body); err == nil {
-			e.answer.body = body
+			e.engine.body = body
 		}
 	}
 	return e

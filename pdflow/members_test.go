@@ -18,7 +18,8 @@ import (
 type ticketed struct{ fake }
 
 func (t *ticketed) Traits() connector.Traits {
-	return connector.Traits{Name: "ticketed", Order: t.order, Members: []string{"kv_ticket", "sampling_params.extra.ticket"}}
+	return connector.Traits{Name: "ticketed", Order: t.order,
+		Members: []string{"kv_ticket", "sampling_params.extra.ticket"}}
 }
 
 // bodies keeps what engines were asked.
@@ -39,7 +40,8 @@ func (b *bodies) answer(h handler) handler {
 // A client's own transfer members reach no engine, however the request is served.
 func TestMembersOfTheConnectorAreStrippedInEveryMode(t *testing.T) {
 	const stolen = `"kv_ticket":"stolen","vllm_xargs":{"\u006bv_ticket":"stolen"},` +
-		`"sampling_params":{"extra":{"ticket":"stolen"},"extra_args":{"kv_ticket":"stolen"}},"kv_transfer_params":"stolen"`
+		`"sampling_params":{"extra":{"ticket":"stolen"},"extra_args":{"kv_ticket":"stolen"}},` +
+		`"kv_transfer_params":"stolen"`
 	together := &ticketed{fake{order: connector.Together}}
 	sglang, err := connector.Open(connector.Spec{Type: "sglang"})
 	require.NoError(t, err)
@@ -77,7 +79,10 @@ func TestMembersOfTheConnectorAreStrippedInEveryMode(t *testing.T) {
 	t.Run("an engine alone that the caller has chosen", func(t *testing.T) {
 		seen := &bodies{}
 		x := script(t, &ticketed{}, answer(ok), seen.answer(answer(ok)))
-		resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", stolen)), Pick: &pdflow.Pick{Decode: x.pair.Decode}})
+		resp, err := x.flow.Do(
+			t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", stolen)),
+				Pick: &pdflow.Pick{Decode: x.pair.Decode}},
+		)
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 		require.Len(t, seen.list, 1)
@@ -99,8 +104,11 @@ func TestMembersOfTheConnectorAreStrippedInEveryMode(t *testing.T) {
 	t.Run("SGLang's, by one engine", func(t *testing.T) {
 		seen := &bodies{}
 		x := script(t, sglang, answer(ok), seen.answer(answer(ok)))
-		resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Pick: &pdflow.Pick{Decode: x.pair.Decode}, AnyPair: true,
-			Body: []byte(completion("a", `"data_parallel_rank":1,"routed_dp_rank":1,"disagg_prefill_dp_rank":1,"bootstrap_room":1,"rid":""`))})
+		resp, err := x.flow.Do(
+			t.Context(), &pdflow.Request{API: connector.APICompletions, Pick: &pdflow.Pick{Decode: x.pair.Decode},
+				AnyPair: true,
+				Body: []byte(completion("a", `"data_parallel_rank":1,"routed_dp_rank":1,"disagg_prefill_dp_rank":1,`+
+					`"bootstrap_room":1,"rid":""`))})
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 		require.JSONEq(t, completion("a", ""), seen.list[0])

@@ -52,21 +52,25 @@ type optionFunc func(*options) error
 
 func (f optionFunc) apply(o *options) error { return f(o) }
 
-// WithTransport sends the legs through rt: a *transport.Transport, another round tripper, or a wrapper of one. It must not
-// follow redirects, and its errors are asked for what was sent by transport.Classify. Default: a transport of the flow's own.
+// WithTransport sends the legs through rt: a *transport.Transport, another round tripper, or a wrapper of one. It must
+// not follow redirects, and its errors are asked for what was sent by transport.Classify. Default: a transport of the
+// flow's own.
 //
-// Legs that run together go out once the connections of both stand, and a handoff's age is checked again once D's stands:
-// see transport.BeforeSend. A round tripper that connects by neither a *transport.Transport nor net/http, and calls no
-// net/http/httptrace hooks, shows only when it reads a leg's body. If it reads the body before it connects, one leg may
-// go out although the other's engine cannot be reached. It must then carry both legs: one leg through it and the other
-// through net/http would wait for each other in vain.
+// Legs that run together go out once the connections of both stand, and a handoff's age is checked again once D's
+// stands: see transport.BeforeSend. A round tripper that connects by neither a *transport.Transport nor net/http, and
+// calls no net/http/httptrace hooks, shows only when it reads a leg's body. If it reads the body before it connects,
+// one leg may go out although the other's engine cannot be reached. It must then carry both legs: one leg through it
+// and the other through net/http would wait for each other in vain.
 func WithTransport(rt http.RoundTripper) Option {
-	return optionFunc(func(o *options) error { o.transport = rt; return needs("WithTransport", rt != nil, "a RoundTripper") })
+	return optionFunc(func(o *options) error {
+		o.transport = rt
+		return needs("WithTransport", rt != nil, "a RoundTripper")
+	})
 }
 
 // WithTimeouts sets the limits of a request's phases. A limit of zero is the connector's own default, else that of
-// [connector.Timeouts]; [connector.None] is no limit. Connect and HealthCheck are not the flow's: see transport.Options and
-// health.Options.
+// [connector.Timeouts]; [connector.None] is no limit. Connect and HealthCheck are not the flow's: see transport.Options
+// and health.Options.
 func WithTimeouts(t connector.Timeouts) Option {
 	return optionFunc(func(o *options) error {
 		if err := t.Check(); err != nil {
@@ -106,12 +110,15 @@ func WithFallback(f connector.Fallback) Option {
 
 // WithFallbackFlow hands requests that no pair could serve to another flow, with another connector.
 func WithFallbackFlow(f *Flow) Option {
-	return optionFunc(func(o *options) error { o.fallbackFlow = f; return needs("WithFallbackFlow", f != nil, "a flow") })
+	return optionFunc(func(o *options) error {
+		o.fallbackFlow = f
+		return needs("WithFallbackFlow", f != nil, "a flow")
+	})
 }
 
-// WithRequestCheckers refuses also what these refuse with a [connector.RequestError]; what else they find goes unheeded. It is for engines
-// that flows of several connectors share: a request that would harm an engine for the sake of one of its connectors does so whichever flow
-// sends it.
+// WithRequestCheckers refuses also what these refuse with a [connector.RequestError]; what else they find goes
+// unheeded. It is for engines that flows of several connectors share: a request that would harm an engine for the sake
+// of one of its connectors does so whichever flow sends it.
 func WithRequestCheckers(checkers ...connector.RequestChecker) Option {
 	return optionFunc(func(o *options) error {
 		for _, c := range checkers {
@@ -124,7 +131,8 @@ func WithRequestCheckers(checkers ...connector.RequestChecker) Option {
 	})
 }
 
-// WithUnsupported sets what happens to requests that two engines cannot carry. Default [connector.UnsupportedAggregate].
+// WithUnsupported sets what happens to requests that two engines cannot carry. Default
+// [connector.UnsupportedAggregate].
 func WithUnsupported(u connector.Unsupported) Option {
 	return optionFunc(func(o *options) error {
 		if u != "" && u != connector.UnsupportedAggregate && u != connector.UnsupportedRefuse {
@@ -150,19 +158,21 @@ func WithMaxBody(n int64) Option {
 func WithPickWait(d time.Duration) Option {
 	return optionFunc(func(o *options) error {
 		o.pickWait = cmp.Or(d, defaultPickWait)
-		return needs("WithPickWait", d >= 0 || d == connector.None, "a duration that is not negative, or connector.None")
+		return needs("WithPickWait", d >= 0 || d == connector.None,
+			"a duration that is not negative, or connector.None")
 	})
 }
 
 const defaultPickWait = 250 * time.Millisecond
 
-// WithStepsLimit bounds how long the caller of [Flow.Begin] may make no call on its request, reads of the response's Body
-// included, before the flow ends the request with [CodeForgotten]. A relayed response must end within it. Default, and 0:
-// 15 min; [connector.None]: no limit.
+// WithStepsLimit bounds how long the caller of [Flow.Begin] may make no call on its request, reads of the response's
+// Body included, before the flow ends the request with [CodeForgotten]. A relayed response must end within it. Default,
+// and 0: 15 min; [connector.None]: no limit.
 func WithStepsLimit(d time.Duration) Option {
 	return optionFunc(func(o *options) error {
 		o.stepsLimit = cmp.Or(d, defaultStepsLimit)
-		return needs("WithStepsLimit", d >= 0 || d == connector.None, "a duration that is not negative, or connector.None")
+		return needs("WithStepsLimit", d >= 0 || d == connector.None,
+			"a duration that is not negative, or connector.None")
 	})
 }
 
@@ -170,7 +180,10 @@ const defaultStepsLimit = 15 * time.Minute
 
 // WithErrorHandler replaces the writer of errors. Default [WriteError].
 func WithErrorHandler(h ErrorHandler) Option {
-	return optionFunc(func(o *options) error { o.errorHandler = h; return needs("WithErrorHandler", h != nil, "a function") })
+	return optionFunc(func(o *options) error {
+		o.errorHandler = h
+		return needs("WithErrorHandler", h != nil, "a function")
+	})
 }
 
 // WithLogger logs failed requests (warn), and for debugging served ones and clients that left. Default: silence.
@@ -204,15 +217,15 @@ func WithMeterProvider(mp metric.MeterProvider) Option {
 	})
 }
 
-// WithMetricAttributes adds attributes to all of the flow's metrics, for example the model where a program serves several.
-// Their values should be few: each makes a series of its own.
+// WithMetricAttributes adds attributes to all of the flow's metrics, for example the model where a program serves
+// several. Their values should be few: each makes a series of its own.
 func WithMetricAttributes(attributes ...attribute.KeyValue) Option {
 	return optionFunc(func(o *options) error { o.attributes = append(o.attributes, attributes...); return nil })
 }
 
-// WithUsage asks decode engines for the token counts of streams whose client did not, for [Outcome.Usage], and takes the
-// chunk without choices that holds them out of the stream again. It applies to chats and completions: other APIs' streams
-// have the counts. Each event of such a stream is parsed. Default: off.
+// WithUsage asks decode engines for the token counts of streams whose client did not, for [Outcome.Usage], and takes
+// the chunk without choices that holds them out of the stream again. It applies to chats and completions: other APIs'
+// streams have the counts. Each event of such a stream is parsed. Default: off.
 func WithUsage() Option {
 	return optionFunc(func(o *options) error { o.usage = true; return nil })
 }

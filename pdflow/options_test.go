@@ -31,10 +31,12 @@ func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
 		opts []pdflow.Option
 		want time.Duration
 	}{
-		"no option":       {nil, 25 * time.Second},
-		"another timeout": {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Prefill: 5 * time.Second})}, 25 * time.Second},
-		"a limit":         {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: time.Second})}, time.Second},
-		"none":            {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: connector.None})}, 0},
+		"no option": {nil, 25 * time.Second},
+		"another timeout": {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Prefill: 5 * time.Second})},
+			25 * time.Second},
+		"a limit": {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: time.Second})},
+			time.Second},
+		"none": {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: connector.None})}, 0},
 	} {
 		flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()), c.opts...)
 		require.NoError(t, err, name)
@@ -47,7 +49,9 @@ func TestRetriesPauseByDefault(t *testing.T) {
 	x := script(t, &fake{order: connector.PrefillThenDecode}, status(http.StatusBadGateway), answer(ok),
 		pdflow.WithRetry(connector.Retry{MaxAttempts: 3}))
 	begun := time.Now()
-	_, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+	_, err := x.flow.Do(
+		context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)},
+	)
 	require.Error(t, err)
 	assert.GreaterOrEqual(t, time.Since(begun), 75*time.Millisecond, "half of 50 ms and half of 100 ms at least")
 }
@@ -85,7 +89,9 @@ func TestDoRefusesAnEmptyPick(t *testing.T) {
 	p, err := discovery.New("http://127.0.0.1:1", discovery.RolePrefill)
 	require.NoError(t, err)
 	for name, given := range map[string]*pdflow.Pick{"empty": {}, "without decode": {Prefill: p}} {
-		_, err = flow.Do(context.Background(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"model":"m"}`), Pick: given})
+		_, err = flow.Do(
+			context.Background(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"model":"m"}`), Pick: given},
+		)
 		var e *pdflow.Error
 		require.ErrorAs(t, err, &e, name)
 		assert.Equal(t, pdflow.CodeInvalid, e.Code, name)

@@ -89,9 +89,12 @@ func script(t *testing.T, c connector.KVConnector, p, d handler, opts ...pdflow.
 		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 		return s.URL
 	}
-	eps := []discovery.Endpoint{endpoint(t, engine("P", p), discovery.RolePrefill), endpoint(t, engine("D", d), discovery.RoleDecode)}
+	eps := []discovery.Endpoint{endpoint(t, engine("P", p), discovery.RolePrefill),
+		endpoint(t, engine("D", d), discovery.RoleDecode)}
 	x.pair = pdflow.Pick{Prefill: eps[0], Decode: eps[1]}
-	x.flow, x.seen = newFlow(t, c, eps, append([]pdflow.Option{pdflow.WithRetry(connector.Retry{MaxAttempts: 1})}, opts...)...)
+	x.flow, x.seen = newFlow(
+		t, c, eps, append([]pdflow.Option{pdflow.WithRetry(connector.Retry{MaxAttempts: 1})}, opts...)...,
+	)
 	x.url = serve(t, x.flow)
 	return x
 }
@@ -135,29 +138,33 @@ func TestTogetherSendsBothAtOnce(t *testing.T) {
 
 func TestTogetherCancelsDecodeWhenPrefillFails(t *testing.T) {
 	for _, c := range []struct{ engine, want int }{{400, 400}, {500, 502}} {
-		x := script(t, &fake{order: connector.Together}, func(x *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-			for !strings.Contains(x.all(), "D") {
-				time.Sleep(time.Millisecond)
-			}
-			w.WriteHeader(c.engine)
-		}, gone)
+		x := script(t, &fake{order: connector.Together},
+			func(x *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+				for !strings.Contains(x.all(), "D") {
+					time.Sleep(time.Millisecond)
+				}
+				w.WriteHeader(c.engine)
+			}, gone)
 		began := time.Now()
 		r := post(t, x.url, "/v1/completions", completion("a", ""))
 		require.Equal(t, c.want, r.status, r.body)
 		require.Less(t, time.Since(began), 2*time.Second, "the answer waited for decode")
-		require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second,
+			time.Millisecond)
 	}
 }
 
 func TestTogetherCancelsPrefillWhenDecodeFails(t *testing.T) {
-	x := script(t, &fake{order: connector.Together}, gone, func(x *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-		for !strings.Contains(x.all(), "P") {
-			time.Sleep(time.Millisecond)
-		}
-		w.WriteHeader(500)
-	})
+	x := script(t, &fake{order: connector.Together}, gone,
+		func(x *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+			for !strings.Contains(x.all(), "P") {
+				time.Sleep(time.Millisecond)
+			}
+			w.WriteHeader(500)
+		})
 	require.Equal(t, 500, post(t, x.url, "/v1/completions", completion("a", "")).status)
-	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second,
+		time.Millisecond)
 }
 
 func TestTogetherHoldsDecodesHeadUntilItsFirstEvent(t *testing.T) {
@@ -174,7 +181,8 @@ func TestTogetherHoldsDecodesHeadUntilItsFirstEvent(t *testing.T) {
 			close(headers)
 			gone(x, w, r, b)
 		})
-	require.Equal(t, 422, post(t, x.url, "/v1/completions", completion("a", `"stream":true`)).status, "decode's head went out before prefill was known")
+	require.Equal(t, 422, post(t, x.url, "/v1/completions", completion("a", `"stream":true`)).status,
+		"decode's head went out before prefill was known")
 }
 
 func TestTogetherCountsDecodesTimeFromPrefillsAnswer(t *testing.T) {
@@ -186,7 +194,8 @@ func TestTogetherCountsDecodesTimeFromPrefillsAnswer(t *testing.T) {
 			answer(body)(x, w, r, b)
 		}
 	}
-	x := script(t, &fake{order: connector.Together}, slow(200*time.Millisecond, ok), slow(250*time.Millisecond, ok), pdflow.WithTimeouts(limits))
+	x := script(t, &fake{order: connector.Together}, slow(200*time.Millisecond, ok), slow(250*time.Millisecond, ok),
+		pdflow.WithTimeouts(limits))
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	x = script(t, &fake{order: connector.Together}, answer(ok), gone, pdflow.WithTimeouts(limits))
 	require.Equal(t, 504, post(t, x.url, "/v1/completions", completion("a", "")).status)
@@ -287,7 +296,8 @@ func TestDecodeThenPrefillCancelsDecodeWhenPrefillFails(t *testing.T) {
 		gone(x, w, r, b)
 	})
 	require.Equal(t, 502, post(t, x.url, "/v1/completions", completion("a", "")).status)
-	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second,
+		time.Millisecond)
 	require.Error(t, <-a.done, "whoever sent the event must be told")
 }
 
@@ -305,7 +315,8 @@ func TestAnEventBetweenTheLegs(t *testing.T) {
 type late struct{ fake }
 
 func (*late) Expect(*connector.Session) (func(context.Context) (connector.Event, error), func(error)) {
-	return func(context.Context) (connector.Event, error) { return connector.Event{}, context.DeadlineExceeded }, func(error) {}
+	return func(context.Context) (connector.Event, error) { return connector.Event{}, context.DeadlineExceeded },
+		func(error) {}
 }
 
 func TestAnEventThatDoesNotComeIsATimeout(t *testing.T) {
@@ -334,7 +345,9 @@ func (p *preparing) Prepare(ctx context.Context, s *connector.Session, call conn
 }
 
 func TestASideCallBeforeTheLegs(t *testing.T) {
-	side := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `"engine-7"`) }))
+	side := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `"engine-7"`)
+	}))
 	c := &preparing{url: side}
 	c.order = connector.Together
 	c.decode = func(s *connector.Session, _ *connector.PrefillResult, l *connector.Leg) error {
@@ -355,7 +368,8 @@ func TestASideCallBeforeTheLegs(t *testing.T) {
 type finishing struct{ fake }
 
 func (*finishing) Final(_ *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
-	return connector.Answer{Body: p.Body, Events: [][]byte{[]byte(`{"choices":[{"text":"done"}]}`), []byte("[DONE]")}}, true
+	return connector.Answer{Body: p.Body, Events: [][]byte{[]byte(`{"choices":[{"text":"done"}]}`), []byte("[DONE]")}},
+		true
 }
 
 func TestPrefillsAnswerMayBeTheClients(t *testing.T) {
@@ -381,7 +395,8 @@ func (*rewriting) Rewrite(s *connector.Session, p func() *connector.PrefillResul
 }
 
 func TestRewritingDecodesEvents(t *testing.T) {
-	events := []string{`data: {"choices":[{"text":"hi"}]}`, `data: {"choices":[{"text":"drop"}]}`, ": a comment", "event: e\ndata: {\"choices\":[{\"text\":\"hi\"}]}", "data: [DONE]"}
+	events := []string{`data: {"choices":[{"text":"hi"}]}`, `data: {"choices":[{"text":"drop"}]}`, ": a comment",
+		"event: e\ndata: {\"choices\":[{\"text\":\"hi\"}]}", "data: [DONE]"}
 	d := func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
 		if !strings.Contains(b, `"stream":true`) {
 			answer(ok)(x, w, r, b)
@@ -396,7 +411,8 @@ func TestRewritingDecodesEvents(t *testing.T) {
 	}
 	x := script(t, &rewriting{}, answer(`{"first":"changed"}`), d)
 	require.Equal(t, "changed", post(t, x.url, "/v1/completions", completion("a", `"logprobs":1`)).text(t))
-	require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t), "off unless the request needs it")
+	require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t),
+		"off unless the request needs it")
 	r := post(t, x.url, "/v1/completions", completion("a", `"logprobs":1,"stream":true`))
 	require.Equal(t, "changedchanged", r.text(t))
 	require.Contains(t, r.body, ": a comment")
@@ -442,9 +458,15 @@ func TestAnEncodeStage(t *testing.T) {
 	body := completion("a", "")
 	require.Equal(t, 503, post(t, x.url, "/v1/completions", body).status, "no encode engine is there")
 
-	p, d := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(ok)(nil, w, r, "") })), x.url
+	p, d := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(ok)(nil, w, r, "") })),
+		x.url
 	_ = d
-	flow, _ := newFlow(t, e, []discovery.Endpoint{endpoint(t, p, discovery.RoleBoth), endpoint(t, enc, discovery.RoleEncode), endpoint(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(ok)(nil, w, r, "") })), discovery.RoleDecode)})
+	flow, _ := newFlow(
+		t, e, []discovery.Endpoint{endpoint(t, p, discovery.RoleBoth), endpoint(t, enc, discovery.RoleEncode),
+			endpoint(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				answer(ok)(nil, w, r, "")
+			})), discovery.RoleDecode)},
+	)
 	url := serve(t, flow)
 	require.Equal(t, "hi", post(t, url, "/v1/completions", body).text(t))
 	require.EqualValues(t, 2, encoded.Load(), "equal items are encoded once")
@@ -478,15 +500,21 @@ func TestCleaningUpHasAContextOfItsOwn(t *testing.T) {
 
 func TestAConnectorThatFailsHarmsNobodyElse(t *testing.T) {
 	for name, c := range map[string]*fake{
-		"prefill panics":           {prefill: func(*connector.Session, *connector.Leg) error { panic("boom") }},
-		"decode panics":            {decode: func(*connector.Session, *connector.PrefillResult, *connector.Leg) error { panic("boom") }},
-		"prefill panics, together": {order: connector.Together, prefill: func(*connector.Session, *connector.Leg) error { panic("boom") }},
-		"prefill fails":            {prefill: func(*connector.Session, *connector.Leg) error { return errors.New("secret") }},
-		"a clash of two parameters": {decode: func(_ *connector.Session, _ *connector.PrefillResult, l *connector.Leg) error {
-			l.Param("a", json.RawMessage("1"))
-			l.Param("a", json.RawMessage("2"))
-			return nil
+		"prefill panics": {prefill: func(*connector.Session, *connector.Leg) error { panic("boom") }},
+		"decode panics": {decode: func(*connector.Session, *connector.PrefillResult, *connector.Leg) error {
+			panic("boom")
 		}},
+		"prefill panics, together": {order: connector.Together,
+			prefill: func(*connector.Session, *connector.Leg) error { panic("boom") }},
+		"prefill fails": {prefill: func(*connector.Session, *connector.Leg) error {
+			return errors.New("secret")
+		}},
+		"a clash of two parameters": {
+			decode: func(_ *connector.Session, _ *connector.PrefillResult, l *connector.Leg) error {
+				l.Param("a", json.RawMessage("1"))
+				l.Param("a", json.RawMessage("2"))
+				return nil
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := answer(ok)

@@ -40,42 +40,46 @@ func (l *LegOutcome) Duration() time.Duration {
 	return l.End.Sub(l.Start)
 }
 
-// Usage are a request's tokens. A count is 0 where the engine's response does not tell it: streams of chats and completions
-// tell only if the client asked, or the flow did ([WithUsage]).
+// Usage are a request's tokens. A count is 0 where the engine's response does not tell it: streams of chats and
+// completions tell only if the client asked, or the flow did ([WithUsage]).
 type Usage struct {
 	Input  int64 // of the prompt
 	Output int64 // generated
 	Cached int64 // of the prompt: those that prefill found in its cache
-	Reused int64 // of the prompt: those that decode had not to compute, because it took them over or had them in its cache
+	// of the prompt: those that decode had not to compute, because it took them over or had them in its cache
+	Reused int64
 }
 
 // Outcome is what is known of one attempt after both legs have ended. It is given to the picker and to observers.
 type Outcome struct {
-	Session    *connector.Session
-	Connector  string
-	Mode       Mode
-	Prefill    LegOutcome
-	Decode     LegOutcome
-	HandoffAge time.Duration // from P's last byte to describing decode, in the orders in which D waits for P's answer; else 0
-	KVTokens   int64         // prompt tokens that P says it computed or held; 0 where it does not say
-	Usage      Usage         // tokens, as the engines count them
-	Orphan     bool          // decode was sent and prefill gave it nothing: the engines keep something of it for a while, so the pair should rest
-	Err        *Error        // nil if the client got a whole answer
-	Final      bool          // no further attempt follows
+	Session   *connector.Session
+	Connector string
+	Mode      Mode
+	Prefill   LegOutcome
+	Decode    LegOutcome
+	// from P's last byte to describing decode, in the orders in which D waits for P's response; else 0
+	HandoffAge time.Duration
+	KVTokens   int64 // prompt tokens that P says it computed or held; 0 where it does not say
+	Usage      Usage // tokens, as the engines count them
+	// decode was sent and prefill gave it nothing: the engines keep something of it for a while, so the pair should
+	// rest
+	Orphan bool
+	Err    *Error // nil if the client got a whole response
+	Final  bool   // no further attempt follows
 }
 
 // Observer is anything that implements one or more of [SessionObserver] and [LegObserver]. Calls come from the
 // request's own goroutines and must be quick.
 type Observer any
 
-// SessionObserver sees attempts begin and end. SessionEnd comes when the client's answer is through, so a reader of outcomes has to
-// wait for it a moment longer than the client.
+// SessionObserver sees attempts begin and end. SessionEnd comes when the client's response is through, so a reader of
+// outcomes has to wait for it a moment longer than the client.
 type SessionObserver interface {
 	SessionStart(ctx context.Context, s *connector.Session)
 	SessionEnd(ctx context.Context, o *Outcome)
 }
 
-// LegObserver sees legs begin and end. For prefill, p is P's answer, nil if there is none; it must not be changed.
+// LegObserver sees legs begin and end. For prefill, p is P's response, nil if there is none; it must not be changed.
 type LegObserver interface {
 	LegStart(ctx context.Context, s *connector.Session, leg LegKind)
 	LegEnd(ctx context.Context, s *connector.Session, o *LegOutcome, p *connector.PrefillResult)

@@ -52,7 +52,10 @@ func TestTogetherSendsNeitherLegWhenOneEngineIsOutOfReach(t *testing.T) {
 			} else {
 				pair.Decode = gone
 			}
-			_, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", "")), Pick: &pair})
+			_, err := x.flow.Do(
+				t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", "")),
+					Pick: &pair},
+			)
 			require.Equal(t, 502, pdflowError(t, err).HTTPStatus())
 			require.Equal(t, leg, pdflowError(t, err).Leg)
 			time.Sleep(20 * time.Millisecond)
@@ -87,15 +90,21 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 		p, d   handler
 		orphan bool
 	}{
-		"prefill refused":                    {&lonely{fake{order: connector.Together}}, after("D", status(400)), gone, true},
-		"prefill failed":                     {&lonely{fake{order: connector.Together}}, after("D", status(500)), gone, true},
-		"a protocol that leaves nothing":     {&fake{order: connector.Together}, after("D", status(400)), gone, false},
-		"decode failed after prefill":        {&lonely{fake{order: connector.PrefillThenDecode}}, answer(ok), status(500), false},
-		"served":                             {&lonely{fake{order: connector.Together}}, answer(ok), answer(ok), false},
-		"decode refused it by itself":        {&lonely{fake{order: connector.Together}}, gone, after("P", status(400)), false},
-		"decode failed by itself":            {&lonely{fake{order: connector.Together}}, gone, after("P", status(500)), false},
-		"decode's stream is an error":        {&lonely{fake{order: connector.Together}}, gone, after("P", lost), false},
-		"prefill failed before decode began": {&lonely{fake{order: connector.PrefillThenDecode}}, status(400), answer(ok), false},
+		"prefill refused": {&lonely{fake{order: connector.Together}}, after("D", status(400)), gone,
+			true},
+		"prefill failed": {&lonely{fake{order: connector.Together}}, after("D", status(500)), gone,
+			true},
+		"a protocol that leaves nothing": {&fake{order: connector.Together}, after("D", status(400)), gone, false},
+		"decode failed after prefill": {&lonely{fake{order: connector.PrefillThenDecode}}, answer(ok),
+			status(500), false},
+		"served": {&lonely{fake{order: connector.Together}}, answer(ok), answer(ok), false},
+		"decode refused it by itself": {&lonely{fake{order: connector.Together}}, gone, after("P", status(400)),
+			false},
+		"decode failed by itself": {&lonely{fake{order: connector.Together}}, gone, after("P", status(500)),
+			false},
+		"decode's stream is an error": {&lonely{fake{order: connector.Together}}, gone, after("P", lost), false},
+		"prefill failed before decode began": {&lonely{fake{order: connector.PrefillThenDecode}}, status(400),
+			answer(ok), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, c.conn, c.p, c.d)
@@ -107,16 +116,21 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 }
 
 func TestAPairThatKeepsAnOrphanRestsWhileOthersAreThere(t *testing.T) {
-	set := setOf(t, endpoint(t, "http://p1:1", discovery.RolePrefill), endpoint(t, "http://p2:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode))
+	set := setOf(t, endpoint(t, "http://p1:1", discovery.RolePrefill),
+		endpoint(t, "http://p2:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode))
 	picker := pick.New(set, pick.RoundRobin())
 	first, err := picker.Pick(t.Context(), &pdflow.PickInput{})
 	require.NoError(t, err)
 	s := &connector.Session{Prefill: first.Prefill, Decode: first.Decode}
-	first.Done(&pdflow.Outcome{Session: s, Orphan: true, Err: &pdflow.Error{Code: pdflow.CodePrefillRejected, Leg: pdflow.LegPrefill, Endpoint: first.Prefill.ID}})
+	first.Done(
+		&pdflow.Outcome{Session: s, Orphan: true,
+			Err: &pdflow.Error{Code: pdflow.CodePrefillRejected, Leg: pdflow.LegPrefill, Endpoint: first.Prefill.ID}},
+	)
 	for range 6 {
 		next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
 		require.NoError(t, err)
-		require.NotEqual(t, first.Prefill.ID, next.Prefill.ID, "the pair should rest, though a refused request is no engine's fault")
+		require.NotEqual(t, first.Prefill.ID, next.Prefill.ID,
+			"the pair should rest, though a refused request is no engine's fault")
 	}
 	require.Eventually(t, func() bool {
 		next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
@@ -133,7 +147,8 @@ func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) 
 	require.Empty(t, x.all())
 
 	whole := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, ok) }))
-	flow, _ := newFlow(t, &lonely{fake{order: connector.Together}}, []discovery.Endpoint{x.pair.Prefill, x.pair.Decode, endpoint(t, whole, discovery.RoleBoth)})
+	flow, _ := newFlow(t, &lonely{fake{order: connector.Together}},
+		[]discovery.Endpoint{x.pair.Prefill, x.pair.Decode, endpoint(t, whole, discovery.RoleBoth)})
 	for range 4 {
 		r = post(t, serve(t, flow), "/v1/completions", several)
 		require.Equal(t, 200, r.status, r.body)
@@ -150,7 +165,8 @@ func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) 
 }
 
 func TestAFallbackToADecodeEngineThatCannotServeAloneIsRefused(t *testing.T) {
-	_, err := pdflow.New(&lonely{}, pick.New(setOf(t), pick.RoundRobin()), pdflow.WithFallback(connector.FallbackDecode))
+	_, err := pdflow.New(&lonely{}, pick.New(setOf(t), pick.RoundRobin()),
+		pdflow.WithFallback(connector.FallbackDecode))
 	require.ErrorContains(t, err, "cannot serve alone")
 }
 
@@ -164,12 +180,13 @@ func (*checking) CheckPrefill(_ *connector.Session, p *connector.PrefillResult) 
 }
 
 func TestAPrefillThatTransfersNothingCancelsDecode(t *testing.T) {
-	x := script(t, &checking{fake{order: connector.Together}}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
-		for !strings.Contains(x.all(), "D") {
-			time.Sleep(time.Millisecond)
-		}
-		answer(`{"stopped":1}`)(x, w, r, b)
-	}, gone)
+	x := script(t, &checking{fake{order: connector.Together}},
+		func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+			for !strings.Contains(x.all(), "D") {
+				time.Sleep(time.Millisecond)
+			}
+			answer(`{"stopped":1}`)(x, w, r, b)
+		}, gone)
 	r := post(t, x.url, "/v1/completions", completion("a", ""))
 	require.Equal(t, 502, r.status)
 	require.Contains(t, r.body, "transfer_missing")
@@ -213,23 +230,25 @@ func TestARewriterThatNeedsPrefillsAnswerWaitsForIt(t *testing.T) {
 	require.Equal(t, "changed", post(t, x.url, "/v1/completions", completion("a", `"logprobs":1`)).text(t))
 }
 
-// P of some protocols answers only when D has all of its KV, and D may be done with a short answer by then: nobody cuts P off.
+// P of some protocols answers only when D has all of its KV, and D may be done with a short answer by then: nobody cuts
+// P off.
 func TestAPrefillThatEndsJustAfterDecodeIsHeardOut(t *testing.T) {
-	x := script(t, &fake{order: connector.Together}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
-		for !strings.Contains(x.all(), "answered") {
-			time.Sleep(time.Millisecond)
-		}
-		select {
-		case <-r.Context().Done():
-			x.log("cut off")
-		case <-time.After(20 * time.Millisecond):
+	x := script(t, &fake{order: connector.Together},
+		func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+			for !strings.Contains(x.all(), "answered") {
+				time.Sleep(time.Millisecond)
+			}
+			select {
+			case <-r.Context().Done():
+				x.log("cut off")
+			case <-time.After(20 * time.Millisecond):
+				answer(ok)(x, w, r, b)
+				x.log("heard")
+			}
+		}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
 			answer(ok)(x, w, r, b)
-			x.log("heard")
-		}
-	}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
-		answer(ok)(x, w, r, b)
-		x.log("answered")
-	})
+			x.log("answered")
+		})
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, time.Second, time.Millisecond)
 	require.Contains(t, x.all(), "heard")
@@ -244,7 +263,10 @@ func TestTheClientsHeadersReachTheDescribers(t *testing.T) {
 		return nil
 	}}
 	x := script(t, c, answer(ok), answer(ok))
-	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", "")), Header: http.Header{"X-Session-Id": {"talk-7"}}, Pick: &x.pair})
+	resp, err := x.flow.Do(
+		t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", "")),
+			Header: http.Header{"X-Session-Id": {"talk-7"}}, Pick: &x.pair},
+	)
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, "talk-7", seen)
@@ -272,7 +294,8 @@ func TestARequestThatThisPairCannotCarryGoesByThePolicy(t *testing.T) {
 
 // A pair that the caller of Do has chosen is held to the same rules as one that a picker chooses.
 func TestAGivenPairKeepsTheConnectorsRules(t *testing.T) {
-	p, d := endpoint(t, "http://127.0.0.1:1", discovery.RolePrefill), endpoint(t, "http://127.0.0.1:2", discovery.RoleDecode)
+	p, d := endpoint(t, "http://127.0.0.1:1", discovery.RolePrefill),
+		endpoint(t, "http://127.0.0.1:2", discovery.RoleDecode)
 	with := func(e discovery.Endpoint, name, value string) discovery.Endpoint {
 		e.Attributes = map[string]string{name: value}
 		return e
@@ -283,7 +306,9 @@ func TestAGivenPairKeepsTheConnectorsRules(t *testing.T) {
 		pick pdflow.Pick
 		want string
 	}{
-		"tensor-parallel sizes": {newNIXL(t), pdflow.Pick{Prefill: with(p, "tpSize", "3"), Decode: with(d, "tpSize", "2")}, "tpSize"},
+		"tensor-parallel sizes": {
+			newNIXL(t), pdflow.Pick{Prefill: with(p, "tpSize", "3"), Decode: with(d, "tpSize", "2")}, "tpSize",
+		},
 		"groups":                {newNIXL(t), pdflow.Pick{Prefill: inGroup(p, "a"), Decode: inGroup(d, "b")}, "group"},
 		"a decode engine alone": {&lonely{}, pdflow.Pick{Decode: d}, "alone"},
 	} {

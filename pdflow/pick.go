@@ -14,17 +14,18 @@ import (
 )
 
 // Picker chooses the engines of one attempt, both with one call, since P and D are coupled: same group, reachable KV,
-// near each other. Implementations must be safe for concurrent use, must not block, and return [ErrNotReady] (or an error
-// that wraps it) if no engines are there now.
+// near each other. Implementations must be safe for concurrent use, must not block, and return [ErrNotReady] (or an
+// error that wraps it) if no engines are there now.
 //
-// Where only engines of role both serve alone ([PickInput].Both), and there are engines but none of that role, ready or not, an *[Error] of
-// [CodeUnsupported] says that waiting is of no use.
+// Where only engines of role both serve alone ([PickInput].Both), and there are engines but none of that role, ready or
+// not, an *[Error] of [CodeUnsupported] says that waiting is of no use.
 //
-// A picker that also has Changed() <-chan struct{}, a channel closed at the next change of its engines, lets a flow wait for
-// engines a moment before it gives up.
+// A picker that also has Changed() <-chan struct{}, a channel closed at the next change of its engines, lets a flow
+// wait for engines a moment before it gives up.
 //
 // A picker that also has Ready(in *PickInput) error tells by it, without choosing, whether Pick would find engines for
-// a request: see [Flow.Ready]. in then has no Request, Header and RequestID. With Encode, an encode engine must be there.
+// a request: see [Flow.Ready]. in then has no Request, Header and RequestID. With Encode, an encode engine must be
+// there.
 type Picker interface {
 	Pick(ctx context.Context, in *PickInput) (Pick, error)
 }
@@ -37,8 +38,10 @@ type PickInput struct {
 	Attempt   int      // 1 for the first
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
-	Both      bool     // only engines of role both serve alone, and they take no part in pairs: they run without the connector (see PairOnly of connector.Traits)
-	Encode    int      // engines wanted for an encode stage, 0 for none
+	// only engines of role both serve alone, and they take no part in pairs: they run without the connector (see
+	// PairOnly of connector.Traits)
+	Both   bool
+	Encode int // engines wanted for an encode stage, 0 for none
 
 	Connector connector.KVConnector // the asking flow's, for its rules about pairs; nil for none
 }
@@ -54,11 +57,12 @@ type Pick struct {
 	Encode          []discovery.Endpoint
 	Done            func(*Outcome) // called exactly once, when both legs have ended; nil allowed
 
-	// PrefillDone is called at most once, when the prefill leg has ended, and before Done: from then on P computes nothing for this
-	// attempt. Nil allowed. Not called where the leg was never begun.
+	// PrefillDone is called at most once, when the prefill leg has ended, and before Done: from then on P computes
+	// nothing for this attempt. Nil allowed. Not called where the leg was never begun.
 	PrefillDone func()
 
-	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the choice to them.
+	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the
+	// choice to them.
 	PrefillRank, DecodeRank connector.Rank
 }
 
@@ -104,5 +108,6 @@ func (f *Flow) pickError(ctx context.Context, err error) *Error {
 	if e != nil && e.Message != "" {
 		msg = e.Message
 	}
-	return &Error{Code: CodeNoEndpoint, Phase: "pick", Connector: f.name, Message: msg, RetryAfter: time.Second, Err: err}
+	return &Error{Code: CodeNoEndpoint, Phase: "pick", Connector: f.name, Message: msg, RetryAfter: time.Second,
+		Err: err}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// prefillThenDecode is the serial order: P's answer holds what D needs.
+// prefillThenDecode is the serial order: P's response holds what D needs.
 func (a *attempt) prefillThenDecode() (*Body, *Error) {
 	p, e := a.prefill()
 	if e != nil {
@@ -47,8 +47,8 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 	return a.decodeAlone(a.whileFresh(p), leg)
 }
 
-// stale refuses a handoff that decode could only use wrongly: after P's lease its blocks belong to another prompt, and D
-// answers 200 with that prompt's text (docs/protocols/nixl.md, recording 60).
+// stale refuses a handoff that decode could only use wrongly: after P's lease its blocks belong to another prompt, and
+// D answers 200 with that prompt's text (docs/protocols/nixl.md, recording 60).
 func (a *attempt) stale(p *connector.PrefillResult) *Error {
 	age := time.Since(p.At)
 	a.out.HandoffAge = age
@@ -73,8 +73,9 @@ func (a *attempt) whileFresh(p *connector.PrefillResult) context.Context {
 }
 
 func (a *attempt) expired() *Error {
-	return &Error{Code: CodeHandoffExpired, Leg: LegDecode, Phase: "handoff", Connector: a.f.name, Endpoint: a.s.Prefill.ID,
-		Message: "the KV handoff became too old before decode could be sent"}
+	return &Error{Code: CodeHandoffExpired, Leg: LegDecode, Phase: "handoff", Connector: a.f.name,
+		Endpoint: a.s.Prefill.ID,
+		Message:  "the KV handoff became too old before decode could be sent"}
 }
 
 // awaitEvent waits for what the protocol expects between the legs.
@@ -99,14 +100,17 @@ func (a *attempt) awaitEvent() *Error {
 	return nil
 }
 
-// final lets P's answer be the client's, where the protocol says that P has finished.
+// final lets P's response be the client's, where the protocol says that P has finished.
 func (a *attempt) final(p *connector.PrefillResult) (*Body, bool, *Error) {
 	if a.f.finisher == nil {
 		return nil, false, nil
 	}
 	var answer connector.Answer
 	var ok bool
-	if e := a.guard(LegPrefill, "answer", func() error { answer, ok = a.f.finisher.Final(a.s, p); return nil }); e != nil || !ok {
+	if e := a.guard(LegPrefill, "response", func() error {
+		answer, ok = a.f.finisher.Final(a.s, p)
+		return nil
+	}); e != nil || !ok {
 		return nil, false, e
 	}
 	return finalBody(a, answer), true, nil

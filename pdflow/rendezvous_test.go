@@ -152,7 +152,8 @@ func eachClient(t *testing.T, c connector.KVConnector, limits connector.Timeouts
 				t.Cleanup(foreign.CloseIdleConnections)
 				rt = foreign
 			}
-			x := script(t, c, answer(ok), answer(ok), pdflow.WithTransport(client.wrap(rt)), pdflow.WithTimeouts(limits))
+			x := script(t, c, answer(ok), answer(ok), pdflow.WithTransport(client.wrap(rt)),
+				pdflow.WithTimeouts(limits))
 			test(t, x, n, client.http2)
 		})
 	}
@@ -176,7 +177,8 @@ func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 				n.delay[here] = 50 * time.Millisecond // so that the other connection stands first
 				if n.down[here] = down != ""; !n.down[here] {
 					require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t))
-					require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t), "over the same connections")
+					require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t),
+						"over the same connections")
 					return
 				}
 				r := post(t, x.url, "/v1/completions", completion("a", ""))

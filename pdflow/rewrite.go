@@ -39,7 +39,7 @@ func (a *attempt) rewriting(status int) (fn connector.EventFunc) {
 	return fn
 }
 
-// awaitPrefill returns P's answer. Where both legs run together it waits for it.
+// awaitPrefill returns P's response. Where both legs run together it waits for it.
 func (a *attempt) awaitPrefill() *connector.PrefillResult {
 	if a.pEnded != nil {
 		select {

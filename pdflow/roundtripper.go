@@ -17,12 +17,12 @@ import (
 //	proxy.Transport = flow.RoundTripper(http.DefaultTransport)
 //
 // POST requests of the client APIs' paths run over two engines, whatever host their URL names, and their legs go out
-// through next; other requests go to next as they are. next must not follow redirects, and should be the same for all of a
-// flow's requests. Its errors are asked for what was sent by transport.Classify.
+// through next; other requests go to next as they are. next must not follow redirects, and should be the same for all
+// of a flow's requests. Its errors are asked for what was sent by transport.Classify.
 //
-// What ServeHTTP answers with a status is a response here, too, with the same header and body. The only error is that of
-// the request's context. A response that breaks on its way ends with io.ErrUnexpectedEOF. The request is not changed, and
-// its body always closed.
+// What ServeHTTP answers with a status is a response here, too, with the same header and body. The only error is that
+// of the request's context. A response that breaks on its way ends with io.ErrUnexpectedEOF. The request is not
+// changed, and its body always closed.
 func (f *Flow) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &roundTripper{f: f, next: next, door: newDoor(next)}
 }
@@ -84,7 +84,8 @@ func (f *Flow) writeError(w http.ResponseWriter, r *http.Request, id string, e *
 }
 
 func responseTo(r *http.Request, status int, h http.Header, body io.ReadCloser) *http.Response {
-	return &http.Response{Status: strconv.Itoa(status) + " " + http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1",
+	return &http.Response{Status: strconv.Itoa(status) + " " + http.StatusText(status), StatusCode: status,
+		Proto:      "HTTP/1.1",
 		ProtoMajor: 1, ProtoMinor: 1, Header: h, Body: body, ContentLength: -1, Request: r}
 }
 

@@ -34,7 +34,8 @@ func behind(t *testing.T, x *scripted, ctx context.Context, path, body string) (
 }
 
 func TestAClientBehindTheRoundTripper(t *testing.T) {
-	for name, order := range map[string]connector.Order{"serial": connector.PrefillThenDecode, "together": connector.Together} {
+	for name, order := range map[string]connector.Order{"serial": connector.PrefillThenDecode,
+		"together": connector.Together} {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, &fake{order: order}, answer(ok), answer(`{"choices":[{"text":"from D"}]}`))
 			resp, err := behind(t, x, context.Background(), "/v1/completions", `{"prompt":"hi"}`)
@@ -104,7 +105,8 @@ func TestOtherPathsGoToNext(t *testing.T) {
 	next := &http.Transport{}
 	defer next.CloseIdleConnections()
 	c := &http.Client{Transport: x.flow.RoundTripper(next)}
-	for _, r := range []struct{ method, path string }{{"GET", "/v1/models"}, {"GET", "/v1/completions"}, {"POST", "/tokenize"}} {
+	for _, r := range []struct{ method, path string }{{"GET", "/v1/models"}, {"GET", "/v1/completions"},
+		{"POST", "/tokenize"}} {
 		req, err := http.NewRequest(r.method, other.URL+r.path, http.NoBody)
 		require.NoError(t, err)
 		resp, err := c.Do(req)

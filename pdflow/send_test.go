@@ -67,7 +67,9 @@ func TestSendCutsAndSaysSo(t *testing.T) {
 
 func TestAClosedResponseIsNotSent(t *testing.T) {
 	x := start(t, setup{})
-	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
+	resp, err := x.flow.Do(
+		t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))},
+	)
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	w := httptest.NewRecorder()
@@ -106,7 +108,8 @@ func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
 				}
 				_, err := p.listen(t, h).Write(request)
 				require.NoError(t, err)
-				require.Eventually(t, func() bool { return strings.Contains(x.all(), "freed") }, 8*time.Second, 5*time.Millisecond,
+				require.Eventually(t, func() bool { return strings.Contains(x.all(), "freed") }, 8*time.Second,
+					5*time.Millisecond,
 					"the decode engine still works for a client that reads nothing")
 				if send {
 					require.ErrorIs(t, <-sent, pdflow.ErrClientGone)
@@ -149,7 +152,8 @@ func (failing) Write([]byte) (int, error) { return 0, net.ErrClosed }
 
 func TestAFailedWriteIsTheClientsLeaving(t *testing.T) {
 	x := start(t, setup{})
-	resp, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
+	resp, err := x.flow.Do(context.Background(),
+		&pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
 	require.NoError(t, err)
 	err = resp.Send(failing{httptest.NewRecorder()}, httptest.NewRequest(http.MethodPost, "/", nil))
 	assert.ErrorIs(t, err, pdflow.ErrClientGone)

@@ -15,8 +15,10 @@ func TestOneRequestOverTwoEngines(t *testing.T) {
 	for _, c := range []struct{ name, path, body string }{
 		{"completions", "/v1/completions", completion(longPrompt, "")},
 		{"completions, streamed", "/v1/completions", completion(longPrompt, `"stream":true`)},
-		{"chat", "/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"` + longPrompt + `"}],"max_tokens":16}`},
-		{"chat, streamed", "/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"` + longPrompt + `"}],"max_completion_tokens":16,"stream":true,"stream_options":{"include_usage":true}}`},
+		{"chat", "/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"` + longPrompt +
+			`"}],"max_tokens":16}`},
+		{"chat, streamed", "/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"` +
+			longPrompt + `"}],"max_completion_tokens":16,"stream":true,"stream_options":{"include_usage":true}}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := start(t, setup{})

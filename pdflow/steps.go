@@ -17,13 +17,14 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// Steps is one request whose legs the caller sends, with a client, a router or an Envoy of its own. [Flow.Begin] makes it.
+// Steps is one request whose legs the caller sends, with a client, a router or an Envoy of its own. [Flow.Begin] makes
+// it.
 //
-// It is driven so: Next gives the next leg; the caller sends it and tells with Done what came of it; and so on, until Next
-// gives the response. Two legs that run together come from two calls of Next: the second does not wait for the first's end,
-// so a leg is best sent by a goroutine of its own. Retries at other pairs, a fallback and the encode stage give further
-// legs, by the same rules as [Flow.Do]: it is the same code, which waits in each leg's place until Done is called. End must
-// be called, and ends the request whatever its state.
+// It is driven so: Next gives the next leg; the caller sends it and tells with Done what came of it; and so on, until
+// Next gives the response. Two legs that run together come from two calls of Next: the second does not wait for the
+// first's end, so a leg is best sent by a goroutine of its own. Retries at other pairs, a fallback and the encode stage
+// give further legs, by the same rules as [Flow.Do]: it is the same code, which waits in each leg's place until Done is
+// called. End must be called, and ends the request whatever its state.
 //
 // Methods may be called concurrently.
 type Steps struct {
@@ -43,23 +44,25 @@ type Steps struct {
 	calls watchdog   // expires when the caller has forgotten the request
 }
 
-// ErrForgotten is the error of a request that was begun with [Flow.Begin] and on which the caller made no call for so long
-// that the flow ended it: see [WithStepsLimit].
+// ErrForgotten is the error of a request that was begun with [Flow.Begin] and on which the caller made no call for so
+// long that the flow ended it: see [WithStepsLimit].
 var ErrForgotten error = &Error{Code: CodeForgotten}
 
-// Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole request.
+// Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole
+// request.
 //
-// [Step.Send] keeps all guarantees of [Flow.Do]. A caller that takes a step's bytes gives up two guards that need a hand on
-// the connection: legs that run together are not held until both engines are reached, so that it should send both or
-// neither; and a handoff's age is asked when the step is taken, not when decode's connection stands. Side calls of a
-// connector's clean-up after End fail, since nobody is there to send them.
+// [Step.Send] keeps all guarantees of [Flow.Do]. A caller that takes a step's bytes gives up two guards that need a
+// hand on the connection: legs that run together are not held until both engines are reached, so that it should send
+// both or neither; and a handoff's age is asked when the step is taken, not when decode's connection stands. Side calls
+// of a connector's clean-up after End fail, since nobody is there to send them.
 func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	c, e := f.read(in)
 	if e != nil {
 		return nil, e
 	}
-	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}), limit: f.opts.stepsLimit,
-		f: f, id: c.id}
+	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}),
+		limit: f.opts.stepsLimit,
+		f:     f, id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	s.calls.born, s.calls.expire = time.Now(), func() { s.end(errForgotten) }
 	s.touch()
@@ -74,8 +77,8 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	return s, nil
 }
 
-// Next returns the next leg to send, else the response, else the request's error. It blocks until there is one of them. A
-// response whose Body is nil is one that the caller has relayed ([Step.Relay]).
+// Next returns the next leg to send, else the response, else the request's error. It blocks until there is one of them.
+// A response whose Body is nil is one that the caller has relayed ([Step.Relay]).
 func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
 	s.touch()
 	select {
@@ -96,9 +99,9 @@ func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
 	}
 }
 
-// End ends the request. Before the response is known it cancels the legs that run. After that it closes the response's Body:
-// one that was read to its end counts as served, another as a client that left. For a relayed response err says how that
-// ended; nil is whole. Further calls do nothing.
+// End ends the request. Before the response is known it cancels the legs that run. After that it closes the response's
+// Body: one that was read to its end counts as served, another as a client that left. For a relayed response err says
+// how that ended; nil is whole. Further calls do nothing.
 func (s *Steps) End(err error) { s.end(err) }
 
 func (s *Steps) end(err error) {
@@ -124,8 +127,8 @@ func (s *Steps) end(err error) {
 	})
 }
 
-// WriteError writes an error of Next to a client as ServeHTTP would: with the flow's error handler, the request's ID and the
-// way it was served.
+// WriteError writes an error of Next to a client as ServeHTTP would: with the flow's error handler, the request's ID
+// and the way it was served.
 func (s *Steps) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -165,7 +168,8 @@ type stepResult struct {
 
 // park gives a leg to the caller and waits for what comes of it.
 func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (*http.Response, error) {
-	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, s: s, a: a, ctx: ctx, body: r.Body, length: r.ContentLength,
+	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, s: s, a: a, ctx: ctx, body: r.Body,
+		length:   r.ContentLength,
 		Deadline: a.watch.deadline(), result: make(chan stepResult, 1)}
 	if o != nil {
 		step.Leg, step.Endpoint = o.Leg, a.endpoint(o.Leg)
@@ -219,8 +223,8 @@ var (
 // Context ends when nobody waits for the step's result any more: the request has ended, or a phase ran out of time.
 func (st *Step) Context() context.Context { return st.ctx }
 
-// Body takes the step and returns its body. A step can be taken once, since engines would read the same handoff twice, and a
-// decode leg only before Expires. The error is an *[Error].
+// Body takes the step and returns its body. A step can be taken once, since engines would read the same handoff twice,
+// and a decode leg only before Expires. The error is an *[Error].
 func (st *Step) Body() ([]byte, error) {
 	if err := st.take(); err != nil {
 		return nil, err
@@ -248,7 +252,8 @@ func (st *Step) Request() (*http.Request, error) {
 
 func (st *Step) request(ctx context.Context) *http.Request {
 	r := blank.WithContext(ctx)
-	r.Method, r.URL, r.Host, r.Header, r.Body, r.ContentLength = st.Method, st.URL, st.URL.Host, st.Header, st.body, st.length
+	r.Method, r.URL, r.Host, r.Header, r.Body, r.ContentLength = st.Method, st.URL, st.URL.Host, st.Header, st.body,
+		st.length
 	return r
 }
 
@@ -291,8 +296,9 @@ func (st *Step) take() error {
 	return nil
 }
 
-// Done tells what came of the step: the engine's response, whose body the flow reads and closes, or the error of sending,
-// as an http.RoundTripper returns them. Errors of package transport say what was sent; any other counts as maybe sent.
+// Done tells what came of the step: the engine's response, whose body the flow reads and closes, or the error of
+// sending, as an http.RoundTripper returns them. Errors of package transport say what was sent; any other counts as
+// maybe sent.
 func (st *Step) Done(resp *http.Response, err error) {
 	st.s.touch()
 	st.mu.Lock()
@@ -336,10 +342,10 @@ func (st *Step) giveUp() {
 var ErrNotRelayed = errors.New("pdflow: the flow must read this response: give it to Done")
 
 // Relay tells that decode answered with status, and that the caller passes that response on by itself, so that the flow
-// sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. While a prefill runs
-// beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
-// [ErrNotRelayed] for a leg that is not decode, where the connector changes decode's response, and where decode's response
-// decides whether a prefill follows.
+// sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. While a prefill
+// runs beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
+// [ErrNotRelayed] for a leg that is not decode, where the connector changes decode's response, and where decode's
+// response decides whether a prefill follows.
 func (st *Step) Relay(status int) error {
 	st.s.touch()
 	if !st.Relayable() {

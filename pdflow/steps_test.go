@@ -24,8 +24,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// drive sends a request's legs as a host would, each in a goroutine of its own, and returns the response. The legs' kinds are
-// in the order in which they came.
+// drive sends a request's legs as a host would, each in a goroutine of its own, and returns the response. The legs'
+// kinds are in the order in which they came.
 func drive(t *testing.T, s *pdflow.Steps) (legs []string, resp *pdflow.Response, err error) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -49,7 +49,9 @@ func drive(t *testing.T, s *pdflow.Steps) (legs []string, resp *pdflow.Response,
 
 func begin(t *testing.T, f *pdflow.Flow, body string, given *pdflow.Pick) *pdflow.Steps {
 	t.Helper()
-	s, err := f.Begin(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(body), Pick: given})
+	s, err := f.Begin(
+		context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(body), Pick: given},
+	)
 	require.NoError(t, err)
 	t.Cleanup(func() { s.End(nil) })
 	return s
@@ -114,7 +116,8 @@ func TestStepsRetryAtAnotherPair(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, ok)
 	}
-	x := script(t, &fake{}, first, answer(fromD), pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
+	x := script(t, &fake{}, first, answer(fromD),
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
 	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
 	legs, resp, err := drive(t, s)
 	require.NoError(t, err)
@@ -141,7 +144,8 @@ func TestAStepIsTakenOnce(t *testing.T) {
 
 // A decode leg that the host lets lie until its handoff is too old is refused, and so fails the attempt.
 func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
-	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithTimeouts(connector.Timeouts{Handoff: 50 * time.Millisecond}))
+	x := script(t, &fake{}, answer(ok), answer(fromD),
+		pdflow.WithTimeouts(connector.Timeouts{Handoff: 50 * time.Millisecond}))
 	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
 	step, _, err := s.Next(context.Background())
 	require.NoError(t, err)
@@ -277,12 +281,14 @@ func TestAResponseThatTheConnectorChangesIsNotRelayed(t *testing.T) {
 
 // A host that forgets to end a request is found: the request is freed, counted by its code, and logged.
 func TestAForgottenRequestIsEnded(t *testing.T) {
-	for name, upTo := range map[string]int{"before the first leg": 0, "with a leg in hand": 1, "with a response in hand": 2} {
+	for name, upTo := range map[string]int{"before the first leg": 0, "with a leg in hand": 1,
+		"with a response in hand": 2} {
 		t.Run(name, func(t *testing.T) {
 			var logged bytes.Buffer
 			x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithStepsLimit(100*time.Millisecond),
 				pdflow.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
-			s, err := x.flow.Begin(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+			s, err := x.flow.Begin(context.Background(),
+				&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
 			require.NoError(t, err)
 			switch upTo {
 			case 1:
@@ -292,7 +298,8 @@ func TestAForgottenRequestIsEnded(t *testing.T) {
 				_, _, err = drive(t, s)
 				require.NoError(t, err)
 			}
-			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 && len(x.flow.Sessions()) == 0 }, 5*time.Second, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 && len(x.flow.Sessions()) == 0 },
+				5*time.Second, 5*time.Millisecond)
 			require.Len(t, x.seen.list(), 1)
 			assert.Equal(t, pdflow.CodeForgotten, x.seen.list()[0].Err.Code)
 			assert.Contains(t, logged.String(), "forgotten")
@@ -385,7 +392,8 @@ func TestStepsSendWhatDoSends(t *testing.T) {
 		}
 	}
 	x := script(t, &fake{}, engine("P", ok), engine("D", fromD))
-	in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi","max_tokens":7,"kv_transfer_params":{}}`),
+	in := &pdflow.Request{API: connector.APICompletions,
+		Body:   []byte(`{"prompt":"hi","max_tokens":7,"kv_transfer_params":{}}`),
 		Header: http.Header{"Authorization": {"Bearer x"}, "Cookie": {"no"}}}
 	resp, err := x.flow.Do(context.Background(), in)
 	require.NoError(t, err)

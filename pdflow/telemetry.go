@@ -46,7 +46,8 @@ type labels struct{ leg, mode, code, reason string }
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
 func newTelemetry(f *Flow) (*telemetry, error) {
-	t := &telemetry{propagator: f.opts.propagator, connector: f.name, attributes: f.opts.attributes, sets: map[labels]metric.MeasurementOption{}}
+	t := &telemetry{propagator: f.opts.propagator, connector: f.name, attributes: f.opts.attributes,
+		sets: map[labels]metric.MeasurementOption{}}
 	if t.propagator == nil {
 		t.propagator = propagation.TraceContext{}
 	}
@@ -61,23 +62,27 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	m := mp.Meter(scope, metric.WithInstrumentationVersion(Version))
 	var errs [12]error
 	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
-		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(durations...))
+		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
+			metric.WithExplicitBucketBoundaries(durations...))
 		return h
 	}
 	count := func(i int, name, unit, help string) (c metric.Int64Counter) {
 		c, errs[i] = m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
 		return c
 	}
-	t.requests = hist(0, "pd.request.duration", "s", "Requests, from the body's last byte to the answer's end")
+	t.requests = hist(0, "pd.request.duration", "s", "Requests, from the body's last byte to the response's end")
 	t.firstChunk = hist(1, "pd.time_to_first_chunk", "s", "From the body's last byte to decode's first event")
-	t.legs = hist(2, "pd.leg.duration", "s", "Legs, from sending to the end of the answer")
+	t.legs = hist(2, "pd.leg.duration", "s", "Legs, from sending to the end of the response")
 	t.handoffAge = hist(3, "pd.handoff.age", "s", "Age of the KV handoff when decode was described")
 	t.created = count(4, "pd.sessions.created", "{session}", "Attempts begun")
-	t.expired = count(5, "pd.sessions.expired", "{session}", "Attempts whose handoff became too old, or was left to its lease")
+	t.expired = count(5, "pd.sessions.expired", "{session}",
+		"Attempts whose handoff became too old, or was left to its lease")
 	t.retries = count(6, "pd.retries", "{attempt}", "Attempts after the first")
 	t.fallbacks = count(7, "pd.fallbacks", "{request}", "Requests served otherwise than configured")
-	t.unsupportedN = count(8, "pd.unsupported", "{request}", "Requests that two engines cannot carry, by the member that prevents it")
-	t.kvTokens = count(9, "pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that decode took")
+	t.unsupportedN = count(8, "pd.unsupported", "{request}",
+		"Requests that two engines cannot carry, by the member that prevents it")
+	t.kvTokens = count(9, "pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that "+
+		"decode took")
 	t.orphans = count(11, "pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing")
 	if errs[10] = t.observeActive(m, f); errs[10] != nil {
 		return nil, errs[10]
@@ -92,7 +97,8 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 
 // observeActive counts what is in flight when it is asked, which costs requests nothing.
 func (t *telemetry) observeActive(m metric.Meter, f *Flow) error {
-	active, err := m.Int64ObservableUpDownCounter("pd.sessions.active", metric.WithUnit("{session}"), metric.WithDescription("Requests in flight"))
+	active, err := m.Int64ObservableUpDownCounter("pd.sessions.active", metric.WithUnit("{session}"),
+		metric.WithDescription("Requests in flight"))
 	if err != nil {
 		return err
 	}
@@ -111,7 +117,8 @@ func (t *telemetry) set(l labels) metric.MeasurementOption {
 		return s
 	}
 	kv := append([]attribute.KeyValue{attribute.String("pd.connector", t.connector)}, t.attributes...)
-	for _, p := range [...]struct{ k, v string }{{"pd.leg", l.leg}, {"pd.mode", l.mode}, {"error.type", l.code}, {"pd.reason", l.reason}} {
+	for _, p := range [...]struct{ k, v string }{{"pd.leg", l.leg}, {"pd.mode", l.mode}, {"error.type", l.code},
+		{"pd.reason", l.reason}} {
 		if p.v != "" {
 			kv = append(kv, attribute.String(p.k, p.v))
 		}
@@ -136,14 +143,17 @@ func (t *telemetry) startRequest(ctx context.Context, x *exchange) (context.Cont
 	}
 	ctx = t.propagator.Extract(ctx, propagation.HeaderCarrier(x.header))
 	return t.tracer.Start(ctx, "pd.request", trace.WithAttributes(
-		attribute.String("pd.connector", x.f.name), attribute.String("pd.order", x.f.order.String()), attribute.String("pd.request_id", x.id),
-		attribute.String("pd.api", x.req.API.String()), attribute.String("gen_ai.request.model", x.req.Model), attribute.Bool("gen_ai.request.stream", x.req.Stream)))
+		attribute.String("pd.connector", x.f.name), attribute.String("pd.order", x.f.order.String()),
+		attribute.String("pd.request_id", x.id),
+		attribute.String("pd.api", x.req.API.String()), attribute.String("gen_ai.request.model", x.req.Model),
+		attribute.Bool("gen_ai.request.stream", x.req.Stream)))
 }
 
 func (t *telemetry) endRequest(x *exchange, e *Error) {
 	mode := x.served()
 	if t.recorded {
-		t.requests.Record(x.client, time.Since(x.start).Seconds(), t.set(labels{mode: string(mode), code: codeLabel(e)}))
+		t.requests.Record(x.client, time.Since(x.start).Seconds(),
+			t.set(labels{mode: string(mode), code: codeLabel(e)}))
 	}
 	if x.span == nil {
 		return
@@ -206,7 +216,7 @@ func (t *telemetry) handoff(a *attempt, age time.Duration) {
 	}
 }
 
-// firstEvent records how long the client waited for the answer that it got.
+// firstEvent records how long the client waited for the response that it got.
 func (t *telemetry) firstEvent(a *attempt) {
 	if o := &a.out.Decode; t.recorded && !o.FirstByte.IsZero() {
 		t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), t.set(labels{mode: string(a.mode)}))
@@ -229,8 +239,10 @@ func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
 	a.begun[i] = true
 	if t := a.f.tel; t.tracer != nil {
 		ctx, a.span[i] = t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
-			attribute.String("pd.leg", string(leg)), attribute.String("pd.connector", a.f.name), attribute.String("pd.session_id", a.s.ID),
-			attribute.String("pd.endpoint", ep), attribute.String("pd.pair", a.s.Prefill.ID+" "+a.s.Decode.ID), attribute.Int("pd.attempt", a.s.Attempt)))
+			attribute.String("pd.leg", string(leg)), attribute.String("pd.connector", a.f.name),
+			attribute.String("pd.session_id", a.s.ID),
+			attribute.String("pd.endpoint", ep), attribute.String("pd.pair", a.s.Prefill.ID+" "+
+				a.s.Decode.ID), attribute.Int("pd.attempt", a.s.Attempt)))
 		if leg == LegDecode && a.out.HandoffAge > 0 {
 			a.span[i].SetAttributes(attribute.Float64("pd.handoff.age", a.out.HandoffAge.Seconds()))
 		}
@@ -255,7 +267,8 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 		t.legs.Record(a.x.client, o.Duration().Seconds(), t.set(labels{leg: string(o.Leg), code: codeLabel(o.Err)}))
 	}
 	if s := a.span[i]; s != nil {
-		s.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.Int64("pd.request.bytes", o.RequestBytes), attribute.Int64("pd.response.bytes", o.ResponseBytes))
+		s.SetAttributes(attribute.Int("http.response.status_code", o.Status),
+			attribute.Int64("pd.request.bytes", o.RequestBytes), attribute.Int64("pd.response.bytes", o.ResponseBytes))
 		if !o.FirstByte.IsZero() {
 			s.SetAttributes(attribute.Float64("pd.time_to_first_byte", o.FirstByte.Sub(o.Start).Seconds()))
 		}

@@ -17,11 +17,14 @@ type decodeEnd struct {
 	e    *Error
 }
 
-// together sends both legs at once. Decode's head is held until prefill succeeded or decode's first event came. A failed prefill
-// cancels decode at once: nobody else tells D, which would wait for minutes (docs/protocols/mooncake.md §4).
+// together sends both legs at once. Decode's head is held until prefill succeeded or decode's first event came. A
+// failed prefill cancels decode at once: nobody else tells D, which would wait for minutes (docs/protocols/mooncake.md
+// §4).
 func (a *attempt) together() (*Body, *Error) {
 	decodeLeg := connector.NewLeg(a.x.req)
-	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg) }); e != nil {
+	if e := a.guard(LegDecode, "describe", func() error {
+		return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg)
+	}); e != nil {
 		return nil, e
 	}
 	a.rendezvous = newRendezvous()
@@ -58,7 +61,10 @@ func (a *attempt) goDecode(leg *connector.Leg) <-chan decodeEnd {
 	ch := make(chan decodeEnd, 1)
 	a.bg.Go(func() {
 		var end decodeEnd
-		if e := a.guard(LegDecode, "send", func() error { end.body, end.e = a.decode(a.ctx, leg); return nil }); e != nil {
+		if e := a.guard(LegDecode, "send", func() error {
+			end.body, end.e = a.decode(a.ctx, leg)
+			return nil
+		}); e != nil {
 			end.e = e
 		}
 		ch <- end
@@ -66,8 +72,8 @@ func (a *attempt) goDecode(leg *connector.Leg) <-chan decodeEnd {
 	return ch
 }
 
-// join waits for both legs that are in flight. The answer goes out with decode's first event; prefill may still be ending
-// then, and the attempt's end waits for it.
+// join waits for both legs that are in flight. The response goes out with decode's first event; prefill may still be
+// ending then, and the attempt's end waits for it.
 func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*Body, *Error) {
 	for {
 		select {

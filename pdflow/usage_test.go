@@ -26,7 +26,8 @@ func usageOf(t *testing.T, o *outcomes) pdflow.Usage {
 
 // Whole responses of every API tell their tokens: decode took over the prompt that prefill computed.
 func TestUsageOfWholeResponses(t *testing.T) {
-	for _, api := range []connector.API{connector.APIChat, connector.APICompletions, connector.APIResponses, connector.APIMessages} {
+	for _, api := range []connector.API{connector.APIChat, connector.APICompletions, connector.APIResponses,
+		connector.APIMessages} {
 		t.Run(api.String(), func(t *testing.T) {
 			x := start(t, setup{})
 			r := post(t, x.url, api.Path(), bodyOf(api, ""))
@@ -55,7 +56,8 @@ func bodyOf(api connector.API, more string) string {
 	return completion(longPrompt, strings.TrimPrefix(more, ","))
 }
 
-// A stream tells its tokens if the client asked, or the flow; and what only the flow asked for does not reach the client.
+// A stream tells its tokens if the client asked, or the flow; and what only the flow asked for does not reach the
+// client.
 func TestUsageOfStreams(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts  []pdflow.Option
@@ -68,7 +70,8 @@ func TestUsageOfStreams(t *testing.T) {
 		"the flow asks":   {[]pdflow.Option{pdflow.WithUsage()}, `"stream":true`, true, false},
 		"the flow asks beside another option": {[]pdflow.Option{pdflow.WithUsage()},
 			`"stream":true,"stream_options":{"continuous_usage_stats":false}`, true, false},
-		"both ask": {[]pdflow.Option{pdflow.WithUsage()}, `"stream":true,"stream_options":{"include_usage":true}`, true, true},
+		"both ask": {[]pdflow.Option{pdflow.WithUsage()}, `"stream":true,"stream_options":{"include_usage":true}`, true,
+			true},
 	} {
 		for _, api := range []connector.API{connector.APIChat, connector.APICompletions} {
 			t.Run(name+", "+api.String(), func(t *testing.T) {
@@ -90,15 +93,18 @@ func TestUsageOfStreams(t *testing.T) {
 
 // What decode reused is what it did not compute; without a prefill it is the engine's own cache.
 func TestUsageTellsWhatDecodeReused(t *testing.T) {
-	x := script(t, &fake{}, answer(`{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":2}}}`),
-		answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}`))
+	x := script(
+		t, &fake{}, answer(`{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":2}}}`),
+		answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3,`+
+			`"prompt_tokens_details":{"cached_tokens":8}}}`))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
 	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
 	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3, Cached: 2, Reused: 8}, usageOf(t, x.seen))
 
 	alone := x.pair
 	alone.Prefill.URL = nil
-	resp, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &alone})
+	resp, err := x.flow.Do(context.Background(),
+		&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &alone})
 	require.NoError(t, err)
 	_, _ = io.Copy(io.Discard, resp.Body)
 	require.NoError(t, resp.Body.Close())

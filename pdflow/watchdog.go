@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// watchdog ends an attempt one of whose phases takes too long. Phases follow each other, and so do the reads of a streamed
-// response, many thousands a second: a new limit therefore costs an atomic store. The timer is set for the first limit, looks
-// again when it fires, and is set for what is left then.
+// watchdog ends an attempt one of whose phases takes too long. Phases follow each other, and so do the reads of a
+// streamed response, many thousands a second: a new limit therefore costs an atomic store. The timer is set for the
+// first limit, looks again when it fires, and is set for what is left then.
 type watchdog struct {
 	expire func()
 	born   time.Time

@@ -24,7 +24,8 @@ type lone struct{ e discovery.Endpoint }
 
 func (p lone) Pick(context.Context, *PickInput) (Pick, error) { return Pick{Decode: p.e}, nil }
 
-// meanwhile is a route that is replaced, and its flow shut down, between a request's look at it and the request's start.
+// meanwhile is a route that is replaced, and its flow shut down, between a request's look at it and the request's
+// start.
 type meanwhile struct {
 	flow  *Flow
 	once  sync.Once
@@ -70,6 +71,10 @@ func TestASuccessorServesWhatItsPredecessorNoLongerTakes(t *testing.T) {
 	assert.Equal(t, http.StatusOK, ask(m))
 
 	last := flow()
-	require.NoError(t, m.SetRoutes(map[string]Server{"": &meanwhile{flow: last, event: func() { assert.NoError(t, last.Shutdown(context.Background())) }}}))
+	require.NoError(
+		t, m.SetRoutes(map[string]Server{"": &meanwhile{flow: last, event: func() {
+			assert.NoError(t, last.Shutdown(context.Background()))
+		}}}),
+	)
 	assert.Equal(t, http.StatusServiceUnavailable, ask(m), "without a successor it is draining")
 }

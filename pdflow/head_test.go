@@ -15,9 +15,11 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// D's refusal counts however it arrives: in one piece, or in two with a pause between them. What is no refusal reaches the client whole.
+// D's refusal counts however it arrives: in one piece, or in two with a pause between them. What is no refusal reaches
+// the client whole.
 func TestAnAnswerThatDecidesIsReadToItsEnd(t *testing.T) {
-	const refusal = `{"id":"a","object":"text_completion","choices":[{"index":0,"text":"","finish_reason":"cache_threshold"}]}`
+	const refusal = `{"id":"a","object":"text_completion","choices":[{"index":0,"text":"",` +
+		`"finish_reason":"cache_threshold"}]}`
 	long := `{"id":"a","choices":[{"index":0,"text":"` + strings.Repeat("x", 100<<10) + `","finish_reason":"length"}]}`
 	inPieces := func(text string) handler {
 		return func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
@@ -40,7 +42,9 @@ func TestAnAnswerThatDecidesIsReadToItsEnd(t *testing.T) {
 				inPieces(text)(x, w, r, body)
 			}
 			x := script(t, &cold{fake{order: connector.DecodeFirst}}, answer(ok), d)
-			resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
+			resp, err := x.flow.Do(
+				t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))},
+			)
 			require.NoError(t, err)
 			got, err := io.ReadAll(resp.Body)
 			require.NoError(t, err)

@@ -48,7 +48,9 @@ func TestTheEngineThatFailedIsTheOneThatIsBlamed(t *testing.T) {
 	require.Equal(t, pdflow.LegDecode, last(x).Err.Leg)
 
 	y := start(t, setup{prefill: enginesim.Config{Lease: time.Second}})
-	y.p.Inject(enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Mutate: func(h map[string]any) { clear(h) }, Count: -1})
+	y.p.Inject(
+		enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Mutate: func(h map[string]any) { clear(h) }, Count: -1},
+	)
 	post(t, y.url, "/v1/completions", completion(longPrompt, ""))
 	require.Equal(t, pdflow.LegPrefill, y.seen.list()[0].Err.Leg, "a missing handoff is P's fault")
 }
@@ -68,33 +70,42 @@ func TestAClientCannotFakeAnAbort(t *testing.T) {
 	r := post(t, x.url, "/v1/responses", `{"input":"a","metadata":{"finish_reason":"abort"}}`)
 	require.NoError(t, r.err)
 	require.Equal(t, 200, r.status)
-	x = script(t, &fake{}, answer(ok), answer(`{"choices":[{"message":{"content":"{\"finish_reason\":\"abort\"}"},"finish_reason":"stop"}]}`))
+	x = script(
+		t, &fake{}, answer(ok), answer(`{"choices":[{"message":{"content":"{\"finish_reason\":\"abort\"}"},`+
+			`"finish_reason":"stop"}]}`),
+	)
 	require.Equal(t, 200, post(t, x.url, "/v1/chat/completions", `{"messages":[]}`).status)
 }
 
 // An abort shows wherever reads cut it, whether the client streams or not, through ServeHTTP and through Do.
 func TestAnAbortIsSeenWhereverReadsCutIt(t *testing.T) {
 	whole := `{"choices":[{"text":"abc","finish_reason":"abort","stop_reason":null}],"usage":null}`
-	stream := `data: {"choices":[{"text":"abc","finish_reason":null}]}` + "\n\n" + `data: {"choices":[{"text":"","finish_reason":"abort","stop_reason":null}]}` + "\n\n" + `data: {"choices":[],"usage":{}}` + "\n\ndata: [DONE]\n\n"
+	stream := `data: {"choices":[{"text":"abc","finish_reason":null}]}` + "\n\n" +
+		`data: {"choices":[{"text":"","finish_reason":"abort","stop_reason":null}]}` + "\n\n" +
+		`data: {"choices":[],"usage":{}}` + "\n\ndata: [DONE]\n\n"
 	for name, text := range map[string]string{"whole": whole, "stream": stream} {
 		t.Run(name, func(t *testing.T) {
 			for cut := 60; cut < len(text)-1; cut += 3 {
 				gate := make(chan struct{})
-				x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-					w.Header().Set("Content-Type", map[string]string{"whole": "application/json", "stream": "text/event-stream"}[name])
-					_, _ = io.WriteString(w, text[:cut])
-					_ = http.NewResponseController(w).Flush()
-					select {
-					case <-gate:
-					case <-time.After(3 * time.Millisecond):
-					}
-					_, _ = io.WriteString(w, text[cut:])
-				})
-				r := post(t, x.url, "/v1/completions", completion("a", map[string]string{"whole": "", "stream": `"stream":true`}[name]))
+				x := script(t, &fake{}, answer(ok),
+					func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+						w.Header().Set("Content-Type",
+							map[string]string{"whole": "application/json", "stream": "text/event-stream"}[name])
+						_, _ = io.WriteString(w, text[:cut])
+						_ = http.NewResponseController(w).Flush()
+						select {
+						case <-gate:
+						case <-time.After(3 * time.Millisecond):
+						}
+						_, _ = io.WriteString(w, text[cut:])
+					})
+				r := post(t, x.url, "/v1/completions",
+					completion("a", map[string]string{"whole": "", "stream": `"stream":true`}[name]))
 				require.True(t, r.err != nil || r.status == 502, "cut at %d: %d %s", cut, r.status, r.body)
 				require.False(t, r.status == 200 && strings.Contains(r.body, "[DONE]") && r.err == nil)
 
-				resp, err := x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
+				resp, err := x.flow.Do(context.Background(),
+					&pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
 				if err == nil {
 					_, err = io.ReadAll(resp.Body)
 					require.NoError(t, resp.Body.Close())
@@ -135,10 +146,16 @@ func TestAnAggregatedRequestTriesAnotherEngine(t *testing.T) {
 	x := start(t, setup{noEndpoints: true})
 	x.p.Kill()
 	_ = dead
-	flow, seen := newFlow(t, nil, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RoleDecode), endpoint(t, x.d.URL(), discovery.RoleDecode)})
+	flow, seen := newFlow(
+		t, nil, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RoleDecode),
+			endpoint(t, x.d.URL(), discovery.RoleDecode)},
+	)
 	url := serve(t, flow)
 	for range 4 {
-		require.Equal(t, 200, post(t, url, "/v1/completions", `{"model":"tiny","prompt":"abc","max_tokens":2,"n":2,"temperature":0.8}`).status)
+		require.Equal(
+			t, 200, post(t, url, "/v1/completions", `{"model":"tiny","prompt":"abc","max_tokens":2,"n":2,`+
+				`"temperature":0.8}`).status,
+		)
 	}
 	require.GreaterOrEqual(t, len(seen.list()), 5)
 }
@@ -213,11 +230,13 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 	for name, s := range map[string]*scripted{
 		"together":          script(t, &fake{order: connector.Together}, answer(ok), answer(ok)),
 		"together, P fails": script(t, &fake{order: connector.Together}, status(500), answer(ok)),
-		"decode first":      script(t, &cold{fake{order: connector.DecodeFirst}}, answer(ok), answer(`{"choices":[{"finish_reason":"cache_threshold"}]}`)),
-		"P's answer":        script(t, &finishing{}, answer(ok), answer(ok)),
+		"decode first": script(t, &cold{fake{order: connector.DecodeFirst}}, answer(ok),
+			answer(`{"choices":[{"finish_reason":"cache_threshold"}]}`)),
+		"P's answer": script(t, &finishing{}, answer(ok), answer(ok)),
 	} {
 		l := &legs{}
-		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(l), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(l),
+			pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 		require.NoError(t, err)
 		url := serve(t, flow)
 		for range 40 {
@@ -238,6 +257,8 @@ func (f pickerFunc) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error
 
 func TestTheTraceOfTheClientGoesThroughWithoutATracer(t *testing.T) {
 	x := start(t, setup{opts: []pdflow.Option{pdflow.WithPropagator(propagation.TraceContext{})}})
-	post(t, x.url, "/v1/completions", completion(longPrompt, ""), "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-	require.Equal(t, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", x.d.Requests()[0].Header.Get("traceparent"))
+	post(t, x.url, "/v1/completions", completion(longPrompt, ""), "traceparent",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+	require.Equal(t, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+		x.d.Requests()[0].Header.Get("traceparent"))
 }

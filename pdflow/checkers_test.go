@@ -21,8 +21,8 @@ func (*fragile) CheckRequest(r *connector.Request) error {
 	return nil
 }
 
-// A request that would harm an engine is answered 400, and nothing is sent: whether two engines were to serve it, one alone because of
-// another member, or one alone because the caller chose it.
+// A request that would harm an engine is answered 400, and nothing is sent: whether two engines were to serve it, one
+// alone because of another member, or one alone because the caller chose it.
 func TestARequestThatWouldHarmAnEngineIsNotSent(t *testing.T) {
 	for name, more := range map[string]string{
 		"two engines":             `"deadly":1`,
@@ -48,7 +48,9 @@ func TestARequestThatWouldHarmAnEngineIsNotSent(t *testing.T) {
 // Flows of several connectors may share their engines: what would harm them for the sake of one is refused by all.
 func TestWhatAnotherConnectorsEnginesCannotTakeIsRefused(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithRequestCheckers(&fragile{}))
-	_, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", `"deadly":1`))})
+	_, err := x.flow.Do(
+		t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", `"deadly":1`))},
+	)
 	require.Equal(t, pdflow.CodeInvalid, pdflowError(t, err).Code)
 	require.Empty(t, x.all())
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)

@@ -66,13 +66,17 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 				e.Attributes = map[string]string{"dpSize": "8"}
 				return e
 			}
-			picker := &told{pick: pdflow.Pick{Decode: ep(discovery.RoleDecode, says(200, ok)), PrefillRank: connector.RankOf(5), DecodeRank: connector.RankOf(3)}}
+			picker := &told{
+				pick: pdflow.Pick{Decode: ep(discovery.RoleDecode, says(200, ok)), PrefillRank: connector.RankOf(5),
+					DecodeRank: connector.RankOf(3)},
+			}
 			if !c.alone {
 				picker.pick.Prefill = ep(discovery.RolePrefill, c.p)
 			}
 			tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 			t.Cleanup(func() { tr.Close() })
-			flow, err := pdflow.New(&fake{order: c.order}, picker, pdflow.WithTransport(tr), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+			flow, err := pdflow.New(&fake{order: c.order}, picker, pdflow.WithTransport(tr),
+				pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
 			require.NoError(t, err)
 			post(t, serve(t, flow), "/v1/completions", completion("a", ""))
 			require.Eventually(t, func() bool {

@@ -39,17 +39,23 @@ func (b *logBuffer) String() string {
 
 func (b *logBuffer) waitFor(t *testing.T, text string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(b.String(), text) }, 2*time.Second, time.Millisecond, "%s", text)
+	require.Eventually(t, func() bool { return strings.Contains(b.String(), text) }, 2*time.Second, time.Millisecond,
+		"%s", text)
 }
 
 func TestLogsTellFailuresWithoutWhatClientsSent(t *testing.T) {
 	out := &logBuffer{}
 	logger := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	x := start(t, setup{opts: []pdflow.Option{pdflow.WithLogger(logger)}})
-	post(t, x.url, "/v1/completions", completion("a secret prompt "+longPrompt, ""), "Authorization", "Bearer key", "X-Request-Id", "one")
+	post(t, x.url, "/v1/completions", completion("a secret prompt "+longPrompt, ""), "Authorization", "Bearer key",
+		"X-Request-Id", "one")
 	out.waitFor(t, "level=DEBUG msg=\"request served\" request_id=one connector=nixl mode=disaggregated")
-	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Body: `{"error":{"message":"a secret prompt"}}`, Count: -1})
-	post(t, x.url, "/v1/completions", completion("a secret prompt", ""), "Authorization", "Bearer key", "X-Request-Id", "two")
+	x.p.Inject(
+		enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Body: `{"error":{"message":"a secret prompt"}}`,
+			Count: -1},
+	)
+	post(t, x.url, "/v1/completions", completion("a secret prompt", ""), "Authorization", "Bearer key", "X-Request-Id",
+		"two")
 	out.waitFor(t, "level=WARN msg=\"request failed\" request_id=two")
 	require.Contains(t, out.String(), "error.code=prefill_failed error.leg=prefill")
 	require.NotContains(t, out.String(), "secret")
@@ -58,10 +64,14 @@ func TestLogsTellFailuresWithoutWhatClientsSent(t *testing.T) {
 
 func TestErrorsAreWrittenByTheHandlerOfOnesChoice(t *testing.T) {
 	var got *pdflow.Error
-	x := start(t, setup{noEndpoints: true, opts: []pdflow.Option{pdflow.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
-		got = e
-		w.WriteHeader(http.StatusTeapot)
-	})}})
+	x := start(
+		t, setup{
+			noEndpoints: true,
+			opts: []pdflow.Option{
+				pdflow.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
+					got = e
+					w.WriteHeader(http.StatusTeapot)
+				})}})
 	require.Equal(t, http.StatusTeapot, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.ErrorIs(t, got, pdflow.ErrNotReady)
 	require.Equal(t, 503, got.HTTPStatus())
@@ -76,7 +86,8 @@ func TestSessionsInFlightAreListed(t *testing.T) {
 	go func() {
 		done <- post(t, x.url, "/v1/completions", completion(longPrompt, `"stream":true`), "X-Request-Id", "mine")
 	}()
-	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" }, 2*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" },
+		2*time.Second, time.Millisecond)
 	s := x.flow.Sessions()[0]
 	require.Equal(t, "mine", s.RequestID)
 	require.Equal(t, "tiny", s.Model)
