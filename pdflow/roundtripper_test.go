@@ -22,7 +22,7 @@ import (
 )
 
 // behind posts a body through an http.Client whose transport is the flow.
-func behind(t *testing.T, x *scripted, ctx context.Context, path, body string) (*http.Response, error) {
+func behind(ctx context.Context, t *testing.T, x *scripted, path, body string) (*http.Response, error) {
 	t.Helper()
 	next := &http.Transport{DisableCompression: true}
 	t.Cleanup(next.CloseIdleConnections)
@@ -38,7 +38,7 @@ func TestAClientBehindTheRoundTripper(t *testing.T) {
 		"together": connector.Together} {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, &fake{order: order}, answer(ok), answer(`{"choices":[{"text":"from D"}]}`))
-			resp, err := behind(t, x, context.Background(), "/v1/completions", `{"prompt":"hi"}`)
+			resp, err := behind(context.Background(), t, x, "/v1/completions", `{"prompt":"hi"}`)
 			require.NoError(t, err)
 			defer resp.Body.Close()
 			body, err := io.ReadAll(resp.Body)
@@ -55,7 +55,7 @@ func TestAClientBehindTheRoundTripper(t *testing.T) {
 func TestFaultsBehindTheRoundTripperAreResponses(t *testing.T) {
 	x := script(t, &fake{}, status(http.StatusBadGateway), answer(ok))
 	for name, body := range map[string]string{"engine": `{"prompt":"hi"}`, "client": `{`} {
-		resp, err := behind(t, x, context.Background(), "/v1/completions", body)
+		resp, err := behind(context.Background(), t, x, "/v1/completions", body)
 		require.NoError(t, err, name)
 		got, err := io.ReadAll(resp.Body)
 		require.NoError(t, err)
@@ -73,7 +73,7 @@ func TestFaultsBehindTheRoundTripperAreResponses(t *testing.T) {
 		}
 		cancel()
 	}()
-	resp, err := behind(t, waiting, ctx, "/v1/completions", `{"prompt":"hi"}`)
+	resp, err := behind(ctx, t, waiting, "/v1/completions", `{"prompt":"hi"}`)
 	if err == nil {
 		_ = resp.Body.Close()
 	}
@@ -88,7 +88,7 @@ func TestACutStreamBehindTheRoundTripperIsAnUnexpectedEnd(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	}
 	x := script(t, &fake{}, answer(ok), cut)
-	resp, err := behind(t, x, context.Background(), "/v1/completions", `{"prompt":"hi","stream":true}`)
+	resp, err := behind(context.Background(), t, x, "/v1/completions", `{"prompt":"hi","stream":true}`)
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	_, err = io.ReadAll(resp.Body)
