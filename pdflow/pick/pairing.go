@@ -14,7 +14,8 @@ import (
 
 // pairing is who can meet whom with one connector.
 type pairing struct {
-	traits     connector.Traits // with the picker's own rules before the connector's; zero if the caller names no connector
+	// with the picker's own rules before the connector's; zero if the caller names no connector
+	traits     connector.Traits
 	checkers   []connector.EndpointChecker
 	decisive   []string // the attributes that decide, in the order in which they are judged
 	anyVersion bool
@@ -104,7 +105,8 @@ type class struct {
 	number   uint64
 	sample   *discovery.Endpoint // any of them
 	legs     [2][]target         // its ready engines of each leg, a target for each rank
-	partners *list               // for those of the leg that is chosen first: whom they can meet, nil if there is nobody
+	// for those of the leg that is chosen first: whom they can meet, nil if there is nobody
+	partners *list
 }
 
 // classKey is a class's identity. attributes are those that decide, each ended by a byte that stands in none; "" if
