@@ -101,10 +101,10 @@ func (p *pairing) tell(g gap) string {
 // class is the engines that are alike in all that decides who can meet whom. A fleet has few of them, so that
 // compatibility is asked between classes, once per snapshot, and never between engines.
 type class struct {
-	key      classKey
-	number   uint64
-	sample   *discovery.Endpoint // any of them
-	legs     [2][]target         // its ready engines of each leg, a target for each rank
+	key    classKey
+	number uint64
+	sample *discovery.Endpoint // any of them
+	legs   [2][]target         // its ready engines of each leg, a target for each rank
 	// for those of the leg that is chosen first: whom they can meet, nil if there is nobody
 	partners *list
 }
