@@ -135,9 +135,8 @@ func TestRequestErrorKeepsItsCause(t *testing.T) {
 
 // uncarried asks the declaration of a protocol that carries all APIs.
 func uncarried(r *connector.Request, multiUse bool) string {
-	var u *connector.UnsupportedError
 	t := connector.Traits{APIs: connector.APIs(), MultiUse: multiUse}
-	if errors.As(t.CheckRequest(r), &u) {
+	if u, ok := errors.AsType[*connector.UnsupportedError](t.CheckRequest(r)); ok {
 		return u.Member
 	}
 	return ""

@@ -143,7 +143,8 @@ func TestChangedBelongsToItsVersion(t *testing.T) {
 	}
 }
 
-// Who sees the channel closed finds the successor, even if nothing lies between the two: it is there before anybody is told.
+// Who sees the channel closed finds the successor, even if nothing lies between the two: it is there before anybody is
+// told.
 func TestAClosedChannelMeansThatTheSuccessorIsThere(t *testing.T) {
 	set, _ := run(t, counting(t, "e", 1, 1))
 	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 1 }))

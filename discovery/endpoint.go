@@ -84,7 +84,8 @@ func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // Endpoint is one engine. It is a value that nobody changes once it is published: URL and Attributes are shared.
 type Endpoint struct {
-	ID         string            // unique within a Set and stable while the engine lives; host:port where a source has nothing better
+	// unique within a Set and stable while the engine lives; host:port where a source has nothing better
+	ID         string
 	URL        *url.URL          // scheme, host and optional path prefix; never user info
 	Role       Role              //
 	Phase      Phase             //
@@ -108,7 +109,8 @@ func (e Endpoint) Host() string {
 
 // LogValue logs the endpoint by ID, role and phase: addresses and attributes may be secrets of the installation.
 func (e Endpoint) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("id", e.ID), slog.String("role", e.Role.String()), slog.String("phase", e.Phase.String()))
+	return slog.GroupValue(slog.String("id", e.ID), slog.String("role", e.Role.String()),
+		slog.String("phase", e.Phase.String()))
 }
 
 // New checks a URL and returns a ready endpoint whose ID is the URL's host and port (and path, if it has one).

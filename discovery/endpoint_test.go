@@ -72,7 +72,8 @@ func TestRolesAreSets(t *testing.T) {
 
 func TestRolesAndPhasesHaveNames(t *testing.T) {
 	for name, r := range map[string]discovery.Role{
-		"prefill": discovery.RolePrefill, "decode": discovery.RoleDecode, "both": discovery.RoleBoth, "encode": discovery.RoleEncode,
+		"prefill": discovery.RolePrefill, "decode": discovery.RoleDecode, "both": discovery.RoleBoth,
+		"encode": discovery.RoleEncode,
 	} {
 		out, err := json.Marshal(r)
 		require.NoError(t, err)
@@ -82,10 +83,12 @@ func TestRolesAndPhasesHaveNames(t *testing.T) {
 		assert.Equal(t, r, back)
 	}
 	was := discovery.RoleDecode
-	require.EqualError(t, was.UnmarshalText([]byte("Decode")), `role "Decode" is not one of prefill, decode, both, encode`)
+	require.EqualError(t, was.UnmarshalText([]byte("Decode")),
+		`role "Decode" is not one of prefill, decode, both, encode`)
 	assert.Equal(t, discovery.RoleDecode, was, "a wrong name leaves the role")
 	for name, p := range map[string]discovery.Phase{
-		"ready": discovery.PhaseReady, "not-ready": discovery.PhaseNotReady, "draining": discovery.PhaseDraining, "phase(7)": 7,
+		"ready": discovery.PhaseReady, "not-ready": discovery.PhaseNotReady, "draining": discovery.PhaseDraining,
+		"phase(7)": 7,
 	} {
 		assert.Equal(t, name, p.String())
 	}

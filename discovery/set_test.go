@@ -94,16 +94,21 @@ func TestMerge(t *testing.T) {
 			lists{{endpoint(t, "b"), endpoint(t, "a")}, {endpoint(t, "d"), endpoint(t, "c")}},
 			[]string{"b::ready", "a::ready", "d::ready", "c::ready"}},
 		"an ID belongs to the earliest source, whole": {
-			lists{{endpoint(t, "a", phase(discovery.PhaseDraining))}, {endpoint(t, "a", zone("second")), endpoint(t, "b")}},
+			lists{{endpoint(t, "a", phase(discovery.PhaseDraining))},
+				{endpoint(t, "a", zone("second")), endpoint(t, "b")}},
 			[]string{"a::draining", "b::ready"}},
 		"two IDs with one URL are two endpoints": {
-			lists{{endpoint(t, "a", func(e *discovery.Endpoint) { e.ID = "x" })}, {endpoint(t, "a", func(e *discovery.Endpoint) { e.ID = "y" })}},
+			lists{{endpoint(t, "a", func(e *discovery.Endpoint) { e.ID = "x" })},
+				{endpoint(t, "a", func(e *discovery.Endpoint) { e.ID = "y" })}},
 			[]string{"x::ready", "y::ready"}},
 		"within one list the first of an ID stays": {
 			lists{{endpoint(t, "a", zone("first")), endpoint(t, "a", zone("second")), endpoint(t, "b")}},
 			[]string{"a:first:ready", "b::ready"}},
 		"an unusable endpoint is left out, the others stay": {
-			lists{{{ID: "no-url", Role: discovery.RoleBoth}, endpoint(t, "no-role", role(0)), endpoint(t, "no-id", func(e *discovery.Endpoint) { e.ID = "" }), endpoint(t, "a")}},
+			lists{
+				{{ID: "no-url", Role: discovery.RoleBoth}, endpoint(t, "no-role", role(0)),
+					endpoint(t, "no-id", func(e *discovery.Endpoint) { e.ID = "" }), endpoint(t, "a")},
+			},
 			[]string{"a::ready"}},
 		"an unusable endpoint does not hide a later source's": {
 			lists{{{ID: "a"}}, {endpoint(t, "a", zone("second"))}},
@@ -154,7 +159,8 @@ func TestWhatIsLeftOutIsReportedOnce(t *testing.T) {
 		m.Publish(endpoint(t, "a"))
 		m.Publish(endpoint(t, "a"), endpoint(t, "a"))
 		synctest.Wait()
-		assert.Equal(t, `discovery source 0: left out: endpoint "a" is listed twice`, f.all()[1], "and again when it comes back")
+		assert.Equal(t, `discovery source 0: left out: endpoint "a" is listed twice`, f.all()[1],
+			"and again when it comes back")
 	})
 }
 
@@ -221,13 +227,15 @@ func TestVerdictsOfProbes(t *testing.T) {
 		set.SetHealthy("a", false)
 		second := set.Load()
 		assert.Equal(t, []string{"a::not-ready", "b::ready", "c::draining"}, say(second))
-		assert.Equal(t, []string{"a::ready", "b::ready", "c::draining"}, say(first), "a published snapshot stays as it was")
+		assert.Equal(t, []string{"a::ready", "b::ready", "c::draining"}, say(first),
+			"a published snapshot stays as it was")
 		set.SetHealthy("a", false)
 		assert.Same(t, second, set.Load())
 
 		m.Publish(endpoint(t, "b"), endpoint(t, "a", zone("z")))
 		synctest.Wait()
-		assert.Equal(t, []string{"b::ready", "a:z:not-ready"}, say(set.Load()), "a verdict outlives the source's changes")
+		assert.Equal(t, []string{"b::ready", "a:z:not-ready"}, say(set.Load()),
+			"a verdict outlives the source's changes")
 
 		set.SetHealthy("a", true)
 		assert.Equal(t, []string{"b::ready", "a:z:ready"}, say(set.Load()))
@@ -269,18 +277,22 @@ func TestFailuresDoNotReachOtherSources(t *testing.T) {
 		watch func(ctx context.Context, publish func(discovery.Snapshot)) error
 		want  string
 	}{
-		"an error":          {func(context.Context, func(discovery.Snapshot)) error { return errors.New("down") }, "down"},
-		"nil, too early":    {func(context.Context, func(discovery.Snapshot)) error { return nil }, "ended before its context"},
-		"a panic":           {func(context.Context, func(discovery.Snapshot)) error { panic("boom") }, "panic: boom"},
-		"a foreign context": {func(context.Context, func(discovery.Snapshot)) error { return context.Canceled }, "context canceled"},
+		"an error": {func(context.Context, func(discovery.Snapshot)) error { return errors.New("down") },
+			"down"},
+		"nil, too early": {func(context.Context, func(discovery.Snapshot)) error { return nil },
+			"ended before its context"},
+		"a panic": {func(context.Context, func(discovery.Snapshot)) error { panic("boom") }, "panic: boom"},
+		"a foreign context": {func(context.Context, func(discovery.Snapshot)) error { return context.Canceled },
+			"context canceled"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m, calls := discoverytest.NewManual(), []time.Time{}
-				set, f := run(t, discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
-					calls = append(calls, time.Now())
-					return c.watch(ctx, publish)
-				}), m)
+				set, f := run(
+					t, discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
+						calls = append(calls, time.Now())
+						return c.watch(ctx, publish)
+					}), m)
 				m.Publish(endpoint(t, "a"))
 				time.Sleep(time.Minute)
 				synctest.Wait()
@@ -330,7 +342,10 @@ func TestASnapshotAfterTheReturnIsIgnoredAndReported(t *testing.T) {
 		synctest.Wait()
 		late(discovery.Snapshot{Version: 1, Endpoints: []discovery.Endpoint{endpoint(t, "a")}})
 		assert.Zero(t, set.Load().Version)
-		assert.Equal(t, []string{"discovery source 0: down", "discovery source 0: published after its Watch had returned; ignored"}, f.all())
+		assert.Equal(
+			t, []string{"discovery source 0: down", "discovery source 0: published after its Watch had " +
+				"returned; ignored"}, f.all(),
+		)
 	})
 }
 
@@ -381,7 +396,8 @@ func TestWaitReady(t *testing.T) {
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		require.ErrorIs(t, set.WaitReady(ctx, func(*discovery.Snapshot) bool { return false }), context.DeadlineExceeded)
+		require.ErrorIs(t, set.WaitReady(ctx, func(*discovery.Snapshot) bool { return false }),
+			context.DeadlineExceeded)
 	})
 }
 
@@ -462,22 +478,23 @@ func TestRunWaitsForItsSources(t *testing.T) {
 	})
 }
 
-// A snapshot that is published while Watch returns is in the set before the next Watch begins, or not at all: it cannot replace what
-// that one publishes.
+// A snapshot that is published while Watch returns is in the set before the next Watch begins, or not at all: it cannot
+// replace what that one publishes.
 func TestASnapshotNeverReplacesThatOfALaterWatch(t *testing.T) {
 	inside, release, again := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	calls := 0
-	set, publishing := discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
-		if calls++; calls == 1 {
-			go publish(discovery.Snapshot{Endpoints: []discovery.Endpoint{endpoint(t, "old"), endpoint(t, "old")}})
-			<-inside
-			return errors.New("down")
-		}
-		close(again)
-		publish(discovery.Snapshot{Endpoints: []discovery.Endpoint{endpoint(t, "new")}})
-		<-ctx.Done()
-		return nil
-	})), sync.OnceFunc(func() { close(inside); <-release })
+	set, publishing := discovery.NewSet(
+		discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
+			if calls++; calls == 1 {
+				go publish(discovery.Snapshot{Endpoints: []discovery.Endpoint{endpoint(t, "old"), endpoint(t, "old")}})
+				<-inside
+				return errors.New("down")
+			}
+			close(again)
+			publish(discovery.Snapshot{Endpoints: []discovery.Endpoint{endpoint(t, "new")}})
+			<-ctx.Done()
+			return nil
+		})), sync.OnceFunc(func() { close(inside); <-release })
 	set.OnError(func(error) { publishing() }) // of the endpoint that is listed twice: an observer that is slow
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -490,7 +507,9 @@ func TestASnapshotNeverReplacesThatOfALaterWatch(t *testing.T) {
 	}
 	close(release)
 	<-again
-	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return assert.ObjectsAreEqual([]string{"new::ready"}, say(s)) }))
+	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool {
+		return assert.ObjectsAreEqual([]string{"new::ready"}, say(s))
+	}))
 	cancel()
 	require.NoError(t, <-done)
 }

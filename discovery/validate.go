@@ -44,7 +44,8 @@ func checkURL(u *url.URL) error {
 		return errors.New("user info is not allowed in an engine's URL")
 	case strings.HasSuffix(u.Host, ":") || !validPort(u.Port()):
 		return errors.New("the port is not one of 1 to 65535: want http://HOST:PORT")
-	case !utf8.ValidString(u.Path) || strings.ContainsFunc(u.Path, unicode.IsControl): // it may become a part of the ID, and so of logs
+	// it may become a part of the ID, and so of logs
+	case !utf8.ValidString(u.Path) || strings.ContainsFunc(u.Path, unicode.IsControl):
 		return errors.New("control characters are not allowed in an engine's URL")
 	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
 		return errors.New("query and fragment are not allowed in an engine's URL")

@@ -125,7 +125,9 @@ func BenchmarkRetrier(b *testing.B) {
 		for b.Loop() {
 			req := newRequest()
 			request := &retryablehttp.Request{Request: req}
-			require.NoError(b, request.SetBody(retryablehttp.ReaderFunc(func() (io.Reader, error) { return bytes.NewReader(payload), nil })))
+			require.NoError(b, request.SetBody(retryablehttp.ReaderFunc(func() (io.Reader, error) {
+				return bytes.NewReader(payload), nil
+			})))
 			request.ContentLength = int64(len(payload))
 			_, err := client.Do(request)
 			require.NoError(b, err)

@@ -61,14 +61,16 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 		{
 			rule: "an unknown name: not sent", url: "http://engine.test",
 			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "engine.test", IsNotFound: true}}
+				return nil, &net.OpError{Op: "dial", Net: "tcp",
+					Err: &net.DNSError{Err: "no such host", Name: "engine.test", IsNotFound: true}}
 			}},
 			sent: NotSent, kind: DNS,
 		},
 		{
 			rule: "no route to the engine: not sent", url: "http://engine.test",
 			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
+				return nil, &net.OpError{Op: "dial", Net: "tcp",
+					Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
 			}},
 			sent: NotSent, kind: Refused,
 		},
@@ -105,7 +107,8 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			rule: "a head longer than the limit: maybe sent", options: Options{MaxResponseHeaderBytes: 8 << 10},
 			script: func(e *engine, c net.Conn) {
 				e.read(bufio.NewReader(c))
-				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX-Big: "+strings.Repeat("a", 64<<10)+"\r\nContent-Length: 0\r\n\r\n")
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX-Big: "+strings.Repeat("a", 64<<10)+
+					"\r\nContent-Length: 0\r\n\r\n")
 			},
 			sent: MaybeSent, kind: Protocol,
 		},
@@ -140,7 +143,8 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			sent: MaybeSent, kind: Timeout, is: context.DeadlineExceeded,
 		},
 		{
-			rule: "cancelled while dialing: not sent", url: "http://engine.test", options: Options{DialContext: blackhole},
+			rule: "cancelled while dialing: not sent", url: "http://engine.test",
+			options: Options{DialContext: blackhole},
 			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
 				ctx, cancel := context.WithCancel(ctx)
 				timer := time.AfterFunc(20*time.Millisecond, cancel)
@@ -149,7 +153,8 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			sent: NotSent, kind: Canceled, is: context.Canceled, final: true,
 		},
 		{
-			rule: "deadline while dialing: not sent", url: "http://engine.test", options: Options{DialContext: blackhole},
+			rule: "deadline while dialing: not sent", url: "http://engine.test",
+			options: Options{DialContext: blackhole},
 			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
 				return context.WithTimeout(ctx, 20*time.Millisecond)
 			},
@@ -271,7 +276,9 @@ func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 	}{
 		{"its end", func(c net.Conn) { _ = c.Close() }},
 		{"a reset", reset},
-		{"an answer that nobody asked for", func(c net.Conn) { _, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil") }},
+		{"an answer that nobody asked for", func(c net.Conn) {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+		}},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			var first net.Conn

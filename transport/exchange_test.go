@@ -254,7 +254,8 @@ func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
 func TestABusyStreamFillsReads(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		e.read(bufio.NewReader(c))
-		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+strings.Repeat("64\r\n"+strings.Repeat("x", 100)+"\r\n", 4000)+"0\r\n\r\n")
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+
+			strings.Repeat("64\r\n"+strings.Repeat("x", 100)+"\r\n", 4000)+"0\r\n\r\n")
 	})
 	resp, err := newTransport(t, nil).RoundTrip(post(t, e.url(), "x"))
 	require.NoError(t, err)
@@ -282,7 +283,8 @@ func TestARoundTripAllocatesLittle(t *testing.T) {
 			if _, err := c.Read(buf); err != nil {
 				return
 			}
-			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 00:00:00 GMT\r\nserver: uvicorn\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\nok")
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"+
+				"content-length: 2\r\ncontent-type: application/json\r\n\r\nok")
 		}
 	})
 	tr := newTransport(t, nil)

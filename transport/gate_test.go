@@ -63,7 +63,9 @@ func TestARefusedRequestIsNotSent(t *testing.T) {
 		} {
 			t.Run(name+", "+kind, func(t *testing.T) {
 				var served, accepted atomic.Int32
-				s := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
+				s := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+					served.Add(1)
+				}))
 				s.Config.Protocols = new(http.Protocols)
 				s.Config.Protocols.SetHTTP1(true)
 				s.Config.Protocols.SetUnencryptedHTTP2(true)

@@ -210,7 +210,8 @@ func canonical(name string) string {
 var lowerNames = func() map[string]string {
 	names := make(map[string]string)
 	for _, name := range []string{
-		"Cache-Control", "Connection", "Content-Encoding", "Content-Length", "Content-Type", "Date", "Keep-Alive", "Retry-After",
+		"Cache-Control", "Connection", "Content-Encoding", "Content-Length", "Content-Type", "Date", "Keep-Alive",
+		"Retry-After",
 		"Server", "Trailer", "Transfer-Encoding", "Vary", "X-Accel-Buffering", "X-Request-Id",
 	} {
 		names[strings.ToLower(name)] = name

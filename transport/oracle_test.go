@@ -127,7 +127,8 @@ func stricter(err error, text string) bool {
 	case errors.Is(err, errEncoding):
 		return strings.Contains(text, "HTTP/1.0 ")
 	}
-	return errors.Is(err, errFolded) || errors.Is(err, errLengthTwice) || errors.Is(err, errSwitch) || errors.Is(err, errInterim)
+	return errors.Is(err, errFolded) || errors.Is(err, errLengthTwice) || errors.Is(err, errSwitch) ||
+		errors.Is(err, errInterim)
 }
 
 func stricterTrailer(err error) bool {
@@ -178,7 +179,8 @@ var answers = []string{
 	"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
 	"HTTP/1.1 200\r\ncontent-length: 2\r\nserver: uvicorn\r\ncontent-type: application/json\r\ndate: x\r\n\r\nok",
 	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;a=b\r\nde\r\n0\r\n\r\n",
-	"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\nTrailer: X-Sum, X-B\r\n\r\nA\r\n0123456789\r\n000  \r\nX-Sum: 1\r\nx-c: 2\r\n\r\n",
+	"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\nTrailer: X-Sum, X-B\r\n\r\nA\r\n0123456789\r\n000  \r\nX-Sum: " +
+		"1\r\nx-c: 2\r\n\r\n",
 	"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + okAnswer,
 	"HTTP/1.1 101 Switching Protocols\r\n\r\n",
 	"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n",
@@ -190,7 +192,8 @@ var answers = []string{
 	"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\n",
 	"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-A: \t1 \r\nX-A: 2\r\n\r\n",
 	"HTTP/1.1 500 \r\nContent-Length: 1\r\n\r\nx",
-	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1;"+strings.Repeat("x", 4000)+"\r\na\r\n", 6) + "0\r\n\r\n",
+	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" +
+		strings.Repeat("1;"+strings.Repeat("x", 4000)+"\r\na\r\n", 6) + "0\r\n\r\n",
 	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nabc",
 	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3 \t\r\nabc\r\n0\r\nBad\r\n\r\n",
 	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n0\r\n\r\n",
@@ -232,14 +235,16 @@ func TestAmbiguousAnswersAreErrors(t *testing.T) {
 		rule, text string
 		err        error
 	}{
-		{"both lengths", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", errLengthTwice},
+		{"both lengths", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+			errLengthTwice},
 		{"two lengths", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", errLength},
 		{"a list of lengths", "HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\nhello", errLength},
 		{"a signed length", "HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nhello", errLength},
 		{"an empty length", "HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\n", errLength},
 		{"a length beyond 63 bits", "HTTP/1.1 200 OK\r\nContent-Length: 9223372036854775808\r\n\r\n", errLength},
 		{"another encoding", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", errEncoding},
-		{"two encodings", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", errEncoding},
+		{"two encodings", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+			errEncoding},
 		{"chunks in HTTP/1.0", "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", errEncoding},
 		{"a folded field", "HTTP/1.1 200 OK\r\nX-A: 1\r\n 2\r\nContent-Length: 0\r\n\r\n", errFolded},
 		{"a space before the colon", "HTTP/1.1 200 OK\r\nContent-Length : 0\r\n\r\n", errMalformed},
@@ -296,7 +301,8 @@ func TestBrokenChunksEndTheAnswerAndItsConnection(t *testing.T) {
 		t.Run(row.rule, func(t *testing.T) {
 			for _, pieces := range [][]byte{nil, {0}} {
 				for _, room := range []int{100, 32 << 10} {
-					got := ours(tr, http.MethodPost, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+row.text, pieces, room)
+					got := ours(tr, http.MethodPost, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+row.text,
+						pieces, room)
 					require.NoError(t, got.headErr)
 					require.ErrorIs(t, got.bodyErr, row.err)
 					assert.False(t, got.kept)
@@ -318,12 +324,15 @@ func TestWhichAnswersLeaveAConnectionToTheNextRequest(t *testing.T) {
 		{"HEAD has no body, whatever its length", "HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", "", true},
 		{"204 has no body", "POST", "HTTP/1.1 204 No Content\r\n\r\n", "", true},
 		{"304 has no body", "GET", "HTTP/1.1 304 Not Modified\r\nContent-Length: 2\r\n\r\n", "", true},
-		{"HTTP/1.0 that asks for it", "POST", "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok", "ok", true},
+		{"HTTP/1.0 that asks for it", "POST", "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: " +
+			"2\r\n\r\nok", "ok", true},
 		{"HTTP/1.0", "POST", "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", "ok", false},
-		{"Connection: close", "POST", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", "ok", false},
+		{"Connection: close", "POST", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", "ok",
+			false},
 		{"only the end tells the length", "POST", "HTTP/1.1 200 OK\r\n\r\nok", "ok", false},
 		{"bytes after a length", "POST", okAnswer + "x", "ok", false},
-		{"bytes after the last chunk", "POST", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\nx", "ok", false},
+		{"bytes after the last chunk", "POST", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n" +
+			"0\r\n\r\nx", "ok", false},
 		{"a body where none may be", "HEAD", okAnswer, "", false},
 	} {
 		t.Run(row.rule, func(t *testing.T) {

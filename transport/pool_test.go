@@ -115,6 +115,7 @@ func TestAReusedConnectionThatDiesTakesTheIdleOnesOfItsEngineWithIt(t *testing.T
 	require.ErrorAs(t, err, &got)
 	assert.Equal(t, Error{Sent: MaybeSent, Kind: Reset, Reused: true, Err: syscall.ECONNRESET}, *got)
 	// A failure must not print a connection and all that it leads to.
-	kept := map[string]int{"dead": len(tr.pool.hosts[key]), "other": len(tr.pool.hosts[hostKey{host: other.Addr().String()}])}
+	kept := map[string]int{"dead": len(tr.pool.hosts[key]),
+		"other": len(tr.pool.hosts[hostKey{host: other.Addr().String()}])}
 	assert.Equal(t, map[string]int{"dead": 0, "other": 1}, kept)
 }

@@ -32,7 +32,8 @@ func wire(t *testing.T, req *http.Request) string {
 
 func TestARequestOnTheWire(t *testing.T) {
 	req := post(t, "http://user:pass@engine.test:8000/v1/chat?x=1#frag", `{"a":1}`)
-	assert.Equal(t, "POST /v1/chat?x=1 HTTP/1.1\r\nHost: engine.test:8000\r\nContent-Length: 7\r\n\r\n{\"a\":1}", wire(t, req))
+	assert.Equal(t, "POST /v1/chat?x=1 HTTP/1.1\r\nHost: engine.test:8000\r\nContent-Length: 7\r\n\r\n{\"a\":1}",
+		wire(t, req))
 
 	req = post(t, "http://[fe80::1%25eth0]:80", "")
 	req.Body, req.Method, req.Close = nil, "", true
@@ -41,13 +42,15 @@ func TestARequestOnTheWire(t *testing.T) {
 	req = post(t, "http://engine.test", "")
 	req.Host, req.Body = "other.test", nil
 	req.Header = http.Header{"X-A": {" padded\t", ""}}
-	assert.Equal(t, "POST / HTTP/1.1\r\nHost: other.test\r\nContent-Length: 0\r\nX-A: padded\r\nX-A: \r\n\r\n", wire(t, req))
+	assert.Equal(t, "POST / HTTP/1.1\r\nHost: other.test\r\nContent-Length: 0\r\nX-A: padded\r\nX-A: \r\n\r\n",
+		wire(t, req))
 }
 
 // net/http's server reads what is written as what was meant.
 func TestRequestsAreReadAsTheyWereMeant(t *testing.T) {
 	req := post(t, "http://engine.test/a%2Fb/c%20d?q=%0A", strings.Repeat("x", 9000))
-	req.Header = http.Header{"X-A": {"1", "2"}, "Authorization": {"Bearer x"}, "User-Agent": {"pdkit"}, "X-Utf": {"\u00fc"}}
+	req.Header = http.Header{"X-A": {"1", "2"}, "Authorization": {"Bearer x"}, "User-Agent": {"pdkit"},
+		"X-Utf": {"\u00fc"}}
 	got, err := http.ReadRequest(bufio.NewReader(strings.NewReader(wire(t, req))))
 	require.NoError(t, err)
 	assert.Equal(t, "/a%2Fb/c%20d?q=%0A", got.RequestURI)
@@ -64,8 +67,9 @@ func TestRequestsAreReadAsTheyWereMeant(t *testing.T) {
 func TestNoHeaderSaysWhereTheMessageEnds(t *testing.T) {
 	req := post(t, "http://engine.test", "body")
 	req.Header = http.Header{
-		"Content-Length": {"1"}, "content-length": {"2"}, "Transfer-Encoding": {"chunked"}, "tRANSFER-eNCODING": {"chunked"},
-		"Trailer": {"X"}, "Host": {"evil.test"}, "HOST": {"evil.test"}, "User-Agent": {""},
+		"Content-Length": {"1"}, "content-length": {"2"}, "Transfer-Encoding": {"chunked"},
+		"tRANSFER-eNCODING": {"chunked"},
+		"Trailer":           {"X"}, "Host": {"evil.test"}, "HOST": {"evil.test"}, "User-Agent": {""},
 	}
 	req.TransferEncoding = []string{"chunked"}
 	assert.Equal(t, "POST / HTTP/1.1\r\nHost: engine.test\r\nContent-Length: 4\r\n\r\nbody", wire(t, req))
@@ -179,8 +183,9 @@ func TestABodyOfUnknownLengthIsSentWithItsLength(t *testing.T) {
 
 func TestHostsWithoutPortGetTheSchemes(t *testing.T) {
 	for text, want := range map[string]string{
-		"http://engine.test": "engine.test:80", "https://engine.test": "engine.test:443", "http://engine.test:": "engine.test:80",
-		"http://[::1]": "[::1]:80", "https://[::1]:8443": "[::1]:8443",
+		"http://engine.test": "engine.test:80", "https://engine.test": "engine.test:443",
+		"http://engine.test:": "engine.test:80",
+		"http://[::1]":        "[::1]:80", "https://[::1]:8443": "[::1]:8443",
 	} {
 		u, err := url.Parse(text)
 		require.NoError(t, err)

@@ -44,7 +44,8 @@ func TestUnsentRequestsAreSentAgain(t *testing.T) {
 		assert.EqualValues(t, len(b), r.ContentLength)
 		assert.Empty(t, r.TransferEncoding, "never chunked")
 		assert.Equal(t, "kept", r.Header.Get("X-Leg"))
-		assert.Empty(t, r.Header.Get("Authorization"), "the URL's user is not turned into a header, as in the first try")
+		assert.Empty(t, r.Header.Get("Authorization"),
+			"the URL's user is not turned into a header, as in the first try")
 		_, _ = w.Write(b)
 	})
 	dial, dials := refuseFirst(2)
@@ -70,7 +71,8 @@ func TestTriesEndWithThePolicy(t *testing.T) {
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			dial, dials := refuseFirst(100)
-			r := NewRetrier(newTransport(t, &Options{DialContext: dial}), RetryPolicy{Max: row.max, BackoffBase: time.Millisecond})
+			r := NewRetrier(newTransport(t, &Options{DialContext: dial}),
+				RetryPolicy{Max: row.max, BackoffBase: time.Millisecond})
 			_, err := r.Do(t.Context(), post(t, "http://engine.test", "x"))
 			var got *Error
 			require.ErrorAs(t, err, &got)
@@ -113,7 +115,8 @@ func TestMaybeSentIsNotRetried(t *testing.T) {
 	for _, first := range []int32{0, 1} { // the first try, and one after a refused dial
 		e := newEngine(t, func(e *engine, c net.Conn) { e.read(bufio.NewReader(c)) })
 		dial, dials := refuseFirst(first)
-		_, err := NewRetrier(newTransport(t, &Options{DialContext: dial}), atOnce).Do(t.Context(), post(t, e.url(), "x"))
+		_, err := NewRetrier(newTransport(t, &Options{DialContext: dial}), atOnce).Do(t.Context(),
+			post(t, e.url(), "x"))
 		assert.Equal(t, MaybeSent, Classify(err))
 		assert.EqualValues(t, 1, e.requests.Load())
 		assert.Equal(t, first+1, dials.Load())
@@ -166,7 +169,8 @@ func TestTheContextEndsTheWait(t *testing.T) {
 func TestAWaitBeyondTheDeadlineIsNotBegun(t *testing.T) {
 	dial, _ := refuseFirst(100)
 	// The random wait is below a second with a chance of 1 to 3600.
-	r := NewRetrier(newTransport(t, &Options{DialContext: dial}), RetryPolicy{BackoffBase: time.Hour, BackoffMax: time.Hour})
+	r := NewRetrier(newTransport(t, &Options{DialContext: dial}),
+		RetryPolicy{BackoffBase: time.Hour, BackoffMax: time.Hour})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	start := time.Now()
@@ -284,7 +288,8 @@ func TestARoundTripperAroundATransportSeesEachTry(t *testing.T) {
 	assert.Equal(t, "ok", drain(t, resp))
 	assert.Equal(t, 3, seen)
 
-	_, err = NewRetrier(roundTripper(func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }), atOnce).
+	_, err = NewRetrier(roundTripper(func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }),
+		atOnce).
 		Do(t.Context(), post(t, s.URL, "x"))
 	var got *Error
 	require.ErrorAs(t, err, &got)

@@ -56,7 +56,9 @@ func readAuthorities(file string) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fileError("CA file", file, errors.New("no usable certificate in it (PEM, type CERTIFICATE, is expected)"))
+		return nil, fileError(
+			"CA file", file, errors.New("no usable certificate in it (PEM, type CERTIFICATE, is expected)"),
+		)
 	}
 	return pool, nil
 }

@@ -111,7 +111,8 @@ func TestBothSidesShowACertificate(t *testing.T) {
 	s := newTLSEngine(t, ca, clients, 0)
 	dir := t.TempDir()
 	cert, key := clients.issue(t, "gateway-1")
-	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key), "")
+	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), write(t, dir, "tls.crt", cert),
+		write(t, dir, "tls.key", key), "")
 	require.NoError(t, err)
 	tr := newTransport(t, &Options{TLS: config})
 	resp, err := tr.RoundTrip(post(t, s.URL, "x"))
@@ -167,11 +168,16 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 		kind   Kind
 		final  bool
 	}{
-		{"the engine's certificate is of an unknown authority", newTLSEngine(t, ca, nil, 0).URL, &tls.Config{RootCAs: stranger.pool()}, TLS, true},
-		{"the engine's certificate has another name", newTLSEngine(t, ca, nil, 0).URL, &tls.Config{RootCAs: ca.pool(), ServerName: "other.test"}, TLS, true},
-		{"the engine speaks TLS 1.1 at most", newTLSEngine(t, ca, nil, tls.VersionTLS11).URL, &tls.Config{RootCAs: ca.pool(), MinVersion: tls.VersionTLS10}, TLS, false},
-		{"the engine rejects the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL, &tls.Config{RootCAs: ca.pool(), Certificates: []tls.Certificate{unknown}}, TLS, false},
-		{"the engine misses the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL, &tls.Config{RootCAs: ca.pool()}, TLS, false},
+		{"the engine's certificate is of an unknown authority", newTLSEngine(t, ca, nil, 0).URL,
+			&tls.Config{RootCAs: stranger.pool()}, TLS, true},
+		{"the engine's certificate has another name", newTLSEngine(t, ca, nil, 0).URL,
+			&tls.Config{RootCAs: ca.pool(), ServerName: "other.test"}, TLS, true},
+		{"the engine speaks TLS 1.1 at most", newTLSEngine(t, ca, nil, tls.VersionTLS11).URL,
+			&tls.Config{RootCAs: ca.pool(), MinVersion: tls.VersionTLS10}, TLS, false},
+		{"the engine rejects the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL,
+			&tls.Config{RootCAs: ca.pool(), Certificates: []tls.Certificate{unknown}}, TLS, false},
+		{"the engine misses the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL,
+			&tls.Config{RootCAs: ca.pool()}, TLS, false},
 		{"the engine speaks plain HTTP", "https" + plain.URL[4:], nil, TLS, false},
 		{"the engine closes within the handshake", "https" + eof.url()[4:], nil, TLS, false},
 		{"the engine is silent within the handshake", "https" + silent.url()[4:], nil, ConnectTimeout, false},

@@ -30,7 +30,8 @@ func TestDefaults(t *testing.T) {
 	assert.Less(t, o.IdleTimeout, 5*time.Second, "uvicorn closes idle connections after 5 s")
 	assert.Positive(t, o.MaxResponseHeaderBytes)
 
-	none := (&Options{ConnectTimeout: -1, IdleTimeout: -1, MaxIdlePerHost: -1, ReadBuffer: -1, MaxResponseHeaderBytes: -1}).withDefaults()
+	none := (&Options{ConnectTimeout: -1, IdleTimeout: -1, MaxIdlePerHost: -1, ReadBuffer: -1,
+		MaxResponseHeaderBytes: -1}).withDefaults()
 	assert.Negative(t, none.ConnectTimeout)
 	assert.Equal(t, defaultReadBuffer, none.ReadBuffer)
 	assert.EqualValues(t, defaultMaxResponseHeaderBytes, none.MaxResponseHeaderBytes)
@@ -198,7 +199,9 @@ func TestAnIdleConnectionIsClosedByThePool(t *testing.T) {
 func TestIPv6LiteralsAreReached(t *testing.T) {
 	l, err := net.Listen("tcp6", "[::1]:0")
 	require.NoError(t, err, "this test needs ::1 on the loopback interface")
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) }))
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Host)
+	}))
 	require.NoError(t, s.Listener.Close())
 	s.Listener = l
 	s.Start()
@@ -308,13 +311,16 @@ func TestLargeBodiesArriveByteForByte(t *testing.T) {
 				req.Body = http.NoBody
 			}
 			got := exchange(t, tr, req)
-			assert.True(t, got == want, "%d bytes, body that %s: %d came back", size, name, len(got)) //nolint:testifylint // Equal would print a megabyte
+			//nolint:testifylint // Equal would print a megabyte
+			assert.True(t, got == want, "%d bytes, body that %s: %d came back", size, name, len(got))
 		}
 	}
 }
 
 func TestHTTP2IsOptIn(t *testing.T) {
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }))
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Proto)
+	}))
 	s.EnableHTTP2 = true
 	s.StartTLS()
 	t.Cleanup(s.Close)
@@ -324,13 +330,17 @@ func TestHTTP2IsOptIn(t *testing.T) {
 	both := new(http.Protocols)
 	both.SetHTTP1(true)
 	both.SetHTTP2(true)
-	assert.Equal(t, "HTTP/2.0", exchange(t, newTransport(t, &Options{TLS: trust, Protocols: both}), post(t, s.URL, "x")))
+	assert.Equal(
+		t, "HTTP/2.0", exchange(t, newTransport(t, &Options{TLS: trust, Protocols: both}), post(t, s.URL, "x")),
+	)
 }
 
 func TestUnencryptedHTTP2IsOptIn(t *testing.T) {
 	prior := new(http.Protocols)
 	prior.SetUnencryptedHTTP2(true)
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }))
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Proto)
+	}))
 	s.Config.Protocols = prior
 	s.Start()
 	t.Cleanup(s.Close)
@@ -339,7 +349,9 @@ func TestUnencryptedHTTP2IsOptIn(t *testing.T) {
 
 	_, err := newTransport(t, &Options{Protocols: prior}).RoundTrip(post(t, "http://"+refusedAddress(t), "x"))
 	assert.Equal(t, NotSent, Classify(err))
-	hang := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	hang := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+	}))
 	hang.Config.Protocols = prior
 	hang.Start()
 	t.Cleanup(hang.Close)

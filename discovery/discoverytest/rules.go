@@ -20,7 +20,8 @@ func checkBlocks(t *trial) error {
 	t.settle(w)
 	select {
 	case <-w.returned:
-		return fmt.Errorf("Watch returned (%v) while its context lived and its backend worked", w.err) //nolint:errorlint // told, not wrapped: it may be nil
+		//nolint:errorlint // told, not wrapped: it may be nil
+		return fmt.Errorf("Watch returned (%v) while its context lived and its backend worked", w.err)
 	default:
 		return nil
 	}

@@ -36,7 +36,9 @@ type backend struct {
 }
 
 // harness makes sources that go wrong in the way of wrong. wrong(nil) is the right one.
-func harness(t *testing.T, wrong func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error) discoverytest.Harness {
+func harness(
+	t *testing.T, wrong func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error,
+) discoverytest.Harness {
 	b := &backend{}
 	return discoverytest.Harness{
 		New: func() discovery.Source {
@@ -47,7 +49,9 @@ func harness(t *testing.T, wrong func(src *discoverytest.Manual, ctx context.Con
 			if wrong == nil {
 				return src
 			}
-			return discovery.SourceFunc(func(ctx context.Context, publish publishFunc) error { return wrong(src, ctx, publish) })
+			return discovery.SourceFunc(func(ctx context.Context, publish publishFunc) error {
+				return wrong(src, ctx, publish)
+			})
 		},
 		Change: func() error {
 			b.made++
@@ -92,30 +96,33 @@ func TestEveryBrokenRuleIsReported(t *testing.T) {
 		wrong  func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error
 		report string
 	}{
-		"returns while its context lives": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-			ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-			defer cancel()
-			_ = src.Watch(ctx, publish)
-			return nil
-		}, "watch blocks until its context ends: Watch returned (<nil>)"},
+		"returns while its context lives": {
+			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+				ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+				defer cancel()
+				_ = src.Watch(ctx, publish)
+				return nil
+			}, "watch blocks until its context ends: Watch returned (<nil>)"},
 		"panics": {func(*discoverytest.Manual, context.Context, publishFunc) error {
 			panic("boom")
 		}, "watch returns when its context has ended already: Watch returned panic: boom"},
-		"returns another error at the end": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-			_ = src.Watch(ctx, publish)
-			return errors.New("closed")
-		}, "watch returns nil or the context's error: Watch returned closed"},
+		"returns another error at the end": {
+			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+				_ = src.Watch(ctx, publish)
+				return errors.New("closed")
+			}, "watch returns nil or the context's error: Watch returned closed"},
 		"ignores its context": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
 			_ = src.Watch(ctx, publish)
 			stubborn()
 			return nil
 		}, "watch returns nil or the context's error: Watch has not returned"},
-		"ignores a context that has ended before": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-			if ctx.Err() != nil {
-				stubborn()
-			}
-			return src.Watch(ctx, publish)
-		}, "watch returns when its context has ended already: Watch has not returned"},
+		"ignores a context that has ended before": {
+			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+				if ctx.Err() != nil {
+					stubborn()
+				}
+				return src.Watch(ctx, publish)
+			}, "watch returns when its context has ended already: Watch has not returned"},
 		"works once only": {func() func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
 			var used atomic.Pointer[discoverytest.Manual]
 			return func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
@@ -142,20 +149,23 @@ func TestEveryBrokenRuleIsReported(t *testing.T) {
 		"misses changes": {altered(func(snap *discovery.Snapshot) {
 			snap.Endpoints = snap.Endpoints[:1]
 		}), "rule 2: versions rise with each change: after 5s: the change was not published"},
-		"empties its list on an error": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-			err := src.Watch(ctx, publish)
-			if ctx.Err() == nil {
-				publish(discovery.Snapshot{Version: 99})
-			}
-			return err
-		}, `rule 3: an error keeps the last good snapshot: version 99 lost`},
-		"never comes back from an error": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-			if err := src.Watch(ctx, publish); ctx.Err() != nil {
+		"empties its list on an error": {
+			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+				err := src.Watch(ctx, publish)
+				if ctx.Err() == nil {
+					publish(discovery.Snapshot{Version: 99})
+				}
 				return err
-			}
-			<-ctx.Done()
-			return nil
-		}, "rule 3: an error keeps the last good snapshot: after the repair: after 5s: the change was not published"},
+			}, `rule 3: an error keeps the last good snapshot: version 99 lost`},
+		"never comes back from an error": {
+			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+				if err := src.Watch(ctx, publish); ctx.Err() != nil {
+					return err
+				}
+				<-ctx.Done()
+				return nil
+			}, "rule 3: an error keeps the last good snapshot: after the repair: after 5s: the change was not " +
+				"published"},
 		"removes without draining": {altered(func(snap *discovery.Snapshot) {
 			for i := range snap.Endpoints {
 				snap.Endpoints[i].Phase = discovery.PhaseReady
@@ -187,13 +197,14 @@ func TestEveryBrokenRuleIsReported(t *testing.T) {
 				snap.Endpoints[0].Attributes["port"] += "1"
 			})
 		}, "a published snapshot is never altered: version 1 was altered"},
-		"publishes from two goroutines": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-			done := make(chan struct{})
-			go func() { defer close(done); _ = src.Watch(ctx, publish) }()
-			err := src.Watch(ctx, publish)
-			<-done
-			return err
-		}, "rule 1: the first snapshot comes by itself: publish was called by two goroutines at once"},
+		"publishes from two goroutines": {
+			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+				done := make(chan struct{})
+				go func() { defer close(done); _ = src.Watch(ctx, publish) }()
+				err := src.Watch(ctx, publish)
+				<-done
+				return err
+			}, "rule 1: the first snapshot comes by itself: publish was called by two goroutines at once"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -37,8 +37,8 @@ type extra struct {
 // maxTTL is no limit: Options.MaxTTL is.
 const maxTTL = math.MaxUint32 * time.Second
 
-// read takes from a message what belongs to the question: records of class IN whose owner is name, in lower case, or what
-// name is an alias of. All else in it, for example records of other names, is left alone.
+// read takes from a message what belongs to the question: records of class IN whose owner is name, in lower case, or
+// what name is an alias of. All else in it, for example records of other names, is left alone.
 func read(m *wire.Msg, name string, kind uint16) (answer, error) {
 	if m.Rcode != wire.RcodeSuccess && m.Rcode != wire.RcodeNameError {
 		if text, known := wire.RcodeToString[m.Rcode]; known {
@@ -130,7 +130,8 @@ func addressOf(rr wire.RR) (netip.Addr, bool) {
 	}
 	addr, ok := netip.AddrFromSlice(ip)
 	addr = addr.Unmap()
-	usable := ok && !addr.IsUnspecified() && !addr.IsMulticast() && !addr.IsLinkLocalUnicast() && addr != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	usable := ok && !addr.IsUnspecified() && !addr.IsMulticast() && !addr.IsLinkLocalUnicast() &&
+		addr != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 	return addr, usable
 }
 
@@ -142,7 +143,8 @@ func ttlOf(h *wire.RR_Header) time.Duration {
 	return time.Duration(h.Ttl) * time.Second
 }
 
-// refers reports whether a message without an answer says whom to ask instead, and so not that there is nothing (RFC 2308, 2.2).
+// refers reports whether a message without an answer says whom to ask instead, and so not that there is nothing (RFC
+// 2308, 2.2).
 func refers(m *wire.Msg) bool {
 	found := false
 	for _, rr := range m.Ns {

@@ -25,7 +25,8 @@ const (
 	// ednsSize is what a server may send in one datagram: it fits unfragmented through any network (DNS flag day 2020).
 	ednsSize = 1232
 
-	// maxStray bounds the datagrams that are no answer to the question, late or forged, before the question is given up.
+	// maxStray bounds the datagrams that are no answer to the question, late or forged, before the question is given
+	// up.
 	maxStray = 100
 )
 
@@ -57,8 +58,8 @@ func (c *client) exchange(ctx context.Context, name string, kind uint16) (answer
 	return answer{}, last
 }
 
-// askServer asks one server over UDP; over TCP where the answer is too long for that; and without EDNS where the server does not
-// know it.
+// askServer asks one server over UDP; over TCP where the answer is too long for that; and without EDNS where the server
+// does not know it.
 func (c *client) askServer(ctx context.Context, server, name string, kind uint16) (*wire.Msg, error) {
 	q := new(wire.Msg)
 	q.SetQuestion(name, kind)
@@ -120,7 +121,8 @@ func answers(m, q *wire.Msg) bool {
 		return false
 	}
 	if len(m.Question) == 0 { // a server that could not read the question
-		return m.Rcode == wire.RcodeFormatError || m.Rcode == wire.RcodeNotImplemented || m.Rcode == wire.RcodeServerFailure
+		return m.Rcode == wire.RcodeFormatError || m.Rcode == wire.RcodeNotImplemented ||
+			m.Rcode == wire.RcodeServerFailure
 	}
 	want, got := q.Question[0], m.Question[0]
 	return len(m.Question) == 1 && got.Qtype == want.Qtype && got.Qclass == want.Qclass &&
@@ -131,7 +133,8 @@ func answers(m, q *wire.Msg) bool {
 func plain(err error) error {
 	ne, isNet := errors.AsType[net.Error](err)
 	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isNet && ne.Timeout():
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, context.Canceled), isNet && ne.Timeout():
 		return errTimeout
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return errRefused

@@ -45,7 +45,8 @@ func newCoreDNS(t *testing.T, records ...string) *coreDNS {
 	c := &coreDNS{t: t, binary: binary, dir: t.TempDir(), addr: freeAddress(t)}
 	_, port, err := net.SplitHostPort(c.addr)
 	require.NoError(t, err)
-	corefile := fmt.Sprintf("test:%s {\n  bind 127.0.0.1\n  errors\n  file %s {\n    reload 500ms\n  }\n}\n", port, filepath.Join(c.dir, "zone"))
+	corefile := fmt.Sprintf("test:%s {\n  bind 127.0.0.1\n  errors\n  file %s {\n    reload 500ms\n  }\n}\n", port,
+		filepath.Join(c.dir, "zone"))
 	require.NoError(t, os.WriteFile(filepath.Join(c.dir, "Corefile"), []byte(corefile), 0o600))
 	c.set(records...)
 	c.start()
@@ -75,7 +76,8 @@ func freeAddress(t *testing.T) string {
 func (c *coreDNS) set(records ...string) {
 	c.t.Helper()
 	c.serial++
-	zone := fmt.Sprintf("$ORIGIN test.\n@ 1 IN SOA ns.test. admin.test. %d 60 60 3600 1\n@ 1 IN NS ns.test.\nns 1 IN A 127.0.0.1\n%s\n", c.serial, strings.Join(records, "\n"))
+	zone := fmt.Sprintf("$ORIGIN test.\n@ 1 IN SOA ns.test. admin.test. %d 60 60 3600 1\n@ 1 IN NS ns.test.\nns 1 IN "+
+		"A 127.0.0.1\n%s\n", c.serial, strings.Join(records, "\n"))
 	file := filepath.Join(c.dir, "zone")
 	require.NoError(c.t, os.WriteFile(file+".new", []byte(zone), 0o600))
 	require.NoError(c.t, os.Rename(file+".new", file))

@@ -22,12 +22,12 @@ import (
 
 // Options say whom to ask for what. At least one name is needed; zero values of the others are the defaults.
 type Options struct {
-	// Prefill, Decode and Encode are the names of each role's engines, with or without a dot at the end. An address found
-	// under both Prefill and Decode is one engine of role both.
+	// Prefill, Decode and Encode are the names of each role's engines, with or without a dot at the end. An address
+	// found under both Prefill and Decode is one engine of role both.
 	Prefill, Decode, Encode string
 
-	// Port is the engines' port, and has A and AAAA records asked for. 0 has SRV records asked for, whose ports are taken;
-	// their priorities and weights are not.
+	// Port is the engines' port, and has A and AAAA records asked for. 0 has SRV records asked for, whose ports are
+	// taken; their priorities and weights are not.
 	Port int
 
 	// Network is ip4 for IPv4 addresses alone, ip6 for IPv6, ip (default) for both. An engine that has an A and an AAAA
@@ -35,11 +35,12 @@ type Options struct {
 	// addresses are taken, and the IPv6 ones if there are none.
 	Network string
 
-	// Resolver is HOST:PORT of the only server to ask, and names are taken as absolute. "" asks those of /etc/resolv.conf,
-	// with its search list; the file is read again each time.
+	// Resolver is HOST:PORT of the only server to ask, and names are taken as absolute. "" asks those of
+	// /etc/resolv.conf, with its search list; the file is read again each time.
 	Resolver string
 
-	Scheme     string            // of the engines' URLs: http (default) or https. Hosts are always IP addresses, in certificates too
+	// of the engines' URLs: http (default) or https. Hosts are always IP addresses, in certificates too
+	Scheme     string
 	Group      string            // of all endpoints
 	Zone       string            // of all endpoints
 	Attributes map[string]string // of all endpoints; copied
@@ -55,11 +56,11 @@ type Options struct {
 	Timeout time.Duration // for one server to answer one question, which is asked twice; default 2 s
 }
 
-// Source asks for all roles in rounds, and publishes what a round has found as one list. Before the first list each role
-// must have been answered for. A role that cannot be answered for (a server that is silent or fails, an answer that is no
-// answer) keeps the list it has. Watch then returns the reason, once per outage and at most every 15 s, for the set's
-// OnError; watched again, it publishes the last list and goes on asking, after 1 s first and every 5 s later (MinTTL and
-// MaxTTL permitting). Reasons name roles, never names or addresses.
+// Source asks for all roles in rounds, and publishes what a round has found as one list. Before the first list each
+// role must have been answered for. A role that cannot be answered for (a server that is silent or fails, an answer
+// that is no answer) keeps the list it has. Watch then returns the reason, once per outage and at most every 15 s, for
+// the set's OnError; watched again, it publishes the last list and goes on asking, after 1 s first and every 5 s later
+// (MinTTL and MaxTTL permitting). Reasons name roles, never names or addresses.
 //
 // Addresses that no engine can have (unspecified, multicast, link-local) are left out.
 type Source struct {
@@ -117,7 +118,8 @@ func New(o *Options) (*Source, error) {
 	for _, n := range []struct {
 		field, name string
 		role        discovery.Role
-	}{{"Prefill", o.Prefill, discovery.RolePrefill}, {"Decode", o.Decode, discovery.RoleDecode}, {"Encode", o.Encode, discovery.RoleEncode}} {
+	}{{"Prefill", o.Prefill, discovery.RolePrefill}, {"Decode", o.Decode, discovery.RoleDecode},
+		{"Encode", o.Encode, discovery.RoleEncode}} {
 		if n.name == "" {
 			continue
 		}
@@ -145,8 +147,8 @@ func New(o *Options) (*Source, error) {
 	return s, nil
 }
 
-// CheckName says why a name cannot be looked up: it is none of letters, digits, "-", "_" and dots, too long, or an address.
-// The text continues a sentence that begins with the field's name, and does not hold the name.
+// CheckName says why a name cannot be looked up: it is none of letters, digits, "-", "_" and dots, too long, or an
+// address. The text continues a sentence that begins with the field's name, and does not hold the name.
 func CheckName(name string) error {
 	plain := strings.IndexFunc(name, func(c rune) bool {
 		return c != '-' && c != '_' && c != '.' && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z')
@@ -160,8 +162,8 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Watch asks, and publishes whenever the answers have changed, until ctx ends. One Watch at a time: a second one returns an
-// error at once. Any other error is why the answers are missing.
+// Watch asks, and publishes whenever the answers have changed, until ctx ends. One Watch at a time: a second one
+// returns an error at once. Any other error is why the answers are missing.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	if !s.busy.CompareAndSwap(false, true) {
 		return errBusy

@@ -48,10 +48,12 @@ func TestAddressesOfNames(t *testing.T) {
 	}{
 		"A and AAAA, sorted, each once": {
 			[]string{
-				"prefill.test. 0 IN A 127.0.0.9", "prefill.test. 0 IN A 127.0.0.1", "prefill.test. 0 IN A 127.0.0.9", "prefill.test. 0 IN AAAA ::1",
+				"prefill.test. 0 IN A 127.0.0.9", "prefill.test. 0 IN A 127.0.0.1", "prefill.test. 0 IN A 127.0.0.9",
+				"prefill.test. 0 IN AAAA ::1",
 				"decode.test. 0 IN AAAA 2001:db8::1",
 			}, nil,
-			[]string{"127.0.0.1:8000 prefill", "127.0.0.9:8000 prefill", "[::1]:8000 prefill", "[2001:db8::1]:8000 decode"},
+			[]string{"127.0.0.1:8000 prefill", "127.0.0.9:8000 prefill", "[::1]:8000 prefill",
+				"[2001:db8::1]:8000 decode"},
 		},
 		"IPv4 alone": {
 			append([]string{"prefill.test. 0 IN AAAA ::1"}, pair...), func(o *dns.Options) { o.Network = "ip4" },
@@ -88,12 +90,17 @@ func TestAddressesOfNames(t *testing.T) {
 			[]string{"127.0.0.1:8000 prefill", "127.0.0.2:8000 decode"},
 		},
 		"addresses that nobody has": {
-			append([]string{"prefill.test. 0 IN A 0.0.0.0", "prefill.test. 0 IN A 224.0.0.1", "prefill.test. 0 IN A 255.255.255.255", "decode.test. 0 IN AAAA fe80::1", "decode.test. 0 IN AAAA ::"}, pair...), nil,
+			append(
+				[]string{"prefill.test. 0 IN A 0.0.0.0", "prefill.test. 0 IN A 224.0.0.1",
+					"prefill.test. 0 IN A 255.255.255.255", "decode.test. 0 IN AAAA fe80::1",
+					"decode.test. 0 IN AAAA ::"}, pair...,
+			), nil,
 			[]string{"127.0.0.1:8000 prefill", "127.0.0.2:8000 decode"},
 		},
 		"SRV, with ports of their own": {
 			[]string{
-				"prefill.test. 0 IN SRV 0 10 8100 p-0.test.", "prefill.test. 0 IN SRV 5 0 8101 P-1.test.", "p-0.test. 0 IN A 127.0.0.1", "p-1.test. 0 IN AAAA ::1",
+				"prefill.test. 0 IN SRV 0 10 8100 p-0.test.", "prefill.test. 0 IN SRV 5 0 8101 P-1.test.",
+				"p-0.test. 0 IN A 127.0.0.1", "p-1.test. 0 IN AAAA ::1",
 				"decode.test. 0 IN SRV 0 10 8200 p-0.test.", "decode.test. 0 IN SRV 0 10 8100 p-0.test.",
 			}, func(o *dns.Options) { o.Port = 0 },
 			[]string{"127.0.0.1:8100 both", "127.0.0.1:8200 decode", "[::1]:8101 prefill"},
@@ -101,7 +108,8 @@ func TestAddressesOfNames(t *testing.T) {
 		"SRV: a target of both kinds is one engine; without address, no service, no port: none": {
 			[]string{
 				"prefill.test. 0 IN SRV 0 10 8100 p-0.test.", "p-0.test. 0 IN A 127.0.0.1", "p-0.test. 0 IN AAAA ::1",
-				"decode.test. 0 IN SRV 0 10 8200 gone.test.", "decode.test. 0 IN SRV 0 0 8200 .", "decode.test. 0 IN SRV 0 0 0 p-0.test.",
+				"decode.test. 0 IN SRV 0 10 8200 gone.test.", "decode.test. 0 IN SRV 0 0 8200 .",
+				"decode.test. 0 IN SRV 0 0 0 p-0.test.",
 			}, func(o *dns.Options) { o.Port = 0 },
 			[]string{"127.0.0.1:8100 prefill"},
 		},
@@ -122,19 +130,22 @@ func TestAddressesOfNames(t *testing.T) {
 func TestEndpointsCarryWhatOptionsSay(t *testing.T) {
 	s := serve(t, "prefill.test. 0 IN AAAA ::1")
 	o := quick(s)
-	o.Decode, o.Scheme, o.Group, o.Zone, o.Attributes = "", "https", "g", "z", map[string]string{"bootstrapPort": "8998"}
+	o.Decode, o.Scheme, o.Group, o.Zone, o.Attributes = "", "https", "g", "z",
+		map[string]string{"bootstrapPort": "8998"}
 	src := source(t, o)
 	o.Attributes["bootstrapPort"] = "altered"
 	w := watch(t, src)
 	w.becomes("[::1]:8000 prefill")
 	e := w.set.Load().Endpoints[0]
-	assert.Equal(t, []any{"https://[::1]:8000", "g", "z", "8998", discovery.PhaseReady}, []any{e.URL.String(), e.Group, e.Zone, e.Attribute("bootstrapPort"), e.Phase})
+	assert.Equal(t, []any{"https://[::1]:8000", "g", "z", "8998", discovery.PhaseReady},
+		[]any{e.URL.String(), e.Group, e.Zone, e.Attribute("bootstrapPort"), e.Phase})
 }
 
 func TestManySRVRecordsComeOverTCP(t *testing.T) {
 	var zone, want []string
 	for i := range 200 {
-		zone = append(zone, fmt.Sprintf("prefill.test. 0 IN SRV 0 10 %d p-%03d.some.quite.long.name.test.", 8000+i, i), fmt.Sprintf("p-%03d.some.quite.long.name.test. 0 IN A 127.0.0.1", i))
+		zone = append(zone, fmt.Sprintf("prefill.test. 0 IN SRV 0 10 %d p-%03d.some.quite.long.name.test.", 8000+i, i),
+			fmt.Sprintf("p-%03d.some.quite.long.name.test. 0 IN A 127.0.0.1", i))
 		want = append(want, fmt.Sprintf("127.0.0.1:%d prefill", 8000+i))
 	}
 	s := serve(t, zone...)
@@ -148,7 +159,10 @@ func TestManySRVRecordsComeOverTCP(t *testing.T) {
 func TestAddressesSentAlongAreNotAskedForAgain(t *testing.T) {
 	s := serve(t, "prefill.test. 0 IN SRV 0 10 8100 p-0.test.")
 	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-		m.Extra = append(m.Extra, records(t, "P-0.test. 0 IN A 127.0.0.1", "other.test. 0 IN A 127.0.0.66", "p-0.test. 0 CH A 127.0.0.66")...)
+		m.Extra = append(
+			m.Extra, records(t, "P-0.test. 0 IN A 127.0.0.1", "other.test. 0 IN A 127.0.0.66",
+				"p-0.test. 0 CH A 127.0.0.66")...,
+		)
 		return false
 	})
 	o := quick(s)
@@ -200,22 +214,37 @@ func TestFailuresKeepTheLastList(t *testing.T) {
 			m.Rcode = 14
 			return false
 		}, "the server answered with an unknown code"},
-		"silence":      {func(wire.ResponseWriter, *wire.Msg, *wire.Msg) bool { return true }, "no answer in time"},
-		"another id":   {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Id++; return false }, "no answer in time"},
-		"a question":   {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Response = false; return false }, "no answer in time"},
-		"another name": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Question[0].Name = "evil.test."; return false }, "no answer in time"},
-		"another type": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Question[0].Qtype = wire.TypeTXT; return false }, "no answer in time"},
+		"silence": {func(wire.ResponseWriter, *wire.Msg, *wire.Msg) bool { return true }, "no answer in time"},
+		"another id": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Id++; return false },
+			"no answer in time"},
+		"a question": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Response = false; return false },
+			"no answer in time"},
+		"another name": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
+			m.Question[0].Name = "evil.test."
+			return false
+		}, "no answer in time"},
+		"another type": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
+			m.Question[0].Qtype = wire.TypeTXT
+			return false
+		}, "no answer in time"},
 		"another class": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
 			m.Question[0].Qclass = wire.ClassCHAOS
 			return false
 		}, "no answer in time"},
-		"another kind of message": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Opcode = wire.OpcodeNotify; return false }, "no answer in time"},
-		"no question":             {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Question = nil; return false }, "no answer in time"},
+		"another kind of message": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
+			m.Opcode = wire.OpcodeNotify
+			return false
+		}, "no answer in time"},
+		"no question": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Question = nil; return false },
+			"no answer in time"},
 		"garbage": {func(w wire.ResponseWriter, _, _ *wire.Msg) bool {
 			_, _ = w.Write([]byte(strings.Repeat("x", 900)))
 			return true
 		}, "no answer in time"},
-		"a short message": {func(w wire.ResponseWriter, _, _ *wire.Msg) bool { _, _ = w.Write([]byte("x")); return true }, "no answer in time"},
+		"a short message": {func(w wire.ResponseWriter, _, _ *wire.Msg) bool {
+			_, _ = w.Write([]byte("x"))
+			return true
+		}, "no answer in time"},
 		"a flood": {func(w wire.ResponseWriter, _, m *wire.Msg) bool {
 			m.Id++
 			for range 300 {
@@ -233,7 +262,8 @@ func TestFailuresKeepTheLastList(t *testing.T) {
 			return false
 		}, "the server refers to others"},
 		"an alias, and a referral": {func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-			m.Answer, m.Ns = records(t, q.Question[0].Name+" 0 IN CNAME x.other."), records(t, "other. 0 IN NS ns.other.")
+			m.Answer, m.Ns = records(t, q.Question[0].Name+" 0 IN CNAME x.other."),
+				records(t, "other. 0 IN NS ns.other.")
 			if q.Question[0].Name == "x.other." {
 				m.Answer = nil
 			}
@@ -275,7 +305,11 @@ func TestFailuresKeepTheLastList(t *testing.T) {
 func TestForeignRecordsAreLeftAlone(t *testing.T) {
 	s := serve(t, pair...)
 	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-		m.Answer = append(m.Answer, records(t, "evil.test. 0 IN A 127.0.0.66", "prefill.test. 0 IN AAAA ::66", "prefill.test. 0 CH A 127.0.0.66", "prefill.test. 0 CH CNAME evil.test.", "prefill.test. 0 IN TXT x", "prefill.test. 0 IN SRV 0 0 1 evil.test.")...)
+		m.Answer = append(
+			m.Answer, records(t, "evil.test. 0 IN A 127.0.0.66", "prefill.test. 0 IN AAAA ::66",
+				"prefill.test. 0 CH A 127.0.0.66", "prefill.test. 0 CH CNAME evil.test.", "prefill.test. 0 IN TXT x",
+				"prefill.test. 0 IN SRV 0 0 1 evil.test.")...,
+		)
 		m.Extra = append(m.Extra, records(t, "prefill.test. 0 IN A 127.0.0.66")...)
 		return false
 	})
@@ -321,146 +355,6 @@ func TestAServerWithoutEDNSIsAskedWithoutIt(t *testing.T) {
 	assert.Empty(t, w.told())
 }
 
-// One role's failure leaves its list and does not keep the other's from changing.
-func TestRolesFailByThemselves(t *testing.T) {
-	s := serve(t, pair...)
-	w := watch(t, source(t, quick(s)))
-	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Name == "decode.test." {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-		}
-		return false
-	})
-	s.set("prefill.test. 0 IN A 127.0.0.5")
-	w.becomes("127.0.0.2:8000 decode", "127.0.0.5:8000 prefill")
-	w.tells("dns: decode: the server answered SERVFAIL (the last list stays)")
-}
-
-// Half an answer, IPv4 without IPv6, is not taken for the whole.
-func TestAKindOfAddressThatFailsFailsTheName(t *testing.T) {
-	s := serve(t, append(pair, "prefill.test. 0 IN AAAA ::1")...)
-	w := watch(t, source(t, quick(s)))
-	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode", "[::1]:8000 prefill")
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Qtype == wire.TypeAAAA {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-		}
-		return false
-	})
-	w.tells("SERVFAIL")
-	assert.Len(t, w.set.Load().Endpoints, 3)
-}
-
-// Nor is one of two services: a target that cannot be answered for fails the name.
-func TestATargetThatFailsFailsTheName(t *testing.T) {
-	s := serve(t, "prefill.test. 0 IN SRV 0 0 1 a.test.", "prefill.test. 0 IN SRV 0 0 1 b.test.", "a.test. 0 IN A 127.0.0.1", "b.test. 0 IN A 127.0.0.2")
-	o := quick(s)
-	o.Port, o.Decode = 0, ""
-	w := watch(t, source(t, o))
-	w.becomes("127.0.0.1:1 prefill", "127.0.0.2:1 prefill")
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Name == "b.test." {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-		}
-		return false
-	})
-	w.tells("SERVFAIL")
-	assert.Len(t, w.set.Load().Endpoints, 2)
-}
-
-// Before the first list each role must have been answered for: prefill engines alone are half a list.
-func TestNoListIsHalf(t *testing.T) {
-	s := serve(t, pair...)
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Name == "decode.test." {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-		}
-		return false
-	})
-	w := watch(t, source(t, quick(s)))
-	w.tells("dns: decode: the server answered SERVFAIL (there is no list yet)")
-	assert.Zero(t, w.set.Load().Version)
-	s.twistWith(nil)
-	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-	assert.EqualValues(t, 1, w.set.Load().Version, "both roles came as one")
-}
-
-// Both ways of saying that a name is not there, NXDOMAIN and no records, are believed when they have been said often enough.
-func TestANameThatIsGoneIsToleratedSomeTimes(t *testing.T) {
-	for name, zone := range map[string][]string{
-		"NXDOMAIN":   {pair[0]},
-		"no records": {pair[0], "decode.test. 0 IN TXT x"},
-	} {
-		for tolerated, rounds := range map[int]int32{0: 4, 1: 2, 5: 6, -1: 1} {
-			t.Run(fmt.Sprint(name, " ", tolerated), func(t *testing.T) {
-				s := serve(t, pair...)
-				o := quick(s)
-				o.NotFound, o.Network = tolerated, "ip4"
-				src := source(t, o)
-				src.TellEvery(time.Hour) // one error, and so no pauses of the set's
-				var gone, atTheEnd atomic.Int32
-				w := watch(t, discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
-					return src.Watch(ctx, func(snap discovery.Snapshot) {
-						if len(snap.Endpoints) == 1 {
-							atTheEnd.CompareAndSwap(0, gone.Load()) // before the next round
-						}
-						publish(snap)
-					})
-				}))
-				w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-				s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-					if q.Question[0].Name == "decode.test." && len(m.Answer) == 0 {
-						gone.Add(1)
-					}
-					return false
-				})
-				s.set(zone...)
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				defer cancel()
-				require.NoError(t, w.set.WaitReady(ctx, func(snap *discovery.Snapshot) bool { return len(snap.Endpoints) < 2 }))
-				assert.Equal(t, rounds, atTheEnd.Load(), "rounds without the name")
-				assert.Equal(t, []string{"127.0.0.1:8000 prefill"}, list(w.set.Load()))
-				if tolerated >= 0 {
-					w.tells("dns: decode: the name has no records (the last list stays)")
-				}
-				s.set(pair...)
-				w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-			})
-		}
-	}
-}
-
-func TestANameThatComesBackInTimeWasNeverGone(t *testing.T) {
-	s := serve(t, pair...)
-	o := quick(s)
-	o.NotFound = 2
-	src := source(t, o)
-	src.TellEvery(time.Hour) // one error, and so no pauses of the set's
-	w := watch(t, src)
-	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-	version := w.set.Load().Version
-	var n atomic.Int32
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-		if n.Add(1)%12 < 4 { // one round of three: each asks four questions
-			m.Rcode, m.Answer = wire.RcodeNameError, nil
-		}
-		return false
-	})
-	require.Eventually(t, func() bool { return n.Load() > 60 }, 15*time.Second, time.Millisecond)
-	assert.Equal(t, version, w.set.Load().Version)
-}
-
-func TestAnOutageIsToldOnce(t *testing.T) {
-	s := serve(t, pair...)
-	w := watch(t, source(t, quick(s)))
-	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-	s.rcode(wire.RcodeServerFailure)
-	w.tells("SERVFAIL")
-	time.Sleep(300 * time.Millisecond) // some rounds more
-	assert.Len(t, w.told(), 1)
-}
-
 // However the context ends, in the middle of a question too, Watch returns at once.
 func TestTheEndOfTheContextEndsAQuestion(t *testing.T) {
 	s := serve(t, pair...)
@@ -489,7 +383,8 @@ func TestASourceIsWatchedOnceAtATime(t *testing.T) {
 	src := source(t, quick(serve(t, pair...)))
 	w := watch(t, src)
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-	require.EqualError(t, src.Watch(t.Context(), func(discovery.Snapshot) { assert.Fail(t, "published") }), "dns: the source is being watched already")
+	require.EqualError(t, src.Watch(t.Context(), func(discovery.Snapshot) { assert.Fail(t, "published") }),
+		"dns: the source is being watched already")
 }
 
 func TestWhatNewRefuses(t *testing.T) {
@@ -497,12 +392,14 @@ func TestWhatNewRefuses(t *testing.T) {
 	for want, alter := range map[string]func(o *dns.Options){
 		"dns: no name is given: want Prefill, Decode or Encode": func(o *dns.Options) { o.Prefill = "" },
 		"dns: Prefill is not a domain name":                     func(o *dns.Options) { o.Prefill = "http://hunter2" },
-		"dns: Decode is not a domain name":                      func(o *dns.Options) { o.Decode = strings.Repeat("hunter2.", 40) },
-		"dns: Encode is an address, not a name":                 func(o *dns.Options) { o.Encode = "10.0.0.1" },
-		"dns: Port is not one of 0 to 65535":                    func(o *dns.Options) { o.Port = 70000 },
-		"dns: Network is not one of ip, ip4, ip6":               func(o *dns.Options) { o.Network = "hunter2" },
-		"dns: Scheme is not http or https":                      func(o *dns.Options) { o.Scheme = "hunter2" },
-		"dns: Resolver is not HOST:PORT":                        func(o *dns.Options) { o.Resolver = "hunter2" },
+		"dns: Decode is not a domain name": func(o *dns.Options) {
+			o.Decode = strings.Repeat("hunter2.", 40)
+		},
+		"dns: Encode is an address, not a name":   func(o *dns.Options) { o.Encode = "10.0.0.1" },
+		"dns: Port is not one of 0 to 65535":      func(o *dns.Options) { o.Port = 70000 },
+		"dns: Network is not one of ip, ip4, ip6": func(o *dns.Options) { o.Network = "hunter2" },
+		"dns: Scheme is not http or https":        func(o *dns.Options) { o.Scheme = "hunter2" },
+		"dns: Resolver is not HOST:PORT":          func(o *dns.Options) { o.Resolver = "hunter2" },
 	} {
 		o := good
 		alter(&o)
@@ -531,7 +428,8 @@ func FuzzAnswer(f *testing.F) {
 		require.NoError(f, err)
 		f.Add(p, kind)
 	}
-	add(wire.TypeA, "prefill.test. 1 IN A 127.0.0.1", "prefill.test. 1 IN CNAME a.test.", "a.test. 1 IN CNAME prefill.test.")
+	add(wire.TypeA, "prefill.test. 1 IN A 127.0.0.1", "prefill.test. 1 IN CNAME a.test.",
+		"a.test. 1 IN CNAME prefill.test.")
 	add(wire.TypeAAAA, "prefill.test. 1 IN CNAME a.test.", "a.test. 1 IN AAAA ::1")
 	add(wire.TypeSRV, "prefill.test. 1 IN SRV 1 2 3 p.test.", "prefill.test. 1 IN SRV 1 2 3 .")
 	add(wire.TypeA)

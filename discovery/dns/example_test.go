@@ -16,7 +16,9 @@ import (
 
 // Two headless services of Kubernetes: their names stand for the addresses of all their ready pods.
 func Example() {
-	resolver, stop := exampleServer(map[string]string{"prefill.llm.svc.cluster.local.": "10.0.0.1", "decode.llm.svc.cluster.local.": "10.0.0.2"})
+	resolver, stop := exampleServer(
+		map[string]string{"prefill.llm.svc.cluster.local.": "10.0.0.1", "decode.llm.svc.cluster.local.": "10.0.0.2"},
+	)
 	defer stop()
 
 	source, err := dns.New(&dns.Options{

@@ -30,7 +30,8 @@ type asker struct {
 	search func(string) []string // the absolute names that a name may stand for
 }
 
-// maxAliases bounds the questions that CNAME records lead to. Those inside one message cost nothing and are bounded by it.
+// maxAliases bounds the questions that CNAME records lead to. Those inside one message cost nothing and are bounded by
+// it.
 const maxAliases = 8
 
 // maxAtOnce bounds how many targets of SRV records are asked for at once.
@@ -87,7 +88,8 @@ func (a *asker) find(ctx context.Context, name string) found {
 	return f
 }
 
-// addresses asks for all kinds of addresses of a name. If one kind fails, the name does: half its engines are not its list.
+// addresses asks for all kinds of addresses of a name. If one kind fails, the name does: half its engines are not its
+// list.
 func (a *asker) addresses(ctx context.Context, name string) found {
 	answers := make([]answer, len(a.types))
 	errs := make([]error, len(a.types))
@@ -117,8 +119,8 @@ func (a *asker) addresses(ctx context.Context, name string) found {
 	return f
 }
 
-// services asks for a name's SRV records and the addresses of their targets. A target without any is left out: it is just
-// coming or going. One that cannot be answered for fails the name.
+// services asks for a name's SRV records and the addresses of their targets. A target without any is left out: it is
+// just coming or going. One that cannot be answered for fails the name.
 func (a *asker) services(ctx context.Context, name string) found {
 	got, err := a.ask(ctx, name, wire.TypeSRV)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// round asks for all roles at once and takes what was answered. It reports whether there is a new list to publish, and a
-// reason for what is missing when it is to be told.
+// round asks for all roles at once and takes what was answered. It reports whether there is a new list to publish, and
+// a reason for what is missing when it is to be told.
 func (s *Source) round(ctx context.Context) (changed bool, err error) {
 	asking, cancel := context.WithTimeout(ctx, roundLimit)
 	defer cancel()
@@ -90,7 +90,8 @@ func (s *Source) tell(reasons []string, now time.Time) error {
 	return fmt.Errorf("dns: %s (%s)", reason, stays)
 }
 
-// endpoints merges the roles' hosts, in the order of their addresses: servers shuffle their answers, and that is no change.
+// endpoints merges the roles' hosts, in the order of their addresses: servers shuffle their answers, and that is no
+// change.
 func (s *Source) endpoints() []discovery.Endpoint {
 	roles := map[netip.AddrPort]discovery.Role{}
 	for _, r := range s.roles {

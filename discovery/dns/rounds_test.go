@@ -36,11 +36,17 @@ func TestTheTimeToTheNextRound(t *testing.T) {
 		min  time.Duration
 		alt  func(*dns.Options)
 	}{
-		"the shortest TTL":      {[]string{"prefill.test. 20 IN A 127.0.0.1", "decode.test. 7 IN A 127.0.0.2"}, 7 * time.Second, nil},
-		"an alias's TTL counts": {[]string{"prefill.test. 5 IN CNAME a.test.", "a.test. 20 IN A 127.0.0.1", "decode.test. 7 IN A 127.0.0.2"}, 5 * time.Second, nil},
-		"no less than MinTTL":   {pair, time.Second, nil},
-		"no more than MaxTTL":   {[]string{"prefill.test. 3600 IN A 127.0.0.1", "decode.test. 7200 IN A 127.0.0.2"}, 30 * time.Second, nil},
-		"a TTL beyond 31 bits":  {[]string{"prefill.test. 2147483648 IN A 127.0.0.1", "decode.test. 7 IN A 127.0.0.2"}, time.Second, nil},
+		"the shortest TTL": {[]string{"prefill.test. 20 IN A 127.0.0.1", "decode.test. 7 IN A 127.0.0.2"},
+			7 * time.Second, nil},
+		"an alias's TTL counts": {
+			[]string{"prefill.test. 5 IN CNAME a.test.", "a.test. 20 IN A 127.0.0.1", "decode.test. 7 IN A 127.0.0.2"},
+			5 * time.Second, nil,
+		},
+		"no less than MinTTL": {pair, time.Second, nil},
+		"no more than MaxTTL": {[]string{"prefill.test. 3600 IN A 127.0.0.1", "decode.test. 7200 IN A 127.0.0.2"},
+			30 * time.Second, nil},
+		"a TTL beyond 31 bits": {[]string{"prefill.test. 2147483648 IN A 127.0.0.1", "decode.test. 7 IN A 127.0.0.2"},
+			time.Second, nil},
 		"bounds of one's own": {
 			[]string{"prefill.test. 3600 IN A 127.0.0.1", "decode.test. 3600 IN A 127.0.0.2"}, 2 * time.Minute,
 			func(o *dns.Options) { o.MaxTTL = 2 * time.Minute },
@@ -148,14 +154,16 @@ func TestAServerThatFailsIsAskedEverMoreRarely(t *testing.T) {
 			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
 			mu.Lock()
 			defer mu.Unlock()
-			if n := len(rounds); n == 0 || time.Since(rounds[n-1]) > 5*time.Millisecond { // each question is asked twice
+			// each question is asked twice
+			if n := len(rounds); n == 0 || time.Since(rounds[n-1]) > 5*time.Millisecond {
 				rounds = append(rounds, time.Now())
 			}
 			return false
 		})
 	}
 	pauseAfter := func(n int) time.Duration {
-		require.Eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return len(rounds) > n }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return len(rounds) > n }, 20*time.Second,
+			time.Millisecond)
 		mu.Lock()
 		defer mu.Unlock()
 		return rounds[n].Sub(rounds[n-1])
@@ -180,7 +188,8 @@ func TestTheNextOutageIsToldAgain(t *testing.T) {
 		at := fmt.Sprintf("127.0.1.%d", i)
 		s.set("prefill.test. 0 IN A "+at, pair[1])
 		s.twistWith(nil)
-		w.becomes("127.0.0.2:8000 decode", at+":8000 prefill") // one role's change is a change, whatever the other's answer is
+		// one role's change is a change, whatever the other's answer is
+		w.becomes("127.0.0.2:8000 decode", at+":8000 prefill")
 	}
 	assert.Len(t, w.told(), 2)
 }
@@ -219,7 +228,9 @@ func TestADatagramIsLost(t *testing.T) {
 		this := question{q.Question[0].Name, q.Question[0].Qtype, false}
 		lost := !seen[this]
 		seen[this] = !seen[this]
-		m.Question = []wire.Question{{Name: strings.ToUpper(q.Question[0].Name), Qtype: q.Question[0].Qtype, Qclass: wire.ClassINET}}
+		m.Question = []wire.Question{
+			{Name: strings.ToUpper(q.Question[0].Name), Qtype: q.Question[0].Qtype, Qclass: wire.ClassINET},
+		}
 		return lost
 	})
 	w := watch(t, source(t, quick(s)))

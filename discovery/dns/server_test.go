@@ -110,7 +110,8 @@ func (s *server) questions() []question {
 	return append([]question(nil), s.asked...)
 }
 
-// ServeDNS answers with the records of the name asked for, its aliases followed; NXDOMAIN where there are none of any type.
+// ServeDNS answers with the records of the name asked for, its aliases followed; NXDOMAIN where there are none of any
+// type.
 func (s *server) ServeDNS(w wire.ResponseWriter, q *wire.Msg) {
 	_, udp := w.RemoteAddr().(*net.UDPAddr)
 	m := new(wire.Msg).SetReply(q)
@@ -234,5 +235,6 @@ func (w *watched) becomes(want ...string) {
 // tells waits for an error that contains text.
 func (w *watched) tells(text string) {
 	w.t.Helper()
-	require.Eventually(w.t, func() bool { return strings.Contains(strings.Join(w.told(), "\n"), text) }, 15*time.Second, time.Millisecond, "want %q, have %v", text, w.told())
+	require.Eventually(w.t, func() bool { return strings.Contains(strings.Join(w.told(), "\n"), text) }, 15*time.Second,
+		time.Millisecond, "want %q, have %v", text, w.told())
 }

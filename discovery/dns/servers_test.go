@@ -18,7 +18,8 @@ import (
 )
 
 func TestTheSystemsResolver(t *testing.T) {
-	s := serve(t, "prefill.ns.svc.test. 0 IN A 127.0.0.1", "decode.ns.svc.test. 0 IN A 127.0.0.2", "decode. 0 IN A 127.0.0.66")
+	s := serve(t, "prefill.ns.svc.test. 0 IN A 127.0.0.1", "decode.ns.svc.test. 0 IN A 127.0.0.2",
+		"decode. 0 IN A 127.0.0.66")
 	conf := filepath.Join(t.TempDir(), "resolv.conf")
 	host, port, err := net.SplitHostPort(s.addr)
 	require.NoError(t, err)
@@ -27,9 +28,11 @@ func TestTheSystemsResolver(t *testing.T) {
 	src := source(t, o)
 	src.UseConf(conf, port)
 	w := watch(t, src)
-	w.tells("dns: prefill: the system names no server to ask; decode: the system names no server to ask (there is no list yet)")
+	w.tells("dns: prefill: the system names no server to ask; decode: the system names no server to ask (there is no " +
+		"list yet)")
 	// The first server is dead: nobody has this address of loopback.
-	require.NoError(t, os.WriteFile(conf, []byte("nameserver 127.99.99.99\nnameserver "+host+"\nsearch other.test ns.svc.test svc.test\noptions ndots:5\n"), 0o600))
+	require.NoError(t, os.WriteFile(conf, []byte("nameserver 127.99.99.99\nnameserver "+host+
+		"\nsearch other.test ns.svc.test svc.test\noptions ndots:5\n"), 0o600))
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	// A name that cannot be answered for is not looked for further on: that would be somebody else's.
 	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
@@ -77,6 +80,10 @@ func TestAServerThatIsNotThere(t *testing.T) {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	require.NoError(t, err)
 	pc.Close()
-	w := watch(t, source(t, &dns.Options{Prefill: "p.test", Port: 1, Resolver: pc.LocalAddr().String(), MinTTL: time.Millisecond}))
+	w := watch(
+		t, source(
+			t, &dns.Options{Prefill: "p.test", Port: 1, Resolver: pc.LocalAddr().String(), MinTTL: time.Millisecond},
+		),
+	)
 	w.tells("dns: prefill: the server refuses connections (there is no list yet)")
 }

@@ -73,7 +73,8 @@ func newFleet(t *testing.T, server *coreDNS, port int, o *dns.Options) *fleet {
 	t.Helper()
 	src, err := dns.New(o)
 	require.NoError(t, err)
-	f := &fleet{t: t, server: server, port: port, watched: watch(t, src), running: map[int]*enginesim.Engine{}, failed: make(chan string, 1000)}
+	f := &fleet{t: t, server: server, port: port, watched: watch(t, src), running: map[int]*enginesim.Engine{},
+		failed: make(chan string, 1000)}
 	conn, err := nixl.New(nil)
 	require.NoError(t, err)
 	tr := transport.New(nil)
@@ -97,7 +98,8 @@ func (f *fleet) engines(hosts ...int) {
 	f.t.Helper()
 	for _, host := range hosts {
 		e, err := enginesim.Start(enginesim.Config{
-			KVRole: enginesim.RoleBoth, Listen: fmt.Sprintf("127.0.0.%d:%d", host, f.port), SideChannel: fmt.Sprintf("127.0.0.%d:0", host),
+			KVRole: enginesim.RoleBoth, Listen: fmt.Sprintf("127.0.0.%d:%d", host, f.port),
+			SideChannel:      fmt.Sprintf("127.0.0.%d:0", host),
 			DefaultMaxTokens: 4, ITL: time.Millisecond, KeepRequests: -1,
 		})
 		require.NoError(f.t, err)
@@ -115,7 +117,8 @@ func (f *fleet) leave(hosts ...int) {
 	for _, host := range hosts {
 		e := f.running[host]
 		id := strings.TrimPrefix(e.URL(), "http://")
-		require.Eventually(f.t, func() bool { return !f.uses(id) }, 20*time.Second, 10*time.Millisecond, "requests go on at an engine that is to leave")
+		require.Eventually(f.t, func() bool { return !f.uses(id) }, 20*time.Second, 10*time.Millisecond,
+			"requests go on at an engine that is to leave")
 		f.left.Store(id, true)
 		delete(f.running, host)
 		require.NoError(f.t, e.WaitIdle(ctx))
@@ -133,8 +136,8 @@ func (f *fleet) uses(id string) bool {
 	return false
 }
 
-// load sends 200 requests a second until the test stops it, and keeps what is wrong with their answers. A machine that is too slow for
-// as many, for it has other work, sends fewer: none is sent while fifty are under way.
+// load sends 200 requests a second until the test stops it, and keeps what is wrong with their answers. A machine that
+// is too slow for as many, for it has other work, sends fewer: none is sent while fifty are under way.
 func (f *fleet) load() (stop func()) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 200}, Timeout: 30 * time.Second}
 	quit := make(chan struct{})
@@ -172,7 +175,8 @@ func (f *fleet) load() (stop func()) {
 func (f *fleet) request(client *http.Client, i int) {
 	f.sent.Add(1)
 	fail := func(why string) { f.fail(fmt.Sprintf("request %d: %s", i, why)) }
-	resp, err := client.Post(f.url+"/v1/completions", "application/json", strings.NewReader(fmt.Sprintf(`{"prompt":"request number %d of the fleet","max_tokens":4}`, i)))
+	resp, err := client.Post(f.url+"/v1/completions", "application/json",
+		strings.NewReader(fmt.Sprintf(`{"prompt":"request number %d of the fleet","max_tokens":4}`, i)))
 	if err != nil {
 		fail(err.Error())
 		return
@@ -233,8 +237,8 @@ func (z zone) list(port int) (list []string) {
 	return list
 }
 
-// Engines come, go and change their roles by their records, the server is killed and comes back with others, a name vanishes: at 200
-// requests a second not one fails, since there was a ready pair at every moment.
+// Engines come, go and change their roles by their records, the server is killed and comes back with others, a name
+// vanishes: at 200 requests a second not one fails, since there was a ready pair at every moment.
 func TestNoRequestFailsWhileRealCoreDNSChangesAndDies(t *testing.T) {
 	for _, mode := range []string{"A", "SRV"} {
 		t.Run(mode, func(t *testing.T) {
@@ -244,7 +248,8 @@ func TestNoRequestFailsWhileRealCoreDNSChangesAndDies(t *testing.T) {
 			require.NoError(t, err)
 			now := zone{prefill: []int{11}, decode: []int{21}}
 			server := newCoreDNS(t, now.records(mode == "SRV", port)...)
-			o := &dns.Options{Prefill: "prefill.test", Decode: "decode.test", Port: port, Resolver: server.addr, NotFound: 1000}
+			o := &dns.Options{Prefill: "prefill.test", Decode: "decode.test", Port: port, Resolver: server.addr,
+				NotFound: 1000}
 			if mode == "SRV" {
 				o.Port = 0
 			}
@@ -320,8 +325,10 @@ func TestNoRequestFailsWhileRealCoreDNSChangesAndDies(t *testing.T) {
 			assert.Equal(t, f.sent.Load(), f.served.Load())
 			assert.Greater(t, f.served.Load(), int64(1000))
 			f.leave(12, 14, 24)
-			t.Logf("%d requests in %.1f s, %d failed, %d of them served by one engine of role both, %d attempts had another after them; told: %s",
-				f.sent.Load(), time.Since(began).Seconds(), f.sent.Load()-f.served.Load(), f.alone.Load(), f.again.Load(), strings.Join(f.told(), " | "))
+			t.Logf("%d requests in %.1f s, %d failed, %d of them served by one engine of role both, %d attempts had "+
+				"another after them; told: %s",
+				f.sent.Load(), time.Since(began).Seconds(), f.sent.Load()-f.served.Load(), f.alone.Load(),
+				f.again.Load(), strings.Join(f.told(), " | "))
 		})
 	}
 }

@@ -106,7 +106,8 @@ func (w *watched) becomes(names ...string) {
 // tells waits for the n-th error and returns it.
 func (w *watched) tells(n int) string {
 	w.t.Helper()
-	require.Eventually(w.t, func() bool { return len(w.told()) >= n }, 10*time.Second, time.Millisecond, "want %d errors", n)
+	require.Eventually(w.t, func() bool { return len(w.told()) >= n }, 10*time.Second, time.Millisecond,
+		"want %d errors", n)
 	return w.told()[n-1]
 }
 
@@ -192,16 +193,20 @@ func TestABadFileKeepsTheLastGoodListAndSaysWhy(t *testing.T) {
 		bad  func(t *testing.T, path string)
 		want string
 	}{
-		"syntax": {func(t *testing.T, path string) { require.NoError(t, replace(path, "endpoints: [{url: hunter2")) }, "line 2: yaml: did not find expected ',' or '}'; correct the syntax at or just before this line"},
+		"syntax": {func(t *testing.T, path string) { require.NoError(t, replace(path, "endpoints: [{url: hunter2")) },
+			"line 2: yaml: did not find expected ',' or '}'; correct the syntax at or just before this line"},
 		"field": {
 			func(t *testing.T, path string) {
 				require.NoError(t, replace(path, "endpoints:\n- {url: http://a:1, rol: hunter2}"))
 			},
 			"line 2: endpoints[0].rol: unknown field; did you mean role?",
 		},
-		"twice":       {func(t *testing.T, path string) { require.NoError(t, replace(path, list("a", "a"))) }, "line 3: endpoints[1].url: is listed twice, first as [0]"},
-		"gone":        {func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, "cannot be read: no such file or directory"},
-		"folder gone": {func(t *testing.T, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) }, "cannot be read: no such file or directory"},
+		"twice": {func(t *testing.T, path string) { require.NoError(t, replace(path, list("a", "a"))) },
+			"line 3: endpoints[1].url: is listed twice, first as [0]"},
+		"gone": {func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) },
+			"cannot be read: no such file or directory"},
+		"folder gone": {func(t *testing.T, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) },
+			"cannot be read: no such file or directory"},
 		"folder": {
 			func(t *testing.T, path string) {
 				require.NoError(t, os.Mkdir(path+".new", 0o700))
@@ -217,7 +222,8 @@ func TestABadFileKeepsTheLastGoodListAndSaysWhy(t *testing.T) {
 			},
 			"is not a file",
 		},
-		"empty": {func(t *testing.T, path string) { require.NoError(t, replace(path, "")) }, "line 1: file: is empty; write endpoints: [] for none"},
+		"empty": {func(t *testing.T, path string) { require.NoError(t, replace(path, "")) },
+			"line 1: file: is empty; write endpoints: [] for none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "folder")
@@ -252,7 +258,8 @@ func TestAFaultIsToldOnce(t *testing.T) {
 	assert.Len(t, w.told(), 1)
 	assert.Zero(t, w.set.Load().Version, "without any list nothing is published")
 
-	require.NoError(t, replace(path, list("a"))) // a file that is written in place is empty for a moment, which is a fault too
+	// a file that is written in place is empty for a moment, which is a fault too
+	require.NoError(t, replace(path, list("a")))
 	w.becomes("a")
 	require.NoError(t, os.Remove(path))
 	assert.Contains(t, w.tells(2), "(the last good list stays)", "after a good file it is news again")
@@ -284,7 +291,8 @@ func TestASourceIsWatchedOnceAtATime(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- set.Run(ctx) }()
 	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }))
-	require.EqualError(t, s.Watch(t.Context(), func(discovery.Snapshot) { assert.Fail(t, "published") }), "file: the source is being watched already")
+	require.EqualError(t, s.Watch(t.Context(), func(discovery.Snapshot) { assert.Fail(t, "published") }),
+		"file: the source is being watched already")
 	cancel()
 	require.NoError(t, <-done)
 }

@@ -29,17 +29,20 @@ endpoints:
   - {url: "https://[::1]:8000", role: both}
 `,
 		"JSON": `{"endpoints": [
-  {"url": "http://10.0.0.1:8000/base/", "role": "prefill", "group": "a", "zone": "z1", "attributes": {"bootstrapPort": "8998"}},
+  {"url": "http://10.0.0.1:8000/base/", "role": "prefill", "group": "a", "zone": "z1",
+   "attributes": {"bootstrapPort": "8998"}},
   {"url": "https://[::1]:8000", "role": "both"}]}`,
 		"JSON with the escapes that YAML has not": `{"endpoints": [
-	{"url": "http:\/\/10.0.0.1:8000\/base", "role": "prefill", "group": "\u0061", "zone": "z1", "attributes": {"bootstrapPort": "8998", "emoji": "\ud83d\ude00\\ud83d\u00e9\n"}},
+	{"url": "http:\/\/10.0.0.1:8000\/base", "role": "prefill", "group": "\u0061", "zone": "z1",
+	 "attributes": {"bootstrapPort": "8998", "emoji": "\ud83d\ude00\\ud83d\u00e9\n"}},
 	{"url": "https:\/\/[::1]:8000", "role": "both"}]}`,
 		"anchors and merges": `
 endpoints:
   - &p {url: "http://10.0.0.1:8000/base/", role: prefill, group: a, zone: z1, attributes: &a {bootstrapPort: "8998"}}
   - {<<: [{url: "https://[::1]:8000", role: prefill}], role: both}
 `,
-		"CRLF": "endpoints:\r\n  - {url: 'http://10.0.0.1:8000/base', role: prefill, group: a, zone: z1, attributes: {bootstrapPort: '8998'}}\r\n  - {url: 'https://[::1]:8000', role: both}\r\n",
+		"CRLF": "endpoints:\r\n  - {url: 'http://10.0.0.1:8000/base', role: prefill, group: a, zone: z1, attributes: " +
+			"{bootstrapPort: '8998'}}\r\n  - {url: 'https://[::1]:8000', role: both}\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			list, err := file.Parse([]byte(text))
@@ -48,7 +51,8 @@ endpoints:
 			p, b := list[0], list[1]
 			assert.Equal(t, "10.0.0.1:8000/base", p.ID)
 			assert.Equal(t, "http://10.0.0.1:8000/base", p.URL.String())
-			assert.Equal(t, []any{discovery.RolePrefill, "a", "z1", "8998"}, []any{p.Role, p.Group, p.Zone, p.Attribute("bootstrapPort")})
+			assert.Equal(t, []any{discovery.RolePrefill, "a", "z1", "8998"},
+				[]any{p.Role, p.Group, p.Zone, p.Attribute("bootstrapPort")})
 			assert.Equal(t, []any{discovery.RoleBoth, "[::1]:8000", ""}, []any{b.Role, b.ID, b.Group})
 			if text, there := p.Attributes["emoji"]; there {
 				assert.Equal(t, "\U0001f600\\ud83dé\n", text)
@@ -87,29 +91,54 @@ func TestFaults(t *testing.T) {
 		"hunter2":                           "line 1: document: is not a mapping; write its members as NAME: VALUE",
 		"endpoint: []":                      "line 1: endpoint: unknown field; did you mean endpoints?",
 		"endpoints: []\n---\nendpoints: []": "line 3: document: is a second document; write one list",
-		"endpoints:\n- " + good + "\n- {url: http://hunter2:1/, role: both}":          "line 3: endpoints[1].url: is listed twice, first as [0]; list each engine once; one that serves both legs has role: both",
-		"endpoints:\n- {url: http://a, role: both}\n- {url: http://A:80, role: both}": "line 3: endpoints[1].url: is listed twice, first as [0]; list each engine once; one that serves both legs has role: both",
-		"endpoints:\n- {url: http://a:1}":                                             "line 2: endpoints[0].role: is missing; write prefill, decode, both or encode",
-		"endpoints:\n- {url: http://a:1, role: hunter2}":                              "line 2: endpoints[0].role: is not a role; known are prefill, decode, both, encode",
-		"endpoints:\n- {url: http://a:1, role: 5}":                                    "line 2: endpoints[0].role: is a number, not a string; put it in quotes",
-		"endpoints:\n- {role: both}":                                                  "line 2: endpoints[0].url: is missing; write http://HOST:PORT",
-		"endpoints:\n- {role: both, url: hunter2}":                                    "line 2: endpoints[0].url: is not an engine's address (the scheme is not http or https); write http://HOST:PORT",
-		"endpoints:\n- {role: both,\n   url: 'http://u:hunter2@a:1'}":                 "line 3: endpoints[0].url: is not an engine's address (user info is not allowed in an engine's URL); write http://HOST:PORT",
-		"endpoints:\n- {url: http://a:1, role: both, attributes: {port: 8998}}":       "line 2: endpoints[0].attributes.port: is a number, not a string; put it in quotes",
-		"endpoints:\n- {url: http://a:1, role: both, attributes: [hunter2]}":          "line 2: endpoints[0].attributes: is a list, not an object; write its members by name",
-		"endpoints:\n- {url: http://a:1, role: both, attributes: {\"a b\": {}}}":      "line 2: endpoints[0].attributes[\"a b\"]: is an object, not a string; write a string",
-		"endpoints:\n- {url: http://a:1, role: both, model: hunter2}":                 "line 2: endpoints[0].model: unknown field; known are attributes, group, role, url, zone",
-		"endpoints:\n- {url: http://a, role: both}\n- {url: https://a, role: both}":   "line 3: endpoints[1].url: has the name of engine [0], since neither has a port; write the ports",
-		"endpoints:\n- {url: http://a:1, role: both, zone: a, zone: hunter2}":         "line 2: endpoints[0].zone: is given twice, first on line 2; keep one of the two",
-		"endpoints:\n- {url: http://a:1, role: both, ? [a] : b}":                      "line 2: endpoints[0]: has a key that is not a name; write NAME: VALUE",
-		"endpoints:\n- null":                                   "line 2: endpoints[0]: is null; remove it",
-		"endpoints:\n- {url: hunter2":                          "line 2: yaml: did not find expected ',' or '}'; correct the syntax at or just before this line",
-		"endpoints: [*hunter2]":                                "line 1: yaml: an alias names an anchor that is not there; define it with & before its use",
-		"endpoints:\n- {role: a, url: a}\n- {role: a, url: a}": "line 2: endpoints[0].role: is not a role; known are prefill, decode, both, encode | line 2: endpoints[0].url: is not an engine's address (the scheme is not http or https); write http://HOST:PORT | line 3: endpoints[1].role: is not a role; known are prefill, decode, both, encode | and 1 more",
-		"endpoints: []\n" + strings.Repeat("x", 100) + ": 1":   "line 2: [\"" + strings.Repeat("x", 64) + "…\"]: unknown field; known are endpoints",
-		"a: &a {<<: *a, url: hunter2}\nendpoints: [*a]":        "line 1: a: unknown field; known are endpoints",
-		"endpoints: []\n" + strings.Repeat("#", 8<<20):         "line 1: file: is too large; at most 8 MiB are read",
-		"endpoints:\n- &e {url: http://a:1, role: both, attributes: &a {a: b}}\n- {<<: *e, zone: z}": "line 2: endpoints[1].url: is listed twice, first as [0]; list each engine once; one that serves both legs has role: both",
+		"endpoints:\n- " + good + "\n- {url: http://hunter2:1/, role: both}": "line 3: endpoints[1].url: is " +
+			"listed twice, first as [0]; list each engine once; one that serves both legs has role: both",
+		"endpoints:\n- {url: http://a, role: both}\n- {url: http://A:80, role: both}": "line 3: endpoints[1].url: is " +
+			"listed twice, first as [0]; list each engine once; one that serves both legs has role: both",
+		"endpoints:\n- {url: http://a:1}": "line 2: endpoints[0].role: " +
+			"is missing; write prefill, decode, both or encode",
+		"endpoints:\n- {url: http://a:1, role: hunter2}": "line 2: endpoints[0].role: " +
+			"is not a role; known are prefill, decode, both, encode",
+		"endpoints:\n- {url: http://a:1, role: 5}": "line 2: endpoints[0].role: " +
+			"is a number, not a string; put it in quotes",
+		"endpoints:\n- {role: both}": "line 2: endpoints[0].url: is " +
+			"missing; write http://HOST:PORT",
+		"endpoints:\n- {role: both, url: hunter2}": "line 2: endpoints[0].url: is " +
+			"not an engine's address (the scheme is not http or https); write http://HOST:PORT",
+		"endpoints:\n- {role: both,\n   url: 'http://u:hunter2@a:1'}": "line 3: endpoints[0].url: is " +
+			"not an engine's address (user info is not allowed in an engine's URL); write http://HOST:PORT",
+		"endpoints:\n- {url: http://a:1, role: both, attributes: {port: 8998}}": "line 2: " +
+			"endpoints[0].attributes.port: is a number, not a string; put it in quotes",
+		"endpoints:\n- {url: http://a:1, role: both, attributes: [hunter2]}": "line 2: endpoints[0].attributes: " +
+			"is a list, not an object; write its members by name",
+		"endpoints:\n- {url: http://a:1, role: both, attributes: {\"a b\": {}}}": "line 2: " +
+			"endpoints[0].attributes[\"a b\"]: is an object, not a string; write a string",
+		"endpoints:\n- {url: http://a:1, role: both, model: hunter2}": "line 2: endpoints[0].model: " +
+			"unknown field; known are attributes, group, role, url, zone",
+		"endpoints:\n- {url: http://a, role: both}\n- {url: https://a, role: both}": "line 3: endpoints[1].url: has " +
+			"the name of engine [0], since neither has a port; write the ports",
+		"endpoints:\n- {url: http://a:1, role: both, zone: a, zone: hunter2}": "line 2: endpoints[0].zone: is " +
+			"given twice, first on line 2; keep one of the two",
+		"endpoints:\n- {url: http://a:1, role: both, ? [a] : b}": "line 2: endpoints[0]: has a " +
+			"key that is not a name; write NAME: VALUE",
+		"endpoints:\n- null": "line 2: endpoints[0]: is null; remove it",
+		"endpoints:\n- {url: hunter2": "line 2: yaml: did not find expected ',' or '}'; " +
+			"correct the syntax at or just before this line",
+		"endpoints: [*hunter2]": "line 1: yaml: an alias names an anchor that is not " +
+			"there; define it with & before its use",
+		"endpoints:\n- {role: a, url: a}\n- {role: a, url: a}": "line 2: endpoints[0].role: is not a role; known are " +
+			"prefill, decode, both, encode | line 2: endpoints[0].url: is not an engine's address (the scheme is not " +
+			"http or https); write http://HOST:PORT | line 3: endpoints[1].role: is not a role; known are prefill, " +
+			"decode, both, encode | and 1 more",
+		"endpoints: []\n" + strings.Repeat("x", 100) + ": 1": "line 2: [\"" + strings.Repeat("x", 64) +
+			"…\"]: unknown field; known are endpoints",
+		"a: &a {<<: *a, url: hunter2}\nendpoints: [*a]": "line 1: a: " +
+			"unknown field; known are endpoints",
+		"endpoints: []\n" + strings.Repeat("#", 8<<20): "line 1: file: " +
+			"is too large; at most 8 MiB are read",
+		"endpoints:\n- &e {url: http://a:1, role: both, attributes: &a {a: b}}\n- {<<: *e, zone: z}": "line 2: " +
+			"endpoints[1].url: is listed twice, first as [0]; list each engine once; one that serves both legs has " +
+			"role: both",
 	} {
 		list, err := file.Parse([]byte(text))
 		require.Error(t, err, "%.80q", text)
@@ -151,7 +180,8 @@ func TestTenThousandEnginesAreRead(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("endpoints:\n")
 	for i := range 10_000 {
-		fmt.Fprintf(&b, "  - {url: \"http://10.0.%d.%d:8000\", role: prefill, group: g, zone: z, attributes: {bootstrapPort: \"8998\"}}\n", i/250, i%250)
+		fmt.Fprintf(&b, "  - {url: \"http://10.0.%d.%d:8000\", role: prefill, group: g, zone: z, attributes: "+
+			"{bootstrapPort: \"8998\"}}\n", i/250, i%250)
 	}
 	list, err := file.Parse([]byte(b.String()))
 	require.NoError(t, err)

@@ -78,7 +78,9 @@ func (w *witness) SessionEnd(context.Context, *pdflow.Outcome) {}
 func versions(t *testing.T, n int) (engines []*enginesim.Engine, list func(version int) string) {
 	t.Helper()
 	for range n {
-		e, err := enginesim.Start(enginesim.Config{KVRole: enginesim.RoleBoth, DefaultMaxTokens: 4, ITL: time.Millisecond, KeepRequests: -1})
+		e, err := enginesim.Start(
+			enginesim.Config{KVRole: enginesim.RoleBoth, DefaultMaxTokens: 4, ITL: time.Millisecond, KeepRequests: -1},
+		)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = e.Close() })
 		engines = append(engines, e)
@@ -188,7 +190,8 @@ func TestAConfigMapThatIsSwappedTenTimesASecondUnderTraffic(t *testing.T) {
 				roles[e.Role]++
 				assert.Equal(t, s.Endpoints[0].Zone, e.Zone, "half a list")
 			}
-			assert.Equal(t, map[discovery.Role]int{discovery.RolePrefill: size / 2, discovery.RoleDecode: size / 2}, roles)
+			assert.Equal(t, map[discovery.Role]int{discovery.RolePrefill: size / 2, discovery.RoleDecode: size / 2},
+				roles)
 			if last(strconv.Itoa(swaps))(s) {
 				break
 			}

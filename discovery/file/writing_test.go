@@ -60,7 +60,8 @@ func TestAFileBeingWrittenIsNotRead(t *testing.T) {
 			written := make(chan struct{})
 			go func() { defer close(written); slowly(t, path, many(30)) }()
 			if w == nil {
-				require.Eventually(t, func() bool { s, err := os.Stat(path); return err == nil && s.Size() > 100 }, 10*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { s, err := os.Stat(path); return err == nil && s.Size() > 100 },
+					10*time.Second, time.Millisecond)
 				w = watch(t, path, o)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

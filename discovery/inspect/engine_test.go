@@ -30,7 +30,9 @@ func TestEnginesOverTheNetwork(t *testing.T) {
 	require.NoError(t, err)
 
 	failed := make(chan error, 100)
-	src := inspect.Wrap(list, &inspect.Options{Interval: time.Hour, Observe: func(_ string, err error) { failed <- err }})
+	src := inspect.Wrap(list, &inspect.Options{Interval: time.Hour, Observe: func(_ string, err error) {
+		failed <- err
+	}})
 	set := discovery.NewSet(src)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -57,7 +57,8 @@ func (r *Reading) fill(e *discovery.Endpoint) {
 
 // goodText is a text that an operator can read and a list can hold.
 func goodText(s string) bool {
-	return s != "" && len(s) <= maxText && utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
+	return s != "" && len(s) <= maxText && utf8.ValidString(s) &&
+		!strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
 // parseModels returns the first model that is not an adapter of another.
@@ -108,8 +109,8 @@ func parseQuery(body []byte) (map[int]string, error) {
 	return ids, nil
 }
 
-// serverInfo is what is read of SGLang's server_info. It must not grow a field for anything secret: the answer holds the
-// server's API keys.
+// serverInfo is what is read of SGLang's server_info. It must not grow a field for anything secret: the answer holds
+// the server's API keys.
 type serverInfo struct {
 	Version       string `json:"version"`
 	DPSize        int    `json:"dp_size"`

@@ -39,7 +39,8 @@ func TestOfAnIDThatIsListedTwiceTheFirstIsAsked(t *testing.T) {
 	})
 }
 
-// Engines that answer over a network as no engine should: each costs what one question may cost, and the list stays as it came.
+// Engines that answer over a network as no engine should: each costs what one question may cost, and the list stays as
+// it came.
 func TestHostileEnginesOverTheNetwork(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	for name, serve := range map[string]http.HandlerFunc{
@@ -93,7 +94,10 @@ func TestHostileEnginesOverTheNetwork(t *testing.T) {
 			list := discoverytest.NewManual()
 			list.Publish(e)
 			failed := make(chan error, 100)
-			src := inspect.Wrap(list, &inspect.Options{Timeout: timeout, Interval: time.Hour, Observe: func(_ string, err error) { failed <- err }})
+			src := inspect.Wrap(
+				list, &inspect.Options{Timeout: timeout, Interval: time.Hour,
+					Observe: func(_ string, err error) { failed <- err }},
+			)
 			set := discovery.NewSet(src)
 			ended := make(chan struct{})
 			go func() { defer close(ended); _ = set.Run(t.Context()) }()

@@ -35,18 +35,19 @@ type Options struct {
 	Timeout      time.Duration // of one question, its whole answer included; default 2 s
 	Concurrency  int           // engines visited at once, each asked one question after another; default 8
 
-	// Client carries the questions. The default has connections of its own, no proxy and no redirects. It must not follow
-	// redirects, and must be safe for concurrent use.
+	// Client carries the questions. The default has connections of its own, no proxy and no redirects. It must not
+	// follow redirects, and must be safe for concurrent use.
 	Client http.RoundTripper
 	// Header goes with each question, for engines that want a key.
 	Header http.Header
 
-	// Observe is told of each question that failed or whose answer made no sense, by an *[Error]. It is called from several
-	// goroutines and must be quick.
+	// Observe is told of each question that failed or whose answer made no sense, by an *[Error]. It is called from
+	// several goroutines and must be quick.
 	Observe func(id string, err error)
 }
 
-// Reading is what an engine said of itself, whether or not its list said it already. Fields that it did not say are zero.
+// Reading is what an engine said of itself, whether or not its list said it already. Fields that it did not say are
+// zero.
 type Reading struct {
 	At            time.Time      // end of the last full visit
 	Model         string         // only if the list has none
@@ -119,8 +120,9 @@ func orDefault[T int | time.Duration](v, otherwise T) T {
 	return v
 }
 
-// Watch watches the wrapped source and visits its engines until ctx ends; no question is under way when it returns. It fails
-// as the wrapped source does, and what was learnt is still there when it is called again. Draining engines are not visited.
+// Watch watches the wrapped source and visits its engines until ctx ends; no question is under way when it returns. It
+// fails as the wrapped source does, and what was learnt is still there when it is called again. Draining engines are
+// not visited.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -151,8 +153,8 @@ func (s *Source) Reading(id string) (Reading, bool) {
 	return k.r, ok
 }
 
-// Refresh has an engine visited at once: for a caller that knows that it has restarted, for example a health probe that it
-// passes again. An ID that is not listed is none's business.
+// Refresh has an engine visited at once: for a caller that knows that it has restarted, for example a health probe that
+// it passes again. An ID that is not listed is none's business.
 func (s *Source) Refresh(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

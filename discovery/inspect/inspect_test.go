@@ -83,7 +83,8 @@ func (e *engines) forget() { e.mu.Lock(); defer e.mu.Unlock(); e.asked = nil }
 
 // What vLLM 0.32.0 answers (captured; the page of /metrics shortened).
 const (
-	vllmModels  = `{"object":"list","data":[{"id":"lora","parent":"tiny"},{"id":"tiny","object":"model","owned_by":"vllm","root":"./model","parent":null}]}`
+	vllmModels = `{"object":"list","data":[{"id":"lora","parent":"tiny"},{"id":"tiny","object":"model",` +
+		`"owned_by":"vllm","root":"./model","parent":null}]}`
 	vllmVersion = `{"version":"0.32.0"}`
 	vllmMetrics = `# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -95,14 +96,17 @@ vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.5
 process_start_time_seconds 1.79526211248e+09
 `
-	sglangInfo = `{"model_path":"m","api_key":"secret","dp_size":4,"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8997,"version":"0.5.9","internal_states":[{}]}`
-	mooncake   = `{"0":{"engine_id":"a-0","worker_addr":{"0":{"0":"tcp://127.0.0.1:1"}}},"1":{"engine_id":"a-1","more":[]}}`
+	sglangInfo = `{"model_path":"m","api_key":"secret","dp_size":4,"disaggregation_mode":"prefill",` +
+		`"disaggregation_bootstrap_port":8997,"version":"0.5.9","internal_states":[{}]}`
+	mooncake = `{"0":{"engine_id":"a-0","worker_addr":{"0":{"0":"tcp://127.0.0.1:1"}}},"1":{"engine_id":"a-1",` +
+		`"more":[]}}`
 )
 
 func vllm(hosts ...string) *engines {
 	e := &engines{answers: map[string]string{}, down: map[string]bool{}}
 	for _, h := range hosts {
-		e.answers[h+"/v1/models"], e.answers[h+"/version"], e.answers[h+"/metrics"] = vllmModels, vllmVersion, vllmMetrics
+		e.answers[h+"/v1/models"], e.answers[h+"/version"], e.answers[h+"/metrics"] = vllmModels, vllmVersion,
+			vllmMetrics
 	}
 	return e
 }
@@ -212,7 +216,10 @@ func TestWhatTheListSaysWinsAndIsNotAsked(t *testing.T) {
 func TestAListIsPublishedBeforeItsEnginesAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm()
-		client.serve = func(r *http.Request) (*http.Response, error) { <-r.Context().Done(); return nil, r.Context().Err() }
+		client.serve = func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}
 		w := run(t, client, inspect.Options{Timeout: time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		synctest.Wait() // no time has passed
@@ -228,7 +235,9 @@ func TestSGLangTellsItsRanksAndBootstrapPort(t *testing.T) {
 	for _, path := range []string{"/server_info", "/get_server_info"} {
 		t.Run(path, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := &engines{answers: map[string]string{"a:1" + path: sglangInfo, "a:1/metrics": "sglang:num_queue_reqs{tp_rank=\"0\"} 7\nsglang:num_queue_reqs{tp_rank=\"1\"} 7\n"}}
+				client := &engines{answers: map[string]string{"a:1" +
+					path: sglangInfo, "a:1/metrics": "sglang:num_queue_reqs{tp_rank=\"0\"} 7\n" +
+					"sglang:num_queue_reqs{tp_rank=\"1\"} 7\n"}}
 				w := run(t, client, inspect.Options{})
 				w.list.Publish(endpoint(t, "a:1", nil))
 				settle()
@@ -244,7 +253,8 @@ func TestSGLangTellsItsRanksAndBootstrapPort(t *testing.T) {
 }
 
 func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
-	for name, attributes := range map[string]map[string]string{"port": {"bootstrapPort": "8998"}, "URL": {"bootstrapURL": "http://a:8998/"}} {
+	for name, attributes := range map[string]map[string]string{"port": {"bootstrapPort": "8998"},
+		"URL": {"bootstrapURL": "http://a:8998/"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := &engines{answers: map[string]string{"a:8998/query": mooncake}}
@@ -255,14 +265,16 @@ func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
 				assert.Equal(t, map[int]string{0: "a-0", 1: "a-1"}, r.EngineIDs)
 				assert.Equal(t, "2", w.one(t).Attribute("dpSize"))
 				for i, key := range client.questions() {
-					assert.Equal(t, strings.HasPrefix(key, "a:1/"), client.headers[i].Get("Authorization") != "", "who gets the key of engines: %s", key)
+					assert.Equal(t, strings.HasPrefix(key, "a:1/"), client.headers[i].Get("Authorization") != "",
+						"who gets the key of engines: %s", key)
 				}
 			})
 		})
 	}
 }
 
-// A server whose ranks do not count from 0 is one of several that share a world: requests must not be sent to the others' ranks.
+// A server whose ranks do not count from 0 is one of several that share a world: requests must not be sent to the
+// others' ranks.
 func TestRanksElsewhereAreNotCounted(t *testing.T) {
 	for engine, want := range map[string]string{"3": "", "0": ""} {
 		synctest.Test(t, func(t *testing.T) {
@@ -279,13 +291,15 @@ func TestRanksElsewhereAreNotCounted(t *testing.T) {
 func TestAnswersThatMakeNoSenseChangeNothing(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	for name, body := range map[string]string{
-		"empty": "", "text": "<html>", "cut": `{"version":"0.3`, "null": "null", "number": "1", "types": `{"version":1,"data":{},"dp_size":"4","0":{"engine_id":1}}`,
+		"empty": "", "text": "<html>", "cut": `{"version":"0.3`, "null": "null", "number": "1",
+		"types":   `{"version":1,"data":{},"dp_size":"4","0":{"engine_id":1}}`,
 		"long":    `{"version":"` + long + `","data":[{"id":"` + long + `"}],"dp_size":2,"version":"` + long + `"}`,
 		"control": "{\"version\":\"1\\n2\",\"data\":[{\"id\":\"\\u0000\"}],\"dp_size\":-1}",
 		"ranks":   `{"x":{"engine_id":"a"},"-1":{"engine_id":"b"},"dp_size":99999999}`,
-		"metrics": "vllm:num_requests_running{engine=\"0} 1\nvllm:kv_cache_usage_perc{engine=\"0\"} NaN\nvllm:kv_cache_usage_perc 7\nvllm:num_requests_waiting -1\nvllm:num_requests_waiting{a=\"\\\n{",
-		"huge":    strings.Repeat("a", 17<<20),
-		"sum":     strings.Repeat("vllm:num_requests_running 999999999999\n", 4),
+		"metrics": "vllm:num_requests_running{engine=\"0} 1\nvllm:kv_cache_usage_perc{engine=\"0\"} NaN\n" +
+			"vllm:kv_cache_usage_perc 7\nvllm:num_requests_waiting -1\nvllm:num_requests_waiting{a=\"\\\n{",
+		"huge": strings.Repeat("a", 17<<20),
+		"sum":  strings.Repeat("vllm:num_requests_running 999999999999\n", 4),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -296,7 +310,8 @@ func TestAnswersThatMakeNoSenseChangeNothing(t *testing.T) {
 				w.list.Publish(given)
 				settle()
 				if name == "long" {
-					given.Attributes = map[string]string{"bootstrapPort": "8998", "dpSize": "2"} // the one thing that it says well
+					// the one thing that it says well
+					given.Attributes = map[string]string{"bootstrapPort": "8998", "dpSize": "2"}
 				}
 				assert.Equal(t, given, w.one(t))
 				r, ok := w.Reading("a:1")
@@ -317,8 +332,10 @@ func TestEnginesThatMisbehaveCostNothingElse(t *testing.T) {
 	}
 	for name, serve := range map[string]func(*http.Request) (*http.Response, error){
 		"redirects": status(307), "refuses": status(401), "fails": status(500), "is starting": status(503),
-		"panics":     func(*http.Request) (*http.Response, error) { panic("a client of the caller's") },
-		"breaks off": func(*http.Request) (*http.Response, error) { return nil, errors.New("dial tcp 10.1.2.3:1: refused") },
+		"panics": func(*http.Request) (*http.Response, error) { panic("a client of the caller's") },
+		"breaks off": func(*http.Request) (*http.Response, error) {
+			return nil, errors.New("dial tcp 10.1.2.3:1: refused")
+		},
 		"breaks in the middle": func(*http.Request) (*http.Response, error) {
 			r := answer(200, "")
 			r.Body = io.NopCloser(io.MultiReader(strings.NewReader(`{"ver`), broken{}))
@@ -375,7 +392,8 @@ func TestAnswersAreKeptAndAskedForAgainAfterTheInterval(t *testing.T) {
 		said.Version, said.Attributes = "mine", map[string]string{"dpSize": "1"}
 		w.list.Publish(said)
 		synctest.Wait()
-		assert.Equal(t, "mine 1", w.one(t).Version+" "+w.one(t).Attribute("dpSize"), "what the list says now wins over what was learnt before")
+		assert.Equal(t, "mine 1", w.one(t).Version+" "+w.one(t).Attribute("dpSize"),
+			"what the list says now wins over what was learnt before")
 		w.list.Publish(zoned)
 		client.set("a:1/version", `{"version":"0.33.0"}`)
 		time.Sleep(2 * time.Second)
@@ -526,7 +544,8 @@ func TestEnginesThatLeaveAreForgottenAndDrainingOnesLeftAlone(t *testing.T) {
 }
 
 func TestAPanicOfTheListIsItsFailure(t *testing.T) {
-	src := inspect.Wrap(discovery.SourceFunc(func(context.Context, func(discovery.Snapshot)) error { panic("oh") }), nil)
+	src := inspect.Wrap(discovery.SourceFunc(func(context.Context, func(discovery.Snapshot)) error { panic("oh") }),
+		nil)
 	require.EqualError(t, src.Watch(t.Context(), func(discovery.Snapshot) {}), "panic: oh")
 }
 
@@ -552,6 +571,7 @@ func BenchmarkPublish(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		ctx, cancel := context.WithCancel(b.Context())
-		_ = inspect.Wrap(inner, &inspect.Options{Client: client, Ask: inspect.Version}).Watch(ctx, func(discovery.Snapshot) { cancel() })
+		_ = inspect.Wrap(inner, &inspect.Options{Client: client, Ask: inspect.Version}).Watch(ctx,
+			func(discovery.Snapshot) { cancel() })
 	}
 }

@@ -44,8 +44,8 @@ func (m *metrics) use(v float64) {
 	}
 }
 
-// parseMetrics reads a page. Lines that it does not know or that are broken count for nothing; a page that is longer than its reader
-// allows ends with the reader's error, and counts for nothing as a whole.
+// parseMetrics reads a page. Lines that it does not know or that are broken count for nothing; a page that is longer
+// than its reader allows ends with the reader's error, and counts for nothing as a whole.
 func parseMetrics(r io.Reader) (*metrics, error) {
 	m := &metrics{engines: map[int]struct{}{}}
 	lines := bufio.NewScanner(r)

@@ -104,7 +104,10 @@ func (v *visit) run(ctx context.Context) (a answer) {
 		}
 	}
 	if base := v.bootstrap(); base != nil && ask&MooncakeQuery != 0 && v.e.Role.Has(discovery.RolePrefill) {
-		v.getURL(ctx, base, "/query", maxQuery, func(b []byte) (err error) { r.EngineIDs, err = parseQuery(b); return err })
+		v.getURL(ctx, base, "/query", maxQuery, func(b []byte) (err error) {
+			r.EngineIDs, err = parseQuery(b)
+			return err
+		})
 		if r.DPSize == 0 && !vllm {
 			r.DPSize = ranksOf(r.EngineIDs)
 		}
@@ -171,7 +174,8 @@ func (v *visit) get(ctx context.Context, path string, limit int64, take func([]b
 	return v.getURL(ctx, v.e.URL, path, limit, take)
 }
 
-func (v *visit) getURL(ctx context.Context, base *url.URL, path string, limit int64, take func([]byte) error) (status int) {
+func (v *visit) getURL(ctx context.Context, base *url.URL, path string, limit int64,
+	take func([]byte) error) (status int) {
 	return v.ask(ctx, base, path, func(r io.Reader) error {
 		body, err := io.ReadAll(&bounded{r: r, left: limit})
 		if err != nil {
@@ -181,8 +185,8 @@ func (v *visit) getURL(ctx context.Context, base *url.URL, path string, limit in
 	})
 }
 
-// ask sends one question and hands the body of an answer of status 200 to take. An engine that cannot be reached is dead for the
-// rest of the visit; one that gives another status, or nonsense, is not.
+// ask sends one question and hands the body of an answer of status 200 to take. An engine that cannot be reached is
+// dead for the rest of the visit; one that gives another status, or nonsense, is not.
 func (v *visit) ask(ctx context.Context, base *url.URL, path string, take func(io.Reader) error) (status int) {
 	if v.dead {
 		return 0
@@ -197,8 +201,9 @@ func (v *visit) ask(ctx context.Context, base *url.URL, path string, take func(i
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		v.dead = v.dead || resp.StatusCode == http.StatusServiceUnavailable // it is starting or ending: ask it again soon
-		if resp.StatusCode != http.StatusNotFound {                         // most engines lack some of the paths
+		// it is starting or ending: ask it again soon
+		v.dead = v.dead || resp.StatusCode == http.StatusServiceUnavailable
+		if resp.StatusCode != http.StatusNotFound { // most engines lack some of the paths
 			v.tell(&Error{Path: path, Status: resp.StatusCode})
 		}
 		return resp.StatusCode
@@ -221,7 +226,8 @@ func (v *visit) request(ctx context.Context, base *url.URL, path string) *http.R
 			header[http.CanonicalHeaderKey(name)] = values
 		}
 	}
-	r := &http.Request{Method: http.MethodGet, URL: &u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: header}
+	r := &http.Request{Method: http.MethodGet, URL: &u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: header}
 	return r.WithContext(ctx)
 }
 

@@ -26,11 +26,13 @@ func TestWhatOnlyAPrefillEngineIsGiven(t *testing.T) {
 		info string
 		want string
 	}{
-		"a prefill engine":                   {discovery.RolePrefill, sglangInfo, "8997"},
-		"an engine of role both":             {discovery.RoleBoth, sglangInfo, "8997"},
-		"a decode engine, whatever it says":  {discovery.RoleDecode, sglangInfo, ""},
-		"an engine that says that it is not": {discovery.RolePrefill, strings.Replace(sglangInfo, `"prefill"`, `"decode"`, 1), ""},
-		"a port beyond ports":                {discovery.RolePrefill, strings.Replace(sglangInfo, "8997", "65536", 1), ""},
+		"a prefill engine":                  {discovery.RolePrefill, sglangInfo, "8997"},
+		"an engine of role both":            {discovery.RoleBoth, sglangInfo, "8997"},
+		"a decode engine, whatever it says": {discovery.RoleDecode, sglangInfo, ""},
+		"an engine that says that it is not": {discovery.RolePrefill,
+			strings.Replace(sglangInfo, `"prefill"`, `"decode"`, 1), ""},
+		"a port beyond ports": {discovery.RolePrefill, strings.Replace(sglangInfo, "8997", "65536", 1),
+			""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -65,7 +67,8 @@ func TestTheBeginningOfAnAnswerIsNone(t *testing.T) {
 func TestRanksWithAGapAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		client.answers["a:1/metrics"] = "vllm:num_requests_running{engine=\"1\"} 0\nvllm:num_requests_running{engine=\"2\"} 0\n"
+		client.answers["a:1/metrics"] = "vllm:num_requests_running{engine=\"1\"} 0\n" +
+			"vllm:num_requests_running{engine=\"2\"} 0\n"
 		w := run(t, client, inspect.Options{})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
@@ -248,7 +251,10 @@ func TestNoQuestionIsUnderWayAfterTheEnd(t *testing.T) {
 		list.Publish(endpoint(t, "a:1", nil))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
-		require.NoError(t, inspect.Wrap(list, &inspect.Options{Client: client, Timeout: time.Minute}).Watch(ctx, func(discovery.Snapshot) {}))
+		require.NoError(
+			t, inspect.Wrap(list, &inspect.Options{Client: client, Timeout: time.Minute}).Watch(ctx,
+				func(discovery.Snapshot) {}),
+		)
 		assert.Zero(t, under.Load())
 	})
 }

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// firstRetry is the pause after a visit that failed; it doubles up to the interval. An engine that restarts fails a visit,
-	// or shows another start time, and is so asked again soon.
+	// firstRetry is the pause after a visit that failed; it doubles up to the interval. An engine that restarts fails a
+	// visit, or shows another start time, and is so asked again soon.
 	firstRetry = time.Second
 	// settle joins what many engines answer at nearly the same time in one snapshot.
 	settle = 20 * time.Millisecond
@@ -62,8 +62,9 @@ type result struct {
 }
 
 func newWatch(ctx context.Context, s *Source, publish func(discovery.Snapshot)) *watch {
-	return &watch{s: s, ctx: ctx, publish: publish, lists: make(chan []discovery.Endpoint), ended: make(chan error, 1), results: make(chan result),
-		kick: make(chan struct{}, 1), asked: map[string]struct{}{}, targets: map[string]*target{}}
+	return &watch{s: s, ctx: ctx, publish: publish, lists: make(chan []discovery.Endpoint), ended: make(chan error, 1),
+		results: make(chan result),
+		kick:    make(chan struct{}, 1), asked: map[string]struct{}{}, targets: map[string]*target{}}
 }
 
 // watchInner runs the wrapped source. A panic becomes its error: here it would end the process, which its set prevents.

@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// One of 10,000 engines changes: the time until the new list is ready to be published, and what is kept of each engine. Each iteration
-// includes the event, which makes an endpoint of one pod (of a slice of 100, in the service modes).
+// One of 10,000 engines changes: the time until the new list is ready to be published, and what is kept of each engine.
+// Each iteration includes the event, which makes an endpoint of one pod (of a slice of 100, in the service modes).
 func BenchmarkOneOf10000Changes(b *testing.B) {
 	const engines = 10_000
 	for _, c := range []struct {

@@ -28,7 +28,8 @@ import (
 // These tests talk to a real API server.
 
 func grouped(c *kubetest.Cluster, namespace string) Options {
-	return Options{Config: c.Admin(), Namespace: namespace, Selector: Selector{MatchLabels: map[string]string{"app": "llm"}, PDGroup: byRole}}
+	return Options{Config: c.Admin(), Namespace: namespace,
+		Selector: Selector{MatchLabels: map[string]string{"app": "llm"}, PDGroup: byRole}}
 }
 
 func prefillLabels() map[string]string {
@@ -80,17 +81,20 @@ func TestZonesOfPodsAndOfTheirNodes(t *testing.T) {
 	for i := range 2 {
 		name := fmt.Sprintf("p-%d", i+1)
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: prefillLabels()}}
-		pod.Spec = corev1.PodSpec{NodeName: fmt.Sprintf("%s-%d", ns, i+1), Containers: []corev1.Container{{Name: "engine", Image: "engine"}}}
+		pod.Spec = corev1.PodSpec{NodeName: fmt.Sprintf("%s-%d", ns, i+1),
+			Containers: []corev1.Container{{Name: "engine", Image: "engine"}}}
 		c.CreatePod(t, pod)
 		c.SetPod(t, ns, name, "127.0.0.11", true)
 	}
 	o := grouped(c, ns)
 	o.Nodes = true
 	s := look(t, o, 0)
-	line := "%[1]s/p-1 http://127.0.0.11:8000 prefill ready group=a zone=z1 node=%[1]s-1\n%[1]s/p-2 http://127.0.0.11:8000 prefill ready group=a%[2]s node=%[1]s-2"
+	line := "%[1]s/p-1 http://127.0.0.11:8000 prefill ready group=a zone=z1 node=%[1]s-1\n%[1]s/p-2 " +
+		"http://127.0.0.11:8000 prefill ready group=a%[2]s node=%[1]s-2"
 	s.list(t, fmt.Sprintf(line, ns, ""))
 	patch := []byte(`{"metadata": {"labels": {"` + zoneLabel + `": "z2"}}}`)
-	_, err := c.Client().CoreV1().Nodes().Patch(t.Context(), ns+"-2", types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err := c.Client().CoreV1().Nodes().Patch(t.Context(), ns+"-2", types.MergePatchType, patch,
+		metav1.PatchOptions{})
 	require.NoError(t, err)
 	s.list(t, fmt.Sprintf(line, ns, " zone=z2"))
 }
@@ -174,7 +178,10 @@ func TestALongOutageOfTheAPIServer(t *testing.T) {
 	_, err := parts.Create(t.Context(), endpointSlice("s1", ready[:3]...), metav1.CreateOptions{})
 	require.NoError(t, err)
 	pods := look(t, grouped(c, ns), patience)
-	byService := look(t, Options{Config: c.Admin(), Namespace: ns, Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}}}, patience)
+	byService := look(
+		t, Options{Config: c.Admin(), Namespace: ns,
+			Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}}}, patience,
+	)
 	podLine := func(i int, phase string) string {
 		return fmt.Sprintf("%s/p-%d http://10.0.0.%d:8000 prefill %s group=a node=node", ns, i, i, phase)
 	}
@@ -194,7 +201,8 @@ func TestALongOutageOfTheAPIServer(t *testing.T) {
 	c.DeletePod(t, ns, "p-1", 30)
 	c.Pod(t, ns, "p-3", prefillLabels(), nil)
 	c.SetPod(t, ns, "p-3", "10.0.0.3", true)
-	_, err = parts.Update(t.Context(), endpointSlice("s1", of("", "10.0.0.1", isTerminating), ready[2], ready[3]), metav1.UpdateOptions{})
+	_, err = parts.Update(t.Context(), endpointSlice("s1", of("", "10.0.0.1", isTerminating), ready[2], ready[3]),
+		metav1.UpdateOptions{})
 	require.NoError(t, err)
 
 	pods.list(t, podLine(1, "draining"), podLine(2, "ready"), podLine(3, "ready"))
@@ -286,7 +294,8 @@ func TestWatchesThatTheServerEndsCostNoEvent(t *testing.T) {
 func service(t *testing.T, c *kubetest.Cluster, ns, role string) {
 	t.Helper()
 	c.Apply(t, c.Admin(), fmt.Appendf(nil, "apiVersion: v1\nkind: Service\nmetadata: {name: %[1]s}\n"+
-		"spec: {clusterIP: None, selector: {role: %[1]s}, ports: [{name: api, port: 8000}, {name: metrics, port: 9090}]}", role), ns)
+		"spec: {clusterIP: None, selector: {role: %[1]s}, ports: [{name: api, port: 8000}, {name: metrics, "+
+		"port: 9090}]}", role), ns)
 }
 
 func TestSlicesOfTheRealController(t *testing.T) {
@@ -294,7 +303,8 @@ func TestSlicesOfTheRealController(t *testing.T) {
 	c := kubetest.Start(t, kubetest.WithControllers())
 	ns := c.Namespace(t)
 	service(t, c, ns, "prefill")
-	o := Options{Config: c.Admin(), Namespace: ns, Port: "api", Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}}}
+	o := Options{Config: c.Admin(), Namespace: ns, Port: "api",
+		Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}}}
 	alone := look(t, o, 0)
 	o.Services, o.Selector = []Service{{Name: "prefill"}}, Selector{PDGroup: byRole}
 	joined := look(t, o, 0)
@@ -326,7 +336,8 @@ func TestSlicesOfTheRealController(t *testing.T) {
 		s.until(t, func() bool {
 			lists := s.published()
 			last := lists[len(lists)-1].Endpoints
-			return len(last) == many && !slices.ContainsFunc(last, func(e discovery.Endpoint) bool { return e.Phase != discovery.PhaseReady })
+			return len(last) == many &&
+				!slices.ContainsFunc(last, func(e discovery.Endpoint) bool { return e.Phase != discovery.PhaseReady })
 		}, "all pods")
 	}
 	assert.Empty(t, alone.told())
@@ -341,7 +352,10 @@ func TestTheTokenOfAServiceAccountIsEnough(t *testing.T) {
 	o := grouped(c, ns)
 	o.Config = config
 	s := look(t, o, 0)
-	s.fault(t, fmt.Sprintf("kubernetes: not allowed to list pods in namespace %q: see manifests/rbac.yaml (there is no list yet)", ns))
+	s.fault(
+		t, fmt.Sprintf("kubernetes: not allowed to list pods in namespace %q: see manifests/rbac.yaml (there is no "+
+			"list yet)", ns),
+	)
 	c.Apply(t, c.Admin(), []byte(`
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

@@ -11,8 +11,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Config returns how to reach a cluster: the one that this pod runs in, as its service account, for "", else the current context of the
-// kubeconfig file at that path. No other file and no other place is looked at. Errors do not name the file's folder, or what it says.
+// Config returns how to reach a cluster: the one that this pod runs in, as its service account, for "", else the
+// current context of the kubeconfig file at that path. No other file and no other place is looked at. Errors do not
+// name the file's folder, or what it says.
 func Config(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()
@@ -32,14 +33,17 @@ func Config(kubeconfig string) (*rest.Config, error) {
 	if _, ok := file.Contexts[file.CurrentContext]; !ok {
 		return nil, errors.New("kubernetes: the kubeconfig file has no current context")
 	}
-	config, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, &clientcmd.ConfigOverrides{}, rules).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, &clientcmd.ConfigOverrides{},
+		rules).ClientConfig()
 	if err != nil {
-		return nil, errors.New("kubernetes: the kubeconfig file's current context is not usable: want a cluster with a server, a user, and the files that they name")
+		return nil, errors.New("kubernetes: the kubeconfig file's current context is not usable: want a cluster with " +
+			"a server, a user, and the files that they name")
 	}
 	return config, nil
 }
 
-// withoutPath keeps what the system said of a file. Anything else is about content, and content is nobody's business in a log.
+// withoutPath keeps what the system said of a file. Anything else is about content, and content is nobody's business in
+// a log.
 func withoutPath(err error) error {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return pe.Err

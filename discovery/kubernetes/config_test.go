@@ -54,7 +54,9 @@ func TestConfigLooksNowhereElse(t *testing.T) {
 		"":                         "kubernetes: the kubeconfig file has no current context",
 		"current-context: east\n":  "kubernetes: the kubeconfig file has no current context",
 		"contexts: [{name: secret": "kubernetes: the kubeconfig file cannot be read: not what was expected in it",
-		"current-context: a\ncontexts: [{name: a, context: {cluster: secret, user: u}}]\n": "kubernetes: the kubeconfig file's current context is not usable: want a cluster with a server, a user, and the files that they name",
+		"current-context: a\ncontexts: [{name: a, context: {cluster: secret, user: u}}]\n": "kubernetes: the " +
+			"kubeconfig file's current context is not usable: want a cluster with a server, a user, and the files " +
+			"that they name",
 	} {
 		_, err := Config(writeKubeconfig(t, content))
 		assert.EqualError(t, err, want)

@@ -29,12 +29,13 @@ import (
 // schema is a part of a definition's schema, or any other object.
 type schema = map[string]any
 
-// nested is how many connectors to fall back to have a schema: a schema that the API server accepts cannot contain itself. What is
-// deeper is free in form, and checked when it is used.
+// nested is how many connectors to fall back to have a schema: a schema that the API server accepts cannot contain
+// itself. What is deeper is free in form, and checked when it is used.
 const nested = 2
 
-const crdHead = `# ModelServer objects in the API group %s. Both groups have the same schema, and kvConnector stands in it several times:
-# edit spec.kvConnector in the file of networking.matrixinfer.ai, then run PDKIT_UPDATE=1 go test -run Manifests .
+const crdHead = `# ModelServer objects in the API group %s. Both groups have the same schema, in which
+# kvConnector stands several times. To change it, edit spec.kvConnector in the file of networking.matrixinfer.ai, then
+# run PDKIT_UPDATE=1 go test -run Manifests .
 `
 
 func crdFile(group string) string {
@@ -140,15 +141,17 @@ func silence(s schema) {
 	}
 }
 
-// TestSchemaHasEveryFieldThatIsRead: a field that the schema lacks is dropped by the API server without a word, one that only the
-// schema has is refused by whoever reads the object.
+// TestSchemaHasEveryFieldThatIsRead: a field that the schema lacks is dropped by the API server without a word, one
+// that only the schema has is refused by whoever reads the object.
 func TestSchemaHasEveryFieldThatIsRead(t *testing.T) {
 	spec := specSchema(t, readYAML(t, crdFile(groups()[0])))
 	discovery := at(t, spec, "properties", "discovery", "properties")
-	assert.Equal(t, []string{"kubernetes"}, names(discovery), "files, listeners and other clusters are not for an object of a cluster to say")
+	assert.Equal(t, []string{"kubernetes"}, names(discovery),
+		"files, listeners and other clusters are not for an object of a cluster to say")
 	assert.Equal(t, []string{"port", "service"}, names(at(t, discovery, "kubernetes", "properties")))
 	spec = copied(t, spec)
-	at(t, spec, "properties")["discovery"] = schema{"type": "object", "x-kubernetes-preserve-unknown-fields": true} // what package modelserver reads
+	// what package modelserver reads
+	at(t, spec, "properties")["discovery"] = schema{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
 	for _, fault := range differ(spec, reflect.TypeFor[modelserver.Spec](), "spec") {
 		t.Error(fault)
 	}
@@ -156,12 +159,15 @@ func TestSchemaHasEveryFieldThatIsRead(t *testing.T) {
 
 func TestDifferFindsWhatIsMissingAndWhatIsOfAnotherType(t *testing.T) {
 	spec := copied(t, specSchema(t, readYAML(t, crdFile(groups()[0]))))
-	kv := at(t, spec, "properties", "rollout", "properties", "kvConnector", "properties", "fallbackConnector", "properties")
+	kv := at(t, spec, "properties", "rollout", "properties", "kvConnector", "properties", "fallbackConnector",
+		"properties")
 	delete(at(t, kv, "timeouts", "properties"), "idle")
 	delete(kv, "parameters")
 	at(t, kv, "retry", "properties", "maxAttempts")["type"] = "string"
 	at(t, spec, "properties")["zone"] = schema{"type": "string"}
-	at(t, spec, "properties", "workloadSelector", "properties", "matchLabels", "additionalProperties")["type"] = "integer"
+	at(
+		t, spec, "properties", "workloadSelector", "properties", "matchLabels", "additionalProperties",
+	)["type"] = "integer"
 	const in = "spec.rollout.kvConnector.fallbackConnector"
 	assert.ElementsMatch(t, []string{
 		in + ".timeouts.idle is not in the schema",
@@ -240,8 +246,10 @@ func names(m schema) []string { return slices.Sorted(maps.Keys(m)) }
 func TestEnumsAreTheKnownValues(t *testing.T) {
 	properties := at(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties")
 	kv := at(t, properties, "kvConnector", "properties")
-	assert.ElementsMatch(t, []any{"", connector.FallbackError, connector.FallbackDecode, connector.FallbackConnector}, at(t, kv, "fallback")["enum"])
-	assert.ElementsMatch(t, []any{"", connector.UnsupportedAggregate, connector.UnsupportedRefuse}, at(t, kv, "unsupported")["enum"])
+	assert.ElementsMatch(t, []any{"", connector.FallbackError, connector.FallbackDecode, connector.FallbackConnector},
+		at(t, kv, "fallback")["enum"])
+	assert.ElementsMatch(t, []any{"", connector.UnsupportedAggregate, connector.UnsupportedRefuse},
+		at(t, kv, "unsupported")["enum"])
 	encoders, ok := at(t, properties, "encoder", "properties", "type")["enum"].([]any)
 	require.True(t, ok)
 	assert.Len(t, encoders, len(epd.Types()))
@@ -260,25 +268,31 @@ func patternOf(t testing.TB, part, field string) *regexp.Regexp {
 
 func TestDurationPatternIsWhatIsDecoded(t *testing.T) {
 	pattern := patternOf(t, "timeouts", "prefill")
-	texts := []string{"", "0", "+0", "00", "0s", "30s", "120s", "1m30s", "1.5h", ".5s", "5.s", ".s", ".", "s", "30", "30 s", "30S", "1h1", "-1s", "+1s",
-		"++1s", "1e3s", "1d", "1w", "2us", "2µs", "2μs", "2ns", "2ms", "1h2m3s4ms5us6ns", "1.2.3s", "1,5s", " 1s", "1s ", "1s\n", "٣s", "0x1s", "1_0s"}
+	texts := []string{"", "0", "+0", "00", "0s", "30s", "120s", "1m30s", "1.5h", ".5s", "5.s", ".s", ".", "s", "30",
+		"30 s", "30S", "1h1", "-1s", "+1s",
+		"++1s", "1e3s", "1d", "1w", "2us", "2µs", "2μs", "2ns", "2ms", "1h2m3s4ms5us6ns", "1.2.3s", "1,5s", " 1s",
+		"1s ", "1s\n", "٣s", "0x1s", "1_0s"}
 	for _, text := range texts {
 		assert.Equal(t, decodes[config.Duration](text), pattern.MatchString(text), "%q", text)
 	}
 	assert.True(t, pattern.MatchString(time.Duration(math.MaxInt64).String()))
-	assert.True(t, pattern.MatchString("9999999h"), "the pattern counts no digits: too long a time is refused when it is read")
+	assert.True(t, pattern.MatchString("9999999h"), "the pattern counts no digits: too long a time is refused when "+
+		"it is read")
 }
 
 func TestQuantityPatternIsWhatIsDecoded(t *testing.T) {
 	pattern := patternOf(t, "resources", "maxMemory")
 	numbers := []string{"", "0", "8", "1.5", ".5", "5.", ".", "+3", "-1", "--1", "1.2.3", "1_0", "0x1", " 8"}
-	suffixes := []string{"", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "ki", "mi", "B", "GB", "GiB", "e", "e3", "E3", "e-3", "e+3", "e3i", "e3Ki", " Gi", "Gi "}
+	suffixes := []string{"", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "ki", "mi",
+		"B", "GB", "GiB", "e", "e3", "E3", "e-3", "e+3", "e3i", "e3Ki", " Gi", "Gi "}
 	for _, number := range numbers {
 		for _, suffix := range suffixes {
-			assert.Equal(t, decodes[config.Quantity](number+suffix), pattern.MatchString(number+suffix), "%q", number+suffix)
+			assert.Equal(t, decodes[config.Quantity](number+suffix), pattern.MatchString(number+suffix), "%q", number+
+				suffix)
 		}
 	}
-	assert.True(t, pattern.MatchString("9Ei"), "the pattern counts no digits: too large an amount is refused when it is read")
+	assert.True(t, pattern.MatchString("9Ei"), "the pattern counts no digits: too large an amount is refused when "+
+		"it is read")
 }
 
 // decodes reports whether a string is a T.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubernetes finds engines in a Kubernetes cluster: as pods by their labels, or as the EndpointSlices of services. It also
-// watches ModelServer objects, which say which engines serve which model with which connector.
+// Package kubernetes finds engines in a Kubernetes cluster: as pods by their labels, or as the EndpointSlices of
+// services. It also watches ModelServer objects, which say which engines serve which model with which connector.
 //
 //	config, err := kubernetes.Config("") // in a pod; a kubeconfig's path elsewhere
 //	if err != nil {
@@ -26,10 +26,11 @@
 //	go set.Run(ctx)
 //	flow, err := pdflow.New(conn, pick.New(set, pick.TwoChoices()))
 //
-// Annotations of a pod say what labels cannot: pdkit.dev/model and pdkit.dev/version are the endpoint's model and version, any other
-// pdkit.dev/NAME is its attribute NAME. Values may contain $(POD_IP), $(POD_NAME) and $(NODE_NAME), so that the template of a Deployment
-// can have zmqAddress: "$(POD_IP):21001"; an IPv6 address before a colon gets its brackets.
+// Annotations of a pod say what labels cannot: pdkit.dev/model and pdkit.dev/version are the endpoint's model and
+// version, any other pdkit.dev/NAME is its attribute NAME. Values may contain $(POD_IP), $(POD_NAME) and $(NODE_NAME),
+// so that the template of a Deployment can have zmqAddress: "$(POD_IP):21001"; an IPv6 address before a colon gets its
+// brackets.
 //
-// It is a module of its own, so that nobody else compiles client-go. What it may do in the cluster is list and watch, see
-// manifests/rbac.yaml.
+// It is a module of its own, so that nobody else compiles client-go. What it may do in the cluster is list and watch,
+// see manifests/rbac.yaml.
 package kubernetes

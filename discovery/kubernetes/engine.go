@@ -57,8 +57,8 @@ func newMaker(o *Options) *maker {
 	return m
 }
 
-// role is what the labels of a pod say that it is for: 0 for no engine. It may be encode and another role at once, which no endpoint is:
-// see [appendEndpoints].
+// role is what the labels of a pod say that it is for: 0 for no engine. It may be encode and another role at once,
+// which no endpoint is: see [appendEndpoints].
 func (m *maker) role(labels map[string]string) (role discovery.Role) {
 	g := m.o.Selector.PDGroup
 	if !hasLabels(labels, m.o.Selector.MatchLabels) {
@@ -73,7 +73,8 @@ func (m *maker) role(labels map[string]string) (role discovery.Role) {
 	for _, of := range []struct {
 		labels map[string]string
 		role   discovery.Role
-	}{{g.PrefillLabels, discovery.RolePrefill}, {g.DecodeLabels, discovery.RoleDecode}, {g.EncodeLabels, discovery.RoleEncode}} {
+	}{{g.PrefillLabels, discovery.RolePrefill}, {g.DecodeLabels, discovery.RoleDecode},
+		{g.EncodeLabels, discovery.RoleEncode}} {
 		if len(of.labels) > 0 && hasLabels(labels, of.labels) {
 			role |= of.role
 		}
@@ -113,7 +114,8 @@ func (v variables) expand(value string) string {
 	if a, err := netip.ParseAddr(v.podIP); err == nil && a.Is6() {
 		beforePort = "[" + v.podIP + "]" // $(POD_IP):PORT is an address of that port in both families
 	}
-	return strings.NewReplacer("$(POD_IP):", beforePort+":", "$(POD_IP)", v.podIP, "$(POD_NAME)", v.podName, "$(NODE_NAME)", v.nodeName).Replace(value)
+	return strings.NewReplacer("$(POD_IP):", beforePort+":", "$(POD_IP)", v.podIP, "$(POD_NAME)", v.podName,
+		"$(NODE_NAME)", v.nodeName).Replace(value)
 }
 
 // annotate sets what annotations say, and what is said of all endpoints.
@@ -170,7 +172,8 @@ func appendEndpoints(list []discovery.Endpoint, e discovery.Endpoint) []discover
 // sameEndpoint reports whether nothing of an endpoint is different.
 func sameEndpoint(a, b *discovery.Endpoint) bool {
 	sameURL := a.URL == b.URL || a.URL != nil && b.URL != nil && *a.URL == *b.URL
-	return sameURL && a.ID == b.ID && a.Role == b.Role && a.Phase == b.Phase && a.Group == b.Group && a.Zone == b.Zone && a.Node == b.Node &&
+	return sameURL && a.ID == b.ID && a.Role == b.Role && a.Phase == b.Phase && a.Group == b.Group &&
+		a.Zone == b.Zone && a.Node == b.Node &&
 		a.Model == b.Model && a.Version == b.Version && maps.Equal(a.Attributes, b.Attributes)
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 )
 
-// Pods with the label app=llama2-7b are engines: those with role=prefill prefill, those with role=decode decode, and they meet within
-// one value of the label group.
+// Pods with the label app=llama2-7b are engines: those with role=prefill prefill, those with role=decode decode, and
+// they meet within one value of the label group.
 func Example() {
 	config, stop := exampleCluster() // config, err := kubernetes.Config("")
 	defer stop()
@@ -76,10 +76,12 @@ func ExampleNew_services() {
 // exampleCluster stands for a cluster's API server. It knows two pods, and nothing ever happens to them.
 func exampleCluster() (config *rest.Config, stop func()) {
 	const pods = `{"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": [
-		{"metadata": {"name": "prefill-0", "labels": {"role": "prefill", "app": "llama2-7b", "group": "1"}, "annotations": {"pdkit.dev/zmqAddress": "$(POD_IP):21001"}},
+		{"metadata": {"name": "prefill-0", "labels": {"role": "prefill", "app": "llama2-7b", "group": "1"},
+		  "annotations": {"pdkit.dev/zmqAddress": "$(POD_IP):21001"}},
 		 "spec": {"containers": [{"ports": [{"name": "http", "containerPort": 8100}]}]},
 		 "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}},
-		{"metadata": {"name": "decode-0", "labels": {"role": "decode", "app": "llama2-7b", "group": "1"}, "annotations": {"pdkit.dev/zmqAddress": "$(POD_IP):22001"}},
+		{"metadata": {"name": "decode-0", "labels": {"role": "decode", "app": "llama2-7b", "group": "1"},
+		  "annotations": {"pdkit.dev/zmqAddress": "$(POD_IP):22001"}},
 		 "status": {"phase": "Running", "podIP": "10.0.0.2", "conditions": [{"type": "Ready", "status": "True"}]}}]}`
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fakeAPI is as much of an API server as lists and watches need: one namespace, all versions kept until it is told to forget. What it
-// cannot be told to do, the tests with a real one do.
+// fakeAPI is as much of an API server as lists and watches need: one namespace, all versions kept until it is told to
+// forget. What it cannot be told to do, the tests with a real one do.
 type fakeAPI struct {
 	server *httptest.Server
 
@@ -115,7 +115,8 @@ func (f *fakeAPI) endWatches(forget bool) {
 	f.cut = make(chan struct{})
 }
 
-// refusing sets what answer each call gets: 0 for the right one, -1 for a broken connection, -2 for one that breaks after a second.
+// refusing sets what answer each call gets: 0 for the right one, -1 for a broken connection, -2 for one that breaks
+// after a second.
 func (f *fakeAPI) refusing(status func(verb, resource string) int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +164,10 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case status > 0:
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
-		writeJSON(w, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(status), Reason: reasons[status], Message: "secret"})
+		writeJSON(
+			w, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure",
+				Code: int32(status), Reason: reasons[status], Message: "secret"},
+		)
 	case verb == "watch":
 		f.watch(w, r, resource, selector)
 	default:
@@ -171,7 +175,8 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-var reasons = map[int]metav1.StatusReason{403: metav1.StatusReasonForbidden, 401: metav1.StatusReasonUnauthorized, 410: metav1.StatusReasonExpired}
+var reasons = map[int]metav1.StatusReason{403: metav1.StatusReasonForbidden, 401: metav1.StatusReasonUnauthorized,
+	410: metav1.StatusReasonExpired}
 
 func writeJSON(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v)
@@ -202,7 +207,9 @@ func (f *fakeAPI) now(resource string, selector labels.Selector) (objects []meta
 
 func (f *fakeAPI) list(w http.ResponseWriter, resource string, selector labels.Selector) {
 	objects, version := f.now(resource, selector)
-	kind := map[string][2]string{"pods": {"v1", "PodList"}, "endpointslices": {"discovery.k8s.io/v1", "EndpointSliceList"}, "nodes": {"meta.k8s.io/v1", "PartialObjectMetadataList"}}[resource]
+	kind := map[string][2]string{"pods": {"v1", "PodList"},
+		"endpointslices": {"discovery.k8s.io/v1", "EndpointSliceList"},
+		"nodes":          {"meta.k8s.io/v1", "PartialObjectMetadataList"}}[resource]
 	w.Header().Set("Content-Type", "application/json")
 	writeJSON(w, map[string]any{
 		"apiVersion": kind[0], "kind": kind[1], "metadata": map[string]string{"resourceVersion": strconv.Itoa(version)},
@@ -229,7 +236,10 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string,
 		changed, cut, oldest, news := f.changed, f.cut, f.oldest, f.events[min(from, len(f.events)):]
 		f.mu.Unlock()
 		if from < oldest {
-			send(watch.Error, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: 410, Reason: metav1.StatusReasonExpired})
+			send(
+				watch.Error, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+					Status: "Failure", Code: 410, Reason: metav1.StatusReasonExpired},
+			)
 			return
 		}
 		for _, e := range news {
@@ -273,7 +283,8 @@ func typed(o any) any {
 
 // bookmark ends the stream of a first list.
 func bookmark(resource string, version int) any {
-	m := metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
+	m := metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version),
+		Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
 	switch resource {
 	case "pods":
 		return typed(&corev1.Pod{ObjectMeta: m})

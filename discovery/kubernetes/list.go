@@ -73,7 +73,9 @@ func (m *maker) ofServices(s stock, f *faults) []discovery.Endpoint {
 			found[id] = both
 		}
 	}
-	sorted := slices.SortedFunc(maps.Values(found), func(a, b *sliceEndpoint) int { return cmp.Compare(a.endpoint.ID, b.endpoint.ID) })
+	sorted := slices.SortedFunc(maps.Values(found), func(a, b *sliceEndpoint) int {
+		return cmp.Compare(a.endpoint.ID, b.endpoint.ID)
+	})
 	list := make([]discovery.Endpoint, 0, len(sorted))
 	for _, e := range sorted {
 		if joined, ok := m.joined(e, s.pods); ok {
@@ -106,11 +108,13 @@ func ofService(name string, slices rows[*slice]) map[string]*sliceEndpoint {
 	return own
 }
 
-// betterThan chooses between two slices of one service that know the same engine. A pod of two address families is one engine, by IPv4;
-// else the readier is right: a slice that the engine has been moved away from, or that of a pod of the same name before, is behind.
+// betterThan chooses between two slices of one service that know the same engine. A pod of two address families is one
+// engine, by IPv4; else the readier is right: a slice that the engine has been moved away from, or that of a pod of the
+// same name before, is behind.
 func (e *sliceEndpoint) betterThan(was *sliceEndpoint) bool {
 	if e.uid == was.uid && e.family != was.family {
-		return e.family == discoveryv1.AddressTypeIPv4 || was.family != discoveryv1.AddressTypeIPv4 && e.family == discoveryv1.AddressTypeIPv6
+		return e.family == discoveryv1.AddressTypeIPv4 || was.family != discoveryv1.AddressTypeIPv4 &&
+			e.family == discoveryv1.AddressTypeIPv6
 	}
 	return readiness(e.endpoint.Phase) > readiness(was.endpoint.Phase)
 }

@@ -56,7 +56,8 @@ func told(list []discovery.Endpoint) string {
 	lines := make([]string, len(list))
 	for i, e := range list {
 		parts := []string{e.ID, e.URL.String(), e.Role.String(), e.Phase.String()}
-		for _, f := range [][2]string{{"group", e.Group}, {"zone", e.Zone}, {"node", e.Node}, {"model", e.Model}, {"version", e.Version}} {
+		for _, f := range [][2]string{{"group", e.Group}, {"zone", e.Zone}, {"node", e.Node}, {"model", e.Model},
+			{"version", e.Version}} {
 			if f[1] != "" {
 				parts = append(parts, f[0]+"="+f[1])
 			}
@@ -72,7 +73,8 @@ func told(list []discovery.Endpoint) string {
 // enginePod is a ready prefill engine.
 func enginePod(change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "p-0", UID: "1", Labels: map[string]string{"app": "llm", "role": "prefill", "group": "a"}},
+		ObjectMeta: metav1.ObjectMeta{Name: "p-0", UID: "1",
+			Labels: map[string]string{"app": "llm", "role": "prefill", "group": "a"}},
 		Status: corev1.PodStatus{
 			Phase: corev1.PodRunning, PodIP: "10.0.0.1",
 			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
@@ -113,7 +115,8 @@ func onNode(p *corev1.Pod) { p.Spec.NodeName = "n1" }
 
 func withPort(name string, port int32) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Ports: []corev1.ContainerPort{{Name: name, ContainerPort: port}}})
+		p.Spec.Containers = append(p.Spec.Containers,
+			corev1.Container{Ports: []corev1.ContainerPort{{Name: name, ContainerPort: port}}})
 	}
 }
 
@@ -129,7 +132,8 @@ func withSidecar(name string, port int32, restart corev1.ContainerRestartPolicy)
 }
 
 var byRole = &PDGroup{
-	GroupKey: "group", PrefillLabels: map[string]string{"role": "prefill"}, DecodeLabels: map[string]string{"role": "decode"},
+	GroupKey: "group", PrefillLabels: map[string]string{"role": "prefill"},
+	DecodeLabels: map[string]string{"role": "decode"},
 	EncodeLabels: map[string]string{"encode": "yes"},
 }
 
@@ -145,50 +149,94 @@ func TestPodBecomesAnEndpoint(t *testing.T) {
 		want    string // "" is none
 		fault   string
 	}{
-		"without pdGroup it is of role both":   {plain, enginePod(), "default/p-0 http://10.0.0.1:8000 both ready", ""},
-		"prefill":                              {grouped, enginePod(), "default/p-0 http://10.0.0.1:8000 prefill ready group=a", ""},
-		"decode":                               {grouped, enginePod(labelled("role", "decode")), "default/p-0 http://10.0.0.1:8000 decode ready group=a", ""},
-		"labels of neither role":               {grouped, enginePod(labelled("role", "router")), "", ""},
-		"no role label":                        {grouped, enginePod(labelled("role", "")), "", ""},
-		"no group label":                       {grouped, enginePod(labelled("group", "")), "", ""},
-		"not chosen":                           {grouped, enginePod(labelled("app", "web")), "", ""},
-		"encode":                               {grouped, enginePod(labelled("role", "x"), labelled("encode", "yes")), "default/p-0 http://10.0.0.1:8000 encode ready group=a", ""},
-		"encode and another role is two":       {grouped, enginePod(labelled("encode", "yes")), "default/p-0 http://10.0.0.1:8000 prefill ready group=a\ndefault/p-0/encode http://10.0.0.1:8000 encode ready group=a", ""},
-		"a cluster is before IDs and groups":   {with(grouped, func(o *Options) { o.Cluster, o.Namespace = "east", "llm" }), enginePod(), "east/llm/p-0 http://10.0.0.1:8000 prefill ready group=east/a", ""},
-		"and is a group where there are none":  {with(plain, func(o *Options) { o.Cluster = "east" }), enginePod(), "east/default/p-0 http://10.0.0.1:8000 both ready group=east/", ""},
-		"not ready":                            {plain, enginePod(unready), "default/p-0 http://10.0.0.1:8000 both not-ready", ""},
-		"no conditions yet":                    {plain, enginePod(func(p *corev1.Pod) { p.Status.Conditions = nil }), "default/p-0 http://10.0.0.1:8000 both not-ready", ""},
-		"pending, whatever its condition says": {plain, enginePod(inPhase(corev1.PodPending)), "default/p-0 http://10.0.0.1:8000 both not-ready", ""},
-		"lost with its node":                   {plain, enginePod(inPhase(corev1.PodUnknown)), "default/p-0 http://10.0.0.1:8000 both not-ready", ""},
-		"deleted, ready still":                 {plain, enginePod(deleted), "default/p-0 http://10.0.0.1:8000 both draining", ""},
-		"deleted, not ready any more":          {plain, enginePod(deleted, unready), "default/p-0 http://10.0.0.1:8000 both draining", ""},
-		"no address yet":                       {plain, enginePod(at("")), "", ""},
-		"succeeded":                            {plain, enginePod(inPhase(corev1.PodSucceeded)), "", ""},
-		"failed":                               {plain, enginePod(inPhase(corev1.PodFailed), deleted), "", ""},
-		"IPv6":                                 {plain, enginePod(at("FD00::0:1")), "default/p-0 http://[fd00::1]:8000 both ready", ""},
-		"garbage for an address":               {plain, enginePod(at("10.0.0.1:80/x")), "", `pod "p-0": its address is none`},
-		"an address of a zone":                 {plain, enginePod(at("fe80::1%eth0")), "", `pod "p-0": its address is none`},
-		"zone label and node":                  {plain, enginePod(labelled(zoneLabel, "z1"), onNode), "default/p-0 http://10.0.0.1:8000 both ready zone=z1 node=n1", ""},
-		"https":                                {with(plain, func(o *Options) { o.Scheme = "https" }), enginePod(), "default/p-0 https://10.0.0.1:8000 both ready", ""},
+		"without pdGroup it is of role both": {plain, enginePod(), "default/p-0 http://10.0.0.1:8000 both ready", ""},
+		"prefill": {grouped, enginePod(),
+			"default/p-0 http://10.0.0.1:8000 prefill ready group=a", ""},
+		"decode": {grouped, enginePod(labelled("role", "decode")),
+			"default/p-0 http://10.0.0.1:8000 decode ready group=a", ""},
+		"labels of neither role": {grouped, enginePod(labelled("role", "router")), "", ""},
+		"no role label":          {grouped, enginePod(labelled("role", "")), "", ""},
+		"no group label":         {grouped, enginePod(labelled("group", "")), "", ""},
+		"not chosen":             {grouped, enginePod(labelled("app", "web")), "", ""},
+		"encode": {grouped, enginePod(labelled("role", "x"), labelled("encode", "yes")),
+			"default/p-0 http://10.0.0.1:8000 encode ready group=a", ""},
+		"encode and another role is two": {grouped, enginePod(labelled("encode", "yes")),
+			"default/p-0 http://10.0.0.1:8000 prefill ready group=a\ndefault/p-0/encode http://10.0.0.1:8000 encode " +
+				"ready group=a", ""},
+		"a cluster is before IDs and groups": {with(grouped, func(o *Options) {
+			o.Cluster, o.Namespace = "east", "llm"
+		}), enginePod(), "east/llm/p-0 http://10.0.0.1:8000 prefill ready group=east/a", ""},
+		"and is a group where there are none": {with(plain, func(o *Options) { o.Cluster = "east" }), enginePod(),
+			"east/default/p-0 http://10.0.0.1:8000 both ready group=east/", ""},
+		"not ready": {plain, enginePod(unready),
+			"default/p-0 http://10.0.0.1:8000 both not-ready", ""},
+		"no conditions yet": {plain, enginePod(func(p *corev1.Pod) { p.Status.Conditions = nil }),
+			"default/p-0 http://10.0.0.1:8000 both not-ready", ""},
+		"pending, whatever its condition says": {plain, enginePod(inPhase(corev1.PodPending)),
+			"default/p-0 http://10.0.0.1:8000 both not-ready", ""},
+		"lost with its node": {plain, enginePod(inPhase(corev1.PodUnknown)),
+			"default/p-0 http://10.0.0.1:8000 both not-ready", ""},
+		"deleted, ready still": {plain, enginePod(deleted),
+			"default/p-0 http://10.0.0.1:8000 both draining", ""},
+		"deleted, not ready any more": {plain, enginePod(deleted, unready),
+			"default/p-0 http://10.0.0.1:8000 both draining", ""},
+		"no address yet": {plain, enginePod(at("")), "", ""},
+		"succeeded":      {plain, enginePod(inPhase(corev1.PodSucceeded)), "", ""},
+		"failed":         {plain, enginePod(inPhase(corev1.PodFailed), deleted), "", ""},
+		"IPv6": {plain, enginePod(at("FD00::0:1")),
+			"default/p-0 http://[fd00::1]:8000 both ready", ""},
+		"garbage for an address": {plain, enginePod(at("10.0.0.1:80/x")), "",
+			`pod "p-0": its address is none`},
+		"an address of a zone": {plain, enginePod(at("fe80::1%eth0")), "",
+			`pod "p-0": its address is none`},
+		"zone label and node": {plain, enginePod(labelled(zoneLabel, "z1"), onNode),
+			"default/p-0 http://10.0.0.1:8000 both ready zone=z1 node=n1", ""},
+		"https": {with(plain, func(o *Options) { o.Scheme = "https" }), enginePod(),
+			"default/p-0 https://10.0.0.1:8000 both ready", ""},
 
-		"the port named http":                {plain, enginePod(withPort("metrics", 9090), withPort("http", 8100)), "default/p-0 http://10.0.0.1:8100 both ready", ""},
-		"no port named http":                 {plain, enginePod(withPort("metrics", 9090)), "default/p-0 http://10.0.0.1:8000 both ready", ""},
-		"a port by number":                   {port("8200"), enginePod(withPort("http", 8100)), "default/p-0 http://10.0.0.1:8200 both ready", ""},
-		"a port by name":                     {port("api"), enginePod(withPort("http", 8100), withPort("api", 8300)), "default/p-0 http://10.0.0.1:8300 both ready", ""},
-		"a port of a sidecar":                {port("api"), enginePod(withSidecar("api", 8400, corev1.ContainerRestartPolicyAlways)), "default/p-0 http://10.0.0.1:8400 both ready", ""},
-		"not of what has run before":         {port("api"), enginePod(withSidecar("api", 8400, "")), "", `pod "p-0": no port of its containers is named "api"`},
-		"no port of that name":               {port("api"), enginePod(withPort("http", 8100)), "", `pod "p-0": no port of its containers is named "api"`},
-		"a port that none is":                {port("api"), enginePod(withPort("api", 70000)), "", `pod "p-0": no port of its containers is named "api"`},
-		"what is no engine has no such port": {with(grouped, func(o *Options) { o.Port = "api" }), enginePod(labelled("role", "router")), "", ""},
+		"the port named http": {plain, enginePod(withPort("metrics", 9090), withPort("http", 8100)),
+			"default/p-0 http://10.0.0.1:8100 both ready", ""},
+		"no port named http": {plain, enginePod(withPort("metrics", 9090)),
+			"default/p-0 http://10.0.0.1:8000 both ready", ""},
+		"a port by number": {port("8200"), enginePod(withPort("http", 8100)),
+			"default/p-0 http://10.0.0.1:8200 both ready", ""},
+		"a port by name": {port("api"), enginePod(withPort("http", 8100), withPort("api", 8300)),
+			"default/p-0 http://10.0.0.1:8300 both ready", ""},
+		"a port of a sidecar": {port("api"),
+			enginePod(withSidecar("api", 8400, corev1.ContainerRestartPolicyAlways)),
+			"default/p-0 http://10.0.0.1:8400 both ready", ""},
+		"not of what has run before": {port("api"), enginePod(withSidecar("api", 8400, "")), "",
+			`pod "p-0": no port of its containers is named "api"`},
+		"no port of that name": {port("api"), enginePod(withPort("http", 8100)), "",
+			`pod "p-0": no port of its containers is named "api"`},
+		"a port that none is": {port("api"), enginePod(withPort("api", 70000)), "",
+			`pod "p-0": no port of its containers is named "api"`},
+		"what is no engine has no such port": {with(grouped, func(o *Options) { o.Port = "api" }),
+			enginePod(labelled("role", "router")), "", ""},
 
-		"annotations":                    {plain, enginePod(annotated("pdkit.dev/bootstrapPort", "8998"), annotated("other.example/x", "y")), "default/p-0 http://10.0.0.1:8000 both ready bootstrapPort:8998", ""},
-		"model and version":              {plain, enginePod(annotated("pdkit.dev/model", "m"), annotated("pdkit.dev/version", "0.32.0")), "default/p-0 http://10.0.0.1:8000 both ready model=m version=0.32.0", ""},
-		"variables":                      {plain, enginePod(onNode, annotated("pdkit.dev/zmqAddress", "$(POD_IP):21001"), annotated("pdkit.dev/x", "$(POD_NAME)@$(NODE_NAME)$(OTHER)")), "default/p-0 http://10.0.0.1:8000 both ready node=n1 x:p-0@n1$(OTHER) zmqAddress:10.0.0.1:21001", ""},
-		"IPv6 before a port":             {plain, enginePod(at("fd00::1"), annotated("pdkit.dev/a", "$(POD_IP):1"), annotated("pdkit.dev/b", "$(POD_IP)")), "default/p-0 http://[fd00::1]:8000 both ready a:[fd00::1]:1 b:fd00::1", ""},
-		"attributes of all":              {with(plain, func(o *Options) { o.Attributes = map[string]string{"a": "1", "b": "$(POD_IP)"} }), enginePod(), "default/p-0 http://10.0.0.1:8000 both ready a:1 b:10.0.0.1", ""},
-		"an annotation is before them":   {with(plain, func(o *Options) { o.Attributes = map[string]string{"a": "1", "b": "2"} }), enginePod(annotated("pdkit.dev/b", "3")), "default/p-0 http://10.0.0.1:8000 both ready a:1 b:3", ""},
-		"an annotation without a name":   {plain, enginePod(annotated("pdkit.dev/", "x")), "", `pod "p-0": an annotation of pdkit.dev/ names no attribute`},
-		"values are taken as they stand": {plain, enginePod(annotated("pdkit.dev/a", "$(POD_IP")), "default/p-0 http://10.0.0.1:8000 both ready a:$(POD_IP", ""},
+		"annotations": {plain,
+			enginePod(annotated("pdkit.dev/bootstrapPort", "8998"), annotated("other.example/x", "y")),
+			"default/p-0 http://10.0.0.1:8000 both ready bootstrapPort:8998", ""},
+		"model and version": {plain,
+			enginePod(annotated("pdkit.dev/model", "m"), annotated("pdkit.dev/version", "0.32.0")),
+			"default/p-0 http://10.0.0.1:8000 both ready model=m version=0.32.0", ""},
+		"variables": {plain,
+			enginePod(onNode, annotated("pdkit.dev/zmqAddress", "$(POD_IP):21001"),
+				annotated("pdkit.dev/x", "$(POD_NAME)@$(NODE_NAME)$(OTHER)")),
+			"default/p-0 http://10.0.0.1:8000 both ready node=n1 x:p-0@n1$(OTHER) zmqAddress:10.0.0.1:21001", ""},
+		"IPv6 before a port": {plain,
+			enginePod(at("fd00::1"), annotated("pdkit.dev/a", "$(POD_IP):1"), annotated("pdkit.dev/b", "$(POD_IP)")),
+			"default/p-0 http://[fd00::1]:8000 both ready a:[fd00::1]:1 b:fd00::1", ""},
+		"attributes of all": {with(plain, func(o *Options) {
+			o.Attributes = map[string]string{"a": "1", "b": "$(POD_IP)"}
+		}), enginePod(), "default/p-0 http://10.0.0.1:8000 both ready a:1 b:10.0.0.1", ""},
+		"an annotation is before them": {with(plain, func(o *Options) {
+			o.Attributes = map[string]string{"a": "1", "b": "2"}
+		}), enginePod(annotated("pdkit.dev/b", "3")), "default/p-0 http://10.0.0.1:8000 both ready a:1 b:3", ""},
+		"an annotation without a name": {plain, enginePod(annotated("pdkit.dev/", "x")), "",
+			`pod "p-0": an annotation of pdkit.dev/ names no attribute`},
+		"values are taken as they stand": {plain, enginePod(annotated("pdkit.dev/a", "$(POD_IP")),
+			"default/p-0 http://10.0.0.1:8000 both ready a:$(POD_IP", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list, err := made(t, c.options, c.pod)
@@ -204,9 +252,12 @@ func TestPodBecomesAnEndpoint(t *testing.T) {
 
 func TestZonesOfNodes(t *testing.T) {
 	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}}, Nodes: true}
-	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{zoneLabel: "z9"}}}
+	node := &metav1.PartialObjectMetadata{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{zoneLabel: "z9"}},
+	}
 	elsewhere := func(p *corev1.Pod) { p.Spec.NodeName = "n2" }
-	list, err := made(t, o, node, enginePod(onNode), enginePod(named("p-1"), onNode, labelled(zoneLabel, "z1")), enginePod(named("p-2"), elsewhere))
+	list, err := made(t, o, node, enginePod(onNode), enginePod(named("p-1"), onNode, labelled(zoneLabel, "z1")),
+		enginePod(named("p-2"), elsewhere))
 	require.NoError(t, err)
 	assert.Equal(t, `default/p-0 http://10.0.0.1:8000 both ready zone=z9 node=n1
 default/p-1 http://10.0.0.1:8000 both ready zone=z1 node=n1
@@ -226,8 +277,10 @@ func TestEndpointsAreInTheOrderOfTheirNames(t *testing.T) {
 }
 
 func TestAttributesOfOnePodAreNotThoseOfAnother(t *testing.T) {
-	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}}, Attributes: map[string]string{"a": "$(POD_NAME)", "b": "1"}}
-	list, err := made(t, o, enginePod(annotated("pdkit.dev/b", "2")), enginePod(named("p-1"), annotated("pdkit.dev/c", "3")), enginePod(named("p-2")))
+	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}},
+		Attributes: map[string]string{"a": "$(POD_NAME)", "b": "1"}}
+	list, err := made(t, o, enginePod(annotated("pdkit.dev/b", "2")),
+		enginePod(named("p-1"), annotated("pdkit.dev/c", "3")), enginePod(named("p-2")))
 	require.NoError(t, err)
 	assert.Equal(t, `default/p-0 http://10.0.0.1:8000 both ready a:p-0 b:2
 default/p-1 http://10.0.0.1:8000 both ready a:p-1 b:1 c:3
@@ -236,9 +289,12 @@ default/p-2 http://10.0.0.1:8000 both ready a:p-2 b:1`, told(list))
 
 func TestATableFollowsItsReflector(t *testing.T) {
 	changes := 0
-	zones := &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: func() { changes++ }, listed: func() {}}
+	zones := &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b },
+		changed: func() { changes++ }, listed: func() {}}
 	node := func(name, zone string) any {
-		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{zoneLabel: zone}}}
+		return &metav1.PartialObjectMetadata{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{zoneLabel: zone}},
+		}
 	}
 	now := func(want string, changed bool) {
 		t.Helper()
@@ -265,7 +321,8 @@ func TestATableFollowsItsReflector(t *testing.T) {
 	require.NoError(t, zones.Delete(node("a", "1")))
 	require.NoError(t, zones.Update(node("b", "2")))
 	now("b2", true)
-	assert.Equal(t, []string{"a1", "b1"}, []string{before[0].name + before[0].value, before[1].name + before[1].value}, "what has been read stays")
+	assert.Equal(t, []string{"a1", "b1"}, []string{before[0].name + before[0].value, before[1].name + before[1].value},
+		"what has been read stays")
 	require.NoError(t, zones.Replace([]any{node("d", "1"), node("b", "2"), node("d", "2")}, ""))
 	now("b2 d1", true) // a name twice would be an ID twice
 	row, err := zones.Transformer()(node("e", "1"))
@@ -281,7 +338,8 @@ func TestATableFollowsItsReflector(t *testing.T) {
 
 func TestFaultsOfManyPodsAreToldAsOne(t *testing.T) {
 	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}}, Port: "api"}
-	list, err := made(t, o, enginePod(named("c")), enginePod(named("a")), enginePod(named("b"), withPort("api", 1)), enginePod(named("d")))
+	list, err := made(t, o, enginePod(named("c")), enginePod(named("a")), enginePod(named("b"), withPort("api", 1)),
+		enginePod(named("d")))
 	assert.EqualError(t, err, `kubernetes: left out: pod "a": no port of its containers is named "api", and 2 more`)
 	assert.Equal(t, "default/b http://10.0.0.1:1 both ready", told(list))
 }

@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ModelServerGroups returns the API groups of ModelServer objects: that of the design documents, and Kthena's. The manifests
-// have a definition for each, with one schema. Objects are of version v1alpha1.
+// ModelServerGroups returns the API groups of ModelServer objects: that of the design documents, and Kthena's. The
+// manifests have a definition for each, with one schema. Objects are of version v1alpha1.
 func ModelServerGroups() []string {
 	return []string{"networking.matrixinfer.ai", "networking.serving.volcano.sh"}
 }
@@ -32,9 +32,9 @@ type ModelServerOptions struct {
 	Namespace string       // "" is default
 	Groups    []string     // empty: [ModelServerGroups]
 
-	// OnError is told what is wrong, each fault once until it changes: the API server does not answer, or refuses (with the verb and
-	// the resource), or has ModelServers in none of the groups. Meanwhile the last list stays. Called from several goroutines, and must
-	// be quick. Nil allowed.
+	// OnError is told what is wrong, each fault once until it changes: the API server does not answer, or refuses (with
+	// the verb and the resource), or has ModelServers in none of the groups. Meanwhile the last list stays. Called from
+	// several goroutines, and must be quick. Nil allowed.
 	OnError func(error)
 }
 
@@ -47,7 +47,8 @@ type ModelServer struct {
 	Generation      int64  // rises with each change of the spec
 	ResourceVersion string // one that the object has had with this spec
 
-	// Object is the object's apiVersion, kind, metadata (name and namespace only) and spec, without managedFields and status.
+	// Object is the object's apiVersion, kind, metadata (name and namespace only) and spec, without managedFields and
+	// status.
 	Object json.RawMessage
 }
 
@@ -89,7 +90,8 @@ func NewModelServers(o *ModelServerOptions) (*ModelServers, error) {
 	config := dynamic.ConfigFor(o.Config)
 	config.Timeout = 0 // lists have one of their own, and watches are long
 	config.UserAgent = cmp.Or(o.Config.UserAgent, "pdkit")
-	config.WarningHandler, config.WarningHandlerWithContext = nil, rest.NoWarnings{} // a deprecated version is no line on stderr
+	// a deprecated version is no line on stderr
+	config.WarningHandler, config.WarningHandlerWithContext = nil, rest.NoWarnings{}
 	var err error
 	if m.http, err = rest.HTTPClientFor(config); err == nil {
 		m.client, err = dynamic.NewForConfigAndClient(config, m.http)
@@ -100,10 +102,11 @@ func NewModelServers(o *ModelServerOptions) (*ModelServers, error) {
 	return m, nil
 }
 
-// Watch calls publish with all objects, sorted by namespace, name and group: first when it knows those of all groups, then each time that one
-// comes, goes or has another spec (not another status or other labels). A group whose definition is not installed has no objects, and is
-// looked for every 15 seconds. An object of the same name in both groups is listed twice. Trouble with the API server never ends Watch and never
-// changes the list. It returns nil when ctx has ended; publish is called from its goroutine, and what it gets is never changed afterwards.
+// Watch calls publish with all objects, sorted by namespace, name and group: first when it knows those of all groups,
+// then each time that one comes, goes or has another spec (not another status or other labels). A group whose
+// definition is not installed has no objects, and is looked for every 15 seconds. An object of the same name in both
+// groups is listed twice. Trouble with the API server never ends Watch and never changes the list. It returns nil when
+// ctx has ended; publish is called from its goroutine, and what it gets is never changed afterwards.
 func (m *ModelServers) Watch(ctx context.Context, publish func([]ModelServer)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -117,7 +120,8 @@ func (m *ModelServers) Watch(ctx context.Context, publish func([]ModelServer)) e
 	for i, group := range m.groups {
 		of := schema.GroupVersionResource{Group: group, Version: "v1alpha1", Resource: "modelservers"}
 		w := &modelServerWatch{
-			ModelServers: m, index: i, resource: of.GroupResource().String(), client: m.client.Resource(of).Namespace(m.namespace),
+			ModelServers: m, index: i, resource: of.GroupResource().String(),
+			client:  m.client.Resource(of).Namespace(m.namespace),
 			reports: reports, troubles: t,
 		}
 		wg.Go(func() { w.run(ctx) })
@@ -174,7 +178,8 @@ func (v *modelServerView) all() []ModelServer {
 		all = append(all, r.list...)
 	}
 	slices.SortFunc(all, func(a, b ModelServer) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Group, b.Group))
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name),
+			strings.Compare(a.Group, b.Group))
 	})
 	return all
 }

@@ -49,7 +49,8 @@ func objects(t testing.TB, c *kubetest.Cluster, group, namespace string) dynamic
 	t.Helper()
 	client, err := dynamic.NewForConfig(c.Admin())
 	require.NoError(t, err)
-	return client.Resource(k8sschema.GroupVersionResource{Group: group, Version: "v1alpha1", Resource: "modelservers"}).Namespace(namespace)
+	return client.Resource(k8sschema.GroupVersionResource{Group: group, Version: "v1alpha1", Resource: "modelservers"}).
+		Namespace(namespace)
 }
 
 var strict = metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
@@ -63,7 +64,8 @@ func decoded(t testing.TB, text []byte) (m schema) {
 	return m
 }
 
-// modelServers returns the ModelServers in a stream of YAML documents. What only a file may say is left out, and who has no name gets one.
+// modelServers returns the ModelServers in a stream of YAML documents. What only a file may say is left out, and who
+// has no name gets one.
 func modelServers(t testing.TB, stream []byte) (list []*unstructured.Unstructured) {
 	t.Helper()
 	reader := yamlreader.NewYAMLReader(bufio.NewReader(bytes.NewReader(stream)))
@@ -103,7 +105,10 @@ func TestAPIServerAcceptsTheDefinitions(t *testing.T) {
 	assert.Empty(t, warnings.list)
 	client, err := dynamic.NewForConfig(c.Admin())
 	require.NoError(t, err)
-	definitions := client.Resource(k8sschema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	definitions := client.Resource(
+		k8sschema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+			Resource: "customresourcedefinitions"},
+	)
 	for _, group := range groups() {
 		crd, err := definitions.Get(t.Context(), "modelservers."+group, metav1.GetOptions{})
 		require.NoError(t, err)
@@ -114,7 +119,8 @@ func TestAPIServerAcceptsTheDefinitions(t *testing.T) {
 			condition := item.(schema)
 			conditions[condition["type"]] = condition["status"]
 		}
-		assert.Equal(t, map[any]any{"Established": "True", "NamesAccepted": "True"}, conditions, "NonStructuralSchema above all is none of them")
+		assert.Equal(t, map[any]any{"Established": "True", "NamesAccepted": "True"}, conditions,
+			"NonStructuralSchema above all is none of them")
 	}
 }
 
@@ -129,7 +135,8 @@ func TestKubectlShowsModelAndConnector(t *testing.T) {
 	example, err := os.ReadFile("manifests/examples/proposal-nixl.yaml")
 	require.NoError(t, err)
 	c.Apply(t, c.Admin(), example, namespace)
-	raw, err := c.Client().CoreV1().RESTClient().Get().AbsPath("apis", groups()[0], "v1alpha1", "namespaces", namespace, "modelservers").
+	raw, err := c.Client().CoreV1().RESTClient().Get().AbsPath("apis", groups()[0], "v1alpha1", "namespaces", namespace,
+		"modelservers").
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").Do(t.Context()).Raw()
 	require.NoError(t, err)
 	var table metav1.Table
@@ -146,8 +153,10 @@ func TestKubectlShowsModelAndConnector(t *testing.T) {
 // TestExamplesAreThoseOfTheDesignDocuments: they are the gateway's too, which were taken from the documents.
 func TestExamplesAreThoseOfTheDesignDocuments(t *testing.T) {
 	for example, document := range map[string]string{
-		"implemented-http": "1-http", "implemented-nixl": "1-nixl", "implemented-lmcache": "1-lmcache", "implemented-mooncake": "1-mooncake",
-		"proposal-http": "2-http", "proposal-nixl": "2-nixl", "proposal-lmcache": "2-lmcache", "kthena-lmcache": "4-lmcache",
+		"implemented-http": "1-http", "implemented-nixl": "1-nixl", "implemented-lmcache": "1-lmcache",
+		"implemented-mooncake": "1-mooncake",
+		"proposal-http":        "2-http", "proposal-nixl": "2-nixl", "proposal-lmcache": "2-lmcache",
+		"kthena-lmcache": "4-lmcache",
 	} {
 		want, err := os.ReadFile("../../examples/gateway/testdata/documents/" + document + ".yaml")
 		require.NoError(t, err)
@@ -175,7 +184,8 @@ func TestExamplesAreKeptWhole(t *testing.T) {
 				namespace = c.Namespace(t)
 			}
 			c.Apply(t, c.Admin(), manifest, namespace)
-			stored, err := objects(t, c, list[0].GroupVersionKind().Group, namespace).Get(t.Context(), list[0].GetName(), metav1.GetOptions{})
+			stored, err := objects(t, c, list[0].GroupVersionKind().Group, namespace).Get(t.Context(),
+				list[0].GetName(), metav1.GetOptions{})
 			require.NoError(t, err)
 			assert.Equal(t, list[0].Object["spec"], stored.Object["spec"])
 			assert.EqualValues(t, 1, stored.GetGeneration())
@@ -187,12 +197,14 @@ func TestExamplesAreKeptWhole(t *testing.T) {
 	}
 }
 
-// TestWhatAFileMaySayAClusterMaySay creates each ModelServer of the gateway's tests and of the documentation, in both groups.
+// TestWhatAFileMaySayAClusterMaySay creates each ModelServer of the gateway's tests and of the documentation, in both
+// groups.
 func TestWhatAFileMaySayAClusterMaySay(t *testing.T) {
 	c := kubetest.Shared(t)
 	install(t, c)
 	streams := map[string][]byte{}
-	for _, pattern := range []string{"../../examples/gateway/*.yaml", "../../examples/gateway/testdata/*.yaml", "../../examples/gateway/testdata/documents/*.yaml"} {
+	for _, pattern := range []string{"../../examples/gateway/*.yaml", "../../examples/gateway/testdata/*.yaml",
+		"../../examples/gateway/testdata/documents/*.yaml"} {
 		files, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)
@@ -257,45 +269,76 @@ func TestAPIServerRefuses(t *testing.T) {
 	install(t, c)
 	list := objects(t, c, groups()[0], c.Namespace(t))
 	for name, w := range map[string]struct{ spec, want string }{
-		"an unknown field":               {`{kvConnectr: {}}`, `unknown field "spec.kvConnectr"`},
-		"a field of another case":        {`{kvConnector: {Type: nixl}}`, `unknown field "spec.kvConnector.Type"`},
-		"an unknown timeout":             {`{kvConnector: {timeouts: {prefil: 1s}}}`, `unknown field "spec.kvConnector.timeouts.prefil"`},
-		"a field only of files":          {`{discovery: {static: {endpoints: []}}}`, `unknown field "spec.discovery.static"`},
-		"another cluster":                {`{discovery: {kubernetes: {kubeconfig: /etc/config}}}`, `unknown field "spec.discovery.kubernetes.kubeconfig"`},
-		"another namespace":              {`{discovery: {kubernetes: {namespace: other}}}`, `unknown field "spec.discovery.kubernetes.namespace"`},
-		"discovery of nothing":           {`{discovery: {}}`, `spec.discovery.kubernetes: Required value`},
-		"a number for a model":           {`{model: 7}`, `spec.model: Invalid value: "integer"`},
-		"a number for a label":           {`{workloadSelector: {matchLabels: {app: 7}}}`, `spec.workloadSelector.matchLabels.app: Invalid value: "integer"`},
-		"a connector's name alone":       {`{kvConnector: nixl}`, `spec.kvConnector: Invalid value: "string"`},
-		"settings that are a list":       {`{kvConnector: {config: []}}`, `spec.kvConnector.config: Invalid value: "array"`},
-		"a number of seconds":            {`{kvConnector: {timeouts: {decode: 30}}}`, `spec.kvConnector.timeouts.decode: Invalid value: 30`},
-		"a duration without unit":        {`{kvConnector: {timeouts: {decode: "30"}}}`, `spec.kvConnector.timeouts.decode: Invalid value: "30"`},
-		"a unit that Go has not":         {`{kvConnector: {timeouts: {decode: 1d}}}`, `spec.kvConnector.timeouts.decode: Invalid value: "1d"`},
-		"a negative duration":            {`{kvConnector: {timeouts: {idle: -1s}}}`, `spec.kvConnector.timeouts.idle: Invalid value: "-1s"`},
-		"no attempt":                     {`{kvConnector: {retry: {maxAttempts: 0}}}`, `spec.kvConnector.retry.maxAttempts: Invalid value: 0`},
-		"half an attempt":                {`{kvConnector: {retry: {maxAttempts: 1.5}}}`, `spec.kvConnector.retry.maxAttempts: Invalid value: "number"`},
-		"backoff upside down":            {`{kvConnector: {retry: {backoffBase: 3s, backoffMax: 1500ms}}}`, `spec.kvConnector.retry.backoffBase: Invalid value: is longer than backoffMax`},
-		"backoff below none":             {`{kvConnector: {retry: {backoffBase: 1ns, backoffMax: 0}}}`, `spec.kvConnector.retry.backoffBase: Invalid value: is longer than backoffMax`},
-		"an unknown unit of bytes":       {`{kvConnector: {resources: {maxMemory: 8GB}}}`, `spec.kvConnector.resources.maxMemory: Invalid value: "8GB"`},
-		"negative bytes":                 {`{kvConnector: {resources: {maxDisk: -1}}}`, `spec.kvConnector.resources.maxDisk: Invalid value: -1`},
-		"an unknown fallback":            {`{kvConnector: {fallback: decod}}`, `spec.kvConnector.fallback: Unsupported value: "decod"`},
-		"an unknown policy":              {`{kvConnector: {unsupported: reject}}`, `spec.kvConnector.unsupported: Unsupported value: "reject"`},
-		"a fallback to nothing":          {`{kvConnector: {fallback: connector}}`, `spec.kvConnector.fallbackConnector: Invalid value: is missing: fallback is connector`},
-		"a fallback without use":         {`{kvConnector: {fallback: decode, fallbackConnector: {}}}`, `spec.kvConnector.fallbackConnector: Invalid value: is given, but fallback is not connector`},
-		"a fallback by no word":          {`{kvConnector: {fallbackConnector: {type: http}}}`, `spec.kvConnector.fallbackConnector: Invalid value: is given, but fallback is not connector`},
-		"settings by both names":         {`{kvConnector: {config: {}, parameters: {}}}`, `spec.kvConnector.parameters: Invalid value: is given besides config`},
-		"a fault in a fallback":          {`{kvConnector: {fallback: connector, fallbackConnector: {retry: {maxAttempts: 0}}}}`, `spec.kvConnector.fallbackConnector.retry.maxAttempts: Invalid value: 0`},
-		"a fault in the second fallback": {`{kvConnector: {fallback: connector, fallbackConnector: {fallback: connector, fallbackConnector: {fallback: connector}}}}`, `spec.kvConnector.fallbackConnector.fallbackConnector.fallbackConnector: Invalid value: is missing`},
-		"a fault in a rollout":           {`{rollout: {weight: 1, kvConnector: {fallback: connector}}}`, `spec.rollout.kvConnector.fallbackConnector: Invalid value: is missing`},
-		"a negative weight":              {`{rollout: {weight: -1, kvConnector: {}}}`, `spec.rollout.weight: Invalid value: -1`},
-		"more than all":                  {`{rollout: {weight: 101, kvConnector: {}}}`, `spec.rollout.weight: Invalid value: 101`},
-		"a rollout without a share":      {`{rollout: {kvConnector: {}}}`, `spec.rollout.weight: Required value`},
-		"a rollout of nothing":           {`{rollout: {weight: 1}}`, `spec.rollout.kvConnector: Required value`},
-		"an encoder without a type":      {`{encoder: {}}`, `spec.encoder.type: Required value`},
-		"an unknown encoder":             {`{encoder: {type: exampel}}`, `spec.encoder.type: Unsupported value: "exampel"`},
-		"a port beyond all":              {`{workloadPort: {port: 70000}}`, `spec.workloadPort.port: Invalid value: 70000`},
-		"a negative port":                {`{discovery: {kubernetes: {port: -1}}}`, `spec.discovery.kubernetes.port: Invalid value: -1`},
-		"no spec":                        {``, `spec: Required value`},
+		"an unknown field":        {`{kvConnectr: {}}`, `unknown field "spec.kvConnectr"`},
+		"a field of another case": {`{kvConnector: {Type: nixl}}`, `unknown field "spec.kvConnector.Type"`},
+		"an unknown timeout": {`{kvConnector: {timeouts: {prefil: 1s}}}`,
+			`unknown field "spec.kvConnector.timeouts.prefil"`},
+		"a field only of files": {`{discovery: {static: {endpoints: []}}}`,
+			`unknown field "spec.discovery.static"`},
+		"another cluster": {`{discovery: {kubernetes: {kubeconfig: /etc/config}}}`,
+			`unknown field "spec.discovery.kubernetes.kubeconfig"`},
+		"another namespace": {`{discovery: {kubernetes: {namespace: other}}}`,
+			`unknown field "spec.discovery.kubernetes.namespace"`},
+		"discovery of nothing": {`{discovery: {}}`, `spec.discovery.kubernetes: Required value`},
+		"a number for a model": {`{model: 7}`, `spec.model: Invalid value: "integer"`},
+		"a number for a label": {`{workloadSelector: {matchLabels: {app: 7}}}`,
+			`spec.workloadSelector.matchLabels.app: Invalid value: "integer"`},
+		"a connector's name alone": {`{kvConnector: nixl}`, `spec.kvConnector: Invalid value: "string"`},
+		"settings that are a list": {`{kvConnector: {config: []}}`,
+			`spec.kvConnector.config: Invalid value: "array"`},
+		"a number of seconds": {`{kvConnector: {timeouts: {decode: 30}}}`,
+			`spec.kvConnector.timeouts.decode: Invalid value: 30`},
+		"a duration without unit": {`{kvConnector: {timeouts: {decode: "30"}}}`,
+			`spec.kvConnector.timeouts.decode: Invalid value: "30"`},
+		"a unit that Go has not": {`{kvConnector: {timeouts: {decode: 1d}}}`,
+			`spec.kvConnector.timeouts.decode: Invalid value: "1d"`},
+		"a negative duration": {`{kvConnector: {timeouts: {idle: -1s}}}`,
+			`spec.kvConnector.timeouts.idle: Invalid value: "-1s"`},
+		"no attempt": {`{kvConnector: {retry: {maxAttempts: 0}}}`,
+			`spec.kvConnector.retry.maxAttempts: Invalid value: 0`},
+		"half an attempt": {`{kvConnector: {retry: {maxAttempts: 1.5}}}`,
+			`spec.kvConnector.retry.maxAttempts: Invalid value: "number"`},
+		"backoff upside down": {`{kvConnector: {retry: {backoffBase: 3s, backoffMax: 1500ms}}}`,
+			`spec.kvConnector.retry.backoffBase: Invalid value: is longer than backoffMax`},
+		"backoff below none": {`{kvConnector: {retry: {backoffBase: 1ns, backoffMax: 0}}}`,
+			`spec.kvConnector.retry.backoffBase: Invalid value: is longer than backoffMax`},
+		"an unknown unit of bytes": {`{kvConnector: {resources: {maxMemory: 8GB}}}`,
+			`spec.kvConnector.resources.maxMemory: Invalid value: "8GB"`},
+		"negative bytes": {`{kvConnector: {resources: {maxDisk: -1}}}`,
+			`spec.kvConnector.resources.maxDisk: Invalid value: -1`},
+		"an unknown fallback": {`{kvConnector: {fallback: decod}}`,
+			`spec.kvConnector.fallback: Unsupported value: "decod"`},
+		"an unknown policy": {`{kvConnector: {unsupported: reject}}`,
+			`spec.kvConnector.unsupported: Unsupported value: "reject"`},
+		"a fallback to nothing": {`{kvConnector: {fallback: connector}}`,
+			`spec.kvConnector.fallbackConnector: Invalid value: is missing: fallback is connector`},
+		"a fallback without use": {`{kvConnector: {fallback: decode, fallbackConnector: {}}}`,
+			`spec.kvConnector.fallbackConnector: Invalid value: is given, but fallback is not connector`},
+		"a fallback by no word": {`{kvConnector: {fallbackConnector: {type: http}}}`,
+			`spec.kvConnector.fallbackConnector: Invalid value: is given, but fallback is not connector`},
+		"settings by both names": {`{kvConnector: {config: {}, parameters: {}}}`,
+			`spec.kvConnector.parameters: Invalid value: is given besides config`},
+		"a fault in a fallback": {`{kvConnector: {fallback: connector, fallbackConnector: {retry: ` +
+			`{maxAttempts: 0}}}}`, `spec.kvConnector.fallbackConnector.retry.maxAttempts: Invalid value: 0`},
+		"a fault in the second fallback": {`{kvConnector: {fallback: connector, fallbackConnector: {fallback: ` +
+			`connector, fallbackConnector: {fallback: connector}}}}`,
+			`spec.kvConnector.fallbackConnector.fallbackConnector.fallbackConnector: Invalid value: is missing`},
+		"a fault in a rollout": {`{rollout: {weight: 1, kvConnector: {fallback: connector}}}`,
+			`spec.rollout.kvConnector.fallbackConnector: Invalid value: is missing`},
+		"a negative weight": {`{rollout: {weight: -1, kvConnector: {}}}`,
+			`spec.rollout.weight: Invalid value: -1`},
+		"more than all": {`{rollout: {weight: 101, kvConnector: {}}}`,
+			`spec.rollout.weight: Invalid value: 101`},
+		"a rollout without a share": {`{rollout: {kvConnector: {}}}`, `spec.rollout.weight: Required value`},
+		"a rollout of nothing":      {`{rollout: {weight: 1}}`, `spec.rollout.kvConnector: Required value`},
+		"an encoder without a type": {`{encoder: {}}`, `spec.encoder.type: Required value`},
+		"an unknown encoder": {`{encoder: {type: exampel}}`,
+			`spec.encoder.type: Unsupported value: "exampel"`},
+		"a port beyond all": {`{workloadPort: {port: 70000}}`,
+			`spec.workloadPort.port: Invalid value: 70000`},
+		"a negative port": {`{discovery: {kubernetes: {port: -1}}}`,
+			`spec.discovery.kubernetes.port: Invalid value: -1`},
+		"no spec": {``, `spec: Required value`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := modelServers(t, []byte(minimal))[0]

@@ -11,7 +11,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// Each list is whole: what is not in it any more has been deleted, and what has another UID is another object of the same name.
+// Each list is whole: what is not in it any more has been deleted, and what has another UID is another object of the
+// same name.
 func ExampleNewModelServers() {
 	serve := func(ctx context.Context, logger *slog.Logger) error {
 		config, err := kubernetes.Config("") // in a pod, as its service account

@@ -48,16 +48,20 @@ func listOf(w http.ResponseWriter, names ...string) {
 	for i, name := range names {
 		items[i] = objectOf(name, name)
 	}
-	_, _ = fmt.Fprintf(w, `{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServerList","metadata":{"resourceVersion":"5"},"items":[%s]}`, strings.Join(items, ","))
+	_, _ = fmt.Fprintf(w, `{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServerList",`+
+		`"metadata":{"resourceVersion":"5"},"items":[%s]}`, strings.Join(items, ","))
 }
 
 func objectOf(name, model string) string {
-	return fmt.Sprintf(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":%q,"namespace":"default","uid":"u-%s","generation":1},"spec":{"model":%q}}`, name, name, model)
+	return fmt.Sprintf(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer",`+
+		`"metadata":{"name":%q,"namespace":"default","uid":"u-%s","generation":1},"spec":{"model":%q}}`, name, name,
+		model)
 }
 
 func refuse(w http.ResponseWriter, code int, reason string) {
 	w.WriteHeader(code)
-	_, _ = fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"message":"secret words","code":%d}`, reason, code)
+	_, _ = fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"message":"secret `+
+		`words","code":%d}`, reason, code)
 }
 
 func isWatch(r *http.Request) bool { return r.URL.Query().Has("watch") }
@@ -99,9 +103,13 @@ func TestAVersionThatIsTooOldIsNoFault(t *testing.T) {
 		case n == 1:
 			refuse(w, http.StatusGone, "Expired")
 		case n == 2:
-			_, _ = w.Write([]byte(`{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}}`))
+			_, _ = w.Write(
+				[]byte(`{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure",` +
+					`"reason":"Expired","code":410}}`),
+			)
 		default:
-			_, _ = w.Write([]byte(`{"type":"MODIFIED","object":` + objectOf("c", "changed") + `}{"type":"BOOKMARK","object":{}} garbage`))
+			_, _ = w.Write([]byte(`{"type":"MODIFIED","object":` + objectOf("c", "changed") +
+				`}{"type":"BOOKMARK","object":{}} garbage`))
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		}
@@ -112,7 +120,8 @@ func TestAVersionThatIsTooOldIsNoFault(t *testing.T) {
 	assert.Empty(t, w.faults)
 }
 
-// TestAnotherObjectOfTheSameNameIsNews also when the server ended the watch in between, and nobody saw the first one go.
+// TestAnotherObjectOfTheSameNameIsNews also when the server ended the watch in between, and nobody saw the first one
+// go.
 func TestAnotherObjectOfTheSameNameIsNews(t *testing.T) {
 	p := play(t, func(w http.ResponseWriter, r *http.Request, call int64) {
 		object := objectOf("a", "a")
@@ -122,7 +131,8 @@ func TestAnotherObjectOfTheSameNameIsNews(t *testing.T) {
 		case call > 4:
 			object = strings.Replace(object, `"uid":"u-a"`, `"uid":"u-2"`, 1)
 		}
-		_, _ = fmt.Fprintf(w, `{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServerList","metadata":{},"items":[%s]}`, object)
+		_, _ = fmt.Fprintf(w, `{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServerList",`+
+			`"metadata":{},"items":[%s]}`, object)
 	})
 	w := p.watch(t)
 	assert.Equal(t, "u-a", w.next(t)[0].UID)
@@ -135,10 +145,14 @@ func TestEachFaultIsToldOnceInWordsThatStayTheSame(t *testing.T) {
 		answer func(w http.ResponseWriter)
 		want   string
 	}{
-		"credentials":        {func(w http.ResponseWriter) { refuse(w, 401, "Unauthorized") }, `the API server does not accept the credentials`},
-		"server's own fault": {func(w http.ResponseWriter) { refuse(w, 500, "InternalError") }, refused + `500 Internal Server Error`},
-		"no reason":          {func(w http.ResponseWriter) { refuse(w, 418, "") }, refused + `418 I'm a teapot`},
-		"a proxy's page":     {func(w http.ResponseWriter) { http.Error(w, "<html>secret words</html>", http.StatusBadGateway) }, refused + `502 Bad Gateway`},
+		"credentials": {func(w http.ResponseWriter) { refuse(w, 401, "Unauthorized") },
+			`the API server does not accept the credentials`},
+		"server's own fault": {func(w http.ResponseWriter) { refuse(w, 500, "InternalError") }, refused +
+			`500 Internal Server Error`},
+		"no reason": {func(w http.ResponseWriter) { refuse(w, 418, "") }, refused + `418 I'm a teapot`},
+		"a proxy's page": {func(w http.ResponseWriter) {
+			http.Error(w, "<html>secret words</html>", http.StatusBadGateway)
+		}, refused + `502 Bad Gateway`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fourth := make(chan struct{})
@@ -198,7 +212,8 @@ func TestAFaultThatComesBackIsToldAgain(t *testing.T) {
 	w := p.watch(t)
 	w.until(t, "matrixinfer/a=a matrixinfer/b=b")
 	require.Len(t, w.faults, 2)
-	assert.EqualError(t, w.fault(t), "kubernetes: the API server does not accept the credentials (there is no list yet)")
+	assert.EqualError(t, w.fault(t), "kubernetes: the API server does not accept the credentials (there is no "+
+		"list yet)")
 	assert.EqualError(t, w.fault(t), "kubernetes: the API server does not accept the credentials (the last list stays)")
 }
 
@@ -228,7 +243,9 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 		asked <- struct{}{}
 		<-r.Context().Done() // an API server that hangs
 	})
-	m, err := kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: p.Config, OnError: func(err error) { t.Error(err) }})
+	m, err := kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: p.Config, OnError: func(err error) {
+		t.Error(err)
+	}})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)

@@ -38,7 +38,8 @@ type watched struct {
 	all [][]kubernetes.ModelServer
 }
 
-// watchModelServers watches until the end of the test, with definitions that are not there looked for at short intervals.
+// watchModelServers watches until the end of the test, with definitions that are not there looked for at short
+// intervals.
 func watchModelServers(t testing.TB, o kubernetes.ModelServerOptions, also ...func(*kubernetes.ModelServers)) *watched {
 	t.Helper()
 	w := &watched{lists: make(chan []kubernetes.ModelServer, 10_000), faults: make(chan error, 10_000)}
@@ -118,7 +119,8 @@ func (w *watched) until(t testing.TB, want string) []kubernetes.ModelServer {
 
 func newObject(group, name, model string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: schema{
-		"apiVersion": group + "/v1alpha1", "kind": modelserver.Kind, "metadata": schema{"name": name}, "spec": schema{"model": model},
+		"apiVersion": group + "/v1alpha1", "kind": modelserver.Kind, "metadata": schema{"name": name},
+		"spec": schema{"model": model},
 	}}
 }
 
@@ -131,7 +133,8 @@ func create(t testing.TB, in dynamic.ResourceInterface, o *unstructured.Unstruct
 
 func patch(t testing.TB, in dynamic.ResourceInterface, name, text string, subresource ...string) {
 	t.Helper()
-	_, err := in.Patch(t.Context(), name, types.MergePatchType, []byte(text), metav1.PatchOptions{FieldValidation: metav1.FieldValidationStrict}, subresource...)
+	_, err := in.Patch(t.Context(), name, types.MergePatchType, []byte(text),
+		metav1.PatchOptions{FieldValidation: metav1.FieldValidationStrict}, subresource...)
 	require.NoError(t, err)
 }
 
@@ -147,7 +150,8 @@ func TestModelServersComeChangeAndGoInBothGroups(t *testing.T) {
 	first, second := objects(t, c, groups()[0], namespace), objects(t, c, groups()[1], namespace)
 	o := newObject(groups()[0], "b", "one")
 	o.SetLabels(map[string]string{"team": "x"})
-	o.Object["spec"].(schema)["kvConnector"] = schema{"type": "nixl", "config": schema{"port": int64(7777), "text": "<&>"}}
+	o.Object["spec"].(schema)["kvConnector"] = schema{"type": "nixl",
+		"config": schema{"port": int64(7777), "text": "<&>"}}
 	stored := create(t, first, o)
 	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: c.Admin(), Namespace: namespace})
 
@@ -155,17 +159,21 @@ func TestModelServersComeChangeAndGoInBothGroups(t *testing.T) {
 	require.Len(t, list, 1)
 	assert.JSONEq(t, fmt.Sprintf(`{"apiVersion": "networking.matrixinfer.ai/v1alpha1", "kind": "ModelServer",
 		"metadata": {"name": "b", "namespace": %q},
-		"spec": {"model": "one", "kvConnector": {"type": "nixl", "config": {"port": 7777, "text": "<&>"}}}}`, namespace), string(list[0].Object))
+		"spec": {"model": "one", "kvConnector": {"type": "nixl", "config": {"port": 7777, "text": "<&>"}}}}`,
+		namespace), string(list[0].Object))
 	list[0].Object = nil
 	assert.Equal(t, kubernetes.ModelServer{
-		Group: groups()[0], Namespace: namespace, Name: "b", UID: string(stored.GetUID()), Generation: 1, ResourceVersion: stored.GetResourceVersion(),
+		Group: groups()[0], Namespace: namespace, Name: "b", UID: string(stored.GetUID()), Generation: 1,
+		ResourceVersion: stored.GetResourceVersion(),
 	}, list[0])
 
 	create(t, objects(t, c, groups()[0], other), newObject(groups()[0], "z", "elsewhere"))
 	create(t, second, newObject(groups()[1], "a", "two"))
-	assert.Equal(t, "serving/a=two matrixinfer/b=one", shown(w.next(t)), "sorted by name, and nothing of another namespace")
+	assert.Equal(t, "serving/a=two matrixinfer/b=one", shown(w.next(t)),
+		"sorted by name, and nothing of another namespace")
 	create(t, second, newObject(groups()[1], "b", "three"))
-	assert.Equal(t, "serving/a=two matrixinfer/b=one serving/b=three", shown(w.next(t)), "who is right is not for a watch to say")
+	assert.Equal(t, "serving/a=two matrixinfer/b=one serving/b=three", shown(w.next(t)),
+		"who is right is not for a watch to say")
 	patch(t, second, "b", `{"spec": {"model": "four"}}`)
 	list = w.next(t)
 	assert.Equal(t, "serving/a=two matrixinfer/b=one serving/b=four", shown(list))
@@ -220,7 +228,8 @@ func TestAWatchThatTheServerEndsMissesNothing(t *testing.T) {
 		})
 	})
 	create(t, in, newObject(groups()[0], "a", "0"))
-	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: config, Namespace: namespace, Groups: groups()[:1]}, (*kubernetes.ModelServers).ShortWatches)
+	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: config, Namespace: namespace, Groups: groups()[:1]},
+		(*kubernetes.ModelServers).ShortWatches)
 	for i := 1; watches.Load() < 4; i++ {
 		patch(t, in, "a", fmt.Sprintf(`{"spec": {"model": "%d"}}`, i))
 		w.until(t, fmt.Sprint("matrixinfer/a=", i))
@@ -252,14 +261,16 @@ func TestAnAPIServerThatDiesTakesNothingAway(t *testing.T) {
 		assert.Contains(t, shown(list), "matrixinfer/a=one", "no list is without what is there")
 	}
 	for len(w.faults) > 0 {
-		assert.ErrorContains(t, <-w.faults, "the API server does not answer", "and an API server that starts is no other fault")
+		assert.ErrorContains(t, <-w.faults, "the API server does not answer",
+			"and an API server that starts is no other fault")
 	}
 }
 
 func TestDefinitionsComeAndGo(t *testing.T) {
 	c := kubetest.Start(t)
 	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: c.Admin()})
-	const none = "kubernetes: no ModelServer definition is installed, in networking.matrixinfer.ai or networking.serving.volcano.sh"
+	const none = "kubernetes: no ModelServer definition is installed, in networking.matrixinfer.ai or " +
+		"networking.serving.volcano.sh"
 	require.EqualError(t, w.fault(t), none)
 	list := w.next(t)
 	assert.NotNil(t, list)
@@ -292,7 +303,10 @@ func uninstall(t testing.TB, c *kubetest.Cluster, group string) {
 	t.Helper()
 	client, err := dynamic.NewForConfig(c.Admin())
 	require.NoError(t, err)
-	crds := client.Resource(k8sschema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	crds := client.Resource(
+		k8sschema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+			Resource: "customresourcedefinitions"},
+	)
 	remove(t, crds, "modelservers."+group)
 	require.Eventually(t, func() bool {
 		_, err := crds.Get(t.Context(), "modelservers."+group, metav1.GetOptions{})
@@ -308,7 +322,8 @@ func TestDeniedVerbsAreNamed(t *testing.T) {
 	create(t, objects(t, c, groups()[0], namespace), newObject(groups()[0], "a", "one"))
 	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: config, Namespace: namespace, Groups: groups()[:1]})
 	denied := func(verb string) string {
-		return fmt.Sprintf("kubernetes: not allowed to %s modelservers.networking.matrixinfer.ai in namespace %q: see manifests/rbac.yaml", verb, namespace)
+		return fmt.Sprintf("kubernetes: not allowed to %s modelservers.networking.matrixinfer.ai in namespace %q: "+
+			"see manifests/rbac.yaml", verb, namespace)
 	}
 	require.EqualError(t, w.fault(t), denied("list")+" (there is no list yet)")
 	assert.Empty(t, w.lists, "nothing is known, which is not the same as an empty list")
@@ -316,7 +331,9 @@ func TestDeniedVerbsAreNamed(t *testing.T) {
 	roles := c.Client().RbacV1().Roles(namespace)
 	role := &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: "gateway"},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: groups(), Resources: []string{"modelservers"}, Verbs: []string{"list"}}},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: groups(), Resources: []string{"modelservers"}, Verbs: []string{"list"}},
+		},
 	}
 	role, err := roles.Create(t.Context(), role, metav1.CreateOptions{})
 	require.NoError(t, err)
@@ -342,17 +359,23 @@ func TestDeniedVerbsAreNamed(t *testing.T) {
 func TestModelServerOptions(t *testing.T) {
 	config := &rest.Config{Host: "https://127.0.0.1:1"}
 	for want, o := range map[string]*kubernetes.ModelServerOptions{
-		"kubernetes: ModelServerOptions.Config is missing":   {},
-		`kubernetes: "a/b" is not a namespace`:               {Config: config, Namespace: "a/b"},
-		`kubernetes: "a b" is not an API group`:              {Config: config, Groups: []string{"a b"}},
-		`kubernetes: API group "example.org" is given twice`: {Config: config, Groups: []string{"example.org", "example.org"}},
+		"kubernetes: ModelServerOptions.Config is missing": {},
+		`kubernetes: "a/b" is not a namespace`:             {Config: config, Namespace: "a/b"},
+		`kubernetes: "a b" is not an API group`:            {Config: config, Groups: []string{"a b"}},
+		`kubernetes: API group "example.org" is given twice`: {Config: config,
+			Groups: []string{"example.org", "example.org"}},
 	} {
 		_, err := kubernetes.NewModelServers(o)
 		assert.EqualError(t, err, want)
 	}
 	_, err := kubernetes.NewModelServers(nil)
 	assert.Error(t, err)
-	_, err = kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CAFile: "no/such/file"}}})
+	_, err = kubernetes.NewModelServers(
+		&kubernetes.ModelServerOptions{
+			Config: &rest.Config{Host: "https://127.0.0.1:1",
+				TLSClientConfig: rest.TLSClientConfig{CAFile: "no/such/file"}},
+		},
+	)
 	assert.Error(t, err)
 	assert.Equal(t, groups(), kubernetes.ModelServerGroups(), "what is watched is what is read")
 }

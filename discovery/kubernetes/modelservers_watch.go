@@ -18,7 +18,8 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// The pause before a call is repeated doubles from the first to the last. A watch that lived longer than the last starts over with the first.
+// The pause before a call is repeated doubles from the first to the last. A watch that lived longer than the last
+// starts over with the first.
 const (
 	firstModelServerPause = 100 * time.Millisecond
 	lastModelServerPause  = 5 * time.Second
@@ -38,8 +39,9 @@ type modelServerReport struct {
 	changed bool // one came, went, or has another spec
 }
 
-// modelServerWatch keeps the objects of one group. It lists them, watches from there, and lists again when the watch has ended, for
-// whatever reason: the objects are few, and a list is right after anything that may have happened meanwhile.
+// modelServerWatch keeps the objects of one group. It lists them, watches from there, and lists again when the watch
+// has ended, for whatever reason: the objects are few, and a list is right after anything that may have happened
+// meanwhile.
 type modelServerWatch struct {
 	*ModelServers
 	index    int
@@ -99,8 +101,8 @@ func (w *modelServerWatch) list(ctx context.Context) (version string, err error)
 	return list.GetResourceVersion(), nil
 }
 
-// lost handles the server's word that there is no such resource. Where there was one, it is believed the second time: a server that
-// has just started, or one of several, may not know its definitions yet.
+// lost handles the server's word that there is no such resource. Where there was one, it is believed the second time: a
+// server that has just started, or one of several, may not know its definitions yet.
 func (w *modelServerWatch) lost(ctx context.Context) {
 	w.missing++
 	if w.known && w.missing == 1 {
@@ -112,7 +114,8 @@ func (w *modelServerWatch) lost(ctx context.Context) {
 	w.rest(ctx, w.absent)
 }
 
-// watch follows the objects from a version on, until the server or the connection ends it: the next list shows whether that is a fault.
+// watch follows the objects from a version on, until the server or the connection ends it: the next list shows whether
+// that is a fault.
 func (w *modelServerWatch) watch(ctx context.Context, version string) {
 	length := w.length + rand.N(w.length) //nolint:gosec // jitter, guards nothing
 	call, cancel := context.WithTimeout(ctx, length+modelServerWatchGrace)
@@ -149,7 +152,8 @@ func (w *modelServerWatch) watch(ctx context.Context, version string) {
 // replace takes over the objects, and reports what is new: another spec, or whether the definition is installed.
 func (w *modelServerWatch) replace(ctx context.Context, objects map[string]ModelServer, absent bool) {
 	same := func(a, b ModelServer) bool { return a.UID == b.UID && bytes.Equal(a.Object, b.Object) }
-	r := modelServerReport{index: w.index, known: true, absent: absent, changed: !maps.EqualFunc(w.objects, objects, same)}
+	r := modelServerReport{index: w.index, known: true, absent: absent,
+		changed: !maps.EqualFunc(w.objects, objects, same)}
 	if w.known && w.isAbsent == absent && !r.changed {
 		return
 	}

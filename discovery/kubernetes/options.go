@@ -19,52 +19,58 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Options say which cluster to ask, and for what. Config and one of Selector.MatchLabels, Selector.PDGroup and Services are required.
+// Options say which cluster to ask, and for what. Config and one of Selector.MatchLabels, Selector.PDGroup and Services
+// are required.
 type Options struct {
 	// Config is how to reach the cluster; see [Config]. It is copied. Its Timeout is not used, since watches last.
 	Config *rest.Config
 
-	// Cluster is the first part of the endpoints' IDs and groups, where several clusters are sources of one set: engines of two
-	// clusters then never meet. "" for one cluster. A slash is not allowed.
+	// Cluster is the first part of the endpoints' IDs and groups, where several clusters are sources of one set:
+	// engines of two clusters then never meet. "" for one cluster. A slash is not allowed.
 	Cluster string
 
 	Namespace string // "" is default
 
-	// Selector says which pods are engines, and what each is for. With Services it says what the pods behind them are for, and pods
-	// that it does not choose are left out.
+	// Selector says which pods are engines, and what each is for. With Services it says what the pods behind them are
+	// for, and pods that it does not choose are left out.
 	Selector Selector
 
 	// Services have the EndpointSlices of these services tell who is there, in place of the pods.
 	Services []Service
 
-	// Port is the engines' port: a number, which is taken as it is, or a name: of a container's port, or with Services of the
-	// service's. "" is, of a pod, the container port named http, else 8000; of a service its only port, else the one named http.
+	// Port is the engines' port: a number, which is taken as it is, or a name: of a container's port, or with Services
+	// of the service's. "" is, of a pod, the container port named http, else 8000; of a service its only port, else the
+	// one named http.
 	Port string
 
-	Scheme     string            // of the engines' URLs: http (default) or https. Hosts are IP addresses, in certificates too
-	Attributes map[string]string // of all endpoints, where their annotations say nothing else, with the same variables; copied
+	// of the engines' URLs: http (default) or https. Hosts are IP addresses, in certificates too
+	Scheme string
+	// of all endpoints, where their annotations say nothing else, with the same variables; copied
+	Attributes map[string]string
 
-	// Nodes has the zones of pods taken from their nodes, where no label of the pod says it. It needs list and watch on nodes, which
-	// is cluster-wide; where that is refused, the zone stays empty. With Services it is seldom needed: EndpointSlices carry the zone.
+	// Nodes has the zones of pods taken from their nodes, where no label of the pod says it. It needs list and watch on
+	// nodes, which is cluster-wide; where that is refused, the zone stays empty. With Services it is seldom needed:
+	// EndpointSlices carry the zone.
 	Nodes bool
 
-	// OnError is told what is wrong, each fault once until it changes: the API server does not answer, or refuses (with the verb and
-	// the resource), a pod has no such port, an annotation makes no sense. A fault of the API server is told at once as long as there
-	// is no list, and later when it has lasted 5 s: restarts are none. OnError is called from several goroutines, and must be quick.
-	// Nil allowed.
+	// OnError is told what is wrong, each fault once until it changes: the API server does not answer, or refuses (with
+	// the verb and the resource), a pod has no such port, an annotation makes no sense. A fault of the API server is
+	// told at once as long as there is no list, and later when it has lasted 5 s: restarts are none. OnError is called
+	// from several goroutines, and must be quick. Nil allowed.
 	OnError func(error)
 }
 
-// Selector chooses pods, as workloadSelector of a ModelServer does. A pod must have all labels of MatchLabels; without PDGroup each is
-// of role both.
+// Selector chooses pods, as workloadSelector of a ModelServer does. A pod must have all labels of MatchLabels; without
+// PDGroup each is of role both.
 type Selector struct {
 	MatchLabels map[string]string
 	PDGroup     *PDGroup
 }
 
-// PDGroup says what a pod is for. A pod with all labels of PrefillLabels is of role prefill, with all of DecodeLabels decode, with both of
-// them both, with all of EncodeLabels encode; with none of them, or without the label GroupKey, it is no engine. No labels choose no pods.
-// A pod that encodes and serves another role is two endpoints, the second of which has /encode at the end of its ID.
+// PDGroup says what a pod is for. A pod with all labels of PrefillLabels is of role prefill, with all of DecodeLabels
+// decode, with both of them both, with all of EncodeLabels encode; with none of them, or without the label GroupKey, it
+// is no engine. No labels choose no pods. A pod that encodes and serves another role is two endpoints, the second of
+// which has /encode at the end of its ID.
 type PDGroup struct {
 	GroupKey      string // prefill and decode engines meet within one value of this label; "": all are one group
 	PrefillLabels map[string]string
@@ -76,8 +82,9 @@ type PDGroup struct {
 type Service struct {
 	Name string // in Options.Namespace
 
-	// Role of all its endpoints, whose group is then the service's label PDGroup.GroupKey, if that is given. Pods are not read.
-	// 0: what Selector says of the pods behind the service, and their annotations. It needs list and watch on pods.
+	// Role of all its endpoints, whose group is then the service's label PDGroup.GroupKey, if that is given. Pods are
+	// not read. 0: what Selector says of the pods behind the service, and their annotations. It needs list and watch on
+	// pods.
 	Role discovery.Role
 }
 
@@ -104,7 +111,8 @@ func (o *Options) check() error {
 	case o.Config == nil:
 		return errors.New("kubernetes: Config is missing")
 	case len(o.Selector.MatchLabels) == 0 && o.Selector.PDGroup == nil && len(o.Services) == 0:
-		return errors.New("kubernetes: nothing to look for is given: want Selector.MatchLabels, Selector.PDGroup or Services")
+		return errors.New("kubernetes: nothing to look for is given: want Selector.MatchLabels, Selector.PDGroup or " +
+			"Services")
 	case strings.Contains(o.Cluster, "/"):
 		return errors.New("kubernetes: Cluster contains a slash")
 	case len(validation.IsDNS1123Label(o.Namespace)) > 0:

@@ -35,11 +35,13 @@ func (m *maker) pod(object any) (*pod, bool) {
 	}
 	v := &pod{uid: p.UID}
 	role := m.role(p.Labels)
-	if role == 0 || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || p.Status.PodIP == "" && !m.join {
+	if role == 0 || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed ||
+		p.Status.PodIP == "" && !m.join {
 		return v, true
 	}
 	e := discovery.Endpoint{
-		ID: m.ids + p.Name, Role: role, Phase: podPhase(p), Group: m.group(p.Labels), Zone: p.Labels[zoneLabel], Node: p.Spec.NodeName,
+		ID: m.ids + p.Name, Role: role, Phase: podPhase(p), Group: m.group(p.Labels), Zone: p.Labels[zoneLabel],
+		Node: p.Spec.NodeName,
 	}
 	err := m.annotate(&e, p.Annotations, variables{p.Status.PodIP, p.Name, p.Spec.NodeName})
 	if err == nil && !m.join {
@@ -79,7 +81,8 @@ func podPhase(p *corev1.Pod) discovery.Phase {
 	return discovery.PhaseNotReady
 }
 
-// podPort finds the engine's port. Sidecars count: a proxy before the engine is one, and may be an init container that goes on.
+// podPort finds the engine's port. Sidecars count: a proxy before the engine is one, and may be an init container that
+// goes on.
 func (m *maker) podPort(p *corev1.Pod) (int, error) {
 	if m.port != 0 {
 		return m.port, nil

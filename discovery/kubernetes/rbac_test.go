@@ -59,7 +59,8 @@ func grantNodes(t *testing.T, c *kubetest.Cluster, namespace string) {
 	manifest, err := os.ReadFile("manifests/rbac-nodes.yaml")
 	require.NoError(t, err)
 	require.Equal(t, 1, bytes.Count(manifest, []byte("namespace: default\n")), "what a reader has to edit")
-	c.Apply(t, c.Admin(), bytes.ReplaceAll(manifest, []byte("namespace: default\n"), []byte("namespace: "+namespace+"\n")), "")
+	c.Apply(t, c.Admin(), bytes.ReplaceAll(manifest, []byte("namespace: default\n"), []byte("namespace: "+namespace+
+		"\n")), "")
 	t.Cleanup(func() {
 		ctx := context.Background()
 		require.NoError(t, c.Client().RbacV1().ClusterRoleBindings().Delete(ctx, nodes, metav1.DeleteOptions{}))
@@ -74,7 +75,9 @@ func revoke(t *testing.T, c *kubetest.Cluster, namespace, resource string) {
 	role, err := roles.Get(t.Context(), account, metav1.GetOptions{})
 	require.NoError(t, err)
 	rules := len(role.Rules)
-	role.Rules = slices.DeleteFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Equal(r.Resources, []string{resource}) })
+	role.Rules = slices.DeleteFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+		return slices.Equal(r.Resources, []string{resource})
+	})
 	require.Len(t, role.Rules, rules-1)
 	_, err = roles.Update(t.Context(), role, metav1.UpdateOptions{})
 	require.NoError(t, err)
@@ -89,7 +92,8 @@ func asker(t *testing.T, config *rest.Config) authorizationclient.SelfSubjectAcc
 }
 
 // may asks for one right. The namespace "" is all of them.
-func may(t *testing.T, ask authorizationclient.SelfSubjectAccessReviewInterface, namespace string, of resource, verb string) bool {
+func may(t *testing.T, ask authorizationclient.SelfSubjectAccessReviewInterface, namespace string, of resource,
+	verb string) bool {
 	t.Helper()
 	name, sub, _ := strings.Cut(of.name, "/")
 	review, err := ask.Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{
@@ -105,7 +109,8 @@ func may(t *testing.T, ask authorizationclient.SelfSubjectAccessReviewInterface,
 func awaitRight(t *testing.T, config *rest.Config, namespace string, of resource, given bool) {
 	t.Helper()
 	ask := asker(t, config)
-	require.Eventually(t, func() bool { return may(t, ask, namespace, of, "list") == given }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return may(t, ask, namespace, of, "list") == given }, time.Minute,
+		10*time.Millisecond)
 }
 
 type resource struct{ group, name string }
@@ -116,24 +121,28 @@ var (
 	nodeResource  = resource{"", "nodes"}
 )
 
-// asked are the resources and verbs of the table: those of discovery, what belongs to them, and what a thief would like.
+// asked are the resources and verbs of the table: those of discovery, what belongs to them, and what a thief would
+// like.
 var (
 	asked = []resource{
 		podResource, sliceResource,
 		{"networking.matrixinfer.ai", "modelservers"}, {"networking.serving.volcano.sh", "modelservers"},
 		nodeResource,
-		{"", "pods/log"}, {"", "pods/exec"}, {"", "pods/attach"}, {"", "pods/portforward"}, {"", "pods/proxy"}, {"", "pods/status"},
+		{"", "pods/log"}, {"", "pods/exec"}, {"", "pods/attach"}, {"", "pods/portforward"}, {"", "pods/proxy"},
+		{"", "pods/status"},
 		{"", "pods/eviction"}, {"", "pods/ephemeralcontainers"},
 		{"networking.matrixinfer.ai", "modelservers/status"}, {"networking.serving.volcano.sh", "modelservers/status"},
 		{"", "nodes/proxy"}, {"", "nodes/status"},
-		{"", "services"}, {"", "services/proxy"}, {"", "endpoints"}, {"", "secrets"}, {"", "configmaps"}, {"", "events"},
+		{"", "services"}, {"", "services/proxy"}, {"", "endpoints"}, {"", "secrets"}, {"", "configmaps"},
+		{"", "events"},
 		{"", "serviceaccounts"}, {"", "serviceaccounts/token"}, {"", "namespaces"}, {"apps", "deployments"},
 		{"coordination.k8s.io", "leases"}, {"networking.matrixinfer.ai", "*"}, {"", "*"}, {"*", "*"},
 		{"rbac.authorization.k8s.io", "roles"}, {"rbac.authorization.k8s.io", "rolebindings"},
 		{"rbac.authorization.k8s.io", "clusterroles"}, {"rbac.authorization.k8s.io", "clusterrolebindings"},
 		{"apiextensions.k8s.io", "customresourcedefinitions"},
 	}
-	verbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate", "bind", "escalate", "*"}
+	verbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate",
+		"bind", "escalate", "*"}
 )
 
 // rights asks for everything, and writes it as a table: what is allowed where, of all verbs.
@@ -147,7 +156,9 @@ func rights(t *testing.T, config *rest.Config, own, other string) (allowed map[s
 	for _, r := range asked {
 		fmt.Fprint(w, strings.TrimSuffix(r.name+"."+r.group, "."))
 		for _, place := range []struct{ name, namespace string }{{"own", own}, {"another", other}, {"all", ""}} {
-			yes := slices.DeleteFunc(slices.Clone(verbs), func(verb string) bool { return !may(t, ask, place.namespace, r, verb) })
+			yes := slices.DeleteFunc(slices.Clone(verbs), func(verb string) bool {
+				return !may(t, ask, place.namespace, r, verb)
+			})
 			fmt.Fprint(w, "\t", cmp.Or(strings.Join(yes, ","), "-"))
 			if len(yes) > 0 {
 				allowed[place.name+" "+strings.TrimSuffix(r.name+"."+r.group, ".")] = strings.Join(yes, ",")
@@ -178,9 +189,10 @@ func TestAccountMayListAndWatchWhatDiscoveryNeedsAndNothingElse(t *testing.T) {
 	t.Run("the whole of its rules", func(t *testing.T) {
 		client, err := clientset.NewForConfig(config)
 		require.NoError(t, err)
-		review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), &authorizationv1.SelfSubjectRulesReview{
-			Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: own},
-		}, metav1.CreateOptions{})
+		review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(),
+			&authorizationv1.SelfSubjectRulesReview{
+				Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: own},
+			}, metav1.CreateOptions{})
 		require.NoError(t, err)
 		require.False(t, review.Status.Incomplete)
 		var rules []string
@@ -216,7 +228,8 @@ func TestCallsOfTheAccount(t *testing.T) {
 		c.Pod(t, namespace, "prefill-0", nil, nil)
 		makeSlice(t, c, namespace, "prefill", "10.77.0.11")
 		for _, group := range kubernetes.ModelServerGroups() {
-			c.Apply(t, c.Admin(), []byte("apiVersion: "+group+"/v1alpha1\nkind: ModelServer\nmetadata: {name: prefill-0}\nspec: {model: m}"), namespace)
+			c.Apply(t, c.Admin(), []byte("apiVersion: "+group+
+				"/v1alpha1\nkind: ModelServer\nmetadata: {name: prefill-0}\nspec: {model: m}"), namespace)
 		}
 	}
 	config := grant(t, c, own)
@@ -245,7 +258,9 @@ func TestCallsOfTheAccount(t *testing.T) {
 			require.Equal(t, watch.Added, event.Type)
 
 			object := &list.Items[0]
-			fresh := &unstructured.Unstructured{Object: map[string]any{"apiVersion": object.GetAPIVersion(), "kind": object.GetKind()}}
+			fresh := &unstructured.Unstructured{
+				Object: map[string]any{"apiVersion": object.GetAPIVersion(), "kind": object.GetKind()},
+			}
 			fresh.SetName("fresh")
 			_, err = mine.Get(t.Context(), name, metav1.GetOptions{})
 			forbidden(t, "get", err)
@@ -253,10 +268,13 @@ func TestCallsOfTheAccount(t *testing.T) {
 			forbidden(t, "create", err)
 			_, err = mine.Update(t.Context(), object, metav1.UpdateOptions{})
 			forbidden(t, "update", err)
-			_, err = mine.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+			_, err = mine.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`),
+				metav1.PatchOptions{})
 			forbidden(t, "patch", err)
 			forbidden(t, "delete", mine.Delete(t.Context(), name, metav1.DeleteOptions{}))
-			forbidden(t, "deletecollection", mine.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+			forbidden(
+				t, "deletecollection", mine.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}),
+			)
 
 			_, err = client.Resource(kind).Namespace(other).List(t.Context(), metav1.ListOptions{})
 			forbidden(t, "list", err)
@@ -272,14 +290,18 @@ func TestCallsOfTheAccount(t *testing.T) {
 		core := client.CoreV1()
 		pod := func(r *rest.Request) *rest.Request { return r.Namespace(own).Resource("pods").Name("prefill-0") }
 		forbidden(t, "get", pod(core.RESTClient().Get()).SubResource("log").Do(t.Context()).Error())
-		forbidden(t, "create", pod(core.RESTClient().Post()).SubResource("exec").Param("command", "sh").Do(t.Context()).Error())
+		forbidden(
+			t, "create", pod(core.RESTClient().Post()).SubResource("exec").Param("command",
+				"sh").Do(t.Context()).Error(),
+		)
 		_, err = core.Secrets(own).List(t.Context(), metav1.ListOptions{})
 		forbidden(t, "list", err)
 		_, err = core.Services(own).List(t.Context(), metav1.ListOptions{})
 		forbidden(t, "list", err)
 		_, err = core.Nodes().List(t.Context(), metav1.ListOptions{})
 		forbidden(t, "list", err)
-		_, err = core.ServiceAccounts(own).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		_, err = core.ServiceAccounts(own).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{},
+			metav1.CreateOptions{})
 		forbidden(t, "create", err)
 
 		grantNodes(t, c, own)
@@ -304,7 +326,8 @@ func makeSlice(t *testing.T, c *kubetest.Cluster, namespace, service, address st
 	t.Helper()
 	port, zone, ready := int32(8100), "zone-of-slice", true
 	_, err := c.Client().DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: service + "-x", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		ObjectMeta: metav1.ObjectMeta{Name: service + "-x",
+			Labels: map[string]string{discoveryv1.LabelServiceName: service}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints: []discoveryv1.Endpoint{{
 			Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}, Zone: &zone,
@@ -423,7 +446,10 @@ func TestSourceOfServicesWithRolesNeedsNoRightToPods(t *testing.T) {
 	seen.noFault(t)
 
 	// A service without a role asks the pods.
-	seen = follow(t, kubernetes.Options{Config: config, Namespace: namespace, Services: []kubernetes.Service{{Name: "prefill"}}, Selector: prefillPods()})
+	seen = follow(
+		t, kubernetes.Options{Config: config, Namespace: namespace, Services: []kubernetes.Service{{Name: "prefill"}},
+			Selector: prefillPods()},
+	)
 	seen.awaitFault(t, "not allowed to list pods in namespace", namespace)
 	c.Pod(t, namespace, "prefill-0", map[string]string{"role": "prefill"}, nil)
 	grant(t, c, namespace)
@@ -440,7 +466,10 @@ func TestSourceWithNodesWorksWithTheOptionalRight(t *testing.T) {
 	namespace := c.Namespace(t)
 	node := "node-" + namespace
 	// The pod is older than its node, so that the API server has no zone to label it with: as before Kubernetes 1.35.
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "prefill-0", Labels: map[string]string{"role": "prefill"}}}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "prefill-0",
+			Labels: map[string]string{"role": "prefill"}},
+	}
 	pod.Spec = corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "engine", Image: "engine"}}}
 	c.CreatePod(t, pod)
 	c.SetPod(t, namespace, "prefill-0", "127.0.0.11", true)
@@ -467,10 +496,13 @@ func TestModelServersAreWatchedWithTheseRights(t *testing.T) {
 	namespace := c.Namespace(t)
 	config := c.ServiceAccount(t, namespace, account)
 	for _, group := range kubernetes.ModelServerGroups() {
-		c.Apply(t, c.Admin(), []byte("apiVersion: "+group+"/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\nspec: {model: m}"), namespace)
+		c.Apply(t, c.Admin(), []byte("apiVersion: "+group+
+			"/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\nspec: {model: m}"), namespace)
 	}
 	seen := &observed{}
-	servers, err := kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: config, Namespace: namespace, OnError: seen.fault})
+	servers, err := kubernetes.NewModelServers(
+		&kubernetes.ModelServerOptions{Config: config, Namespace: namespace, OnError: seen.fault},
+	)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	lists := make(chan []kubernetes.ModelServer, 100)
@@ -493,6 +525,7 @@ func TestModelServersAreWatchedWithTheseRights(t *testing.T) {
 	}
 	grant(t, c, namespace)
 	assert.Len(t, next(), 2)
-	c.Apply(t, c.Admin(), []byte("apiVersion: "+kubernetes.ModelServerGroups()[1]+"/v1alpha1\nkind: ModelServer\nmetadata: {name: other}\nspec: {model: m}"), namespace)
+	c.Apply(t, c.Admin(), []byte("apiVersion: "+kubernetes.ModelServerGroups()[1]+
+		"/v1alpha1\nkind: ModelServer\nmetadata: {name: other}\nspec: {model: m}"), namespace)
 	assert.Len(t, next(), 3, "by a watch")
 }

@@ -25,8 +25,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The pause before a failed call is repeated doubles from the first to the last, and is up to twice as long by chance. client-go's own
-// goes up to a minute, which is long for a list of engines.
+// The pause before a failed call is repeated doubles from the first to the last, and is up to twice as long by chance.
+// client-go's own goes up to a minute, which is long for a list of engines.
 const (
 	firstPause = 400 * time.Millisecond
 	lastPause  = 4 * time.Second
@@ -44,7 +44,8 @@ type clients struct {
 
 func newClients(config *rest.Config) (*clients, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, metav1.AddMetaToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme,
+		metav1.AddMetaToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, err
 		}
@@ -70,7 +71,8 @@ func newClients(config *rest.Config) (*clients, error) {
 	return c, err
 }
 
-func restClient(base *rest.Config, path string, group schema.GroupVersion, client *http.Client) (*rest.RESTClient, error) {
+func restClient(base *rest.Config, path string, group schema.GroupVersion, client *http.Client) (*rest.RESTClient,
+	error) {
 	config := rest.CopyConfig(base)
 	config.APIPath, config.GroupVersion = path, &group
 	return rest.RESTClientForConfigAndClient(config, client)
@@ -101,10 +103,12 @@ type asked struct {
 
 func (a asked) call(verb string) call { return call{verb, a.resource, a.namespace} }
 
-func (c *clients) askFor(client *rest.RESTClient, resource, namespace, selector string, newList func() runtime.Object) asked {
+func (c *clients) askFor(client *rest.RESTClient, resource, namespace, selector string,
+	newList func() runtime.Object) asked {
 	get := func(o metav1.ListOptions) *rest.Request {
 		// A reflector tries again by itself. The client would do so ten times before anybody hears of a fault.
-		r := client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).VersionedParams(&o, c.codec).MaxRetries(0)
+		r := client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).VersionedParams(&o,
+			c.codec).MaxRetries(0)
 		if resource == "nodes" {
 			r.SetHeader("Accept", namesAndLabels)
 		}
@@ -123,13 +127,14 @@ func (c *clients) askFor(client *rest.RESTClient, resource, namespace, selector 
 	}
 }
 
-// namesAndLabels asks for no more of objects: a node is some ten kilobytes, and changes every few minutes, but its zone does not.
-// Lists and watches understand the same word.
+// namesAndLabels asks for no more of objects: a node is some ten kilobytes, and changes every few minutes, but its zone
+// does not. Lists and watches understand the same word.
 const namesAndLabels = runtime.ContentTypeProtobuf + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
 	runtime.ContentTypeJSON + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-// reflector keeps store like the objects of the server: the part of an informer that lists, watches, and does so again after any trouble.
-// The rest of it would keep whole objects, and tell of each event when all that is wanted is the latest list.
+// reflector keeps store like the objects of the server: the part of an informer that lists, watches, and does so again
+// after any trouble. The rest of it would keep whole objects, and tell of each event when all that is wanted is the
+// latest list.
 func (t *troubles) reflector(a asked, expected runtime.Object, store cache.ReflectorStore) *cache.Reflector {
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -164,8 +169,8 @@ func (t *troubles) reflector(a asked, expected runtime.Object, store cache.Refle
 	})
 }
 
-// silence is what client-go gives for a watch that was not answered: one that ends at once. A reflector takes it for a watch that the
-// server has closed: where connections time out, it would go on for ever without a word.
+// silence is what client-go gives for a watch that was not answered: one that ends at once. A reflector takes it for a
+// watch that the server has closed: where connections time out, it would go on for ever without a word.
 var silence = reflect.TypeOf(watch.NewEmptyWatch())
 
 var errSilence = errors.New("the watch was not answered")

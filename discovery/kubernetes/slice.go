@@ -34,9 +34,10 @@ type sliceEndpoint struct {
 }
 
 func sameSlice(a, b *slice) bool {
-	return a.service == b.service && a.fault == b.fault && slices.EqualFunc(a.endpoints, b.endpoints, func(a, b sliceEndpoint) bool {
-		return a.pod == b.pod && a.uid == b.uid && a.family == b.family && sameEndpoint(&a.endpoint, &b.endpoint)
-	})
+	return a.service == b.service && a.fault == b.fault &&
+		slices.EqualFunc(a.endpoints, b.endpoints, func(a, b sliceEndpoint) bool {
+			return a.pod == b.pod && a.uid == b.uid && a.family == b.family && sameEndpoint(&a.endpoint, &b.endpoint)
+		})
 }
 
 // slice reads an EndpointSlice.
@@ -67,7 +68,8 @@ func (m *maker) slice(object any) (*slice, bool) {
 	return v, true
 }
 
-func (m *maker) sliceEndpoint(s *discoveryv1.EndpointSlice, from *discoveryv1.Endpoint, port int, role discovery.Role) (sliceEndpoint, error) {
+func (m *maker) sliceEndpoint(s *discoveryv1.EndpointSlice, from *discoveryv1.Endpoint, port int,
+	role discovery.Role) (sliceEndpoint, error) {
 	if len(from.Addresses) == 0 {
 		return sliceEndpoint{}, errors.New("an endpoint has no address")
 	}
@@ -76,13 +78,16 @@ func (m *maker) sliceEndpoint(s *discoveryv1.EndpointSlice, from *discoveryv1.En
 		return sliceEndpoint{}, err
 	}
 	v := sliceEndpoint{family: s.AddressType, endpoint: discovery.Endpoint{
-		URL: m.url(host, port), Role: role, Phase: slicePhase(from.Conditions), Zone: value(from.Zone), Node: value(from.NodeName),
+		URL: m.url(host, port), Role: role, Phase: slicePhase(from.Conditions), Zone: value(from.Zone),
+		Node: value(from.NodeName),
 	}}
-	if t := from.TargetRef; t != nil && t.Kind == "Pod" && t.Name != "" && (t.Namespace == "" || t.Namespace == m.o.Namespace) {
+	if t := from.TargetRef; t != nil && t.Kind == "Pod" && t.Name != "" &&
+		(t.Namespace == "" || t.Namespace == m.o.Namespace) {
 		v.pod, v.uid = t.Name, t.UID
 		v.endpoint.ID = m.ids + t.Name
 	} else {
-		v.endpoint.ID = m.ids + s.Labels[discoveryv1.LabelServiceName] + "/" + net.JoinHostPort(host, strconv.Itoa(port))
+		v.endpoint.ID = m.ids + s.Labels[discoveryv1.LabelServiceName] + "/" +
+			net.JoinHostPort(host, strconv.Itoa(port))
 	}
 	switch {
 	case role != 0:
@@ -97,7 +102,8 @@ func (m *maker) sliceEndpoint(s *discoveryv1.EndpointSlice, from *discoveryv1.En
 func hostOf(address string, family discoveryv1.AddressType) (string, error) {
 	switch family {
 	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
-		if ip, err := netip.ParseAddr(address); err == nil && ip.Zone() == "" && ip.Is4() == (family == discoveryv1.AddressTypeIPv4) {
+		if ip, err := netip.ParseAddr(address); err == nil && ip.Zone() == "" &&
+			ip.Is4() == (family == discoveryv1.AddressTypeIPv4) {
 			return ip.String(), nil
 		}
 	case discoveryv1.AddressTypeFQDN:
@@ -108,8 +114,8 @@ func hostOf(address string, family discoveryv1.AddressType) (string, error) {
 	return "", errors.New("an endpoint's address is none of its family")
 }
 
-// slicePhase reads conditions, of which each may be missing: ready then means true, serving the same as ready, terminating false. A
-// service with publishNotReadyAddresses calls all ready, and says by serving which are.
+// slicePhase reads conditions, of which each may be missing: ready then means true, serving the same as ready,
+// terminating false. A service with publishNotReadyAddresses calls all ready, and says by serving which are.
 func slicePhase(c discoveryv1.EndpointConditions) discovery.Phase {
 	switch {
 	case c.Terminating != nil && *c.Terminating:

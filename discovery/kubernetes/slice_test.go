@@ -68,7 +68,10 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 	prefill := Options{Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}}}
 	with := func(o Options, change func(*Options)) Options { change(&o); return o }
 	port := func(port string) Options { return with(prefill, func(o *Options) { o.Port = port }) }
-	two := Options{Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}, {Name: "decode", Role: discovery.RoleDecode}}}
+	two := Options{
+		Services: []Service{{Name: "prefill", Role: discovery.RolePrefill},
+			{Name: "decode", Role: discovery.RoleDecode}},
+	}
 	v4, v6 := discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6
 
 	for name, c := range map[string]struct {
@@ -77,14 +80,32 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 		want    string
 		fault   string
 	}{
-		"none":                 {prefill, nil, "", ""},
-		"ready":                {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady))}, "default/p-0 http://10.0.0.1:8100 prefill ready", ""},
-		"unready":              {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready))}, "default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
-		"terminating, serving": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
-		"terminating":          {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isEnding))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
-		"not serving, and called ready as the service publishes all": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{Ready: new(true), Serving: new(false)}))}, "default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
-		"terminating, and called ready as the service publishes all": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{Ready: new(true), Terminating: new(true)}))}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
-		"no conditions mean ready":                                   {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{}))}, "default/p-0 http://10.0.0.1:8100 prefill ready", ""},
+		"none": {prefill, nil, "", ""},
+		"ready": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady))},
+			"default/p-0 http://10.0.0.1:8100 prefill ready", ""},
+		"unready": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready))},
+			"default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
+		"terminating, serving": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating))},
+			"default/p-0 http://10.0.0.1:8100 prefill draining", ""},
+		"terminating": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isEnding))},
+			"default/p-0 http://10.0.0.1:8100 prefill draining", ""},
+		"not serving, and called ready as the service publishes all": {prefill,
+			[]any{
+				endpointSlice(
+					"s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{Ready: new(true), Serving: new(false)}),
+				),
+			}, "default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
+		"terminating, and called ready as the service publishes all": {prefill,
+			[]any{
+				endpointSlice(
+					"s1", of(
+						"p-0", "10.0.0.1", discoveryv1.EndpointConditions{Ready: new(true), Terminating: new(true)},
+					),
+				),
+			}, "default/p-0 http://10.0.0.1:8100 prefill draining", ""},
+		"no conditions mean ready": {prefill,
+			[]any{endpointSlice("s1", of("p-0", "10.0.0.1", discoveryv1.EndpointConditions{}))},
+			"default/p-0 http://10.0.0.1:8100 prefill ready", ""},
 		"zone and node": {prefill, []any{endpointSlice("s1", func() discoveryv1.Endpoint {
 			e := of("p-0", "10.0.0.1", isReady)
 			e.Zone, e.NodeName = new("z1"), new("n1")
@@ -96,55 +117,137 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 			return e
 		}())}, "default/p-0 http://10.0.0.1:8100 prefill ready", ""},
 
-		"several slices": {prefill, []any{endpointSlice("s2", of("p-1", "10.0.0.2", isReady)), endpointSlice("s1", of("p-2", "10.0.0.3", isReady), of("p-0", "10.0.0.1", isReady))},
-			"default/p-0 http://10.0.0.1:8100 prefill ready\ndefault/p-1 http://10.0.0.2:8100 prefill ready\ndefault/p-2 http://10.0.0.3:8100 prefill ready", ""},
-		"moved to another slice: the readier is right": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready)), endpointSlice("s2", of("p-0", "10.0.0.1", isReady)), endpointSlice("s3", of("p-0", "10.0.0.1", isTerminating))},
+		"several slices": {
+			prefill, []any{endpointSlice("s2", of("p-1", "10.0.0.2", isReady)),
+				endpointSlice("s1", of("p-2", "10.0.0.3", isReady), of("p-0", "10.0.0.1", isReady))},
+			"default/p-0 http://10.0.0.1:8100 prefill ready\ndefault/p-1 http://10.0.0.2:8100 prefill ready\n" +
+				"default/p-2 http://10.0.0.3:8100 prefill ready", ""},
+		"moved to another slice: the readier is right": {prefill,
+			[]any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready)),
+				endpointSlice("s2", of("p-0", "10.0.0.1", isReady)),
+				endpointSlice("s3", of("p-0", "10.0.0.1", isTerminating))},
 			"default/p-0 http://10.0.0.1:8100 prefill ready", ""},
-		"going away rather than not ready": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready)), endpointSlice("s2", of("p-0", "10.0.0.1", isTerminating))},
+		"going away rather than not ready": {prefill,
+			[]any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready)),
+				endpointSlice("s2", of("p-0", "10.0.0.1", isTerminating))},
 			"default/p-0 http://10.0.0.1:8100 prefill draining", ""},
-		"a pod of the same name after the one before": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating)), endpointSlice("s2", func() discoveryv1.Endpoint {
-			e := of("p-0", "10.0.0.2", isReady)
-			e.TargetRef.UID = "2"
-			return e
-		}())}, "default/p-0 http://10.0.0.2:8100 prefill ready", ""},
-		"even of the other family": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating)), ofFamily(v6, endpointSlice("s2", func() discoveryv1.Endpoint {
-			e := of("p-0", "fd00::2", isReady)
-			e.TargetRef.UID = "2"
-			return e
-		}()))}, "default/p-0 http://[fd00::2]:8100 prefill ready", ""},
-		"two families are one engine, by IPv4": {prefill, []any{ofFamily(v6, endpointSlice("s1", of("p-0", "fd00::1", isReady))), endpointSlice("s2", of("p-0", "10.0.0.1", isUnready))},
+		"a pod of the same name after the one before": {prefill,
+			[]any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating)),
+				endpointSlice("s2", func() discoveryv1.Endpoint {
+					e := of("p-0", "10.0.0.2", isReady)
+					e.TargetRef.UID = "2"
+					return e
+				}())}, "default/p-0 http://10.0.0.2:8100 prefill ready", ""},
+		"even of the other family": {
+			prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isTerminating)),
+				ofFamily(v6, endpointSlice("s2", func() discoveryv1.Endpoint {
+					e := of("p-0", "fd00::2", isReady)
+					e.TargetRef.UID = "2"
+					return e
+				}()))}, "default/p-0 http://[fd00::2]:8100 prefill ready", ""},
+		"two families are one engine, by IPv4": {prefill,
+			[]any{ofFamily(v6, endpointSlice("s1", of("p-0", "fd00::1", isReady))),
+				endpointSlice("s2", of("p-0", "10.0.0.1", isUnready))},
 			"default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
-		"in either order": {prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready)), ofFamily(v6, endpointSlice("s2", of("p-0", "fd00::1", isReady)))},
+		"in either order": {
+			prefill, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isUnready)),
+				ofFamily(v6, endpointSlice("s2", of("p-0", "fd00::1", isReady)))},
 			"default/p-0 http://10.0.0.1:8100 prefill not-ready", ""},
-		"IPv6 alone": {prefill, []any{ofFamily(v6, endpointSlice("s1", of("p-0", "fd00::1", isReady)))}, "default/p-0 http://[fd00::1]:8100 prefill ready", ""},
+		"IPv6 alone": {prefill, []any{ofFamily(v6, endpointSlice("s1", of("p-0", "fd00::1", isReady)))},
+			"default/p-0 http://[fd00::1]:8100 prefill ready", ""},
 
-		"written by hand":               {prefill, []any{endpointSlice("s1", of("", "10.0.0.1", isReady)), endpointSlice("s2", of("", "10.0.0.1", isUnready), of("", "10.0.0.2", isReady))}, "default/prefill/10.0.0.1:8100 http://10.0.0.1:8100 prefill ready\ndefault/prefill/10.0.0.2:8100 http://10.0.0.2:8100 prefill ready", ""},
-		"names in place of addresses":   {prefill, []any{ofFamily("FQDN", endpointSlice("s1", of("", "gpu1.example", isReady)))}, "default/prefill/gpu1.example:8100 http://gpu1.example:8100 prefill ready", ""},
-		"what is behind it is no pod":   {prefill, []any{endpointSlice("s1", func() discoveryv1.Endpoint { e := of("p-0", "10.0.0.1", isReady); e.TargetRef.Kind = "VM"; return e }())}, "default/prefill/10.0.0.1:8100 http://10.0.0.1:8100 prefill ready", ""},
-		"a cluster":                     {with(prefill, func(o *Options) { o.Cluster = "east" }), []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady), of("", "10.0.0.2", isReady))}, "east/default/p-0 http://10.0.0.1:8100 prefill ready group=east/\neast/default/prefill/10.0.0.2:8100 http://10.0.0.2:8100 prefill ready group=east/", ""},
-		"another service is left alone": {prefill, []any{inService("web", endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))}, "", ""},
+		"written by hand": {prefill,
+			[]any{endpointSlice("s1", of("", "10.0.0.1", isReady)),
+				endpointSlice("s2", of("", "10.0.0.1", isUnready), of("", "10.0.0.2", isReady))},
+			"default/prefill/10.0.0.1:8100 http://10.0.0.1:8100 prefill ready\ndefault/prefill/10.0.0.2:8100 " +
+				"http://10.0.0.2:8100 prefill ready", ""},
+		"names in place of addresses": {prefill,
+			[]any{ofFamily("FQDN", endpointSlice("s1", of("", "gpu1.example", isReady)))},
+			"default/prefill/gpu1.example:8100 http://gpu1.example:8100 prefill ready", ""},
+		"what is behind it is no pod": {prefill,
+			[]any{endpointSlice("s1", func() discoveryv1.Endpoint {
+				e := of("p-0", "10.0.0.1", isReady)
+				e.TargetRef.Kind = "VM"
+				return e
+			}())}, "default/prefill/10.0.0.1:8100 http://10.0.0.1:8100 prefill ready", ""},
+		"a cluster": {with(prefill, func(o *Options) { o.Cluster = "east" }),
+			[]any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady), of("", "10.0.0.2", isReady))},
+			"east/default/p-0 http://10.0.0.1:8100 prefill ready group=east/\neast/default/prefill/10.0.0.2:8100 " +
+				"http://10.0.0.2:8100 prefill ready group=east/", ""},
+		"another service is left alone": {prefill,
+			[]any{inService("web", endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))}, "", ""},
 
-		"a pod of two services is of both roles": {two, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), inService("decode", endpointSlice("s2", of("p-0", "10.0.0.1", isUnready)))}, "default/p-0 http://10.0.0.1:8100 both ready", ""},
-		"and of one where they disagree on its port": {two, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), inService("decode", withPorts(endpointSlice("s2", of("p-0", "10.0.0.1", isReady)), slicePort("api", 8200)))},
-			"default/p-0 http://10.0.0.1:8100 prefill ready", `pod "p-0": two services have different ports or addresses of it: the first one counts`},
-		"encode and a leg": {Options{Services: []Service{{Name: "prefill", Role: discovery.RolePrefill}, {Name: "encode", Role: discovery.RoleEncode}}}, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), inService("encode", endpointSlice("s2", of("p-0", "10.0.0.1", isReady)))},
+		"a pod of two services is of both roles": {two,
+			[]any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)),
+				inService("decode", endpointSlice("s2", of("p-0", "10.0.0.1", isUnready)))},
+			"default/p-0 http://10.0.0.1:8100 both ready", ""},
+		"and of one where they disagree on its port": {two,
+			[]any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)),
+				inService(
+					"decode", withPorts(endpointSlice("s2", of("p-0", "10.0.0.1", isReady)), slicePort("api", 8200)),
+				)},
+			"default/p-0 http://10.0.0.1:8100 prefill ready",
+			`pod "p-0": two services have different ports or addresses of it: the first one counts`},
+		"encode and a leg": {
+			Options{
+				Services: []Service{{Name: "prefill", Role: discovery.RolePrefill},
+					{Name: "encode", Role: discovery.RoleEncode}},
+			}, []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady)),
+				inService("encode", endpointSlice("s2", of("p-0", "10.0.0.1", isReady)))},
 			"default/p-0 http://10.0.0.1:8100 prefill ready\ndefault/p-0/encode http://10.0.0.1:8100 encode ready", ""},
 
-		"a port by number":            {port("9000"), []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady))}, "default/p-0 http://10.0.0.1:9000 prefill ready", ""},
-		"also where the service none": {port("9000"), []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))}, "default/p-0 http://10.0.0.1:9000 prefill ready", ""},
-		"a port by name":              {port("api"), []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090), slicePort("api", 8300))}, "default/p-0 http://10.0.0.1:8300 prefill ready", ""},
-		"no port of that name":        {port("api"), []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090))}, "", `service "prefill": it has no port named "api"`},
-		"several, one named http":     {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090), slicePort("http", 8300))}, "default/p-0 http://10.0.0.1:8300 prefill ready", ""},
-		"several, none named http":    {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090), slicePort("api", 8300))}, "", `service "prefill": it has several ports: want one of them in Options.Port`},
-		"no port":                     {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))}, "", `service "prefill": it has no port: want Options.Port`},
-		"no number, UDP, no port":     {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), discoveryv1.EndpointPort{}, discoveryv1.EndpointPort{Port: new(int32(53)), Protocol: new(corev1.ProtocolUDP)}, slicePort("x", 0))}, "", `service "prefill": it has no port: want Options.Port`},
-		"nobody there needs no port":  {prefill, []any{withPorts(endpointSlice("s1"))}, "", ""},
+		"a port by number": {port("9000"), []any{endpointSlice("s1", of("p-0", "10.0.0.1", isReady))},
+			"default/p-0 http://10.0.0.1:9000 prefill ready", ""},
+		"also where the service none": {port("9000"),
+			[]any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))},
+			"default/p-0 http://10.0.0.1:9000 prefill ready", ""},
+		"a port by name": {port("api"),
+			[]any{
+				withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090),
+					slicePort("api", 8300)),
+			}, "default/p-0 http://10.0.0.1:8300 prefill ready", ""},
+		"no port of that name": {port("api"),
+			[]any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090))}, "",
+			`service "prefill": it has no port named "api"`},
+		"several, one named http": {prefill,
+			[]any{
+				withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090),
+					slicePort("http", 8300)),
+			}, "default/p-0 http://10.0.0.1:8300 prefill ready", ""},
+		"several, none named http": {prefill,
+			[]any{
+				withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), slicePort("metrics", 9090),
+					slicePort("api", 8300)),
+			}, "", `service "prefill": it has several ports: want one of them in Options.Port`},
+		"no port": {prefill, []any{withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)))},
+			"", `service "prefill": it has no port: want Options.Port`},
+		"no number, UDP, no port": {prefill,
+			[]any{
+				withPorts(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), discoveryv1.EndpointPort{},
+					discoveryv1.EndpointPort{Port: new(int32(53)), Protocol: new(corev1.ProtocolUDP)},
+					slicePort("x", 0)),
+			}, "", `service "prefill": it has no port: want Options.Port`},
+		"nobody there needs no port": {prefill, []any{withPorts(endpointSlice("s1"))}, "", ""},
 
-		"attributes":                   {with(prefill, func(o *Options) { o.Attributes = map[string]string{"host": "$(POD_IP)", "x": "1"} }), []any{changed(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), func(s *discoveryv1.EndpointSlice) { s.Annotations = map[string]string{"pdkit.dev/x": "2"} })}, "default/p-0 http://10.0.0.1:8100 prefill ready host:10.0.0.1 x:2", ""},
-		"group is the service's label": {with(two, func(o *Options) { o.Selector.PDGroup = byRole }), []any{changed(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), func(s *discoveryv1.EndpointSlice) { s.Labels["group"] = "a" })}, "default/p-0 http://10.0.0.1:8100 prefill ready group=a", ""},
+		"attributes": {with(prefill, func(o *Options) {
+			o.Attributes = map[string]string{"host": "$(POD_IP)", "x": "1"}
+		}), []any{changed(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), func(s *discoveryv1.EndpointSlice) {
+			s.Annotations = map[string]string{"pdkit.dev/x": "2"}
+		})}, "default/p-0 http://10.0.0.1:8100 prefill ready host:10.0.0.1 x:2", ""},
+		"group is the service's label": {with(two, func(o *Options) { o.Selector.PDGroup = byRole }),
+			[]any{changed(endpointSlice("s1", of("p-0", "10.0.0.1", isReady)), func(s *discoveryv1.EndpointSlice) {
+				s.Labels["group"] = "a"
+			})}, "default/p-0 http://10.0.0.1:8100 prefill ready group=a", ""},
 
-		"garbage": {prefill, []any{ofFamily(v4, endpointSlice("s1", of("a", "fd00::1", isReady), of("p-0", "10.0.0.1", isReady), of("b", "x", isReady))), ofFamily(v6, endpointSlice("s2", of("c", "10.0.0.1", isReady))),
-			ofFamily("FQDN", endpointSlice("s3", of("d", "a/b", isReady))), ofFamily("", endpointSlice("s4", of("e", "10.0.0.1", isReady))), endpointSlice("s5", discoveryv1.Endpoint{})},
+		"garbage": {
+			prefill, []any{
+				ofFamily(
+					v4, endpointSlice("s1", of("a", "fd00::1", isReady), of("p-0", "10.0.0.1", isReady),
+						of("b", "x", isReady)),
+				), ofFamily(v6, endpointSlice("s2", of("c", "10.0.0.1", isReady))),
+				ofFamily("FQDN", endpointSlice("s3", of("d", "a/b", isReady))),
+				ofFamily("", endpointSlice("s4", of("e", "10.0.0.1", isReady))),
+				endpointSlice("s5", discoveryv1.Endpoint{})},
 			"default/p-0 http://10.0.0.1:8100 prefill ready", `service "prefill": an endpoint has no address`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -160,7 +263,8 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 }
 
 func TestPodsSayWhatTheirServiceDoesNot(t *testing.T) {
-	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}, PDGroup: byRole}, Services: []Service{{Name: "prefill"}}}
+	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}, PDGroup: byRole},
+		Services: []Service{{Name: "prefill"}}}
 	part := func(conditions discoveryv1.EndpointConditions) *discoveryv1.EndpointSlice {
 		return endpointSlice("s1", of("p-0", "10.0.0.9", conditions))
 	}
@@ -169,20 +273,30 @@ func TestPodsSayWhatTheirServiceDoesNot(t *testing.T) {
 		want       string
 		fault      string
 	}{
-		"role, group, annotations":    {enginePod(onNode, labelled(zoneLabel, "z1"), annotated("pdkit.dev/a", "1")), part(isReady), "default/p-0 http://10.0.0.9:8100 prefill ready group=a zone=z1 node=n1 a:1", ""},
-		"the slice says who is ready": {enginePod(unready), part(isReady), "default/p-0 http://10.0.0.9:8100 prefill ready group=a", ""},
-		"and who is not":              {enginePod(), part(isUnready), "default/p-0 http://10.0.0.9:8100 prefill not-ready group=a", ""},
-		"the pod goes away first":     {enginePod(deleted), part(isReady), "default/p-0 http://10.0.0.9:8100 prefill draining group=a", ""},
-		"or the slice knows first":    {enginePod(), part(isTerminating), "default/p-0 http://10.0.0.9:8100 prefill draining group=a", ""},
-		"of no role":                  {enginePod(labelled("role", "router")), part(isReady), "", ""},
-		"not known yet":               {enginePod(named("p-1")), part(isReady), "", ""},
-		"of a pod before it":          {enginePod(func(p *corev1.Pod) { p.UID = "2" }), part(isReady), "", ""},
-		"it has ended":                {enginePod(inPhase(corev1.PodFailed)), part(isReady), "", ""},
-		"not in a slice":              {enginePod(), endpointSlice("s1"), "", ""},
-		"both":                        {enginePod(labelled("role", "decode")), part(isReady), "default/p-0 http://10.0.0.9:8100 decode ready group=a", ""},
-		"encode, too":                 {enginePod(labelled("encode", "yes")), part(isReady), "default/p-0 http://10.0.0.9:8100 prefill ready group=a\ndefault/p-0/encode http://10.0.0.9:8100 encode ready group=a", ""},
-		"no pod is behind it":         {enginePod(), endpointSlice("s1", of("", "10.0.0.9", isReady)), "", `service "prefill": an endpoint has no pod that could say its role: want Service.Role`},
-		"a bad annotation":            {enginePod(annotated("pdkit.dev/", "1")), part(isReady), "", `pod "p-0": an annotation of pdkit.dev/ names no attribute`},
+		"role, group, annotations": {enginePod(onNode, labelled(zoneLabel, "z1"), annotated("pdkit.dev/a", "1")),
+			part(isReady), "default/p-0 http://10.0.0.9:8100 prefill ready group=a zone=z1 node=n1 a:1", ""},
+		"the slice says who is ready": {enginePod(unready), part(isReady),
+			"default/p-0 http://10.0.0.9:8100 prefill ready group=a", ""},
+		"and who is not": {enginePod(), part(isUnready),
+			"default/p-0 http://10.0.0.9:8100 prefill not-ready group=a", ""},
+		"the pod goes away first": {enginePod(deleted), part(isReady),
+			"default/p-0 http://10.0.0.9:8100 prefill draining group=a", ""},
+		"or the slice knows first": {enginePod(), part(isTerminating),
+			"default/p-0 http://10.0.0.9:8100 prefill draining group=a", ""},
+		"of no role":         {enginePod(labelled("role", "router")), part(isReady), "", ""},
+		"not known yet":      {enginePod(named("p-1")), part(isReady), "", ""},
+		"of a pod before it": {enginePod(func(p *corev1.Pod) { p.UID = "2" }), part(isReady), "", ""},
+		"it has ended":       {enginePod(inPhase(corev1.PodFailed)), part(isReady), "", ""},
+		"not in a slice":     {enginePod(), endpointSlice("s1"), "", ""},
+		"both": {enginePod(labelled("role", "decode")), part(isReady),
+			"default/p-0 http://10.0.0.9:8100 decode ready group=a", ""},
+		"encode, too": {enginePod(labelled("encode", "yes")), part(isReady),
+			"default/p-0 http://10.0.0.9:8100 prefill ready group=a\ndefault/p-0/encode http://10.0.0.9:8100 encode " +
+				"ready group=a", ""},
+		"no pod is behind it": {enginePod(), endpointSlice("s1", of("", "10.0.0.9", isReady)), "",
+			`service "prefill": an endpoint has no pod that could say its role: want Service.Role`},
+		"a bad annotation": {enginePod(annotated("pdkit.dev/", "1")), part(isReady), "",
+			`pod "p-0": an annotation of pdkit.dev/ names no attribute`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list, err := made(t, o, c.pod, c.slice)

@@ -33,12 +33,13 @@ var errBusy = errors.New("kubernetes: the source is being watched already")
 // Source publishes the engines of one namespace of one cluster, in the order of their IDs: CLUSTER/NAMESPACE/POD, or
 // NAMESPACE/POD where Options.Cluster is empty, with /SERVICE/HOST:PORT for the pod in a slice that names none.
 //
-// A pod is draining from its deletion on (a slice's endpoint while it is terminating), ready when its condition Ready says so, and not
-// ready else. It is not listed before it has an address, and after its end. A pod under the name of a removed one has its ID and
-// another URL.
+// A pod is draining from its deletion on (a slice's endpoint while it is terminating), ready when its condition Ready
+// says so, and not ready else. It is not listed before it has an address, and after its end. A pod under the name of a
+// removed one has its ID and another URL.
 //
-// The list comes when the API server has told all of it, and changes within milliseconds of an event. Whatever goes wrong
-// with the API server leaves the list as it is: Watch goes on trying, with pauses of 0.4 s to 8 s, and Options.OnError is told.
+// The list comes when the API server has told all of it, and changes within milliseconds of an event. Whatever goes
+// wrong with the API server leaves the list as it is: Watch goes on trying, with pauses of 0.4 s to 8 s, and
+// Options.OnError is told.
 type Source struct {
 	opts    Options
 	maker   *maker
@@ -86,8 +87,8 @@ func New(o *Options) (*Source, error) {
 	return s, nil
 }
 
-// Watch publishes whenever the engines have changed, until ctx ends, and then returns nil. One Watch at a time: a second one returns an
-// error at once, and there is no other error.
+// Watch publishes whenever the engines have changed, until ctx ends, and then returns nil. One Watch at a time: a
+// second one returns an error at once, and there is no other error.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	if !s.busy.CompareAndSwap(false, true) {
 		return errBusy
@@ -118,7 +119,9 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 			continue
 		}
 		list := s.maker.endpoints(v.stock(), &s.faults)
-		if !published || !slices.EqualFunc(last, list, func(a, b discovery.Endpoint) bool { return sameEndpoint(&a, &b) }) {
+		if !published || !slices.EqualFunc(last, list, func(a, b discovery.Endpoint) bool {
+			return sameEndpoint(&a, &b)
+		}) {
 			last, published = list, true
 			v.troubles.published()
 			s.version++
@@ -152,7 +155,8 @@ type view struct {
 
 func (s *Source) newView() *view {
 	v := &view{wake: make(chan struct{}, 1)}
-	v.troubles = &troubles{tell: s.tell, changed: v.change, patience: s.patience, calls: map[call]*trouble{}, stays: s.version > 0}
+	v.troubles = &troubles{tell: s.tell, changed: v.change, patience: s.patience, calls: map[call]*trouble{},
+		stays: s.version > 0}
 	c, ns := s.clients, s.opts.Namespace
 	if len(s.opts.Services) == 0 || s.maker.join {
 		ask := c.askFor(c.core, "pods", ns, s.pods, func() runtime.Object { return &corev1.PodList{} })
@@ -160,13 +164,15 @@ func (s *Source) newView() *view {
 		v.reflect(ask, &corev1.Pod{}, v.pods)
 	}
 	if len(s.opts.Services) > 0 {
-		ask := c.askFor(c.slices, "endpointslices", ns, s.slices, func() runtime.Object { return &discoveryv1.EndpointSliceList{} })
+		ask := c.askFor(c.slices, "endpointslices", ns, s.slices,
+			func() runtime.Object { return &discoveryv1.EndpointSliceList{} })
 		v.slices = &table[*slice]{convert: s.maker.slice, same: sameSlice, changed: v.change, listed: v.heardOf(ask)}
 		v.reflect(ask, &discoveryv1.EndpointSlice{}, v.slices)
 	}
 	if s.opts.Nodes {
 		ask := c.askFor(c.core, "nodes", "", "", func() runtime.Object { return &metav1.PartialObjectMetadataList{} })
-		v.nodes = &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: v.change, listed: v.heardOf(ask)}
+		v.nodes = &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: v.change,
+			listed: v.heardOf(ask)}
 		v.reflect(ask, &metav1.PartialObjectMetadata{}, v.nodes)
 	}
 	return v
@@ -181,7 +187,8 @@ func (v *view) reflect(a asked, expected runtime.Object, store cache.ReflectorSt
 	v.reflectors = append(v.reflectors, v.troubles.reflector(a, expected, store))
 }
 
-// synced reports whether all is known that the list is made of. Nodes only add to it: where they are refused, it comes without.
+// synced reports whether all is known that the list is made of. Nodes only add to it: where they are refused, it comes
+// without.
 func (v *view) synced() bool {
 	return (v.pods == nil || v.pods.isSynced()) && (v.slices == nil || v.slices.isSynced()) &&
 		(v.nodes == nil || v.nodes.isSynced() || v.troubles.failing("nodes"))

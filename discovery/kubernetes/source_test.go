@@ -94,7 +94,8 @@ func (s *seen) fault(t testing.TB, want string) {
 	s.until(t, func() bool { return slices.Contains(s.told(), want) }, want)
 }
 
-// look watches a source with these options until the end of the test. The patience with a server that has worked is short, if any.
+// look watches a source with these options until the end of the test. The patience with a server that has worked is
+// short, if any.
 func look(t testing.TB, o Options, patience time.Duration) *seen {
 	t.Helper()
 	s := &seen{news: make(chan struct{})}
@@ -121,19 +122,34 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	llm := Selector{MatchLabels: map[string]string{"app": "llm"}}
 	for want, o := range map[string]*Options{
 		"kubernetes: Config is missing": nil,
-		"kubernetes: nothing to look for is given: want Selector.MatchLabels, Selector.PDGroup or Services": {Config: config},
-		"kubernetes: Cluster contains a slash":                                                     {Config: config, Selector: llm, Cluster: "a/b"},
-		"kubernetes: Namespace is not the name of a namespace":                                     {Config: config, Selector: llm, Namespace: "../x"},
-		"kubernetes: Scheme is not http or https":                                                  {Config: config, Selector: llm, Scheme: "ftp"},
-		"kubernetes: Port is neither one of 1 to 65535 nor the name of a port":                     {Config: config, Selector: llm, Port: "70000"},
-		"kubernetes: Selector.MatchLabels has an entry that is not a label":                        {Config: config, Selector: Selector{MatchLabels: map[string]string{"a b": "c"}}},
-		"kubernetes: Selector.PDGroup has no labels: no pod would have a role":                     {Config: config, Selector: Selector{PDGroup: &PDGroup{GroupKey: "g"}}},
-		"kubernetes: Selector.PDGroup.GroupKey is not the key of a label":                          {Config: config, Selector: Selector{PDGroup: &PDGroup{GroupKey: "-", PrefillLabels: llm.MatchLabels}}},
-		"kubernetes: Selector.PDGroup.DecodeLabels has an entry that is not a label":               {Config: config, Selector: Selector{PDGroup: &PDGroup{DecodeLabels: map[string]string{"a": "b c"}}}},
-		`kubernetes: Services: "A" is not the name of a service`:                                   {Config: config, Services: []Service{{Name: "A"}}},
-		`kubernetes: Services: "a" is given twice`:                                                 {Config: config, Services: []Service{{Name: "a"}, {Name: "a"}}},
-		`kubernetes: Services: "a": role "role(5)" is not one of prefill, decode, both, encode`:    {Config: config, Services: []Service{{Name: "a", Role: 5}}},
-		"kubernetes: Config: unable to load root certificates: unable to parse bytes as PEM block": {Config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: []byte("x")}}, Selector: llm},
+		"kubernetes: nothing to look for is given: want Selector.MatchLabels, Selector.PDGroup or Services": {
+			Config: config,
+		},
+		"kubernetes: Cluster contains a slash": {Config: config,
+			Selector: llm, Cluster: "a/b"},
+		"kubernetes: Namespace is not the name of a namespace": {Config: config,
+			Selector: llm, Namespace: "../x"},
+		"kubernetes: Scheme is not http or https": {Config: config,
+			Selector: llm, Scheme: "ftp"},
+		"kubernetes: Port is neither one of 1 to 65535 nor the name of a port": {Config: config,
+			Selector: llm, Port: "70000"},
+		"kubernetes: Selector.MatchLabels has an entry that is not a label": {Config: config,
+			Selector: Selector{MatchLabels: map[string]string{"a b": "c"}}},
+		"kubernetes: Selector.PDGroup has no labels: no pod would have a role": {Config: config,
+			Selector: Selector{PDGroup: &PDGroup{GroupKey: "g"}}},
+		"kubernetes: Selector.PDGroup.GroupKey is not the key of a label": {Config: config,
+			Selector: Selector{PDGroup: &PDGroup{GroupKey: "-", PrefillLabels: llm.MatchLabels}}},
+		"kubernetes: Selector.PDGroup.DecodeLabels has an entry that is not a label": {Config: config,
+			Selector: Selector{PDGroup: &PDGroup{DecodeLabels: map[string]string{"a": "b c"}}}},
+		`kubernetes: Services: "A" is not the name of a service`: {Config: config,
+			Services: []Service{{Name: "A"}}},
+		`kubernetes: Services: "a" is given twice`: {Config: config,
+			Services: []Service{{Name: "a"}, {Name: "a"}}},
+		`kubernetes: Services: "a": role "role(5)" is not one of prefill, decode, both, encode`: {Config: config,
+			Services: []Service{{Name: "a", Role: 5}}},
+		"kubernetes: Config: unable to load root certificates: unable to parse bytes as PEM block": {
+			Config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: []byte("x")}}, Selector: llm,
+		},
 	} {
 		_, err := New(o)
 		assert.EqualError(t, err, want)
@@ -153,9 +169,10 @@ func TestOptionsAreCopied(t *testing.T) {
 func TestSourceKeepsTheRules(t *testing.T) {
 	for name, noStream := range map[string]bool{"streamed lists": false, "an older server": true} {
 		t.Run(name, func(t *testing.T) {
-			discoverytest.Run(t, fakeHarness(t, noStream, llmPods, func(i int, change ...func(*corev1.Pod)) []metav1.Object {
-				return []metav1.Object{enginePod(append(change, named(fmt.Sprintf("p-%d", i)))...)}
-			}))
+			discoverytest.Run(
+				t, fakeHarness(t, noStream, llmPods, func(i int, change ...func(*corev1.Pod)) []metav1.Object {
+					return []metav1.Object{enginePod(append(change, named(fmt.Sprintf("p-%d", i)))...)}
+				}))
 		})
 	}
 }
@@ -175,7 +192,8 @@ func TestSourceOfServicesKeepsTheRules(t *testing.T) {
 }
 
 // fakeHarness makes engines by number, each of some objects.
-func fakeHarness(t *testing.T, noStream bool, options func(*fakeAPI) Options, engine func(i int, change ...func(*corev1.Pod)) []metav1.Object) discoverytest.Harness {
+func fakeHarness(t *testing.T, noStream bool, options func(*fakeAPI) Options,
+	engine func(i int, change ...func(*corev1.Pod)) []metav1.Object) discoverytest.Harness {
 	var f *fakeAPI
 	made := 0
 	add := func() error {
@@ -273,12 +291,14 @@ func TestRightsThatAreMissingAreTold(t *testing.T) {
 	}
 	f.refusing(refused("list pods", "watch pods"))
 	s := look(t, llmPods(f), 0)
-	s.fault(t, `kubernetes: not allowed to list pods in namespace "default": see manifests/rbac.yaml (there is no list yet)`)
+	s.fault(t, `kubernetes: not allowed to list pods in namespace "default": see manifests/rbac.yaml (there is no `+
+		`list yet)`)
 	assert.Empty(t, s.published())
 
 	f.refusing(refused("watch pods")) // which a list does not make good
 	s.list(t, "default/p-0 http://10.0.0.1:8000 both ready")
-	s.fault(t, `kubernetes: not allowed to watch pods in namespace "default": see manifests/rbac.yaml (the last list stays)`)
+	s.fault(t, `kubernetes: not allowed to watch pods in namespace "default": see manifests/rbac.yaml (the last `+
+		`list stays)`)
 	before := f.count("list pods")
 	s.until(t, func() bool { return f.count("list pods") > before }, "another try")
 
@@ -296,9 +316,14 @@ func TestRefusedNodesCostZonesAlone(t *testing.T) {
 	o.Nodes = true
 	s := look(t, o, 0)
 	s.list(t, "default/p-0 http://10.0.0.1:8000 both ready node=n1")
-	s.fault(t, "kubernetes: not allowed to list nodes: see manifests/rbac.yaml (zones that only nodes know are missing)")
+	s.fault(t, "kubernetes: not allowed to list nodes: see manifests/rbac.yaml (zones that only nodes know are "+
+		"missing)")
 
-	f.put(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{zoneLabel: "z1"}}})
+	f.put(
+		&metav1.PartialObjectMetadata{
+			ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{zoneLabel: "z1"}},
+		},
+	)
 	f.refusing(nil)
 	s.list(t, "default/p-0 http://10.0.0.1:8000 both ready zone=z1 node=n1")
 }
@@ -306,8 +331,10 @@ func TestRefusedNodesCostZonesAlone(t *testing.T) {
 func TestFaultsOfTheServerAreNamed(t *testing.T) {
 	for status, want := range map[int]string{
 		401: "kubernetes: the API server does not accept the credentials (there is no list yet)",
-		404: `kubernetes: the API server refuses to list pods in namespace "default": 404 Not Found (there is no list yet)`,
-		503: `kubernetes: the API server refuses to list pods in namespace "default": 503 Service Unavailable (there is no list yet)`,
+		404: `kubernetes: the API server refuses to list pods in namespace "default": 404 Not Found (there is no ` +
+			`list yet)`,
+		503: `kubernetes: the API server refuses to list pods in namespace "default": 503 Service Unavailable (there ` +
+			`is no list yet)`,
 		-1:  "kubernetes: the API server does not answer: connection reset by peer (there is no list yet)",
 		200: "kubernetes: what the API server answers makes no sense (there is no list yet)",
 	} {
@@ -420,7 +447,8 @@ func TestTheServerChoosesThePods(t *testing.T) {
 	s := look(t, o, 0)
 	s.list(t, "default/p-0 http://10.0.0.1:8000 prefill ready group=a")
 	f.put(enginePod(named("p-1")))
-	s.list(t, "default/p-0 http://10.0.0.1:8000 prefill ready group=a", "default/p-1 http://10.0.0.1:8000 prefill ready group=a")
+	s.list(t, "default/p-0 http://10.0.0.1:8000 prefill ready group=a",
+		"default/p-1 http://10.0.0.1:8000 prefill ready group=a")
 	f.put(enginePod(named("p-1"), labelled("app", "web")))
 	s.list(t, "default/p-0 http://10.0.0.1:8000 prefill ready group=a")
 	source, err := New(&o)
@@ -448,7 +476,8 @@ func TestTwoClustersAreTwoSourcesOfOneSet(t *testing.T) {
 	assert.Equal(t, `east/default/d-0 http://10.0.0.1:8000 decode ready group=east/a
 east/default/p-0 http://10.0.0.1:8000 prefill ready group=east/a
 west/default/d-0 http://10.0.0.1:8000 decode ready group=west/a
-west/default/p-0 http://10.0.0.1:8000 prefill ready group=west/a`, told(set.Load().Endpoints), "none meets one of the other cluster")
+west/default/p-0 http://10.0.0.1:8000 prefill ready group=west/a`, told(set.Load().Endpoints),
+		"none meets one of the other cluster")
 	cancel()
 	require.NoError(t, <-done)
 }

@@ -13,9 +13,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// table is where a reflector stores the objects of one resource in one namespace: not as they are, but what is wanted of each, worked
-// out once when it changes. A pod of some kilobytes becomes an endpoint of a few hundred bytes, and the many events that change
-// nothing of it (a probe's time, a container's restart count) end here.
+// table is where a reflector stores the objects of one resource in one namespace: not as they are, but what is wanted
+// of each, worked out once when it changes. A pod of some kilobytes becomes an endpoint of a few hundred bytes, and the
+// many events that change nothing of it (a probe's time, a container's restart count) end here.
 type table[V any] struct {
 	convert func(object any) (V, bool) // false for what is no object of the resource
 	same    func(a, b V) bool
@@ -37,7 +37,8 @@ func (r *row[V]) GetObjectMeta() metav1.Object { return &metav1.ObjectMeta{Name:
 
 var _ cache.TransformingStore = (*table[string])(nil)
 
-// Transformer has a reflector make a row of each object as it arrives: the objects of a long list are never held all at once.
+// Transformer has a reflector make a row of each object as it arrives: the objects of a long list are never held all at
+// once.
 func (t *table[V]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return t.row(object) }
 }
@@ -122,7 +123,9 @@ func (t *table[V]) Replace(objects []any, _ string) error {
 	slices.SortStableFunc(rows, byName)
 	rows = slices.CompactFunc(rows, func(a, b *row[V]) bool { return a.name == b.name })
 	t.mu.Lock()
-	equal := t.synced && slices.EqualFunc(t.rows, rows, func(a, b *row[V]) bool { return a.name == b.name && t.same(a.value, b.value) })
+	equal := t.synced && slices.EqualFunc(t.rows, rows, func(a, b *row[V]) bool {
+		return a.name == b.name && t.same(a.value, b.value)
+	})
 	if !equal {
 		t.rows, t.synced = rows, true
 	}

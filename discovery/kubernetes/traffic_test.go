@@ -29,8 +29,9 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// While requests run, everything happens to pods that can happen. There is a ready pair all the time, so no request may fail; and as long
-// as engines leave as Kubernetes has them leave, no attempt either: each request then has one attempt only.
+// While requests run, everything happens to pods that can happen. There is a ready pair all the time, so no request may
+// fail; and as long as engines leave as Kubernetes has them leave, no attempt either: each request then has one attempt
+// only.
 func TestNoRequestFailsThatAReadyPairCouldServe(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
@@ -45,15 +46,24 @@ func TestNoRequestFailsThatAReadyPairCouldServe(t *testing.T) {
 	l := f.load(t)
 
 	l.attempts(1)
-	l.step("pods are created and become ready", func() { f.create("p-3", "prefill", "a"); f.create("d-3", "decode", "a") })
+	l.step("pods are created and become ready", func() {
+		f.create("p-3", "prefill", "a")
+		f.create("d-3", "decode", "a")
+	})
 	l.step("a prefill pod becomes decode", func() { f.label("p-1", "decode", "a") })
 	l.step("and prefill again", func() { f.label("p-1", "prefill", "a") })
-	l.step("a pair moves to a group of its own", func() { f.label("p-1", "prefill", "b"); f.label("d-1", "decode", "b") })
+	l.step("a pair moves to a group of its own", func() {
+		f.label("p-1", "prefill", "b")
+		f.label("d-1", "decode", "b")
+	})
 	l.step("and back", func() { f.label("p-1", "prefill", "a"); f.label("d-1", "decode", "a") })
 	l.step("pods become unready", func() { f.ready("p-2", false); f.ready("d-2", false) })
 	l.step("and ready again", func() { f.ready("p-2", true); f.ready("d-2", true) })
 	l.step("pods are deleted and drain", func() { f.drain("p-3"); f.drain("d-3") })
-	l.step("pods of their names come, elsewhere", func() { f.create("p-3", "prefill", "a"); f.create("d-3", "decode", "a") })
+	l.step("pods of their names come, elsewhere", func() {
+		f.create("p-3", "prefill", "a")
+		f.create("d-3", "decode", "a")
+	})
 	l.step("pods lose their labels", func() { f.label("p-2", "", ""); f.label("d-2", "", "") })
 
 	l.attempts(2)
@@ -141,7 +151,8 @@ func (f *fleet) create(name, role, group string) {
 	f.c.SetPod(f.t, f.ns, name, ip, false)
 	f.await(name, func(e *discovery.Endpoint) bool { return e != nil && e.Phase == discovery.PhaseNotReady })
 	e, err := enginesim.Start(enginesim.Config{
-		Connector: "nixl", Listen: net.JoinHostPort(ip, f.port), SideChannel: ip + ":0", ITL: time.Millisecond, KeepRequests: -1,
+		Connector: "nixl", Listen: net.JoinHostPort(ip, f.port), SideChannel: ip + ":0", ITL: time.Millisecond,
+		KeepRequests: -1,
 	})
 	require.NoError(f.t, err)
 	f.engines[name] = e
@@ -162,8 +173,8 @@ func (f *fleet) label(name, role, group string) {
 	})
 }
 
-// drain deletes a pod as kubectl does: the engine gets SIGTERM after its preStop hook, here when nothing runs any more, and then the
-// pod goes.
+// drain deletes a pod as kubectl does: the engine gets SIGTERM after its preStop hook, here when nothing runs any more,
+// and then the pod goes.
 func (f *fleet) drain(name string) {
 	f.t.Helper()
 	f.c.DeletePod(f.t, f.ns, name, 30)
@@ -221,7 +232,8 @@ type load struct {
 
 func (f *fleet) load(t *testing.T) *load {
 	t.Helper()
-	l := &load{t: t, stop: make(chan struct{}), streamed: true, byMode: map[string]int{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: waiting}}}
+	l := &load{t: t, stop: make(chan struct{}), streamed: true, byMode: map[string]int{},
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: waiting}}}
 	l.learn()
 	tr := transport.New(nil)
 	conn, err := nixl.New(nil)
@@ -233,7 +245,9 @@ func (f *fleet) load(t *testing.T) *load {
 		require.NoError(t, err)
 	}
 	l.attempts(1)
-	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { l.flow.Load().ServeHTTP(w, r) }))
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l.flow.Load().ServeHTTP(w, r)
+	}))
 	l.url = gateway.URL
 	t.Cleanup(func() {
 		l.client.CloseIdleConnections()
@@ -392,8 +406,10 @@ func (l *load) end() {
 	for _, f := range l.flows[1:] {
 		assert.NoError(l.t, f.Shutdown(ctx))
 	}
-	l.t.Logf("%d requests in %v (%.0f/s), %d of them streams, by mode: %v; %d failed; %d attempts at killed engines were repeated",
-		l.served+len(l.failures), took.Round(time.Second), float64(l.served)/took.Seconds(), l.streamsN, l.byMode, len(l.failures), l.repeated)
+	l.t.Logf("%d requests in %v (%.0f/s), %d of them streams, by mode: %v; %d failed; %d attempts at killed engines "+
+		"were repeated",
+		l.served+len(l.failures), took.Round(time.Second), float64(l.served)/took.Seconds(), l.streamsN, l.byMode,
+		len(l.failures), l.repeated)
 	assert.Empty(l.t, l.failures)
 	assert.Equal(l.t, map[string]int{"disaggregated": l.served}, l.byMode)
 	assert.NotZero(l.t, l.streamsN)

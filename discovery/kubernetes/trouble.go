@@ -32,8 +32,8 @@ func (f *faults) note(object, fault string) {
 	f.now[object] = fault
 }
 
-// news ends a round of notes, and returns those that have not been told: the first, and how many others there are, since a mistake
-// in a template is one of thousands of pods.
+// news ends a round of notes, and returns those that have not been told: the first, and how many others there are,
+// since a mistake in a template is one of thousands of pods.
 func (f *faults) news() error {
 	fresh := maps.Clone(f.now)
 	maps.DeleteFunc(fresh, func(object, fault string) bool { return f.told[object] == fault })
@@ -76,8 +76,8 @@ type trouble struct {
 	told  map[string]bool
 }
 
-// hear notes how a call ended. A failure is told when it is new, also to the other calls; with a list at hand only once it has lasted
-// for a while: a server that restarts refuses connections, or knows nobody's rights yet.
+// hear notes how a call ended. A failure is told when it is new, also to the other calls; with a list at hand only once
+// it has lasted for a while: a server that restarts refuses connections, or knows nobody's rights yet.
 func (t *troubles) hear(c call, err error) {
 	if told := t.note(c, err); told != nil {
 		t.tell(told)
@@ -139,8 +139,8 @@ func (t *troubles) failing(resource string) bool {
 	return false
 }
 
-// describe puts an error in words that stay the same while the fault does, and that name no address. It returns "" for what is no fault:
-// an API server forgets the past, and says so.
+// describe puts an error in words that stay the same while the fault does, and that name no address. It returns "" for
+// what is no fault: an API server forgets the past, and says so.
 func describe(c call, err error) string {
 	if forgotten(err) {
 		return ""
@@ -173,5 +173,6 @@ func describe(c call, err error) string {
 
 // forgotten tells of versions that the server does not know any more, or not yet; the next list is right again.
 func forgotten(err error) bool {
-	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge)
+	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) ||
+		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge)
 }

@@ -30,15 +30,19 @@ func TestFaultsAreDescribedWithoutAddresses(t *testing.T) {
 		err  error
 		want string
 	}{
-		{apierrors.NewForbidden(pods, "", errors.New("secret")), `not allowed to list pods in namespace "llm": see manifests/rbac.yaml`},
+		{apierrors.NewForbidden(pods, "", errors.New("secret")),
+			`not allowed to list pods in namespace "llm": see manifests/rbac.yaml`},
 		{apierrors.NewUnauthorized("secret"), "the API server does not accept the credentials"},
-		{apierrors.NewServiceUnavailable("secret"), `the API server refuses to list pods in namespace "llm": 503 Service Unavailable`},
-		{apierrors.NewTooManyRequests("secret", 1), `the API server refuses to list pods in namespace "llm": 429 Too Many Requests`},
+		{apierrors.NewServiceUnavailable("secret"), `the API server refuses to list pods in namespace "llm": 503 ` +
+			`Service Unavailable`},
+		{apierrors.NewTooManyRequests("secret", 1), `the API server refuses to list pods in namespace "llm": 429 Too ` +
+			`Many Requests`},
 		{apierrors.NewResourceExpired("secret"), ""},
 		{broken(refused), "the API server does not answer: connection refused"},
 		{broken(&net.DNSError{Name: "secret.example", Err: "no such host"}), "the API server does not answer"},
 		{broken(context.DeadlineExceeded), "the API server does not answer"},
-		{broken(&tls.CertificateVerificationError{Err: x509.HostnameError{Host: "secret.example"}}), "the API server's certificate does not verify"},
+		{broken(&tls.CertificateVerificationError{Err: x509.HostnameError{Host: "secret.example"}}),
+			"the API server's certificate does not verify"},
 		{broken(errors.New("getting credentials: exec: secret")), "the credentials cannot be got"},
 		{errors.New("couldn't get version/kind; secret"), "what the API server answers makes no sense"},
 	} {
@@ -50,7 +54,8 @@ func TestATroubleIsToldOnce(t *testing.T) {
 	var told []string
 	tell := func() []string { got := told; told = nil; return got }
 	s := &troubles{
-		tell: func(err error) { told = append(told, err.Error()) }, changed: func() {}, patience: time.Hour, calls: map[call]*trouble{},
+		tell: func(err error) { told = append(told, err.Error()) }, changed: func() {}, patience: time.Hour,
+		calls: map[call]*trouble{},
 	}
 	list, watch := call{"list", "pods", ""}, call{"watch", "pods", ""}
 	refused, reset := &url.Error{Err: syscall.ECONNREFUSED}, &url.Error{Err: syscall.ECONNRESET}
@@ -65,7 +70,10 @@ func TestATroubleIsToldOnce(t *testing.T) {
 		s.hear(list, reset)
 		s.hear(list, refused)
 	}
-	assert.Equal(t, []string{"kubernetes: the API server does not answer: connection reset by peer (there is no list yet)"}, tell(), "to and fro")
+	assert.Equal(
+		t, []string{"kubernetes: the API server does not answer: connection reset by peer (there is no list yet)"},
+		tell(), "to and fro",
+	)
 	s.hear(list, nil)
 	s.hear(list, refused)
 	assert.Empty(t, tell(), "the other call has not worked since")
@@ -81,5 +89,6 @@ func TestATroubleIsToldOnce(t *testing.T) {
 	s.calls[list].since = time.Now().Add(-time.Hour)
 	s.hear(list, refused)
 	s.hear(list, refused)
-	assert.Equal(t, []string{"kubernetes: the API server does not answer: connection refused (the last list stays)"}, tell())
+	assert.Equal(t, []string{"kubernetes: the API server does not answer: connection refused (the last list stays)"},
+		tell())
 }

@@ -43,7 +43,8 @@ func newHandler(r *registry, token string, lease time.Duration) http.Handler {
 	mux.HandleFunc("DELETE "+endpointsPath+"/{id}", a.remove)
 	mux.HandleFunc("PUT "+endpointsPath+"/{id}/heartbeat", a.heartbeat)
 	mux.HandleFunc("POST "+endpointsPath+"/{id}/drain", a.drain)
-	for path, allowed := range map[string]string{"": "GET, HEAD, POST", "/{id}": "DELETE", "/{id}/heartbeat": "PUT", "/{id}/drain": "POST"} {
+	for path, allowed := range map[string]string{"": "GET, HEAD, POST", "/{id}": "DELETE", "/{id}/heartbeat": "PUT",
+		"/{id}/drain": "POST"} {
 		mux.HandleFunc(endpointsPath+path, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Allow", allowed)
 			fail(w, http.StatusMethodNotAllowed, "method_not_allowed", "", "this path takes "+allowed)
@@ -84,7 +85,8 @@ type leased struct {
 func (a *api) register(w http.ResponseWriter, r *http.Request) {
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		fail(w, http.StatusRequestEntityTooLarge, "body_too_large", "", "the body has more than "+strconv.Itoa(maxBody)+" bytes")
+		fail(w, http.StatusRequestEntityTooLarge, "body_too_large", "", "the body has more than "+strconv.Itoa(maxBody)+
+			" bytes")
 		return
 	}
 	if err != nil {
@@ -136,7 +138,8 @@ func (a *api) remove(w http.ResponseWriter, r *http.Request) {
 	case unknown:
 		noEndpoint(w)
 	case conflict:
-		fail(w, http.StatusConflict, "conflict", "", "this engine announces itself by ZeroMQ and would come back: drain it, and stop it")
+		fail(w, http.StatusConflict, "conflict", "", "this engine announces itself by ZeroMQ and would come back: "+
+			"drain it, and stop it")
 	default:
 		w.WriteHeader(http.StatusNoContent)
 	}
@@ -165,7 +168,8 @@ func (a *api) list(w http.ResponseWriter, _ *http.Request) {
 			by = "zmq"
 		}
 		items = append(items, item{
-			ID: l.ID, URL: l.URL.String(), Role: l.Role, Phase: l.Phase, Group: l.Group, Zone: l.Zone, Model: l.Model, Version: l.Version,
+			ID: l.ID, URL: l.URL.String(), Role: l.Role, Phase: l.Phase, Group: l.Group, Zone: l.Zone, Model: l.Model,
+			Version:    l.Version,
 			Attributes: l.Attributes, AnnouncedBy: by, SecondsLeft: seconds(l.left),
 		})
 	}

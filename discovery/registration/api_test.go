@@ -46,7 +46,8 @@ func TestALifeByHTTP(t *testing.T) {
 		assert.Equal(t, obj{"id": "p/0", "leaseSeconds": 20.0}, answer)
 		until(t, set, map[string]string{"p/0": "prefill/ready"})
 		e := set.Load().Endpoints[0]
-		assert.Equal(t, []string{"http://10.0.0.1:8000", "g", "z", "m", "0.28", "8998"}, []string{e.URL.String(), e.Group, e.Zone, e.Model, e.Version, e.Attribute("bootstrapPort")})
+		assert.Equal(t, []string{"http://10.0.0.1:8000", "g", "z", "m", "0.28", "8998"},
+			[]string{e.URL.String(), e.Group, e.Zone, e.Model, e.Version, e.Attribute("bootstrapPort")})
 
 		time.Sleep(19 * time.Second)
 		code, answer = call(t, h, http.MethodPut, endpoints+"/p%2F0/heartbeat", nil)
@@ -55,7 +56,8 @@ func TestALifeByHTTP(t *testing.T) {
 		time.Sleep(19 * time.Second)
 		_, answer = call(t, h, http.MethodGet, endpoints, nil)
 		assert.Equal(t, obj{"endpoints": []any{obj{
-			"id": "p/0", "url": "http://10.0.0.1:8000", "role": "prefill", "phase": "ready", "group": "g", "zone": "z", "model": "m", "version": "0.28",
+			"id": "p/0", "url": "http://10.0.0.1:8000", "role": "prefill", "phase": "ready", "group": "g", "zone": "z",
+			"model": "m", "version": "0.28",
 			"attributes": obj{"bootstrapPort": "8998"}, "announcedBy": "http", "secondsLeft": 1.0,
 		}}}, answer)
 
@@ -70,7 +72,8 @@ func TestALifeByHTTP(t *testing.T) {
 		code, _ = call(t, h, http.MethodDelete, endpoints+"/p%2F0", nil)
 		assert.Equal(t, http.StatusNoContent, code)
 		until(t, set, map[string]string{})
-		for _, gone := range [][2]string{{http.MethodPut, "/heartbeat"}, {http.MethodPost, "/drain"}, {http.MethodDelete, ""}} {
+		for _, gone := range [][2]string{{http.MethodPut, "/heartbeat"}, {http.MethodPost, "/drain"},
+			{http.MethodDelete, ""}} {
 			code, answer = call(t, h, gone[0], endpoints+"/p%2F0"+gone[1], nil)
 			assert.Equal(t, http.StatusNotFound, code)
 			assert.Equal(t, "not_found", answer["error"].(obj)["code"])
@@ -110,7 +113,8 @@ func TestLeasesRunOutByThemselves(t *testing.T) {
 		set := watched(t, s)
 		began := time.Now()
 		for id, lease := range map[string]int{"a": 2, "b": 5, "c": 12} {
-			call(t, h, http.MethodPost, endpoints, obj{"id": id, "url": "http://" + id + ":8000", "role": "both", "leaseSeconds": lease})
+			call(t, h, http.MethodPost, endpoints, obj{"id": id, "url": "http://" + id +
+				":8000", "role": "both", "leaseSeconds": lease})
 		}
 		until(t, set, map[string]string{"a": "both/ready", "b": "both/ready", "c": "both/ready"})
 		time.Sleep(4 * time.Second)
@@ -159,7 +163,8 @@ func TestRegisteringAnew(t *testing.T) {
 		assert.Equal(t, 201, register("d", "http://10.0.0.2:8000", "prefill"), "the successor of one that leaves")
 		until(t, set, map[string]string{"b": "decode/ready", "d": "prefill/ready", "c": "prefill/draining"})
 		until(t, set, map[string]string{"b": "decode/ready", "d": "prefill/ready"})
-		assert.Equal(t, 409, register("e", "http://10.0.0.2:8000", "prefill"), "its address is its own when the other has left")
+		assert.Equal(t, 409, register("e", "http://10.0.0.2:8000", "prefill"),
+			"its address is its own when the other has left")
 	})
 }
 
@@ -196,7 +201,8 @@ func TestHTTPWinsOverZeroMQ(t *testing.T) {
 	code, _ = call(t, h, http.MethodPost, endpoints, obj{"id": idOf(2), "url": "http://10.0.0.7:1", "role": "both"})
 	assert.Equal(t, http.StatusCreated, code)
 	send(p2p("P", 2))
-	require.Eventually(t, func() bool { return s.Counts().Held == 2 }, 5*time.Second, time.Millisecond, "an id is not taken away either")
+	require.Eventually(t, func() bool { return s.Counts().Held == 2 }, 5*time.Second, time.Millisecond,
+		"an id is not taken away either")
 }
 
 func TestWhatTheAPIRefuses(t *testing.T) {
@@ -240,11 +246,13 @@ func TestWhatTheAPIRefuses(t *testing.T) {
 		"a lease of nothing":        {with("leaseSeconds", 0), 400, "leaseSeconds"},
 		"a lease for ever":          {with("leaseSeconds", 3601), 400, "leaseSeconds"},
 		"a lease beyond numbers":    {with("leaseSeconds", 1e15), 400, "leaseSeconds"},
-		"bytes that are no text":    {`{"url":"http://10.0.0.1:8000","role":"both","group":"` + "\xff" + `"}`, 400, nil},
+		"bytes that are no text": {`{"url":"http://10.0.0.1:8000","role":"both","group":"` + "\xff" + `"}`, 400,
+			nil},
 		"a line feed in the path":   {with("url", "http://10.0.0.1:8000/a%0Ab"), 400, "url"},
 		"an id with spaces, of url": {obj{"url": "http://10.0.0.1:8000/a%20b", "role": "both"}, 400, "id"},
-		"an id too long, of url":    {obj{"url": "http://10.0.0.1:8000/" + strings.Repeat("a", 300), "role": "both"}, 400, "id"},
-		"a body too large":          {`{"id":"` + strings.Repeat("a", 64<<10) + `"}`, 413, nil},
+		"an id too long, of url": {obj{"url": "http://10.0.0.1:8000/" + strings.Repeat("a", 300), "role": "both"},
+			400, "id"},
+		"a body too large": {`{"id":"` + strings.Repeat("a", 64<<10) + `"}`, 413, nil},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			code, answer := call(t, h, http.MethodPost, endpoints, k.body)
@@ -258,7 +266,8 @@ func TestWhatTheAPIRefuses(t *testing.T) {
 	for path, k := range map[string]struct {
 		method string
 		code   int
-	}{"/": {"GET", 404}, "/v1/endpoint": {"POST", 404}, endpoints: {"PATCH", 405}, endpoints + "/p": {"GET", 405}, endpoints + "/p/heartbeat": {"POST", 405}, endpoints + "/p/drain": {"PUT", 405}} {
+	}{"/": {"GET", 404}, "/v1/endpoint": {"POST", 404}, endpoints: {"PATCH", 405}, endpoints + "/p": {"GET", 405},
+		endpoints + "/p/heartbeat": {"POST", 405}, endpoints + "/p/drain": {"PUT", 405}} {
 		code, answer := call(t, h, k.method, path, nil)
 		assert.Equal(t, k.code, code, path)
 		assert.NotNil(t, answer["error"], path)
@@ -269,8 +278,10 @@ func TestWhatTheAPIRefuses(t *testing.T) {
 
 func TestTheToken(t *testing.T) {
 	_, h := open(t, &registration.Options{Token: "s3cret"})
-	for _, wrong := range []string{"", "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "s3cret"} {
-		for _, k := range [][2]string{{"GET", endpoints}, {"POST", endpoints}, {"PUT", endpoints + "/p/heartbeat"}, {"POST", endpoints + "/p/drain"}, {"DELETE", endpoints + "/p"}, {"GET", "/"}} {
+	for _, wrong := range []string{"", "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret",
+		"s3cret"} {
+		for _, k := range [][2]string{{"GET", endpoints}, {"POST", endpoints}, {"PUT", endpoints + "/p/heartbeat"},
+			{"POST", endpoints + "/p/drain"}, {"DELETE", endpoints + "/p"}, {"GET", "/"}} {
 			code, answer := call(t, h, k[0], k[1], nil, "Authorization", wrong)
 			assert.Equal(t, http.StatusUnauthorized, code, wrong)
 			assert.Equal(t, "unauthorized", answer["error"].(obj)["code"])
@@ -285,7 +296,8 @@ func TestTheToken(t *testing.T) {
 // A page that an operator looks at must not register engines.
 func TestBrowsersOfOtherSitesAreRefused(t *testing.T) {
 	_, h := open(t, nil)
-	code, answer := call(t, h, "POST", endpoints, full("p", "http://10.0.0.1:8000"), "Sec-Fetch-Site", "cross-site", "Origin", "http://other.example")
+	code, answer := call(t, h, "POST", endpoints, full("p", "http://10.0.0.1:8000"), "Sec-Fetch-Site", "cross-site",
+		"Origin", "http://other.example")
 	assert.Equal(t, http.StatusForbidden, code)
 	assert.Equal(t, "forbidden", answer["error"].(obj)["code"])
 }
@@ -295,11 +307,16 @@ func TestSeveralWatchersSeeTheSame(t *testing.T) {
 		s, h := open(t, nil)
 		one, other := watched(t, s), watched(t, s)
 		for n := range 20 {
-			call(t, h, "POST", endpoints, obj{"id": fmt.Sprint(n), "url": fmt.Sprintf("http://10.0.0.%d:1", n), "role": "both"})
+			call(
+				t, h, "POST", endpoints, obj{"id": fmt.Sprint(n), "url": fmt.Sprintf("http://10.0.0.%d:1", n),
+					"role": "both"},
+			)
 		}
 		time.Sleep(time.Second)
 		assert.Len(t, one.Load().Endpoints, 20)
-		assert.True(t, slices.IsSortedFunc(one.Load().Endpoints, func(a, b discovery.Endpoint) int { return strings.Compare(a.ID, b.ID) }), "a change of one moves no other")
+		assert.True(t, slices.IsSortedFunc(one.Load().Endpoints, func(a, b discovery.Endpoint) int {
+			return strings.Compare(a.ID, b.ID)
+		}), "a change of one moves no other")
 		assert.Equal(t, one.Load().Endpoints, other.Load().Endpoints)
 		assert.IsType(t, []discovery.Endpoint{}, one.Load().Endpoints)
 	})

@@ -55,7 +55,8 @@ func readRegistration(raw []byte, lease time.Duration) (discovery.Endpoint, time
 	if bad := decode(raw, &b); bad != nil {
 		return discovery.Endpoint{}, 0, bad
 	}
-	for _, f := range []struct{ name, value string }{{"group", b.Group}, {"zone", b.Zone}, {"model", b.Model}, {"version", b.Version}} {
+	for _, f := range []struct{ name, value string }{{"group", b.Group}, {"zone", b.Zone}, {"model", b.Model},
+		{"version", b.Version}} {
 		if problem := checkText(f.value, maxText); problem != "" {
 			return discovery.Endpoint{}, 0, &fieldError{f.name, problem}
 		}
@@ -92,7 +93,8 @@ func readRegistration(raw []byte, lease time.Duration) (discovery.Endpoint, time
 	return e, lease, nil
 }
 
-// decode wants one JSON object with known members: a member that is misspelt would be missed in the engine's first request.
+// decode wants one JSON object with known members: a member that is misspelt would be missed in the engine's first
+// request.
 func decode(raw []byte, into *registrationBody) *fieldError {
 	if !utf8.Valid(raw) { // encoding/json would put other text in its place
 		return &fieldError{"", "the body is not UTF-8"}
@@ -134,7 +136,8 @@ func checkAttributes(attributes map[string]string) *fieldError {
 	}
 	for name, value := range attributes {
 		if name == "" || len(name) > maxName || strings.ContainsFunc(name, notName) {
-			return &fieldError{"attributes", "have a name that is not 1 to " + strconv.Itoa(maxName) + " of letters, digits, '.', '_', '-' and '/'"}
+			return &fieldError{"attributes", "have a name that is not 1 to " + strconv.Itoa(maxName) +
+				" of letters, digits, '.', '_', '-' and '/'"}
 		}
 		if problem := checkText(value, maxValue); problem != "" {
 			return &fieldError{"attributes." + name, problem}

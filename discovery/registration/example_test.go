@@ -32,8 +32,10 @@ func Example() {
 	ended := make(chan error, 1)
 	go func() { ended <- set.Run(ctx) }()
 
-	body := `{"id": "prefill-0", "url": "http://10.0.0.1:8000", "role": "prefill", "attributes": {"bootstrapPort": "8998"}, "leaseSeconds": 30}`
-	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+source.HTTPAddr()+"/v1/endpoints", strings.NewReader(body))
+	body := `{"id": "prefill-0", "url": "http://10.0.0.1:8000", "role": "prefill", "attributes": {"bootstrapPort": ` +
+		`"8998"}, "leaseSeconds": 30}`
+	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+source.HTTPAddr()+"/v1/endpoints",
+		strings.NewReader(body))
 	request.Header.Set("Authorization", "Bearer a-secret")
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)

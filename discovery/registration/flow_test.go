@@ -109,11 +109,13 @@ func (f *fleet) joinAt(role, listen, side string) *member {
 	host, port, err := net.SplitHostPort(e.SideChannel())
 	require.NoError(f.t, err)
 	if config.Connector == p2pnccl.Name {
-		m.sender = announce(f.t, f.python, "p2pnccl.py", p2pWant(f.source.Addr(), obj{"type": role, "http_address": m.id, "zmq_address": e.SideChannel()}))
+		m.sender = announce(f.t, f.python, "p2pnccl.py",
+			p2pWant(f.source.Addr(), obj{"type": role, "http_address": m.id, "zmq_address": e.SideChannel()}))
 	} else {
 		mode := map[string]string{"true": "READ", "false": "WRITE"}[config.Extra["read_mode"]]
 		m.sender = announce(f.t, f.python, "moriio.py", obj{"proxy": f.source.Addr(), "every": 0.1, "message": obj{
-			"type": role, "http_address": m.id, "zmq_address": "host:" + host + ",handshake:" + port + ",notify:" + port,
+			"type": role, "http_address": m.id, "zmq_address": "host:" + host + ",handshake:" + port + ",notify:" +
+				port,
 			"dp_size": 1, "tp_size": 1, "transfer_mode": mode,
 		}})
 	}
@@ -157,8 +159,8 @@ func (f *fleet) leave(m *member) {
 	require.NoError(f.t, m.Close())
 }
 
-// crash ends a member as the loss of its machine does, between two requests: what is under way on it is lost by these protocols, in which D
-// waits for a P that is gone. It stays on the list until its announcements are missed.
+// crash ends a member as the loss of its machine does, between two requests: what is under way on it is lost by these
+// protocols, in which D waits for a P that is gone. It stays on the list until its announcements are missed.
 func (f *fleet) crash(m *member) {
 	f.under.Lock()
 	defer f.under.Unlock()
@@ -170,10 +172,12 @@ func (f *fleet) crash(m *member) {
 func (f *fleet) serves(m *member) {
 	f.t.Helper()
 	before := m.Stats().Finished
-	require.Eventually(f.t, func() bool { return m.Stats().Finished >= before+3 }, 20*time.Second, 5*time.Millisecond, "a member gets no requests")
+	require.Eventually(f.t, func() bool { return m.Stats().Finished >= before+3 }, 20*time.Second, 5*time.Millisecond,
+		"a member gets no requests")
 }
 
-// traffic sends requests from a few clients until what it returns is called, which returns how many there were. Each must be answered, and rightly.
+// traffic sends requests from a few clients until what it returns is called, which returns how many there were. Each
+// must be answered, and rightly.
 func (f *fleet) traffic(clients int) (stop func() int64) {
 	var n, failed atomic.Int64
 	var wg sync.WaitGroup
@@ -182,7 +186,8 @@ func (f *fleet) traffic(clients int) (stop func() int64) {
 	for range clients {
 		wg.Go(func() {
 			for ctx.Err() == nil && failed.Load() < 5 {
-				body := obj{"prompt": strings.Repeat("prompt "+strconv.FormatInt(n.Add(1), 10)+" ", 20), "max_tokens": 8, "temperature": 0}
+				body := obj{"prompt": strings.Repeat("prompt "+strconv.FormatInt(n.Add(1), 10)+" ", 20),
+					"max_tokens": 8, "temperature": 0}
 				f.under.RLock()
 				got, err := complete(client, f.url, body)
 				f.under.RUnlock()
@@ -239,9 +244,16 @@ func kinds(t *testing.T) map[string]kind {
 	read, err := moriio.New(&moriio.Options{Mode: moriio.ModeRead})
 	require.NoError(t, err)
 	return map[string]kind{
-		"p2pnccl":       {p2p, enginesim.Config{Connector: p2pnccl.Name, Extra: map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}}},
-		"moriio, write": {write, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "false"}}},
-		"moriio, read":  {read, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "true"}}},
+		"p2pnccl": {
+			p2p, enginesim.Config{Connector: p2pnccl.Name,
+				Extra: map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}},
+		},
+		"moriio, write": {
+			write, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "false"}},
+		},
+		"moriio, read": {
+			read, enginesim.Config{Connector: moriio.Name, Extra: map[string]string{"read_mode": "true"}},
+		},
 	}
 }
 
@@ -250,8 +262,8 @@ type kind struct {
 	config    enginesim.Config
 }
 
-// Engines come, leave and crash while requests run; no request fails that a ready pair could serve, and each is answered as by an engine
-// alone, so the addresses that were announced are those by which engines find each other's KV.
+// Engines come, leave and crash while requests run; no request fails that a ready pair could serve, and each is
+// answered as by an engine alone, so the addresses that were announced are those by which engines find each other's KV.
 func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
 	for name, k := range kinds(t) {
 		t.Run(name, func(t *testing.T) {
@@ -303,7 +315,8 @@ func TestEnginesComeBackAsOthersWhileRequestsRun(t *testing.T) {
 			f.serves(d2)
 			f.serves(p2)
 
-			// One is lost, and comes back at another HTTP address: the old one is left at once, not when its pings are missed.
+			// One is lost, and comes back at another HTTP address: the old one is left at once, not when its pings are
+			// missed.
 			f.crash(p2)
 			p3 := f.joinAt("P", "", p2.side)
 			for _, e := range f.set.Load().Endpoints {
@@ -312,7 +325,8 @@ func TestEnginesComeBackAsOthersWhileRequestsRun(t *testing.T) {
 			f.silent(p2)
 			f.serves(p3)
 
-			// One is not heard any more, though its connection stands: it leaves, and is asked no more until it is heard again.
+			// One is not heard any more, though its connection stands: it leaves, and is asked no more until it is
+			// heard again.
 			require.NoError(t, d2.signal(syscall.SIGSTOP))
 			f.silent(d2)
 			require.NoError(t, d2.WaitIdle(t.Context()))

@@ -108,7 +108,8 @@ func (a *announcement) readPeer(m members) bool {
 	return true
 }
 
-// parts reads MoRIIO's zmq_address as its engines do: parts in any order, unknown ones passed over, each cut at its first colon.
+// parts reads MoRIIO's zmq_address as its engines do: parts in any order, unknown ones passed over, each cut at its
+// first colon.
 func parts(zmq string) (address, handshake, notify string) {
 	host := ""
 	for part := range strings.SplitSeq(zmq, ",") {
@@ -198,7 +199,8 @@ func (m members) number(name string, most uint64) (text string, ok bool) {
 
 // isNumber tells the members that engines send as numbers; some of their releases, as text.
 var isNumber = map[string]bool{
-	"type": false, "role": false, "http_address": false, "request_address": false, "zmq_address": false, "transfer_mode": false,
+	"type": false, "role": false, "http_address": false, "request_address": false, "zmq_address": false,
+	"transfer_mode":  false,
 	"handshake_port": true, "notify_port": true, "tp_size": true, "dp_size": true,
 }
 

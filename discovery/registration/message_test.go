@@ -53,7 +53,8 @@ func TestWhatEnginesSayOfThemselves(t *testing.T) {
 		role       discovery.Role
 		attributes map[string]string
 	}{
-		"P2pNccl": {ofP2pNccl, "http://10.0.1.2:20001", discovery.RolePrefill, map[string]string{"zmqAddress": "10.0.1.2:21001"}},
+		"P2pNccl": {ofP2pNccl, "http://10.0.1.2:20001", discovery.RolePrefill,
+			map[string]string{"zmqAddress": "10.0.1.2:21001"}},
 		"P2pNccl over IPv6 without brackets": {
 			with(ofP2pNccl, obj{"http_address": "fd00::2:20001", "zmq_address": "fd00::2:21001"}),
 			"http://[fd00::2]:20001", discovery.RolePrefill, map[string]string{"zmqAddress": "[fd00::2]:21001"},
@@ -67,12 +68,17 @@ func TestWhatEnginesSayOfThemselves(t *testing.T) {
 			"http://p-0.p.svc:20001", discovery.RolePrefill, map[string]string{"zmqAddress": "p-0.p.svc:21001"},
 		},
 		"MoRIIO": {ofMoRIIO, "http://10.0.0.6:8200", discovery.RoleDecode, map[string]string{
-			"zmqAddress": "host:10.0.0.6,handshake:6301,notify:61005", "handshakePort": "6301", "notifyPort": "61005", "tpSize": "8", "dpSize": "2", "mode": "read",
+			"zmqAddress": "host:10.0.0.6,handshake:6301,notify:61005", "handshakePort": "6301", "notifyPort": "61005",
+			"tpSize": "8", "dpSize": "2", "mode": "read",
 		}},
 		"MoRIIO over IPv6": {
-			with(ofMoRIIO, obj{"http_address": "fd00::6:8200", "zmq_address": "host:fd00::6,handshake:6301,notify:61005"}),
+			with(
+				ofMoRIIO, obj{"http_address": "fd00::6:8200",
+					"zmq_address": "host:fd00::6,handshake:6301,notify:61005"},
+			),
 			"http://[fd00::6]:8200", discovery.RoleDecode, map[string]string{
-				"zmqAddress": "host:fd00::6,handshake:6301,notify:61005", "handshakePort": "6301", "notifyPort": "61005", "tpSize": "8", "dpSize": "2", "mode": "read",
+				"zmqAddress": "host:fd00::6,handshake:6301,notify:61005", "handshakePort": "6301",
+				"notifyPort": "61005", "tpSize": "8", "dpSize": "2", "mode": "read",
 			},
 		},
 		"MoRIIO's first releases": {ofOldMoRIIO, "http://10.0.0.6:8200", discovery.RoleDecode, map[string]string{
@@ -80,9 +86,11 @@ func TestWhatEnginesSayOfThemselves(t *testing.T) {
 		}},
 		"numbers as text, sizes as nil, members of later versions": {
 			with(ofOldMoRIIO, obj{
-				"handshake_port": "6301", "dp_size": nil, "node_hosts": []any{"a", obj{"b": []int{1, 2}}}, "load": 0.5, "more": []byte{1}, "big": uint64(1) << 63,
+				"handshake_port": "6301", "dp_size": nil, "node_hosts": []any{"a", obj{"b": []int{1, 2}}}, "load": 0.5,
+				"more": []byte{1}, "big": uint64(1) << 63,
 			}),
-			"http://10.0.0.6:8200", discovery.RoleDecode, map[string]string{"handshakePort": "6301", "notifyPort": "61005", "tpSize": "8", "mode": "write"},
+			"http://10.0.0.6:8200", discovery.RoleDecode,
+			map[string]string{"handshakePort": "6301", "notifyPort": "61005", "tpSize": "8", "mode": "write"},
 		},
 		"text as bytes, as older encoders have it": {
 			obj{"type": []byte("P"), "http_address": []byte("10.0.1.2:20001"), "zmq_address": []byte("10.0.1.2:21001")},
@@ -117,8 +125,11 @@ func TestWhatIsNoAnnouncement(t *testing.T) {
 		many[strings.Repeat("x", i+1)] = 1
 	}
 	for rule, v := range map[string]any{
-		"a list": []any{"P"}, "text": "P", "nil": nil, "a number": 7, "an empty map": obj{}, "keys that are no text": map[int]string{1: "P"},
-		"no type": with(ofP2pNccl, obj{"type": "absent"}), "another type": with(ofP2pNccl, obj{"type": "X"}), "a type that is no text": with(ofP2pNccl, obj{"type": 1}),
+		"a list": []any{"P"}, "text": "P", "nil": nil, "a number": 7, "an empty map": obj{},
+		"keys that are no text":             map[int]string{1: "P"},
+		"no type":                           with(ofP2pNccl, obj{"type": "absent"}),
+		"another type":                      with(ofP2pNccl, obj{"type": "X"}),
+		"a type that is no text":            with(ofP2pNccl, obj{"type": 1}),
 		"a role without register":           obj{"role": "P", "http_address": "10.0.1.2:20001"},
 		"no address":                        with(ofP2pNccl, obj{"http_address": "absent"}),
 		"no port":                           with(ofP2pNccl, obj{"http_address": "10.0.1.2"}),
@@ -156,8 +167,10 @@ func TestWhatIsNoAnnouncement(t *testing.T) {
 	_, ok := readAnnouncement(append(good, 0xc0))
 	assert.False(t, ok, "something after it")
 	for rule, raw := range map[string]string{
-		"a map of 4 G members": "\xdf\xff\xff\xff\xff", "text of 4 GB": "\x81\xdb\xff\xff\xff\xff", "bytes of 4 GB": "\x81\xa1x\xc6\xff\xff\xff\xff",
-		"a list of 4 G": "\x81\xa1x\xdd\xff\xff\xff\xff", "an extension of 4 GB": "\x81\xa1x\xc9\xff\xff\xff\xff\x01", "HTTP": "GET / HTTP/1.1",
+		"a map of 4 G members": "\xdf\xff\xff\xff\xff", "text of 4 GB": "\x81\xdb\xff\xff\xff\xff",
+		"bytes of 4 GB": "\x81\xa1x\xc6\xff\xff\xff\xff",
+		"a list of 4 G": "\x81\xa1x\xdd\xff\xff\xff\xff", "an extension of 4 GB": "\x81\xa1x\xc9\xff\xff\xff\xff\x01",
+		"HTTP": "GET / HTTP/1.1",
 	} {
 		_, ok := readAnnouncement([]byte(raw))
 		assert.False(t, ok, rule)
@@ -166,7 +179,8 @@ func TestWhatIsNoAnnouncement(t *testing.T) {
 
 // Whatever comes in: no panic, no more memory than a message has, and what is taken can be published.
 func FuzzAnnouncement(f *testing.F) {
-	for _, o := range []obj{ofP2pNccl, ofMoRIIO, ofOldMoRIIO, {"type": "HELLO"}, with(ofMoRIIO, obj{"more": []any{obj{"a": nil}}})} {
+	for _, o := range []obj{ofP2pNccl, ofMoRIIO, ofOldMoRIIO, {"type": "HELLO"},
+		with(ofMoRIIO, obj{"more": []any{obj{"a": nil}}})} {
 		f.Add(encoded(f, o))
 	}
 	f.Add([]byte("\xdf\xff\xff\xff\xff"))
@@ -189,7 +203,10 @@ func FuzzAnnouncement(f *testing.F) {
 
 // Whatever a body holds: no panic, and what is taken can be published.
 func FuzzBody(f *testing.F) {
-	f.Add([]byte(`{"id":"a","url":"http://10.0.0.1:8000","role":"prefill","attributes":{"bootstrapPort":"8998"},"leaseSeconds":15}`))
+	f.Add(
+		[]byte(`{"id":"a","url":"http://10.0.0.1:8000","role":"prefill","attributes":{"bootstrapPort":"8998"},` +
+			`"leaseSeconds":15}`),
+	)
 	f.Add([]byte(`{"url":"https://[fd00::1]:8000/base/","role":"both"}`))
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -20,13 +20,15 @@ const (
 	maxLease = time.Hour
 )
 
-// Options are a source's settings. Both addresses may be left out, for a source whose [Source.Handler] is served elsewhere.
+// Options are a source's settings. Both addresses may be left out, for a source whose [Source.Handler] is served
+// elsewhere.
 type Options struct {
 	Listen string // HOST:PORT of the ZeroMQ side; "" is none
 	HTTP   string // HOST:PORT of the HTTP side; "" is none
 	Token  string // what HTTP clients must show as a bearer token; "" is nothing
 
-	Expiry       time.Duration // how long an engine is kept that pings no more; default 15 s. vLLM's demo of P2pNccl has 5 s
+	// how long an engine is kept that pings no more; default 15 s. vLLM's demo of P2pNccl has 5 s
+	Expiry       time.Duration
 	Lease        time.Duration // of HTTP registrations that name none, 1 s to 1 h; default 15 s
 	MaxEndpoints int           // announced at once, both ways together; default 4096
 }

@@ -43,13 +43,15 @@ func pings(t testing.TB, address string, message obj) (stop func()) {
 	return stop
 }
 
-// Nobody is asked for a name at the ZeroMQ side, but whoever announces an engine first is the one who speaks for it, as long as he does.
+// Nobody is asked for a name at the ZeroMQ side, but whoever announces an engine first is the one who speaks for it, as
+// long as he does.
 func TestOnePeerCannotSpeakForTheEngineOfAnother(t *testing.T) {
 	const id = "10.0.1.1:20001"
 	for rule, intruder := range map[string]obj{
-		"change its role":                    {"type": "D", "http_address": id, "zmq_address": "10.0.1.1:21001"},
-		"lead other engines elsewhere":       {"type": "P", "http_address": id, "zmq_address": "10.6.6.6:21001"},
-		"take its name, and so let it leave": {"type": "P", "http_address": "10.6.6.6:20001", "zmq_address": "10.0.1.1:21001"},
+		"change its role":              {"type": "D", "http_address": id, "zmq_address": "10.0.1.1:21001"},
+		"lead other engines elsewhere": {"type": "P", "http_address": id, "zmq_address": "10.6.6.6:21001"},
+		"take its name, and so let it leave": {"type": "P", "http_address": "10.6.6.6:20001",
+			"zmq_address": "10.0.1.1:21001"},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: 2 * time.Second})
@@ -63,7 +65,8 @@ func TestOnePeerCannotSpeakForTheEngineOfAnother(t *testing.T) {
 				for snap := range set.Changes(ctx) {
 					for _, e := range snap.Endpoints {
 						if e.ID == id {
-							assert.Equal(t, "prefill/ready 10.0.1.1:21001", e.Role.String()+"/"+e.Phase.String()+" "+e.Attribute("zmqAddress"))
+							assert.Equal(t, "prefill/ready 10.0.1.1:21001", e.Role.String()+"/"+e.Phase.String()+" "+
+								e.Attribute("zmqAddress"))
 						}
 					}
 				}
@@ -73,7 +76,8 @@ func TestOnePeerCannotSpeakForTheEngineOfAnother(t *testing.T) {
 			for range 5 {
 				send(intruder)
 			}
-			require.Eventually(t, func() bool { return s.Counts().Held == 5 }, 5*time.Second, time.Millisecond, "%+v", s.Counts())
+			require.Eventually(t, func() bool { return s.Counts().Held == 5 }, 5*time.Second, time.Millisecond, "%+v",
+				s.Counts())
 			cancel()
 			<-watching
 			until(t, set, map[string]string{id: "prefill/ready"})
@@ -81,7 +85,8 @@ func TestOnePeerCannotSpeakForTheEngineOfAnother(t *testing.T) {
 	}
 }
 
-// An engine that comes back, in another shape, comes by another connection: the first one has ended, or is not heard any more.
+// An engine that comes back, in another shape, comes by another connection: the first one has ended, or is not heard
+// any more.
 func TestWhoComesBackSpeaksForItself(t *testing.T) {
 	for rule, c := range map[string]struct {
 		ends, keeps bool
@@ -110,11 +115,13 @@ func TestWhoComesBackSpeaksForItself(t *testing.T) {
 				for began := time.Now(); time.Since(began) < 1500*time.Millisecond; time.Sleep(20 * time.Millisecond) {
 					again(p2p("P", 1))
 					require.Len(t, set.Load().Endpoints, 1)
-					require.Equal(t, discovery.PhaseReady, set.Load().Endpoints[0].Phase, "what another connection says, too, keeps it")
+					require.Equal(t, discovery.PhaseReady, set.Load().Endpoints[0].Phase,
+						"what another connection says, too, keeps it")
 				}
 				intruder, _ := engine(t, s.Addr())
 				intruder(p2p("D", 1))
-				require.Eventually(t, func() bool { return s.Counts().Held == 1 }, 5*time.Second, time.Millisecond, "it speaks for the engine now, and nobody else")
+				require.Eventually(t, func() bool { return s.Counts().Held == 1 }, 5*time.Second, time.Millisecond,
+					"it speaks for the engine now, and nobody else")
 			}
 			require.Eventually(t, func() bool {
 				again(p2p("D", 1))

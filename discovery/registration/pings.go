@@ -9,7 +9,8 @@ import (
 	"github.com/pdkit/pdkit/internal/zmtp"
 )
 
-// Bounds of one connection. An engine has one, and sends a message every few seconds of itself alone; a relay may speak for some.
+// Bounds of one connection. An engine has one, and sends a message every few seconds of itself alone; a relay may speak
+// for some.
 const (
 	maxPerSecond  = 256
 	maxPerRelay   = 64
@@ -23,7 +24,8 @@ func (s *Source) openZMQ(ctx context.Context) (*zmtp.Listener, error) {
 	})
 }
 
-// listen takes the messages of one connection. It reads no faster than maxPerSecond: the rest waits in the sender's buffers.
+// listen takes the messages of one connection. It reads no faster than maxPerSecond: the rest waits in the sender's
+// buffers.
 func (r *registry) listen(gone <-chan struct{}) func([]byte) bool {
 	told := map[string]struct{}{}
 	taken, since := 0, time.Now()

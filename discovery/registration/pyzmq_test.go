@@ -21,9 +21,11 @@ import (
 	"github.com/pdkit/pdkit/discovery/registration"
 )
 
-// The engines of this file's tests announce themselves by pyzmq and libzmq, as real ones do: testdata/p2pnccl.py and moriio.py.
+// The engines of this file's tests announce themselves by pyzmq and libzmq, as real ones do: testdata/p2pnccl.py and
+// moriio.py.
 
-// python returns a Python that has both, or skips. Where CI=true it must be there: LMCache's install.sh makes it for all tests.
+// python returns a Python that has both, or skips. Where CI=true it must be there: LMCache's install.sh makes it for
+// all tests.
 func python(t testing.TB) string {
 	t.Helper()
 	own, err := filepath.Abs("../../.tools/pyzmq/bin/python")
@@ -129,7 +131,8 @@ func TestARealP2pNcclSender(t *testing.T) {
 func TestARealMoRIIOSender(t *testing.T) {
 	py := python(t)
 	message := obj{
-		"type": "D", "http_address": "fd00::6:8200", "zmq_address": "host:fd00::6,handshake:6301,notify:61005", "dp_size": 2, "tp_size": 8, "transfer_mode": "WRITE",
+		"type": "D", "http_address": "fd00::6:8200", "zmq_address": "host:fd00::6,handshake:6301,notify:61005",
+		"dp_size": 2, "tp_size": 8, "transfer_mode": "WRITE",
 	}
 	// The engine may be there first: libzmq keeps what it has to say, and comes again.
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -142,20 +145,25 @@ func TestARealMoRIIOSender(t *testing.T) {
 	set := watched(t, s)
 	until(t, set, map[string]string{"[fd00::6]:8200": "decode/ready"})
 	want := map[string]string{
-		"zmqAddress": "host:fd00::6,handshake:6301,notify:61005", "handshakePort": "6301", "notifyPort": "61005", "tpSize": "8", "dpSize": "2", "mode": "write",
+		"zmqAddress": "host:fd00::6,handshake:6301,notify:61005", "handshakePort": "6301", "notifyPort": "61005",
+		"tpSize": "8", "dpSize": "2", "mode": "write",
 	}
 	assert.Equal(t, want, set.Load().Endpoints[0].Attributes)
 	assert.EqualValues(t, 1, s.Counts().Hellos)
 
 	// An engine of the first releases, and one of a release to come.
 	old := obj{
-		"type": "register", "role": "P", "index": "1", "request_address": "http://10.0.0.5:8100/v1/completions", "handshake_port": 6301, "notify_port": 61005,
+		"type": "register", "role": "P", "index": "1", "request_address": "http://10.0.0.5:8100/v1/completions",
+		"handshake_port": 6301, "notify_port": 61005,
 		"dp_size": 1, "tp_size": 8, "transfer_mode": "WRITE",
 	}
 	announce(t, py, "moriio.py", obj{"proxy": address, "every": 0.1, "message": old})
 	until(t, set, map[string]string{"[fd00::6]:8200": "decode/ready", "10.0.0.5:8100": "prefill/ready"})
 	next := maps.Clone(message)
-	maps.Copy(next, obj{"node_hosts": []string{"fd00::6", "fd00::7"}, "limits": obj{"max_inflight": 4}, "transfer_mode": "READ"})
+	maps.Copy(
+		next, obj{"node_hosts": []string{"fd00::6", "fd00::7"}, "limits": obj{"max_inflight": 4},
+			"transfer_mode": "READ"},
+	)
 	m.say(obj{"message": next})
 	want["mode"] = "read"
 	require.NoError(t, set.WaitReady(t.Context(), func(snap *discovery.Snapshot) bool {

@@ -14,7 +14,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// farewell is how long an engine is published as draining that has not drained before. It gives every watcher the time to see it.
+// farewell is how long an engine is published as draining that has not drained before. It gives every watcher the time
+// to see it.
 const farewell = time.Second
 
 // registry holds what is announced. Time passes in it when it is looked at: it has no goroutine.
@@ -48,7 +49,8 @@ type entry struct {
 func newRegistry(expiry time.Duration, most int) *registry {
 	return &registry{
 		expiry: expiry, max: most, snap: discovery.Snapshot{Version: 1},
-		entries: map[string]*entry{}, byURL: map[string]string{}, byZMQ: map[string]string{}, changed: make(chan struct{}),
+		entries: map[string]*entry{}, byURL: map[string]string{}, byZMQ: map[string]string{},
+		changed: make(chan struct{}),
 	}
 }
 
@@ -63,15 +65,16 @@ const (
 	full             // there are too many engines
 )
 
-// view returns the current snapshot, which nobody alters, when it may change by itself at the earliest (zero: never), and a channel
-// that is closed when it changes before.
+// view returns the current snapshot, which nobody alters, when it may change by itself at the earliest (zero: never),
+// and a channel that is closed when it changes before.
 func (r *registry) view() (snap discovery.Snapshot, due time.Time, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sweep(time.Now())
 	if r.stale {
 		r.stale = false
-		r.snap = discovery.Snapshot{Version: r.snap.Version + 1, Endpoints: make([]discovery.Endpoint, 0, len(r.entries))}
+		r.snap = discovery.Snapshot{Version: r.snap.Version + 1,
+			Endpoints: make([]discovery.Endpoint, 0, len(r.entries))}
 		for _, id := range slices.Sorted(maps.Keys(r.entries)) {
 			r.snap.Endpoints = append(r.snap.Endpoints, r.entries[id].endpoint)
 		}
@@ -93,7 +96,8 @@ func (r *registry) expect(until time.Time) {
 	}
 }
 
-// sweep lets those leave whose time has come. It looks at none before, since it runs with each message. The caller holds r.mu.
+// sweep lets those leave whose time has come. It looks at none before, since it runs with each message. The caller
+// holds r.mu.
 func (r *registry) sweep(now time.Time) {
 	if r.due.IsZero() || r.due.After(now) {
 		return
@@ -275,8 +279,9 @@ func (r *registry) list() []listed {
 // peer is a connection by which engines are announced: a channel that is closed when it has gone.
 type peer <-chan struct{}
 
-// speaksFor reports whether a peer may say something else of an engine than what is known of it. That is who announced it, unless he has
-// gone or has not been heard for as long as engines are kept. Else each could turn the others' engines away, or lead requests elsewhere.
+// speaksFor reports whether a peer may say something else of an engine than what is known of it. That is who announced
+// it, unless he has gone or has not been heard for as long as engines are kept. Else each could turn the others'
+// engines away, or lead requests elsewhere.
 func (r *registry) speaksFor(from peer, e *entry, now time.Time) bool {
 	select {
 	case <-e.owner:
@@ -343,7 +348,8 @@ func (r *registry) count(into func(*Counts) *int64) {
 
 // equal compares all that an announcement can say.
 func equal(a, b *discovery.Endpoint) bool {
-	return a.ID == b.ID && a.URL.String() == b.URL.String() && a.Role == b.Role && a.Phase == b.Phase && a.Group == b.Group &&
+	return a.ID == b.ID && a.URL.String() == b.URL.String() && a.Role == b.Role && a.Phase == b.Phase &&
+		a.Group == b.Group &&
 		a.Zone == b.Zone && a.Model == b.Model && a.Version == b.Version && maps.Equal(a.Attributes, b.Attributes)
 }
 

@@ -39,8 +39,8 @@ type Counts struct {
 	Refused   int64 // ZeroMQ connections of peers that do not speak ZMTP as a DEALER, or are too many
 }
 
-// Source is a [discovery.Source] of engines that announce themselves. All methods may be called at any time and by any number of
-// goroutines; it may be watched by several sets at once.
+// Source is a [discovery.Source] of engines that announce themselves. All methods may be called at any time and by any
+// number of goroutines; it may be watched by several sets at once.
 //
 // What is announced outlives Close and a later Start, until it expires.
 type Source struct {
@@ -62,8 +62,9 @@ type running struct {
 	detach func() bool
 }
 
-// Start opens the listeners that the options name, and returns once engines can announce themselves. They are closed by Close, or when
-// ctx ends. The error says which of them could not be opened; then none is. Starting twice is starting once.
+// Start opens the listeners that the options name, and returns once engines can announce themselves. They are closed by
+// Close, or when ctx ends. The error says which of them could not be opened; then none is. Starting twice is starting
+// once.
 func (s *Source) Start(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +122,8 @@ func (r *running) openHTTP(ctx context.Context, address string, h http.Handler) 
 	var open atomic.Int64
 	r.addr = ln.Addr()
 	r.http = &http.Server{
-		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: exchange, WriteTimeout: exchange, IdleTimeout: idleTimeout,
+		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: exchange, WriteTimeout: exchange,
+		IdleTimeout:    idleTimeout,
 		MaxHeaderBytes: maxHeaderBytes,
 		ConnState: func(conn net.Conn, state http.ConnState) {
 			switch state {
@@ -176,8 +178,8 @@ func (s *Source) HTTPAddr() string {
 	return s.run.addr.String()
 }
 
-// Handler is the HTTP side, for programs that serve it themselves, whether Start was called or not. It is no handler for clients of
-// the engines: whoever can reach it has their prompts sent where he wants.
+// Handler is the HTTP side, for programs that serve it themselves, whether Start was called or not. It is no handler
+// for clients of the engines: whoever can reach it has their prompts sent where he wants.
 func (s *Source) Handler() http.Handler { return s.handler }
 
 // Counts returns what came in.
@@ -187,7 +189,8 @@ func (s *Source) Counts() Counts {
 	return s.registry.counts
 }
 
-// Watch publishes what is announced, an empty list at first, until ctx ends. It needs no Start, and lives through Close.
+// Watch publishes what is announced, an empty list at first, until ctx ends. It needs no Start, and lives through
+// Close.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

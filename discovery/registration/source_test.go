@@ -66,7 +66,8 @@ func engine(t testing.TB, address string) (send func(obj), closeIt func()) {
 }
 
 func p2p(role string, n int) obj {
-	return obj{"type": role, "http_address": "10.0.1." + strconv.Itoa(n) + ":20001", "zmq_address": "10.0.1." + strconv.Itoa(n) + ":21001"}
+	return obj{"type": role, "http_address": "10.0.1." + strconv.Itoa(n) + ":20001", "zmq_address": "10.0.1." +
+		strconv.Itoa(n) + ":21001"}
 }
 
 func idOf(n int) string { return "10.0.1." + strconv.Itoa(n) + ":20001" }
@@ -165,7 +166,8 @@ func TestRulesOfSourcesByHTTP(t *testing.T) {
 	n := 0
 	register := func() error {
 		n++
-		code, _ := call(t, s.Handler(), http.MethodPost, "/v1/endpoints", obj{"id": "e" + strconv.Itoa(n), "url": fmt.Sprintf("http://10.0.0.%d:8000", n), "role": "both"})
+		code, _ := call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
+			obj{"id": "e" + strconv.Itoa(n), "url": fmt.Sprintf("http://10.0.0.%d:8000", n), "role": "both"})
 		if code != http.StatusCreated {
 			return fmt.Errorf("status %d", code)
 		}
@@ -208,7 +210,8 @@ func TestBesideOtherSources(t *testing.T) {
 	send(p2p("P", 1))
 	send(p2p("D", 2))
 	until(t, set, map[string]string{idOf(1): "both/ready", idOf(2): "decode/ready"})
-	code, _ := call(t, s.Handler(), http.MethodPost, "/v1/endpoints", obj{"id": "x", "url": "http://10.0.0.9:1", "role": "encode"})
+	code, _ := call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
+		obj{"id": "x", "url": "http://10.0.0.9:1", "role": "encode"})
 	assert.Equal(t, http.StatusCreated, code)
 	until(t, set, map[string]string{idOf(1): "both/ready", idOf(2): "decode/ready", "x": "encode/ready"})
 }
@@ -255,7 +258,8 @@ func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
 		defer close(watching)
 		_ = s.Watch(ctx, func(snap discovery.Snapshot) {
 			for _, e := range snap.Endpoints {
-				assert.False(t, e.ID == idOf(2) && e.Phase != discovery.PhaseReady, "an engine that is heard does not waver")
+				assert.False(t, e.ID == idOf(2) && e.Phase != discovery.PhaseReady,
+					"an engine that is heard does not waver")
 			}
 		})
 	}()
@@ -290,7 +294,8 @@ func TestBadPeersHarmNobody(t *testing.T) {
 	dial(greeting + "\x06" + huge[1:])            // a handshake of as much
 	dial(greeting + ready + "\x00\x03abc")        // no msgpack
 	dial(greeting + ready + "\x01\x01a\x00\x01a") // two frames
-	require.Eventually(t, func() bool { c := s.Counts(); return c.Refused == 3 && c.Malformed == 2 }, 5*time.Second, time.Millisecond, "%+v", s.Counts())
+	require.Eventually(t, func() bool { c := s.Counts(); return c.Refused == 3 && c.Malformed == 2 }, 5*time.Second,
+		time.Millisecond, "%+v", s.Counts())
 
 	began := time.Now()
 	flood, _ := engine(t, s.Addr())
@@ -337,13 +342,16 @@ func TestTheNumberOfEnginesIsBounded(t *testing.T) {
 		send(p2p("P", n))
 	}
 	require.Eventually(t, func() bool { return s.Counts().Surplus == 1 }, 5*time.Second, time.Millisecond)
-	code, answer := call(t, s.Handler(), http.MethodPost, "/v1/endpoints", obj{"url": "http://10.0.0.9:1", "role": "both"})
+	code, answer := call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
+		obj{"url": "http://10.0.0.9:1", "role": "both"})
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Equal(t, "too_many_endpoints", answer["error"].(obj)["code"])
 	send(p2p("D", 1))
-	require.Eventually(t, func() bool { return s.Counts().Pings == 3 }, 5*time.Second, time.Millisecond, "those that are there go on")
+	require.Eventually(t, func() bool { return s.Counts().Pings == 3 }, 5*time.Second, time.Millisecond,
+		"those that are there go on")
 	for range 2 {
-		code, _ = call(t, s.Handler(), http.MethodPost, "/v1/endpoints", obj{"id": idOf(1), "url": "http://" + idOf(1), "role": "both"})
+		code, _ = call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
+			obj{"id": idOf(1), "url": "http://" + idOf(1), "role": "both"})
 		assert.Equal(t, http.StatusOK, code, "by HTTP, too")
 	}
 }
@@ -385,7 +393,8 @@ func TestAnAddressThatIsTakenIsToldByStart(t *testing.T) {
 	require.NoError(t, err)
 	defer ln.Close()
 	taken := ln.Addr().String()
-	for _, o := range []registration.Options{{Listen: taken, HTTP: "127.0.0.1:0"}, {Listen: "127.0.0.1:0", HTTP: taken}} {
+	for _, o := range []registration.Options{{Listen: taken, HTTP: "127.0.0.1:0"},
+		{Listen: "127.0.0.1:0", HTTP: taken}} {
 		s, err := registration.New(&o)
 		require.NoError(t, err)
 		require.Error(t, s.Start(t.Context()))

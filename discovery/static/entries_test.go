@@ -15,7 +15,8 @@ import (
 
 func TestEntriesBecomeEndpoints(t *testing.T) {
 	list, err := static.Endpoints([]static.Entry{
-		{URL: "http://10.0.0.1:8000/base/", Role: "prefill", Group: "a", Zone: "z1", Attributes: map[string]string{"bootstrapPort": "8998"}},
+		{URL: "http://10.0.0.1:8000/base/", Role: "prefill", Group: "a", Zone: "z1",
+			Attributes: map[string]string{"bootstrapPort": "8998"}},
 		{URL: "https://[::1]", Role: "both"},
 	})
 	require.NoError(t, err)

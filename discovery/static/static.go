@@ -38,7 +38,8 @@ func New(endpoints ...discovery.Endpoint) (*Source, error) {
 			return nil, fmt.Errorf("endpoint %d: %w", i, err)
 		}
 		if j, taken := first[e.ID]; taken {
-			return nil, fmt.Errorf("endpoint %d: ID %q is endpoint %d's already (one engine for prefill and decode has the role both)", i, e.ID, j)
+			return nil, fmt.Errorf("endpoint %d: ID %q is endpoint %d's already (one engine for prefill and decode "+
+				"has the role both)", i, e.ID, j)
 		}
 		first[e.ID] = i
 		s.endpoints = append(s.endpoints, e)

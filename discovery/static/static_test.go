@@ -28,7 +28,8 @@ func endpoint(t testing.TB, raw string, role discovery.Role) discovery.Endpoint 
 
 func TestRulesOfSources(t *testing.T) {
 	discoverytest.Run(t, discoverytest.Harness{New: func() discovery.Source {
-		s, err := static.New(endpoint(t, "http://p:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode))
+		s, err := static.New(endpoint(t, "http://p:1", discovery.RolePrefill),
+			endpoint(t, "http://d:1", discovery.RoleDecode))
 		require.NoError(t, err)
 		return s
 	}})
@@ -85,14 +86,20 @@ func TestWhatNewRefuses(t *testing.T) {
 		second discovery.Endpoint
 		want   string
 	}{
-		"an ID twice":      {good(func(e *discovery.Endpoint) { e.ID = "p:1" }), `endpoint 1: ID "p:1" is endpoint 0's already (one engine for prefill and decode has the role both)`},
-		"no URL":           {good(func(e *discovery.Endpoint) { e.URL = nil }), `endpoint 1: endpoint "d:1" has no URL`},
+		"an ID twice": {good(func(e *discovery.Endpoint) { e.ID = "p:1" }),
+			`endpoint 1: ID "p:1" is endpoint 0's already (one engine for prefill and decode has the role both)`},
+		"no URL": {good(func(e *discovery.Endpoint) { e.URL = nil }),
+			`endpoint 1: endpoint "d:1" has no URL`},
 		"no URL and no ID": {discovery.Endpoint{Role: discovery.RoleDecode}, `endpoint 1: endpoint without an ID`},
-		"no role":          {good(func(e *discovery.Endpoint) { e.Role = 0 }), `endpoint 1: endpoint "d:1": role(0) is not one of prefill, decode, both, encode`},
-		"an unknown role":  {good(func(e *discovery.Endpoint) { e.Role = 64 }), `endpoint 1: endpoint "d:1": role(64) is not one of prefill, decode, both, encode`},
-		"an unknown phase": {good(func(e *discovery.Endpoint) { e.Phase = 9 }), `endpoint 1: endpoint "d:1": phase(9) is not one of ready, not-ready, draining`},
-		"another scheme":   {good(func(e *discovery.Endpoint) { e.URL = &url.URL{Scheme: "ftp", Host: "d:1"} }), `scheme "ftp"`},
-		"no host":          {good(func(e *discovery.Endpoint) { e.URL = &url.URL{Scheme: "http"} }), `no host`},
+		"no role": {good(func(e *discovery.Endpoint) { e.Role = 0 }),
+			`endpoint 1: endpoint "d:1": role(0) is not one of prefill, decode, both, encode`},
+		"an unknown role": {good(func(e *discovery.Endpoint) { e.Role = 64 }),
+			`endpoint 1: endpoint "d:1": role(64) is not one of prefill, decode, both, encode`},
+		"an unknown phase": {good(func(e *discovery.Endpoint) { e.Phase = 9 }),
+			`endpoint 1: endpoint "d:1": phase(9) is not one of ready, not-ready, draining`},
+		"another scheme": {good(func(e *discovery.Endpoint) { e.URL = &url.URL{Scheme: "ftp", Host: "d:1"} }),
+			`scheme "ftp"`},
+		"no host": {good(func(e *discovery.Endpoint) { e.URL = &url.URL{Scheme: "http"} }), `no host`},
 		"user info": {good(func(e *discovery.Endpoint) {
 			e.URL = &url.URL{Scheme: "http", Host: "d:1", User: url.UserPassword("u", "secret")}
 		}), `user info is not allowed`},

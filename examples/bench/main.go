@@ -20,7 +20,8 @@ import (
 func main() {
 	out := flag.String("o", "", "write the table to this file too")
 	quick := flag.Bool("quick", false, "under a minute; fails when a figure is beyond twice its target")
-	selfcheck := flag.Bool("selfcheck", false, "measure the benchmark itself: minimal against minimal, and against a minimal made dearer by a known time")
+	selfcheck := flag.Bool("selfcheck", false, "measure the benchmark itself: minimal against minimal, and against a "+
+		"minimal made dearer by a known time")
 	only := flag.String("only", "", "run only the scenarios whose name contains this")
 	flag.Parse()
 

@@ -111,8 +111,10 @@ func (r *report) write(w io.Writer) error {
 	var m strings.Builder
 	fmt.Fprintf(&m, "# %s\n\n%s, %d cores; %s; %s; %s.\n", r.title, r.machine.model, r.machine.cores,
 		r.machine.kernel, r.machine.golang, r.machine.date)
-	fmt.Fprintf(&m, "Each program alone on one CPU with GOMAXPROCS=1, clients and engines on another; %d × A B B A slices of %v;\n"+
-		"CPU time from the kernel's clock of the process; paced streams take three times as many slices. Took %v.\n", r.pace.rounds, r.pace.slice, r.took.Round(time.Second))
+	fmt.Fprintf(&m, "Each program alone on one CPU with GOMAXPROCS=1, clients and engines on another; %d × A B B A "+
+		"slices of %v;\n"+
+		"CPU time from the kernel's clock of the process; paced streams take three times as many slices. Took %v.\n",
+		r.pace.rounds, r.pace.slice, r.took.Round(time.Second))
 	r.writeRatios(&m)
 	r.writeLatencies(&m)
 	r.writeFootprints(&m)
@@ -135,13 +137,16 @@ func (r *report) writeRatios(m *strings.Builder) {
 		return
 	}
 	subject, base := all[0].subject.name, all[0].base.name
-	fmt.Fprintf(m, "\n## CPU time\n\nMicroseconds per request, or per chunk where the load is SSE; the ratio is the median of slices that lay "+
+	fmt.Fprintf(m, "\n## CPU time\n\nMicroseconds per request, or per chunk where the load is SSE; the ratio is the "+
+		"median of slices that lay "+
 		"next to each other, and in brackets the least and the greatest of them.\n\n")
-	fmt.Fprintf(m, "| load | %s | %s | ratio | target | | CPU busy | others on that CPU |\n|---|---|---|---|---|---|---|---|\n", subject, base)
+	fmt.Fprintf(m, "| load | %s | %s | ratio | target | | CPU busy | others on that CPU |\n"+
+		"|---|---|---|---|---|---|---|---|\n", subject, base)
 	for _, c := range all {
 		got := median(c.ratios)
 		fmt.Fprintf(m, "| %s | %.2f | %.2f | **%.3f** (%.3f to %.3f) | %.2f | %s | %.0f %%, %.0f %% | %s |\n",
-			c.scenario.name, median(costs(c.subject)), median(costs(c.base)), got, slices.Min(c.ratios), slices.Max(c.ratios),
+			c.scenario.name, median(costs(c.subject)), median(costs(c.base)), got, slices.Min(c.ratios),
+			slices.Max(c.ratios),
 			c.scenario.target, mark(got <= c.scenario.target), 100*busy(c.subject), 100*busy(c.base), noise(c))
 	}
 }
@@ -162,7 +167,8 @@ func (r *report) writeLatencies(m *strings.Builder) {
 		return
 	}
 	c := r.compared[0]
-	fmt.Fprintf(m, "\n## Latency and rate\n\nMilliseconds, p50 / p99, under the same full load: of a whole answer; of a coalesced stream's first chunk; of a paced "+
+	fmt.Fprintf(m, "\n## Latency and rate\n\nMilliseconds, p50 / p99, under the same full load: of a whole answer; "+
+		"of a coalesced stream's first chunk; of a paced "+
 		"chunk from the engine's write to the client's read. Direct: the clients do both legs themselves.\n\n")
 	fmt.Fprintf(m, "| load | %s | %s | direct | %s /s | %s /s | direct /s |\n|---|---|---|---|---|---|---|\n",
 		c.subject.name, c.base.name, c.subject.name, c.base.name)
@@ -183,13 +189,18 @@ func (r *report) writeFootprints(m *strings.Builder) {
 		return
 	}
 	subject, base := r.footprints[0], r.footprints[1]
-	fmt.Fprintf(m, "\n## Memory and start\n\n| | %s | %s | target | |\n|---|---|---|---|---|\n", subject.name, base.name)
-	fmt.Fprintf(m, "| memory per open stream at %d streams, KB: resident, uncollected garbage included; median of %d (least to greatest) | %s | %s | %d | %s |\n",
-		streamsOpen, len(subject.perStream), kilobytes(subject.perStream), kilobytes(base.perStream), targetStreamBytes>>10,
+	fmt.Fprintf(m, "\n## Memory and start\n\n| | %s | %s | target | |\n|---|---|---|---|---|\n", subject.name,
+		base.name)
+	fmt.Fprintf(m, "| memory per open stream at %d streams, KB: resident, uncollected garbage included; median of %d "+
+		"(least to greatest) | %s | %s | %d | %s |\n",
+		streamsOpen, len(subject.perStream), kilobytes(subject.perStream), kilobytes(base.perStream),
+		targetStreamBytes>>10,
 		mark(median(subject.perStream) <= targetStreamBytes))
 	fmt.Fprintf(m, "| memory at rest, KB | %s | %s | | |\n", kilobytes(subject.atRest), kilobytes(base.atRest))
-	fmt.Fprintf(m, "| exec to first answer, ms, median of %d (greatest) | %s | %s | %d | %s |\n", len(r.starts[0].times),
-		startText(r.starts[0]), startText(r.starts[1]), targetStart.Milliseconds(), mark(middleOf(r.starts[0]) <= targetStart))
+	fmt.Fprintf(m, "| exec to first answer, ms, median of %d (greatest) | %s | %s | %d | %s |\n",
+		len(r.starts[0].times),
+		startText(r.starts[0]), startText(r.starts[1]), targetStart.Milliseconds(),
+		mark(middleOf(r.starts[0]) <= targetStart))
 }
 
 func kilobytes(list []float64) string {

@@ -20,7 +20,8 @@ type pace struct {
 }
 
 var (
-	full  = pace{slice: 2 * time.Second, lead: 400 * time.Millisecond, rounds: 4, direct: 2, settle: 3 * time.Second, memory: 3, starts: 15}
+	full = pace{slice: 2 * time.Second, lead: 400 * time.Millisecond, rounds: 4, direct: 2, settle: 3 * time.Second,
+		memory: 3, starts: 15}
 	short = pace{quick: true, slice: 500 * time.Millisecond, lead: 250 * time.Millisecond, rounds: 1, direct: 1,
 		settle: 1500 * time.Millisecond, memory: 1, starts: 5}
 )
@@ -48,7 +49,8 @@ var scenarios = []scenario{
 	{name: "SSE chunk, coalesced (20 per write, 16 streams)", size: 2 << 10, clients: 16, stream: true,
 		perWrite: 20, chunks: 10_000, target: 1.05},
 	{name: "SSE chunk, paced (128 streams, one per 20 ms)", size: 2 << 10, clients: 128, stream: true,
-		perWrite: 1, interval: 20 * time.Millisecond, target: 1.05, noisy: 3}, // an idle CPU's wake-ups: slices differ by a quarter
+		// an idle CPU's wake-ups: slices differ by a quarter
+		perWrite: 1, interval: 20 * time.Millisecond, target: 1.05, noisy: 3},
 }
 
 // Targets that are not ratios to minimal.

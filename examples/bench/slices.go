@@ -45,7 +45,8 @@ type compared struct {
 // compare gives slices to two programs in turn, A B B A, so that a drift of the machine and a noisy neighbour hit
 // both alike, and each slice is held against its neighbour.
 func (l *lab) compare(ctx context.Context, s scenario, subject, base *program) (compared, error) {
-	c := compared{scenario: s, subject: series{name: subject.name}, base: series{name: base.name}, direct: series{name: "direct"}}
+	c := compared{scenario: s, subject: series{name: subject.name}, base: series{name: base.name},
+		direct: series{name: "direct"}}
 	take := func(p *program, to *series) error {
 		got, err := l.slice(ctx, s, p)
 		if err != nil {

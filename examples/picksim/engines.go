@@ -19,10 +19,11 @@ type fleet struct {
 	bytesPerToken   float64 // of KV
 }
 
-// usualFleet has not as many engines of one role as of the other, or turns would always make the same pairs. Each engine is near an 8B model on
-// one H100: the order of magnitude matters here, not the machine.
+// usualFleet has not as many engines of one role as of the other, or turns would always make the same pairs. Each
+// engine is near an 8B model on one H100: the order of magnitude matters here, not the machine.
 func usualFleet() fleet {
-	return fleet{prefill: 8, decode: 7, zones: 2, tokensPerSecond: 16_000, cacheTokens: 120_000, perStep: .010, perRow: .0002,
+	return fleet{prefill: 8, decode: 7, zones: 2, tokensPerSecond: 16_000, cacheTokens: 120_000, perStep: .010,
+		perRow:    .0002,
 		handshake: .15, bytesPerSecond: 20e9, bytesPerToken: 128 << 10}
 }
 
@@ -54,7 +55,8 @@ func (p *prefiller) cached(j *job) int {
 }
 
 func (p *prefiller) keep(j *job) {
-	for _, b := range slices.Backward(j.blocks) { // the first block is the latest used: a cache without it cannot use the others
+	// the first block is the latest used: a cache without it cannot use the others
+	for _, b := range slices.Backward(j.blocks) {
 		if e := p.blocks[b]; e != nil {
 			p.order.MoveToFront(e)
 			continue

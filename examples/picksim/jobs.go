@@ -40,7 +40,9 @@ func prepare(trace []entry) ([]*job, error) {
 			}
 			prompt = append(prompt, texts[s]...)
 		}
-		body, err := json.Marshal(map[string]any{"model": "m", "prompt": string(prompt), "max_tokens": max(256, 2*e.Output), "stream": true})
+		body, err := json.Marshal(
+			map[string]any{"model": "m", "prompt": string(prompt), "max_tokens": max(256, 2*e.Output), "stream": true},
+		)
 		if err != nil {
 			return nil, err
 		}
@@ -48,7 +50,8 @@ func prepare(trace []entry) ([]*job, error) {
 		if err != nil {
 			return nil, err
 		}
-		j := &job{at: e.At, tokens: (len(prompt) + tokenBytes - 1) / tokenBytes, output: e.Output, in: &pdflow.PickInput{Request: request, Attempt: 1}}
+		j := &job{at: e.At, tokens: (len(prompt) + tokenBytes - 1) / tokenBytes, output: e.Output,
+			in: &pdflow.PickInput{Request: request, Attempt: 1}}
 		if e.Session != "" {
 			j.in.Header = http.Header{"X-Session-Id": {e.Session}}
 		}

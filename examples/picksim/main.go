@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command picksim replays a trace of requests over each policy of package pick and prints how even the engines' load is, how much of the
-// prompts lies in their prefix caches, and how long requests take. Run it from the repository root: go run ./examples/picksim. The
-// pickers are the real ones; the engines are a model, in a time of its own. README.md beside it says which.
+// Command picksim replays a trace of requests over each policy of package pick and prints how even the engines' load
+// is, how much of the prompts lies in their prefix caches, and how long requests take. Run it from the repository root:
+// go run ./examples/picksim. The pickers are the real ones; the engines are a model, in a time of its own. README.md
+// beside it says which.
 package main
 
 import (

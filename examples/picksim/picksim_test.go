@@ -42,7 +42,8 @@ func TestPrefixAffinityReusesMoreThanRoundRobinWithoutAWorseTail(t *testing.T) {
 		turns, prefix := r[0], r[1]
 		require.Greater(t, prefix.reuse(), turns.reuse()+8)
 		for _, q := range []float64{.5, .9, .99} {
-			require.LessOrEqual(t, quantile(prefix.first, q), quantile(turns.first, q), "time to the first token at %v", q)
+			require.LessOrEqual(t, quantile(prefix.first, q), quantile(turns.first, q), "time to the first token at %v",
+				q)
 			require.LessOrEqual(t, quantile(prefix.whole, q), 1.02*quantile(turns.whole, q), "whole time at %v", q)
 		}
 	}
@@ -57,8 +58,12 @@ func TestTheDocumentedFiguresAreTheProgramsOwn(t *testing.T) {
 	require.NoError(t, err)
 	r := results(t, 1, usualLoad().seconds, pick.RoundRobin(), pick.PrefixAffinity(), pick.Sticky())
 	for _, x := range r {
-		require.Contains(t, string(page), fmt.Sprintf("| `%s` | %.1f %% | %.2f | %.2f | %.0f ms | %.0f ms | %.2f s | %d | %.0f %% |\n", x.policy, x.reuse(), imbalance(x.prefillLoad),
-			imbalance(x.decodeLoad), 1000*quantile(x.first, .5), 1000*quantile(x.first, .99), quantile(x.whole, .99), x.pairs, 100*float64(x.crossed)/float64(len(x.first))))
+		require.Contains(
+			t, string(page), fmt.Sprintf("| `%s` | %.1f %% | %.2f | %.2f | %.0f ms | %.0f ms | %.2f s | %d | "+
+				"%.0f %% |\n", x.policy, x.reuse(), imbalance(x.prefillLoad),
+				imbalance(x.decodeLoad), 1000*quantile(x.first, .5), 1000*quantile(x.first, .99),
+				quantile(x.whole, .99),
+				x.pairs, 100*float64(x.crossed)/float64(len(x.first))))
 	}
 	require.Greater(t, r[1].reuse(), r[0].reuse()+15)
 	require.Less(t, quantile(r[1].first, .99), quantile(r[0].first, .99)*2/3)
@@ -91,7 +96,8 @@ func TestATraceIsReadAsItWasWritten(t *testing.T) {
 
 func TestMooncakesTracesAreRead(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "trace.jsonl")
-	require.NoError(t, os.WriteFile(name, []byte(`{"timestamp": 3000, "input_length": 600, "output_length": 5, "hash_ids": [1, 3]}
+	require.NoError(
+		t, os.WriteFile(name, []byte(`{"timestamp": 3000, "input_length": 600, "output_length": 5, "hash_ids": [1, 3]}
 {"timestamp": 1500, "input_length": 512, "output_length": 9, "hash_ids": [1]}
 `), 0o600))
 	trace, err := readTrace(name)
@@ -125,7 +131,8 @@ func TestWhatIsWrongWithATraceIsSaid(t *testing.T) {
 func TestTheProgramPrintsATableAndDraws(t *testing.T) {
 	dir := t.TempDir()
 	var out bytes.Buffer
-	args := []string{"-seconds", "10", "-policies", "round-robin,prefix", "-plots", dir, "-write", filepath.Join(dir, "trace.jsonl")}
+	args := []string{"-seconds", "10", "-policies", "round-robin,prefix", "-plots", dir, "-write",
+		filepath.Join(dir, "trace.jsonl")}
 	require.NoError(t, run(context.Background(), args, &out, &out))
 	first := out.String()
 	require.Contains(t, first, "round-robin")
@@ -136,7 +143,10 @@ func TestTheProgramPrintsATableAndDraws(t *testing.T) {
 		require.True(t, strings.HasPrefix(string(b), "\x89PNG"))
 	}
 	out.Reset()
-	require.NoError(t, run(context.Background(), append([]string{"-trace", filepath.Join(dir, "trace.jsonl")}, args[2:4]...), &out, &out))
+	require.NoError(
+		t, run(context.Background(), append([]string{"-trace", filepath.Join(dir, "trace.jsonl")}, args[2:4]...), &out,
+			&out),
+	)
 	require.Equal(t, first, out.String(), "the trace that was written is the one that was run")
 	require.Error(t, run(context.Background(), []string{"-policies", "fastest"}, &out, &out))
 	require.Error(t, run(context.Background(), []string{"-prefill", "0"}, &out, &out))

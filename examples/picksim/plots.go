@@ -18,8 +18,10 @@ import (
 // draw writes the three plots of the documentation.
 func draw(folder string, results []*result) error {
 	return errors.Join(os.MkdirAll(folder, 0o750),
-		bars(filepath.Join(folder, "picking-reuse.png"), "Prompt tokens found in the prefill engine's cache", "%", results, (*result).reuse),
-		bars(filepath.Join(folder, "picking-balance.png"), "Most loaded prefill engine over the mean (computing time)", "max / mean", results,
+		bars(filepath.Join(folder, "picking-reuse.png"), "Prompt tokens found in the prefill engine's cache", "%",
+			results, (*result).reuse),
+		bars(filepath.Join(folder, "picking-balance.png"), "Most loaded prefill engine over the mean (computing time)",
+			"max / mean", results,
 			func(r *result) float64 { return imbalance(r.prefillLoad) }),
 		tails(filepath.Join(folder, "picking-tail.png"), results))
 }
@@ -47,14 +49,17 @@ func bars(file, title, axis string, results []*result, of func(*result) float64)
 // palette is Okabe and Ito's: its colours differ for all eyes.
 var palette = []color.Color{
 	color.RGBA{A: 0xff}, color.RGBA{R: 0xe6, G: 0x9f, A: 0xff}, color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
-	color.RGBA{G: 0x9e, B: 0x73, A: 0xff}, color.RGBA{R: 0xf0, G: 0xe4, B: 0x42, A: 0xff}, color.RGBA{G: 0x72, B: 0xb2, A: 0xff},
-	color.RGBA{R: 0xd5, G: 0x5e, A: 0xff}, color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, color.RGBA{R: 0x88, G: 0x88, B: 0x88, A: 0xff},
+	color.RGBA{G: 0x9e, B: 0x73, A: 0xff}, color.RGBA{R: 0xf0, G: 0xe4, B: 0x42, A: 0xff},
+	color.RGBA{G: 0x72, B: 0xb2, A: 0xff},
+	color.RGBA{R: 0xd5, G: 0x5e, A: 0xff}, color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff},
+	color.RGBA{R: 0x88, G: 0x88, B: 0x88, A: 0xff},
 }
 
 // tails draws the share of requests that wait longer for the first token than a time: the lower, the better.
 func tails(file string, results []*result) error {
 	p := plot.New()
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = "Time to first token", "seconds", "share of requests that wait longer"
+	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = "Time to first token", "seconds",
+		"share of requests that wait longer"
 	p.Y.Scale, p.Y.Tick.Marker, p.Y.Max = plot.LogScale{}, plot.LogTicks{Prec: -1}, 1
 	p.Legend.Top, p.Legend.XOffs, p.Legend.ThumbnailWidth = true, vg.Points(-8), vg.Points(30)
 	p.Title.Padding = vg.Points(8)

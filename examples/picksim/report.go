@@ -36,13 +36,17 @@ func printTable(w io.Writer, f fleet, jobs []*job, results []*result) error {
 	for _, j := range jobs {
 		tokens += j.tokens
 	}
-	fmt.Fprintf(w, "%d requests in %.0f s, %d tokens of prompt each on average; %d prefill and %d decode engines in %d zones\n\n",
+	fmt.Fprintf(w, "%d requests in %.0f s, %d tokens of prompt each on average; %d prefill and %d decode engines in "+
+		"%d zones\n\n",
 		len(jobs), jobs[len(jobs)-1].at, tokens/len(jobs), f.prefill, f.decode, f.zones)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "policy\treused\tprefill max/mean\tdecode max/mean\tTTFT p50\tTTFT p99\ttotal p50\ttotal p99\tpairs met\tcross-zone\t")
+	fmt.Fprintln(t, "policy\treused\tprefill max/mean\tdecode max/mean\tTTFT p50\tTTFT p99\ttotal p50\ttotal "+
+		"p99\tpairs met\tcross-zone\t")
 	for _, r := range results {
-		fmt.Fprintf(t, "%s\t%.1f %%\t%.2f\t%.2f\t%.0f ms\t%.0f ms\t%.2f s\t%.2f s\t%d\t%.0f %%\t\n", r.policy, r.reuse(), imbalance(r.prefillLoad), imbalance(r.decodeLoad),
-			1000*quantile(r.first, .5), 1000*quantile(r.first, .99), quantile(r.whole, .5), quantile(r.whole, .99), r.pairs, 100*float64(r.crossed)/float64(len(r.first)))
+		fmt.Fprintf(t, "%s\t%.1f %%\t%.2f\t%.2f\t%.0f ms\t%.0f ms\t%.2f s\t%.2f s\t%d\t%.0f %%\t\n", r.policy,
+			r.reuse(), imbalance(r.prefillLoad), imbalance(r.decodeLoad),
+			1000*quantile(r.first, .5), 1000*quantile(r.first, .99), quantile(r.whole, .5), quantile(r.whole, .99),
+			r.pairs, 100*float64(r.crossed)/float64(len(r.first)))
 	}
 	return t.Flush()
 }

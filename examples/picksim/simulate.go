@@ -71,7 +71,8 @@ func simulate(ctx context.Context, f fleet, policy pick.Policy, seed uint64, job
 		return nil, err
 	}
 	defer stop()
-	s := &simulation{f: f, picker: pick.New(set, policy, pick.WithSeed(seed)), p: map[string]*prefiller{}, d: map[string]*decoder{},
+	s := &simulation{f: f, picker: pick.New(set, policy, pick.WithSeed(seed)), p: map[string]*prefiller{},
+		d:   map[string]*decoder{},
 		met: map[[2]string]bool{}, out: &result{policy: policy.String()}}
 	for _, e := range set.Load().Endpoints {
 		if e.Role == discovery.RolePrefill {

@@ -15,11 +15,11 @@ import (
 	"strconv"
 )
 
-// entry is one request of a trace: a line of JSON. Its prompt is segments; the same id is the same text wherever it stands, so prompts
-// with the same first segments share a prefix.
+// entry is one request of a trace: a line of JSON. Its prompt is segments; the same id is the same text wherever it
+// stands, so prompts with the same first segments share a prefix.
 //
-// Lines of Mooncake's published traces (timestamp in milliseconds, input_length and output_length in tokens, hash_ids for blocks of 512
-// tokens) are read too.
+// Lines of Mooncake's published traces (timestamp in milliseconds, input_length and output_length in tokens, hash_ids
+// for blocks of 512 tokens) are read too.
 type entry struct {
 	At       float64   `json:"at"` // seconds from the beginning
 	Session  string    `json:"session,omitempty"`
@@ -126,8 +126,8 @@ func byTime(trace []entry) {
 	slices.SortStableFunc(trace, func(a, b entry) int { return cmp.Compare(a.At, b.At) })
 }
 
-// load is what a generated trace is made of: conversations of some turns on one of a few system prompts, the popular ones far more often
-// than the others, and prompts that share nothing.
+// load is what a generated trace is made of: conversations of some turns on one of a few system prompts, the popular
+// ones far more often than the others, and prompts that share nothing.
 type load struct {
 	rate, seconds float64
 	systems       int
@@ -157,7 +157,10 @@ func (g load) generate(seed uint64) []entry {
 		n++
 		session := "s" + strconv.Itoa(n)
 		if r.Float64() < g.single {
-			all = append(all, entry{At: at, Session: session, Segments: []segment{{session, 1000 + r.IntN(12_000)}}, Output: output(r)})
+			all = append(
+				all, entry{At: at, Session: session, Segments: []segment{{session, 1000 + r.IntN(12_000)}},
+					Output: output(r)},
+			)
 			continue
 		}
 		system, _ := slices.BinarySearch(shares, r.Float64()*sum)

@@ -59,7 +59,8 @@ func TestLibraryCodeTakesOptionsAndSendsThroughTransport(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, nested, "examples/")
 	for _, name := range goFiles(t) {
-		if strings.HasSuffix(name, "_test.go") || slices.ContainsFunc(nested, func(dir string) bool { return strings.HasPrefix(name, dir) }) {
+		if strings.HasSuffix(name, "_test.go") ||
+			slices.ContainsFunc(nested, func(dir string) bool { return strings.HasPrefix(name, dir) }) {
 			continue
 		}
 		found, err := checkBans(root, name, nil, bans)
@@ -108,8 +109,10 @@ func TestDiscoveryByKubernetesKeepsToItsLayer(t *testing.T) {
 	require.NotNil(t, source)
 	for _, r := range []rule{
 		{never: rules[0].never, why: rules[0].why},
-		{never: []string{"k8s.io/client-go/kubernetes/..."}, why: "the client for all kinds of objects takes minutes to compile; two kinds need none"},
-		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."}, why: "these are for tests"},
+		{never: []string{"k8s.io/client-go/kubernetes/..."},
+			why: "the client for all kinds of objects takes minutes to compile; two kinds need none"},
+		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."},
+			why: "these are for tests"},
 	} {
 		assert.Empty(t, r.check(g, source))
 	}
@@ -124,7 +127,8 @@ func TestExtprocKeepsToItself(t *testing.T) {
 	for _, r := range []rule{
 		{except: []string{"connector/config"}, never: []string{"connector/*", "discovery/*", "examples/..."},
 			why: "it serves whatever flow it is given"},
-		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."}, why: "these are for tests"},
+		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."},
+			why: "these are for tests"},
 	} {
 		assert.Empty(t, r.check(g, server))
 	}

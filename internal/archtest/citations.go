@@ -15,7 +15,8 @@ import (
 	"strings"
 )
 
-// text is what a reader reads of a file: a Markdown file's text, a Go file's comments, the sources that a golden file names.
+// text is what a reader reads of a file: a Markdown file's text, a Go file's comments, the sources that a golden file
+// names.
 type text struct{ file, text string }
 
 // texts reads all of them below root. Folders that begin with a dot hold no part of the project.
@@ -77,12 +78,14 @@ const (
 
 // elsewhere are names of documents that no reader of the repository has.
 var elsewhere = regexp.MustCompile(`(?i)\bcaptures?[ /](?:README|(?:nixl|nixl-push|mooncake|multi|example)\b|\d\d)` +
-	`|go-notes|\b(?:GATEWAY|DESIGN|STYLE|BRIEF)\.md|\.\./shared\b|(?:^\(?|\s|[^\]]\()(?:protocols/[\w-]+\.md|documents/\d)`)
+	`|go-notes|\b(?:GATEWAY|DESIGN|STYLE|BRIEF)\.md|\.\./shared\b` +
+	`|(?:^\(?|\s|[^\]]\()(?:protocols/[\w-]+\.md|documents/\d)`)
 
 var (
-	ownDoc    = regexp.MustCompile(`(?:^|[\s("\x60])(docs/(?:protocols/[\w./-]+\w|[\w-]+\.md))`)
-	section   = regexp.MustCompile(`([\w-]+)\.md(?:\]\([^)]*\))? §(\d+)`)
-	recorded  = regexp.MustCompile(`([\w-]+)\.md(?:\]\([^)]*\))?, recordings? (\d\d[a-z]?\b(?:(?:, | and | or | to )\d\d[a-z]?\b)*)`)
+	ownDoc   = regexp.MustCompile(`(?:^|[\s("\x60])(docs/(?:protocols/[\w./-]+\w|[\w-]+\.md))`)
+	section  = regexp.MustCompile(`([\w-]+)\.md(?:\]\([^)]*\))? §(\d+)`)
+	recorded = regexp.MustCompile(`([\w-]+)\.md(?:\]\([^)]*\))?, recordings? (\d\d[a-z]?\b(?:(?:, | and | or | to ` +
+		`)\d\d[a-z]?\b)*)`)
 	number    = regexp.MustCompile(`\d\d[a-z]?`)
 	heading   = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	codeBlock = regexp.MustCompile("(?ms)^(?:```.*?^```|    .*?$)")

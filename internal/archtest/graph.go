@@ -74,8 +74,8 @@ func (g graph) own() []*pkg {
 	return own
 }
 
-// chain returns the shortest chain of imports from a package to one that bad holds for, both ends included; nil if there
-// is none. Packages that stop holds for are not entered.
+// chain returns the shortest chain of imports from a package to one that bad holds for, both ends included; nil if
+// there is none. Packages that stop holds for are not entered.
 func (g graph) chain(from string, bad, stop func(path string) bool) []string {
 	before := map[string]string{from: ""}
 	for queue := []string{from}; len(queue) > 0; queue = queue[1:] {

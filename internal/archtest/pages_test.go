@@ -47,7 +47,8 @@ func TestEveryPublicPackageHasAnExample(t *testing.T) {
 	packages := map[string]bool{} // folder → has an example
 	for _, name := range goFiles(t) {
 		dir := filepath.Dir(name)
-		if strings.Contains(name, "internal/") || slices.ContainsFunc(nested, func(m string) bool { return strings.HasPrefix(name, m) }) {
+		if strings.Contains(name, "internal/") ||
+			slices.ContainsFunc(nested, func(m string) bool { return strings.HasPrefix(name, m) }) {
 			continue
 		}
 		body, err := os.ReadFile(filepath.Join(root, name))

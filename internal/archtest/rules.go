@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// rule forbids packages to others. Patterns are import paths, those of the root module without its prefix; a last element
-// "..." means the package and all below it, "*" only all below it, and "/..." alone all packages of the root module.
+// rule forbids packages to others. Patterns are import paths, those of the root module without its prefix; a last
+// element "..." means the package and all below it, "*" only all below it, and "/..." alone all packages of the root
+// module.
 type rule struct {
 	of     []string // the packages that the rule binds
 	except []string // but not these
@@ -27,8 +28,10 @@ var rules = []rule{
 		why: "discovery is the lowest layer: it says who the engines are, and serves programs that have no flow at all",
 	},
 	{
-		of: []string{"connector/..."}, except: []string{"connector/connectortest"}, never: []string{"pdflow/...", "transport/..."},
-		why: "connectors describe, the flow executes: one that dials or runs legs would need its own cancelling, retrying and cleaning up",
+		of: []string{"connector/..."}, except: []string{"connector/connectortest"},
+		never: []string{"pdflow/...", "transport/..."},
+		why: "connectors describe, the flow executes: one that dials or runs legs would need its own cancelling, " +
+			"retrying and cleaning up",
 	},
 	{
 		of: []string{"connector/config/..."}, never: []string{"/..."}, but: []string{"connector/config/..."},
@@ -40,7 +43,8 @@ var rules = []rule{
 	},
 	{
 		of: []string{"pdflow"}, never: []string{"connector/*"}, but: []string{"connector/config"},
-		why: "the state machine knows abilities, not protocols: a connector that needs a line of its own in the flow lacks an ability",
+		why: "the state machine knows abilities, not protocols: a connector that needs a line of its own in the flow " +
+			"lacks an ability",
 	},
 	{
 		of: []string{"pdflow/enginesim/..."}, never: []string{"connector/...", "pdflow", "transport/..."},
@@ -84,18 +88,23 @@ var rules = []rule{
 		why: "examples are programs for readers to change, in a module of their own",
 	},
 	{
-		of: []string{"/..."}, except: []string{"connector/connectortest", "discovery/discoverytest", simRooms + "simtest"},
+		of: []string{"/..."}, except: []string{"connector/connectortest", "discovery/discoverytest", simRooms +
+			"simtest"},
 		never: []string{"testing/...", "net/http/httptest"},
 		why:   "package testing and httptest add flags to every program that links them; only packages named …test may",
 	},
 	{
 		of: []string{"pdflow", "connector/nixl"},
 		never: []string{
-			"k8s.io/...", "sigs.k8s.io/...", "github.com/gin-gonic/...", "github.com/prometheus/...", "github.com/go-zeromq/...",
-			"github.com/pebbe/...", "github.com/vmihailenco/...", "go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/...",
-			"google.golang.org/grpc/...", "google.golang.org/protobuf/...", "github.com/miekg/...", "github.com/fsnotify/...", "go.yaml.in/...",
+			"k8s.io/...", "sigs.k8s.io/...", "github.com/gin-gonic/...", "github.com/prometheus/...",
+			"github.com/go-zeromq/...",
+			"github.com/pebbe/...", "github.com/vmihailenco/...", "go.opentelemetry.io/otel/sdk/...",
+			"go.opentelemetry.io/otel/exporters/...",
+			"google.golang.org/grpc/...", "google.golang.org/protobuf/...", "github.com/miekg/...",
+			"github.com/fsnotify/...", "go.yaml.in/...",
 		},
-		why: "a program with pdflow and connector/nixl compiles nothing heavier than the OTel API: that is why it can be imported anywhere",
+		why: "a program with pdflow and connector/nixl compiles nothing heavier than the OTel API: that is why it " +
+			"can be imported anywhere",
 	},
 }
 
@@ -111,17 +120,29 @@ type dependency struct {
 
 // dependencies must be the same as the table in CONTRIBUTING.md; a test compares go.mod with both.
 var dependencies = []dependency{
-	{"github.com/hashicorp/go-retryablehttp", []string{"transport"}, "one place retries on the wire, with one set of rules about what was provably not sent"},
-	{"github.com/tidwall/gjson", []string{"connector/...", "pdflow/...", "internal/..."}, "it is for small documents on the way of a request; discovery and transport see none"},
-	{"github.com/tidwall/sjson", []string{"connector/...", "pdflow/...", "internal/..."}, "it is for small documents on the way of a request; discovery and transport see none"},
-	{"go.opentelemetry.io/otel", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
-	{"go.opentelemetry.io/otel/metric", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
-	{"go.opentelemetry.io/otel/trace", []string{"pdflow", "transport", "internal/..."}, "the flow measures for all connectors alike; a connector only names"},
-	{"github.com/go-zeromq/zmq4", []string{simRooms + "proto/lmcachepd"}, "ZeroMQ is for the protocols that speak it; nobody else compiles it"},
-	{"github.com/vmihailenco/msgpack/v5", []string{"connector/lmcachepd", "discovery/registration", simRooms + "proto/lmcachepd"}, "msgpack is for the protocols that speak it; nobody else compiles it"},
-	{"github.com/fsnotify/fsnotify", []string{"discovery/file"}, "it is for the source of files; nobody else watches any"},
-	{"go.yaml.in/yaml/v3", []string{"connector/config/yamlfile"}, "one place reads YAML, with the lines of what is wrong; the library itself is configured by Go values and JSON"},
-	{"github.com/miekg/dns", []string{"discovery/dns"}, "it is for the source that asks name servers; nobody else speaks DNS"},
+	{"github.com/hashicorp/go-retryablehttp", []string{"transport"},
+		"one place retries on the wire, with one set of rules about what was provably not sent"},
+	{"github.com/tidwall/gjson", []string{"connector/...", "pdflow/...", "internal/..."},
+		"it is for small documents on the way of a request; discovery and transport see none"},
+	{"github.com/tidwall/sjson", []string{"connector/...", "pdflow/...", "internal/..."},
+		"it is for small documents on the way of a request; discovery and transport see none"},
+	{"go.opentelemetry.io/otel", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."},
+		"the flow measures for all connectors alike; a connector only names"},
+	{"go.opentelemetry.io/otel/metric", []string{"pdflow", "pdflow/reuse", "transport", "internal/..."},
+		"the flow measures for all connectors alike; a connector only names"},
+	{"go.opentelemetry.io/otel/trace", []string{"pdflow", "transport", "internal/..."},
+		"the flow measures for all connectors alike; a connector only names"},
+	{"github.com/go-zeromq/zmq4", []string{simRooms + "proto/lmcachepd"},
+		"ZeroMQ is for the protocols that speak it; nobody else compiles it"},
+	{"github.com/vmihailenco/msgpack/v5", []string{"connector/lmcachepd", "discovery/registration", simRooms +
+		"proto/lmcachepd"}, "msgpack is for the protocols that speak it; nobody else compiles it"},
+	{"github.com/fsnotify/fsnotify", []string{"discovery/file"},
+		"it is for the source of files; nobody else watches any"},
+	{"go.yaml.in/yaml/v3", []string{"connector/config/yamlfile"},
+		"one place reads YAML, with the lines of what is wrong; the library itself is configured by Go values " +
+			"and JSON"},
+	{"github.com/miekg/dns", []string{"discovery/dns"},
+		"it is for the source that asks name servers; nobody else speaks DNS"},
 	{"github.com/stretchr/testify", nil, "it is for _test.go files only"},
 	{"go.uber.org/goleak", nil, "it is for _test.go files only"},
 }
@@ -167,9 +188,12 @@ func checkOutside(g graph, p *pkg, dependencies []dependency) []string {
 		switch {
 		case i < 0:
 			found = append(found, fmt.Sprintf("%s imports %s, which the list of dependencies does not have: "+
-				"each user of pdkit pays for each module, so say in internal/archtest/rules.go and CONTRIBUTING.md who needs it and why", short(p.ImportPath), path))
+				"each user of pdkit pays for each module, so say in internal/archtest/rules.go and CONTRIBUTING.md "+
+				"who needs it and why", short(p.ImportPath), path))
 		case !matchAny(dependencies[i].by, p.ImportPath):
-			found = append(found, fmt.Sprintf("%s must not import %s: %s", short(p.ImportPath), path, dependencies[i].why))
+			found = append(
+				found, fmt.Sprintf("%s must not import %s: %s", short(p.ImportPath), path, dependencies[i].why),
+			)
 		}
 	}
 	return found

@@ -64,7 +64,9 @@ func TestAGraphAsDesignedBreaksNoRule(t *testing.T) {
 		"discovery: os", "discovery/static: discovery", "discovery/discoverytest: discovery testing",
 		"internal/jsonedit: os",
 		"connector/config: os", "connector/config/yamlfile: connector/config go.yaml.in/yaml/v3",
-		"discovery/file: discovery connector/config connector/config/yamlfile", "connector: connector/config discovery internal/jsonedit net/http", "connector/nixl: connector internal/jsonedit github.com/tidwall/gjson",
+		"discovery/file: discovery connector/config connector/config/yamlfile",
+		"connector: connector/config discovery internal/jsonedit net/http",
+		"connector/nixl: connector internal/jsonedit github.com/tidwall/gjson",
 		"connector/connectortest: connector pdflow pdflow/enginesim testing",
 		"transport: net/http github.com/hashicorp/go-retryablehttp go.opentelemetry.io/otel/attribute",
 		"pdflow: connector discovery transport github.com/tidwall/gjson go.opentelemetry.io/otel/trace",
@@ -78,20 +80,24 @@ func TestEachRuleIsHeld(t *testing.T) {
 		says  []string // each in the one breach that is found
 	}{
 		"discovery knows no connectors": {
-			[]string{"discovery/static: connector"}, []string{"discovery/static must not import connector", "lowest layer"}},
+			[]string{"discovery/static: connector"},
+			[]string{"discovery/static must not import connector", "lowest layer"}},
 		"discovery knows no flow": {
 			[]string{"discovery: pdflow"}, []string{"discovery must not import pdflow"}},
 		"discovery does not speak to engines": {
 			[]string{"discovery/registration: transport"}, []string{"must not import transport"}},
 		"a connector knows no flow": {
-			[]string{"connector/moriio: pdflow"}, []string{"connector/moriio must not import pdflow", "the flow executes"}},
+			[]string{"connector/moriio: pdflow"},
+			[]string{"connector/moriio must not import pdflow", "the flow executes"}},
 		"nor a package below it": {
 			[]string{"connector/moriio: pdflow/pick"}, []string{"connector/moriio must not import pdflow/pick"}},
 		"a connector has no transport": {
 			[]string{"connector: transport"}, []string{"connector must not import transport"}},
 		"not through another package either": {
-			[]string{"connector/moriio: internal/wire", "internal/wire: example.org/wire", "example.org/wire: " + module + "/transport"},
-			[]string{"connector/moriio must not import transport", "chain: connector/moriio → internal/wire → example.org/wire → transport"}},
+			[]string{"connector/moriio: internal/wire", "internal/wire: example.org/wire", "example.org/wire: " +
+				module + "/transport"},
+			[]string{"connector/moriio must not import transport", "chain: connector/moriio → internal/wire → " +
+				"example.org/wire → transport"}},
 		"transport knows no connector": {
 			[]string{"transport: connector"}, []string{"transport must not import connector", "bytes for anyone"}},
 		"transport knows no discovery": {
@@ -99,25 +105,33 @@ func TestEachRuleIsHeld(t *testing.T) {
 		"the flow knows no protocol": {
 			[]string{"pdflow: connector/nixl"}, []string{"pdflow must not import connector/nixl", "lacks an ability"}},
 		"what reads settings knows nobody": {
-			[]string{"connector/config: discovery"}, []string{"connector/config must not import discovery", "below all"}},
+			[]string{"connector/config: discovery"},
+			[]string{"connector/config must not import discovery", "below all"}},
 		"the simulated engines share nothing with the gateway": {
 			[]string{"pdflow/enginesim: connector"}, []string{"pdflow/enginesim must not import connector"}},
 		"nor do their rooms": {
 			[]string{simRooms + "proto/nixl: connector"}, []string{simRooms + "proto/nixl must not import connector"}},
 		"a room does not import the face": {
-			[]string{simRooms + "core: pdflow/enginesim"}, []string{simRooms + "core must not import pdflow/enginesim", "below their face"}},
+			[]string{simRooms + "core: pdflow/enginesim"},
+			[]string{simRooms + "core must not import pdflow/enginesim", "below their face"}},
 		"the core knows no protocol": {
-			[]string{simRooms + "core: " + simRooms + "proto/nixl"}, []string{"must not import", "no client API, no protocol"}},
+			[]string{simRooms + "core: " + simRooms + "proto/nixl"},
+			[]string{"must not import", "no client API, no protocol"}},
 		"client APIs know no protocol": {
-			[]string{simRooms + "api: " + simRooms + "proto"}, []string{simRooms + "api must not import", "wraps its parser"}},
+			[]string{simRooms + "api: " + simRooms + "proto"},
+			[]string{simRooms + "api must not import", "wraps its parser"}},
 		"a protocol does not see the server": {
-			[]string{simRooms + "proto/sglang: " + simRooms + "server"}, []string{"must not import " + simRooms + "server", "as a host"}},
+			[]string{simRooms + "proto/sglang: " + simRooms + "server"},
+			[]string{"must not import " + simRooms + "server", "as a host"}},
 		"what protocols share knows none of them": {
-			[]string{simRooms + "proto: " + simRooms + "proto/nixl"}, []string{simRooms + "proto must not import", "knows none of them"}},
+			[]string{simRooms + "proto: " + simRooms + "proto/nixl"},
+			[]string{simRooms + "proto must not import", "knows none of them"}},
 		"the server knows no protocol": {
-			[]string{simRooms + "server: " + simRooms + "proto/nixl"}, []string{simRooms + "server must not import", "the face knows"}},
+			[]string{simRooms + "server: " + simRooms + "proto/nixl"},
+			[]string{simRooms + "server must not import", "the face knows"}},
 		"ZeroMQ is for the one protocol that speaks it": {
-			[]string{"pdflow/enginesim: github.com/go-zeromq/zmq4"}, []string{"pdflow/enginesim must not import github.com/go-zeromq/zmq4"}},
+			[]string{"pdflow/enginesim: github.com/go-zeromq/zmq4"},
+			[]string{"pdflow/enginesim must not import github.com/go-zeromq/zmq4"}},
 		"internal is below all": {
 			[]string{"internal/telemetry: discovery"}, []string{"internal/telemetry must not import discovery"}},
 		"nothing imports examples": {
@@ -127,29 +141,38 @@ func TestEachRuleIsHeld(t *testing.T) {
 		"no httptest in a library": {
 			[]string{"pdflow/enginesim: net/http/httptest"}, []string{"must not import net/http/httptest"}},
 		"one place retries": {
-			[]string{"pdflow: github.com/hashicorp/go-retryablehttp"}, []string{"pdflow must not import github.com/hashicorp/go-retryablehttp", "one place"}},
+			[]string{"pdflow: github.com/hashicorp/go-retryablehttp"},
+			[]string{"pdflow must not import github.com/hashicorp/go-retryablehttp", "one place"}},
 		"discovery reads no JSON by path": {
-			[]string{"discovery/file: github.com/tidwall/gjson"}, []string{"discovery/file must not import github.com/tidwall/gjson"}},
+			[]string{"discovery/file: github.com/tidwall/gjson"},
+			[]string{"discovery/file must not import github.com/tidwall/gjson"}},
 		"transport edits no JSON": {
-			[]string{"transport: github.com/tidwall/sjson"}, []string{"transport must not import github.com/tidwall/sjson"}},
+			[]string{"transport: github.com/tidwall/sjson"},
+			[]string{"transport must not import github.com/tidwall/sjson"}},
 		"a connector measures nothing": {
-			[]string{"connector/nixl: go.opentelemetry.io/otel/attribute"}, []string{"connector/nixl must not import go.opentelemetry.io/otel/attribute"}},
+			[]string{"connector/nixl: go.opentelemetry.io/otel/attribute"},
+			[]string{"connector/nixl must not import go.opentelemetry.io/otel/attribute"}},
 		"pickers measure nothing": {
 			[]string{"pdflow/pick: go.opentelemetry.io/otel/metric"}, []string{"pdflow/pick must not import"}},
 		"testify stays in tests": {
-			[]string{"connector/connectortest: github.com/stretchr/testify/require"}, []string{"github.com/stretchr/testify", "_test.go"}},
+			[]string{"connector/connectortest: github.com/stretchr/testify/require"},
+			[]string{"github.com/stretchr/testify", "_test.go"}},
 		"goleak stays in tests": {
 			[]string{"discovery/discoverytest: go.uber.org/goleak"}, []string{"go.uber.org/goleak", "_test.go"}},
 		"an unlisted module asks for its reason": {
-			[]string{"discovery/dns: github.com/coredns/caddy"}, []string{"discovery/dns imports github.com/coredns/caddy", "who needs it and why"}},
+			[]string{"discovery/dns: github.com/coredns/caddy"},
+			[]string{"discovery/dns imports github.com/coredns/caddy", "who needs it and why"}},
 		"one package reads YAML": {
-			[]string{"discovery/file: go.yaml.in/yaml/v3"}, []string{"discovery/file must not import go.yaml.in/yaml/v3", "one place"}},
+			[]string{"discovery/file: go.yaml.in/yaml/v3"},
+			[]string{"discovery/file must not import go.yaml.in/yaml/v3", "one place"}},
 		"nor does a source of its own": {
-			[]string{"discovery/static: go.yaml.in/yaml/v3"}, []string{"discovery/static must not import go.yaml.in/yaml/v3"}},
+			[]string{"discovery/static: go.yaml.in/yaml/v3"},
+			[]string{"discovery/static must not import go.yaml.in/yaml/v3"}},
 		"one source speaks DNS": {
 			[]string{"transport: github.com/miekg/dns"}, []string{"transport must not import github.com/miekg/dns"}},
 		"one source watches files": {
-			[]string{"discovery: github.com/fsnotify/fsnotify"}, []string{"discovery must not import github.com/fsnotify/fsnotify"}},
+			[]string{"discovery: github.com/fsnotify/fsnotify"},
+			[]string{"discovery must not import github.com/fsnotify/fsnotify"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := breaches(made(t, c.graph...), rules, dependencies)
@@ -176,7 +199,8 @@ func withoutForeign(found []string) []string {
 func TestTheCoreCompilesNothingHeavy(t *testing.T) {
 	for _, heavy := range []string{
 		"k8s.io/client-go/kubernetes", "github.com/gin-gonic/gin", "github.com/prometheus/client_golang/prometheus",
-		"github.com/go-zeromq/zmq4", "github.com/miekg/dns", "go.yaml.in/yaml/v3", "go.opentelemetry.io/otel/sdk/trace", "go.opentelemetry.io/otel/exporters/prometheus",
+		"github.com/go-zeromq/zmq4", "github.com/miekg/dns", "go.yaml.in/yaml/v3", "go.opentelemetry.io/otel/sdk/trace",
+		"go.opentelemetry.io/otel/exporters/prometheus",
 	} {
 		for _, core := range []string{"pdflow", "connector/nixl"} {
 			g := made(t, core+": github.com/tidwall/gjson", "github.com/tidwall/gjson: "+heavy)

@@ -31,12 +31,15 @@ type ban struct {
 var bans = []ban{
 	{
 		pkg: "os", members: []string{"Getenv", "LookupEnv", "Environ", "ExpandEnv"},
-		why: "a library takes options: two flows in one process must be able to differ, and a reader must see what decides",
+		why: "a library takes options: two flows in one process must be able to differ, and a reader must see " +
+			"what decides",
 	},
 	{
 		below: "connector/", except: "connector/connectortest/", pkg: "net/http",
-		members: []string{"Client", "DefaultClient", "Transport", "DefaultTransport", "Get", "Head", "Post", "PostForm"},
-		why:     "a connector never sends by itself: legs are the flow's, and side calls go through the Caller it is given",
+		members: []string{"Client", "DefaultClient", "Transport", "DefaultTransport", "Get", "Head", "Post",
+			"PostForm"},
+		why: "a connector never sends by itself: legs are the flow's, and side calls go through the Caller it " +
+			"is given",
 	},
 	{
 		pkg: "net/http", members: []string{"DefaultClient", "DefaultTransport", "Get", "Head", "Post", "PostForm"},
@@ -44,7 +47,8 @@ var bans = []ban{
 	},
 }
 
-// sourceFiles returns the Go files below root, relative and with slashes. Folders that the go command skips are skipped.
+// sourceFiles returns the Go files below root, relative and with slashes. Folders that the go command skips are
+// skipped.
 func sourceFiles(root string) ([]string, error) {
 	var files []string
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -53,7 +57,8 @@ func sourceFiles(root string) ([]string, error) {
 		}
 		name := d.Name()
 		if d.IsDir() {
-			if path != root && (name == "testdata" || name == "vendor" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_")) {
+			if path != root && (name == "testdata" || name == "vendor" || strings.HasPrefix(name, ".") ||
+				strings.HasPrefix(name, "_")) {
 				return filepath.SkipDir
 			}
 			return nil
@@ -70,7 +75,8 @@ func sourceFiles(root string) ([]string, error) {
 	return files, err
 }
 
-// nestedModules returns the folders below root that have a go.mod of their own, relative, with slashes and one at the end.
+// nestedModules returns the folders below root that have a go.mod of their own, relative, with slashes and one at the
+// end.
 func nestedModules(root string) ([]string, error) {
 	var nested []string
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -98,7 +104,8 @@ func checkLicence(root, name string) error {
 	defer f.Close()
 	first := bufio.NewScanner(f)
 	if first.Scan(); first.Text() != licence {
-		return fmt.Errorf("%s:1: the first line must be %q: a file that is copied elsewhere must carry its licence", name, licence)
+		return fmt.Errorf("%s:1: the first line must be %q: a file that is copied elsewhere must carry its licence",
+			name, licence)
 	}
 	return first.Err()
 }
@@ -106,7 +113,8 @@ func checkLicence(root, name string) error {
 // checkBans returns one text for each banned member that a library file uses. src is its source, nil to read the file.
 func checkBans(root, name string, src any, bans []ban) ([]string, error) {
 	files := token.NewFileSet()
-	file, err := parser.ParseFile(files, filepath.Join(root, filepath.FromSlash(name)), src, parser.SkipObjectResolution)
+	file, err := parser.ParseFile(files, filepath.Join(root, filepath.FromSlash(name)), src,
+		parser.SkipObjectResolution)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +133,10 @@ func checkBans(root, name string, src any, bans []ban) ([]string, error) {
 				return true
 			}
 			if x, ok := sel.X.(*ast.Ident); ok && x.Name == local && slices.Contains(b.members, sel.Sel.Name) {
-				found = append(found, fmt.Sprintf("%s:%d: %s.%s: %s", name, files.Position(sel.Pos()).Line, b.pkg, sel.Sel.Name, b.why))
+				found = append(
+					found, fmt.Sprintf("%s:%d: %s.%s: %s", name, files.Position(sel.Pos()).Line, b.pkg, sel.Sel.Name,
+						b.why),
+				)
 			}
 			return true
 		})
@@ -147,8 +158,8 @@ func localName(file *ast.File, importPath string) string {
 	return ""
 }
 
-// importsInternal returns one text for each import of the root module's internal packages by a file of the examples. The
-// compiler would allow it, as the examples' module path lies below the root's.
+// importsInternal returns one text for each import of the root module's internal packages by a file of the examples.
+// The compiler would allow it, as the examples' module path lies below the root's.
 func importsInternal(root, name string, src any) ([]string, error) {
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, filepath.Join(root, filepath.FromSlash(name)), src, parser.ImportsOnly)
@@ -159,8 +170,9 @@ func importsInternal(root, name string, src any) ([]string, error) {
 	for _, spec := range file.Imports {
 		path, err := strconv.Unquote(spec.Path.Value)
 		if err == nil && match("internal/...", path) {
-			found = append(found, fmt.Sprintf("%s:%d: %s: an example shows what a reader can write, and no reader can import this",
-				name, files.Position(spec.Pos()).Line, short(path)))
+			found = append(
+				found, fmt.Sprintf("%s:%d: %s: an example shows what a reader can write, and no reader can import this",
+					name, files.Position(spec.Pos()).Line, short(path)))
 		}
 	}
 	return found, nil

@@ -24,12 +24,14 @@ func TestBannedMembersAreFound(t *testing.T) {
 		"dot import":             {"pdflow/a.go", `package a; import . "os"; var _ = Getenv("X")`, "dot import"},
 		"the rest of os":         {"pdflow/a.go", `package a; import "os"; var _ = os.Args`, ""},
 		"another os":             {"pdflow/a.go", `package a; import "example.org/os"; var _ = os.Getenv("X")`, ""},
-		"client in a connector":  {"connector/x/a.go", `package a; import "net/http"; var _ http.Client`, "net/http.Client"},
-		"header in a connector":  {"connector/x/a.go", `package a; import "net/http"; var _ http.Header`, ""},
+		"client in a connector": {"connector/x/a.go", `package a; import "net/http"; var _ http.Client`,
+			"net/http.Client"},
+		"header in a connector": {"connector/x/a.go", `package a; import "net/http"; var _ http.Header`, ""},
 		"client in the suite": {
 			"connector/connectortest/a.go", `package a; import "net/http"; var _ http.Client`, ""},
-		"client elsewhere":    {"transport/a.go", `package a; import "net/http"; var _ http.Client`, ""},
-		"the default one not": {"transport/a.go", `package a; import "net/http"; var _ = http.DefaultClient`, "net/http.DefaultClient"},
+		"client elsewhere": {"transport/a.go", `package a; import "net/http"; var _ http.Client`, ""},
+		"the default one not": {"transport/a.go", `package a; import "net/http"; var _ = http.DefaultClient`,
+			"net/http.DefaultClient"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found, err := checkBans(root, c.file, c.source, bans)
@@ -79,7 +81,8 @@ func TestTheLicenceIsTheFirstLine(t *testing.T) {
 
 func TestTheWalkSeesWhatTheCompilerSees(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"a.go", "b/b.go", "b/testdata/no.go", ".tools/no.go", "_x/no.go", "vendor/no.go", "nested/c.go", "b/no.txt", "nested/go.mod", "go.mod"} {
+	for _, name := range []string{"a.go", "b/b.go", "b/testdata/no.go", ".tools/no.go", "_x/no.go", "vendor/no.go",
+		"nested/c.go", "b/no.txt", "nested/go.mod", "go.mod"} {
 		path := filepath.Join(dir, filepath.FromSlash(name))
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		require.NoError(t, os.WriteFile(path, nil, 0o600))

@@ -15,16 +15,19 @@ import (
 func chatEdits() []Edit {
 	return []Edit{
 		set("stream", "false"), del("stream_options"), set("max_tokens", "1"), set("max_completion_tokens", "1"),
-		set("kv_transfer_params", `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`),
+		set("kv_transfer_params", `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,`+
+			`"remote_block_ids":null,"remote_host":null,"remote_port":null}`),
 		set("request_id", `"cmpl-0123456789abcdef"`),
 	}
 }
 
-const chatTail = `,"model":"meta-llama/Llama-3.1-8B-Instruct","max_tokens":512,"stream":true,"stream_options":{"include_usage":true},"temperature":0.7,"top_p":0.95,"user":"u-1"}`
+const chatTail = `,"model":"meta-llama/Llama-3.1-8B-Instruct","max_tokens":512,"stream":true,` +
+	`"stream_options":{"include_usage":true},"temperature":0.7,"top_p":0.95,"user":"u-1"}`
 
 // chat makes a body of about size bytes: messages of 1 KB with some escapes.
 func chat(size int) string {
-	text := strings.Repeat(`It was a \"quiet\" morning,\nand the river ran on as it always had, past the mill and the field. `, 10)
+	text := strings.Repeat(`It was a \"quiet\" morning,\nand the river ran on as it always had, past the mill and `+
+		`the field. `, 10)
 	var b strings.Builder
 	b.WriteString(`{"messages":[{"role":"system","content":"You help."}`)
 	for i := 0; b.Len() < size-len(text); i++ {
@@ -45,7 +48,8 @@ func benchBodies() []benchBody {
 		{"chat/1MB", chat(1 << 20)},
 		{"chat/5MB", chat(big)},
 		{"plain/5MB", `{"prompt":"` + fill("The river ran on past the mill. ", big) + `"` + chatTail},
-		{"base64/5MB", `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,` + fill("iVBORw0KGgoAAAANSUhEUgAA", big) + `"}}]}]` + chatTail},
+		{"base64/5MB", `{"messages":[{"role":"user","content":[{"type":"image_url",` +
+			`"image_url":{"url":"data:image/png;base64,` + fill("iVBORw0KGgoAAAANSUhEUgAA", big) + `"}}]}]` + chatTail},
 		{"escapes/5MB", `{"prompt":"` + fill(`\n\"\u00e9`, big) + `"` + chatTail},
 		{"escapes nested/5MB", `{"messages":[{"role":"user","content":"` + fill(`\"`, big) + `"}]` + chatTail},
 		{"tokens/5MB", `{"prompt":[` + fill("15339, 1917, 11, 856, ", big) + `0]` + chatTail},

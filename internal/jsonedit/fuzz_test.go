@@ -56,10 +56,14 @@ func members(d *Doc) (all []pair) {
 
 var fuzzSeeds = []string{
 	`{}`, ` { } `, `{"a":1}`, `{"stream":true,"str\u0065am":false}`, `{"a":[{"b":"}\"]"}],"c":-1.5e+9,"d":null}`,
-	`{"messages":[{"role":"user","content":"h\u00e9\\"}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":5}`,
-	`{"a":"\ud800","\ud83d\ude00":"` + "\xff" + `"}`, `{"\ud800":1}`, `{"a":1,}`, `{"a":01}`, `{"a":1}{}`, "\xef\xbb\xbf{}", `null`, `{"a":[}`,
-	`{"a":"` + strings.Repeat("text ", 60) + `\n"}`, `{"prompt":[1,2,3,4,5,6,7,8,9,10]}`, `{"\ufffd":1,"` + "\uFFFD" + `":2}`,
-	`{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7,"h":8,"i":9,"j":10,"k":11,"l":12,"m":13,"n":14,"o":15,"p":16,"q":17,"a\u0062":18}`,
+	`{"messages":[{"role":"user","content":"h\u00e9\\"}],"stream":true,"stream_options":{"include_usage":true},` +
+		`"max_tokens":5}`,
+	`{"a":"\ud800","\ud83d\ude00":"` + "\xff" + `"}`, `{"\ud800":1}`, `{"a":1,}`, `{"a":01}`, `{"a":1}{}`,
+	"\xef\xbb\xbf{}", `null`, `{"a":[}`,
+	`{"a":"` + strings.Repeat("text ", 60) + `\n"}`, `{"prompt":[1,2,3,4,5,6,7,8,9,10]}`,
+	`{"\ufffd":1,"` + "\uFFFD" + `":2}`,
+	`{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7,"h":8,"i":9,"j":10,"k":11,"l":12,"m":13,"n":14,"o":15,"p":16,"q":17,` +
+		`"a\u0062":18}`,
 }
 
 func FuzzParse(f *testing.F) {
@@ -131,50 +135,53 @@ func FuzzSplice(f *testing.F) {
 	for i, s := range fuzzSeeds {
 		f.Add([]byte(s), "stream", []byte("false"), "a", []byte(`{"x":[1]}`), "new\n", []byte(nil), uint8(i*5))
 	}
-	f.Fuzz(func(t *testing.T, body []byte, n1 string, v1 []byte, n2 string, v2 []byte, n3 string, v3 []byte, deletes uint8) {
-		d, err := Parse(body)
-		if err != nil {
-			return
-		}
-		var edits []Edit
-		for i, e := range []Edit{{Name: n1, Value: v1}, {Name: n2, Value: v2}, {Name: n3, Value: v3}, {Name: n1, Value: v3}} {
-			if i == 3 && deletes&0x80 == 0 {
-				continue
+	f.Fuzz(
+		func(t *testing.T, body []byte, n1 string, v1 []byte, n2 string, v2 []byte, n3 string, v3 []byte,
+			deletes uint8) {
+			d, err := Parse(body)
+			if err != nil {
+				return
 			}
-			e.Delete = deletes>>i&1 != 0
-			if len(e.Value) > 0 && !(json.Valid(e.Value) && bytes.Equal(bytes.TrimSpace(e.Value), e.Value)) {
-				e.Value = Quote(string(e.Value))
+			var edits []Edit
+			for i, e := range []Edit{{Name: n1, Value: v1}, {Name: n2, Value: v2}, {Name: n3, Value: v3},
+				{Name: n1, Value: v3}} {
+				if i == 3 && deletes&0x80 == 0 {
+					continue
+				}
+				e.Delete = deletes>>i&1 != 0
+				if len(e.Value) > 0 && !(json.Valid(e.Value) && bytes.Equal(bytes.TrimSpace(e.Value), e.Value)) {
+					e.Value = Quote(string(e.Value))
+				}
+				edits = append(edits, e)
 			}
-			edits = append(edits, e)
-		}
-		var s Segments
-		d.Splice(edits, &s)
-		out := s.AppendTo(nil)
-		if int64(len(out)) != s.Len() {
-			t.Fatalf("Len %d, bytes %d", s.Len(), len(out))
-		}
-		if read, err := io.ReadAll(iotest.HalfReader(s.NewReader())); err != nil || !bytes.Equal(read, out) {
-			t.Fatalf("reader gave %q, %v", read, err)
-		}
-		again, err := Parse(out)
-		if err != nil {
-			t.Fatalf("%q: %v", out, err)
-		}
-		if want := edited(members(d), edits); !slices.Equal(want, members(again)) {
-			t.Fatalf("%q\nwant %q", out, want)
-		}
-		if json.Valid(body) && !json.Valid(out) {
-			t.Fatalf("%q is no longer valid", out)
-		}
-		again.Splice(edits, &s)
-		if !bytes.Equal(s.AppendTo(nil), out) {
-			t.Fatalf("the same edits again: %q", s.AppendTo(nil))
-		}
-		d.Splice(nil, &s)
-		if !bytes.Equal(s.AppendTo(nil), body) {
-			t.Fatal("no edits, yet another body")
-		}
-	})
+			var s Segments
+			d.Splice(edits, &s)
+			out := s.AppendTo(nil)
+			if int64(len(out)) != s.Len() {
+				t.Fatalf("Len %d, bytes %d", s.Len(), len(out))
+			}
+			if read, err := io.ReadAll(iotest.HalfReader(s.NewReader())); err != nil || !bytes.Equal(read, out) {
+				t.Fatalf("reader gave %q, %v", read, err)
+			}
+			again, err := Parse(out)
+			if err != nil {
+				t.Fatalf("%q: %v", out, err)
+			}
+			if want := edited(members(d), edits); !slices.Equal(want, members(again)) {
+				t.Fatalf("%q\nwant %q", out, want)
+			}
+			if json.Valid(body) && !json.Valid(out) {
+				t.Fatalf("%q is no longer valid", out)
+			}
+			again.Splice(edits, &s)
+			if !bytes.Equal(s.AppendTo(nil), out) {
+				t.Fatalf("the same edits again: %q", s.AppendTo(nil))
+			}
+			d.Splice(nil, &s)
+			if !bytes.Equal(s.AppendTo(nil), body) {
+				t.Fatal("no edits, yet another body")
+			}
+		})
 }
 
 // edited is what Splice promises, done the slow way.
@@ -198,7 +205,8 @@ func edited(all []pair, edits []Edit) []pair {
 }
 
 func FuzzUnquote(f *testing.F) {
-	for _, s := range []string{`""`, `"a\nb"`, `"\ud83d\ude00"`, `"\ud800"`, "\"\xff\"", `"\u00e9é\ufffd"`, `"a`, "\"\x01\"", `"a"b`} {
+	for _, s := range []string{`""`, `"a\nb"`, `"\ud83d\ude00"`, `"\ud800"`, "\"\xff\"", `"\u00e9é\ufffd"`, `"a`,
+		"\"\x01\"", `"a"b`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -215,7 +223,8 @@ func FuzzUnquote(f *testing.F) {
 			return
 		}
 		checkError(t, err, raw)
-		if refErr == nil && Kind(raw) == String && raw[0] == '"' && raw[len(raw)-1] == '"' && utf8.Valid(raw) && !strings.Contains(ref, "\uFFFD") {
+		if refErr == nil && Kind(raw) == String && raw[0] == '"' && raw[len(raw)-1] == '"' && utf8.Valid(raw) &&
+			!strings.Contains(ref, "\uFFFD") {
 			t.Fatalf("refused: %v", err)
 		}
 	})

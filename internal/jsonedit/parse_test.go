@@ -32,11 +32,13 @@ func TestParseFindsEachMember(t *testing.T) {
 		want       []string // name, value, name, value
 	}{
 		{"an empty object has none", `{}`, nil},
-		{"white space may stand anywhere", " \t\r\n{ \t\r\n\"a\" \n: 1\t, \r\"b\"\n:\n[ ] \n}\n ", []string{"a", "1", "b", "[ ]"}},
+		{"white space may stand anywhere", " \t\r\n{ \t\r\n\"a\" \n: 1\t, \r\"b\"\n:\n[ ] \n}\n ",
+			[]string{"a", "1", "b", "[ ]"}},
 		{"order is that of the body", `{"b":1,"a":2}`, []string{"b", "1", "a", "2"}},
 		{"all sorts of value", `{"a":null,"b":true,"c":false,"d":-0.5e+10,"e":"x","f":{},"g":[]}`,
 			[]string{"a", "null", "b", "true", "c", "false", "d", "-0.5e+10", "e", `"x"`, "f", "{}", "g", "[]"}},
-		{"digits are kept beyond 2^53", `{"a":9007199254740993,"b":1.10,"c":1E400}`, []string{"a", "9007199254740993", "b", "1.10", "c", "1E400"}},
+		{"digits are kept beyond 2^53", `{"a":9007199254740993,"b":1.10,"c":1E400}`,
+			[]string{"a", "9007199254740993", "b", "1.10", "c", "1E400"}},
 		{"an escaped name is its text", `{"str\u0065am":true}`, []string{"stream", "true"}},
 		{"pairs of surrogates are one character", `{"\ud83d\ude00":1}`, []string{"\U0001F600", "1"}},
 		{"every escape of JSON", `{"\"\\\/\b\f\n\r\t\u00E9":1}`, []string{"\"\\/\b\f\n\r\t\u00e9", "1"}},
@@ -147,7 +149,8 @@ func TestParseRefusesWhatIsNotOneObject(t *testing.T) {
 // Short strings have a quicker check of their own when eight bytes can be read
 // at once; it must not let through what the other refuses.
 func TestShortStringsAreCheckedAlike(t *testing.T) {
-	for _, bad := range []string{"\xff", "ab\xff", "\xed\xa0\x80", "a\nb", "\x00", "abcdefghijk\x1f", `\x`, `\u12`, `ab\ud800`, `abcdefghijklmnop\q`} {
+	for _, bad := range []string{"\xff", "ab\xff", "\xed\xa0\x80", "a\nb", "\x00", "abcdefghijk\x1f", `\x`, `\u12`,
+		`ab\ud800`, `abcdefghijklmnop\q`} {
 		for pad := range 40 {
 			_, err := Parse([]byte(`{"` + bad + `":1` + spaces(pad) + `}`))
 			require.Error(t, err, "%q as a name, %d bytes before the end", bad, pad)
@@ -157,7 +160,8 @@ func TestShortStringsAreCheckedAlike(t *testing.T) {
 		}
 	}
 	for pad := range 40 {
-		d, err := Parse([]byte(`{"` + strings.Repeat("é", pad) + `":"` + strings.Repeat("x", pad) + `"` + spaces(pad) + `}`))
+		d, err := Parse([]byte(`{"` + strings.Repeat("é", pad) + `":"` + strings.Repeat("x", pad) + `"` + spaces(pad) +
+			`}`))
 		require.NoError(t, err)
 		assert.Equal(t, strings.Repeat("é", pad), d.Name(0))
 		assert.Equal(t, `"`+strings.Repeat("x", pad)+`"`, string(d.Value(0)))
@@ -276,15 +280,16 @@ func TestLimits(t *testing.T) {
 func TestTimeIsLinearInTheBody(t *testing.T) {
 	const n = 1 << 20
 	for rule, body := range map[string]string{
-		"backslashes":                `{"a":"` + strings.Repeat(`\\`, n) + `"}`,
-		"backslashes, nested":        `{"a":["` + strings.Repeat(`\\`, n) + `"]}`,
-		"backslashes and quotes":     `{"a":["` + strings.Repeat(`\\\"`, n/2) + `"]}`,
-		"escaped quotes":             `{"a":"` + strings.Repeat(`\"`, n) + `"}`,
-		"escape, text, escape":       `{"a":"` + strings.Repeat(`\n`+strings.Repeat("x", 70), n/50) + `"}`,
-		"escapes in a name":          `{"` + strings.Repeat(`\u0061`, n/4) + `":1}`,
-		"empty strings":              `{"a":[` + strings.Repeat(`"",`, n) + `""]}`,
-		"brackets":                   `{"a":[` + strings.Repeat(`{},[],`, n/2) + `1]}`,
-		"up and down over 64":        `{"a":` + strings.Repeat("[", 64) + strings.Repeat("[]", n) + strings.Repeat("]", 64) + `}`,
+		"backslashes":            `{"a":"` + strings.Repeat(`\\`, n) + `"}`,
+		"backslashes, nested":    `{"a":["` + strings.Repeat(`\\`, n) + `"]}`,
+		"backslashes and quotes": `{"a":["` + strings.Repeat(`\\\"`, n/2) + `"]}`,
+		"escaped quotes":         `{"a":"` + strings.Repeat(`\"`, n) + `"}`,
+		"escape, text, escape":   `{"a":"` + strings.Repeat(`\n`+strings.Repeat("x", 70), n/50) + `"}`,
+		"escapes in a name":      `{"` + strings.Repeat(`\u0061`, n/4) + `":1}`,
+		"empty strings":          `{"a":[` + strings.Repeat(`"",`, n) + `""]}`,
+		"brackets":               `{"a":[` + strings.Repeat(`{},[],`, n/2) + `1]}`,
+		"up and down over 64": `{"a":` + strings.Repeat("[", 64) + strings.Repeat("[]", n) +
+			strings.Repeat("]", 64) + `}`,
 		"no end of string":           `{"a":["` + strings.Repeat(`\"`, n),
 		"members up to their number": object(300_000),
 	} {

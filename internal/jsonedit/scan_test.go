@@ -36,7 +36,8 @@ func TestSearchesAgreeWithPlainLoops(t *testing.T) {
 		}
 		i := rng.IntN(len(b) + 1)
 
-		require.Equal(t, plain(b, i, func(c byte) bool { return c < 0x20 || c == '"' || c == '\\' }), nextSpecial(b, i), "%q", b)
+		require.Equal(t, plain(b, i, func(c byte) bool { return c < 0x20 || c == '"' || c == '\\' }), nextSpecial(b, i),
+			"%q", b)
 		require.Equal(t, plain(b, 0, func(c byte) bool { return c < 0x20 }), nextControl(b), "%q", b)
 		quote := plain(b, i, func(c byte) bool { return c == '"' })
 		if quote == len(b) {
@@ -48,7 +49,8 @@ func TestSearchesAgreeWithPlainLoops(t *testing.T) {
 		for at < len(b) && bytes.IndexByte([]byte("yY_\x7f"), b[at]) >= 0 { // the ones it may stop at needlessly
 			at = nextStructure(b, at+1)
 		}
-		require.Equal(t, plain(b, i, func(c byte) bool { return bytes.IndexByte([]byte(`"{}[]`), c) >= 0 }), at, "%q", b)
+		require.Equal(t, plain(b, i, func(c byte) bool { return bytes.IndexByte([]byte(`"{}[]`), c) >= 0 }), at, "%q",
+			b)
 	}
 }
 

@@ -33,12 +33,14 @@ func TestSplice(t *testing.T) {
 		edits      []Edit
 		want       string
 	}{
-		{"no edit changes no byte", " { \"a\" :1 ,\n\"a\\u0062\": 1.10 } ", nil, " { \"a\" :1 ,\n\"a\\u0062\": 1.10 } "},
+		{"no edit changes no byte", " { \"a\" :1 ,\n\"a\\u0062\": 1.10 } ", nil,
+			" { \"a\" :1 ,\n\"a\\u0062\": 1.10 } "},
 		{"a member is set where it stands", `{"a":1,"b":2,"c":3}`, []Edit{set("b", "9")}, `{"a":1,"b":9,"c":3}`},
 		{"white space around it stays", `{ "a" : 1 , "b" : 2 }`, []Edit{set("a", "9")}, `{ "a" : 9 , "b" : 2 }`},
 		{"a name keeps its spelling", `{"str\u0065am":true}`, []Edit{set("stream", "false")}, `{"str\u0065am":false}`},
 		{"a new member goes to the end", `{"a":1}`, []Edit{set("b", "2")}, `{"a":1,"b":2}`},
-		{"new members follow the order of the edits", `{"a":1}`, []Edit{set("c", "3"), set("b", "2")}, `{"a":1,"c":3,"b":2}`},
+		{"new members follow the order of the edits", `{"a":1}`, []Edit{set("c", "3"), set("b", "2")},
+			`{"a":1,"c":3,"b":2}`},
 		{"into an empty object no comma", `{}`, []Edit{set("b", "2"), set("c", "3")}, `{"b":2,"c":3}`},
 		{"into an empty object with white space", " { } ", []Edit{set("b", "2")}, ` {"b":2 } `},
 		{"the first is deleted with its comma", `{"a":1,"b":2,"c":3}`, []Edit{del("a")}, `{"b":2,"c":3}`},
@@ -53,21 +55,28 @@ func TestSplice(t *testing.T) {
 		{"of two the last counts: set, set", `{"a":1}`, []Edit{set("a", "2"), set("a", "3")}, `{"a":3}`},
 		{"of two the last counts: set, delete", `{"a":1,"b":2}`, []Edit{set("a", "2"), del("a")}, `{"b":2}`},
 		{"of two the last counts: delete, set", `{"a":1,"b":2}`, []Edit{del("a"), set("a", "3")}, `{"a":3,"b":2}`},
-		{"of two the last counts: new, new", `{}`, []Edit{set("a", "2"), set("b", "0"), set("a", "3")}, `{"a":3,"b":0}`},
+		{"of two the last counts: new, new", `{}`, []Edit{set("a", "2"), set("b", "0"), set("a", "3")},
+			`{"a":3,"b":0}`},
 		{"of two the last counts: new, delete", `{}`, []Edit{set("a", "2"), del("a")}, `{}`},
 		{"of two the last counts: delete, new", `{}`, []Edit{del("a"), set("b", "0"), set("a", "2")}, `{"a":2,"b":0}`},
 		{"no value means null", `{"a":1}`, []Edit{{Name: "a"}, {Name: "b"}}, `{"a":null,"b":null}`},
-		{"a long value", `{"a":1,"b":2}`, []Edit{set("a", long), set("c", long)}, `{"a":` + long + `,"b":2,"c":` + long + `}`},
+		{"a long value", `{"a":1,"b":2}`, []Edit{set("a", long), set("c", long)}, `{"a":` + long + `,"b":2,"c":` +
+			long + `}`},
 		{"a dot in a name makes no path", `{"a":{"b":1}}`, []Edit{set("a.b", "2")}, `{"a":{"b":1},"a.b":2}`},
-		{"signs of paths mean nothing", `{"a":1,"*":2,"a|b":3}`, []Edit{set("*", "0"), set("a|b", "0"), set("#", "0"), set("@x", "0"), set("9", "0"), del("?")},
+		{"signs of paths mean nothing", `{"a":1,"*":2,"a|b":3}`,
+			[]Edit{set("*", "0"), set("a|b", "0"), set("#", "0"), set("@x", "0"), set("9", "0"), del("?")},
 			`{"a":1,"*":0,"a|b":0,"#":0,"@x":0,"9":0}`},
 		{"a name is escaped", `{}`, []Edit{set("q\"\\\n\x01<&é", "1")}, `{"q\"\\\n\u0001<&é":1}`},
-		{"bad UTF-8 in two names makes no member twice", `{}`, []Edit{set("\xff", "1"), set("\xfe", "2")}, "{\"\uFFFD\":2}"},
+		{"bad UTF-8 in two names makes no member twice", `{}`, []Edit{set("\xff", "1"), set("\xfe", "2")},
+			"{\"\uFFFD\":2}"},
 		{"bad UTF-8 finds the member it would double", `{"\ufffd":0}`, []Edit{set("\xff", "1")}, `{"\ufffd":1}`},
 		{"case counts", `{"stream":true}`, []Edit{set("Stream", "1")}, `{"stream":true,"Stream":1}`},
-		{"digits of others are kept", `{"seed":9007199254740993,"t":1.0e0,"x":1}`, []Edit{set("x", "2")}, `{"seed":9007199254740993,"t":1.0e0,"x":2}`},
-		{"bad text of others is kept", "{\"p\":\"\xff\\ud800<&\",\"x\":1}", []Edit{set("x", "2")}, "{\"p\":\"\xff\\ud800<&\",\"x\":2}"},
-		{"a scalar is replaced whole", `{"kv":null,"p":7}`, []Edit{set("kv", `{"a":1}`), set("p", `[]`)}, `{"kv":{"a":1},"p":[]}`},
+		{"digits of others are kept", `{"seed":9007199254740993,"t":1.0e0,"x":1}`, []Edit{set("x", "2")},
+			`{"seed":9007199254740993,"t":1.0e0,"x":2}`},
+		{"bad text of others is kept", "{\"p\":\"\xff\\ud800<&\",\"x\":1}", []Edit{set("x", "2")},
+			"{\"p\":\"\xff\\ud800<&\",\"x\":2}"},
+		{"a scalar is replaced whole", `{"kv":null,"p":7}`, []Edit{set("kv", `{"a":1}`), set("p", `[]`)},
+			`{"kv":{"a":1},"p":[]}`},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
 			got := spliced(t, c.body, c.edits...)
@@ -82,7 +91,8 @@ func TestSplice(t *testing.T) {
 func TestSpliceOfManyMembersAndEdits(t *testing.T) {
 	var edits []Edit
 	for i := range 500 {
-		edits = append(edits, set(fmt.Sprintf("k%d", i), "0"), set(fmt.Sprintf("n%d", i%100), fmt.Sprint(i)), del(fmt.Sprintf("k%d", i*2)))
+		edits = append(edits, set(fmt.Sprintf("k%d", i), "0"), set(fmt.Sprintf("n%d", i%100), fmt.Sprint(i)),
+			del(fmt.Sprintf("k%d", i*2)))
 	}
 	d, err := Parse([]byte(spliced(t, object(1000), edits...)))
 	require.NoError(t, err)

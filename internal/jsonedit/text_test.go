@@ -102,7 +102,8 @@ func TestIntNeverRounds(t *testing.T) {
 		assert.Equal(t, want, got, raw)
 	}
 	for _, raw := range []string{
-		"", " 1", "1 ", "+1", "01", "-", "1.0", "1e3", "1E0", "0x10", "1_000", `"12"`, "true", "null", "{}", "[1]", "NaN",
+		"", " 1", "1 ", "+1", "01", "-", "1.0", "1e3", "1E0", "0x10", "1_000", `"12"`, "true", "null", "{}", "[1]",
+		"NaN",
 		"9223372036854775808", "-9223372036854775809", "18446744073709551615", strings.Repeat("9", 1000),
 	} {
 		got, ok := Int([]byte(raw))
@@ -113,8 +114,10 @@ func TestIntNeverRounds(t *testing.T) {
 
 func TestKind(t *testing.T) {
 	for raw, want := range map[string]ValueKind{
-		"null": Null, "true": Bool, "false": Bool, "0": Number, "-1": Number, "9e9": Number, `"s"`: String, "{}": Object, "[]": Array,
-		" \t\r\n[": Array, "": Invalid, "  ": Invalid, "x": Invalid, "NaN": Invalid, "+1": Invalid, "]": Invalid, ",": Invalid,
+		"null": Null, "true": Bool, "false": Bool, "0": Number, "-1": Number, "9e9": Number, `"s"`: String,
+		"{}": Object, "[]": Array,
+		" \t\r\n[": Array, "": Invalid, "  ": Invalid, "x": Invalid, "NaN": Invalid, "+1": Invalid, "]": Invalid,
+		",": Invalid,
 	} {
 		assert.Equal(t, want, Kind([]byte(raw)), "%q", raw)
 	}

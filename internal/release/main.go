@@ -58,7 +58,8 @@ func run(ctx context.Context, out io.Writer, source string, keep bool) (err erro
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%5.1fs  committed and tagged in a clone: %s\n", time.Since(step).Seconds(), strings.Join(tags, " "))
+	fmt.Fprintf(out, "%5.1fs  committed and tagged in a clone: %s\n", time.Since(step).Seconds(),
+		strings.Join(tags, " "))
 	if keep {
 		if err := mayKeep(ctx, source, version, tags); err != nil {
 			return err
@@ -129,7 +130,8 @@ func mayKeep(ctx context.Context, source, version string, tags []string) error {
 
 // take brings the clone's commits and tags into the repository.
 func take(ctx context.Context, source, clone string) error {
-	if _, err := command(ctx, source, nil, "git", "pull", "--quiet", "--ff-only", "--no-tags", clone, "HEAD"); err != nil {
+	if _, err := command(ctx, source, nil, "git", "pull", "--quiet", "--ff-only", "--no-tags", clone,
+		"HEAD"); err != nil {
 		return err
 	}
 	_, err := command(ctx, source, nil, "git", "fetch", "--quiet", clone, "refs/tags/*:refs/tags/*")

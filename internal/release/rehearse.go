@@ -95,7 +95,8 @@ func (r *repo) checkZip(ctx context.Context, out io.Writer, m module, version st
 		if slices.Contains(strings.Split(name, "/"), "vendor") {
 			return fmt.Errorf("%s: a module carries no copies of others", name)
 		}
-		size, largest, licence = size+f.UncompressedSize64, max(largest, f.UncompressedSize64), licence || name == "LICENSE"
+		size, largest, licence = size+f.UncompressedSize64, max(largest, f.UncompressedSize64), licence ||
+			name == "LICENSE"
 	}
 	if !licence {
 		return fmt.Errorf("it has no LICENSE")

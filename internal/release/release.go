@@ -157,7 +157,8 @@ func (r *repo) order() ([]module, error) {
 			return !slices.ContainsFunc(m.requires, func(q requirement) bool { return r.own(q.Path) && !done[q.Path] })
 		})
 		if i < 0 {
-			return nil, fmt.Errorf("%s requires a module that is not published, or that requires it in turn", left[0].path)
+			return nil, fmt.Errorf("%s requires a module that is not published, or that requires it in turn",
+				left[0].path)
 		}
 		done[left[i].path] = true
 		ordered = append(ordered, left[i])

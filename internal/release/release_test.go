@@ -27,7 +27,8 @@ var sample = map[string]string{
 	"cmd/go.mod": "module github.com/pdkit/sample/cmd\n\ngo 1.26.0\n\n" +
 		"require github.com/pdkit/sample/lib/deep v0.1.0\n\nrequire github.com/pdkit/sample v0.1.0 // indirect\n\n" +
 		"replace github.com/pdkit/sample => ../\n\nreplace github.com/pdkit/sample/lib/deep => ../lib/deep\n",
-	"cmd/show/main.go": "package main\n\nimport \"github.com/pdkit/sample/lib/deep\"\n\nfunc main() { println(deep.V) }\n",
+	"cmd/show/main.go": "package main\n\nimport \"github.com/pdkit/sample/lib/deep\"\n\nfunc main() { " +
+		"println(deep.V) }\n",
 	"third/go.mod": "module example.com/third\n\ngo 1.26.0\n\nrequire github.com/pdkit/sample v0.1.0\n\n" +
 		"replace github.com/pdkit/sample => ../\n",
 	"third/third.go": "package third\n\nimport \"github.com/pdkit/sample/pdflow\"\n\nconst V = pdflow.Version\n",

@@ -16,8 +16,8 @@ import (
 const (
 	// handshakeTimeout bounds a peer's handshake, which needs a round trip.
 	handshakeTimeout = 10 * time.Second
-	// maxPeers bounds connections; there is one for each rank of each engine at most. Where there are more, the oldest of those that never
-	// told anything makes room: connections that nobody uses must not keep engines out.
+	// maxPeers bounds connections; there is one for each rank of each engine at most. Where there are more, the oldest
+	// of those that never told anything makes room: connections that nobody uses must not keep engines out.
 	maxPeers = 4096
 )
 
@@ -29,14 +29,15 @@ type Config struct {
 	Socket string   // the listener's own socket type, as peers are told: PULL, ROUTER
 	Peers  []string // the socket types that are let in: PUSH, DEALER
 
-	// Peer is called for each peer that was let in, and returns what takes its messages: body is the one frame of a message, and the
-	// function's only until it returns; nil stands for a message of several frames. It returns whether the message told something: who
-	// has, is not sent away for others. The functions of different peers run at once. A slow one holds up its own peer alone, but
-	// must end soon after gone, which is closed when the peer has gone, was sent away, or by Close.
+	// Peer is called for each peer that was let in, and returns what takes its messages: body is the one frame of a
+	// message, and the function's only until it returns; nil stands for a message of several frames. It returns whether
+	// the message told something: who has, is not sent away for others. The functions of different peers run at once. A
+	// slow one holds up its own peer alone, but must end soon after gone, which is closed when the peer has gone, was
+	// sent away, or by Close.
 	Peer func(gone <-chan struct{}) func(body []byte) (told bool)
 
-	// Refused is called for each connection that was sent away: a peer that does not speak ZMTP 3, is another socket, sends what is
-	// too large, dawdles, or is too many. It may be called by several goroutines at once.
+	// Refused is called for each connection that was sent away: a peer that does not speak ZMTP 3, is another socket,
+	// sends what is too large, dawdles, or is too many. It may be called by several goroutines at once.
 	Refused func()
 }
 
@@ -89,7 +90,8 @@ func (l *Listener) Err() error {
 	return l.failed
 }
 
-// Close gives the address back, ends all connections, and waits for all that the listener has started. It may be called several times.
+// Close gives the address back, ends all connections, and waits for all that the listener has started. It may be called
+// several times.
 func (l *Listener) Close() {
 	l.once.Do(func() {
 		close(l.closed)
@@ -160,7 +162,8 @@ func (l *Listener) admit(conn net.Conn) {
 	}
 }
 
-// oldestSilent forgets the oldest of the peers that have told nothing, and returns it; conn itself if all have. The caller holds the lock.
+// oldestSilent forgets the oldest of the peers that have told nothing, and returns it; conn itself if all have. The
+// caller holds the lock.
 func (l *Listener) oldestSilent(conn net.Conn) net.Conn {
 	if oldest := l.silent.Front(); oldest != nil {
 		conn = oldest.Value.(net.Conn) //nolint:errcheck,forcetypeassert // the list holds nothing else

@@ -24,7 +24,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func socket(t *testing.T, open func(context.Context, ...zmq4.Option) zmq4.Socket, address string) (zmq4.Socket, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	s := open(ctx, zmq4.WithLogger(log.New(io.Discard, "", 0)), zmq4.WithID(zmq4.SocketIdentity("10.0.1.2:21001")), zmq4.WithDialerMaxRetries(1))
+	s := open(ctx, zmq4.WithLogger(log.New(io.Discard, "", 0)), zmq4.WithID(zmq4.SocketIdentity("10.0.1.2:21001")),
+		zmq4.WithDialerMaxRetries(1))
 	t.Cleanup(func() { _ = s.Close(); cancel() })
 	return s, s.Dial("tcp://" + address)
 }
@@ -49,7 +50,8 @@ func TestARouterHearsDealersAndNobodyElse(t *testing.T) {
 	conn, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
 	defer conn.Close()
-	_, err = conn.Write([]byte("\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x00NULL" + string(make([]byte, 48)) + "\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"))
+	_, err = conn.Write([]byte("\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x00NULL" + string(make([]byte, 48)) +
+		"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"))
 	require.NoError(t, err)
 	<-refused
 	require.NoError(t, dealer.Send(zmq4.NewMsgString("again")))
@@ -87,7 +89,9 @@ func TestAPeerThatIsSlowlyReadHoldsUpItselfAlone(t *testing.T) {
 }
 
 func TestCloseEndsPeersInAnyState(t *testing.T) {
-	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {}, Peer: func(<-chan struct{}) func([]byte) bool { return func([]byte) bool { ; return true } }})
+	l, err := zmtp.Listen(t.Context(), "127.0.0.1:0",
+		zmtp.Config{Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {},
+			Peer: func(<-chan struct{}) func([]byte) bool { return func([]byte) bool { ; return true } }})
 	require.NoError(t, err)
 	_, err = socket(t, zmq4.NewDealer, l.Addr().String())
 	require.NoError(t, err)
@@ -108,7 +112,10 @@ func TestWhoTakesMessagesIsToldThatThePeerHasGone(t *testing.T) {
 			peers := make(chan (<-chan struct{}), 1)
 			l, err := zmtp.Listen(t.Context(), "127.0.0.1:0", zmtp.Config{
 				Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {},
-				Peer: func(gone <-chan struct{}) func([]byte) bool { peers <- gone; return func([]byte) bool { return true } },
+				Peer: func(gone <-chan struct{}) func([]byte) bool {
+					peers <- gone
+					return func([]byte) bool { return true }
+				},
 			})
 			require.NoError(t, err)
 			defer l.Close()

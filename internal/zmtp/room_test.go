@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Connections that only stand, half open or not, must not keep an engine out that has something to tell; and one that has told something
-// is not sent away for them.
+// Connections that only stand, half open or not, must not keep an engine out that has something to tell; and one that
+// has told something is not sent away for them.
 func TestSilentPeersMakeRoom(t *testing.T) {
 	heard := make(chan string, 1)
 	var refused atomic.Int64

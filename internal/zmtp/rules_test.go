@@ -31,20 +31,24 @@ func TestWhoIsLetIn(t *testing.T) {
 		says string
 		ok   bool
 	}{
-		"a socket that is admitted":            {hello + push, true},
-		"a later version":                      {edited(10, 4) + push, true},
-		"a later minor version":                {edited(11, 1) + push, true},
-		"its name of properties in small":      {hello + string(command("READY", property("socket-type", "PUSH"))), true},
-		"it says more of itself":               {hello + string(command("READY", append(property("Identity", "x"), property("Socket-Type", "PUSH")...))), true},
-		"another socket":                       {hello + string(ready("PULL")), false},
-		"no socket's type":                     {hello + string(command("READY", nil)), false},
-		"a type that is longer than the frame": {hello + string(command("READY", []byte("\x0bSocket-Type\xff\xff\xff\xffPUSH"))), false},
-		"another command":                      {hello + string(command("ERROR", property("Socket-Type", "PUSH"))), false},
-		"a message in its place":               {hello + "\x00" + push[1:], false},
-		"version 2":                            {edited(10, 1) + push, false},
-		"no signature's end":                   {edited(9, 0x7e) + push, false},
-		"another mechanism":                    {edited(12, 'P') + push, false},
-		"another protocol":                     {"GET / HTTP/1.1\r\n\r\n", false},
+		"a socket that is admitted": {hello + push, true},
+		"a later version":           {edited(10, 4) + push, true},
+		"a later minor version":     {edited(11, 1) + push, true},
+		"its name of properties in small": {hello + string(command("READY", property("socket-type", "PUSH"))),
+			true},
+		"it says more of itself": {hello +
+			string(command("READY", append(property("Identity", "x"), property("Socket-Type", "PUSH")...))), true},
+		"another socket":   {hello + string(ready("PULL")), false},
+		"no socket's type": {hello + string(command("READY", nil)), false},
+		"a type that is longer than the frame": {hello +
+			string(command("READY", []byte("\x0bSocket-Type\xff\xff\xff\xffPUSH"))), false},
+		"another command": {hello + string(command("ERROR", property("Socket-Type", "PUSH"))),
+			false},
+		"a message in its place": {hello + "\x00" + push[1:], false},
+		"version 2":              {edited(10, 1) + push, false},
+		"no signature's end":     {edited(9, 0x7e) + push, false},
+		"another mechanism":      {edited(12, 'P') + push, false},
+		"another protocol":       {"GET / HTTP/1.1\r\n\r\n", false},
 	} {
 		p := &said{in: bytes.NewReader([]byte(c.says))}
 		err := handshake(p, bufio.NewReader(p), "PULL", []string{"PUSH"})
@@ -62,9 +66,10 @@ func TestWhatFramesMayBe(t *testing.T) {
 		want  error
 		n     int
 	}{
-		"short":                 {"\x00\x01a", nil, 1},
-		"long":                  {"\x02\x00\x00\x00\x00\x00\x00\x00\x01a", nil, 1},
-		"as long as may be":     {"\x02\x00\x00\x00\x00\x00\x00\x10\x00" + strings.Repeat("a", maxFrame), nil, maxFrame},
+		"short": {"\x00\x01a", nil, 1},
+		"long":  {"\x02\x00\x00\x00\x00\x00\x00\x00\x01a", nil, 1},
+		"as long as may be": {"\x02\x00\x00\x00\x00\x00\x00\x10\x00" + strings.Repeat("a", maxFrame), nil,
+			maxFrame},
 		"longer":                {"\x02\x00\x00\x00\x00\x00\x00\x10\x01" + strings.Repeat("a", maxFrame+1), errPeer, 0},
 		"longer than all there": {"\x02\xff\xff\xff\xff\xff\xff\xff\xff", errPeer, 0},
 		"unknown bits":          {"\x08\x01a", errPeer, 0},
@@ -78,7 +83,12 @@ func TestWhatFramesMayBe(t *testing.T) {
 
 // A PING's context comes back; what is longer than a context may be is no heartbeat.
 func TestHeartbeatsAreAnswered(t *testing.T) {
-	p := &said{in: bytes.NewReader(append(command("PING", []byte("\x00\x64ctx")), command("PING", []byte("\x00\x64"+strings.Repeat("c", 17)))...))}
+	p := &said{
+		in: bytes.NewReader(
+			append(command("PING", []byte("\x00\x64ctx")),
+				command("PING", []byte("\x00\x64"+strings.Repeat("c", 17)))...),
+		),
+	}
 	err := readMessages(p, bufio.NewReader(p), func([]byte) { assert.Fail(t, "a message") })
 	assert.ErrorIs(t, err, io.EOF)
 	assert.Equal(t, string(command("PONG", []byte("ctx"))), p.out.String())

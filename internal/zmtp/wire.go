@@ -17,8 +17,8 @@ import (
 const (
 	// maxFrame is the largest frame that is read. The messages that come here have 60 to 300 bytes.
 	maxFrame = 4 << 10
-	// maxParts and maxCommands bound what is no message, and so nobody's to slow down: the frames before a message's last, and the
-	// commands of one second. Messages here have one frame, and heartbeats come every second or so.
+	// maxParts and maxCommands bound what is no message, and so nobody's to slow down: the frames before a message's
+	// last, and the commands of one second. Messages here have one frame, and heartbeats come every second or so.
 	maxParts    = 64
 	maxCommands = 256
 )
@@ -44,8 +44,8 @@ var greeting = func() [greetingSize]byte {
 
 var mechanism = greeting[12:32]
 
-// ready is the command that ends the handshake, of a socket of that type. The peer's identity, which it may tell in its own, is not
-// kept: it is for answers, and there are none.
+// ready is the command that ends the handshake, of a socket of that type. The peer's identity, which it may tell in its
+// own, is not kept: it is for answers, and there are none.
 func ready(socket string) []byte { return command("READY", property("Socket-Type", socket)) }
 
 func command(name string, data []byte) []byte {
@@ -60,7 +60,8 @@ func property(name, value string) []byte {
 	return append(p, value...)
 }
 
-// handshake greets as a socket of a type, and checks that the peer is one of peers. The connection's deadline bounds it.
+// handshake greets as a socket of a type, and checks that the peer is one of peers. The connection's deadline bounds
+// it.
 func handshake(conn net.Conn, r *bufio.Reader, socket string, peers []string) error {
 	if _, err := conn.Write(greeting[:]); err != nil {
 		return err
@@ -142,8 +143,8 @@ func readFrame(r *bufio.Reader, buf []byte) (flags byte, body []byte, err error)
 	return flags, body, err
 }
 
-// readMessages calls each for every message of one frame, until the connection ends. For messages of several frames it calls each with
-// nil: they are counted as one that cannot be read. The bytes are each's only until it returns.
+// readMessages calls each for every message of one frame, until the connection ends. For messages of several frames it
+// calls each with nil: they are counted as one that cannot be read. The bytes are each's only until it returns.
 func readMessages(conn net.Conn, r *bufio.Reader, each func(body []byte)) error {
 	buf := make([]byte, 256)
 	parts, commands, since := 0, 0, time.Now()

@@ -26,7 +26,8 @@ func (p *said) Read(b []byte) (int, error)       { return p.in.Read(b) }
 func (p *said) SetWriteDeadline(time.Time) error { return nil }
 func (p *said) Write(b []byte) (int, error)      { return p.out.Write(b) }
 
-// Whatever a peer sends: no panic, no frame above the limit, and nothing is read from one that has not greeted as a PUSH socket.
+// Whatever a peer sends: no panic, no frame above the limit, and nothing is read from one that has not greeted as a
+// PUSH socket.
 func FuzzPeer(f *testing.F) {
 	hello := append(append([]byte(nil), greeting[:]...), "\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"...)
 	f.Add(append(hello, "\x00\x03abc\x01\x01x\x00\x01y\x02\x00\x00\x00\x00\x00\x00\x00\x02ab"...))
@@ -46,7 +47,8 @@ func FuzzPeer(f *testing.F) {
 		for {
 			_, body, err := readFrame(r, nil)
 			if err != nil {
-				assert.True(t, errors.Is(err, errPeer) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF), "%v", err)
+				assert.True(t, errors.Is(err, errPeer) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF),
+					"%v", err)
 				return
 			}
 			assert.LessOrEqual(t, len(body), maxFrame)
@@ -56,7 +58,8 @@ func FuzzPeer(f *testing.F) {
 
 // Only messages are anybody's to slow down: what else a peer may send for ever is bounded here.
 func TestFramesThatAreNoMessageAreBounded(t *testing.T) {
-	for what, frame := range map[string]string{"a message without end": "\x01\x01a", "heartbeats without a pause": "\x04\x07\x04PING\x00\x64"} {
+	for what, frame := range map[string]string{"a message without end": "\x01\x01a",
+		"heartbeats without a pause": "\x04\x07\x04PING\x00\x64"} {
 		p := &said{in: bytes.NewReader(bytes.Repeat([]byte(frame), 1<<20))}
 		err := readMessages(p, bufio.NewReader(p), func([]byte) { assert.Fail(t, "a message") })
 		assert.ErrorIs(t, err, errPeer, what)

@@ -108,7 +108,8 @@ func TestASessionStaysWithItsPair(t *testing.T) {
 	for s := range 100 {
 		now := of(s)
 		if !strings.HasSuffix(home[s], "+d4") {
-			require.Equal(t, home[s][strings.Index(home[s], "+"):], now[strings.Index(now, "+"):], "only the sessions of an engine that left move")
+			require.Equal(t, home[s][strings.Index(home[s], "+"):], now[strings.Index(now, "+"):],
+				"only the sessions of an engine that left move")
 		}
 		if home[s][:2] != now[:2] {
 			require.Equal(t, "p9", now[:2], "sessions move to an engine that came, and to no other")
@@ -144,7 +145,11 @@ func TestAPromptGoesWhereItsBeginningIs(t *testing.T) {
 		first := ask(fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, text(i)))
 		homes[first] = true
 		for turn := range 3 {
-			require.Equal(t, first, ask(fmt.Sprintf(`{"temperature":%d,"messages":[{"role":"user","content":%q},{"role":"user","content":"turn %d"}],"model":"m"}`, turn, text(i), turn)),
+			require.Equal(
+				t, first, ask(
+					fmt.Sprintf(`{"temperature":%d,"messages":[{"role":"user","content":%q},{"role":"user",`+
+						`"content":"turn %d"}],"model":"m"}`, turn, text(i), turn),
+				),
 				"the same prompt in another order of members")
 		}
 	}
@@ -192,7 +197,8 @@ func TestWhatIsRememberedOfPromptsIsBounded(t *testing.T) {
 	p := pick.New(newFleet(t, many(4, 4)...).Set, pick.PrefixAffinity(), pick.WithPrefixMemory(1<<16, 64))
 	use := func(from, n int) {
 		for i := range n {
-			mustPick(t, p, &pdflow.PickInput{Request: request(t, strings.Repeat(strconv.Itoa(from+i)+" ", 2000), 1)}).Done(&pdflow.Outcome{})
+			mustPick(t, p, &pdflow.PickInput{Request: request(t, strings.Repeat(strconv.Itoa(from+i)+" ", 2000), 1)}).
+				Done(&pdflow.Outcome{})
 		}
 	}
 	use(0, 200)
@@ -209,7 +215,8 @@ func heap() uint64 {
 }
 
 func TestZonesServeThemselvesUntilTheyAreFull(t *testing.T) {
-	eps := append(many(2, 2, "zone=a"), ep("pb", prefill, "zone=b"), ep("db", decode, "zone=b"), ep("dc", decode, "zone=c"))
+	eps := append(many(2, 2, "zone=a"), ep("pb", prefill, "zone=b"), ep("db", decode, "zone=b"),
+		ep("dc", decode, "zone=c"))
 	p := pick.New(newFleet(t, eps...).Set, pick.ZoneFirst("a"))
 	for range 50 {
 		x := mustPick(t, p, &pdflow.PickInput{})
@@ -235,8 +242,10 @@ func TestZonesServeThemselvesUntilTheyAreFull(t *testing.T) {
 }
 
 func TestWeightsAreKept(t *testing.T) {
-	p := pick.New(newFleet(t, ep("p1", prefill, "weight=1"), ep("p3", prefill, "weight=3"), ep("d1", decode, "weight=10"), ep("d2", decode, "weight=30"), ep("d3", decode, "weight=0"),
-		ep("d4", decode), ep("d5", decode, "weight=none")).Set, pick.Weighted(), pick.WithSeed(1))
+	p := pick.New(
+		newFleet(t, ep("p1", prefill, "weight=1"), ep("p3", prefill, "weight=3"), ep("d1", decode, "weight=10"),
+			ep("d2", decode, "weight=30"), ep("d3", decode, "weight=0"),
+			ep("d4", decode), ep("d5", decode, "weight=none")).Set, pick.Weighted(), pick.WithSeed(1))
 	n := map[string]int{}
 	for range 24_000 {
 		x := mustPick(t, p, &pdflow.PickInput{})
@@ -264,8 +273,8 @@ func TestTurnsGoFromEngineToEngineBeforeTheyGoToTheNextRank(t *testing.T) {
 	}
 }
 
-// Round robin skips an engine that cannot serve now (role both, and it is the decode engine itself; or a cooldown). The others
-// still get their share, and the skipped engine gets its own again afterwards.
+// Round robin skips an engine that cannot serve now (role both, and it is the decode engine itself; or a cooldown). The
+// others still get their share, and the skipped engine gets its own again afterwards.
 func TestTurnsPassOverNobodyForEver(t *testing.T) {
 	p := pick.New(newFleet(t, ep("p", prefill), ep("d", decode), ep("x", both)).Set, pick.RoundRobin())
 	prefills := map[string]int{}
@@ -310,7 +319,10 @@ func TestAllocations(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		for n := 1; n <= len(conns); n++ {
 			for _, opts := range [][]pick.Option{nil, {pick.ByModel()}} {
-				p := pick.New(newFleet(t, append(many(20, 20, "dpSize=2", "tpSize=2"), ep("other", prefill, "model=other"))...).Set, policy, opts...)
+				p := pick.New(
+					newFleet(t, append(many(20, 20, "dpSize=2", "tpSize=2"), ep("other", prefill, "model=other"))...).
+						Set, policy, opts...,
+				)
 				in, out, turn := input(t, 1), &pdflow.Outcome{}, 0
 				run := func() {
 					in.Connector = conns[turn%n]

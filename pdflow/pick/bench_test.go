@@ -31,7 +31,9 @@ func inputs(b *testing.B, n int) []*pdflow.PickInput {
 	conns := []*protocol{sameTP(), {name: "a", rules: []connector.PairRule{attr.Multiple("tpSize")}}}
 	all := make([]*pdflow.PickInput, 64)
 	for i := range all {
-		all[i] = &pdflow.PickInput{Connector: conns[i%n], Request: request(b, strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110), 100), Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}}
+		all[i] = &pdflow.PickInput{Connector: conns[i%n],
+			Request: request(b, strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110), 100),
+			Header:  http.Header{"X-Session-Id": {strconv.Itoa(i)}}}
 	}
 	return all
 }
@@ -82,8 +84,8 @@ func BenchmarkPick(b *testing.B) {
 	})
 }
 
-// BenchmarkMemory is what a picker holds for 10,000 endpoints, beyond the snapshot. Its time is what the first pick of each connector
-// takes.
+// BenchmarkMemory is what a picker holds for 10,000 endpoints, beyond the snapshot. Its time is what the first pick of
+// each connector takes.
 func BenchmarkMemory(b *testing.B) {
 	const n = 10_000
 	variants(b, func(b *testing.B, policy pick.Policy, connectors int) {
@@ -106,8 +108,8 @@ func BenchmarkMemory(b *testing.B) {
 	})
 }
 
-// BenchmarkReplace is the latency of picks while a snapshot of 10,000 endpoints is replaced ten times a second, each time with other
-// engines in it: to be compared with the calm half of the same run.
+// BenchmarkReplace is the latency of picks while a snapshot of 10,000 endpoints is replaced ten times a second, each
+// time with other engines in it: to be compared with the calm half of the same run.
 func BenchmarkReplace(b *testing.B) {
 	variants(b, func(b *testing.B, policy pick.Policy, connectors int) {
 		in := inputs(b, connectors)

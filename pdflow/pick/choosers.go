@@ -9,9 +9,9 @@ import (
 
 type roundRobin struct{}
 
-// choose returns the next good target, and moves the list's position behind it. The position also moves past targets that choose
-// skipped. Otherwise the target behind a skipped one would be chosen twice, and an engine of role both, which is skipped while it is
-// the decode engine itself, might never be chosen.
+// choose returns the next good target, and moves the list's position behind it. The position also moves past targets
+// that choose skipped. Otherwise the target behind a skipped one would be chosen twice, and an engine of role both,
+// which is skipped while it is the decode engine itself, might never be chosen.
 func (roundRobin) choose(l *list, q *query) *target {
 	t, skipped := q.from(l, l.position.Add(1)-1)
 	if skipped > 0 {
@@ -98,8 +98,8 @@ func (z zoneFirst) choose(l *list, q *query) *target {
 	return q.lighter(l)
 }
 
-// metMost is how many prefill engines a decode engine remembers that it met: enough for a second choice when one is busy or in
-// a cooldown.
+// metMost is how many prefill engines a decode engine remembers that it met: enough for a second choice when one is
+// busy or in a cooldown.
 const metMost = 4
 
 type sticky struct{}

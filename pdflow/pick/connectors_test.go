@@ -91,7 +91,8 @@ func only(t *testing.T, policy pick.Policy, seen map[string]bool, want ...string
 }
 
 func TestTheConnectorsRulesHoldForItsOwnPicks(t *testing.T) {
-	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("d8", decode, "tpSize=8")}
+	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"),
+		ep("d8", decode, "tpSize=8")}
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		engines := slices.Clone(engines)
 		f := newFleet(t, engines...)
@@ -108,13 +109,15 @@ func TestTheConnectorsRulesHoldForItsOwnPicks(t *testing.T) {
 		require.EqualValues(t, 2, strict.asked.Load(), "they are asked for once, and once for the wrapper")
 
 		p = pick.New(f.Set, policy, pick.WithRules(attr.Same("blockSize")))
-		f.replace(ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("other", prefill, "tpSize=8", "blockSize=1"), ep("d8", decode, "tpSize=8", "blockSize=2"))
+		f.replace(ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"),
+			ep("other", prefill, "tpSize=8", "blockSize=1"), ep("d8", decode, "tpSize=8", "blockSize=2"))
 		only(t, policy, pairs(t, p, strict), "p8+d8") // beside those of WithRules
 	})
 }
 
 func TestConnectorsThatCannotBeComparedAreToldApartByTypeAndName(t *testing.T) {
-	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"), ep("d8", decode, "tpSize=8")}
+	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"),
+		ep("d8", decode, "tpSize=8")}
 	p := pick.New(newFleet(t, engines...).Set, pick.RoundRobin())
 	rules := []connector.PairRule{attr.Same("tpSize")}
 	for range 2 {
@@ -131,7 +134,10 @@ func TestManyConnectorsShareAPicker(t *testing.T) {
 		p := pick.New(newFleet(t, many(1, 2, "tpSize=2")...).Set, policy)
 		for i := range 200 {
 			in := input(t, i)
-			in.Connector = &protocol{name: "c" + strconv.Itoa(i%40), rules: []connector.PairRule{{Attribute: "tpSize", Compatible: func(_, _ string) bool { return i%2 == 0 }}}}
+			in.Connector = &protocol{name: "c" + strconv.Itoa(i%40),
+				rules: []connector.PairRule{{Attribute: "tpSize", Compatible: func(_, _ string) bool {
+					return i%2 == 0
+				}}}}
 			x, err := p.Pick(context.Background(), in)
 			if i%2 == 1 {
 				require.ErrorIs(t, err, pdflow.ErrNotReady)
@@ -146,14 +152,19 @@ func TestManyConnectorsShareAPicker(t *testing.T) {
 // What one connector's requests put on an engine, the picks of all others see: the engine is the same.
 func TestLoadIsTheEnginesWhicheverConnectorBringsIt(t *testing.T) {
 	nixl, fallback := &plain{name: "nixl"}, &plain{name: "lmcache"}
-	for _, policy := range []pick.Policy{pick.LeastLoad(), pick.TwoChoices(), pick.SessionAffinity(""), pick.ZoneFirst(""), pick.Sticky(), pick.PrefixAffinity()} {
+	for _, policy := range []pick.Policy{pick.LeastLoad(), pick.TwoChoices(), pick.SessionAffinity(""),
+		pick.ZoneFirst(""), pick.Sticky(), pick.PrefixAffinity()} {
 		t.Run(policy.String(), func(t *testing.T) {
 			f := newFleet(t, append(many(2, 2), ep("x", both, "group=b"), ep("y", both, "group=b"))...)
 			p := pick.New(f.Set, policy, pick.WithBound(1, 0))
-			for _, in := range []*pdflow.PickInput{{Connector: nixl}, {Connector: fallback}, {Connector: nixl, Both: true}, {}} {
+			for _, in := range []*pdflow.PickInput{{Connector: nixl}, {Connector: fallback},
+				{Connector: nixl, Both: true}, {}} {
 				mustPick(t, p, in).Done(&pdflow.Outcome{}) // all views are there
 			}
-			long := mustPick(t, p, &pdflow.PickInput{Connector: nixl, Both: true, Request: request(t, strings.Repeat("long ", 4000), 30_000)})
+			long := mustPick(
+				t, p, &pdflow.PickInput{Connector: nixl, Both: true,
+					Request: request(t, strings.Repeat("long ", 4000), 30_000)},
+			)
 			for i := range 30 {
 				for _, c := range []connector.KVConnector{fallback, nixl, nil} {
 					in := input(t, i)
@@ -228,7 +239,8 @@ func TestEnginesMeetForTheConnectorsThatTheyRun(t *testing.T) {
 		only(t, policy, pairs(t, p, &plain{name: "lmcache"}), "pl+dl", "pb+dl")
 		// Who names no connector gets engines that have one in common, and what transfers nothing goes with any.
 		only(t, policy, pairs(t, p, nil), "pn+dn", "pb+dn", "pl+dl", "pb+dl")
-		only(t, policy, pairs(t, p, &plain{name: "http"}), "pn+dn", "pb+dn", "pl+dl", "pb+dl", "pn+dl", "pl+dn", "other+dn", "other+dl")
+		only(t, policy, pairs(t, p, &plain{name: "http"}), "pn+dn", "pb+dn", "pl+dl", "pb+dl", "pn+dl", "pl+dn",
+			"other+dn", "other+dl")
 		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: &plain{name: "mooncake"}})
 		require.ErrorIs(t, err, pdflow.ErrNotReady)
 
@@ -240,7 +252,8 @@ func TestEnginesMeetForTheConnectorsThatTheyRun(t *testing.T) {
 
 func TestEnginesThatServeAloneDoSoForAnyConnector(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		engines := []discovery.Endpoint{ep("pn", prefill, "connector=nixl"), ep("dn", decode, "connector=nixl"), ep("dl", decode, "connector=lmcache"), ep("x", both, "connector=lmcache")}
+		engines := []discovery.Endpoint{ep("pn", prefill, "connector=nixl"), ep("dn", decode, "connector=nixl"),
+			ep("dl", decode, "connector=lmcache"), ep("x", both, "connector=lmcache")}
 		p := pick.New(newFleet(t, engines...).Set, policy, pick.WithBound(1, 0))
 		seen, nixl := map[string]bool{}, &plain{name: "nixl"}
 		for i := range 100 {

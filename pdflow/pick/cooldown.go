@@ -10,8 +10,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// After a fault an engine has a cooldown, in which the picker prefers other engines. It is short, so that a pool does not
-// shrink for good. If all engines of a role are in a cooldown, the picker uses them all the same.
+// After a fault an engine has a cooldown, in which the picker prefers other engines. It is short, so that a pool does
+// not shrink for good. If all engines of a role are in a cooldown, the picker uses them all the same.
 const (
 	cooldownFirst = time.Second
 	cooldownMost  = 8 * time.Second
@@ -50,12 +50,13 @@ func (c *cooldowns) active(key cooldownKey) bool {
 	return ok && time.Now().Before(x.until)
 }
 
-// done learns from an attempt. An engine's fault starts the engine's cooldown, and an orphan starts the pair's; each further
-// fault doubles the length. A good response ends the cooldowns of the engines that served it, and the doubling.
+// done learns from an attempt. An engine's fault starts the engine's cooldown, and an orphan starts the pair's; each
+// further fault doubles the length. A good response ends the cooldowns of the engines that served it, and the doubling.
 func (c *cooldowns) done(o *pdflow.Outcome) {
 	if o.Err == nil {
 		if c.n.Load() > 0 {
-			c.forget(cooldownKey{engine: o.Prefill.Endpoint}, cooldownKey{engine: o.Decode.Endpoint}, cooldownKey{o.Prefill.Endpoint, o.Decode.Endpoint})
+			c.forget(cooldownKey{engine: o.Prefill.Endpoint}, cooldownKey{engine: o.Decode.Endpoint},
+				cooldownKey{o.Prefill.Endpoint, o.Decode.Endpoint})
 		}
 		return
 	}

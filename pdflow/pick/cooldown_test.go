@@ -27,13 +27,17 @@ func TestAPairsCooldownDoublesWithEachOrphanUntilItServes(t *testing.T) {
 			}
 			return time.Since(began)
 		}
-		for _, want := range []time.Duration{cooldownFirst, 2 * cooldownFirst, 4 * cooldownFirst, cooldownMost, cooldownMost} {
+		for _, want := range []time.Duration{cooldownFirst, 2 * cooldownFirst, 4 * cooldownFirst, cooldownMost,
+			cooldownMost} {
 			c.done(orphan)
 			c.done(orphan) // a second failure during a cooldown is the same fault
 			require.False(t, c.engineCooling("p") || c.engineCooling("d"), "each engine may serve with others")
 			require.Equal(t, want, cooled())
 		}
-		c.done(&pdflow.Outcome{Session: session, Prefill: pdflow.LegOutcome{Endpoint: "p"}, Decode: pdflow.LegOutcome{Endpoint: "d"}})
+		c.done(
+			&pdflow.Outcome{Session: session, Prefill: pdflow.LegOutcome{Endpoint: "p"},
+				Decode: pdflow.LegOutcome{Endpoint: "d"}},
+		)
 		c.done(orphan)
 		require.Equal(t, cooldownFirst, cooled())
 	})

@@ -39,8 +39,8 @@ func running(engines map[string]discovery.Endpoint) (set *discovery.Set, stop fu
 	return set, func() { cancel(); <-ended }
 }
 
-// Engines of one tensor-parallel size meet, the less loaded ones of two first. A connector that needs this says so by itself
-// ([connector.Pairer]); the option is for what only the fleet's owner knows.
+// Engines of one tensor-parallel size meet, the less loaded ones of two first. A connector that needs this says so by
+// itself ([connector.Pairer]); the option is for what only the fleet's owner knows.
 func ExampleNew() {
 	tp := func(size string) map[string]string { return map[string]string{"tpSize": size} }
 	set, stop := running(map[string]discovery.Endpoint{
@@ -61,7 +61,8 @@ func ExampleNew() {
 	// Output: p-large d
 }
 
-// Two fleets in one set, as in a rollout: engines tell by the attribute connector which ones they run, and flows of each find their own.
+// Two fleets in one set, as in a rollout: engines tell by the attribute connector which ones they run, and flows of
+// each find their own.
 func ExampleNew_rollout() {
 	run := func(name string) map[string]string { return map[string]string{"connector": name} }
 	set, stop := running(map[string]discovery.Endpoint{

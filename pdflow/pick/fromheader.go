@@ -26,14 +26,14 @@ const maxNamed = 64
 
 // HeaderOptions are the settings of [FromHeader].
 type HeaderOptions struct {
-	// Header holds one or several host:port, separated by commas or in lines of their own, as llm-d's sidecar takes it; http://
-	// before a host is ignored, as there. Default [PrefillerHeader].
+	// Header holds one or several host:port, separated by commas or in lines of their own, as llm-d's sidecar takes it;
+	// http:// before a host is ignored, as there. Default [PrefillerHeader].
 	Header string
-	// Sample chooses the engine that is tried first: a number from 0 to n-1. Default: always the first, llm-d's default; rand.IntN is
-	// its --enable-prefiller-sampling. It must be safe for concurrent use.
+	// Sample chooses the engine that is tried first: a number from 0 to n-1. Default: always the first, llm-d's
+	// default; rand.IntN is its --enable-prefiller-sampling. It must be safe for concurrent use.
 	Sample func(n int) int
-	// PairOnly is for connectors whose decode engines cannot serve alone (PairOnly of [connector.Traits]): a request without the header is
-	// refused. Otherwise decode serves it alone, as llm-d has it.
+	// PairOnly is for connectors whose decode engines cannot serve alone (PairOnly of [connector.Traits]): a request
+	// without the header is refused. Otherwise decode serves it alone, as llm-d has it.
 	PairOnly bool
 }
 
@@ -57,21 +57,21 @@ type listed struct {
 	at   map[string]*discovery.Endpoint
 }
 
-// FromHeader is the picker of a sidecar: the client, which is a scheduler, names the prefill engine, and decode is always
-// the engine beside the sidecar. A nil o means the defaults.
+// FromHeader is the picker of a sidecar: the client, which is a scheduler, names the prefill engine, and decode is
+// always the engine beside the sidecar. A nil o means the defaults.
 //
 // A header is not trusted: it chooses among the set's endpoints of role prefill or both, by host and port, and nothing
 // else. A request that names any other is refused ([pdflow.CodeInvalid], 400), and so is one whose header cannot be
-// read. Hosts are compared as they are written: names without regard to case, addresses in any spelling, but a name never
-// with its address. (llm-d's sidecar compares hosts alone, if it is told to compare at all.)
+// read. Hosts are compared as they are written: names without regard to case, addresses in any spelling, but a name
+// never with its address. (llm-d's sidecar compares hosts alone, if it is told to compare at all.)
 //
-// So is a request that names an engine which cannot exchange KV with decode by the rules of [New], the connector's own among them, as far
-// as the set knows the one and decode's model, version and attributes tell the other. Only the group is not looked at: the scheduler has
-// paired them.
+// So is a request that names an engine which cannot exchange KV with decode by the rules of [New], the connector's own
+// among them, as far as the set knows the one and decode's model, version and attributes tell the other. Only the group
+// is not looked at: the scheduler has paired them.
 //
-// Of several engines it takes the first that is ready, and at a further attempt the first that has not failed the request
-// yet, if there is one. If none is ready, or before the set's first snapshot, the error wraps [pdflow.ErrNotReady]. An encode stage is
-// not picked for.
+// Of several engines it takes the first that is ready, and at a further attempt the first that has not failed the
+// request yet, if there is one. If none is ready, or before the set's first snapshot, the error wraps
+// [pdflow.ErrNotReady]. An encode stage is not picked for.
 func FromHeader(set *discovery.Set, decode discovery.Endpoint, o *HeaderOptions) pdflow.Picker {
 	f := &fromHeader{set: set, decode: decode}
 	if o != nil {
@@ -107,7 +107,8 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	case err != nil && (!in.Single || !again && pdflow.CodeOf(err) == pdflow.CodeInvalid):
 		return pdflow.Pick{}, err
 	case in.Single && in.Both && !f.decode.Role.Has(discovery.RoleBoth):
-		return pdflow.Pick{}, &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "the decode engine here serves no request alone"}
+		return pdflow.Pick{}, &pdflow.Error{Code: pdflow.CodeNoEndpoint,
+			Message: "the decode engine here serves no request alone"}
 	case in.Single:
 	case named:
 		pick.Prefill = *prefill
@@ -148,7 +149,8 @@ func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.End
 		return nil, false, nil
 	}
 	if e = f.choose(candidates, in); e == nil {
-		return nil, true, &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "the prefill engine that the request names is not ready"}
+		return nil, true, &pdflow.Error{Code: pdflow.CodeNoEndpoint,
+			Message: "the prefill engine that the request names is not ready"}
 	}
 	return e, true, nil
 }

@@ -45,8 +45,10 @@ func sidecarSet(t testing.TB) *discovery.Set {
 	t.Helper()
 	sick := addressed(t, "sick", "http://10.0.0.9:8000", prefill)
 	sick.Phase = discovery.PhaseNotReady
-	s, _ := setOf(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill), addressed(t, "p2", "http://Prefill-2.Pool:8000", prefill),
-		addressed(t, "p3", "http://[fd00::3]:8000", prefill), addressed(t, "x", "http://10.0.0.4", both), addressed(t, "d2", "http://10.0.0.5:8000", decode), sick)
+	s, _ := setOf(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill),
+		addressed(t, "p2", "http://Prefill-2.Pool:8000", prefill),
+		addressed(t, "p3", "http://[fd00::3]:8000", prefill), addressed(t, "x", "http://10.0.0.4", both),
+		addressed(t, "d2", "http://10.0.0.5:8000", decode), sick)
 	return s
 }
 
@@ -62,8 +64,10 @@ func localDecode(t testing.TB) discovery.Endpoint {
 func TestTheHeaderNamesThePrefillEngine(t *testing.T) {
 	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
 	for header, want := range map[string]string{
-		"10.0.0.1:8000": "p1", " 10.0.0.1:8000 ": "p1", "http://10.0.0.1:8000": "p1", "[::ffff:10.0.0.1]:8000": "p1", "prefill-2.pool:8000": "p2", "PREFILL-2.POOL.:8000": "p2",
-		"[FD00:0::3]:8000": "p3", "10.0.0.4:80": "x", "10.0.0.1:8000,10.0.0.4:80": "p1", "10.0.0.9:8000, 10.0.0.4:80": "x", ",,10.0.0.1:8000": "p1",
+		"10.0.0.1:8000": "p1", " 10.0.0.1:8000 ": "p1", "http://10.0.0.1:8000": "p1", "[::ffff:10.0.0.1]:8000": "p1",
+		"prefill-2.pool:8000": "p2", "PREFILL-2.POOL.:8000": "p2",
+		"[FD00:0::3]:8000": "p3", "10.0.0.4:80": "x", "10.0.0.1:8000,10.0.0.4:80": "p1",
+		"10.0.0.9:8000, 10.0.0.4:80": "x", ",,10.0.0.1:8000": "p1",
 	} {
 		assert.Equal(t, want+"+local", pair(t, p, named(header)), header)
 	}
@@ -83,9 +87,12 @@ func TestWithoutTheHeaderDecodeServesAlone(t *testing.T) {
 func TestWhatIsNotListedForPrefillIsRefused(t *testing.T) {
 	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
 	for name, header := range map[string]string{
-		"another host": "169.254.169.254:80", "another port of a listed host": "10.0.0.1:22", "a decode engine": "10.0.0.5:8000", "the local engine": "127.0.0.1:8200",
-		"one of several": "10.0.0.1:8000,10.0.0.6:8000", "no port": "10.0.0.1", "no host": ":8000", "port 0": "10.0.0.1:0", "a port name": "10.0.0.1:http", "a port too high": "10.0.0.1:73536",
-		"a path": "10.0.0.1:8000/x", "user info": "a@10.0.0.1:8000", "another scheme": "https://10.0.0.1:8000", "nonsense": "\x00[", "too many": strings.Repeat("10.0.0.1:8000,", 65),
+		"another host": "169.254.169.254:80", "another port of a listed host": "10.0.0.1:22",
+		"a decode engine": "10.0.0.5:8000", "the local engine": "127.0.0.1:8200",
+		"one of several": "10.0.0.1:8000,10.0.0.6:8000", "no port": "10.0.0.1", "no host": ":8000",
+		"port 0": "10.0.0.1:0", "a port name": "10.0.0.1:http", "a port too high": "10.0.0.1:73536",
+		"a path": "10.0.0.1:8000/x", "user info": "a@10.0.0.1:8000", "another scheme": "https://10.0.0.1:8000",
+		"nonsense": "\x00[", "too many": strings.Repeat("10.0.0.1:8000,", 65),
 		"a long host": strings.Repeat("a", 300) + ":8000",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,7 +156,8 @@ func TestTheNextAttemptTakesAnotherOfTheNamed(t *testing.T) {
 
 func TestOneOfTheNamedIsSampled(t *testing.T) {
 	turn := 0
-	p := pick.FromHeader(sidecarSet(t), localDecode(t), &pick.HeaderOptions{Header: "x-my-prefill", Sample: func(int) int { return turn }})
+	p := pick.FromHeader(sidecarSet(t), localDecode(t),
+		&pick.HeaderOptions{Header: "x-my-prefill", Sample: func(int) int { return turn }})
 	in := &pdflow.PickInput{Header: http.Header{"X-My-Prefill": {"10.0.0.1:8000,10.0.0.4:80"}}}
 	for at, want := range map[int]string{0: "p1+local", 1: "x+local", -1: "p1+local", 7: "p1+local"} {
 		turn = at
@@ -165,18 +173,25 @@ func TestARequestForOneEngineGoesToTheLocalOne(t *testing.T) {
 	in.Both = true
 	_, err := p.Pick(t.Context(), in)
 	require.ErrorIs(t, err, pdflow.ErrNotReady)
-	assert.Equal(t, "+local", pair(t, pick.FromHeader(sidecarSet(t), addressed(t, "local", "http://127.0.0.1:8200", both), nil), in))
+	assert.Equal(
+		t, "+local", pair(t, pick.FromHeader(sidecarSet(t), addressed(t, "local", "http://127.0.0.1:8200", both), nil),
+			in),
+	)
 }
 
-// A scheduler may name an engine whose KV the decode engine here cannot take: that is refused like one that is not there.
+// A scheduler may name an engine whose KV the decode engine here cannot take: that is refused like one that is not
+// there.
 func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 	at := func(id string, mods ...string) discovery.Endpoint {
 		e := ep(id, prefill, mods...)
 		e.URL = addressed(t, id, "http://"+id+":8000", prefill).URL
 		return e
 	}
-	s, _ := setOf(t, at("good", "tpSize=2", "connector=NixlConnector, lmcache", "kvNetwork=ib0", "version=1", "model=m", "group=other"), at("silent"),
-		at("tp", "tpSize=4"), at("protocol", "connector=lmcache"), at("network", "kvNetwork=eth"), at("version", "version=2"), at("model", "model=n"))
+	s, _ := setOf(
+		t, at("good", "tpSize=2", "connector=NixlConnector, lmcache", "kvNetwork=ib0", "version=1", "model=m",
+			"group=other"), at("silent"),
+		at("tp", "tpSize=4"), at("protocol", "connector=lmcache"), at("network", "kvNetwork=eth"),
+		at("version", "version=2"), at("model", "model=n"))
 	nixl := &protocol{name: "nixl", rules: []connector.PairRule{attr.Same("tpSize")}}
 	here := ep("local", decode, "tpSize=2", "connector=nixl", "kvNetwork=ib0,ib1", "version=1", "model=m")
 	p := pick.FromHeader(s, here, nil)
@@ -190,7 +205,8 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, id, x.Prefill.ID, "the group is the scheduler's business")
 	}
-	for _, header := range []string{"tp:8000", "protocol:8000", "network:8000", "version:8000", "model:8000", "good:8000,tp:8000"} {
+	for _, header := range []string{"tp:8000", "protocol:8000", "network:8000", "version:8000", "model:8000",
+		"good:8000,tp:8000"} {
 		_, err := ask(nixl, header)
 		var e *pdflow.Error
 		require.ErrorAs(t, err, &e, header)
@@ -206,7 +222,8 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 		require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
 	}
 
-	// What an engine tells may change between the attempts of a request: then it is as good as gone, and the client is not to blame.
+	// What an engine tells may change between the attempts of a request: then it is as good as gone, and the client is
+	// not to blame.
 	in := named("tp:8000,good:8000")
 	in.Attempt, in.Connector = 2, nixl
 	require.Equal(t, "good+local", pair(t, p, in))
@@ -217,7 +234,8 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 
 	in = named("tp:8000")
 	in.Connector = nixl
-	require.Equal(t, "tp+local", pair(t, pick.FromHeader(s, localDecode(t), nil), in), "a decode engine of which nothing is known takes any")
+	require.Equal(t, "tp+local", pair(t, pick.FromHeader(s, localDecode(t), nil), in),
+		"a decode engine of which nothing is known takes any")
 }
 
 func TestReadingTheHeaderAllocatesNothing(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"math/bits"
 )
 
-// The hash is the package's own, since maphash differs from process to process, and policies must follow from their seed. Nothing but
-// speed depends on its quality, and the seed is secret where clients choose what is hashed.
+// The hash is the package's own, since maphash differs from process to process, and policies must follow from their
+// seed. Nothing but speed depends on its quality, and the seed is secret where clients choose what is hashed.
 
 const (
 	mixA = 0x9e3779b97f4a7c15

@@ -28,7 +28,8 @@ func TestAPairThatMeetsAgainCrowdsNobodyOut(t *testing.T) {
 	require.Equal(t, map[uint32]bool{1: true, 2: true, 3: true, 4: true}, met)
 }
 
-// The totals decide what is loaded beyond its share: they must be exact whenever requests begin and end around a new snapshot.
+// The totals decide what is loaded beyond its share: they must be exact whenever requests begin and end around a new
+// snapshot.
 func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 	lists := make(chan int)
 	set := discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
@@ -37,7 +38,8 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 			case n := <-lists:
 				var eps []discovery.Endpoint
 				for i := range 2 * n {
-					e, err := discovery.New("http://e"+strconv.Itoa(i)+":1", []discovery.Role{discovery.RolePrefill, discovery.RoleDecode}[i%2])
+					e, err := discovery.New("http://e"+strconv.Itoa(i)+":1",
+						[]discovery.Role{discovery.RolePrefill, discovery.RoleDecode}[i%2])
 					if err != nil {
 						return err
 					}
@@ -61,7 +63,8 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 		changed := set.Changed()
 		lists <- n
 		<-changed
-		views := []*view{p.view(&pdflow.PickInput{}), p.view(&pdflow.PickInput{Both: true}), p.view(&pdflow.PickInput{Connector: named{"nixl"}})}
+		views := []*view{p.view(&pdflow.PickInput{}), p.view(&pdflow.PickInput{Both: true}),
+			p.view(&pdflow.PickInput{Connector: named{"nixl"}})}
 		for i := range 60 {
 			v := views[i%3]
 			p.rebuild(v)

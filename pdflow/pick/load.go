@@ -12,8 +12,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// slot is what is known of one rank of one engine for as long as the engine is listed: it outlives snapshots, and is the same for all
-// views of a picker.
+// slot is what is known of one rank of one engine for as long as the engine is listed: it outlives snapshots, and is
+// the same for all views of a picker.
 type slot struct {
 	id     uint32 // never used again by the same picker
 	hash   uint64 // of the engine's ID and the rank
@@ -74,8 +74,8 @@ type registry struct {
 	slots  map[string][]*slot // by endpoint and rank
 }
 
-// follow brings the registry to a snapshot. An engine that is listed but not ready keeps its slots: streams may still run there. So does
-// one whose number of ranks changes, for the ranks that it had.
+// follow brings the registry to a snapshot. An engine that is listed but not ready keeps its slots: streams may still
+// run there. So does one whose number of ranks changes, for the ranks that it had.
 func (r *registry) follow(snap *discovery.Snapshot) {
 	if r.slots == nil {
 		r.slots = make(map[string][]*slot, len(snap.Endpoints))

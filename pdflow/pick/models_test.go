@@ -17,19 +17,22 @@ import (
 
 func TestEachPolicyChoosesByTheRequestsModel(t *testing.T) {
 	of := func(t *testing.T, model string) *pdflow.PickInput {
-		r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":`+strconv.Quote(model)+`,"prompt":"x"}`))
+		r, err := connector.ParseRequest(connector.APICompletions,
+			[]byte(`{"model":`+strconv.Quote(model)+`,"prompt":"x"}`))
 		require.NoError(t, err)
 		return &pdflow.PickInput{Request: r}
 	}
 	engines := []discovery.Endpoint{
-		ep("pa", prefill, "model=a"), ep("da", decode, "model=a"), ep("pb", prefill, "model=b"), ep("db", decode, "model=b"), ep("p", prefill), ep("d", decode),
+		ep("pa", prefill, "model=a"), ep("da", decode, "model=a"), ep("pb", prefill, "model=b"),
+		ep("db", decode, "model=b"), ep("p", prefill), ep("d", decode),
 		ep("ea", discovery.RoleEncode, "model=a"), ep("eb", discovery.RoleEncode, "model=b"),
 	}
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		f := newFleet(t, engines...)
 		p := pick.New(f.Set, policy, pick.ByModel(), pick.WithBound(1, 0), pick.WithSeed(1))
 		for round := range 2 {
-			for model, want := range map[string][]string{"a": {"pa+da", "pa+d", "p+da", "p+d"}, "b": {"pb+db", "pb+d", "p+db", "p+d"}, "a-lora": {"p+d"}} {
+			for model, want := range map[string][]string{"a": {"pa+da", "pa+d", "p+da", "p+d"},
+				"b": {"pb+db", "pb+d", "p+db", "p+d"}, "a-lora": {"p+d"}} {
 				seen := map[string]bool{}
 				for range 200 {
 					in := of(t, model)
@@ -56,7 +59,8 @@ func TestEachPolicyChoosesByTheRequestsModel(t *testing.T) {
 		}
 		f.replace(ep("pa", prefill, "model=a"), ep("da", decode, "model=a"))
 		require.Equal(t, "pa+da", pair(t, p, of(t, "a")), "one model is all there is")
-		for _, in := range []*pdflow.PickInput{of(t, "secret"), {Request: of(t, "secret").Request, Single: true, Both: true}} {
+		for _, in := range []*pdflow.PickInput{of(t, "secret"),
+			{Request: of(t, "secret").Request, Single: true, Both: true}} {
 			_, err := p.Pick(context.Background(), in)
 			require.ErrorIs(t, err, pdflow.ErrNotReady)
 			require.ErrorContains(t, err, "no engine here serves the model")
@@ -80,10 +84,12 @@ func TestWithoutByModelARequestMayNameAnything(t *testing.T) {
 
 // Load on an engine of unknown model is seen by the requests for each model.
 func TestModelsShareTheLoadOfEnginesThatServeBoth(t *testing.T) {
-	eps := []discovery.Endpoint{ep("p", prefill), ep("d", decode), ep("dm", decode, "model=m"), ep("dn", decode, "model=n")}
+	eps := []discovery.Endpoint{ep("p", prefill), ep("d", decode), ep("dm", decode, "model=m"),
+		ep("dn", decode, "model=n")}
 	p := pick.New(newFleet(t, eps...).Set, pick.LeastLoad(), pick.ByModel())
 	ask := func(model string, limit int) pdflow.Pick {
-		r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":"`+model+`","prompt":"x","max_tokens":`+strconv.Itoa(limit)+`}`))
+		r, err := connector.ParseRequest(connector.APICompletions,
+			[]byte(`{"model":"`+model+`","prompt":"x","max_tokens":`+strconv.Itoa(limit)+`}`))
 		require.NoError(t, err)
 		return mustPick(t, p, &pdflow.PickInput{Request: r})
 	}

@@ -14,7 +14,8 @@ import (
 
 // pairing is who can meet whom with one connector.
 type pairing struct {
-	traits     connector.Traits // with the picker's own rules before the connector's; zero if the caller names no connector
+	// with the picker's own rules before the connector's; zero if the caller names no connector
+	traits     connector.Traits
 	checkers   []connector.EndpointChecker
 	decisive   []string // the attributes that decide, in the order in which they are judged
 	anyVersion bool
@@ -100,11 +101,12 @@ func (p *pairing) tell(g gap) string {
 // class is the engines that are alike in all that decides who can meet whom. A fleet has few of them, so that
 // compatibility is asked between classes, once per snapshot, and never between engines.
 type class struct {
-	key      classKey
-	number   uint64
-	sample   *discovery.Endpoint // any of them
-	legs     [2][]target         // its ready engines of each leg, a target for each rank
-	partners *list               // for those of the leg that is chosen first: whom they can meet, nil if there is nobody
+	key    classKey
+	number uint64
+	sample *discovery.Endpoint // any of them
+	legs   [2][]target         // its ready engines of each leg, a target for each rank
+	// for those of the leg that is chosen first: whom they can meet, nil if there is nobody
+	partners *list
 }
 
 // classKey is a class's identity. attributes are those that decide, each ended by a byte that stands in none; "" if

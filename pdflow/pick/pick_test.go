@@ -59,7 +59,10 @@ func pair(t *testing.T, p pdflow.Picker, in *pdflow.PickInput) string {
 }
 
 func TestRoundRobinUsesEveryEngineAlike(t *testing.T) {
-	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}, engine{"d3", "", decode}), pick.RoundRobin())
+	p := pick.New(
+		set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode},
+			engine{"d3", "", decode}), pick.RoundRobin(),
+	)
 	seen := map[string]int{}
 	for range 600 {
 		x, err := p.Pick(context.Background(), &pdflow.PickInput{})
@@ -85,7 +88,10 @@ func TestTurnsGoOnOverSnapshots(t *testing.T) {
 }
 
 func TestPairsMeetWithinOneGroup(t *testing.T) {
-	p := pick.New(set(t, engine{"pa", "a", prefill}, engine{"da", "a", decode}, engine{"pb", "b", prefill}, engine{"db", "b", decode}, engine{"dc", "c", decode}), pick.RoundRobin())
+	p := pick.New(
+		set(t, engine{"pa", "a", prefill}, engine{"da", "a", decode}, engine{"pb", "b", prefill},
+			engine{"db", "b", decode}, engine{"dc", "c", decode}), pick.RoundRobin(),
+	)
 	for range 20 {
 		require.Contains(t, []string{"pa+da", "pb+db"}, pair(t, p, &pdflow.PickInput{}))
 	}
@@ -105,7 +111,8 @@ func TestTheMissingRoleIsNamed(t *testing.T) {
 }
 
 func TestOneEngineForAWholeRequest(t *testing.T) {
-	p := pick.New(set(t, engine{"p", "a", prefill}, engine{"d", "b", decode}, engine{"x", "c", both}), pick.RoundRobin())
+	p := pick.New(set(t, engine{"p", "a", prefill}, engine{"d", "b", decode}, engine{"x", "c", both}),
+		pick.RoundRobin())
 	seen := map[string]bool{}
 	for range 10 {
 		seen[pair(t, p, &pdflow.PickInput{Single: true})] = true
@@ -122,9 +129,13 @@ func TestAnEngineOfRoleBothServesAloneOnlyIfItMust(t *testing.T) {
 	}
 }
 
-// Where decode engines cannot serve alone, one of role both runs without the connector: in a pair it would send nothing, or take nothing.
+// Where decode engines cannot serve alone, one of role both runs without the connector: in a pair it would send
+// nothing, or take nothing.
 func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
-	p := pick.New(set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both}, engine{"y", "other", both}), pick.RoundRobin())
+	p := pick.New(
+		set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both}, engine{"y", "other", both}),
+		pick.RoundRobin(),
+	)
 	apart := &pdflow.PickInput{Both: true}
 	for range 10 {
 		require.Equal(t, "p+d", pair(t, p, apart))
@@ -155,7 +166,8 @@ func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
 	_, err = pick.New(set(t), pick.RoundRobin()).Pick(context.Background(), alone)
 	require.ErrorIs(t, err, pdflow.ErrNotReady, "nothing is known yet")
 
-	_, err = pick.New(set(t, engine{"p", "", prefill}, engine{"d", "", decode}), pick.RoundRobin()).Pick(context.Background(), alone)
+	_, err = pick.New(set(t, engine{"p", "", prefill}, engine{"d", "", decode}),
+		pick.RoundRobin()).Pick(context.Background(), alone)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, pdflow.CodeUnsupported, e.Code)
@@ -163,11 +175,15 @@ func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
 }
 
 func TestTheNextAttemptAvoidsWhatFailedWhileOthersAreThere(t *testing.T) {
-	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}), pick.RoundRobin())
+	p := pick.New(
+		set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode},
+			engine{"d2", "", decode}), pick.RoundRobin(),
+	)
 	for range 10 {
 		require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{Avoid: []string{"p1", "d2"}}))
 	}
-	require.NotEmpty(t, pair(t, p, &pdflow.PickInput{Avoid: []string{"p1", "p2", "d1", "d2"}}), "the last engines are used all the same")
+	require.NotEmpty(t, pair(t, p, &pdflow.PickInput{Avoid: []string{"p1", "p2", "d1", "d2"}}),
+		"the last engines are used all the same")
 }
 
 func failed(leg pdflow.LegKind, id string) *pdflow.Outcome {
@@ -179,7 +195,10 @@ func failed(leg pdflow.LegKind, id string) *pdflow.Outcome {
 }
 
 func TestAnEngineRestsAfterAFaultAndComesBack(t *testing.T) {
-	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}, engine{"d2", "", decode}), pick.RoundRobin())
+	p := pick.New(
+		set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode},
+			engine{"d2", "", decode}), pick.RoundRobin(),
+	)
 	x, err := p.Pick(context.Background(), &pdflow.PickInput{})
 	require.NoError(t, err)
 	x.Done(failed(pdflow.LegPrefill, "p1"))
@@ -197,7 +216,8 @@ func TestAnEngineRestsAfterAFaultAndComesBack(t *testing.T) {
 }
 
 func TestWhatIsNotTheEnginesFaultLetsNobodyRest(t *testing.T) {
-	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}), pick.RoundRobin())
+	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}),
+		pick.RoundRobin())
 	x, err := p.Pick(context.Background(), &pdflow.PickInput{})
 	require.NoError(t, err)
 	for _, code := range []pdflow.Code{pdflow.CodeClientGone, pdflow.CodePrefillRejected, pdflow.CodeInternal} {

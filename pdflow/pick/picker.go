@@ -12,8 +12,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// chooser is a policy at work. choose returns a target of l, which is not empty, or nil; where what it returns is not good, or nil, the
-// picker looks through the list by itself. It is called by many goroutines at once.
+// chooser is a policy at work. choose returns a target of l, which is not empty, or nil; where what it returns is not
+// good, or nil, the picker looks through the list by itself. It is called by many goroutines at once.
 type chooser interface {
 	choose(l *list, q *query) *target
 }
@@ -42,34 +42,36 @@ type picker struct {
 	known registry
 }
 
-// New returns a picker that chooses pairs from the set's latest snapshot by the policy. The zero Policy is [RoundRobin].
+// New returns a picker that chooses pairs from the set's latest snapshot by the policy. The zero Policy is
+// [RoundRobin].
 //
-// The picker finds once per snapshot and connector which engines can form a pair. A prefill and a decode engine can if all of
-// these hold:
+// The picker finds once per snapshot and connector which engines can form a pair. A prefill and a decode engine can if
+// all of these hold:
 //   - They have the same group; "" is a group too.
 //   - They have the same model and the same engine version. An engine whose model or version is unknown fits any.
-//   - Both run the flow's connector. The attribute connector lists an engine's connectors, by name or by the engine's class
-//     name, separated by commas; an engine without the attribute runs any. The connector http transfers nothing and fits any
-//     engine. For a caller that names no connector, the two lists must have one in common.
+//   - Both run the flow's connector. The attribute connector lists an engine's connectors, by name or by the engine's
+//     class name, separated by commas; an engine without the attribute runs any. The connector http transfers nothing
+//     and fits any engine. For a caller that names no connector, the two lists must have one in common.
 //   - Their lists kvNetwork have an element in common, if both have the attribute.
 //   - The connector's own rules ([connector.Traits]) and those of [WithRules] allow it.
 //
-// Flows of several connectors (a rollout, a fallback) can share a picker. They then share its loads, its cooldowns and what the
-// policy remembers of engines. The picker keeps tables for the 16 connectors that were used last. A connector value that Go cannot
-// compare counts as equal to every other of the same type and name, so make connectors pointers. An engine that serves a whole
-// request does so for any connector.
+// Flows of several connectors (a rollout, a fallback) can share a picker. They then share its loads, its cooldowns and
+// what the policy remembers of engines. The picker keeps tables for the 16 connectors that were used last. A connector
+// value that Go cannot compare counts as equal to every other of the same type and name, so make connectors pointers.
+// An engine that serves a whole request does so for any connector.
 //
-// With every policy the picker avoids engines that failed this request. An engine that failed any request gets a cooldown of one
-// second, which doubles with each further fault up to 8 s; so does a pair that left an orphan. If only such engines are left, the
-// picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many targets, and the pick names the rank on
-// each leg. If no pair is found, the error says what the nearest prefill and decode engines lack to form one, without their names.
+// With every policy the picker avoids engines that failed this request. An engine that failed any request gets a
+// cooldown of one second, which doubles with each further fault up to 8 s; so does a pair that left an orphan. If only
+// such engines are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many
+// targets, and the pick names the rank on each leg. If no pair is found, the error says what the nearest prefill and
+// decode engines lack to form one, without their names.
 //
-// The time of a pick is constant or grows with the logarithm of the number of engines, and a pick allocates nothing, unless nearly
-// all engines are in a cooldown. The picker prepares a snapshot of more than 256 endpoints in a goroutine of its own; for those
-// milliseconds picks use the snapshot before it.
+// The time of a pick is constant or grows with the logarithm of the number of engines, and a pick allocates nothing,
+// unless nearly all engines are in a cooldown. The picker prepares a snapshot of more than 256 endpoints in a goroutine
+// of its own; for those milliseconds picks use the snapshot before it.
 //
-// The caller must call Pick.Done. Policies that look at load count a request on the decode engine until then, and on the prefill
-// engine until Pick.PrefillDone.
+// The caller must call Pick.Done. Policies that look at load count a request on the decode engine until then, and on
+// the prefill engine until Pick.PrefillDone.
 func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	if policy.make == nil {
 		policy = RoundRobin()
@@ -199,7 +201,8 @@ func (p *picker) release(q *query) {
 	p.queries.Put(q)
 }
 
-// encoders returns up to the wanted number of encode engines, round robin. It prefers good ones and takes others if there are none.
+// encoders returns up to the wanted number of encode engines, round robin. It prefers good ones and takes others if
+// there are none.
 func encoders(all []*discovery.Endpoint, q *query) []discovery.Endpoint {
 	want := min(q.in.Encode, len(all))
 	chosen := make([]discovery.Endpoint, 0, want)
@@ -258,7 +261,9 @@ func (p *picker) take(v *view) *table {
 		}
 	}
 	t := newTable(snap, old, p.opts, &p.policy, v, &p.known)
-	if loads { // while both tables are in use, loads are counted in both: neither sends everybody to an engine whose load it does not see grow
+	// while both tables are in use, loads are counted in both: neither sends everybody to an engine whose load it does
+	// not see grow
+	if loads {
 		t.join()
 	}
 	if v.table.Store(t); old != nil {

@@ -103,7 +103,8 @@ func many(p, d int, mods ...string) []discovery.Endpoint {
 
 func request(t testing.TB, prompt string, limit int) *connector.Request {
 	t.Helper()
-	r, err := connector.ParseRequest(connector.APICompletions, fmt.Appendf(nil, `{"model":"m","prompt":%q,"max_tokens":%d}`, prompt, limit))
+	r, err := connector.ParseRequest(connector.APICompletions,
+		fmt.Appendf(nil, `{"model":"m","prompt":%q,"max_tokens":%d}`, prompt, limit))
 	require.NoError(t, err)
 	return r
 }
@@ -129,7 +130,8 @@ func eachPolicy(t *testing.T, rule func(t *testing.T, policy pick.Policy)) {
 
 // inputs differ in what policies look at.
 func input(t testing.TB, i int) *pdflow.PickInput {
-	return &pdflow.PickInput{Request: request(t, strings.Repeat("prompt "+strconv.Itoa(i%7)+" ", 200), 10+i%90), Header: http.Header{"X-Session-Id": {strconv.Itoa(i % 11)}}}
+	return &pdflow.PickInput{Request: request(t, strings.Repeat("prompt "+strconv.Itoa(i%7)+" ", 200), 10+i%90),
+		Header: http.Header{"X-Session-Id": {strconv.Itoa(i % 11)}}}
 }
 
 func TestEachPolicyServesAllTopologiesAndUsesEveryEngine(t *testing.T) {
@@ -204,7 +206,9 @@ func TestEachPolicyLetsEnginesAndPairsRest(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		p := pick.New(newFleet(t, many(2, 1)...).Set, policy)
 		s := connector.NewSession(request(t, "x", 1), "", ep("p0", prefill), ep("d0", decode))
-		mustPick(t, p, input(t, 0)).Done(&pdflow.Outcome{Session: s, Orphan: true, Err: &pdflow.Error{Code: pdflow.CodeClientGone}})
+		mustPick(
+			t, p, input(t, 0),
+		).Done(&pdflow.Outcome{Session: s, Orphan: true, Err: &pdflow.Error{Code: pdflow.CodeClientGone}})
 		for i := range 40 {
 			require.Equal(t, "p1+d0", pair(t, p, input(t, i)))
 		}
@@ -213,7 +217,10 @@ func TestEachPolicyLetsEnginesAndPairsRest(t *testing.T) {
 
 func TestEachPolicyPicksOneEngineForAWholeRequest(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		p := pick.New(newFleet(t, ep("p", prefill, "group=a"), ep("d", decode, "group=b"), ep("x", both, "group=c")).Set, policy, pick.WithBound(1, 0))
+		p := pick.New(
+			newFleet(t, ep("p", prefill, "group=a"), ep("d", decode, "group=b"), ep("x", both, "group=c")).Set, policy,
+			pick.WithBound(1, 0),
+		)
 		seen := map[string]bool{}
 		for i := range 100 {
 			in := input(t, i)
@@ -245,7 +252,8 @@ func TestEachPolicyNeverPairsAnEngineWithItself(t *testing.T) {
 
 func TestEachPolicyNamesEncodeEngines(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		eps := append(many(1, 1), ep("e0", discovery.RoleEncode), ep("e1", discovery.RoleEncode), ep("e2", discovery.RoleEncode))
+		eps := append(many(1, 1), ep("e0", discovery.RoleEncode), ep("e1", discovery.RoleEncode),
+			ep("e2", discovery.RoleEncode))
 		p := pick.New(newFleet(t, eps...).Set, policy)
 		in := input(t, 0)
 		in.Encode = 2
@@ -270,7 +278,8 @@ func TestEachPolicyNamesEncodeEngines(t *testing.T) {
 
 func TestEachPolicyNamesARankOnEachLeg(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		p := pick.New(newFleet(t, ep("p", prefill, "dpSize=4"), ep("d", decode, "dpSize=2")).Set, policy, pick.WithBound(1, 0))
+		p := pick.New(newFleet(t, ep("p", prefill, "dpSize=4"), ep("d", decode, "dpSize=2")).Set, policy,
+			pick.WithBound(1, 0))
 		pr, dr := map[int]bool{}, map[int]bool{}
 		for i := range 200 {
 			x := mustPick(t, p, input(t, i))
@@ -315,7 +324,8 @@ func TestALargeSnapshotIsTakenOverBesideThePicks(t *testing.T) {
 		f.replace(many(400, 400)...)
 		require.NotEmpty(t, pair(t, p, input(t, 0)), "a pick that finds nobody waits for the new snapshot")
 		f.replace(append(many(300, 0), ep("d-new", decode))...)
-		require.Eventually(t, func() bool { return strings.HasSuffix(pair(t, p, input(t, 1)), "+d-new") }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return strings.HasSuffix(pair(t, p, input(t, 1)), "+d-new") },
+			5*time.Second, time.Millisecond)
 	})
 }
 

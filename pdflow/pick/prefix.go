@@ -7,9 +7,10 @@ import (
 	"sync"
 )
 
-// prefixes is an approximate prefix tree over prompts. A node is a block of a prompt after all blocks before it; its key, a hash
-// of them all, is its path, so nodes need no links: they stand in a table of fixed size, and the node of a set that was used the longest
-// time ago makes room. A node names the last engines that got a prompt with this beginning.
+// prefixes is an approximate prefix tree over prompts. A node is a block of a prompt after all blocks before it; its
+// key, a hash of them all, is its path, so nodes need no links: they stand in a table of fixed size, and the node of a
+// set that was used the longest time ago makes room. A node names the last engines that got a prompt with this
+// beginning.
 type prefixes struct {
 	seed   uint64
 	block  int

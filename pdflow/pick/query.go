@@ -4,8 +4,8 @@ package pick
 
 import "github.com/pdkit/pdkit/pdflow"
 
-// How good a target is for an attempt: a picker takes the best that is there, so that the last engines of a role are used whatever
-// they have done.
+// How good a target is for an attempt: a picker takes the best that is there, so that the last engines of a role are
+// used whatever they have done.
 const (
 	good        = iota
 	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could meet are
@@ -109,7 +109,8 @@ func (q *query) rankPeers(t *target) int {
 	return best
 }
 
-// over reports whether a target has more than its share of its list's load, so that a policy that prefers it looks elsewhere.
+// over reports whether a target has more than its share of its list's load, so that a policy that prefers it looks
+// elsewhere.
 func (q *query) over(l *list, t *target) bool {
 	return float64(t.slot.load.Load()-q.opts.slack) > q.opts.bound*float64(l.mean())
 }
@@ -127,7 +128,8 @@ func (q *query) sample(l *list) *target {
 	return nil
 }
 
-// lighter returns the less loaded of two random targets: nearly as even as the least loaded of all, without a queue of all.
+// lighter returns the less loaded of two random targets: nearly as even as the least loaded of all, without a queue of
+// all.
 func (q *query) lighter(l *list) *target {
 	n := len(l.targets)
 	if n == 0 {
@@ -166,8 +168,8 @@ func (q *query) from(l *list, n uint64) (t *target, skipped uint64) {
 	return nil, 0
 }
 
-// scan looks at all targets and returns the first good one, else the one with the best rank. A pick comes here only if it
-// found cooldowns, engines to avoid or engines without a peer.
+// scan looks at all targets and returns the first good one, else the one with the best rank. A pick comes here only if
+// it found cooldowns, engines to avoid or engines without a peer.
 func (q *query) scan(l *list) *target {
 	var best *target
 	rank := never

@@ -4,8 +4,8 @@ package pick
 
 import "slices"
 
-// ring is a consistent hash: points of the targets on a circle, sorted. An entry is the point's hash with the target's index in its
-// low bits, so that 8 bytes a point are all that it costs.
+// ring is a consistent hash: points of the targets on a circle, sorted. An entry is the point's hash with the target's
+// index in its low bits, so that 8 bytes a point are all that it costs.
 type ring []uint64
 
 const (
@@ -13,8 +13,8 @@ const (
 	ringWalk      = 64 // steps from a key to a target that takes it
 )
 
-// newRing gives each target as many points as make the shares of a small list even; a large one is made even by the bound. When
-// the number changes, points are halved, and the others remain where they are.
+// newRing gives each target as many points as make the shares of a small list even; a large one is made even by the
+// bound. When the number changes, points are halved, and the others remain where they are.
 func newRing(targets []*target) ring {
 	points := 64
 	for n := len(targets); n > 512 && points > 8; n /= 2 {

@@ -13,7 +13,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// table is what a view derives from one snapshot: made once per snapshot, so that a pick does not depend on the number of endpoints.
+// table is what a view derives from one snapshot: made once per snapshot, so that a pick does not depend on the number
+// of endpoints.
 type table struct {
 	snap    *discovery.Snapshot
 	all     *part
@@ -52,7 +53,8 @@ const (
 	peersOf
 )
 
-// ranksMost is the largest dpSize whose ranks are told apart: a wrong attribute must not cost memory. Beyond, sessions choose.
+// ranksMost is the largest dpSize whose ranks are told apart: a wrong attribute must not cost memory. Beyond, sessions
+// choose.
 const ranksMost = 1024
 
 // ranksOf returns how many targets an endpoint is.
@@ -67,7 +69,8 @@ func ranksOf(e *discovery.Endpoint) int {
 func newTable(snap *discovery.Snapshot, old *table, o *options, policy *Policy, v *view, known *registry) *table {
 	t := &table{snap: snap}
 	build := func(endpoints []*discovery.Endpoint, was *part) *part {
-		b := &builder{part: &part{listed: len(endpoints), positions: map[positionKey]*atomic.Uint64{}}, was: was, table: t, pairing: v.pairing, needs: policy.needs,
+		b := &builder{part: &part{listed: len(endpoints), positions: map[positionKey]*atomic.Uint64{}}, was: was,
+			table: t, pairing: v.pairing, needs: policy.needs,
 			first: policy.first, apart: v.key.apart, known: known, classes: map[classKey]*class{}}
 		return b.build(endpoints)
 	}

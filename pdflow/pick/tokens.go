@@ -48,8 +48,8 @@ func limitOf(r *connector.Request) int64 {
 	return limitUsual
 }
 
-// promptMembers are the members of a body that chat templates and tokenizers read, in the order in which their text begins the prompt.
-// Other members may stand before or between them and differ from request to request.
+// promptMembers are the members of a body that chat templates and tokenizers read, in the order in which their text
+// begins the prompt. Other members may stand before or between them and differ from request to request.
 var promptMembers = [...]string{"tools", "system", "instructions"}
 
 // prompt is the beginning of a request's prompt as hashes: one for each block, and of all blocks before it.
@@ -58,7 +58,8 @@ type prompt struct {
 	owners [][ownersMost]uint32 // of the blocks that are known
 }
 
-// blocksMost bounds the work for one prompt: with blocks of 256 bytes, what is more than 32 KB into a prompt decides nothing.
+// blocksMost bounds the work for one prompt: with blocks of 256 bytes, what is more than 32 KB into a prompt decides
+// nothing.
 const blocksMost = 128
 
 // readPrompt makes the chain of the request's prompt.

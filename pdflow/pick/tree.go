@@ -4,15 +4,16 @@ package pick
 
 import "sync/atomic"
 
-// tree finds the least loaded target of a list in the logarithm of its length: a tournament, whose nodes hold the index of the winner
-// below them. Nothing is locked. Two updates that race can leave a node with a winner that has since been overtaken; the next
-// update below that node mends it.
+// tree finds the least loaded target of a list in the logarithm of its length: a tournament, whose nodes hold the index
+// of the winner below them. Nothing is locked. Two updates that race can leave a node with a winner that has since been
+// overtaken; the next update below that node mends it.
 type tree struct {
 	targets []*target
 	nodes   []atomic.Int32 // from 1; the leaf of target i is len(targets)+i
 }
 
-// searchMost bounds a search among engines in a cooldown. A search that reaches it gives up, and the caller searches another way.
+// searchMost bounds a search among engines in a cooldown. A search that reaches it gives up, and the caller searches
+// another way.
 const searchMost = 256
 
 func newTree(targets []*target) *tree {

@@ -17,7 +17,8 @@ import (
 func loaded(n int) *list {
 	targets := make([]*target, n)
 	for i := range targets {
-		targets[i] = &target{endpoint: &discovery.Endpoint{ID: strconv.Itoa(i)}, rank: -1, slot: &slot{id: uint32(i + 1), hash: hashBytes(1, []byte(strconv.Itoa(i)))}}
+		targets[i] = &target{endpoint: &discovery.Endpoint{ID: strconv.Itoa(i)}, rank: -1,
+			slot: &slot{id: uint32(i + 1), hash: hashBytes(1, []byte(strconv.Itoa(i)))}}
 	}
 	l := newList(targets, nil, needs{loads: true, tree: true, ring: true})
 	for i, t := range targets {

@@ -11,11 +11,12 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// view is a picker as flows of one connector see it: who can meet whom differs from connector to connector, while loads and all that is
-// remembered of engines is the picker's.
+// view is a picker as flows of one connector see it: who can meet whom differs from connector to connector, while loads
+// and all that is remembered of engines is the picker's.
 type view struct {
-	key      viewKey
-	direct   bool // the connector is a pointer, or nil, as nearly all are: comparing it is cheap, and safe with any other
+	key viewKey
+	// the connector is a pointer, or nil, as nearly all are: comparing it is cheap, and safe with any other
+	direct   bool
 	pairing  *pairing
 	table    atomic.Pointer[table] // never nil
 	building atomic.Bool
@@ -107,10 +108,12 @@ func (p *picker) enter(key viewKey, pairing *pairing) *view {
 	}
 	p.age()
 	if all = p.views.Load().list; len(all) >= viewsMost {
-		p.drop(slices.MaxFunc(all, func(a, b *view) int { return a.idle - b.idle })) // of equals, the one that was made first
+		// of equals, the one that was made first
+		p.drop(slices.MaxFunc(all, func(a, b *view) int { return a.idle - b.idle }))
 	}
 	c := key.connector
-	v := &view{key: key, pairing: pairing, direct: key.kind == nil && (c == nil || reflect.TypeOf(c).Kind() == reflect.Pointer)}
+	v := &view{key: key, pairing: pairing, direct: key.kind == nil &&
+		(c == nil || reflect.TypeOf(c).Kind() == reflect.Pointer)}
 	v.used.Store(true)
 	p.take(v)
 	p.views.Store(&views{append(slices.Clone(p.views.Load().list), v)})

@@ -50,7 +50,8 @@ func pickerOf(t *testing.T, policy Policy, opts ...Option) (*picker, func(...dis
 func endpoints(prefix string, n int) []discovery.Endpoint {
 	var eps []discovery.Endpoint
 	for i := range 2 * n {
-		e, err := discovery.New("http://"+prefix+strconv.Itoa(i)+":1", []discovery.Role{discovery.RolePrefill, discovery.RoleDecode}[i%2])
+		e, err := discovery.New("http://"+prefix+strconv.Itoa(i)+":1",
+			[]discovery.Role{discovery.RolePrefill, discovery.RoleDecode}[i%2])
 		if err != nil {
 			panic(err)
 		}
@@ -227,18 +228,21 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 9))
 	of := func(values ...string) string { return values[r.IntN(len(values))] }
 	roles := []discovery.Role{discovery.RolePrefill, discovery.RoleDecode, discovery.RoleBoth}
-	conns := []connector.KVConnector{nil, named{"http"}, named{"nixl"}, &ruled{named{"lmcache"}, []connector.PairRule{attr.Multiple("tpSize")}}}
+	conns := []connector.KVConnector{nil, named{"http"}, named{"nixl"},
+		&ruled{named{"lmcache"}, []connector.PairRule{attr.Multiple("tpSize")}}}
 	for round := range 60 {
 		var eps []discovery.Endpoint
 		for i := range 1 + r.IntN(24) {
 			e, err := discovery.New(fmt.Sprintf("http://e%d:1", i), roles[r.IntN(3)])
 			require.NoError(t, err)
 			e.Group, e.Model, e.Version = of("", "", "g"), of("", "m", "n"), of("", "1", "2")
-			e.Attributes = map[string]string{"connector": of("", "nixl", "lmcache", "nixl,lmcache"), "kvNetwork": of("", "a", "b", "a,b"), "tpSize": of("", "1", "2", "3")}
+			e.Attributes = map[string]string{"connector": of("", "nixl", "lmcache", "nixl,lmcache"),
+				"kvNetwork": of("", "a", "b", "a,b"), "tpSize": of("", "1", "2", "3")}
 			eps = append(eps, e)
 		}
 		for _, policy := range []Policy{RoundRobin(), PrefixAffinity()} {
-			p, replace := pickerOf(t, policy, WithRules(attr.Same("version")), []Option{ByModel(), WithAnyVersion()}[round%2])
+			p, replace := pickerOf(t, policy, WithRules(attr.Same("version")),
+				[]Option{ByModel(), WithAnyVersion()}[round%2])
 			replace(eps...)
 			for _, c := range conns {
 				v := p.view(&pdflow.PickInput{Connector: c})
@@ -256,7 +260,8 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 				for i := range eps {
 					for k := range eps {
 						pre, dec := &eps[i], &eps[k]
-						if pre.Role.Has(discovery.RolePrefill) && dec.Role.Has(discovery.RoleDecode) && pre.Group == dec.Group && v.pairing.gap(pre, dec) == gapNone {
+						if pre.Role.Has(discovery.RolePrefill) && dec.Role.Has(discovery.RoleDecode) &&
+							pre.Group == dec.Group && v.pairing.gap(pre, dec) == gapNone {
 							want[[2]string{pre.ID, dec.ID}] = true
 						}
 					}
@@ -267,7 +272,8 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 	}
 }
 
-// A class of its own for each engine (a network that none shares beside the one that all do) must not cost a list for each.
+// A class of its own for each engine (a network that none shares beside the one that all do) must not cost a list for
+// each.
 func TestClassesThatCanMeetTheSameEnginesShareAList(t *testing.T) {
 	p, replace := pickerOf(t, LeastLoad())
 	eps := endpoints("e", 40)
@@ -277,5 +283,6 @@ func TestClassesThatCanMeetTheSameEnginesShareAList(t *testing.T) {
 	replace(eps...)
 	_, err := p.Pick(t.Context(), &pdflow.PickInput{})
 	require.NoError(t, err)
-	require.Len(t, p.views.Load().list[0].table.Load().lists, 3, "those of decode engines, of engines of role both, and one of peers")
+	require.Len(t, p.views.Load().list[0].table.Load().lists, 3,
+		"those of decode engines, of engines of role both, and one of peers")
 }

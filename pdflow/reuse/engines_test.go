@@ -23,11 +23,14 @@ import (
 
 // Engines other than vLLM have none of its counters.
 
-// SGLang's decode engines wait for each prompt's KV: their answers prove reuse, also without a /metrics page, and with it P tells the bytes.
+// SGLang's decode engines wait for each prompt's KV: their answers prove reuse, also without a /metrics page, and with
+// it P tells the bytes.
 func TestSGLangIsProvenByItsAnswers(t *testing.T) {
-	for rule, extra := range map[string]map[string]string{"no /metrics page": nil, "with --enable-metrics": {"enable_metrics": "1"}} {
+	for rule, extra := range map[string]map[string]string{"no /metrics page": nil,
+		"with --enable-metrics": {"enable_metrics": "1"}} {
 		t.Run(rule, func(t *testing.T) {
-			p, d, err := enginesim.Pair(enginesim.Config{Connector: "sglang", Extra: extra}, enginesim.Config{Connector: "sglang", Extra: extra})
+			p, d, err := enginesim.Pair(enginesim.Config{Connector: "sglang", Extra: extra},
+				enginesim.Config{Connector: "sglang", Extra: extra})
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 			bootstrap, err := url.Parse(p.Bootstrap())
@@ -74,7 +77,8 @@ func TestTensorRTLLMIsProvenByItsRecords(t *testing.T) {
 func TestTensorRTLLMThatComputesThePromptItselfIsFoundOut(t *testing.T) {
 	c := conn(plainhttp.New(nil))
 	x := start(t, c, recording("16"), recording("16"))
-	for name, described := range map[string]connector.KVConnector{"connector http relays nothing": c, "no KV that came from another server": conn(trtllm.New(nil))} {
+	for name, described := range map[string]connector.KVConnector{"connector http relays nothing": c,
+		"no KV that came from another server": conn(trtllm.New(nil))} {
 		target := x.target(described)
 		r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1})
 		require.NoError(t, err)
@@ -95,7 +99,8 @@ func TestOtherRecordsAreTold(t *testing.T) {
 	c := conn(trtllm.New(nil))
 	x := start(t, c, recording("16"), recording("16"))
 	target := x.target(c)
-	flow, alone := target.Ask, reuse.Gateway(x.d.URL(), &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, nil)
+	flow, alone := target.Ask, reuse.Gateway(x.d.URL(),
+		&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, nil)
 	target.Ask = func(ctx context.Context, body []byte) (int, string, []byte, error) {
 		_, _, _, err := alone(ctx, []byte(`{"model":"tiny","prompt":"another prompt","max_tokens":1}`))
 		require.NoError(t, err)
@@ -111,7 +116,9 @@ func TestAnEngineWithoutCountersOrRecordsCannotBeJudged(t *testing.T) {
 	c := conn(trtllm.New(nil))
 	x := start(t, c, recording("16"), recording("16"))
 	for _, answer := range []string{"up 1\n", "{}"} {
-		blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(answer)) }))
+		blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(answer))
+		}))
 		target := x.target(c)
 		target.Decode = []string{blind.URL}
 		_, err := reuse.Verify(t.Context(), target, reuse.Options{})
@@ -120,17 +127,19 @@ func TestAnEngineWithoutCountersOrRecordsCannotBeJudged(t *testing.T) {
 	}
 }
 
-// An engine of SGLang that was not told to be a decode engine answers as rightly, and proves nothing. Only what it says itself tells.
+// An engine of SGLang that was not told to be a decode engine answers as rightly, and proves nothing. Only what it says
+// itself tells.
 func TestADecodeEngineOfSGLangThatServesAloneIsFoundOut(t *testing.T) {
 	c := conn(sglang.New(nil))
 	for rule, k := range map[string]struct {
 		pages   map[string]string
 		verdict reuse.Verdict
 	}{
-		"decode":             {map[string]string{"/server_info": `{"disaggregation_mode":"decode"}`}, reuse.Reused},
-		"without":            {map[string]string{"/server_info": `{"disaggregation_mode":"null"}`}, reuse.NotReused},
-		"without, by an old": {map[string]string{"/get_server_info": `{"disaggregation_mode":"null"}`}, reuse.NotReused},
-		"nothing said":       {map[string]string{"/server_info": `[]`}, reuse.Reused},
+		"decode":  {map[string]string{"/server_info": `{"disaggregation_mode":"decode"}`}, reuse.Reused},
+		"without": {map[string]string{"/server_info": `{"disaggregation_mode":"null"}`}, reuse.NotReused},
+		"without, by an old": {map[string]string{"/get_server_info": `{"disaggregation_mode":"null"}`},
+			reuse.NotReused},
+		"nothing said": {map[string]string{"/server_info": `[]`}, reuse.Reused},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -141,10 +150,12 @@ func TestADecodeEngineOfSGLangThatServesAloneIsFoundOut(t *testing.T) {
 				_, _ = w.Write([]byte(k.pages[r.URL.Path]))
 			}))
 			defer engine.Close()
-			r, err := reuse.Verify(t.Context(), reuse.Target{Connector: c, Prefill: []string{engine.URL}, Decode: []string{engine.URL},
-				Ask: func(context.Context, []byte) (int, string, []byte, error) {
-					return http.StatusOK, "disaggregated", []byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":600}}`), nil
-				}}, reuse.Options{Probes: 1})
+			r, err := reuse.Verify(
+				t.Context(), reuse.Target{Connector: c, Prefill: []string{engine.URL}, Decode: []string{engine.URL},
+					Ask: func(context.Context, []byte) (int, string, []byte, error) {
+						return http.StatusOK, "disaggregated",
+							[]byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":600}}`), nil
+					}}, reuse.Options{Probes: 1})
 			require.NoError(t, err)
 			require.Equal(t, k.verdict, r.Verdict, "%s", r)
 		})

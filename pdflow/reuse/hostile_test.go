@@ -21,7 +21,8 @@ func hostile(t *testing.T, value, count string) *httptest.Server {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
-		for _, name := range []string{"prompt_tokens_total", `prompt_tokens_by_source_total{source="external_kv_transfer"}`, "nixl_bytes_transferred_sum"} {
+		for _, name := range []string{"prompt_tokens_total",
+			`prompt_tokens_by_source_total{source="external_kv_transfer"}`, "nixl_bytes_transferred_sum"} {
 			fmt.Fprintf(w, "vllm:%s %s\nvllm:%s %s\n", name, value, name, value)
 		}
 	})
@@ -31,16 +32,20 @@ func hostile(t *testing.T, value, count string) *httptest.Server {
 	return s
 }
 
-// Whatever numbers engines tell, of prompts or on their pages, a check ends, and its share is one: it runs beside live traffic.
+// Whatever numbers engines tell, of prompts or on their pages, a check ends, and its share is one: it runs beside live
+// traffic.
 func TestNumbersThatNoEngineCountsToAreSurvived(t *testing.T) {
 	for _, value := range []string{"NaN", "+Inf", "-Inf", "-5", "1e300", "9223372036854775807", "0"} {
 		for _, tokens := range []string{"-5", "-9223372036854775808", "0", "9223372036854775807", "7"} {
 			engine := hostile(t, value, "1")
-			target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL, engine.URL}, Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+			target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL, engine.URL},
+				Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 				Ask: func(context.Context, []byte) (int, string, []byte, error) {
-					return http.StatusOK, "disaggregated", []byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":` + tokens + `}}`), nil
+					return http.StatusOK, "disaggregated",
+						[]byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":` + tokens + `}}`), nil
 				}}
-			r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 2, SkipText: true, Patience: time.Millisecond})
+			r, err := reuse.Verify(t.Context(), target,
+				reuse.Options{Probes: 2, SkipText: true, Patience: time.Millisecond})
 			require.NoError(t, err)
 			assert.GreaterOrEqual(t, r.Ratio(), 0.0, "%s %s", value, tokens)
 			assert.LessOrEqual(t, r.Ratio(), 1.0, "%s %s", value, tokens)
@@ -55,15 +60,18 @@ func TestCountersThatJumpAreSurvived(t *testing.T) {
 	n := 0
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		n++
-		fmt.Fprintf(w, "vllm:prompt_tokens_by_source_total{source=\"external_kv_transfer\"} %s\nvllm:prompt_tokens_total %s\n", values[n%len(values)], values[(n*3)%len(values)])
+		fmt.Fprintf(w, "vllm:prompt_tokens_by_source_total{source=\"external_kv_transfer\"} %s\n"+
+			"vllm:prompt_tokens_total %s\n", values[n%len(values)], values[(n*3)%len(values)])
 	}))
 	defer engine.Close()
 	for range values {
-		target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL}, Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+		target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL},
+			Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 			Ask: func(context.Context, []byte) (int, string, []byte, error) {
 				return http.StatusOK, "", []byte(`{"choices":[],"usage":{"prompt_tokens":9223372036854775807}}`), nil
 			}}
-		r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 3, SkipText: true, Patience: time.Millisecond})
+		r, err := reuse.Verify(t.Context(), target,
+			reuse.Options{Probes: 3, SkipText: true, Patience: time.Millisecond})
 		require.NoError(t, err)
 		assert.GreaterOrEqual(t, r.Ratio(), 0.0)
 		assert.LessOrEqual(t, r.Ratio(), 1.0)
@@ -74,12 +82,15 @@ func TestCountersThatJumpAreSurvived(t *testing.T) {
 func TestATokenizerThatCountsWronglyMakesNoEndlessPrompt(t *testing.T) {
 	engine := hostile(t, "0", "1")
 	longest := 0
-	target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL}, Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+	target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL},
+		Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 		Ask: func(_ context.Context, body []byte) (int, string, []byte, error) {
 			longest = max(longest, len(body))
 			return http.StatusOK, "", []byte(`{"choices":[],"usage":{"prompt_tokens":1}}`), nil
 		}}
-	_, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1, Tokens: 4000, SkipText: true, Patience: time.Millisecond})
+	_, err := reuse.Verify(
+		t.Context(), target, reuse.Options{Probes: 1, Tokens: 4000, SkipText: true, Patience: time.Millisecond},
+	)
 	require.NoError(t, err)
 	assert.Less(t, longest, 20*4000)
 }
@@ -91,9 +102,10 @@ func TestRedirectsOfEnginesAreNotFollowed(t *testing.T) {
 	defer elsewhere.Close()
 	engine := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusFound))
 	defer engine.Close()
-	target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL}, Ask: func(context.Context, []byte) (int, string, []byte, error) {
-		return http.StatusOK, "", []byte(`{}`), nil
-	}}
+	target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL},
+		Ask: func(context.Context, []byte) (int, string, []byte, error) {
+			return http.StatusOK, "", []byte(`{}`), nil
+		}}
 	_, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1, SkipText: true, Patience: time.Millisecond})
 	require.Error(t, err)
 	assert.False(t, followed)

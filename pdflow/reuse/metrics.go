@@ -33,7 +33,8 @@ var (
 	late          = series{name: "vllm:nixl_num_notifications_after_expiry_total"}
 )
 
-// What SGLang's prefill engines count where --enable-metrics is on (srt/observability/metrics_collector.py; sizes are in 2^20 bytes).
+// What SGLang's prefill engines count where --enable-metrics is on (srt/observability/metrics_collector.py; sizes are
+// in 2^20 bytes).
 var (
 	sglangBytes  = series{name: "sglang:kv_transfer_total_mb_sum", unit: 1 << 20}
 	sglangFailed = series{name: "sglang:num_transfer_failed_reqs_total"}
@@ -86,7 +87,8 @@ func (p page) sum(s series) int64 {
 	return int64(plausible(total * max(s.unit, 1)))
 }
 
-// most is the largest count that is believed, of anything. An engine's page may hold any number, and sums of them must not overflow.
+// most is the largest count that is believed, of anything. An engine's page may hold any number, and sums of them must
+// not overflow.
 const most = 1 << 50
 
 // plausible is what a count may be: neither negative nor, as NaN is, without an order.
@@ -147,7 +149,8 @@ func readPage(ctx context.Context, client *http.Client, engine string) (page, er
 // counts is what the engines of one role have counted together.
 type counts map[series]int64
 
-var counted = []series{promptTokens, takenOver, computed, asked, promised, nixlBytes, failedReads, failedNotices, expired, late,
+var counted = []series{promptTokens, takenOver, computed, asked, promised, nixlBytes, failedReads, failedNotices,
+	expired, late,
 	sglangBytes, sglangFailed, sglangUnmet, recorded, recordedMoved, recordedBytes}
 
 func (c counts) less(before counts) counts {

@@ -47,8 +47,8 @@ func without(t *testing.T, e *enginesim.Engine, names ...string) string {
 	return s.URL
 }
 
-// Decode engines of P2pNccl cannot compute a prompt themselves, but vLLM without a connector can, and answers as rightly. Releases before
-// 0.16 tell only what a connector has promised; where even that is missing, nothing is proven.
+// Decode engines of P2pNccl cannot compute a prompt themselves, but vLLM without a connector can, and answers as
+// rightly. Releases before 0.16 tell only what a connector has promised; where even that is missing, nothing is proven.
 func TestAnOldVLLMIsBelievedByWhatItWasPromised(t *testing.T) {
 	c := conn(p2pnccl.New(nil))
 	for rule, k := range map[string]struct {
@@ -57,28 +57,32 @@ func TestAnOldVLLMIsBelievedByWhatItWasPromised(t *testing.T) {
 		verdict reuse.Verdict
 		err     string
 	}{
-		"promised":                   {"p2pnccl", []string{"vllm:prompt_tokens_by_source"}, reuse.Reused, ""},
-		"a vLLM without connector":   {"none", []string{"vllm:prompt_tokens_by_source"}, "", "nothing can be proven"},
-		"older than both counters":   {"p2pnccl", []string{"vllm:prompt_tokens_by_source", "vllm:external_prefix_cache"}, "", "nothing can be proven"},
+		"promised":                 {"p2pnccl", []string{"vllm:prompt_tokens_by_source"}, reuse.Reused, ""},
+		"a vLLM without connector": {"none", []string{"vllm:prompt_tokens_by_source"}, "", "nothing can be proven"},
+		"older than both counters": {"p2pnccl",
+			[]string{"vllm:prompt_tokens_by_source", "vllm:external_prefix_cache"}, "", "nothing can be proven"},
 		"new, and without connector": {"none", nil, reuse.NotReused, ""},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			extra := map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
-			p, d, err := enginesim.Pair(enginesim.Config{Connector: "p2pnccl", Extra: extra}, enginesim.Config{Connector: k.decode, Extra: extra})
+			p, d, err := enginesim.Pair(enginesim.Config{Connector: "p2pnccl", Extra: extra},
+				enginesim.Config{Connector: k.decode, Extra: extra})
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 			pe, err := discovery.New(p.URL(), discovery.RolePrefill)
 			require.NoError(t, err)
 			de, err := discovery.New(d.URL(), discovery.RoleDecode)
 			require.NoError(t, err)
-			pe.Attributes, de.Attributes = map[string]string{"zmqAddress": p.SideChannel()}, map[string]string{"zmqAddress": "127.0.0.1:1"}
+			pe.Attributes, de.Attributes = map[string]string{"zmqAddress": p.SideChannel()},
+				map[string]string{"zmqAddress": "127.0.0.1:1"}
 			if d.SideChannel() != "" {
 				de.Attributes["zmqAddress"] = d.SideChannel()
 			}
 			x := pair{p, d, over(t, c, pe, de)}
 			target := x.target(c)
 			target.Decode = []string{without(t, d, k.missing...)}
-			r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1, SkipText: true, Patience: 50 * time.Millisecond})
+			r, err := reuse.Verify(t.Context(), target,
+				reuse.Options{Probes: 1, SkipText: true, Patience: 50 * time.Millisecond})
 			if k.err != "" {
 				require.ErrorContains(t, err, k.err)
 				return

@@ -30,7 +30,8 @@ const maxAnswer = 4 << 20
 func Gateway(base string, client *http.Client, header http.Header) Asker {
 	base = strings.TrimSuffix(base, "/")
 	return func(ctx context.Context, body []byte) (int, string, []byte, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+connector.APICompletions.Path(), bytes.NewReader(body))
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+connector.APICompletions.Path(),
+			bytes.NewReader(body))
 		if err != nil {
 			return 0, "", nil, err
 		}
@@ -55,7 +56,8 @@ func Flow(f *pdflow.Flow, header http.Header) Asker {
 			if !errors.As(err, &e) {
 				return 0, "", nil, err
 			}
-			answer, _ := json.Marshal(map[string]any{"error": map[string]any{"code": e.Code, "message": e.Message}}) // of two strings: never fails
+			// of two strings: never fails
+			answer, _ := json.Marshal(map[string]any{"error": map[string]any{"code": e.Code, "message": e.Message}})
 			return e.HTTPStatus(), "", answer, nil
 		}
 		answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -78,7 +80,8 @@ type SyntheticProbe struct {
 
 // prompts are random from their first character, so that not even a first block is in any cache.
 func newPrompt(characters int) string {
-	const filler = " and the keys and values of this prompt move from the engine that computed them to the engine that needs them"
+	const filler = " and the keys and values of this prompt move from the engine that computed them to the engine " +
+		"that needs them"
 	b := strings.Builder{}
 	b.WriteString(rand.Text())
 	for b.Len() < characters {
@@ -87,15 +90,16 @@ func newPrompt(characters int) string {
 	return b.String()[:max(characters, 1)]
 }
 
-// sizedPrompt makes a prompt of about so many tokens. An engine's /tokenize tells how long one is; without it, four characters are
-// taken for a token.
+// sizedPrompt makes a prompt of about so many tokens. An engine's /tokenize tells how long one is; without it, four
+// characters are taken for a token.
 func sizedPrompt(ctx context.Context, client *http.Client, engine, model string, tokens int) string {
 	prompt := newPrompt(4 * tokens)
 	n := tokenise(ctx, client, engine, model, prompt)
 	if n <= 0 {
 		return prompt
 	}
-	return newPrompt(max(1, min(4*tokens*tokens/n, 16*tokens))) // no tokenizer makes so few tokens of text, whatever an engine says
+	// no tokenizer makes so few tokens of text, whatever an engine says
+	return newPrompt(max(1, min(4*tokens*tokens/n, 16*tokens)))
 }
 
 func tokenise(ctx context.Context, client *http.Client, engine, model, prompt string) int {
@@ -119,7 +123,8 @@ func tokenise(ctx context.Context, client *http.Client, engine, model, prompt st
 	var answer struct {
 		Count int `json:"count"`
 	}
-	if resp.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&answer) != nil {
+	if resp.StatusCode != http.StatusOK ||
+		json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&answer) != nil {
 		return 0
 	}
 	return answer.Count

@@ -16,16 +16,19 @@ import (
 
 // SyntheticProberOptions say how a [SyntheticProber] works.
 type SyntheticProberOptions struct {
-	Every    time.Duration                         // between the beginnings of two checks, give or take a tenth; default 1 min
-	Probe    Options                               // of one check; default one probe of 600 tokens, without comparing texts
+	// between the beginnings of two checks, give or take a tenth; default 1 min
+	Every time.Duration
+	// of one check; default one probe of 600 tokens, without comparing texts
+	Probe    Options
 	Targets  func(context.Context) (Target, error) // asked before each check, since engines come and go
 	Meter    metric.MeterProvider                  // nil: no metrics
 	OnReport func(*Report, error)                  // called after each check, from Run's goroutine; nil allowed
 }
 
-// SyntheticProber verifies reuse again and again, at a low rate beside live traffic. Its metrics are pd.reuse.ratio (share of prompt tokens
-// that decode took over in the last check, 0 to 1; by connector and model), pd.reuse.checks (by verdict, or verdict="error" where nothing could be judged),
-// pd.reuse.tokens and pd.reuse.bytes. With other traffic the share is that of all prompts in the meantime.
+// SyntheticProber verifies reuse again and again, at a low rate beside live traffic. Its metrics are pd.reuse.ratio
+// (share of prompt tokens that decode took over in the last check, 0 to 1; by connector and model), pd.reuse.checks (by
+// verdict, or verdict="error" where nothing could be judged), pd.reuse.tokens and pd.reuse.bytes. With other traffic
+// the share is that of all prompts in the meantime.
 type SyntheticProber struct {
 	opts                  SyntheticProberOptions
 	checks, tokens, bytes metric.Int64Counter
@@ -53,10 +56,14 @@ func NewSyntheticProber(o SyntheticProberOptions) (*SyntheticProber, error) {
 	c := &SyntheticProber{opts: o}
 	m := mp.Meter("github.com/pdkit/pdkit/pdflow/reuse")
 	var errs [5]error
-	c.checks, errs[0] = m.Int64Counter("pd.reuse.checks", metric.WithUnit("{check}"), metric.WithDescription("Checks that decode takes KV over, by verdict"))
-	c.tokens, errs[1] = m.Int64Counter("pd.reuse.tokens", metric.WithUnit("{token}"), metric.WithDescription("Prompt tokens of probes that decode took over"))
-	c.bytes, errs[2] = m.Int64Counter("pd.reuse.bytes", metric.WithUnit("By"), metric.WithDescription("KV that moved for probes, where engines count it"))
-	ratio, err := m.Float64ObservableGauge("pd.reuse.ratio", metric.WithUnit("1"), metric.WithDescription("Share of prompt tokens that decode took over in the last check"))
+	c.checks, errs[0] = m.Int64Counter("pd.reuse.checks", metric.WithUnit("{check}"),
+		metric.WithDescription("Checks that decode takes KV over, by verdict"))
+	c.tokens, errs[1] = m.Int64Counter("pd.reuse.tokens", metric.WithUnit("{token}"),
+		metric.WithDescription("Prompt tokens of probes that decode took over"))
+	c.bytes, errs[2] = m.Int64Counter("pd.reuse.bytes", metric.WithUnit("By"),
+		metric.WithDescription("KV that moved for probes, where engines count it"))
+	ratio, err := m.Float64ObservableGauge("pd.reuse.ratio", metric.WithUnit("1"),
+		metric.WithDescription("Share of prompt tokens that decode took over in the last check"))
 	errs[3] = err
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
@@ -72,7 +79,8 @@ func NewSyntheticProber(o SyntheticProberOptions) (*SyntheticProber, error) {
 
 // labels tell the checks of several models apart.
 func labels(r *Report) []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String("pd.connector", r.Connector), attribute.String("gen_ai.request.model", r.Model)}
+	return []attribute.KeyValue{attribute.String("pd.connector", r.Connector),
+		attribute.String("gen_ai.request.model", r.Model)}
 }
 
 // Last is the newest report, nil before the first.
@@ -82,7 +90,8 @@ func (c *SyntheticProber) Last() *Report {
 	return c.last
 }
 
-// Run checks until ctx ends, and returns nil then. The first check comes after one period, when engines have had time to start.
+// Run checks until ctx ends, and returns nil then. The first check comes after one period, when engines have had time
+// to start.
 func (c *SyntheticProber) Run(ctx context.Context) error {
 	defer func() { _ = c.registration.Unregister() }()
 	for {

@@ -13,7 +13,8 @@ type Verdict string
 
 // The verdicts. Only Reused is good.
 const (
-	Reused    Verdict = "reused"     // decode took the better part of every prompt over, and every text compared was right
+	// decode took the better part of every prompt over, and every text compared was right
+	Reused    Verdict = "reused"
 	Partly    Verdict = "partly"     // decode took less than half of the prompts' tokens over
 	NotReused Verdict = "not reused" // right answers, each prompt computed twice
 	Wrong     Verdict = "wrong text" // a text differs from that of one engine alone

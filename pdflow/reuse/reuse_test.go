@@ -71,7 +71,8 @@ func over(t *testing.T, c connector.KVConnector, one, other discovery.Endpoint, 
 }
 
 func (x pair) target(c connector.KVConnector) reuse.Target {
-	return reuse.Target{Ask: reuse.Flow(x.flow, nil), Connector: c, Prefill: []string{x.p.URL() + "/"}, Decode: []string{x.d.URL()}, Model: "tiny"}
+	return reuse.Target{Ask: reuse.Flow(x.flow, nil), Connector: c, Prefill: []string{x.p.URL() + "/"},
+		Decode: []string{x.d.URL()}, Model: "tiny"}
 }
 
 func conn[C connector.KVConnector](c C, err error) connector.KVConnector {
@@ -153,19 +154,23 @@ func TestAWrongTextIsFoundOut(t *testing.T) {
 	require.Equal(t, 2, r.Different)
 }
 
-// D keeps KV that it took over in its own prefix cache, so that the right text can only come from a request which that cache does not serve.
+// D keeps KV that it took over in its own prefix cache, so that the right text can only come from a request which that
+// cache does not serve.
 func TestWrongKVIsFoundOutThoughDecodeKeepsIt(t *testing.T) {
 	c := conn(nixl.New(nil))
 	x := start(t, c, enginesim.Config{}, enginesim.Config{})
-	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1, Mutate: func(m map[string]any) {
-		slices.Reverse(m["remote_block_ids"].([]any)[0].([]any))
-	}})
+	x.p.Inject(
+		enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1,
+			Mutate: func(m map[string]any) {
+				slices.Reverse(m["remote_block_ids"].([]any)[0].([]any))
+			}})
 	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
 	require.NoError(t, err)
 	require.Equal(t, reuse.Wrong, r.Verdict, "%s", r)
 	require.Equal(t, r.PromptTokens, r.Reused, "the counters alone show nothing")
 	asked := x.d.Requests()
-	require.Contains(t, string(asked[len(asked)-1].Body), `"cache_salt":"pdkit-`, "D alone must not answer from what it has taken over")
+	require.Contains(t, string(asked[len(asked)-1].Body), `"cache_salt":"pdkit-`,
+		"D alone must not answer from what it has taken over")
 }
 
 func TestFailuresAreNamed(t *testing.T) {
@@ -173,8 +178,12 @@ func TestFailuresAreNamed(t *testing.T) {
 		fault  enginesim.Fault
 		reason string
 	}{
-		"no handoff":     {enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Count: -1, Mutate: func(m map[string]any) { delete(m, "remote_host") }}, "no usable KV handoff"},
-		"P fails":        {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Count: -1}, "the prefill engine failed"},
+		"no handoff": {
+			enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Count: -1,
+				Mutate: func(m map[string]any) { delete(m, "remote_host") }}, "no usable KV handoff",
+		},
+		"P fails": {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Count: -1},
+			"the prefill engine failed"},
 		"P answers junk": {enginesim.Fault{Kind: enginesim.FaultGarbage, Count: -1}, "the prefill engine failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +202,10 @@ func TestFailuresAreNamed(t *testing.T) {
 func TestAFallbackIsNoReuse(t *testing.T) {
 	k := conn(nixl.New(nil))
 	x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithFallback(connector.FallbackDecode))
-	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1, Mutate: func(m map[string]any) { delete(m, "remote_host") }})
+	x.p.Inject(
+		enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1,
+			Mutate: func(m map[string]any) { delete(m, "remote_host") }},
+	)
 	r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
 	require.NoError(t, err)
 	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
@@ -213,7 +225,9 @@ func TestALoadThatFailsInSilenceIsNoReuse(t *testing.T) {
 func TestWhatCannotBeJudgedIsAnError(t *testing.T) {
 	k := conn(nixl.New(nil))
 	x := start(t, k, enginesim.Config{}, enginesim.Config{})
-	blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) }))
+	blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("up 1\n"))
+	}))
 	defer blind.Close()
 	target := x.target(k)
 	target.Decode = []string{blind.URL}
@@ -244,7 +258,9 @@ func TestOtherTrafficIsTold(t *testing.T) {
 	ask := reuse.Flow(x.flow, nil)
 	target := x.target(k)
 	target.Ask = func(ctx context.Context, body []byte) (int, string, []byte, error) {
-		other, _ := json.Marshal(map[string]any{"prompt": strings.Repeat("computed by D itself ", 100), "max_tokens": 1})
+		other, _ := json.Marshal(
+			map[string]any{"prompt": strings.Repeat("computed by D itself ", 100), "max_tokens": 1},
+		)
 		resp, err := http.Post(x.d.URL()+"/v1/completions", "application/json", strings.NewReader(string(other)))
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())

@@ -25,8 +25,8 @@ type Target struct {
 	Prefill   []string              // base URLs of all prefill engines that Ask may use: http://host:port
 	Decode    []string              // the same of the decode engines
 	Model     string                // "" where the gateway serves one model
-	// Alone is the base URL of an engine that serves whole requests, for comparing texts. "" takes an engine of the pair where the
-	// protocol lets one serve alone.
+	// Alone is the base URL of an engine that serves whole requests, for comparing texts. "" takes an engine of the
+	// pair where the protocol lets one serve alone.
 	Alone string
 	// Client reads metrics and asks Alone; nil takes a client of its own.
 	Client *http.Client
@@ -73,7 +73,8 @@ type verification struct {
 	client *http.Client
 	report *Report
 	chunk  int64 // tokens of D's blocks
-	// records says that D is TensorRT-LLM, which keeps records in place of counters. taken is what they have told up to now, by role.
+	// records says that D is TensorRT-LLM, which keeps records in place of counters. taken is what they have told up to
+	// now, by role.
 	records bool
 	taken   delta
 	foreign bool // P has none of vLLM's counters
@@ -81,12 +82,13 @@ type verification struct {
 	alone   bool // a decode engine of SGLang computes prompts itself
 }
 
-// Verify sends probes and judges. It takes some seconds. The error says that nothing could be judged (an engine without metrics, no
-// answer at all, ctx's end); what is wrong with the pair is in the report. Traffic of others on the same engines blurs the figures:
-// then [Report.Disturbed] is set.
+// Verify sends probes and judges. It takes some seconds. The error says that nothing could be judged (an engine without
+// metrics, no answer at all, ctx's end); what is wrong with the pair is in the report. Traffic of others on the same
+// engines blurs the figures: then [Report.Disturbed] is set.
 func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	if t.Ask == nil || len(t.Prefill) == 0 || len(t.Decode) == 0 {
-		return nil, errors.New("reuse: a target needs a way to ask, and the addresses of its prefill and decode engines")
+		return nil, errors.New("reuse: a target needs a way to ask, and the addresses of its prefill and " +
+			"decode engines")
 	}
 	t.Prefill, t.Decode = bases(t.Prefill), bases(t.Decode)
 	t.Alone = strings.TrimSuffix(t.Alone, "/")
@@ -97,7 +99,8 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	if v.client == nil {
 		own := &http.Transport{DisableKeepAlives: true} // so that nothing of it is left afterwards
 		v.client = &http.Client{Transport: own, Timeout: 60 * time.Second,
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }} // an engine must not send it elsewhere
+			// an engine must not send it elsewhere
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}
 	if err := v.run(ctx); err != nil {
 		return nil, fmt.Errorf("reuse: %w", err)
@@ -134,7 +137,8 @@ func (v *verification) look(ctx context.Context) error {
 		return nil
 	}
 	if v.pairOnly() {
-		v.alone = v.report.Connector == "sglang" && slices.ContainsFunc(v.Decode, func(engine string) bool { return servesAlone(ctx, v.client, engine) })
+		v.alone = v.report.Connector == "sglang" &&
+			slices.ContainsFunc(v.Decode, func(engine string) bool { return servesAlone(ctx, v.client, engine) })
 		return nil
 	}
 	if _, ok, err := records(ctx, v.client, v.Decode[0]); err == nil && ok {
@@ -142,10 +146,12 @@ func (v *verification) look(ctx context.Context) error {
 		v.taken = delta{counts{}, counts{}}
 		return nil
 	}
-	return errors.New("the decode engine's /metrics page does not tell where prompts come from (vllm:prompt_tokens_by_source_total): nothing can be proven")
+	return errors.New("the decode engine's /metrics page does not tell where prompts come from " +
+		"(vllm:prompt_tokens_by_source_total): nothing can be proven")
 }
 
-// page reads an engine's counters. Engines that cannot compute a prompt prove reuse by their answers, so that those may have no page.
+// page reads an engine's counters. Engines that cannot compute a prompt prove reuse by their answers, so that those may
+// have no page.
 func (v *verification) page(ctx context.Context, engine string) (page, error) {
 	pg, err := readPage(ctx, v.client, engine)
 	if _, ok := errors.AsType[noPage](err); ok && v.pairOnly() {
@@ -223,15 +229,19 @@ func (v *verification) share(d delta, probe *SyntheticProbe) error {
 	switch {
 	case v.records:
 		if over, all = d.decode[recordedMoved], d.decode[recorded]; all == 0 {
-			return errors.New("the decode engine's /perf_metrics holds no record of the probe, so that nothing can be proven: " +
-				"it needs return_perf_metrics: true and perf_metrics_max_requests in its file, and no other reader, since each record is given out once")
+			return errors.New("the decode engine's /perf_metrics holds no record of the probe, so that nothing can " +
+				"be proven: " +
+				"it needs return_perf_metrics: true and perf_metrics_max_requests in its file, and no other reader, " +
+				"since each record is given out once")
 		}
 		v.report.Disturbed = v.report.Disturbed || all > 1
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(over) / float64(all)))
 		return nil
-	case v.old: // what was promised is the next best: such an engine has a connector at least, and computes no prompt itself
+	// what was promised is the next best: such an engine has a connector at least, and computes no prompt itself
+	case v.old:
 		if d.decode[promised] == 0 {
-			return errors.New("the decode engine's /metrics page counts no KV from elsewhere (vllm:prompt_tokens_by_source_total is in 0.16 and newer, " +
+			return errors.New("the decode engine's /metrics page counts no KV from elsewhere " +
+				"(vllm:prompt_tokens_by_source_total is in 0.16 and newer, " +
 				"vllm:external_prefix_cache_hits_total did not rise): nothing can be proven")
 		}
 		over, all = d.decode[promised], probe.PromptTokens
@@ -243,8 +253,10 @@ func (v *verification) share(d delta, probe *SyntheticProbe) error {
 		return nil
 	}
 	if all > probe.PromptTokens+1 { // with a first token from P, D has it in its prompt, and the client in its answer
-		v.report.Disturbed = true                                                                    // whose tokens those were nobody knows: the probe gets its share
-		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all))) // the product may not fit 64 bits
+		// whose tokens those were nobody knows: the probe gets its share
+		v.report.Disturbed = true
+		// the product may not fit 64 bits
+		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all)))
 		return nil
 	}
 	probe.Reused = min(over, probe.PromptTokens)
@@ -314,7 +326,8 @@ func (v *verification) settle(ctx context.Context, before delta, result *Synthet
 		}
 		d := delta{now.prefill.less(before.prefill), now.decode.less(before.decode)}
 		// Bytes are counted after the tokens: they are waited for as long as the engine counts any.
-		done := d.decode[promptTokens] >= result.PromptTokens && (d.decode[takenOver] == 0 || before.bytes()+now.bytes() == 0 || d.bytes() > 0)
+		done := d.decode[promptTokens] >= result.PromptTokens &&
+			(d.decode[takenOver] == 0 || before.bytes()+now.bytes() == 0 || d.bytes() > 0)
 		if v.records {
 			done = d.decode[recorded] > 0
 		}
@@ -335,8 +348,8 @@ func (d delta) bytes() int64 {
 	return d.prefill[nixlBytes] + d.decode[nixlBytes] + d.prefill[sglangBytes] + d.decode[recordedBytes]
 }
 
-// compare asks one engine alone for the same texts. A salt keeps the request out of the engine's prefix cache. With a store the
-// prefill engine is asked: what it finds there, it has computed itself.
+// compare asks one engine alone for the same texts. A salt keeps the request out of the engine's prefix cache. With a
+// store the prefill engine is asked: what it finds there, it has computed itself.
 func (v *verification) compare(ctx context.Context) error {
 	engine := v.Alone
 	switch {
@@ -356,7 +369,8 @@ func (v *verification) compare(ctx context.Context) error {
 		if probe.Status != http.StatusOK {
 			continue
 		}
-		alone, err := ask(ctx, to, completion(v.Model, probe.prompt, v.MaxTokens, "pdkit-"+probe.prompt[:min(16, len(probe.prompt))]))
+		alone, err := ask(ctx, to, completion(v.Model, probe.prompt, v.MaxTokens, "pdkit-"+
+			probe.prompt[:min(16, len(probe.prompt))]))
 		if err != nil {
 			return fmt.Errorf("an engine alone gave no answer: %w", err)
 		}

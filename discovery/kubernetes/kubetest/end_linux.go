@@ -7,5 +7,6 @@ import (
 	"syscall"
 )
 
-// endWithParent has the kernel end cmd when this process is killed, or ends by the test runner's timeout, and nobody can clean up.
+// endWithParent has the kernel end cmd when this process is killed, or ends by the test runner's timeout, and nobody
+// can clean up.
 func endWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubetest runs a real Kubernetes API server, with etcd behind it, for tests: no container, no node, nothing but two
-// processes on loopback, ready in about 3 seconds. testdata/install.sh of the parent folder builds them.
+// Package kubetest runs a real Kubernetes API server, with etcd behind it, for tests: no container, no node, nothing
+// but two processes on loopback, ready in about 3 seconds. testdata/install.sh of the parent folder builds them.
 //
 //	func TestMain(m *testing.M) { kubetest.Main(m) }
 //
@@ -13,8 +13,9 @@
 //
 // A test that stops the server, or changes what all namespaces share, starts a cluster of its own with [Start].
 //
-// There is no kubelet and no scheduler, so pods are what a test says of them, and no namespace controller, so namespaces are
-// never emptied. Methods of a [Cluster] may be called concurrently, but for KillAPIServer and StartAPIServer.
+// There is no kubelet and no scheduler, so pods are what a test says of them, and no namespace controller, so
+// namespaces are never emptied. Methods of a [Cluster] may be called concurrently, but for KillAPIServer and
+// StartAPIServer.
 package kubetest
 
 import (
@@ -71,8 +72,8 @@ type options struct {
 // Option changes what [Start] starts.
 type Option func(*options)
 
-// WithControllers also runs kube-controller-manager, with nothing but the controller that makes the EndpointSlices of services.
-// It puts no pod into a slice whose node does not exist, and no address of 127.0.0.0/8.
+// WithControllers also runs kube-controller-manager, with nothing but the controller that makes the EndpointSlices of
+// services. It puts no pod into a slice whose node does not exist, and no address of 127.0.0.0/8.
 func WithControllers() Option { return func(o *options) { o.controllers = true } }
 
 // WithAPIServerFlags adds flags for the API server: --min-request-timeout=3 has it end each watch after 3 to 6 seconds.
@@ -80,8 +81,8 @@ func WithAPIServerFlags(flags ...string) Option {
 	return func(o *options) { o.flags = append(o.flags, flags...) }
 }
 
-// Start starts a cluster for one test, which ends with it. Where the servers are not installed the test is skipped; with CI=true
-// it fails.
+// Start starts a cluster for one test, which ends with it. Where the servers are not installed the test is skipped;
+// with CI=true it fails.
 func Start(t testing.TB, o ...Option) *Cluster {
 	t.Helper()
 	c, err := launch(installed(t), o...)
@@ -102,8 +103,8 @@ var shared struct {
 	err     error
 }
 
-// Shared returns the cluster that all tests of the binary share, each in a [Cluster.Namespace] of its own. It is started when
-// first asked for, and stopped by [Main], which the package's TestMain must call.
+// Shared returns the cluster that all tests of the binary share, each in a [Cluster.Namespace] of its own. It is
+// started when first asked for, and stopped by [Main], which the package's TestMain must call.
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
 	binary := installed(t)
@@ -216,7 +217,8 @@ func (c *Cluster) launch(peers string) error {
 	if err != nil {
 		return err
 	}
-	c.manager, err = c.run("kube-controller-manager", "--kubeconfig="+kubeconfig, "--secure-port=0", "--leader-elect=false",
+	c.manager, err = c.run("kube-controller-manager", "--kubeconfig="+kubeconfig, "--secure-port=0",
+		"--leader-elect=false",
 		"--use-service-account-credentials=false", "--controllers=endpointslice-controller")
 	return err
 }
@@ -254,7 +256,8 @@ func (c *Cluster) stop() {
 	_ = os.RemoveAll(c.dir)
 }
 
-// KillAPIServer ends the API server at once (SIGKILL), as a crash does: its clients' connections break. What it has stored stays.
+// KillAPIServer ends the API server at once (SIGKILL), as a crash does: its clients' connections break. What it has
+// stored stays.
 func (c *Cluster) KillAPIServer() {
 	c.apiServer.kill()
 	c.apiServer = nil
@@ -269,8 +272,8 @@ func (c *Cluster) StartAPIServer(t testing.TB, extraFlags ...string) {
 	}
 }
 
-// Compact has etcd forget all revisions but the current one. With KillAPIServer and StartAPIServer after it nobody knows the past: a
-// watch of an old version, and a list that goes on from one, get 410.
+// Compact has etcd forget all revisions but the current one. With KillAPIServer and StartAPIServer after it nobody
+// knows the past: a watch of an old version, and a list that goes on from one, get 410.
 func (c *Cluster) Compact(t testing.TB) {
 	t.Helper()
 	var at struct {
@@ -285,7 +288,8 @@ func (c *Cluster) askEtcd(t testing.TB, method string, request, answer any) {
 	t.Helper()
 	body, err := json.Marshal(request)
 	require.NoError(t, err)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.etcdURL+"/v3/kv/"+method, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.etcdURL+"/v3/kv/"+method,
+		bytes.NewReader(body))
 	require.NoError(t, err)
 	resp, err := c.plain.RoundTrip(req)
 	require.NoError(t, err)
@@ -302,7 +306,8 @@ func (c *Cluster) Admin() *rest.Config {
 }
 
 func (c *Cluster) anonymous() *rest.Config {
-	return &rest.Config{Host: c.apiURL, TLSClientConfig: rest.TLSClientConfig{CAData: c.keys.ca}, QPS: 10000, Burst: 10000}
+	return &rest.Config{Host: c.apiURL, TLSClientConfig: rest.TLSClientConfig{CAData: c.keys.ca}, QPS: 10000,
+		Burst: 10000}
 }
 
 // Client returns a client with the rights of [Cluster.Admin].
@@ -320,7 +325,8 @@ func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Con
 // Token is [Cluster.ServiceAccount] of an account that is already there.
 func (c *Cluster) Token(t testing.TB, namespace, name string) *rest.Config {
 	t.Helper()
-	token, err := c.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := c.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name,
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	config := c.anonymous()
 	config.BearerToken = token.Status.Token
@@ -353,7 +359,9 @@ func (c *Cluster) writeKubeconfig(config *rest.Config) (string, error) {
 		return "", err
 	}
 	return file.Name(), clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{"test": {Server: config.Host, CertificateAuthorityData: config.CAData}},
+		Clusters: map[string]*clientcmdapi.Cluster{
+			"test": {Server: config.Host, CertificateAuthorityData: config.CAData},
+		},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{"test": {
 			ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken,
 		}},
@@ -370,6 +378,7 @@ func (c *Cluster) log(name string) string {
 	if err != nil {
 		return err.Error()
 	}
-	lines := slices.DeleteFunc(strings.Split(string(data), "\n"), func(line string) bool { return strings.HasPrefix(line, "I") })
+	lines := slices.DeleteFunc(strings.Split(string(data), "\n"),
+		func(line string) bool { return strings.HasPrefix(line, "I") })
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }

@@ -46,11 +46,13 @@ func TestPodIsWhatTheTestSaysOfIt(t *testing.T) {
 
 	c.SetPod(t, namespace, "prefill-0", "127.0.0.11", true)
 	pod = next(t, events, watch.Modified)
-	assert.Equal(t, []any{corev1.PodRunning, "127.0.0.11", corev1.ConditionTrue}, []any{pod.Status.Phase, pod.Status.PodIP, ready(pod)})
+	assert.Equal(t, []any{corev1.PodRunning, "127.0.0.11", corev1.ConditionTrue},
+		[]any{pod.Status.Phase, pod.Status.PodIP, ready(pod)})
 
 	c.SetPod(t, namespace, "prefill-0", "127.0.0.12", false)
 	pod = next(t, events, watch.Modified)
-	assert.Equal(t, []any{corev1.PodRunning, "127.0.0.12", corev1.ConditionFalse}, []any{pod.Status.Phase, pod.Status.PodIP, ready(pod)})
+	assert.Equal(t, []any{corev1.PodRunning, "127.0.0.12", corev1.ConditionFalse},
+		[]any{pod.Status.Phase, pod.Status.PodIP, ready(pod)})
 
 	c.SetLabels(t, namespace, "prefill-0", map[string]string{"role": "", "group": "1"})
 	assert.Equal(t, map[string]string{"group": "1"}, next(t, events, watch.Modified).Labels)
@@ -96,7 +98,8 @@ func TestKilledServerKeepsItsObjectsAndForgetsWhatWasCompacted(t *testing.T) {
 	c.Compact(t)
 	_, err = c.Client().CoreV1().Pods(namespace).List(t.Context(), page)
 	require.True(t, apierrors.IsResourceExpired(err), "%v", err)
-	watcher, err := c.Client().CoreV1().Pods(namespace).Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	watcher, err := c.Client().CoreV1().Pods(namespace).Watch(t.Context(),
+		metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	require.NoError(t, err)
 	defer watcher.Stop()
 	event := <-watcher.ResultChan()
@@ -168,18 +171,26 @@ func TestApplyUsesADefinitionAtOnceAndItsSchema(t *testing.T) {
 	require.ErrorContains(t, err, "spec.bars")
 	require.ErrorContains(t, c.TryApply(t.Context(), c.Admin(), []byte(tune("4, notes: 1")), namespace), "spec.notes")
 	require.ErrorContains(t, c.TryApply(t.Context(), c.Admin(), []byte("kind: [\n"), namespace), "yaml")
-	require.ErrorContains(t, c.TryApply(t.Context(), c.Admin(), []byte("apiVersion: v1\nkind: Nothing\nmetadata: {name: x}\n"), namespace), "Nothing")
+	require.ErrorContains(
+		t, c.TryApply(t.Context(), c.Admin(), []byte("apiVersion: v1\nkind: Nothing\nmetadata: {name: x}\n"),
+			namespace), "Nothing",
+	)
 }
 
 func TestControllersMakeTheSlicesOfServicesAndFlagsReachTheServer(t *testing.T) {
 	t.Parallel()
 	c := kubetest.Start(t, kubetest.WithControllers(), kubetest.WithAPIServerFlags("--min-request-timeout=1"))
 	namespace := c.Namespace(t)
-	c.Apply(t, c.Admin(), []byte("apiVersion: v1\nkind: Service\nmetadata: {name: prefill}\nspec: {selector: {role: prefill}, ports: [{port: 8100}]}"), namespace)
+	c.Apply(
+		t, c.Admin(), []byte("apiVersion: v1\nkind: Service\nmetadata: {name: prefill}\nspec: {selector: {role: "+
+			"prefill}, ports: [{port: 8100}]}"), namespace,
+	)
 	c.Node(t, "node-b", "zone-b")
 	c.CreatePod(t, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "prefill-0", Labels: map[string]string{"role": "prefill"}},
-		Spec:       corev1.PodSpec{NodeName: "node-b", Containers: []corev1.Container{{Name: "engine", Image: "engine"}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "prefill-0",
+			Labels: map[string]string{"role": "prefill"}},
+		Spec: corev1.PodSpec{NodeName: "node-b",
+			Containers: []corev1.Container{{Name: "engine", Image: "engine"}}},
 	})
 	c.SetPod(t, namespace, "prefill-0", "10.77.0.11", true)
 	require.Eventually(t, func() bool {
@@ -250,8 +261,8 @@ func TestKilledTestLeavesNoServer(t *testing.T) {
 	}, time.Minute, 10*time.Millisecond)
 }
 
-// watchPods returns the pods' events since a version ("" for those that are there, too), until the server ends the watch. A watch
-// that says nothing for a minute is ended, too.
+// watchPods returns the pods' events since a version ("" for those that are there, too), until the server ends the
+// watch. A watch that says nothing for a minute is ended, too.
 func watchPods(t *testing.T, c *kubetest.Cluster, namespace, version string) <-chan watch.Event {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

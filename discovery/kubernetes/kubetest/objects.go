@@ -39,9 +39,10 @@ func (c *Cluster) Apply(t testing.TB, config *rest.Config, manifest []byte, name
 	require.NoError(t, c.TryApply(t.Context(), config, manifest, namespace))
 }
 
-// TryApply applies the documents of a YAML file in their order, as kubectl apply --server-side -n namespace does: fields that
-// the schema does not know are refused, and objects without a namespace of their own get this one. A CustomResourceDefinition
-// can be used when it returns. The first error ends it, as the API server said it: apierrors.IsInvalid and the like apply.
+// TryApply applies the documents of a YAML file in their order, as kubectl apply --server-side -n namespace does:
+// fields that the schema does not know are refused, and objects without a namespace of their own get this one. A
+// CustomResourceDefinition can be used when it returns. The first error ends it, as the API server said it:
+// apierrors.IsInvalid and the like apply.
 func (c *Cluster) TryApply(ctx context.Context, config *rest.Config, manifest []byte, namespace string) error {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -69,7 +70,8 @@ func (c *Cluster) TryApply(ctx context.Context, config *rest.Config, manifest []
 	}
 }
 
-func (c *Cluster) applyOne(ctx context.Context, config *rest.Config, client dynamic.Interface, object *unstructured.Unstructured, namespace string) error {
+func (c *Cluster) applyOne(ctx context.Context, config *rest.Config, client dynamic.Interface,
+	object *unstructured.Unstructured, namespace string) error {
 	mapping, err := mappingOf(config, object)
 	if err != nil {
 		return err
@@ -102,8 +104,10 @@ func mappingOf(config *rest.Config, object *unstructured.Unstructured) (*meta.RE
 	return restmapper.NewDiscoveryRESTMapper(groups).RESTMapping(kind.GroupKind(), kind.Version)
 }
 
-// served tells whether the API server serves the objects of a definition, which it does a little after it says Established.
-func served(ctx context.Context, config *rest.Config, definitions dynamic.ResourceInterface, name string) (bool, error) {
+// served tells whether the API server serves the objects of a definition, which it does a little after it says
+// Established.
+func served(ctx context.Context, config *rest.Config, definitions dynamic.ResourceInterface, name string) (bool,
+	error) {
 	object, err := definitions.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return false, err
@@ -145,7 +149,8 @@ func served(ctx context.Context, config *rest.Config, definitions dynamic.Resour
 		if _, err := mappingOf(config, example); err != nil {
 			return false, ignore(err, meta.IsNoMatchError)
 		}
-		_, err := client.Resource(group.WithResource(definition.Spec.Names.Plural)).List(ctx, metav1.ListOptions{Limit: 1})
+		_, err := client.Resource(group.WithResource(definition.Spec.Names.Plural)).List(ctx,
+			metav1.ListOptions{Limit: 1})
 		if err != nil {
 			return false, ignore(err, apierrors.IsNotFound)
 		}
@@ -164,8 +169,9 @@ func poll(ctx context.Context, done wait.ConditionWithContextFunc) error {
 	return wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, done)
 }
 
-// Node creates a node, in the given zone unless that is "", until the end of the test. Names are the whole cluster's. The API server
-// (since Kubernetes 1.35) copies a node's zone into the label topology.kubernetes.io/zone of pods that are created later.
+// Node creates a node, in the given zone unless that is "", until the end of the test. Names are the whole cluster's.
+// The API server (since Kubernetes 1.35) copies a node's zone into the label topology.kubernetes.io/zone of pods that
+// are created later.
 func (c *Cluster) Node(t testing.TB, name, zone string) {
 	t.Helper()
 	require.NoError(t, c.node(t.Context(), name, zone))
@@ -181,9 +187,10 @@ func (c *Cluster) node(ctx context.Context, name, zone string) error {
 	return err
 }
 
-// Pod creates a pod on the node [NodeName], with one container that has the given ports. It is pending, without an address,
-// until [Cluster.SetPod].
-func (c *Cluster) Pod(t testing.TB, namespace, name string, labels, annotations map[string]string, ports ...corev1.ContainerPort) *corev1.Pod {
+// Pod creates a pod on the node [NodeName], with one container that has the given ports. It is pending, without an
+// address, until [Cluster.SetPod].
+func (c *Cluster) Pod(t testing.TB, namespace, name string, labels, annotations map[string]string,
+	ports ...corev1.ContainerPort) *corev1.Pod {
 	t.Helper()
 	return c.CreatePod(t, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels, Annotations: annotations},
@@ -203,8 +210,8 @@ func (c *Cluster) CreatePod(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	return created
 }
 
-// SetPod plays the kubelet: the pod runs, has the address ip ("" for none), and is ready or not. Addresses of 127.0.0.0/8 are
-// accepted here, and refused in EndpointSlices.
+// SetPod plays the kubelet: the pod runs, has the address ip ("" for none), and is ready or not. Addresses of
+// 127.0.0.0/8 are accepted here, and refused in EndpointSlices.
 func (c *Cluster) SetPod(t testing.TB, namespace, name, ip string, ready bool) {
 	t.Helper()
 	status := map[string]any{"phase": corev1.PodRunning, "podIP": nil, "podIPs": nil}
@@ -245,11 +252,13 @@ func (c *Cluster) patch(t testing.TB, namespace, name string, patch any, subreso
 	t.Helper()
 	data, err := json.Marshal(patch)
 	require.NoError(t, err)
-	_, err = c.client.CoreV1().Pods(namespace).Patch(t.Context(), name, types.MergePatchType, data, metav1.PatchOptions{}, subresource...)
+	_, err = c.client.CoreV1().Pods(namespace).Patch(t.Context(), name, types.MergePatchType, data,
+		metav1.PatchOptions{}, subresource...)
 	require.NoError(t, err)
 }
 
-// DeletePod deletes a pod. With a grace of some seconds it stays, and is terminating, as nobody tells of its end; 0 removes it.
+// DeletePod deletes a pod. With a grace of some seconds it stays, and is terminating, as nobody tells of its end; 0
+// removes it.
 func (c *Cluster) DeletePod(t testing.TB, namespace, name string, grace int64) {
 	t.Helper()
 	err := c.client.CoreV1().Pods(namespace).Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &grace})

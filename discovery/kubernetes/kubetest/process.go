@@ -40,7 +40,9 @@ func (c *Cluster) run(name string, flags ...string) (*process, error) {
 		return nil, err
 	}
 	defer log.Close()
-	p := &process{name: name, cmd: exec.Command(c.binary, append([]string{name}, flags...)...), ended: make(chan struct{})} //nolint:noctx,gosec // it outlives the call, and its path is fixed
+	//nolint:noctx,gosec // it outlives the call, and its path is fixed
+	p := &process{name: name, cmd: exec.Command(c.binary, append([]string{name}, flags...)...),
+		ended: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = c.dir, log, log
 	p.cmd.Env = []string{"HOME=" + c.dir} // etcd takes options from the environment
 	endWithParent(p.cmd)
@@ -105,8 +107,8 @@ func get(ctx context.Context, transport http.RoundTripper, url string) (int, err
 	return resp.StatusCode, err
 }
 
-// freePorts returns n ports of loopback. They lie below those that systems give to clients and to listeners on port 0, so that
-// nobody gets the port of an API server while that is down.
+// freePorts returns n ports of loopback. They lie below those that systems give to clients and to listeners on port 0,
+// so that nobody gets the port of an API server while that is down.
 func freePorts(n int) ([]string, error) {
 	const first, count = 20000, 12000
 	var ports []string
@@ -138,7 +140,8 @@ func writeKeys(dir string) (*keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	ca := &x509.Certificate{Subject: pkix.Name{CommonName: "kubetest"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	ca := &x509.Certificate{Subject: pkix.Name{CommonName: "kubetest"}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign}
 	if k.ca, err = sign(ca, ca, caKey, caKey); err != nil {
 		return nil, err
 	}
@@ -161,7 +164,8 @@ func writeKeys(dir string) (*keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, data := range map[string][]byte{"ca.crt": k.ca, "server.crt": serverCert, "server.key": serverKey, "sa.key": accountKey} {
+	for name, data := range map[string][]byte{"ca.crt": k.ca, "server.crt": serverCert, "server.key": serverKey,
+		"sa.key": accountKey} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			return nil, err
 		}

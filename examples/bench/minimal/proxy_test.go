@@ -36,7 +36,8 @@ func newBench(t *testing.T, tamper func(http.RoundTripper) http.RoundTripper) *b
 	t.Cleanup(b.engines.Close)
 	transport := newTransport()
 	t.Cleanup(transport.CloseIdleConnections)
-	server := httptest.NewServer(newProxy("http://"+b.engines.Prefill[0], "http://"+b.engines.Decode[0], tamper(transport)))
+	server := httptest.NewServer(newProxy("http://"+b.engines.Prefill[0], "http://"+
+		b.engines.Decode[0], tamper(transport)))
 	t.Cleanup(server.Close)
 	b.address = strings.TrimPrefix(server.URL, "http://")
 	return b
@@ -153,7 +154,9 @@ func TestTheCheckersCatchWhatAProxyDoesWrong(t *testing.T) {
 			whole, tampering{ask: replace(false, `"stream":false`, `"stream":true`)},
 			"status 400", "stream is true"},
 		"prefill keeps stream_options": {
-			stream, tampering{ask: replace(false, `"stream":false`, `"stream":false,"stream_options":{"include_usage":true}`)},
+			stream, tampering{
+				ask: replace(false, `"stream":false`, `"stream":false,"stream_options":{"include_usage":true}`),
+			},
 			"status 400", "member stream_options"},
 		"prefill is not asked for a handoff": {
 			whole, tampering{ask: replace(false, `"do_remote_decode":true`, `"do_remote_decode":false`)},

@@ -100,7 +100,8 @@ func value(b []byte, i int) int {
 
 // prefillBody is the client's body with one token to make, no stream, and the wish for a handoff.
 func prefillBody(body []byte, members []member) *buffer {
-	const params = `"max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,` +
+	const params = `"max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,` +
+		`"do_remote_prefill":false,` +
 		`"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`
 	out := newBuffer(len(body) + len(params) + len(`"max_completion_tokens":1,`))
 	out.bytes = append(out.bytes, '{')

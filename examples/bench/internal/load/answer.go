@@ -71,7 +71,8 @@ func appendEnd(dst []byte, serial, answer uint64, chunks int) []byte {
 	dst = append(dst, `","object":"chat.completion.chunk","created":1795258775,"model":"bench",`+
 		`"choices":[{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"stop","stop_reason":"`...)
 	dst = appendHex(dst, answer)
-	dst = append(dst, `"}]}`+"\n\n"+`data: {"object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":512,`+
+	dst = append(dst, `"}]}`+"\n\n"+`data: {"object":"chat.completion.chunk","choices":[],`+
+		`"usage":{"prompt_tokens":512,`+
 		`"completion_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(chunks), 10)
 	return append(dst, "}}\n\n"+doneEvent...)

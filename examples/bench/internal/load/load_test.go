@@ -54,8 +54,10 @@ func TestHandoffsAreJSONWithAllKeysAndABigInteger(t *testing.T) {
 	var handoff map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(text, &handoff))
 	for _, name := range []string{
-		"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host",
-		"remote_port", "tp_size", "dcp_size", "pp_size", "remote_num_tokens", "remote_blocks_expiry_time", "transfer_mode",
+		"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id",
+		"remote_host",
+		"remote_port", "tp_size", "dcp_size", "pp_size", "remote_num_tokens", "remote_blocks_expiry_time",
+		"transfer_mode",
 		"remote_prefill_cached_tokens", "x_unknown",
 	} {
 		assert.Contains(t, handoff, name)
@@ -109,8 +111,9 @@ func TestScanObjectIsStrictAtTheTop(t *testing.T) {
 
 func TestBodiesAreReadByLengthAndByChunks(t *testing.T) {
 	for name, c := range map[string]struct{ message, body, fault string }{
-		"length":        {"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", "hello", ""},
-		"chunks":        {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n", "hello", ""},
+		"length": {"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", "hello", ""},
+		"chunks": {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+			"hello", ""},
 		"no framing":    {"HTTP/1.1 200 OK\r\n\r\nhello", "", "neither a length nor chunks"},
 		"cut length":    {"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel", "", "unexpected EOF"},
 		"cut chunk":     {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhe", "", "unexpected EOF"},

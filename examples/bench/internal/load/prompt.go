@@ -13,7 +13,8 @@ import (
 const serialDigits = 16
 
 // messageText is the text that prompts are filled with: about as many escapes as code and prose have.
-const messageText = `The decode engine reads the blocks that the prefill engine holds.\nIts \"handoff\" names them, and a ` +
+const messageText = `The decode engine reads the blocks that the prefill engine holds.\nIts \"handoff\" names ` +
+	`them, and a ` +
 	`path like C:\\kv\\blocks or a word like caf\u00e9 must arrive as it was sent. `
 
 // Prompt is a client's request body, made once and sent many times: only its serial number, which stands at the
