@@ -11,7 +11,7 @@ import (
 	"github.com/pdkit/pdkit/connector/moriio"
 )
 
-// setups are the connectors whose legs are measured.
+// setups are the connectors that the benchmark measures.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB(), nil, nil)

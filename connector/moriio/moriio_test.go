@@ -51,7 +51,7 @@ func answerOf(body string) *connector.PrefillResult {
 	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
 }
 
-// legs describes both legs; answer is P's, "" for none.
+// legs returns both legs. answer is P's response, "" for none.
 func legs(t testing.TB, c connector.KVConnector, s *connector.Session, answer string) (p, d *connector.Leg, err error) {
 	t.Helper()
 	p, d = connector.NewLeg(s.Request), connector.NewLeg(s.Request)
@@ -80,7 +80,8 @@ func header(l *connector.Leg, name string) string {
 	return value
 }
 
-// Both engines find their peer by the patterns that vLLM has for the id (moriio_common.py), with the engine's prefix and suffix around it.
+// Both engines find their peer by vLLM's patterns for the id (moriio_common.py), with the engine's prefix and suffix
+// around it.
 func TestTheIDNamesEachEnginesPeer(t *testing.T) {
 	prefill, decode := regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`), regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"handshakePort": "7001", "notifyPort": "7002"}, map[string]string{"zmqAddress": "notify:9,host:fd00::1, handshake:8,new:1"})
@@ -99,7 +100,7 @@ func TestTheIDNamesEachEnginesPeer(t *testing.T) {
 	assert.Equal(t, param(p, "transfer_id"), param(d, "transfer_id"))
 }
 
-// Sizes that nobody told are left out: engines then take their own.
+// Sizes that are not configured are left out, and engines take their own.
 func TestSizesAreThePeers(t *testing.T) {
 	p, d, err := legs(t, open(t, &moriio.Options{TPSize: 4}), session(t, connector.APIChat, `{}`, map[string]string{"tpSize": "8"}, nil), "")
 	require.NoError(t, err)
@@ -113,7 +114,7 @@ func TestSizesAreThePeers(t *testing.T) {
 	assert.Empty(t, param(p, "tp_size")+param(p, "remote_tp_size"))
 }
 
-// P's rank is one of its ranks, fixed for the session, and D is told it. D's is the same where it has as many.
+// P's rank is one of its ranks, fixed for the session, and D learns it. D's rank is the same if it has as many.
 func TestRanks(t *testing.T) {
 	for _, k := range []struct {
 		what         string
@@ -145,7 +146,7 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// /v1/responses ignores the header that names the rank, and a wrong rank has D's blocks written beside.
+// /v1/responses ignores the header that names the rank, and with a wrong rank KV goes to the wrong memory.
 func TestResponsesNeedAPWithoutRanks(t *testing.T) {
 	_, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}, nil), "")
 	var bad *connector.UnsupportedError
@@ -157,7 +158,7 @@ func TestResponsesNeedAPWithoutRanks(t *testing.T) {
 	assert.Equal(t, `"`+header(p, "X-Request-Id")+`"`, string(id))
 }
 
-// P's answer with one key replaced; "-" is a key taken out. The error names the key and holds no value.
+// Each case replaces one key of P's response; "-" removes it. The error names the key and holds no value.
 func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
 	c := open(t, &moriio.Options{Mode: moriio.ModeRead})
 	for key, values := range map[string][]string{
@@ -188,7 +189,8 @@ func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
 	require.NoError(t, c.CheckPrefill(s, answerOf(`{}`)), "that is Decode's part")
 }
 
-// In WRITE, P's answer tells that it ended by length, and so writes; D would wait for ever otherwise.
+// In WRITE, P writes only if it stopped because of the length, and its response says that. Otherwise D would wait for
+// ever.
 func TestWriteWantsPToHaveEndedByLength(t *testing.T) {
 	c, s := open(t, nil), session(t, connector.APIMessages, `{"max_tokens":9}`, nil, nil)
 	good := `{"kv_transfer_params":` + handoff(s) + `}`
@@ -273,7 +275,8 @@ func TestLaunchSettings(t *testing.T) {
 	assert.Equal(t, []string{"resources.maxDisk"}, without)
 }
 
-// Whatever P answers: no panic, and either ErrNoTransfer or a decode leg that is JSON, with this session's id and blocks.
+// For any response of P, nothing panics. Decode returns ErrNoTransfer, or a leg that is JSON and has this session's id
+// and blocks.
 func FuzzAnswer(f *testing.F) {
 	c, s := open(f, &moriio.Options{Mode: moriio.ModeRead}), session(f, connector.APIChat, `{"messages":[]}`, nil, nil)
 	w := open(f, nil)
@@ -306,13 +309,14 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// Engines announce their mode; those of the other one would wait for what nobody sends, or run on KV that nobody wrote.
+// Engines announce their mode. Engines of the other mode would wait for notices that nobody sends, or use KV that
+// nobody wrote.
 func TestAnEngineOfTheOtherModeIsPassedOver(t *testing.T) {
 	for mode, other := range map[string]string{"write": "read", "read": "write"} {
 		c := open(t, &moriio.Options{Mode: mode})
 		for _, announced := range []string{"", mode} {
 			_, _, err := legs(t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": announced}, nil), "")
-			if err != nil { // read mode wants P's answer, which there is none of
+			if err != nil { // read mode needs P's response, and there is none
 				require.ErrorIs(t, err, connector.ErrNoTransfer, announced)
 			}
 		}

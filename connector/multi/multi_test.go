@@ -19,9 +19,9 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/multi"
-	_ "github.com/pdkit/pdkit/connector/nixl"          // a child that relays a handoff
-	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // one that wants attributes
-	_ "github.com/pdkit/pdkit/connector/sharedstorage" // one that is a store
+	_ "github.com/pdkit/pdkit/connector/nixl"          // a child with a handoff
+	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // a child that needs attributes
+	_ "github.com/pdkit/pdkit/connector/sharedstorage" // a child that is a store
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -188,7 +188,8 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 	assert.Contains(t, config.FieldErrors(err)[0].Path, "connectors[")
 }
 
-// A child that needs nothing on the wire changes neither legs nor order, and is launched with what the engine's configuration says alone.
+// A child that needs nothing in the requests changes neither the legs nor the order. Its launch settings are those of
+// the engine's configuration.
 func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 	c := open(t, `{"connectors":[{"type":"nixl"},{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"num_cpu_blocks":1000}},{"kv_connector":"HiSparseConnector"}]}`)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
@@ -206,7 +207,7 @@ func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 	require.ErrorContains(t, err, "did you mean HiSparseConnector?")
 }
 
-// The documents' own example of a MultiConnector.
+// This is the design documents' own example of a MultiConnector.
 func TestTheDocumentsExample(t *testing.T) {
 	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"SharedStorageConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`)
 	r, _ := connector.As[launch.Renderer](c)
@@ -322,7 +323,7 @@ func TestTheAsksOfOneChildAreFoundThroughTheWhole(t *testing.T) {
 	assert.False(t, ok)
 }
 
-// patient waits; as a store, only for time to pass.
+// patient is a child that waits. As a store it only waits for a time to pass.
 type patient struct{ part }
 
 func (p *patient) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {

@@ -117,7 +117,7 @@ func TestRenderDefaults(t *testing.T) {
 	assert.Equal(t, "config.cpu_bytes_to_use", s.Notes[0].Path, "vLLM has no default")
 }
 
-// Engines of one host each get a port of their own; only those of P must be known to the gateway.
+// Each engine of a host gets a port of its own. The gateway needs to know only P's.
 func TestRenderPorts(t *testing.T) {
 	p := endpoint(t, "http://h:8100", discovery.RolePrefill, "dpSize", "2")
 	d1, d2 := endpoint(t, "http://h:8200", discovery.RoleDecode), endpoint(t, "http://h:8201", discovery.RoleDecode)
@@ -158,7 +158,7 @@ func TestRenderSettings(t *testing.T) {
 	assert.EqualValues(t, 1<<30, render(t, nil, launch.Target{Endpoint: p, Resources: connector.Resources{MaxMemory: "1Gi"}}).KVTransfer.Extra["cpu_bytes_to_use"])
 }
 
-// The tier came between 0.23 and 0.25, and the keys had their present names by 0.28.
+// The tier was added between 0.23 and 0.25, and by 0.28 the keys had their present names.
 func TestRenderVersions(t *testing.T) {
 	p := endpoint(t, "http://h:8100", discovery.RolePrefill)
 	_, err := newConnector(t, nil).Render(launch.Target{Endpoint: p, Version: launch.Version{Minor: 23}})

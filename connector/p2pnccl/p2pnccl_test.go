@@ -63,7 +63,8 @@ func legs(t testing.TB, c connector.KVConnector, s *connector.Session) (p, d leg
 	return read(pl), read(dl)
 }
 
-// The engines' own expressions (p2p_nccl_connector.py, parse_request_id): P looks for D's address, D for P's.
+// These are the engines' own expressions (p2p_nccl_connector.py, parse_request_id): P finds D's address with one, D
+// finds P's with the other.
 var (
 	findDecode  = regexp.MustCompile(`___decode_addr_(.*):(\d+)`)
 	findPrefill = regexp.MustCompile(`___prefill_addr_(.*):(\d+)___`)
@@ -145,7 +146,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The settings of the design documents' example, and those of the connector's own page.
+// These are the settings of the design documents' example, and those of the connector's README.
 func TestLaunchSettings(t *testing.T) {
 	c := open(t, `{"kv_buffer_size":"8e9","kv_port":"21001","proxy_ip":"10.0.1.1","proxy_port":"30001","http_port":"20001","send_type":"PUT_ASYNC","nccl_num_channels":"16"}`)
 	r, ok := connector.As[launch.Renderer](c)
@@ -190,7 +191,7 @@ func TestLaunchSettings(t *testing.T) {
 		assert.Error(t, err)
 	}
 
-	// One of role both serves what a pair cannot, and so needs neither the connector nor an address.
+	// An engine of the role both serves what a pair cannot, so it needs neither the connector nor an address.
 	s, err = r.Render(launch.Target{Endpoint: engine(discovery.RoleBoth, "")})
 	require.NoError(t, err)
 	assert.Nil(t, s.KVTransfer)

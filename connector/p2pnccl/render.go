@@ -11,8 +11,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives the role, the buffer, the address and what the engine announces itself by. The connector exists from
-// vLLM 0.9.2 to 0.22; the zero version is taken for the newest that has it.
+// Render gives the role, the buffer, the address and the settings with which the engine announces itself. vLLM has the
+// connector from 0.9.2 to 0.22. The zero version means the newest of these.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
 		return launch.Settings{Engine: "vllm", Notes: []launch.Note{{Path: "role",
@@ -38,7 +38,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 			launch.NoEffect("config.kv_ip",
 				"the connector does not read it: it takes the machine's own address, or VLLM_HOST_IP"))
 	}
-	if text, err := address(t.Endpoint); err == nil { // the engine's own entry knows best
+	if text, err := address(t.Endpoint); err == nil { // the engine's own entry overrides the settings
 		host, port, _ := net.SplitHostPort(text)
 		kv.Port, _ = strconv.Atoi(port)
 		if net.ParseIP(host) != nil {
@@ -78,7 +78,7 @@ func (c *Connector) extra(e discovery.Endpoint) map[string]any {
 	o := &c.opts
 	extra := map[string]any{}
 	if o.ProxyIP != "" {
-		// Without proxy_ip an engine announces itself to nobody, and its http_port is of no use.
+		// Without proxy_ip an engine announces itself to nobody and does not use http_port.
 		extra["proxy_ip"] = o.ProxyIP
 		extra["proxy_port"] = "30001"
 		extra["http_port"] = httpPort(e)

@@ -73,7 +73,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The settings of the design documents' example.
+// These are the settings of the design documents' example.
 func TestLaunchSettings(t *testing.T) {
 	r, ok := connector.As[launch.Renderer](open(t, `{"kv_rank":0}`))
 	require.True(t, ok)

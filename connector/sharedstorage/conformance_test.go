@@ -21,7 +21,7 @@ var harness = connectortest.Harness{
 	BadConfig: []json.RawMessage{json.RawMessage(`{"cacheHitThreshold":2}`), json.RawMessage(`{"cacheHitThreshold":"0.5"}`)},
 }
 
-// prefillFirst is the connector without a threshold, which carries all of vLLM's APIs.
+// prefillFirst tests the connector without a threshold, which supports all of vLLM's APIs.
 var prefillFirst = connectortest.Harness{
 	Name:   "sharedstorage",
 	New:    factory,

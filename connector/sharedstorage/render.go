@@ -10,10 +10,10 @@ import (
 // renamed is the release from which the class is called ExampleConnector (vllm#30201, 2025-12-08).
 var renamed = launch.Version{Major: 0, Minor: 13}
 
-// first is the release with the V1 connectors, of which this was the first.
+// first is the first release with V1 connectors. This connector was the first of them.
 var first = launch.Version{Major: 0, Minor: 8, Patch: 5}
 
-// Render gives both roles the same: kv_both and the shared folder, as the recorded engines had them.
+// Render gives both roles the same settings: kv_both and the shared folder, as in the recorded engines.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Version.Before(first.Major, first.Minor) {
 		return launch.Settings{},

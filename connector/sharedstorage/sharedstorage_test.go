@@ -109,7 +109,7 @@ func TestColdAnswers(t *testing.T) {
 	}
 }
 
-// A prompt of one token ends any engine that has this connector (docs/protocols/sharedstorage.md, recording 11).
+// A prompt of one token ends any engine with this connector (docs/protocols/sharedstorage.md, recording 11).
 func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 	type k struct {
 		api  connector.API
