@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/connector/passthrough"
 )
 
-// setups are the stage around the connector http: a chat without media pays for the stage alone.
+// setups are the stage around the connector http: for a chat without media the stage is the only cost.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	inner, err := passthrough.New(nil)

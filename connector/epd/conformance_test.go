@@ -12,7 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
-// factory puts the stage before nixl, whose settings the harness gives.
+// factory puts the stage before nixl. The harness gives the settings of nixl.
 func factory(config json.RawMessage) (connector.KVConnector, error) {
 	inner, err := connector.Open(connector.Spec{Type: "nixl", Config: config})
 	if err != nil {

@@ -191,7 +191,7 @@ func TestMoreMediaThanTheStageTakesAreForOneEngine(t *testing.T) {
 	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request), "the inner connector's reasons stay")
 }
 
-// full has an ability of each kind that a flow looks for.
+// full has an ability of each kind for which a flow looks.
 type full struct {
 	connector.KVConnector
 	closed *bool
@@ -267,7 +267,7 @@ func TestLaunchSettings(t *testing.T) {
 	assert.ErrorContains(t, err, "0.30")
 }
 
-// Whatever a client sends: no panic, and what is encoded are objects of the request itself.
+// For any request of a client, nothing panics, and the encoded items are objects of the request itself.
 func FuzzItems(f *testing.F) {
 	for _, b := range []string{chat(cat), chat(dog, song), `{"messages":[{"content":[{"type":"image_url","image_url":1}]}]}`, `{"messages":[{"content":{"type":"image_url"}}]}`,
 		`{"messages":[{"content":[{"type":"image_url","image_url":{}}]}],"mm_processor_kwargs":{""}}`} {

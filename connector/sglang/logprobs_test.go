@@ -92,7 +92,7 @@ func TestWithoutPrefillsAnswerDecodesStays(t *testing.T) {
 	}
 }
 
-// P that gave up transfers nothing, and D would wait for 300 s.
+// A P that gave up transfers nothing, and D would wait for 300 s.
 func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 	check, ok := connector.As[connector.PrefillChecker](open(t, ``))
 	require.True(t, ok)

@@ -11,8 +11,8 @@ import (
 )
 
 // Render gives the launch arguments of python -m sglang.launch_server (docs/advanced_features/pd_disaggregation.md and
-// server_args.py, 0.5.x). An engine of role both runs without disaggregation, since it must serve requests without a
-// room.
+// server_args.py, 0.5.x). An engine of the role both runs without disaggregation, since it must serve requests without
+// a room.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out := launch.Settings{Engine: "sglang"}
 	note := func(path, text string) { out.Notes = append(out.Notes, launch.NoEffect(path, text)) }

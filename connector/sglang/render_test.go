@@ -41,7 +41,7 @@ func TestLaunchArgumentsByRole(t *testing.T) {
 	assert.NotContains(t, out.Args, "--disaggregation-mode", "it must serve requests without a room")
 }
 
-// Every setting is mapped or named as without effect.
+// Each setting becomes a launch argument, or a note says that it has no effect.
 func TestNoSettingIsDroppedInSilence(t *testing.T) {
 	d := engine(t, "http://127.0.0.1:30001", discovery.RoleDecode, nil)
 	out := render(t, `{"bootstrapPort":9000,"prefillCap":false}`, launch.Target{Endpoint: d, CPU: true, Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})

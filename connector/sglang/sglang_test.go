@@ -42,7 +42,7 @@ func engine(t testing.TB, url string, role discovery.Role, attributes map[string
 	return e
 }
 
-// session is one with known randomness: its room is 5.
+// session is a session with a known random number: its room is 5.
 func session(t testing.TB, api connector.API, body string, attributes map[string]string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
@@ -101,7 +101,7 @@ func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
 	}
 }
 
-// P samples the first token and gives D its log probability only if its own request asks for log probabilities.
+// P samples the first token, and gives D its log probability only if P's own request asks for log probabilities.
 func TestPrefillKeepsWhatShapesTheFirstToken(t *testing.T) {
 	c := open(t, ``)
 	for body, kept := range map[string]string{
@@ -151,13 +151,13 @@ func TestBootstrapAddressOfTheEngine(t *testing.T) {
 	assert.Equal(t, "bootstrapPort", bad.Attribute)
 }
 
-// The engines count sequences: prompts times answers. A list of one prompt is a list.
+// The engines count sequences: prompts times choices. A list with one prompt counts as a list.
 func TestEachSequenceHasARoomOfItsOwn(t *testing.T) {
 	c := open(t, ``)
 	for _, k := range []struct {
 		api  connector.API
 		body string
-		n    int // 0: no list
+		n    int // 0 means no list
 	}{
 		{connector.APICompletions, `{"prompt":"a"}`, 0},
 		{connector.APICompletions, `{"prompt":[1,2,3]}`, 0},
@@ -198,7 +198,7 @@ func unsupported(c connector.KVConnector, r *connector.Request) string {
 	return uncarried.Member(c, r)
 }
 
-// A room is 63 bits, chosen for P's rank, and D is told the rank.
+// A room has 63 bits and fits P's rank, and D learns the rank.
 func TestRoomChoosesTheRank(t *testing.T) {
 	c := open(t, ``)
 	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":["a","b","c","d","e"]}`))
@@ -236,7 +236,7 @@ func TestRoomsAreNewForEveryAttempt(t *testing.T) {
 	}
 }
 
-// A client's rid could end others' requests, and its ranks would part the legs.
+// A client's rid could end others' requests, and its ranks would send the legs to different ranks.
 func TestMembersThatWouldPartTheLegsGo(t *testing.T) {
 	c := open(t, ``)
 	s := session(t, connector.APISGLang, `{"text":"x","rid":"","routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":1,"bootstrap_pair_key":"k","decode_tp_size":2,"priority":1,"extra_key":"t"}`, nil)
@@ -314,7 +314,8 @@ func TestEndpointsAreChecked(t *testing.T) {
 	}
 }
 
-// What discovery brings is not checked beforehand: rooms for another number of ranks would send D to a rank that nobody computes on.
+// Entries from discovery are not checked before. Rooms for another number of ranks would send D to a rank on which
+// nobody computes.
 func TestAnEngineWhoseEntryIsMalformedGetsNoLeg(t *testing.T) {
 	c := open(t, ``)
 	for attribute, value := range map[string]string{"dpSize": "four", "bootstrapHost": "http://p", "bootstrapPort": "0"} {

@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-// setups answer with 512 token ids and 1 KiB of state.
+// setups are connectors whose P responds with 512 token ids and 1 KiB of state.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	state := strings.Repeat("Ab+/", 256)

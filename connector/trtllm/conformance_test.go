@@ -24,7 +24,7 @@ var contextFirst = connectortest.Harness{
 	New:       factory,
 	Config:    json.RawMessage(`{"dispatch":"context-first","machineID":7,"authKey":"k"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"dispatch":"generation"}`), json.RawMessage(`{"machineID":1024}`)},
-	// What the handoff needs is in TestAnswersWithoutAHandoffAreRefused: it depends on the other members.
+	// TestAnswersWithoutAHandoffAreRefused tests what the handoff needs, since that depends on its other members.
 	Response: func(_ *connector.Session, prefill []byte) connectortest.Response {
 		id := gjson.GetBytes(prefill, "disaggregated_params.disagg_request_id").Raw
 		return connectortest.Response{
@@ -34,9 +34,9 @@ var contextFirst = connectortest.Harness{
 		}
 	},
 	Except: connectortest.Exceptions{
-		KeepsLimit:    true,                                   // P makes one token, and the limit says whether that is the last
-		KeepsLogprobs: true,                                   // P hands the first token's on
-		Rewrites:      []string{"prompt_token_ids", "prompt"}, // D gets P's tokens
+		KeepsLimit:    true,                                   // P makes one token, which is the last if the limit is one
+		KeepsLogprobs: true,                                   // P gives D the first token's log probabilities
+		Rewrites:      []string{"prompt_token_ids", "prompt"}, // D gets P's token ids
 	},
 }
 

@@ -54,7 +54,7 @@ func TestOtherAnswersAreNotTheClients(t *testing.T) {
 	assert.False(t, ok, "D answers where both were asked")
 }
 
-// A client that wants a stream gets P's answer as one chunk of its API.
+// A client that wants a stream gets P's response as one chunk of its API.
 func TestAStreamOfAFinishedAnswer(t *testing.T) {
 	got, ok := final(t, ``, session(t, connector.APICompletions, `{"prompt":"x","stream":true}`), finished)
 	require.True(t, ok)

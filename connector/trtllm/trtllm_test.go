@@ -40,7 +40,7 @@ func engine(t testing.TB, url string, role discovery.Role) discovery.Endpoint {
 	return e
 }
 
-// session is one with known randomness: its id is 2^62 without a machine.
+// session is a session with a known random number: its id is 2^62 if there is no machine number.
 func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
@@ -167,7 +167,8 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, connector.ErrNoTransfer, "not before P has answered")
 }
 
-// Above 2^42, never a server's own; the machine's number inside; another one for each attempt, the same on both legs.
+// An id is above 2^42, so it is never a server's own. It contains the machine's number, is different for each attempt,
+// and is the same on both legs.
 func TestIDs(t *testing.T) {
 	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"x"}`))
 	require.NoError(t, err)

@@ -26,7 +26,7 @@ func requireJSON(t *testing.T, b []byte) {
 	require.True(t, json.Valid(b), "%s", b)
 }
 
-// server answers the question for its parameters.
+// server is a server that responds to GET /server_info.
 type server struct {
 	asked  atomic.Int64
 	status int
@@ -122,7 +122,7 @@ func TestAFailureForgetsWhatAServerSaid(t *testing.T) {
 	}
 }
 
-// fault is a failed attempt's error: the engines', or the client's.
+// fault is a failed attempt's error. It is true if the engines caused it, false if the client did.
 type fault bool
 
 func (fault) Error() string       { return "failed" }
@@ -158,7 +158,8 @@ func TestFaultsOfAServerAreNotKept(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// One request's end is not another's, though they share a question.
+// Several requests wait for one query. If the request that runs the query leaves, the others get their result all the
+// same.
 func TestAnAskerThatLeavesTakesNobodyAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, `{"dispatch":"generation-first"}`)
