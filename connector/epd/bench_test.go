@@ -20,7 +20,9 @@ func setups(t testing.TB) []connectortest.Measured {
 	require.NoError(t, err)
 	c, err := epd.Wrap(inner, &epd.Options{Type: epd.Example})
 	require.NoError(t, err)
-	return []connectortest.Measured{{Name: "epd", Connector: c, Session: session(t, connector.APIChat, connectortest.Chat2KB())}}
+	return []connectortest.Measured{
+		{Name: "epd", Connector: c, Session: session(t, connector.APIChat, connectortest.Chat2KB())},
+	}
 }
 
 func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }

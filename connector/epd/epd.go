@@ -137,7 +137,8 @@ func (*Connector) Encode(s *connector.Session, i connector.Item, leg *connector.
 			body = append(append(append(append(append(body, '"'), name...), `":`...), raw...), ',')
 		}
 	}
-	body = append(append(append(body, `"messages":[{"role":"user","content":[`...), i.Part...), `]}],"max_tokens":1,"stream":false}`...)
+	body = append(append(append(body, `"messages":[{"role":"user","content":[`...), i.Part...),
+		`]}],"max_tokens":1,"stream":false}`...)
 	leg.SetBody(body)
 	return nil
 }

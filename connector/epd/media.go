@@ -50,7 +50,8 @@ func mediaOf(r *connector.Request, limit int) (items []connector.Item, tooMany b
 
 // mayHold is a cheap test of the bytes, and false for most chats.
 func mayHold(messages []byte) bool {
-	return jsonedit.Kind(messages) == jsonedit.Array && (bytes.Contains(messages, []byte(`_url"`)) || bytes.Contains(messages, []byte(`input_audio"`)))
+	return jsonedit.Kind(messages) == jsonedit.Array &&
+		(bytes.Contains(messages, []byte(`_url"`)) || bytes.Contains(messages, []byte(`input_audio"`)))
 }
 
 // isMedium reports whether a part contains a medium. A part with only a uuid refers to something that an engine already

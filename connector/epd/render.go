@@ -67,7 +67,8 @@ func (c *Connector) Render(t launch.Target) (s launch.Settings, err error) {
 		} else {
 			s.Notes = append(s.Notes,
 				launch.Note{Path: "encoder.sharedStoragePath",
-					Text: "is not set: each engine uses its own /tmp, which is shared only between processes of one machine"})
+					Text: "is not set: each engine uses its own /tmp, which is shared only between processes of " +
+						"one machine"})
 		}
 	}
 	raw, err := json.Marshal(settings)

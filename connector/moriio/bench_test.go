@@ -18,7 +18,8 @@ func setups(t testing.TB) []connectortest.Measured {
 	response := connectortest.Response{Handoff: strings.Replace(handoff(s), "[7,8,9]", connectortest.Blocks2KB(), 1)}
 	return []connectortest.Measured{
 		{Name: "moriio/write", Connector: open(t, nil), Session: s, Response: response},
-		{Name: "moriio/read", Connector: open(t, &moriio.Options{Mode: moriio.ModeRead}), Session: s, Response: response},
+		{Name: "moriio/read", Connector: open(t, &moriio.Options{Mode: moriio.ModeRead}), Session: s,
+			Response: response},
 	}
 }
 

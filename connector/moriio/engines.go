@@ -142,9 +142,11 @@ func (e *engine) parse(zmq string) bool {
 
 // plainHost reports whether host is a name or an address that cannot be mistaken for another part of the request id.
 func plainHost(host string) bool {
-	return host != "" && len(host) <= 255 && !strings.Contains(host, "___") && !strings.ContainsFunc(host, func(r rune) bool {
-		return r != '.' && r != '-' && r != '_' && r != ':' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
-	})
+	return host != "" && len(host) <= 255 && !strings.Contains(host, "___") &&
+		!strings.ContainsFunc(host, func(r rune) bool {
+			return r != '.' && r != '-' && r != '_' && r != ':' && (r < '0' || r > '9') && (r < 'a' || r > 'z') &&
+				(r < 'A' || r > 'Z')
+		})
 }
 
 // CheckEndpoint reports which attribute is missing or malformed.

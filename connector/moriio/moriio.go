@@ -22,8 +22,9 @@
 // answer from memory that nobody wrote (READ). So no decode engine can serve alone.
 //
 // Facts: vLLM at 017e9f4 (2026-08-17, between 0.27.1 and 0.28), vllm/distributed/kv_transfer/kv_connector/v1/moriio
-// (moriio_common.py: MoRIIOConnectorMetadata.add_new_req, get_peer_zmq_from_request_id, parse_moriio_zmq_address; moriio_connector.py:
-// MoRIIOConnectorScheduler), its toy proxy, and llm-d/llm-d-router at ebab687. Not run: it needs ROCm.
+// (moriio_common.py: MoRIIOConnectorMetadata.add_new_req, get_peer_zmq_from_request_id, parse_moriio_zmq_address;
+// moriio_connector.py: MoRIIOConnectorScheduler), its toy proxy, and llm-d/llm-d-router at ebab687. Not run: it needs
+// ROCm.
 package moriio
 
 import (
@@ -66,14 +67,17 @@ func init() {
 	}, "MoRIIOConnector")
 }
 
-// Options are the connector's settings. Ports and sizes are defaults for endpoints without the attribute of the same name.
+// Options are the connector's settings. Ports and sizes are defaults for endpoints without the attribute of the same
+// name.
 type Options struct {
-	Mode          string           `json:"mode"`          // write (default) or read; the engines' read_mode
-	HandshakePort int              `json:"handshakePort"` // default 6301
-	NotifyPort    int              `json:"notifyPort"`    // of rank 0; default 61005
-	TPSize        int              `json:"tpSize"`        // 0: the legs leave it out, and each engine takes its own size
-	DPSize        int              `json:"dpSize"`        // default 1
-	DeferTimeout  *config.Duration `json:"deferTimeout"`  // how long P keeps unread blocks: the engines' defer_timeout; default 60s
+	Mode          string `json:"mode"`          // write (default) or read; the engines' read_mode
+	HandshakePort int    `json:"handshakePort"` // default 6301
+	NotifyPort    int    `json:"notifyPort"`    // of rank 0; default 61005
+	// 0: the legs leave it out, and each engine takes its own size
+	TPSize int `json:"tpSize"`
+	DPSize int `json:"dpSize"` // default 1
+	// how long P keeps unread blocks: the engines' defer_timeout; default 60s
+	DeferTimeout *config.Duration `json:"deferTimeout"`
 }
 
 // Connector is the connector "moriio".
@@ -162,7 +166,8 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	}
 	leg.Normalize()
 	leg.EndByLength()
-	b := newParams(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"transfer_id":"`, s)
+	b := newParams(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,`+
+		`"remote_block_ids":null,"transfer_id":"`, s)
 	b.peer(&pair.d)
 	leg.Params(b.end())
 	leg.SetRequestID(pair.requestID(s))
@@ -172,7 +177,8 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 
 // Decode tells D where P is. In read mode it also gives D the blocks from P's response. If the response has none, the
 // error is [connector.ErrNoTransfer].
-func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	pair, err := c.pair(s)
 	if err != nil {
 		return err

@@ -44,7 +44,8 @@ func session(t testing.TB, api connector.API, body string, p, d map[string]strin
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, p), engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, d))
+	return connector.NewSession(r, "id", engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, p),
+		engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, d))
 }
 
 func answerOf(body string) *connector.PrefillResult {
@@ -83,15 +84,19 @@ func header(l *connector.Leg, name string) string {
 // Both engines find their peer by vLLM's patterns for the id (moriio_common.py), with the engine's prefix and suffix
 // around it.
 func TestTheIDNamesEachEnginesPeer(t *testing.T) {
-	prefill, decode := regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`), regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
-	s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"handshakePort": "7001", "notifyPort": "7002"}, map[string]string{"zmqAddress": "notify:9,host:fd00::1, handshake:8,new:1"})
+	prefill, decode := regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`),
+		regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
+	s := session(t, connector.APICompletions, `{"prompt":"x"}`,
+		map[string]string{"handshakePort": "7001", "notifyPort": "7002"},
+		map[string]string{"zmqAddress": "notify:9,host:fd00::1, handshake:8,new:1"})
 	p, d, err := legs(t, open(t, nil), s, "")
 	require.NoError(t, err)
 	id := header(p, "X-Request-Id")
 	assert.Equal(t, id, header(d, "X-Request-Id"))
 	internal := "cmpl-" + id + "-0-1a2b3c4d"
 	assert.Equal(t, "host:10.0.0.5,handshake:7001,notify:7002", prefill.FindStringSubmatch(internal)[1])
-	assert.Equal(t, "host:fd00::1,handshake:8,notify:9", decode.FindStringSubmatch(internal)[1], "written anew from its parts")
+	assert.Equal(t, "host:fd00::1,handshake:8,notify:9", decode.FindStringSubmatch(internal)[1],
+		"written anew from its parts")
 	assert.True(t, strings.HasSuffix(id, "_"+s.ID))
 	assert.Equal(t, `"fd00::1"`, param(p, "remote_host"))
 	assert.Equal(t, "8", param(p, "remote_handshake_port"))
@@ -102,7 +107,8 @@ func TestTheIDNamesEachEnginesPeer(t *testing.T) {
 
 // Sizes that are not configured are left out, and engines take their own.
 func TestSizesAreThePeers(t *testing.T) {
-	p, d, err := legs(t, open(t, &moriio.Options{TPSize: 4}), session(t, connector.APIChat, `{}`, map[string]string{"tpSize": "8"}, nil), "")
+	p, d, err := legs(t, open(t, &moriio.Options{TPSize: 4}),
+		session(t, connector.APIChat, `{}`, map[string]string{"tpSize": "8"}, nil), "")
 	require.NoError(t, err)
 	for leg, want := range map[*connector.Leg]string{p: "4", d: "8"} {
 		assert.Equal(t, want, param(leg, "tp_size"))
@@ -148,7 +154,8 @@ func TestRanks(t *testing.T) {
 
 // /v1/responses ignores the header that names the rank, and with a wrong rank KV goes to the wrong memory.
 func TestResponsesNeedAPWithoutRanks(t *testing.T) {
-	_, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}, nil), "")
+	_, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}, nil),
+		"")
 	var bad *connector.UnsupportedError
 	require.ErrorAs(t, err, &bad)
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
@@ -198,7 +205,8 @@ func TestWriteWantsPToHaveEndedByLength(t *testing.T) {
 	_, d, err := legs(t, c, s, good)
 	require.NoError(t, err, "one after the other")
 	assert.Equal(t, "null", param(d, "remote_block_ids"), "P writes all the same")
-	for _, bad := range []string{``, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, strings.Replace(good, "tx-", "tx-0", 1)} {
+	for _, bad := range []string{``, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`,
+		strings.Replace(good, "tx-", "tx-0", 1)} {
 		require.ErrorIs(t, c.CheckPrefill(s, answerOf(bad)), connector.ErrNoTransfer, bad)
 		_, _, err = legs(t, c, s, bad+" ")
 		require.ErrorIs(t, err, connector.ErrNoTransfer, bad)
@@ -209,8 +217,10 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 	c := open(t, nil)
 	for name, values := range map[string][]string{
 		"handshakePort": {"0", "x", "65536"}, "notifyPort": {"-1"}, "tpSize": {"0", "x"}, "dpSize": {"0", "65537"},
-		"zmqAddress": {"10.0.0.5:6301", "host:10.0.0.5,handshake:6301", "host:,handshake:1,notify:2", "host:a b,handshake:1,notify:2", "host:h,handshake:0,notify:2",
-			"host:h,handshake:1,notify:x", "host:h___decode_addr_h,handshake:1,notify:2", "host:h\r\nX-Evil,handshake:1,notify:2"},
+		"zmqAddress": {"10.0.0.5:6301", "host:10.0.0.5,handshake:6301", "host:,handshake:1,notify:2",
+			"host:a b,handshake:1,notify:2", "host:h,handshake:0,notify:2",
+			"host:h,handshake:1,notify:x", "host:h___decode_addr_h,handshake:1,notify:2",
+			"host:h\r\nX-Evil,handshake:1,notify:2"},
 	} {
 		for _, v := range values {
 			e := engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{name: v})
@@ -232,11 +242,14 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 func TestAbilities(t *testing.T) {
 	write, err := connector.Open(connector.Spec{Type: "MoRIIOConnector"})
 	require.NoError(t, err)
-	read, err := connector.Open(connector.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)})
+	read, err := connector.Open(
+		connector.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)},
+	)
 	require.NoError(t, err)
 	assert.Equal(t, connector.Together, write.Traits().Order, "the engines' default is WRITE")
 	assert.Equal(t, connector.PrefillThenDecode, read.Traits().Order)
-	for c, orders := range map[connector.KVConnector][]connector.Order{write: {connector.PrefillThenDecode}, read: nil} {
+	for c, orders := range map[connector.KVConnector][]connector.Order{write: {connector.PrefillThenDecode},
+		read: nil} {
 		assert.Equal(t, orders, c.Traits().OtherOrders)
 		assert.True(t, c.Traits().PairOnly)
 		assert.True(t, c.Traits().Orphans)
@@ -245,7 +258,10 @@ func TestAbilities(t *testing.T) {
 	var zero moriio.Connector
 	assert.Equal(t, time.Minute, zero.Traits().Lease, "defer_timeout")
 	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`, nil, nil).Request))
-	assert.Equal(t, connector.ParamsMember, uncarried.Member(open(t, nil), session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request))
+	assert.Equal(
+		t, connector.ParamsMember, uncarried.Member(open(t, nil),
+			session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request),
+	)
 }
 
 func TestLaunchSettings(t *testing.T) {
@@ -256,14 +272,32 @@ func TestLaunchSettings(t *testing.T) {
 
 	out, err := open(t, nil).Render(launch.Target{Endpoint: p, Engines: engines})
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer","kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60,"trusted_remote_hosts":["10.0.0.6","10.0.0.7"]}}`, out.KVTransfer.JSON())
-	assert.Equal(t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"}, out.Args)
+	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer",`+
+		`"kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,`+
+		`"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60,`+
+		`"trusted_remote_hosts":["10.0.0.6","10.0.0.7"]}}`, out.KVTransfer.JSON())
+	assert.Equal(
+		t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"},
+		out.Args,
+	)
 
-	out, err = open(t, &moriio.Options{Mode: moriio.ModeRead}).Render(launch.Target{Endpoint: d, Engines: engines, Gateway: "10.0.0.1", Version: launch.Version{Major: 0, Minor: 27}})
+	out, err = open(t, &moriio.Options{Mode: moriio.ModeRead}).
+		Render(
+			launch.Target{Endpoint: d, Engines: engines, Gateway: "10.0.0.1",
+				Version: launch.Version{Major: 0, Minor: 27}},
+		)
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_consumer","kv_connector_extra_config":{"proxy_ip":"10.0.0.1","proxy_ping_port":36367,"http_port":8200,"handshake_port":6302,"notify_port":61005,"read_mode":true,"host_ip":"10.0.0.6","defer_timeout":60}}`, out.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_consumer",`+
+		`"kv_connector_extra_config":{"proxy_ip":"10.0.0.1","proxy_ping_port":36367,"http_port":8200,`+
+		`"handshake_port":6302,"notify_port":61005,"read_mode":true,"host_ip":"10.0.0.6","defer_timeout":60}}`,
+		out.KVTransfer.JSON())
 
-	out, err = open(t, nil).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil), Resources: connector.Resources{MaxDisk: "1Gi"}, CPU: true})
+	out, err = open(
+		t, nil,
+	).Render(
+		launch.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil),
+			Resources: connector.Resources{MaxDisk: "1Gi"}, CPU: true},
+	)
 	require.NoError(t, err)
 	assert.Nil(t, out.KVTransfer, "with the connector it would serve nobody alone")
 	var without []string
@@ -280,7 +314,8 @@ func TestLaunchSettings(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	c, s := open(f, &moriio.Options{Mode: moriio.ModeRead}), session(f, connector.APIChat, `{"messages":[]}`, nil, nil)
 	w := open(f, nil)
-	for _, seed := range []string{`{"kv_transfer_params":` + handoff(s) + `}`, `{"kv_transfer_params":{"remote_block_ids":[[1]]}}`, `{"kv_transfer_params":null}`, ``, `{}`} {
+	for _, seed := range []string{`{"kv_transfer_params":` + handoff(s) + `}`,
+		`{"kv_transfer_params":{"remote_block_ids":[[1]]}}`, `{"kv_transfer_params":null}`, ``, `{}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
@@ -315,12 +350,17 @@ func TestAnEngineOfTheOtherModeIsPassedOver(t *testing.T) {
 	for mode, other := range map[string]string{"write": "read", "read": "write"} {
 		c := open(t, &moriio.Options{Mode: mode})
 		for _, announced := range []string{"", mode} {
-			_, _, err := legs(t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": announced}, nil), "")
+			_, _, err := legs(
+				t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": announced}, nil),
+				"",
+			)
 			if err != nil { // read mode needs P's response, and there is none
 				require.ErrorIs(t, err, connector.ErrNoTransfer, announced)
 			}
 		}
-		_, _, err := legs(t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": other}, nil), "")
+		_, _, err := legs(
+			t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": other}, nil), "",
+		)
 		var bad *connector.EndpointError
 		require.ErrorAs(t, err, &bad)
 		assert.Equal(t, "mode", bad.Attribute)

@@ -40,7 +40,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "role",
-				Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role but kv_producer for a consumer, which serves none alone"})
+				Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role " +
+					"but kv_producer for a consumer, which serves none alone"})
 		return out, nil
 	}
 	extra := map[string]any{
@@ -56,7 +57,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		extra["proxy_ping_port"] = pingPort
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "proxy_ping_port",
-				Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise make proxy_ip empty"})
+				Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise " +
+					"make proxy_ip empty"})
 	}
 	if hosts := c.peers(t); len(hosts) > 0 && !t.Version.Before(0, 28) {
 		extra["trusted_remote_hosts"] = hosts

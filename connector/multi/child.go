@@ -54,7 +54,8 @@ const maxChildren = 16 // no engine has more, and each child costs time on every
 func openChild(i int, raw json.RawMessage) (child, error) {
 	c := child{at: "connectors[" + strconv.Itoa(i) + "]"}
 	if i >= maxChildren {
-		return c, &config.FieldError{Path: c.at, Problem: "is one too many", Remedy: "at most " + strconv.Itoa(maxChildren) + " are read"}
+		return c, &config.FieldError{Path: c.at, Problem: "is one too many",
+			Remedy: "at most " + strconv.Itoa(maxChildren) + " are read"}
 	}
 	var err error
 	var members map[string]json.RawMessage
@@ -77,9 +78,11 @@ func (c *child) openSpec(raw json.RawMessage) error {
 	word, settings := "config", s.Config
 	switch {
 	case s.Type == "":
-		return &config.FieldError{Path: "type", Problem: "is missing", Remedy: "write a connector's name, or kv_connector with an engine's class name"}
+		return &config.FieldError{Path: "type", Problem: "is missing",
+			Remedy: "write a connector's name, or kv_connector with an engine's class name"}
 	case s.Config != nil && s.Parameters != nil:
-		return &config.FieldError{Path: "parameters", Problem: "is given besides config, which means the same", Remedy: "keep one of the two"}
+		return &config.FieldError{Path: "parameters", Problem: "is given besides config, which means the same",
+			Remedy: "keep one of the two"}
 	case s.Parameters != nil:
 		word, settings = "parameters", s.Parameters
 	}
@@ -121,7 +124,8 @@ func outsiderRemedy(name string) string {
 
 // insiders are the names and classes that the list may have.
 func insiders() []string {
-	return slices.DeleteFunc(append(connector.Names(), connector.Classes()...), func(n string) bool { return outsiders[connector.Resolve(n, nil)] != "" })
+	return slices.DeleteFunc(append(connector.Names(), connector.Classes()...),
+		func(n string) bool { return outsiders[connector.Resolve(n, nil)] != "" })
 }
 
 func unknown(path, typ string) error {
@@ -143,10 +147,12 @@ func (c *child) openEngine(raw json.RawMessage) error {
 		return err
 	}
 	if e.Role != "" && !slices.Contains([]string{"kv_producer", "kv_consumer", "kv_both"}, e.Role) {
-		return &config.FieldError{Path: "kv_role", Problem: "is not a known value", Remedy: "one of kv_producer, kv_consumer, kv_both"}
+		return &config.FieldError{Path: "kv_role", Problem: "is not a known value",
+			Remedy: "one of kv_producer, kv_consumer, kv_both"}
 	}
 	if e.Connector == "" {
-		return &config.FieldError{Path: "kv_connector", Problem: "is empty", Remedy: "write an engine's class name, as NixlConnector"}
+		return &config.FieldError{Path: "kv_connector", Problem: "is empty",
+			Remedy: "write an engine's class name, as NixlConnector"}
 	}
 	c.engine = e
 	if e.isSilent() {

@@ -38,8 +38,9 @@ func commonOrder(children []child) (connector.Order, error) {
 		}
 		each = append(each, bound[i].label()+" wants "+strings.Join(names, " or "))
 	}
-	return 0, &config.FieldError{Path: "connectors", Problem: "have no order of the legs in common: " + strings.Join(each, ", "),
-		Remedy: "keep one of them; the other can be a second kvConnector by fallback: connector"}
+	return 0, &config.FieldError{Path: "connectors",
+		Problem: "have no order of the legs in common: " + strings.Join(each, ", "),
+		Remedy:  "keep one of them; the other can be a second kvConnector by fallback: connector"}
 }
 
 // single are the abilities of which only one child can act on a request.
@@ -49,7 +50,9 @@ var single = []struct {
 }{
 	{"make a side call before the legs", has[connector.Preparer]},
 	// A store only waits for a time to pass, which any child can do besides another.
-	{"wait for a notice between the legs", func(c *child) bool { return !c.traits.ContentStore && has[connector.Expecter](c) }},
+	{"wait for a notice between the legs", func(c *child) bool {
+		return !c.traits.ContentStore && has[connector.Expecter](c)
+	}},
 	{"end requests with P's answer", has[connector.Finisher]},
 	{"rewrite D's answer", has[connector.Rewriter]},
 	{"judge P's answer while D runs", has[connector.PrefillChecker]},
@@ -89,7 +92,8 @@ func checkPair(a, b *child) error {
 	var none connector.Handoff
 	switch {
 	case a.traits.Handoff != none && b.traits.Handoff != none:
-		return clash(a, b, "needs a handoff in P's answer", "an engine fails when two of its connectors answer with the same parameters; "+oneOfThem)
+		return clash(a, b, "needs a handoff in P's answer",
+			"an engine fails when two of its connectors answer with the same parameters; "+oneOfThem)
 	case a.traits.Name == b.traits.Name && !a.traits.ContentStore:
 		return clash(a, b, "uses the parameters of "+b.traits.Name, oneOfThem)
 	}

@@ -11,12 +11,14 @@ import (
 // merge makes one declaration from the children's. If one child does not support something, or leaves something behind,
 // so does the whole. The lease is the shortest one.
 func merge(children []child, order connector.Order) connector.Traits {
-	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries, MultiUse: true, ContentStore: true,
+	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries,
+		MultiUse: true, ContentStore: true,
 		PairRules: pairRules(children)}
 	for i := range children {
 		c := &children[i].traits
 		t.APIs = slices.DeleteFunc(t.APIs, func(a connector.API) bool { return !c.CarriesAPI(a) })
-		t.Carries = slices.DeleteFunc(slices.Clone(t.Carries), func(m string) bool { return !slices.Contains(c.Carries, m) })
+		t.Carries = slices.DeleteFunc(slices.Clone(t.Carries),
+			func(m string) bool { return !slices.Contains(c.Carries, m) })
 		t.Members = union(t.Members, c.Members)
 		if c.Lease > 0 && (t.Lease == 0 || c.Lease < t.Lease) {
 			t.Lease = c.Lease

@@ -43,8 +43,8 @@ func init() {
 
 // Options are the connector's settings.
 type Options struct {
-	// Connectors are the children in the engines' order, each as {type, config} or as the engine writes it: {kv_connector,
-	// kv_connector_extra_config, kv_role …}. At least one.
+	// Connectors are the children in the engines' order, each as {type, config} or as the engine writes it:
+	// {kv_connector, kv_connector_extra_config, kv_role …}. At least one.
 	Connectors []json.RawMessage `json:"connectors"`
 }
 
@@ -62,7 +62,8 @@ type Connector struct {
 // connectors[1].config.leaseDuration.
 func New(o *Options) (*Connector, error) {
 	if o == nil || len(o.Connectors) == 0 {
-		return nil, &config.FieldError{Path: "connectors", Problem: "is empty", Remedy: "list the engines' connectors: [{type: nixl}, {type: sharedstorage}]"}
+		return nil, &config.FieldError{Path: "connectors", Problem: "is empty",
+			Remedy: "list the engines' connectors: [{type: nixl}, {type: sharedstorage}]"}
 	}
 	c := &Connector{}
 	var errs []error
@@ -109,7 +110,8 @@ func (c *Connector) Prefill(ctx context.Context, s *connector.Session, leg *conn
 }
 
 // Decode lets each child edit the leg.
-func (c *Connector) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	for _, child := range c.legs {
 		if err := child.Decode(ctx, s, p, leg); err != nil {
 			return err
@@ -196,7 +198,8 @@ func (c *Connector) Clean(ctx context.Context, s *connector.Session, cause error
 
 // Expect lets each child register what it waits for. The wait ends when all of them have ended. The event is that of
 // the only child that is not a store, if it waits.
-func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error),
+	done func(error)) {
 	type waiting struct {
 		wait  func(context.Context) (connector.Event, error)
 		tells bool

@@ -44,7 +44,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		Extra: map[string]any{"connectors": list}}
 	if len(c.children) > 1 {
 		out.Notes = append(out.Notes, launch.Note{Path: "config.connectors",
-			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if that fails"})
+			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if " +
+				"that fails"})
 	}
 	return out, nil
 }

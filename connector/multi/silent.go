@@ -19,7 +19,8 @@ var silentClasses = []string{"FlexKVConnectorV1", "HF3FSKVConnector", "HiSparseC
 // isSilent reports whether a child needs nothing in the requests. OffloadingConnector needs nothing if it has no
 // further tier, such as one of peers.
 func (e *engineConfig) isSilent() bool {
-	return slices.Contains(silentClasses, e.Connector) || e.Connector == "OffloadingConnector" && e.Extra["secondary_tiers"] == nil
+	return slices.Contains(silentClasses, e.Connector) ||
+		e.Connector == "OffloadingConnector" && e.Extra["secondary_tiers"] == nil
 }
 
 // silent is a child that needs nothing in the requests. Its launch settings are those of the engine's configuration.

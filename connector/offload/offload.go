@@ -100,12 +100,14 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 }
 
 // Decode tells D the id, and the address of the rank of P that computes the prompt.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
+	leg *connector.Leg) error {
 	at, err := c.addressOf(s)
 	if err != nil {
 		return err
 	}
-	leg.Params(json.RawMessage(`{"remote_prefiller":{"kv_request_id":"` + s.UUID() + `","remote_host":` + string(connector.Quote(at.host)) +
+	leg.Params(json.RawMessage(`{"remote_prefiller":{"kv_request_id":"` + s.UUID() + `","remote_host":` +
+		string(connector.Quote(at.host)) +
 		`,"remote_port":` + strconv.Itoa(at.port) + `}}`))
 	return nil
 }
@@ -150,7 +152,10 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 	at.ranks, err = attr.Int(e, attrDP, 1, 1, 65535)
 	note(err)
 	if at.port+at.ranks-1 > 65535 {
-		note(&connector.EndpointError{Endpoint: e.ID, Attribute: attrPort, Problem: "leaves no ports for the other data-parallel ranks"})
+		note(
+			&connector.EndpointError{Endpoint: e.ID, Attribute: attrPort,
+				Problem: "leaves no ports for the other data-parallel ranks"},
+		)
 	}
 	at.host = hostOf(e)
 	if strings.ContainsAny(at.host, " /@") || at.host == "" {

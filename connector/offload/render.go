@@ -143,7 +143,8 @@ func (c *Connector) listens(t launch.Target) int {
 
 // fixed is the port that an engine has whatever ports the others have, if there is one.
 func (c *Connector) fixed(e discovery.Endpoint) (int, bool) {
-	if port, err := attr.Port(e, attrPort, c.port); err == nil && (e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute(attrPort)) != "") {
+	if port, err := attr.Port(e, attrPort, c.port); err == nil &&
+		(e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute(attrPort)) != "") {
 		return port, true
 	}
 	return 0, false
@@ -181,8 +182,8 @@ func (c *Connector) notes(t launch.Target, host string, port int) []launch.Note 
 	add(c.opts.Port != 0, "config.port",
 		"VLLM_P2P_SIDE_CHANNEL_PORT of engines without the attribute p2pPort; each data-parallel rank takes one more")
 	add(t.Version.Before(newNames.Major, newNames.Minor), "version",
-		"engines from before July 2026 know other names of the keys (prefill, decode), ignore these in silence and compute "+
-			"every prompt twice: see that vllm:kv_offload_tiering_read_bytes rises")
+		"engines from before July 2026 know other names of the keys (prefill, decode), ignore these in silence and "+
+			"compute every prompt twice: see that vllm:kv_offload_tiering_read_bytes rises")
 	given := t.Resources.MaxMemory != ""
 	switch {
 	case c.opts.CPUBytesToUse > 0 && given:

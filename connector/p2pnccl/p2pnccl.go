@@ -15,9 +15,9 @@
 // must not get a request whose prefill failed. Since vLLM 0.14 engines add a random suffix to the id. Then nothing
 // matches, unless both engines run with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1. vLLM removed the connector after 0.22.
 //
-// Facts: vllm/distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_connector.py and p2p_nccl_engine.py before their removal
-// (vllm#44854, 2026-06-08), docs/design/p2p_nccl_connector.md of the same tree; #33947 and #34415 for the suffix. It needs CUDA; golden
-// cases only.
+// Facts: vllm/distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_connector.py and p2p_nccl_engine.py before their
+// removal (vllm#44854, 2026-06-08), docs/design/p2p_nccl_connector.md of the same tree; #33947 and #34415 for the
+// suffix. It needs CUDA; golden cases only.
 package p2pnccl
 
 import (
@@ -94,7 +94,8 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 }
 
 // Decode sends the client's own request under the same id. D samples the first token itself.
-func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
+	leg *connector.Leg) error {
 	id, err := requestID(s)
 	if err != nil {
 		return err
@@ -134,7 +135,8 @@ func address(e discovery.Endpoint) (string, error) {
 	}
 	host, port, err := net.SplitHostPort(text)
 	n, notNumber := strconv.Atoi(port)
-	if err != nil || notNumber != nil || n < 1 || n > 65535 || host == "" || strings.Contains(host, "___") || strings.ContainsFunc(host, notHost) {
+	if err != nil || notNumber != nil || n < 1 || n > 65535 || host == "" || strings.Contains(host, "___") ||
+		strings.ContainsFunc(host, notHost) {
 		return "", &connector.EndpointError{Endpoint: e.ID, Attribute: Address, Problem: "is not HOST:PORT"}
 	}
 	return net.JoinHostPort(host, port), nil
@@ -142,7 +144,8 @@ func address(e discovery.Endpoint) (string, error) {
 
 // notHost reports whether a character cannot be in a name or an address. Such a character must not reach a header.
 func notHost(r rune) bool {
-	return r != '.' && r != '-' && r != '_' && r != ':' && r != '%' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+	return r != '.' && r != '-' && r != '_' && r != ':' && r != '%' && (r < '0' || r > '9') && (r < 'a' || r > 'z') &&
+		(r < 'A' || r > 'Z')
 }
 
 // CheckEndpoint requires an address for the engines of both legs. An engine of the role both takes part in neither.

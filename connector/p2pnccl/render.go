@@ -16,7 +16,8 @@ import (
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
 		return launch.Settings{Engine: "vllm", Notes: []launch.Note{{Path: "role",
-			Text: "serves requests alone, and so runs without a KV connector: with this one an engine either sends or receives"}}}, nil
+			Text: "serves requests alone, and so runs without a KV connector: with this one an engine either sends " +
+				"or receives"}}}, nil
 	}
 	v := t.Version
 	if v != (launch.Version{}) && !v.Before(0, 23) || v.Before(0, 9) {
@@ -61,7 +62,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if v == (launch.Version{}) || !v.Before(0, 14) {
 		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"})
 		s.Notes = append(s.Notes, launch.Note{Path: "env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
-			Text: "must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the tensors, and D waits for ever"})
+			Text: "must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the " +
+				"tensors, and D waits for ever"})
 	}
 	if v == (launch.Version{}) {
 		s.Notes = append(s.Notes,

@@ -9,8 +9,8 @@
 // 0.6.4 and 0.7.0 D computed a prompt that was not in the buffer. Later releases wait until it is there: for ever, if P
 // never computes it.
 //
-// Facts: vllm/distributed/kv_transfer/kv_connector/simple_connector.py and kv_lookup_buffer/simple_buffer.py before their removal
-// (vllm#29705, 2025-12-04). It needs CUDA and an engine of 2025; golden cases only.
+// Facts: vllm/distributed/kv_transfer/kv_connector/simple_connector.py and kv_lookup_buffer/simple_buffer.py before
+// their removal (vllm#29705, 2025-12-04). It needs CUDA and an engine of 2025; golden cases only.
 package pynccl
 
 import (

@@ -12,7 +12,9 @@ import (
 // setups are the connectors that the benchmark measures.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
-	return []connectortest.Measured{{Connector: open(t, ``), Session: session(t, connector.APIChat, connectortest.Chat2KB(), nil)}}
+	return []connectortest.Measured{
+		{Connector: open(t, ``), Session: session(t, connector.APIChat, connectortest.Chat2KB(), nil)},
+	}
 }
 
 func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }

@@ -29,7 +29,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		if t.Endpoint.Attribute("bootstrapHost") != "" {
 			out.Notes = append(out.Notes,
 				launch.Note{Path: "attributes.bootstrapHost",
-					Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
+					Text: "the bootstrap server listens on the engine's --host, which must be an address that decode " +
+						"engines reach"})
 		}
 	case decode:
 		out.Args = append(out.Args, "--disaggregation-mode", "decode")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sglang is the connector "sglang": SGLang's own prefill/decode disaggregation, in which P sends the prompt's KV
-// to D through a rendezvous.
+// Package sglang is the connector "sglang": SGLang's own prefill/decode disaggregation, in which P sends the prompt's
+// KV to D through a rendezvous.
 //
 // Both legs are sent at once, with the same three members at the top level of the body. bootstrap_host and
 // bootstrap_port name P's bootstrap server, at which D asks where P's ranks are. bootstrap_room identifies the pair of
@@ -70,7 +70,8 @@ func New(o *Options) (*Connector, error) {
 		o = &Options{}
 	}
 	if o.BootstrapPort < 0 || o.BootstrapPort > 65535 {
-		return nil, &config.FieldError{Path: "bootstrapPort", Problem: "is not a port", Remedy: "1 to 65535; SGLang's own default is 8998"}
+		return nil, &config.FieldError{Path: "bootstrapPort", Problem: "is not a port",
+			Remedy: "1 to 65535; SGLang's own default is 8998"}
 	}
 	c := &Connector{port: o.BootstrapPort, uncaps: o.PrefillCap != nil && !*o.PrefillCap, given: *o}
 	if c.port == 0 {
@@ -97,11 +98,12 @@ func (*Connector) Traits() connector.Traits {
 		Order: connector.Together,
 		APIs:  []connector.API{connector.APIChat, connector.APICompletions, connector.APISGLang},
 		Members: []string{
-			"bootstrap_room", "bootstrap_host", "bootstrap_port", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
-			"data_parallel_rank_decode", "disagg_prefill_dp_rank", "decode_tp_size",
+			"bootstrap_room", "bootstrap_host", "bootstrap_port", "bootstrap_pair_key", "routed_dp_rank",
+			"data_parallel_rank", "data_parallel_rank_decode", "disagg_prefill_dp_rank", "decode_tp_size",
 		},
 		Carries: []string{
-			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens", "use_beam_search",
+			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
+			"use_beam_search",
 		},
 		MultiUse: true,
 		PairOnly: true,
@@ -126,7 +128,8 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 }
 
 // Decode gives D the client's request with the same rendezvous.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
+	leg *connector.Leg) error {
 	p, err := c.rendezvous(s, leg)
 	if err != nil {
 		return err
@@ -188,7 +191,8 @@ func (c *Connector) serverOf(p discovery.Endpoint) (at server, err error) {
 		at.host = p.Host()
 	}
 	if at.host == "" || strings.ContainsAny(at.host, "/ @") {
-		errs[2] = &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapHost", Problem: "is not a host's name or address"}
+		errs[2] = &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapHost",
+			Problem: "is not a host's name or address"}
 	}
 	if strings.Contains(at.host, ":") && at.host[0] != '[' {
 		at.host = "[" + at.host + "]"

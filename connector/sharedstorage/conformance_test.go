@@ -15,10 +15,11 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 }
 
 var harness = connectortest.Harness{
-	Name:      "sharedstorage",
-	New:       factory,
-	Config:    json.RawMessage(`{"cacheHitThreshold":0.8,"sharedStoragePath":"/kv"}`),
-	BadConfig: []json.RawMessage{json.RawMessage(`{"cacheHitThreshold":2}`), json.RawMessage(`{"cacheHitThreshold":"0.5"}`)},
+	Name:   "sharedstorage",
+	New:    factory,
+	Config: json.RawMessage(`{"cacheHitThreshold":0.8,"sharedStoragePath":"/kv"}`),
+	BadConfig: []json.RawMessage{json.RawMessage(`{"cacheHitThreshold":2}`),
+		json.RawMessage(`{"cacheHitThreshold":"0.5"}`)},
 }
 
 // prefillFirst tests the connector without a threshold, which supports all of vLLM's APIs.

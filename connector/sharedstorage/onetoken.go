@@ -41,7 +41,8 @@ func (*Connector) CheckRequest(r *connector.Request) error {
 }
 
 func deadly(member, what string) error {
-	return &connector.RequestError{Param: member, Message: what + ": the engines behind this model cannot take a prompt of one token"}
+	return &connector.RequestError{Param: member,
+		Message: what + ": the engines behind this model cannot take a prompt of one token"}
 }
 
 // hasOneToken reports whether an array is a prompt of one token id or holds such a prompt. The brackets are known to be

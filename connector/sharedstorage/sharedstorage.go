@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sharedstorage is the connector "sharedstorage": vLLM's ExampleConnector, called SharedStorageConnector before vLLM 0.13.
+// Package sharedstorage is the connector "sharedstorage": vLLM's ExampleConnector, called SharedStorageConnector before
+// vLLM 0.13.
 //
 // P writes a prompt's KV into a folder that both engines see. D finds it there by the prompt's tokens. The requests say
 // nothing about it: P runs first, and D gets the client's own request. D finds only a whole prompt, cut to a multiple
@@ -71,11 +72,13 @@ func New(o *Options) (*Connector, error) {
 	if c.path == "" {
 		c.path = o.EngineStoragePath
 	} else if o.EngineStoragePath != "" {
-		return nil, &config.FieldError{Path: "shared_storage_path", Problem: "is given besides sharedStoragePath, which means the same", Remedy: "keep one of the two"}
+		return nil, &config.FieldError{Path: "shared_storage_path",
+			Problem: "is given besides sharedStoragePath, which means the same", Remedy: "keep one of the two"}
 	}
 	if t := o.CacheHitThreshold; t != nil {
 		if !(*t >= 0 && *t <= 1) {
-			return nil, &config.FieldError{Path: "cacheHitThreshold", Problem: "is not a share", Remedy: "write a number from 0 to 1, as 0.8"}
+			return nil, &config.FieldError{Path: "cacheHitThreshold", Problem: "is not a share",
+				Remedy: "write a number from 0 to 1, as 0.8"}
 		}
 		c.threshold = strconv.AppendFloat(nil, *t, 'g', -1, 64)
 	}
@@ -120,7 +123,8 @@ func (c *Connector) Prefill(_ context.Context, _ *connector.Session, leg *connec
 
 // Decode sends the client's own request. With a threshold it sets the member: to the threshold before P ran, and to 0
 // after.
-func (c *Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	switch {
 	case c.threshold == nil:
 	case p == nil:

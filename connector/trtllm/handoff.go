@@ -126,7 +126,8 @@ func checkParams(d *jsonedit.Doc, id uint64) error {
 	if v, ok := given(d, "encoded_opaque_state"); ok && jsonedit.Kind(v) != jsonedit.String {
 		return connector.NoTransfer("encoded_opaque_state is not a string")
 	}
-	if v, ok := given(d, "ctx_info_endpoint"); ok && jsonedit.Kind(v) != jsonedit.String && jsonedit.Kind(v) != jsonedit.Array {
+	if v, ok := given(d, "ctx_info_endpoint"); ok && jsonedit.Kind(v) != jsonedit.String &&
+		jsonedit.Kind(v) != jsonedit.Array {
 		return connector.NoTransfer("ctx_info_endpoint is neither a string nor a list")
 	}
 	if !wellFormed(d) {

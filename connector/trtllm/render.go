@@ -55,7 +55,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	}
 	out.Notes = append(out.Notes,
 		launch.NoLimits(t.Resources,
-			"TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")...)
+			"TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config "+
+				"size that, in tokens")...)
 	if t.CPU {
 		note(false, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
 	}

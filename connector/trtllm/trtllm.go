@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trtllm is the connector "trtllm": TensorRT-LLM's disaggregated serving, in which a context server P gives its KV to a
-// generation server D.
+// Package trtllm is the connector "trtllm": TensorRT-LLM's disaggregated serving, in which a context server P gives its
+// KV to a generation server D.
 //
 // Context first (the default): P gets the client's request with disaggregated_params {request_type: context_only,
 // disagg_request_id} and the client's limit of tokens, which P ignores. P returns one choice, whose
@@ -91,12 +91,15 @@ func New(o *Options) (connector.KVConnector, error) {
 	switch o.Dispatch {
 	case "", ContextFirst, GenerationFirst:
 	default:
-		return nil, &config.FieldError{Path: "dispatch", Problem: "is not a known value", Remedy: ContextFirst + " or " + GenerationFirst}
+		return nil, &config.FieldError{Path: "dispatch", Problem: "is not a known value",
+			Remedy: ContextFirst + " or " + GenerationFirst}
 	}
 	if o.MachineID < 0 || o.MachineID > 1023 {
-		return nil, &config.FieldError{Path: "machineID", Problem: "is not from 0 to 1023", Remedy: "another number for each gateway"}
+		return nil, &config.FieldError{Path: "machineID", Problem: "is not from 0 to 1023",
+			Remedy: "another number for each gateway"}
 	}
-	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst, given: *o}
+	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst,
+		given: *o}
 	if c.together {
 		return &generationFirst{Connector: c, info: querycache.Cache[json.RawMessage]{TTL: ServerInfoTTL}}, nil
 	}
@@ -151,7 +154,8 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 
 // Decode gives D P's parameters, or with generation first those of P's server. If P's response is not complete, the
 // error is [connector.ErrNoTransfer].
-func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	if c.together {
 		return c.decodeTogether(s, leg)
 	}
@@ -162,7 +166,8 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	if err != nil {
 		return err
 	}
-	edits := [2]jsonedit.Edit{{Name: "request_type", Value: generationOnly}, {Name: "ctx_usage", Value: h.usage, Delete: h.usage == nil}}
+	edits := [2]jsonedit.Edit{{Name: "request_type", Value: generationOnly},
+		{Name: "ctx_usage", Value: h.usage, Delete: h.usage == nil}}
 	params, err := edited(h.params, edits[:]...)
 	if err != nil {
 		return err
@@ -202,8 +207,10 @@ func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) err
 		return connector.NoTransfer("decode was described before P's server was asked")
 	}
 	id := connector.Int(c.id(s))
-	params, err := edited(info.Value, jsonedit.Edit{Name: "request_type", Value: generationOnly}, jsonedit.Edit{Name: "ctx_request_id", Value: id},
-		jsonedit.Edit{Name: "disagg_request_id", Value: id}, jsonedit.Edit{Name: "schedule_style", Value: generationStyle})
+	params, err := edited(info.Value, jsonedit.Edit{Name: "request_type", Value: generationOnly},
+		jsonedit.Edit{Name: "ctx_request_id", Value: id},
+		jsonedit.Edit{Name: "disagg_request_id", Value: id},
+		jsonedit.Edit{Name: "schedule_style", Value: generationStyle})
 	if err != nil {
 		return err
 	}
