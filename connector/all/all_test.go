@@ -16,13 +16,20 @@ import (
 // A configuration may name a connector by its name or by the engines' class name; both give the same connector.
 func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
 	for typ, want := range map[string]string{
-		"": "http", "http": "http", "nixl": "nixl", "nixl-push": "nixl-push", "lmcache": "lmcache", "lmcache-pd": "lmcache-pd", "mooncake": "mooncake",
-		"mooncake-store": "mooncake-store", "mooncake-ascend": "mooncake-ascend", "ascend-layerwise": "ascend-layerwise", "sharedstorage": "sharedstorage",
-		"pynccl": "pynccl", "p2pnccl": "p2pnccl", "moriio": "moriio", "offload-p2p": "offload-p2p", "multi": "multi", "sglang": "sglang", "trtllm": "trtllm",
-		"NixlConnector": "nixl", "NixlPushConnector": "nixl-push", "LMCacheConnectorV1": "lmcache", "LMCacheMPConnector": "lmcache",
-		"MooncakeConnector": "mooncake", "MooncakeStoreConnector": "mooncake-store", "MooncakeConnectorV1": "mooncake-ascend",
-		"MooncakeLayerwiseConnector": "ascend-layerwise", "ExampleConnector": "sharedstorage", "SharedStorageConnector": "sharedstorage",
-		"PyNcclConnector": "pynccl", "P2pNcclConnector": "p2pnccl", "MoRIIOConnector": "moriio", "OffloadingConnector": "offload-p2p",
+		"": "http", "http": "http", "nixl": "nixl", "nixl-push": "nixl-push",
+		"lmcache": "lmcache", "lmcache-pd": "lmcache-pd", "mooncake": "mooncake",
+		"mooncake-store": "mooncake-store", "mooncake-ascend": "mooncake-ascend",
+		"ascend-layerwise": "ascend-layerwise", "sharedstorage": "sharedstorage",
+		"pynccl": "pynccl", "p2pnccl": "p2pnccl", "moriio": "moriio", "offload-p2p": "offload-p2p",
+		"multi": "multi", "sglang": "sglang", "trtllm": "trtllm",
+		"NixlConnector": "nixl", "NixlPushConnector": "nixl-push",
+		"LMCacheConnectorV1": "lmcache", "LMCacheMPConnector": "lmcache",
+		"MooncakeConnector": "mooncake", "MooncakeStoreConnector": "mooncake-store",
+		"MooncakeConnectorV1":        "mooncake-ascend",
+		"MooncakeLayerwiseConnector": "ascend-layerwise", "ExampleConnector": "sharedstorage",
+		"SharedStorageConnector": "sharedstorage",
+		"PyNcclConnector":        "pynccl", "P2pNcclConnector": "p2pnccl",
+		"MoRIIOConnector": "moriio", "OffloadingConnector": "offload-p2p",
 		"MultiConnector": "multi",
 	} {
 		t.Run(typ, func(t *testing.T) {
@@ -50,7 +57,8 @@ func TestLMCachesClassMeansOneOfTwoByItsConfiguration(t *testing.T) {
 func TestAnUnknownNameListsTheKnownOnes(t *testing.T) {
 	_, err := connector.Open(connector.Spec{Type: "NixlConector"})
 	require.ErrorIs(t, err, connector.ErrUnknown)
-	for _, part := range []string{"did you mean NixlConnector?", "sharedstorage", "p2pnccl", "multi", "ExampleConnector", "MultiConnector", "P2pNcclConnector"} {
+	for _, part := range []string{"did you mean NixlConnector?", "sharedstorage", "p2pnccl", "multi",
+		"ExampleConnector", "MultiConnector", "P2pNcclConnector"} {
 		assert.ErrorContains(t, err, part)
 	}
 }

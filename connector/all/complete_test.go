@@ -30,7 +30,8 @@ func TestEveryConnectorIsTestedAlike(t *testing.T) {
 			require.NoError(t, err)
 			all.Write(raw)
 		}
-		for _, call := range []string{"connectortest.Run(", "connectortest.Golden(", "connectortest.Fuzz(", "connectortest.BenchmarkLegs(", "connectortest.LegBudget("} {
+		for _, call := range []string{"connectortest.Run(", "connectortest.Golden(", "connectortest.Fuzz(",
+			"connectortest.BenchmarkLegs(", "connectortest.LegBudget("} {
 			if name != "http" || !strings.Contains(call, "Leg") { // which is what the others are measured against
 				assert.Positive(t, strings.Count(all.String(), call), "the tests of connector/%s have no %s", dir, call)
 			}
@@ -78,18 +79,21 @@ func TestEveryConnectorHasAPage(t *testing.T) {
 
 // needed are the settings of the connectors that require some.
 var needed = map[string]string{
-	"multi": `{"connectors":[{"type":"nixl"},{"type":"sharedstorage"}]}`, "ascend-layerwise": `{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`,
+	"multi":            `{"connectors":[{"type":"nixl"},{"type":"sharedstorage"}]}`,
+	"ascend-layerwise": `{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`,
 }
 
 // Every connector renders the engines' launch settings. For each of a ModelServer's resources it says which setting it
 // became, or that it has no effect.
 func TestEveryConnectorRenders(t *testing.T) {
 	var engines []discovery.Endpoint
-	for url, role := range map[string]discovery.Role{"http://10.0.0.1:8100": discovery.RolePrefill, "http://10.0.0.2:8200": discovery.RoleDecode} {
+	for url, role := range map[string]discovery.Role{"http://10.0.0.1:8100": discovery.RolePrefill,
+		"http://10.0.0.2:8200": discovery.RoleDecode} {
 		e, err := discovery.New(url, role)
 		require.NoError(t, err)
 		e.Attributes = map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400", "engineID": "e",
-			"sideChannelHost": e.Host(), "sideChannelPort": "5600", "bootstrapPort": "8998", "notifyPort": "61005", "handshakePort": "6301", "p2pPort": "7777"}
+			"sideChannelHost": e.Host(), "sideChannelPort": "5600", "bootstrapPort": "8998", "notifyPort": "61005",
+			"handshakePort": "6301", "p2pPort": "7777"}
 		engines = append(engines, e)
 	}
 	for _, name := range connector.Names() {
@@ -103,7 +107,8 @@ func TestEveryConnectorRenders(t *testing.T) {
 					Resources: connector.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}})
 				require.NoError(t, err)
 				for _, path := range []string{"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"} {
-					assert.True(t, slices.ContainsFunc(set.Notes, func(n launch.Note) bool { return n.Path == path }), "%s: %s is dropped in silence", e.Role, path)
+					assert.True(t, slices.ContainsFunc(set.Notes, func(n launch.Note) bool { return n.Path == path }),
+						"%s: %s is dropped in silence", e.Role, path)
 				}
 			}
 		})

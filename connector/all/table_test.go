@@ -34,7 +34,9 @@ func TestTheReadmeListsTheConnectors(t *testing.T) {
 	require.True(t, ok, "README.md has no %s", end)
 	now := table(t)
 	if os.Getenv("PDKIT_UPDATE") == "1" {
-		require.NoError(t, os.WriteFile(file, slices.Concat(head, []byte(begin), []byte(now), []byte(end), tail), 0o644))
+		require.NoError(
+			t, os.WriteFile(file, slices.Concat(head, []byte(begin), []byte(now), []byte(end), tail), 0o644),
+		)
 		return
 	}
 	assert.Equal(t, now, string(old), "write it anew: PDKIT_UPDATE=1 go test ./connector/all")
@@ -72,7 +74,8 @@ func table(t *testing.T) string {
 		} else if len(versions) == 0 {
 			evidence = "—"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | [connector/%s](connector/%s) |\n", name, dash(classes(name), ", "), dash(legs(name, configs), " or "),
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | [connector/%s](connector/%s) |\n", name,
+			dash(classes(name), ", "), dash(legs(name, configs), " or "),
 			dash(versions, ", "), evidence, dir, dir)
 	}
 	return b.String()
@@ -113,7 +116,8 @@ func classes(name string) (list []string) {
 	return list
 }
 
-var engineNames = map[string]string{"vllm": "vLLM", "vllm-ascend": "vLLM Ascend", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "trtllm": "TensorRT-LLM",
+var engineNames = map[string]string{"vllm": "vLLM", "vllm-ascend": "vLLM Ascend", "sglang": "SGLang",
+	"tensorrt-llm": "TensorRT-LLM", "trtllm": "TensorRT-LLM",
 	"lmcache": "LMCache", "mooncake": "Mooncake"}
 
 // versioned matches the names of golden folders: vllm-0.32.0, or vllm-pr24520 for a pull request that is not merged.

@@ -139,11 +139,15 @@ func (c *Connector) running() *server {
 var errNotStarted = errors.New("ascendlayerwise: the callback server was not started")
 
 func decodeParams(url string) json.RawMessage {
-	return append(append([]byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`), connector.Quote(url+callbackPath)...), '}')
+	return append(
+		append([]byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`),
+			connector.Quote(url+callbackPath)...), '}',
+	)
 }
 
 // Decode sends D the URL of the callback server.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
+	leg *connector.Leg) error {
 	c.mu.RLock()
 	params := c.params
 	c.mu.RUnlock()
@@ -157,17 +161,20 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector
 
 // Expect waits for D's callback. If done gets an error and P has not answered before, it answers the callback with 502;
 // see [Connector.CheckPrefill].
-func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error),
+	done func(error)) {
 	ids := engineIDs(s.API, s.ID)
 	if len(ids) == 0 {
 		return nil, func(error) {}
 	}
 	srv := c.running()
 	if srv == nil {
-		return func(context.Context) (connector.Event, error) { return connector.Event{}, errNotStarted }, func(error) {}
+		return func(context.Context) (connector.Event, error) { return connector.Event{}, errNotStarted },
+			func(error) {}
 	}
 	w := srv.expect(ids)
-	return func(ctx context.Context) (connector.Event, error) { return w.wait(ctx, srv) }, func(err error) { srv.settle(w, err) }
+	return func(ctx context.Context) (connector.Event, error) { return w.wait(ctx, srv) },
+		func(err error) { srv.settle(w, err) }
 }
 
 // Prefill asks P for one token, and to push its KV to the blocks that the callback names.

@@ -42,7 +42,10 @@ func newPair(t *testing.T, prefill, decode http.HandlerFunc, opts ...pdflow.Opti
 		require.NoError(t, err)
 		return e
 	}
-	x := &pair{t: t, pick: pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill), Decode: engine(decode, discovery.RoleDecode)}}
+	x := &pair{
+		t: t, pick: pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill),
+			Decode: engine(decode, discovery.RoleDecode)},
+	}
 	tr := transport.New(nil)
 	x.flow, err = pdflow.New(c, nobody{}, append([]pdflow.Option{pdflow.WithTransport(tr)}, opts...)...)
 	require.NoError(t, err)
@@ -67,7 +70,8 @@ func (x *pair) do(ctx context.Context, body string) (*pdflow.Response, error) {
 }
 
 // decodeEngine calls back and waits for the response, then waits for push, and streams the events.
-func decodeEngine(t *testing.T, callbacks chan<- reply, pushed <-chan struct{}, left chan<- struct{}, events ...string) http.HandlerFunc {
+func decodeEngine(t *testing.T, callbacks chan<- reply, pushed <-chan struct{}, left chan<- struct{},
+	events ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		params := gjson.GetBytes(body, "kv_transfer_params")
@@ -75,7 +79,8 @@ func decodeEngine(t *testing.T, callbacks chan<- reply, pushed <-chan struct{}, 
 			return
 		}
 		go func() {
-			callbacks <- <-call(context.Background(), t, params.Get("metaserver").String(), callback("chatcmpl-"+r.Header.Get("X-Request-Id")))
+			callbacks <- <-call(context.Background(), t, params.Get("metaserver").String(),
+				callback("chatcmpl-"+r.Header.Get("X-Request-Id")))
 		}()
 		select {
 		case <-pushed:
@@ -100,7 +105,8 @@ func TestDAsksPIsAskedDAnswers(t *testing.T) {
 	callbacks, pushed := make(chan reply, 1), make(chan struct{})
 	x := newPair(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		assert.Equal(t, callback("chatcmpl-"+r.Header.Get("X-Request-Id")), gjson.GetBytes(body, "kv_transfer_params").Raw, "the callback as D sent it")
+		assert.Equal(t, callback("chatcmpl-"+r.Header.Get("X-Request-Id")),
+			gjson.GetBytes(body, "kv_transfer_params").Raw, "the callback as D sent it")
 		assert.EqualValues(t, 1, gjson.GetBytes(body, "max_tokens").Int())
 		assert.EqualValues(t, 1, gjson.GetBytes(body, "min_tokens").Int())
 		assert.False(t, gjson.GetBytes(body, "stream").Bool())
@@ -108,7 +114,8 @@ func TestDAsksPIsAskedDAnswers(t *testing.T) {
 	}, decodeEngine(t, callbacks, pushed, nil, text, stop, "[DONE]"))
 	go func() {
 		defer close(pushed)
-		assert.Equal(t, reply{200, ok}, soon(t, callbacks), "before D has answered: its client holds a thread as long as that")
+		assert.Equal(t, reply{200, ok}, soon(t, callbacks),
+			"before D has answered: its client holds a thread as long as that")
 	}()
 	resp, err := x.do(t.Context(), `{"messages":[],"stream":true}`)
 	require.NoError(t, err)
@@ -137,11 +144,12 @@ func TestADThatNeverCallsBackRunsOutOfTime(t *testing.T) {
 	left := make(chan struct{}, 1)
 	limits := connector.Timeouts{}
 	limits.Decode = 100 * time.Millisecond
-	x := newPair(t, func(http.ResponseWriter, *http.Request) { t.Error("P was asked without D's blocks") }, func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		<-r.Context().Done()
-		left <- struct{}{}
-	}, pdflow.WithTimeouts(limits))
+	x := newPair(t, func(http.ResponseWriter, *http.Request) { t.Error("P was asked without D's blocks") },
+		func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			<-r.Context().Done()
+			left <- struct{}{}
+		}, pdflow.WithTimeouts(limits))
 	_, err := x.do(t.Context(), `{"messages":[]}`)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
@@ -213,7 +221,9 @@ func FuzzCallback(f *testing.F) {
 	require.NoError(f, err)
 	s := session(f, connector.APIChat, `{"messages":[]}`)
 	good := callback("chatcmpl-" + s.ID)
-	for _, seed := range []string{good, strings.ReplaceAll(good, ",", " ,\n"), strings.Replace(good, "[128]", "128", 1), strings.Replace(good, `[[11,12]]`, `[]`, 1), `{}`, `[]`, ``, good + `{}`, strings.Replace(good, `"token_ids"`, `"request_id":"x","token_ids"`, 1)} {
+	for _, seed := range []string{good, strings.ReplaceAll(good, ",", " ,\n"), strings.Replace(good, "[128]", "128", 1),
+		strings.Replace(good, `[[11,12]]`, `[]`, 1), `{}`, `[]`, ``, good + `{}`,
+		strings.Replace(good, `"token_ids"`, `"request_id":"x","token_ids"`, 1)} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -30,10 +30,14 @@ func TestLaunchSettings(t *testing.T) {
 
 	out, err := c.Render(launch.Target{Endpoint: p, Engines: engines})
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MooncakeLayerwiseConnector","kv_role":"kv_producer","kv_port":36000,"kv_connector_extra_config":{"prefill":{"dp_size":1,"tp_size":8},"decode":{"dp_size":1,"tp_size":4}}}`, out.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MooncakeLayerwiseConnector","kv_role":"kv_producer","kv_port":36000,`+
+		`"kv_connector_extra_config":{"prefill":{"dp_size":1,"tp_size":8},"decode":{"dp_size":1,"tp_size":4}}}`,
+		out.KVTransfer.JSON())
 	out, err = c.Render(launch.Target{Endpoint: d, Engines: engines})
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MooncakeLayerwiseConnector","kv_role":"kv_consumer","kv_port":36100,"kv_connector_extra_config":{"prefill":{"dp_size":1,"tp_size":8},"decode":{"dp_size":1,"tp_size":4}}}`, out.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MooncakeLayerwiseConnector","kv_role":"kv_consumer","kv_port":36100,`+
+		`"kv_connector_extra_config":{"prefill":{"dp_size":1,"tp_size":8},"decode":{"dp_size":1,"tp_size":4}}}`,
+		out.KVTransfer.JSON())
 	var warned bool
 	for _, n := range out.Notes {
 		warned = warned || n.Path == "config.callbackURL" && strings.Contains(n.Text, "loopback")
@@ -42,7 +46,9 @@ func TestLaunchSettings(t *testing.T) {
 
 	_, err = c.Render(launch.Target{Endpoint: endpoint("http://10.0.0.7:8300", discovery.RoleBoth, nil)})
 	require.ErrorContains(t, err, "either sends or receives", "it would be paired, and P would push nothing")
-	faults := config.FieldErrors(c.CheckEndpoint(endpoint("http://d:1", discovery.RoleDecode, map[string]string{"kvPort": "x"})))
+	faults := config.FieldErrors(
+		c.CheckEndpoint(endpoint("http://d:1", discovery.RoleDecode, map[string]string{"kvPort": "x"})),
+	)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "attributes.kvPort", faults[0].Path)
 }

@@ -41,7 +41,8 @@ func acquire(ctx context.Context, address string) (*server, error) {
 
 func serve(ln net.Listener) *server {
 	s := &server{ln: ln, waiters: newWaiters(), closing: make(chan struct{}), served: make(chan struct{})}
-	s.http = &http.Server{Handler: s, ReadHeaderTimeout: maxRead, ReadTimeout: maxRead, WriteTimeout: maxHold + maxRead, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	s.http = &http.Server{Handler: s, ReadHeaderTimeout: maxRead, ReadTimeout: maxRead, WriteTimeout: maxHold + maxRead,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	s.http.ErrorLog = nothingLogged
 	go func() {
 		defer close(s.served)

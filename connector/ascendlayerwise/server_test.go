@@ -104,7 +104,8 @@ const ok = `{"status":"ok"}`
 
 // D's callback starts P. It is answered when P has answered: not earlier, and not only when D's text is complete.
 func TestACallbackIsAnsweredWithPsAnswer(t *testing.T) {
-	for _, api := range []connector.API{connector.APICompletions, connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate} {
+	for _, api := range []connector.API{connector.APICompletions, connector.APIChat, connector.APIResponses,
+		connector.APIMessages, connector.APIGenerate} {
 		t.Run(api.String(), func(t *testing.T) {
 			c, s := started(t, nil), session(t, api, `{}`)
 			wait, done := c.Expect(s)
@@ -191,7 +192,9 @@ func TestCallbacksOfNobodyAreRefused(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusMethodNotAllowed, resp.StatusCode)
 	assert.Equal(t, "POST", resp.Header.Get("Allow"))
-	assert.Equal(t, 404, soon(t, call(t.Context(), t, strings.TrimSuffix(url, "metaserver"), callback("chatcmpl-"+s.ID))).status)
+	assert.Equal(
+		t, 404, soon(t, call(t.Context(), t, strings.TrimSuffix(url, "metaserver"), callback("chatcmpl-"+s.ID))).status,
+	)
 }
 
 // A callback of which P's engine would die ends the session: P could not push, and D would wait for ever. The error
@@ -220,7 +223,8 @@ func TestACallbackThatLacksWhatPNeedsEndsTheSession(t *testing.T) {
 			}
 			body, err := json.Marshal(m)
 			require.NoError(t, err)
-			assert.Equal(t, http.StatusBadRequest, soon(t, call(t.Context(), t, metaserver(t, c, s), string(body))).status, "%s=%s", key, v)
+			assert.Equal(t, http.StatusBadRequest,
+				soon(t, call(t.Context(), t, metaserver(t, c, s), string(body))).status, "%s=%s", key, v)
 			_, err = wait(t.Context())
 			require.ErrorIs(t, err, connector.ErrNoTransfer, "%s=%s", key, v)
 			assert.Contains(t, err.Error(), key)
@@ -259,7 +263,8 @@ func TestConnectorsShareTheListenerOfAnAddress(t *testing.T) {
 		return c
 	}
 	a := open()
-	o = &ascendlayerwise.Options{CallbackListen: strings.Replace(address, "127.0.0.1", "localhost", 1), CallbackURL: "http://" + address}
+	o = &ascendlayerwise.Options{CallbackListen: strings.Replace(address, "127.0.0.1", "localhost", 1),
+		CallbackURL: "http://" + address}
 	b := open()
 	require.NoError(t, b.Start(t.Context()), "of a second flow")
 	sa, sb := session(t, connector.APIChat, `{}`), session(t, connector.APIChat, `{}`)
@@ -342,7 +347,8 @@ func TestAbilities(t *testing.T) {
 	assert.Equal(t, connector.DecodeThenPrefill, c.Traits().Order)
 	assert.True(t, c.Traits().Orphans)
 	var zero ascendlayerwise.Connector
-	require.Error(t, zero.Decode(t.Context(), session(t, connector.APIChat, `{}`), nil, nil), "without an address to give")
+	require.Error(t, zero.Decode(t.Context(), session(t, connector.APIChat, `{}`), nil, nil),
+		"without an address to give")
 	for body, member := range map[string]string{
 		`{"tools":[{"type":"function"}]}`:                              "",
 		`{"tools":[{"type":"function"},{"type":"code_interpreter"}]}`:  "tools",
@@ -354,7 +360,9 @@ func TestAbilities(t *testing.T) {
 		assert.Equal(t, member, uncarried.Member(c, session(t, connector.APIResponses, body).Request), body)
 	}
 	assert.Equal(t, "prompt", uncarried.Member(c, session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
-	assert.Equal(t, connector.ParamsMember, uncarried.Member(c, session(t, connector.APISGLang, `{"text":"a"}`).Request))
+	assert.Equal(
+		t, connector.ParamsMember, uncarried.Member(c, session(t, connector.APISGLang, `{"text":"a"}`).Request),
+	)
 }
 
 func TestCallbackURLs(t *testing.T) {

@@ -91,7 +91,8 @@ func TestLargeBodiesAreReadFewAtATime(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return s.large.Load() == maxLarge }, 5*time.Second, time.Millisecond)
 	post := func(size int) int {
-		resp, err := http.Post(front.URL+callbackPath, "application/json", strings.NewReader(`{"request_id":"nobody","x":"`+strings.Repeat("x", size)+`"}`))
+		resp, err := http.Post(front.URL+callbackPath, "application/json",
+			strings.NewReader(`{"request_id":"nobody","x":"`+strings.Repeat("x", size)+`"}`))
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 		return resp.StatusCode

@@ -17,11 +17,12 @@ import (
 // The attributes of an engine's entry that decide which engines can exchange KV. Numbers are written in digits, names
 // as the engine's flags have them. All are optional: an attribute that is left out forbids no pair.
 const (
-	Connector    = "connector"    // the connectors that the engine runs, by name or class name, separated by commas
-	Network      = "kvNetwork"    // the networks by which its KV can be reached, separated by commas
-	TPSize       = "tpSize"       // tensor-parallel size
-	PPSize       = "ppSize"       // pipeline-parallel size
-	BlockSize    = "blockSize"    // tokens in a block: vLLM's --block-size, SGLang's --page-size, TensorRT-LLM's tokens_per_block
+	Connector = "connector" // the connectors that the engine runs, by name or class name, separated by commas
+	Network   = "kvNetwork" // the networks by which its KV can be reached, separated by commas
+	TPSize    = "tpSize"    // tensor-parallel size
+	PPSize    = "ppSize"    // pipeline-parallel size
+	// tokens in a block: vLLM's --block-size, SGLang's --page-size, TensorRT-LLM's tokens_per_block
+	BlockSize    = "blockSize"
 	KVCacheDtype = "kvCacheDtype" // the type that KV is kept in: --kv-cache-dtype, written alike for all engines
 	Store        = "store"        // the stores that it keeps KV in, by names of the list's own, separated by commas
 )

@@ -21,9 +21,11 @@ func TestFaultsOfAttributesAreThoseOfTheEntry(t *testing.T) {
 	port := &connector.EndpointError{Endpoint: "e", Attribute: "port", Problem: "is missing"}
 	host := &connector.EndpointError{Endpoint: "e", Attribute: "host", Problem: "is odd"}
 	other := errors.New("other")
-	err := attr.Faults(errors.Join(fmt.Errorf("in: %w", port), nil, host, other), map[string]string{"port": "1 to 65535"})
+	err := attr.Faults(errors.Join(fmt.Errorf("in: %w", port), nil, host, other),
+		map[string]string{"port": "1 to 65535"})
 	assert.Equal(t, []*config.FieldError{
-		{Path: "attributes.port", Problem: "is missing", Remedy: "1 to 65535"}, {Path: "attributes.host", Problem: "is odd"}, {Problem: "other"},
+		{Path: "attributes.port", Problem: "is missing", Remedy: "1 to 65535"},
+		{Path: "attributes.host", Problem: "is odd"}, {Problem: "other"},
 	}, config.FieldErrors(err))
 	require.ErrorIs(t, err, other)
 }

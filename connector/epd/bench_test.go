@@ -13,14 +13,16 @@ import (
 	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
-// setups are the stage around the connector http: a chat without media pays for the stage alone.
+// setups are the stage around the connector http: for a chat without media the stage is the only cost.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	inner, err := plainhttp.New(nil)
 	require.NoError(t, err)
 	c, err := epd.Wrap(inner, &epd.Options{Type: epd.Example})
 	require.NoError(t, err)
-	return []connectortest.Measured{{Name: "epd", Connector: c, Session: session(t, connector.APIChat, connectortest.Chat2KB())}}
+	return []connectortest.Measured{
+		{Name: "epd", Connector: c, Session: session(t, connector.APIChat, connectortest.Chat2KB())},
+	}
 }
 
 func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }

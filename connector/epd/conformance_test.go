@@ -12,7 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
-// factory puts the stage before nixl, whose settings the harness gives.
+// factory puts the stage before nixl. The harness gives the settings of nixl.
 func factory(config json.RawMessage) (connector.KVConnector, error) {
 	inner, err := connector.Open(connector.Spec{Type: "nixl", Config: config})
 	if err != nil {
@@ -27,12 +27,14 @@ var harness = connectortest.Harness{
 	Config:    json.RawMessage(`{"leaseDuration":"45s"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`)},
 	Response: func(s *connector.Session, _ []byte) connectortest.Response {
-		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_engine_id":"e-1",` +
+		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],` +
+			`"remote_engine_id":"e-1",` +
 			`"remote_request_id":"cmpl-` + s.ID + `","remote_host":"10.0.0.1","remote_port":5600}`}
 	},
 	Needs: []string{"remote_block_ids"},
 	Encoded: func(_ *connector.Session, i connector.Item) json.RawMessage {
-		return json.RawMessage(`{"id":"x","ec_transfer_params":{"` + i.ID + `":{"metadata":{},"peer_host":"10.0.0.5","peer_port":5601,"size_bytes":64}}}`)
+		return json.RawMessage(`{"id":"x","ec_transfer_params":{"` + i.ID +
+			`":{"metadata":{},"peer_host":"10.0.0.5","peer_port":5601,"size_bytes":64}}}`)
 	},
 }
 

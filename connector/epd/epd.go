@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package epd adds an encode stage before the legs of another connector: encode, prefill, decode. The media of a chat are encoded by
-// engines of their own (vLLM with ec_role ec_producer), and P takes the embeddings over instead of computing them.
+// Package epd adds an encode stage before the legs of another connector: encode, prefill, decode. Separate engines
+// (vLLM with ec_role ec_producer) encode the media of a chat, and P takes their embeddings instead of computing them.
 //
-// Each distinct media item of a /v1/chat/completions request (image_url, audio_url, video_url, input_audio) becomes a chat request with
-// that item alone, to an encode engine. The engine's answer tells in ec_transfer_params what it has encoded, and those of all items are
-// merged into the prefill leg. The media stay in both legs: an embedding that P cannot get, it computes itself, and both legs render
-// the same prompt. D needs no embedding, since all of its prompt comes from P. One failed item fails the request; requests without
-// media skip the stage.
+// For each distinct media item of a /v1/chat/completions request (image_url, audio_url, video_url, input_audio) the
+// flow sends a chat request with only that item to an encode engine. The response says in ec_transfer_params what the
+// engine has encoded, and the prefill leg carries the merged parameters of all items. The media stay in both legs,
+// since P computes an embedding itself if it cannot get it, and since both legs must render the same prompt. D needs no
+// embedding, since its whole prompt comes from P. If one item fails, the request fails. Requests without media skip the
+// stage.
 //
-// Items carry no uuid of pdkit's. Engines know media by their content, on both sides alike; a uuid that stands for an address would
-// give yesterday's picture for it, and one that clients can work out would let them put a picture of theirs in another's place. A
-// uuid of the client's stays in all legs.
+// pdkit gives the items no uuid. Engines identify media by their content, in the same way on both sides. A uuid made
+// from an address would give an old picture if the address has a new one. With a uuid that clients can compute, one
+// client could replace another's picture. A client's own uuid stays in all legs.
 //
 // Facts: vLLM 0.32.0's OpenAPI document; vllm/distributed/ec_transfer, docs/features/ec_cpu_connector.md and
 // examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py (its --no-rewrite). No engine of this kind was run.
@@ -29,29 +30,32 @@ import (
 
 // The types of encode stage.
 const (
-	Example = "example" // ECExampleConnector: a shared folder, in which P finds embeddings by themselves
-	NIXL    = "nixl"    // ECCPUConnector with ec_enable_nixl: P reads them out of the encode engine's memory, at the address in ec_transfer_params
+	// Example is ECExampleConnector: a shared folder, in which P finds the embeddings without parameters.
+	Example = "example"
+	// NIXL is ECCPUConnector with ec_enable_nixl: P reads the embeddings from the encode engine's memory, whose address
+	// is in ec_transfer_params.
+	NIXL = "nixl"
 )
 
 // Types returns the known types.
 func Types() []string { return []string{Example, NIXL} }
 
-// DefaultMaxItems is how many media items of one request are encoded before the legs.
+// DefaultMaxItems is the default of [Options.MaxItems].
 const DefaultMaxItems = 128
 
 // Options are the stage's settings.
 type Options struct {
 	Type string `json:"type"` // example or nixl
-	// MaxItems bounds the media items of one request. A request with more is one that the pair cannot carry: it goes by the flow's policy to
-	// one engine, or is refused. 0 is [DefaultMaxItems].
+	// MaxItems bounds the media items of one request. A request with more is one that the pair cannot serve: by the
+	// flow's policy it goes to one engine or is refused. 0 is [DefaultMaxItems].
 	MaxItems int `json:"maxItems"`
-	// SharedStoragePath is the folder of type example, as the engines see it; rendered for them.
+	// SharedStoragePath is the folder of type example, as the engines see it. It is rendered for them.
 	SharedStoragePath string `json:"sharedStoragePath"`
-	// CPUBytes is each engine's memory for embeddings, of type nixl; rendered for them. 0 is 1 GiB.
+	// CPUBytes is each engine's memory for embeddings of type nixl. It is rendered for them. 0 is 1 GiB.
 	CPUBytes int64 `json:"cpuBytes"`
 }
 
-// Wrap puts an encode stage before a connector's legs. All abilities of the connector stay visible.
+// Wrap puts an encode stage before a connector's legs. The result has all abilities of the connector.
 func Wrap(inner connector.KVConnector, o *Options) (connector.KVConnector, error) {
 	if inner == nil {
 		return nil, errors.New("epd: Wrap needs a connector")
@@ -92,10 +96,10 @@ type Connector struct {
 	opts Options
 }
 
-// Unwrap returns the connector whose legs follow.
+// Unwrap returns the connector that makes the other legs.
 func (c *Connector) Unwrap() connector.KVConnector { return c.KVConnector }
 
-// Items returns a chat's media items, equal ones with equal IDs.
+// Items returns a chat's media items. Equal items have equal IDs.
 func (c *Connector) Items(s *connector.Session) []connector.Item {
 	if s.API != connector.APIChat {
 		return nil
@@ -104,8 +108,8 @@ func (c *Connector) Items(s *connector.Session) []connector.Item {
 	return items
 }
 
-// CheckRequest has the inner connector's reasons against a request, and one against chats with more media than are
-// encoded.
+// CheckRequest returns the inner connector's reasons against a request, and refuses chats with more media items than
+// MaxItems.
 func (c *Connector) CheckRequest(r *connector.Request) error {
 	if inner, ok := connector.As[connector.RequestChecker](c.KVConnector); ok {
 		if err := inner.CheckRequest(r); err != nil {
@@ -120,10 +124,11 @@ func (c *Connector) CheckRequest(r *connector.Request) error {
 	return nil
 }
 
-// shaping are members of the request that have a part in how media are read and encoded, or scheduled.
+// shaping are the request's members that change how media are read, encoded or scheduled.
 var shaping = []string{"mm_processor_kwargs", "media_io_kwargs", "priority", "session_id"}
 
-// Encode describes an item's leg: a chat with that item alone. An encode engine samples nothing; the limit is for one that does.
+// Encode builds an item's leg: a chat with only that item. An encode engine samples nothing, but the limit is there for
+// one that does.
 func (*Connector) Encode(s *connector.Session, i connector.Item, leg *connector.Leg) error {
 	body := make([]byte, 0, len(i.Part)+256)
 	body = append(body, '{')
@@ -132,33 +137,35 @@ func (*Connector) Encode(s *connector.Session, i connector.Item, leg *connector.
 			body = append(append(append(append(append(body, '"'), name...), `":`...), raw...), ',')
 		}
 	}
-	body = append(append(append(body, `"messages":[{"role":"user","content":[`...), i.Part...), `]}],"max_tokens":1,"stream":false}`...)
+	body = append(append(append(body, `"messages":[{"role":"user","content":[`...), i.Part...),
+		`]}],"max_tokens":1,"stream":false}`...)
 	leg.SetBody(body)
 	return nil
 }
 
 const paramsMember = "ec_transfer_params"
 
-// kept is where a session keeps the merged parameters.
+// kept is the session's key for the merged parameters.
 const kept = "pdkit.epd." + paramsMember
 
-// Merge keeps what the encode engines answered for the prefill leg. The error is [connector.ErrNoTransfer] where an answer cannot be used.
-func (c *Connector) Merge(s *connector.Session, answers []json.RawMessage) error {
-	merged, err := merge(answers, c.opts.Type == NIXL)
+// Merge merges the encode engines' responses for the prefill leg. If a response cannot be used, the error is
+// [connector.ErrNoTransfer].
+func (c *Connector) Merge(s *connector.Session, responses []json.RawMessage) error {
+	merged, err := merge(responses, c.opts.Type == NIXL)
 	if err == nil && merged != nil {
 		s.SetMetadata(kept, string(merged))
 	}
 	return err
 }
 
-// Traits are the inner connector's, with the member of the encode engines' parameters.
+// Traits returns the inner connector's traits, and adds the member that holds the encode engines' parameters.
 func (c *Connector) Traits() connector.Traits {
 	t := c.KVConnector.Traits()
 	t.Members = append(slices.Clip(t.Members), paramsMember)
 	return t
 }
 
-// Prefill is the inner connector's, with the encode engines' parameters.
+// Prefill is the inner connector's, and adds the encode engines' parameters.
 func (c *Connector) Prefill(ctx context.Context, s *connector.Session, leg *connector.Leg) error {
 	if err := c.KVConnector.Prefill(ctx, s, leg); err != nil {
 		return err

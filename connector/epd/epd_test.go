@@ -57,7 +57,9 @@ const (
 )
 
 func chat(parts ...string) string {
-	return `{"model":"m","messages":[{"role":"system","content":"be brief"},{"role":"user","content":[{"type":"text","text":"what is this?"},` + strings.Join(parts, ",") + `]}],"max_tokens":9,"stream":true,"mm_processor_kwargs":{"fps":1}}`
+	return `{"model":"m","messages":[{"role":"system","content":"be brief"},{"role":"user","content":[{"type":"text",` +
+		`"text":"what is this?"},` + strings.Join(parts, ",") +
+		`]}],"max_tokens":9,"stream":true,"mm_processor_kwargs":{"fps":1}}`
 }
 
 func TestEachMediaItemOfAChatIsEncoded(t *testing.T) {
@@ -88,7 +90,8 @@ func TestRequestsWithoutMediaSkipTheStage(t *testing.T) {
 		{connector.APIChat, `{"messages":[{"content":[` + cat + `,]}]}`},
 		{connector.APIChat, `{"messages":[{"content":[[` + cat + `]]}]}`},
 		{connector.APIChat, `{}`},
-		{connector.APIResponses, `{"input":[{"role":"user","content":[` + cat + `]}],"messages":[{"content":[` + cat + `]}]}`},
+		{connector.APIResponses, `{"input":[{"role":"user","content":[` + cat + `]}],"messages":[{"content":[` + cat +
+			`]}]}`},
 		{connector.APICompletions, `{"prompt":"x","messages":[{"content":[` + cat + `]}]}`},
 	} {
 		assert.Empty(t, e.Items(session(t, k.api, k.body)), k.body)
@@ -102,7 +105,8 @@ func TestAnItemsRequestHoldsThatItemAlone(t *testing.T) {
 	require.NoError(t, e.Encode(s, e.Items(s)[1], leg))
 	body, err := leg.Body()
 	require.NoError(t, err)
-	assert.Equal(t, `{"model":"m","mm_processor_kwargs":{"fps":1},"messages":[{"role":"user","content":[`+dog+`]}],"max_tokens":1,"stream":false}`, string(body))
+	assert.Equal(t, `{"model":"m","mm_processor_kwargs":{"fps":1},"messages":[{"role":"user","content":[`+dog+
+		`]}],"max_tokens":1,"stream":false}`, string(body))
 	assert.Equal(t, "/v1/chat/completions", leg.Path())
 }
 
@@ -110,8 +114,11 @@ func legs(t *testing.T, c connector.KVConnector, s *connector.Session) (prefill,
 	t.Helper()
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
-	answer := `{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}}`
-	require.NoError(t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(answer), time.Now()), d))
+	answer := `{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
+		`"remote_request_id":"r","remote_host":"h","remote_port":1}}`
+	require.NoError(
+		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(answer), time.Now()), d),
+	)
 	pb, err := p.Body()
 	require.NoError(t, err)
 	db, err := d.Body()
@@ -125,20 +132,27 @@ func TestTheAnswersAreMergedIntoThePrefillLeg(t *testing.T) {
 		want    string
 	}{
 		"an object per item (vllm#47941)": {
-			[]string{`{"ec_transfer_params":{"h1":{"metadata":{"grid":[[1,2]]},"peer_host":"10.0.0.5","peer_port":5601,"size_bytes":9007199254740993}}}`, `{"ec_transfer_params":{"h2":{"metadata":{}}}}`},
-			`{"h1":{"metadata":{"grid":[[1,2]]},"peer_host":"10.0.0.5","peer_port":5601,"size_bytes":9007199254740993},"h2":{"metadata":{}}}`},
+			[]string{`{"ec_transfer_params":{"h1":{"metadata":{"grid":[[1,2]]},"peer_host":"10.0.0.5",` +
+				`"peer_port":5601,"size_bytes":9007199254740993}}}`, `{"ec_transfer_params":{"h2":{"metadata":{}}}}`},
+			`{"h1":{"metadata":{"grid":[[1,2]]},"peer_host":"10.0.0.5","peer_port":5601,` +
+				`"size_bytes":9007199254740993},"h2":{"metadata":{}}}`},
 		"a list of items": {
-			[]string{`{"ec_transfer_params":{"ec_items":[{"mm_hash":"h1","grid":[1]}]}}`, `{"ec_transfer_params":{"ec_items":[{"mm_hash":"h2"},{"mm_hash":"h1"}]}}`},
+			[]string{`{"ec_transfer_params":{"ec_items":[{"mm_hash":"h1","grid":[1]}]}}`,
+				`{"ec_transfer_params":{"ec_items":[{"mm_hash":"h2"},{"mm_hash":"h1"}]}}`},
 			`{"ec_items":[{"mm_hash":"h1","grid":[1]},{"mm_hash":"h2"}]}`},
 		"what a later version says besides": {
-			[]string{`{"ec_transfer_params":{"version":2,"more":["a"],"none":null}}`, `{"ec_transfer_params":{"version":2,"more":["b","a"],"h2":"x"}}`},
+			[]string{`{"ec_transfer_params":{"version":2,"more":["a"],"none":null}}`,
+				`{"ec_transfer_params":{"version":2,"more":["b","a"],"h2":"x"}}`},
 			`{"version":2,"more":["a","b"],"none":null,"h2":"x"}`},
 		"the same picture twice": {
-			[]string{`{"ec_transfer_params":{"h1":{"peer_host":"a"}}}`, `{"ec_transfer_params":{"h1":{"peer_host":"b"}}}`},
+			[]string{`{"ec_transfer_params":{"h1":{"peer_host":"a"}}}`,
+				`{"ec_transfer_params":{"h1":{"peer_host":"b"}}}`},
 			`{"h1":{"peer_host":"a"}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, strings.Replace(chat(cat, dog), `"model"`, `"ec_transfer_params":{"evil":{}},"model"`, 1))
+			c := wrap(t, epd.Options{Type: epd.NIXL})
+			body := strings.Replace(chat(cat, dog), `"model"`, `"ec_transfer_params":{"evil":{}},"model"`, 1)
+			s := session(t, connector.APIChat, body)
 			var answers []json.RawMessage
 			for _, a := range k.answers {
 				answers = append(answers, json.RawMessage(a))
@@ -148,7 +162,8 @@ func TestTheAnswersAreMergedIntoThePrefillLeg(t *testing.T) {
 			assert.Contains(t, prefill, `"ec_transfer_params":`+k.want)
 			assert.Contains(t, prefill, `"do_remote_decode":true`, "beside the inner connector's")
 			assert.Contains(t, prefill, cat, "the media stay: what P cannot get, it encodes itself")
-			assert.NotContains(t, decode, "ec_transfer_params", "all of D's prompt comes from P; the client's own never")
+			assert.NotContains(t, decode, "ec_transfer_params",
+				"all of D's prompt comes from P; the client's own never")
 			assert.Contains(t, decode, cat)
 			assert.NotContains(t, prefill+decode, "evil")
 		})
@@ -167,18 +182,23 @@ func TestAnAnswerThatCannotBeUsedIsRefused(t *testing.T) {
 		`[]`, `{`, ``, `{"a":1,"a":2}`,
 		`{"ec_transfer_params":[]}`, `{"ec_transfer_params":"x"}`, `{"ec_transfer_params":{"h":{},"h":{}}}`,
 		`{"ec_transfer_params":{"h":{"a":[1,,]}}}`, `{"ec_transfer_params":{"ec_items":[{]}}}`,
-		`{"ec_transfer_params":{"h":` + strings.Repeat("[", 500) + strings.Repeat("]", 500) + `}}`, "{\"ec_transfer_params\":{\"h\":\"\xff\"}}",
+		`{"ec_transfer_params":{"h":` + strings.Repeat("[", 500) + strings.Repeat("]", 500) + `}}`,
+		"{\"ec_transfer_params\":{\"h\":\"\xff\"}}",
 	} {
 		for _, kind := range epd.Types() {
 			c, s := wrap(t, epd.Options{Type: kind}), session(t, connector.APIChat, chat(cat))
-			require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer, answer)
+			require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer,
+				answer)
 		}
 	}
 	c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
-	require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(`{"ec_transfer_params":{"ec_items":[]}}`), []byte(`{"ec_transfer_params":{"ec_items":{}}}`)}), connector.ErrNoTransfer)
+	require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{
+		[]byte(`{"ec_transfer_params":{"ec_items":[]}}`), []byte(`{"ec_transfer_params":{"ec_items":{}}}`),
+	}), connector.ErrNoTransfer)
 	for _, answer := range []string{`{}`, `{"ec_transfer_params":null}`, `{"ec_transfer_params":{}}`} {
 		c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
-		require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer, "P could not find the embedding")
+		require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer,
+			"P could not find the embedding")
 	}
 }
 
@@ -188,10 +208,11 @@ func TestMoreMediaThanTheStageTakesAreForOneEngine(t *testing.T) {
 	many := session(t, connector.APIChat, chat(cat, dog, song, cat))
 	assert.Equal(t, "messages", uncarried.Member(c, many.Request))
 	assert.Empty(t, encoder(t, c).Items(many))
-	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request), "the inner connector's reasons stay")
+	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request),
+		"the inner connector's reasons stay")
 }
 
-// full has an ability of each kind that a flow looks for.
+// full has an ability of each kind for which a flow looks.
 type full struct {
 	connector.KVConnector
 	closed *bool
@@ -226,7 +247,8 @@ func TestSettings(t *testing.T) {
 	inner, err := plainhttp.New(nil)
 	require.NoError(t, err)
 	for want, o := range map[string]*epd.Options{
-		"type": nil, "known encoder": {Type: "mooncake"}, "maxItems": {Type: epd.Example, MaxItems: -1}, "cpuBytes": {Type: epd.NIXL, CPUBytes: -1},
+		"type": nil, "known encoder": {Type: "mooncake"}, "maxItems": {Type: epd.Example, MaxItems: -1},
+		"cpuBytes": {Type: epd.NIXL, CPUBytes: -1},
 	} {
 		_, err := epd.Wrap(inner, o)
 		require.ErrorContains(t, err, want)
@@ -246,15 +268,22 @@ func TestLaunchSettings(t *testing.T) {
 	e, err := discovery.New("http://10.0.0.5:8300", discovery.RoleEncode)
 	require.NoError(t, err)
 	s := render(epd.Options{Type: epd.Example, SharedStoragePath: "/ec"}, launch.Target{Endpoint: e})
-	assert.Equal(t, []string{"--ec-transfer-config", `{"ec_connector":"ECExampleConnector","ec_role":"ec_producer","ec_connector_extra_config":{"shared_storage_path":"/ec"}}`}, s.Args)
+	assert.Equal(
+		t, []string{"--ec-transfer-config", `{"ec_connector":"ECExampleConnector","ec_role":"ec_producer",` +
+			`"ec_connector_extra_config":{"shared_storage_path":"/ec"}}`}, s.Args,
+	)
 	assert.Nil(t, s.KVTransfer, "an encode engine has no KV to give")
 	s = render(epd.Options{Type: epd.NIXL}, launch.Target{Endpoint: e, Index: 1})
-	assert.Equal(t, []string{"--ec-transfer-config", `{"ec_connector":"ECCPUConnector","ec_role":"ec_producer","ec_connector_extra_config":{"ec_cpu_bytes":1073741824,"ec_enable_nixl":true}}`}, s.Args)
+	assert.Equal(
+		t, []string{"--ec-transfer-config", `{"ec_connector":"ECCPUConnector","ec_role":"ec_producer",` +
+			`"ec_connector_extra_config":{"ec_cpu_bytes":1073741824,"ec_enable_nixl":true}}`}, s.Args,
+	)
 	assert.Contains(t, s.Env, launch.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_HOST", Value: "10.0.0.5"})
 	assert.Contains(t, s.Env, launch.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_PORT", Value: "5602"})
 	p, err := discovery.New("http://10.0.0.6:8100", discovery.RolePrefill)
 	require.NoError(t, err)
-	s = render(epd.Options{Type: epd.Example, SharedStoragePath: "/ec"}, launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
+	s = render(epd.Options{Type: epd.Example, SharedStoragePath: "/ec"},
+		launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
 	require.NotNil(t, s.KVTransfer)
 	assert.Equal(t, "NixlConnector", s.KVTransfer.Connector, "the inner connector's settings stay")
 	assert.Contains(t, strings.Join(s.Args, " "), `"ec_role":"ec_consumer"`)
@@ -267,9 +296,11 @@ func TestLaunchSettings(t *testing.T) {
 	assert.ErrorContains(t, err, "0.30")
 }
 
-// Whatever a client sends: no panic, and what is encoded are objects of the request itself.
+// For any request of a client, nothing panics, and the encoded items are objects of the request itself.
 func FuzzItems(f *testing.F) {
-	for _, b := range []string{chat(cat), chat(dog, song), `{"messages":[{"content":[{"type":"image_url","image_url":1}]}]}`, `{"messages":[{"content":{"type":"image_url"}}]}`,
+	for _, b := range []string{chat(cat), chat(dog, song),
+		`{"messages":[{"content":[{"type":"image_url","image_url":1}]}]}`,
+		`{"messages":[{"content":{"type":"image_url"}}]}`,
 		`{"messages":[{"content":[{"type":"image_url","image_url":{}}]}],"mm_processor_kwargs":{""}}`} {
 		f.Add([]byte(b))
 	}
@@ -292,7 +323,8 @@ func FuzzItems(f *testing.F) {
 			require.NoError(t, e.Encode(s, i, leg))
 			b, err := leg.Body()
 			require.NoError(t, err)
-			require.True(t, json.Valid(b) || !json.Valid(body), "%s", b) // what is malformed in the client's members is the engine's to refuse
+			// what is malformed in the client's members is the engine's to refuse
+			require.True(t, json.Valid(b) || !json.Valid(body), "%s", b)
 		}
 	})
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// An encode stage before NIXL's legs: each media item goes to an encode engine, and the prefill leg gets what these
-// said.
+// An encode stage before NIXL's legs: each media item goes to an encode engine, and the prefill leg carries what the
+// engines returned.
 func ExampleWrap() {
 	inner, err := nixl.New(nil)
 	if err != nil {

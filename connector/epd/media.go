@@ -15,11 +15,12 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// mediaTypes are the parts of a chat message that an encoder takes; each holds its medium in a member of its type's name.
+// mediaTypes are the types of a chat message's parts that an encoder takes. Each part has its medium in a member with
+// the name of its type.
 var mediaTypes = []string{"image_url", "audio_url", "video_url", "input_audio"}
 
-// mediaOf finds the media items of a chat, in order; none, and tooMany, if there are more than limit. A body in which it can read
-// nothing has none: the engine says what is wrong with it.
+// mediaOf returns the media items of a chat, in order. If there are more than limit, it returns none, and tooMany is
+// true. A body that it cannot read has none: the engine reports what is wrong with it.
 func mediaOf(r *connector.Request, limit int) (items []connector.Item, tooMany bool) {
 	raw, ok := r.Field("messages")
 	if !ok || !mayHold(raw) || !json.Valid(raw) {
@@ -47,12 +48,14 @@ func mediaOf(r *connector.Request, limit int) (items []connector.Item, tooMany b
 	return items, false
 }
 
-// mayHold is false for most chats, at the price of one look at their bytes.
+// mayHold is a cheap test of the bytes, and false for most chats.
 func mayHold(messages []byte) bool {
-	return jsonedit.Kind(messages) == jsonedit.Array && (bytes.Contains(messages, []byte(`_url"`)) || bytes.Contains(messages, []byte(`input_audio"`)))
+	return jsonedit.Kind(messages) == jsonedit.Array &&
+		(bytes.Contains(messages, []byte(`_url"`)) || bytes.Contains(messages, []byte(`input_audio"`)))
 }
 
-// isMedium knows a part that brings a medium along. One with a uuid alone refers to what an engine has already: nothing is to be encoded.
+// isMedium reports whether a part contains a medium. A part with only a uuid refers to something that an engine already
+// has, so there is nothing to encode.
 func isMedium(part gjson.Result) bool {
 	if !part.IsObject() {
 		return false

@@ -11,22 +11,24 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// merged collects the ec_transfer_params of several answers, key by key in the order of the answers. An answer of vLLM holds an object per
-// item, {"<mm_hash>":{"metadata":{…},"peer_host":…,"peer_port":…,"size_bytes":…}} (vllm#47941), or before that a list of them,
-// {"ec_items":[{"mm_hash":…,…},…]}. So lists under one key are joined, and of other values the first stays: two requests had the same picture.
-// What else an engine may say passes as it is.
+// merged collects the ec_transfer_params of several responses, key by key in the order of the responses. A response of
+// vLLM has an object for each item, {"<mm_hash>":{"metadata":{…},"peer_host":…,"peer_port":…,"size_bytes":…}}
+// (vllm#47941). Before that change it had a list of them, {"ec_items":[{"mm_hash":…,…},…]}. So merged joins lists under
+// the same key. Of other values under the same key it keeps the first: two requests had the same picture. Everything
+// else passes unchanged.
 type merged struct {
 	keys   []string
 	values map[string]json.RawMessage
 	lists  map[string][]json.RawMessage
-	seen   map[string]bool // of a list's elements
+	seen   map[string]bool // the elements that lists already have
 }
 
-// merge joins whole answers, nil if none has parameters. needed tells that P cannot find the embeddings without.
-func merge(answers []json.RawMessage, needed bool) (json.RawMessage, error) {
+// merge joins whole responses. It returns nil if none has parameters. needed is true if P cannot find the embeddings
+// without parameters.
+func merge(responses []json.RawMessage, needed bool) (json.RawMessage, error) {
 	m := merged{values: map[string]json.RawMessage{}, lists: map[string][]json.RawMessage{}, seen: map[string]bool{}}
-	for _, answer := range answers {
-		params, err := paramsOf(answer)
+	for _, response := range responses {
+		params, err := paramsOf(response)
 		switch {
 		case err != nil:
 			return nil, err
@@ -45,9 +47,9 @@ func merge(answers []json.RawMessage, needed bool) (json.RawMessage, error) {
 	return m.raw(), nil
 }
 
-// paramsOf reads one answer. Null and absent are nil.
-func paramsOf(answer json.RawMessage) (*jsonedit.Doc, error) {
-	d, err := jsonedit.Parse(answer)
+// paramsOf reads the parameters of one response. It returns nil if they are null or absent.
+func paramsOf(response json.RawMessage) (*jsonedit.Doc, error) {
+	d, err := jsonedit.Parse(response)
 	if err != nil {
 		return nil, connector.NoTransfer("an encode engine's answer is not one JSON object")
 	}
@@ -87,7 +89,7 @@ func (m *merged) add(key string, value json.RawMessage) error {
 	return nil
 }
 
-// identity is equal for elements that report the same item.
+// identity is the same for elements about the same item.
 func identity(e json.RawMessage) string {
 	var item struct {
 		Hash string `json:"mm_hash"`

@@ -21,8 +21,8 @@ type transfer struct {
 	Extra     map[string]any `json:"ec_connector_extra_config,omitempty"`
 }
 
-// Render gives an encode engine its part, and adds the taker's part to what the inner connector renders for a prefill
-// engine. Decode engines take no embeddings.
+// Render gives an encode engine its settings. For a prefill engine it adds the consumer's settings to what the inner
+// connector renders. Decode engines take no embeddings.
 func (c *Connector) Render(t launch.Target) (s launch.Settings, err error) {
 	encodes := t.Endpoint.Role.Has(discovery.RoleEncode)
 	if t.Version.Before(0, 11) || c.opts.Type == NIXL && t.Version.Before(0, 30) {
@@ -57,7 +57,7 @@ func (c *Connector) Render(t launch.Target) (s launch.Settings, err error) {
 			if host := t.Endpoint.Host(); host != "" {
 				s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_HOST", Value: host})
 			}
-			// Engines on one machine must not open the same port.
+			// Engines on one machine must not listen on the same port.
 			s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_PORT", Value: strconv.Itoa(5601 + t.Index)})
 		}
 	default:
@@ -67,7 +67,8 @@ func (c *Connector) Render(t launch.Target) (s launch.Settings, err error) {
 		} else {
 			s.Notes = append(s.Notes,
 				launch.Note{Path: "encoder.sharedStoragePath",
-					Text: "is not set: each engine uses its own /tmp, which is shared only between processes of one machine"})
+					Text: "is not set: each engine uses its own /tmp, which is shared only between processes of " +
+						"one machine"})
 		}
 	}
 	raw, err := json.Marshal(settings)

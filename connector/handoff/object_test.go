@@ -22,10 +22,12 @@ func TestObjects(t *testing.T) {
 	for _, good := range []string{`{}`, ` {"a":[1,{"b":null}],"c":"ü\n"} `} {
 		require.NoError(t, check(good, nothing), good)
 	}
-	for _, bad := range []string{``, `[]`, `null`, `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"a":[1,,]}`, `{"a":1}x`, "{\"a\":\"\xff\"}", `{"a":{"b":01}}`} {
+	for _, bad := range []string{``, `[]`, `null`, `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"a":[1,,]}`, `{"a":1}x`,
+		"{\"a\":\"\xff\"}", `{"a":{"b":01}}`} {
 		require.Error(t, check(bad, nothing), bad)
 	}
-	require.Error(t, check(`{"ids":[1,,]}`, func(o *handoff.Object) { o.Blocks("ids", 1) }, "ids"), "what is not walked at first is checked by Blocks")
+	require.Error(t, check(`{"ids":[1,,]}`, func(o *handoff.Object) { o.Blocks("ids", 1) }, "ids"),
+		"what is not walked at first is checked by Blocks")
 }
 
 func TestKinds(t *testing.T) {
@@ -36,17 +38,28 @@ func TestKinds(t *testing.T) {
 		ask       ask
 		good, bad []string // "-" is a key that is absent
 	}{
-		{"true", func(o *handoff.Object) { o.True(key) }, []string{"true"}, []string{"-", "false", "null", `"true"`, "1"}},
-		{"not true", func(o *handoff.Object) { o.NotTrue(key) }, []string{"-", "false", "null"}, []string{"true", `"false"`, "0"}},
-		{"text", func(o *handoff.Object) { o.Text(key) }, []string{`"4321"`, `"\u0041"`}, []string{"-", "null", `""`, "4321", `["4321"]`, `"\ud800"`}},
-		{"port", func(o *handoff.Object) { o.Port(key) }, []string{"1", "65535"}, []string{"-", "null", "0", "65536", "-4321", "4321.5", `"4321"`, "4.321e3"}},
-		{"int", func(o *handoff.Object) { o.Int(key, 0, 3) }, []string{"0", "3"}, []string{"-", "null", "4321", "-4321"}},
-		{"optional int", func(o *handoff.Object) { o.OptionalInt(key, 1, 9, false) }, []string{"-", "1"}, []string{"null", "0", `"4321"`}},
-		{"nullable int", func(o *handoff.Object) { o.OptionalInt(key, 1, 9, true) }, []string{"-", "1", "null"}, []string{"0", `"4321"`}},
-		{"optional object", func(o *handoff.Object) { o.OptionalObject(key) }, []string{"-", "{}"}, []string{"null", "[4321]", `"4321"`}},
-		{"optional number", func(o *handoff.Object) { o.OptionalNumber(key) }, []string{"-", "null", "1.50e+3", "0"}, []string{"true", `"4321"`, "[4321]"}},
-		{"blocks", func(o *handoff.Object) { o.Blocks(key, 2) }, []string{"[]", "[[]]", "[[4321]]"}, []string{"-", "null", "[4321]", `"4321"`}},
-		{"some blocks", func(o *handoff.Object) { o.SomeBlocks(key, 1) }, []string{"[4321]"}, []string{"-", "null", "[]", "[[4321]]"}},
+		{"true", func(o *handoff.Object) { o.True(key) }, []string{"true"},
+			[]string{"-", "false", "null", `"true"`, "1"}},
+		{"not true", func(o *handoff.Object) { o.NotTrue(key) }, []string{"-", "false", "null"},
+			[]string{"true", `"false"`, "0"}},
+		{"text", func(o *handoff.Object) { o.Text(key) }, []string{`"4321"`, `"\u0041"`},
+			[]string{"-", "null", `""`, "4321", `["4321"]`, `"\ud800"`}},
+		{"port", func(o *handoff.Object) { o.Port(key) }, []string{"1", "65535"},
+			[]string{"-", "null", "0", "65536", "-4321", "4321.5", `"4321"`, "4.321e3"}},
+		{"int", func(o *handoff.Object) { o.Int(key, 0, 3) }, []string{"0", "3"},
+			[]string{"-", "null", "4321", "-4321"}},
+		{"optional int", func(o *handoff.Object) { o.OptionalInt(key, 1, 9, false) }, []string{"-", "1"},
+			[]string{"null", "0", `"4321"`}},
+		{"nullable int", func(o *handoff.Object) { o.OptionalInt(key, 1, 9, true) }, []string{"-", "1", "null"},
+			[]string{"0", `"4321"`}},
+		{"optional object", func(o *handoff.Object) { o.OptionalObject(key) }, []string{"-", "{}"},
+			[]string{"null", "[4321]", `"4321"`}},
+		{"optional number", func(o *handoff.Object) { o.OptionalNumber(key) }, []string{"-", "null", "1.50e+3", "0"},
+			[]string{"true", `"4321"`, "[4321]"}},
+		{"blocks", func(o *handoff.Object) { o.Blocks(key, 2) }, []string{"[]", "[[]]", "[[4321]]"},
+			[]string{"-", "null", "[4321]", `"4321"`}},
+		{"some blocks", func(o *handoff.Object) { o.SomeBlocks(key, 1) }, []string{"[4321]"},
+			[]string{"-", "null", "[]", "[[4321]]"}},
 	} {
 		doc := func(v string) string {
 			if v == "-" {

@@ -28,11 +28,13 @@ func TestMember(t *testing.T) {
 	raw, err := handoff.Member(answer(`{"kv_transfer_params" : { "a":1 } }`), connector.ParamsMember, fine)
 	require.NoError(t, err)
 	assert.Equal(t, `{ "a":1 }`, string(raw), "to the byte")
-	for _, p := range []*connector.PrefillResult{nil, answer(`[]`), answer(`{}`), answer(`{"kv_transfer_params":null}`)} {
+	for _, p := range []*connector.PrefillResult{nil, answer(`[]`), answer(`{}`),
+		answer(`{"kv_transfer_params":null}`)} {
 		_, err := handoff.Member(p, connector.ParamsMember, fine)
 		require.ErrorIs(t, err, connector.ErrNoTransfer)
 	}
-	_, err = handoff.Member(answer(`{"kv_transfer_params":{}}`), connector.ParamsMember, func(json.RawMessage) error { return errors.New("own") })
+	_, err = handoff.Member(answer(`{"kv_transfer_params":{}}`), connector.ParamsMember,
+		func(json.RawMessage) error { return errors.New("own") })
 	require.ErrorIs(t, err, connector.ErrNoTransfer)
 	require.ErrorContains(t, err, "own")
 }
@@ -44,7 +46,8 @@ func TestHeader(t *testing.T) {
 	got, err := handoff.Header(answer("t-1"), "X-KV-Ticket")
 	require.NoError(t, err)
 	assert.Equal(t, "t-1", got)
-	for _, p := range []*connector.PrefillResult{nil, answer(), answer(""), answer("canary", "b"), answer("canary\x00"), answer("canary é"), answer(strings.Repeat("canary", 8<<10))} {
+	for _, p := range []*connector.PrefillResult{nil, answer(), answer(""), answer("canary", "b"), answer("canary\x00"),
+		answer("canary é"), answer(strings.Repeat("canary", 8<<10))} {
 		_, err := handoff.Header(p, "X-KV-Ticket")
 		require.ErrorIs(t, err, connector.ErrNoTransfer)
 		assert.NotContains(t, err.Error(), "canary", "errors hold no values")

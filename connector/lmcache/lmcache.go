@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lmcache is the connector "lmcache": vLLM's LMCacheConnectorV1 and LMCacheMPConnector over a store that P and D share.
+// Package lmcache is the connector "lmcache": vLLM's LMCacheConnectorV1 and LMCacheMPConnector over a store that P and
+// D share.
 //
 // P computes the prompt and puts its KV into the store, in chunks of 256 tokens. D gets the client's own request and
 // finds the chunks by the prompt's tokens. The requests and responses say nothing about it: neither leg carries

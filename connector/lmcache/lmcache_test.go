@@ -31,16 +31,21 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 
 // everyKey sets every setting of pdkit and of the design documents to a value that is not its default.
 const everyKey = `{"settleTime":"30s","engineClass":"LMCacheConnectorV1",
-	"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080","lmcache-1.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
-	"localConfig":{"maxMemoryMB":4096},"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":2,"username":"lmcache","password":"lmcache-password"},
-	"diskConfig":{"cacheDir":"/var/cache/kv","maxDiskSize":107374182400},"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lfu"}`
+	"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080",
+	"lmcache-1.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
+	"localConfig":{"maxMemoryMB":4096},"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,
+	"database":2,"username":"lmcache","password":"lmcache-password"},
+	"diskConfig":{"cacheDir":"/var/cache/kv","maxDiskSize":107374182400},"connectionTimeout":"10s","poolSize":10,
+	"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lfu"}`
 
 func harness() connectortest.Harness {
 	return connectortest.Harness{
 		Name: lmcache.Name, New: factory, Config: json.RawMessage(everyKey),
 		BadConfig: []json.RawMessage{
-			json.RawMessage(`{"backendType":"carrier-pigeon"}`), json.RawMessage(`{"backendType":"redis"}`), json.RawMessage(`{"enable_pd":true}`),
-			json.RawMessage(`{"lmcache.enable_nixl":"True"}`), json.RawMessage(`{"lmcache.chunk_sise":256}`), json.RawMessage(`{"chunk_size":"many"}`),
+			json.RawMessage(`{"backendType":"carrier-pigeon"}`), json.RawMessage(`{"backendType":"redis"}`),
+			json.RawMessage(`{"enable_pd":true}`),
+			json.RawMessage(`{"lmcache.enable_nixl":"True"}`), json.RawMessage(`{"lmcache.chunk_sise":256}`),
+			json.RawMessage(`{"chunk_size":"many"}`),
 		},
 		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
 	}
@@ -64,17 +69,21 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 func TestTheClassNameIsResolvedByItsSettings(t *testing.T) {
 	for config, name := range map[string]string{
 		``: "lmcache", `null`: "lmcache", `{}`: "lmcache",
-		`{"backendType":"redis"}`: "lmcache", `{"enable_pd":false}`: "lmcache", `{"lmcache.enable_pd":false}`: "lmcache", `{"enable_nixl":"False"}`: "lmcache",
+		`{"backendType":"redis"}`: "lmcache", `{"enable_pd":false}`: "lmcache",
+		`{"lmcache.enable_pd":false}`: "lmcache", `{"enable_nixl":"False"}`: "lmcache",
 		`{"discard_partial_chunks":true,"lmcache_rpc_port":"10086"}`: "lmcache",
 		`{"enable_pd":true}`: "lmcache-pd", `{"lmcache.enable_pd":true,"lmcache.pd_role":"sender"}`: "lmcache-pd",
-		`{"enable_nixl":true}`: "lmcache-pd", `{"lmcache.enable_nixl":"True"}`: "lmcache-pd", `{"enable_xpyd":1}`: "lmcache-pd",
-		`[true]`: "lmcache", `{"enable_pd":`: "lmcache",
+		`{"enable_nixl":true}`: "lmcache-pd", `{"lmcache.enable_nixl":"True"}`: "lmcache-pd",
+		`{"enable_xpyd":1}`: "lmcache-pd",
+		`[true]`:            "lmcache", `{"enable_pd":`: "lmcache",
 	} {
 		assert.Equal(t, name, connector.Resolve(lmcache.ClassV1, json.RawMessage(config)), config)
 		assert.Equal(t, name, lmcache.Choose(json.RawMessage(config)), config)
 	}
 	assert.Equal(t, "lmcache", connector.Resolve(lmcache.ClassMP, json.RawMessage(`{"lmcache.mp.port":6555}`)))
-	c, err := connector.Open(connector.Spec{Type: lmcache.ClassV1, Config: json.RawMessage(`{"lmcache.enable_pd":true}`)})
+	c, err := connector.Open(
+		connector.Spec{Type: lmcache.ClassV1, Config: json.RawMessage(`{"lmcache.enable_pd":true}`)},
+	)
 	require.NoError(t, err)
 	assert.Equal(t, "lmcache-pd", c.Traits().Name)
 }
@@ -137,7 +146,8 @@ func TestRequests(t *testing.T) {
 func TestThinkingBudgetIsNotSentToPrefill(t *testing.T) {
 	c, err := lmcache.New(nil)
 	require.NoError(t, err)
-	s := session(t, connector.APIMessages, `{"messages":[],"thinking":{"type":"enabled","budget_tokens":1024},"max_tokens":2048}`)
+	s := session(t, connector.APIMessages, `{"messages":[],"thinking":{"type":"enabled","budget_tokens":1024},`+
+		`"max_tokens":2048}`)
 	leg := connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(t.Context(), s, leg))
 	body, err := leg.Body()

@@ -17,15 +17,20 @@ import (
 func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 	for rule, config := range map[string]string{
 		"none": ``, "null": `null`, "empty": `{}`,
-		"the YAML example": `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080","lmcache-1.lmcache.default.svc.cluster.local:8080"],
-			"backendType":"redis","redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":0,"username":"lmcache","password":"lmcache-password"},
+		"the YAML example": `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080",
+		"lmcache-1.lmcache.default.svc.cluster.local:8080"],
+			"backendType":"redis","redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":0,
+			"username":"lmcache","password":"lmcache-password"},
 			"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lru"}`,
-		"the Go structs":                 everyKey,
-		"LMCache's own names":            `{"chunk_size":128,"remote_url":"redis://h:1","lmcache.save_unfull_chunk":"true","lmcache.nixl_backends":["UCX"],"extra_config":{"a":[1]}}`,
-		"issue 1069":                     `{"discard_partial_chunks":true,"lmcache_rpc_port":"10086"}`,
-		"the launch guide":               `{"config_path":"lmcache-config.yaml"}`,
-		"the server's":                   `{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":6555,"lmcache.mp.of_a_later_release":[1]}`,
-		"the old transfer, switched off": `{"enable_nixl":false,"nixl_role":"sender","nixl_buffer_size":1073741824,"nixl_enable_gc":true}`,
+		"the Go structs": everyKey,
+		"LMCache's own names": `{"chunk_size":128,"remote_url":"redis://h:1",` +
+			`"lmcache.save_unfull_chunk":"true","lmcache.nixl_backends":["UCX"],"extra_config":{"a":[1]}}`,
+		"issue 1069":       `{"discard_partial_chunks":true,"lmcache_rpc_port":"10086"}`,
+		"the launch guide": `{"config_path":"lmcache-config.yaml"}`,
+		"the server's": `{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":6555,` +
+			`"lmcache.mp.of_a_later_release":[1]}`,
+		"the old transfer, switched off": `{"enable_nixl":false,"nixl_role":"sender","nixl_buffer_size":1073741824,` +
+			`"nixl_enable_gc":true}`,
 	} {
 		_, err := factory(json.RawMessage(config))
 		assert.NoError(t, err, rule)
@@ -83,7 +88,10 @@ func TestMisspeltNamesOfLMCacheGetTheNearest(t *testing.T) {
 }
 
 func TestPasswordsAreInNoErrorText(t *testing.T) {
-	_, err := factory(json.RawMessage(`{"redisConfig":{"host":"","port":-1,"database":-1,"username":"u53r","password":"s3cret"},"remote_url":5,"poolSize":-1}`))
+	_, err := factory(
+		json.RawMessage(`{"redisConfig":{"host":"","port":-1,"database":-1,"username":"u53r","password":"s3cret"},` +
+			`"remote_url":5,"poolSize":-1}`),
+	)
 	require.Error(t, err)
 	assert.NotContains(t, err.Error(), "s3cret")
 	assert.NotContains(t, err.Error(), "u53r")

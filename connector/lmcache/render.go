@@ -91,7 +91,8 @@ func (r *rendering) separate() bool {
 func (r *rendering) inProcess() {
 	name := "lmcache-" + r.t.Endpoint.Role.String() + "-" + strconv.Itoa(r.t.Index)
 	if _, given := r.out.KVTransfer.Extra["lmcache_rpc_port"]; !given {
-		r.out.KVTransfer.Extra["lmcache_rpc_port"] = name // the name of a local socket, which must differ on one machine
+		// the name of a local socket, which must differ on one machine
+		r.out.KVTransfer.Extra["lmcache_rpc_port"] = name
 	}
 	r.file.Set("chunk_size", 256)
 	r.memory()
@@ -109,7 +110,8 @@ func (r *rendering) inProcess() {
 	}
 	if !r.shared() {
 		r.noEffect("backendType",
-			"nothing that is set here is shared: each engine finds only what it has stored itself, and D computes every prompt again; "+
+			"nothing that is set here is shared: each engine finds only what it has stored itself, and D computes "+
+				"every prompt again; "+
 				"set backendType redis, serverEndpoints or remote_url")
 	}
 	r.out.Files = []launch.File{{Name: name + ".yaml", Content: r.file.String()}}
@@ -240,7 +242,8 @@ func (r *rendering) redis() string {
 	return u.String()
 }
 
-const credentials = "is not written into a file. LMCache takes it in remote_url only: set LMCACHE_REMOTE_URL=redis://USER:PASSWORD@HOST:PORT/DATABASE " +
+const credentials = "is not written into a file. LMCache takes it in remote_url only: set " +
+	"LMCACHE_REMOTE_URL=redis://USER:PASSWORD@HOST:PORT/DATABASE " +
 	"in the engines' environment, from a secret; it wins over the file"
 
 // withoutUser removes user and password from a URL.

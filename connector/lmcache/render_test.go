@@ -48,7 +48,8 @@ func noted(t *testing.T, set launch.Settings, path string) (text string, without
 // same settings and the same seed.
 func TestTheDesignExampleForTheEngines(t *testing.T) {
 	config := `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
-		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":3,"username":"lmcache","password":"lmcache-password"},
+		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":3,"username":"lmcache",
+		"password":"lmcache-password"},
 		"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lru"}`
 	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
 		set := render(t, config, func(target *launch.Target) {
@@ -56,7 +57,8 @@ func TestTheDesignExampleForTheEngines(t *testing.T) {
 			target.Resources = connector.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}
 		})
 		assert.Equal(t, "vllm", set.Engine)
-		assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_connector_extra_config":{"lmcache_rpc_port":"lmcache-`+role.String()+`-1"}}`, set.KVTransfer.JSON())
+		assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both",`+
+			`"kv_connector_extra_config":{"lmcache_rpc_port":"lmcache-`+role.String()+`-1"}}`, set.KVTransfer.JSON())
 		require.Len(t, set.Files, 1)
 		assert.Equal(t, "lmcache-"+role.String()+"-1.yaml", set.Files[0].Name)
 		assert.Equal(t, `chunk_size: 256
@@ -66,15 +68,20 @@ remote_url: "redis://redis.default.svc.cluster.local:6379/3"
 remote_serde: "naive"
 cache_policy: "LRU"
 `, set.Files[0].Content)
-		assert.Equal(t, []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "LMCACHE_CONFIG_FILE", Value: set.Files[0].Name}}, set.Env)
+		assert.Equal(
+			t, []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"},
+				{Name: "LMCACHE_CONFIG_FILE", Value: set.Files[0].Name}}, set.Env,
+		)
 		for _, path := range []string{
-			"config.serverEndpoints", "config.redisConfig.username", "config.redisConfig.password", "config.connectionTimeout", "config.poolSize",
+			"config.serverEndpoints", "config.redisConfig.username", "config.redisConfig.password",
+			"config.connectionTimeout", "config.poolSize",
 			"config.maxCacheSize", "config.ttl", "resources.maxDisk", "resources.maxBandwidth",
 		} {
 			_, without := noted(t, set, path)
 			assert.True(t, without, path)
 		}
-		for _, path := range []string{"config.backendType", "config.redisConfig.host", "config.redisConfig.port", "config.redisConfig.database", "config.evictionPolicy", "resources.maxMemory"} {
+		for _, path := range []string{"config.backendType", "config.redisConfig.host", "config.redisConfig.port",
+			"config.redisConfig.database", "config.evictionPolicy", "resources.maxMemory"} {
 			_, without := noted(t, set, path)
 			assert.False(t, without, path)
 		}
@@ -103,17 +110,29 @@ func TestBackends(t *testing.T) {
 	file := func(config string, r connector.Resources) string {
 		return render(t, config, func(target *launch.Target) { target.Resources = r }).Files[0].Content
 	}
-	disk := file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv","maxDiskSize":107374182400},"localConfig":{"maxMemoryMB":512},"evictionPolicy":"lfu"}`, connector.Resources{MaxDisk: "50Gi", MaxMemory: "8Gi"})
+	disk := file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv","maxDiskSize":107374182400},`+
+		`"localConfig":{"maxMemoryMB":512},"evictionPolicy":"lfu"}`,
+		connector.Resources{MaxDisk: "50Gi", MaxMemory: "8Gi"})
 	assert.Contains(t, disk, "local_disk: \"/kv\"\nmax_local_disk_size: 50\n", "the smaller of the two")
 	assert.Contains(t, disk, "max_local_cpu_size: 0.5\n")
 	assert.Contains(t, disk, `cache_policy: "LFU"`)
-	assert.Contains(t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"},"maxCacheSize":2147483648}`, connector.Resources{}), "max_local_disk_size: 2\n")
-	assert.Contains(t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"}}`, connector.Resources{}), "max_local_disk_size: 10\n", "0 would keep nothing")
-	assert.Contains(t, file(`{"backendType":"local","maxCacheSize":1073741824}`, connector.Resources{}), "max_local_cpu_size: 1\n")
-	assert.Contains(t, file(`{"serverEndpoints":["[2001:db8::1]:65432","b:1"]}`, connector.Resources{}), `remote_url: "lm://[2001:db8::1]:65432"`)
-	assert.Contains(t, file(`{"redisConfig":{"host":"2001:db8::1"}}`, connector.Resources{}), `remote_url: "redis://[2001:db8::1]:6379"`)
-	assert.Contains(t, file(`{"chunk_size":128,"lmcache.save_unfull_chunk":true,"remote_url":"mooncakestore://h:50051/"}`, connector.Resources{}),
-		"chunk_size: 128\nlocal_cpu: true\nmax_local_cpu_size: 5\nsave_unfull_chunk: true\nremote_url: \"mooncakestore://h:50051/\"\n", "LMCache's own names win")
+	assert.Contains(
+		t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"},"maxCacheSize":2147483648}`,
+			connector.Resources{}), "max_local_disk_size: 2\n",
+	)
+	assert.Contains(t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"}}`, connector.Resources{}),
+		"max_local_disk_size: 10\n", "0 would keep nothing")
+	assert.Contains(t, file(`{"backendType":"local","maxCacheSize":1073741824}`, connector.Resources{}),
+		"max_local_cpu_size: 1\n")
+	assert.Contains(t, file(`{"serverEndpoints":["[2001:db8::1]:65432","b:1"]}`, connector.Resources{}),
+		`remote_url: "lm://[2001:db8::1]:65432"`)
+	assert.Contains(t, file(`{"redisConfig":{"host":"2001:db8::1"}}`, connector.Resources{}),
+		`remote_url: "redis://[2001:db8::1]:6379"`)
+	assert.Contains(
+		t, file(`{"chunk_size":128,"lmcache.save_unfull_chunk":true,"remote_url":"mooncakestore://h:50051/"}`,
+			connector.Resources{}),
+		"chunk_size: 128\nlocal_cpu: true\nmax_local_cpu_size: 5\nsave_unfull_chunk: true\nremote_url: "+
+			"\"mooncakestore://h:50051/\"\n", "LMCache's own names win")
 }
 
 // Kthena's issue 1069: engines that share no store answer 200 and compute every prompt twice. A note says so before
@@ -140,18 +159,24 @@ func TestStoresThatAreNotSharedAreTold(t *testing.T) {
 // LMCacheMPConnector has one server beside the engines and no file.
 func TestTheServerOfTheMultiprocessMode(t *testing.T) {
 	for _, config := range []string{
-		`{"engineClass":"LMCacheMPConnector","serverEndpoints":["10.0.0.9:6555"],"localConfig":{"maxMemoryMB":2048},"evictionPolicy":"lru","chunk_size":512}`,
-		`{"lmcache.mp.host":"tcp://10.0.0.9","lmcache.mp.port":6555,"maxCacheSize":2147483648,"lmcache.chunk_size":512}`,
+		`{"engineClass":"LMCacheMPConnector","serverEndpoints":["10.0.0.9:6555"],"localConfig":{"maxMemoryMB":2048},` +
+			`"evictionPolicy":"lru","chunk_size":512}`,
+		`{"lmcache.mp.host":"tcp://10.0.0.9","lmcache.mp.port":6555,"maxCacheSize":2147483648,` +
+			`"lmcache.chunk_size":512}`,
 	} {
 		set := render(t, config, nil)
-		assert.Equal(t, `{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both","kv_connector_extra_config":{"lmcache.mp.host":"tcp://10.0.0.9","lmcache.mp.port":6555}}`, set.KVTransfer.JSON())
+		assert.Equal(t, `{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both",`+
+			`"kv_connector_extra_config":{"lmcache.mp.host":"tcp://10.0.0.9","lmcache.mp.port":6555}}`,
+			set.KVTransfer.JSON())
 		assert.Empty(t, set.Files)
 		require.Len(t, set.Companions, 1)
 		assert.False(t, set.Companions[0].PerEngine, "P and D meet in it")
-		assert.Equal(t, "lmcache server --port 6555 --chunk-size 512 --l1-size-gb 2 --eviction-policy LRU", strings.Join(set.Companions[0].Command, " "))
+		assert.Equal(t, "lmcache server --port 6555 --chunk-size 512 --l1-size-gb 2 --eviction-policy LRU",
+			strings.Join(set.Companions[0].Command, " "))
 		assert.Contains(t, set.Env, launch.EnvVar{Name: "PYTHONHASHSEED", Value: "0"})
 	}
-	set := render(t, `{"engineClass":"LMCacheMPConnector","backendType":"redis","redisConfig":{"host":"h","password":"s3cret"},"save_unfull_chunk":true}`, nil)
+	set := render(t, `{"engineClass":"LMCacheMPConnector","backendType":"redis","redisConfig":{"host":"h",`+
+		`"password":"s3cret"},"save_unfull_chunk":true}`, nil)
 	for _, path := range []string{"config.backendType", "config.redisConfig", "config.save_unfull_chunk"} {
 		_, without := noted(t, set, path)
 		assert.True(t, without, path)
@@ -170,8 +195,10 @@ func TestTheLaunchGuidesConfigPath(t *testing.T) {
 // that it has no effect.
 func TestEveryKeyOfTheDesignExampleIsNamed(t *testing.T) {
 	var config map[string]any
-	const example = `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080","lmcache-1.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
-		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":0,"username":"lmcache","password":"lmcache-password"},
+	const example = `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080",
+	"lmcache-1.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
+		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":0,"username":"lmcache",
+		"password":"lmcache-password"},
 		"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lru"}`
 	require.NoError(t, json.Unmarshal([]byte(example), &config))
 	set := render(t, example, nil)

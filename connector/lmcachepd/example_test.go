@@ -34,7 +34,8 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	d.Attributes = map[string]string{"receiverHost": "10.0.0.6", "receiverInitPorts": "8300", "receiverAllocPorts": "8400"}
+	d.Attributes = map[string]string{"receiverHost": "10.0.0.6", "receiverInitPorts": "8300",
+		"receiverAllocPorts": "8400"}
 	ids := [16]byte{7: 42, 15: 1} // connector.NewSession takes random ones
 	s := connector.NewSessionWith(ids, r, "client-7", p, d)
 	show := func(name string, leg *connector.Leg, err error) {

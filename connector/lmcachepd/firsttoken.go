@@ -219,9 +219,9 @@ func number(r *connector.Request, member string) (int64, bool) {
 //   - messages with media: prompt_token_ids holds text only (docs/protocols/vllm.md §9).
 func unsupportedWithFirstToken(r *connector.Request) string {
 	for _, name := range []string{
-		"tools", "tool_choice", "functions", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-		"guided_grammar", "structural_tag", "logprobs", "top_logprobs", "logprob_token_ids", "return_token_ids", "echo", "stop", "suffix", "prompt_embeds",
-		"presence_penalty", "frequency_penalty",
+		"tools", "tool_choice", "functions", "response_format", "structured_outputs", "guided_json", "guided_regex",
+		"guided_choice", "guided_grammar", "structural_tag", "logprobs", "top_logprobs", "logprob_token_ids",
+		"return_token_ids", "echo", "stop", "suffix", "prompt_embeds", "presence_penalty", "frequency_penalty",
 	} {
 		if raw, ok := r.Field(name); ok && !idle(raw) {
 			return name

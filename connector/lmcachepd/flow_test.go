@@ -50,7 +50,8 @@ func pairOf(t *testing.T, o lmcachepd.Options, extra map[string]string, change .
 		settings["skip_last_n_tokens"] = "1"
 	}
 	maps.Copy(settings, extra)
-	p := enginesim.Config{Connector: lmcachepd.Name, KVRole: enginesim.RoleProducer, Extra: settings, HandshakeTimeout: 300 * time.Millisecond}
+	p := enginesim.Config{Connector: lmcachepd.Name, KVRole: enginesim.RoleProducer, Extra: settings,
+		HandshakeTimeout: 300 * time.Millisecond}
 	d := enginesim.Config{Connector: lmcachepd.Name, KVRole: enginesim.RoleConsumer, Extra: settings}
 	for _, f := range change {
 		f(&p, &d)
@@ -76,7 +77,8 @@ func (x *pair) serve() {
 	decode, err := discovery.New(x.d.URL(), discovery.RoleDecode)
 	require.NoError(t, err)
 	host, init, alloc := x.d.Receiver()
-	decode.Attributes = map[string]string{"receiverHost": host, "receiverInitPorts": strconv.Itoa(init), "receiverAllocPorts": strconv.Itoa(alloc)}
+	decode.Attributes = map[string]string{"receiverHost": host, "receiverInitPorts": strconv.Itoa(init),
+		"receiverAllocPorts": strconv.Itoa(alloc)}
 	src, err := static.New(prefill, decode)
 	require.NoError(t, err)
 	set := discovery.NewSet(src)
@@ -188,7 +190,8 @@ func TestThroughTheFlow(t *testing.T) {
 				for _, stream := range []bool{false, true} {
 					n++
 					before := x.d.Stats()
-					got, alone := post(t, x.url, path, request(path, n, stream)), post(t, x.o.URL(), path, request(path, n, stream))
+					got, alone := post(t, x.url, path, request(path, n, stream)),
+						post(t, x.o.URL(), path, request(path, n, stream))
 					require.Equal(t, 200, got.status, got.body)
 					assert.Equal(t, alone.text(), got.text(), "%s, stream %v", path, stream)
 					assert.Equal(t, alone.usage(), got.usage(), "%s, stream %v", path, stream)
@@ -254,7 +257,10 @@ func TestDecodeIsNotAskedBeforeTheNotice(t *testing.T) {
 	host, init, alloc := x.d.Receiver()
 	body = request("/v1/completions", 2, false)
 	body["max_tokens"] = 1
-	body["kv_transfer_params"] = map[string]any{"disagg_spec": map[string]any{"req_id": "x", "receiver_host": host, "receiver_init_port": []int{init}, "receiver_alloc_port": []int{alloc}}}
+	body["kv_transfer_params"] = map[string]any{
+		"disagg_spec": map[string]any{"req_id": "x", "receiver_host": host, "receiver_init_port": []int{init},
+			"receiver_alloc_port": []int{alloc}},
+	}
 	require.Equal(t, 200, post(t, x.p.URL(), "/v1/completions", body).status)
 	time.Sleep(50 * time.Millisecond)
 	delete(body, "kv_transfer_params")

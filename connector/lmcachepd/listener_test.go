@@ -75,7 +75,8 @@ func notice(t testing.TB, id string) []byte {
 }
 
 // armed returns a session that expects notices.
-func armed(t testing.TB, c *lmcachepd.Connector) (s *connector.Session, wait func(context.Context) (connector.Event, error), done func(error)) {
+func armed(t testing.TB, c *lmcachepd.Connector) (s *connector.Session,
+	wait func(context.Context) (connector.Event, error), done func(error)) {
 	t.Helper()
 	s = session(t, connector.APICompletions, `{"prompt":"x"}`, receiverOfTwo)
 	wait, done = c.Expect(s)
@@ -180,14 +181,15 @@ func TestBadPeersHarmNobody(t *testing.T) {
 	}
 	huge := binary.BigEndian.AppendUint64([]byte{2}, 1<<62) // a frame of 4 exabytes, which the library would allocate
 	refused := map[string][]byte{
-		"another protocol":        []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
-		"no signature's end":      changed(9, 0),
-		"an old version":          changed(10, 1),
-		"another mechanism":       changed(12, 'P'),
-		"a message for READY":     append(append([]byte(nil), greeting...), 0, 1, 'x'),
-		"a SUB socket":            append(append([]byte(nil), greeting...), ready("SUB")...),
-		"READY without a type":    append(append([]byte(nil), greeting...), "\x04\x06\x05READY"...),
-		"READY with a lie":        append(append([]byte(nil), greeting...), "\x04\x0d\x05READY\x01a\xff\xff\xff\xffx"...),
+		"another protocol":     []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+		"no signature's end":   changed(9, 0),
+		"an old version":       changed(10, 1),
+		"another mechanism":    changed(12, 'P'),
+		"a message for READY":  append(append([]byte(nil), greeting...), 0, 1, 'x'),
+		"a SUB socket":         append(append([]byte(nil), greeting...), ready("SUB")...),
+		"READY without a type": append(append([]byte(nil), greeting...), "\x04\x06\x05READY"...),
+		"READY with a lie": append(append([]byte(nil), greeting...),
+			"\x04\x0d\x05READY\x01a\xff\xff\xff\xffx"...),
 		"READY of 4 exabytes":     append(append([]byte(nil), greeting...), append([]byte{6}, huge[1:]...)...),
 		"a message of 4 exabytes": append(append(append([]byte(nil), greeting...), ready("PUSH")...), huge...),
 		"flags of no version":     append(append(append([]byte(nil), greeting...), ready("PUSH")...), 0xf8, 0),
@@ -200,7 +202,8 @@ func TestBadPeersHarmNobody(t *testing.T) {
 		require.NoError(t, conn.SetReadDeadline(time.Now().Add(5*time.Second)))
 		_, err = io.Copy(io.Discard, conn)
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "%s: it was not sent away", rule)
-		assert.Eventually(t, func() bool { return c.Notices().Refused == before+1 }, 5*time.Second, time.Millisecond, rule)
+		assert.Eventually(t, func() bool { return c.Notices().Refused == before+1 }, 5*time.Second, time.Millisecond,
+			rule)
 	}
 	dial()                                // sends nothing
 	_, err := dial().Write(greeting[:20]) // stops in the middle of the greeting
@@ -253,7 +256,8 @@ func TestOneListenerPerAddress(t *testing.T) {
 	address := freePort(t)
 	_, port, err := net.SplitHostPort(address)
 	require.NoError(t, err)
-	a, b := start(t, lmcachepd.Options{NotifyListen: address, Notifications: 1}), start(t, lmcachepd.Options{NotifyListen: "localhost:" + port, Notifications: 1})
+	a, b := start(t, lmcachepd.Options{NotifyListen: address, Notifications: 1}),
+		start(t, lmcachepd.Options{NotifyListen: "localhost:" + port, Notifications: 1})
 	require.NoError(t, a.Start(t.Context()), "starting twice is starting once")
 	assert.Equal(t, a.Addr(), b.Addr())
 	sa, waitA, doneA := armed(t, a)

@@ -107,10 +107,14 @@ func (c *Connector) Traits() connector.Traits {
 		t.APIs = []connector.API{connector.APIChat, connector.APICompletions}
 	}
 	if len(c.options.initPorts) == 0 {
-		t.Attributes = append(t.Attributes, connector.Attribute{Name: "receiverInitPorts", Role: discovery.RoleDecode, Remedy: remedy})
+		t.Attributes = append(
+			t.Attributes, connector.Attribute{Name: "receiverInitPorts", Role: discovery.RoleDecode, Remedy: remedy},
+		)
 	}
 	if len(c.options.allocPorts) == 0 {
-		t.Attributes = append(t.Attributes, connector.Attribute{Name: "receiverAllocPorts", Role: discovery.RoleDecode, Remedy: remedy})
+		t.Attributes = append(
+			t.Attributes, connector.Attribute{Name: "receiverAllocPorts", Role: discovery.RoleDecode, Remedy: remedy},
+		)
 	}
 	return t
 }
@@ -182,10 +186,12 @@ var errNoNotice = errors.New("lmcachepd: the notices did not come in time")
 // Expect waits for this session's notices, by which P's ranks say that D has the KV. The session is registered before
 // the prefill leg, since the first notice may come before P's response. The error says that the notices did not come
 // within the limit, which counts from P's response.
-func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error),
+	done func(error)) {
 	l := c.started()
 	if l == nil {
-		return func(context.Context) (connector.Event, error) { return connector.Event{}, errNotStarted }, func(error) {}
+		return func(context.Context) (connector.Event, error) { return connector.Event{}, errNotStarted },
+			func(error) {}
 	}
 	w := l.expect(s.ID, c.notifications(s.Decode))
 	wait = func(ctx context.Context) (connector.Event, error) {
@@ -251,7 +257,8 @@ func appendPorts(b []byte, ports []int) []byte {
 
 // Decode leaves the client's request as it is, or makes it continue after P's token. In that case the error is
 // [connector.ErrNoTransfer] if P's response does not hold the token.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	if !c.options.RetFirstToken {
 		return nil
 	}
@@ -280,7 +287,8 @@ const maxReceivers = 1024
 
 // receiver reads an engine's attributes, and caches the result.
 func (c *Connector) receiver(d discovery.Endpoint) (*receiver, error) {
-	key := receiverKey{d.Host(), d.Attribute("receiverHost"), d.Attribute("receiverInitPorts"), d.Attribute("receiverAllocPorts")}
+	key := receiverKey{d.Host(), d.Attribute("receiverHost"), d.Attribute("receiverInitPorts"),
+		d.Attribute("receiverAllocPorts")}
 	c.mu.Lock()
 	r := c.receivers[key]
 	c.mu.Unlock()
@@ -307,7 +315,8 @@ func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
 	}
 	// P makes tcp://HOST:PORT of the host.
 	if strings.ContainsFunc(r.host, func(c rune) bool { return c <= ' ' || strings.ContainsRune("/@", c) }) {
-		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost", Problem: "is not a host's name or address"}
+		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost",
+			Problem: "is not a host's name or address"}
 	}
 	var err error
 	if r.init, err = ports(d, "receiverInitPorts", c.options.initPorts); err != nil {
@@ -317,10 +326,12 @@ func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
 		return nil, err
 	}
 	if len(r.init) != len(r.alloc) {
-		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverAllocPorts", Problem: "has not as many ports as receiverInitPorts"}
+		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverAllocPorts",
+			Problem: "has not as many ports as receiverInitPorts"}
 	}
 	if r.host == "" {
-		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost", Problem: "is missing, and the endpoint has no host"}
+		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost",
+			Problem: "is missing, and the endpoint has no host"}
 	}
 	b := append([]byte(`","receiver_host":`), connector.Quote(r.host)...)
 	b = appendPorts(append(b, `,"receiver_init_port":`...), r.init)
@@ -354,7 +365,8 @@ func (c *Connector) CheckRequest(r *connector.Request) error {
 	return nil
 }
 
-const remedy = "the engine's pd_peer_init_port and pd_peer_alloc_port, one port for each tensor-parallel rank, separated by commas"
+const remedy = "the engine's pd_peer_init_port and pd_peer_alloc_port, one port for each tensor-parallel rank, " +
+	"separated by commas"
 
 // CheckEndpoint requires the receiver's ports of every decode engine.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {

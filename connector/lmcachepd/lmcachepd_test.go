@@ -29,14 +29,16 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 }
 
 // receiverOfTwo is a decode engine with two tensor-parallel ranks.
-var receiverOfTwo = map[string]string{"receiverHost": "10.0.0.7", "receiverInitPorts": "8300,8301", "receiverAllocPorts": "8400,8401"}
+var receiverOfTwo = map[string]string{"receiverHost": "10.0.0.7", "receiverInitPorts": "8300,8301",
+	"receiverAllocPorts": "8400,8401"}
 
 func harness() connectortest.Harness {
 	return connectortest.Harness{
 		Name: lmcachepd.Name, New: factory,
 		Config: json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3}`),
 		BadConfig: []json.RawMessage{
-			json.RawMessage(`{"notifyTimeout":"0s"}`), json.RawMessage(`{"notifyListen":"8500"}`), json.RawMessage(`{"notifications":-1}`),
+			json.RawMessage(`{"notifyTimeout":"0s"}`), json.RawMessage(`{"notifyListen":"8500"}`),
+			json.RawMessage(`{"notifications":-1}`),
 			json.RawMessage(`{"lmcache.pd_skip_proxy_notification":true}`), json.RawMessage(`{"enable_pd":false}`),
 		},
 		Decode: discovery.Endpoint{Attributes: receiverOfTwo},
@@ -52,23 +54,30 @@ func harness() connectortest.Harness {
 // withFirstToken is the harness with the first token from P, which only chat and completions support.
 func withFirstToken() connectortest.Harness {
 	h := harness()
-	h.Config = json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3,"retFirstTok":true}`)
-	const chat = `"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[259,1,2],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}`
-	const completion = `"id":"cmpl-1","object":"text_completion","created":1,"model":"m","usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}`
+	h.Config = json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3,` +
+		`"retFirstTok":true}`)
+	const chat = `"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[259,1,2],` +
+		`"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}`
+	const completion = `"id":"cmpl-1","object":"text_completion","created":1,"model":"m","usage":{"prompt_tokens":3,` +
+		`"total_tokens":4,"completion_tokens":1},"kv_transfer_params":{"first_tok":72}`
 	h.Response = func(s *connector.Session, _ []byte) connectortest.Response {
-		body := `{` + completion + `,"choices":[{"index":0,"text":"He","finish_reason":"length","stop_reason":null,"token_ids":[72],"prompt_token_ids":[1,2,3]}]}`
+		body := `{` + completion + `,"choices":[{"index":0,"text":"He","finish_reason":"length","stop_reason":null,` +
+			`"token_ids":[72],"prompt_token_ids":[1,2,3]}]}`
 		if s.API == connector.APIChat {
-			body = `{` + chat + `,"choices":[{"index":0,"message":{"role":"assistant","content":"He"},"finish_reason":"length","stop_reason":null,"token_ids":[72]}]}`
+			body = `{` + chat + `,"choices":[{"index":0,"message":{"role":"assistant","content":"He"},` +
+				`"finish_reason":"length","stop_reason":null,"token_ids":[72]}]}`
 		}
 		return connectortest.Response{Body: []byte(body)}
 	}
-	for _, body := range []string{`{` + chat + `}`, `{` + completion + `,"choices":null}`, `{` + chat + `,"choices":[]}`} {
+	for _, body := range []string{`{` + chat + `}`, `{` + completion + `,"choices":null}`, `{` + chat +
+		`,"choices":[]}`} {
 		h.BadResponses = append(h.BadResponses, connectortest.Response{Body: []byte(body)})
 	}
 	h.Except.Refuses = []string{"logprobs", "stop", "tools", "response_format"}
 	h.Needs = []string{"first_tok"}
 	// D continues after P's token.
-	h.Except.Rewrites = []string{"return_token_ids", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens"}
+	h.Except.Rewrites = []string{"return_token_ids", "prompt", "max_tokens", "max_completion_tokens", "min_tokens",
+		"truncate_prompt_tokens"}
 	return h
 }
 
@@ -126,11 +135,20 @@ func TestWhereTheReceiverIs(t *testing.T) {
 	}
 	got, err := spec(nil, map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400"})
 	require.NoError(t, err)
-	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"disagg_spec":{"req_id":"ID","receiver_host":"10.0.0.2","receiver_init_port":[8300],"receiver_alloc_port":[8400]}}}`, got)
-	got, err = spec(nil, map[string]string{"receiverHost": "2001:db8::7", "receiverInitPorts": " 1, 2 ", "receiverAllocPorts": "3,4"})
+	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"disagg_spec":{"req_id":"ID",`+
+		`"receiver_host":"10.0.0.2","receiver_init_port":[8300],"receiver_alloc_port":[8400]}}}`, got)
+	got, err = spec(
+		nil, map[string]string{"receiverHost": "2001:db8::7", "receiverInitPorts": " 1, 2 ",
+			"receiverAllocPorts": "3,4"},
+	)
 	require.NoError(t, err)
 	assert.Contains(t, got, `"receiver_host":"2001:db8::7","receiver_init_port":[1,2],"receiver_alloc_port":[3,4]`)
-	got, err = spec(&lmcachepd.Options{Engine: map[string]json.RawMessage{"nixl_peer_port": []byte(`55555`), "lmcache.pd_peer_alloc_port": []byte(`"55556"`)}}, nil)
+	got, err = spec(
+		&lmcachepd.Options{
+			Engine: map[string]json.RawMessage{"nixl_peer_port": []byte(`55555`),
+				"lmcache.pd_peer_alloc_port": []byte(`"55556"`)},
+		}, nil,
+	)
 	require.NoError(t, err)
 	assert.Contains(t, got, `"receiver_init_port":[55555],"receiver_alloc_port":[55556]`)
 
@@ -140,8 +158,9 @@ func TestWhereTheReceiverIs(t *testing.T) {
 		"not a port":               {"receiverInitPorts": "0", "receiverAllocPorts": "1"},
 		"not numbers":              {"receiverInitPorts": "a", "receiverAllocPorts": "1"},
 		"more of one than another": {"receiverInitPorts": "1,2", "receiverAllocPorts": "1"},
-		"a URL for a host":         {"receiverHost": "http://user:pw@evil/", "receiverInitPorts": "1", "receiverAllocPorts": "2"},
-		"a host of two lines":      {"receiverHost": "a\r\nb", "receiverInitPorts": "1", "receiverAllocPorts": "2"},
+		"a URL for a host": {"receiverHost": "http://user:pw@evil/", "receiverInitPorts": "1",
+			"receiverAllocPorts": "2"},
+		"a host of two lines": {"receiverHost": "a\r\nb", "receiverInitPorts": "1", "receiverAllocPorts": "2"},
 	} {
 		_, err := spec(nil, attributes)
 		var bad *connector.EndpointError
@@ -171,7 +190,8 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIMessages, `{"messages":[]}`, "", "kv_transfer_params"},
 		{connector.APIGenerate, `{"token_ids":[1]}`, "", "kv_transfer_params"},
 		{connector.APIChat, `{"tools":[{"type":"function"}]}`, "", "tools"},
-		{connector.APIChat, `{"tools":[],"tool_choice":"none","response_format":{"type":"text"},"presence_penalty":0.0,"logprobs":false,"stop":null,"echo":""}`, "", ""},
+		{connector.APIChat, `{"tools":[],"tool_choice":"none","response_format":{"type":"text"},` +
+			`"presence_penalty":0.0,"logprobs":false,"stop":null,"echo":""}`, "", ""},
 		{connector.APIChat, `{"response_format":{"type":"json_object"}}`, "", "response_format"},
 		{connector.APIChat, `{"structured_outputs":{"regex":"a"}}`, "", "structured_outputs"},
 		{connector.APIChat, `{"logprobs":true}`, "", "logprobs"},
@@ -182,7 +202,8 @@ func TestUnsupported(t *testing.T) {
 		{connector.APICompletions, `{"prompt":"a","return_token_ids":true}`, "", "return_token_ids"},
 		{connector.APICompletions, `{"prompt":"a","echo":true}`, "", "echo"},
 		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}]}`, "", ""},
-		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]}`, "", "messages"},
+		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]}`, "",
+			"messages"},
 	} {
 		r := session(t, k.api, k.body, nil).Request
 		assert.Equal(t, k.without, uncarried.Member(plain, r), k.body)
@@ -217,9 +238,11 @@ func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
 		return string(out)
 	}
 	for client, want := range map[string]string{
-		`{"prompt":"abc","max_tokens":9}`:                              `{"prompt":[1,2,3,72],"max_tokens":8}`,
-		`{"prompt":"abc","max_tokens":9.0,"min_tokens":3}`:             `{"prompt":[1,2,3,72],"max_tokens":8,"min_tokens":2}`,
-		`{"prompt":"abc","min_tokens":0}`:                              `{"prompt":[1,2,3,72],"min_tokens":0,"max_tokens":15}`,
+		`{"prompt":"abc","max_tokens":9}`: `{"prompt":[1,2,3,72],"max_tokens":8}`,
+		`{"prompt":"abc","max_tokens":9.0,"min_tokens":3}`: `{"prompt":[1,2,3,72],"max_tokens":8,` +
+			`"min_tokens":2}`,
+		`{"prompt":"abc","min_tokens":0}`: `{"prompt":[1,2,3,72],"min_tokens":0,` +
+			`"max_tokens":15}`,
 		`{"prompt":"abc","max_tokens":null}`:                           `{"prompt":[1,2,3,72],"max_tokens":null}`,
 		`{"prompt":"abc","max_tokens":2,"truncate_prompt_tokens":3}`:   `{"prompt":[1,2,3,72],"max_tokens":1}`,
 		`{"prompt":"abc","max_tokens":0}`:                              `{"prompt":[1,2,3,72],"max_tokens":0}`,
@@ -229,8 +252,10 @@ func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
 	}
 	for client, want := range map[string]string{
 		`{"messages":[]}`: `{"messages":[],"kv_transfer_params":{"prompt_token_ids":[259,1,2,72]}}`,
-		`{"messages":[],"max_tokens":1,"max_completion_tokens":9}`: `{"messages":[],"max_tokens":1,"max_completion_tokens":8,"kv_transfer_params":{"prompt_token_ids":[259,1,2,72]}}`,
-		`{"messages":[],"max_tokens":9}`:                           `{"messages":[],"max_tokens":8,"kv_transfer_params":{"prompt_token_ids":[259,1,2,72]}}`,
+		`{"messages":[],"max_tokens":1,"max_completion_tokens":9}`: `{"messages":[],"max_tokens":1,` +
+			`"max_completion_tokens":8,"kv_transfer_params":{"prompt_token_ids":[259,1,2,72]}}`,
+		`{"messages":[],"max_tokens":9}`: `{"messages":[],"max_tokens":8,` +
+			`"kv_transfer_params":{"prompt_token_ids":[259,1,2,72]}}`,
 	} {
 		assert.Equal(t, want, decode(connector.APIChat, client), client)
 	}
@@ -281,19 +306,31 @@ func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	stopped := map[string]string{`"finish_reason":"length"`: `"finish_reason":"stop"`}
 
-	a, ok := c.Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`, nil), answerOf(t, false, nil))
+	a, ok := c.Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`, nil),
+		answerOf(t, false, nil))
 	require.True(t, ok)
-	assert.JSONEq(t, `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"He","finish_reason":"length","stop_reason":null,"token_ids":null,"prompt_token_ids":null}],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":null}`, string(a.Body))
+	assert.JSONEq(t, `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,`+
+		`"text":"He","finish_reason":"length","stop_reason":null,"token_ids":null,"prompt_token_ids":null}],`+
+		`"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1},"kv_transfer_params":null}`, string(a.Body))
 
-	a, ok = c.Final(session(t, connector.APIChat, `{"messages":[],"max_tokens":5,"stream":true,"stream_options":{"include_usage":true}}`, nil), answerOf(t, true, stopped))
+	a, ok = c.Final(
+		session(t, connector.APIChat, `{"messages":[],"max_tokens":5,"stream":true,`+
+			`"stream_options":{"include_usage":true}}`, nil), answerOf(t, true, stopped),
+	)
 	require.True(t, ok)
 	require.Len(t, a.Events, 4)
-	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`, string(a.Events[0]))
-	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"He"},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}`, string(a.Events[1]))
-	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1}}`, string(a.Events[2]))
+	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",`+
+		`"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`,
+		string(a.Events[0]))
+	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",`+
+		`"choices":[{"index":0,"delta":{"content":"He"},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}`,
+		string(a.Events[1]))
+	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],`+
+		`"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1}}`, string(a.Events[2]))
 	assert.Equal(t, "[DONE]", string(a.Events[3]))
 
-	a, ok = c.Final(session(t, connector.APICompletions, `{"prompt":"abc","stream":true}`, nil), answerOf(t, false, stopped))
+	a, ok = c.Final(session(t, connector.APICompletions, `{"prompt":"abc","stream":true}`, nil),
+		answerOf(t, false, stopped))
 	require.True(t, ok)
 	require.Len(t, a.Events, 2, "no counts unless they are asked for")
 
@@ -301,14 +338,16 @@ func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
 		_, ok = c.Final(session(t, connector.APICompletions, body, nil), answerOf(t, false, nil))
 		assert.False(t, ok, body)
 	}
-	_, ok = open(t, nil).Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`, nil), answerOf(t, false, stopped))
+	_, ok = open(t, nil).Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`, nil),
+		answerOf(t, false, stopped))
 	assert.False(t, ok, "without the first token from P, D makes it")
 }
 
 func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 	rewrite := func(api connector.API, p *connector.PrefillResult) connector.EventFunc {
 		c := open(t, &lmcachepd.Options{RetFirstToken: true})
-		return c.Rewrite(session(t, api, `{"messages":[],"prompt":"x"}`, nil), func() *connector.PrefillResult { return p })
+		return c.Rewrite(session(t, api, `{"messages":[],"prompt":"x"}`, nil),
+			func() *connector.PrefillResult { return p })
 	}
 	run := func(fn connector.EventFunc, events ...string) []string {
 		var out []string
@@ -326,25 +365,42 @@ func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 	}, run(rewrite(connector.APICompletions, answerOf(t, false, nil)),
 		`{"id":"d","choices":[{"index":0,"text":"l","finish_reason":null}]}`,
 		`{"id":"d","choices":[{"index":0,"text":"lo","finish_reason":"stop"}],"usage":null}`,
-		`{"id":"d","choices":[],"usage":{"prompt_tokens":4,"total_tokens":6,"completion_tokens":2}}`), "a stream: once, and the sum of the counts stays")
+		`{"id":"d","choices":[],"usage":{"prompt_tokens":4,"total_tokens":6,"completion_tokens":2}}`),
+		"a stream: once, and the sum of the counts stays")
 	assert.Equal(t, []string{
 		`{"choices":[{"delta":{"role":"assistant","content":"He"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}`,
 		`{"choices":[{"delta":{"content":"l"}}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`,
 	}, run(rewrite(connector.APIChat, answerOf(t, true, nil)),
 		`{"choices":[{"delta":{"role":"assistant","content":""}}],"usage":{"prompt_tokens":4,"completion_tokens":0}}`,
-		`{"choices":[{"delta":{"content":"l"}}],"usage":{"prompt_tokens":4,"completion_tokens":1}}`), "with the role, and counts in each event")
-	assert.Equal(t, []string{`{"choices":[{"message":{"content":"Hello","reasoning":null}}],"usage":{"prompt_tokens":3,"completion_tokens":5}}`},
-		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"choices":[{"message":{"content":"llo","reasoning":null}}],"usage":{"prompt_tokens":4,"completion_tokens":4}}`), "a whole answer")
+		`{"choices":[{"delta":{"content":"l"}}],"usage":{"prompt_tokens":4,"completion_tokens":1}}`),
+		"with the role, and counts in each event")
+	assert.Equal(
+		t, []string{`{"choices":[{"message":{"content":"Hello","reasoning":null}}],"usage":{"prompt_tokens":3,` +
+			`"completion_tokens":5}}`},
+		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"choices":[{"message":{"content":"llo",`+
+			`"reasoning":null}}],"usage":{"prompt_tokens":4,"completion_tokens":4}}`), "a whole answer")
 	assert.Equal(t, []string{`{"choices":[{"message":{"content":"He","reasoning":null}}]}`},
-		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"choices":[{"message":{"content":null,"reasoning":null}}]}`), "D had nothing to add")
-	assert.Equal(t, []string{`{"choices":[{"delta":{"role":"assistant","content":"","reasoning":"He"}}]}`, `{"choices":[{"delta":{"content":"x"}}]}`},
-		run(rewrite(connector.APIChat, answerOf(t, true, map[string]string{`"content":"He"`: `"content":null,"reasoning":"He"`})),
-			`{"choices":[{"delta":{"role":"assistant","content":""}}]}`, `{"choices":[{"delta":{"content":"x"}}]}`), "P was thinking")
-	assert.Equal(t, []string{`{"error":{"message":"m"}}`, `not JSON`}, run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"error":{"message":"m"}}`, `not JSON`))
+		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"choices":[{"message":{"content":null,`+
+			`"reasoning":null}}]}`), "D had nothing to add")
+	assert.Equal(
+		t, []string{`{"choices":[{"delta":{"role":"assistant","content":"","reasoning":"He"}}]}`,
+			`{"choices":[{"delta":{"content":"x"}}]}`},
+		run(
+			rewrite(
+				connector.APIChat,
+				answerOf(t, true, map[string]string{`"content":"He"`: `"content":null,"reasoning":"He"`}),
+			),
+			`{"choices":[{"delta":{"role":"assistant","content":""}}]}`, `{"choices":[{"delta":{"content":"x"}}]}`),
+		"P was thinking")
+	assert.Equal(t, []string{`{"error":{"message":"m"}}`, `not JSON`},
+		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"error":{"message":"m"}}`, `not JSON`))
 
 	_, err := rewrite(connector.APIChat, nil)([]byte(`{}`))
 	assert.ErrorIs(t, err, connector.ErrNoTransfer)
-	assert.Nil(t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`, nil), func() *connector.PrefillResult { return nil }), "the stream stays unparsed without need")
+	assert.Nil(
+		t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`, nil),
+			func() *connector.PrefillResult { return nil }), "the stream stays unparsed without need",
+	)
 }
 
 // If P's response is the last one but malformed in a part that is not read, it must not go to the client, and D must
@@ -370,11 +426,13 @@ func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
 func TestTokenIDsOfThePrompt(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	for ids, good := range map[string]bool{
-		"[1]": true, "[0, 1 ,\n2 ]": true, "[]": false, "[ ]": false, "[1,]": false, "[,1]": false, "[1 2]": false, "[01]": false, "[-1]": false, "[1.5]": false,
+		"[1]": true, "[0, 1 ,\n2 ]": true, "[]": false, "[ ]": false, "[1,]": false, "[,1]": false, "[1 2]": false,
+		"[01]": false, "[-1]": false, "[1.5]": false,
 		"[1e3]": false, "[[1]]": false, `["1"]`: false, "[1,null]": false, "null": false, "7": false, "{}": false,
 	} {
 		s := session(t, connector.APIChat, `{"messages":[],"max_tokens":9}`, receiverOfTwo)
-		err := c.Decode(t.Context(), s, answerOf(t, true, map[string]string{"[259,1,2]": ids}), connector.NewLeg(s.Request))
+		err := c.Decode(t.Context(), s, answerOf(t, true, map[string]string{"[259,1,2]": ids}),
+			connector.NewLeg(s.Request))
 		if good {
 			assert.NoError(t, err, ids)
 		} else {

@@ -103,7 +103,9 @@ func TestARealSenderThatIsThereFirst(t *testing.T) {
 func TestARealSendersHeartbeats(t *testing.T) {
 	py := python(t)
 	c := start(t, lmcachepd.Options{})
-	got := begin(t, py, map[string]any{"address": c.Addr(), "ids": []string{"a"}, "ranks": 3, "hold": 1, "heartbeat": 50})()
+	got := begin(
+		t, py, map[string]any{"address": c.Addr(), "ids": []string{"a"}, "ranks": 3, "hold": 1, "heartbeat": 50},
+	)()
 	assert.Zero(t, got.Lost)
 	eventually(t, c, lmcachepd.Notices{Unknown: 3})
 }

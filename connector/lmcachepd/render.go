@@ -137,7 +137,8 @@ func (r *rendering) gateway() (host string, port int) {
 	}
 	if _, given := r.c.engine.Get("pd_proxy_host"); !given && isLoopback(host) && !isLoopback(r.t.Endpoint.Host()) {
 		r.out.Notes = append(r.out.Notes,
-			launch.Note{Text: "pd_proxy_host is loopback, for the gateway's host is not known: without notices every request ends with 504"})
+			launch.Note{Text: "pd_proxy_host is loopback, for the gateway's host is not known: without notices every " +
+				"request ends with 504"})
 	}
 	return host, port
 }

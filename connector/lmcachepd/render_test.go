@@ -51,7 +51,9 @@ func note(t *testing.T, set launch.Settings, path string) launch.Note {
 func TestSenderAndReceiver(t *testing.T) {
 	p := render(t, `{"notifyListen":"0.0.0.0:7500"}`, target(discovery.RolePrefill))
 	assert.Equal(t, "vllm", p.Engine)
-	assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_producer","kv_connector_extra_config":{"discard_partial_chunks":false,"lmcache_rpc_port":"producer0"}}`, p.KVTransfer.JSON())
+	assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_producer",`+
+		`"kv_connector_extra_config":{"discard_partial_chunks":false,"lmcache_rpc_port":"producer0"}}`,
+		p.KVTransfer.JSON())
 	require.Len(t, p.Files, 1)
 	assert.Equal(t, `local_cpu: false
 save_unfull_chunk: true
@@ -66,13 +68,16 @@ pd_allocation_timeout_sec: 10
 nixl_backends: ["UCX"]
 `, p.Files[0].Content)
 	assert.Equal(t, []launch.EnvVar{
-		{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "UCX_TLS", Value: "cuda_ipc,cuda_copy,tcp"}, {Name: "LMCACHE_CONFIG_FILE", Value: p.Files[0].Name},
+		{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "UCX_TLS", Value: "cuda_ipc,cuda_copy,tcp"},
+		{Name: "LMCACHE_CONFIG_FILE", Value: p.Files[0].Name},
 	}, p.Env)
 
 	on := target(discovery.RoleDecode)
 	on.Index, on.CPU, on.Resources = 2, true, connector.Resources{MaxMemory: "2Gi", MaxDisk: "1Gi", MaxBandwidth: "1G"}
 	d := render(t, `{"notifyTimeout":"2500ms"}`, on)
-	assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_consumer","kv_connector_extra_config":{"discard_partial_chunks":false,"lmcache_rpc_port":"consumer2"}}`, d.KVTransfer.JSON())
+	assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_consumer",`+
+		`"kv_connector_extra_config":{"discard_partial_chunks":false,"lmcache_rpc_port":"consumer2"}}`,
+		d.KVTransfer.JSON())
 	assert.Equal(t, "lmcache-pd-decode-2.yaml", d.Files[0].Name)
 	assert.Equal(t, `local_cpu: false
 save_unfull_chunk: true
@@ -107,23 +112,31 @@ func TestRanks(t *testing.T) {
 
 // The lookup leaves out the last token only if that token is P's own; otherwise it would miss the last chunk.
 func TestSkipLastNTokensGoesWithTheFirstToken(t *testing.T) {
-	assert.Equal(t, 1, render(t, `{"retFirstTok":true}`, target(discovery.RoleDecode)).KVTransfer.Extra["skip_last_n_tokens"])
-	assert.NotContains(t, render(t, `{"retFirstTok":true}`, target(discovery.RolePrefill)).KVTransfer.Extra, "skip_last_n_tokens")
+	assert.Equal(
+		t, 1, render(t, `{"retFirstTok":true}`, target(discovery.RoleDecode)).KVTransfer.Extra["skip_last_n_tokens"],
+	)
+	assert.NotContains(t, render(t, `{"retFirstTok":true}`, target(discovery.RolePrefill)).KVTransfer.Extra,
+		"skip_last_n_tokens")
 	assert.NotContains(t, render(t, `{}`, target(discovery.RoleDecode)).KVTransfer.Extra, "skip_last_n_tokens")
 }
 
 // The launch guide's file has names of 2025. They become today's, and notes name the settings that are gone.
 func TestTheLaunchGuidesOldSettings(t *testing.T) {
-	const guide = `{"config_path":"lmcache-config.yaml","enable_nixl":true,"nixl_role":"sender","nixl_peer_host":"10.9.9.9","nixl_peer_port":55555,"nixl_buffer_size":2147483648,"nixl_buffer_device":"cpu","nixl_enable_gc":true,"chunk_size":128}`
+	const guide = `{"config_path":"lmcache-config.yaml","enable_nixl":true,"nixl_role":"sender",` +
+		`"nixl_peer_host":"10.9.9.9","nixl_peer_port":55555,"nixl_buffer_size":2147483648,"nixl_buffer_device":"cpu",` +
+		`"nixl_enable_gc":true,"chunk_size":128}`
 	p := render(t, guide, target(discovery.RolePrefill))
-	for _, line := range []string{"enable_pd: true", `pd_role: "sender"`, "pd_buffer_size: 2147483648", `pd_buffer_device: "cpu"`, "chunk_size: 128"} {
+	for _, line := range []string{"enable_pd: true", `pd_role: "sender"`, "pd_buffer_size: 2147483648",
+		`pd_buffer_device: "cpu"`, "chunk_size: 128"} {
 		assert.Contains(t, p.Files[0].Content, line+"\n")
 	}
 	assert.NotContains(t, p.Files[0].Content, "nixl_buffer")
 	assert.NotContains(t, p.Files[0].Content, "peer")
 	for path, without := range map[string]bool{
-		"config.enable_nixl": false, "config.nixl_role": false, "config.nixl_buffer_size": false, "config.nixl_buffer_device": false, "config.chunk_size": false,
-		"config.nixl_peer_host": true, "config.nixl_peer_port": true, "config.nixl_enable_gc": true, "config.config_path": true,
+		"config.enable_nixl": false, "config.nixl_role": false, "config.nixl_buffer_size": false,
+		"config.nixl_buffer_device": false, "config.chunk_size": false,
+		"config.nixl_peer_host": true, "config.nixl_peer_port": true, "config.nixl_enable_gc": true,
+		"config.config_path": true,
 	} {
 		assert.Equal(t, without, note(t, p, path).NoEffect, path)
 	}
@@ -131,16 +144,19 @@ func TestTheLaunchGuidesOldSettings(t *testing.T) {
 	on := target(discovery.RoleDecode)
 	on.Endpoint.Attributes = map[string]string{"receiverAllocPorts": "55556"}
 	d := render(t, guide, on)
-	assert.Contains(t, d.Files[0].Content, "pd_peer_host: \"10.9.9.9\"\npd_peer_init_port: [55555]\npd_peer_alloc_port: [55556]\n")
+	assert.Contains(t, d.Files[0].Content, "pd_peer_host: \"10.9.9.9\"\npd_peer_init_port: [55555]\n"+
+		"pd_peer_alloc_port: [55556]\n")
 	assert.True(t, note(t, d, "config.nixl_role").NoEffect, "the engine's role decides")
 	assert.False(t, note(t, d, "config.nixl_peer_port").NoEffect)
-	assert.True(t, note(t, render(t, guide, target(discovery.RoleDecode)), "config.nixl_peer_port").NoEffect, "the attribute decides")
+	assert.True(t, note(t, render(t, guide, target(discovery.RoleDecode)), "config.nixl_peer_port").NoEffect,
+		"the attribute decides")
 }
 
 // The launch guide's file is used as it is, without further engines. The receiver had one port in 2025 and has two now.
 // If no gateway is named, it is on the engines' own machine.
 func TestTheLaunchGuidesOnePortBecomesTwo(t *testing.T) {
-	const guide = `{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost","nixl_peer_port":55555,"nixl_buffer_size":1073741824}`
+	const guide = `{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost","nixl_peer_port":55555,` +
+		`"nixl_buffer_size":1073741824}`
 	on := target(discovery.RoleDecode)
 	on.Endpoint = decodeEngine(nil)
 	d := render(t, guide, on)
@@ -157,7 +173,8 @@ func TestTheLaunchGuidesOnePortBecomesTwo(t *testing.T) {
 
 	c, err = factory(json.RawMessage(`{"enable_pd":true,"pd_peer_init_port":7300}`))
 	require.NoError(t, err)
-	require.ErrorContains(t, connector.CheckEndpoint(c, on.Endpoint), "receiverAllocPorts", "today's names come in pairs")
+	require.ErrorContains(t, connector.CheckEndpoint(c, on.Endpoint), "receiverAllocPorts",
+		"today's names come in pairs")
 }
 
 func TestTheGatewaysAddress(t *testing.T) {
@@ -183,7 +200,8 @@ func TestTheGatewaysAddress(t *testing.T) {
 	here, err := discovery.New("http://127.0.0.1:8100", discovery.RolePrefill)
 	require.NoError(t, err)
 	assert.False(t, told(`{}`, launch.Target{Endpoint: here}))
-	assert.Contains(t, render(t, `{"pd_proxy_host":"nat.example","pd_proxy_port":1}`, on).Files[0].Content, "pd_proxy_host: \"nat.example\"\npd_proxy_port: 1\n")
+	assert.Contains(t, render(t, `{"pd_proxy_host":"nat.example","pd_proxy_port":1}`, on).Files[0].Content,
+		"pd_proxy_host: \"nat.example\"\npd_proxy_port: 1\n")
 }
 
 func TestEnginesThatCannotBeRendered(t *testing.T) {
@@ -195,7 +213,8 @@ func TestEnginesThatCannotBeRendered(t *testing.T) {
 	on.Endpoint.Attributes = nil
 	_, err = r.Render(on)
 	require.ErrorContains(t, err, "receiverInitPorts")
-	assert.Contains(t, render(t, `{"pd_backend_mode":"sync"}`, target(discovery.RoleBoth)).Files[0].Content, `pd_role: "both"`)
+	assert.Contains(t, render(t, `{"pd_backend_mode":"sync"}`, target(discovery.RoleBoth)).Files[0].Content,
+		`pd_role: "both"`)
 }
 
 func TestPartialChunksThatAreDiscardedAreToldOf(t *testing.T) {
@@ -243,8 +262,12 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 
 // These are all settings that Kthena's issue 1069 tried, but without the switch that keeps P from sending notices.
 func TestTheSettingsOfIssue1069(t *testing.T) {
-	_, err := factory(json.RawMessage(`{"lmcache.enable_pd":true,"lmcache.pd_role":"sender","lmcache.transfer_channel":"nixl","lmcache.nixl_backends":["UCX"],
-		"lmcache.pd_peer_host":"h","lmcache.pd_peer_init_port":"10086","lmcache.pd_peer_alloc_port":"10087","lmcache.pd_buffer_device":"cuda"}`))
+	_, err := factory(
+		json.RawMessage(
+			`{"lmcache.enable_pd":true,"lmcache.pd_role":"sender","lmcache.transfer_channel":"nixl",
+			"lmcache.nixl_backends":["UCX"],
+		"lmcache.pd_peer_host":"h","lmcache.pd_peer_init_port":"10086","lmcache.pd_peer_alloc_port":"10087",
+		"lmcache.pd_buffer_device":"cuda"}`))
 	require.NoError(t, err)
 	_, err = lmcachepd.New(nil)
 	require.NoError(t, err)

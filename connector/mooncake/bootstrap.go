@@ -95,7 +95,8 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 			if time.Since(entry.At) > notAgain {
 				c.cache.Forget(url, entry)
 			}
-			return nil, errors.New("mooncake: the bootstrap server does not name the data-parallel rank that was chosen")
+			return nil, errors.New("mooncake: the bootstrap server does not name the data-parallel rank that " +
+				"was chosen")
 		}
 	}
 	if t.ranks > 1 && s.API == connector.APIResponses {
@@ -120,12 +121,14 @@ func (c *Connector) bootstrapURL(p discovery.Endpoint) (string, error) {
 	if text := strings.TrimSpace(p.Attribute("bootstrapURL")); text != "" {
 		u, err := discovery.ParseURL(text)
 		if err != nil {
-			return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is not a URL like http://HOST:8998"}
+			return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL",
+				Problem: "is not a URL like http://HOST:8998"}
 		}
 		return u.String(), nil
 	}
 	if c.opts.BootstrapServerAddress != "" {
-		return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is missing, and bootstrap_server_address says that the engine has no server of its own"}
+		return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL",
+			Problem: "is missing, and bootstrap_server_address says that the engine has no server of its own"}
 	}
 	port, err := attr.Port(p, "bootstrapPort", c.opts.port())
 	if err != nil {

@@ -40,13 +40,15 @@ func newRig(t *testing.T, extra map[string]string) *rig {
 	t.Helper()
 	x := &rig{t: t}
 	var err error
-	x.p, x.d, err = enginesim.Pair(enginesim.Config{Connector: "mooncake", Extra: extra}, enginesim.Config{Connector: "mooncake", Extra: extra})
+	x.p, x.d, err = enginesim.Pair(enginesim.Config{Connector: "mooncake", Extra: extra},
+		enginesim.Config{Connector: "mooncake", Extra: extra})
 	require.NoError(t, err)
 	x.alone, err = enginesim.Start(enginesim.Config{})
 	require.NoError(t, err)
 	x.prefill = endpoint(t, x.p.URL(), "bootstrapURL", x.p.Bootstrap())
 	tr := transport.New(nil)
-	x.flow, err = pdflow.New(newConnector(t, nil), x, pdflow.WithTransport(tr), pdflow.WithRetry(connector.Retry{MaxAttempts: 2}))
+	x.flow, err = pdflow.New(newConnector(t, nil), x, pdflow.WithTransport(tr),
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 2}))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
@@ -79,7 +81,8 @@ func (x *rig) ended() []pdflow.Outcome {
 }
 
 func completion(n int) string {
-	return fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":12,"temperature":0}`, strings.Repeat(fmt.Sprintf("%d prompts. ", n), 20))
+	return fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":12,"temperature":0}`,
+		strings.Repeat(fmt.Sprintf("%d prompts. ", n), 20))
 }
 
 func (x *rig) do(api connector.API, body string) (string, error) {
@@ -155,7 +158,8 @@ func TestFlowCancelsDecodeOfAPrefillThatOffersNothing(t *testing.T) {
 	x := newRig(t, nil)
 	var prefills atomic.Int64
 	stops := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		for n := prefills.Add(1); x.d.Stats().Requests < n; { // else D's leg may not be out yet, and then there is no orphan
+		// else D's leg may not be out yet, and then there is no orphan
+		for n := prefills.Add(1); x.d.Stats().Requests < n; {
 			time.Sleep(time.Millisecond)
 		}
 		_, _ = io.WriteString(w, `{"type":"message","content":[],"stop_reason":"end_turn"}`)
@@ -163,7 +167,8 @@ func TestFlowCancelsDecodeOfAPrefillThatOffersNothing(t *testing.T) {
 	defer stops.Close()
 	x.prefill = endpoint(t, stops.URL, "bootstrapURL", x.p.Bootstrap())
 	begun := time.Now()
-	_, err := x.do(connector.APIMessages, `{"model":"tiny","messages":[{"role":"user","content":"hello"}],"max_tokens":9}`)
+	_, err := x.do(connector.APIMessages, `{"model":"tiny","messages":[{"role":"user","content":"hello"}],`+
+		`"max_tokens":9}`)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, pdflow.CodeTransferMissing, e.Code)
@@ -184,7 +189,9 @@ func TestFlowIDsAreTheAttemptsOwn(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range 20 {
 		wg.Go(func() {
-			_, err := x.do(connector.APICompletions, strings.Replace(completion(n), "{", `{"request_id":"same","kv_transfer_params":{"transfer_id":"same"},`, 1))
+			_, err := x.do(connector.APICompletions,
+				strings.Replace(completion(n), "{", `{"request_id":"same","kv_transfer_params":{"transfer_id":"same"},`,
+					1))
 			assert.NoError(t, err)
 		})
 	}

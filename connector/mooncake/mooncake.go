@@ -94,7 +94,9 @@ func (c *Connector) Traits() connector.Traits {
 			attr.Same(attr.KVCacheDtype)},
 	}
 	if c.opts.BootstrapServerAddress != "" { // then the bootstrap server is not P's own
-		t.Attributes = []connector.Attribute{{Name: "bootstrapURL", Role: discovery.RolePrefill, Remedy: "the server's address, like http://HOST:8998"}}
+		t.Attributes = []connector.Attribute{
+			{Name: "bootstrapURL", Role: discovery.RolePrefill, Remedy: "the server's address, like http://HOST:8998"},
+		}
 	}
 	return t
 }
@@ -121,7 +123,8 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 
 // Decode tells D where P's bootstrap server is, which engine has the KV, and under which id. In the order
 // prefill-then-decode, P must have stopped because of the length.
-func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	t, err := prepared(s)
 	if err != nil {
 		return err
@@ -131,7 +134,8 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 			return err
 		}
 	}
-	const before, engine, id, after = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":`, `,"remote_engine_id":`, `,"transfer_id":"`, `"}`
+	const before, engine, id, after = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":`,
+		`,"remote_engine_id":`, `,"transfer_id":"`, `"}`
 	addr := t.entry.Value.addr
 	b := make([]byte, 0, len(before)+len(addr)+len(engine)+len(t.rank.engine)+len(id)+transferIDLen+len(after))
 	b = append(append(b, before...), addr...)

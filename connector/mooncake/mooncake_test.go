@@ -30,7 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const oneRank = `{"0":{"engine_id":"e-0","worker_addr":{"0":{"0":"tcp://10.0.0.1:1"}}}}`
 
 func respond(status int, body string) *http.Response {
-	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1}
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1}
 }
 
 // server is a bootstrap server. It has the response that it gives, and counts the queries.
@@ -128,7 +129,8 @@ func TestAnswersOfSeveralServersAreKeptApart(t *testing.T) {
 		other := (&server{}).say(strings.ReplaceAll(oneRank, "e-0", "e-other"))
 		s := session(t, connector.APIChat, `{"messages":[]}`, endpoint(t, "http://10.0.0.2:8100"))
 		require.NoError(t, prepare(t.Context(), c, s, other.call), "a server that hangs holds up only its own requests")
-		assert.Contains(t, decodeOf(t, c, s), `"remote_bootstrap_addr":"http://10.0.0.2:8998","remote_engine_id":"e-other"`)
+		assert.Contains(t, decodeOf(t, c, s), `"remote_bootstrap_addr":"http://10.0.0.2:8998",`+
+			`"remote_engine_id":"e-other"`)
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
 	})
@@ -195,7 +197,8 @@ func TestFailedAttemptsForgetTheEngine(t *testing.T) {
 		require.NoError(t, prepare(t.Context(), c, chatSession(t), b.call))
 		assert.EqualValues(t, 2, b.asked.Load())
 	})
-	require.NoError(t, newConnector(t, nil).Clean(t.Context(), chatSession(t), fault(true), nil), "an attempt that knew nothing forgets nothing")
+	require.NoError(t, newConnector(t, nil).Clean(t.Context(), chatSession(t), fault(true), nil),
+		"an attempt that knew nothing forgets nothing")
 }
 
 // A request that waits for another's query stops waiting when its own context ends. If the request that runs the query
@@ -251,7 +254,10 @@ func TestACallThatPanicsLeavesNobodyWaiting(t *testing.T) {
 		hold := make(chan struct{})
 		go func() {
 			defer func() { _ = recover() }()
-			_ = prepare(t.Context(), c, chatSession(t), func(*http.Request) (*http.Response, error) { <-hold; panic("boom") })
+			_ = prepare(t.Context(), c, chatSession(t), func(*http.Request) (*http.Response, error) {
+				<-hold
+				panic("boom")
+			})
 		}()
 		synctest.Wait()
 		done := make(chan error)
@@ -269,28 +275,39 @@ func TestBadBootstrapServers(t *testing.T) {
 		status     int
 		body, want string
 	}{
-		"an error":               {500, oneRank, "answered 500"},
-		"a redirect":             {302, oneRank, "answered 302"},
-		"not JSON":               {200, "<html>", "not a JSON object"},
-		"a list":                 {200, "[]", "not a JSON object"},
-		"nothing":                {200, "", "not a JSON object"},
-		"no engine":              {200, "{}", "knows no engine"},
-		"no engine id":           {200, `{"0":{"worker_addr":{}},"1":{"engine_id":""},"2":{"engine_id":7},"3":null,"4":[]}`, "knows no engine"},
-		"ranks that are none":    {200, `{"-1":{"engine_id":"e"},"01":{"engine_id":"e"},"x":{"engine_id":"e"},"70000":{"engine_id":"e"}}`, "knows no engine"},
+		"an error":   {500, oneRank, "answered 500"},
+		"a redirect": {302, oneRank, "answered 302"},
+		"not JSON":   {200, "<html>", "not a JSON object"},
+		"a list":     {200, "[]", "not a JSON object"},
+		"nothing":    {200, "", "not a JSON object"},
+		"no engine":  {200, "{}", "knows no engine"},
+		"no engine id": {200, `{"0":{"worker_addr":{}},"1":{"engine_id":""},"2":{"engine_id":7},` +
+			`"3":null,"4":[]}`, "knows no engine"},
+		"ranks that are none": {200, `{"-1":{"engine_id":"e"},"01":{"engine_id":"e"},"x":{"engine_id":"e"},` +
+			`"70000":{"engine_id":"e"}}`, "knows no engine"},
 		"more than is ever read": {200, oneRank + strings.Repeat(" ", 1<<20), "too large"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, s := newConnector(t, nil), chatSession(t)
-			err := prepare(t.Context(), c, s, func(*http.Request) (*http.Response, error) { return respond(k.status, k.body), nil })
+			err := prepare(t.Context(), c, s, func(*http.Request) (*http.Response, error) {
+				return respond(k.status, k.body), nil
+			})
 			require.ErrorContains(t, err, k.want)
 			assert.NotContains(t, err.Error(), "10.0.0.1")
-			require.Error(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)), "D dies of a decode without an engine id")
+			require.Error(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)),
+				"D dies of a decode without an engine id")
 			require.Error(t, c.Prefill(t.Context(), s, connector.NewLeg(s.Request)))
 		})
 	}
 	t.Run("unknown members are tolerated", func(t *testing.T) {
 		s, c := chatSession(t), newConnector(t, nil)
-		require.NoError(t, prepare(t.Context(), c, s, (&server{}).say(`{"version":2,"0":{"engine_id":"e-0","tp_size":8,"worker_addr":null},"sizes":{"engine_id":"no rank"}}`).call))
+		require.NoError(
+			t, prepare(
+				t.Context(), c, s,
+				(&server{}).say(`{"version":2,"0":{"engine_id":"e-0","tp_size":8,"worker_addr":null},`+
+					`"sizes":{"engine_id":"no rank"}}`).call,
+			),
+		)
 		assert.Contains(t, decodeOf(t, c, s), `"remote_engine_id":"e-0"`)
 	})
 }
@@ -342,16 +359,24 @@ func TestResponsesOfSeveralRanksIsRefused(t *testing.T) {
 func TestCheckEndpoint(t *testing.T) {
 	c := newConnector(t, nil)
 	require.NoError(t, c.CheckEndpoint(endpoint(t, "http://h:1")), "the default port")
-	require.NoError(t, c.CheckEndpoint(endpoint(t, "http://h:1", "bootstrapPort", "9", "dpSize", "4", "bootstrapURL", "http://b:8998")))
+	require.NoError(
+		t, c.CheckEndpoint(
+			endpoint(t, "http://h:1", "bootstrapPort", "9", "dpSize", "4", "bootstrapURL", "http://b:8998"),
+		),
+	)
 	d := endpoint(t, "http://h:1", "bootstrapPort", "x")
 	d.Role = discovery.RoleDecode
 	require.NoError(t, c.CheckEndpoint(d), "D needs none")
-	for attribute, value := range map[string]string{"bootstrapPort": "0", "dpSize": "none", "bootstrapURL": "10.0.0.1:8998"} {
+	for attribute, value := range map[string]string{"bootstrapPort": "0", "dpSize": "none",
+		"bootstrapURL": "10.0.0.1:8998"} {
 		faults := config.FieldErrors(c.CheckEndpoint(endpoint(t, "http://h:1", attribute, value)))
 		require.Len(t, faults, 1)
 		assert.Equal(t, "attributes."+attribute, faults[0].Path)
 		var bad *connector.EndpointError
-		require.ErrorAs(t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, endpoint(t, "http://h:1", attribute, value)), nil), &bad)
+		require.ErrorAs(
+			t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, endpoint(t, "http://h:1", attribute, value)),
+				nil), &bad,
+		)
 		assert.NotContains(t, bad.Error(), value+" ")
 	}
 	alone := newConnector(t, &mooncake.Options{BootstrapServerAddress: "b:8998"})
@@ -364,7 +389,10 @@ func TestAbilities(t *testing.T) {
 	assert.Equal(t, connector.Together, c.Traits().Order)
 	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders)
 	assert.True(t, c.Traits().Orphans)
-	named, err := connector.Open(connector.Spec{Type: "MooncakeConnector", Config: json.RawMessage(`{"num_workers":10,"mooncake_protocol":"rdma"}`)})
+	named, err := connector.Open(
+		connector.Spec{Type: "MooncakeConnector",
+			Config: json.RawMessage(`{"num_workers":10,"mooncake_protocol":"rdma"}`)},
+	)
 	require.NoError(t, err, "the engine's class, with the engine's own settings")
 	assert.Equal(t, "mooncake", named.Traits().Name)
 }
@@ -373,8 +401,10 @@ func TestAbilities(t *testing.T) {
 func TestDecodeAfterPrefill(t *testing.T) {
 	c, s := newConnector(t, nil), chatSession(t)
 	require.NoError(t, prepare(t.Context(), c, s, (&server{}).say(oneRank).call))
-	for body, ok := range map[string]bool{`{"choices":[{"finish_reason":"length"}]}`: true, `{"choices":[{"finish_reason":"stop"}]}`: false, `garbage`: false} {
-		err := c.Decode(t.Context(), s, connector.NewPrefillResult(200, nil, []byte(body), time.Now()), connector.NewLeg(s.Request))
+	for body, ok := range map[string]bool{`{"choices":[{"finish_reason":"length"}]}`: true,
+		`{"choices":[{"finish_reason":"stop"}]}`: false, `garbage`: false} {
+		err := c.Decode(t.Context(), s, connector.NewPrefillResult(200, nil, []byte(body), time.Now()),
+			connector.NewLeg(s.Request))
 		if ok {
 			require.NoError(t, err)
 		} else {

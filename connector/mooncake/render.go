@@ -29,14 +29,16 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Version.Before(bootstrapped.Major, bootstrapped.Minor) {
 		s.Notes = append(s.Notes,
 			launch.Note{Path: "version",
-				Text: "engines from before vllm#31034 (early 2026) have no bootstrap server and speak another protocol, which hands off as NIXL does: use a newer one"})
+				Text: "engines from before vllm#31034 (early 2026) have no bootstrap server and speak another " +
+					"protocol, which hands off as NIXL does: use a newer one"})
 	}
 	if t.CPU {
 		// As recorded on a CPU: vLLM's connector asks for an accelerator's index, so it needs a module that returns 0.
 		s.KVTransfer.ModulePath = "mooncake_cpu"
 		s.Env = append(s.Env, launch.EnvVar{Name: "MC_FORCE_TCP", Value: "true"})
 		s.Notes = append(s.Notes,
-			launch.Note{Text: "on a CPU, vLLM's MooncakeConnector needs a module mooncake_cpu on PYTHONPATH that sets " +
+			launch.Note{Text: "on a CPU, vLLM's MooncakeConnector needs a module mooncake_cpu on PYTHONPATH " +
+				"that sets " +
 				"torch.accelerator.current_device_index to a function that returns 0 and imports MooncakeConnector"})
 	}
 	var errs []error

@@ -28,13 +28,15 @@ func TestRenderRoles(t *testing.T) {
 	d.Role = discovery.RoleDecode
 	all := []discovery.Endpoint{p, d}
 	s := render(t, nil, launch.Target{Endpoint: p, Engines: all})
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail"}`, s.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail"}`,
+		s.KVTransfer.JSON())
 	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_MOONCAKE_BOOTSTRAP_PORT", Value: "8998"}}, s.Env)
 	require.Len(t, s.Notes, 1)
 	assert.Equal(t, "config.abortTimeout", s.Notes[0].Path, "480 s is long for an orphan")
 
 	s = render(t, nil, launch.Target{Endpoint: d, Engines: all})
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_consumer","kv_load_failure_policy":"fail"}`, s.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_consumer","kv_load_failure_policy":"fail"}`,
+		s.KVTransfer.JSON())
 	assert.Empty(t, s.Env, "only P has a bootstrap server")
 
 	p.Role = discovery.RoleBoth
@@ -42,11 +44,17 @@ func TestRenderRoles(t *testing.T) {
 }
 
 func TestRenderSettings(t *testing.T) {
-	o := &mooncake.Options{BootstrapPort: 9998, AbortTimeout: config.Duration(90 * time.Second), NumWorkers: 20, Protocol: "tcp", DeviceName: "mlx5_0,mlx5_1", PrefillSideSWAReplay: true}
+	o := &mooncake.Options{BootstrapPort: 9998, AbortTimeout: config.Duration(90 * time.Second), NumWorkers: 20,
+		Protocol: "tcp", DeviceName: "mlx5_0,mlx5_1", PrefillSideSWAReplay: true}
 	p := endpoint(t, "http://h:8100")
 	s := render(t, o, launch.Target{Endpoint: p})
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"num_workers":20,"mooncake_protocol":"tcp","device_name":"mlx5_0,mlx5_1","prefill_side_swa_replay":true}}`, s.KVTransfer.JSON())
-	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_MOONCAKE_BOOTSTRAP_PORT", Value: "9998"}, {Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: "90"}}, s.Env)
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail",`+
+		`"kv_connector_extra_config":{"num_workers":20,"mooncake_protocol":"tcp","device_name":"mlx5_0,mlx5_1",`+
+		`"prefill_side_swa_replay":true}}`, s.KVTransfer.JSON())
+	assert.Equal(
+		t, []launch.EnvVar{{Name: "VLLM_MOONCAKE_BOOTSTRAP_PORT", Value: "9998"},
+			{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: "90"}}, s.Env,
+	)
 	assert.Empty(t, s.Notes)
 
 	p.Attributes["bootstrapURL"] = "http://h"
@@ -89,7 +97,10 @@ func TestRenderOnACPU(t *testing.T) {
 }
 
 func TestRenderTellsWhichResourcesHaveNoEffect(t *testing.T) {
-	s := render(t, nil, launch.Target{Endpoint: endpoint(t, "http://h:8100"), Resources: connector.Resources{MaxMemory: "8Gi", MaxDisk: "1Ti", MaxBandwidth: "1G"}})
+	s := render(
+		t, nil, launch.Target{Endpoint: endpoint(t, "http://h:8100"),
+			Resources: connector.Resources{MaxMemory: "8Gi", MaxDisk: "1Ti", MaxBandwidth: "1G"}},
+	)
 	var paths []string
 	for _, n := range s.Notes {
 		if n.NoEffect {

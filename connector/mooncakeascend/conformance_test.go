@@ -26,11 +26,15 @@ func harness() connectortest.Harness {
 		New:    factory,
 		Config: json.RawMessage(`{"leaseDuration":"90s","kvPort":36000}`),
 		BadConfig: []json.RawMessage{
-			json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"leaseDuration":"1500ms"}`), json.RawMessage(`{"kvPort":65536}`), json.RawMessage(`{"kvPort":-1}`),
+			json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"leaseDuration":"1500ms"}`),
+			json.RawMessage(`{"kvPort":65536}`), json.RawMessage(`{"kvPort":-1}`),
 		},
-		Response: func(*connector.Session, []byte) connectortest.Response { return connectortest.Response{Handoff: good} },
+		Response: func(*connector.Session, []byte) connectortest.Response {
+			return connectortest.Response{Handoff: good}
+		},
 		Needs: []string{
-			"do_remote_prefill", "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids", "num_prompt_blocks",
+			"do_remote_prefill", "remote_engine_id", "remote_request_id", "remote_host", "remote_port",
+			"remote_block_ids", "num_prompt_blocks",
 		},
 		Versions: []launch.Version{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
 	}

@@ -43,7 +43,8 @@ func ExampleNew() {
 	}
 	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"choices":[{"finish_reason":"length"}],
 		"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],
-		"remote_engine_id":"e","remote_request_id":"q","remote_host":"10.0.0.5","remote_port":30000,"remote_block_size":128,
+		"remote_engine_id":"e","remote_request_id":"q","remote_host":"10.0.0.5","remote_port":30000,
+		"remote_block_size":128,
 		"num_prompt_blocks":1,		"remote_ptp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,
 		"last_token_id":7,"remote_multi_nodes_meta_mapping":{}}}`), time.Now())
 	prefill := connector.NewLeg(r)

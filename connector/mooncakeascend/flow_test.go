@@ -63,7 +63,10 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 		require.NoError(t, flow.Shutdown(ctx))
 		tr.Close()
 	})
-	return flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"messages":[],"stream":true}`), Pick: &pick})
+	return flow.Do(
+		t.Context(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"messages":[],"stream":true}`),
+			Pick: &pick},
+	)
 }
 
 // With recompute_scheduler_enable D may give a request up in favour of another one. It says so only by a stop reason,
@@ -71,7 +74,8 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 // otherwise the flow cuts the stream.
 func TestARecomputedAnswerIsAFailedOne(t *testing.T) {
 	const text = "data: {\"choices\":[{\"delta\":{\"content\":\"word\"},\"finish_reason\":null}]}\n\n"
-	const recomputed = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\",\"stop_reason\":\"recomputed\"}]}\n\ndata: [DONE]\n\n"
+	const recomputed = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"," +
+		"\"stop_reason\":\"recomputed\"}]}\n\ndata: [DONE]\n\n"
 	_, err := run(t, answers(nil, "", recomputed))
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)

@@ -9,7 +9,8 @@
 // s. If D reads later, the blocks may belong to another prompt. So a retry prefills again, and the flow does not send
 // an old handoff.
 //
-// Facts: vllm-ascend at 182b75e (2026-08-22, between 0.22 and 0.23), vllm_ascend/distributed/kv_transfer/kv_p2p/mooncake_connector.py
+// Facts: vllm-ascend at 182b75e (2026-08-22, between 0.22 and 0.23),
+// vllm_ascend/distributed/kv_transfer/kv_p2p/mooncake_connector.py
 // (MooncakeConnectorScheduler.update_state_after_alloc, request_finished, MooncakeConnectorMetadata.add_new_req) and
 // examples/disaggregated_prefill_v1/load_balance_proxy_server_example.py. Not run: it needs Ascend hardware.
 package mooncakeascend
@@ -50,8 +51,9 @@ func init() {
 
 // Options are the connector's settings.
 type Options struct {
-	LeaseDuration *config.Duration `json:"leaseDuration"` // P's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; default 480s, whole seconds
-	KVPort        int              `json:"kvPort"`        // first kv_port of the launch settings; default 30000
+	// P's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; default 480s, whole seconds
+	LeaseDuration *config.Duration `json:"leaseDuration"`
+	KVPort        int              `json:"kvPort"` // first kv_port of the launch settings; default 30000
 }
 
 // Connector is the connector "mooncake-ascend".
@@ -69,8 +71,9 @@ func New(o *Options) (*Connector, error) {
 	var faults []error
 	if d := o.LeaseDuration; d != nil {
 		if c.lease = time.Duration(*d); c.lease < time.Second || c.lease%time.Second != 0 {
-			faults = append(faults, &config.FieldError{Path: "leaseDuration", Problem: "is not a whole number of seconds above 0",
-				Remedy: "the engines' VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480s unless they set another"})
+			faults = append(
+				faults, &config.FieldError{Path: "leaseDuration", Problem: "is not a whole number of seconds above 0",
+					Remedy: "the engines' VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, 480s unless they set another"})
 		}
 	}
 	if o.KVPort != 0 {
@@ -112,7 +115,8 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 }
 
 // Decode gives D P's handoff after checking that it is complete. If it is not, the error is [connector.ErrNoTransfer].
-func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	raw, err := handoff.Member(p, connector.ParamsMember, checkHandoff)
 	if err != nil {
 		return err

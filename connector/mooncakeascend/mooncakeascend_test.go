@@ -24,7 +24,11 @@ import (
 )
 
 // good is a handoff with the keys that request_finished writes, in its order.
-const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8,9]],"remote_engine_id":"e3e6","remote_request_id":"cmpl-r-0-1a2b3c4d","remote_host":"10.0.0.5","remote_port":30000,"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":8,"last_token_id":1234,"remote_multi_nodes_meta_mapping":{"0":{"host":"10.0.0.5","engine_id":"e3e6","handshake_port":30000}},"num_prompt_blocks":3,"remote_block_size":128}`
+const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8,9]],` +
+	`"remote_engine_id":"e3e6","remote_request_id":"cmpl-r-0-1a2b3c4d","remote_host":"10.0.0.5","remote_port":30000,` +
+	`"remote_pcp_size":1,"remote_dcp_size":1,"remote_ptp_size":8,"last_token_id":1234,` +
+	`"remote_multi_nodes_meta_mapping":{"0":{"host":"10.0.0.5","engine_id":"e3e6","handshake_port":30000}},` +
+	`"num_prompt_blocks":3,"remote_block_size":128}`
 
 func open(t testing.TB, o *mooncakeascend.Options) *mooncakeascend.Connector {
 	t.Helper()
@@ -42,7 +46,9 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 
 func decode(c connector.KVConnector, s *connector.Session, answer string) (string, error) {
 	l := connector.NewLeg(s.Request)
-	if err := c.Decode(context.Background(), s, connector.NewPrefillResult(http.StatusOK, nil, []byte(answer), time.Now()), l); err != nil {
+	if err := c.Decode(
+		context.Background(), s, connector.NewPrefillResult(http.StatusOK, nil, []byte(answer), time.Now()), l,
+	); err != nil {
 		return "", err
 	}
 	body, err := l.Body()
@@ -64,7 +70,8 @@ func TestHandoffIsRelayedByteForByte(t *testing.T) {
 		"white space":                           strings.ReplaceAll(good, ",", " ,\n"),
 		"an address that only the engines know": with("remote_host", `"fe80::1%eth0"`),
 	} {
-		got, err := decode(open(t, nil), session(t, connector.APICompletions, `{"prompt":"x"}`), `{"kv_transfer_params":`+h+`}`)
+		got, err := decode(open(t, nil), session(t, connector.APICompletions, `{"prompt":"x"}`),
+			`{"kv_transfer_params":`+h+`}`)
 		require.NoError(t, err, rule)
 		assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+h+`}`, got, rule)
 	}
@@ -73,13 +80,14 @@ func TestHandoffIsRelayedByteForByte(t *testing.T) {
 // Each case replaces one key; "-" removes it. The error names the key and holds no value.
 func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 	for key, values := range map[string][]string{
-		"do_remote_prefill":               {"-", "null", "false", `"true"`},
-		"do_remote_decode":                {"true"},
-		"remote_engine_id":                {"-", "null", `""`, "4321"},
-		"remote_request_id":               {"-", "null", `""`},
-		"remote_host":                     {"-", "null", `""`, `["4321"]`},
-		"remote_port":                     {"-", "null", `"4321"`, "0", "65536"},
-		"remote_block_ids":                {"-", "null", "[]", "[[]]", "[4321]", `[["4321"]]`, "[[4321.5]]", "[[-4321]]", "{}"},
+		"do_remote_prefill": {"-", "null", "false", `"true"`},
+		"do_remote_decode":  {"true"},
+		"remote_engine_id":  {"-", "null", `""`, "4321"},
+		"remote_request_id": {"-", "null", `""`},
+		"remote_host":       {"-", "null", `""`, `["4321"]`},
+		"remote_port":       {"-", "null", `"4321"`, "0", "65536"},
+		"remote_block_ids": {"-", "null", "[]", "[[]]", "[4321]", `[["4321"]]`, "[[4321.5]]",
+			"[[-4321]]", "{}"},
 		"num_prompt_blocks":               {"-", "null", "0", `"4321"`, "-4321"},
 		"remote_pcp_size":                 {"null", "0", `"4321"`},
 		"remote_dcp_size":                 {"null", "0"},
@@ -93,7 +101,8 @@ func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 				bad, err = sjson.SetRaw(good, key, v)
 			}
 			require.NoError(t, err)
-			_, err = decode(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), `{"kv_transfer_params":`+bad+`}`)
+			_, err = decode(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), `{"kv_transfer_params":`+
+				bad+`}`)
 			require.ErrorIs(t, err, connector.ErrNoTransfer, "%s=%s", key, v)
 			assert.Contains(t, err.Error(), key)
 			assert.NotContains(t, err.Error(), "4321")
@@ -104,7 +113,8 @@ func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 
 // P answers without a handoff if it did not end by length.
 func TestAnAnswerWithoutAHandoffIsRefused(t *testing.T) {
-	for _, answer := range []string{``, `[]`, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":[]}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + good} {
+	for _, answer := range []string{``, `[]`, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":[]}`,
+		`{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + good} {
 		_, err := decode(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), answer)
 		require.ErrorIs(t, err, connector.ErrNoTransfer, answer)
 	}
@@ -116,7 +126,10 @@ func TestBothLegsCarryTheSessionsID(t *testing.T) {
 	c, s := open(t, nil), session(t, connector.APIResponses, `{"input":"x"}`)
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
-	require.NoError(t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+good+`}`), time.Now()), d))
+	require.NoError(
+		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+good+
+			`}`), time.Now()), d),
+	)
 	for _, leg := range []*connector.Leg{p, d} {
 		assert.Equal(t, []connector.HeaderEdit{{Name: "X-Request-Id", Value: s.ID}}, leg.Header())
 		id, _ := leg.Current("request_id")
@@ -128,12 +141,18 @@ func TestSettings(t *testing.T) {
 	assert.Equal(t, 480*time.Second, open(t, nil).Traits().Lease, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT")
 	var zero mooncakeascend.Connector
 	assert.Equal(t, 480*time.Second, zero.Traits().Lease)
-	c, err := connector.Open(connector.Spec{Type: "MooncakeConnectorV1", Config: json.RawMessage(`{"leaseDuration":"90s"}`)})
+	c, err := connector.Open(
+		connector.Spec{Type: "MooncakeConnectorV1", Config: json.RawMessage(`{"leaseDuration":"90s"}`)},
+	)
 	require.NoError(t, err)
 	assert.Equal(t, mooncakeascend.Name, c.Traits().Name)
 	assert.Equal(t, 90*time.Second, c.Traits().Lease)
-	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`).Request), "the handoff is read once")
-	assert.Equal(t, connector.ParamsMember, uncarried.Member(open(t, nil), session(t, connector.APISGLang, `{"text":"a"}`).Request))
+	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`).Request),
+		"the handoff is read once")
+	assert.Equal(
+		t, connector.ParamsMember, uncarried.Member(open(t, nil),
+			session(t, connector.APISGLang, `{"text":"a"}`).Request),
+	)
 }
 
 func endpoint(t testing.TB, rawURL string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
@@ -152,13 +171,23 @@ func TestLaunchSettings(t *testing.T) {
 
 	out, err := c.Render(launch.Target{Endpoint: p, Engines: engines})
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_producer","kv_port":30000,"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`, out.KVTransfer.JSON())
-	assert.Equal(t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"}, out.Args)
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_producer","kv_port":30000,`+
+		`"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`,
+		out.KVTransfer.JSON())
+	assert.Equal(
+		t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"},
+		out.Args,
+	)
 	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: "90"}}, out.Env)
 
-	out, err = c.Render(launch.Target{Endpoint: d, Engines: engines, Version: launch.Version{Major: 0, Minor: 10, Patch: 1}})
+	out, err = c.Render(
+		launch.Target{Endpoint: d, Engines: engines, Version: launch.Version{Major: 0, Minor: 10, Patch: 1}},
+	)
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_consumer","kv_port":36200,"kv_buffer_device":"npu","kv_parallel_size":1,"kv_rank":1,"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`, out.KVTransfer.JSON(), "before 0.11")
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_consumer","kv_port":36200,`+
+		`"kv_buffer_device":"npu","kv_parallel_size":1,"kv_rank":1,`+
+		`"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`,
+		out.KVTransfer.JSON(), "before 0.11")
 
 	out, err = c.Render(launch.Target{Endpoint: d, Engines: engines, Resources: connector.Resources{MaxMemory: "1Gi"}})
 	require.NoError(t, err)
@@ -171,17 +200,23 @@ func TestLaunchSettings(t *testing.T) {
 func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
 	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "4"})
 	for rule, other := range map[string]discovery.Endpoint{
-		"P's tpSize is no multiple of D's":     endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{"tpSize": "8"}),
-		"two P with different tpSize":          endpoint(t, "http://q:1", discovery.RolePrefill, map[string]string{"tpSize": "8"}),
-		"two P with different dpSize":          endpoint(t, "http://q:1", discovery.RolePrefill, map[string]string{"tpSize": "4", "dpSize": "2"}),
-		"an attribute that is no whole number": endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{"tpSize": "x"}),
+		"P's tpSize is no multiple of D's": endpoint(t, "http://d:1", discovery.RoleDecode,
+			map[string]string{"tpSize": "8"}),
+		"two P with different tpSize": endpoint(t, "http://q:1", discovery.RolePrefill,
+			map[string]string{"tpSize": "8"}),
+		"two P with different dpSize": endpoint(t, "http://q:1", discovery.RolePrefill,
+			map[string]string{"tpSize": "4", "dpSize": "2"}),
+		"an attribute that is no whole number": endpoint(t, "http://d:1", discovery.RoleDecode,
+			map[string]string{"tpSize": "x"}),
 	} {
 		_, err := open(t, nil).Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p, other}})
 		var bad *connector.EndpointError
 		require.ErrorAs(t, err, &bad, rule)
 	}
 	for _, name := range []string{"tpSize", "dpSize", "kvPort"} {
-		faults := config.FieldErrors(open(t, nil).CheckEndpoint(endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{name: "0"})))
+		faults := config.FieldErrors(
+			open(t, nil).CheckEndpoint(endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{name: "0"})),
+		)
 		require.Len(t, faults, 1)
 		assert.Equal(t, "attributes."+name, faults[0].Path)
 	}

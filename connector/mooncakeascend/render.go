@@ -17,7 +17,10 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if err != nil {
 		return out, err
 	}
-	out.Env = append(out.Env, launch.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: strconv.Itoa(int(c.Traits().Lease / time.Second))})
+	out.Env = append(
+		out.Env, launch.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
+			Value: strconv.Itoa(int(c.Traits().Lease / time.Second))},
+	)
 	return out, nil
 }
 

@@ -168,7 +168,8 @@ func (o *Options) notes(t launch.Target) []launch.Note {
 	}
 	r.MaxMemory = ""
 	return append(notes,
-		launch.NoLimits(r, "the engines have no such limit; a disk's is MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES of mooncake_client")...)
+		launch.NoLimits(r, "the engines have no such limit; a disk's is MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES of "+
+			"mooncake_client")...)
 }
 
 func loopback(host string) bool {

@@ -11,14 +11,15 @@ import (
 	"github.com/pdkit/pdkit/connector/moriio"
 )
 
-// setups are the connectors whose legs are measured.
+// setups are the connectors that the benchmark measures.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB(), nil, nil)
 	response := connectortest.Response{Handoff: strings.Replace(handoff(s), "[7,8,9]", connectortest.Blocks2KB(), 1)}
 	return []connectortest.Measured{
 		{Name: "moriio/write", Connector: open(t, nil), Session: s, Response: response},
-		{Name: "moriio/read", Connector: open(t, &moriio.Options{Mode: moriio.ModeRead}), Session: s, Response: response},
+		{Name: "moriio/read", Connector: open(t, &moriio.Options{Mode: moriio.ModeRead}), Session: s,
+			Response: response},
 	}
 }
 

@@ -20,21 +20,26 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 	return connector.Open(connector.Spec{Type: moriio.Name, Config: config})
 }
 
-// handoff is P's kv_transfer_params in an answer to a session.
+// handoff is the kv_transfer_params in P's response to a session.
 func handoff(s *connector.Session) string {
-	return `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[7,8,9],"remote_engine_id":"10.0.0.5:6301","remote_host":"10.0.0.5","remote_handshake_port":6301,"remote_notify_port":61005,"remote_dp_rank":0,"remote_dp_rank_override":true,"remote_dp_size":1,"remote_dp_size_local":1,"tp_size":8,"transfer_id":"tx-` + s.UUID() + `"}`
+	return `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[7,8,9],` +
+		`"remote_engine_id":"10.0.0.5:6301","remote_host":"10.0.0.5","remote_handshake_port":6301,` +
+		`"remote_notify_port":61005,"remote_dp_rank":0,"remote_dp_rank_override":true,"remote_dp_size":1,` +
+		`"remote_dp_size_local":1,"tp_size":8,"transfer_id":"tx-` + s.UUID() + `"}`
 }
 
-// modes are the settings of a mode; write is the default.
+// modes are the settings that choose a mode. Write is the default.
 var modes = map[string]string{moriio.ModeRead: `"mode":"read",`}
 
 func harness(mode string) connectortest.Harness {
 	h := connectortest.Harness{
-		Name:   moriio.Name,
-		New:    factory,
-		Config: json.RawMessage(`{` + modes[mode] + `"handshakePort":7301,"notifyPort":62005,"tpSize":4,"deferTimeout":"90s"}`),
+		Name: moriio.Name,
+		New:  factory,
+		Config: json.RawMessage(`{` + modes[mode] + `"handshakePort":7301,"notifyPort":62005,"tpSize":4,` +
+			`"deferTimeout":"90s"}`),
 		BadConfig: []json.RawMessage{
-			json.RawMessage(`{"mode":"both"}`), json.RawMessage(`{"handshakePort":65536}`), json.RawMessage(`{"notifyPort":-1}`), json.RawMessage(`{"tpSize":-1}`),
+			json.RawMessage(`{"mode":"both"}`), json.RawMessage(`{"handshakePort":65536}`),
+			json.RawMessage(`{"notifyPort":-1}`), json.RawMessage(`{"tpSize":-1}`),
 			json.RawMessage(`{"dpSize":100000}`), json.RawMessage(`{"deferTimeout":"0s"}`),
 		},
 		Versions: []launch.Version{{Major: 0, Minor: 27}, {Major: 0, Minor: 28}},
@@ -43,8 +48,9 @@ func harness(mode string) connectortest.Harness {
 		},
 		Needs: []string{"do_remote_prefill", "transfer_id"},
 		Except: connectortest.Exceptions{
-			BareIPv6:  true,                            // host:::1,handshake:6301,notify:61005 is cut at commas, and each part at its first colon
-			OwnValues: map[string]string{"mode": mode}, // two engines of the other mode are no pair for this connector
+			// engines cut host:::1,… at commas, and each part at its first colon
+			BareIPv6:  true,
+			OwnValues: map[string]string{"mode": mode}, // the rules refuse two engines of the other mode
 		},
 	}
 	if mode == moriio.ModeRead {

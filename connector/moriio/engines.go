@@ -11,15 +11,15 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// attrMode is the mode that an engine announces.
+// attrMode is the attribute that holds the mode that an engine announces.
 const attrMode = "mode"
 
-// maxSize bounds tensor- and data-parallel sizes. No engine has more.
+// maxSize bounds the tensor- and data-parallel sizes. No engine has more ranks.
 const maxSize = 1 << 16
 
 type ports struct{ handshake, notify int }
 
-// engine is one side of a pair as the other must know it.
+// engine is what one engine of a pair must know about the other.
 type engine struct {
 	host   string
 	ports  ports
@@ -38,7 +38,7 @@ func (c *Connector) pair(s *connector.Session) (both pair, err error) {
 		return both, err
 	}
 	if s.API == connector.APIResponses && both.p.dp > 1 {
-		// The rank cannot be chosen there, and D would write and read beside the right one's memory.
+		// The leg cannot choose the rank, so D would write and read in another rank's memory.
 		return both, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	both.d.rank = rank(s.DecodeRank, s.Uint64()>>32, s.Decode, both.d.dp)
@@ -46,7 +46,7 @@ func (c *Connector) pair(s *connector.Session) (both pair, err error) {
 	return both, nil
 }
 
-// prefillRank sets P's rank, and D's where the two engines have as many.
+// prefillRank sets P's rank, and also D's if both engines have the same number of ranks.
 func (p *pair) prefillRank(rank int) {
 	p.p.rank = rank
 	if p.d.dp == p.p.dp {
@@ -54,7 +54,7 @@ func (p *pair) prefillRank(rank int) {
 	}
 }
 
-// rank is the session's own where the endpoint says how many there are, else one of the configured number.
+// rank is the session's own rank if the endpoint says how many there are. Otherwise it is one of the configured number.
 func rank(own func() int, random uint64, e discovery.Endpoint, size int) int {
 	if size < 2 {
 		return 0
@@ -65,7 +65,7 @@ func rank(own func() int, random uint64, e discovery.Endpoint, size int) int {
 	return int(random % uint64(size))
 }
 
-// requestID is the X-Request-Id of both legs. The session's 32 hex digits at its end keep it new with each attempt.
+// requestID is the X-Request-Id of both legs. It ends with the session's 32 hex digits, which are new for each attempt.
 func (p *pair) requestID(s *connector.Session) string {
 	b := make([]byte, 0, 256)
 	b = p.p.appendAddress(append(b, "___prefill_addr_"...))
@@ -73,20 +73,21 @@ func (p *pair) requestID(s *connector.Session) string {
 	return string(append(append(b, '_'), s.ID...))
 }
 
-// appendAddress writes an engine's address as it announces it itself.
+// appendAddress writes an engine's address in the form in which the engine announces it.
 func (e *engine) appendAddress(b []byte) []byte {
 	b = append(append(b, "host:"...), e.host...)
 	b = strconv.AppendInt(append(b, ",handshake:"...), int64(e.ports.handshake), 10)
 	return strconv.AppendInt(append(b, ",notify:"...), int64(e.ports.notify), 10)
 }
 
-// engine reads an endpoint: what it announced as zmqAddress, or its URL's host and the ports of its attributes or the settings.
+// engine reads an endpoint: the address that it announced as zmqAddress, or its URL's host and the ports of its
+// attributes or of the settings.
 func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 	out := engine{ports: c.ports}
 	bad := func(attribute, problem string) (engine, error) {
 		return engine{}, &connector.EndpointError{Endpoint: e.ID, Attribute: attribute, Problem: problem}
 	}
-	// An engine that announces the other mode would not be waited for, or would wait for what nobody sends.
+	// P would not wait for an engine of the other mode, or would wait for notices that nobody sends.
 	if mode := e.Attribute(attrMode); mode != "" && mode != c.mode() {
 		return bad(attrMode, "is not the mode of the connector")
 	}
@@ -118,8 +119,8 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 	return out, nil
 }
 
-// parse reads the address as engines do: parts in any order, unknown ones ignored, each cut at its first colon, so that an IPv6 address
-// needs no brackets.
+// parse reads an address as engines do: the parts come in any order, unknown ones are ignored, and each part is cut at
+// its first colon, so an IPv6 address needs no brackets.
 func (e *engine) parse(zmq string) bool {
 	var seen [3]bool
 	for part := range strings.SplitSeq(zmq, ",") {
@@ -139,20 +140,22 @@ func (e *engine) parse(zmq string) bool {
 	return seen == [3]bool{true, true, true}
 }
 
-// plainHost wants a name or an address that cannot be taken for another part of the request id.
+// plainHost reports whether host is a name or an address that cannot be mistaken for another part of the request id.
 func plainHost(host string) bool {
-	return host != "" && len(host) <= 255 && !strings.Contains(host, "___") && !strings.ContainsFunc(host, func(r rune) bool {
-		return r != '.' && r != '-' && r != '_' && r != ':' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
-	})
+	return host != "" && len(host) <= 255 && !strings.Contains(host, "___") &&
+		!strings.ContainsFunc(host, func(r rune) bool {
+			return r != '.' && r != '-' && r != '_' && r != ':' && (r < '0' || r > '9') && (r < 'a' || r > 'z') &&
+				(r < 'A' || r > 'Z')
+		})
 }
 
-// CheckEndpoint tells which attribute is missing or malformed.
+// CheckEndpoint reports which attribute is missing or malformed.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	_, err := c.engine(e)
 	return attr.Faults(err, remedies)
 }
 
-// mode is what engines announce for the connector's mode.
+// mode is the name that engines announce for the connector's mode.
 func (c *Connector) mode() string {
 	if c.read {
 		return ModeRead

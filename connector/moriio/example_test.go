@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Both legs go out at once; each is told where the other engine is.
+// Both legs go out at once, and each names the other engine's address.
 func ExampleNew() {
 	c, err := moriio.New(nil)
 	if err != nil {

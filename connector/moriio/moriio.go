@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package moriio is the connector "moriio": vLLM's MoRIIOConnector for AMD's ROCm, in which P writes its KV into D's blocks, or D reads
-// it out of P's.
+// Package moriio is the connector "moriio": vLLM's MoRIIOConnector for AMD's ROCm, in which P writes its KV into D's
+// blocks, or D reads it from P's.
 //
-// All engines of a model work in one mode. In WRITE, the engines' default, both legs run at once: D tells P which blocks it has set
-// aside, and P writes. In READ, P runs first and its answer names its blocks. In both, transfer_id matches the legs at P, each engine
-// must learn its peer's address, and P transfers only if it ended by length.
+// All engines of a model work in the same mode. In WRITE, the engines' default, both legs run at once: D tells P which
+// blocks it has reserved, and P writes. In READ, P runs first, and its response names its blocks. In both modes
+// transfer_id matches the legs at P, each engine must learn its peer's address, and P transfers only if it stopped
+// because of the length.
 //
-// The peer's address goes with each leg twice: in an X-Request-Id that both legs share,
+// Each leg names the peer's address twice. One place is the X-Request-Id, which is the same for both legs (here in two
+// lines):
 //
-//	___prefill_addr_host:10.0.0.5,handshake:6301,notify:61005___decode_addr_host:10.0.0.6,handshake:6301,notify:61005_<32 hex digits>
+//	___prefill_addr_host:10.0.0.5,handshake:6301,notify:61005
+//	___decode_addr_host:10.0.0.6,handshake:6301,notify:61005_<32 hex digits>
 //
-// which every engine reads, and as remote_host, remote_handshake_port and remote_notify_port in the parameters, which newer ones prefer,
-// and which alone serve /v1/responses: its engine id has a suffix that the pattern does not allow.
+// Every engine reads it. The other place is the members remote_host, remote_handshake_port and remote_notify_port in
+// the parameters. Newer engines prefer these. /v1/responses works only with these, since its engine id has a suffix
+// that the id's pattern does not allow.
 //
-// A decode engine counts every request as remote: one without parameters waits for ever (WRITE), or is answered from memory that nobody
-// wrote (READ). So none can serve alone.
+// A decode engine treats every request as remote. A request without parameters waits for ever (WRITE), or gets an
+// answer from memory that nobody wrote (READ). So no decode engine can serve alone.
 //
 // Facts: vLLM at 017e9f4 (2026-08-17, between 0.27.1 and 0.28), vllm/distributed/kv_transfer/kv_connector/v1/moriio
-// (moriio_common.py: MoRIIOConnectorMetadata.add_new_req, get_peer_zmq_from_request_id, parse_moriio_zmq_address; moriio_connector.py:
-// MoRIIOConnectorScheduler), its toy proxy, and llm-d/llm-d-router at ebab687. Not run: it needs ROCm.
+// (moriio_common.py: MoRIIOConnectorMetadata.add_new_req, get_peer_zmq_from_request_id, parse_moriio_zmq_address;
+// moriio_connector.py: MoRIIOConnectorScheduler), its toy proxy, and llm-d/llm-d-router at ebab687. Not run: it needs
+// ROCm.
 package moriio
 
 import (
@@ -62,14 +67,17 @@ func init() {
 	}, "MoRIIOConnector")
 }
 
-// Options are the connector's settings. Ports and sizes are defaults for endpoints without the attribute of the same name.
+// Options are the connector's settings. Ports and sizes are defaults for endpoints without the attribute of the same
+// name.
 type Options struct {
-	Mode          string           `json:"mode"`          // write (default) or read; the engines' read_mode
-	HandshakePort int              `json:"handshakePort"` // default 6301
-	NotifyPort    int              `json:"notifyPort"`    // of rank 0; default 61005
-	TPSize        int              `json:"tpSize"`        // 0: not told, and the engines take each other's for their own
-	DPSize        int              `json:"dpSize"`        // default 1
-	DeferTimeout  *config.Duration `json:"deferTimeout"`  // how long P keeps unread blocks: the engines' defer_timeout; default 60s
+	Mode          string `json:"mode"`          // write (default) or read; the engines' read_mode
+	HandshakePort int    `json:"handshakePort"` // default 6301
+	NotifyPort    int    `json:"notifyPort"`    // of rank 0; default 61005
+	// 0: the legs leave it out, and each engine takes its own size
+	TPSize int `json:"tpSize"`
+	DPSize int `json:"dpSize"` // default 1
+	// how long P keeps unread blocks: the engines' defer_timeout; default 60s
+	DeferTimeout *config.Duration `json:"deferTimeout"`
 }
 
 // Connector is the connector "moriio".
@@ -119,14 +127,15 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. In write mode both legs run at once, or one after the other, as llm-d has it: P's
-// writer waits for D's blocks. A transfer is single use. After defer_timeout P frees by force what nobody has taken. A
-// decode engine cannot serve a request without P; one whose P failed waits for ever, and keeps its blocks until the
-// transfer ends even if its client leaves.
+// Traits declares the protocol. In write mode both legs run at once, or one after the other as in llm-d: P's writer
+// waits for D's blocks. A transfer is single use. After defer_timeout P frees blocks that nobody has taken. A decode
+// engine cannot serve a request without P. If P fails, D waits for ever; even if its client leaves, D keeps its blocks
+// until the transfer ends.
 //
 // The rules: one tensor-parallel size divides the other (moriio_connector.py of vLLM 0.32.0: get_moriio_remote_tp_rank,
-// get_moriio_expected_ack_count). Models without MLA need the same size unless each has as many ranks as KV heads, of
-// which no list tells. Both engines work in the connector's mode: two of the other would wait for what nobody sends.
+// get_moriio_expected_ack_count). Models without MLA need the same size, unless each engine has as many ranks as KV
+// heads; no attribute says that. Both engines work in the connector's mode: two engines of the other mode would wait
+// for notices that nobody sends.
 func (c *Connector) Traits() connector.Traits {
 	own := c.mode()
 	t := connector.Traits{
@@ -135,7 +144,7 @@ func (c *Connector) Traits() connector.Traits {
 		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
 		Members:      []string{connector.ParamsMember},
 		Handoff:      connector.Handoff{Member: connector.ParamsMember},
-		Lease:        cmp.Or(c.deferred, DefaultDeferTimeout), // the zero Connector must not go without
+		Lease:        cmp.Or(c.deferred, DefaultDeferTimeout), // so that the zero Connector has a lease, too
 		EndsByLength: true,
 		OwnRequestID: true,
 		PairOnly:     true,
@@ -149,7 +158,7 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Prefill asks P for one token and an end by length, and tells it where D is.
+// Prefill asks P for one token and an end by length, and tells P where D is.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	pair, err := c.pair(s)
 	if err != nil {
@@ -157,7 +166,8 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	}
 	leg.Normalize()
 	leg.EndByLength()
-	b := newParams(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"transfer_id":"`, s)
+	b := newParams(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,`+
+		`"remote_block_ids":null,"transfer_id":"`, s)
 	b.peer(&pair.d)
 	leg.Params(b.end())
 	leg.SetRequestID(pair.requestID(s))
@@ -165,15 +175,16 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	return nil
 }
 
-// Decode tells D where P is. In read mode it gives D the blocks of P's answer; the error is [connector.ErrNoTransfer] if that
-// has none.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+// Decode tells D where P is. In read mode it also gives D the blocks from P's response. If the response has none, the
+// error is [connector.ErrNoTransfer].
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	pair, err := c.pair(s)
 	if err != nil {
 		return err
 	}
-	var a answer
-	if c.read || p != nil { // read mode, or write mode one after the other
+	var a readBlocks
+	if c.read || p != nil { // read mode, or write mode with P first
 		if a, err = c.handoff(s, &pair.p, p); err != nil {
 			return err
 		}
@@ -190,22 +201,24 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	}
 	b.peer(&pair.p)
 	b.number("remote_dp_rank", pair.p.rank)
-	b.text(`,"remote_dp_rank_override":true`) // else newer engines take a hash of the request's id for P's rank
+	b.text(`,"remote_dp_rank_override":true`) // otherwise newer engines compute P's rank from the request id's hash
 	leg.Params(b.end())
 	leg.SetRequestID(pair.requestID(s))
 	leg.SetHeader(rankHeader, strconv.Itoa(pair.d.rank))
 	return nil
 }
 
-// rankHeader names the data-parallel rank that serves a request (docs/protocols/vllm.md §3): P's on P's leg, which D is
-// told; on D's the same where both engines have as many ranks, as the toy proxy and llm-d have it (there are engines
-// that let only the rank of P's number tell P of its blocks), else one of D's. /v1/responses ignores it.
+// rankHeader names the data-parallel rank that serves a request (docs/protocols/vllm.md §3). On P's leg it is P's rank,
+// which D also learns. On D's leg it is the same rank if both engines have as many ranks, as in the toy proxy and in
+// llm-d: in some engines only the rank with P's number learns P's blocks. Otherwise it is one of D's ranks.
+// /v1/responses ignores the header.
 const rankHeader = "X-data-parallel-rank"
 
-// CheckPrefill wants P to have ended by length: otherwise it transfers nothing, its answer has no kv_transfer_params, and D waits for ever.
+// CheckPrefill requires that P stopped because of the length. Otherwise P transfers nothing, its response has no
+// kv_transfer_params, and D waits for ever.
 func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	if c.read {
-		return nil // Decode reads the answer
+		return nil // Decode reads the response
 	}
 	pair, err := c.pair(s)
 	if err != nil {
@@ -215,15 +228,16 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 	return err
 }
 
-// answer is what D needs of P's answer in read mode.
-type answer struct {
+// readBlocks is the part of P's response that D needs in read mode.
+type readBlocks struct {
 	engine, blocks []byte
 	rank           int // -1 if it has none
 }
 
-// handoff checks P's answer: in both modes that it is there and this session's, in read mode also what D reads by.
-func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.PrefillResult) (answer, error) {
-	a := answer{rank: -1}
+// handoff checks P's response. In both modes it must be there and be this session's. In read mode it must also have the
+// members with which D reads.
+func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.PrefillResult) (readBlocks, error) {
+	a := readBlocks{rank: -1}
 	_, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
 		o := handoff.Read(raw, "remote_block_ids")
 		o.True("do_remote_prefill")
@@ -245,7 +259,7 @@ func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.Prefil
 	return a, err
 }
 
-// Rewrite gives answers the client's id in place of the one with the engines' addresses.
+// Rewrite replaces the id with the engines' addresses in responses by the client's id.
 func (c *Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
 	pair, err := c.pair(s)
 	if err != nil {

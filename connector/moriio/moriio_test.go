@@ -44,14 +44,15 @@ func session(t testing.TB, api connector.API, body string, p, d map[string]strin
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, p), engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, d))
+	return connector.NewSession(r, "id", engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, p),
+		engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, d))
 }
 
 func answerOf(body string) *connector.PrefillResult {
 	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
 }
 
-// legs describes both legs; answer is P's, "" for none.
+// legs returns both legs. answer is P's response, "" for none.
 func legs(t testing.TB, c connector.KVConnector, s *connector.Session, answer string) (p, d *connector.Leg, err error) {
 	t.Helper()
 	p, d = connector.NewLeg(s.Request), connector.NewLeg(s.Request)
@@ -80,17 +81,22 @@ func header(l *connector.Leg, name string) string {
 	return value
 }
 
-// Both engines find their peer by the patterns that vLLM has for the id (moriio_common.py), with the engine's prefix and suffix around it.
+// Both engines find their peer by vLLM's patterns for the id (moriio_common.py), with the engine's prefix and suffix
+// around it.
 func TestTheIDNamesEachEnginesPeer(t *testing.T) {
-	prefill, decode := regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`), regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
-	s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"handshakePort": "7001", "notifyPort": "7002"}, map[string]string{"zmqAddress": "notify:9,host:fd00::1, handshake:8,new:1"})
+	prefill, decode := regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`),
+		regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
+	s := session(t, connector.APICompletions, `{"prompt":"x"}`,
+		map[string]string{"handshakePort": "7001", "notifyPort": "7002"},
+		map[string]string{"zmqAddress": "notify:9,host:fd00::1, handshake:8,new:1"})
 	p, d, err := legs(t, open(t, nil), s, "")
 	require.NoError(t, err)
 	id := header(p, "X-Request-Id")
 	assert.Equal(t, id, header(d, "X-Request-Id"))
 	internal := "cmpl-" + id + "-0-1a2b3c4d"
 	assert.Equal(t, "host:10.0.0.5,handshake:7001,notify:7002", prefill.FindStringSubmatch(internal)[1])
-	assert.Equal(t, "host:fd00::1,handshake:8,notify:9", decode.FindStringSubmatch(internal)[1], "written anew from its parts")
+	assert.Equal(t, "host:fd00::1,handshake:8,notify:9", decode.FindStringSubmatch(internal)[1],
+		"written anew from its parts")
 	assert.True(t, strings.HasSuffix(id, "_"+s.ID))
 	assert.Equal(t, `"fd00::1"`, param(p, "remote_host"))
 	assert.Equal(t, "8", param(p, "remote_handshake_port"))
@@ -99,9 +105,10 @@ func TestTheIDNamesEachEnginesPeer(t *testing.T) {
 	assert.Equal(t, param(p, "transfer_id"), param(d, "transfer_id"))
 }
 
-// Sizes that nobody told are left out: engines then take their own.
+// Sizes that are not configured are left out, and engines take their own.
 func TestSizesAreThePeers(t *testing.T) {
-	p, d, err := legs(t, open(t, &moriio.Options{TPSize: 4}), session(t, connector.APIChat, `{}`, map[string]string{"tpSize": "8"}, nil), "")
+	p, d, err := legs(t, open(t, &moriio.Options{TPSize: 4}),
+		session(t, connector.APIChat, `{}`, map[string]string{"tpSize": "8"}, nil), "")
 	require.NoError(t, err)
 	for leg, want := range map[*connector.Leg]string{p: "4", d: "8"} {
 		assert.Equal(t, want, param(leg, "tp_size"))
@@ -113,7 +120,7 @@ func TestSizesAreThePeers(t *testing.T) {
 	assert.Empty(t, param(p, "tp_size")+param(p, "remote_tp_size"))
 }
 
-// P's rank is one of its ranks, fixed for the session, and D is told it. D's is the same where it has as many.
+// P's rank is one of its ranks, fixed for the session, and D learns it. D's rank is the same if it has as many.
 func TestRanks(t *testing.T) {
 	for _, k := range []struct {
 		what         string
@@ -145,9 +152,10 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// /v1/responses ignores the header that names the rank, and a wrong rank has D's blocks written beside.
+// /v1/responses ignores the header that names the rank, and with a wrong rank KV goes to the wrong memory.
 func TestResponsesNeedAPWithoutRanks(t *testing.T) {
-	_, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}, nil), "")
+	_, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}, nil),
+		"")
 	var bad *connector.UnsupportedError
 	require.ErrorAs(t, err, &bad)
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
@@ -157,7 +165,7 @@ func TestResponsesNeedAPWithoutRanks(t *testing.T) {
 	assert.Equal(t, `"`+header(p, "X-Request-Id")+`"`, string(id))
 }
 
-// P's answer with one key replaced; "-" is a key taken out. The error names the key and holds no value.
+// Each case replaces one key of P's response; "-" removes it. The error names the key and holds no value.
 func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
 	c := open(t, &moriio.Options{Mode: moriio.ModeRead})
 	for key, values := range map[string][]string{
@@ -188,7 +196,8 @@ func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
 	require.NoError(t, c.CheckPrefill(s, answerOf(`{}`)), "that is Decode's part")
 }
 
-// In WRITE, P's answer tells that it ended by length, and so writes; D would wait for ever otherwise.
+// In WRITE, P writes only if it stopped because of the length, and its response says that. Otherwise D would wait for
+// ever.
 func TestWriteWantsPToHaveEndedByLength(t *testing.T) {
 	c, s := open(t, nil), session(t, connector.APIMessages, `{"max_tokens":9}`, nil, nil)
 	good := `{"kv_transfer_params":` + handoff(s) + `}`
@@ -196,7 +205,8 @@ func TestWriteWantsPToHaveEndedByLength(t *testing.T) {
 	_, d, err := legs(t, c, s, good)
 	require.NoError(t, err, "one after the other")
 	assert.Equal(t, "null", param(d, "remote_block_ids"), "P writes all the same")
-	for _, bad := range []string{``, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, strings.Replace(good, "tx-", "tx-0", 1)} {
+	for _, bad := range []string{``, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`,
+		strings.Replace(good, "tx-", "tx-0", 1)} {
 		require.ErrorIs(t, c.CheckPrefill(s, answerOf(bad)), connector.ErrNoTransfer, bad)
 		_, _, err = legs(t, c, s, bad+" ")
 		require.ErrorIs(t, err, connector.ErrNoTransfer, bad)
@@ -207,8 +217,10 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 	c := open(t, nil)
 	for name, values := range map[string][]string{
 		"handshakePort": {"0", "x", "65536"}, "notifyPort": {"-1"}, "tpSize": {"0", "x"}, "dpSize": {"0", "65537"},
-		"zmqAddress": {"10.0.0.5:6301", "host:10.0.0.5,handshake:6301", "host:,handshake:1,notify:2", "host:a b,handshake:1,notify:2", "host:h,handshake:0,notify:2",
-			"host:h,handshake:1,notify:x", "host:h___decode_addr_h,handshake:1,notify:2", "host:h\r\nX-Evil,handshake:1,notify:2"},
+		"zmqAddress": {"10.0.0.5:6301", "host:10.0.0.5,handshake:6301", "host:,handshake:1,notify:2",
+			"host:a b,handshake:1,notify:2", "host:h,handshake:0,notify:2",
+			"host:h,handshake:1,notify:x", "host:h___decode_addr_h,handshake:1,notify:2",
+			"host:h\r\nX-Evil,handshake:1,notify:2"},
 	} {
 		for _, v := range values {
 			e := engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{name: v})
@@ -230,11 +242,14 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 func TestAbilities(t *testing.T) {
 	write, err := connector.Open(connector.Spec{Type: "MoRIIOConnector"})
 	require.NoError(t, err)
-	read, err := connector.Open(connector.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)})
+	read, err := connector.Open(
+		connector.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)},
+	)
 	require.NoError(t, err)
 	assert.Equal(t, connector.Together, write.Traits().Order, "the engines' default is WRITE")
 	assert.Equal(t, connector.PrefillThenDecode, read.Traits().Order)
-	for c, orders := range map[connector.KVConnector][]connector.Order{write: {connector.PrefillThenDecode}, read: nil} {
+	for c, orders := range map[connector.KVConnector][]connector.Order{write: {connector.PrefillThenDecode},
+		read: nil} {
 		assert.Equal(t, orders, c.Traits().OtherOrders)
 		assert.True(t, c.Traits().PairOnly)
 		assert.True(t, c.Traits().Orphans)
@@ -243,7 +258,10 @@ func TestAbilities(t *testing.T) {
 	var zero moriio.Connector
 	assert.Equal(t, time.Minute, zero.Traits().Lease, "defer_timeout")
 	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`, nil, nil).Request))
-	assert.Equal(t, connector.ParamsMember, uncarried.Member(open(t, nil), session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request))
+	assert.Equal(
+		t, connector.ParamsMember, uncarried.Member(open(t, nil),
+			session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request),
+	)
 }
 
 func TestLaunchSettings(t *testing.T) {
@@ -254,14 +272,32 @@ func TestLaunchSettings(t *testing.T) {
 
 	out, err := open(t, nil).Render(launch.Target{Endpoint: p, Engines: engines})
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer","kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60,"trusted_remote_hosts":["10.0.0.6","10.0.0.7"]}}`, out.KVTransfer.JSON())
-	assert.Equal(t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"}, out.Args)
+	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer",`+
+		`"kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,`+
+		`"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60,`+
+		`"trusted_remote_hosts":["10.0.0.6","10.0.0.7"]}}`, out.KVTransfer.JSON())
+	assert.Equal(
+		t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"},
+		out.Args,
+	)
 
-	out, err = open(t, &moriio.Options{Mode: moriio.ModeRead}).Render(launch.Target{Endpoint: d, Engines: engines, Gateway: "10.0.0.1", Version: launch.Version{Major: 0, Minor: 27}})
+	out, err = open(t, &moriio.Options{Mode: moriio.ModeRead}).
+		Render(
+			launch.Target{Endpoint: d, Engines: engines, Gateway: "10.0.0.1",
+				Version: launch.Version{Major: 0, Minor: 27}},
+		)
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_consumer","kv_connector_extra_config":{"proxy_ip":"10.0.0.1","proxy_ping_port":36367,"http_port":8200,"handshake_port":6302,"notify_port":61005,"read_mode":true,"host_ip":"10.0.0.6","defer_timeout":60}}`, out.KVTransfer.JSON())
+	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_consumer",`+
+		`"kv_connector_extra_config":{"proxy_ip":"10.0.0.1","proxy_ping_port":36367,"http_port":8200,`+
+		`"handshake_port":6302,"notify_port":61005,"read_mode":true,"host_ip":"10.0.0.6","defer_timeout":60}}`,
+		out.KVTransfer.JSON())
 
-	out, err = open(t, nil).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil), Resources: connector.Resources{MaxDisk: "1Gi"}, CPU: true})
+	out, err = open(
+		t, nil,
+	).Render(
+		launch.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil),
+			Resources: connector.Resources{MaxDisk: "1Gi"}, CPU: true},
+	)
 	require.NoError(t, err)
 	assert.Nil(t, out.KVTransfer, "with the connector it would serve nobody alone")
 	var without []string
@@ -273,11 +309,13 @@ func TestLaunchSettings(t *testing.T) {
 	assert.Equal(t, []string{"resources.maxDisk"}, without)
 }
 
-// Whatever P answers: no panic, and either ErrNoTransfer or a decode leg that is JSON, with this session's id and blocks.
+// For any response of P, nothing panics. Decode returns ErrNoTransfer, or a leg that is JSON and has this session's id
+// and blocks.
 func FuzzAnswer(f *testing.F) {
 	c, s := open(f, &moriio.Options{Mode: moriio.ModeRead}), session(f, connector.APIChat, `{"messages":[]}`, nil, nil)
 	w := open(f, nil)
-	for _, seed := range []string{`{"kv_transfer_params":` + handoff(s) + `}`, `{"kv_transfer_params":{"remote_block_ids":[[1]]}}`, `{"kv_transfer_params":null}`, ``, `{}`} {
+	for _, seed := range []string{`{"kv_transfer_params":` + handoff(s) + `}`,
+		`{"kv_transfer_params":{"remote_block_ids":[[1]]}}`, `{"kv_transfer_params":null}`, ``, `{}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
@@ -306,17 +344,23 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// Engines announce their mode; those of the other one would wait for what nobody sends, or run on KV that nobody wrote.
+// Engines announce their mode. Engines of the other mode would wait for notices that nobody sends, or use KV that
+// nobody wrote.
 func TestAnEngineOfTheOtherModeIsPassedOver(t *testing.T) {
 	for mode, other := range map[string]string{"write": "read", "read": "write"} {
 		c := open(t, &moriio.Options{Mode: mode})
 		for _, announced := range []string{"", mode} {
-			_, _, err := legs(t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": announced}, nil), "")
-			if err != nil { // read mode wants P's answer, which there is none of
+			_, _, err := legs(
+				t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": announced}, nil),
+				"",
+			)
+			if err != nil { // read mode needs P's response, and there is none
 				require.ErrorIs(t, err, connector.ErrNoTransfer, announced)
 			}
 		}
-		_, _, err := legs(t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": other}, nil), "")
+		_, _, err := legs(
+			t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": other}, nil), "",
+		)
 		var bad *connector.EndpointError
 		require.ErrorAs(t, err, &bad)
 		assert.Equal(t, "mode", bad.Attribute)

@@ -9,17 +9,17 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// transferPrefix begins every transfer id: the engines tell their notices apart by it.
+// transferPrefix begins every transfer id. Engines recognize their notices by it.
 const transferPrefix = "tx-"
 
 func isTransferID(raw []byte, s *connector.Session) bool {
 	return string(raw) == `"`+transferPrefix+s.UUID()+`"`
 }
 
-// params writes a leg's kv_transfer_params in one piece.
+// params writes a leg's kv_transfer_params.
 type params struct{ b []byte }
 
-// newParams begins with head, which ends within the string that is the transfer id.
+// newParams begins with head, which ends inside the string of the transfer id.
 func newParams(head string, s *connector.Session) *params {
 	p := &params{b: make([]byte, 0, 512)}
 	p.b = append(append(append(append(p.b, head...), transferPrefix...), s.UUID()...), '"')
@@ -40,11 +40,11 @@ func (p *params) number(name string, n int) {
 	p.b = strconv.AppendInt(p.b, int64(n), 10)
 }
 
-// peer tells an engine of the other one. Both spellings of the tensor-parallel size are read, by different releases; a size that nobody
-// told is left out, and then stands for the reader's own.
+// peer tells an engine about the other one. It writes both spellings of the tensor-parallel size, since different
+// releases read different ones. It leaves out a size that is not configured; the engine then takes its own.
 func (p *params) peer(e *engine) {
 	p.key("remote_host")
-	p.b = append(append(append(p.b, '"'), e.host...), '"') // checked: nothing in it needs an escape
+	p.b = append(append(append(p.b, '"'), e.host...), '"') // the host is checked: it needs no escapes
 	p.number("remote_handshake_port", e.ports.handshake)
 	p.number("remote_notify_port", e.ports.notify)
 	p.number("remote_dp_size", e.dp)

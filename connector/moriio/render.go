@@ -11,11 +11,11 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// pingPort is where engines announce themselves, in vLLM's examples.
+// pingPort is the port to which engines announce themselves in vLLM's examples.
 const pingPort = 36367
 
-// Render gives vLLM's --kv-transfer-config. Where the gateway's host is known, engines announce themselves there; with
-// an empty proxy_ip they do not (moriio_connector.py starts no ping then), and the gateway must know them otherwise.
+// Render gives vLLM's --kv-transfer-config. If the gateway's host is known, engines announce themselves there. With an
+// empty proxy_ip they do not (moriio_connector.py then starts no ping), and the gateway must know them in another way.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
 	own, err := c.engine(t.Endpoint)
@@ -40,7 +40,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "role",
-				Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role but kv_producer for a consumer, which serves none alone"})
+				Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role " +
+					"but kv_producer for a consumer, which serves none alone"})
 		return out, nil
 	}
 	extra := map[string]any{
@@ -49,14 +50,15 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		"defer_timeout": c.Traits().Lease.Seconds(),
 	}
 	if net.ParseIP(own.host) != nil {
-		// else the engine takes what it finds, which may be an address that its peer cannot reach
+		// otherwise the engine chooses an address, which its peer may not reach
 		extra["host_ip"] = own.host
 	}
 	if t.Gateway != "" {
 		extra["proxy_ping_port"] = pingPort
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "proxy_ping_port",
-				Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise make proxy_ip empty"})
+				Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise " +
+					"make proxy_ip empty"})
 	}
 	if hosts := c.peers(t); len(hosts) > 0 && !t.Version.Before(0, 28) {
 		extra["trusted_remote_hosts"] = hosts
@@ -66,7 +68,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	return out, nil
 }
 
-// peers are the hosts of the engines of the other role, in order: where hosts are checked, an empty list lets none in.
+// peers are the hosts of the engines of the other role, in order. An engine that checks hosts accepts none if the list
+// is empty.
 func (c *Connector) peers(t launch.Target) []string {
 	other := discovery.RoleDecode
 	if t.Endpoint.Role.Has(discovery.RoleDecode) {

@@ -10,7 +10,7 @@ import (
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-// setups are NIXL and a store.
+// setups are a MultiConnector with NIXL and a store.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	return []connectortest.Measured{{

@@ -21,17 +21,18 @@ type child struct {
 	traits connector.Traits
 	at     string        // connectors[0]
 	name   string        // as the list writes it: nixl, NixlConnector
-	engine *engineConfig // as the engine's own configuration gives it; nil for {type, config}
+	engine *engineConfig // the engine's own configuration of the child; nil for {type, config}
 }
 
-// spec is the form {type, config}. What else a kvConnector has belongs to the whole, not to a child.
+// spec is a child in the form {type, config}. Other members of a kvConnector belong to the whole, not to a child.
 type spec struct {
 	Type       string          `json:"type"`
 	Config     json.RawMessage `json:"config"`
 	Parameters json.RawMessage `json:"parameters"`
 }
 
-// engineConfig is vLLM's KVTransferConfig, as MultiConnector has it for each child (vllm/config/kv_transfer.py).
+// engineConfig is vLLM's KVTransferConfig, in the form that MultiConnector has for each child
+// (vllm/config/kv_transfer.py).
 type engineConfig struct {
 	Connector     string                     `json:"kv_connector"`
 	Role          string                     `json:"kv_role"`
@@ -48,12 +49,13 @@ type engineConfig struct {
 	Extra         map[string]json.RawMessage `json:"kv_connector_extra_config"`
 }
 
-const maxChildren = 16 // no engine has more, and each costs on every request
+const maxChildren = 16 // no engine has more, and each child costs time on every request
 
 func openChild(i int, raw json.RawMessage) (child, error) {
 	c := child{at: "connectors[" + strconv.Itoa(i) + "]"}
 	if i >= maxChildren {
-		return c, &config.FieldError{Path: c.at, Problem: "is one too many", Remedy: "at most " + strconv.Itoa(maxChildren) + " are read"}
+		return c, &config.FieldError{Path: c.at, Problem: "is one too many",
+			Remedy: "at most " + strconv.Itoa(maxChildren) + " are read"}
 	}
 	var err error
 	var members map[string]json.RawMessage
@@ -76,16 +78,18 @@ func (c *child) openSpec(raw json.RawMessage) error {
 	word, settings := "config", s.Config
 	switch {
 	case s.Type == "":
-		return &config.FieldError{Path: "type", Problem: "is missing", Remedy: "write a connector's name, or kv_connector with an engine's class name"}
+		return &config.FieldError{Path: "type", Problem: "is missing",
+			Remedy: "write a connector's name, or kv_connector with an engine's class name"}
 	case s.Config != nil && s.Parameters != nil:
-		return &config.FieldError{Path: "parameters", Problem: "is given besides config, which means the same", Remedy: "keep one of the two"}
+		return &config.FieldError{Path: "parameters", Problem: "is given besides config, which means the same",
+			Remedy: "keep one of the two"}
 	case s.Parameters != nil:
 		word, settings = "parameters", s.Parameters
 	}
 	return c.open("type", s.Type, word, settings)
 }
 
-// open opens the child. typePath and configPath are where the list says so.
+// open opens the child. typePath and configPath are the paths of its type and its settings in the list, for errors.
 func (c *child) open(typePath, typ, configPath string, settings json.RawMessage) (err error) {
 	c.name = typ
 	name := connector.Resolve(typ, settings)
@@ -102,7 +106,7 @@ func (c *child) open(typePath, typ, configPath string, settings json.RawMessage)
 	return nil
 }
 
-// outsiders are connectors that cannot be in the list of vLLM's MultiConnector, and why.
+// outsiders are connectors that cannot be in the list of vLLM's MultiConnector, with the reason.
 var outsiders = map[string]string{
 	Name:     "is a multi connector inside another",
 	"http":   "is no connector of an engine's",
@@ -118,9 +122,10 @@ func outsiderRemedy(name string) string {
 	return "list the connectors of vLLM's engines: " + strings.Join(insiders(), ", ")
 }
 
-// insiders are the names and classes that a list may have.
+// insiders are the names and classes that the list may have.
 func insiders() []string {
-	return slices.DeleteFunc(append(connector.Names(), connector.Classes()...), func(n string) bool { return outsiders[connector.Resolve(n, nil)] != "" })
+	return slices.DeleteFunc(append(connector.Names(), connector.Classes()...),
+		func(n string) bool { return outsiders[connector.Resolve(n, nil)] != "" })
 }
 
 func unknown(path, typ string) error {
@@ -134,18 +139,20 @@ func unknown(path, typ string) error {
 
 const extraPath = "kv_connector_extra_config"
 
-// openEngine opens a child by the engine's own configuration. Its settings are the engine's, so those that the connector does not know
-// are no faults: they are only rendered.
+// openEngine opens a child that is given as the engine's own configuration. Its settings are the engine's, so settings
+// that the connector does not know are not faults; they are only rendered.
 func (c *child) openEngine(raw json.RawMessage) error {
 	e := &engineConfig{}
 	if err := config.Decode(raw, e); err != nil {
 		return err
 	}
 	if e.Role != "" && !slices.Contains([]string{"kv_producer", "kv_consumer", "kv_both"}, e.Role) {
-		return &config.FieldError{Path: "kv_role", Problem: "is not a known value", Remedy: "one of kv_producer, kv_consumer, kv_both"}
+		return &config.FieldError{Path: "kv_role", Problem: "is not a known value",
+			Remedy: "one of kv_producer, kv_consumer, kv_both"}
 	}
 	if e.Connector == "" {
-		return &config.FieldError{Path: "kv_connector", Problem: "is empty", Remedy: "write an engine's class name, as NixlConnector"}
+		return &config.FieldError{Path: "kv_connector", Problem: "is empty",
+			Remedy: "write an engine's class name, as NixlConnector"}
 	}
 	c.engine = e
 	if e.isSilent() {
@@ -171,9 +178,9 @@ func (c *child) openEngine(raw json.RawMessage) error {
 	return err
 }
 
-// translated are settings of engines that pdkit must know by its own name.
+// translated are engine settings that pdkit must know under its own name.
 var translated = map[string]func(json.RawMessage) (name string, value json.RawMessage, ok bool){
-	// A number of seconds; how long a handoff may be used follows it.
+	// A number of seconds, which limits how long a handoff may be used.
 	"kv_lease_duration": func(raw json.RawMessage) (string, json.RawMessage, bool) {
 		var n config.Number
 		if n.UnmarshalJSON(raw) != nil || n.Value <= 0 {
@@ -183,7 +190,7 @@ var translated = map[string]func(json.RawMessage) (name string, value json.RawMe
 	},
 }
 
-// dropUnknown takes the settings out of config that the connector does not know, and reports whether there were any.
+// dropUnknown removes the settings that the connector does not know, and reports whether there were any.
 func dropUnknown(settings map[string]json.RawMessage, err error) bool {
 	dropped := false
 	for _, fe := range config.FieldErrors(err) {

@@ -11,13 +11,13 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// orders are those that a child works in, its own first.
+// orders are the orders in which a child works; its preferred one is the first.
 func (c *child) orders() []connector.Order {
 	return append([]connector.Order{c.traits.Order}, c.traits.OtherOrders...)
 }
 
-// commonOrder finds an order that suits all children. Content stores are found by the prompt alone and suit any; the first other child's
-// own order is the first choice.
+// commonOrder finds an order that suits all children. Stores find content by the prompt alone and suit any order. Of
+// the others' common orders it prefers that of the first one.
 func commonOrder(children []child) (connector.Order, error) {
 	bound := slices.DeleteFunc(slices.Clone(children), func(c child) bool { return c.traits.ContentStore })
 	if len(bound) == 0 {
@@ -38,18 +38,21 @@ func commonOrder(children []child) (connector.Order, error) {
 		}
 		each = append(each, bound[i].label()+" wants "+strings.Join(names, " or "))
 	}
-	return 0, &config.FieldError{Path: "connectors", Problem: "have no order of the legs in common: " + strings.Join(each, ", "),
-		Remedy: "keep one of them; the other can be a second kvConnector by fallback: connector"}
+	return 0, &config.FieldError{Path: "connectors",
+		Problem: "have no order of the legs in common: " + strings.Join(each, ", "),
+		Remedy:  "keep one of them; the other can be a second kvConnector by fallback: connector"}
 }
 
-// single is what only one connector can do to a request.
+// single are the abilities of which only one child can act on a request.
 var single = []struct {
 	what string
 	does func(*child) bool
 }{
 	{"make a side call before the legs", has[connector.Preparer]},
-	// A store's wait is for time to pass, and can be any child's besides.
-	{"wait for a notice between the legs", func(c *child) bool { return !c.traits.ContentStore && has[connector.Expecter](c) }},
+	// A store only waits for a time to pass, which any child can do besides another.
+	{"wait for a notice between the legs", func(c *child) bool {
+		return !c.traits.ContentStore && has[connector.Expecter](c)
+	}},
 	{"end requests with P's answer", has[connector.Finisher]},
 	{"rewrite D's answer", has[connector.Rewriter]},
 	{"judge P's answer while D runs", has[connector.PrefillChecker]},
@@ -71,7 +74,7 @@ func clash(a, b *child, problem, remedy string) error {
 
 const oneOfThem = "keep one of the two, with stores beside it"
 
-// checkClashes finds the children that cannot share a request.
+// checkClashes finds children that cannot share a request.
 func checkClashes(children []child) error {
 	var errs []error
 	for j := range children {
@@ -89,7 +92,8 @@ func checkPair(a, b *child) error {
 	var none connector.Handoff
 	switch {
 	case a.traits.Handoff != none && b.traits.Handoff != none:
-		return clash(a, b, "needs a handoff in P's answer", "an engine fails when two of its connectors answer with the same parameters; "+oneOfThem)
+		return clash(a, b, "needs a handoff in P's answer",
+			"an engine fails when two of its connectors answer with the same parameters; "+oneOfThem)
 	case a.traits.Name == b.traits.Name && !a.traits.ContentStore:
 		return clash(a, b, "uses the parameters of "+b.traits.Name, oneOfThem)
 	}
@@ -99,7 +103,7 @@ func checkPair(a, b *child) error {
 		}
 	}
 	for _, member := range a.traits.Members {
-		// vLLM's connectors share one object; what they set in it is compared as each leg is described.
+		// vLLM's connectors share this object. What they set in it is compared when each leg is built.
 		if member != connector.ParamsMember && slices.Contains(b.traits.Members, member) {
 			return clash(a, b, "sets "+member, oneOfThem)
 		}
@@ -107,7 +111,8 @@ func checkPair(a, b *child) error {
 	return nil
 }
 
-// describing puts those children last that make P end by length: what they set, the others' normalization would take away again.
+// describing puts those children last that make P end by length, since the normalization of other children would undo
+// what they set.
 func describing(children []child) []connector.KVConnector {
 	var first, last []connector.KVConnector
 	for i := range children {

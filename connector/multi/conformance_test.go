@@ -23,7 +23,8 @@ var harness = connectortest.Harness{
 		json.RawMessage(`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`),
 	},
 	Response: func(s *connector.Session, _ []byte) connectortest.Response {
-		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_engine_id":"e-1",` +
+		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],` +
+			`"remote_engine_id":"e-1",` +
 			`"remote_request_id":"cmpl-` + s.ID + `","remote_host":"10.0.0.1","remote_port":5600}`}
 	},
 	Needs:  []string{"remote_block_ids", "remote_port"},

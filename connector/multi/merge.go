@@ -8,21 +8,23 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// merge makes one declaration of the children's. What one child cannot carry, or leaves behind, the whole cannot or
-// does; KV ages with the shortest lease.
+// merge makes one declaration from the children's. If one child does not support something, or leaves something behind,
+// so does the whole. The lease is the shortest one.
 func merge(children []child, order connector.Order) connector.Traits {
-	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries, MultiUse: true, ContentStore: true,
+	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries,
+		MultiUse: true, ContentStore: true,
 		PairRules: pairRules(children)}
 	for i := range children {
 		c := &children[i].traits
 		t.APIs = slices.DeleteFunc(t.APIs, func(a connector.API) bool { return !c.CarriesAPI(a) })
-		t.Carries = slices.DeleteFunc(slices.Clone(t.Carries), func(m string) bool { return !slices.Contains(c.Carries, m) })
+		t.Carries = slices.DeleteFunc(slices.Clone(t.Carries),
+			func(m string) bool { return !slices.Contains(c.Carries, m) })
 		t.Members = union(t.Members, c.Members)
 		if c.Lease > 0 && (t.Lease == 0 || c.Lease < t.Lease) {
 			t.Lease = c.Lease
 		}
 		if c.Handoff != (connector.Handoff{}) {
-			t.Handoff = c.Handoff // only one child has it
+			t.Handoff = c.Handoff // only one child has a handoff
 		}
 		t.MultiUse = t.MultiUse && c.MultiUse
 		t.EndsByLength = t.EndsByLength || c.EndsByLength
@@ -44,11 +46,11 @@ func union(a, b []string) []string {
 	return a
 }
 
-// pairRules are those of the children that transfer from engine to engine: the request carries all their parameters,
-// and there is no second chance when one of them fails. Stores beside them may be each engine's own: D takes what its
-// store has not from the transfer (multi_connector.py of vLLM 0.32.0: get_num_new_matched_tokens asks one child after
-// the other). If all children are stores, one that both engines share is enough, so that only an attribute of which
-// every child has a rule says anything.
+// pairRules are the rules of the children that transfer from engine to engine: the request carries all their
+// parameters, and if one transfer fails, no other child serves instead. Each engine may have its own stores beside
+// them, since D loads from the transfer what its store does not have (multi_connector.py of vLLM 0.32.0:
+// get_num_new_matched_tokens asks one child after the other). If all children are stores, one that both engines share
+// is enough. Then an attribute decides only if every child has a rule for it.
 func pairRules(children []child) []connector.PairRule {
 	var transfers, stores [][]connector.PairRule
 	for i := range children {
@@ -64,7 +66,7 @@ func pairRules(children []child) []connector.PairRule {
 	return anyOf(stores)
 }
 
-// anyOf are rules by which engines meet if one of the children lets them, as far as one attribute tells.
+// anyOf are rules, one for each attribute, that allow a pair if the rule of one child allows it.
 func anyOf(children [][]connector.PairRule) (rules []connector.PairRule) {
 	for _, first := range children[0] {
 		compatible := []func(p, d string) bool{first.Compatible}

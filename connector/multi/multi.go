@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package multi is the connector "multi": vLLM's MultiConnector, in which an engine has several connectors at once, mostly one that
-// transfers from engine to engine and stores beside it.
+// Package multi is the connector "multi": vLLM's MultiConnector, in which an engine has several connectors at once,
+// mostly one that transfers from engine to engine and stores beside it.
 //
-// Every child sees the same request, so both legs carry the members of all children. An engine saves to all of its children and loads
-// from the first, in the order of the list, that has the prompt. There is no second chance: if that load fails, the request fails,
+// Every child sees the same request, so both legs carry the members of all children. An engine saves to all of its
+// children and loads from the first child in the list that has the prompt. If that load fails, the request fails,
 // whatever the other children hold (docs/protocols/multi.md, recording 06).
 //
-// What children cannot share is found when the connector is made: two of them that answer with a handoff (vLLM merges the answers of its
-// children and fails on a key that comes twice), orders that have nothing in common, two that both need the one side call, notice or
-// rewriting that a request can have. Different values for one parameter that show only with a request are an error of the leg.
+// [New] finds what children cannot share: two children that answer with a handoff (vLLM merges the handoffs of its
+// children and fails on a key that comes twice), orders that have nothing in common, or two children that both need the
+// one side call, notice or rewriting that a request can have. If two children set one parameter of a request to
+// different values, building the leg fails.
 //
 // Facts: vLLM 0.32.0, recorded exchanges (testdata/golden) and kv_connector/v1/multi_connector.py.
 package multi
@@ -42,16 +43,16 @@ func init() {
 
 // Options are the connector's settings.
 type Options struct {
-	// Connectors are the children in the engines' order, each as {type, config} or as the engine writes it: {kv_connector,
-	// kv_connector_extra_config, kv_role …}. At least one.
+	// Connectors are the children in the engines' order, each as {type, config} or as the engine writes it:
+	// {kv_connector, kv_connector_extra_config, kv_role …}. At least one.
 	Connectors []json.RawMessage `json:"connectors"`
 }
 
 // Connector is the connector "multi". Make it with [New].
 type Connector struct {
 	children []child                 // in the engines' order
-	legs     []connector.KVConnector // in the order in which they describe
-	traits   connector.Traits        // of all children together
+	legs     []connector.KVConnector // in the order in which they build the legs
+	traits   connector.Traits        // the merged declaration of all children
 
 	mu      sync.Mutex
 	started []connector.KVConnector
@@ -61,7 +62,8 @@ type Connector struct {
 // connectors[1].config.leaseDuration.
 func New(o *Options) (*Connector, error) {
 	if o == nil || len(o.Connectors) == 0 {
-		return nil, &config.FieldError{Path: "connectors", Problem: "is empty", Remedy: "list the engines' connectors: [{type: nixl}, {type: sharedstorage}]"}
+		return nil, &config.FieldError{Path: "connectors", Problem: "is empty",
+			Remedy: "list the engines' connectors: [{type: nixl}, {type: sharedstorage}]"}
 	}
 	c := &Connector{}
 	var errs []error
@@ -85,7 +87,7 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits are those of all children together, in an order that suits all; see [New].
+// Traits returns the merged declaration of all children, with an order that suits all; see [New].
 func (c *Connector) Traits() connector.Traits { return c.traits }
 
 // Unwrap returns the children in the engines' order.
@@ -97,7 +99,7 @@ func (c *Connector) Unwrap() []connector.KVConnector {
 	return all
 }
 
-// Prefill lets each child describe the leg.
+// Prefill lets each child edit the leg.
 func (c *Connector) Prefill(ctx context.Context, s *connector.Session, leg *connector.Leg) error {
 	for _, child := range c.legs {
 		if err := child.Prefill(ctx, s, leg); err != nil {
@@ -107,8 +109,9 @@ func (c *Connector) Prefill(ctx context.Context, s *connector.Session, leg *conn
 	return nil
 }
 
-// Decode lets each child describe the leg.
-func (c *Connector) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+// Decode lets each child edit the leg.
+func (c *Connector) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	for _, child := range c.legs {
 		if err := child.Decode(ctx, s, p, leg); err != nil {
 			return err
@@ -117,7 +120,7 @@ func (c *Connector) Decode(ctx context.Context, s *connector.Session, p *connect
 	return nil
 }
 
-// have returns the children's abilities of one kind, each child's once.
+// have returns the children that have an ability, without repetitions.
 func have[T any](c *Connector) []T {
 	var all []T
 	for i := range c.children {
@@ -128,7 +131,7 @@ func have[T any](c *Connector) []T {
 	return all
 }
 
-// Start starts each child once. If one fails, those that were started are closed again.
+// Start starts each child once. If one fails, Start closes those that it has started.
 func (c *Connector) Start(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,7 +164,7 @@ func (c *Connector) closeStarted() error {
 	return errors.Join(errs...)
 }
 
-// HealthCheck is good if all children are.
+// HealthCheck returns the errors of the children that are not healthy.
 func (c *Connector) HealthCheck(ctx context.Context) error {
 	var errs []error
 	for _, h := range have[connector.HealthChecker](c) {
@@ -170,7 +173,8 @@ func (c *Connector) HealthCheck(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// CheckRequest refuses what any child refuses. What one cannot carry, the whole cannot; a refusal goes before that.
+// CheckRequest refuses a request that any child refuses. It returns a refusal before an error that only says that two
+// engines cannot serve the request.
 func (c *Connector) CheckRequest(r *connector.Request) error {
 	var unsupported error
 	for _, k := range have[connector.RequestChecker](c) {
@@ -192,9 +196,10 @@ func (c *Connector) Clean(ctx context.Context, s *connector.Session, cause error
 	return errors.Join(errs...)
 }
 
-// Expect lets each child arm what it waits for. The legs are held up until all have come; the event is that of the one child that is no
-// store, if it waits.
-func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
+// Expect lets each child register what it waits for. The wait ends when all of them have ended. The event is that of
+// the only child that is not a store, if it waits.
+func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error),
+	done func(error)) {
 	type waiting struct {
 		wait  func(context.Context) (connector.Event, error)
 		tells bool
@@ -236,7 +241,7 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 	return wait, done
 }
 
-// CheckEndpoint tells what an engine's entry lacks for any child.
+// CheckEndpoint reports what an engine's entry lacks for any child.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	var errs []error
 	for _, k := range have[connector.EndpointChecker](c) {

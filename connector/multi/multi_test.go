@@ -19,9 +19,9 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/multi"
-	_ "github.com/pdkit/pdkit/connector/nixl"          // a child that relays a handoff
-	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // one that wants attributes
-	_ "github.com/pdkit/pdkit/connector/sharedstorage" // one that is a store
+	_ "github.com/pdkit/pdkit/connector/nixl"          // a child with a handoff
+	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // a child that needs attributes
+	_ "github.com/pdkit/pdkit/connector/sharedstorage" // a child that is a store
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -38,7 +38,9 @@ func open(t testing.TB, config string) connector.KVConnector {
 	return c
 }
 
-const nixlAndStore = `{"connectors":[{"type":"nixl","config":{"leaseDuration":"9s"}},{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`
+const nixlAndStore = `{"connectors":[{"type":"nixl","config":{"leaseDuration":"9s"}},` +
+	`{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
+	`"kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`
 
 func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
@@ -54,7 +56,8 @@ func body(t testing.TB, l *connector.Leg) string {
 	return string(b)
 }
 
-const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}`
+const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r",` +
+	`"remote_host":"h","remote_port":1}`
 
 func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
 	c := open(t, nixlAndStore)
@@ -63,21 +66,30 @@ func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
 	leg := connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, leg))
-	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`, body(t, leg))
+	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,`+
+		`"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,`+
+		`"remote_port":null}}`, body(t, leg))
 	leg = connector.NewLeg(s.Request)
-	require.NoError(t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+handoff+`}`), time.Now()), leg))
+	require.NoError(
+		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+
+			handoff+`}`), time.Now()), leg),
+	)
 	assert.Equal(t, `{"prompt":"x","max_tokens":9,"kv_transfer_params":`+handoff+`}`, body(t, leg))
-	err := c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now()), connector.NewLeg(s.Request))
-	require.ErrorIs(t, err, connector.ErrNoTransfer, "the store does not make up for a missing handoff: the engine would not ask it")
+	err := c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now()),
+		connector.NewLeg(s.Request))
+	require.ErrorIs(t, err, connector.ErrNoTransfer, "the store does not make up for a missing handoff: the engine "+
+		"would not ask it")
 }
 
 func TestAbilitiesOfTheChildren(t *testing.T) {
 	c := open(t, nixlAndStore)
 	assert.Equal(t, 9*time.Second, c.Traits().Lease)
-	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request), "the handoff is single use")
+	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request),
+		"the handoff is single use")
 	checker, ok := connector.As[connector.RequestChecker](c)
 	require.True(t, ok)
-	assert.Error(t, checker.CheckRequest(session(t, connector.APICompletions, `{"prompt":[5],"n":2}`).Request), "the store child's engine would die")
+	assert.Error(t, checker.CheckRequest(session(t, connector.APICompletions, `{"prompt":[5],"n":2}`).Request),
+		"the store child's engine would die")
 	assert.False(t, c.Traits().ContentStore)
 	assert.Len(t, c.(interface {
 		Unwrap() []connector.KVConnector
@@ -100,10 +112,14 @@ func TestAbilitiesOfTheChildren(t *testing.T) {
 
 func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
 	for config, want := range map[string]connector.Order{
-		`{"connectors":[{"type":"sharedstorage","config":{"cacheHitThreshold":0.5}},{"type":"nixl"}]}`: connector.PrefillThenDecode,
-		`{"connectors":[{"type":"test-together"},{"type":"test-flexible"}]}`:                           connector.Together,
-		`{"connectors":[{"type":"test-flexible"},{"type":"sharedstorage"}]}`:                           connector.PrefillThenDecode,
-		`{"connectors":[{"type":"test-flexible"},{"type":"test-together"}]}`:                           connector.Together,
+		`{"connectors":[{"type":"sharedstorage","config":{"cacheHitThreshold":0.5}},` +
+			`{"type":"nixl"}]}`: connector.PrefillThenDecode,
+		`{"connectors":[{"type":"test-together"},` +
+			`{"type":"test-flexible"}]}`: connector.Together,
+		`{"connectors":[{"type":"test-flexible"},` +
+			`{"type":"sharedstorage"}]}`: connector.PrefillThenDecode,
+		`{"connectors":[{"type":"test-flexible"},` +
+			`{"type":"test-together"}]}`: connector.Together,
 	} {
 		assert.Equal(t, want, open(t, config).Traits().Order, config)
 	}
@@ -117,26 +133,65 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 		`{"connectors":[null]}`:             {"connectors[0]", "is null"},
 		`{"connectors":["nixl"]}`:           {"connectors[0]", "object"},
 		`{"connectors":[{"type":"nixel"}]}`: {"connectors[0].type", "did you mean nixl? known are", "sharedstorage"},
-		`{"connectors":[{"kv_connector":"NixelConnector"}]}`:                                               {"connectors[0].kv_connector", "did you mean NixlConnector? known are"},
-		`{"connectors":[{"kv_connector":""}]}`:                                                             {"connectors[0].kv_connector", "is empty"},
-		`{"connectors":[{"kv_connector":"NixlConnector","kv_rol":"kv_both"}]}`:                             {"connectors[0].kv_rol", "did you mean kv_role"},
-		`{"connectors":[{"kv_connector":"NixlConnector","kv_role":"both"}]}`:                               {"connectors[0].kv_role", "kv_both"},
-		`{"connectors":[{"type":"nixl","retry":{}}]}`:                                                      {"connectors[0].retry", "unknown field"},
-		`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`:                                 {"connectors[0].config.leaseDuration", "above 0"},
-		`{"connectors":[{"type":"nixl","parameters":{"leaseDuration":"0s"}}]}`:                             {"connectors[0].parameters.leaseDuration", "above 0"},
-		`{"connectors":[{"type":"nixl","config":{},"parameters":{}}]}`:                                     {"connectors[0].parameters", "keep one"},
-		`{"connectors":[{"type":"multi","config":{"connectors":[{"type":"nixl"}]}}]}`:                      {"connectors[0].type", "inside another"},
-		`{"connectors":[{"kv_connector":"MultiConnector"}]}`:                                               {"connectors[0].kv_connector", "inside another"},
-		`{"connectors":[{"type":"test-notified"},{"type":"test-notified2"}]}`:                              {"connectors[1].type", "did you mean test-notified?"},
-		`{"connectors":[{"type":"http"}]}`:                                                                 {"connectors[0].type", "no connector of an engine's", "NixlConnector"},
-		`{"connectors":[{"type":""},{"type":"nixl"}]}`:                                                     {"connectors[0].type", "is missing"},
-		`{"connectors":[{"type":"nixl"},{"kv_connector":"NixlConnector"}]}`:                                {"connectors[1]", "needs a handoff in P's answer, as connectors[0] (nixl) does", "keep one"},
-		`{"connectors":[{"type":"nixl"},{"type":"test-together"}]}`:                                        {"connectors", "no order of the legs in common", "prefill-then-decode", "test-together) wants together"},
-		`{"connectors":[{"type":"test-together"},{"type":"test-together"}]}`:                               {"connectors[1]", "parameters of test-together"},
-		`{"connectors":[{"type":"test-preparer"},{"type":"test-flexible"}]}`:                               {"connectors[1]", "side call"},
-		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`:                                   {"connectors[1]", "sets kv_ticket, as connectors[0] (test-keys-a) does"},
-		`{"connectors":[{"type":"test-id-a"},{"type":"test-id-b"}]}`:                                       {"connectors[1]", "X-Request-Id"},
-		`{"connectors":[` + strings.Repeat(`{"type":"sharedstorage"},`, 16) + `{"type":"sharedstorage"}]}`: {"connectors[16]", "too many"},
+		`{"connectors":[{"kv_connector":"NixelConnector"}]}`: {
+			"connectors[0].kv_connector", "did you mean NixlConnector? known are",
+		},
+		`{"connectors":[{"kv_connector":""}]}`: {
+			"connectors[0].kv_connector", "is empty",
+		},
+		`{"connectors":[{"kv_connector":"NixlConnector","kv_rol":"kv_both"}]}`: {
+			"connectors[0].kv_rol", "did you mean kv_role",
+		},
+		`{"connectors":[{"kv_connector":"NixlConnector","kv_role":"both"}]}`: {
+			"connectors[0].kv_role", "kv_both",
+		},
+		`{"connectors":[{"type":"nixl","retry":{}}]}`: {
+			"connectors[0].retry", "unknown field",
+		},
+		`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`: {
+			"connectors[0].config.leaseDuration", "above 0",
+		},
+		`{"connectors":[{"type":"nixl","parameters":{"leaseDuration":"0s"}}]}`: {
+			"connectors[0].parameters.leaseDuration", "above 0",
+		},
+		`{"connectors":[{"type":"nixl","config":{},"parameters":{}}]}`: {
+			"connectors[0].parameters", "keep one",
+		},
+		`{"connectors":[{"type":"multi","config":{"connectors":[{"type":"nixl"}]}}]}`: {
+			"connectors[0].type", "inside another",
+		},
+		`{"connectors":[{"kv_connector":"MultiConnector"}]}`: {
+			"connectors[0].kv_connector", "inside another",
+		},
+		`{"connectors":[{"type":"test-notified"},{"type":"test-notified2"}]}`: {
+			"connectors[1].type", "did you mean test-notified?",
+		},
+		`{"connectors":[{"type":"http"}]}`: {
+			"connectors[0].type", "no connector of an engine's", "NixlConnector",
+		},
+		`{"connectors":[{"type":""},{"type":"nixl"}]}`: {
+			"connectors[0].type", "is missing",
+		},
+		`{"connectors":[{"type":"nixl"},{"kv_connector":"NixlConnector"}]}`: {
+			"connectors[1]", "needs a handoff in P's answer, as connectors[0] (nixl) does", "keep one",
+		},
+		`{"connectors":[{"type":"nixl"},{"type":"test-together"}]}`: {
+			"connectors", "no order of the legs in common", "prefill-then-decode", "test-together) wants together",
+		},
+		`{"connectors":[{"type":"test-together"},{"type":"test-together"}]}`: {
+			"connectors[1]", "parameters of test-together",
+		},
+		`{"connectors":[{"type":"test-preparer"},{"type":"test-flexible"}]}`: {
+			"connectors[1]", "side call",
+		},
+		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`: {
+			"connectors[1]", "sets kv_ticket, as connectors[0] (test-keys-a) does",
+		},
+		`{"connectors":[{"type":"test-id-a"},{"type":"test-id-b"}]}`: {
+			"connectors[1]", "X-Request-Id",
+		},
+		`{"connectors":[` + strings.Repeat(`{"type":"sharedstorage"},`, 16) +
+			`{"type":"sharedstorage"}]}`: {"connectors[16]", "too many"},
 	} {
 		_, err := tryOpen(settings)
 		require.Error(t, err, settings)
@@ -149,7 +204,9 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 }
 
 func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
-	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_port":"5","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300,"some_new_setting":true}},{"type":"sharedstorage"}]}`)
+	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_port":"5",`+
+		`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300,`+
+		`"some_new_setting":true}},{"type":"sharedstorage"}]}`)
 	assert.Equal(t, 300*time.Second, c.Traits().Lease, "how long a handoff may be used follows the engine's lease")
 	r, ok := connector.As[launch.Renderer](c)
 	require.True(t, ok)
@@ -174,7 +231,8 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 	require.Len(t, kv.Extra.Connectors, 2)
 	first := kv.Extra.Connectors[0]
 	assert.Equal(t, []any{"NixlConnector", "kv_both", 5, "fail", true, 300.0},
-		[]any{first.Connector, first.Role, first.Port, first.Policy, first.Extra["some_new_setting"], first.Extra["kv_lease_duration"]})
+		[]any{first.Connector, first.Role, first.Port, first.Policy, first.Extra["some_new_setting"],
+			first.Extra["kv_lease_duration"]})
 	assert.Equal(t, "ExampleConnector", kv.Extra.Connectors[1].Connector)
 	assert.Contains(t, s.Args, "--enable-prompt-tokens-details")
 	var at []string
@@ -183,14 +241,18 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 	}
 	assert.Contains(t, at, "config.connectors[1].config.sharedStoragePath")
 
-	_, err = r.Render(launch.Target{Version: launch.Version{Minor: 1}, Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
+	_, err = r.Render(
+		launch.Target{Version: launch.Version{Minor: 1}, Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}},
+	)
 	require.Error(t, err)
 	assert.Contains(t, config.FieldErrors(err)[0].Path, "connectors[")
 }
 
-// A child that needs nothing on the wire changes neither legs nor order, and is launched with what the engine's configuration says alone.
+// A child that needs nothing in the requests changes neither the legs nor the order. Its launch settings are those of
+// the engine's configuration.
 func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
-	c := open(t, `{"connectors":[{"type":"nixl"},{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"num_cpu_blocks":1000}},{"kv_connector":"HiSparseConnector"}]}`)
+	c := open(t, `{"connectors":[{"type":"nixl"},{"kv_connector":"OffloadingConnector","kv_role":"kv_both",`+
+		`"kv_connector_extra_config":{"num_cpu_blocks":1000}},{"kv_connector":"HiSparseConnector"}]}`)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	alone := open(t, `{"connectors":[{"type":"nixl"}]}`)
 	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
@@ -201,18 +263,25 @@ func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 	r, _ := connector.As[launch.Renderer](c)
 	settings, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
 	require.NoError(t, err)
-	assert.Contains(t, settings.KVTransfer.JSON(), `{"kv_connector":"OffloadingConnector","kv_connector_extra_config":{"num_cpu_blocks":1000},"kv_role":"kv_both"},{"kv_connector":"HiSparseConnector","kv_role":"kv_both"}`)
+	assert.Contains(t, settings.KVTransfer.JSON(), `{"kv_connector":"OffloadingConnector",`+
+		`"kv_connector_extra_config":{"num_cpu_blocks":1000},"kv_role":"kv_both"},`+
+		`{"kv_connector":"HiSparseConnector","kv_role":"kv_both"}`)
 	_, err = tryOpen(`{"connectors":[{"kv_connector":"HiSparsConnector"}]}`)
 	require.ErrorContains(t, err, "did you mean HiSparseConnector?")
 }
 
-// The documents' own example of a MultiConnector.
+// This is the design documents' own example of a MultiConnector.
 func TestTheDocumentsExample(t *testing.T) {
-	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},{"kv_connector":"SharedStorageConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`)
+	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},`+
+		`{"kv_connector":"SharedStorageConnector","kv_role":"kv_both",`+
+		`"kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`)
 	r, _ := connector.As[launch.Renderer](c)
-	s, err := r.Render(launch.Target{Version: launch.Version{Minor: 10}, Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
+	s, err := r.Render(
+		launch.Target{Version: launch.Version{Minor: 10}, Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}},
+	)
 	require.NoError(t, err)
-	assert.Contains(t, s.KVTransfer.JSON(), `{"kv_connector":"SharedStorageConnector","kv_connector_extra_config":{"shared_storage_path":"local_storage"},"kv_role":"kv_both"}`)
+	assert.Contains(t, s.KVTransfer.JSON(), `{"kv_connector":"SharedStorageConnector",`+
+		`"kv_connector_extra_config":{"shared_storage_path":"local_storage"},"kv_role":"kv_both"}`)
 	s, err = r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
 	require.NoError(t, err)
 	assert.Contains(t, s.KVTransfer.JSON(), `"kv_connector":"ExampleConnector"`, "the class's name in newer engines")
@@ -293,20 +362,25 @@ func TestEachChildIsStartedAndClosedOnce(t *testing.T) {
 	}
 	start, stop := run(`{"connectors":[{"type":"test-keys-a"},{"type":"sharedstorage"},{"type":"test-by-length"}]}`)
 	require.NoError(t, errors.Join(start, stop))
-	assert.Equal(t, []string{"start test-keys-a", "start test-by-length", "close test-keys-a", "close test-by-length"}, events)
+	assert.Equal(t, []string{"start test-keys-a", "start test-by-length", "close test-keys-a", "close test-by-length"},
+		events)
 
 	failures["test-by-length"] = errors.New("in use")
 	defer delete(failures, "test-by-length")
 	start, stop = run(`{"connectors":[{"type":"test-keys-a"},{"type":"test-by-length"}]}`)
 	require.ErrorContains(t, start, "in use")
 	require.NoError(t, stop)
-	assert.Equal(t, []string{"start test-keys-a", "start test-by-length", "close test-keys-a"}, events, "what was started is closed again")
-	h, _ := connector.As[connector.HealthChecker](open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`))
+	assert.Equal(t, []string{"start test-keys-a", "start test-by-length", "close test-keys-a"}, events,
+		"what was started is closed again")
+	h, _ := connector.As[connector.HealthChecker](
+		open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`),
+	)
 	assert.ErrorContains(t, h.HealthCheck(context.Background()), "in use")
 }
 
 func TestAnEndByLengthSurvivesTheOtherChildren(t *testing.T) {
-	for _, config := range []string{`{"connectors":[{"type":"test-by-length"},{"type":"sharedstorage"}]}`, `{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`} {
+	for _, config := range []string{`{"connectors":[{"type":"test-by-length"},{"type":"sharedstorage"}]}`,
+		`{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`} {
 		s := session(t, connector.APICompletions, `{"prompt":"x","stop":"a","min_tokens":5}`)
 		leg := connector.NewLeg(s.Request)
 		require.NoError(t, open(t, config).Prefill(context.Background(), s, leg))
@@ -322,7 +396,7 @@ func TestTheAsksOfOneChildAreFoundThroughTheWhole(t *testing.T) {
 	assert.False(t, ok)
 }
 
-// patient waits; as a store, only for time to pass.
+// patient is a child that waits. As a store it only waits for a time to pass.
 type patient struct{ part }
 
 func (p *patient) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
@@ -337,7 +411,9 @@ func (p *patient) Expect(*connector.Session) (wait func(context.Context) (connec
 func init() {
 	for name, store := range map[string]bool{"test-settling": true, "test-notified": false} {
 		connector.Register(name, func(json.RawMessage) (connector.KVConnector, error) {
-			return &patient{part{traits: connector.Traits{Name: name, ContentStore: store}, log: &events, fail: failures[name]}}, nil
+			return &patient{
+				part{traits: connector.Traits{Name: name, ContentStore: store}, log: &events, fail: failures[name]},
+			}, nil
 		})
 	}
 }
@@ -351,13 +427,18 @@ func TestAllWaitsAreWaitedForAndTheNoticeIsTheEvent(t *testing.T) {
 	done(nil)
 
 	events = nil
-	e, _ = connector.As[connector.Expecter](open(t, `{"connectors":[{"type":"test-settling"},{"type":"test-notified"},{"type":"test-settling"}]}`))
+	e, _ = connector.As[connector.Expecter](
+		open(t, `{"connectors":[{"type":"test-settling"},{"type":"test-notified"},{"type":"test-settling"}]}`),
+	)
 	wait, done = e.Expect(s)
 	ev, err := wait(context.Background())
 	require.NoError(t, err)
 	assert.Equal(t, "test-notified", string(ev.Body))
 	done(nil)
-	assert.Equal(t, []string{"wait test-settling", "wait test-notified", "wait test-settling", "done test-settling", "done test-notified", "done test-settling"}, events)
+	assert.Equal(
+		t, []string{"wait test-settling", "wait test-notified", "wait test-settling", "done test-settling",
+			"done test-notified", "done test-settling"}, events,
+	)
 
 	failures["test-notified"] = errors.New("too late")
 	defer delete(failures, "test-notified")

@@ -14,8 +14,8 @@ import (
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects what
-// else they ask for. What a child's own engine configuration says wins over what its connector renders.
+// Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects the
+// other settings that they need. A child's own engine configuration overrides what its connector renders.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out := launch.Settings{Engine: "vllm"}
 	var list []map[string]any
@@ -33,7 +33,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		case role == "":
 			role = r
 		case role != r:
-			role = "kv_both" // children with different parts: the whole has both
+			role = "kv_both" // the children have different roles, so the whole has both
 		}
 		errs = append(errs, collect(&out, &s, ch.at))
 	}
@@ -44,12 +44,13 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		Extra: map[string]any{"connectors": list}}
 	if len(c.children) > 1 {
 		out.Notes = append(out.Notes, launch.Note{Path: "config.connectors",
-			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if that fails"})
+			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if " +
+				"that fails"})
 	}
 	return out, nil
 }
 
-// render gives a child's settings and its kv_transfer_config as a plain object.
+// render gives a child's settings, and its kv_transfer_config as a plain object.
 func (c *child) render(t launch.Target) (s launch.Settings, kv map[string]any, err error) {
 	switch r, ok := connector.As[launch.Renderer](c.KVConnector); {
 	case ok:
@@ -79,10 +80,10 @@ func (c *child) render(t launch.Target) (s launch.Settings, kv map[string]any, e
 	return s, kv, nil
 }
 
-// renamed are the names of one class in different versions of the engine: which it is, its connector knows best.
+// renamed are the names of one class in different versions of the engine. The child's connector chooses between them.
 var renamed = []string{"SharedStorageConnector", "ExampleConnector"}
 
-// over puts what the engine's own configuration says over what was rendered.
+// over overrides what was rendered by the engine's own configuration.
 func (e *engineConfig) over(kv map[string]any) {
 	for key, value := range map[string]string{
 		"kv_role": e.Role, "engine_id": e.EngineID, "kv_buffer_device": e.BufferDevice, "kv_ip": e.IP,
@@ -114,8 +115,8 @@ func (e *engineConfig) over(kv map[string]any) {
 	kv[extraPath] = extra
 }
 
-// collect adds a child's settings beside its kv_transfer_config. Two children that want one variable or file
-// differently cannot run in one engine.
+// collect adds a child's settings other than its kv_transfer_config. If two children need different values of one
+// variable or file, they cannot run in one engine.
 func collect(out, s *launch.Settings, at string) error {
 	var errs []error
 	for _, arg := range s.Args {

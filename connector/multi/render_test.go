@@ -10,11 +10,12 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/launch"
-	_ "github.com/pdkit/pdkit/connector/lmcachepd" // one that has a variable of UCX's, too
+	_ "github.com/pdkit/pdkit/connector/lmcachepd" // a second child that sets a variable of UCX
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Two children that want one variable differently cannot run in one engine; those that want it alike get it once.
+// Two children that need different values of one variable cannot run in one engine. If they need the same value, the
+// engine gets it once.
 func TestAVariableHasOneValueForAllChildren(t *testing.T) {
 	e, err := discovery.New("http://10.0.0.2:8200", discovery.RoleDecode)
 	require.NoError(t, err)

@@ -10,20 +10,24 @@ import (
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// silentClasses are vLLM's connectors that need nothing on the wire and do nothing between engines that a gateway must know of: tiers of an
-// engine's own memory, and stores in which engines find prompts by their tokens (vllm/distributed/kv_transfer/kv_connector/v1, 2026-08).
-// They are common children of MultiConnector, and only known here.
+// silentClasses are vLLM's connectors that need nothing in the requests and do nothing between engines that a gateway
+// must know: tiers of an engine's own memory, and stores in which engines find prompts by their tokens
+// (vllm/distributed/kv_transfer/kv_connector/v1, 2026-08). They are common children of a MultiConnector. Only this
+// package knows them.
 var silentClasses = []string{"FlexKVConnectorV1", "HF3FSKVConnector", "HiSparseConnector", "SimpleCPUOffloadConnector"}
 
-// isSilent knows a child that needs nothing. OffloadingConnector is one as long as no further tier is set, such as that of peers.
+// isSilent reports whether a child needs nothing in the requests. OffloadingConnector needs nothing if it has no
+// further tier, such as one of peers.
 func (e *engineConfig) isSilent() bool {
-	return slices.Contains(silentClasses, e.Connector) || e.Connector == "OffloadingConnector" && e.Extra["secondary_tiers"] == nil
+	return slices.Contains(silentClasses, e.Connector) ||
+		e.Connector == "OffloadingConnector" && e.Extra["secondary_tiers"] == nil
 }
 
-// silent is such a child. What it is launched with is what the engine's configuration says, and nothing else.
+// silent is a child that needs nothing in the requests. Its launch settings are those of the engine's configuration.
 type silent struct{ class string }
 
-// Traits have the engine's class name, since no connector of pdkit's stands for it. Nothing of it depends on the legs.
+// Traits has the engine's class name, since pdkit has no connector for it. The child does not depend on the legs'
+// order.
 func (s silent) Traits() connector.Traits {
 	return connector.Traits{Name: s.class, MultiUse: true, ContentStore: true}
 }

@@ -14,25 +14,33 @@ import (
 // everySetting sets every setting to a value that is not its default. It leaves out those of bidirectional, which has a
 // harness of its own, and protocol, which means the same as networkType.
 const everySetting = `{"leaseDuration":"45s",
-	"clusterEndpoints":["10.0.0.9:2379"],"clusterId":"c","nodeId":"n","networkInterface":"ib0","networkType":"rdma","port":7000,
+	"clusterEndpoints":["10.0.0.9:2379"],"clusterId":"c","nodeId":"n","networkInterface":"ib0","networkType":"rdma",
+	"port":7000,
 	"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},
 	"infinibandConfig":{"hcaName":"mlx5_1","port":2,"partitionKey":"0x8001","serviceLevel":3},
-	"bufferSize":1048576,"connectionPoolSize":4,"maxConnections":5,"maxConcurrency":6,"keepAliveInterval":"7s","maxMemoryPerNode":1073741824,
-	"replicationFactor":2,"consistencyLevel":"strong","shardingStrategy":"hash","hashFunction":"crc32","batchSize":9,"flushInterval":"11ms",
-	"compressionType":"lz4","connectionTimeout":"3s","readTimeout":"4s","writeTimeout":"5s","failoverTimeout":"6s","retryPolicy":"exponential"}`
+	"bufferSize":1048576,"connectionPoolSize":4,"maxConnections":5,"maxConcurrency":6,"keepAliveInterval":"7s",
+	"maxMemoryPerNode":1073741824,
+	"replicationFactor":2,"consistencyLevel":"strong","shardingStrategy":"hash","hashFunction":"crc32","batchSize":9,
+	"flushInterval":"11ms",
+	"compressionType":"lz4","connectionTimeout":"3s","readTimeout":"4s","writeTimeout":"5s","failoverTimeout":"6s",
+	"retryPolicy":"exponential"}`
 
 var harness = connectortest.Harness{
 	Name: nixl.Name,
 	New: func(config json.RawMessage) (connector.KVConnector, error) {
 		return connector.Open(connector.Spec{Type: nixl.Name, Config: config})
 	},
-	Config:    json.RawMessage(everySetting),
-	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"port":70000}`), json.RawMessage(`{"networkType":"token ring"}`)},
+	Config: json.RawMessage(everySetting),
+	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"port":70000}`),
+		json.RawMessage(`{"networkType":"token ring"}`)},
 	Response: func(s *connector.Session, _ []byte) connectortest.Response {
-		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2],[3]],` +
-			`"remote_engine_id":"e-1","remote_request_id":"cmpl-` + s.ID + `","remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":33}`}
+		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"do_remote_decode":false,` +
+			`"remote_block_ids":[[1,2],[3]],` +
+			`"remote_engine_id":"e-1","remote_request_id":"cmpl-` + s.ID +
+			`","remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":33}`}
 	},
-	Needs: []string{"do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"},
+	Needs: []string{"do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host",
+		"remote_port"},
 }
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }

@@ -114,7 +114,8 @@ func (c *conversational) Prefill(ctx context.Context, s *connector.Session, leg 
 const returnTokenIDs = "return_token_ids"
 
 // Decode is [Connector.Decode], and also asks D for token ids.
-func (c *conversational) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (c *conversational) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	if err := c.Connector.Decode(ctx, s, p, leg); err != nil {
 		return err
 	}

@@ -48,7 +48,10 @@ func newTalk(t *testing.T) *talk {
 
 // back is the handoff in D's response.
 func back(n int) string {
-	h, _ := sjson.Set(`{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e-d","remote_request_id":"cmpl-9","remote_host":"10.0.0.2","remote_port":5601,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":0,"remote_blocks_expiry_time":1234.5,"transfer_mode":"pull"}`, "remote_num_tokens", n)
+	h, _ := sjson.Set(`{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8]],`+
+		`"remote_engine_id":"e-d","remote_request_id":"cmpl-9","remote_host":"10.0.0.2","remote_port":5601,`+
+		`"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":0,"remote_blocks_expiry_time":1234.5,`+
+		`"transfer_mode":"pull"}`, "remote_num_tokens", n)
 	return h
 }
 
@@ -122,10 +125,12 @@ func (k *talk) answer(s *connector.Session, body string) string {
 
 // completion is D's whole response, with the token ids that the connector asked for.
 func completion(prompt, text, params string) string {
-	return `{"id":"cmpl-1","choices":[{"index":0,"text":"` + text + `","token_ids":` + ids(text) + `,"prompt_token_ids":` + ids(prompt) + `}],"kv_transfer_params":` + params + `}`
+	return `{"id":"cmpl-1","choices":[{"index":0,"text":"` + text + `","token_ids":` + ids(text) +
+		`,"prompt_token_ids":` + ids(prompt) + `}],"kv_transfer_params":` + params + `}`
 }
 
-const plain = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+const plain = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,` +
+	`"remote_host":null,"remote_port":null}`
 
 // spoken plays a first turn: prompt "abcd", response "efg". D has the KV of 6 of these tokens.
 func (k *talk) spoken() {
@@ -170,7 +175,8 @@ func TestRecordedTurns(t *testing.T) {
 			k := newTalk(t)
 			s := k.session(connector.APIOf(r.Path), string(r.Request))
 			k.prefill(s)
-			first, err := decodeLeg(k.c, s, `{"kv_transfer_params":`+gjson.GetBytes(r.Decode, "kv_transfer_params").Raw+`}`)
+			first, err := decodeLeg(k.c, s, `{"kv_transfer_params":`+gjson.GetBytes(r.Decode, "kv_transfer_params").Raw+
+				`}`)
 			require.NoError(t, err)
 			assert.Equal(t, string(r.Decode), first)
 			seen := k.answer(s, string(r.DecodeAnswer))
@@ -181,7 +187,9 @@ func TestRecordedTurns(t *testing.T) {
 			}
 			assert.Equal(t, want, seen)
 
-			k.render = func(*http.Request) (*http.Response, error) { return answered(http.StatusOK, string(r.Rendered)), nil }
+			k.render = func(*http.Request) (*http.Response, error) {
+				return answered(http.StatusOK, string(r.Rendered)), nil
+			}
 			next := k.session(s.API, string(r.Next))
 			require.NotEqual(t, plain, k.prefill(next))
 			assert.Equal(t, string(r.NextPrefill), prefillLeg(t, k.c, next))
@@ -201,16 +209,20 @@ func TestAChatsNextTurn(t *testing.T) {
 	k := newTalk(t)
 	s := k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"}]}`)
 	k.prefill(s)
-	answer := `{"choices":[{"message":{"content":"cd"},"token_ids":` + ids("cd>") + `}],"prompt_token_ids":` + ids("<ab><") + `,"kv_transfer_params":` + back(7) + `}`
-	assert.JSONEq(t, `{"choices":[{"message":{"content":"cd"},"token_ids":null}],"prompt_token_ids":null,"kv_transfer_params":null}`, k.answer(s, answer))
-	next := k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"},{"role":"assistant","content":"cd"},{"role":"user","content":"ef"}]}`)
+	answer := `{"choices":[{"message":{"content":"cd"},"token_ids":` + ids("cd>") + `}],"prompt_token_ids":` +
+		ids("<ab><") + `,"kv_transfer_params":` + back(7) + `}`
+	assert.JSONEq(t, `{"choices":[{"message":{"content":"cd"},"token_ids":null}],"prompt_token_ids":null,`+
+		`"kv_transfer_params":null}`, k.answer(s, answer))
+	next := k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"},{"role":"assistant",`+
+		`"content":"cd"},{"role":"user","content":"ef"}]}`)
 	assert.Equal(t, back(7), k.prefill(next))
 	assert.Equal(t, "/base/v1/chat/completions/render", k.calls[0].URL.Path)
 }
 
 func TestGenerateNeedsNoRendering(t *testing.T) {
 	k := newTalk(t)
-	k.answer(k.session(connector.APIGenerate, `{"token_ids":[1,2,3]}`), `{"choices":[{"token_ids":[4,5]}],"kv_transfer_params":`+back(4)+`}`)
+	k.answer(k.session(connector.APIGenerate, `{"token_ids":[1,2,3]}`),
+		`{"choices":[{"token_ids":[4,5]}],"kv_transfer_params":`+back(4)+`}`)
 	assert.Equal(t, back(4), k.prefill(k.session(connector.APIGenerate, `{"token_ids":[1,2,3,4,9,9]}`)))
 	assert.Empty(t, k.calls)
 }
@@ -218,7 +230,8 @@ func TestGenerateNeedsNoRendering(t *testing.T) {
 // P compares nothing, so a prompt that is not proven to extend the turn is prefilled in the plain way.
 func TestPromptsThatDoNotProvablyExtendTheTurn(t *testing.T) {
 	for rule, prompt := range map[string]string{
-		"another beginning": "Xbcdefgh", "another answer": "abcdeXgh", "shorter than what D has": "abcde", "no longer than what D has": "abcdef",
+		"another beginning": "Xbcdefgh", "another answer": "abcdeXgh", "shorter than what D has": "abcde",
+		"no longer than what D has": "abcdef",
 	} {
 		t.Run(rule, func(t *testing.T) {
 			k := newTalk(t)
@@ -238,9 +251,11 @@ func TestTurnsOfOthersAreNotTaken(t *testing.T) {
 	k := newTalk(t)
 	k.spoken()
 	for rule, s := range map[string]*connector.Session{
-		"another conversation":     k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID", "talk-2"),
-		"no conversation":          k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID", ""),
-		"a name that is too long":  k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID", strings.Repeat("x", 257)),
+		"another conversation": k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID",
+			"talk-2"),
+		"no conversation": k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID", ""),
+		"a name that is too long": k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`, "X-Session-ID",
+			strings.Repeat("x", 257)),
 		"another model":            k.session(connector.APICompletions, `{"model":"adapter","prompt":"abcdefgh"}`),
 		"another cache salt":       k.session(connector.APICompletions, `{"prompt":"abcdefgh","cache_salt":"s"}`),
 		"an API without token ids": k.session(connector.APIMessages, `{"messages":[]}`),
@@ -256,11 +271,15 @@ func TestTurnsOfOthersAreNotTaken(t *testing.T) {
 
 func TestWhateverRenderAnswersPrefillGoesOn(t *testing.T) {
 	for rule, render := range map[string]func(*http.Request) (*http.Response, error){
-		"not served":      func(*http.Request) (*http.Response, error) { return answered(404, `{"error":{}}`), nil },
-		"unreachable":     func(*http.Request) (*http.Response, error) { return nil, errors.New("refused") },
-		"garbage":         func(*http.Request) (*http.Response, error) { return answered(200, `<html>`), nil },
-		"other JSON":      func(*http.Request) (*http.Response, error) { return answered(200, `{"token_ids":"abcdefgh"}`), nil },
-		"negative tokens": func(*http.Request) (*http.Response, error) { return answered(200, `[{"token_ids":[-1]}]`), nil },
+		"not served":  func(*http.Request) (*http.Response, error) { return answered(404, `{"error":{}}`), nil },
+		"unreachable": func(*http.Request) (*http.Response, error) { return nil, errors.New("refused") },
+		"garbage":     func(*http.Request) (*http.Response, error) { return answered(200, `<html>`), nil },
+		"other JSON": func(*http.Request) (*http.Response, error) {
+			return answered(200, `{"token_ids":"abcdefgh"}`), nil
+		},
+		"negative tokens": func(*http.Request) (*http.Response, error) {
+			return answered(200, `[{"token_ids":[-1]}]`), nil
+		},
 		"several prompts": func(*http.Request) (*http.Response, error) {
 			return answered(200, `[{"token_ids":[1]},{"token_ids":[1]}]`), nil
 		},
@@ -285,26 +304,33 @@ func TestARenderThatDoesNotEndEndsWithItsContext(t *testing.T) {
 	k := newTalk(t)
 	k.spoken()
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := k.c.(connector.Preparer).Prepare(ctx, k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`), func(r *http.Request) (*http.Response, error) {
-		cancel()
-		<-r.Context().Done()
-		return nil, r.Context().Err()
-	})
+	_, err := k.c.(connector.Preparer).Prepare(ctx, k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`),
+		func(r *http.Request) (*http.Response, error) {
+			cancel()
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})
 	require.ErrorIs(t, err, context.Canceled)
 }
 
 func TestAnswersThatAreNotRemembered(t *testing.T) {
 	for rule, answer := range map[string]string{
 		"no handoff (bidirectional_kv_xfer is off)": completion("abcd", "efg", "null"),
-		"P's kind of handoff":                       completion("abcd", "efg", strings.Replace(strings.Replace(back(6), `"do_remote_decode":true`, `"do_remote_decode":false`, 1), `"do_remote_prefill":false`, `"do_remote_prefill":true`, 1)),
-		"no blocks":                                 completion("abcd", "efg", strings.Replace(back(6), "[[7,8]]", "[[]]", 1)),
-		"no address":                                completion("abcd", "efg", strings.Replace(back(6), `"10.0.0.2"`, "null", 1)),
-		"more tokens than were told":                completion("abcd", "efg", back(500)),
-		"no tokens":                                 completion("abcd", "efg", back(0)),
-		"no token ids":                              `{"choices":[{"text":"efg"}],"kv_transfer_params":` + back(6) + `}`,
-		"not JSON":                                  `data: {}`,
-		"an error":                                  `{"error":{"message":"x"}}`,
-		"a handoff that is too large":               completion("abcd", "efg", strings.Replace(back(6), "[[7,8]]", "[["+strings.Repeat("7,", 40000)+"8]]", 1)),
+		"P's kind of handoff": completion("abcd", "efg",
+			strings.Replace(strings.Replace(back(6), `"do_remote_decode":true`, `"do_remote_decode":false`, 1),
+				`"do_remote_prefill":false`, `"do_remote_prefill":true`, 1)),
+		"no blocks": completion("abcd", "efg",
+			strings.Replace(back(6), "[[7,8]]", "[[]]", 1)),
+		"no address": completion("abcd", "efg",
+			strings.Replace(back(6), `"10.0.0.2"`, "null", 1)),
+		"more tokens than were told": completion("abcd", "efg", back(500)),
+		"no tokens":                  completion("abcd", "efg", back(0)),
+		"no token ids": `{"choices":[{"text":"efg"}],"kv_transfer_params":` + back(6) +
+			`}`,
+		"not JSON": `data: {}`,
+		"an error": `{"error":{"message":"x"}}`,
+		"a handoff that is too large": completion("abcd", "efg",
+			strings.Replace(back(6), "[[7,8]]", "[["+strings.Repeat("7,", 40000)+"8]]", 1)),
 	} {
 		t.Run(rule, func(t *testing.T) {
 			k := newTalk(t)
@@ -319,10 +345,12 @@ func TestAnswersThatAreNotRemembered(t *testing.T) {
 func TestTheClientSeesNothingOfIt(t *testing.T) {
 	k := newTalk(t)
 	s := k.session(connector.APICompletions, `{"prompt":"abcd"}`)
-	assert.JSONEq(t, `{"id":"cmpl-1","choices":[{"index":0,"text":"efg","token_ids":null,"prompt_token_ids":null}],"kv_transfer_params":null}`,
+	assert.JSONEq(t, `{"id":"cmpl-1","choices":[{"index":0,"text":"efg","token_ids":null,"prompt_token_ids":null}],`+
+		`"kv_transfer_params":null}`,
 		k.answer(s, completion("abcd", "efg", back(6))))
 	asked := k.session(connector.APICompletions, `{"prompt":"abcd","return_token_ids":true}`)
-	assert.JSONEq(t, completion("abcd", "efg", "null"), k.answer(asked, completion("abcd", "efg", back(6))), "token ids stay for the client that asked for them")
+	assert.JSONEq(t, completion("abcd", "efg", "null"), k.answer(asked, completion("abcd", "efg", back(6))),
+		"token ids stay for the client that asked for them")
 	const odd = `{"choices":[{"text":"e\u0066g"}], "usage":{"x":1.50}}`
 	assert.Equal(t, odd, k.answer(s, odd), "and nothing else is touched")
 }
@@ -339,9 +367,11 @@ func TestNoClientIsToldWhereTheEnginesAre(t *testing.T) {
 		assert.Equal(t, answer+"null}", k.answer(s, answer+back(6)+"}"), rule)
 	}
 	asked := k.session(connector.APICompletions, `{"prompt":"abcd","return_token_ids":true}`, "X-Session-ID", "")
-	assert.Equal(t, completion("abcd", "efg", "null"), k.answer(asked, completion("abcd", "efg", back(6))), "the client's own wish stays")
+	assert.Equal(t, completion("abcd", "efg", "null"), k.answer(asked, completion("abcd", "efg", back(6))),
+		"the client's own wish stays")
 	unasked := k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Session-ID", "")
-	assert.Equal(t, completion("abcd", "efg", "null"), k.answer(unasked, completion("abcd", "efg", back(6))), "nor is touched what pdkit has not asked for")
+	assert.Equal(t, completion("abcd", "efg", "null"), k.answer(unasked, completion("abcd", "efg", back(6))),
+		"nor is touched what pdkit has not asked for")
 }
 
 func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
@@ -351,7 +381,8 @@ func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
 		require.NoError(t, err)
 		return body
 	}
-	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+good+`,"return_token_ids":true}`, leg(k.session(connector.APICompletions, `{"prompt":"x"}`)))
+	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+good+`,"return_token_ids":true}`,
+		leg(k.session(connector.APICompletions, `{"prompt":"x"}`)))
 	for rule, s := range map[string]*connector.Session{
 		"a stream":        k.session(connector.APICompletions, `{"prompt":"x","stream":true}`),
 		"no conversation": k.session(connector.APICompletions, `{"prompt":"x"}`, "X-Session-ID", ""),
@@ -359,7 +390,8 @@ func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
 	} {
 		assert.NotContains(t, leg(s), "return_token_ids", rule)
 	}
-	assert.Nil(t, k.c.(connector.Rewriter).Rewrite(k.session(connector.APIChat, `{"messages":[],"stream":true}`), nil), "streams are left unparsed")
+	assert.Nil(t, k.c.(connector.Rewriter).Rewrite(k.session(connector.APIChat, `{"messages":[],"stream":true}`), nil),
+		"streams are left unparsed")
 }
 
 func TestTurnsExpireBeforeD_LetsGo(t *testing.T) {
@@ -401,9 +433,10 @@ func TestATurnIsTakenOnce(t *testing.T) {
 	for range 16 {
 		wg.Go(func() {
 			s := k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`)
-			v, err := k.c.(connector.Preparer).Prepare(context.Background(), s, func(*http.Request) (*http.Response, error) {
-				return answered(200, `[{"token_ids":`+ids("abcdefgh")+`}]`), nil
-			})
+			v, err := k.c.(connector.Preparer).Prepare(context.Background(), s,
+				func(*http.Request) (*http.Response, error) {
+					return answered(200, `[{"token_ids":`+ids("abcdefgh")+`}]`), nil
+				})
 			assert.NoError(t, err)
 			if v != nil {
 				mu.Lock()
@@ -421,7 +454,8 @@ func TestTheMemoryIsBounded(t *testing.T) {
 	k := newTalk(t)
 	const most = 4096
 	say := func(name string) {
-		k.answer(k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Session-ID", name), completion("abcd", "efg", back(6)))
+		k.answer(k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Session-ID", name),
+			completion("abcd", "efg", back(6)))
 	}
 	say("first")
 	for i := range most {
@@ -446,7 +480,8 @@ func TestLongSaltsCostNoMemory(t *testing.T) {
 		k.answer(k.session(connector.APICompletions, body), completion("abcd", "efg", back(6)))
 	}
 	assert.Less(t, heap(), before+8<<20)
-	assert.Equal(t, back(6), k.prefill(k.session(connector.APICompletions, `{"prompt":"abcdefgh","cache_salt":"`+strings.Repeat("s", 1<<19)+`7"}`)))
+	assert.Equal(t, back(6), k.prefill(k.session(connector.APICompletions, `{"prompt":"abcdefgh","cache_salt":"`+
+		strings.Repeat("s", 1<<19)+`7"}`)))
 }
 
 func TestOffByDefault(t *testing.T) {

@@ -18,7 +18,8 @@ import (
 func FuzzDecode(f *testing.F) {
 	for _, answer := range []string{
 		`{"kv_transfer_params":` + good + `}`,
-		`{"id":"x","choices":[],"kv_transfer_params" : {"do_remote_prefill":true,"remote_block_ids":[[1],[]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1} }`,
+		`{"id":"x","choices":[],"kv_transfer_params" : {"do_remote_prefill":true,"remote_block_ids":[[1],[]],` +
+			`"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1} }`,
 		`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1,[2]]]}}`,
 		`{"kv_transfer_params":null}`,
 		`{"kv_transfer\u005fparams":` + good + `,"a":1}`,
@@ -63,7 +64,9 @@ func FuzzDecode(f *testing.F) {
 // Decode accepts block ids exactly if they are one array of arrays of integers from 0 on that fit 64 bits, with one
 // block at least.
 func FuzzBlockIDs(f *testing.F) {
-	for _, ids := range []string{`[[1,2],[3]]`, `[ [ 0 ] , [ ] ]`, "[[\n1\t,\r2]]", `[[9223372036854775807]]`, `[[9223372036854775808]]`, `[[01]]`, `[[1.0]]`, `[[-1]]`, `[[1e2]]`, `[[]]`, `[]`, `[[1],]`, `[[1,]]`, `[[1] [2]]`, `[[1]]]`, `[[[1]]]`, `[null,[1]]`, `[["1"]]`, `[[1}]`} {
+	for _, ids := range []string{`[[1,2],[3]]`, `[ [ 0 ] , [ ] ]`, "[[\n1\t,\r2]]", `[[9223372036854775807]]`,
+		`[[9223372036854775808]]`, `[[01]]`, `[[1.0]]`, `[[-1]]`, `[[1e2]]`, `[[]]`, `[]`, `[[1],]`, `[[1,]]`,
+		`[[1] [2]]`, `[[1]]]`, `[[[1]]]`, `[null,[1]]`, `[["1"]]`, `[[1}]`} {
 		f.Add(ids)
 	}
 	c, s := open(f, nil), session(f, connector.APICompletions, `{"prompt":"x"}`)
@@ -71,7 +74,8 @@ func FuzzBlockIDs(f *testing.F) {
 		if json.Valid([]byte(`{"a":`+ids+`}`)) != json.Valid([]byte(ids)) {
 			return // ids that end the object and begin another member
 		}
-		_, err := decodeLeg(c, s, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,"remote_block_ids":`+ids+`}}`)
+		_, err := decodeLeg(c, s, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"e",`+
+			`"remote_request_id":"r","remote_host":"h","remote_port":1,"remote_block_ids":`+ids+`}}`)
 		require.Equal(t, usableBlockIDs([]byte(ids)), err == nil, "%s: %v", ids, err)
 	})
 }

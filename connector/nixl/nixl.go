@@ -92,7 +92,8 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 }
 
 // Decode gives D P's handoff after checking that it is complete. If it is not, the error is [connector.ErrNoTransfer].
-func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	raw, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
 		return kvparams.NIXL(raw, kvparams.RemotePrefill, nil)
 	})

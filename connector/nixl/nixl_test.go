@@ -70,7 +70,8 @@ func TestGolden(t *testing.T) { connectortest.Golden(t, harness.New, "testdata/g
 func requireNoValue(t *testing.T, err error, handoff []byte) {
 	t.Helper()
 	gjson.ParseBytes(handoff).ForEach(func(_, v gjson.Result) bool {
-		if (v.Type == gjson.String || v.Type == gjson.Number) && v.String() != "" && v.String() != "true" { // the texts hold these words of their own
+		// the texts hold these words of their own
+		if (v.Type == gjson.String || v.Type == gjson.Number) && v.String() != "" && v.String() != "true" {
 			assert.NotContains(t, err.Error(), v.String())
 		}
 		return true
@@ -78,22 +79,30 @@ func requireNoValue(t *testing.T, err error, handoff []byte) {
 }
 
 func TestPrefillAsksForAHandoff(t *testing.T) {
-	s := session(t, connector.APIChat, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"},"messages":[],"max_completion_tokens":9,"stream":true}`)
-	assert.Equal(t, `{"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null},"messages":[],"max_completion_tokens":1,"stream":false,"max_tokens":1}`,
+	s := session(t, connector.APIChat, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"},`+
+		`"messages":[],"max_completion_tokens":9,"stream":true}`)
+	assert.Equal(t, `{"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,`+
+		`"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null},"messages":[],`+
+		`"max_completion_tokens":1,"stream":false,"max_tokens":1}`,
 		prefillLeg(t, open(t, nil), s), "in place of what the client sent for one")
 }
 
 func TestThinkingStaysOnPrefill(t *testing.T) {
 	s := session(t, connector.APIMessages, `{"thinking":{"type":"enabled","budget_tokens":1024},"max_tokens":2048}`)
-	assert.Contains(t, prefillLeg(t, open(t, nil), s), `"thinking":{"type":"enabled","budget_tokens":1024}`, "do_remote_decode lifts the rule that max_tokens exceeds it")
+	assert.Contains(t, prefillLeg(t, open(t, nil), s), `"thinking":{"type":"enabled","budget_tokens":1024}`,
+		"do_remote_decode lifts the rule that max_tokens exceeds it")
 }
 
 func TestDecodeIsTheClientsRequestPlusTheHandoff(t *testing.T) {
-	const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}`
-	s := session(t, connector.APIChat, `{"messages":[],"kv_transfer_params":{"evil":true},"max_completion_tokens":9,"stream":true,"stream_options":{"include_usage":true},"min_tokens":2,"logprobs":true}`)
+	const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
+		`"remote_request_id":"r","remote_host":"h","remote_port":1}`
+	s := session(t, connector.APIChat, `{"messages":[],"kv_transfer_params":{"evil":true},"max_completion_tokens":9,`+
+		`"stream":true,"stream_options":{"include_usage":true},"min_tokens":2,"logprobs":true}`)
 	decode, err := decodeLeg(open(t, nil), s, `{"kv_transfer_params":`+handoff+`}`)
 	require.NoError(t, err)
-	assert.Equal(t, `{"messages":[],"kv_transfer_params":`+handoff+`,"max_completion_tokens":9,"stream":true,"stream_options":{"include_usage":true},"min_tokens":2,"logprobs":true}`, decode)
+	assert.Equal(t, `{"messages":[],"kv_transfer_params":`+handoff+
+		`,"max_completion_tokens":9,"stream":true,"stream_options":{"include_usage":true},"min_tokens":2,`+
+		`"logprobs":true}`, decode)
 }
 
 func TestNameOrderLease(t *testing.T) {
@@ -102,7 +111,8 @@ func TestNameOrderLease(t *testing.T) {
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	assert.Equal(t, 30*time.Second, c.Traits().Lease, "vLLM's kv_lease_duration")
 	var zero nixl.Connector
-	assert.Equal(t, 30*time.Second, zero.Traits().Lease, "never without one: a handoff that does not age would be sent after its blocks were reused")
+	assert.Equal(t, 30*time.Second, zero.Traits().Lease,
+		"never without one: a handoff that does not age would be sent after its blocks were reused")
 	lease := config.Duration(5 * time.Second)
 	assert.Equal(t, 5*time.Second, open(t, &nixl.Options{LeaseDuration: &lease}).Traits().Lease)
 }
@@ -144,7 +154,8 @@ func TestSessionsAtOnceShareNothing(t *testing.T) {
 			s := session(t, connector.APICompletions, `{"prompt":"`+id+`","kv_transfer_params":{"a":1}}`)
 			for range 20 {
 				assert.Contains(t, prefillLeg(t, c, s), `{"prompt":"`+id+`",`)
-				handoff := `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"` + id + `","remote_host":"h","remote_port":1}`
+				handoff := `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
+					`"remote_request_id":"` + id + `","remote_host":"h","remote_port":1}`
 				decode, err := decodeLeg(c, s, `{"kv_transfer_params":`+handoff+`}`)
 				assert.NoError(t, err)
 				assert.Equal(t, `{"prompt":"`+id+`","kv_transfer_params":`+handoff+`}`, decode)

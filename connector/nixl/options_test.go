@@ -21,21 +21,27 @@ func openConfig(config string) error {
 	return err
 }
 
-// The config of the design proposal's NIXL example, then every key of its Go structs NIXLConnectorConfig, RDMAConfig and
-// InfiniBandConfig, then pdkit's own.
+// The config of the design proposal's NIXL example, then every key of its Go structs NIXLConnectorConfig, RDMAConfig
+// and InfiniBandConfig, then pdkit's own.
 func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 	for rule, config := range map[string]string{
 		"none": ``, "null": `null`, "empty": `{}`,
-		"the YAML example": `{"clusterEndpoints":["nixl-node-0.nixl.default.svc.cluster.local:7777","nixl-node-1.nixl.default.svc.cluster.local:7777"],
-			"nodeId":"matrixinfer-nixl-node","networkInterface":"eth0","port":7777,"protocol":"tcp","bufferSize":1048576,"connectionPoolSize":20,
-			"maxConcurrency":10,"keepAliveInterval":"30s","maxMemoryPerNode":17179869184,"replicationFactor":2,"consistencyLevel":"strong",
-			"shardingStrategy":"consistent_hash","hashFunction":"xxhash","failoverTimeout":"10s","retryPolicy":"exponential"}`,
+		"the YAML example": `{"clusterEndpoints":["nixl-node-0.nixl.default.svc.cluster.local:7777",
+		"nixl-node-1.nixl.default.svc.cluster.local:7777"],
+			"nodeId":"matrixinfer-nixl-node","networkInterface":"eth0","port":7777,"protocol":"tcp",
+			"bufferSize":1048576,"connectionPoolSize":20,
+			"maxConcurrency":10,"keepAliveInterval":"30s","maxMemoryPerNode":17179869184,"replicationFactor":2,
+			"consistencyLevel":"strong",
+			"shardingStrategy":"consistent_hash","hashFunction":"xxhash","failoverTimeout":"10s",
+			"retryPolicy":"exponential"}`,
 		"the Go structs": `{"clusterEndpoints":["a:1"],"clusterId":"c","networkType":"rdma",
 			"rdmaConfig":{"deviceName":"mlx5_0","port":1,"queueDepth":128,"maxSge":4,"mtu":4096},
 			"infinibandConfig":{"hcaName":"h","port":1,"partitionKey":"p","serviceLevel":1},
-			"maxMemoryPerNode":1,"replicationFactor":1,"consistencyLevel":"eventual","batchSize":8,"flushInterval":"1ms","compressionType":"zstd",
+			"maxMemoryPerNode":1,"replicationFactor":1,"consistencyLevel":"eventual","batchSize":8,
+			"flushInterval":"1ms","compressionType":"zstd",
 			"connectionTimeout":"1s","readTimeout":"1s","writeTimeout":"1s","maxConnections":9}`,
-		"pdkit's own": `{"leaseDuration":"30s","bidirectional":true,"conversationHeader":"X-Session-ID","conversationTTL":"480s"}`,
+		"pdkit's own": `{"leaseDuration":"30s","bidirectional":true,"conversationHeader":"X-Session-ID",` +
+			`"conversationTTL":"480s"}`,
 	} {
 		assert.NoError(t, openConfig(config), rule)
 	}

@@ -69,7 +69,8 @@ func (o *Options) renderNetwork(t launch.Target, s *launch.Settings) {
 		set("UCX_TLS", "rc"+memory)
 		if device = o.ibDevice(network); o.NetworkInterface != "" {
 			idle("networkInterface",
-				"RDMA goes over a device, not over a network interface: rdmaConfig.deviceName or infinibandConfig.hcaName")
+				"RDMA goes over a device, not over a network interface: rdmaConfig.deviceName or "+
+					"infinibandConfig.hcaName")
 		}
 		o.renderIB(set)
 	default:
@@ -152,11 +153,13 @@ type idleKey struct {
 
 func (o *Options) without() []idleKey {
 	const (
-		noCluster = "there is no cluster to join: engines find each other by the handoff, and the gateway finds them by discovery"
+		noCluster = "there is no cluster to join: engines find each other by the handoff, and the gateway finds them " +
+			"by discovery"
 		noStore   = "NIXL copies blocks from one engine's memory to another's; it keeps no copies and spreads none"
 		noPool    = "NIXL has one connection between each two workers"
 		noBatch   = "a request's blocks are read as one transfer, as soon as it is scheduled"
-		noTimeout = "NIXL's own limits are fixed: 5 s for a handshake, none for a transfer; the flow's timeouts bound the legs"
+		noTimeout = "NIXL's own limits are fixed: 5 s for a handshake, none for a transfer; the flow's timeouts " +
+			"bound the legs"
 	)
 	var rdma RDMAConfig
 	if o.RDMAConfig != nil {
@@ -166,9 +169,11 @@ func (o *Options) without() []idleKey {
 		{"clusterEndpoints", len(o.ClusterEndpoints) > 0, noCluster},
 		{"clusterId", o.ClusterID != "", noCluster},
 		{"nodeId", o.NodeID != "",
-			"an engine's id must be its own and new at each start, or decode engines use a restarted engine's old addresses; vLLM makes it"},
+			"an engine's id must be its own and new at each start, or decode engines use a restarted engine's old " +
+				"addresses; vLLM makes it"},
 		{"bufferSize", o.BufferSize != 0,
-			"blocks are moved straight from one KV cache to another; NixlConnector does not read vLLM's kv_buffer_size"},
+			"blocks are moved straight from one KV cache to another; NixlConnector does not read vLLM's " +
+				"kv_buffer_size"},
 		{"connectionPoolSize", o.ConnectionPoolSize != 0, noPool},
 		{"maxConnections", o.MaxConnections != 0, noPool},
 		{"maxConcurrency", o.MaxConcurrency != 0, "the engine's scheduler bounds what runs at once: --max-num-seqs"},

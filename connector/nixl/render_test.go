@@ -59,19 +59,24 @@ func text(s launch.Settings) string {
 }
 
 // documentsExample is the config of the design proposal's NIXL example.
-const documentsExample = `{"clusterEndpoints":["nixl-node-0.nixl.default.svc.cluster.local:7777","nixl-node-1.nixl.default.svc.cluster.local:7777",
+const documentsExample = `{"clusterEndpoints":["nixl-node-0.nixl.default.svc.cluster.local:7777",
+"nixl-node-1.nixl.default.svc.cluster.local:7777",
 	"nixl-node-2.nixl.default.svc.cluster.local:7777","nixl-node-3.nixl.default.svc.cluster.local:7777"],
-	"nodeId":"matrixinfer-nixl-node","networkInterface":"eth0","port":7777,"protocol":"tcp","bufferSize":1048576,"connectionPoolSize":20,
-	"maxConcurrency":10,"keepAliveInterval":"30s","maxMemoryPerNode":17179869184,"replicationFactor":2,"consistencyLevel":"strong",
+	"nodeId":"matrixinfer-nixl-node","networkInterface":"eth0","port":7777,"protocol":"tcp","bufferSize":1048576,
+	"connectionPoolSize":20,
+	"maxConcurrency":10,"keepAliveInterval":"30s","maxMemoryPerNode":17179869184,"replicationFactor":2,
+	"consistencyLevel":"strong",
 	"shardingStrategy":"consistent_hash","hashFunction":"xxhash","failoverTimeout":"10s","retryPolicy":"exponential"}`
 
 // The design proposal's example, rendered for both engines.
 func TestTheDocumentsExampleIsRendered(t *testing.T) {
-	p, d := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil), engine(t, "http://10.0.0.2:8000", discovery.RoleDecode, nil)
+	p, d := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil),
+		engine(t, "http://10.0.0.2:8000", discovery.RoleDecode, nil)
 	var got strings.Builder
 	for i, e := range []discovery.Endpoint{p, d} {
 		fmt.Fprintf(&got, "## %s\n%s", e.Role, text(render(t, documentsExample, launch.Target{
-			Endpoint: e, Engines: []discovery.Endpoint{p, d}, Model: "llama2-405b", Resources: connector.Resources{MaxMemory: "32Gi"},
+			Endpoint: e, Engines: []discovery.Endpoint{p, d}, Model: "llama2-405b",
+			Resources: connector.Resources{MaxMemory: "32Gi"},
 		})))
 		if i == 0 {
 			got.WriteString("\n")
@@ -85,13 +90,19 @@ func TestTheDocumentsExampleIsRendered(t *testing.T) {
 // Each key changes what the engine is launched with, or a note says that it has no effect. pdkit's own keys about the
 // client's side do neither.
 func TestEveryKeyIsRenderedOrTold(t *testing.T) {
-	const everything = `{"leaseDuration":"45s","bidirectional":true,"conversationTTL":"90s","clusterEndpoints":["a:1"],"clusterId":"c","nodeId":"n",
-		"networkInterface":"eth0","networkType":"rdma","protocol":"tcp","port":7777,"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},
-		"infinibandConfig":{"hcaName":"h","port":1,"partitionKey":"0x5","serviceLevel":1},"bufferSize":1,"connectionPoolSize":1,"maxConnections":1,
-		"maxConcurrency":1,"keepAliveInterval":"30s","maxMemoryPerNode":1,"replicationFactor":1,"consistencyLevel":"strong","shardingStrategy":"s",
-		"hashFunction":"h","batchSize":1,"flushInterval":"1s","compressionType":"lz4","connectionTimeout":"1s","readTimeout":"1s","writeTimeout":"1s",
+	const everything = `{"leaseDuration":"45s","bidirectional":true,"conversationTTL":"90s",
+	"clusterEndpoints":["a:1"],"clusterId":"c","nodeId":"n",
+		"networkInterface":"eth0","networkType":"rdma","protocol":"tcp","port":7777,
+		"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},
+		"infinibandConfig":{"hcaName":"h","port":1,"partitionKey":"0x5","serviceLevel":1},"bufferSize":1,
+		"connectionPoolSize":1,"maxConnections":1,
+		"maxConcurrency":1,"keepAliveInterval":"30s","maxMemoryPerNode":1,"replicationFactor":1,
+		"consistencyLevel":"strong","shardingStrategy":"s",
+		"hashFunction":"h","batchSize":1,"flushInterval":"1s","compressionType":"lz4","connectionTimeout":"1s",
+		"readTimeout":"1s","writeTimeout":"1s",
 		"failoverTimeout":"1s","retryPolicy":"r"}`
-	target := launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil), Version: launch.Version{Minor: 32}}
+	target := launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil),
+		Version: launch.Version{Minor: 32}}
 	var config map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal([]byte(everything), &config))
 	for f := range reflect.TypeFor[nixl.Options]().Fields() {
@@ -133,19 +144,30 @@ func TestNetworks(t *testing.T) {
 		withoutEffect []string
 	}{
 		{rule: "nothing said: UCX chooses", config: `{}`},
-		{rule: "TCP between GPUs", config: `{"networkType":"tcp","networkInterface":"eth0"}`, tls: "tcp,cuda_copy,cuda_ipc", device: "eth0"},
+		{rule: "TCP between GPUs", config: `{"networkType":"tcp","networkInterface":"eth0"}`,
+			tls: "tcp,cuda_copy,cuda_ipc", device: "eth0"},
 		{rule: "the YAML's word for it", config: `{"protocol":"tcp"}`, tls: "tcp,cuda_copy,cuda_ipc"},
 		{rule: "on CPUs", config: `{"protocol":"tcp"}`, cpu: true, tls: "tcp"},
-		{rule: "on one machine's CPUs", config: `{}`, cpu: true, url: "http://127.0.0.1:8000", tls: "tcp", device: "lo"},
-		{rule: "RDMA over a device and its port", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096}}`,
-			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_0:2", others: []string{"UCX_RC_TX_QUEUE_LEN=128", "UCX_RC_PATH_MTU=4096"}, withoutEffect: []string{"config.rdmaConfig.maxSge"}},
-		{rule: "RDMA over the first port", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"mlx5_0"}}`, tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_0:1"},
-		{rule: "RDMA over whatever there is", config: `{"networkType":"rdma","networkInterface":"eth0"}`, tls: "rc,cuda_copy,cuda_ipc", withoutEffect: []string{"config.networkInterface"}},
-		{rule: "InfiniBand", config: `{"networkType":"infiniband","infinibandConfig":{"hcaName":"mlx5_1","partitionKey":"0x0005","serviceLevel":3},"rdmaConfig":{"deviceName":"mlx5_0"}}`,
-			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_1:1", others: []string{"UCX_IB_PKEY=0x0005", "UCX_IB_SL=3"}, withoutEffect: []string{"config.rdmaConfig"}},
-		{rule: "two words that differ", config: `{"networkType":"tcp","protocol":"rdma"}`, tls: "tcp,cuda_copy,cuda_ipc", withoutEffect: []string{"config.protocol"}},
+		{rule: "on one machine's CPUs", config: `{}`, cpu: true, url: "http://127.0.0.1:8000", tls: "tcp",
+			device: "lo"},
+		{rule: "RDMA over a device and its port", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"mlx5_0",` +
+			`"port":2,"queueDepth":128,"maxSge":4,"mtu":4096}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_0:2",
+			others:        []string{"UCX_RC_TX_QUEUE_LEN=128", "UCX_RC_PATH_MTU=4096"},
+			withoutEffect: []string{"config.rdmaConfig.maxSge"}},
+		{rule: "RDMA over the first port", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"mlx5_0"}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_0:1"},
+		{rule: "RDMA over whatever there is", config: `{"networkType":"rdma","networkInterface":"eth0"}`,
+			tls: "rc,cuda_copy,cuda_ipc", withoutEffect: []string{"config.networkInterface"}},
+		{rule: "InfiniBand", config: `{"networkType":"infiniband","infinibandConfig":{"hcaName":"mlx5_1",` +
+			`"partitionKey":"0x0005","serviceLevel":3},"rdmaConfig":{"deviceName":"mlx5_0"}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_1:1", others: []string{"UCX_IB_PKEY=0x0005", "UCX_IB_SL=3"},
+			withoutEffect: []string{"config.rdmaConfig"}},
+		{rule: "two words that differ", config: `{"networkType":"tcp","protocol":"rdma"}`,
+			tls: "tcp,cuda_copy,cuda_ipc", withoutEffect: []string{"config.protocol"}},
 		{rule: "keep alive", config: `{"keepAliveInterval":"1500ms"}`, others: []string{"UCX_KEEPALIVE_INTERVAL=1.5s"}},
-		{rule: "an MTU that no path has", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"m","mtu":9000}}`, tls: "rc,cuda_copy,cuda_ipc", device: "m:1", withoutEffect: []string{"config.rdmaConfig.mtu"}},
+		{rule: "an MTU that no path has", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"m","mtu":9000}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "m:1", withoutEffect: []string{"config.rdmaConfig.mtu"}},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
 			e := remote
@@ -177,15 +199,23 @@ func TestSideChannels(t *testing.T) {
 		engine(t, "http://10.0.0.1:8001", discovery.RolePrefill, map[string]string{"dpSize": "2"}),
 		engine(t, "http://10.0.0.2:8000", discovery.RoleDecode, nil),
 		engine(t, "http://10.0.0.1:8002", discovery.RoleDecode, nil),
-		engine(t, "http://10.0.0.1:8003", discovery.RoleDecode, map[string]string{"sideChannelPort": "5603", "sideChannelHost": "10.0.0.1"}),
+		engine(t, "http://10.0.0.1:8003", discovery.RoleDecode,
+			map[string]string{"sideChannelPort": "5603", "sideChannelHost": "10.0.0.1"}),
 		engine(t, "http://10.0.0.1:8004", discovery.RoleBoth, nil),
 		engine(t, "http://[fd00::1]:8000", discovery.RoleDecode, nil),
 	}
-	for i, want := range []string{"10.0.0.1 5600", "10.0.0.1 5601", "10.0.0.2 5600", "10.0.0.1 5604", "10.0.0.1 5603", "10.0.0.1 5605", "fd00::1 5600"} {
+	for i, want := range []string{"10.0.0.1 5600", "10.0.0.1 5601", "10.0.0.2 5600", "10.0.0.1 5604", "10.0.0.1 5603",
+		"10.0.0.1 5605", "fd00::1 5600"} {
 		s := render(t, `{}`, launch.Target{Endpoint: engines[i], Engines: engines})
 		assert.Equal(t, want, env(s, "VLLM_NIXL_SIDE_CHANNEL_HOST")+" "+env(s, "VLLM_NIXL_SIDE_CHANNEL_PORT"))
 	}
-	_, err := renderer(t, `{}`).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:1", discovery.RolePrefill, map[string]string{"sideChannelPort": "x"})})
+	_, err := renderer(
+		t, `{}`,
+	).Render(
+		launch.Target{
+			Endpoint: engine(t, "http://10.0.0.1:1", discovery.RolePrefill, map[string]string{"sideChannelPort": "x"}),
+		},
+	)
 	require.ErrorContains(t, err, "sideChannelPort")
 	_, err = renderer(t, `{"port":65535}`).Render(launch.Target{Endpoint: engines[3], Engines: engines})
 	require.ErrorContains(t, err, "no port")
@@ -197,10 +227,14 @@ func TestRolesAndVersions(t *testing.T) {
 		version string
 		json    string
 	}{
-		{discovery.RolePrefill, "", `{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
-		{discovery.RoleDecode, "0.32.0", `{"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
-		{discovery.RoleBoth, "0.22.0", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
-		{discovery.RolePrefill, "0.21.1", `{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_load_failure_policy":"fail"}`},
+		{discovery.RolePrefill, "", `{"kv_connector":"NixlConnector","kv_role":"kv_producer",` +
+			`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RoleDecode, "0.32.0", `{"kv_connector":"NixlConnector","kv_role":"kv_consumer",` +
+			`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RoleBoth, "0.22.0", `{"kv_connector":"NixlConnector","kv_role":"kv_both",` +
+			`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RolePrefill, "0.21.1", `{"kv_connector":"NixlConnector","kv_role":"kv_producer",` +
+			`"kv_load_failure_policy":"fail"}`},
 		{discovery.RolePrefill, "0.11.0", `{"kv_connector":"NixlConnector","kv_role":"kv_producer"}`},
 	} {
 		v, err := launch.ParseVersion(c.version)
@@ -215,7 +249,8 @@ func TestRolesAndVersions(t *testing.T) {
 		assert.Equal(t, c.role == discovery.RoleBoth, strings.Contains(text(s), "kv_both is deprecated"))
 		assert.Equal(t, []string{"--enable-prompt-tokens-details"}, s.Args)
 	}
-	s := render(t, `{"leaseDuration":"1500ms"}`, launch.Target{Endpoint: engine(t, "http://127.0.0.1:8000", discovery.RolePrefill, nil), CPU: true})
+	s := render(t, `{"leaseDuration":"1500ms"}`,
+		launch.Target{Endpoint: engine(t, "http://127.0.0.1:8000", discovery.RolePrefill, nil), CPU: true})
 	assert.Contains(t, s.KVTransfer.JSON(), `"kv_lease_duration":2`, "whole seconds")
 	assert.Contains(t, s.KVTransfer.JSON(), `"kv_buffer_device":"cpu"`)
 	assert.Contains(t, text(s), "a loopback address works only if all engines are on one machine")

@@ -53,7 +53,8 @@ func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error)
 	at.pp, errs[3] = attr.Int(e, attrPPSize, 1, 1, maxRanks)
 	ranks, errs[4] = attr.Int(e, attrDPSize, 1, 1, maxRanks)
 	if at.host = nixlengine.Host(e); strings.ContainsAny(at.host, " /[]@") {
-		errs[6] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"}
+		errs[6] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrHost,
+			Problem: "is not a host's name or address"}
 	}
 	if at.port+ranks-1 > 65535 {
 		errs[5] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPort,
@@ -101,9 +102,10 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 
 var remedies = map[string]string{
 	attrEngineID: "the engine_id of the prefill engine's kv_transfer_config, which must be fixed there",
-	attrHost:     "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_HOST, as decode engines reach it; the URL's host where left out",
-	attrPort:     "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_PORT",
-	attrTPSize:   "the prefill engine's tensor-parallel size, 1 where left out",
-	attrPPSize:   "the prefill engine's pipeline-parallel size, 1 where left out",
-	attrDPSize:   "the prefill engine's data-parallel size, 1 where left out",
+	attrHost: "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_HOST, as decode engines reach it; the URL's host " +
+		"where left out",
+	attrPort:   "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_PORT",
+	attrTPSize: "the prefill engine's tensor-parallel size, 1 where left out",
+	attrPPSize: "the prefill engine's pipeline-parallel size, 1 where left out",
+	attrDPSize: "the prefill engine's data-parallel size, 1 where left out",
 }

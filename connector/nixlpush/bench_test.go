@@ -18,7 +18,8 @@ func setups(t testing.TB) []connectortest.Measured {
 	response := connectortest.Response{Handoff: strings.Replace(handoff(s), "[1,2]", connectortest.Blocks2KB(), 1)}
 	return []connectortest.Measured{
 		{Connector: open(t, nil), Session: s, Response: response},
-		{Name: "nixl-push/serial", Connector: open(t, &nixlpush.Options{Dispatch: "serial"}), Session: s, Response: response},
+		{Name: "nixl-push/serial", Connector: open(t, &nixlpush.Options{Dispatch: "serial"}), Session: s,
+			Response: response},
 	}
 }
 

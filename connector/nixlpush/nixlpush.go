@@ -142,7 +142,8 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 }
 
 // Decode gives D P's handoff if P has answered. Otherwise it takes from P's attributes which engine D waits for.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	leg.SetRequestID(s.ID)
 	if p == nil && !c.serial {
 		params, err := static(s)
@@ -184,7 +185,8 @@ func ownHandoff(s *connector.Session, p *connector.PrefillResult, engineID strin
 				o.Fault("transfer_mode", "is not push: the prefill engine runs another connector")
 			}
 			if !bytes.Contains(o.Text("remote_request_id"), []byte(s.ID)) {
-				o.Fault("remote_request_id", "does not hold the attempt's id: the X-Request-Id did not reach the prefill engine")
+				o.Fault("remote_request_id", "does not hold the attempt's id: the X-Request-Id did not reach the "+
+					"prefill engine")
 			}
 			// D gets this handoff. It reads tp_size without a default, and dies if it is missing (push_scheduler.py).
 			if engineID == "" {

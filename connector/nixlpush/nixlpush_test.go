@@ -40,8 +40,10 @@ func handoff(s *connector.Session) string {
 	if engine == "" {
 		engine = "pdkit-prefill"
 	}
-	return `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":` + string(connector.Quote(engine)) + `,` +
-		`"remote_request_id":"cmpl-` + s.ID + `-0-8f6419b6","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,` +
+	return `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":` +
+		string(connector.Quote(engine)) + `,` +
+		`"remote_request_id":"cmpl-` + s.ID + `-0-8f6419b6","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,` +
+		`"dcp_size":1,"pp_size":1,` +
 		`"remote_num_tokens":60,"transfer_mode":"push","remote_prefill_cached_tokens":0}`
 }
 
@@ -49,20 +51,24 @@ func harness(config string) connectortest.Harness {
 	return connectortest.Harness{
 		Name: nixlpush.Name, New: factory, Config: json.RawMessage(config),
 		BadConfig: []json.RawMessage{
-			json.RawMessage(`{"dispatch":"sometimes"}`), json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"leaseDuration":"-1s"}`),
+			json.RawMessage(`{"dispatch":"sometimes"}`), json.RawMessage(`{"leaseDuration":"0s"}`),
+			json.RawMessage(`{"leaseDuration":"-1s"}`),
 		},
 		Prefill: discovery.Endpoint{Attributes: attributes()},
 		Response: func(s *connector.Session, _ []byte) connectortest.Response {
 			return connectortest.Response{Handoff: handoff(s)}
 		},
-		Needs:    []string{"do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"},
+		Needs: []string{"do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_request_id",
+			"remote_host", "remote_port"},
 		Versions: []launch.Version{{Minor: 32}, {Minor: 23}},
-		Except:   connectortest.Exceptions{OwnSettings: []string{"dispatch"}}, // how the gateway sends the legs; the engines do not mind
+		// how the gateway sends the legs; the engines do not mind
+		Except: connectortest.Exceptions{OwnSettings: []string{"dispatch"}},
 	}
 }
 
 func TestConformance(t *testing.T) {
-	for name, config := range map[string]string{"together": `{"dispatch":"together","leaseDuration":"20s"}`, "serial": `{"dispatch":"serial","leaseDuration":"20s"}`} {
+	for name, config := range map[string]string{"together": `{"dispatch":"together","leaseDuration":"20s"}`,
+		"serial": `{"dispatch":"serial","leaseDuration":"20s"}`} {
 		t.Run(name, func(t *testing.T) { connectortest.Run(t, harness(config)) })
 	}
 }
@@ -103,7 +109,8 @@ func TestOrders(t *testing.T) {
 	var zero nixlpush.Connector
 	for _, c := range []*nixlpush.Connector{open(t, nil), &zero} {
 		assert.Equal(t, connector.Together, c.Traits().Order)
-		assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders, "either leg may come first")
+		assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders,
+			"either leg may come first")
 		assert.Equal(t, 30*time.Second, c.Traits().Lease, "vLLM's kv_lease_duration")
 	}
 	serial := open(t, &nixlpush.Options{Dispatch: "serial"})
@@ -116,10 +123,12 @@ func TestOrders(t *testing.T) {
 func TestP_HandoffIsRelayedWhereThereIsOne(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 	leg := connector.NewLeg(s.Request)
-	require.NoError(t, open(t, nil).Decode(context.Background(), s, answer(t, `{"kv_transfer_params":`+handoff(s)+`}`), leg))
+	require.NoError(t, open(t, nil).Decode(context.Background(), s, answer(t, `{"kv_transfer_params":`+handoff(s)+
+		`}`), leg))
 	body, err := leg.Body()
 	require.NoError(t, err)
-	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+handoff(s)+`}`, string(body), "to the byte, and without attributes")
+	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+handoff(s)+`}`, string(body),
+		"to the byte, and without attributes")
 }
 
 // D reads tp_size without a default and dies if it is missing (vLLM 0.32.0, push_scheduler.py). The pull connector's D
@@ -129,7 +138,8 @@ func TestAHandoffWithoutTPSizeIsNotRelayed(t *testing.T) {
 	for _, size := range []string{"", `"tp_size":null,`, `"tp_size":0,`, `"tp_size":"1",`, `"tp_size":1e400,`} {
 		bad := answer(t, `{"kv_transfer_params":`+strings.Replace(handoff(s), `"tp_size":1,`, size, 1)+`}`)
 		for _, dispatch := range []string{"serial", "together"} {
-			err := open(t, &nixlpush.Options{Dispatch: dispatch}).Decode(context.Background(), s, bad, connector.NewLeg(s.Request))
+			err := open(t, &nixlpush.Options{Dispatch: dispatch}).Decode(context.Background(), s, bad,
+				connector.NewLeg(s.Request))
 			require.ErrorIs(t, err, connector.ErrNoTransfer, size)
 		}
 	}
@@ -140,7 +150,8 @@ func TestSerialNeedsNoAttributes(t *testing.T) {
 	serial := open(t, &nixlpush.Options{Dispatch: "serial"})
 	require.NoError(t, serial.CheckEndpoint(s.Prefill))
 	require.NoError(t, serial.Prefill(context.Background(), s, connector.NewLeg(s.Request)))
-	require.ErrorIs(t, serial.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), connector.ErrNoTransfer, "D would wait for ever")
+	require.ErrorIs(t, serial.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)),
+		connector.ErrNoTransfer, "D would wait for ever")
 }
 
 func TestResponsesCannotNameARank(t *testing.T) {
@@ -150,7 +161,8 @@ func TestResponsesCannotNameARank(t *testing.T) {
 	var bad *connector.UnsupportedError
 	require.ErrorAs(t, open(t, nil).Prefill(context.Background(), s, connector.NewLeg(s.Request)), &bad)
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
-	assert.NoError(t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
+	assert.NoError(
+		t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
 		"P's answer names the rank that it chose")
 }
 
@@ -176,13 +188,20 @@ func TestCheckEndpoint(t *testing.T) {
 		attributes map[string]string
 		paths      []string
 	}{
-		"good":                           {discovery.RolePrefill, attributes(), nil},
-		"a decode engine needs nothing":  {discovery.RoleDecode, nil, nil},
-		"both are a prefill engine too":  {discovery.RoleBoth, nil, []string{"attributes.engineID", "attributes.sideChannelPort"}},
-		"all faults at once":             {discovery.RolePrefill, map[string]string{"tpSize": "0", "ppSize": "x"}, []string{"attributes.engineID", "attributes.sideChannelPort", "attributes.tpSize", "attributes.ppSize"}},
-		"a URL is no host":               {discovery.RolePrefill, map[string]string{"engineID": "e", "sideChannelPort": "1", "sideChannelHost": "tcp://h"}, []string{"attributes.sideChannelHost"}},
-		"no port for the last rank":      {discovery.RolePrefill, map[string]string{"engineID": "e", "sideChannelPort": "65535", "dpSize": "2"}, []string{"attributes.sideChannelPort"}},
-		"the last port for the only one": {discovery.RolePrefill, map[string]string{"engineID": "e", "sideChannelPort": "65535"}, nil},
+		"good":                          {discovery.RolePrefill, attributes(), nil},
+		"a decode engine needs nothing": {discovery.RoleDecode, nil, nil},
+		"both are a prefill engine too": {discovery.RoleBoth, nil,
+			[]string{"attributes.engineID", "attributes.sideChannelPort"}},
+		"all faults at once": {discovery.RolePrefill, map[string]string{"tpSize": "0", "ppSize": "x"},
+			[]string{"attributes.engineID", "attributes.sideChannelPort", "attributes.tpSize", "attributes.ppSize"}},
+		"a URL is no host": {discovery.RolePrefill,
+			map[string]string{"engineID": "e", "sideChannelPort": "1", "sideChannelHost": "tcp://h"},
+			[]string{"attributes.sideChannelHost"}},
+		"no port for the last rank": {discovery.RolePrefill,
+			map[string]string{"engineID": "e", "sideChannelPort": "65535", "dpSize": "2"},
+			[]string{"attributes.sideChannelPort"}},
+		"the last port for the only one": {discovery.RolePrefill,
+			map[string]string{"engineID": "e", "sideChannelPort": "65535"}, nil},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			e, err := discovery.New("http://127.0.0.1:8100", c.role)
@@ -200,7 +219,8 @@ func TestCheckEndpoint(t *testing.T) {
 
 func TestUnsupported(t *testing.T) {
 	c := open(t, nil)
-	for body, member := range map[string]string{`{"prompt":"a"}`: "", `{"prompt":["a","b"]}`: "prompt", `{"n":2}`: "n"} {
+	for body, member := range map[string]string{`{"prompt":"a"}`: "", `{"prompt":["a","b"]}`: "prompt",
+		`{"n":2}`: "n"} {
 		r, err := connector.ParseRequest(connector.APICompletions, []byte(body))
 		require.NoError(t, err)
 		assert.Equal(t, member, uncarried.Member(c, r), body)

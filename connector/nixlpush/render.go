@@ -56,7 +56,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	}
 	if config.EngineID != "" {
 		s.Notes = append(s.Notes, launch.Note{Path: "attributes." + attrEngineID,
-			Text: "the engine keeps this id when it restarts, and decode engines keep what they learnt under it: restart them with it"})
+			Text: "the engine keeps this id when it restarts, and decode engines keep what they learnt under it: " +
+				"restart them with it"})
 	}
 	return s, nil
 }

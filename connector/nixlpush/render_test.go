@@ -25,24 +25,43 @@ func engine(t *testing.T, role discovery.Role, attributes map[string]string) dis
 
 // P must be launched with what D is told about P.
 func TestThePrefillEngineIsLaunchedAsItsAttributesSay(t *testing.T) {
-	p := engine(t, discovery.RolePrefill, map[string]string{"engineID": "pdkit-prefill", "sideChannelHost": "10.1.0.1", "sideChannelPort": "5777", "tpSize": "4", "ppSize": "2", "dpSize": "3"})
+	p := engine(
+		t, discovery.RolePrefill, map[string]string{"engineID": "pdkit-prefill", "sideChannelHost": "10.1.0.1",
+			"sideChannelPort": "5777", "tpSize": "4", "ppSize": "2", "dpSize": "3"},
+	)
 	lease := config.Duration(45e9)
-	s, err := open(t, &nixlpush.Options{LeaseDuration: &lease}).Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
+	s, err := open(t, &nixlpush.Options{LeaseDuration: &lease}).
+		Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"NixlPushConnector","kv_role":"kv_producer","engine_id":"pdkit-prefill","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":45}}`, s.KVTransfer.JSON())
-	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_NIXL_SIDE_CHANNEL_HOST", Value: "10.1.0.1"}, {Name: "VLLM_NIXL_SIDE_CHANNEL_PORT", Value: "5777"}, {Name: "PYTHONHASHSEED", Value: "0"}}, s.Env)
-	assert.Equal(t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "4", "--pipeline-parallel-size", "2", "--data-parallel-size", "3"}, s.Args)
+	assert.JSONEq(t, `{"kv_connector":"NixlPushConnector","kv_role":"kv_producer","engine_id":"pdkit-prefill",`+
+		`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":45}}`, s.KVTransfer.JSON())
+	assert.Equal(
+		t, []launch.EnvVar{{Name: "VLLM_NIXL_SIDE_CHANNEL_HOST", Value: "10.1.0.1"},
+			{Name: "VLLM_NIXL_SIDE_CHANNEL_PORT", Value: "5777"}, {Name: "PYTHONHASHSEED", Value: "0"}}, s.Env,
+	)
+	assert.Equal(
+		t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "4", "--pipeline-parallel-size", "2",
+			"--data-parallel-size", "3"}, s.Args,
+	)
 	require.Len(t, s.Notes, 1)
 	assert.Equal(t, "attributes.engineID", s.Notes[0].Path)
 }
 
 func TestTheDecodeEngineNeedsNoFixedID(t *testing.T) {
-	p, d := engine(t, discovery.RolePrefill, map[string]string{"engineID": "pdkit-prefill", "sideChannelPort": "5600"}), engine(t, discovery.RoleDecode, nil)
+	p, d := engine(t, discovery.RolePrefill, map[string]string{"engineID": "pdkit-prefill", "sideChannelPort": "5600"}),
+		engine(t, discovery.RoleDecode, nil)
 	d.ID = "d"
-	s, err := open(t, nil).Render(launch.Target{Endpoint: d, Engines: []discovery.Endpoint{p, d}, CPU: true, Resources: connector.Resources{MaxDisk: "1Gi"}})
+	s, err := open(
+		t, nil,
+	).Render(
+		launch.Target{Endpoint: d, Engines: []discovery.Endpoint{p, d}, CPU: true,
+			Resources: connector.Resources{MaxDisk: "1Gi"}},
+	)
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"NixlPushConnector","kv_role":"kv_consumer","kv_buffer_device":"cpu","kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`, s.KVTransfer.JSON())
-	assert.Contains(t, s.Env, launch.EnvVar{Name: "VLLM_NIXL_SIDE_CHANNEL_PORT", Value: "5601"}, "P has the first on this host")
+	assert.JSONEq(t, `{"kv_connector":"NixlPushConnector","kv_role":"kv_consumer","kv_buffer_device":"cpu",`+
+		`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`, s.KVTransfer.JSON())
+	assert.Contains(t, s.Env, launch.EnvVar{Name: "VLLM_NIXL_SIDE_CHANNEL_PORT", Value: "5601"},
+		"P has the first on this host")
 	assert.Contains(t, s.Env, launch.EnvVar{Name: "UCX_TLS", Value: "tcp"})
 	assert.Equal(t, "resources.maxDisk", s.Notes[0].Path)
 	assert.True(t, s.Notes[0].NoEffect)
@@ -50,9 +69,13 @@ func TestTheDecodeEngineNeedsNoFixedID(t *testing.T) {
 
 func TestWhatCannotBeRendered(t *testing.T) {
 	_, err := open(t, nil).Render(launch.Target{Endpoint: engine(t, discovery.RolePrefill, nil)})
-	require.ErrorContains(t, err, "attributes.engineID", "nobody could be told of an id that the engine makes by itself")
-	_, err = open(t, &nixlpush.Options{Dispatch: "serial"}).Render(launch.Target{Endpoint: engine(t, discovery.RolePrefill, nil)})
+	require.ErrorContains(t, err, "attributes.engineID",
+		"nobody could be told of an id that the engine makes by itself")
+	_, err = open(t, &nixlpush.Options{Dispatch: "serial"}).
+		Render(launch.Target{Endpoint: engine(t, discovery.RolePrefill, nil)})
 	require.NoError(t, err, "P's answer names it")
-	_, err = open(t, nil).Render(launch.Target{Endpoint: engine(t, discovery.RoleDecode, nil), Version: launch.Version{Minor: 22}})
+	_, err = open(
+		t, nil,
+	).Render(launch.Target{Endpoint: engine(t, discovery.RoleDecode, nil), Version: launch.Version{Minor: 22}})
 	require.ErrorContains(t, err, "no NixlPushConnector")
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// setups are the connectors whose legs are measured.
+// setups are the connectors that the benchmark measures.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	r, err := connector.ParseRequest(connector.APIChat, []byte(connectortest.Chat2KB()))

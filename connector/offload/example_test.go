@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// P is given an id, D the same id and where P listens.
+// P gets an id. D gets the same id, and the address at which P listens.
 func ExampleNew() {
 	c, err := offload.New(nil)
 	if err != nil {

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package offload is the connector "offload-p2p": vLLM's OffloadingConnector with TieringOffloadingSpec and a secondary tier of type p2p,
-// by which D fetches P's blocks out of P's host memory.
+// Package offload is the connector "offload-p2p": vLLM's OffloadingConnector with TieringOffloadingSpec and a secondary
+// tier of type p2p, with which D fetches P's blocks from P's host memory.
 //
-// P computes the prompt, copies its whole blocks to host memory and keeps them under an id; D, given that id and where P's control socket
-// listens, fetches them before it schedules the request. The id is the attempt's own. P's answer says nothing of the transfer, so the
-// socket's address is known from the settings and the engine's attributes: each data-parallel rank has one, at the base port plus the rank.
-// The legs may come in any order.
+// P computes the prompt, copies its whole blocks to host memory and keeps them under an id. D gets that id and the
+// address of P's control socket, and fetches the blocks before it schedules the request. The id is made for the
+// attempt. P's response says nothing about the transfer, so the socket's address comes from the settings and the
+// engine's attributes: each data-parallel rank has one, at the base port plus the rank. The legs may come in any order.
 //
-// Whatever goes wrong, D computes the prompt itself, after 30 s at most, and answers 200: a wrong port, another hash seed, and the names
-// of the keys too, which changed in July 2026 (prefill, decode and p2p became remote_decoder, remote_prefiller and remote_kv_source:
-// llm-d/llm-d-router#2140). Only the engines' metrics tell.
+// If anything goes wrong, D computes the prompt itself, after 30 s at most, and answers 200. Reasons are a wrong port,
+// another hash seed, and other names of the keys, which changed in July 2026 (prefill, decode and p2p became
+// remote_decoder, remote_prefiller and remote_kv_source: llm-d/llm-d-router#2140). Only the engines' metrics show it.
 //
-// Facts: vllm/v1/kv_offload/tiering/p2p at 017e9f44 (between 0.27.1 and 0.28) and 0255eeaa, tests/v1/kv_offload/tiering/p2p/p2p_connector_proxy.py,
-// docs/features/kv_offloading_usage.md at 0078e9d2. Read, not run: the tier needs CUDA, ROCm or XPU.
+// Facts: vllm/v1/kv_offload/tiering/p2p at 017e9f44 (between 0.27.1 and 0.28) and 0255eeaa,
+// tests/v1/kv_offload/tiering/p2p/p2p_connector_proxy.py, docs/features/kv_offloading_usage.md at 0078e9d2. Read, not
+// run: the tier needs CUDA, ROCm or XPU.
 package offload
 
 import (
@@ -61,13 +62,13 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o, port: o.port(), serial: o.Dispatch == dispatchSerial}, nil
 }
 
-// Traits declares the protocol. The legs may come in any order. What P keeps is fetched once, so that several answers
-// to one prompt cannot share it. There are no orphans: a decode without its prefill waits 30 s at most and blocks
-// nothing meanwhile, and blocks that nobody fetches leave P's host memory after 60 s (unbound_store_timeout_s).
+// Traits declares the protocol. The legs may come in any order. D fetches P's blocks once, so several choices for one
+// prompt cannot share them. There are no orphans: a decode without its prefill waits 30 s at most and blocks nothing
+// meanwhile, and blocks that nobody fetches leave P's host memory after 60 s (unbound_store_timeout_s).
 //
-// The rules: peers whose fingerprints differ refuse each other, and D computes the prompt. Tokens in a block and the
-// type of KV are in it always; parallel sizes only where the layout depends on them, of which no list tells
-// (vllm/v1/kv_offload of 0.32.0: file_mapper.py, tiering/p2p/session/session.py, and
+// The rules: if the fingerprints of two peers differ, they refuse each other, and D computes the prompt. A fingerprint
+// always has the tokens in a block and the KV type. It has the parallel sizes only if the layout depends on them, and
+// no attribute says that (vllm/v1/kv_offload of 0.32.0: file_mapper.py, tiering/p2p/session/session.py, and
 // kv_connector/v1/offloading/config.py).
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
@@ -83,7 +84,7 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Prefill asks P for one token, and to keep the prompt's blocks for the attempt's id.
+// Prefill asks P for one token, and to keep the prompt's blocks under the attempt's id.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	at, err := c.addressOf(s)
 	if err != nil {
@@ -98,28 +99,30 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	return nil
 }
 
-// Decode tells D the id, and where the rank of P listens that computes the prompt.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+// Decode tells D the id, and the address of the rank of P that computes the prompt.
+func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
+	leg *connector.Leg) error {
 	at, err := c.addressOf(s)
 	if err != nil {
 		return err
 	}
-	leg.Params(json.RawMessage(`{"remote_prefiller":{"kv_request_id":"` + s.UUID() + `","remote_host":` + string(connector.Quote(at.host)) +
+	leg.Params(json.RawMessage(`{"remote_prefiller":{"kv_request_id":"` + s.UUID() + `","remote_host":` +
+		string(connector.Quote(at.host)) +
 		`,"remote_port":` + strconv.Itoa(at.port) + `}}`))
 	return nil
 }
 
 // The attributes of a prefill engine.
 const (
-	attrHost = "p2pHost" // VLLM_P2P_SIDE_CHANNEL_HOST; the URL's host where left out
-	attrPort = "p2pPort" // VLLM_P2P_SIDE_CHANNEL_PORT: of rank 0
+	attrHost = "p2pHost" // VLLM_P2P_SIDE_CHANNEL_HOST; default: the URL's host
+	attrPort = "p2pPort" // VLLM_P2P_SIDE_CHANNEL_PORT of rank 0
 	attrDP   = "dpSize"
 )
 
 // address is where a control socket listens.
 type address struct {
 	host  string
-	port  int // of the chosen rank; of rank 0 where no rank was chosen
+	port  int // of the chosen rank, or of rank 0 if none was chosen
 	ranks int
 }
 
@@ -129,7 +132,7 @@ func (c *Connector) addressOf(s *connector.Session) (address, error) {
 		return at, errs[0]
 	}
 	if at.ranks > 1 && s.API == connector.APIResponses {
-		// The rank cannot be named, so that D would ask one that never sees the prompt (docs/protocols/vllm.md §2).
+		// The leg cannot name the rank, so D would ask a rank that never gets the prompt (docs/protocols/vllm.md §2).
 		return at, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	at.port += s.PrefillRank()
@@ -149,7 +152,10 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 	at.ranks, err = attr.Int(e, attrDP, 1, 1, 65535)
 	note(err)
 	if at.port+at.ranks-1 > 65535 {
-		note(&connector.EndpointError{Endpoint: e.ID, Attribute: attrPort, Problem: "leaves no ports for the other data-parallel ranks"})
+		note(
+			&connector.EndpointError{Endpoint: e.ID, Attribute: attrPort,
+				Problem: "leaves no ports for the other data-parallel ranks"},
+		)
 	}
 	at.host = hostOf(e)
 	if strings.ContainsAny(at.host, " /@") || at.host == "" {
@@ -158,8 +164,8 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 	return at, errs
 }
 
-// hostOf is an engine's host as the engines write it into addresses: they join host and port by a colon, so that an IPv6 address
-// needs its brackets here.
+// hostOf is an engine's host in the form that engines put into addresses: they join host and port by a colon, so an
+// IPv6 address needs brackets.
 func hostOf(e discovery.Endpoint) string {
 	host := strings.TrimSpace(e.Attribute(attrHost))
 	if host == "" {
@@ -171,7 +177,7 @@ func hostOf(e discovery.Endpoint) string {
 	return host
 }
 
-// CheckEndpoint tells what is malformed in a prefill engine's entry.
+// CheckEndpoint reports what is malformed in a prefill engine's entry.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RolePrefill) {
 		return nil

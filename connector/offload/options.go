@@ -10,8 +10,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// DefaultPort is the base port of control sockets that pdkit and vLLM's own example take; the engine's default is 5710,
-// so it must be told.
+// DefaultPort is the base port of control sockets that pdkit renders, as vLLM's own example does. The engine's default
+// is 5710, so engines must be given this one.
 const DefaultPort = 7777
 
 const dispatchTogether, dispatchSerial = "together", "serial"
@@ -21,11 +21,11 @@ const (
 	tierP2P     = "p2p"
 )
 
-// Options are the connector's settings. Dispatch and Port are pdkit's own; the others are the engines'
-// kv_connector_extra_config, under their own names, and only rendered.
+// Options are the connector's settings. Dispatch and Port are pdkit's own. The others are the engines'
+// kv_connector_extra_config, under the engines' names; they are only rendered.
 type Options struct {
 	Dispatch string `json:"dispatch"` // together (default) or serial
-	// base port of engines without the attribute p2pPort; default 7777, or that of the tier below
+	// the base port of engines without the attribute p2pPort; default: the port of the p2p tier below, or 7777
 	Port int `json:"port"`
 
 	SpecName              string           `json:"spec_name"` // TieringOffloadingSpec, or left out
@@ -77,7 +77,7 @@ func (o *Options) check() error {
 	return errors.Join(errs...)
 }
 
-// tier is the one of type p2p.
+// tier is the secondary tier of type p2p.
 func (o *Options) tier() (tier map[string]any, at int) {
 	for i, t := range o.SecondaryTiers {
 		if t["type"] == tierP2P {
@@ -99,7 +99,7 @@ func (o *Options) port() int {
 	return DefaultPort
 }
 
-// portOf reads a port of decoded JSON; 0 if it is none.
+// portOf reads a port from decoded JSON, or returns 0 if it is not a port.
 func portOf(v any) int {
 	var n int
 	switch v := v.(type) {

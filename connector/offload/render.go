@@ -16,14 +16,14 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// defaultMemory is rendered where nothing says how much host memory the first tier may take: vLLM has no default for
-// it.
+// defaultMemory is the size of the first tier in host memory if the settings have none, since vLLM has no default.
 const defaultMemory = 8 << 30
 
-// Releases of vLLM that matter: in 0.23 the tier was not there yet, and by 0.28 the keys had their present names.
+// Releases of vLLM: 0.23 did not have the tier, and by 0.28 the keys had their present names.
 var firstTier, newNames = launch.Version{Minor: 24}, launch.Version{Minor: 28}
 
-// Render gives all engines the same tiers, each with a control socket of its own, of which D's is dialled back too.
+// Render gives all engines the same tiers. Each engine has its own control socket: D's, too, since P connects back to
+// it.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Version.Before(firstTier.Major, firstTier.Minor) {
 		return launch.Settings{},
@@ -75,7 +75,7 @@ func (c *Connector) extra(t launch.Target) map[string]any {
 		tiers = nil
 		for _, tier := range o.SecondaryTiers {
 			tier = maps.Clone(tier)
-			if tier["type"] == tierP2P { // the environment names these, per engine
+			if tier["type"] == tierP2P { // environment variables give each engine its host and port
 				delete(tier, "host")
 				delete(tier, "port")
 			}
@@ -86,7 +86,7 @@ func (c *Connector) extra(t launch.Target) map[string]any {
 	return extra
 }
 
-// memory is what the first tier takes of the host's, in bytes, for all workers together.
+// memory is the size of the first tier in host memory, in bytes, for all workers together.
 func (c *Connector) memory(t launch.Target) int64 {
 	if c.opts.CPUBytesToUse > 0 {
 		return c.opts.CPUBytesToUse
@@ -97,9 +97,9 @@ func (c *Connector) memory(t launch.Target) int64 {
 	return defaultMemory
 }
 
-// listens is the base port of the engine's control socket. The gateway must know that of P: its attribute, or the
-// settings' port. D's is known to P from D itself: without an attribute it takes the next one that no other engine of
-// its host has.
+// listens is the base port of the engine's control socket. The gateway must know P's, so it is the attribute or the
+// settings' port. P learns D's from D, so without an attribute D takes the next port that no other engine of its host
+// has.
 func (c *Connector) listens(t launch.Target) int {
 	if port, fixed := c.fixed(t.Endpoint); fixed {
 		return port
@@ -141,9 +141,10 @@ func (c *Connector) listens(t launch.Target) int {
 	return 0
 }
 
-// fixed says which port an engine has without asking about the others.
+// fixed is the port that an engine has whatever ports the others have, if there is one.
 func (c *Connector) fixed(e discovery.Endpoint) (int, bool) {
-	if port, err := attr.Port(e, attrPort, c.port); err == nil && (e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute(attrPort)) != "") {
+	if port, err := attr.Port(e, attrPort, c.port); err == nil &&
+		(e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute(attrPort)) != "") {
 		return port, true
 	}
 	return 0, false
@@ -181,8 +182,8 @@ func (c *Connector) notes(t launch.Target, host string, port int) []launch.Note 
 	add(c.opts.Port != 0, "config.port",
 		"VLLM_P2P_SIDE_CHANNEL_PORT of engines without the attribute p2pPort; each data-parallel rank takes one more")
 	add(t.Version.Before(newNames.Major, newNames.Minor), "version",
-		"engines from before July 2026 know other names of the keys (prefill, decode), ignore these in silence and compute "+
-			"every prompt twice: see that vllm:kv_offload_tiering_read_bytes rises")
+		"engines from before July 2026 know other names of the keys (prefill, decode), ignore these in silence and "+
+			"compute every prompt twice: see that vllm:kv_offload_tiering_read_bytes rises")
 	given := t.Resources.MaxMemory != ""
 	switch {
 	case c.opts.CPUBytesToUse > 0 && given:

@@ -11,22 +11,22 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the
-// legs.
+// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. They do not change
+// the legs.
 type Options struct {
-	// bytes: "8e9"; P's 1e1 to 1e9, D's as much memory as can be spared
+	// bytes, such as "8e9"; P's is 1e1 to 1e9, D's as large as its memory allows
 	KVBufferSize config.Number `json:"kv_buffer_size"`
-	// of each engine's ZeroMQ socket, where its zmqAddress names none
+	// the port of each engine's ZeroMQ socket, if its zmqAddress has none
 	KVPort config.Number `json:"kv_port"`
-	KVIP   string        `json:"kv_ip"` // not read by this connector: see VLLM_HOST_IP
+	KVIP   string        `json:"kv_ip"` // this connector does not read it: see VLLM_HOST_IP
 
-	ProxyIP   string        `json:"proxy_ip"`   // where engines announce themselves by ZeroMQ; "" is not at all
+	ProxyIP   string        `json:"proxy_ip"`   // where engines announce themselves by ZeroMQ; "" means nowhere
 	ProxyPort config.Number `json:"proxy_port"` // 30001 in the engines' examples
-	// the engine's HTTP port, as it announces it; its URL's port where there is none
+	// the engine's HTTP port, as it announces it; default: its URL's port
 	HTTPPort config.Number `json:"http_port"`
 
 	SendType         string        `json:"send_type"`          // PUT_ASYNC (the engine's default), PUT, GET
-	MemPoolSizeGB    config.Number `json:"mem_pool_size_gb"`   // host memory that takes what the buffer cannot
+	MemPoolSizeGB    config.Number `json:"mem_pool_size_gb"`   // host memory for what does not fit into the buffer
 	NCCLNumChannels  config.Number `json:"nccl_num_channels"`  // "8" in the engines' examples
 	SendWaitTimeout  config.Number `json:"send_wait_timeout"`  // reserved by the engine
 	RecvStoreTimeout config.Number `json:"recv_store_timeout"` // reserved by the engine

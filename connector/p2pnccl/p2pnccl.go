@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package p2pnccl is the connector "p2pnccl": vLLM's legacy P2pNcclConnector, in which P writes the prompt's KV to D over NCCL and both
-// learn the other's address from the request's id.
+// Package p2pnccl is the connector "p2pnccl": vLLM's legacy P2pNcclConnector, in which P writes the prompt's KV to D
+// over NCCL, and both engines learn the other's address from the request id.
 //
-// Both legs carry one X-Request-Id of the form
+// Both legs carry the same X-Request-Id:
 //
 //	___prefill_addr_<P's ZeroMQ address>___decode_addr_<D's>_<32 hex digits>
 //
-// P parses D's address out of it, D parses P's, and every tensor is named by it (<id>#<layer>). There are no kv_transfer_params. The
-// addresses are the engine's IP and kv_port (each rank adds its number), not the HTTP ones: endpoint attribute zmqAddress.
+// P parses D's address from it, D parses P's, and it names every tensor (<id>#<layer>). There are no
+// kv_transfer_params. The addresses are not the HTTP ones. They are the engine's IP and kv_port (each rank adds its
+// number): the endpoint attribute zmqAddress.
 //
-// Prefill runs first. D waits for the tensors of every prompt that it gets, longer than one token, so it can serve nothing alone, and
-// a request whose prefill failed must not reach it. Since vLLM 0.14 engines add a random suffix to the id, and nothing matches, unless
-// both run with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1. The connector is gone after 0.22.
+// P runs first. D waits for the tensors of every prompt that is longer than one token, so it cannot serve alone, and it
+// must not get a request whose prefill failed. Since vLLM 0.14 engines add a random suffix to the id. Then nothing
+// matches, unless both engines run with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1. vLLM removed the connector after 0.22.
 //
-// Facts: vllm/distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_connector.py and p2p_nccl_engine.py before their removal
-// (vllm#44854, 2026-06-08), docs/design/p2p_nccl_connector.md of the same tree; #33947 and #34415 for the suffix. It needs CUDA; golden
-// cases only.
+// Facts: vllm/distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_connector.py and p2p_nccl_engine.py before their
+// removal (vllm#44854, 2026-06-08), docs/design/p2p_nccl_connector.md of the same tree; #33947 and #34415 for the
+// suffix. It needs CUDA; golden cases only.
 package p2pnccl
 
 import (
@@ -63,12 +64,12 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares the protocol. P pushes into D's buffer, and D must not wait for a P that refuses the request, so
-// prefill runs first. D waits for the KV of every request, and gives it out once. A decode leg whose prefill failed
-// waits for tensors that never come.
+// Traits declares the protocol. P pushes into D's buffer, and D must not wait for a P that refuses the request, so P
+// runs first. D waits for the KV of every request and gives it out once. A decode leg whose prefill failed waits for
+// tensors that never come.
 //
-// The rules: rank n of one engine speaks with rank n of the other, whose port is that many higher, and finds the layers
-// there that it has itself (p2p_nccl_connector.py: start_load_kv, save_kv_layer).
+// The rules: rank n of one engine talks to rank n of the other, whose port is n higher, and expects there the same
+// layers that it has itself (p2p_nccl_connector.py: start_load_kv, save_kv_layer).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
@@ -93,7 +94,8 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 }
 
 // Decode sends the client's own request under the same id. D samples the first token itself.
-func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
+func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
+	leg *connector.Leg) error {
 	id, err := requestID(s)
 	if err != nil {
 		return err
@@ -102,7 +104,7 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.P
 	return nil
 }
 
-// Rewrite gives answers the client's id in place of the one with the engines' addresses.
+// Rewrite replaces the id with the engines' addresses in responses by the client's id.
 func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
 	id, err := requestID(s)
 	if err != nil {
@@ -111,7 +113,7 @@ func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResul
 	return handoff.HideID(s, id)
 }
 
-// requestID is the same for both legs of a session, and for no other session.
+// requestID is the id of both legs of a session, and of no other session.
 func requestID(s *connector.Session) (string, error) {
 	p, err := address(s.Prefill)
 	if err != nil {
@@ -124,8 +126,8 @@ func requestID(s *connector.Session) (string, error) {
 	return "___prefill_addr_" + p + "___decode_addr_" + d + "_" + s.ID, nil
 }
 
-// address reads an engine's ZeroMQ address. What is not one host and port would lead the other engine astray, or end it: both parse
-// it with a regular expression, out of the id.
+// address reads an engine's ZeroMQ address. It must be one host and one port: both engines parse the address out of the
+// id with a regular expression, and anything else would mislead or crash the other engine.
 func address(e discovery.Endpoint) (string, error) {
 	text, err := attr.Text(e, Address)
 	if err != nil {
@@ -133,18 +135,20 @@ func address(e discovery.Endpoint) (string, error) {
 	}
 	host, port, err := net.SplitHostPort(text)
 	n, notNumber := strconv.Atoi(port)
-	if err != nil || notNumber != nil || n < 1 || n > 65535 || host == "" || strings.Contains(host, "___") || strings.ContainsFunc(host, notHost) {
+	if err != nil || notNumber != nil || n < 1 || n > 65535 || host == "" || strings.Contains(host, "___") ||
+		strings.ContainsFunc(host, notHost) {
 		return "", &connector.EndpointError{Endpoint: e.ID, Attribute: Address, Problem: "is not HOST:PORT"}
 	}
 	return net.JoinHostPort(host, port), nil
 }
 
-// notHost is what neither a name nor an address holds; it must not reach a header.
+// notHost reports whether a character cannot be in a name or an address. Such a character must not reach a header.
 func notHost(r rune) bool {
-	return r != '.' && r != '-' && r != '_' && r != ':' && r != '%' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+	return r != '.' && r != '-' && r != '_' && r != ':' && r != '%' && (r < '0' || r > '9') && (r < 'a' || r > 'z') &&
+		(r < 'A' || r > 'Z')
 }
 
-// CheckEndpoint wants an address of both legs' engines. One of role both takes part in neither.
+// CheckEndpoint requires an address for the engines of both legs. An engine of the role both takes part in neither.
 func (*Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if e.Role != discovery.RolePrefill && e.Role != discovery.RoleDecode {
 		return nil

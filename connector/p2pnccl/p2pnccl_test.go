@@ -63,7 +63,8 @@ func legs(t testing.TB, c connector.KVConnector, s *connector.Session) (p, d leg
 	return read(pl), read(dl)
 }
 
-// The engines' own expressions (p2p_nccl_connector.py, parse_request_id): P looks for D's address, D for P's.
+// These are the engines' own expressions (p2p_nccl_connector.py, parse_request_id): P finds D's address with one, D
+// finds P's with the other.
 var (
 	findDecode  = regexp.MustCompile(`___decode_addr_(.*):(\d+)`)
 	findPrefill = regexp.MustCompile(`___prefill_addr_(.*):(\d+)___`)
@@ -71,7 +72,8 @@ var (
 
 func TestBothLegsCarryOneIDThatHoldsBothAddresses(t *testing.T) {
 	c := open(t, ``)
-	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9,"stream":true,"request_id":"evil"}`, "10.0.1.2:21001", "10.0.1.3:22001")
+	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9,"stream":true,"request_id":"evil"}`,
+		"10.0.1.2:21001", "10.0.1.3:22001")
 	p, d := legs(t, c, s)
 	assert.Equal(t, "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_"+s.ID, p.id)
 	assert.Equal(t, p.id, d.id)
@@ -102,20 +104,23 @@ func TestIPv6AddressesKeepTheirBrackets(t *testing.T) {
 
 func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 	c := open(t, ``)
-	for _, bad := range []string{"", "10.0.1.2", "10.0.1.2:0", "10.0.1.2:65536", "10.0.1.2:x", ":21001", "2001:db8::1:21001", "http://10.0.1.2:21001", "a b:1", "a\r\nX-Evil: 1:1", "x___decode_addr_1.2.3.4:5"} {
+	for _, bad := range []string{"", "10.0.1.2", "10.0.1.2:0", "10.0.1.2:65536", "10.0.1.2:x", ":21001",
+		"2001:db8::1:21001", "http://10.0.1.2:21001", "a b:1", "a\r\nX-Evil: 1:1", "x___decode_addr_1.2.3.4:5"} {
 		for name, s := range map[string]*connector.Session{
 			"P": session(t, connector.APIChat, `{"messages":[]}`, bad, "b:2"),
 			"D": session(t, connector.APIChat, `{"messages":[]}`, "a:1", bad),
 		} {
 			var missing *connector.EndpointError
-			require.ErrorAs(t, c.Prefill(context.Background(), s, connector.NewLeg(s.Request)), &missing, "%s of %s", bad, name)
+			require.ErrorAs(t, c.Prefill(context.Background(), s, connector.NewLeg(s.Request)), &missing, "%s of %s",
+				bad, name)
 			assert.Equal(t, "zmqAddress", missing.Attribute)
 			require.ErrorAs(t, c.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), &missing)
 		}
 		var fault *config.FieldError
 		require.ErrorAs(t, connector.CheckEndpoint(c, engine(discovery.RoleDecode, bad)), &fault)
 		assert.Equal(t, "attributes.zmqAddress", fault.Path)
-		assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RoleEncode, bad)), "an encode engine takes no part")
+		assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RoleEncode, bad)),
+			"an encode engine takes no part")
 		assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RoleBoth, bad)), "nor does one that serves alone")
 	}
 	assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RolePrefill, "p-0.engines:21001")))
@@ -135,9 +140,12 @@ func TestDecodeEnginesServeNothingAlone(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	for settings, want := range map[string]string{
-		`{"kv_port":0}`: "kv_port", `{"kv_port":"x"}`: "kv_port", `{"kv_port":1.5}`: "kv_port", `{"http_port":65536}`: "http_port",
-		`{"kv_buffer_size":"-1"}`: "kv_buffer_size", `{"kv_buffer_size":true}`: "kv_buffer_size", `{"kv_buffer_size":"1e999"}`: "kv_buffer_size",
-		`{"send_type":"push"}`: "PUT_ASYNC", `{"proxy_port":"1"}`: "proxy_ip", `{"kvport":1}`: "did you mean kv_port",
+		`{"kv_port":0}`: "kv_port", `{"kv_port":"x"}`: "kv_port", `{"kv_port":1.5}`: "kv_port",
+		`{"http_port":65536}`:     "http_port",
+		`{"kv_buffer_size":"-1"}`: "kv_buffer_size", `{"kv_buffer_size":true}`: "kv_buffer_size",
+		`{"kv_buffer_size":"1e999"}`: "kv_buffer_size",
+		`{"send_type":"push"}`:       "PUT_ASYNC", `{"proxy_port":"1"}`: "proxy_ip",
+		`{"kvport":1}`: "did you mean kv_port",
 	} {
 		_, err := connector.Open(connector.Spec{Type: "p2pnccl", Config: json.RawMessage(settings)})
 		require.ErrorContains(t, err, want, settings)
@@ -145,21 +153,30 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The settings of the design documents' example, and those of the connector's own page.
+// These are the settings of the design documents' example, and those of the connector's README.
 func TestLaunchSettings(t *testing.T) {
-	c := open(t, `{"kv_buffer_size":"8e9","kv_port":"21001","proxy_ip":"10.0.1.1","proxy_port":"30001","http_port":"20001","send_type":"PUT_ASYNC","nccl_num_channels":"16"}`)
+	c := open(t, `{"kv_buffer_size":"8e9","kv_port":"21001","proxy_ip":"10.0.1.1","proxy_port":"30001",`+
+		`"http_port":"20001","send_type":"PUT_ASYNC","nccl_num_channels":"16"}`)
 	r, ok := connector.As[launch.Renderer](c)
 	require.True(t, ok)
 	s, err := r.Render(launch.Target{Endpoint: engine(discovery.RolePrefill, ""), Version: launch.Version{Minor: 10}})
 	require.NoError(t, err)
-	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer","kv_buffer_size":8000000000,"kv_port":21001,"kv_connector_extra_config":{"http_port":"20001","nccl_num_channels":"16","proxy_ip":"10.0.1.1","proxy_port":"30001","send_type":"PUT_ASYNC"}}`, s.KVTransfer.JSON())
+	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer","kv_buffer_size":8000000000,`+
+		`"kv_port":21001,"kv_connector_extra_config":{"http_port":"20001","nccl_num_channels":"16",`+
+		`"proxy_ip":"10.0.1.1","proxy_port":"30001","send_type":"PUT_ASYNC"}}`, s.KVTransfer.JSON())
 	assert.Empty(t, s.Env, "ids have no suffix before 0.14")
 
-	s, err = r.Render(launch.Target{Endpoint: engine(discovery.RoleDecode, "10.0.1.3:22001"), Version: launch.Version{Minor: 20}, Resources: connector.Resources{MaxDisk: "1Gi"}})
+	s, err = r.Render(
+		launch.Target{Endpoint: engine(discovery.RoleDecode, "10.0.1.3:22001"), Version: launch.Version{Minor: 20},
+			Resources: connector.Resources{MaxDisk: "1Gi"}},
+	)
 	require.NoError(t, err)
 	assert.Equal(t, "kv_consumer", s.KVTransfer.Role)
 	assert.Equal(t, 22001, s.KVTransfer.Port)
-	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_HOST_IP", Value: "10.0.1.3"}, {Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"}}, s.Env)
+	assert.Equal(
+		t, []launch.EnvVar{{Name: "VLLM_HOST_IP", Value: "10.0.1.3"},
+			{Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"}}, s.Env,
+	)
 	var dropped []string
 	for _, n := range s.Notes {
 		if n.NoEffect {
@@ -190,7 +207,7 @@ func TestLaunchSettings(t *testing.T) {
 		assert.Error(t, err)
 	}
 
-	// One of role both serves what a pair cannot, and so needs neither the connector nor an address.
+	// An engine of the role both serves what a pair cannot, so it needs neither the connector nor an address.
 	s, err = r.Render(launch.Target{Endpoint: engine(discovery.RoleBoth, "")})
 	require.NoError(t, err)
 	assert.Nil(t, s.KVTransfer)

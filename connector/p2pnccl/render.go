@@ -11,12 +11,13 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Render gives the role, the buffer, the address and what the engine announces itself by. The connector exists from
-// vLLM 0.9.2 to 0.22; the zero version is taken for the newest that has it.
+// Render gives the role, the buffer, the address and the settings with which the engine announces itself. vLLM has the
+// connector from 0.9.2 to 0.22. The zero version means the newest of these.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
 		return launch.Settings{Engine: "vllm", Notes: []launch.Note{{Path: "role",
-			Text: "serves requests alone, and so runs without a KV connector: with this one an engine either sends or receives"}}}, nil
+			Text: "serves requests alone, and so runs without a KV connector: with this one an engine either sends " +
+				"or receives"}}}, nil
 	}
 	v := t.Version
 	if v != (launch.Version{}) && !v.Before(0, 23) || v.Before(0, 9) {
@@ -38,7 +39,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 			launch.NoEffect("config.kv_ip",
 				"the connector does not read it: it takes the machine's own address, or VLLM_HOST_IP"))
 	}
-	if text, err := address(t.Endpoint); err == nil { // the engine's own entry knows best
+	if text, err := address(t.Endpoint); err == nil { // the engine's own entry overrides the settings
 		host, port, _ := net.SplitHostPort(text)
 		kv.Port, _ = strconv.Atoi(port)
 		if net.ParseIP(host) != nil {
@@ -61,7 +62,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if v == (launch.Version{}) || !v.Before(0, 14) {
 		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"})
 		s.Notes = append(s.Notes, launch.Note{Path: "env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
-			Text: "must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the tensors, and D waits for ever"})
+			Text: "must be 1 on both engines: from 0.14 on they add a random suffix to the id that names the " +
+				"tensors, and D waits for ever"})
 	}
 	if v == (launch.Version{}) {
 		s.Notes = append(s.Notes,
@@ -78,7 +80,7 @@ func (c *Connector) extra(e discovery.Endpoint) map[string]any {
 	o := &c.opts
 	extra := map[string]any{}
 	if o.ProxyIP != "" {
-		// Without proxy_ip an engine announces itself to nobody, and its http_port is of no use.
+		// Without proxy_ip an engine announces itself to nobody and does not use http_port.
 		extra["proxy_ip"] = o.ProxyIP
 		extra["proxy_port"] = "30001"
 		extra["http_port"] = httpPort(e)

@@ -16,9 +16,10 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 }
 
 var harness = connectortest.Harness{
-	Name:      "pynccl",
-	New:       factory,
-	Config:    json.RawMessage(`{"kv_buffer_size":"2e9","kv_port":"15000","kv_ip":"10.0.1.2","kv_rank":0,"kv_parallel_size":2,"kv_buffer_device":"cpu"}`),
+	Name: "pynccl",
+	New:  factory,
+	Config: json.RawMessage(`{"kv_buffer_size":"2e9","kv_port":"15000","kv_ip":"10.0.1.2","kv_rank":0,` +
+		`"kv_parallel_size":2,"kv_buffer_device":"cpu"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"kv_port":0}`), json.RawMessage(`{"kv_parallel_size":4}`)},
 	Except:    connectortest.Exceptions{NotByID: true}, // D asks P for the prompt's tokens
 	Versions:  []launch.Version{{Minor: 7, Patch: 3}, {Minor: 10}},

@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Nothing is on the wire: D takes from P what it finds by the prompt.
+// The requests hold nothing about the transfer: D asks P for the KV by the prompt's tokens.
 func ExampleNew() {
 	c, err := pynccl.New(nil)
 	if err != nil {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pynccl is the connector "pynccl": PyNcclConnector of vLLM's V0 engine (0.6.4 to 0.10), one prefill and one decode engine in
-// one NCCL group.
+// Package pynccl is the connector "pynccl": PyNcclConnector of vLLM's V0 engine (0.6.4 to 0.10), with one prefill and
+// one decode engine in one NCCL group.
 //
-// P puts each prompt's KV and last hidden state into a lookup buffer, in its own memory, under the prompt's tokens. D asks for the
-// tokens of each prompt it gets, and what is found is dropped there: it can be used once. Nothing of that is on the wire, so P gets the
-// request limited to one token and D the client's own request, one after the other. In vLLM 0.6.4 and 0.7.0 D computed a prompt that was not in the
-// buffer; later ones wait until it is, for ever if P never computes it.
+// P puts each prompt's KV and last hidden state into a lookup buffer in its own memory, under the prompt's tokens. D
+// asks for the tokens of each prompt that it gets. P drops what D has found, so it can be used once. The requests say
+// nothing about it: P gets the request with a limit of one token, and then D gets the client's own request. In vLLM
+// 0.6.4 and 0.7.0 D computed a prompt that was not in the buffer. Later releases wait until it is there: for ever, if P
+// never computes it.
 //
-// Facts: vllm/distributed/kv_transfer/kv_connector/simple_connector.py and kv_lookup_buffer/simple_buffer.py before their removal
-// (vllm#29705, 2025-12-04). It needs CUDA and an engine of 2025; golden cases only.
+// Facts: vllm/distributed/kv_transfer/kv_connector/simple_connector.py and kv_lookup_buffer/simple_buffer.py before
+// their removal (vllm#29705, 2025-12-04). It needs CUDA and an engine of 2025; golden cases only.
 package pynccl
 
 import (
@@ -35,11 +36,14 @@ func init() {
 	}, "PyNcclConnector")
 }
 
-// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. None changes the legs.
+// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. They do not change
+// the legs.
 type Options struct {
-	KVBufferSize   config.Number `json:"kv_buffer_size"`   // of P's lookup buffer, in bytes; the engine's default is 1e9
-	KVIP           string        `json:"kv_ip"`            // where the engine of rank 0 opens the NCCL group; the engine's default is 127.0.0.1
-	KVPort         config.Number `json:"kv_port"`          // the engine's default is 14579; it and the three after it are used
+	KVBufferSize config.Number `json:"kv_buffer_size"` // bytes of P's lookup buffer; the engine's default is 1e9
+	// where the engine of rank 0 opens the NCCL group; the engine's default is 127.0.0.1
+	KVIP string `json:"kv_ip"`
+	// the first of four ports that the group uses; the engine's default is 14579
+	KVPort         config.Number `json:"kv_port"`
 	KVParallelSize config.Number `json:"kv_parallel_size"` // 2: one P and one D
 	KVRank         config.Number `json:"kv_rank"`          // rendered by role: 0 for P, 1 for D
 	KVBufferDevice string        `json:"kv_buffer_device"` // cuda (the engine's default) or cpu
@@ -78,8 +82,8 @@ func New(o *Options) (*Connector, error) {
 	return &Connector{opts: *o}, nil
 }
 
-// Traits declares the protocol. The KV of a prompt can be taken once: each of several answers would ask for it. Engines
-// of different tensor-parallel sizes hang (vllm#14952).
+// Traits declares the protocol. D can take the KV of a prompt once, but each of several choices would ask for it.
+// Engines of different tensor-parallel sizes hang (vllm#14952).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{Name: Name, PairRules: []connector.PairRule{attr.Same(attr.TPSize)}}
 }

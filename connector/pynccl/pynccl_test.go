@@ -41,7 +41,8 @@ func TestNothingIsOnTheWire(t *testing.T) {
 	c := open(t, ``)
 	assert.Equal(t, "pynccl", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	s := session(t, connector.APIChat, `{"messages":[],"max_completion_tokens":9,"stream":true,"kv_transfer_params":{}}`)
+	s := session(t, connector.APIChat, `{"messages":[],"max_completion_tokens":9,"stream":true,`+
+		`"kv_transfer_params":{}}`)
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
 	require.NoError(t, c.Decode(context.Background(), s, answered, d))
@@ -56,16 +57,20 @@ func TestNothingIsOnTheWire(t *testing.T) {
 }
 
 func TestUnsupported(t *testing.T) {
-	assert.Equal(t, "n", uncarried.Member(open(t, ``), session(t, connector.APIChat, `{"n":2}`).Request), "the buffer gives a prompt's KV once")
+	assert.Equal(t, "n", uncarried.Member(open(t, ``), session(t, connector.APIChat, `{"n":2}`).Request),
+		"the buffer gives a prompt's KV once")
 	assert.Equal(t, "text", uncarried.Member(open(t, ``), session(t, connector.APISGLang, `{"text":"x"}`).Request))
 	assert.Empty(t, uncarried.Member(open(t, ``), session(t, connector.APICompletions, `{"prompt":"x"}`).Request))
 }
 
 func TestSettings(t *testing.T) {
-	open(t, `{"kv_rank":0,"kv_parallel_size":2,"kv_buffer_size":"1e9","kv_port":"14579","kv_ip":"10.0.0.1","kv_buffer_device":"cuda"}`)
+	open(t, `{"kv_rank":0,"kv_parallel_size":2,"kv_buffer_size":"1e9","kv_port":"14579","kv_ip":"10.0.0.1",`+
+		`"kv_buffer_device":"cuda"}`)
 	for settings, want := range map[string]string{
-		`{"kv_parallel_size":3}`: "kv_parallel_size", `{"kv_rank":2}`: "kv_rank", `{"kv_port":65533}`: "kv_port", `{"kv_port":1.5}`: "kv_port",
-		`{"kv_buffer_size":0}`: "kv_buffer_size", `{"kv_buffer_device":"gpu"}`: "kv_buffer_device", `{"kv_rnk":0}`: "did you mean kv_rank",
+		`{"kv_parallel_size":3}`: "kv_parallel_size", `{"kv_rank":2}`: "kv_rank", `{"kv_port":65533}`: "kv_port",
+		`{"kv_port":1.5}`:      "kv_port",
+		`{"kv_buffer_size":0}`: "kv_buffer_size", `{"kv_buffer_device":"gpu"}`: "kv_buffer_device",
+		`{"kv_rnk":0}`: "did you mean kv_rank",
 	} {
 		_, err := connector.Open(connector.Spec{Type: "pynccl", Config: json.RawMessage(settings)})
 		require.ErrorContains(t, err, want, settings)
@@ -73,18 +78,23 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The settings of the design documents' example.
+// These are the settings of the design documents' example.
 func TestLaunchSettings(t *testing.T) {
 	r, ok := connector.As[launch.Renderer](open(t, `{"kv_rank":0}`))
 	require.True(t, ok)
 	old := launch.Version{Minor: 7, Patch: 3}
 	s, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}, Version: old})
 	require.NoError(t, err)
-	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_producer","kv_rank":0,"kv_parallel_size":2}`, s.KVTransfer.JSON())
+	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_producer","kv_rank":0,"kv_parallel_size":2}`,
+		s.KVTransfer.JSON())
 	assert.Empty(t, s.Env)
-	s, err = r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Index: 1, Resources: connector.Resources{MaxMemory: "1Gi"}})
+	s, err = r.Render(
+		launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Index: 1,
+			Resources: connector.Resources{MaxMemory: "1Gi"}},
+	)
 	require.NoError(t, err)
-	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_consumer","kv_rank":1,"kv_parallel_size":2}`, s.KVTransfer.JSON())
+	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_consumer","kv_rank":1,"kv_parallel_size":2}`,
+		s.KVTransfer.JSON())
 	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_USE_V1", Value: "0"}}, s.Env)
 	var dropped []string
 	for _, n := range s.Notes {

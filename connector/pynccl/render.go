@@ -7,7 +7,7 @@ import (
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// Render gives each role its rank in the group of two. The zero version is taken for 0.10, the last with a V0 engine.
+// Render gives each role its rank in the group of two. The zero version means 0.10, the last with a V0 engine.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	v := t.Version
 	if v != (launch.Version{}) && (!v.Before(0, 11) || v.Before(0, 6)) {
@@ -34,7 +34,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	kv.Rank = &rank
 	s := launch.Settings{Engine: "vllm", KVTransfer: kv}
 	if v == (launch.Version{}) || !v.Before(0, 8) {
-		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_USE_V1", Value: "0"}) // the default since 0.8 is the V1 engine
+		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_USE_V1", Value: "0"}) // since 0.8 the V1 engine is the default
 	}
 	if v == (launch.Version{}) {
 		s.Notes = append(s.Notes,

@@ -14,16 +14,16 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// maxSequences is the largest number of sequences that one request may ask for. Each costs a room, a host and a port on both legs,
-// and n is a number of the client's choosing.
+// maxSequences is the largest number of sequences that one request may ask for. Each sequence costs a room, a host and
+// a port on both legs, and the client chooses n.
 const maxSequences = 4096
 
-// CheckRequest says what keeps a request from being carried by two engines, besides what [Connector.Traits] declares:
+// CheckRequest names what keeps two engines from serving a request, besides what [Connector.Traits] declares:
 //
-//   - echo with logprobs of completions: D has no log probabilities of the prompt, and nobody knows how to put P's
+//   - echo with logprobs of completions: D has no log probabilities of the prompt, and there is no known way to put P's
 //     before them;
 //   - return_hidden_states and return_routed_experts: those of the prompt stay on P;
-//   - session_params: a session's KV lies on one engine;
+//   - session_params: a session's KV is on one engine;
 //   - more sequences than 4096.
 func (*Connector) CheckRequest(r *connector.Request) error {
 	if member := unsupported(r); member != "" {
@@ -50,8 +50,8 @@ func unsupported(r *connector.Request) string {
 	return ""
 }
 
-// sequences counts the prompts of a request times the answers to each. list says that the engines count them as a list, also where
-// it is one. member is what asks for most.
+// sequences is the number of the request's prompts times the choices for each. list is true if the engines treat the
+// request as a list, which may have one element. member is the member that asks for the most sequences.
 func sequences(r *connector.Request) (n int, list bool, member string) {
 	n, member = 1, "n"
 	for _, name := range promptMembers(r.API) {
@@ -64,7 +64,7 @@ func sequences(r *connector.Request) (n int, list bool, member string) {
 		}
 		break
 	}
-	if answers := answersEach(r); answers > 1 {
+	if answers := choicesEach(r); answers > 1 {
 		if answers > n {
 			member = "n"
 		}
@@ -86,8 +86,8 @@ func promptMembers(a connector.API) []string {
 	return nil
 }
 
-// prompts counts the prompts in a member. An array of numbers is one prompt of token ids; one of strings or arrays is a list of prompts.
-// One prompt of embeddings is an array of arrays already.
+// prompts counts the prompts in a member. An array of numbers is one prompt of token ids. An array of strings or arrays
+// is a list of prompts. One prompt of embeddings is already an array of arrays.
 func prompts(member string, raw json.RawMessage) (n int, many bool) {
 	depth := 1
 	if member == "input_embeds" {
@@ -110,8 +110,8 @@ func prompts(member string, raw json.RawMessage) (n int, many bool) {
 	return n, true
 }
 
-// answersEach is n. It has been checked to be an integer; SGLang takes 1 where it is missing.
-func answersEach(r *connector.Request) int {
+// choicesEach is n, the choices for each prompt. n is known to be an integer. SGLang's default is 1.
+func choicesEach(r *connector.Request) int {
 	raw, ok := r.Field("n")
 	if r.API == connector.APISGLang {
 		raw, ok = inSampling(r, "n")
@@ -151,7 +151,8 @@ func inSampling(r *connector.Request, name string) (json.RawMessage, bool) {
 	return raw, ok && jsonedit.Kind(raw) != jsonedit.Null
 }
 
-// asked reports whether a top-level member is there and not false; on, whether it is true, or a list with a true.
+// asked reports whether a top-level member is there and not false. on reports whether it is true, or a list with a true
+// in it.
 func asked(r *connector.Request, name string) bool {
 	raw, ok := r.Field(name)
 	return ok && string(raw) != "false"

@@ -9,10 +9,12 @@ import (
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-// setups are the connectors whose legs are measured.
+// setups are the connectors that the benchmark measures.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
-	return []connectortest.Measured{{Connector: open(t, ``), Session: session(t, connector.APIChat, connectortest.Chat2KB(), nil)}}
+	return []connectortest.Measured{
+		{Connector: open(t, ``), Session: session(t, connector.APIChat, connectortest.Chat2KB(), nil)},
+	}
 }
 
 func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }

@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Both legs go out at once with the same room, in which the engines meet.
+// Both legs go out at once with the same room, by which the engines find each other.
 func ExampleNew() {
 	c, err := sglang.New(nil)
 	if err != nil {

@@ -12,13 +12,14 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// inputLists are the members of meta_info that hold something for each token of the prompt. P has computed them; D's own are empty.
-// SGLang's router puts P's before D's in the first; the others are of the same kind, and come only with top_logprobs_num and
-// token_ids_logprob.
+// inputLists are the members of meta_info that have an element for each token of the prompt. P has computed them; D's
+// own are empty. SGLang's router puts P's elements before D's in the first list. The other lists have the same form,
+// and exist only with top_logprobs_num and token_ids_logprob.
 var inputLists = [...]string{"input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"}
 
-// Rewrite puts P's log probabilities of the prompt before D's, in the whole answer and in each event, if the client asks for them:
-// return_logprob with a logprob_start_len of 0 or more. Without the latter SGLang gives none of the prompt's, and nothing is parsed.
+// Rewrite puts P's log probabilities of the prompt before D's, in the whole response or in each event. It does so if
+// the client asks for them with return_logprob and a logprob_start_len of 0 or more. Without logprob_start_len SGLang
+// returns none for the prompt, and nothing is parsed.
 func (*Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
 	if !wantsInput(s.Request) {
 		return nil
@@ -27,8 +28,8 @@ func (*Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResul
 	return m.merge
 }
 
-// wantsInput reports whether the client asks for log probabilities of the prompt. Both members may be lists, one item for each
-// prompt.
+// wantsInput reports whether the client asks for log probabilities of the prompt. Both members may be lists with one
+// item for each prompt.
 func wantsInput(r *connector.Request) bool {
 	if r.API != connector.APISGLang || !on(r, "return_logprob") {
 		return false
@@ -48,11 +49,11 @@ func wantsInput(r *connector.Request) bool {
 	return from
 }
 
-// merger merges P's lists into D's answer. Its calls come one after another.
+// merger merges P's lists into D's response. Its calls come one after another.
 type merger struct {
 	p    func() *connector.PrefillResult
 	read bool
-	meta []gjson.Result // P's meta_info, one for each answer
+	meta []gjson.Result // P's meta_info, one for each sequence
 }
 
 func (m *merger) merge(data []byte) ([]byte, error) {
@@ -68,18 +69,18 @@ func (m *merger) merge(data []byte) ([]byte, error) {
 		return m.one(data, int(whole.Get("index").Int())), nil
 	}
 	out, i := []byte{'['}, 0
-	whole.ForEach(func(_, answer gjson.Result) bool {
+	whole.ForEach(func(_, response gjson.Result) bool {
 		if i > 0 {
 			out = append(out, ',')
 		}
-		out = append(out, m.one([]byte(answer.Raw), i)...)
+		out = append(out, m.one([]byte(response.Raw), i)...)
 		i++
 		return true
 	})
 	return append(out, ']'), nil
 }
 
-// metaOf reads P's answer: one object, or a list of them for several sequences. There may be none.
+// metaOf reads P's response: one object, or a list of objects for several sequences. It may be missing.
 func metaOf(p *connector.PrefillResult) []gjson.Result {
 	if p == nil || !json.Valid(p.Body) {
 		return nil
@@ -89,45 +90,46 @@ func metaOf(p *connector.PrefillResult) []gjson.Result {
 		return []gjson.Result{whole.Get("meta_info")}
 	}
 	var list []gjson.Result
-	for _, answer := range whole.Array() {
-		list = append(list, answer.Get("meta_info"))
+	for _, response := range whole.Array() {
+		list = append(list, response.Get("meta_info"))
 	}
 	return list
 }
 
-// one merges the lists of one answer. All other bytes stay as they are, numbers included.
-func (m *merger) one(answer []byte, i int) []byte {
+// one merges the lists of one sequence. All other bytes stay as they are, numbers included.
+func (m *merger) one(response []byte, i int) []byte {
 	if i < 0 || i >= len(m.meta) {
-		return answer
+		return response
 	}
 	for _, name := range inputLists {
 		theirs := m.meta[i].Get(name)
 		if !theirs.IsArray() || len(theirs.Raw) <= len("[]") || theirs.Get("#").Int() == 0 {
 			continue
 		}
-		ours := gjson.GetBytes(answer, "meta_info."+name)
+		ours := gjson.GetBytes(response, "meta_info."+name)
 		if ours.Index == 0 || !ours.IsArray() && ours.Type != gjson.Null {
 			continue
 		}
-		answer = splice(answer, ours, theirs.Raw)
+		response = splice(response, ours, theirs.Raw)
 	}
-	return answer
+	return response
 }
 
-// splice puts the items of list before those of the value, a list or null, that stands in answer.
-func splice(answer []byte, value gjson.Result, list string) []byte {
+// splice inserts the items of list before those of value, which is a list or null in response.
+func splice(response []byte, value gjson.Result, list string) []byte {
 	end := value.Index + len(value.Raw)
-	out := make([]byte, 0, len(answer)+len(list)+1)
-	out = append(out, answer[:value.Index]...)
+	out := make([]byte, 0, len(response)+len(list)+1)
+	out = append(out, response[:value.Index]...)
 	out = append(out, list...)
 	if value.IsArray() && value.Get("#").Int() > 0 {
 		out[len(out)-1] = ','
 		out = append(out, value.Raw[1:]...)
 	}
-	return append(out, answer[end:]...)
+	return append(out, response[end:]...)
 }
 
-// CheckPrefill refuses an answer in which P says that it gave up. It transfers nothing then, and D would wait for 300 s.
+// CheckPrefill refuses a response in which P says that it gave up. P then transfers nothing, and D would wait for 300
+// s.
 func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	if !json.Valid(p.Body) {
 		return connector.NoTransfer("the answer is not well-formed JSON")
@@ -138,8 +140,8 @@ func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult)
 		if whole.IsArray() {
 			answers = whole.Array()
 		}
-		for i, answer := range answers {
-			if answer.Get("meta_info.finish_reason.type").Str == "abort" {
+		for i, response := range answers {
+			if response.Get("meta_info.finish_reason.type").Str == "abort" {
 				return connector.NoTransfer("the prefill engine aborted sequence %s", strconv.Itoa(i))
 			}
 		}

@@ -42,26 +42,32 @@ func TestAnswersAreParsedOnlyForLogprobsOfThePrompt(t *testing.T) {
 		assert.Equal(t, parsed, rewriter(t, body, "{}") != nil, body)
 	}
 	r, _ := connector.As[connector.Rewriter](open(t, ``))
-	chat := session(t, connector.APIChat, `{"messages":[],"logprobs":true,"return_logprob":true,"logprob_start_len":0}`, nil)
+	chat := session(t, connector.APIChat, `{"messages":[],"logprobs":true,"return_logprob":true,"logprob_start_len":0}`,
+		nil)
 	assert.Nil(t, r.Rewrite(chat, nil), "chat gives no log probabilities of the prompt")
 }
 
 func TestPrefillsLogprobsComeBeforeDecodes(t *testing.T) {
-	const p = `{"text":"","meta_info":{"id":"a","input_token_logprobs":[[null,1,null],[-0.12345678901234567,9007199254740993,null]],"input_top_logprobs":[null,[[-0.1,5,null]]]}}`
+	const p = `{"text":"","meta_info":{"id":"a","input_token_logprobs":[[null,1,null],[-0.12345678901234567,` +
+		`9007199254740993,null]],"input_top_logprobs":[null,[[-0.1,5,null]]]}}`
 	for rule, k := range map[string][2]string{
 		"none of D's": {`{"text":"b","meta_info":{"input_token_logprobs":[],"n":18446744073709551615}}`,
-			`{"text":"b","meta_info":{"input_token_logprobs":[[null,1,null],[-0.12345678901234567,9007199254740993,null]],"n":18446744073709551615}}`},
+			`{"text":"b","meta_info":{"input_token_logprobs":[[null,1,null],[-0.12345678901234567,9007199254740993,` +
+				`null]],"n":18446744073709551615}}`},
 		"some of D's": {`{"meta_info":{"input_token_logprobs":[[-1,2,null]],"x":1}}`,
-			`{"meta_info":{"input_token_logprobs":[[null,1,null],[-0.12345678901234567,9007199254740993,null],[-1,2,null]],"x":1}}`},
+			`{"meta_info":{"input_token_logprobs":[[null,1,null],[-0.12345678901234567,9007199254740993,null],[-1,2,` +
+				`null]],"x":1}}`},
 		"null": {`{"meta_info":{"input_token_logprobs":null}}`,
 			`{"meta_info":{"input_token_logprobs":[[null,1,null],[-0.12345678901234567,9007199254740993,null]]}}`},
 		"all lists of the prompt": {`{"meta_info":{"input_top_logprobs":[],"input_token_logprobs":[]}}`,
-			`{"meta_info":{"input_top_logprobs":[null,[[-0.1,5,null]]],"input_token_logprobs":[[null,1,null],[-0.12345678901234567,9007199254740993,null]]}}`},
-		"not there":   {`{"meta_info":{"x":1}}`, `{"meta_info":{"x":1}}`},
-		"no object":   {`"text"`, `"text"`},
-		"not JSON":    {`{"meta_info":`, `{"meta_info":`},
-		"an error":    {`{"error":{"message":"m"}}`, `{"error":{"message":"m"}}`},
-		"other index": {`{"index":1,"meta_info":{"input_token_logprobs":[]}}`, `{"index":1,"meta_info":{"input_token_logprobs":[]}}`},
+			`{"meta_info":{"input_top_logprobs":[null,[[-0.1,5,null]]],"input_token_logprobs":[[null,1,null],` +
+				`[-0.12345678901234567,9007199254740993,null]]}}`},
+		"not there": {`{"meta_info":{"x":1}}`, `{"meta_info":{"x":1}}`},
+		"no object": {`"text"`, `"text"`},
+		"not JSON":  {`{"meta_info":`, `{"meta_info":`},
+		"an error":  {`{"error":{"message":"m"}}`, `{"error":{"message":"m"}}`},
+		"other index": {`{"index":1,"meta_info":{"input_token_logprobs":[]}}`,
+			`{"index":1,"meta_info":{"input_token_logprobs":[]}}`},
 	} {
 		merge := rewriter(t, wantsLogprobs, p)
 		for range 2 { // each event of a stream
@@ -73,11 +79,15 @@ func TestPrefillsLogprobsComeBeforeDecodes(t *testing.T) {
 }
 
 func TestEachSequenceGetsItsOwnLogprobs(t *testing.T) {
-	const p = `[{"meta_info":{"input_token_logprobs":[[-1,1,null]]}},{"meta_info":{"input_token_logprobs":[[-2,2,null]]}}]`
+	const p = `[{"meta_info":{"input_token_logprobs":[[-1,1,null]]}},{"meta_info":{"input_token_logprobs":[[-2,2,` +
+		`null]]}}]`
 	merge := rewriter(t, `{"text":["x","y"],"return_logprob":true,"logprob_start_len":0}`, p)
-	whole, err := merge([]byte(`[{"meta_info":{"input_token_logprobs":[]}}, {"meta_info":{"input_token_logprobs":[]}}]`))
+	whole, err := merge(
+		[]byte(`[{"meta_info":{"input_token_logprobs":[]}}, {"meta_info":{"input_token_logprobs":[]}}]`),
+	)
 	require.NoError(t, err)
-	assert.Equal(t, `[{"meta_info":{"input_token_logprobs":[[-1,1,null]]}},{"meta_info":{"input_token_logprobs":[[-2,2,null]]}}]`, string(whole))
+	assert.Equal(t, `[{"meta_info":{"input_token_logprobs":[[-1,1,null]]}},{"meta_info":{"input_token_logprobs":[[-2,`+
+		`2,null]]}}]`, string(whole))
 	event, err := merge([]byte(`{"index":1,"meta_info":{"input_token_logprobs":[]}}`))
 	require.NoError(t, err)
 	assert.Equal(t, `{"index":1,"meta_info":{"input_token_logprobs":[[-2,2,null]]}}`, string(event))
@@ -85,14 +95,15 @@ func TestEachSequenceGetsItsOwnLogprobs(t *testing.T) {
 
 func TestWithoutPrefillsAnswerDecodesStays(t *testing.T) {
 	const d = `{"meta_info":{"input_token_logprobs":[]}}`
-	for _, p := range []string{"", `{}`, `null`, `[]`, `{"meta_info":[]}`, `{"meta_info":{"input_token_logprobs":"x"}}`, `{"meta_info":{"input_token_logprobs":[ ]}}`, `not JSON`} {
+	for _, p := range []string{"", `{}`, `null`, `[]`, `{"meta_info":[]}`, `{"meta_info":{"input_token_logprobs":"x"}}`,
+		`{"meta_info":{"input_token_logprobs":[ ]}}`, `not JSON`} {
 		got, err := rewriter(t, wantsLogprobs, p)([]byte(d))
 		require.NoError(t, err)
 		assert.Equal(t, d, string(got), p)
 	}
 }
 
-// P that gave up transfers nothing, and D would wait for 300 s.
+// A P that gave up transfers nothing, and D would wait for 300 s.
 func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 	check, ok := connector.As[connector.PrefillChecker](open(t, ``))
 	require.True(t, ok)
@@ -103,7 +114,8 @@ func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 	}{
 		{connector.APISGLang, `{"meta_info":{"finish_reason":{"type":"length","length":0}}}`, true},
 		{connector.APISGLang, `{"meta_info":{"finish_reason":{"type":"abort","message":"m"}}}`, false},
-		{connector.APISGLang, `[{"meta_info":{"finish_reason":{"type":"length"}}},{"meta_info":{"finish_reason":{"type":"abort"}}}]`, false},
+		{connector.APISGLang, `[{"meta_info":{"finish_reason":{"type":"length"}}},` +
+			`{"meta_info":{"finish_reason":{"type":"abort"}}}]`, false},
 		{connector.APIChat, `{"choices":[{"finish_reason":"length"}]}`, true},
 		{connector.APIChat, `{"choices":[{"finish_reason":"length"},{"finish_reason":"abort"}]}`, false},
 		{connector.APICompletions, `{"object":"error","message":"m","code":500}`, false},

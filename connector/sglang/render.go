@@ -11,8 +11,8 @@ import (
 )
 
 // Render gives the launch arguments of python -m sglang.launch_server (docs/advanced_features/pd_disaggregation.md and
-// server_args.py, 0.5.x). An engine of role both runs without disaggregation, since it must serve requests without a
-// room.
+// server_args.py, 0.5.x). An engine of the role both runs without disaggregation, since it must serve requests without
+// a room.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out := launch.Settings{Engine: "sglang"}
 	note := func(path, text string) { out.Notes = append(out.Notes, launch.NoEffect(path, text)) }
@@ -29,7 +29,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		if t.Endpoint.Attribute("bootstrapHost") != "" {
 			out.Notes = append(out.Notes,
 				launch.Note{Path: "attributes.bootstrapHost",
-					Text: "the bootstrap server listens on the engine's --host, which must be an address that decode engines reach"})
+					Text: "the bootstrap server listens on the engine's --host, which must be an address that decode " +
+						"engines reach"})
 		}
 	case decode:
 		out.Args = append(out.Args, "--disaggregation-mode", "decode")

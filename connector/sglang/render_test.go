@@ -25,15 +25,23 @@ func render(t *testing.T, config string, target launch.Target) launch.Settings {
 }
 
 func TestLaunchArgumentsByRole(t *testing.T) {
-	p := engine(t, "http://10.0.0.5:30000", discovery.RolePrefill, map[string]string{"bootstrapPort": "9001", "bootstrapHost": "p.example", "dpSize": "4"})
+	p := engine(t, "http://10.0.0.5:30000", discovery.RolePrefill,
+		map[string]string{"bootstrapPort": "9001", "bootstrapHost": "p.example", "dpSize": "4"})
 	out := render(t, `{"bootstrapPort":9000}`, launch.Target{Endpoint: p})
-	assert.Equal(t, []string{"--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "9001", "--disaggregation-transfer-backend", "mooncake", "--dp-size", "4", "--enable-dp-attention", "--enable-metrics"}, out.Args)
+	assert.Equal(
+		t, []string{"--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "9001",
+			"--disaggregation-transfer-backend", "mooncake", "--dp-size", "4", "--enable-dp-attention",
+			"--enable-metrics"}, out.Args,
+	)
 	require.Len(t, out.Notes, 1)
 	assert.Equal(t, "attributes.bootstrapHost", out.Notes[0].Path, "the bootstrap server listens on --host")
 
 	d := engine(t, "http://127.0.0.1:30001", discovery.RoleDecode, nil)
 	out = render(t, ``, launch.Target{Endpoint: d})
-	assert.Equal(t, []string{"--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake", "--enable-metrics"}, out.Args)
+	assert.Equal(
+		t, []string{"--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake",
+			"--enable-metrics"}, out.Args,
+	)
 	assert.Empty(t, out.Notes)
 
 	both := engine(t, "http://127.0.0.1:30001", discovery.RoleBoth, nil)
@@ -41,10 +49,14 @@ func TestLaunchArgumentsByRole(t *testing.T) {
 	assert.NotContains(t, out.Args, "--disaggregation-mode", "it must serve requests without a room")
 }
 
-// Every setting is mapped or named as without effect.
+// Each setting becomes a launch argument, or a note says that it has no effect.
 func TestNoSettingIsDroppedInSilence(t *testing.T) {
 	d := engine(t, "http://127.0.0.1:30001", discovery.RoleDecode, nil)
-	out := render(t, `{"bootstrapPort":9000,"prefillCap":false}`, launch.Target{Endpoint: d, CPU: true, Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+	out := render(t, `{"bootstrapPort":9000,"prefillCap":false}`,
+		launch.Target{
+			Endpoint: d, CPU: true, Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi",
+				MaxBandwidth: "1Gi"},
+		})
 	var without, told []string
 	for _, n := range out.Notes {
 		assert.NotEmpty(t, n.Text)
@@ -54,13 +66,20 @@ func TestNoSettingIsDroppedInSilence(t *testing.T) {
 		}
 	}
 	assert.Contains(t, told, "config.prefillCap", "the gateway heeds it, engines have no setting for it")
-	assert.Equal(t, []string{"config.bootstrapPort", "resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"}, without)
+	assert.Equal(
+		t, []string{"config.bootstrapPort", "resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"},
+		without,
+	)
 	assert.Equal(t, []launch.EnvVar{{Name: "MC_FORCE_TCP", Value: "1"}}, out.Env)
 }
 
 func TestWhatCannotBeRenderedIsNamed(t *testing.T) {
 	r, _ := connector.As[launch.Renderer](open(t, ``))
-	_, err := r.Render(launch.Target{Endpoint: engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"bootstrapPort": "x"})})
+	_, err := r.Render(
+		launch.Target{
+			Endpoint: engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"bootstrapPort": "x"}),
+		},
+	)
 	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "attributes.bootstrapPort", faults[0].Path)

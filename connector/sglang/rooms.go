@@ -9,20 +9,20 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// rooms are an attempt's rooms: numbers from 0 to 2^63-1, all of the same rest modulo P's number of ranks, all different. They follow
-// from the attempt's randomness, so that both legs get the same.
+// rooms are an attempt's rooms: different numbers from 0 to 2^63-1 with the same remainder modulo P's number of ranks.
+// They are computed from the attempt's random number, so both legs get the same rooms.
 type rooms struct {
-	first  uint64 // before it is multiplied
-	space  uint64 // how many rooms of this rest there are
-	stride uint64
-	ranks  uint64
-	rest   uint64
+	first     uint64 // index of the first room among those with the remainder
+	space     uint64 // how many rooms have the remainder
+	stride    uint64
+	ranks     uint64
+	remainder uint64
 }
 
-// newRooms spreads n rooms evenly over the space, from a random one on. They are not neighbours, because some versions of SGLang
-// count further rooms up from each of a list.
+// newRooms spreads n rooms evenly over all rooms with the remainder, beginning with a random one. They are not
+// neighbours, because some versions of SGLang count further rooms up from each room of a list.
 func newRooms(s *connector.Session, ranks, n int) rooms {
-	r := rooms{ranks: uint64(ranks), rest: uint64(s.PrefillRank())}
+	r := rooms{ranks: uint64(ranks), remainder: uint64(s.PrefillRank())}
 	r.space = 1 << 63 / r.ranks
 	r.first = (s.Uint64() >> 1) / r.ranks % r.space
 	r.stride = r.space / uint64(max(n, 1))
@@ -30,7 +30,7 @@ func newRooms(s *connector.Session, ranks, n int) rooms {
 }
 
 func (r rooms) room(i int) uint64 {
-	return (r.first+uint64(i)*r.stride)%r.space*r.ranks + r.rest
+	return (r.first+uint64(i)*r.stride)%r.space*r.ranks + r.remainder
 }
 
 func (r rooms) list(n int) json.RawMessage {
@@ -45,7 +45,7 @@ func (r rooms) list(n int) json.RawMessage {
 	return append(out, ']')
 }
 
-// repeat is a JSON list of n times the same value.
+// repeat is a JSON list with n copies of a value.
 func repeat(value json.RawMessage, n int) json.RawMessage {
 	out := make([]byte, 1, 2+(len(value)+1)*n)
 	out[0] = '['

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sglang is the connector "sglang": SGLang's own prefill/decode disaggregation, in which P sends the prompt's KV
-// to D through a rendezvous.
+// Package sglang is the connector "sglang": SGLang's own prefill/decode disaggregation, in which P sends the prompt's
+// KV to D through a rendezvous.
 //
-// Both legs are sent at once, with the same three members at the top level of the body: bootstrap_host and bootstrap_port name
-// P's bootstrap server, at which D asks where P's ranks are, and bootstrap_room names the pair of requests. P's HTTP answer comes
-// only after D has taken the KV, so waiting for it before D is sent would deadlock until SGLang's timers end it after 300 s. The
-// client gets D's answer; P's is read to its end, since closing it earlier aborts P's request.
+// Both legs are sent at once, with the same three members at the top level of the body. bootstrap_host and
+// bootstrap_port name P's bootstrap server, at which D asks where P's ranks are. bootstrap_room identifies the pair of
+// requests. P's HTTP response comes only after D has taken the KV. So if the flow waited for P's response before
+// sending D's leg, both would wait until SGLang's timers end them after 300 s. The client gets D's response. The flow
+// reads P's response to its end, since closing it earlier aborts P's request.
 //
-// P samples the first token and hands it to D with the KV, together with its log probability if P's own request asks for log
-// probabilities. So P's leg keeps every member that shapes sampling or log probabilities; only the limit of tokens and the stream
-// change.
+// P samples the first token and gives it to D with the KV, together with its log probability if P's own request asks
+// for log probabilities. So P's leg keeps every member that affects sampling or log probabilities. Only the limit of
+// tokens and the stream change.
 //
-// A room is 63 random bits, new for every attempt: a second live request with the same room can crash both schedulers, and a dead
-// one leaves a tombstone. Several prompts, or several answers to one, are lists of rooms. With data-parallel attention P's rank is the
-// room modulo the number of ranks, so the room is chosen for the rank, and D is told the rank.
+// A room is 63 random bits, new for every attempt: a second live request with the same room can crash both schedulers,
+// and a dead one leaves a tombstone. Several prompts, or several choices for one, need lists of rooms. With
+// data-parallel attention P's rank is the room modulo the number of ranks. So the room is chosen to fit the rank, and D
+// learns the rank.
 //
-// Facts: SGLang's request structs (python/sglang/srt/managers/io_struct.py, entrypoints/openai/protocol.py), disaggregation/
-// (common/conn.py, prefill.py, utils.py), its router and mini_lb, read at 0.5.x up to 0.5.23; issues and changes are named where they matter.
-// The page beside this file, README.md, shows the sequence and the engines' settings.
+// Facts: SGLang's request structs (python/sglang/srt/managers/io_struct.py, entrypoints/openai/protocol.py),
+// disaggregation/ (common/conn.py, prefill.py, utils.py), its router and mini_lb, read at 0.5.x up to 0.5.23; issues
+// and changes are named where they matter. README.md beside this file shows the sequence and the engines' settings.
 package sglang
 
 import (
@@ -51,8 +53,8 @@ func init() {
 
 // Options are the connector's settings.
 type Options struct {
-	BootstrapPort int   `json:"bootstrapPort"` // of P's whose attribute bootstrapPort is missing; default 8998
-	PrefillCap    *bool `json:"prefillCap"`    // limit P's leg to one token, which SGLang does by itself too; default true
+	BootstrapPort int   `json:"bootstrapPort"` // for a P without the attribute bootstrapPort; default 8998
+	PrefillCap    *bool `json:"prefillCap"`    // limit P's leg to one token, as SGLang itself also does; default true
 }
 
 // Connector is the connector "sglang".
@@ -68,7 +70,8 @@ func New(o *Options) (*Connector, error) {
 		o = &Options{}
 	}
 	if o.BootstrapPort < 0 || o.BootstrapPort > 65535 {
-		return nil, &config.FieldError{Path: "bootstrapPort", Problem: "is not a port", Remedy: "1 to 65535; SGLang's own default is 8998"}
+		return nil, &config.FieldError{Path: "bootstrapPort", Problem: "is not a port",
+			Remedy: "1 to 65535; SGLang's own default is 8998"}
 	}
 	c := &Connector{port: o.BootstrapPort, uncaps: o.PrefillCap != nil && !*o.PrefillCap, given: *o}
 	if c.port == 0 {
@@ -77,29 +80,30 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
-// Traits declares the protocol. P answers only when D has taken the KV. An engine in either mode of disaggregation
-// refuses a request without a room (400). Several prompts and n are carried, as lists of rooms; the other members that
-// Carries names keep KV from D only with vLLM. The APIs besides /generate, completions and chat have no place for a
-// room.
+// Traits declares the protocol. P responds only when D has taken the KV. An engine in either mode of disaggregation
+// refuses a request without a room (400). The legs can carry several prompts and n, with lists of rooms. Only vLLM's D
+// gets no KV because of the other members that Carries names. APIs other than /generate, completions and chat have no
+// place for a room.
 //
-// Members are, besides the rendezvous, those by which a client would send a leg to another rank, or meet another
-// request than this attempt's.
+// Members are those of the rendezvous, and those with which a client would send a leg to another rank or connect it
+// with another attempt's request.
 //
 // The rules are what D compares when it first asks a bootstrap server (common/conn.py of 0.5.23:
-// try_ensure_parallel_info, _resolve_rank_mapping): page size, type of KV, and a pipeline that is P's or none.
-// Tensor-parallel sizes are no rule: with data-parallel attention the attention's own size is compared, of which no
-// list tells, and MLA takes any.
+// try_ensure_parallel_info, _resolve_rank_mapping): the page size, the KV type, and the pipeline-parallel size, which
+// must be P's or 1. Tensor-parallel sizes are no rule: with data-parallel attention D compares the attention's own
+// size, which no attribute holds, and with MLA any size fits.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:  Name,
 		Order: connector.Together,
 		APIs:  []connector.API{connector.APIChat, connector.APICompletions, connector.APISGLang},
 		Members: []string{
-			"bootstrap_room", "bootstrap_host", "bootstrap_port", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
-			"data_parallel_rank_decode", "disagg_prefill_dp_rank", "decode_tp_size",
+			"bootstrap_room", "bootstrap_host", "bootstrap_port", "bootstrap_pair_key", "routed_dp_rank",
+			"data_parallel_rank", "data_parallel_rank_decode", "disagg_prefill_dp_rank", "decode_tp_size",
 		},
 		Carries: []string{
-			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens", "use_beam_search",
+			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
+			"use_beam_search",
 		},
 		MultiUse: true,
 		PairOnly: true,
@@ -110,10 +114,10 @@ func (*Connector) Traits() connector.Traits {
 	}
 }
 
-// Prefill gives P the client's request with the rendezvous, limited to one token. It is never streamed: the flow reads P's answer as
-// one JSON value, and SGLang transfers the KV either way.
+// Prefill gives P the client's request with the rendezvous and a limit of one token. It never asks for a stream: the
+// flow reads P's response as one JSON value, and SGLang transfers the KV either way.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
-	if _, err := c.meet(s, leg); err != nil {
+	if _, err := c.rendezvous(s, leg); err != nil {
 		return err
 	}
 	if !c.uncaps {
@@ -124,8 +128,9 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 }
 
 // Decode gives D the client's request with the same rendezvous.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult, leg *connector.Leg) error {
-	p, err := c.meet(s, leg)
+func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
+	leg *connector.Leg) error {
+	p, err := c.rendezvous(s, leg)
 	if err != nil {
 		return err
 	}
@@ -135,8 +140,8 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector
 	return nil
 }
 
-// limit asks for one token. A client that wants at least one is still heard, since P samples the first token, and without the
-// minimum it could be the end of sequence.
+// limit asks for one token. A client's minimum of one token or more stays, as a minimum of one: P samples the first
+// token, and without the minimum it could be the end of sequence.
 func limit(leg *connector.Leg) {
 	atLeast := minimum(leg.Request())
 	leg.LimitTokens(1)
@@ -150,8 +155,8 @@ func limit(leg *connector.Leg) {
 	leg.Set("min_tokens", json.RawMessage("1"))
 }
 
-// meet writes the rendezvous: the same on both legs.
-func (c *Connector) meet(s *connector.Session, leg *connector.Leg) (server, error) {
+// rendezvous writes the members by which the two requests find each other. They are the same on both legs.
+func (c *Connector) rendezvous(s *connector.Session, leg *connector.Leg) (server, error) {
 	p, err := c.serverOf(s.Prefill)
 	if err != nil {
 		return p, err
@@ -170,14 +175,14 @@ func (c *Connector) meet(s *connector.Session, leg *connector.Leg) (server, erro
 	return p, nil
 }
 
-// server is what a pair of requests must know of P.
+// server is what a pair of requests must know about P.
 type server struct {
-	host        string // of its bootstrap server
+	host        string // the host of its bootstrap server
 	port, ranks int
 }
 
-// serverOf reads P's attributes. SGLang puts host and port together as they are, so an IPv6 address needs its brackets (mini_lb does the
-// same).
+// serverOf reads P's attributes. SGLang joins host and port unchanged, so an IPv6 address needs brackets (mini_lb adds
+// them, too).
 func (c *Connector) serverOf(p discovery.Endpoint) (at server, err error) {
 	var errs [3]error
 	at.port, errs[0] = attr.Port(p, "bootstrapPort", c.port)
@@ -186,7 +191,8 @@ func (c *Connector) serverOf(p discovery.Endpoint) (at server, err error) {
 		at.host = p.Host()
 	}
 	if at.host == "" || strings.ContainsAny(at.host, "/ @") {
-		errs[2] = &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapHost", Problem: "is not a host's name or address"}
+		errs[2] = &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapHost",
+			Problem: "is not a host's name or address"}
 	}
 	if strings.Contains(at.host, ":") && at.host[0] != '[' {
 		at.host = "[" + at.host + "]"
@@ -194,7 +200,7 @@ func (c *Connector) serverOf(p discovery.Endpoint) (at server, err error) {
 	return at, errors.Join(errs[:]...)
 }
 
-// CheckEndpoint tells what an engine's attributes lack.
+// CheckEndpoint reports what an engine's attributes lack.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RolePrefill) {
 		return nil

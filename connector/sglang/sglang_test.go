@@ -42,14 +42,15 @@ func engine(t testing.TB, url string, role discovery.Role, attributes map[string
 	return e
 }
 
-// session is one with known randomness: its room is 5.
+// session is a session with a known random number: its room is 5.
 func session(t testing.TB, api connector.API, body string, attributes map[string]string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
 	r, err = r.Without(open(t, ``).Traits().Members) // as the flow does it
 	require.NoError(t, err)
-	return connector.NewSessionWith([16]byte{10}, r, "id", engine(t, "http://p.example:30000", discovery.RolePrefill, attributes),
+	return connector.NewSessionWith([16]byte{10}, r, "id",
+		engine(t, "http://p.example:30000", discovery.RolePrefill, attributes),
 		engine(t, "http://d.example:30001", discovery.RoleDecode, nil))
 }
 
@@ -79,17 +80,21 @@ func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
 		api                   connector.API
 		body, prefill, decode string
 	}{
-		"chat": {connector.APIChat, `{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9}`,
+		"chat": {connector.APIChat, `{"messages":[],"stream":true,"stream_options":{"include_usage":true},` +
+			`"max_completion_tokens":9}`,
 			`{"messages":[],"stream":false,"max_completion_tokens":1,` + meeting + `,"max_tokens":1}`,
-			`{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9,` + meeting + `}`},
+			`{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9,` +
+				meeting + `}`},
 		"completions": {connector.APICompletions, `{"prompt":"x","max_tokens":9}`,
 			`{"prompt":"x","max_tokens":1,` + meeting + `,"stream":false}`,
 			`{"prompt":"x","max_tokens":9,` + meeting + `}`},
 		"generate": {connector.APISGLang, `{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."}}`,
 			`{"text":"x","sampling_params":{"max_new_tokens":1,"stop":"."},` + meeting + `,"stream":false}`,
 			`{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."},` + meeting + `}`},
-		"what the client sent for one goes": {connector.APICompletions, `{"prompt":"x","bootstrap_host":"evil","bootstrap_room":1}`,
-			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998,"max_tokens":1,"stream":false}`,
+		"what the client sent for one goes": {connector.APICompletions,
+			`{"prompt":"x","bootstrap_host":"evil","bootstrap_room":1}`,
+			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998,"max_tokens":1,` +
+				`"stream":false}`,
 			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998}`},
 		"token ids are one prompt": {connector.APISGLang, `{"input_ids":[1,2,3]}`,
 			`{"input_ids":[1,2,3],` + meeting + `,"sampling_params":{"max_new_tokens":1},"stream":false}`,
@@ -101,28 +106,32 @@ func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
 	}
 }
 
-// P samples the first token and gives D its log probability only if its own request asks for log probabilities.
+// P samples the first token, and gives D its log probability only if P's own request asks for log probabilities.
 func TestPrefillKeepsWhatShapesTheFirstToken(t *testing.T) {
 	c := open(t, ``)
 	for body, kept := range map[string]string{
-		`{"messages":[],"logprobs":true,"top_logprobs":3,"temperature":0.5}`: `"logprobs":true,"top_logprobs":3,"temperature":0.5`,
-		`{"messages":[],"stop":["a"],"stop_token_ids":[7]}`:                  `"stop":["a"],"stop_token_ids":[7]`,
-		`{"messages":[],"min_tokens":8}`:                                     `"min_tokens":1`,
+		`{"messages":[],"logprobs":true,"top_logprobs":3,"temperature":0.5}`: `"logprobs":true,"top_logprobs":3,` +
+			`"temperature":0.5`,
+		`{"messages":[],"stop":["a"],"stop_token_ids":[7]}`: `"stop":["a"],"stop_token_ids":[7]`,
+		`{"messages":[],"min_tokens":8}`:                    `"min_tokens":1`,
 	} {
 		assert.Contains(t, prefillLeg(t, c, session(t, connector.APIChat, body, nil)), kept)
 	}
-	s := session(t, connector.APISGLang, `{"text":"x","return_logprob":true,"logprob_start_len":0,"sampling_params":{"min_new_tokens":3}}`, nil)
+	s := session(t, connector.APISGLang, `{"text":"x","return_logprob":true,"logprob_start_len":0,`+
+		`"sampling_params":{"min_new_tokens":3}}`, nil)
 	leg := prefillLeg(t, c, s)
 	assert.Contains(t, leg, `"return_logprob":true,"logprob_start_len":0`)
 	assert.Contains(t, leg, `"sampling_params":{"max_new_tokens":1,"min_new_tokens":1}`)
 	for _, zero := range []string{`0`, `0.0`, `-1`, `null`} {
-		assert.NotContains(t, prefillLeg(t, c, session(t, connector.APIChat, `{"messages":[],"min_tokens":`+zero+`}`, nil)), `"min_tokens":1`, zero)
+		assert.NotContains(t, prefillLeg(t, c, session(t, connector.APIChat, `{"messages":[],"min_tokens":`+zero+
+			`}`, nil)), `"min_tokens":1`, zero)
 	}
 }
 
 func TestWithoutTheCapOnlyTheStreamChanges(t *testing.T) {
 	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9,"min_tokens":2}`, nil)
-	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":9,"min_tokens":2,`+meeting+`}`, prefillLeg(t, open(t, `{"prefillCap":false}`), s))
+	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":9,"min_tokens":2,`+meeting+`}`,
+		prefillLeg(t, open(t, `{"prefillCap":false}`), s))
 }
 
 func TestBootstrapAddressOfTheEngine(t *testing.T) {
@@ -132,12 +141,15 @@ func TestBootstrapAddressOfTheEngine(t *testing.T) {
 		host        string
 		port        int64
 	}{
-		"defaults":              {``, "http://p.example:1", nil, "p.example", 8998},
-		"the connector's port":  {`{"bootstrapPort":9000}`, "http://p.example:1", nil, "p.example", 9000},
-		"the engine's own port": {`{"bootstrapPort":9000}`, "http://p.example:1", map[string]string{"bootstrapPort": "9001"}, "p.example", 9001},
-		"the engine's own host": {``, "http://p.example:1", map[string]string{"bootstrapHost": "10.0.0.5"}, "10.0.0.5", 8998},
-		"IPv6 has brackets":     {``, "http://[fd00::1]:1", nil, "[fd00::1]", 8998},
-		"IPv6 as an attribute":  {``, "http://p.example:1", map[string]string{"bootstrapHost": "fd00::2"}, "[fd00::2]", 8998},
+		"defaults":             {``, "http://p.example:1", nil, "p.example", 8998},
+		"the connector's port": {`{"bootstrapPort":9000}`, "http://p.example:1", nil, "p.example", 9000},
+		"the engine's own port": {`{"bootstrapPort":9000}`, "http://p.example:1",
+			map[string]string{"bootstrapPort": "9001"}, "p.example", 9001},
+		"the engine's own host": {``, "http://p.example:1", map[string]string{"bootstrapHost": "10.0.0.5"}, "10.0.0.5",
+			8998},
+		"IPv6 has brackets": {``, "http://[fd00::1]:1", nil, "[fd00::1]", 8998},
+		"IPv6 as an attribute": {``, "http://p.example:1", map[string]string{"bootstrapHost": "fd00::2"}, "[fd00::2]",
+			8998},
 	} {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 		s.Prefill = engine(t, k.url, discovery.RolePrefill, k.attributes)
@@ -151,13 +163,13 @@ func TestBootstrapAddressOfTheEngine(t *testing.T) {
 	assert.Equal(t, "bootstrapPort", bad.Attribute)
 }
 
-// The engines count sequences: prompts times answers. A list of one prompt is a list.
+// The engines count sequences: prompts times choices. A list with one prompt counts as a list.
 func TestEachSequenceHasARoomOfItsOwn(t *testing.T) {
 	c := open(t, ``)
 	for _, k := range []struct {
 		api  connector.API
 		body string
-		n    int // 0: no list
+		n    int // 0 means no list
 	}{
 		{connector.APICompletions, `{"prompt":"a"}`, 0},
 		{connector.APICompletions, `{"prompt":[1,2,3]}`, 0},
@@ -189,7 +201,8 @@ func TestEachSequenceHasARoomOfItsOwn(t *testing.T) {
 		}
 		assert.Len(t, distinct, max(k.n, 1), k.body)
 		if k.api == connector.APISGLang {
-			assert.Equal(t, gjson.Get(k.body, "sampling_params.n").Raw, prefill.Get("sampling_params.n").Raw, "P makes as many")
+			assert.Equal(t, gjson.Get(k.body, "sampling_params.n").Raw, prefill.Get("sampling_params.n").Raw,
+				"P makes as many")
 		}
 	}
 }
@@ -198,14 +211,19 @@ func unsupported(c connector.KVConnector, r *connector.Request) string {
 	return uncarried.Member(c, r)
 }
 
-// A room is 63 bits, chosen for P's rank, and D is told the rank.
+// A room has 63 bits and fits P's rank, and D learns the rank.
 func TestRoomChoosesTheRank(t *testing.T) {
 	c := open(t, ``)
 	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":["a","b","c","d","e"]}`))
 	require.NoError(t, err)
 	for _, size := range []int{1, 2, 3, 8, 1000, 65535} {
-		for _, random := range [][16]byte{{}, {0: 255, 1: 255, 2: 255, 3: 255, 4: 255, 5: 255, 6: 255, 7: 255, 8: 255, 9: 255, 10: 255, 11: 255}, {1: 7, 5: 200, 7: 128, 8: 13, 11: 1}} {
-			s := connector.NewSessionWith(random, r, "id", engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"dpSize": strconv.Itoa(size)}), engine(t, "http://d:1", discovery.RoleDecode, nil))
+		for _, random := range [][16]byte{
+			{}, {0: 255, 1: 255, 2: 255, 3: 255, 4: 255, 5: 255, 6: 255, 7: 255, 8: 255, 9: 255, 10: 255, 11: 255},
+			{1: 7, 5: 200, 7: 128, 8: 13, 11: 1},
+		} {
+			s := connector.NewSessionWith(random, r, "id",
+				engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"dpSize": strconv.Itoa(size)}),
+				engine(t, "http://d:1", discovery.RoleDecode, nil))
 			leg := gjson.Parse(decodeLeg(t, c, s))
 			rooms := map[uint64]bool{}
 			for _, room := range leg.Get("bootstrap_room").Array() {
@@ -229,19 +247,22 @@ func TestRoomsAreNewForEveryAttempt(t *testing.T) {
 	require.NoError(t, err)
 	seen := map[string]bool{}
 	for range 1000 {
-		s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill, nil), engine(t, "http://d:1", discovery.RoleDecode, nil))
+		s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill, nil),
+			engine(t, "http://d:1", discovery.RoleDecode, nil))
 		room := gjson.Get(decodeLeg(t, c, s), "bootstrap_room").Raw
 		assert.False(t, seen[room])
 		seen[room] = true
 	}
 }
 
-// A client's rid could end others' requests, and its ranks would part the legs.
+// A client's rid could end others' requests, and its ranks would send the legs to different ranks.
 func TestMembersThatWouldPartTheLegsGo(t *testing.T) {
 	c := open(t, ``)
-	s := session(t, connector.APISGLang, `{"text":"x","rid":"","routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":1,"bootstrap_pair_key":"k","decode_tp_size":2,"priority":1,"extra_key":"t"}`, nil)
+	s := session(t, connector.APISGLang, `{"text":"x","rid":"","routed_dp_rank":3,"data_parallel_rank":3,`+
+		`"disagg_prefill_dp_rank":1,"bootstrap_pair_key":"k","decode_tp_size":2,"priority":1,"extra_key":"t"}`, nil)
 	assert.Equal(t, `{"text":"x","priority":1,"extra_key":"t",`+meeting+`}`, decodeLeg(t, c, s))
-	for _, gone := range []string{"rid", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size"} {
+	for _, gone := range []string{"rid", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank",
+		"bootstrap_pair_key", "decode_tp_size"} {
 		assert.False(t, gjson.Get(prefillLeg(t, c, s), gone).Exists(), gone)
 	}
 }
@@ -275,8 +296,9 @@ func TestUnsupported(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	for settings, path := range map[string]string{
-		`{"bootstrapPort":-1}`: "bootstrapPort", `{"bootstrapPort":70000}`: "bootstrapPort", `{"bootstrapPort":"1"}`: "bootstrapPort",
-		`{"prefillCap":1}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
+		`{"bootstrapPort":-1}`: "bootstrapPort", `{"bootstrapPort":70000}`: "bootstrapPort",
+		`{"bootstrapPort":"1"}`: "bootstrapPort",
+		`{"prefillCap":1}`:      "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
 	} {
 		_, err := connector.Open(connector.Spec{Type: "SGLang", Config: json.RawMessage(settings)})
 		faults := config.FieldErrors(err)
@@ -297,7 +319,8 @@ func TestEndpointsAreChecked(t *testing.T) {
 		path       string
 	}{
 		{discovery.RolePrefill, nil, ""},
-		{discovery.RolePrefill, map[string]string{"bootstrapPort": "8998", "dpSize": "8", "bootstrapHost": "fd00::1"}, ""},
+		{discovery.RolePrefill, map[string]string{"bootstrapPort": "8998", "dpSize": "8", "bootstrapHost": "fd00::1"},
+			""},
 		{discovery.RolePrefill, map[string]string{"bootstrapPort": "x"}, "attributes.bootstrapPort"},
 		{discovery.RolePrefill, map[string]string{"dpSize": "0"}, "attributes.dpSize"},
 		{discovery.RolePrefill, map[string]string{"bootstrapHost": "http://p"}, "attributes.bootstrapHost"},
@@ -314,14 +337,17 @@ func TestEndpointsAreChecked(t *testing.T) {
 	}
 }
 
-// What discovery brings is not checked beforehand: rooms for another number of ranks would send D to a rank that nobody computes on.
+// Entries from discovery are not checked before. Rooms for another number of ranks would send D to a rank on which
+// nobody computes.
 func TestAnEngineWhoseEntryIsMalformedGetsNoLeg(t *testing.T) {
 	c := open(t, ``)
-	for attribute, value := range map[string]string{"dpSize": "four", "bootstrapHost": "http://p", "bootstrapPort": "0"} {
+	for attribute, value := range map[string]string{"dpSize": "four", "bootstrapHost": "http://p",
+		"bootstrapPort": "0"} {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{attribute: value})
 		var bad *connector.EndpointError
 		for _, err := range []error{
-			c.Prefill(t.Context(), s, connector.NewLeg(s.Request)), c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)),
+			c.Prefill(t.Context(), s, connector.NewLeg(s.Request)),
+			c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)),
 		} {
 			require.ErrorAs(t, err, &bad, attribute)
 			assert.Equal(t, attribute, bad.Attribute)
@@ -334,13 +360,16 @@ func TestSessionsAtOnceShareNothing(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 32 {
 		wg.Go(func() {
-			r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":["`+strings.Repeat("x", i)+`"],"n":`+strconv.Itoa(i+1)+`}`))
+			r, err := connector.ParseRequest(connector.APICompletions,
+				[]byte(`{"prompt":["`+strings.Repeat("x", i)+`"],"n":`+strconv.Itoa(i+1)+`}`))
 			assert.NoError(t, err)
-			s := connector.NewSession(r, "id", engine(t, "http://p:1", discovery.RolePrefill, nil), engine(t, "http://d:1", discovery.RoleDecode, nil))
+			s := connector.NewSession(r, "id", engine(t, "http://p:1", discovery.RolePrefill, nil),
+				engine(t, "http://d:1", discovery.RoleDecode, nil))
 			want := decodeLeg(t, c, s)
 			for range 20 {
 				assert.Equal(t, want, decodeLeg(t, c, s))
-				assert.Equal(t, gjson.Get(want, "bootstrap_room").Raw, gjson.Get(prefillLeg(t, c, s), "bootstrap_room").Raw)
+				assert.Equal(t, gjson.Get(want, "bootstrap_room").Raw,
+					gjson.Get(prefillLeg(t, c, s), "bootstrap_room").Raw)
 			}
 		})
 	}

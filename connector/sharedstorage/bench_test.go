@@ -9,7 +9,7 @@ import (
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-// setups are the connectors whose legs are measured.
+// setups are the connectors that the benchmark measures.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB())

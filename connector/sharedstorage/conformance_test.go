@@ -15,13 +15,14 @@ func factory(config json.RawMessage) (connector.KVConnector, error) {
 }
 
 var harness = connectortest.Harness{
-	Name:      "sharedstorage",
-	New:       factory,
-	Config:    json.RawMessage(`{"cacheHitThreshold":0.8,"sharedStoragePath":"/kv"}`),
-	BadConfig: []json.RawMessage{json.RawMessage(`{"cacheHitThreshold":2}`), json.RawMessage(`{"cacheHitThreshold":"0.5"}`)},
+	Name:   "sharedstorage",
+	New:    factory,
+	Config: json.RawMessage(`{"cacheHitThreshold":0.8,"sharedStoragePath":"/kv"}`),
+	BadConfig: []json.RawMessage{json.RawMessage(`{"cacheHitThreshold":2}`),
+		json.RawMessage(`{"cacheHitThreshold":"0.5"}`)},
 }
 
-// prefillFirst is the connector without a threshold, which carries all of vLLM's APIs.
+// prefillFirst tests the connector without a threshold, which supports all of vLLM's APIs.
 var prefillFirst = connectortest.Harness{
 	Name:   "sharedstorage",
 	New:    factory,

@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Nothing of the folder is on the wire: P writes it, and D finds it by the prompt.
+// The requests hold nothing about the folder: P writes into it, and D finds the KV by the prompt.
 func ExampleNew() {
 	c, err := sharedstorage.New(&sharedstorage.Options{})
 	if err != nil {

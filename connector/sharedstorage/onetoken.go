@@ -9,14 +9,16 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// CheckRequest refuses requests that ask an engine for a prompt of one token: the lookup then reckons with a negative length, and the
-// engine's process ends, for all its requests (docs/protocols/sharedstorage.md, recording 11: IndexError, then
-// connection refused). It sees
+// CheckRequest refuses requests with a prompt of one token. For such a prompt the engine's lookup calculates with a
+// negative length, and the engine's process ends, with all its requests (docs/protocols/sharedstorage.md, recording 11:
+// IndexError, then connection refused). CheckRequest finds
 //
 //   - a prompt, or one of several, of a single token id (/v1/completions, /inference/v1/generate);
-//   - truncate_prompt_tokens below 2, and a truncation that depends on the limit of tokens, which can leave one token of any prompt.
+//   - truncate_prompt_tokens below 2, and a truncation that depends on the limit of tokens, which can leave one token
+//     of any prompt.
 //
-// What it cannot see is a text of one token: that takes the engine's tokenizer. The error is a *[connector.RequestError].
+// It cannot find a text of one token, since that needs the engine's tokenizer. The error is a
+// *[connector.RequestError].
 func (*Connector) CheckRequest(r *connector.Request) error {
 	switch r.API {
 	case connector.APICompletions, connector.APIGenerate:
@@ -25,7 +27,7 @@ func (*Connector) CheckRequest(r *connector.Request) error {
 			return deadly(member, "must have more than one token")
 		}
 	case connector.APIResponses:
-		// Null is not absent here: vLLM compares with "disabled".
+		// Null does not count as absent here: vLLM compares the value with "disabled".
 		if raw, ok := connector.NewLeg(r).Current("truncation"); ok && string(raw) != `"disabled"` {
 			return deadly("truncation", "must be disabled")
 		}
@@ -39,13 +41,14 @@ func (*Connector) CheckRequest(r *connector.Request) error {
 }
 
 func deadly(member, what string) error {
-	return &connector.RequestError{Param: member, Message: what + ": the engines behind this model cannot take a prompt of one token"}
+	return &connector.RequestError{Param: member,
+		Message: what + ": the engines behind this model cannot take a prompt of one token"}
 }
 
-// hasOneToken reports whether an array is a prompt of one token id, or holds such a prompt. Brackets are known to be balanced. A prompt of
-// ids is known by its second one, so that a long one costs nothing.
+// hasOneToken reports whether an array is a prompt of one token id or holds such a prompt. The brackets are known to be
+// balanced. It stops at a prompt's second id, so a long prompt costs nothing.
 func hasOneToken(raw []byte) bool {
-	depth, ids, commas := 0, false, 0 // of the innermost array
+	depth, ids, commas := 0, false, 0 // ids and commas are those of the innermost array
 	for i := 0; i < len(raw); i++ {
 		switch b := raw[i]; {
 		case b == '"':

@@ -63,10 +63,13 @@ func TestNothingIsOnTheWire(t *testing.T) {
 		api                     connector.API
 		client, prefill, decode string
 	}{
-		{connector.APICompletions, `{"model":"tiny","prompt":"x","max_tokens":24,"kv_transfer_params":{"do_remote_prefill":true}}`,
-			`{"model":"tiny","prompt":"x","max_tokens":1,"stream":false}`, `{"model":"tiny","prompt":"x","max_tokens":24}`},
+		{connector.APICompletions, `{"model":"tiny","prompt":"x","max_tokens":24,` +
+			`"kv_transfer_params":{"do_remote_prefill":true}}`,
+			`{"model":"tiny","prompt":"x","max_tokens":1,"stream":false}`,
+			`{"model":"tiny","prompt":"x","max_tokens":24}`},
 		{connector.APIMessages, `{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`,
-			`{"max_tokens":1,"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`},
+			`{"max_tokens":1,"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"enabled",` +
+				`"budget_tokens":1024}}`},
 	} {
 		c, s := open(t, ``), session(t, k.api, k.client)
 		assert.Equal(t, k.prefill, prefill(t, c, s))
@@ -82,9 +85,12 @@ func TestAThresholdAsksDecodeFirst(t *testing.T) {
 	c := open(t, `{"cacheHitThreshold":0.8}`)
 	assert.Equal(t, connector.DecodeFirst, c.Traits().Order)
 	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9}`)
-	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0.8}`, decode(t, c, s, nil), "D may refuse")
-	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":1,"cache_hit_threshold":0}`, prefill(t, c, s), "P must compute")
-	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0}`, decode(t, c, s, answered), "D may not refuse again")
+	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0.8}`, decode(t, c, s, nil),
+		"D may refuse")
+	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":1,"cache_hit_threshold":0}`, prefill(t, c, s),
+		"P must compute")
+	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0}`, decode(t, c, s, answered),
+		"D may not refuse again")
 
 	s = session(t, connector.APIChat, `{"messages":[],"cache_hit_threshold":1}`)
 	assert.Equal(t, `{"messages":[],"cache_hit_threshold":0.8}`, decode(t, c, s, nil), "in place of the client's")
@@ -109,7 +115,7 @@ func TestColdAnswers(t *testing.T) {
 	}
 }
 
-// A prompt of one token ends any engine that has this connector (docs/protocols/sharedstorage.md, recording 11).
+// A prompt of one token ends any engine with this connector (docs/protocols/sharedstorage.md, recording 11).
 func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 	type k struct {
 		api  connector.API
@@ -140,7 +146,8 @@ func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 		var refused *connector.RequestError
 		require.ErrorAs(t, err, &refused, x.body)
 		assert.NotEmpty(t, refused.Param)
-		require.Error(t, open(t, ``).Prefill(context.Background(), s, connector.NewLeg(s.Request)), "who describes legs without a flow is told, too")
+		require.Error(t, open(t, ``).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
+			"who describes legs without a flow is told, too")
 	}
 	for _, x := range []k{
 		{connector.APICompletions, `{"prompt":[5,6]}`},
@@ -206,7 +213,9 @@ func TestUnsupported(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	for _, name := range []string{"sharedstorage", "ExampleConnector", "SharedStorageConnector"} {
-		c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(`{"shared_storage_path":"local_storage"}`)})
+		c, err := connector.Open(
+			connector.Spec{Type: name, Config: json.RawMessage(`{"shared_storage_path":"local_storage"}`)},
+		)
 		require.NoError(t, err)
 		assert.IsType(t, &sharedstorage.Connector{}, c)
 	}
@@ -232,15 +241,20 @@ func TestLaunchSettings(t *testing.T) {
 		return s
 	}
 	for version, want := range map[string]string{
-		"":       `{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
-		"0.32.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
-		"0.13.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
-		"0.12.0": `{"kv_connector":"SharedStorageConnector","kv_role":"kv_both","kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
+		"": `{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
+			`"kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
+		"0.32.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
+			`"kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
+		"0.13.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
+			`"kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
+		"0.12.0": `{"kv_connector":"SharedStorageConnector","kv_role":"kv_both",` +
+			`"kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
 	} {
 		v, err := launch.ParseVersion(version)
 		require.NoError(t, err)
 		for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-			s := render(`{"sharedStoragePath":"/kv"}`, launch.Target{Version: v, Endpoint: discovery.Endpoint{Role: role}})
+			s := render(`{"sharedStoragePath":"/kv"}`,
+				launch.Target{Version: v, Endpoint: discovery.Endpoint{Role: role}})
 			assert.Equal(t, want, s.KVTransfer.JSON(), version)
 			assert.Equal(t, "vllm", s.Engine)
 		}
@@ -250,7 +264,8 @@ func TestLaunchSettings(t *testing.T) {
 	for _, n := range s.Notes {
 		notes = append(notes, n.Path)
 	}
-	assert.Equal(t, []string{"config.sharedStoragePath", "config.cacheHitThreshold", "resources.maxDisk"}, notes, "no setting is dropped in silence")
+	assert.Equal(t, []string{"config.sharedStoragePath", "config.cacheHitThreshold", "resources.maxDisk"}, notes,
+		"no setting is dropped in silence")
 	assert.True(t, s.Notes[2].NoEffect)
 	r, _ := connector.As[launch.Renderer](open(t, ``))
 	_, err := r.Render(launch.Target{Version: launch.Version{Minor: 7}})

@@ -24,19 +24,22 @@ var contextFirst = connectortest.Harness{
 	New:       factory,
 	Config:    json.RawMessage(`{"dispatch":"context-first","machineID":7,"authKey":"k"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"dispatch":"generation"}`), json.RawMessage(`{"machineID":1024}`)},
-	// What the handoff needs is in TestAnswersWithoutAHandoffAreRefused: it depends on the other members.
+	// TestAnswersWithoutAHandoffAreRefused tests what the handoff needs, since that depends on its other members.
 	Response: func(_ *connector.Session, prefill []byte) connectortest.Response {
 		id := gjson.GetBytes(prefill, "disaggregated_params.disagg_request_id").Raw
 		return connectortest.Response{
-			Body: []byte(`{"id":"x","prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,"finish_reason":"length"}]}`),
-			Handoff: `{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":` + id + `,"disagg_request_id":` + id +
+			Body: []byte(`{"id":"x","prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,` +
+				`"finish_reason":"length"}]}`),
+			Handoff: `{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":` + id +
+				`,"disagg_request_id":` + id +
 				`,"encoded_opaque_state":"b64"}`,
 		}
 	},
 	Except: connectortest.Exceptions{
-		KeepsLimit:    true,                                   // P makes one token, and the limit says whether that is the last
-		KeepsLogprobs: true,                                   // P hands the first token's on
-		Rewrites:      []string{"prompt_token_ids", "prompt"}, // D gets P's tokens
+		// P makes one token, which is the last if the limit is one
+		KeepsLimit:    true,
+		KeepsLogprobs: true,                                   // P gives D the first token's log probabilities
+		Rewrites:      []string{"prompt_token_ids", "prompt"}, // D gets P's token ids
 	},
 }
 
@@ -45,7 +48,11 @@ func generationFirst() connectortest.Harness {
 	h.Config = json.RawMessage(`{"dispatch":"generation-first","machineID":7,"authKey":"k"}`)
 	h.Response, h.Except.Rewrites = nil, nil
 	h.Call = func(*http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(`{"disaggregated_params":{"ctx_info_endpoint":["tcp://c:5000"]}}`))}, nil
+		return &http.Response{StatusCode: http.StatusOK,
+				Body: io.NopCloser(
+					strings.NewReader(`{"disaggregated_params":{"ctx_info_endpoint":["tcp://c:5000"]}}`),
+				)},
+			nil
 	}
 	return h
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// P is asked with the client's own limit. D gets what P says of its KV, and the prompt as P's token ids.
+// P gets the client's own limit. D gets P's parameters, and the prompt as P's token ids.
 func ExampleNew() {
 	c, err := trtllm.New(nil)
 	if err != nil {

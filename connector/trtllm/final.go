@@ -15,8 +15,9 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Final lets P's response be the client's, without disaggregated_params, if P has finished the request. A client that wants a
-// stream gets it as one chunk, then the usage if it asked for it. The official server sends such a client nothing but an end.
+// Final sends P's response to the client, without disaggregated_params, if P has finished the request. A client that
+// wants a stream gets it as one chunk, and then the usage if it asked for it. The official server sends such a client
+// only the end of the stream.
 func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
 	err := withChoice(p, func(choice *jsonedit.Doc) error {
 		if c.together || !isFinal(choice) || !json.Valid(p.Body) {
@@ -41,7 +42,7 @@ func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (con
 
 var errGoesOn = errors.New("trtllm: decode goes on")
 
-// events are the stream's data: the chunk, the usage, the end.
+// events are the data of the stream: the chunk, the usage, the end.
 func events(s *connector.Session, p *connector.PrefillResult, choice []byte) (events [][]byte, err error) {
 	if s.API == connector.APIChat {
 		if choice, err = chatChunk(choice); err != nil {
@@ -66,7 +67,7 @@ func events(s *connector.Session, p *connector.PrefillResult, choice []byte) (ev
 	return append(events, []byte(chunk.Done)), err
 }
 
-// chatChunk makes a chunk's choice of a whole response's: message is called delta there, and tool calls are numbered.
+// chatChunk makes a chunk's choice from a whole response's choice: message becomes delta, and tool calls get numbers.
 func chatChunk(choice []byte) ([]byte, error) {
 	delta := gjson.GetBytes(choice, "message").Raw
 	if delta == "" {

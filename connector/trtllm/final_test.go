@@ -27,7 +27,9 @@ func texts(events [][]byte) []string {
 	return out
 }
 
-const finished = `{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","prompt_token_ids":[1],"usage":{"total_tokens":3},"choices":[{"index":0,"text":"Yes","logprobs":null,"finish_reason":"stop","stop_reason":".","disaggregated_params":{"ctx_request_id":1}}]}`
+const finished = `{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","prompt_token_ids":[1],` +
+	`"usage":{"total_tokens":3},"choices":[{"index":0,"text":"Yes","logprobs":null,"finish_reason":"stop",` +
+	`"stop_reason":".","disaggregated_params":{"ctx_request_id":1}}]}`
 
 func TestAnAnswerThatEndedIsTheClients(t *testing.T) {
 	got, ok := final(t, ``, session(t, connector.APICompletions, `{"prompt":"x"}`), finished)
@@ -43,37 +45,54 @@ func TestAnAnswerThatEndedIsTheClients(t *testing.T) {
 
 func TestOtherAnswersAreNotTheClients(t *testing.T) {
 	for _, reason := range []string{`"length"`, `"not_finished"`, `"cancelled"`, `"timeout"`, `"abort"`, `null`, `7`} {
-		_, ok := final(t, ``, session(t, connector.APICompletions, `{"prompt":"x"}`), strings.Replace(finished, `"stop"`, reason, 1))
+		_, ok := final(t, ``, session(t, connector.APICompletions, `{"prompt":"x"}`),
+			strings.Replace(finished, `"stop"`, reason, 1))
 		assert.False(t, ok, reason)
 	}
-	for _, bad := range []string{`x`, `{}`, `{"choices":[]}`, `{"choices":[{"finish_reason":"stop"},{"finish_reason":"stop"}]}`, `{"choices":[{"finish_reason":"stop","a":{"b":1,"b":2},"disaggregated_params":1,"disaggregated_params":2}]}`} {
+	for _, bad := range []string{`x`, `{}`, `{"choices":[]}`,
+		`{"choices":[{"finish_reason":"stop"},{"finish_reason":"stop"}]}`,
+		`{"choices":[{"finish_reason":"stop","a":{"b":1,"b":2},"disaggregated_params":1,"disaggregated_params":2}]}`} {
 		_, ok := final(t, ``, session(t, connector.APICompletions, `{"prompt":"x"}`), bad)
 		assert.False(t, ok, bad)
 	}
-	_, ok := final(t, `{"dispatch":"generation-first"}`, session(t, connector.APICompletions, `{"prompt":"x"}`), finished)
+	_, ok := final(t, `{"dispatch":"generation-first"}`, session(t, connector.APICompletions, `{"prompt":"x"}`),
+		finished)
 	assert.False(t, ok, "D answers where both were asked")
 }
 
-// A client that wants a stream gets P's answer as one chunk of its API.
+// A client that wants a stream gets P's response as one chunk of its API.
 func TestAStreamOfAFinishedAnswer(t *testing.T) {
 	got, ok := final(t, ``, session(t, connector.APICompletions, `{"prompt":"x","stream":true}`), finished)
 	require.True(t, ok)
 	assert.Equal(t, []string{
-		`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"index":0,"text":"Yes","logprobs":null,"finish_reason":"stop","stop_reason":"."}]}`,
+		`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"index":0,"text":"Yes",` +
+			`"logprobs":null,"finish_reason":"stop","stop_reason":"."}]}`,
 		`[DONE]`}, texts(got.Events))
 
-	got, ok = final(t, ``, session(t, connector.APICompletions, `{"prompt":"x","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`), finished)
+	got, ok = final(
+		t, ``, session(t, connector.APICompletions,
+			`{"prompt":"x","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`),
+		finished,
+	)
 	require.True(t, ok)
 	assert.Equal(t, []string{
-		`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"index":0,"text":"Yes","logprobs":null,"finish_reason":"stop","stop_reason":"."}],"usage":{"total_tokens":3}}`,
+		`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"index":0,"text":"Yes",` +
+			`"logprobs":null,"finish_reason":"stop","stop_reason":"."}],"usage":{"total_tokens":3}}`,
 		`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[],"usage":{"total_tokens":3}}`,
 		`[DONE]`}, texts(got.Events))
 
-	const chat = `{"id":"chatcmpl-1","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Yes","tool_calls":[{"id":"a","function":{"name":"f"}},{"id":"b"}]},"finish_reason":"tool_calls"}]}`
-	got, ok = final(t, ``, session(t, connector.APIChat, `{"messages":[],"stream":true,"stream_options":{"include_usage":true}}`), chat)
+	const chat = `{"id":"chatcmpl-1","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,` +
+		`"message":{"role":"assistant","content":"Yes","tool_calls":[{"id":"a","function":{"name":"f"}},{"id":"b"}]},` +
+		`"finish_reason":"tool_calls"}]}`
+	got, ok = final(
+		t, ``, session(t, connector.APIChat, `{"messages":[],"stream":true,"stream_options":{"include_usage":true}}`),
+		chat,
+	)
 	require.True(t, ok)
 	assert.Equal(t, []string{
-		`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[{"index":0,"finish_reason":"tool_calls","delta":{"role":"assistant","content":"Yes","tool_calls":[{"id":"a","function":{"name":"f"},"index":0},{"id":"b","index":1}]}}]}`,
+		`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[{"index":0,` +
+			`"finish_reason":"tool_calls","delta":{"role":"assistant","content":"Yes","tool_calls":[{"id":"a",` +
+			`"function":{"name":"f"},"index":0},{"id":"b","index":1}]}}]}`,
 		`[DONE]`}, texts(got.Events), "no usage is made up")
 }
 
@@ -84,20 +103,23 @@ func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 	require.NoError(t, check.CheckPrefill(s, result(finished)))
 	require.NoError(t, check.CheckPrefill(s, result(answer)))
 	for _, reason := range []string{"cancelled", "timeout"} {
-		require.ErrorIs(t, check.CheckPrefill(s, result(strings.Replace(answer, `"length"`, `"`+reason+`"`, 1))), connector.ErrNoTransfer)
+		require.ErrorIs(t, check.CheckPrefill(s, result(strings.Replace(answer, `"length"`, `"`+reason+`"`, 1))),
+			connector.ErrNoTransfer)
 	}
 	require.ErrorIs(t, check.CheckPrefill(s, result(`{"choices":[]}`)), connector.ErrNoTransfer)
 }
 
 func FuzzAnswers(f *testing.F) {
-	for _, a := range []string{answer, finished, `{"choices":[{"message":{"tool_calls":[1]},"finish_reason":"stop"}]}`, `{"choices":[{"finish_reason":"stop","message":7}]}`, `{}`} {
+	for _, a := range []string{answer, finished, `{"choices":[{"message":{"tool_calls":[1]},"finish_reason":"stop"}]}`,
+		`{"choices":[{"finish_reason":"stop","message":7}]}`, `{}`} {
 		f.Add(a, true)
 		f.Add(a, false)
 	}
 	c := open(f, `{"authKey":"k"}`)
 	finisher, _ := connector.As[connector.Finisher](c)
 	f.Fuzz(func(t *testing.T, answer string, chat bool) {
-		s := session(t, connector.APICompletions, `{"prompt":"x","stream":true,"stream_options":{"include_usage":true}}`)
+		s := session(t, connector.APICompletions, `{"prompt":"x","stream":true,`+
+			`"stream_options":{"include_usage":true}}`)
 		if chat {
 			s = session(t, connector.APIChat, `{"messages":[],"stream":true}`)
 		}

@@ -15,17 +15,17 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// transfer is what D needs of P's answer.
+// transfer is what D needs from P's response.
 type transfer struct {
 	params    json.RawMessage
-	promptIDs json.RawMessage // nil if P gave none: D then makes its own of the prompt
-	usage     json.RawMessage // nil if P gave none
+	promptIDs json.RawMessage // nil if P returned none: D then tokenizes the prompt itself
+	usage     json.RawMessage // nil if P returned none
 }
 
-// docs are indexes of small objects, used again: a handoff is read for every request.
+// docs are reusable indexes of small objects: every request reads a handoff.
 var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 
-// withObject indexes an object for the time of a call; ok is false if raw is none, or has a member twice.
+// withObject indexes an object for one call of use. ok is false if raw is not an object or has a member twice.
 func withObject(raw json.RawMessage, use func(d *jsonedit.Doc) error) (ok bool, err error) {
 	d := docs.Get().(*jsonedit.Doc)
 	defer func() { d.Reset(); docs.Put(d) }()
@@ -35,7 +35,7 @@ func withObject(raw json.RawMessage, use func(d *jsonedit.Doc) error) (ok bool, 
 	return true, use(d)
 }
 
-// withChoice reads P's choice, of which there must be exactly one.
+// withChoice reads the choice of P's response. There must be exactly one.
 func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error) error {
 	if p.Err() != nil {
 		return connector.NoTransfer("the answer is not one JSON object")
@@ -44,7 +44,7 @@ func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error
 	if jsonedit.Kind(raw) != jsonedit.Array {
 		return connector.NoTransfer("the answer has no choices")
 	}
-	// One object and nothing else between the brackets: no other number of choices looks like this.
+	// With exactly one choice there is one object between the brackets, and nothing else.
 	ok, err := withObject(bytes.Trim(raw[1:len(raw)-1], " \t\r\n"), use)
 	if !ok {
 		return connector.NoTransfer("the answer has not exactly one choice that is an object without duplicate members")
@@ -52,8 +52,8 @@ func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error
 	return err
 }
 
-// readHandoff checks what the official server checks, and the types with which D would fail. The error names members, never values.
-// id is the attempt's: another one is another request's KV.
+// readHandoff checks what the official server checks, and the types with which D would fail. The error names members,
+// never values. id is the attempt's; a handoff with another id is another request's KV.
 func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) {
 	err = withChoice(p, func(choice *jsonedit.Doc) error {
 		if gaveUp(choice) {
@@ -65,7 +65,7 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 	if err != nil {
 		return h, err
 	}
-	// The official server reads it in the choice; AIBrix knows answers that have it at the top.
+	// The official server reads it from the choice. AIBrix also accepts responses that have it at the top level.
 	if h.params == nil {
 		h.params, _ = p.Field(paramsMember)
 	}
@@ -97,8 +97,8 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 	return h, nil
 }
 
-// checkParams wants the types of DisaggregatedParams (openai_protocol.py): D refuses others with a 4xx, which would look like the client's
-// fault, or fails.
+// checkParams requires the types of DisaggregatedParams (openai_protocol.py). With others D fails, or refuses the
+// request with a 4xx, which would look like the client's fault.
 func checkParams(d *jsonedit.Doc, id uint64) error {
 	for _, name := range [...]string{"ctx_request_id", "disagg_request_id"} {
 		v, ok := given(d, name)
@@ -126,7 +126,8 @@ func checkParams(d *jsonedit.Doc, id uint64) error {
 	if v, ok := given(d, "encoded_opaque_state"); ok && jsonedit.Kind(v) != jsonedit.String {
 		return connector.NoTransfer("encoded_opaque_state is not a string")
 	}
-	if v, ok := given(d, "ctx_info_endpoint"); ok && jsonedit.Kind(v) != jsonedit.String && jsonedit.Kind(v) != jsonedit.Array {
+	if v, ok := given(d, "ctx_info_endpoint"); ok && jsonedit.Kind(v) != jsonedit.String &&
+		jsonedit.Kind(v) != jsonedit.Array {
 		return connector.NoTransfer("ctx_info_endpoint is neither a string nor a list")
 	}
 	if !wellFormed(d) {
@@ -144,7 +145,7 @@ func isEmptyList(raw json.RawMessage) bool {
 	return jsonedit.Kind(raw) == jsonedit.Array && len(bytes.Trim(raw[1:len(raw)-1], " \t\r\n")) == 0
 }
 
-// wellFormed looks into nested values.
+// wellFormed checks nested values.
 func wellFormed(d *jsonedit.Doc) bool {
 	for i := range d.Len() {
 		switch v := d.Value(i); jsonedit.Kind(v) {
@@ -182,13 +183,13 @@ func edited(raw json.RawMessage, edits ...jsonedit.Edit) (out json.RawMessage, e
 
 var segments = sync.Pool{New: func() any { return new(jsonedit.Segments) }}
 
-// tokenIDs reports whether raw is a list of whole numbers, at least one of them, none negative. A long prompt has very many, so it is read
-// once and nothing is copied.
+// tokenIDs reports whether raw is a list of whole numbers of 0 or more, with at least one. A long prompt has very many
+// ids, so they are read once and not copied.
 func tokenIDs(raw json.RawMessage) bool {
 	if jsonedit.Kind(raw) != jsonedit.Array {
 		return false
 	}
-	for i := 1; ; i++ { // brackets are known to be balanced, so that there is always a next byte
+	for i := 1; ; i++ { // the brackets are known to be balanced, so there is always a next byte
 		i = space(raw, i)
 		start := i
 		for raw[i]-'0' <= 9 {
@@ -219,7 +220,7 @@ func finishReason(choice *jsonedit.Doc) string {
 	return reason
 }
 
-// gaveUp reports whether P ended without an answer: such a request is neither finished nor can D go on with it.
+// gaveUp reports whether P ended without a result: the request is not finished, and D cannot continue it.
 func gaveUp(choice *jsonedit.Doc) bool {
 	switch finishReason(choice) {
 	case "cancelled", "timeout", "abort", "error":
@@ -228,7 +229,8 @@ func gaveUp(choice *jsonedit.Doc) bool {
 	return false
 }
 
-// isFinal reports whether P has finished the request: it ended otherwise than by length, which is how it ends when D is to go on.
+// isFinal reports whether P has finished the request. P ends by length if D is to continue, so every other end is
+// final.
 func isFinal(choice *jsonedit.Doc) bool {
 	switch finishReason(choice) {
 	case "", "length", "not_finished":
@@ -239,7 +241,8 @@ func isFinal(choice *jsonedit.Doc) bool {
 
 var errGaveUp = connector.NoTransfer("the prefill engine gave the request up")
 
-// CheckPrefill refuses an answer in which P says that it gave up. With generation first D would wait for what never comes.
+// CheckPrefill refuses a response in which P says that it gave up. With generation first D would wait for a transfer
+// that never comes.
 func (*Connector) CheckPrefill(_ *connector.Session, p *connector.PrefillResult) error {
 	return withChoice(p, func(choice *jsonedit.Doc) error {
 		if gaveUp(choice) {
@@ -249,8 +252,8 @@ func (*Connector) CheckPrefill(_ *connector.Session, p *connector.PrefillResult)
 	})
 }
 
-// readServerInfo reads what GET /server_info answers: {"disaggregated_params": {"ctx_info_endpoint": …, "encoded_opaque_state": …}}.
-// An endpoint that is a list stands for its first.
+// readServerInfo reads the response to GET /server_info: {"disaggregated_params": {"ctx_info_endpoint": …,
+// "encoded_opaque_state": …}}. If the endpoint is a list, it uses the first.
 func readServerInfo(body []byte) (json.RawMessage, error) {
 	bad := func(what string) (json.RawMessage, error) {
 		return nil, connector.NoTransfer("what P's server says of itself %s", what)

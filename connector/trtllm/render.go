@@ -12,8 +12,8 @@ import (
 
 // Render gives the settings of trtllm-serve: a YAML file for --extra_llm_api_options with the cache transceiver
 // (TensorRT-LLM docs/features/disagg-serving.md, llmapi/llm_args.py CacheTransceiverConfig). A server has the same file
-// whichever role a request gives it; only context servers run without the overlap scheduler, which older releases
-// demand of them.
+// for either role that a request gives it. But context servers run without the overlap scheduler, as older releases
+// require.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	out := launch.Settings{Engine: "trtllm"}
 	note := func(noEffect bool, path, text string) {
@@ -27,7 +27,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if context {
 		file.WriteString("disable_overlap_scheduler: true\n")
 	} else {
-		// the proof of reuse, which pdctl verify reads
+		// pdctl verify reads these metrics as proof of reuse
 		file.WriteString("return_perf_metrics: true\nperf_metrics_max_requests: 100\n")
 	}
 	file.WriteString("cache_transceiver_config:\n")
@@ -35,7 +35,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		if t.Version.Before(1, 3) {
 			note(false, "config.dispatch", "generation first is in the main branch of 1.3; 1.2 is not known to have it")
 		}
-		// Only the Python runtime tells where it is before a request (ctx_info_endpoint).
+		// Only the Python runtime says before a request where the server is (ctx_info_endpoint).
 		file.WriteString("  backend: NIXL\n  transceiver_runtime: PYTHON\n")
 	} else {
 		file.WriteString("  backend: DEFAULT\n")
@@ -55,7 +55,8 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	}
 	out.Notes = append(out.Notes,
 		launch.NoLimits(t.Resources,
-			"TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config size that, in tokens")...)
+			"TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config "+
+				"size that, in tokens")...)
 	if t.CPU {
 		note(false, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
 	}

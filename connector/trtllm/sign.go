@@ -19,10 +19,10 @@ import (
 
 const authHeader = "X-Trtllm-Disagg-Auth"
 
-// signer signs with one key; nil signs nothing.
+// signer signs with one key. A nil signer signs nothing.
 type signer struct {
 	key  []byte
-	macs sync.Pool // of hash.Hash with the key in
+	macs sync.Pool // of hash.Hash that already have the key
 }
 
 func newSigner(key string) *signer {
@@ -32,9 +32,9 @@ func newSigner(key string) *signer {
 	return &signer{key: []byte(key)}
 }
 
-// sign returns the header's value for D's parameters, "" where they need none or there is no key: the HMAC-SHA256 of the two protected
-// members in the form of Python's json.dumps(…, sort_keys=True, separators=(",", ":")) (tensorrt_llm/serve/disagg_auth.py; versions
-// that sign other fields are unreleased).
+// sign returns the header's value for D's parameters. It is "" if they need none or there is no key. The signature is
+// the HMAC-SHA256 of the two protected members in the form of Python's json.dumps(…, sort_keys=True, separators=(",",
+// ":")) (tensorrt_llm/serve/disagg_auth.py; versions that sign other fields are unreleased).
 func (s *signer) sign(params json.RawMessage) (signature string, err error) {
 	if s == nil {
 		return "", nil
@@ -80,7 +80,7 @@ func (s *signer) mac(payload []byte) string {
 	return string(hex.AppendEncode(out, mac.Sum(sum[:0])))
 }
 
-// appendPython writes a JSON string, or null for none, as Python does: everything but printable ASCII is escaped.
+// appendPython writes a JSON string, or null for none, as Python does: it escapes everything except printable ASCII.
 func appendPython(dst []byte, raw json.RawMessage, name string) ([]byte, error) {
 	if len(raw) == 0 || jsonedit.Kind(raw) == jsonedit.Null {
 		return append(dst, "null"...), nil
@@ -88,7 +88,7 @@ func appendPython(dst []byte, raw json.RawMessage, name string) ([]byte, error) 
 	if jsonedit.Kind(raw) != jsonedit.String {
 		return nil, connector.NoTransfer("%s is not a string", name)
 	}
-	if plain(raw) { // base64 and addresses always are
+	if plain(raw) { // base64 and addresses are always plain
 		return append(dst, raw...), nil
 	}
 	s, err := jsonedit.Unquote(raw)
@@ -122,7 +122,7 @@ func appendPython(dst []byte, raw json.RawMessage, name string) ([]byte, error) 
 	return append(dst, '"'), nil
 }
 
-// plain reports whether a JSON string is spelt as Python spells it: printable ASCII without escapes.
+// plain reports whether a JSON string is already written as Python writes it: printable ASCII without escapes.
 func plain(raw []byte) bool {
 	for _, c := range raw {
 		if c < ' ' || c > '~' || c == '\\' {

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trtllm is the connector "trtllm": TensorRT-LLM's disaggregated serving, in which a context server P gives its KV to a
-// generation server D.
+// Package trtllm is the connector "trtllm": TensorRT-LLM's disaggregated serving, in which a context server P gives its
+// KV to a generation server D.
 //
-// Context first (the default): P gets the client's request with disaggregated_params {request_type: context_only, disagg_request_id}
-// and its own limit of tokens, which P disregards. It answers with one choice whose disaggregated_params say where its KV is and
-// what its first token was. D gets the client's request with these, as generation_only, and the prompt as the token ids that P made of it; it
-// gives out P's first token itself. If P ended otherwise than by length, P's answer is the client's.
+// Context first (the default): P gets the client's request with disaggregated_params {request_type: context_only,
+// disagg_request_id} and the client's limit of tokens, which P ignores. P returns one choice, whose
+// disaggregated_params say where P's KV is and what the first token was. D gets the client's request with these
+// parameters, as generation_only, and the prompt as the token ids that P made of it. D itself returns P's first token
+// to the client. If P stopped for another reason than the length, the client gets P's response.
 //
-// Generation first: both are sent at once. D learns where P is from P's /server_info, which is read beforehand and kept for 30 s.
+// Generation first: both legs are sent at once. D learns where P is from P's /server_info, which the connector reads
+// before the legs and caches for 30 s.
 //
-// disagg_request_id is what both engines key the transfer by. It must be 2^42 or more, since smaller ones are taken for a server's own
-// (2^40 since the layout of 39 bits), and no two that live may be equal, over all gateways.
+// disagg_request_id is the key of the transfer for both engines. It must be 2^42 or more, since servers treat smaller
+// ones as their own (2^40 since the layout of 39 bits). No two live requests may have the same id, across all gateways.
 //
-// Where the parameters hold encoded_opaque_state or ctx_info_endpoint, servers with a key (internal_request_auth_key) want a signature in
-// x-trtllm-disagg-auth.
+// If the parameters hold encoded_opaque_state or ctx_info_endpoint, servers with a key (internal_request_auth_key)
+// require a signature in x-trtllm-disagg-auth.
 //
-// Facts: TensorRT-LLM's main branch of 2026 (tensorrt_llm/serve/openai_disagg_service.py, openai_protocol.py, disagg_auth.py,
-// llmapi/disagg_utils.py); the last stable release is 1.2.1, which may lack generation first and the signature. The page beside this
-// file, README.md, shows the sequence and the engines' settings.
+// Facts: TensorRT-LLM's main branch of 2026 (tensorrt_llm/serve/openai_disagg_service.py, openai_protocol.py,
+// disagg_auth.py, llmapi/disagg_utils.py); the last stable release is 1.2.1, which may lack generation first and the
+// signature. README.md beside this file shows the sequence and the engines' settings.
 package trtllm
 
 import (
@@ -45,7 +47,7 @@ const (
 	GenerationFirst = "generation-first"
 )
 
-// ServerInfoTTL is how long what P says of itself is believed.
+// ServerInfoTTL is how long a response of P's /server_info is used.
 const ServerInfoTTL = 30 * time.Second
 
 func init() {
@@ -73,8 +75,8 @@ type Connector struct {
 	given    Options
 }
 
-// generationFirst is the connector with what generation first needs besides. The other way of dispatch has no [connector.Preparer],
-// so that its requests do not wait for one.
+// generationFirst adds what generation first needs. Context first has no [connector.Preparer], so its requests do not
+// wait for one.
 type generationFirst struct {
 	*Connector
 	info querycache.Cache[json.RawMessage]
@@ -89,25 +91,28 @@ func New(o *Options) (connector.KVConnector, error) {
 	switch o.Dispatch {
 	case "", ContextFirst, GenerationFirst:
 	default:
-		return nil, &config.FieldError{Path: "dispatch", Problem: "is not a known value", Remedy: ContextFirst + " or " + GenerationFirst}
+		return nil, &config.FieldError{Path: "dispatch", Problem: "is not a known value",
+			Remedy: ContextFirst + " or " + GenerationFirst}
 	}
 	if o.MachineID < 0 || o.MachineID > 1023 {
-		return nil, &config.FieldError{Path: "machineID", Problem: "is not from 0 to 1023", Remedy: "another number for each gateway"}
+		return nil, &config.FieldError{Path: "machineID", Problem: "is not from 0 to 1023",
+			Remedy: "another number for each gateway"}
 	}
-	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst, given: *o}
+	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst,
+		given: *o}
 	if c.together {
 		return &generationFirst{Connector: c, info: querycache.Cache[json.RawMessage]{TTL: ServerInfoTTL}}, nil
 	}
 	return c, nil
 }
 
-// Traits declares the protocol. P must make exactly one choice of one prompt, and only chat and completions have a
-// place for the parameters. With generation first the flow sends both legs without waiting for either, so that D is
-// there when P sends; a generation request that is cancelled while it waits for KV has leaked blocks on both servers
+// Traits declares the protocol. P must make exactly one choice for one prompt, and only chat and completions have a
+// place for the parameters. With generation first the flow sends both legs without waiting for either, so D is there
+// when P sends. If a generation request is cancelled while it waits for KV, both servers have leaked blocks
 // (TensorRT-LLM #12313, #13713).
 //
-// The rules are what the engines compare before a transfer: type of KV and tokens in a block. Parallel sizes may differ
-// (cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp and mlaCacheFormatter.cpp: inquireSupport;
+// The rules are what the engines compare before a transfer: the KV type and the tokens in a block. Parallel sizes may
+// differ (cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp and mlaCacheFormatter.cpp: inquireSupport;
 // tensorrt_llm/_torch/disaggregation/native/peer.py: _check_peer_compatible).
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
@@ -125,15 +130,17 @@ func (c *Connector) Traits() connector.Traits {
 
 const paramsMember = "disaggregated_params"
 
-// id is the attempt's disagg_request_id: bit 62, ten bits of the machine, 52 random bits. It is always above 2^42. The official layouts
-// have a time and a counter in place of the random bits. A counter is one process's own; and a time hardly tells apart what lives at
-// the same moment, so it would only take bits from what does: with 12 random bits a millisecond, a thousand requests a second
-// would meet every few seconds. The servers compare ids and look at nothing in them but the floor (disagg_utils.py).
+// id is the attempt's disagg_request_id: bit 62, ten bits of the machine's number, and 52 random bits. It is always
+// above 2^42. The official layouts have a time and a counter in place of the random bits. But a counter belongs to one
+// process, and requests that live at the same moment have almost the same time. With a time and only 12 random bits in
+// each millisecond, a thousand requests a second would have a collision every few seconds. The servers compare ids and
+// only check that they are above the minimum (disagg_utils.py).
 func (c *Connector) id(s *connector.Session) uint64 {
 	return 1<<62 | c.machine<<52 | s.Uint64()>>12
 }
 
-// Prefill asks P for the context only. The limit of tokens stays the client's: it decides whether P's first token is the last.
+// Prefill asks P for the context only. The limit of tokens stays the client's, since with a limit of one P's first
+// token is also the last.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	params := append(make([]byte, 0, 96), `{"request_type":"context_only","disagg_request_id":`...)
 	params = strconv.AppendUint(params, c.id(s), 10)
@@ -145,9 +152,10 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	return nil
 }
 
-// Decode gives D P's parameters, or for generation first those of P's server. The error is [connector.ErrNoTransfer] if P's answer is not
-// complete.
-func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+// Decode gives D P's parameters, or with generation first those of P's server. If P's response is not complete, the
+// error is [connector.ErrNoTransfer].
+func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	if c.together {
 		return c.decodeTogether(s, leg)
 	}
@@ -158,13 +166,14 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	if err != nil {
 		return err
 	}
-	edits := [2]jsonedit.Edit{{Name: "request_type", Value: generationOnly}, {Name: "ctx_usage", Value: h.usage, Delete: h.usage == nil}}
+	edits := [2]jsonedit.Edit{{Name: "request_type", Value: generationOnly},
+		{Name: "ctx_usage", Value: h.usage, Delete: h.usage == nil}}
 	params, err := edited(h.params, edits[:]...)
 	if err != nil {
 		return err
 	}
 	if h.promptIDs != nil {
-		// Completions have no other place for them; chat has one of its own.
+		// Completions have no other place for the token ids. Chat has one of its own.
 		if s.API == connector.APIChat {
 			leg.Set("prompt_token_ids", h.promptIDs)
 		} else {
@@ -198,15 +207,17 @@ func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) err
 		return connector.NoTransfer("decode was described before P's server was asked")
 	}
 	id := connector.Int(c.id(s))
-	params, err := edited(info.Value, jsonedit.Edit{Name: "request_type", Value: generationOnly}, jsonedit.Edit{Name: "ctx_request_id", Value: id},
-		jsonedit.Edit{Name: "disagg_request_id", Value: id}, jsonedit.Edit{Name: "schedule_style", Value: generationStyle})
+	params, err := edited(info.Value, jsonedit.Edit{Name: "request_type", Value: generationOnly},
+		jsonedit.Edit{Name: "ctx_request_id", Value: id},
+		jsonedit.Edit{Name: "disagg_request_id", Value: id},
+		jsonedit.Edit{Name: "schedule_style", Value: generationStyle})
 	if err != nil {
 		return err
 	}
 	return c.give(leg, params)
 }
 
-// Prepare asks P's server where it is. Requests to one P share one question.
+// Prepare asks P's server where P is. Requests to the same P share one query.
 func (c *generationFirst) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 	if s.Prefill.URL == nil {
 		return nil, connector.NoTransfer("there is no server to be asked for its parameters")
@@ -219,7 +230,8 @@ func (c *generationFirst) Prepare(ctx context.Context, s *connector.Session, cal
 	return info, nil
 }
 
-// Clean forgets what P's server said, after an attempt that failed by the engines' fault: it may be another process.
+// Clean forgets the server's response after an attempt that failed because of the engines: the server may be another
+// process now.
 func (c *generationFirst) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
 	if info, ok := s.Prepared().(*querycache.Entry[json.RawMessage]); ok && querycache.Doubtful(cause) {
 		c.info.Forget(infoURL(s), info)

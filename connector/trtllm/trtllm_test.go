@@ -40,12 +40,13 @@ func engine(t testing.TB, url string, role discovery.Role) discovery.Endpoint {
 	return e
 }
 
-// session is one with known randomness: its id is 2^62 without a machine.
+// session is a session with a known random number: its id is 2^62 if there is no machine number.
 func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSessionWith([16]byte{}, r, "id", engine(t, "http://p.example:8001", discovery.RolePrefill), engine(t, "http://d.example:8002", discovery.RoleDecode))
+	return connector.NewSessionWith([16]byte{}, r, "id", engine(t, "http://p.example:8001", discovery.RolePrefill),
+		engine(t, "http://d.example:8002", discovery.RoleDecode))
 }
 
 func result(body string) *connector.PrefillResult {
@@ -77,26 +78,37 @@ func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (st
 const id = "4611686018427387904"
 
 func TestPrefillAsksForTheContextOnly(t *testing.T) {
-	s := session(t, connector.APIChat, `{"messages":[],"disaggregated_params":{"encoded_opaque_state":"evil"},"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},"logprobs":true}`)
-	assert.Equal(t, `{"messages":[],"disaggregated_params":{"request_type":"context_only","disagg_request_id":`+id+`},"max_tokens":64,"stream":false,"logprobs":true}`,
+	s := session(t, connector.APIChat, `{"messages":[],"disaggregated_params":{"encoded_opaque_state":"evil"},`+
+		`"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},"logprobs":true}`)
+	assert.Equal(t, `{"messages":[],"disaggregated_params":{"request_type":"context_only","disagg_request_id":`+id+
+		`},"max_tokens":64,"stream":false,"logprobs":true}`,
 		prefillLeg(t, open(t, ``), s), "the limit of tokens stays: it says whether the first token is the last")
 }
 
-const answer = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,"finish_reason":"length","disaggregated_params":` +
-	`{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":` + id + `,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400}}]}`
+const answer = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,` +
+	`"finish_reason":"length","disaggregated_params":` +
+	`{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":` +
+	id + `,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400}}]}`
 
-const handedOn = `{"request_type":"generation_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":` + id + `,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400,"ctx_usage":{"prompt_tokens":2}}`
+const handedOn = `{"request_type":"generation_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,` +
+	`"disagg_request_id":` + id + `,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400,` +
+	`"ctx_usage":{"prompt_tokens":2}}`
 
 func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
 	c := open(t, ``)
-	got, header, err := decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"Hello","max_tokens":64,"stream":true,"stream_options":{"include_usage":true}}`), answer)
+	got, header, err := decodeLeg(
+		c, session(t, connector.APICompletions, `{"prompt":"Hello","max_tokens":64,"stream":true,`+
+			`"stream_options":{"include_usage":true}}`), answer,
+	)
 	require.NoError(t, err)
-	assert.Equal(t, `{"prompt":[1,15043],"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},"disaggregated_params":`+handedOn+`}`, got)
+	assert.Equal(t, `{"prompt":[1,15043],"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},`+
+		`"disaggregated_params":`+handedOn+`}`, got)
 	assert.Empty(t, header, "no key, no signature")
 
 	got, _, err = decodeLeg(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), answer)
 	require.NoError(t, err)
-	assert.Equal(t, `{"messages":[{"content":"Hello"}],"prompt_token_ids":[1,15043],"disaggregated_params":`+handedOn+`}`, got, "chat keeps its messages")
+	assert.Equal(t, `{"messages":[{"content":"Hello"}],"prompt_token_ids":[1,15043],"disaggregated_params":`+handedOn+
+		`}`, got, "chat keeps its messages")
 
 	top := strings.Replace(answer, `"disaggregated_params":{`, `"x":{`, 1)
 	top = `{"disaggregated_params":` + gjson.Get(answer, "choices.0.disaggregated_params").Raw + "," + top[1:]
@@ -104,10 +116,12 @@ func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, got, handedOn, "at the top of the answer, too")
 
-	bare := `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":` + id + `,"first_gen_tokens":[1]}}]}`
+	bare := `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"ctx_request_id":7,` +
+		`"disagg_request_id":` + id + `,"first_gen_tokens":[1]}}]}`
 	got, _, err = decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"Hello"}`), bare)
 	require.NoError(t, err)
-	assert.Equal(t, `{"prompt":"Hello","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":`+id+`,"first_gen_tokens":[1],"request_type":"generation_only"}}`, got)
+	assert.Equal(t, `{"prompt":"Hello","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":`+id+
+		`,"first_gen_tokens":[1],"request_type":"generation_only"}}`, got)
 }
 
 func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
@@ -116,48 +130,56 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 		return `{"choices":[{"finish_reason":"length","disaggregated_params":` + params + `}]}`
 	}
 	for rule, bad := range map[string]string{
-		"not JSON":               `oops`,
-		"a list":                 `[]`,
-		"broken within":          `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"a":[1,}]}}]}`,
-		"broken deeper":          choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"a":[1,]}`),
-		"usage broken":           strings.Replace(answer, `{"prompt_tokens":2}`, `{"prompt_tokens":[2,]}`, 1),
-		"no choices":             `{}`,
-		"choices null":           `{"choices":null}`,
-		"choices an object":      `{"choices":{}}`,
-		"no choice":              `{"choices":[]}`,
-		"two choices":            `{"choices":[{"disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `}},{}]}`,
-		"choice no object":       `{"choices":[1]}`,
-		"no parameters":          `{"choices":[{"finish_reason":"length"}]}`,
-		"null":                   choice(`null`),
-		"text":                   choice(`"x"`),
-		"twice":                  choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"a":1,"a":2}`),
-		"no ctx_request_id":      choice(`{"disagg_request_id":` + id + `}`),
-		"null ctx_request_id":    choice(`{"ctx_request_id":null,"disagg_request_id":` + id + `}`),
-		"no disagg_request_id":   choice(`{"ctx_request_id":2}`),
-		"id a fraction":          choice(`{"ctx_request_id":1.5,"disagg_request_id":` + id + `}`),
-		"id too large":           choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
-		"id negative":            choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
-		"token ids text":         strings.Replace(answer, `[1,15043]`, `["a"]`, 1),
-		"token ids fractions":    strings.Replace(answer, `[1,15043]`, `[1.5]`, 1),
-		"token ids none":         strings.Replace(answer, `[1,15043]`, `[]`, 1),
-		"token ids no list":      strings.Replace(answer, `[1,15043]`, `"12"`, 1),
-		"usage text":             strings.Replace(answer, `{"prompt_tokens":2}`, `"x"`, 1),
-		"cancelled":              strings.Replace(answer, `"length"`, `"cancelled"`, 1),
-		"timeout":                strings.Replace(answer, `"length"`, `"timeout"`, 1),
-		"state no string":        choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"encoded_opaque_state":{"a":1}}`),
-		"state half a surrogate": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"encoded_opaque_state":"\ud800"}`),
-		"another attempt's id":   strings.Replace(answer, `"disagg_request_id":`+id, `"disagg_request_id":9223372036854775807`, 1),
-		"no first token":         strings.Replace(answer, `"first_gen_tokens":[278]`, `"x":1`, 1),
-		"first token null":       strings.Replace(answer, `[278]`, `null`, 1),
-		"first token none":       strings.Replace(answer, `[278]`, `[]`, 1),
-		"first token text":       strings.Replace(answer, `[278]`, `["a"]`, 1),
-		"draft tokens text":      strings.Replace(answer, `"draft_tokens":null`, `"draft_tokens":"x"`, 1),
-		"rank text":              strings.Replace(answer, `"draft_tokens":null`, `"ctx_dp_rank":"0"`, 1),
-		"rank negative":          strings.Replace(answer, `"draft_tokens":null`, `"ctx_dp_rank":-1`, 1),
-		"state a number":         strings.Replace(answer, `"b64"`, `1`, 1),
-		"endpoint an object":     strings.Replace(answer, `"encoded_opaque_state":"b64"`, `"ctx_info_endpoint":{}`, 1),
-		"not UTF-8":              strings.Replace(answer, `b64`, "\xff", 1),
-		"endpoint a number":      choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id + `,"ctx_info_endpoint":[5]}`),
+		"not JSON": `oops`,
+		"a list":   `[]`,
+		"broken within": `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,` +
+			`"first_gen_tokens":[1],"disagg_request_id":` + id + `,"a":[1,}]}}]}`,
+		"broken deeper": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
+			`,"a":[1,]}`),
+		"usage broken":      strings.Replace(answer, `{"prompt_tokens":2}`, `{"prompt_tokens":[2,]}`, 1),
+		"no choices":        `{}`,
+		"choices null":      `{"choices":null}`,
+		"choices an object": `{"choices":{}}`,
+		"no choice":         `{"choices":[]}`,
+		"two choices": `{"choices":[{"disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[1],` +
+			`"disagg_request_id":` + id + `}},{}]}`,
+		"choice no object": `{"choices":[1]}`,
+		"no parameters":    `{"choices":[{"finish_reason":"length"}]}`,
+		"null":             choice(`null`),
+		"text":             choice(`"x"`),
+		"twice": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
+			`,"a":1,"a":2}`),
+		"no ctx_request_id":    choice(`{"disagg_request_id":` + id + `}`),
+		"null ctx_request_id":  choice(`{"ctx_request_id":null,"disagg_request_id":` + id + `}`),
+		"no disagg_request_id": choice(`{"ctx_request_id":2}`),
+		"id a fraction":        choice(`{"ctx_request_id":1.5,"disagg_request_id":` + id + `}`),
+		"id too large":         choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
+		"id negative":          choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
+		"token ids text":       strings.Replace(answer, `[1,15043]`, `["a"]`, 1),
+		"token ids fractions":  strings.Replace(answer, `[1,15043]`, `[1.5]`, 1),
+		"token ids none":       strings.Replace(answer, `[1,15043]`, `[]`, 1),
+		"token ids no list":    strings.Replace(answer, `[1,15043]`, `"12"`, 1),
+		"usage text":           strings.Replace(answer, `{"prompt_tokens":2}`, `"x"`, 1),
+		"cancelled":            strings.Replace(answer, `"length"`, `"cancelled"`, 1),
+		"timeout":              strings.Replace(answer, `"length"`, `"timeout"`, 1),
+		"state no string": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
+			`,"encoded_opaque_state":{"a":1}}`),
+		"state half a surrogate": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
+			`,"encoded_opaque_state":"\ud800"}`),
+		"another attempt's id": strings.Replace(answer, `"disagg_request_id":`+id,
+			`"disagg_request_id":9223372036854775807`, 1),
+		"no first token":     strings.Replace(answer, `"first_gen_tokens":[278]`, `"x":1`, 1),
+		"first token null":   strings.Replace(answer, `[278]`, `null`, 1),
+		"first token none":   strings.Replace(answer, `[278]`, `[]`, 1),
+		"first token text":   strings.Replace(answer, `[278]`, `["a"]`, 1),
+		"draft tokens text":  strings.Replace(answer, `"draft_tokens":null`, `"draft_tokens":"x"`, 1),
+		"rank text":          strings.Replace(answer, `"draft_tokens":null`, `"ctx_dp_rank":"0"`, 1),
+		"rank negative":      strings.Replace(answer, `"draft_tokens":null`, `"ctx_dp_rank":-1`, 1),
+		"state a number":     strings.Replace(answer, `"b64"`, `1`, 1),
+		"endpoint an object": strings.Replace(answer, `"encoded_opaque_state":"b64"`, `"ctx_info_endpoint":{}`, 1),
+		"not UTF-8":          strings.Replace(answer, `b64`, "\xff", 1),
+		"endpoint a number": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
+			`,"ctx_info_endpoint":[5]}`),
 	} {
 		_, _, err := decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"x"}`), bad)
 		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
@@ -167,7 +189,8 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, connector.ErrNoTransfer, "not before P has answered")
 }
 
-// Above 2^42, never a server's own; the machine's number inside; another one for each attempt, the same on both legs.
+// An id is above 2^42, so it is never a server's own. It contains the machine's number, is different for each attempt,
+// and is the same on both legs.
 func TestIDs(t *testing.T) {
 	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"x"}`))
 	require.NoError(t, err)
@@ -175,7 +198,8 @@ func TestIDs(t *testing.T) {
 	for _, machine := range []int{0, 1, 1023} {
 		c := open(t, `{"dispatch":"generation-first","machineID":`+strconv.Itoa(machine)+`}`)
 		for range 1000 {
-			s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill), engine(t, "http://d:1", discovery.RoleDecode))
+			s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill),
+				engine(t, "http://d:1", discovery.RoleDecode))
 			known, err := c.(connector.Preparer).Prepare(t.Context(), s, func(*http.Request) (*http.Response, error) {
 				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(info))}, nil
 			})
@@ -219,7 +243,8 @@ func TestUnsupported(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	for settings, path := range map[string]string{
-		`{"dispatch":"both"}`: "dispatch", `{"machineID":1024}`: "machineID", `{"machineID":-1}`: "machineID", `{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
+		`{"dispatch":"both"}`: "dispatch", `{"machineID":1024}`: "machineID", `{"machineID":-1}`: "machineID",
+		`{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
 	} {
 		_, err := connector.Open(connector.Spec{Type: "TensorRT-LLM", Config: json.RawMessage(settings)})
 		faults := config.FieldErrors(err)
@@ -238,7 +263,8 @@ func TestSettings(t *testing.T) {
 func TestTokenIDsAreReadStrictly(t *testing.T) {
 	for list, good := range map[string]bool{
 		`[1]`: true, `[ 1 , 20,0 ]`: true, "[1,\n2]": true,
-		`[]`: false, `[01]`: false, `[1.0]`: false, `[1e3]`: false, `[-1]`: false, `[[1]]`: false, `["1"]`: false, `{}`: false, `[null]`: false, `[1 2]`: false, `[1,,2]`: false, `[1,]`: false,
+		`[]`: false, `[01]`: false, `[1.0]`: false, `[1e3]`: false, `[-1]`: false, `[[1]]`: false, `["1"]`: false,
+		`{}`: false, `[null]`: false, `[1 2]`: false, `[1,,2]`: false, `[1,]`: false,
 	} {
 		body := strings.Replace(answer, `[1,15043]`, list, 1)
 		got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"x"}`), body)

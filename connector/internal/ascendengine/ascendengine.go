@@ -2,9 +2,9 @@
 
 // Package ascendengine renders what the launch settings of vllm-ascend's two Mooncake connectors have in common.
 //
-// Facts: vllm-ascend at 182b75e (2026-08-22): docs/source/tutorials/features/pd_disaggregation_mooncake_multi_node.md, and
-// mooncake_connector.py (_get_prefill_decode_size, which asserts both sizes of both roles; side_channel_port); before 0.11
-// examples/disaggregated_prefill_v1/mooncake_connector_deployment_guide.md.
+// Facts: vllm-ascend at 182b75e (2026-08-22): docs/source/tutorials/features/pd_disaggregation_mooncake_multi_node.md,
+// and mooncake_connector.py (_get_prefill_decode_size, which asserts both sizes of both roles; side_channel_port);
+// before 0.11 examples/disaggregated_prefill_v1/mooncake_connector_deployment_guide.md.
 package ascendengine
 
 import (

@@ -19,7 +19,8 @@ func TestAnEventIsOneLineAndKeepsItsText(t *testing.T) {
 	s := Of(connector.APIChat, p)
 	data, err := s.Event(json.RawMessage("{\"delta\":\n {\"content\": \"a < b & c\u2028\"}}"), nil)
 	require.NoError(t, err)
-	assert.Equal(t, `{"id":"c-1","object":"chat.completion.chunk","created":7,"choices":[{"delta":{"content":"a < b & c`+"\u2028"+`"}}]}`, string(data))
+	assert.Equal(t, `{"id":"c-1","object":"chat.completion.chunk","created":7,`+
+		`"choices":[{"delta":{"content":"a < b & c`+"\u2028"+`"}}]}`, string(data))
 
 	data, err = Of(connector.APICompletions, p).Event(nil, json.RawMessage(`{"n": 1}`))
 	require.NoError(t, err)

@@ -13,15 +13,18 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
 )
 
-const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}`
+const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
+	`"remote_request_id":"r","remote_host":"h","remote_port":1}`
 
 // The tests of connector/nixl check every key of a handoff through this package. This test checks the flag.
 func TestTheFlagSaysWhichWay(t *testing.T) {
 	back := strings.NewReplacer("true", "false", "false", "true").Replace(good)
 	require.NoError(t, kvparams.NIXL([]byte(good), kvparams.RemotePrefill, nil))
 	require.NoError(t, kvparams.NIXL([]byte(back), kvparams.RemoteDecode, nil))
-	require.Error(t, kvparams.NIXL([]byte(good), kvparams.RemoteDecode, nil), "P must not take the KV of a prompt from whoever is to take it from P")
-	require.Error(t, kvparams.NIXL([]byte(back), kvparams.RemotePrefill, nil), "D hangs on it (docs/protocols/nixl.md, recording 39)")
+	require.Error(t, kvparams.NIXL([]byte(good), kvparams.RemoteDecode, nil),
+		"P must not take the KV of a prompt from whoever is to take it from P")
+	require.Error(t, kvparams.NIXL([]byte(back), kvparams.RemotePrefill, nil),
+		"D hangs on it (docs/protocols/nixl.md, recording 39)")
 }
 
 func TestAConnectorsOwnRuleComesLast(t *testing.T) {

@@ -13,7 +13,10 @@ import (
 )
 
 func TestLMCachesMembersAreTakenOutAndTheOthersStay(t *testing.T) {
-	own, engine := Split(json.RawMessage(`{"settleTime":"1s","chunk_size":128,"lmcache.remote_url":"redis://h","unknown":1,"lmcache.unknown":2,"nixl_role":"sender","config_path":"x"}`))
+	own, engine := Split(
+		json.RawMessage(`{"settleTime":"1s","chunk_size":128,"lmcache.remote_url":"redis://h","unknown":1,` +
+			`"lmcache.unknown":2,"nixl_role":"sender","config_path":"x"}`),
+	)
 	assert.JSONEq(t, `{"settleTime":"1s","unknown":1}`, string(own))
 	assert.Len(t, engine, 5)
 	for _, raw := range []string{``, `null`, `[]`, `{"a":1,"a":2}`, `{"chunk_size":`} {
@@ -25,7 +28,8 @@ func TestLMCachesMembersAreTakenOutAndTheOthersStay(t *testing.T) {
 
 func TestOldNamesAreTodays(t *testing.T) {
 	c, err := Read(map[string]json.RawMessage{
-		"enable_nixl": []byte(`true`), "lmcache.nixl_role": []byte(`"sender"`), "nixl_receiver_port": []byte(`1`), "nixl_buffer_size": []byte(`2`), "controller_url": []byte(`"u"`),
+		"enable_nixl": []byte(`true`), "lmcache.nixl_role": []byte(`"sender"`), "nixl_receiver_port": []byte(`1`),
+		"nixl_buffer_size": []byte(`2`), "controller_url": []byte(`"u"`),
 		"chunk_size": []byte(`null`),
 	}, true)
 	require.NoError(t, err)
@@ -59,7 +63,8 @@ func TestValuesAsLMCacheReadsThem(t *testing.T) {
 		}
 	}
 	for key, v := range map[string]string{
-		"enable_pd": `"yes"`, "chunk_size": `2.5`, "max_local_cpu_size": `[]`, "pd_peer_init_port": `["a"]`, "nixl_backends": `{}`, "remote_url": `1`, "extra_config": `{"a":}`,
+		"enable_pd": `"yes"`, "chunk_size": `2.5`, "max_local_cpu_size": `[]`, "pd_peer_init_port": `["a"]`,
+		"nixl_backends": `{}`, "remote_url": `1`, "extra_config": `{"a":}`,
 	} {
 		_, err := Read(map[string]json.RawMessage{key: []byte(v)}, false)
 		faults := config.FieldErrors(err)

@@ -62,17 +62,21 @@ func Settings(t launch.Target, c Config) (launch.Settings, error) {
 	// Both settings take whole seconds. Rounding up keeps the engine's lease at least as long as the gateway's.
 	seconds := int64(math.Ceil(c.Lease.Seconds()))
 	if t.Version.Before(0, 22) {
-		s.Env = append(s.Env, launch.EnvVar{Name: "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Value: strconv.FormatInt(seconds, 10)})
+		s.Env = append(
+			s.Env, launch.EnvVar{Name: "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Value: strconv.FormatInt(seconds, 10)},
+		)
 	} else {
 		transfer.Extra["kv_lease_duration"] = seconds
 	}
 	if transfer.Role == "kv_both" {
 		s.Notes = append(s.Notes, launch.Note{Path: "role",
-			Text: "kv_both is deprecated for NIXL in vLLM; engines of role prefill and decode get kv_producer and kv_consumer"})
+			Text: "kv_both is deprecated for NIXL in vLLM; engines of role prefill and decode get kv_producer and " +
+				"kv_consumer"})
 	}
 	if ip, err := netip.ParseAddr(host); host == "localhost" || err == nil && ip.IsLoopback() {
 		s.Notes = append(s.Notes, launch.Note{Path: AttrHost,
-			Text: "the side channel's host goes into every handoff: a loopback address works only if all engines are on one machine"})
+			Text: "the side channel's host goes into every handoff: a loopback address works only if all engines are " +
+				"on one machine"})
 	}
 	s.Notes = append(s.Notes, resources(t.Resources)...)
 	return s, nil

@@ -26,7 +26,7 @@ func requireJSON(t *testing.T, b []byte) {
 	require.True(t, json.Valid(b), "%s", b)
 }
 
-// server answers the question for its parameters.
+// server is a server that responds to GET /server_info.
 type server struct {
 	asked  atomic.Int64
 	status int
@@ -51,7 +51,8 @@ func (v *server) call(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: v.status, Body: io.NopCloser(strings.NewReader(v.body))}, nil
 }
 
-const info = `{"disaggregated_params":{"ctx_info_endpoint":["tcp://10.0.0.1:5000","tcp://10.0.0.2:5000"],"encoded_opaque_state":"b64","big":18446744073709551615}}`
+const info = `{"disaggregated_params":{"ctx_info_endpoint":["tcp://10.0.0.1:5000","tcp://10.0.0.2:5000"],` +
+	`"encoded_opaque_state":"b64","big":18446744073709551615}}`
 
 func prepare(ctx context.Context, t *testing.T, c connector.KVConnector, v *server) (*connector.Session, error) {
 	t.Helper()
@@ -67,10 +68,12 @@ func TestGenerationFirstSendsTheServersParametersToDecode(t *testing.T) {
 	c := open(t, `{"dispatch":"generation-first"}`)
 	s, err := prepare(t.Context(), t, c, &server{status: 200, body: info})
 	require.NoError(t, err)
-	assert.Equal(t, `{"prompt":"x","stream":false,"disaggregated_params":{"request_type":"context_only","disagg_request_id":`+id+`,"schedule_style":1}}`, prefillLeg(t, c, s))
+	assert.Equal(t, `{"prompt":"x","stream":false,"disaggregated_params":{"request_type":"context_only",`+
+		`"disagg_request_id":`+id+`,"schedule_style":1}}`, prefillLeg(t, c, s))
 	d, _, err := decodeLeg(c, s, "")
 	require.NoError(t, err)
-	assert.Equal(t, `{"prompt":"x","stream":true,"disaggregated_params":{"ctx_info_endpoint":"tcp://10.0.0.1:5000","encoded_opaque_state":"b64","big":18446744073709551615,`+
+	assert.Equal(t, `{"prompt":"x","stream":true,"disaggregated_params":{"ctx_info_endpoint":"tcp://10.0.0.1:5000",`+
+		`"encoded_opaque_state":"b64","big":18446744073709551615,`+
 		`"request_type":"generation_only","ctx_request_id":`+id+`,"disagg_request_id":`+id+`,"schedule_style":1}}`, d)
 
 	s.SetPrepared(nil)
@@ -122,7 +125,7 @@ func TestAFailureForgetsWhatAServerSaid(t *testing.T) {
 	}
 }
 
-// fault is a failed attempt's error: the engines', or the client's.
+// fault is a failed attempt's error. It is true if the engines caused it, false if the client did.
 type fault bool
 
 func (fault) Error() string       { return "failed" }
@@ -142,8 +145,9 @@ func TestFaultsOfAServerAreNotKept(t *testing.T) {
 		"endpoint no text": {status: 200, body: `{"disaggregated_params":{"ctx_info_endpoint":5}}`},
 		"endpoints":        {status: 200, body: `{"disaggregated_params":{"ctx_info_endpoint":[{}]}}`},
 		"not UTF-8":        {status: 200, body: "{\"disaggregated_params\":{\"a\":\"\xff\"}}"},
-		"deep":             {status: 200, body: `{"disaggregated_params":{"a":` + strings.Repeat("[", 100) + strings.Repeat("]", 100) + `}}`},
-		"too large":        {status: 200, body: `{"disaggregated_params":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`},
+		"deep": {status: 200, body: `{"disaggregated_params":{"a":` + strings.Repeat("[", 100) +
+			strings.Repeat("]", 100) + `}}`},
+		"too large": {status: 200, body: `{"disaggregated_params":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`},
 	} {
 		for range 2 {
 			_, err := prepare(t.Context(), t, c, v)
@@ -158,7 +162,8 @@ func TestFaultsOfAServerAreNotKept(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// One request's end is not another's, though they share a question.
+// Several requests wait for one query. If the request that runs the query leaves, the others get their result all the
+// same.
 func TestAnAskerThatLeavesTakesNobodyAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, `{"dispatch":"generation-first"}`)
