@@ -2,7 +2,7 @@
 
 package pdflow_test
 
-// What docs/embedding.md shows, compiled and run. TestEmbeddingPageShowsThisFile compares the two.
+// What docs/embedding.md shows, compiled and run. TestPagesShowCodeThatRuns compares the two.
 
 import (
 	"bytes"
@@ -15,7 +15,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -96,23 +98,30 @@ func (t engineKey) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.next.RoundTrip(r)
 }
 
-func ownRequestID(id func(r *http.Request) string, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r = r.Clone(r.Context())
-		r.Header.Set("X-Request-Id", id(r))
-		next.ServeHTTP(w, r)
-	})
+func ownRequestID(r *http.Request) string {
+	return r.Header.Get("X-Tenant") + "." + r.Header.Get("X-Sequence")
 }
 
-type perModel struct {
-	count func(model string, mode pdflow.Mode, failed bool)
+type legHeader struct{ next http.RoundTripper }
+
+func (t legHeader) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	if leg, ok := pdflow.LegFromContext(r.Context()); ok {
+		r.Header.Set("X-Pool", string(leg.Leg)) // prefill or decode; "" for a connector's side call
+		r.Header.Set("X-Attempt", strconv.Itoa(leg.Attempt))
+	}
+	return t.next.RoundTrip(r)
 }
 
-func (perModel) SessionStart(context.Context, *connector.Session) {}
+type accounts struct {
+	add func(model string, prompt, generated int64)
+}
 
-func (m perModel) SessionEnd(_ context.Context, o *pdflow.Outcome) {
+func (accounts) SessionStart(context.Context, *connector.Session) {}
+
+func (a accounts) SessionEnd(_ context.Context, o *pdflow.Outcome) {
 	if o.Final { // the last attempt of its request
-		m.count(o.Session.Model, o.Mode, o.Err != nil)
+		a.add(o.Session.Model, o.Usage.Input, o.Usage.Output)
 	}
 }
 
@@ -142,7 +151,7 @@ func ownTransport() http.RoundTripper {
 	}
 }
 
-// A cut stream stays an error for the client behind a middleware that recovers.
+// A cut stream is an error for the client behind any middleware that recovers, one that swallows every panic included.
 func Example_recoverer() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -150,20 +159,26 @@ func Example_recoverer() {
 	flow := exampleFlow(prefill, decode)
 	defer flow.Shutdown(context.Background())
 
-	gateway := httptest.NewServer(recoverer(flow))
-	defer gateway.Close()
-	gateway.Config.ErrorLog = log.New(io.Discard, "", 0)
-
-	decode.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 2})
-	resp, err := http.Post(gateway.URL+"/v1/completions", "application/json",
-		strings.NewReader(`{"prompt":`+prompt+`,"stream":true}`))
-	if err != nil {
-		log.Fatal(err)
+	swallow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() { _ = recover() }()
+		flow.ServeHTTP(w, r)
+	})
+	for _, handler := range []http.Handler{recoverer(flow), swallow} {
+		gateway := httptest.NewServer(handler)
+		gateway.Config.ErrorLog = log.New(io.Discard, "", 0)
+		decode.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 2})
+		resp, err := http.Post(gateway.URL+"/v1/completions", "application/json",
+			strings.NewReader(`{"prompt":`+prompt+`,"stream":true}`))
+		if err != nil {
+			log.Fatal(err)
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		fmt.Println(resp.StatusCode, errors.Is(err, io.ErrUnexpectedEOF))
+		resp.Body.Close()
+		gateway.Close()
 	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	fmt.Println(resp.StatusCode, errors.Is(err, io.ErrUnexpectedEOF))
 	// Output:
+	// 200 true
 	// 200 true
 }
 
@@ -193,14 +208,15 @@ func Example_middleware() {
 	defer decode.Close()
 	engines := transport.New(nil)
 	defer engines.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithTransport(engineKey{next: engines, key: "engines-own"}))
+	flow := exampleFlow(prefill, decode, pdflow.WithRequestID(ownRequestID),
+		pdflow.WithTransport(legHeader{engineKey{next: engines, key: "engines-own"}}))
 	defer flow.Shutdown(context.Background())
 
 	handler := http.StripPrefix("/llm", checkKeys(
 		func(authorization string) bool { return authorization == "Bearer client" },
 		readFirst(
 			func(body []byte) error { return nil }, // a quota, a policy
-			ownRequestID(func(*http.Request) string { return "tenant-7.42" }, flow),
+			flow,
 		),
 	))
 	for _, key := range []string{"Bearer client", "Bearer other"} {
@@ -208,6 +224,8 @@ func Example_middleware() {
 		r := httptest.NewRequest(http.MethodPost, "/llm/v1/completions", strings.NewReader(`{"prompt":`+prompt+`}`))
 		r.Header.Set("Content-Type", "application/json")
 		r.Header.Set("Authorization", key)
+		r.Header.Set("X-Tenant", "tenant-7")
+		r.Header.Set("X-Sequence", "42")
 		handler.ServeHTTP(w, r)
 		fmt.Println(w.Code, w.Header().Get("X-Request-Id"))
 	}
@@ -248,24 +266,23 @@ type roundTripperFunc func(*http.Request) (*http.Response, error)
 
 func (f roundTripperFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// An observer counts by model, with whatever a program counts with.
-func Example_perModel() {
+// Tokens are counted for each model, with whatever a program counts with.
+func Example_accounts() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(
-		prefill, decode, pdflow.WithObserver(perModel{count: func(model string, mode pdflow.Mode, failed bool) {
-			fmt.Println(model, mode, "failed:", failed)
-		}}))
+	flow := exampleFlow(prefill, decode, pdflow.WithUsage(), pdflow.WithObserver(accounts{
+		add: func(model string, prompt, generated int64) { fmt.Println(model, prompt, generated) },
+	}))
 	mux := pdflow.NewMux(nil)
 	if err := mux.SetRoutes(map[string]pdflow.Server{"tiny": flow}); err != nil {
 		log.Fatal(err)
 	}
-	examplePost(mux, `{"model":"tiny","prompt":`+prompt+`}`)
-	examplePost(mux, `{"model":"made up","prompt":`+prompt+`}`) // 404: never a label
+	examplePost(mux, `{"model":"tiny","max_tokens":3,"stream":true,"prompt":`+prompt+`}`)
+	examplePost(mux, `{"model":"made up","prompt":`+prompt+`}`) // 404: in no account
 	flow.Shutdown(context.Background())
 	// Output:
-	// tiny disaggregated failed: false
+	// tiny 43 3
 }
 
 // A round tripper of one's own carries the legs.
@@ -289,22 +306,34 @@ func Example_ownTransport() {
 
 var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
 
-// Each piece of Go on the page stands in this file, so that it compiles and runs.
-func TestEmbeddingPageShowsThisFile(t *testing.T) {
-	page, err := os.ReadFile("../docs/embedding.md")
+// Each piece of Go in docs/embedding.md and in the README stands in an example of this package, so that it compiles and
+// runs. The README's whole program is built by examples/nethttp.
+func TestPagesShowCodeThatRuns(t *testing.T) {
+	files, err := filepath.Glob("example*_test.go")
 	require.NoError(t, err)
-	code, err := os.ReadFile("embedding_test.go")
-	require.NoError(t, err)
-	flat := func(s string) string { // indentation apart
-		lines := strings.Split(strings.TrimSpace(s), "\n")
-		for i := range lines {
-			lines[i] = strings.TrimSpace(lines[i])
+	var code strings.Builder
+	for _, name := range append(files, "embedding_test.go") {
+		b, err := os.ReadFile(name)
+		require.NoError(t, err)
+		code.Write(b)
+	}
+	for page, least := range map[string]int{"../docs/embedding.md": 6, "../README.md": 3} {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		blocks := goBlock.FindAllStringSubmatch(string(text), -1)
+		assert.GreaterOrEqual(t, len(blocks), least, page)
+		for _, block := range blocks {
+			if !strings.HasPrefix(block[1], "package main\n") {
+				assert.Contains(t, unindented(code.String()), unindented(block[1]), page)
+			}
 		}
-		return strings.Join(lines, "\n")
 	}
-	blocks := goBlock.FindAllStringSubmatch(string(page), -1)
-	require.Greater(t, len(blocks), 5)
-	for _, block := range blocks {
-		assert.Contains(t, flat(string(code)), flat(block[1]))
+}
+
+func unindented(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
 	}
+	return strings.Join(lines, "\n")
 }

@@ -11,8 +11,14 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
@@ -22,6 +28,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // prompt has 43 tokens: the simulated engines take each byte for one.
@@ -125,8 +132,8 @@ func ExampleFlow_Do_error() {
 	defer flow.Shutdown(context.Background())
 
 	prefill.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusServiceUnavailable, Count: -1})
-	_, err := flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` +
-		prompt + `}`)})
+	in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` + prompt + `}`)}
+	_, err := flow.Do(context.Background(), in)
 
 	if e, ok := errors.AsType[*pdflow.Error](err); ok {
 		fmt.Println(e.Code, "of the leg", e.Leg, "becomes status", e.HTTPStatus())
@@ -154,6 +161,60 @@ func ExampleFlow_ServeHTTP() {
 	// Output:
 	// 200 text/event-stream; charset=utf-8 disaggregated
 	// ends with [DONE]: true
+}
+
+// A response of Do goes to the client by Send, as ServeHTTP would write it: flushed, bounded in time, cut if it breaks.
+func ExampleResponse_Send() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	flow := exampleFlow(prefill, decode)
+	defer flow.Shutdown(context.Background())
+
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 32<<20))
+		if err != nil {
+			http.Error(w, "the body is refused", http.StatusBadRequest)
+			return
+		}
+		resp, err := flow.Do(r.Context(), &pdflow.Request{API: connector.APIOf(r.URL.Path), Header: r.Header, Body: body})
+		if e, ok := errors.AsType[*pdflow.Error](err); ok {
+			pdflow.WriteError(w, r, e)
+			return
+		}
+		if err := resp.Send(w, r); err != nil {
+			log.Print(err) // the client knows: write nothing more
+		}
+	})
+	fmt.Println(examplePost(handler, `{"prompt":`+prompt+`}`))
+	fmt.Println(examplePost(handler, `{"prompt":7`))
+	// Output:
+	// 200 disaggregated
+	// 400
+}
+
+// A reverse proxy of the standard library runs inference over two engines, and proxies everything else.
+func ExampleFlow_RoundTripper() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	flow := exampleFlow(prefill, decode)
+	defer flow.Shutdown(context.Background())
+	target, err := url.Parse(decode.URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	proxy := httputil.NewSingleHostReverseProxy(target) // where /v1/models and all other paths go
+	proxy.Transport = flow.RoundTripper(http.DefaultTransport)
+
+	fmt.Println(examplePost(proxy, `{"prompt":`+prompt+`}`))
+	w := httptest.NewRecorder()
+	proxy.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/models", nil))
+	fmt.Println(w.Code)
+	// Output:
+	// 200 disaggregated
+	// 200
 }
 
 // A flow in front of what a program serves already: the client APIs' paths are the flow's, all others stay.
@@ -279,6 +340,119 @@ func ExampleObserver() {
 	// decode ends with status 200
 }
 
+// tokenCounter keeps what a request cost. SessionEnd comes once for each attempt.
+type tokenCounter struct{}
+
+func (tokenCounter) SessionStart(context.Context, *connector.Session) {}
+
+func (tokenCounter) SessionEnd(_ context.Context, o *pdflow.Outcome) {
+	fmt.Println("tokens in:", o.Usage.Input, "out:", o.Usage.Output)
+}
+
+// A stream tells its tokens only to a client that asks. WithUsage asks for it, and the client sees nothing of that.
+func ExampleWithUsage() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	flow := exampleFlow(prefill, decode, pdflow.WithUsage(), pdflow.WithObserver(tokenCounter{}))
+
+	fmt.Println(examplePost(flow, `{"prompt":`+prompt+`,"max_tokens":3,"stream":true}`))
+	flow.Shutdown(context.Background())
+	// Output:
+	// tokens in: 43 out: 3
+	// 200 disaggregated
+}
+
+// The flow's ID is the one that the program's front door has given, in place of the client's X-Request-Id.
+func ExampleWithRequestID() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	flow := exampleFlow(prefill, decode, pdflow.WithRequestID(func(r *http.Request) string {
+		return "tenant-7." + r.Header.Get("X-Sequence")
+	}))
+	defer flow.Shutdown(context.Background())
+
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":`+prompt+`}`))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("X-Sequence", "42")
+	flow.ServeHTTP(w, r)
+	fmt.Println(w.Code, w.Header().Get("X-Request-Id"))
+	// Output:
+	// 200 tenant-7.42
+}
+
+// legTeller is a RoundTripper that knows which leg it sends.
+type legTeller struct{ next http.RoundTripper }
+
+func (t legTeller) RoundTrip(r *http.Request) (*http.Response, error) {
+	if leg, ok := pdflow.LegFromContext(r.Context()); ok {
+		fmt.Println(leg.Connector, leg.Leg, "attempt", leg.Attempt)
+	}
+	return t.next.RoundTrip(r)
+}
+
+func ExampleLegFromContext() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	engines := transport.New(nil)
+	defer engines.Close()
+	flow := exampleFlow(prefill, decode, pdflow.WithTransport(legTeller{engines}))
+	defer flow.Shutdown(context.Background())
+
+	examplePost(flow, `{"prompt":`+prompt+`}`)
+	// Output:
+	// nixl prefill attempt 1
+	// nixl decode attempt 1
+}
+
+// metricPrinter stands for a MeterProvider of OpenTelemetry's SDK. It prints the requests that are measured.
+type (
+	metricPrinter    struct{ noop.MeterProvider }
+	meterPrinter     struct{ noop.Meter }
+	histogramPrinter struct {
+		noop.Float64Histogram
+		name string
+	}
+)
+
+func (metricPrinter) Meter(string, ...metric.MeterOption) metric.Meter { return meterPrinter{} }
+
+func (meterPrinter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	return histogramPrinter{name: name}, nil
+}
+
+func (h histogramPrinter) Record(_ context.Context, _ float64, opts ...metric.RecordOption) {
+	if h.name == "pd.request.duration" {
+		set := metric.NewRecordConfig(opts).Attributes()
+		model, _ := set.Value("gen_ai.request.model")
+		fmt.Println(h.name, "of", model.AsString())
+	}
+}
+
+// Two models, each with a flow of its own, and metrics that tell them apart.
+func ExampleWithMetricAttributes() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+	routes := map[string]pdflow.Server{}
+	for _, model := range []string{"tiny", "huge"} {
+		flow := exampleFlow(prefill, decode, pdflow.WithMeterProvider(metricPrinter{}),
+			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", model)))
+		defer flow.Shutdown(context.Background())
+		routes[model] = flow
+	}
+	mux := pdflow.NewMux(nil)
+	if err := mux.SetRoutes(routes); err != nil {
+		log.Fatal(err)
+	}
+	examplePost(mux, `{"model":"tiny","prompt":`+prompt+`}`)
+	// Output:
+	// pd.request.duration of tiny
+}
+
 // Shutdown lets what runs come to its end and answers 503 to what is new. Call it before the server's own.
 func ExampleFlow_Shutdown() {
 	prefill, decode := exampleEngines()
@@ -292,8 +466,8 @@ func ExampleFlow_Shutdown() {
 	defer cancel()
 	fmt.Println(flow.Shutdown(ctx), server.Config.Shutdown(ctx))
 
-	_, err := flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` +
-		prompt + `}`)})
+	in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` + prompt + `}`)}
+	_, err := flow.Do(context.Background(), in)
 	fmt.Println(errors.Is(err, pdflow.ErrDraining))
 	// Output:
 	// <nil> <nil>
@@ -326,9 +500,8 @@ func exampleSet(prefill, decode *enginesim.Engine) (set *discovery.Set, stop fun
 // exampleFlow is a flow over a set that knows the engines.
 func exampleFlow(prefill, decode *enginesim.Engine, opts ...pdflow.Option) *pdflow.Flow {
 	set, stop := exampleSet(prefill, decode)
-	if err := set.WaitReady(context.Background(), func(s *discovery.Snapshot) bool {
-		return len(s.Endpoints) == 2
-	}); err != nil {
+	both := func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }
+	if err := set.WaitReady(context.Background(), both); err != nil {
 		log.Fatal(err)
 	}
 	stop() // a set keeps what it knows
