@@ -45,8 +45,8 @@ type Expecter interface {
 	Expect(s *Session) (wait func(context.Context) (Event, error), done func(error))
 }
 
-// Answer is an answer to the client that did not come from a decode leg.
-type Answer struct {
+// Response is an answer to the client that did not come from a decode leg.
+type Response struct {
 	Body   []byte   // for a client that did not ask for a stream
 	Events [][]byte // data of the server-sent events for one that did
 }
@@ -60,7 +60,7 @@ type PrefillChecker interface {
 
 // Finisher lets P's answer be the client's, when P has finished the request (a stop at the first token).
 type Finisher interface {
-	Final(s *Session, p *PrefillResult) (Answer, bool)
+	Final(s *Session, p *PrefillResult) (Response, bool)
 }
 
 // EventFunc changes one answer: the data of one server-sent event, or a whole body that is not streamed. It returns the

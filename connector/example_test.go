@@ -75,7 +75,7 @@ func init() {
 
 // A connector of one's own, registered and opened by configuration.
 func Example() {
-	spec, err := connector.ParseSpec([]byte(`{"type": "ShelfConnector", "config": {"store": "north", "keep": "20s"}}`))
+	spec, err := config.ParseSpec([]byte(`{"type": "ShelfConnector", "config": {"store": "north", "keep": "20s"}}`))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func ExampleNoTransfer() {
 
 // A mistake in the settings is explained where it stands.
 func ExampleOpen_wrongSettings() {
-	_, err := connector.Open(connector.Spec{Type: "shelf", Config: json.RawMessage(`{"stoer":"north","keep":20}`)})
+	_, err := connector.Open(config.Spec{Type: "shelf", Config: json.RawMessage(`{"stoer":"north","keep":20}`)})
 	for _, fault := range config.FieldErrors(err) {
 		fmt.Println(fault)
 	}

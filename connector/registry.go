@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Factory makes a connector from its own settings (Spec.Config; empty means defaults). It must refuse unknown fields,
+// Factory makes a connector from its own settings (config.Spec.Config; empty means defaults). It must refuse unknown fields,
 // which [config.Decode] does, and must not open sockets: that is [Starter]'s part.
 type Factory func(config json.RawMessage) (KVConnector, error)
 
@@ -64,7 +64,7 @@ func registerClass(class string, choose func(json.RawMessage) string) {
 
 // Open makes the connector that a spec names, by its registered name or an engine's class name. An empty type is
 // "http". The error of an unknown name is [ErrUnknown] and lists the known ones.
-func Open(spec Spec) (KVConnector, error) {
+func Open(spec config.Spec) (KVConnector, error) {
 	name := Resolve(spec.Type, spec.Config)
 	registry.RLock()
 	f := registry.factories[name]

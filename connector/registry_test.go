@@ -12,13 +12,14 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 func TestOpenByNameAndByClassName(t *testing.T) {
 	for typ, want := range map[string]string{
 		"": "http", "http": "http", "nixl": "nixl", "NixlConnector": "nixl", "NixlPullConnector": "nixl",
 	} {
-		c, err := connector.Open(connector.Spec{Type: typ})
+		c, err := connector.Open(config.Spec{Type: typ})
 		require.NoError(t, err, typ)
 		assert.Equal(t, want, c.Traits().Name, typ)
 		assert.Equal(t, want, connector.Resolve(typ, nil))
@@ -27,7 +28,7 @@ func TestOpenByNameAndByClassName(t *testing.T) {
 
 func TestOpenOfAnUnknownNameListsTheKnownOnes(t *testing.T) {
 	for _, typ := range []string{"nxil", "NIXL", "nixlconnector", " nixl"} {
-		_, err := connector.Open(connector.Spec{Type: typ})
+		_, err := connector.Open(config.Spec{Type: typ})
 		require.ErrorIs(t, err, connector.ErrUnknown, typ)
 		assert.Contains(t, err.Error(), "http, ")
 		assert.Contains(t, err.Error(), "nixl")
@@ -36,7 +37,7 @@ func TestOpenOfAnUnknownNameListsTheKnownOnes(t *testing.T) {
 }
 
 func TestOpenHandsTheConfigToTheConnector(t *testing.T) {
-	_, err := connector.Open(connector.Spec{Type: "nixl", Config: json.RawMessage(`{"leaseDuraton":"30s"}`)})
+	_, err := connector.Open(config.Spec{Type: "nixl", Config: json.RawMessage(`{"leaseDuraton":"30s"}`)})
 	require.Error(t, err)
 	assert.Contains(t, err.Error(), "leaseDuration", "the nearest name")
 }
@@ -50,7 +51,7 @@ func TestNamesAreSortedAndLowerCase(t *testing.T) {
 func TestRegisterIsForInitAndPanicsOnMistakes(t *testing.T) {
 	f := func(json.RawMessage) (connector.KVConnector, error) { return fake{}, nil }
 	connector.Register("registry-test", f, "RegistryTestConnector")
-	c, err := connector.Open(connector.Spec{Type: "RegistryTestConnector"})
+	c, err := connector.Open(config.Spec{Type: "RegistryTestConnector"})
 	require.NoError(t, err)
 	assert.Equal(t, fake{}, c)
 

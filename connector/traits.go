@@ -42,8 +42,8 @@ type Traits struct {
 	Orphans      bool          // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
 
 	// Timeouts and Retry are the connector's own defaults. What is zero in them is pdkit's default.
-	Timeouts Timeouts
-	Retry    Retry
+	Timeouts config.Timeouts
+	Retry    config.Retry
 
 	PairRules  []PairRule  // which engines can exchange KV
 	Attributes []Attribute // what engines' entries must have

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/extproc"
@@ -138,7 +138,7 @@ func TestErrorsAreThoseOfServeHTTP(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{},
-				pdflow.WithRetry(connector.Retry{BackoffBase: time.Millisecond}))
+				pdflow.WithRetry(config.Retry{BackoffBase: time.Millisecond}))
 			if c.fault != nil {
 				w.p.Inject(*c.fault)
 			}

@@ -47,9 +47,9 @@ func (*fake) Decode(_ context.Context, _ *connector.Session, _ *connector.Prefil
 	return nil
 }
 
-func (f *fake) Final(*connector.Session, *connector.PrefillResult) (connector.Answer, bool) {
+func (f *fake) Final(*connector.Session, *connector.PrefillResult) (connector.Response, bool) {
 	response := []byte(`{"final":true}`)
-	return connector.Answer{Body: response, Events: [][]byte{response, []byte("[DONE]")}}, f.final
+	return connector.Response{Body: response, Events: [][]byte{response, []byte("[DONE]")}}, f.final
 }
 
 func (f *fake) Rewrite(*connector.Session, func() *connector.PrefillResult) connector.EventFunc {

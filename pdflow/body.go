@@ -139,7 +139,7 @@ func (b *Body) chooseBuffer() {
 }
 
 // finalBody is a response that no engine streams.
-func finalBody(a *attempt, answer connector.Answer) *Body {
+func finalBody(a *attempt, answer connector.Response) *Body {
 	b := &Body{a: a, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
 	if a.x.req.Stream && len(answer.Events) > 0 {
 		b.sse = true

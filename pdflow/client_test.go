@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -112,7 +113,7 @@ func TestWhatTwoEnginesCannotCarry(t *testing.T) {
 		"use_beam_search": `{"model":"tiny","prompt":"` + longPrompt + `","max_tokens":4,"use_beam_search":true}`,
 	}
 	x := start(t, setup{})
-	strict := start(t, setup{opts: []pdflow.Option{pdflow.WithUnsupported(connector.UnsupportedRefuse)}})
+	strict := start(t, setup{opts: []pdflow.Option{pdflow.WithUnsupported(config.UnsupportedRefuse)}})
 	for member, body := range requests {
 		t.Run(member, func(t *testing.T) {
 			before := len(x.d.Requests())
@@ -142,7 +143,7 @@ func TestABothEndpointServesAlone(t *testing.T) {
 func TestFallbackToDecodeWhenNobodyPrefills(t *testing.T) {
 	x := start(t, setup{noEndpoints: true})
 	flow, _ := newFlow(t, nil, []discovery.Endpoint{endpoint(t, x.d.URL(), discovery.RoleDecode)},
-		pdflow.WithFallback(connector.FallbackDecode))
+		pdflow.WithFallback(config.FallbackDecode))
 	r := post(t, serve(t, flow), "/v1/completions", completion(longPrompt, `"stream":true`))
 	require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), r.text(t))
 	require.Equal(t, "fallback", r.header.Get("X-PD-Mode"))

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
 )
@@ -75,7 +76,7 @@ func TestIdleConnectionsThatDiedUnseenFailNoRequest(t *testing.T) {
 					wait = answer(ok)
 				}
 				x := script(t, c, all, wait, pdflow.WithTransport(rt),
-					pdflow.WithRetry(connector.Retry{MaxAttempts: 2}))
+					pdflow.WithRetry(config.Retry{MaxAttempts: 2}))
 				var warm sync.WaitGroup
 				for range idle {
 					warm.Go(func() { post(t, x.url, "/v1/completions", completion("a", "")) })

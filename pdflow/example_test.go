@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
@@ -301,8 +302,8 @@ func ExampleNewSplit() {
 func ExampleWithFallback() {
 	prefill, decode := exampleEngines()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithFallback(connector.FallbackDecode),
-		pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+	flow := exampleFlow(prefill, decode, pdflow.WithFallback(config.FallbackDecode),
+		pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 	defer flow.Shutdown(context.Background())
 
 	fmt.Println(examplePost(flow, `{"prompt":`+prompt+`}`))

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -93,7 +94,7 @@ const unsupportedMessage = "prefill and decode engines cannot carry this togethe
 func (x *exchange) serveAggregated(member string) (*Body, *Error) {
 	f := x.f
 	f.tel.unsupported(x, member)
-	if f.opts.unsupported == connector.UnsupportedRefuse {
+	if f.opts.unsupported == config.UnsupportedRefuse {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
 	}
 	body, e := x.try(ModeAggregated)
@@ -129,13 +130,13 @@ func (x *exchange) try(mode Mode) (*Body, *Error) {
 // again reports whether attempt n, which failed so, is followed by another of its kind.
 func (x *exchange) mayRetry(n int, e *Error) bool {
 	// D can do without at once
-	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == connector.FallbackDecode
+	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == config.FallbackDecode
 	return e.retryable() && n < x.f.retry.MaxAttempts && x.given == nil && !missing
 }
 
 // alone reports whether a failed attempt is followed by one at a decode engine alone.
 func (x *exchange) thenDecodesAlone(mode Mode, e *Error) bool {
-	return mode == ModeDisaggregated && x.f.opts.fallback == connector.FallbackDecode && x.f.opts.fallbackFlow == nil &&
+	return mode == ModeDisaggregated && x.f.opts.fallback == config.FallbackDecode && x.f.opts.fallbackFlow == nil &&
 		e.fallbackable() && x.given == nil
 }
 
@@ -168,7 +169,7 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 		}
 		x.inner, resp.Body.outer = resp.Body.outer, x
 		return resp.Body, nil
-	case f.opts.fallback == connector.FallbackDecode:
+	case f.opts.fallback == config.FallbackDecode:
 		f.tel.fellBack(x, last)
 		body, e := x.attempt(f.retry.MaxAttempts+1, ModeFallback)
 		if e != nil {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
@@ -224,7 +224,7 @@ func TestAMalformedHandoffNeverReachesDecode(t *testing.T) {
 func TestAnAbsentHandoffFallsBackToDecodeWhereThatIsThePolicy(t *testing.T) {
 	for _, handoff := range []string{`null`, `"text"`, `[]`, `7`} {
 		t.Run(handoff, func(t *testing.T) {
-			x := start(t, setup{opts: []pdflow.Option{pdflow.WithFallback(connector.FallbackDecode)}})
+			x := start(t, setup{opts: []pdflow.Option{pdflow.WithFallback(config.FallbackDecode)}})
 			x.p.Inject(
 				enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"id":"x","choices":[],"kv_transfer_params":` +
 					handoff + `}`, Count: -1},
@@ -368,7 +368,7 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 }
 
 func TestPhasesThatRunOutOfTime(t *testing.T) {
-	short := connector.Timeouts{}
+	short := config.Timeouts{}
 	short.Prefill, short.Decode, short.Idle = 250*time.Millisecond, 250*time.Millisecond, 250*time.Millisecond
 	for _, c := range []struct {
 		name  string
@@ -406,7 +406,7 @@ func TestPhasesThatRunOutOfTime(t *testing.T) {
 }
 
 func TestASlowAnswerThatGoesOnIsNeverCut(t *testing.T) {
-	short := connector.Timeouts{}
+	short := config.Timeouts{}
 	short.Decode, short.Idle = 150*time.Millisecond, 150*time.Millisecond
 	x := start(
 		t, setup{decode: enginesim.Config{ITL: 30 * time.Millisecond},
@@ -417,7 +417,7 @@ func TestASlowAnswerThatGoesOnIsNeverCut(t *testing.T) {
 }
 
 func TestAnOldHandoffIsNotSent(t *testing.T) {
-	limits := connector.Timeouts{}
+	limits := config.Timeouts{}
 	limits.Handoff = time.Nanosecond
 	x := start(
 		t, setup{prefill: enginesim.Config{Lease: time.Second}, opts: []pdflow.Option{pdflow.WithTimeouts(limits)}},

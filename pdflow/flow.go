@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/transport"
 )
@@ -45,8 +46,8 @@ type Flow struct {
 	cleaner     connector.Cleaner
 	cold        connector.ColdDetector
 	checker     connector.PrefillChecker
-	limits      connector.Timeouts // in effect
-	retry       connector.Retry    // in effect
+	limits      config.Timeouts // in effect
+	retry       config.Retry    // in effect
 
 	warned  sync.Once // of a writer that cannot flush
 	startMu sync.Mutex
@@ -109,7 +110,7 @@ func (f *Flow) findAbilities() error {
 	f.cleaner, _ = connector.As[connector.Cleaner](f.conn)
 	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
 	f.checker, _ = connector.As[connector.PrefillChecker](f.conn)
-	if f.traits.PairOnly && f.opts.fallback == connector.FallbackDecode {
+	if f.traits.PairOnly && f.opts.fallback == config.FallbackDecode {
 		return fmt.Errorf("pdflow: a decode engine of connector %s cannot serve alone: use FallbackError, or a "+
 			"fallback to another flow", f.name)
 	}

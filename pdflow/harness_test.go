@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
@@ -97,8 +98,8 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 	seen := &outcomes{}
 	flow, err := pdflow.New(c, pick.New(setOf(t, eps...), pick.RoundRobin()),
 		append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(seen),
-			pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}),
-			pdflow.WithPickWait(connector.None)}, opts...)...)
+			pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}),
+			pdflow.WithPickWait(config.None)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

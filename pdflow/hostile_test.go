@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -46,7 +46,7 @@ func TestAClientThatClosesItsSendingSideGetsNoFalseAnswer(t *testing.T) {
 }
 
 func TestAnUnfinishedBodyDoesNotHoldItsConnection(t *testing.T) {
-	limits := connector.Timeouts{}
+	limits := config.Timeouts{}
 	limits.Body = 100 * time.Millisecond
 	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithTimeouts(limits))
 	for name, c := range map[string]struct {
@@ -101,7 +101,7 @@ func TestARefusalOfPrefillWhoseBodyIsCutKeepsItsStatus(t *testing.T) {
 		_, _ = io.WriteString(w, `{"error":`)
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
-	}, answer(ok), pdflow.WithRetry(connector.Retry{MaxAttempts: 3}))
+	}, answer(ok), pdflow.WithRetry(config.Retry{MaxAttempts: 3}))
 	require.Equal(t, 400, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Equal(t, "P", x.all())
 }

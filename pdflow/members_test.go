@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	_ "github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -43,7 +44,7 @@ func TestMembersOfTheConnectorAreStrippedInEveryMode(t *testing.T) {
 		`"sampling_params":{"extra":{"ticket":"stolen"},"extra_args":{"kv_ticket":"stolen"}},` +
 		`"kv_transfer_params":"stolen"`
 	together := &ticketed{fake{order: connector.Together}}
-	sglang, err := connector.Open(connector.Spec{Type: "sglang"})
+	sglang, err := connector.Open(config.Spec{Type: "sglang"})
 	require.NoError(t, err)
 	for name, k := range map[string]struct {
 		conn connector.KVConnector
@@ -56,7 +57,7 @@ func TestMembersOfTheConnectorAreStrippedInEveryMode(t *testing.T) {
 		"together":      {conn: together, p: answer(ok), mode: "disaggregated"},
 		"aggregated":    {conn: &ticketed{}, p: answer(ok), more: `"n":2,`, mode: "aggregated"},
 		"decode fallback": {conn: &ticketed{}, p: status(500), mode: "fallback", opts: func() []pdflow.Option {
-			return []pdflow.Option{pdflow.WithFallback(connector.FallbackDecode)}
+			return []pdflow.Option{pdflow.WithFallback(config.FallbackDecode)}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // ErrorHandler writes an error to the client. The flow has set X-Request-Id and, for an aggregated or fallen-back
@@ -24,12 +25,12 @@ type ErrorHandler func(w http.ResponseWriter, r *http.Request, e *Error)
 
 type options struct {
 	transport      http.RoundTripper
-	timeouts       connector.Timeouts
-	retry          connector.Retry
-	fallback       connector.Fallback
+	timeouts       config.Timeouts
+	retry          config.Retry
+	fallback       config.Fallback
 	fallbackFlow   *Flow
 	checkers       []connector.RequestChecker
-	unsupported    connector.Unsupported
+	unsupported    config.Unsupported
 	maxBody        int64
 	pickWait       time.Duration
 	stepsLimit     time.Duration
@@ -69,9 +70,9 @@ func WithTransport(rt http.RoundTripper) Option {
 }
 
 // WithTimeouts sets the limits of a request's phases. A limit of zero is the connector's own default, else that of
-// [connector.Timeouts]; [connector.None] is no limit. Connect and HealthCheck are not the flow's: see transport.Options
+// [config.Timeouts]; [config.None] is no limit. Connect and HealthCheck are not the flow's: see transport.Options
 // and health.Options.
-func WithTimeouts(t connector.Timeouts) Option {
+func WithTimeouts(t config.Timeouts) Option {
 	return optionFunc(func(o *options) error {
 		if err := t.Check(); err != nil {
 			return fmt.Errorf("WithTimeouts: %w", err)
@@ -82,7 +83,7 @@ func WithTimeouts(t connector.Timeouts) Option {
 }
 
 // WithRetry sets how often a request is tried at pairs. What is zero is the default.
-func WithRetry(r connector.Retry) Option {
+func WithRetry(r config.Retry) Option {
 	return optionFunc(func(o *options) error {
 		if err := r.Check(); err != nil {
 			return fmt.Errorf("WithRetry: %w", err)
@@ -92,16 +93,16 @@ func WithRetry(r connector.Retry) Option {
 	})
 }
 
-// WithFallback sets what happens when no pair could serve. Default [connector.FallbackError]. For a fallback to another
+// WithFallback sets what happens when no pair could serve. Default [config.FallbackError]. For a fallback to another
 // connector use [WithFallbackFlow].
-func WithFallback(f connector.Fallback) Option {
+func WithFallback(f config.Fallback) Option {
 	return optionFunc(func(o *options) error {
 		switch f {
-		case "", connector.FallbackError, connector.FallbackDecode:
-		case connector.FallbackConnector:
+		case "", config.FallbackError, config.FallbackDecode:
+		case config.FallbackConnector:
 			return errors.New("WithFallback: a fallback to another connector needs its flow: use WithFallbackFlow")
 		default:
-			return errors.New("WithFallback needs connector.FallbackError or connector.FallbackDecode")
+			return errors.New("WithFallback needs config.FallbackError or config.FallbackDecode")
 		}
 		o.fallback = f
 		return nil
@@ -132,11 +133,11 @@ func WithRequestCheckers(checkers ...connector.RequestChecker) Option {
 }
 
 // WithUnsupported sets what happens to requests that two engines cannot carry. Default
-// [connector.UnsupportedAggregate].
-func WithUnsupported(u connector.Unsupported) Option {
+// [config.UnsupportedAggregate].
+func WithUnsupported(u config.Unsupported) Option {
 	return optionFunc(func(o *options) error {
-		if u != "" && u != connector.UnsupportedAggregate && u != connector.UnsupportedRefuse {
-			return errors.New("WithUnsupported needs connector.UnsupportedAggregate or connector.UnsupportedRefuse")
+		if u != "" && u != config.UnsupportedAggregate && u != config.UnsupportedRefuse {
+			return errors.New("WithUnsupported needs config.UnsupportedAggregate or config.UnsupportedRefuse")
 		}
 		o.unsupported = u
 		return nil
@@ -154,12 +155,12 @@ func WithMaxBody(n int64) Option {
 	})
 }
 
-// WithPickWait bounds the wait for engines when none is ready. Default, and 0: 250 ms; [connector.None]: no wait.
+// WithPickWait bounds the wait for engines when none is ready. Default, and 0: 250 ms; [config.None]: no wait.
 func WithPickWait(d time.Duration) Option {
 	return optionFunc(func(o *options) error {
 		o.pickWait = cmp.Or(d, defaultPickWait)
-		return needs("WithPickWait", d >= 0 || d == connector.None,
-			"a duration that is not negative, or connector.None")
+		return needs("WithPickWait", d >= 0 || d == config.None,
+			"a duration that is not negative, or config.None")
 	})
 }
 
@@ -167,12 +168,12 @@ const defaultPickWait = 250 * time.Millisecond
 
 // WithStepsLimit bounds how long the caller of [Flow.Begin] may make no call on its request, reads of the response's
 // Body included, before the flow ends the request with [CodeForgotten]. A relayed response must end within it. Default,
-// and 0: 15 min; [connector.None]: no limit.
+// and 0: 15 min; [config.None]: no limit.
 func WithStepsLimit(d time.Duration) Option {
 	return optionFunc(func(o *options) error {
 		o.stepsLimit = cmp.Or(d, defaultStepsLimit)
-		return needs("WithStepsLimit", d >= 0 || d == connector.None,
-			"a duration that is not negative, or connector.None")
+		return needs("WithStepsLimit", d >= 0 || d == config.None,
+			"a duration that is not negative, or config.None")
 	})
 }
 

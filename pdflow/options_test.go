@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
@@ -32,11 +33,11 @@ func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
 		want time.Duration
 	}{
 		"no option": {nil, 25 * time.Second},
-		"another timeout": {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Prefill: 5 * time.Second})},
+		"another timeout": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Prefill: 5 * time.Second})},
 			25 * time.Second},
-		"a limit": {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: time.Second})},
+		"a limit": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second})},
 			time.Second},
-		"none": {[]pdflow.Option{pdflow.WithTimeouts(connector.Timeouts{Handoff: connector.None})}, 0},
+		"none": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: config.None})}, 0},
 	} {
 		flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()), c.opts...)
 		require.NoError(t, err, name)
@@ -47,7 +48,7 @@ func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
 // A retry policy that names only the number of attempts still pauses between them.
 func TestRetriesPauseByDefault(t *testing.T) {
 	x := script(t, &fake{order: connector.PrefillThenDecode}, status(http.StatusBadGateway), answer(ok),
-		pdflow.WithRetry(connector.Retry{MaxAttempts: 3}))
+		pdflow.WithRetry(config.Retry{MaxAttempts: 3}))
 	begun := time.Now()
 	_, err := x.flow.Do(
 		context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)},
@@ -69,11 +70,11 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 		"WithObserver":         pdflow.WithObserver(nil),
 		"WithMaxBody":          pdflow.WithMaxBody(0),
 		"WithPickWait":         pdflow.WithPickWait(-time.Second),
-		"negative timeout":     pdflow.WithTimeouts(connector.Timeouts{Idle: -time.Second}),
-		"negative attempts":    pdflow.WithRetry(connector.Retry{MaxAttempts: -1}),
-		"negative backoff":     pdflow.WithRetry(connector.Retry{BackoffBase: -time.Second}),
+		"negative timeout":     pdflow.WithTimeouts(config.Timeouts{Idle: -time.Second}),
+		"negative attempts":    pdflow.WithRetry(config.Retry{MaxAttempts: -1}),
+		"negative backoff":     pdflow.WithRetry(config.Retry{BackoffBase: -time.Second}),
 		"unknown fallback":     pdflow.WithFallback("decod"),
-		"fallback by its name": pdflow.WithFallback(connector.FallbackConnector),
+		"fallback by its name": pdflow.WithFallback(config.FallbackConnector),
 		"unknown policy":       pdflow.WithUnsupported("no"),
 	} {
 		flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()), o)

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -93,7 +94,7 @@ func script(t *testing.T, c connector.KVConnector, p, d handler, opts ...pdflow.
 		endpoint(t, engine("D", d), discovery.RoleDecode)}
 	x.pair = pdflow.Pick{Prefill: eps[0], Decode: eps[1]}
 	x.flow, x.seen = newFlow(
-		t, c, eps, append([]pdflow.Option{pdflow.WithRetry(connector.Retry{MaxAttempts: 1})}, opts...)...,
+		t, c, eps, append([]pdflow.Option{pdflow.WithRetry(config.Retry{MaxAttempts: 1})}, opts...)...,
 	)
 	x.url = serve(t, x.flow)
 	return x
@@ -186,7 +187,7 @@ func TestTogetherHoldsDecodesHeadUntilItsFirstEvent(t *testing.T) {
 }
 
 func TestTogetherCountsDecodesTimeFromPrefillsAnswer(t *testing.T) {
-	limits := connector.Timeouts{}
+	limits := config.Timeouts{}
 	limits.Decode = 100 * time.Millisecond
 	slow := func(d time.Duration, body string) handler {
 		return func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
@@ -367,8 +368,8 @@ func TestASideCallBeforeTheLegs(t *testing.T) {
 
 type finishing struct{ fake }
 
-func (*finishing) Final(_ *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
-	return connector.Answer{Body: p.Body, Events: [][]byte{[]byte(`{"choices":[{"text":"done"}]}`), []byte("[DONE]")}},
+func (*finishing) Final(_ *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
+	return connector.Response{Body: p.Body, Events: [][]byte{[]byte(`{"choices":[{"text":"done"}]}`), []byte("[DONE]")}},
 		true
 }
 

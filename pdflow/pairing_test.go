@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -166,7 +167,7 @@ func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) 
 
 func TestAFallbackToADecodeEngineThatCannotServeAloneIsRefused(t *testing.T) {
 	_, err := pdflow.New(&lonely{}, pick.New(setOf(t), pick.RoundRobin()),
-		pdflow.WithFallback(connector.FallbackDecode))
+		pdflow.WithFallback(config.FallbackDecode))
 	require.ErrorContains(t, err, "cannot serve alone")
 }
 
@@ -285,7 +286,7 @@ func TestARequestThatThisPairCannotCarryGoesByThePolicy(t *testing.T) {
 	require.Equal(t, "aggregated", r.header.Get("X-PD-Mode"))
 	require.Equal(t, "D", x.all())
 
-	x = script(t, c, answer(ok), answer(ok), pdflow.WithUnsupported(connector.UnsupportedRefuse))
+	x = script(t, c, answer(ok), answer(ok), pdflow.WithUnsupported(config.UnsupportedRefuse))
 	r = post(t, x.url, "/v1/completions", completion("a", ""))
 	require.Equal(t, 400, r.status)
 	require.Contains(t, r.body, `"param":"X-data-parallel-rank"`)

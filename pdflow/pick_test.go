@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
@@ -76,7 +77,7 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 			tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 			t.Cleanup(func() { tr.Close() })
 			flow, err := pdflow.New(&fake{order: c.order}, picker, pdflow.WithTransport(tr),
-				pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+				pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 			require.NoError(t, err)
 			post(t, serve(t, flow), "/v1/completions", completion("a", ""))
 			require.Eventually(t, func() bool {

@@ -105,7 +105,7 @@ func (a *attempt) final(p *connector.PrefillResult) (*Body, bool, *Error) {
 	if a.f.finisher == nil {
 		return nil, false, nil
 	}
-	var answer connector.Answer
+	var answer connector.Response
 	var ok bool
 	if e := a.guard(LegPrefill, "response", func() error {
 		answer, ok = a.f.finisher.Final(a.s, p)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
@@ -127,7 +128,7 @@ func TestReadyAsksTheConnector(t *testing.T) {
 }
 
 func TestAHealthCheckHasATimeLimit(t *testing.T) {
-	for _, limit := range []time.Duration{0, time.Second, connector.None} {
+	for _, limit := range []time.Duration{0, time.Second, config.None} {
 		synctest.Test(t, func(t *testing.T) {
 			conn := newChecked(t)
 			conn.health = func(ctx context.Context) error {
@@ -139,12 +140,12 @@ func TestAHealthCheckHasATimeLimit(t *testing.T) {
 				}
 			}
 			set := discovery.NewSet()
-			flow, err := pdflow.New(conn, quietPicker{set}, pdflow.WithTimeouts(connector.Timeouts{HealthCheck: limit}))
+			flow, err := pdflow.New(conn, quietPicker{set}, pdflow.WithTimeouts(config.Timeouts{HealthCheck: limit}))
 			require.NoError(t, err)
 			begun := time.Now()
 			err = flow.Ready(t.Context())
 			switch limit {
-			case connector.None:
+			case config.None:
 				require.NoError(t, err, "and a picker that says nothing of its readiness is not asked")
 				assert.Equal(t, time.Minute, time.Since(begun))
 			case 0:

@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -130,7 +131,7 @@ func TestALargeRefusalOfPrefillKeepsItsStatus(t *testing.T) {
 	x := script(t, &fake{}, func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		w.WriteHeader(400)
 		_, _ = io.WriteString(w, `{"error":{"message":"`+strings.Repeat("x", 2<<20)+`"}}`)
-	}, answer(ok), pdflow.WithRetry(connector.Retry{MaxAttempts: 3}))
+	}, answer(ok), pdflow.WithRetry(config.Retry{MaxAttempts: 3}))
 	r := post(t, x.url, "/v1/completions", completion("a", ""))
 	require.Equal(t, 400, r.status)
 	require.Equal(t, "P", x.all())
@@ -236,7 +237,7 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 	} {
 		l := &legs{}
 		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(l),
-			pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+			pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 		require.NoError(t, err)
 		url := serve(t, flow)
 		for range 40 {

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
 )
@@ -134,7 +135,7 @@ var clients = []struct {
 }
 
 // eachClient runs a test with each way to send requests. limits are the flow's.
-func eachClient(t *testing.T, c connector.KVConnector, limits connector.Timeouts,
+func eachClient(t *testing.T, c connector.KVConnector, limits config.Timeouts,
 	test func(t *testing.T, x *scripted, n *network, http2 bool)) {
 	for _, client := range clients {
 		t.Run(client.name, func(t *testing.T) {
@@ -169,7 +170,7 @@ func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 	c := &orphaning{fake{order: connector.Together}}
 	for _, down := range []pdflow.LegKind{pdflow.LegPrefill, pdflow.LegDecode, ""} {
 		t.Run("down: "+string(down), func(t *testing.T) {
-			eachClient(t, c, connector.Timeouts{}, func(t *testing.T, x *scripted, n *network, http2 bool) {
+			eachClient(t, c, config.Timeouts{}, func(t *testing.T, x *scripted, n *network, http2 bool) {
 				here, there := x.pair.Prefill.URL.Host, x.pair.Decode.URL.Host
 				if down == pdflow.LegDecode {
 					here, there = there, here
@@ -199,7 +200,7 @@ func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 // The age counts when the request leaves, not when it was made: reaching D may take longer than the handoff lives,
 // and a real engine then answers 200 with another prompt's text.
 func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
-	limits := connector.Timeouts{}
+	limits := config.Timeouts{}
 	limits.Handoff = 100 * time.Millisecond
 	eachClient(t, &fake{}, limits, func(t *testing.T, x *scripted, n *network, http2 bool) {
 		d := x.pair.Decode.URL.Host

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -91,7 +92,7 @@ func endless(x *scripted, w http.ResponseWriter, r *http.Request, _ string) {
 
 // A client that reads nothing holds the decode engine for the write timeout and no longer.
 func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
-	limits := connector.Timeouts{}
+	limits := config.Timeouts{}
 	limits.Write = 50 * time.Millisecond
 	for _, send := range []bool{false, true} {
 		for _, p := range protocols() {

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -117,7 +118,7 @@ func TestStepsRetryAtAnotherPair(t *testing.T) {
 		_, _ = io.WriteString(w, ok)
 	}
 	x := script(t, &fake{}, first, answer(fromD),
-		pdflow.WithRetry(connector.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
+		pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
 	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
 	legs, resp, err := drive(t, s)
 	require.NoError(t, err)
@@ -145,7 +146,7 @@ func TestAStepIsTakenOnce(t *testing.T) {
 // A decode leg that the host lets lie until its handoff is too old is refused, and so fails the attempt.
 func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD),
-		pdflow.WithTimeouts(connector.Timeouts{Handoff: 50 * time.Millisecond}))
+		pdflow.WithTimeouts(config.Timeouts{Handoff: 50 * time.Millisecond}))
 	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
 	step, _, err := s.Next(context.Background())
 	require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // all connectors
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // A configuration may name a connector by its name or by the engines' class name; both give the same connector.
@@ -33,14 +34,14 @@ func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
 		"MultiConnector": "multi",
 	} {
 		t.Run(typ, func(t *testing.T) {
-			var config json.RawMessage
+			var settings json.RawMessage
 			switch want {
 			case "multi":
-				config = json.RawMessage(`{"connectors":[{"type":"nixl"}]}`)
+				settings = json.RawMessage(`{"connectors":[{"type":"nixl"}]}`)
 			case "ascend-layerwise":
-				config = json.RawMessage(`{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`)
+				settings = json.RawMessage(`{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`)
 			}
-			c, err := connector.Open(connector.Spec{Type: typ, Config: config})
+			c, err := connector.Open(config.Spec{Type: typ, Config: settings})
 			require.NoError(t, err)
 			assert.Equal(t, want, c.Traits().Name)
 		})
@@ -55,7 +56,7 @@ func TestLMCachesClassMeansOneOfTwoByItsConfiguration(t *testing.T) {
 }
 
 func TestAnUnknownNameListsTheKnownOnes(t *testing.T) {
-	_, err := connector.Open(connector.Spec{Type: "NixlConector"})
+	_, err := connector.Open(config.Spec{Type: "NixlConector"})
 	require.ErrorIs(t, err, connector.ErrUnknown)
 	for _, part := range []string{"did you mean NixlConnector?", "sharedstorage", "p2pnccl", "multi",
 		"ExampleConnector", "MultiConnector", "P2pNcclConnector"} {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -98,13 +99,13 @@ func TestEveryConnectorRenders(t *testing.T) {
 	}
 	for _, name := range connector.Names() {
 		t.Run(name, func(t *testing.T) {
-			c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(needed[name])})
+			c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
 			require.NoError(t, err)
 			r, ok := connector.As[launch.Renderer](c)
 			require.True(t, ok)
 			for _, e := range engines {
 				set, err := r.Render(launch.Target{Endpoint: e, Engines: engines, Model: "m", Gateway: "gateway",
-					Resources: connector.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}})
+					Resources: config.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}})
 				require.NoError(t, err)
 				for _, path := range []string{"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"} {
 					assert.True(t, slices.ContainsFunc(set.Notes, func(n launch.Note) bool { return n.Path == path }),

@@ -8,12 +8,13 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // With all connectors registered, a configuration chooses one by pdkit's name or by the engine's.
 func Example() {
-	for _, config := range []string{`{"type":"nixl"}`, `{"type":"MooncakeConnector"}`, `{"type":"SGLang"}`} {
-		spec, err := connector.ParseSpec([]byte(config))
+	for _, settings := range []string{`{"type":"nixl"}`, `{"type":"MooncakeConnector"}`, `{"type":"SGLang"}`} {
+		spec, err := config.ParseSpec([]byte(settings))
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/epd"
 )
 
@@ -84,7 +85,7 @@ var pairs = []struct {
 func TestWhichEnginesCanMeet(t *testing.T) {
 	for _, m := range pairs {
 		t.Run(m.typ+m.config, func(t *testing.T) {
-			c, err := connector.Open(connector.Spec{Type: m.typ, Config: json.RawMessage(m.config)})
+			c, err := connector.Open(config.Spec{Type: m.typ, Config: json.RawMessage(m.config)})
 			require.NoError(t, err)
 			for _, c := range []connector.KVConnector{c, wrapped(t, c)} {
 				for _, engines := range m.meet {
@@ -156,7 +157,7 @@ func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
 		for _, m := range row.FindAllStringSubmatch(section, -1) {
 			told = append(told, m[1])
 		}
-		c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(needed[name])})
+		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
 		require.NoError(t, err)
 		for _, r := range c.Traits().PairRules {
 			want = append(want, r.Attribute)

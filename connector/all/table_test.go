@@ -20,6 +20,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // The root README's table of connectors agrees with the registry, the golden exchanges and the runs with real engines.
@@ -89,7 +90,7 @@ func dash(list []string, separator string) string {
 // configuration, its golden exchanges identify the folder.
 func folder(t *testing.T, name string) string {
 	t.Helper()
-	c, err := connector.Open(connector.Spec{Type: name})
+	c, err := connector.Open(config.Spec{Type: name})
 	if err == nil {
 		typ := reflect.TypeOf(c)
 		for typ.Kind() == reflect.Pointer {
@@ -107,8 +108,8 @@ func folder(t *testing.T, name string) string {
 // classes are the engines' class names for a connector, with any settings.
 func classes(name string) (list []string) {
 	for _, class := range connector.Classes() {
-		for _, config := range []string{"", `{"enable_pd":true}`} {
-			if connector.Resolve(class, json.RawMessage(config)) == name && !slices.Contains(list, class) {
+		for _, settings := range []string{"", `{"enable_pd":true}`} {
+			if connector.Resolve(class, json.RawMessage(settings)) == name && !slices.Contains(list, class) {
 				list = append(list, class)
 			}
 		}
@@ -155,8 +156,8 @@ var orders = map[connector.Order]string{
 
 // legs are a connector's orders: first without settings, then with the settings of its golden exchanges.
 func legs(name string, configs []json.RawMessage) (list []string) {
-	for _, config := range append([]json.RawMessage{nil}, configs...) {
-		c, err := connector.Open(connector.Spec{Type: name, Config: config})
+	for _, settings := range append([]json.RawMessage{nil}, configs...) {
+		c, err := connector.Open(config.Spec{Type: name, Config: settings})
 		if err != nil {
 			continue // of those that need settings, and of golden exchanges about them
 		}

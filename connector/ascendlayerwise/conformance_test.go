@@ -11,14 +11,15 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func factory(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: ascendlayerwise.Name, Config: config})
+func factory(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: ascendlayerwise.Name, Config: settings})
 }
 
 // callback is the body that D posts for a request id.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
@@ -142,7 +143,7 @@ func TestDIsCancelledWhenPFails(t *testing.T) {
 
 func TestADThatNeverCallsBackRunsOutOfTime(t *testing.T) {
 	left := make(chan struct{}, 1)
-	limits := connector.Timeouts{}
+	limits := config.Timeouts{}
 	limits.Decode = 100 * time.Millisecond
 	x := newPair(t, func(http.ResponseWriter, *http.Request) { t.Error("P was asked without D's blocks") },
 		func(_ http.ResponseWriter, r *http.Request) {

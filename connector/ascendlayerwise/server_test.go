@@ -341,7 +341,7 @@ func TestSessionsAtOnceGetTheirOwnCallbacks(t *testing.T) {
 }
 
 func TestAbilities(t *testing.T) {
-	c, err := connector.Open(connector.Spec{Type: "MooncakeLayerwiseConnector"})
+	c, err := connector.Open(config.Spec{Type: "MooncakeLayerwiseConnector"})
 	require.NoError(t, err)
 	assert.Equal(t, "ascend-layerwise", c.Traits().Name)
 	assert.Equal(t, connector.DecodeThenPrefill, c.Traits().Order)

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -40,7 +39,7 @@ type settings struct {
 	Extra     map[string]json.RawMessage `json:"extra"`
 	Raw       json.RawMessage            `json:"raw"`
 	Any       any                        `json:"any"`
-	Connector connector.Spec             `json:"connector"`
+	Connector config.Spec                `json:"connector"`
 	Ignored   string                     `json:"-"`
 	hidden    string
 }

@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
-func newHTTP(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: plainhttp.Name, Config: config})
+func newHTTP(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: plainhttp.Name, Config: settings})
 }
 
 // A connector's own test runs the suite; here it is the connector "http".
@@ -43,8 +44,8 @@ func (s stubborn) Prefill(ctx context.Context, session *connector.Session, leg *
 // Check is for programs: what is wrong is in the error.
 func ExampleCheck() {
 	err := connectortest.Check(context.Background(), connectortest.Harness{
-		New: func(config json.RawMessage) (connector.KVConnector, error) {
-			c, err := newHTTP(config)
+		New: func(settings json.RawMessage) (connector.KVConnector, error) {
+			c, err := newHTTP(settings)
 			return stubborn{c}, err
 		},
 	})

@@ -40,7 +40,7 @@ func checkFinal(t *trial) error {
 	finals := 0
 	err := t.each(clients, func(_ sample, p *played) error {
 		for _, b := range p.response.with(finished(p.response.Body)) {
-			var given connector.Answer
+			var given connector.Response
 			var final bool
 			err := guard(func() error {
 				given, final = f.Final(p.s, b.result())
@@ -86,7 +86,7 @@ func finished(body []byte) (list []mutant) {
 	return list
 }
 
-func (t *trial) checkAnswer(a connector.Answer, stream bool) error {
+func (t *trial) checkAnswer(a connector.Response, stream bool) error {
 	if !stream || len(a.Events) == 0 {
 		if stream {
 			return errors.New("a client that asked for a stream gets no events")

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 func checkName(t *trial) error {
@@ -25,7 +26,7 @@ func checkName(t *trial) error {
 	case !registered:
 		return fmt.Errorf("%q is not registered", name)
 	}
-	opened, err := connector.Open(connector.Spec{Type: name, Config: slices.Clone(t.Config)})
+	opened, err := connector.Open(config.Spec{Type: name, Config: slices.Clone(t.Config)})
 	if err != nil {
 		return fmt.Errorf("opening the registered name: %w", err)
 	}

@@ -5,8 +5,8 @@
 //
 // An author of a connector calls [Run] from a test, and [Golden] for exchanges as the engines' own versions have them:
 //
-//	func factory(config json.RawMessage) (connector.KVConnector, error) {
-//		return connector.Open(connector.Spec{Type: "myproto", Config: config})
+//	func factory(settings json.RawMessage) (connector.KVConnector, error) {
+//		return connector.Open(config.Spec{Type: "myproto", Config: settings})
 //	}
 //
 //	var harness = connectortest.Harness{

@@ -7,14 +7,15 @@ import (
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
 // factory puts the stage before nixl. The harness gives the settings of nixl.
-func factory(config json.RawMessage) (connector.KVConnector, error) {
-	inner, err := connector.Open(connector.Spec{Type: "nixl", Config: config})
+func factory(settings json.RawMessage) (connector.KVConnector, error) {
+	inner, err := connector.Open(config.Spec{Type: "nixl", Config: settings})
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	_ "github.com/pdkit/pdkit/connector/sharedstorage"
 	"github.com/pdkit/pdkit/discovery"
@@ -16,7 +16,7 @@ func ExampleModel() {
 	p, _ := discovery.New("http://10.0.0.1:8000", discovery.RolePrefill)
 	d, _ := discovery.New("http://10.0.0.2:8000", discovery.RoleDecode)
 	plan, err := launch.Model(launch.Deployment{
-		Spec:      connector.Spec{Type: "ExampleConnector", Config: json.RawMessage(`{"shared_storage_path": "/mnt/kv"}`)},
+		Spec:      config.Spec{Type: "ExampleConnector", Config: json.RawMessage(`{"shared_storage_path": "/mnt/kv"}`)},
 		Endpoints: []discovery.Endpoint{p, d},
 		Model:     "llama2-7b",
 	})

@@ -22,6 +22,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -30,7 +31,7 @@ var ErrNoSettings = errors.New("the connector has no launch settings")
 
 // Deployment is one model and its engines.
 type Deployment struct {
-	Spec      connector.Spec
+	Spec      config.Spec
 	Endpoints []discovery.Endpoint
 	Model     string  // the name that requests use
 	Path      string  // what the engines load: a hub's name or a folder; "" is Model

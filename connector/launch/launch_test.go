@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -259,7 +260,7 @@ func TestSettingsThatCannotBeWrittenAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, "decode-0: file f has another content", "they lie in one folder")
 	_, err = launch.With(silent{}, launch.Deployment{})
 	require.ErrorIs(t, err, launch.ErrNoSettings)
-	_, err = launch.Model(launch.Deployment{Spec: connector.Spec{Type: "nothing"}})
+	_, err = launch.Model(launch.Deployment{Spec: config.Spec{Type: "nothing"}})
 	require.ErrorIs(t, err, connector.ErrUnknown)
 	failed := errors.New("no port")
 	_, err = launch.With(rendering{func(launch.Target) (launch.Settings, error) { return launch.Settings{}, failed }}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
@@ -282,7 +283,7 @@ func TestLabels(t *testing.T) {
 }
 
 func TestNoLimitsNamesTheLimitsThatAreGiven(t *testing.T) {
-	assert.Empty(t, launch.NoLimits(connector.Resources{}, "why"))
+	assert.Empty(t, launch.NoLimits(config.Resources{}, "why"))
 	assert.Equal(t, []launch.Note{launch.NoEffect("resources.maxMemory", "why"), launch.NoEffect("resources.maxBandwidth", "why")},
-		launch.NoLimits(connector.Resources{MaxMemory: "8Gi", MaxBandwidth: "1G"}, "why"))
+		launch.NoLimits(config.Resources{MaxMemory: "8Gi", MaxBandwidth: "1G"}, "why"))
 }

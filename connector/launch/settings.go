@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -28,8 +27,8 @@ type Target struct {
 	Index     int                  // 0, 1, … among the engines of its role
 	Engines   []discovery.Endpoint // all engines of the same model, itself included
 	Model     string
-	Version   Version             // of the engine; the zero value is the newest that the connector knows
-	Resources connector.Resources // of the Spec; see [Settings.Notes] for those without effect
+	Version   Version          // of the engine; the zero value is the newest that the connector knows
+	Resources config.Resources // of the Spec; see [Settings.Notes] for those without effect
 	// the host at which engines reach the gateway, for notices and callbacks; "" is loopback
 	Gateway string
 	CPU     bool // the engine runs on a CPU
@@ -91,7 +90,7 @@ func NoEffect(path, why string) Note { return Note{NoEffect: true, Path: path, T
 
 // NoLimits returns a note for each limit of r that is given: the engine has no setting for any of them. why ends the
 // sentences.
-func NoLimits(r connector.Resources, why string) []Note {
+func NoLimits(r config.Resources, why string) []Note {
 	var notes []Note
 	for _, limit := range []struct {
 		name  string

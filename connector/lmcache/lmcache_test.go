@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func factory(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: lmcache.Name, Config: config})
+func factory(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: lmcache.Name, Config: settings})
 }
 
 // everyKey sets every setting of pdkit and of the design documents to a value that is not its default.
@@ -82,7 +82,7 @@ func TestTheClassNameIsResolvedByItsSettings(t *testing.T) {
 	}
 	assert.Equal(t, "lmcache", connector.Resolve(lmcache.ClassMP, json.RawMessage(`{"lmcache.mp.port":6555}`)))
 	c, err := connector.Open(
-		connector.Spec{Type: lmcache.ClassV1, Config: json.RawMessage(`{"lmcache.enable_pd":true}`)},
+		config.Spec{Type: lmcache.ClassV1, Config: json.RawMessage(`{"lmcache.enable_pd":true}`)},
 	)
 	require.NoError(t, err)
 	assert.Equal(t, "lmcache-pd", c.Traits().Name)

@@ -11,13 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func render(t *testing.T, config string, change func(*launch.Target)) launch.Settings {
+func render(t *testing.T, settings string, change func(*launch.Target)) launch.Settings {
 	t.Helper()
-	c, err := factory(json.RawMessage(config))
+	c, err := factory(json.RawMessage(settings))
 	require.NoError(t, err)
 	e, err := discovery.New("http://10.0.0.1:8100", discovery.RolePrefill)
 	require.NoError(t, err)
@@ -47,14 +48,14 @@ func noted(t *testing.T, set launch.Settings, path string) (text string, without
 // The design proposal's example becomes LMCache's file, its environment variable and vLLM's flag. Both roles get the
 // same settings and the same seed.
 func TestTheDesignExampleForTheEngines(t *testing.T) {
-	config := `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
+	settings := `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
 		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":3,"username":"lmcache",
 		"password":"lmcache-password"},
 		"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lru"}`
 	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-		set := render(t, config, func(target *launch.Target) {
+		set := render(t, settings, func(target *launch.Target) {
 			target.Endpoint.Role = role
-			target.Resources = connector.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}
+			target.Resources = config.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}
 		})
 		assert.Equal(t, "vllm", set.Engine)
 		assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both",`+
@@ -91,46 +92,46 @@ cache_policy: "LRU"
 }
 
 func TestPasswordsAreNeverRendered(t *testing.T) {
-	for _, config := range []string{
+	for _, settings := range []string{
 		`{"backendType":"redis","redisConfig":{"host":"h","username":"u53r","password":"s3cret"}}`,
 		`{"remote_url":"redis://u53r:s3cret@h:6379/1"}`,
 		`{"lmcache.remote_url":"redis://u53r:s3c@ret@h:6379/1"}`,
 	} {
-		set := render(t, config, nil)
+		set := render(t, settings, nil)
 		raw, err := json.Marshal(set)
 		require.NoError(t, err)
-		assert.NotContains(t, string(raw), "s3c", config)
-		assert.NotContains(t, string(raw), "ret@", config)
-		assert.NotContains(t, string(raw), "u53r", config)
-		assert.Contains(t, set.Files[0].Content, `"redis://h:6379`, config)
+		assert.NotContains(t, string(raw), "s3c", settings)
+		assert.NotContains(t, string(raw), "ret@", settings)
+		assert.NotContains(t, string(raw), "u53r", settings)
+		assert.Contains(t, set.Files[0].Content, `"redis://h:6379`, settings)
 	}
 }
 
 func TestBackends(t *testing.T) {
-	file := func(config string, r connector.Resources) string {
-		return render(t, config, func(target *launch.Target) { target.Resources = r }).Files[0].Content
+	file := func(settings string, r config.Resources) string {
+		return render(t, settings, func(target *launch.Target) { target.Resources = r }).Files[0].Content
 	}
 	disk := file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv","maxDiskSize":107374182400},`+
 		`"localConfig":{"maxMemoryMB":512},"evictionPolicy":"lfu"}`,
-		connector.Resources{MaxDisk: "50Gi", MaxMemory: "8Gi"})
+		config.Resources{MaxDisk: "50Gi", MaxMemory: "8Gi"})
 	assert.Contains(t, disk, "local_disk: \"/kv\"\nmax_local_disk_size: 50\n", "the smaller of the two")
 	assert.Contains(t, disk, "max_local_cpu_size: 0.5\n")
 	assert.Contains(t, disk, `cache_policy: "LFU"`)
 	assert.Contains(
 		t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"},"maxCacheSize":2147483648}`,
-			connector.Resources{}), "max_local_disk_size: 2\n",
+			config.Resources{}), "max_local_disk_size: 2\n",
 	)
-	assert.Contains(t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"}}`, connector.Resources{}),
+	assert.Contains(t, file(`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"}}`, config.Resources{}),
 		"max_local_disk_size: 10\n", "0 would keep nothing")
-	assert.Contains(t, file(`{"backendType":"local","maxCacheSize":1073741824}`, connector.Resources{}),
+	assert.Contains(t, file(`{"backendType":"local","maxCacheSize":1073741824}`, config.Resources{}),
 		"max_local_cpu_size: 1\n")
-	assert.Contains(t, file(`{"serverEndpoints":["[2001:db8::1]:65432","b:1"]}`, connector.Resources{}),
+	assert.Contains(t, file(`{"serverEndpoints":["[2001:db8::1]:65432","b:1"]}`, config.Resources{}),
 		`remote_url: "lm://[2001:db8::1]:65432"`)
-	assert.Contains(t, file(`{"redisConfig":{"host":"2001:db8::1"}}`, connector.Resources{}),
+	assert.Contains(t, file(`{"redisConfig":{"host":"2001:db8::1"}}`, config.Resources{}),
 		`remote_url: "redis://[2001:db8::1]:6379"`)
 	assert.Contains(
 		t, file(`{"chunk_size":128,"lmcache.save_unfull_chunk":true,"remote_url":"mooncakestore://h:50051/"}`,
-			connector.Resources{}),
+			config.Resources{}),
 		"chunk_size: 128\nlocal_cpu: true\nmax_local_cpu_size: 5\nsave_unfull_chunk: true\nremote_url: "+
 			"\"mooncakestore://h:50051/\"\n", "LMCache's own names win")
 }
@@ -138,7 +139,7 @@ func TestBackends(t *testing.T) {
 // Kthena's issue 1069: engines that share no store answer 200 and compute every prompt twice. A note says so before
 // anything runs.
 func TestStoresThatAreNotSharedAreTold(t *testing.T) {
-	for config, shared := range map[string]bool{
+	for settings, shared := range map[string]bool{
 		`{}`:                      false,
 		`{"backendType":"local"}`: false,
 		`{"backendType":"disk","diskConfig":{"cacheDir":"/kv"}}`: false,
@@ -149,22 +150,22 @@ func TestStoresThatAreNotSharedAreTold(t *testing.T) {
 		`{"enable_p2p":true}`:                                    true,
 	} {
 		told := false
-		for _, n := range render(t, config, nil).Notes {
+		for _, n := range render(t, settings, nil).Notes {
 			told = told || n.NoEffect && strings.Contains(n.Text, "shared")
 		}
-		assert.Equal(t, !shared, told, config)
+		assert.Equal(t, !shared, told, settings)
 	}
 }
 
 // LMCacheMPConnector has one server beside the engines and no file.
 func TestTheServerOfTheMultiprocessMode(t *testing.T) {
-	for _, config := range []string{
+	for _, settings := range []string{
 		`{"engineClass":"LMCacheMPConnector","serverEndpoints":["10.0.0.9:6555"],"localConfig":{"maxMemoryMB":2048},` +
 			`"evictionPolicy":"lru","chunk_size":512}`,
 		`{"lmcache.mp.host":"tcp://10.0.0.9","lmcache.mp.port":6555,"maxCacheSize":2147483648,` +
 			`"lmcache.chunk_size":512}`,
 	} {
-		set := render(t, config, nil)
+		set := render(t, settings, nil)
 		assert.Equal(t, `{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both",`+
 			`"kv_connector_extra_config":{"lmcache.mp.host":"tcp://10.0.0.9","lmcache.mp.port":6555}}`,
 			set.KVTransfer.JSON())
@@ -194,15 +195,15 @@ func TestTheLaunchGuidesConfigPath(t *testing.T) {
 // A note names each key of the design proposal's YAML, with the value that it has there, and says what it became or
 // that it has no effect.
 func TestEveryKeyOfTheDesignExampleIsNamed(t *testing.T) {
-	var config map[string]any
+	var settings map[string]any
 	const example = `{"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080",
 	"lmcache-1.lmcache.default.svc.cluster.local:8080"],"backendType":"redis",
 		"redisConfig":{"host":"redis.default.svc.cluster.local","port":6379,"database":0,"username":"lmcache",
 		"password":"lmcache-password"},
 		"connectionTimeout":"10s","poolSize":10,"maxCacheSize":8589934592,"ttl":"10m","evictionPolicy":"lru"}`
-	require.NoError(t, json.Unmarshal([]byte(example), &config))
+	require.NoError(t, json.Unmarshal([]byte(example), &settings))
 	set := render(t, example, nil)
-	for key, value := range config {
+	for key, value := range settings {
 		inner, ok := value.(map[string]any)
 		if !ok {
 			noted(t, set, "config."+key)

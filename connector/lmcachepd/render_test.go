@@ -73,7 +73,7 @@ nixl_backends: ["UCX"]
 	}, p.Env)
 
 	on := target(discovery.RoleDecode)
-	on.Index, on.CPU, on.Resources = 2, true, connector.Resources{MaxMemory: "2Gi", MaxDisk: "1Gi", MaxBandwidth: "1G"}
+	on.Index, on.CPU, on.Resources = 2, true, config.Resources{MaxMemory: "2Gi", MaxDisk: "1Gi", MaxBandwidth: "1G"}
 	d := render(t, `{"notifyTimeout":"2500ms"}`, on)
 	assert.Equal(t, `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_consumer",`+
 		`"kv_connector_extra_config":{"discard_partial_chunks":false,"lmcache_rpc_port":"consumer2"}}`,

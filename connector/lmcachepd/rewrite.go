@@ -16,22 +16,22 @@ import (
 
 // Final sends P's response to the client if nothing is left for D: P ended at its first token, or the client wanted one
 // token. LMCache's own proxy asks D for 0 tokens in that case, and gets 400.
-func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
+func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
 	if !c.options.RetFirstToken {
-		return connector.Answer{}, false
+		return connector.Response{}, false
 	}
 	if !isLast(s.Request, p) {
-		return connector.Answer{}, false // most responses end here, without reading more
+		return connector.Response{}, false // most responses end here, without reading more
 	}
 	a, err := readResponse(s.Request.API, p)
 	if err != nil || !json.Valid(p.Body) {
-		return connector.Answer{}, false // Decode returns the error
+		return connector.Response{}, false // Decode returns the error
 	}
 	if s.Request.Stream {
 		events, err := a.events(s.Request, p)
-		return connector.Answer{Events: events}, err == nil
+		return connector.Response{Events: events}, err == nil
 	}
-	return connector.Answer{Body: a.whole(p.Body)}, true
+	return connector.Response{Body: a.whole(p.Body)}, true
 }
 
 // isLast reports whether nothing is left for D: the client wants one token, or P has ended.

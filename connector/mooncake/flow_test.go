@@ -19,6 +19,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -48,7 +49,7 @@ func newRig(t *testing.T, extra map[string]string) *rig {
 	x.prefill = endpoint(t, x.p.URL(), "bootstrapURL", x.p.Bootstrap())
 	tr := transport.New(nil)
 	x.flow, err = pdflow.New(newConnector(t, nil), x, pdflow.WithTransport(tr),
-		pdflow.WithRetry(connector.Retry{MaxAttempts: 2}))
+		pdflow.WithRetry(config.Retry{MaxAttempts: 2}))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)

@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func open(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: mooncake.Name, Config: config})
+func open(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: mooncake.Name, Config: settings})
 }
 
 func TestGolden(t *testing.T) { connectortest.Golden(t, open, "testdata/golden") }

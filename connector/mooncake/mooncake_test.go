@@ -390,7 +390,7 @@ func TestAbilities(t *testing.T) {
 	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders)
 	assert.True(t, c.Traits().Orphans)
 	named, err := connector.Open(
-		connector.Spec{Type: "MooncakeConnector",
+		config.Spec{Type: "MooncakeConnector",
 			Config: json.RawMessage(`{"num_workers":10,"mooncake_protocol":"rdma"}`)},
 	)
 	require.NoError(t, err, "the engine's class, with the engine's own settings")

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/mooncake"
@@ -99,7 +98,7 @@ func TestRenderOnACPU(t *testing.T) {
 func TestRenderTellsWhichResourcesHaveNoEffect(t *testing.T) {
 	s := render(
 		t, nil, launch.Target{Endpoint: endpoint(t, "http://h:8100"),
-			Resources: connector.Resources{MaxMemory: "8Gi", MaxDisk: "1Ti", MaxBandwidth: "1G"}},
+			Resources: config.Resources{MaxMemory: "8Gi", MaxDisk: "1Ti", MaxBandwidth: "1G"}},
 	)
 	var paths []string
 	for _, n := range s.Notes {

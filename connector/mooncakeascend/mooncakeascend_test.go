@@ -142,7 +142,7 @@ func TestSettings(t *testing.T) {
 	var zero mooncakeascend.Connector
 	assert.Equal(t, 480*time.Second, zero.Traits().Lease)
 	c, err := connector.Open(
-		connector.Spec{Type: "MooncakeConnectorV1", Config: json.RawMessage(`{"leaseDuration":"90s"}`)},
+		config.Spec{Type: "MooncakeConnectorV1", Config: json.RawMessage(`{"leaseDuration":"90s"}`)},
 	)
 	require.NoError(t, err)
 	assert.Equal(t, mooncakeascend.Name, c.Traits().Name)
@@ -189,7 +189,7 @@ func TestLaunchSettings(t *testing.T) {
 		`"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`,
 		out.KVTransfer.JSON(), "before 0.11")
 
-	out, err = c.Render(launch.Target{Endpoint: d, Engines: engines, Resources: connector.Resources{MaxMemory: "1Gi"}})
+	out, err = c.Render(launch.Target{Endpoint: d, Engines: engines, Resources: config.Resources{MaxMemory: "1Gi"}})
 	require.NoError(t, err)
 	assert.Equal(t, "resources.maxMemory", out.Notes[0].Path)
 	assert.True(t, out.Notes[0].NoEffect)

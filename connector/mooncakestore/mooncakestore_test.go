@@ -22,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: mooncakestore.Name, Config: config})
+func open(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: mooncakestore.Name, Config: settings})
 }
 
 func newConnector(t testing.TB, o *mooncakestore.Options) *mooncakestore.Connector {
@@ -63,7 +63,7 @@ func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }
 
 func TestAbilities(t *testing.T) {
 	c, err := connector.Open(
-		connector.Spec{Type: "MooncakeStoreConnector", Config: json.RawMessage(`{"load_async":true}`)},
+		config.Spec{Type: "MooncakeStoreConnector", Config: json.RawMessage(`{"load_async":true}`)},
 	)
 	require.NoError(t, err, "the engine's class, with the engine's own settings")
 	assert.Equal(t, "mooncake-store", c.Traits().Name)
@@ -155,7 +155,7 @@ func TestRenderSettings(t *testing.T) {
 }
 
 func TestRenderResources(t *testing.T) {
-	r := connector.Resources{MaxMemory: "8Gi", MaxDisk: "1Ti", MaxBandwidth: "1G"}
+	r := config.Resources{MaxMemory: "8Gi", MaxDisk: "1Ti", MaxBandwidth: "1G"}
 	target := launch.Target{Endpoint: endpoint(t, "http://h:1", discovery.RolePrefill), Resources: r}
 	s := render(t, nil, target)
 	assert.Contains(t, s.Files[0].Content, `"global_segment_size": 8589934592`)
@@ -171,7 +171,7 @@ func TestRenderResources(t *testing.T) {
 	assert.True(t, effects(s)["resources.maxMemory"])
 	_, err := newConnector(
 		t, nil,
-	).Render(launch.Target{Endpoint: target.Endpoint, Resources: connector.Resources{MaxMemory: "0"}})
+	).Render(launch.Target{Endpoint: target.Endpoint, Resources: config.Resources{MaxMemory: "0"}})
 	require.ErrorContains(t, err, "resources.maxMemory")
 }
 

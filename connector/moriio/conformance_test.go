@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/moriio"
@@ -16,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func factory(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: moriio.Name, Config: config})
+func factory(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: moriio.Name, Config: settings})
 }
 
 // handoff is the kv_transfer_params in P's response to a session.

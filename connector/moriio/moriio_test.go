@@ -240,10 +240,10 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 }
 
 func TestAbilities(t *testing.T) {
-	write, err := connector.Open(connector.Spec{Type: "MoRIIOConnector"})
+	write, err := connector.Open(config.Spec{Type: "MoRIIOConnector"})
 	require.NoError(t, err)
 	read, err := connector.Open(
-		connector.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)},
+		config.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)},
 	)
 	require.NoError(t, err)
 	assert.Equal(t, connector.Together, write.Traits().Order, "the engines' default is WRITE")
@@ -296,7 +296,7 @@ func TestLaunchSettings(t *testing.T) {
 		t, nil,
 	).Render(
 		launch.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil),
-			Resources: connector.Resources{MaxDisk: "1Gi"}, CPU: true},
+			Resources: config.Resources{MaxDisk: "1Gi"}, CPU: true},
 	)
 	require.NoError(t, err)
 	assert.Nil(t, out.KVTransfer, "with the connector it would serve nobody alone")

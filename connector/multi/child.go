@@ -96,7 +96,7 @@ func (c *child) open(typePath, typ, configPath string, settings json.RawMessage)
 	if why := outsiders[name]; why != "" {
 		return &config.FieldError{Path: typePath, Problem: why, Remedy: outsiderRemedy(name)}
 	}
-	c.KVConnector, err = connector.Open(connector.Spec{Type: name, Config: settings})
+	c.KVConnector, err = connector.Open(config.Spec{Type: name, Config: settings})
 	switch {
 	case errors.Is(err, connector.ErrUnknown):
 		return unknown(typePath, typ)

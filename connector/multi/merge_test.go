@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	_ "github.com/pdkit/pdkit/connector/lmcache"
 	_ "github.com/pdkit/pdkit/connector/mooncake"
 )
@@ -38,7 +39,7 @@ func TestTransfersPartEnginesAndStoresBesideThemDoNot(t *testing.T) {
 			"store", "nfs-1", "nfs-2", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, err := connector.Open(connector.Spec{Type: "multi", Config: json.RawMessage(`{"connectors":[` +
+			m, err := connector.Open(config.Spec{Type: "multi", Config: json.RawMessage(`{"connectors":[` +
 				c.children + `]}`)})
 			require.NoError(t, err)
 			meet := true

@@ -27,13 +27,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func tryOpen(config string) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: "MultiConnector", Config: json.RawMessage(config)})
+func tryOpen(settings string) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: "MultiConnector", Config: json.RawMessage(settings)})
 }
 
-func open(t testing.TB, config string) connector.KVConnector {
+func open(t testing.TB, settings string) connector.KVConnector {
 	t.Helper()
-	c, err := tryOpen(config)
+	c, err := tryOpen(settings)
 	require.NoError(t, err)
 	return c
 }
@@ -111,7 +111,7 @@ func TestAbilitiesOfTheChildren(t *testing.T) {
 }
 
 func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
-	for config, want := range map[string]connector.Order{
+	for settings, want := range map[string]connector.Order{
 		`{"connectors":[{"type":"sharedstorage","config":{"cacheHitThreshold":0.5}},` +
 			`{"type":"nixl"}]}`: connector.PrefillThenDecode,
 		`{"connectors":[{"type":"test-together"},` +
@@ -121,7 +121,7 @@ func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
 		`{"connectors":[{"type":"test-flexible"},` +
 			`{"type":"test-together"}]}`: connector.Together,
 	} {
-		assert.Equal(t, want, open(t, config).Traits().Order, config)
+		assert.Equal(t, want, open(t, settings).Traits().Order, settings)
 	}
 }
 
@@ -348,9 +348,9 @@ func init() {
 }
 
 func TestEachChildIsStartedAndClosedOnce(t *testing.T) {
-	run := func(config string) (start, stop error) {
+	run := func(settings string) (start, stop error) {
 		events = nil
-		c := open(t, config)
+		c := open(t, settings)
 		s, ok := connector.As[connector.Starter](c)
 		require.True(t, ok)
 		if start = s.Start(context.Background()); start != nil {
@@ -379,12 +379,12 @@ func TestEachChildIsStartedAndClosedOnce(t *testing.T) {
 }
 
 func TestAnEndByLengthSurvivesTheOtherChildren(t *testing.T) {
-	for _, config := range []string{`{"connectors":[{"type":"test-by-length"},{"type":"sharedstorage"}]}`,
+	for _, settings := range []string{`{"connectors":[{"type":"test-by-length"},{"type":"sharedstorage"}]}`,
 		`{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`} {
 		s := session(t, connector.APICompletions, `{"prompt":"x","stop":"a","min_tokens":5}`)
 		leg := connector.NewLeg(s.Request)
-		require.NoError(t, open(t, config).Prefill(context.Background(), s, leg))
-		assert.Equal(t, `{"prompt":"x","min_tokens":1,"max_tokens":1,"stream":false}`, body(t, leg), config)
+		require.NoError(t, open(t, settings).Prefill(context.Background(), s, leg))
+		assert.Equal(t, `{"prompt":"x","min_tokens":1,"max_tokens":1,"stream":false}`, body(t, leg), settings)
 	}
 }
 

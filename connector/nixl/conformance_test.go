@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/nixl"
 )
@@ -27,8 +28,8 @@ const everySetting = `{"leaseDuration":"45s",
 
 var harness = connectortest.Harness{
 	Name: nixl.Name,
-	New: func(config json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(connector.Spec{Type: nixl.Name, Config: config})
+	New: func(settings json.RawMessage) (connector.KVConnector, error) {
+		return connector.Open(config.Spec{Type: nixl.Name, Config: settings})
 	},
 	Config: json.RawMessage(everySetting),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"port":70000}`),

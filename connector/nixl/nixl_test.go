@@ -137,7 +137,7 @@ func TestUnsupported(t *testing.T) {
 
 func TestClassNamesOfTheEngine(t *testing.T) {
 	for _, name := range []string{"nixl", "NixlConnector", "NixlPullConnector"} {
-		c, err := connector.Open(connector.Spec{Type: name, Config: json.RawMessage(`{"leaseDuration":"7s"}`)})
+		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(`{"leaseDuration":"7s"}`)})
 		require.NoError(t, err)
 		assert.IsType(t, &nixl.Connector{}, c)
 		assert.Equal(t, 7*time.Second, c.Traits().Lease)

@@ -16,15 +16,15 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
-func openConfig(config string) error {
-	_, err := connector.Open(connector.Spec{Type: "nixl", Config: json.RawMessage(config)})
+func openConfig(settings string) error {
+	_, err := connector.Open(config.Spec{Type: "nixl", Config: json.RawMessage(settings)})
 	return err
 }
 
 // The config of the design proposal's NIXL example, then every key of its Go structs NIXLConnectorConfig, RDMAConfig
 // and InfiniBandConfig, then pdkit's own.
 func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
-	for rule, config := range map[string]string{
+	for rule, settings := range map[string]string{
 		"none": ``, "null": `null`, "empty": `{}`,
 		"the YAML example": `{"clusterEndpoints":["nixl-node-0.nixl.default.svc.cluster.local:7777",
 		"nixl-node-1.nixl.default.svc.cluster.local:7777"],
@@ -43,7 +43,7 @@ func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 		"pdkit's own": `{"leaseDuration":"30s","bidirectional":true,"conversationHeader":"X-Session-ID",` +
 			`"conversationTTL":"480s"}`,
 	} {
-		assert.NoError(t, openConfig(config), rule)
+		assert.NoError(t, openConfig(settings), rule)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
@@ -76,7 +76,7 @@ func TestTheDocumentsExampleIsRendered(t *testing.T) {
 	for i, e := range []discovery.Endpoint{p, d} {
 		fmt.Fprintf(&got, "## %s\n%s", e.Role, text(render(t, documentsExample, launch.Target{
 			Endpoint: e, Engines: []discovery.Endpoint{p, d}, Model: "llama2-405b",
-			Resources: connector.Resources{MaxMemory: "32Gi"},
+			Resources: config.Resources{MaxMemory: "32Gi"},
 		})))
 		if i == 0 {
 			got.WriteString("\n")
@@ -269,7 +269,7 @@ func TestBidirectionalSettings(t *testing.T) {
 
 func TestResourcesHaveNoEffect(t *testing.T) {
 	s := render(t, `{}`, launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, nil),
-		Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+		Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
 	for _, path := range []string{"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"} {
 		assert.Contains(t, text(s), "# no effect: "+path+": ")
 	}

@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func factory(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: nixlpush.Name, Config: config})
+func factory(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: nixlpush.Name, Config: settings})
 }
 
 // attributes are those that the protocol requires.

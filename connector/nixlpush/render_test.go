@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixlpush"
@@ -55,7 +54,7 @@ func TestTheDecodeEngineNeedsNoFixedID(t *testing.T) {
 		t, nil,
 	).Render(
 		launch.Target{Endpoint: d, Engines: []discovery.Endpoint{p, d}, CPU: true,
-			Resources: connector.Resources{MaxDisk: "1Gi"}},
+			Resources: config.Resources{MaxDisk: "1Gi"}},
 	)
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"NixlPushConnector","kv_role":"kv_consumer","kv_buffer_device":"cpu",`+

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/offload"
@@ -19,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: offload.Name, Config: config})
+func open(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: offload.Name, Config: settings})
 }
 
 func newConnector(t testing.TB, o *offload.Options) *offload.Connector {
@@ -64,14 +65,14 @@ func TestConformance(t *testing.T) {
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness("together")) }
 
 func TestOrders(t *testing.T) {
-	for config, want := range map[string][]connector.Order{
+	for settings, want := range map[string][]connector.Order{
 		`{}`:                      {connector.Together, connector.PrefillThenDecode},
 		`{"dispatch":"together"}`: {connector.Together, connector.PrefillThenDecode},
 		`{"dispatch":"serial"}`:   {connector.PrefillThenDecode, connector.Together},
 	} {
-		c, err := connector.Open(connector.Spec{Type: "OffloadingConnector", Config: json.RawMessage(config)})
+		c, err := connector.Open(config.Spec{Type: "OffloadingConnector", Config: json.RawMessage(settings)})
 		require.NoError(t, err)
-		assert.Equal(t, want, append([]connector.Order{c.Traits().Order}, c.Traits().OtherOrders...), config)
+		assert.Equal(t, want, append([]connector.Order{c.Traits().Order}, c.Traits().OtherOrders...), settings)
 		assert.False(t, c.Traits().Orphans, "D waits 30 s at most and blocks nothing")
 	}
 }
@@ -170,7 +171,7 @@ func TestRenderSettings(t *testing.T) {
 		SecondaryTiers: []map[string]any{{"type": "fs", "root_dir": "/kv"},
 			{"type": "p2p", "host": "x", "port": 5710.0, "num_threads": 8.0}}}
 	p := endpoint(t, "http://h:8100", discovery.RolePrefill)
-	s := render(t, o, launch.Target{Endpoint: p, Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi"}})
+	s := render(t, o, launch.Target{Endpoint: p, Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi"}})
 	assert.JSONEq(
 		t, `{"kv_connector":"OffloadingConnector","kv_role":"kv_both",
 		"kv_connector_extra_config":{"spec_name":"TieringOffloadingSpec","cpu_bytes_to_use":5,"block_size":64,
@@ -187,7 +188,7 @@ func TestRenderSettings(t *testing.T) {
 	}
 	assert.Equal(t, []string{"resources.maxMemory", "resources.maxDisk"}, without)
 	assert.EqualValues(
-		t, 1<<30, render(t, nil, launch.Target{Endpoint: p, Resources: connector.Resources{MaxMemory: "1Gi"}}).
+		t, 1<<30, render(t, nil, launch.Target{Endpoint: p, Resources: config.Resources{MaxMemory: "1Gi"}}).
 			KVTransfer.Extra["cpu_bytes_to_use"],
 	)
 }

@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func factory(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: "p2pnccl", Config: config})
+func factory(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: "p2pnccl", Config: settings})
 }
 
 var harness = connectortest.Harness{

@@ -23,9 +23,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t testing.TB, config string) connector.KVConnector {
+func open(t testing.TB, settings string) connector.KVConnector {
 	t.Helper()
-	c, err := connector.Open(connector.Spec{Type: "P2pNcclConnector", Config: json.RawMessage(config)})
+	c, err := connector.Open(config.Spec{Type: "P2pNcclConnector", Config: json.RawMessage(settings)})
 	require.NoError(t, err)
 	return c
 }
@@ -147,7 +147,7 @@ func TestSettings(t *testing.T) {
 		`{"send_type":"push"}`:       "PUT_ASYNC", `{"proxy_port":"1"}`: "proxy_ip",
 		`{"kvport":1}`: "did you mean kv_port",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "p2pnccl", Config: json.RawMessage(settings)})
+		_, err := connector.Open(config.Spec{Type: "p2pnccl", Config: json.RawMessage(settings)})
 		require.ErrorContains(t, err, want, settings)
 		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
@@ -168,7 +168,7 @@ func TestLaunchSettings(t *testing.T) {
 
 	s, err = r.Render(
 		launch.Target{Endpoint: engine(discovery.RoleDecode, "10.0.1.3:22001"), Version: launch.Version{Minor: 20},
-			Resources: connector.Resources{MaxDisk: "1Gi"}},
+			Resources: config.Resources{MaxDisk: "1Gi"}},
 	)
 	require.NoError(t, err)
 	assert.Equal(t, "kv_consumer", s.KVTransfer.Role)

@@ -7,14 +7,15 @@ import (
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
 var harness = connectortest.Harness{
 	Name: plainhttp.Name,
-	New: func(config json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(connector.Spec{Type: plainhttp.Name, Config: config})
+	New: func(settings json.RawMessage) (connector.KVConnector, error) {
+		return connector.Open(config.Spec{Type: plainhttp.Name, Config: settings})
 	},
 	Config: json.RawMessage(`{"requestTimeout":"7s","maxRetries":3,"kvTransferMethod":"implicit"}`),
 	BadConfig: []json.RawMessage{

@@ -70,7 +70,7 @@ func (c *Connector) Traits() connector.Traits {
 		Name:      Name,
 		APIs:      connector.APIs(),
 		MultiUse:  true,
-		Timeouts:  connector.Timeouts{Prefill: time.Duration(c.opts.RequestTimeout)},
+		Timeouts:  config.Timeouts{Prefill: time.Duration(c.opts.RequestTimeout)},
 		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.opts.MaxRetries > 0 {

@@ -108,12 +108,12 @@ func TestNameOrderAndNoLease(t *testing.T) {
 	assert.Equal(t, "http", zero.Traits().Name, "the zero value is ready")
 }
 
-func openConfig(config string) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Config: json.RawMessage(config)})
+func openConfig(settings string) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Config: json.RawMessage(settings)})
 }
 
 func TestSettingsOfOldFiles(t *testing.T) {
-	for config, want := range map[string]struct {
+	for settings, want := range map[string]struct {
 		prefill  time.Duration
 		attempts int
 	}{
@@ -122,11 +122,11 @@ func TestSettingsOfOldFiles(t *testing.T) {
 		`{"requestTimeout":"30s","maxRetries":3}`: {30 * time.Second, 4},
 		`{"requestTimeout":"0s","maxRetries":0}`:  {},
 	} {
-		c, err := openConfig(config)
-		require.NoError(t, err, config)
+		c, err := openConfig(settings)
+		require.NoError(t, err, settings)
 		traits := c.Traits()
-		assert.Equal(t, want.prefill, traits.Timeouts.Prefill, config)
-		assert.Equal(t, want.attempts, traits.Retry.MaxAttempts, "the first attempt included: %s", config)
+		assert.Equal(t, want.prefill, traits.Timeouts.Prefill, settings)
+		assert.Equal(t, want.attempts, traits.Retry.MaxAttempts, "the first attempt included: %s", settings)
 	}
 }
 

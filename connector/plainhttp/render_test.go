@@ -9,14 +9,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
 func TestEnginesAreToldNothingOfKV(t *testing.T) {
 	s, err := open(t, &plainhttp.Options{RequestTimeout: 1, MaxRetries: 1, KVTransferMethod: "implicit"}).Render(
-		launch.Target{Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+		launch.Target{Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
 	require.NoError(t, err)
 	assert.Nil(t, s.KVTransfer)
 	assert.Empty(t, s.Env)

@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-func factory(config json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(connector.Spec{Type: "pynccl", Config: config})
+func factory(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: "pynccl", Config: settings})
 }
 
 var harness = connectortest.Harness{

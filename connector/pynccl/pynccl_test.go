@@ -21,9 +21,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t testing.TB, config string) connector.KVConnector {
+func open(t testing.TB, settings string) connector.KVConnector {
 	t.Helper()
-	c, err := connector.Open(connector.Spec{Type: "PyNcclConnector", Config: json.RawMessage(config)})
+	c, err := connector.Open(config.Spec{Type: "PyNcclConnector", Config: json.RawMessage(settings)})
 	require.NoError(t, err)
 	return c
 }
@@ -72,7 +72,7 @@ func TestSettings(t *testing.T) {
 		`{"kv_buffer_size":0}`: "kv_buffer_size", `{"kv_buffer_device":"gpu"}`: "kv_buffer_device",
 		`{"kv_rnk":0}`: "did you mean kv_rank",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "pynccl", Config: json.RawMessage(settings)})
+		_, err := connector.Open(config.Spec{Type: "pynccl", Config: json.RawMessage(settings)})
 		require.ErrorContains(t, err, want, settings)
 		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
@@ -90,7 +90,7 @@ func TestLaunchSettings(t *testing.T) {
 	assert.Empty(t, s.Env)
 	s, err = r.Render(
 		launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Index: 1,
-			Resources: connector.Resources{MaxMemory: "1Gi"}},
+			Resources: config.Resources{MaxMemory: "1Gi"}},
 	)
 	require.NoError(t, err)
 	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_consumer","kv_rank":1,"kv_parallel_size":2}`,

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 const wantsLogprobs = `{"text":"x","return_logprob":true,"logprob_start_len":0}`
@@ -136,7 +137,7 @@ func FuzzMerge(f *testing.F) {
 	f.Add(`[{"meta_info":{"input_top_logprobs":[1]}}]`, `[{"meta_info":{"input_top_logprobs":null}}]`)
 	f.Add(`{"meta_info":{"input_token_logprobs":[ ]}}`, `{"index":-1}`)
 	f.Add(`{"meta_info":{"input_token_logprobs":[1]}}`, `{"meta_info":{"input_token_logprobs":{"a":1}}}`)
-	c, err := connector.Open(connector.Spec{Type: "sglang"})
+	c, err := connector.Open(config.Spec{Type: "sglang"})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func TestNoSettingIsDroppedInSilence(t *testing.T) {
 	d := engine(t, "http://127.0.0.1:30001", discovery.RoleDecode, nil)
 	out := render(t, `{"bootstrapPort":9000,"prefillCap":false}`,
 		launch.Target{
-			Endpoint: d, CPU: true, Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi",
+			Endpoint: d, CPU: true, Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi",
 				MaxBandwidth: "1Gi"},
 		})
 	var without, told []string

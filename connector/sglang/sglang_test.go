@@ -27,9 +27,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t testing.TB, config string) connector.KVConnector {
+func open(t testing.TB, settings string) connector.KVConnector {
 	t.Helper()
-	c, err := connector.Open(connector.Spec{Type: "sglang", Config: json.RawMessage(config)})
+	c, err := connector.Open(config.Spec{Type: "sglang", Config: json.RawMessage(settings)})
 	require.NoError(t, err)
 	return c
 }
@@ -136,7 +136,7 @@ func TestWithoutTheCapOnlyTheStreamChanges(t *testing.T) {
 
 func TestBootstrapAddressOfTheEngine(t *testing.T) {
 	for rule, k := range map[string]struct {
-		config, url string
+		settings, url string
 		attributes  map[string]string
 		host        string
 		port        int64
@@ -153,7 +153,7 @@ func TestBootstrapAddressOfTheEngine(t *testing.T) {
 	} {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 		s.Prefill = engine(t, k.url, discovery.RolePrefill, k.attributes)
-		leg := gjson.Parse(decodeLeg(t, open(t, k.config), s))
+		leg := gjson.Parse(decodeLeg(t, open(t, k.settings), s))
 		assert.Equal(t, k.host, leg.Get("bootstrap_host").Str, rule)
 		assert.Equal(t, k.port, leg.Get("bootstrap_port").Int(), rule)
 	}
@@ -300,7 +300,7 @@ func TestSettings(t *testing.T) {
 		`{"bootstrapPort":"1"}`: "bootstrapPort",
 		`{"prefillCap":1}`:      "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "SGLang", Config: json.RawMessage(settings)})
+		_, err := connector.Open(config.Spec{Type: "SGLang", Config: json.RawMessage(settings)})
 		faults := config.FieldErrors(err)
 		require.Len(t, faults, 1, settings)
 		assert.Equal(t, path, faults[0].Path)

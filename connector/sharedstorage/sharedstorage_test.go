@@ -22,9 +22,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t testing.TB, config string) connector.KVConnector {
+func open(t testing.TB, settings string) connector.KVConnector {
 	t.Helper()
-	c, err := connector.Open(connector.Spec{Type: "sharedstorage", Config: json.RawMessage(config)})
+	c, err := connector.Open(config.Spec{Type: "sharedstorage", Config: json.RawMessage(settings)})
 	require.NoError(t, err)
 	return c
 }
@@ -214,7 +214,7 @@ func TestUnsupported(t *testing.T) {
 func TestSettings(t *testing.T) {
 	for _, name := range []string{"sharedstorage", "ExampleConnector", "SharedStorageConnector"} {
 		c, err := connector.Open(
-			connector.Spec{Type: name, Config: json.RawMessage(`{"shared_storage_path":"local_storage"}`)},
+			config.Spec{Type: name, Config: json.RawMessage(`{"shared_storage_path":"local_storage"}`)},
 		)
 		require.NoError(t, err)
 		assert.IsType(t, &sharedstorage.Connector{}, c)
@@ -226,15 +226,15 @@ func TestSettings(t *testing.T) {
 		`{"cacheHitTreshold":0.5}`:                            "did you mean cacheHitThreshold",
 		`{"sharedStoragePath":"a","shared_storage_path":"b"}`: "shared_storage_path",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "sharedstorage", Config: json.RawMessage(settings)})
+		_, err := connector.Open(config.Spec{Type: "sharedstorage", Config: json.RawMessage(settings)})
 		require.ErrorContains(t, err, want)
 		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
 }
 
 func TestLaunchSettings(t *testing.T) {
-	render := func(config string, target launch.Target) launch.Settings {
-		r, ok := connector.As[launch.Renderer](open(t, config))
+	render := func(settings string, target launch.Target) launch.Settings {
+		r, ok := connector.As[launch.Renderer](open(t, settings))
 		require.True(t, ok)
 		s, err := r.Render(target)
 		require.NoError(t, err)
@@ -259,7 +259,7 @@ func TestLaunchSettings(t *testing.T) {
 			assert.Equal(t, "vllm", s.Engine)
 		}
 	}
-	s := render(`{"cacheHitThreshold":0.5}`, launch.Target{Resources: connector.Resources{MaxDisk: "1Gi"}})
+	s := render(`{"cacheHitThreshold":0.5}`, launch.Target{Resources: config.Resources{MaxDisk: "1Gi"}})
 	var notes []string
 	for _, n := range s.Notes {
 		notes = append(notes, n.Path)

@@ -18,14 +18,14 @@ import (
 // Final sends P's response to the client, without disaggregated_params, if P has finished the request. A client that
 // wants a stream gets it as one chunk, and then the usage if it asked for it. The official server sends such a client
 // only the end of the stream.
-func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
+func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
 	err := withChoice(p, func(choice *jsonedit.Doc) error {
 		if c.together || !isFinal(choice) || !json.Valid(p.Body) {
 			return errGoesOn
 		}
 		return nil
 	})
-	answer := connector.Answer{Body: p.Body}
+	answer := connector.Response{Body: p.Body}
 	for _, path := range []string{paramsMember, "choices.0." + paramsMember} {
 		if err == nil {
 			answer.Body, err = sjson.DeleteBytes(answer.Body, path)
@@ -35,7 +35,7 @@ func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (con
 		answer.Events, err = events(s, p, []byte(gjson.GetBytes(answer.Body, "choices.0").Raw))
 	}
 	if err != nil {
-		return connector.Answer{}, false
+		return connector.Response{}, false
 	}
 	return answer, true
 }

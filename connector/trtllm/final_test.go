@@ -12,7 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-func final(t *testing.T, config string, s *connector.Session, answer string) (connector.Answer, bool) {
+func final(t *testing.T, config string, s *connector.Session, answer string) (connector.Response, bool) {
 	t.Helper()
 	f, ok := connector.As[connector.Finisher](open(t, config))
 	require.True(t, ok)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -55,7 +56,7 @@ func TestServersAreConfiguredByAFile(t *testing.T) {
 func TestNoSettingIsDroppedInSilenceAndNoKeyShown(t *testing.T) {
 	out := render(t, `{"machineID":3,"authKey":"the key","dispatch":"context-first"}`,
 		launch.Target{Endpoint: engine(t, "http://d:1", discovery.RoleDecode), CPU: true,
-			Resources: connector.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+			Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
 	paths := map[string]bool{}
 	for _, n := range out.Notes {
 		assert.NotEmpty(t, n.Text)

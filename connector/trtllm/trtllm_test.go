@@ -26,9 +26,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t testing.TB, config string) connector.KVConnector {
+func open(t testing.TB, settings string) connector.KVConnector {
 	t.Helper()
-	c, err := connector.Open(connector.Spec{Type: "trtllm", Config: json.RawMessage(config)})
+	c, err := connector.Open(config.Spec{Type: "trtllm", Config: json.RawMessage(settings)})
 	require.NoError(t, err)
 	return c
 }
@@ -246,7 +246,7 @@ func TestSettings(t *testing.T) {
 		`{"dispatch":"both"}`: "dispatch", `{"machineID":1024}`: "machineID", `{"machineID":-1}`: "machineID",
 		`{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
 	} {
-		_, err := connector.Open(connector.Spec{Type: "TensorRT-LLM", Config: json.RawMessage(settings)})
+		_, err := connector.Open(config.Spec{Type: "TensorRT-LLM", Config: json.RawMessage(settings)})
 		faults := config.FieldErrors(err)
 		require.Len(t, faults, 1, settings)
 		assert.Equal(t, path, faults[0].Path)

@@ -20,7 +20,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
@@ -192,7 +191,7 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 		}
 		return nil
 	case typ == reflect.TypeFor[json.RawMessage](), typ == reflect.TypeFor[modelserver.Discovery](),
-		typ == reflect.TypeFor[connector.Spec]() && s["x-kubernetes-preserve-unknown-fields"] == true:
+		typ == reflect.TypeFor[config.Spec]() && s["x-kubernetes-preserve-unknown-fields"] == true:
 		if s["x-kubernetes-preserve-unknown-fields"] != true || s["properties"] != nil {
 			return []string{path + " is not free in form"}
 		}
@@ -222,8 +221,8 @@ func differFields(s schema, typ reflect.Type, path string) (faults []string) {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		fields[name] = f.Type
 	}
-	if typ == reflect.TypeFor[connector.Spec]() {
-		fields["parameters"] = reflect.TypeFor[json.RawMessage]() // which only the JSON of a connector.Spec has
+	if typ == reflect.TypeFor[config.Spec]() {
+		fields["parameters"] = reflect.TypeFor[json.RawMessage]() // which only the JSON of a config.Spec has
 	}
 	for name, field := range fields {
 		property, ok := properties[name].(schema)
@@ -246,9 +245,9 @@ func names(m schema) []string { return slices.Sorted(maps.Keys(m)) }
 func TestEnumsAreTheKnownValues(t *testing.T) {
 	properties := at(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties")
 	kv := at(t, properties, "kvConnector", "properties")
-	assert.ElementsMatch(t, []any{"", connector.FallbackError, connector.FallbackDecode, connector.FallbackConnector},
+	assert.ElementsMatch(t, []any{"", config.FallbackError, config.FallbackDecode, config.FallbackConnector},
 		at(t, kv, "fallback")["enum"])
-	assert.ElementsMatch(t, []any{"", connector.UnsupportedAggregate, connector.UnsupportedRefuse},
+	assert.ElementsMatch(t, []any{"", config.UnsupportedAggregate, config.UnsupportedRefuse},
 		at(t, kv, "unsupported")["enum"])
 	encoders, ok := at(t, properties, "encoder", "properties", "type")["enum"].([]any)
 	require.True(t, ok)

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
@@ -241,7 +242,7 @@ func (f *fleet) load(t *testing.T) *load {
 	picker := pick.New(f.set, pick.RoundRobin())
 	for attempts := 1; attempts < len(l.flows); attempts++ {
 		l.flows[attempts], err = pdflow.New(conn, picker, pdflow.WithTransport(tr), pdflow.WithObserver(l),
-			pdflow.WithRetry(connector.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond}))
+			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond}))
 		require.NoError(t, err)
 	}
 	l.attempts(1)

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/moriio"
 	"github.com/pdkit/pdkit/connector/p2pnccl"
 	"github.com/pdkit/pdkit/discovery"
@@ -55,9 +56,9 @@ func (f *fleet) SessionStart(_ context.Context, s *connector.Session) {
 
 func (f *fleet) SessionEnd(context.Context, *pdflow.Outcome) {}
 
-func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *fleet {
+func newFleet(t *testing.T, kv connector.KVConnector, sim enginesim.Config) *fleet {
 	t.Helper()
-	f := &fleet{t: t, python: python(t), config: config}
+	f := &fleet{t: t, python: python(t), config: sim}
 	f.config.ITL = 2 * time.Millisecond // so that requests are under way whenever something happens
 	f.source = start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Second})
 	f.set = watched(t, f.source)
@@ -67,7 +68,7 @@ func newFleet(t *testing.T, kv connector.KVConnector, config enginesim.Config) *
 	t.Cleanup(func() { _ = f.alone.Close() })
 	tr := transport.New(nil)
 	flow, err := pdflow.New(kv, pick.New(f.set, pick.RoundRobin()), pdflow.WithTransport(tr), pdflow.WithObserver(f),
-		pdflow.WithRetry(connector.Retry{MaxAttempts: 3, BackoffBase: time.Millisecond}))
+		pdflow.WithRetry(config.Retry{MaxAttempts: 3, BackoffBase: time.Millisecond}))
 	require.NoError(t, err)
 	server := httptest.NewServer(flow)
 	f.url = server.URL

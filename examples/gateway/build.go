@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/registration"
@@ -110,7 +111,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 	m.picker = pick.New(m.set, g.cfg.pick)
 	limits := ms.Main.Timeouts()
 	timeout := limits.HealthCheck
-	if timeout == connector.None {
+	if timeout == config.None {
 		timeout = time.Hour // the prober knows no probe without an end
 	}
 	m.legs = modelserver.NewTransport(limits.Connect, g.cfg.netHTTP)

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/file"
@@ -131,8 +130,8 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	if len(limitsOfStores) > 0 {
 		row(w, "  resources", strings.Join(limitsOfStores, ", ")+": rendered for the engines")
 	}
-	row(w, "  unsupported", string(cmp.Or(o.Spec.Unsupported, connector.UnsupportedAggregate)))
-	row(w, "  fallback", string(cmp.Or(o.Spec.Fallback, connector.FallbackError)))
+	row(w, "  unsupported", string(cmp.Or(o.Spec.Unsupported, config.UnsupportedAggregate)))
+	row(w, "  fallback", string(cmp.Or(o.Spec.Fallback, config.FallbackError)))
 	if o.Fallback != nil {
 		printConnector(w, "falls back to", o.Fallback)
 	}

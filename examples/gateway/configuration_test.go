@@ -24,7 +24,6 @@ import (
 	"github.com/tidwall/gjson"
 	"github.com/tidwall/sjson"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
@@ -259,7 +258,7 @@ func settingsOf(t *testing.T, typ reflect.Type, path string) (list []setting) {
 		if of.Kind() == reflect.Pointer {
 			of = of.Elem()
 		}
-		recursive := of == reflect.TypeFor[connector.Spec]() && s.path != "spec.kvConnector"
+		recursive := of == reflect.TypeFor[config.Spec]() && s.path != "spec.kvConnector"
 		switch {
 		case of.Kind() == reflect.Slice && of.Elem().Kind() == reflect.Struct:
 			list = append(list, settingsOf(t, of.Elem(), s.path+"[]")...)

@@ -17,6 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
@@ -239,7 +240,7 @@ func yamlToJSON(t *testing.T, text string) json.RawMessage {
 func (x pairOf) verify(t *testing.T, c *protocol) *reuse.Report {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	conn, err := connector.Open(connector.Spec{Type: c.connector, Config: yamlToJSON(t, c.config)})
+	conn, err := connector.Open(config.Spec{Type: c.connector, Config: yamlToJSON(t, c.config)})
 	require.NoError(t, err)
 	target := reuse.Target{Ask: reuse.Gateway(x.gateway.client, client, nil), Connector: conn, Prefill: []string{x.p.URL()}, Decode: []string{x.d.URL()}, Model: "tiny", Client: client}
 	if c.alone {

@@ -10,7 +10,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
@@ -34,7 +34,7 @@ func (c *checkCmd) Run(s streams) error {
 	if err != nil {
 		return fmt.Errorf("--engine-version: %w", err)
 	}
-	var spec *connector.Spec
+	var spec *config.Spec
 	if c.File != "" {
 		list, err := readModels(c.File, s.in)
 		if err != nil {

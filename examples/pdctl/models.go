@@ -13,7 +13,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
@@ -27,7 +27,7 @@ type modelServer struct {
 
 	name      string // metadata.name, or the model's
 	model     string
-	spec      connector.Spec
+	spec      config.Spec
 	endpoints []discovery.Endpoint // static ones and those of a file
 }
 

@@ -129,7 +129,7 @@ func (c *verifyCmd) read(s streams) (m modelServer, err error) {
 		}
 	}
 	if c.Connector != "" {
-		m.spec = connector.Spec{Type: c.Connector}
+		m.spec = config.Spec{Type: c.Connector}
 	}
 	if c.Config != "" {
 		if !json.Valid([]byte(c.Config)) {
@@ -198,7 +198,7 @@ func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []disco
 		<-ended
 		return nil, nil, err
 	}
-	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 	if err == nil {
 		err = flow.Start(ctx)
 	}

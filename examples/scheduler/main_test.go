@@ -19,7 +19,7 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -156,7 +156,7 @@ func TestAStreamCountsUntilItsEnd(t *testing.T) {
 
 // Send bounds each write: a client that reads nothing costs the decode engine no more than that.
 func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
-	limits := connector.Timeouts{}
+	limits := config.Timeouts{}
 	limits.Write = 100 * time.Millisecond
 	w := start(t, enginesim.Config{}, pdflow.WithTimeouts(limits))
 	conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))

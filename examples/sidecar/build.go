@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
@@ -57,7 +58,7 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode, encode: f.ecConnector != "", anyone: f.pooled(), log: log}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
-		pdflow.WithRetry(connector.Retry{MaxAttempts: 1 + f.retries, BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
+		pdflow.WithRetry(config.Retry{MaxAttempts: 1 + f.retries, BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
 		pdflow.WithErrorHandler(writeError),
 		pdflow.WithLogger(log))...)
 	return s, err
@@ -90,7 +91,7 @@ func (s *sidecar) local(conn connector.KVConnector) error {
 // connector makes the connector of --kv-connector, with the stage of --ec-connector before it. llm-d's names are those of
 // pkg/sidecar/constants/constants.go.
 func (f *flags) connector() (connector.KVConnector, error) {
-	spec := connector.Spec{Type: f.kvConnector}
+	spec := config.Spec{Type: f.kvConnector}
 	config := map[string]any{}
 	switch f.kvConnector {
 	case "nixlv2":

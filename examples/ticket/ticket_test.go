@@ -14,6 +14,7 @@ import (
 	_ "example.com/ticket"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -50,7 +51,7 @@ func (p pair) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 // A request of a client that sends a ticket of its own: D gets P's.
 func TestTicketsArePsOwn(t *testing.T) {
 	for given, status := range map[string]int{"t-1": http.StatusOK, "": http.StatusBadGateway} {
-		c, err := connector.Open(connector.Spec{Type: "TicketConnector"})
+		c, err := connector.Open(config.Spec{Type: "TicketConnector"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +85,7 @@ func TestTicketsArePsOwn(t *testing.T) {
 }
 
 func TestItHasNoSettings(t *testing.T) {
-	if _, err := connector.Open(connector.Spec{Type: "ticket", Config: json.RawMessage(`{"lease":"1s"}`)}); err == nil {
+	if _, err := connector.Open(config.Spec{Type: "ticket", Config: json.RawMessage(`{"lease":"1s"}`)}); err == nil {
 		t.Error("an unknown setting is read")
 	}
 }

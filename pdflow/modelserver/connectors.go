@@ -19,20 +19,20 @@ import (
 
 // Connector is a connector that an object names.
 type Connector struct {
-	Spec        connector.Spec
+	Spec        config.Spec
 	Name        string                // as registered; "" if it is not known
 	KVConnector connector.KVConnector // nil if it could not be opened
 	Fallback    *Connector            // nil without one
 }
 
 // Timeouts are the limits in effect: the object's, else the connector's own, else the defaults.
-func (c *Connector) Timeouts() connector.Timeouts {
+func (c *Connector) Timeouts() config.Timeouts {
 	t := c.traits()
 	return c.Spec.Timeouts.Or(t.Timeouts).Resolve(t.Lease)
 }
 
 // Retry is the retry policy in effect, found in the same way.
-func (c *Connector) Retry() connector.Retry { return c.Spec.Retry.Or(c.traits().Retry).Resolve() }
+func (c *Connector) Retry() config.Retry { return c.Spec.Retry.Or(c.traits().Retry).Resolve() }
 
 // traits are the connector's, the zero value of one that could not be opened.
 func (c *Connector) traits() (t connector.Traits) {
@@ -46,7 +46,7 @@ func (c *Connector) traits() (t connector.Traits) {
 func (c *Connector) Lease() time.Duration { return c.traits().Lease }
 
 // open opens the connector that the spec at path names, and those that it falls back to.
-func (m *ModelServer) open(path string, spec connector.Spec) *Connector {
+func (m *ModelServer) open(path string, spec config.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
 	if !slices.Contains(connector.Names(), c.Name) {
 		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), unknownType(spec.Type))
@@ -84,7 +84,7 @@ func (m *ModelServer) encode(c *Connector) {
 // check finds what does not fit a connector whose own settings are right: a fallback that cannot be, engines that lack
 // an attribute, settings that no engine has.
 func (m *ModelServer) check(path string, c *Connector) {
-	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == connector.FallbackDecode {
+	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == config.FallbackDecode {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
 	}
 	for i, e := range m.Endpoints {
@@ -172,7 +172,7 @@ func (m *ModelServer) openFaults(path string, err error) {
 
 // checkMooncake warns of a name with two meanings: what the design documents call mooncake is a content store, which
 // needs no bootstrap server.
-func (m *ModelServer) checkMooncake(typePath string, spec connector.Spec) {
+func (m *ModelServer) checkMooncake(typePath string, spec config.Spec) {
 	if spec.Type != "mooncake" || strings.Contains(string(spec.Config), `"bootstrapPort"`) {
 		return
 	}

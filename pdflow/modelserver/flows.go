@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
 )
@@ -164,7 +165,7 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 		pdflow.WithRetry(c.Retry()),
 		pdflow.WithUnsupported(c.Spec.Unsupported),
 		pdflow.WithRequestCheckers(b.requestCheckers()...))
-	if c.Spec.Fallback != connector.FallbackConnector {
+	if c.Spec.Fallback != config.FallbackConnector {
 		opts = append(opts, pdflow.WithFallback(c.Spec.Fallback))
 	}
 	if c.Fallback != nil {

@@ -250,7 +250,7 @@ func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
 		return nil
 	}})
 	require.NoError(t, err)
-	assert.ElementsMatch(t, []time.Duration{connector.None, 2 * time.Second}, asked)
+	assert.ElementsMatch(t, []time.Duration{config.None, 2 * time.Second}, asked)
 	require.NoError(t, flows.Shutdown(context.Background()))
 }
 

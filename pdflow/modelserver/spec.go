@@ -5,7 +5,7 @@ package modelserver
 import (
 	"encoding/json"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Kind is the objects' kind.
@@ -33,7 +33,7 @@ type Spec struct {
 	WorkloadSelector WorkloadSelector `json:"workloadSelector"`
 	WorkloadPort     WorkloadPort     `json:"workloadPort"`
 	TrafficPolicy    json.RawMessage  `json:"trafficPolicy"` // without effect: kvConnector has retries and timeouts
-	KVConnector      connector.Spec   `json:"kvConnector"`
+	KVConnector      config.Spec      `json:"kvConnector"`
 	Encoder          Encoder          `json:"encoder"`
 	Rollout          Rollout          `json:"rollout"`
 	Discovery        Discovery        `json:"discovery"`
@@ -67,6 +67,6 @@ type Encoder struct {
 
 // Rollout gives a share of the requests to another connector.
 type Rollout struct {
-	Weight      *int           `json:"weight"`      // percent of the requests, by their ids
-	KVConnector connector.Spec `json:"kvConnector"` // the connector of this share, shaped as spec.kvConnector
+	Weight      *int        `json:"weight"`      // percent of the requests, by their ids
+	KVConnector config.Spec `json:"kvConnector"` // the connector of this share, shaped as spec.kvConnector
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -74,7 +75,7 @@ func ExampleNew_rollout() {
 	defer stop()
 
 	picker := pick.New(set, pick.LeastLoad()) // one for both, so that they see each other's load
-	for _, spec := range []connector.Spec{{Type: "nixl"}, {Type: "lmcache"}} {
+	for _, spec := range []config.Spec{{Type: "nixl"}, {Type: "lmcache"}} {
 		conn, err := connector.Open(spec)
 		if err != nil {
 			panic(err)

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
@@ -188,7 +189,7 @@ func TestFailuresAreNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := conn(nixl.New(nil))
-			x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithRetry(connector.Retry{MaxAttempts: 1}))
+			x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 			c.fault.Leg = enginesim.LegPrefill
 			x.p.Inject(c.fault)
 			r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
@@ -201,7 +202,7 @@ func TestFailuresAreNamed(t *testing.T) {
 
 func TestAFallbackIsNoReuse(t *testing.T) {
 	k := conn(nixl.New(nil))
-	x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithFallback(connector.FallbackDecode))
+	x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithFallback(config.FallbackDecode))
 	x.p.Inject(
 		enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1,
 			Mutate: func(m map[string]any) { delete(m, "remote_host") }},

@@ -3,14 +3,13 @@
 package nixlengine
 
 import (
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
 // resources notes that NIXL has none of the limits in a Spec's resources: it moves blocks between the engines' own
 // memories and keeps none.
-func resources(r connector.Resources) []launch.Note {
+func resources(r config.Resources) []launch.Note {
 	var notes []launch.Note
 	for _, limit := range []struct {
 		path, text string

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors whose rules about sizes and class names are asked for
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -36,7 +37,7 @@ type Finding struct {
 // in front of them. Engines of several models may be given at once: those that a request's model names are compared.
 // The findings are in a fixed order, errors first. Which sizes fit for a protocol, its connector says
 // ([connector.Traits]) where it is registered: import package connector/all.
-func Check(engines []Engine, spec *connector.Spec) []Finding {
+func Check(engines []Engine, spec *config.Spec) []Finding {
 	var found []Finding
 	for _, g := range models(engines) {
 		g.gateway(spec)
@@ -106,13 +107,13 @@ func (h hit) finding(r rule) Finding {
 type model struct {
 	engines []*Engine // those that hold KV
 	encodes []*Engine // those of an encode stage
-	spec    *connector.Spec
+	spec    *config.Spec
 	typ     string         // the gateway's connector, "" without one
 	config  map[string]any // its settings
 }
 
 // gateway resolves the connector's name.
-func (g *model) gateway(spec *connector.Spec) {
+func (g *model) gateway(spec *config.Spec) {
 	g.config = map[string]any{}
 	if spec == nil {
 		return

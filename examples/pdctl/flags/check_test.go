@@ -15,6 +15,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // whose rules about pairs are asked
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
@@ -86,12 +87,12 @@ func deploy(t *testing.T, lines ...string) []Engine {
 	return list
 }
 
-func gateway(t *testing.T, text string) *connector.Spec {
+func gateway(t *testing.T, text string) *config.Spec {
 	t.Helper()
 	if text == "" {
 		return nil
 	}
-	s, err := connector.ParseSpec(json.RawMessage(text))
+	s, err := config.ParseSpec(json.RawMessage(text))
 	require.NoError(t, err)
 	return &s
 }
@@ -444,7 +445,7 @@ func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 		"NixlConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1", "MoRIIOConnector", "P2pNcclConnector", "PyNcclConnector",
 		"MooncakeStoreConnector", "ExampleConnector", "OffloadingConnector",
 	} {
-		c, err := connector.Open(connector.Spec{Type: class})
+		c, err := connector.Open(config.Spec{Type: class})
 		require.NoError(t, err)
 		for _, sizes := range [][2]string{{"1", "1"}, {"1", "2"}, {"2", "1"}, {"2", "3"}, {"4", "6"}, {"8", "4"}, {"4", "8"}} {
 			engines := two("", class)

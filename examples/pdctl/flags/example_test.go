@@ -5,7 +5,7 @@ package flags_test
 import (
 	"fmt"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
 
@@ -22,7 +22,7 @@ func ExampleCheck() {
 		e.Name = name
 		engines = append(engines, e)
 	}
-	for _, f := range flags.Check(engines, &connector.Spec{Type: "lmcache"}) {
+	for _, f := range flags.Check(engines, &config.Spec{Type: "lmcache"}) {
 		fmt.Println(f.Severity, f.Code)
 	}
 	// Output: error lmcache-not-shared

@@ -90,7 +90,7 @@ var gatewayRules = []rule{
 		remedy: "leave timeouts.handoff out, or write less than the lease",
 		find: func(g *model) []hit {
 			sides := g.with("NixlConnector", "NixlPullConnector")
-			if g.spec == nil || len(sides) == 0 || g.spec.Timeouts.Handoff != connector.None {
+			if g.spec == nil || len(sides) == 0 || g.spec.Timeouts.Handoff != config.None {
 				return nil
 			}
 			return []hit{{engines: enginesOf(sides),

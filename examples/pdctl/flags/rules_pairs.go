@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // sizes are what flags tell of the attributes that connectors' rules about pairs ask for. Block size and type of KV
@@ -65,7 +66,7 @@ func (g *model) speakers() (list []speakers) {
 // pairRules are those of the gateway's connector if it speaks with typ, else those that typ's connector has without
 // settings. There are none where it is not registered, or cannot be without settings.
 func (g *model) pairRules(typ string) []connector.PairRule {
-	spec := connector.Spec{Type: typ}
+	spec := config.Spec{Type: typ}
 	if g.spec != nil && (g.typ == typ || slices.Contains(classesOf[g.typ], typ)) {
 		spec = *g.spec
 	}

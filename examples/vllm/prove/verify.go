@@ -21,6 +21,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a case may name
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -132,8 +133,8 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 	if err != nil {
 		return err
 	}
-	config := json.RawMessage(strings.ReplaceAll(v.config, "FOLDER", folder))
-	conn, err := connector.Open(connector.Spec{Type: v.connector, Config: config})
+	settings := json.RawMessage(strings.ReplaceAll(v.config, "FOLDER", folder))
+	conn, err := connector.Open(config.Spec{Type: v.connector, Config: settings})
 	if err != nil {
 		return err
 	}
@@ -160,11 +161,11 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 		}
 	}()
 	if v.apart {
-		return v.judge(ctx, lab, v.connector, config, pair, 1)
+		return v.judge(ctx, lab, v.connector, settings, pair, 1)
 	}
-	judged := v.judge(ctx, lab, v.connector, config, pair, 0)
+	judged := v.judge(ctx, lab, v.connector, settings, pair, 0)
 	if v.together && judged == nil {
-		judged = v.orphan(ctx, lab, config, pair)
+		judged = v.orphan(ctx, lab, settings, pair)
 	}
 	if judged != nil && !errors.Is(judged, errNotProven) {
 		return judged
@@ -212,8 +213,8 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 }
 
 // judge runs pdctl verify against a gateway and wants a certain exit status: 0 for proven, 1 for found out.
-func (v verification) judge(ctx context.Context, lab *lab, typ string, config json.RawMessage, pair []discovery.Endpoint, want int) error {
-	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: typ, config: string(config), endpoints: pair})
+func (v verification) judge(ctx context.Context, lab *lab, typ string, settings json.RawMessage, pair []discovery.Endpoint, want int) error {
+	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: typ, config: string(settings), endpoints: pair})
 	if err != nil {
 		return err
 	}
@@ -244,7 +245,7 @@ func (v verification) judge(ctx context.Context, lab *lab, typ string, config js
 
 // orphan breaks the prefill leg off when decode has been sent. An engine would leave that decode waiting for ever, and keep its blocks or
 // its sender: the gateway must cancel it, serve the request by a new attempt, and the next ones by the same pair.
-func (v verification) orphan(ctx context.Context, lab *lab, config json.RawMessage, pair []discovery.Endpoint) error {
+func (v verification) orphan(ctx context.Context, lab *lab, settings json.RawMessage, pair []discovery.Endpoint) error {
 	toP, err := newIntercept(pair[0].URL.String())
 	if err != nil {
 		return err
@@ -254,7 +255,7 @@ func (v verification) orphan(ctx context.Context, lab *lab, config json.RawMessa
 	if behind[0].URL, err = url.Parse(toP.url); err != nil {
 		return err
 	}
-	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: v.connector, config: string(config), endpoints: behind})
+	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: v.connector, config: string(settings), endpoints: behind})
 	if err != nil {
 		return err
 	}

@@ -9,14 +9,15 @@ import (
 	_ "example.com/ticket"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
 // harness says what the declaration cannot: how the connector is made, and what a good ticket looks like.
 var harness = connectortest.Harness{
 	Name: "ticket",
-	New: func(config json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(connector.Spec{Type: "ticket", Config: config})
+	New: func(settings json.RawMessage) (connector.KVConnector, error) {
+		return connector.Open(config.Spec{Type: "ticket", Config: settings})
 	},
 	Response: func(s *connector.Session, _ []byte) connectortest.Response {
 		return connectortest.Response{Handoff: "ticket-" + s.ID}

@@ -15,9 +15,9 @@ const (
 )
 
 // finals makes a fault that alters an answer that is final.
-func finals(what string, alter func(p *connector.PrefillResult, a *connector.Answer)) Fault {
+func finals(what string, alter func(p *connector.PrefillResult, a *connector.Response)) Fault {
 	return with(ruleFinal, what, func(f *faulty) {
-		f.final = func(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
+		f.final = func(s *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
 			a, ok := f.Toy.Final(s, p)
 			if ok {
 				alter(p, &a)
@@ -37,21 +37,21 @@ func rewrites(what string, alter func(data []byte) []byte) Fault {
 }
 
 var clientFaults = []Fault{
-	finals("gives the client P's answer as it is", func(p *connector.PrefillResult, a *connector.Answer) {
+	finals("gives the client P's answer as it is", func(p *connector.PrefillResult, a *connector.Response) {
 		a.Body = p.Body
 	}),
-	finals("streams what P answered, in several lines", func(p *connector.PrefillResult, a *connector.Answer) {
+	finals("streams what P answered, in several lines", func(p *connector.PrefillResult, a *connector.Response) {
 		var lines bytes.Buffer
 		if len(a.Events) > 0 && json.Indent(&lines, a.Events[0], "", " ") == nil {
 			a.Events[0] = lines.Bytes()
 		}
 	}),
-	finals("does not end the stream", func(_ *connector.PrefillResult, a *connector.Answer) {
+	finals("does not end the stream", func(_ *connector.PrefillResult, a *connector.Response) {
 		if len(a.Events) > 0 {
 			a.Events = a.Events[:1]
 		}
 	}),
-	finals("gives no stream to a client that wants one", func(p *connector.PrefillResult, a *connector.Answer) {
+	finals("gives no stream to a client that wants one", func(p *connector.PrefillResult, a *connector.Response) {
 		a.Events = nil
 	}),
 

@@ -31,7 +31,7 @@ type faulty struct {
 	start         func(context.Context) error
 	closes        func() error
 	expect        func(*connector.Session) (func(context.Context) (connector.Event, error), func(error))
-	final         func(*connector.Session, *connector.PrefillResult) (connector.Answer, bool)
+	final         func(*connector.Session, *connector.PrefillResult) (connector.Response, bool)
 	rewrite       func(*connector.Session, func() *connector.PrefillResult) connector.EventFunc
 	encode        func(*connector.Session, connector.Item, *connector.Leg) error
 	merge         func([]json.RawMessage) error
@@ -122,7 +122,7 @@ func (f *faulty) Expect(s *connector.Session) (wait func(context.Context) (conne
 	return f.Toy.Expect(s)
 }
 
-func (f *faulty) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
+func (f *faulty) Final(s *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
 	if f.final != nil {
 		return f.final(s, p)
 	}

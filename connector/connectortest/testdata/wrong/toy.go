@@ -188,28 +188,28 @@ func CheckEvent(s *connector.Session) error {
 }
 
 // Final lets P's answer be the client's where P ended by itself.
-func (*Toy) Final(s *connector.Session, p *connector.PrefillResult) (connector.Answer, bool) {
+func (*Toy) Final(s *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
 	var a struct {
 		Choices []struct {
 			Reason string `json:"finish_reason"`
 		} `json:"choices"`
 	}
 	if json.Unmarshal(p.Body, &a) != nil || len(a.Choices) != 1 || a.Choices[0].Reason != "stop" {
-		return connector.Answer{}, false
+		return connector.Response{}, false
 	}
 	var m map[string]json.RawMessage
 	if json.Unmarshal(p.Body, &m) != nil {
-		return connector.Answer{}, false
+		return connector.Response{}, false
 	}
 	delete(m, connector.ParamsMember)
 	body, err := json.Marshal(m) // in one line
 	if err != nil {
-		return connector.Answer{}, false
+		return connector.Response{}, false
 	}
 	if s.Request.Stream {
-		return connector.Answer{Events: [][]byte{body, []byte("[DONE]")}}, true
+		return connector.Response{Events: [][]byte{body, []byte("[DONE]")}}, true
 	}
-	return connector.Answer{Body: body}, true
+	return connector.Response{Body: body}, true
 }
 
 // Rewrite tells which engine decoded, in each answer that is not streamed.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector_test
+package config_test
 
 import (
 	"encoding/json"
@@ -10,20 +10,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-func lines(err error) []string {
-	var out []string
-	for _, fe := range config.FieldErrors(err) {
-		out = append(out, fe.Error())
-	}
-	return out
-}
-
 func TestSpecOfTheDesignDocuments(t *testing.T) {
-	spec, err := connector.ParseSpec(json.RawMessage(`{
+	spec, err := config.ParseSpec(json.RawMessage(`{
 		"type": "lmcache",
 		"config": {"redisConfig": {"port": 6379, "password": "secret"}},
 		"resources": {"maxMemory": "8Gi"},
@@ -36,8 +27,8 @@ func TestSpecOfTheDesignDocuments(t *testing.T) {
 	limits := spec.Timeouts.Resolve(0)
 	assert.Equal(t, 45*time.Second, limits.Prefill)
 	assert.Equal(t, 180*time.Second, limits.Decode)
-	assert.Equal(t, connector.None, limits.Idle, "0 means none, and is not the default")
-	assert.Equal(t, connector.Retry{MaxAttempts: 3, BackoffBase: time.Second, BackoffMax: 10 * time.Second}, spec.Retry.Resolve())
+	assert.Equal(t, config.None, limits.Idle, "0 means none, and is not the default")
+	assert.Equal(t, config.Retry{MaxAttempts: 3, BackoffBase: time.Second, BackoffMax: 10 * time.Second}, spec.Retry.Resolve())
 	n, err := spec.Resources.MaxMemory.Bytes()
 	require.NoError(t, err)
 	assert.EqualValues(t, 8<<30, n)
@@ -45,30 +36,30 @@ func TestSpecOfTheDesignDocuments(t *testing.T) {
 
 func TestSpecDefaults(t *testing.T) {
 	for _, raw := range []string{"", "  ", "null", "{}", `{"timeouts":null,"retry":{"maxAttempts":null},"config":null}`} {
-		spec, err := connector.ParseSpec(json.RawMessage(raw))
+		spec, err := config.ParseSpec(json.RawMessage(raw))
 		require.NoError(t, err, raw)
-		assert.Equal(t, connector.Timeouts{
+		assert.Equal(t, config.Timeouts{
 			Connect: 2 * time.Second, Prefill: time.Minute, Handoff: 25 * time.Second, Decode: 10 * time.Minute,
 			Idle: time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second, Body: time.Minute, Write: 30 * time.Second,
 		}, spec.Timeouts.Resolve(30*time.Second))
-		assert.Equal(t, connector.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second}, spec.Retry.Resolve())
+		assert.Equal(t, config.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second}, spec.Retry.Resolve())
 		assert.Nil(t, spec.Config)
 	}
 }
 
 func TestHandoffDefaultFollowsTheLease(t *testing.T) {
-	for lease, want := range map[time.Duration]time.Duration{0: connector.None, -time.Second: connector.None, 4 * time.Second: 2 * time.Second, 5 * time.Second: 2500 * time.Millisecond, 12 * time.Second: 7 * time.Second, time.Minute: 55 * time.Second} {
-		assert.Equal(t, want, connector.Timeouts{}.Resolve(lease).Handoff, "lease %v", lease)
+	for lease, want := range map[time.Duration]time.Duration{0: config.None, -time.Second: config.None, 4 * time.Second: 2 * time.Second, 5 * time.Second: 2500 * time.Millisecond, 12 * time.Second: 7 * time.Second, time.Minute: 55 * time.Second} {
+		assert.Equal(t, want, config.Timeouts{}.Resolve(lease).Handoff, "lease %v", lease)
 	}
-	assert.Equal(t, connector.None, connector.Timeouts{Handoff: connector.None}.Resolve(time.Minute).Handoff)
+	assert.Equal(t, config.None, config.Timeouts{Handoff: config.None}.Resolve(time.Minute).Handoff)
 }
 
 func TestBackoffMaxIsNeverBelowAGivenBase(t *testing.T) {
-	assert.Equal(t, 3*time.Second, connector.Retry{BackoffBase: 3 * time.Second}.Resolve().BackoffMax)
+	assert.Equal(t, 3*time.Second, config.Retry{BackoffBase: 3 * time.Second}.Resolve().BackoffMax)
 }
 
 func TestParametersIsTheOtherWordForConfig(t *testing.T) {
-	spec, err := connector.ParseSpec(json.RawMessage(`{"parameters": {"a": 1}}`))
+	spec, err := config.ParseSpec(json.RawMessage(`{"parameters": {"a": 1}}`))
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"a": 1}`, string(spec.Config))
 }
@@ -108,7 +99,7 @@ func TestSpecFaults(t *testing.T) {
 		"not JSON":    {`{`, []string{`is not JSON; write one JSON object`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := connector.ParseSpec(json.RawMessage(c.raw))
+			_, err := config.ParseSpec(json.RawMessage(c.raw))
 			require.Error(t, err)
 			if name == "fallback to nothing" || name == "fallback without use" {
 				assert.Equal(t, c.want, lines(err)[:1])
@@ -122,7 +113,7 @@ func TestSpecFaults(t *testing.T) {
 func TestSpecSurvivesItsOwnJSON(t *testing.T) {
 	in := `{"type":"nixl","config":{"leaseDuration":"30s"},"timeouts":{"prefill":"1m0s","idle":"0s"},"retry":{"maxAttempts":1},` +
 		`"resources":{"maxMemory":"8Gi"},"fallback":"connector","fallbackConnector":{"type":"http"},"unsupported":"refuse"}`
-	spec, err := connector.ParseSpec(json.RawMessage(in))
+	spec, err := config.ParseSpec(json.RawMessage(in))
 	require.NoError(t, err)
 	out, err := json.Marshal(spec)
 	require.NoError(t, err)

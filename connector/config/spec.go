@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector
+package config
 
 import (
 	"cmp"
@@ -8,12 +8,10 @@ import (
 	"errors"
 	"slices"
 	"time"
-
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Spec says which connector to use and how: the KVConnectorSpec of a ModelServer, as JSON. [ParseSpec] reads and checks it;
-// a Spec inside a struct that [config.Decode] fills is checked the same way.
+// a Spec inside a struct that [Decode] fills is checked the same way.
 type Spec struct {
 	Type      string          `json:"type,omitempty"`   // a registered name or an engine's class name; "" is http
 	Config    json.RawMessage `json:"config,omitempty"` // the connector's own settings, an object; "parameters" is read as the same
@@ -104,7 +102,7 @@ func (t *Timeouts) all() [9]*time.Duration {
 func (t Timeouts) Check() error {
 	for _, d := range t.all() {
 		if *d < 0 && *d != None {
-			return errors.New("a timeout is negative: write connector.None for no limit, 0 for the default")
+			return errors.New("a timeout is negative: write config.None for no limit, 0 for the default")
 		}
 	}
 	return nil
@@ -112,19 +110,19 @@ func (t Timeouts) Check() error {
 
 // timeoutsJSON is what a Spec says of Timeouts, in the order of all.
 type timeoutsJSON struct {
-	Connect     *config.Duration `json:"connect,omitempty"`
-	Prefill     *config.Duration `json:"prefill,omitempty"`
-	Handoff     *config.Duration `json:"handoff,omitempty"`
-	Decode      *config.Duration `json:"decode,omitempty"`
-	Idle        *config.Duration `json:"idle,omitempty"`
-	Cleanup     *config.Duration `json:"cleanup,omitempty"`
-	HealthCheck *config.Duration `json:"healthCheck,omitempty"`
+	Connect     *Duration `json:"connect,omitempty"`
+	Prefill     *Duration `json:"prefill,omitempty"`
+	Handoff     *Duration `json:"handoff,omitempty"`
+	Decode      *Duration `json:"decode,omitempty"`
+	Idle        *Duration `json:"idle,omitempty"`
+	Cleanup     *Duration `json:"cleanup,omitempty"`
+	HealthCheck *Duration `json:"healthCheck,omitempty"`
 }
 
-// UnmarshalJSON reads the limits that a Spec has, in [config.Duration]'s syntax.
+// UnmarshalJSON reads the limits that a Spec has, in [Duration]'s syntax.
 func (t *Timeouts) UnmarshalJSON(raw []byte) error {
 	var in timeoutsJSON
-	err := config.Decode(raw, &in)
+	err := Decode(raw, &in)
 	*t = Timeouts{given(in.Connect), given(in.Prefill), given(in.Handoff), given(in.Decode), given(in.Idle),
 		given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write}
 	return err
@@ -137,7 +135,7 @@ func (t Timeouts) MarshalJSON() ([]byte, error) {
 }
 
 // given is a duration of a JSON document, where 0 is no limit and what is left out is the default.
-func given(d *config.Duration) time.Duration {
+func given(d *Duration) time.Duration {
 	switch {
 	case d == nil:
 		return 0
@@ -148,11 +146,11 @@ func given(d *config.Duration) time.Duration {
 }
 
 // told is the reverse of given.
-func told(d time.Duration) *config.Duration {
+func told(d time.Duration) *Duration {
 	if d == 0 {
 		return nil
 	}
-	return new(config.Duration(max(d, 0)))
+	return new(Duration(max(d, 0)))
 }
 
 // Retry says how often a request is tried at pairs of engines. Zero is the default.
@@ -181,7 +179,7 @@ func (r Retry) Check() error {
 	case r.MaxAttempts < 0:
 		return errors.New("MaxAttempts is negative: write 1 for a single attempt, 0 for the default")
 	case r.BackoffBase < 0 && r.BackoffBase != None, r.BackoffMax < 0 && r.BackoffMax != None:
-		return errors.New("a backoff is negative: write connector.None for no pause, 0 for the default")
+		return errors.New("a backoff is negative: write config.None for no pause, 0 for the default")
 	case r.BackoffMax > 0 && r.BackoffBase > r.BackoffMax:
 		return errors.New("BackoffBase is longer than BackoffMax")
 	}
@@ -190,23 +188,23 @@ func (r Retry) Check() error {
 
 // retryJSON is Retry as a Spec has it.
 type retryJSON struct {
-	MaxAttempts *int             `json:"maxAttempts,omitempty"`
-	BackoffBase *config.Duration `json:"backoffBase,omitempty"`
-	BackoffMax  *config.Duration `json:"backoffMax,omitempty"`
+	MaxAttempts *int      `json:"maxAttempts,omitempty"`
+	BackoffBase *Duration `json:"backoffBase,omitempty"`
+	BackoffMax  *Duration `json:"backoffMax,omitempty"`
 }
 
 // UnmarshalJSON reads maxAttempts, backoffBase and backoffMax.
 func (r *Retry) UnmarshalJSON(raw []byte) error {
 	var in retryJSON
-	faults := []error{config.Decode(raw, &in)}
+	faults := []error{Decode(raw, &in)}
 	if in.MaxAttempts != nil {
 		if r.MaxAttempts = *in.MaxAttempts; r.MaxAttempts < 1 {
-			faults = append(faults, &config.FieldError{Path: "maxAttempts", Problem: "is less than 1", Remedy: "write 1 for a single attempt"})
+			faults = append(faults, &FieldError{Path: "maxAttempts", Problem: "is less than 1", Remedy: "write 1 for a single attempt"})
 		}
 	}
 	r.BackoffBase, r.BackoffMax = given(in.BackoffBase), given(in.BackoffMax)
 	if in.BackoffMax != nil && r.BackoffBase > time.Duration(*in.BackoffMax) {
-		faults = append(faults, &config.FieldError{
+		faults = append(faults, &FieldError{
 			Path: "backoffBase", Problem: "is longer than backoffMax", Remedy: "write a backoffMax of at least backoffBase",
 		})
 	}
@@ -225,9 +223,9 @@ func (r Retry) MarshalJSON() ([]byte, error) {
 // Resources are limits of the engines' KV stores. A gateway cannot enforce them: they are rendered into the engines'
 // settings by connectors that can.
 type Resources struct {
-	MaxMemory    config.Quantity `json:"maxMemory,omitempty"`
-	MaxDisk      config.Quantity `json:"maxDisk,omitempty"`
-	MaxBandwidth config.Quantity `json:"maxBandwidth,omitempty"` // bytes a second
+	MaxMemory    Quantity `json:"maxMemory,omitempty"`
+	MaxDisk      Quantity `json:"maxDisk,omitempty"`
+	MaxBandwidth Quantity `json:"maxBandwidth,omitempty"` // bytes a second
 }
 
 // specJSON is Spec with the members that only its JSON has, and without its methods.
@@ -240,7 +238,7 @@ type specJSON struct {
 type specFields Spec
 
 // ParseSpec reads a KVConnectorSpec. It refuses unknown members, wrong types and settings that contradict each other, all
-// at once: [config.FieldErrors] lists them, and the Spec then holds what could be read. Config is checked to be an object and is read only by the connector itself. Empty raw is
+// at once: [FieldErrors] lists them, and the Spec then holds what could be read. Config is checked to be an object and is read only by the connector itself. Empty raw is
 // the zero Spec.
 func ParseSpec(raw json.RawMessage) (Spec, error) {
 	var s Spec
@@ -251,9 +249,9 @@ func ParseSpec(raw json.RawMessage) (Spec, error) {
 // UnmarshalJSON is [ParseSpec].
 func (s *Spec) UnmarshalJSON(raw []byte) error {
 	var in specJSON
-	faults := []error{config.Decode(raw, &in)}
+	faults := []error{Decode(raw, &in)}
 	add := func(path, problem, remedy string) {
-		faults = append(faults, &config.FieldError{Path: path, Problem: problem, Remedy: remedy})
+		faults = append(faults, &FieldError{Path: path, Problem: problem, Remedy: remedy})
 	}
 	faults = append(faults, wantObject("config", in.Config), wantObject("parameters", in.Parameters))
 	if in.Config != nil && in.Parameters != nil {
@@ -272,22 +270,22 @@ func (s *Spec) UnmarshalJSON(raw []byte) error {
 	}
 	if in.FallbackConnector != nil {
 		next, err := ParseSpec(in.FallbackConnector)
-		faults = append(faults, config.Within("fallbackConnector", err))
+		faults = append(faults, Within("fallbackConnector", err))
 		in.specFields.FallbackConnector = &next
 	}
 	*s = Spec(in.specFields) // also with faults: who reports them all looks at what could be read
 	return errors.Join(faults...)
 }
 
-// wantObject returns a *config.FieldError unless raw was left out or is an object.
+// wantObject returns a *FieldError unless raw was left out or is an object.
 func wantObject(path string, raw json.RawMessage) error {
 	if raw == nil || raw[0] == '{' {
 		return nil
 	}
-	return config.Within(path, config.Decode(raw, &struct{}{}))
+	return Within(path, Decode(raw, &struct{}{}))
 }
 
-// oneOf returns a *config.FieldError unless value is "" or one of known.
+// oneOf returns a *FieldError unless value is "" or one of known.
 func oneOf[T ~string](path string, value T, known ...T) error {
 	if value == "" || slices.Contains(known, value) {
 		return nil
@@ -296,5 +294,5 @@ func oneOf[T ~string](path string, value T, known ...T) error {
 	for i, k := range known {
 		names[i] = string(k)
 	}
-	return &config.FieldError{Path: path, Problem: "is not a known value", Remedy: config.Suggest(string(value), names)}
+	return &FieldError{Path: path, Problem: "is not a known value", Remedy: Suggest(string(value), names)}
 }
