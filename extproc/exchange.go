@@ -214,7 +214,7 @@ func (x *exchange) ownHeader(resp *pdflow.Response) http.Header {
 
 // fail gives Envoy the flow's error. Envoy then ends what it has sent of the decode leg.
 func (x *exchange) fail(err error) error {
-	if errors.Is(err, pdflow.ErrClientGone) {
+	if errors.Is(err, pdflow.CodeClientGone) {
 		return nil
 	}
 	w := newRecorder()

@@ -275,7 +275,7 @@ func TestDoForSchedulers(t *testing.T) {
 	_, err = x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{`)})
 	require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
 	_, err = x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(body)})
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 }
 
 func TestClosingABodyEarlyCancelsDecode(t *testing.T) {

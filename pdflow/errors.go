@@ -13,8 +13,12 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs.
+// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs, and an error by
+// itself: errors.Is(err, pdflow.CodeTimeout) tells an error's code, and a picker may return CodeNoEndpoint.
 type Code string
+
+// Error returns the code.
+func (c Code) Error() string { return string(c) }
 
 // The codes, with the HTTP status they become.
 const (
@@ -103,10 +107,10 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is matches the package's sentinels by code.
+// Is matches the error's code: errors.Is(err, pdflow.CodeTimeout).
 func (e *Error) Is(target error) bool {
-	var t *Error
-	return errors.As(target, &t) && t.Message == "" && t.Leg == "" && t.Code == e.Code
+	code, ok := target.(Code) //nolint:errorlint // errors.Is unwraps
+	return ok && code == e.Code
 }
 
 // LogValue logs the error's fields without its cause, whose text is not ours.
@@ -115,16 +119,6 @@ func (e *Error) LogValue() slog.Value {
 		slog.String("phase", e.Phase), slog.String("endpoint", e.Endpoint), slog.Int("status", e.Status),
 		slog.String("message", e.Message))
 }
-
-// Sentinels for errors.Is.
-var (
-	ErrNotReady        error = &Error{Code: CodeNoEndpoint}
-	ErrDraining        error = &Error{Code: CodeDraining}
-	ErrClientGone      error = &Error{Code: CodeClientGone}
-	ErrTimeout         error = &Error{Code: CodeTimeout}
-	ErrTransferMissing error = &Error{Code: CodeTransferMissing}
-	ErrHandoffExpired  error = &Error{Code: CodeHandoffExpired}
-)
 
 // of notes the API in whose shape the error is to be written.
 func (e *Error) of(api connector.API) *Error {

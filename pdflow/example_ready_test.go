@@ -52,7 +52,7 @@ func ExampleFlow_Ready() {
 	flow := exampleFlow(prefill, decode)
 	fmt.Println(flow.Ready(context.Background()))
 	flow.Shutdown(context.Background())
-	fmt.Println(errors.Is(flow.Ready(context.Background()), pdflow.ErrDraining))
+	fmt.Println(errors.Is(flow.Ready(context.Background()), pdflow.CodeDraining))
 	// Output:
 	// <nil>
 	// true

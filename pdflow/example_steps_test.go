@@ -167,7 +167,7 @@ func ExampleWithStepsLimit() {
 	}
 	<-step.Context().Done() // a host that never calls again
 	_, _, err = steps.Next(ctx)
-	fmt.Println(errors.Is(err, pdflow.ErrForgotten))
+	fmt.Println(errors.Is(err, pdflow.CodeForgotten))
 	// Output:
 	// true
 }

@@ -469,7 +469,7 @@ func ExampleFlow_Shutdown() {
 
 	in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` + prompt + `}`)}
 	_, err := flow.Do(context.Background(), in)
-	fmt.Println(errors.Is(err, pdflow.ErrDraining))
+	fmt.Println(errors.Is(err, pdflow.CodeDraining))
 	// Output:
 	// <nil> <nil>
 	// true

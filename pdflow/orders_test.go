@@ -496,7 +496,7 @@ func TestCleaningUpHasAContextOfItsOwn(t *testing.T) {
 	defer cancel()
 	_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
 	require.Error(t, err)
-	require.ErrorIs(t, <-c.cleaned, pdflow.ErrTimeout)
+	require.ErrorIs(t, <-c.cleaned, pdflow.CodeTimeout)
 }
 
 func TestAConnectorThatFailsHarmsNobodyElse(t *testing.T) {
@@ -543,5 +543,5 @@ func TestAbilitiesThatAnOrderNeeds(t *testing.T) {
 type pickNothing struct{}
 
 func (pickNothing) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	return pdflow.Pick{}, pdflow.ErrNotReady
+	return pdflow.Pick{}, pdflow.CodeNoEndpoint
 }

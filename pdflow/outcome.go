@@ -68,10 +68,6 @@ type Outcome struct {
 	Final  bool   // no further attempt follows
 }
 
-// Observer is anything that implements one or more of [SessionObserver] and [LegObserver]. Calls come from the
-// request's own goroutines and must be quick.
-type Observer any
-
 // SessionObserver sees attempts begin and end. SessionEnd comes when the client's response is through, so a reader of
 // outcomes has to wait for it a moment longer than the client.
 type SessionObserver interface {
@@ -90,7 +86,7 @@ type observers struct {
 	legs     []LegObserver
 }
 
-func (o *observers) add(x Observer) bool {
+func (o *observers) add(x any) bool {
 	s, isSession := x.(SessionObserver)
 	if isSession {
 		o.sessions = append(o.sessions, s)

@@ -14,7 +14,7 @@ import (
 )
 
 // Picker chooses the engines of one attempt, both with one call, since P and D are coupled: same group, reachable KV,
-// near each other. Implementations must be safe for concurrent use, must not block, and return [ErrNotReady] (or an
+// near each other. Implementations must be safe for concurrent use, must not block, and return [CodeNoEndpoint] (or an
 // error that wraps it) if no engines are there now.
 //
 // Where only engines of role both serve alone ([PickInput].Both), and there are engines but none of that role, ready or
@@ -73,7 +73,7 @@ func (f *Flow) pick(ctx context.Context, in *PickInput) (Pick, *Error) {
 		return p, nil
 	}
 	changing, ok := f.picker.(interface{ Changed() <-chan struct{} })
-	if !errors.Is(err, ErrNotReady) || !ok || f.opts.pickWait <= 0 {
+	if !errors.Is(err, CodeNoEndpoint) || !ok || f.opts.pickWait <= 0 {
 		return Pick{}, f.pickError(ctx, err)
 	}
 	timer := time.NewTimer(f.opts.pickWait)
@@ -101,7 +101,7 @@ func (f *Flow) pickError(ctx context.Context, err error) *Error {
 	if errors.As(err, &e) && e.Code != CodeNoEndpoint {
 		return e
 	}
-	if !errors.Is(err, ErrNotReady) {
+	if !errors.Is(err, CodeNoEndpoint) {
 		return &Error{Code: CodeInternal, Phase: "pick", Connector: f.name, Message: "the picker failed", Err: err}
 	}
 	msg := "no engines are ready for this model"

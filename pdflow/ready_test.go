@@ -98,7 +98,7 @@ func TestReadyFollowsTheConnectorsRules(t *testing.T) {
 				require.NoError(t, err)
 				return
 			}
-			require.ErrorIs(t, err, pdflow.ErrNotReady)
+			require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 			var e *pdflow.Error
 			require.ErrorAs(t, err, &e)
 			assert.Equal(t, c.reason, e.Message)
@@ -172,7 +172,7 @@ func TestAFlowThatShutsDownIsNotReady(t *testing.T) {
 	flow, _ := newFlow(t, nil, []discovery.Endpoint{p, d})
 	require.NoError(t, flow.Ready(t.Context()))
 	require.NoError(t, flow.Shutdown(t.Context()))
-	require.ErrorIs(t, flow.Ready(t.Context()), pdflow.ErrDraining)
+	require.ErrorIs(t, flow.Ready(t.Context()), pdflow.CodeDraining)
 }
 
 func TestReadinessOfSplitsAndMuxes(t *testing.T) {
@@ -196,7 +196,7 @@ func TestReadinessOfSplitsAndMuxes(t *testing.T) {
 	require.NoError(t, mux.Ready(t.Context()), "nothing is served that could not be")
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"b": good, "a": poor, "": poor}))
 	err := mux.Ready(t.Context())
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	assert.Regexp(t, `^model "": .*no prefill engine is ready\nmodel "a": .*no prefill engine is ready$`, err.Error())
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"b": good}))
 	require.NoError(t, mux.Ready(t.Context()))

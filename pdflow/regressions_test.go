@@ -61,7 +61,7 @@ func TestTheCallersOwnDeadlineBlamesNoEngine(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
-	require.ErrorIs(t, err, pdflow.ErrTimeout)
+	require.ErrorIs(t, err, pdflow.CodeTimeout)
 	require.False(t, last(x).Err.EngineFault())
 }
 

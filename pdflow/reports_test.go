@@ -73,7 +73,7 @@ func TestErrorsAreWrittenByTheHandlerOfOnesChoice(t *testing.T) {
 					w.WriteHeader(http.StatusTeapot)
 				})}})
 	require.Equal(t, http.StatusTeapot, post(t, x.url, "/v1/completions", completion("a", "")).status)
-	require.ErrorIs(t, got, pdflow.ErrNotReady)
+	require.ErrorIs(t, got, pdflow.CodeNoEndpoint)
 	require.Equal(t, 503, got.HTTPStatus())
 	require.Equal(t, pdflow.CodeNoEndpoint, pdflow.CodeOf(got))
 	require.NotContains(t, got.LogValue().String(), "127.0.0.1")

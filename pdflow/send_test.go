@@ -113,7 +113,7 @@ func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
 					5*time.Millisecond,
 					"the decode engine still works for a client that reads nothing")
 				if send {
-					require.ErrorIs(t, <-sent, pdflow.ErrClientGone)
+					require.ErrorIs(t, <-sent, pdflow.CodeClientGone)
 				}
 			})
 		}
@@ -157,7 +157,7 @@ func TestAFailedWriteIsTheClientsLeaving(t *testing.T) {
 		&pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
 	require.NoError(t, err)
 	err = resp.Send(failing{httptest.NewRecorder()}, httptest.NewRequest(http.MethodPost, "/", nil))
-	assert.ErrorIs(t, err, pdflow.ErrClientGone)
+	assert.ErrorIs(t, err, pdflow.CodeClientGone)
 	assert.ErrorIs(t, err, net.ErrClosed)
 	require.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
 }

@@ -44,10 +44,6 @@ type Steps struct {
 	calls watchdog   // expires when the caller has forgotten the request
 }
 
-// ErrForgotten is the error of a request that was begun with [Flow.Begin] and on which the caller made no call for so
-// long that the flow ended it: see [WithStepsLimit].
-var ErrForgotten error = &Error{Code: CodeForgotten}
-
 // Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole
 // request.
 //
@@ -338,18 +334,16 @@ func (st *Step) giveUp() {
 	}
 }
 
-// ErrNotRelayed is the error of [Step.Relay] where the flow itself must read the response.
-var ErrNotRelayed = errors.New("pdflow: the flow must read this response: give it to Done")
-
 // Relay tells that decode answered with status, and that the caller passes that response on by itself, so that the flow
 // sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. While a prefill
 // runs beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
-// [ErrNotRelayed] for a leg that is not decode, where the connector changes decode's response, and where decode's
+// of [CodeUnsupported] for a leg that is not decode, where the connector changes decode's response, and where decode's
 // response decides whether a prefill follows.
 func (st *Step) Relay(status int) error {
 	st.s.touch()
 	if !st.Relayable() {
-		return ErrNotRelayed
+		return &Error{Code: CodeUnsupported, Leg: st.Leg, Phase: "response", Connector: st.a.f.name,
+			Message: "the flow must read this response: give it to Done"}
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()

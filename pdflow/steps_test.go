@@ -159,9 +159,9 @@ func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
 	assert.WithinDuration(t, time.Now(), step.Expires, time.Second)
 	time.Sleep(time.Until(step.Expires) + 10*time.Millisecond)
 	_, err = step.Body()
-	require.ErrorIs(t, err, pdflow.ErrHandoffExpired)
+	require.ErrorIs(t, err, pdflow.CodeHandoffExpired)
 	_, _, err = s.Next(context.Background())
-	require.ErrorIs(t, err, pdflow.ErrHandoffExpired)
+	require.ErrorIs(t, err, pdflow.CodeHandoffExpired)
 	assert.NotContains(t, x.all(), "D")
 }
 
@@ -186,7 +186,7 @@ func TestARelayedResponse(t *testing.T) {
 			s := begin(t, x.flow, `{"prompt":"hi"}`, &pair)
 			step, _, err := s.Next(context.Background())
 			require.NoError(t, err)
-			require.ErrorIs(t, step.Relay(200), pdflow.ErrNotRelayed, "P's response is the flow's to read")
+			require.ErrorIs(t, step.Relay(200), pdflow.CodeUnsupported, "P's response is the flow's to read")
 			req, err := step.Request()
 			require.NoError(t, err)
 			step.Done(client.Transport.RoundTrip(req))
@@ -277,7 +277,7 @@ func TestAResponseThatTheConnectorChangesIsNotRelayed(t *testing.T) {
 	step, _, err = s.Next(context.Background())
 	require.NoError(t, err)
 	assert.False(t, step.Relayable())
-	require.ErrorIs(t, step.Relay(200), pdflow.ErrNotRelayed)
+	require.ErrorIs(t, step.Relay(200), pdflow.CodeUnsupported)
 }
 
 // A host that forgets to end a request is found: the request is freed, counted by its code, and logged.
@@ -308,7 +308,7 @@ func TestAForgottenRequestIsEnded(t *testing.T) {
 				return
 			}
 			_, _, err = s.Next(context.Background())
-			require.ErrorIs(t, err, pdflow.ErrForgotten)
+			require.ErrorIs(t, err, pdflow.CodeForgotten)
 		})
 	}
 }

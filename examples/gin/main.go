@@ -87,7 +87,7 @@ func newRouter(o *options) (*router, error) {
 type noPicker struct{}
 
 func (noPicker) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	return pdflow.Pick{}, pdflow.ErrNotReady
+	return pdflow.Pick{}, pdflow.CodeNoEndpoint
 }
 
 func (r *router) handler(o *options) http.Handler {

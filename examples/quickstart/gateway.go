@@ -40,7 +40,7 @@ type lab struct {
 }
 
 // newHandler is the gateway, and all that a program of yours would need. It follows the set of engines until ctx ends.
-func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, decodeURL string, o pdflow.Observer) (*pdflow.Flow, error) {
+func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, decodeURL string, o any) (*pdflow.Flow, error) {
 	p, err := discovery.New(prefillURL, discovery.RolePrefill)
 	if err != nil {
 		return nil, err

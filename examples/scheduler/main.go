@@ -127,7 +127,7 @@ func newScheduler(ctx context.Context, prefill, decode string, opts ...pdflow.Op
 func (s *scheduler) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	pairs := s.schedule(&request{})
 	if len(pairs) == 0 {
-		return pdflow.Pick{}, pdflow.ErrNotReady
+		return pdflow.Pick{}, pdflow.CodeNoEndpoint
 	}
 	return pairs[0], nil
 }

@@ -237,5 +237,5 @@ func TestWithoutAPairNothingIsServed(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Equal(t, "1", h.Get("Retry-After"))
 	_, err := w.Pick(t.Context(), &pdflow.PickInput{})
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 }

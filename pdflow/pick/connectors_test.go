@@ -140,7 +140,7 @@ func TestManyConnectorsShareAPicker(t *testing.T) {
 				}}}}
 			x, err := p.Pick(context.Background(), in)
 			if i%2 == 1 {
-				require.ErrorIs(t, err, pdflow.ErrNotReady)
+				require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 				continue
 			}
 			require.NoError(t, err)
@@ -242,7 +242,7 @@ func TestEnginesMeetForTheConnectorsThatTheyRun(t *testing.T) {
 		only(t, policy, pairs(t, p, &plain{name: "http"}), "pn+dn", "pb+dn", "pl+dl", "pb+dl", "pn+dl", "pl+dn",
 			"other+dn", "other+dl")
 		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: &plain{name: "mooncake"}})
-		require.ErrorIs(t, err, pdflow.ErrNotReady)
+		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 
 		p = pick.New(newFleet(t, append(engines, many(1, 1)...)...).Set, policy, pick.WithSeed(1))
 		only(t, policy, pairs(t, p, &plain{name: "mooncake"}), "p0+d0") // who does not tell runs any

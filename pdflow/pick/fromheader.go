@@ -71,7 +71,7 @@ type listed struct {
 //
 // Of several engines it takes the first that is ready, and at a further attempt the first that has not failed the
 // request yet, if there is one. If none is ready, or before the set's first snapshot, the error wraps
-// [pdflow.ErrNotReady]. An encode stage is not picked for.
+// [pdflow.CodeNoEndpoint]. An encode stage is not picked for.
 func FromHeader(set *discovery.Set, decode discovery.Endpoint, o *HeaderOptions) pdflow.Picker {
 	f := &fromHeader{set: set, decode: decode}
 	if o != nil {

@@ -113,7 +113,7 @@ func TestWhatIsNotListedForPrefillIsRefused(t *testing.T) {
 func TestAnEngineThatIsNamedAndNotReadyIsWaitedFor(t *testing.T) {
 	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
 	_, err := p.Pick(t.Context(), named("10.0.0.9:8000"))
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	_, changes := p.(interface{ Changed() <-chan struct{} })
 	assert.True(t, changes)
 }
@@ -121,7 +121,7 @@ func TestAnEngineThatIsNamedAndNotReadyIsWaitedFor(t *testing.T) {
 func TestBeforeTheFirstListNobodyIsRefused(t *testing.T) {
 	p := pick.FromHeader(discovery.NewSet(discoverytest.NewManual()), localDecode(t), nil)
 	_, err := p.Pick(t.Context(), named("10.0.0.1:8000"))
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	_, err = p.Pick(t.Context(), named("10.0.0.1"))
 	require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
 }
@@ -140,7 +140,7 @@ func TestTheHeaderIsReadAgainstTheLatestList(t *testing.T) {
 	in := named("10.0.0.1:8000")
 	in.Attempt = 2
 	_, err = p.Pick(t.Context(), in)
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	in.Single = true
 	assert.Equal(t, "+local", pair(t, p, in))
 }
@@ -172,7 +172,7 @@ func TestARequestForOneEngineGoesToTheLocalOne(t *testing.T) {
 	assert.Equal(t, "+local", pair(t, p, in))
 	in.Both = true
 	_, err := p.Pick(t.Context(), in)
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	assert.Equal(
 		t, "+local", pair(t, pick.FromHeader(sidecarSet(t), addressed(t, "local", "http://127.0.0.1:8200", both), nil),
 			in),
@@ -230,7 +230,7 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 	in = named("tp:8000")
 	in.Attempt, in.Connector = 2, nixl
 	_, err := p.Pick(t.Context(), in)
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 
 	in = named("tp:8000")
 	in.Connector = nixl

@@ -62,7 +62,7 @@ func TestEachPolicyChoosesByTheRequestsModel(t *testing.T) {
 		for _, in := range []*pdflow.PickInput{of(t, "secret"),
 			{Request: of(t, "secret").Request, Single: true, Both: true}} {
 			_, err := p.Pick(context.Background(), in)
-			require.ErrorIs(t, err, pdflow.ErrNotReady)
+			require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 			require.ErrorContains(t, err, "no engine here serves the model")
 			require.NotContains(t, err.Error(), "secret")
 		}

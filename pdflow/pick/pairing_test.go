@@ -56,7 +56,7 @@ func TestWhoCanMeet(t *testing.T) {
 				p := pick.New(newFleet(t, ep("p", prefill, c.p...), ep("d", decode, c.d...)).Set, policy, c.opts...)
 				x, err := p.Pick(context.Background(), &pdflow.PickInput{})
 				if !c.meet {
-					require.ErrorIs(t, err, pdflow.ErrNotReady)
+					require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 					return
 				}
 				require.NoError(t, err)
@@ -110,7 +110,7 @@ func TestWhatKeepsEnginesApartIsNamed(t *testing.T) {
 		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: &protocol{name: "nixl"}})
 		var e *pdflow.Error
 		require.ErrorAs(t, err, &e)
-		require.ErrorIs(t, err, pdflow.ErrNotReady)
+		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 		require.Equal(t, message, e.Message)
 	}
 	p := pick.New(newFleet(t, ep("p", prefill, "version=1"), ep("d", decode, "version=2")).Set, pick.RoundRobin())
@@ -158,7 +158,7 @@ func TestEnginesThatTheConnectorCanDoNothingWithAreLeftOut(t *testing.T) {
 
 		p = pick.New(newFleet(t, ep("p", prefill), ep("d", decode, "zmqAddress=10.0.0.3:21001")).Set, policy)
 		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: conn})
-		require.ErrorIs(t, err, pdflow.ErrNotReady)
+		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 		require.ErrorContains(t, err, "no engines are ready whose entries have the attributes that the connector needs")
 	})
 }

@@ -105,7 +105,7 @@ func TestTheMissingRoleIsNamed(t *testing.T) {
 		"no prefill and decode engines of one group are ready": {{"p", "a", prefill}, {"d", "b", decode}},
 	} {
 		_, err := pick.New(set(t, engines...), pick.RoundRobin()).Pick(context.Background(), &pdflow.PickInput{})
-		require.ErrorIs(t, err, pdflow.ErrNotReady)
+		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 		require.ErrorContains(t, err, message)
 	}
 }
@@ -152,7 +152,7 @@ func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
 		require.Equal(t, "+x", pair(t, p, apart), "where there is no pair, it serves the whole request")
 	}
 	_, err := pick.New(set(t, engine{"p", "", prefill}), pick.RoundRobin()).Pick(context.Background(), apart)
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 }
 
 // That none is ready may pass; that there is none will not, and the request must be written differently.
@@ -161,17 +161,17 @@ func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
 	s := set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both})
 	s.SetHealthy("x", false)
 	_, err := pick.New(s, pick.RoundRobin()).Pick(context.Background(), alone)
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	require.ErrorContains(t, err, "no engine that serves alone is ready")
 	_, err = pick.New(set(t), pick.RoundRobin()).Pick(context.Background(), alone)
-	require.ErrorIs(t, err, pdflow.ErrNotReady, "nothing is known yet")
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint, "nothing is known yet")
 
 	_, err = pick.New(set(t, engine{"p", "", prefill}, engine{"d", "", decode}),
 		pick.RoundRobin()).Pick(context.Background(), alone)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, pdflow.CodeUnsupported, e.Code)
-	require.NotErrorIs(t, err, pdflow.ErrNotReady)
+	require.NotErrorIs(t, err, pdflow.CodeNoEndpoint)
 }
 
 func TestTheNextAttemptAvoidsWhatFailedWhileOthersAreThere(t *testing.T) {
@@ -239,5 +239,5 @@ func TestAnEngineThatIsNotReadyIsNotPicked(t *testing.T) {
 	}
 	s.SetHealthy("p2", false)
 	_, err := p.Pick(context.Background(), &pdflow.PickInput{})
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 }

@@ -320,7 +320,7 @@ func TestALargeSnapshotIsTakenOverBesideThePicks(t *testing.T) {
 		f := newFleet(t, many(400, 0)...)
 		p := pick.New(f.Set, policy)
 		_, err := p.Pick(context.Background(), input(t, 0))
-		require.ErrorIs(t, err, pdflow.ErrNotReady)
+		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 		f.replace(many(400, 400)...)
 		require.NotEmpty(t, pair(t, p, input(t, 0)), "a pick that finds nobody waits for the new snapshot")
 		f.replace(append(many(300, 0), ep("d-new", decode))...)

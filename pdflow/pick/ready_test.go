@@ -58,7 +58,7 @@ func TestReadyWantsAnEncodeEngineForAnEncodeStage(t *testing.T) {
 	p := pick.New(f.Set, pick.RoundRobin())
 	require.NoError(t, ready(t, p, &pdflow.PickInput{}))
 	err := ready(t, p, &pdflow.PickInput{Encode: 1})
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	require.ErrorContains(t, err, "no encode engine is ready")
 	require.NoError(t, ready(t, pick.New(newFleet(t, ep("b", both)).Set, pick.RoundRobin()), &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
 		"there is no such stage where one engine serves")
@@ -68,7 +68,7 @@ func TestReadyWantsAnEncodeEngineForAnEncodeStage(t *testing.T) {
 
 func TestReadyBeforeTheFirstSnapshot(t *testing.T) {
 	err := ready(t, pick.New(discovery.NewSet(), pick.RoundRobin()), &pdflow.PickInput{})
-	require.ErrorIs(t, err, pdflow.ErrNotReady)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	require.ErrorContains(t, err, "the engines are not known yet")
 }
 
@@ -101,7 +101,7 @@ func TestReadinessOfASidecar(t *testing.T) {
 		err := ready(t, pick.FromHeader(c.set, localDecode(t), &pick.HeaderOptions{PairOnly: c.pairOnly}), &pdflow.PickInput{})
 		assert.Equal(t, c.ready, err == nil, name)
 		if err != nil {
-			assert.ErrorIs(t, err, pdflow.ErrNotReady, name)
+			assert.ErrorIs(t, err, pdflow.CodeNoEndpoint, name)
 		}
 	}
 }
