@@ -28,7 +28,7 @@ func ready(t *testing.T, p pdflow.Picker, in *pdflow.PickInput) error {
 
 // Whatever the engines are, Ready says what Pick would say.
 func TestReadyAgreesWithPick(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's
+	random := rand.New(rand.NewPCG(1, 2))
 	said := map[string]int{}
 	for range 300 {
 		var eps []discovery.Endpoint
@@ -40,7 +40,8 @@ func TestReadyAgreesWithPick(t *testing.T) {
 		}
 		p := pick.New(newFleet(t, eps...).Set, pick.InTurn())
 		for _, in := range []pdflow.PickInput{
-			{}, {Both: true}, {Single: true}, {Both: true, Single: true}, {Connector: sameTP()}, {Connector: sameTP(), Both: true},
+			{}, {Both: true}, {Single: true}, {Both: true, Single: true},
+			{Connector: sameTP()}, {Connector: sameTP(), Both: true},
 		} {
 			_, err := p.Pick(context.Background(), &in)
 			got := ready(t, p, &in)
@@ -60,7 +61,8 @@ func TestReadyWantsAnEncodeEngineForAnEncodeStage(t *testing.T) {
 	err := ready(t, p, &pdflow.PickInput{Encode: 1})
 	require.ErrorIs(t, err, pdflow.ErrNotReady)
 	require.ErrorContains(t, err, "no encode engine is ready")
-	require.NoError(t, ready(t, pick.RoundRobin(newFleet(t, ep("b", both)).Set), &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
+	alone := pick.RoundRobin(newFleet(t, ep("b", both)).Set)
+	require.NoError(t, ready(t, alone, &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
 		"there is no such stage where one engine serves")
 	f.replace(ep("p", prefill), ep("d", decode), ep("e", discovery.RoleEncode))
 	require.NoError(t, ready(t, p, &pdflow.PickInput{Encode: 1}))
@@ -98,7 +100,8 @@ func TestReadinessOfASidecar(t *testing.T) {
 		"decode needs a pair, and prefill is not well": {ill, true, false},
 		"decode needs a pair":                          {sidecarSet(t), true, true},
 	} {
-		err := ready(t, pick.FromHeader(c.set, localDecode(t), &pick.HeaderOptions{PairOnly: c.pairOnly}), &pdflow.PickInput{})
+		p := pick.FromHeader(c.set, localDecode(t), &pick.HeaderOptions{PairOnly: c.pairOnly})
+		err := ready(t, p, &pdflow.PickInput{})
 		assert.Equal(t, c.ready, err == nil, name)
 		if err != nil {
 			assert.ErrorIs(t, err, pdflow.ErrNotReady, name)
