@@ -17,6 +17,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/cut"
 )
 
 // front is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes the
@@ -80,7 +81,7 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		var resp *Response
 		if resp, e = flow.do(r.Context(), call{req: req, header: r.Header, id: id}); e == nil {
 			if resp.Send(w, r) != nil {
-				abort(r)
+				cut.Abort(r)
 			}
 			return
 		}
@@ -107,12 +108,12 @@ func (f *front) idOf(r *http.Request) string {
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
 		// If this handler only returned, net/http would send a 200, which a client that closed nothing but its sending
-		// side would see. The error reaches such a client only where the writer hides the connection (see cut).
+		// side would see. The error reaches such a client only where the writer hides the connection (see package cut).
 		rc := http.NewResponseController(w)
-		_ = rc.SetWriteDeadline(past)
+		_ = rc.SetWriteDeadline(cut.Past)
 		f.onError(w, r, e)
 		_ = rc.Flush()
-		abort(r)
+		cut.Abort(r)
 		return
 	}
 	if e.mode != "" {

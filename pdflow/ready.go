@@ -12,9 +12,8 @@ import (
 
 // Ready returns nil if requests can be served now, else the reason, for operators:
 //
-//   - the flow takes no new requests ([CodeDraining]),
-//   - the connector's [Flow.HealthCheck] fails. Start the flow first: a listener that does not run yet counts as
-//     failed,
+//   - the flow takes no new requests any more ([CodeDraining]),
+//   - [Flow.HealthCheck] fails. Start the flow first: a connector's listener that does not run yet counts as failed,
 //   - the engines of one request are not there: an *[Error], as a rule [CodeNoEndpoint]. The picker tells it by the
 //     connector's own rules; with an encode stage it needs an encode engine, too. Only a picker that has the method
 //     Ready is asked: see [Picker].

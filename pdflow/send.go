@@ -64,7 +64,7 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 			continue
 		}
 		if !errors.Is(err, io.EOF) {
-			cut(w, r, b)
+			cutShort(w, r, b)
 			return b.err
 		}
 		if limit > 0 {

@@ -3,33 +3,51 @@
 package main
 
 import (
-	"context"
 	"net/http"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/passthrough"
 )
+
+const modelsPath = "/v1/models"
 
 // clients is the clients' side: the PD flow, the list of models, and what may pass to a decode engine. All else is the
 // mux's 404.
-func (g *gateway) clients(background context.Context) http.Handler {
-	models := newModelList(background, g)
-	pass := http.Handler(g.mux)
-	if g.cfg.gateway.Passthrough != "" {
-		pass = &passthrough{g: g, otherwise: g.mux}
+func (g *gateway) clients() (http.Handler, error) {
+	other, err := passthrough.New(g.engines, &passthrough.Options{
+		MaxBody: g.cfg.gateway.MaxBodyBytes,
+		Allow: func(r *http.Request) bool {
+			return g.cfg.gateway.Passthrough != "" || r.Method == http.MethodGet && r.URL.Path == modelsPath
+		},
+		All: func() (all []*passthrough.Engines) {
+			for _, m := range g.models() {
+				all = append(all, m.engines())
+			}
+			return all
+		},
+	})
+	if err != nil {
+		return nil, err
 	}
-	return g.mux.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet && r.URL.Path == modelsPath {
-			models.ServeHTTP(w, r)
-			return
-		}
-		pass.ServeHTTP(w, r)
-	}))
+	return g.mux.Middleware(other.Middleware(g.mux)), nil
 }
 
-// closeAfterChunks ends the connection after a chunked request: net/http hides a Content-Length that stood beside it, and what
-// follows must not be read as another request.
-func closeAfterChunks(w http.ResponseWriter, r *http.Request) {
-	if len(r.TransferEncoding) > 0 {
-		w.Header().Set("Connection", "close")
+// engines returns those that requests for a model pass to.
+func (g *gateway) engines(name string) (*passthrough.Engines, *pdflow.Error) {
+	if g.draining.Load() {
+		return nil, &pdflow.Error{Code: pdflow.CodeDraining, Message: "shutting down", RetryAfter: time.Second}
 	}
+	if m := g.find(name); m != nil {
+		return m.engines(), nil
+	}
+	return nil, nil
 }
 
-const headerRequestID = "X-Request-Id"
+func (m *model) engines() *passthrough.Engines {
+	e := &passthrough.Engines{Set: m.set, Picker: m.picker, Transport: m.legs, Timeouts: m.Main.Timeouts()}
+	for _, f := range m.flows.All() {
+		e.Members = append(e.Members, f.Connector().Traits().Members...)
+	}
+	return e
+}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -18,30 +17,6 @@ import (
 )
 
 const passing = ", passthrough: decode"
-
-func TestOnlyServingPathsPass(t *testing.T) {
-	for target, want := range map[string]bool{
-		"/tokenize": true, "/detokenize": true, "/score": true, "/rerank": true, "/pooling": true,
-		"/v1/embeddings": true, "/v1/models/meta-llama/Llama-3.1-8B": true, "/v1/responses/resp_1/cancel": true, "/v1/messages/count_tokens": true,
-		"/": false, "/v1": false, "/v2/x": false, "/health": false, "/metrics": false, "/version": false, "/load": false, "/tokenizer_info": false,
-		"/abort_requests": false, "/inference/v1/abort_requests": false, "/v1/abort_requests": false, "/reset_prefix_cache": false,
-		"/sleep": false, "/wake_up": false, "/v1/load_lora_adapter": false, "/v1/unload_lora_adapter": false, "/V1/LOAD_LORA_ADAPTER": false,
-		"/v1/Load_Lora_Adapter": false, "/v1/../sleep": false, "/v1/%2e%2e/sleep": false, "/v1/..%2fsleep": false, "/v1//sleep": false,
-		"//v1/embeddings": false, "/v1/./sleep": false, "/v1/%6coad_lora_adapter": false, "/v1/load%5florа_adapter": false, "/v1/embeddings/": false,
-		"/v1/embeddings;/sleep": false, "/v1/x/../../sleep": false, "/v1/load-lora-adapter": false, "/tokenize/../sleep": false,
-		"/v1/a%00b": false, `/v1/..\sleep`: false, "/v1/models/%73leep": false, "/v1/models%2Fx": false, "/v1/embe%64dings": false, "/sleep?level=1": false, "/v1/embeddings?x=/sleep": true,
-	} {
-		r := httptest.NewRequest(http.MethodPost, "/", nil)
-		u, err := r.URL.Parse("http://gateway")
-		require.NoError(t, err)
-		u.Path, u.RawPath, u.RawQuery = "", "", ""
-		path, query, _ := strings.Cut(target, "?")
-		u, err = u.Parse("http://gateway" + path)
-		require.NoError(t, err, target)
-		u.RawQuery, r.URL = query, u
-		assert.Equal(t, want, passes(r), target)
-	}
-}
 
 func TestOtherPathsPassToADecodeEngine(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
@@ -161,4 +136,23 @@ func TestADrainWaitsForPassedRequestsToo(t *testing.T) {
 	close(d.hold)
 	assert.Equal(t, "data: [DONE]", (&stream{resp, bufio.NewReader(resp.Body)}).rest(t))
 	g.ended(exitOK)
+}
+
+// 0 in the file is no limit, and not the end at once.
+func TestPassedRequestsWithoutLimits(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, "  kvConnector: {timeouts: {decode: 0s, idle: 0s}}\n"))
+	for range 3 {
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/embeddings", `{}`)
+		assert.Equal(t, http.StatusOK, status, body)
+	}
+}
+
+// What a client may not say to a connector, it may not say beside it.
+func TestMembersOfTheConnectorDoNotPass(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, "  kvConnector: {type: sglang}\n"))
+	status, _, body := do(t, http.MethodPost, g.client+"/v1/embeddings", `{"input":"x","data_parallel_rank":3,"bootstrap_room":1}`)
+	assert.Equal(t, http.StatusOK, status, body)
+	assert.Equal(t, `{"input":"x"}`, d.last().body)
 }

@@ -45,7 +45,11 @@ func serve(ctx context.Context, cfg *configuration, trace string, log *slog.Logg
 	defer cut()
 	s := &servers{log: log, failed: make(chan error, 2)}
 	defer s.close()
-	clients, err := s.listen(requests, "clients", cfg.gateway.Listen, g.clients(requests))
+	handler, err := g.clients()
+	if err != nil {
+		return err
+	}
+	clients, err := s.listen(requests, "clients", cfg.gateway.Listen, handler)
 	if err != nil {
 		return err
 	}

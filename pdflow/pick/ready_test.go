@@ -40,7 +40,8 @@ func TestReadyAgreesWithPick(t *testing.T) {
 		}
 		p := pick.New(newFleet(t, eps...).Set, pick.RoundRobin())
 		for _, in := range []pdflow.PickInput{
-			{}, {Both: true}, {Single: true}, {Both: true, Single: true}, {Connector: sameTP()}, {Connector: sameTP(), Both: true},
+			{}, {Both: true}, {Single: true}, {Both: true, Single: true},
+			{Connector: sameTP()}, {Connector: sameTP(), Both: true},
 		} {
 			_, err := p.Pick(context.Background(), &in)
 			got := ready(t, p, &in)
@@ -60,7 +61,8 @@ func TestReadyWantsAnEncodeEngineForAnEncodeStage(t *testing.T) {
 	err := ready(t, p, &pdflow.PickInput{Encode: 1})
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	require.ErrorContains(t, err, "no encode engine is ready")
-	require.NoError(t, ready(t, pick.New(newFleet(t, ep("b", both)).Set, pick.RoundRobin()), &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
+	alone := pick.New(newFleet(t, ep("b", both)).Set, pick.RoundRobin())
+	require.NoError(t, ready(t, alone, &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
 		"there is no such stage where one engine serves")
 	f.replace(ep("p", prefill), ep("d", decode), ep("e", discovery.RoleEncode))
 	require.NoError(t, ready(t, p, &pdflow.PickInput{Encode: 1}))
@@ -98,7 +100,8 @@ func TestReadinessOfASidecar(t *testing.T) {
 		"decode needs a pair, and prefill is not well": {ill, true, false},
 		"decode needs a pair":                          {sidecarSet(t), true, true},
 	} {
-		err := ready(t, pick.FromHeader(c.set, localDecode(t), &pick.HeaderOptions{PairOnly: c.pairOnly}), &pdflow.PickInput{})
+		p := pick.FromHeader(c.set, localDecode(t), &pick.HeaderOptions{PairOnly: c.pairOnly})
+		err := ready(t, p, &pdflow.PickInput{})
 		assert.Equal(t, c.ready, err == nil, name)
 		if err != nil {
 			assert.ErrorIs(t, err, pdflow.CodeNoEndpoint, name)

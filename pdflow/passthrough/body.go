@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough
+
+import (
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// read reads the body whole, nil if there is none. Only JSON passes: what another form carries could not be looked
+// through.
+func (h *Handler) read(w http.ResponseWriter, r *http.Request) (*connector.Request, *pdflow.Error) {
+	if r.Body == nil {
+		return nil, nil
+	}
+	rc := http.NewResponseController(w)
+	d := h.o.Timeouts.Resolve(0).Body
+	limited := d > 0 && rc.SetReadDeadline(time.Now().Add(d)) == nil
+	body, err := io.ReadAll(io.LimitReader(r.Body, h.o.MaxBody+1))
+	e := &pdflow.Error{Code: pdflow.CodeInvalid, Message: "the body could not be read to its end", Err: err}
+	switch {
+	case err == nil && int64(len(body)) <= h.o.MaxBody:
+		if limited {
+			_ = rc.SetReadDeadline(time.Time{})
+		}
+		return parse(r, body)
+	case err == nil:
+		e = &pdflow.Error{Code: pdflow.CodeTooLarge, Message: "the body is larger than this gateway takes"}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		e = &pdflow.Error{Code: pdflow.CodeBodyTimeout, Message: "the body did not come in time"}
+	case r.Context().Err() != nil:
+		return nil, &pdflow.Error{Code: pdflow.CodeClientGone, Phase: "body", Err: err}
+	}
+	closing(w)
+	return nil, e
+}
+
+// leftover is for how long net/http may read what is left of the body of a request that has failed.
+const leftover = time.Second
+
+// closing makes net/http close the connection after a response that leaves some of the body unread.
+func closing(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
+}
+
+func parse(r *http.Request, body []byte) (*connector.Request, *pdflow.Error) {
+	if len(body) == 0 {
+		return nil, nil
+	}
+	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	encoding := r.Header.Get("Content-Encoding")
+	if err != nil || media != "application/json" || encoding != "" && !strings.EqualFold(encoding, "identity") {
+		return nil, &pdflow.Error{Code: pdflow.CodeMediaType,
+			Message: "Content-Type must be application/json, without Content-Encoding"}
+	}
+	req, err := connector.ParseRequest(connector.APIUnknown, body)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	return req, nil
+}
+
+func invalid(err error) *pdflow.Error {
+	e := &pdflow.Error{Code: pdflow.CodeInvalid, Message: err.Error(), Err: err}
+	if of, ok := errors.AsType[*connector.RequestError](err); ok {
+		e.Param, e.Message = of.Param, of.Message
+	}
+	return e
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/cut"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// exchange is one request on its way to an engine and back.
+type exchange struct {
+	w       http.ResponseWriter
+	r       *http.Request
+	id      string
+	req     *connector.Request // nil: without a body
+	engines *Engines
+	limits  connector.Timeouts
+	outcome pdflow.Outcome
+
+	ctx     context.Context // of the engine's side
+	silence *time.Timer     // ends ctx when the engine has been silent for too long
+}
+
+var (
+	errSilent   = errors.New("the engine is silent")
+	errRedirect = errors.New("the engine did not answer with a response")
+)
+
+// run sends the request to an engine and its response to the client. An error is one that the client has not been told.
+func (x *exchange) run() *pdflow.Error {
+	body, e := x.body()
+	if e != nil {
+		return e
+	}
+	choice, err := x.engines.Picker.Pick(x.r.Context(), &pdflow.PickInput{Request: x.req, Header: x.r.Header,
+		RequestID: x.id, Attempt: 1, Single: true})
+	if err != nil {
+		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine is ready for this model",
+			RetryAfter: time.Second, Err: err}
+	}
+	x.outcome = pdflow.Outcome{Mode: pdflow.ModeAggregated, Final: true, Decode: pdflow.LegOutcome{
+		Leg: pdflow.LegDecode, Endpoint: choice.Decode.ID, Start: time.Now(), RequestBytes: int64(len(body))}}
+	defer func() {
+		x.outcome.Decode.End = time.Now()
+		if choice.Done != nil {
+			choice.Done(&x.outcome)
+		}
+	}()
+	ctx, cancel := context.WithCancelCause(x.r.Context())
+	defer cancel(nil)
+	x.ctx = ctx
+	x.silence = time.AfterFunc(1<<62, func() { cancel(errSilent) })
+	defer x.silence.Stop()
+	x.w.Header().Set("X-PD-Mode", string(pdflow.ModeAggregated))
+	resp, err := x.send(choice.Decode, body)
+	if err != nil {
+		return x.failed(pdflow.CodeDecodeFailed, "the engine could not be reached or did not answer", err)
+	}
+	defer resp.Body.Close()
+	if e := x.relay(resp); e != nil {
+		cut.Response(x.w, x.r, x.lastWords(e))
+		cut.Abort(x.r)
+	}
+	return nil
+}
+
+// body is what the engine gets: the client's body without transfer members.
+func (x *exchange) body() ([]byte, *pdflow.Error) {
+	if x.req == nil {
+		return nil, nil
+	}
+	req, err := x.req.Without(x.engines.Members)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	body, err := connector.NewLeg(req).Body()
+	if err != nil {
+		return nil, invalid(err)
+	}
+	return body, nil
+}
+
+// send returns the response's head.
+func (x *exchange) send(to discovery.Endpoint, body []byte) (*http.Response, error) {
+	target := *to.URL
+	target.Path += x.r.URL.Path
+	target.RawQuery = x.r.URL.RawQuery
+	req, err := http.NewRequestWithContext(x.ctx, x.r.Method, target.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header = pdflow.EngineHeader(x.r.Header, x.id)
+	x.limit(x.limits.Decode)
+	resp, err := x.engines.Transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	x.outcome.Decode.Status = resp.StatusCode
+	if s := resp.StatusCode; s < 200 || s >= 300 && s < 400 && s != http.StatusNotModified {
+		_ = resp.Body.Close()
+		return nil, errRedirect
+	}
+	return resp, nil
+}
+
+// limit bounds the engine's silence from now on.
+func (x *exchange) limit(d time.Duration) {
+	if d > 0 {
+		x.silence.Reset(d)
+	}
+}
+
+// relayed are the headers of an engine's response that the client gets.
+var relayed = []string{"Content-Type", "Content-Encoding", "Content-Length", "Retry-After"}
+
+// relay writes the response to the client, each piece at once. After an error the response is to be cut.
+func (x *exchange) relay(resp *http.Response) *pdflow.Error {
+	for _, name := range relayed {
+		if v := resp.Header[name]; len(v) > 0 {
+			x.w.Header()[name] = v
+		}
+	}
+	x.w.WriteHeader(resp.StatusCode)
+	rc := http.NewResponseController(x.w)
+	buf := make([]byte, 32<<10)
+	for {
+		x.limit(x.limits.Idle)
+		n, err := resp.Body.Read(buf)
+		x.silence.Stop() // from here on the client may be slow, not the engine
+		x.outcome.Decode.ResponseBytes += int64(n)
+		if n > 0 {
+			if x.limits.Write > 0 {
+				_ = rc.SetWriteDeadline(time.Now().Add(x.limits.Write))
+			}
+			_, werr := x.w.Write(buf[:n])
+			if werr == nil {
+				werr = rc.Flush()
+			}
+			if werr != nil && !errors.Is(werr, http.ErrNotSupported) {
+				return x.fault(&pdflow.Error{Code: pdflow.CodeClientGone, Message: "the client left", Err: werr})
+			}
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			if x.limits.Write > 0 {
+				_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
+			}
+			return nil
+		default:
+			return x.failed(pdflow.CodeStreamBroken, "the engine broke the response", err)
+		}
+	}
+}
+
+// failed says why the engine's side failed.
+func (x *exchange) failed(code pdflow.Code, message string, err error) *pdflow.Error {
+	te, _ := errors.AsType[*transport.Error](err)
+	switch left := x.r.Context().Err(); {
+	case left != nil && !errors.Is(left, context.DeadlineExceeded):
+		return x.fault(&pdflow.Error{Code: pdflow.CodeClientGone, Message: "the client left", Err: err})
+	case left != nil: // a limit of the host's own, which is no fault of the engine
+		return x.fault(&pdflow.Error{Code: pdflow.CodeTimeout, Message: "the time for this request is over", Err: err})
+	case errors.Is(context.Cause(x.ctx), errSilent), te != nil && te.Timeout():
+		code, message = pdflow.CodeTimeout, "the engine did not answer in time"
+	}
+	return x.fault(&pdflow.Error{Code: code, Leg: pdflow.LegDecode, Endpoint: x.outcome.Decode.Endpoint,
+		Message: message, Err: err})
+}
+
+// fault notes an error for the picker.
+func (x *exchange) fault(e *pdflow.Error) *pdflow.Error {
+	x.outcome.Err, x.outcome.Decode.Err = e, e
+	return e
+}
+
+// lastWords are the last bytes of a response that is cut.
+func (x *exchange) lastWords(e *pdflow.Error) []byte {
+	object := &memory{header: http.Header{}}
+	pdflow.WriteError(object, x.r, e)
+	stream := strings.HasPrefix(strings.ToLower(x.w.Header().Get("Content-Type")), "text/event-stream")
+	return cut.Words(object.Bytes(), stream, strings.HasPrefix(x.r.URL.Path, connector.APIMessages.Path()))
+}
+
+// memory is a ResponseWriter that keeps a body.
+type memory struct {
+	bytes.Buffer
+	header http.Header
+}
+
+func (m *memory) Header() http.Header { return m.header }
+func (m *memory) WriteHeader(int)     {}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+const (
+	modelsPath     = "/v1/models"
+	modelsFresh    = 2 * time.Second // how long a list is handed out before the engines are asked again
+	modelsTimeout  = 2 * time.Second // for all engines together: an engine that is slower is left out
+	modelsAtOnce   = 32              // engines asked at once
+	maxModelsBytes = 1 << 20         // of one engine's response
+	maxModelsKept  = 64              // lists kept, one for each Authorization
+)
+
+// modelList keeps the lists of models, apart by the client's Authorization, since engines may ask for a key.
+type modelList struct {
+	all   func() []*Engines
+	mu    sync.Mutex
+	lists map[listKey]*list
+}
+
+type listKey [sha256.Size]byte
+
+// list is one list, being made until done is closed.
+type list struct {
+	begun time.Time
+	done  chan struct{}
+	body  []byte
+}
+
+// list answers with the union of what the ready decode engines list.
+func (h *Handler) list(w http.ResponseWriter, r *http.Request, id string) {
+	l := h.models.get(r.Context(), r.Header.Values("Authorization"), id)
+	select {
+	case <-l.done:
+	case <-r.Context().Done():
+		h.fail(w, r, &pdflow.Error{Code: pdflow.CodeClientGone}, h.o.Timeouts)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(l.body)
+}
+
+// get returns the fresh list, or begins one, which outlives the client that asks first.
+func (m *modelList) get(ctx context.Context, authorization []string, id string) *list {
+	auth := ""
+	if len(authorization) == 1 {
+		auth = authorization[0]
+	}
+	key := sha256.Sum256([]byte(auth))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l := m.lists[key]; l != nil && time.Since(l.begun) < modelsFresh {
+		return l
+	}
+	if len(m.lists) >= maxModelsKept {
+		clear(m.lists)
+	}
+	l := &list{begun: time.Now(), done: make(chan struct{})}
+	m.lists[key] = l
+	go func() {
+		defer close(l.done)
+		l.body = m.collect(context.WithoutCancel(ctx), auth, id)
+	}()
+	return l
+}
+
+// collect asks all ready decode engines, and joins what they say in the order of the models.
+func (m *modelList) collect(ctx context.Context, auth, id string) []byte {
+	ctx, cancel := context.WithTimeout(ctx, modelsTimeout)
+	defer cancel()
+	type target struct {
+		legs http.RoundTripper
+		url  string
+	}
+	var targets []target
+	known := map[string]bool{}
+	for _, engines := range m.all() {
+		if engines == nil || engines.Set == nil || engines.Transport == nil {
+			continue
+		}
+		for _, e := range engines.Set.Load().Endpoints {
+			if e.Phase != discovery.PhaseReady || !e.Role.Has(discovery.RoleDecode) || e.URL == nil || known[e.URL.String()] {
+				continue
+			}
+			known[e.URL.String()] = true
+			targets = append(targets, target{engines.Transport, e.URL.String()})
+		}
+	}
+	found := make([][]json.RawMessage, len(targets))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, modelsAtOnce)
+	for i, t := range targets {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			found[i] = ask(ctx, t.legs, t.url, auth, id)
+		})
+	}
+	wg.Wait()
+	return joinModels(found)
+}
+
+// ask returns what one engine lists, nil if it does not answer as it should.
+func ask(ctx context.Context, legs http.RoundTripper, url, auth, id string) []json.RawMessage {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+modelsPath, nil)
+	if err != nil {
+		return nil
+	}
+	req.Header = pdflow.EngineHeader(http.Header{"Accept": {"application/json"}}, id)
+	if auth != "" {
+		req.Header.Set("Authorization", auth)
+	}
+	resp, err := legs.RoundTrip(req)
+	if err != nil {
+		return nil
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelsBytes+1))
+	if err != nil || resp.StatusCode != http.StatusOK || len(body) > maxModelsBytes {
+		return nil
+	}
+	var list struct {
+		Data []json.RawMessage `json:"data"`
+	}
+	if json.Unmarshal(body, &list) != nil {
+		return nil
+	}
+	return list.Data
+}
+
+// joinModels makes one list, each model once, as its first engine describes it.
+func joinModels(found [][]json.RawMessage) []byte {
+	all := []json.RawMessage{}
+	seen := map[string]bool{}
+	for _, list := range found {
+		for _, raw := range list {
+			var m struct {
+				ID string `json:"id"`
+			}
+			if json.Unmarshal(raw, &m) == nil && m.ID != "" && !seen[m.ID] {
+				seen[m.ID] = true
+				all = append(all, raw)
+			}
+		}
+	}
+	body, err := json.Marshal(map[string]any{"object": "list", "data": all})
+	if err != nil { // what has been decoded can be encoded
+		return []byte(`{"object":"list","data":[]}`)
+	}
+	return body
+}

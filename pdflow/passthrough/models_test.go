@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/passthrough"
+)
+
+// fleet is engines that list models, by host.
+type fleet struct {
+	t      *testing.T
+	lists  map[string]string // host to body; "" never answers
+	mu     sync.Mutex
+	asked  map[string]int
+	header http.Header // of the last request
+}
+
+func (f *fleet) RoundTrip(r *http.Request) (*http.Response, error) {
+	host := r.URL.Hostname()
+	f.mu.Lock()
+	f.asked[host]++
+	f.header = r.Header
+	f.mu.Unlock()
+	switch list := f.lists[host]; list {
+	case "":
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	case "down":
+		return nil, errors.New("refused")
+	case "late":
+		select {
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		case <-time.After(1500 * time.Millisecond):
+			return response(200, "application/json", strings.NewReader(`{"data":[{"id":"late"}]}`)), nil
+		}
+	case "ill":
+		return response(500, "application/json", strings.NewReader(`{"data":[{"id":"ill"}]}`)), nil
+	default:
+		return response(200, "application/json", strings.NewReader(list)), nil
+	}
+}
+
+// engines are a model's, as role@host, with an ! before those that are not ready.
+func (f *fleet) engines(names ...string) *passthrough.Engines {
+	var eps []discovery.Endpoint
+	for _, name := range names {
+		role, host, _ := strings.Cut(strings.TrimPrefix(name, "!"), "@")
+		kind, err := discovery.ParseRole(role)
+		require.NoError(f.t, err)
+		e, err := discovery.New("http://"+host+":1", kind)
+		require.NoError(f.t, err)
+		if strings.HasPrefix(name, "!") {
+			e.Phase = discovery.PhaseNotReady
+		}
+		eps = append(eps, e)
+	}
+	source, err := static.New(eps...)
+	require.NoError(f.t, err)
+	set := discovery.NewSet(source)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = set.Run(ctx) }()
+	require.NoError(f.t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }))
+	cancel() // a set keeps what it knows
+	<-ended
+	return &passthrough.Engines{Set: set, Transport: f}
+}
+
+func get(t *testing.T, h http.Handler, header ...string) string {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodGet, "/v1/models", nil)
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Add(header[i], header[i+1])
+	}
+	w := do(h, r)
+	require.Equal(t, http.StatusOK, w.Code)
+	assert.Equal(t, "application/json", w.Header().Get("Content-Type"))
+	assert.Len(t, w.Header().Values("X-Request-Id"), 1)
+	var l struct {
+		Object string
+		Data   []struct{ ID string }
+	}
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &l), w.Body)
+	require.Equal(t, "list", l.Object)
+	ids := []string{}
+	for _, m := range l.Data {
+		ids = append(ids, m.ID)
+	}
+	return strings.Join(ids, " ")
+}
+
+func TestTheListIsTheUnionAndNeverFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fleet{t: t, asked: map[string]int{}, lists: map[string]string{
+			"one":  `{"data":[{"id":"a"},{"id":"shared"},{"no":"id"},7]}`,
+			"two":  `{"data":[{"id":"shared","owned_by":"x"},{"id":"b"}]}`,
+			"both": `{"data":[{"id":"c"}]}`, "prefill": `{"data":[{"id":"p"}]}`, "unready": `{"data":[{"id":"u"}]}`,
+			"down": "down", "ill": "ill", "garbage": "<html>", "large": `{"data":[{"id":"` + strings.Repeat("x", 1<<20) + `"}]}`,
+			"silent": "",
+		}}
+		first := f.engines("decode@one", "prefill@prefill", "!decode@unready", "decode@down", "decode@ill")
+		second := f.engines("decode@silent", "decode@two", "decode@garbage", "decode@large", "both@both", "decode@one")
+		h := handler(t, unknown, &passthrough.Options{All: func() []*passthrough.Engines {
+			return []*passthrough.Engines{first, nil, {}, second}
+		}})
+		begun := time.Now()
+		assert.Equal(t, "a shared b c", get(t, h, "Authorization", "Bearer 1", "Cookie", "x"))
+		assert.Equal(t, 2*time.Second, time.Since(begun), "a silent engine is left out in the end")
+		assert.Equal(t, "Bearer 1", f.header.Get("Authorization"))
+		assert.Empty(t, f.header.Get("Cookie"))
+		assert.Equal(t, 1, f.asked["one"], "an engine is asked once, whatever models it stands under")
+		assert.Zero(t, f.asked["prefill"]+f.asked["unready"])
+	})
+}
+
+func TestAListIsKeptForAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fleet{t: t, asked: map[string]int{}, lists: map[string]string{"one": `{"data":[{"id":"a"}]}`}}
+		only := f.engines("decode@one")
+		h := handler(t, func(model string) (*passthrough.Engines, *pdflow.Error) {
+			assert.Empty(t, model)
+			return only, nil
+		}, nil)
+		for range 3 {
+			assert.Equal(t, "a", get(t, h, "Authorization", "Bearer 1"))
+		}
+		assert.Equal(t, 1, f.asked["one"])
+		get(t, h, "Authorization", "Bearer 2")
+		assert.Equal(t, 2, f.asked["one"], "another key may list others")
+		time.Sleep(2 * time.Second)
+		get(t, h, "Authorization", "Bearer 1")
+		assert.Equal(t, 3, f.asked["one"])
+		assert.Empty(t, get(t, handler(t, unknown, nil)), "nobody's")
+	})
+}
+
+// The client that asks first may leave; those that wait for the same list get it.
+func TestAListOutlivesItsFirstClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fleet{t: t, asked: map[string]int{}, lists: map[string]string{"one": "late"}}
+		only := f.engines("decode@one")
+		h := handler(t, func(string) (*passthrough.Engines, *pdflow.Error) { return only, nil }, nil)
+		ctx, leave := context.WithCancel(t.Context())
+		go func() { time.Sleep(time.Second); leave() }()
+		w := do(h, httptest.NewRequest(http.MethodGet, "/v1/models", nil).WithContext(ctx))
+		assert.NotEqual(t, http.StatusOK, w.Code)
+		assert.Equal(t, "late", get(t, h))
+		assert.Equal(t, 1, f.asked["one"])
+	})
+}

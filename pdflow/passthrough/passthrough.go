@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package passthrough serves what is not inference: it hands tokenizing, counting, embeddings and the like to one
+// decode engine, and lists the models of all engines. It stands behind a flow or a mux:
+//
+//	engines := &passthrough.Engines{Set: set, Picker: picker, Transport: legs}
+//	other, err := passthrough.New(func(string) (*passthrough.Engines, *pdflow.Error) { return engines, nil }, nil)
+//	err = http.ListenAndServe(address, flow.Middleware(other))
+//
+// [Handler] says what passes, and by which method.
+package passthrough
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/cut"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// Engines are those of one model. Picker and Transport must not be nil.
+type Engines struct {
+	Set       *discovery.Set    // whose ready decode engines are asked for their models; nil: none
+	Picker    pdflow.Picker     // chooses the decode engine of each request
+	Transport http.RoundTripper // sends to engines. It must not follow redirects
+
+	// Timeouts are Decode, until the response's head; Idle, between two reads of it; and Write, of one write to the
+	// client. Zero is Options.Timeouts.
+	Timeouts connector.Timeouts
+
+	// Members are what the connectors of these engines say in Traits.Members. They are removed from bodies, and so are
+	// those that no client may set whatever the connector is.
+	Members []string
+}
+
+// Options are the settings of a [Handler]. nil and zero values mean the defaults.
+type Options struct {
+	// All returns the engines whose models GET /v1/models lists, in the order of the list. Default: the engines of a
+	// request that names no model.
+	All func() []*Engines
+
+	// Allow narrows what the handler serves, GET /v1/models included, by path or method. It is asked for nothing that
+	// the handler would not serve without it.
+	Allow func(r *http.Request) bool
+
+	MaxBody      int64                      // bytes; default 32 MiB
+	Timeouts     connector.Timeouts         // Body, and what Engines.Timeouts leaves open
+	ErrorHandler pdflow.ErrorHandler        // default pdflow.WriteError
+	RequestID    func(*http.Request) string // see pdflow.WithRequestID; default: the client's X-Request-Id
+}
+
+// Handler serves, by GET, HEAD, POST and DELETE, the paths below /v1/ and /tokenize, /detokenize, /score, /rerank and
+// /pooling; all others are 404. It never serves
+//
+//   - inference, POST on the paths of client APIs: that is a flow's,
+//   - the administration of engines, however the path is spelt: a path does not pass if one of its segments begins like
+//     an order to the engine (load, sleep, reset, abort, …), or if an engine could read it as another path.
+//
+// GET /v1/models is the union of what the ready decode engines list. It is kept for two seconds for each
+// Authorization. An engine that fails, or takes longer than two seconds, is left out.
+//
+// All else goes to one decode engine of the model that the body names. A body must be one JSON object. The engine gets
+// the client's query, the headers of pdflow.EngineHeader, and the body without transfer members. The client gets the
+// engine's status, Content-Type and body as it comes, or an error in the shape of its API. A redirect is an error. If
+// the engine breaks after the response's head, the response is cut as a flow's is: see [pdflow.Flow.ServeHTTP].
+type Handler struct {
+	find   func(model string) (*Engines, *pdflow.Error)
+	o      Options
+	models modelList
+}
+
+// New makes a handler. find returns the engines of a model, or an error for the client; nil and nil is an unknown model
+// (404). model is "" where the request names none: see [pdflow.Mux.Lookup] for the rules of a mux.
+func New(find func(model string) (*Engines, *pdflow.Error), o *Options) (*Handler, error) {
+	h := &Handler{find: find}
+	if o != nil {
+		h.o = *o
+	}
+	if find == nil || h.o.MaxBody < 0 {
+		return nil, errors.New("passthrough: New needs a function that finds engines, and no negative MaxBody")
+	}
+	if err := h.o.Timeouts.Check(); err != nil {
+		return nil, fmt.Errorf("passthrough: %w", err)
+	}
+	h.o.MaxBody = cmp.Or(h.o.MaxBody, 32<<20)
+	if h.o.ErrorHandler == nil {
+		h.o.ErrorHandler = pdflow.WriteError
+	}
+	if h.o.All == nil {
+		h.o.All = func() []*Engines {
+			if e, _ := find(""); e != nil {
+				return []*Engines{e}
+			}
+			return nil
+		}
+	}
+	h.models = modelList{all: h.o.All, lists: map[listKey]*list{}}
+	return h, nil
+}
+
+// ServeHTTP answers 404 to what the handler does not serve.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if h.serves(r) {
+		h.serve(w, r)
+		return
+	}
+	w.Header().Set(headerRequestID, h.requestID(r))
+	closing(w)
+	h.fail(w, r, &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"}, h.o.Timeouts)
+}
+
+// Middleware hands to next what the handler does not serve.
+func (h *Handler) Middleware(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if h.serves(r) {
+			h.serve(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+const headerRequestID = "X-Request-Id"
+
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
+	id := h.requestID(r)
+	w.Header().Set(headerRequestID, id)
+	if len(r.TransferEncoding) > 0 {
+		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow
+		// from being read as another request.
+		w.Header().Set("Connection", "close")
+	}
+	if r.Method == http.MethodGet && r.URL.Path == modelsPath {
+		h.list(w, r, id)
+		return
+	}
+	req, e := h.read(w, r)
+	if e != nil {
+		h.fail(w, r, e, h.o.Timeouts)
+		return
+	}
+	x := &exchange{w: w, r: r, id: id, req: req, limits: h.o.Timeouts}
+	model := ""
+	if req != nil {
+		model = req.Model
+	}
+	switch x.engines, e = h.find(model); {
+	case e != nil:
+	case x.engines == nil:
+		e = &pdflow.Error{Code: pdflow.CodeNotFound, Param: "model", Message: "no such model is served here"}
+	case x.engines.Picker == nil || x.engines.Transport == nil:
+		e = &pdflow.Error{Code: pdflow.CodeInternal, Message: "the model's engines have no picker or no transport"}
+	default:
+		x.limits = x.engines.Timeouts.Or(h.o.Timeouts).Resolve(0)
+		e = x.run()
+	}
+	if e != nil {
+		h.fail(w, r, e, x.limits)
+	}
+}
+
+func (h *Handler) requestID(r *http.Request) string {
+	if h.o.RequestID == nil {
+		return pdflow.RequestID(r.Header)
+	}
+	return pdflow.RequestID(http.Header{headerRequestID: {h.o.RequestID(r)}})
+}
+
+// fail answers with an error. A client that has left is told nothing: if the handler only returned, net/http would send
+// a 200, which a client that closed nothing but its sending side would see.
+func (h *Handler) fail(w http.ResponseWriter, r *http.Request, e *pdflow.Error, limits connector.Timeouts) {
+	rc := http.NewResponseController(w)
+	if e.Code == pdflow.CodeClientGone {
+		_ = rc.SetWriteDeadline(cut.Past)
+	} else if d := limits.Resolve(0).Write; d > 0 && rc.SetWriteDeadline(time.Now().Add(d)) == nil {
+		defer func() { _ = rc.SetWriteDeadline(time.Time{}) }() // the connection serves more requests
+	}
+	h.o.ErrorHandler(w, r, e)
+	_ = rc.Flush()
+	if e.Code == pdflow.CodeClientGone {
+		cut.Abort(r)
+	}
+}

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package passthrough_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/passthrough"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// unknown knows no model.
+func unknown(string) (*passthrough.Engines, *pdflow.Error) { return nil, nil }
+
+type find = func(model string) (*passthrough.Engines, *pdflow.Error)
+
+func handler(t *testing.T, find find, o *passthrough.Options) *passthrough.Handler {
+	t.Helper()
+	h, err := passthrough.New(find, o)
+	require.NoError(t, err)
+	return h
+}
+
+// engine is a picker of one engine, and the way to it.
+type engine struct {
+	*passthrough.Engines
+	answer   func(r *http.Request) (*http.Response, error)
+	mu       sync.Mutex
+	requests []*http.Request
+	bodies   []string
+	picks    []*pdflow.PickInput
+	outcomes []*pdflow.Outcome
+}
+
+func newEngine(t *testing.T, answer func(r *http.Request) (*http.Response, error)) *engine {
+	t.Helper()
+	e := &engine{answer: answer}
+	e.Engines = &passthrough.Engines{Picker: e, Transport: e}
+	return e
+}
+
+func (e *engine) find(string) (*passthrough.Engines, *pdflow.Error) { return e.Engines, nil }
+
+func (e *engine) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	d, err := discovery.New("http://engine:1/base", discovery.RoleDecode)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.picks = append(e.picks, in)
+	return pdflow.Pick{Decode: d, Done: e.done}, err
+}
+
+func (e *engine) done(o *pdflow.Outcome) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.outcomes = append(e.outcomes, o)
+}
+
+func (e *engine) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(r.Body)
+	e.mu.Lock()
+	e.requests, e.bodies = append(e.requests, r), append(e.bodies, string(body))
+	e.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return e.answer(r)
+}
+
+func response(status int, contentType string, body io.Reader) *http.Response {
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {contentType}, "Server": {"uvicorn"}},
+		Body: io.NopCloser(body), Trailer: http.Header{"X-Inside": {"1"}}}
+}
+
+func answers(status int, body string) func(*http.Request) (*http.Response, error) {
+	return func(*http.Request) (*http.Response, error) {
+		return response(status, "application/json", strings.NewReader(body)), nil
+	}
+}
+
+// outcome is what the picker was told, which is told once.
+func (e *engine) outcome(t *testing.T) *pdflow.Outcome {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	require.Len(t, e.outcomes, 1)
+	o := e.outcomes[0]
+	assert.True(t, o.Final)
+	assert.Equal(t, pdflow.ModeAggregated, o.Mode)
+	assert.Equal(t, "engine:1/base", o.Decode.Endpoint)
+	assert.False(t, o.Decode.End.IsZero())
+	return o
+}
+
+func post(path, body string, header ...string) *http.Request {
+	r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	return r
+}
+
+func do(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func TestARequestPassesWithoutWhatNoClientMaySet(t *testing.T) {
+	e := newEngine(t, answers(http.StatusTeapot, `{"tokens":[1]}`))
+	e.Members = []string{"kv_ticket", "extra.ticket"}
+	w := do(handler(t, e.find, nil), post("/tokenize?x=1",
+		`{"model":"m", "kv_ticket":"t","prompt":"x","kv_transfer_params":{},"extra":{"ticket":1,"a":2}}`,
+		"X-Request-Id", "mine", "Authorization", "Bearer k", "Cookie", "a=b", "Connection", "X-Mine", "X-Mine", "1"))
+	assert.Equal(t, http.StatusTeapot, w.Code)
+	assert.Equal(t, `{"tokens":[1]}`, w.Body.String())
+	assert.Equal(t, http.Header{"Content-Type": {"application/json"}, "X-Pd-Mode": {"aggregated"},
+		"X-Request-Id": {"mine"}}, w.Header())
+	require.Len(t, e.requests, 1)
+	assert.Equal(t, "http://engine:1/base/tokenize?x=1", e.requests[0].URL.String())
+	assert.Equal(t, `{"model":"m", "prompt":"x","extra":{"a":2}}`, e.bodies[0])
+	assert.Equal(t, "Bearer k", e.requests[0].Header.Get("Authorization"))
+	assert.Equal(t, "mine", e.requests[0].Header.Get("X-Request-Id"))
+	for _, name := range []string{"Cookie", "X-Mine", "Connection", "X-Forwarded-For"} {
+		assert.Empty(t, e.requests[0].Header.Values(name), name)
+	}
+	assert.Equal(t, "m", e.picks[0].Request.Model, "pickers may choose by model")
+	assert.True(t, e.picks[0].Single)
+	assert.Equal(t, "mine", e.picks[0].RequestID)
+	o := e.outcome(t)
+	assert.Nil(t, o.Err)
+	assert.Equal(t, http.StatusTeapot, o.Decode.Status)
+	assert.EqualValues(t, 14, o.Decode.ResponseBytes)
+}
+
+func TestARequestWithoutABodyPasses(t *testing.T) {
+	e := newEngine(t, answers(http.StatusNotModified, ""))
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodDelete, http.MethodPost} {
+		w := do(handler(t, e.find, nil), httptest.NewRequest(method, "/v1/responses/resp_1", nil))
+		assert.Equal(t, http.StatusNotModified, w.Code, method)
+		last := e.requests[len(e.requests)-1]
+		assert.Equal(t, method, last.Method)
+		assert.Zero(t, last.ContentLength)
+	}
+}
+
+func TestRequestsThatAreRefused(t *testing.T) {
+	e := newEngine(t, answers(http.StatusOK, "{}"))
+	finds := func(model string) (*passthrough.Engines, *pdflow.Error) {
+		switch model {
+		case "m":
+			return e.Engines, nil
+		case "draining":
+			return nil, &pdflow.Error{Code: pdflow.CodeDraining, RetryAfter: time.Second}
+		case "half":
+			return &passthrough.Engines{Picker: e}, nil
+		}
+		return nil, nil
+	}
+	e.Members = []string{"a.b"}
+	h := handler(t, finds, &passthrough.Options{MaxBody: 100, RequestID: func(*http.Request) string { return "own" }})
+	for name, c := range map[string]struct {
+		body, contentType string
+		status            int
+		code              pdflow.Code
+	}{
+		"not JSON":                {`{`, "application/json", 400, pdflow.CodeInvalid},
+		"a list":                  {`[]`, "application/json", 400, pdflow.CodeInvalid},
+		"model a number":          {`{"model":1}`, "application/json", 400, pdflow.CodeInvalid},
+		"model twice":             {`{"model":"m","model":"n"}`, "application/json", 400, pdflow.CodeInvalid},
+		"what is removed, twice":  {`{"model":"m","a":{"b":1,"b":2}}`, "application/json", 400, pdflow.CodeInvalid},
+		"an unknown model":        {`{"model":"x"}`, "application/json", 404, pdflow.CodeNotFound},
+		"no model":                {`{}`, "application/json", 404, pdflow.CodeNotFound},
+		"an error of the host's":  {`{"model":"draining"}`, "application/json", 503, pdflow.CodeDraining},
+		"engines without a way":   {`{"model":"half"}`, "application/json", 500, pdflow.CodeInternal},
+		"too large":               {strings.Repeat(" ", 101), "application/json", 413, pdflow.CodeTooLarge},
+		"a form":                  {`model=m`, "application/x-www-form-urlencoded", 415, pdflow.CodeMediaType},
+		"a body without its type": {`{}`, "", 415, pdflow.CodeMediaType},
+	} {
+		w := do(h, post("/v1/embeddings", c.body, "Content-Type", c.contentType))
+		assert.Equal(t, c.status, w.Code, name)
+		assert.Contains(t, w.Body.String(), `"code":"`+string(c.code)+`"`, name)
+		assert.Equal(t, "own", w.Header().Get("X-Request-Id"), name)
+	}
+	w := do(h, post("/v1/embeddings", `{"model":"m"}`, "Content-Encoding", "gzip"))
+	assert.Equal(t, http.StatusUnsupportedMediaType, w.Code)
+	w = do(h, post("/v1/messages/count_tokens", `[]`))
+	assert.Contains(t, w.Body.String(), `{"error":{`, w.Body)
+	assert.Contains(t, w.Body.String(), `"type":"error"`, "in the shape of the client's API")
+	assert.Empty(t, e.requests)
+	_, err := passthrough.New(nil, nil)
+	require.Error(t, err)
+	_, err = passthrough.New(finds, &passthrough.Options{MaxBody: -1})
+	require.Error(t, err)
+	_, err = passthrough.New(finds, &passthrough.Options{Timeouts: connector.Timeouts{Idle: -5}})
+	require.Error(t, err)
+}
+
+func TestFaultsOfTheEngine(t *testing.T) {
+	for name, answer := range map[string]func(*http.Request) (*http.Response, error){
+		"cannot be reached": func(*http.Request) (*http.Response, error) { return nil, errors.New("dial 10.0.0.1: refused") },
+		"redirects":         answers(http.StatusTemporaryRedirect, ""),
+		"switches":          answers(http.StatusSwitchingProtocols, ""),
+	} {
+		e := newEngine(t, answer)
+		w := do(handler(t, e.find, nil), post("/tokenize", `{}`))
+		assert.Equal(t, http.StatusBadGateway, w.Code, name)
+		assert.NotContains(t, w.Body.String(), "10.0.0.1", name)
+		assert.Equal(t, "aggregated", w.Header().Get("X-Pd-Mode"), name)
+		o := e.outcome(t)
+		require.NotNil(t, o.Err, name)
+		assert.True(t, o.Err.EngineFault() && o.Err.Endpoint == "engine:1/base", "the picker spares it for a while")
+	}
+	e := newEngine(t, answers(http.StatusServiceUnavailable, `{"error":"busy"}`))
+	w := do(handler(t, e.find, nil), post("/tokenize", `{}`))
+	assert.Equal(t, `503 {"error":"busy"}`, strconv.Itoa(w.Code)+" "+w.Body.String(), "its own errors pass")
+}
+
+func TestAnEngineThatIsSilent(t *testing.T) {
+	for name, c := range map[string]struct {
+		limits connector.Timeouts
+		after  time.Duration
+		status int
+	}{
+		"for longer than Decode":          {connector.Timeouts{Decode: 3 * time.Second}, 3 * time.Second, 504},
+		"for longer than the default":     {connector.Timeouts{}, 600 * time.Second, 504},
+		"for long, and there is no limit": {connector.Timeouts{Decode: connector.None}, time.Hour, 200},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEngine(t, func(r *http.Request) (*http.Response, error) {
+				select {
+				case <-r.Context().Done():
+					return nil, r.Context().Err()
+				case <-time.After(time.Hour):
+					return answers(200, "{}")(r)
+				}
+			})
+			e.Timeouts = c.limits
+			begun := time.Now()
+			w := do(handler(t, e.find, nil), post("/tokenize", `{}`))
+			assert.Equal(t, c.status, w.Code, name)
+			assert.Equal(t, c.after, time.Since(begun), name)
+			if o := e.outcome(t); c.status != 200 {
+				assert.True(t, o.Err.EngineFault(), name)
+			}
+		})
+	}
+}
+
+// pieces is a body whose reads take time, ended by err.
+type pieces struct {
+	ctx   context.Context
+	waits []time.Duration
+	err   error
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	if len(p.waits) == 0 {
+		return 0, p.err
+	}
+	select {
+	case <-p.ctx.Done():
+		return 0, p.ctx.Err()
+	case <-time.After(p.waits[0]):
+		p.waits = p.waits[1:]
+		return copy(b, "data: x\n\n"), nil
+	}
+}
+
+func streams(err error, waits ...time.Duration) func(r *http.Request) (*http.Response, error) {
+	return func(r *http.Request) (*http.Response, error) {
+		return response(200, "text/event-stream", &pieces{r.Context(), waits, err}), nil
+	}
+}
+
+func TestSilenceBetweenPieces(t *testing.T) {
+	const second = time.Second
+	for name, c := range map[string]struct {
+		idle   time.Duration
+		waits  []time.Duration
+		broken pdflow.Code
+	}{
+		"each within the limit":       {2 * second, []time.Duration{second, second, second}, ""},
+		"one is late":                 {2 * second, []time.Duration{second, 3 * second, second}, pdflow.CodeTimeout},
+		"one is late, without limits": {connector.None, []time.Duration{second, time.Hour, second}, ""},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEngine(t, streams(io.EOF, c.waits...))
+			e.Timeouts.Idle = c.idle
+			w := do(handler(t, e.find, nil), post("/v1/x", `{}`))
+			assert.Equal(t, c.broken != "", strings.Contains(w.Body.String(), `"code":"`+string(c.broken)+`"`), name)
+			if o := e.outcome(t); c.broken != "" {
+				assert.Equal(t, c.broken, o.Err.Code, name)
+			} else {
+				assert.Nil(t, o.Err, name)
+			}
+		})
+	}
+}
+
+// slow is a client that takes its time, as long as its deadline allows.
+type slow struct {
+	*httptest.ResponseRecorder
+	takes    time.Duration
+	deadline time.Time
+}
+
+func (s *slow) SetWriteDeadline(d time.Time) error {
+	s.deadline = d
+	return nil
+}
+
+func (s *slow) Write(b []byte) (int, error) {
+	if s.deadline.IsZero() || time.Now().Add(s.takes).Before(s.deadline) {
+		time.Sleep(s.takes)
+		return s.ResponseRecorder.Write(b)
+	}
+	time.Sleep(time.Until(s.deadline))
+	return 0, errors.New("i/o timeout")
+}
+
+func TestASlowClientIsNoSilenceOfTheEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t, streams(io.EOF, time.Second, time.Second))
+		e.Timeouts.Idle = 2 * time.Second
+		w := &slow{ResponseRecorder: httptest.NewRecorder(), takes: 10 * time.Second}
+		handler(t, e.find, nil).ServeHTTP(w, post("/v1/x", `{}`))
+		assert.Nil(t, e.outcome(t).Err)
+		assert.Equal(t, "data: x\n\ndata: x\n\n", w.Body.String())
+		assert.True(t, w.deadline.IsZero(), "the connection serves more requests")
+	})
+}
+
+func TestAClientThatReadsNothingHoldsNoEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t, streams(io.EOF, time.Second, time.Second))
+		e.Timeouts.Write = 5 * time.Second
+		w := &slow{ResponseRecorder: httptest.NewRecorder(), takes: time.Hour}
+		begun := time.Now()
+		handler(t, e.find, nil).ServeHTTP(w, post("/v1/x", `{}`))
+		assert.Equal(t, 6*time.Second, time.Since(begun))
+		o := e.outcome(t)
+		assert.Equal(t, pdflow.CodeClientGone, o.Err.Code)
+		assert.False(t, o.Err.EngineFault())
+	})
+}
+
+func TestAClientThatLeavesIsNoFaultOfTheEngine(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		ctx, leave := context.WithCancel(t.Context())
+		e := newEngine(t, func(r *http.Request) (*http.Response, error) {
+			if begun {
+				resp, err := streams(io.EOF, time.Nanosecond, time.Hour)(r)
+				time.AfterFunc(10*time.Millisecond, leave)
+				return resp, err
+			}
+			leave()
+			return nil, r.Context().Err()
+		})
+		do(handler(t, e.find, nil), post("/v1/x", `{}`).WithContext(ctx))
+		o := e.outcome(t)
+		assert.Equal(t, pdflow.CodeClientGone, o.Err.Code)
+		assert.False(t, o.Err.EngineFault())
+	}
+}
+
+func TestALimitOfTheHostsOwnIsNoFaultOfTheEngine(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	e := newEngine(t, func(r *http.Request) (*http.Response, error) {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	})
+	w := do(handler(t, e.find, nil), post("/v1/x", `{}`).WithContext(ctx))
+	assert.Equal(t, http.StatusGatewayTimeout, w.Code)
+	assert.Empty(t, e.outcome(t).Err.Endpoint, "the picker spares nobody")
+}
+
+func TestABodyThatDoesNotCome(t *testing.T) {
+	e := newEngine(t, answers(http.StatusOK, "{}"))
+	limits := connector.Timeouts{Body: 50 * time.Millisecond}
+	s := httptest.NewServer(handler(t, e.find, &passthrough.Options{Timeouts: limits}))
+	defer s.Close()
+	body, never := io.Pipe()
+	defer never.Close()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/tokenize", body)
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/json")
+	rt := &http.Transport{DisableKeepAlives: true}
+	resp, err := rt.RoundTrip(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	assert.Equal(t, http.StatusRequestTimeout, resp.StatusCode)
+	assert.True(t, resp.Close)
+}
