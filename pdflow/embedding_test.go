@@ -324,7 +324,8 @@ func TestPagesShowCodeThatRuns(t *testing.T) {
 		assert.GreaterOrEqual(t, len(blocks), least, page)
 		for _, block := range blocks {
 			if !strings.HasPrefix(block[1], "package main\n") {
-				assert.Contains(t, unindented(code.String()), unindented(block[1]), page)
+				found := strings.Contains(unindented(code.String()), unindented(block[1]))
+				assert.True(t, found, "%s: no example has\n%s", page, block[1])
 			}
 		}
 	}

@@ -71,7 +71,7 @@ func byHand(client *http.Client, step *pdflow.Step) {
 	step.Done(client.Do(req)) // the flow reads the response's body, and closes it
 }
 
-// A host that has no RoundTripper takes a step as a request, or as bytes with Step.Body, and tells the flow by Done what
+// A host that has no RoundTripper takes a step as a request, or as bytes with Step.Body, and tells by Done what
 // came of it.
 func ExampleSteps() {
 	prefill, decode := exampleEngines()

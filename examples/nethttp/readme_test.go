@@ -56,6 +56,13 @@ var commands = map[string]func(t *testing.T){
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	},
+	// A rehearsal of a release gets each module and installs the programs, see RELEASING.md.
+	"go get github.com/pdkit/pdkit": func(t *testing.T) {
+		contains(t, "../../internal/release/rehearse.go", `"get", m.path`)
+	},
+	"go install github.com/pdkit/pdkit/examples/gateway@latest": func(t *testing.T) {
+		contains(t, "../../internal/release/rehearse.go", `examples/gateway"`)
+	},
 }
 
 func inTestScript(part string) func(*testing.T) {

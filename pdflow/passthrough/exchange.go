@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
 	"github.com/pdkit/pdkit/pdflow"
@@ -25,7 +26,7 @@ type exchange struct {
 	id      string
 	req     *connector.Request // nil: without a body
 	engines *Engines
-	limits  connector.Timeouts
+	limits  config.Timeouts
 	outcome pdflow.Outcome
 
 	ctx     context.Context // of the engine's side

@@ -17,7 +17,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
 	"github.com/pdkit/pdkit/pdflow"
@@ -31,7 +31,7 @@ type Engines struct {
 
 	// Timeouts are Decode, until the response's head; Idle, between two reads of it; and Write, of one write to the
 	// client. Zero is Options.Timeouts.
-	Timeouts connector.Timeouts
+	Timeouts config.Timeouts
 
 	// Members are what the connectors of these engines say in Traits.Members. They are removed from bodies, and so are
 	// those that no client may set whatever the connector is.
@@ -49,7 +49,7 @@ type Options struct {
 	Allow func(r *http.Request) bool
 
 	MaxBody      int64                      // bytes; default 32 MiB
-	Timeouts     connector.Timeouts         // Body, and what Engines.Timeouts leaves open
+	Timeouts     config.Timeouts            // Body, and what Engines.Timeouts leaves open
 	ErrorHandler pdflow.ErrorHandler        // default pdflow.WriteError
 	RequestID    func(*http.Request) string // see pdflow.WithRequestID; default: the client's X-Request-Id
 }
@@ -173,7 +173,7 @@ func (h *Handler) requestID(r *http.Request) string {
 
 // fail answers with an error. A client that has left is told nothing: if the handler only returned, net/http would send
 // a 200, which a client that closed nothing but its sending side would see.
-func (h *Handler) fail(w http.ResponseWriter, r *http.Request, e *pdflow.Error, limits connector.Timeouts) {
+func (h *Handler) fail(w http.ResponseWriter, r *http.Request, e *pdflow.Error, limits config.Timeouts) {
 	rc := http.NewResponseController(w)
 	if e.Code == pdflow.CodeClientGone {
 		_ = rc.SetWriteDeadline(cut.Past)

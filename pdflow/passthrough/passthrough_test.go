@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/passthrough"
@@ -210,7 +210,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	require.Error(t, err)
 	_, err = passthrough.New(finds, &passthrough.Options{MaxBody: -1})
 	require.Error(t, err)
-	_, err = passthrough.New(finds, &passthrough.Options{Timeouts: connector.Timeouts{Idle: -5}})
+	_, err = passthrough.New(finds, &passthrough.Options{Timeouts: config.Timeouts{Idle: -5}})
 	require.Error(t, err)
 }
 
@@ -236,13 +236,13 @@ func TestFaultsOfTheEngine(t *testing.T) {
 
 func TestAnEngineThatIsSilent(t *testing.T) {
 	for name, c := range map[string]struct {
-		limits connector.Timeouts
+		limits config.Timeouts
 		after  time.Duration
 		status int
 	}{
-		"for longer than Decode":          {connector.Timeouts{Decode: 3 * time.Second}, 3 * time.Second, 504},
-		"for longer than the default":     {connector.Timeouts{}, 600 * time.Second, 504},
-		"for long, and there is no limit": {connector.Timeouts{Decode: connector.None}, time.Hour, 200},
+		"for longer than Decode":          {config.Timeouts{Decode: 3 * time.Second}, 3 * time.Second, 504},
+		"for longer than the default":     {config.Timeouts{}, 600 * time.Second, 504},
+		"for long, and there is no limit": {config.Timeouts{Decode: config.None}, time.Hour, 200},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			e := newEngine(t, func(r *http.Request) (*http.Response, error) {
@@ -300,7 +300,7 @@ func TestSilenceBetweenPieces(t *testing.T) {
 	}{
 		"each within the limit":       {2 * second, []time.Duration{second, second, second}, ""},
 		"one is late":                 {2 * second, []time.Duration{second, 3 * second, second}, pdflow.CodeTimeout},
-		"one is late, without limits": {connector.None, []time.Duration{second, time.Hour, second}, ""},
+		"one is late, without limits": {config.None, []time.Duration{second, time.Hour, second}, ""},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			e := newEngine(t, streams(io.EOF, c.waits...))
@@ -396,7 +396,7 @@ func TestALimitOfTheHostsOwnIsNoFaultOfTheEngine(t *testing.T) {
 
 func TestABodyThatDoesNotCome(t *testing.T) {
 	e := newEngine(t, answers(http.StatusOK, "{}"))
-	limits := connector.Timeouts{Body: 50 * time.Millisecond}
+	limits := config.Timeouts{Body: 50 * time.Millisecond}
 	s := httptest.NewServer(handler(t, e.find, &passthrough.Options{Timeouts: limits}))
 	defer s.Close()
 	body, never := io.Pipe()
