@@ -53,17 +53,17 @@ const None time.Duration = -1
 // Timeouts limits the phases of a request. Zero is the default, [None] no limit. In JSON a member that is left out is the
 // default, and "0" is no limit.
 type Timeouts struct {
-	Connect     time.Duration // TCP and TLS, of package transport; default 2 s
-	Prefill     time.Duration // the prefill leg, until its whole response is read; default 60 s
-	Handoff     time.Duration // oldest handoff that decode may use, from P's last byte; default: the lease less 5 s, see Resolve
-	Decode      time.Duration // the decode leg (together: from P's response), until its first byte; default 600 s
-	Idle        time.Duration // silence between two reads of a response; default 60 s
-	Cleanup     time.Duration // a connector's cleaning up; default 5 s
-	HealthCheck time.Duration // one probe of package pdflow/health; default 2 s
+	Connect     time.Duration `json:"connect"`     // TCP and TLS, of package transport; default 2 s
+	Prefill     time.Duration `json:"prefill"`     // the prefill leg, until its whole response is read; default 60 s
+	Handoff     time.Duration `json:"handoff"`     // oldest handoff that decode may use, from P's last byte; default: the lease less 5 s, see Resolve
+	Decode      time.Duration `json:"decode"`      // the decode leg (together: from P's response), until its first byte; default 600 s
+	Idle        time.Duration `json:"idle"`        // silence between two reads of a response; default 60 s
+	Cleanup     time.Duration `json:"cleanup"`     // a connector's cleaning up; default 5 s
+	HealthCheck time.Duration `json:"healthCheck"` // one probe of package pdflow/health; default 2 s
 
 	// The client's side. A Spec has no words for these.
-	Body  time.Duration // reading the client's body; default 60 s
-	Write time.Duration // one write to the client; default 30 s
+	Body  time.Duration `json:"-"` // reading the client's body; default 60 s
+	Write time.Duration `json:"-"` // one write to the client; default 30 s
 }
 
 // handoffMargin is what the default leaves of a lease for the decode request to reach the engine and the blocks to be read.
@@ -155,9 +155,9 @@ func told(d time.Duration) *Duration {
 
 // Retry says how often a request is tried at pairs of engines. Zero is the default.
 type Retry struct {
-	MaxAttempts int           // the first included; default 2
-	BackoffBase time.Duration // pause before the second attempt, doubled for each further one, half of it random; default 50 ms, None: no pause
-	BackoffMax  time.Duration // longest pause; default 2 s, or BackoffBase where that is longer
+	MaxAttempts int           `json:"maxAttempts"` // the first included; default 2
+	BackoffBase time.Duration `json:"backoffBase"` // pause before the second attempt, doubled for each further one, half of it random; default 50 ms, None: no pause
+	BackoffMax  time.Duration `json:"backoffMax"`  // longest pause; default 2 s, or BackoffBase where that is longer
 }
 
 // Resolve fills in the defaults.

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -253,6 +254,9 @@ func settingsOf(t *testing.T, typ reflect.Type, path string) (list []setting) {
 	t.Helper()
 	for f := range typ.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "-" { // for programs
+			continue
+		}
 		s := setting{path: path + "." + name, about: cmp.Or(abouts[path+"."+name], commentOf(t, typ, f.Name))}
 		of := f.Type
 		if of.Kind() == reflect.Pointer {
@@ -281,7 +285,7 @@ func settingsOf(t *testing.T, typ reflect.Type, path string) (list []setting) {
 
 func kindOf(typ reflect.Type) string {
 	switch typ {
-	case reflect.TypeFor[config.Duration]():
+	case reflect.TypeFor[config.Duration](), reflect.TypeFor[time.Duration]():
 		return "duration"
 	case reflect.TypeFor[config.Quantity]():
 		return "quantity"

@@ -34,7 +34,7 @@ func Example() {
 	set := exampleSet(engine.URL)
 	legs := transport.New(nil)
 	defer legs.Close()
-	picker := pick.RoundRobin(set)
+	picker := pick.New(set, pick.RoundRobin())
 	conn, err := nixl.New(nil)
 	if err != nil {
 		log.Fatal(err)
