@@ -178,7 +178,8 @@ func ExampleResponse_Send() {
 			http.Error(w, "the body is refused", http.StatusBadRequest)
 			return
 		}
-		resp, err := flow.Do(r.Context(), &pdflow.Request{API: connector.APIOf(r.URL.Path), Header: r.Header, Body: body})
+		in := &pdflow.Request{API: connector.APIOf(r.URL.Path), Header: r.Header, Body: body}
+		resp, err := flow.Do(r.Context(), in)
 		if e, ok := errors.AsType[*pdflow.Error](err); ok {
 			pdflow.WriteError(w, r, e)
 			return
@@ -438,10 +439,14 @@ func ExampleWithMetricAttributes() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
+	meters := metricPrinter{}
 	routes := map[string]pdflow.Server{}
 	for _, model := range []string{"tiny", "huge"} {
-		flow := exampleFlow(prefill, decode, pdflow.WithMeterProvider(metricPrinter{}),
-			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", model)))
+		opts := []pdflow.Option{
+			pdflow.WithMeterProvider(meters),
+			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", model)),
+		}
+		flow := exampleFlow(prefill, decode, opts...)
 		defer flow.Shutdown(context.Background())
 		routes[model] = flow
 	}
