@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Role is what an engine may be used for. It is a bit set: an engine of role both serves either leg, and a whole
+// Role says what an engine may be used for. It is a bit set: an engine of role both serves either leg, and a whole
 // request by itself.
 type Role uint8
 
@@ -56,13 +56,13 @@ func (r *Role) UnmarshalText(b []byte) error {
 	return err
 }
 
-// Phase is whether an engine takes new requests.
+// Phase says whether an engine takes new requests.
 type Phase uint8
 
 // The phases of an engine's life, as requests see it.
 const (
 	PhaseReady    Phase = iota // takes new requests
-	PhaseNotReady              // listed, but failing its probes or not started yet
+	PhaseNotReady              // listed, but it fails its health probes or has not started yet
 	PhaseDraining              // finishes what it has and takes nothing new
 )
 
@@ -82,17 +82,17 @@ func (p Phase) String() string {
 // MarshalText writes the phase's name.
 func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// Endpoint is one engine. It is a value that nobody changes once it is published: URL and Attributes are shared.
+// Endpoint is one engine. Nobody changes an endpoint once it is published, since copies share URL and Attributes.
 type Endpoint struct {
-	// unique within a Set and stable while the engine lives; host:port where a source has nothing better
+	// unique within a Set, and the same while the engine lives; host:port if a source has nothing better
 	ID         string
 	URL        *url.URL          // scheme, host and optional path prefix; never user info
 	Role       Role              //
 	Phase      Phase             //
-	Group      string            // P and D meet only within one group; "" is a group too
+	Group      string            // P and D form a pair only within one group; "" is a group too
 	Zone, Node string            // where it runs, for locality
-	Model      string            // served model, where the source knows it
-	Version    string            // engine version, where the source knows it
+	Model      string            // the served model, if the source knows it
+	Version    string            // the engine's version, if the source knows it
 	Attributes map[string]string // per connector: bootstrapPort, sideChannelHost …; lists are comma separated
 }
 
@@ -107,13 +107,14 @@ func (e Endpoint) Host() string {
 	return e.URL.Hostname()
 }
 
-// LogValue logs the endpoint by ID, role and phase: addresses and attributes may be secrets of the installation.
+// LogValue logs the endpoint by ID, role and phase, since addresses and attributes may be secrets.
 func (e Endpoint) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("id", e.ID), slog.String("role", e.Role.String()),
 		slog.String("phase", e.Phase.String()))
 }
 
-// New checks a URL and returns a ready endpoint whose ID is the URL's host and port (and path, if it has one).
+// New returns a ready endpoint whose ID is the URL's host and port (and path, if it has one). It refuses URLs that
+// [ParseURL] refuses.
 func New(rawURL string, role Role) (Endpoint, error) {
 	u, err := ParseURL(rawURL)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"net/url"
 )
 
-// merge builds base and index anew from all parts and drops the verdicts of endpoints that left. It returns what is
-// wrong with the named source's endpoints, or "". The caller holds s.mu.
+// merge builds base and index from all parts, and drops the health verdicts of endpoints that left. It returns the
+// faults of the named source's endpoints, or "". The caller holds s.mu.
 func (s *Set) merge(source int) string {
 	total := 0
 	for _, p := range s.parts {
@@ -29,7 +29,7 @@ func (s *Set) merge(source int) string {
 			err := e.Validate()
 			if at, taken := s.index[e.ID]; err == nil && taken {
 				if at < begin {
-					continue // an earlier source has it
+					continue // an earlier source lists it
 				}
 				err = fmt.Errorf("endpoint %q is listed twice", e.ID)
 			}
@@ -52,7 +52,7 @@ func (s *Set) merge(source int) string {
 	return faults.String()
 }
 
-// faultList keeps the first fault and counts the others: a source of thousands of bad entries gets one line.
+// faultList keeps the first fault and counts the others, so that a source with thousands of bad entries gives one line.
 type faultList struct {
 	first error
 	more  int
@@ -76,8 +76,8 @@ func (f *faultList) String() string {
 	return fmt.Sprintf("left out: %v, and %d more", f.first, f.more)
 }
 
-// sameList reports whether two lists say the same: a source that polls often publishes what is known already, and
-// nobody's cache must be thrown away for that.
+// sameList reports whether two lists are equal. A source that polls often publishes equal lists, and readers must not
+// lose what they derived from a snapshot because of that.
 func sameList(a, b []Endpoint) bool {
 	if len(a) != len(b) {
 		return false

@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// The pause before a failed source is watched again doubles from the first to the last. A watch that lived longer
-// than the last pause starts over with the first.
+// After a failure Run pauses before it watches the source again. The pause doubles from firstPause to lastPause. It
+// starts again with firstPause after a watch that lived longer than lastPause.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 10 * time.Second
 )
 
-// SourceError is what went wrong with one source of a [Set].
+// SourceError is a failure of one source of a [Set].
 type SourceError struct {
-	Source int // place in NewSet's arguments, from 0
+	Source int // its index in NewSet's arguments
 	Err    error
 }
 
-// Error names the source by its place.
+// Error names the source by its index.
 func (e *SourceError) Error() string { return fmt.Sprintf("discovery source %d: %v", e.Source, e.Err) }
 
 // Unwrap returns Err.
@@ -36,9 +36,10 @@ var (
 	errLate    = errors.New("published after its Watch had returned; ignored")
 )
 
-// Run watches all sources until ctx ends, waits for their Watch to return, and returns nil. A source that ends before
-// ctx, or panics, is watched again after a pause of 100 ms to 10 s (doubling, with jitter); meanwhile its last snapshot
-// stays. One Run at a time: a second one returns an error at once. A later Run goes on where the last one ended.
+// Run watches all sources until ctx ends, waits until all their Watch calls return, and returns nil. If a Watch returns
+// before that, or panics, Run calls it again after a pause of 100 ms to 10 s (doubling, with jitter); meanwhile the
+// source's last snapshot stays in the set. Only one Run may run at a time; a second one returns an error at once. A
+// later Run goes on where the last one ended.
 func (s *Set) Run(ctx context.Context) error {
 	if !s.running.CompareAndSwap(false, true) {
 		return errRunning
@@ -72,8 +73,8 @@ func (s *Set) watchForever(ctx context.Context, source int) {
 	}
 }
 
-// watch calls the source's Watch once. It always returns an error, a panic included: a foreign source must not end
-// the process that serves requests.
+// watch calls the source's Watch once. It always returns an error. It turns a panic into an error, since a foreign
+// source must not end the process.
 func (s *Set) watch(ctx context.Context, source int) (err error) {
 	var mu sync.Mutex
 	ended := false
@@ -88,7 +89,7 @@ func (s *Set) watch(ctx context.Context, source int) (err error) {
 	err = s.sources[source].Watch(ctx, func(snap Snapshot) {
 		late := func() bool {
 			mu.Lock()
-			defer mu.Unlock() // also when an observer of errors panics
+			defer mu.Unlock() // deferred, since OnError's function may panic
 			if !ended {
 				s.replace(source, snap.Endpoints)
 			}

@@ -10,14 +10,14 @@ import (
 	"sync/atomic"
 )
 
-// Set merges the snapshots of its sources into one and lays the verdicts of health probes over it. All methods may be
-// called by any number of goroutines at once.
+// Set merges the snapshots of its sources into one, and marks endpoints that fail their health probes. All methods are
+// safe for concurrent use.
 //
 // How sources merge:
 //
 //   - Endpoints keep their order: those of the first source, then those of the second, and so on.
 //   - An ID belongs to the earliest source that lists it. That source's endpoint is taken whole, the later ones are
-//     left out: fields of two sources never mix. When the earlier source drops the ID, the later one's endpoint shows.
+//     left out, so fields of two sources never mix. When the earlier source drops the ID, the later one's shows.
 //   - The ID alone is the identity. Two IDs with one URL are two endpoints, for example an engine that one source
 //     lists for prefill and another for decode.
 //   - Within one snapshot of one source the first endpoint of an ID stays. Later ones, and endpoints that
@@ -29,15 +29,15 @@ type Set struct {
 	running atomic.Bool
 	onError func(error)
 
-	// view is all that readers touch. A snapshot and the channel that tells of its successor are swapped as one, so
+	// view is all that readers touch. A snapshot and the channel that announces its successor are swapped together, so
 	// nobody can hold the channel of one version and miss the next.
 	view atomic.Pointer[view]
 
 	mu        sync.Mutex
 	parts     []part
-	base      []Endpoint          // the merge before the overlay of probes
+	base      []Endpoint          // the merged list, without the verdicts of health probes
 	index     map[string]int      // ID to its place in base
-	unhealthy map[string]struct{} // IDs, all of them in index
+	unhealthy map[string]struct{} // IDs with a bad verdict, all of them in index
 }
 
 // view is one published version.
@@ -46,14 +46,15 @@ type view struct {
 	changed chan struct{} // closed when the next version is published
 }
 
-// part is what the set holds of one source.
+// part is the state of one source.
 type part struct {
 	known     bool
 	endpoints []Endpoint
-	faults    string // of endpoints, as last reported
+	faults    string // of its endpoints, as reported last
 }
 
-// NewSet returns a set over sources, the earlier of which win over the later. It is empty until Run has heard from one.
+// NewSet returns a set over sources. Earlier sources win over later ones. The set is empty until Run gets a first
+// snapshot.
 func NewSet(sources ...Source) *Set {
 	s := &Set{
 		sources:   append([]Source(nil), sources...),
@@ -65,18 +66,18 @@ func NewSet(sources ...Source) *Set {
 	return s
 }
 
-// OnError has fn called for every failure of a source and, once per change, for the endpoints of a source that were
-// left out. The error is a *[SourceError]. OnError is called before Run; fn is called from several goroutines, and the
-// source it tells of waits for it.
+// OnError sets a function that is called for every failure of a source and, once per change, for endpoints of a source
+// that were left out. The error is a *[SourceError]. Call OnError before Run. Several goroutines may call fn at once,
+// and the source concerned waits until fn returns.
 func (s *Set) OnError(fn func(error)) { s.onError = fn }
 
-// Load returns the current snapshot: never nil, the same pointer until the next version is published, so whatever is
-// derived from a snapshot may be kept under its pointer. Version 0 means that no source has published yet.
+// Load returns the current snapshot, never nil. It returns the same pointer until the next version is published, so
+// callers may keep what they derive from a snapshot by its pointer. Version 0 means that no source has published yet.
 func (s *Set) Load() *Snapshot { return s.view.Load().snap }
 
-// Changed returns a channel that is closed once there is a snapshot newer than the one that was current when Changed
-// was called. Who takes the channel first and loads afterwards loses no update: what Load returns is either the
-// snapshot the channel belongs to, or a newer one, and then the channel is closed already or about to be.
+// Changed returns a channel that is closed when there is a newer snapshot than at the time of the call. To miss no
+// update, take the channel first and load afterwards: Load then returns the snapshot that the channel belongs to, or a
+// newer one whose channel is closed already or about to be.
 //
 //	for {
 //		changed := set.Changed()
@@ -87,8 +88,8 @@ func (s *Set) Load() *Snapshot { return s.view.Load().snap }
 //	}
 func (s *Set) Changed() <-chan struct{} { return s.view.Load().changed }
 
-// WaitReady returns nil as soon as ok holds for the current snapshot, or ctx's error. It calls ok from the calling
-// goroutine, once for the current snapshot and once for each newer one that it gets to see.
+// WaitReady returns nil as soon as ok holds for the current snapshot, or ctx's error. It calls ok in the calling
+// goroutine, for the current snapshot and then for newer ones; it may skip versions.
 func (s *Set) WaitReady(ctx context.Context, ok func(*Snapshot) bool) error {
 	for snap := range s.Changes(ctx) {
 		if ok(snap) {
@@ -98,8 +99,8 @@ func (s *Set) WaitReady(ctx context.Context, ok func(*Snapshot) bool) error {
 	return ctx.Err()
 }
 
-// Changes returns the current snapshot, then each newer one as it is published, until ctx ends. The latest wins: a
-// reader that takes longer than a version lives sees the next one when it comes back, with versions left out.
+// Changes returns the current snapshot, then each newer one as it is published, until ctx ends. A slow reader skips
+// versions and gets the latest.
 func (s *Set) Changes(ctx context.Context) iter.Seq[*Snapshot] {
 	return func(yield func(*Snapshot) bool) {
 		for {
@@ -116,9 +117,9 @@ func (s *Set) Changes(ctx context.Context) iter.Seq[*Snapshot] {
 	}
 }
 
-// SetHealthy lays a probe's verdict over the endpoint id: an unhealthy endpoint that its source calls ready is not
-// ready in the next snapshot; other phases stay as the source says. A verdict that changes nothing publishes nothing.
-// It is forgotten when the endpoint leaves the set or gets another URL, and refused for an ID that is not in it.
+// SetHealthy records the verdict of a health probe. If healthy is false, an endpoint that its source calls ready is not
+// ready in the next snapshot; other phases stay. A verdict that changes nothing publishes nothing. The set forgets the
+// verdict when the endpoint leaves the set or gets another URL, and ignores one for an unknown ID.
 func (s *Set) SetHealthy(id string, healthy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +138,7 @@ func (s *Set) SetHealthy(id string, healthy bool) {
 	}
 }
 
-// replace takes a source's new snapshot. The set publishes when it differs from the last, or is the source's first.
+// replace stores a source's new snapshot. The set publishes if the snapshot differs from the last one, or is the first.
 func (s *Set) replace(source int, endpoints []Endpoint) {
 	fault := s.replaceLocked(source, endpoints)
 	if fault != nil {
@@ -165,7 +166,7 @@ func (s *Set) replaceLocked(source int, endpoints []Endpoint) error {
 	return errors.New(faults)
 }
 
-// publish makes the next version of base and the overlay. s.mu is held.
+// publish makes the next version of base with the verdicts. The caller holds s.mu.
 func (s *Set) publish() {
 	endpoints := s.base
 	if len(s.unhealthy) > 0 {

@@ -12,17 +12,17 @@ type Snapshot struct {
 
 // Source finds engines.
 //
-// Watch blocks until ctx ends and then returns nil or ctx's error. Meanwhile it calls publish, from one goroutine at
-// a time, with whole snapshots:
+// Watch blocks until ctx ends and then returns nil or ctx's error. Meanwhile it calls publish with whole snapshots, and
+// never from two goroutines at once:
 //
-//  1. The first one as soon as the source knows anything, an empty list included.
+//  1. It publishes the first one as soon as the source knows anything; that may be an empty list.
 //  2. Versions rise strictly; IDs are unique within a snapshot.
 //  3. An error of the source's own backend never empties the list: the last good snapshot stays.
-//  4. Where the source knows that an engine is going away, it publishes it as draining before it leaves the list.
+//  4. If the source knows that an engine is going away, it publishes it as draining before it leaves it out.
 //  5. publish is not called after Watch has returned.
 //
-// Any other return of Watch is a failure; the set calls it again after a pause, and it begins again with a whole
-// snapshot. Package discoverytest checks a source against all of this.
+// Any other return of Watch is a failure. The set then calls Watch again after a pause, and Watch begins again with a
+// whole snapshot. Package discoverytest checks a source against all these rules.
 type Source interface {
 	Watch(ctx context.Context, publish func(Snapshot)) error
 }

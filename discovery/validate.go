@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 )
 
-// Validate says what makes the endpoint unusable: no ID, no URL or one that [ParseURL] would refuse, a role or phase
-// that does not exist. It returns nil for an endpoint that a [Set] takes.
+// Validate returns an error if the endpoint is unusable: no ID, no URL or one that [ParseURL] refuses, or an unknown
+// role or phase. A [Set] takes every endpoint for which it returns nil.
 func (e Endpoint) Validate() error {
 	if e.ID == "" {
 		return errors.New("endpoint without an ID")
@@ -33,7 +33,7 @@ func (e Endpoint) Validate() error {
 	return nil
 }
 
-// checkURL holds the rules of an engine's base URL.
+// checkURL checks the rules of an engine's base URL.
 func checkURL(u *url.URL) error {
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https":
@@ -44,7 +44,7 @@ func checkURL(u *url.URL) error {
 		return errors.New("user info is not allowed in an engine's URL")
 	case strings.HasSuffix(u.Host, ":") || !validPort(u.Port()):
 		return errors.New("the port is not one of 1 to 65535: want http://HOST:PORT")
-	// it may become a part of the ID, and so of logs
+	// the path may become a part of the ID, and so of logs
 	case !utf8.ValidString(u.Path) || strings.ContainsFunc(u.Path, unicode.IsControl):
 		return errors.New("control characters are not allowed in an engine's URL")
 	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
@@ -53,7 +53,7 @@ func checkURL(u *url.URL) error {
 	return nil
 }
 
-// validPort takes no port, which is the scheme's, as one.
+// validPort reports whether a port is empty, for the scheme's port, or a number from 1 to 65535.
 func validPort(port string) bool {
 	if port == "" {
 		return true

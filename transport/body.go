@@ -11,19 +11,18 @@ import (
 )
 
 const (
-	// directRead is the least room of a caller that the socket is read into
-	// directly. Below it the socket is read into the connection's buffer.
+	// directRead is the smallest buffer of a caller into which Read reads the socket directly. With a smaller one Read
+	// reads into the connection's buffer.
 	directRead = 1 << 10
-	// slowRead: a read of at most this many bytes ends bulk mode (body.bulk).
+	// slowRead is a number of bytes: a read of at most this many ends bulk mode (body.bulk).
 	slowRead = 2 << 10
 )
 
-// The states of a body. Close may come from another goroutine than Read, and
-// while it runs.
+// The states of a body. Another goroutine than Read's may call Close, also while Read runs.
 const (
 	bodyOpen int32 = iota
 	bodyReading
-	bodyEnded // read to the end, or failed: the connection was given back
+	bodyEnded // read to the end, or failed; the body no longer has the connection
 	bodyClosing
 	bodyClosed
 )
@@ -31,22 +30,21 @@ const (
 // body reads a response from its connection, in the goroutine that calls Read.
 type body struct {
 	state  atomic.Int32
-	c      *conn // nil once the body is over
+	c      *conn // nil after the body's end
 	abort  func()
 	ctx    context.Context
 	resp   *http.Response
-	err    error // of all reads to come
+	err    error // the result of all further reads
 	reused bool
-	keep   bool // the connection may serve again
+	keep   bool // the connection may be used again
 
-	left    int64 // bytes; -1 if only the end tells
+	left    int64 // bytes to read; -1 if the body ends with its chunks or the connection
 	chunked bool
 	chunks  chunks
-	bulk    bool // more arrives than the caller's Read has room for: read by the larger buffer
+	bulk    bool // more arrives than fits the caller's buffer, so Read uses a larger one
 }
 
-// Read returns what has arrived, all chunks of it that p has room for, by one
-// system call at most.
+// Read returns what has arrived, as many chunks as p has room for, with at most one system call.
 func (b *body) Read(p []byte) (int, error) {
 	if !b.state.CompareAndSwap(bodyOpen, bodyReading) {
 		if b.state.Load() == bodyEnded {
@@ -61,7 +59,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, b.pause(err)
 }
 
-// pause ends a Read, and the body if err says so.
+// pause ends a Read. If err says so, it ends the body.
 func (b *body) pause(err error) error {
 	if err == nil {
 		if !b.state.CompareAndSwap(bodyReading, bodyOpen) {
@@ -75,7 +73,7 @@ func (b *body) pause(err error) error {
 	if b.err = err; err != io.EOF {
 		b.err = bodyError(b.ctx, err, b.reused)
 	}
-	// The connection may be given away only after Close can no longer end it.
+	// After this, Close can no longer end the connection, so it may be given away.
 	if b.state.CompareAndSwap(bodyReading, bodyEnded) {
 		b.leave(b.keep)
 		return b.err
@@ -98,8 +96,8 @@ func (b *body) leave(keep bool) {
 	c.end(keep)
 }
 
-// Close ends the response. One that was not read to its end takes its connection
-// with it: what an engine still sends would have to be waited for.
+// Close ends the response. If the body was not read to its end, Close closes the connection, since its next user would
+// have to wait for the rest.
 func (b *body) Close() error {
 	for {
 		switch state := b.state.Load(); state {
@@ -156,9 +154,9 @@ func (b *body) readPlain(p []byte) (int, error) {
 	return n, nil
 }
 
-// readChunked decodes in p itself what the socket has, so that a stream that
-// waits needs no buffer. A stream that fills p is read by the larger buffer
-// until it is slow again: decoded, a full p would never look full to the caller.
+// readChunked reads the socket into p and decodes in place, so that a stream that waits needs no buffer. After a read
+// that fills p, it uses a larger buffer until the stream is slow again. Otherwise a caller would never get a full p,
+// since decoding shortens what was read.
 func (b *body) readChunked(p []byte) (int, error) {
 	for {
 		if text := b.c.buffered(); len(text) > 0 {
@@ -184,7 +182,7 @@ func (b *body) readChunked(p []byte) (int, error) {
 		b.bulk = m == len(p)
 		n, used, err := b.chunks.decode(p, p[:m])
 		if used < m {
-			b.keep = false // more than the response came
+			b.keep = false // the engine sent more than the response
 		}
 		if n > 0 || err != nil {
 			return n, b.chunkedEnd(err)
@@ -209,14 +207,14 @@ func unexpected(err error) error {
 	return err
 }
 
-// bodyError gives an error of reading a response this package's type.
+// bodyError returns an error of reading a response as an *Error.
 func bodyError(ctx context.Context, err error, reused bool) error {
 	kind := requestKind(ctx, err)
 	switch {
 	case errors.Is(err, http.ErrBodyReadAfterClose):
 		kind = Other
 	case kind == Other:
-		kind = Protocol // what is left are broken chunks and trailers
+		kind = Protocol // the remaining errors are faults of chunks and trailers
 	}
 	if ctx.Err() != nil && kind != Other {
 		err = context.Cause(ctx)

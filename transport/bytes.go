@@ -32,7 +32,7 @@ var byteKinds = func() (kinds [256]uint8) {
 	return kinds
 }()
 
-// only reports whether s consists of bytes of one kind.
+// only reports whether all bytes of s are of a kind.
 func only(s string, kind uint8) bool {
 	for i := range len(s) {
 		if byteKinds[s[i]]&kind == 0 {

@@ -19,17 +19,16 @@ var (
 const (
 	maxChunkLine  = 4095     // bytes of a chunk's size and extensions
 	maxTrailer    = 16 << 10 // bytes
-	maxChunkWaste = 16 << 10 // bytes of framing beyond what many small chunks need
+	maxChunkWaste = 16 << 10 // bytes of framing that may come in addition to what many small chunks need
 )
 
-// chunks decodes the chunked transfer coding (RFC 9112, 7.1), from whatever
-// piece has arrived into whatever room there is. The rules are those of
-// net/http, which takes no bare LF here.
+// chunks decodes the chunked transfer coding (RFC 9112, 7.1). Input and output may be cut anywhere. Its rules are those
+// of net/http, which accepts no bare LF here.
 type chunks struct {
 	state   chunkState
-	size    uint64 // of the chunk, then what is left of it
+	size    uint64 // of the chunk, then of its rest
 	digits  int
-	line    int // bytes of the chunk's line
+	line    int // bytes of the chunk's line so far
 	waste   int64
 	trailer []byte
 }
@@ -48,9 +47,8 @@ const (
 	chunkDone
 )
 
-// decode moves data from src to dst, which may be the same memory: the data is
-// never longer than what it is taken from. It stops where dst is full, and
-// after the last chunk with io.EOF.
+// decode moves data from src to dst. Both may be the same memory, since decoded data is never longer than its source.
+// decode stops when dst is full, and returns io.EOF after the last chunk.
 func (d *chunks) decode(dst, src []byte) (n, used int, err error) {
 	for d.state != chunkDone {
 		if used == len(src) {
@@ -79,7 +77,7 @@ func (d *chunks) decode(dst, src []byte) (n, used int, err error) {
 	return n, used, io.EOF
 }
 
-// step takes one byte that is not data.
+// step handles one byte that is not data.
 func (d *chunks) step(b byte) error {
 	switch d.state {
 	case chunkDataCR, chunkDataLF:
@@ -117,7 +115,7 @@ func (d *chunks) step(b byte) error {
 	case d.state == chunkExtension:
 		return nil
 	case b == ' ' || b == '\t':
-		d.state = chunkSpace // before the line's end only
+		d.state = chunkSpace // space is allowed before the end of the line only
 		return nil
 	case d.state == chunkSpace:
 		return errChunk
@@ -139,7 +137,7 @@ func (d *chunks) digit(b byte) error {
 	default:
 		return errChunk
 	}
-	const most = 1 << 62 // a larger sum of bytes is no response
+	const most = 1 << 62 // no response has a larger size
 	if d.digits++; d.digits > 16 {
 		return errChunk
 	}
@@ -149,8 +147,7 @@ func (d *chunks) digit(b byte) error {
 	return nil
 }
 
-// begin starts a chunk after its line. One byte to a chunk is fine, as streams
-// have it; extensions without end are not.
+// begin starts a chunk after its line. It accepts chunks of one byte, which streams have, but not endless extensions.
 func (d *chunks) begin() error {
 	if d.state = chunkData; d.size == 0 {
 		d.state = chunkTrailer
@@ -162,7 +159,7 @@ func (d *chunks) begin() error {
 	return nil
 }
 
-// stepTrailer collects the trailer up to its empty line.
+// stepTrailer collects the trailer until its empty line.
 func (d *chunks) stepTrailer(b byte) error {
 	last := byte(0)
 	if n := len(d.trailer); n > 0 {

@@ -10,34 +10,33 @@ import (
 	"time"
 )
 
-// conn is one HTTP/1.1 connection. It has no goroutine: one request at a time
-// owns it, or the pool does, and whoever owns it reads and writes.
+// conn is one HTTP/1.1 connection. It has no goroutine. One request or the pool owns it; only the owner reads and
+// writes.
 type conn struct {
-	raw net.Conn // what was dialed
+	raw net.Conn // the dialed connection
 	rw  net.Conn // raw, or TLS over it
 	tls *tls.ConnectionState
 	key hostKey
 	t   *Transport
 
-	quietCheck func() bool // nothing has arrived; nil where nobody can tell
-	abort      func()      // ends reads and writes at once, from any goroutine
+	quietCheck func() bool // reports that nothing has arrived; nil if the system cannot tell
+	abort      func()      // ends reads and writes at once; any goroutine may call it
 
-	reused bool        // has served a request before
+	reused bool        // it has carried a request before
 	since  time.Time   // when it became idle
-	stop   func() bool // takes abort back from the request's context; nil between requests
+	stop   func() bool // detaches abort from the request's context; nil between requests
 
-	written int64 // bytes of the running request that were handed over
+	written int64 // bytes of the running request given to the socket
 	read    int64 // bytes of its response, interim ones included
 
-	buf    []byte  // nil when nothing is in it
+	buf    []byte  // nil when empty
 	r, w   int     // unread bytes are buf[r:w]
-	pooled *[]byte // buf, if it is of the transport's pool: one for a large head is not
+	pooled *[]byte // buf, if it came from the transport's pool; a buffer for a large head did not
 }
 
 func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
 	c := &conn{raw: raw, rw: raw, key: key, t: t, quietCheck: newQuietCheck(raw)}
-	// The socket under TLS is closed without TLS's close_notify alert, which
-	// would wait for a write that hangs.
+	// abort closes the socket under TLS without TLS's close_notify alert, which would wait for a write that hangs.
 	c.abort = func() { _ = raw.Close() }
 	if secured != nil {
 		state := secured.ConnectionState()
@@ -46,7 +45,7 @@ func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn 
 	return c
 }
 
-// begin puts the connection under ctx for one request.
+// begin binds the connection to ctx for one request.
 func (c *conn) begin(ctx context.Context) {
 	c.written, c.read = 0, 0
 	if ctx.Done() != nil {
@@ -54,17 +53,17 @@ func (c *conn) begin(ctx context.Context) {
 	}
 }
 
-// end takes the connection back from its request, for the next one if keep is
-// set and nothing speaks against it. Nobody may read from it any more.
+// end unbinds the connection from its request, and gives it to the pool if keep is true and nothing prevents it. Nobody
+// may read from it afterwards.
 func (c *conn) end(keep bool) {
 	if c.stop != nil {
 		if !c.stop() {
-			keep = false // the context ended: the socket is closed, or about to be
+			keep = false // the context ended, so the socket is closed or will be
 		}
 		c.stop = nil
 	}
 	if c.w > c.r {
-		keep = false // more than the response came
+		keep = false // the engine sent more than the response
 	}
 	c.release()
 	if !keep || !c.tlsQuiet() {
@@ -78,13 +77,11 @@ func (c *conn) end(keep bool) {
 // close ends an idle connection.
 func (c *conn) close() { _ = c.rw.Close() }
 
-// quiet reports whether an idle connection may be used: neither its end nor
-// any byte has arrived.
+// quiet reports whether an idle connection may be used: nothing has arrived on it, not even its end.
 func (c *conn) quiet() bool { return c.quietCheck == nil || c.quietCheck() }
 
-// tlsQuiet looks for what TLS has taken off the socket beyond the response, where
-// quietCheck cannot see it. With a deadline in the past the socket itself is not
-// read.
+// tlsQuiet reports whether TLS holds no bytes that it has read beyond the response, which quietCheck cannot see.
+// Because of the deadline in the past it does not read the socket.
 func (c *conn) tlsQuiet() bool {
 	if c.tls == nil {
 		return true
@@ -99,8 +96,7 @@ func (c *conn) tlsQuiet() bool {
 
 var longAgo = time.Unix(1, 0)
 
-// fill reads once into the buffer, which is taken from the pool if there is
-// none.
+// fill reads once into the buffer. It takes a buffer from the pool if there is none.
 func (c *conn) fill() (int, error) {
 	switch {
 	case c.buf == nil:
@@ -119,8 +115,7 @@ func (c *conn) fill() (int, error) {
 	return n, err
 }
 
-// readInto reads once. An error that comes with bytes is left for the next
-// read, which meets it again.
+// readInto reads once. If an error comes with bytes, it returns only the bytes; the next read meets the error again.
 func (c *conn) readInto(p []byte) (int, error) {
 	n, err := c.rw.Read(p)
 	if n > 0 {
@@ -128,14 +123,14 @@ func (c *conn) readInto(p []byte) (int, error) {
 		return n, nil
 	}
 	if err == nil {
-		err = os.ErrInvalid // an io.Reader that does nothing is not waited for
+		err = os.ErrInvalid // do not wait for an io.Reader that does nothing
 	}
 	return 0, err
 }
 
 func (c *conn) buffered() []byte { return c.buf[c.r:c.w] }
 
-// take gives the buffer back once it is empty: a stream that waits for its next
+// take marks n buffered bytes as used. An empty buffer goes back to the pool, so that a stream that waits for its next
 // token holds none.
 func (c *conn) take(n int) {
 	c.r += n

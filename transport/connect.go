@@ -10,18 +10,17 @@ import (
 
 type newConnectionKey struct{}
 
-// WithNewConnection makes a [Transport] open a connection for each request under the returned context. It is for the
-// attempt after one that failed on a reused connection ([Error].Reused): whatever ended that one may have ended all
-// idle connections, of other engines too, and a request must not fail for the same reason twice.
+// WithNewConnection makes a [Transport] open a new connection for each request under the returned context. Use it for
+// the attempt after one that failed on a reused connection ([Error].Reused): what ended that connection may have ended
+// all idle connections, of other engines too, and a request must not fail twice for the same reason.
 func WithNewConnection(ctx context.Context) context.Context {
 	return context.WithValue(ctx, newConnectionKey{}, true)
 }
 
 func wantsNew(ctx context.Context) bool { return ctx.Value(newConnectionKey{}) != nil }
 
-// dial opens a connection to address (host:port), with TLS on top if secure is
-// set. It runs the handshake itself, so that one limit covers TCP and TLS, and
-// a failed handshake is known as such. Errors are of type *connectError.
+// dial opens a connection to address (host:port), with TLS if secure is true. It runs the TLS handshake itself, so that
+// one limit covers TCP and TLS, and a failed handshake can be told from other faults. Errors are of type *connectError.
 func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.Conn, *tls.Conn, error) {
 	ctx, cancel := t.connectContext(ctx)
 	defer cancel()

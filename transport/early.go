@@ -7,14 +7,12 @@ import (
 	"time"
 )
 
-// patience is how long a large body is written before an early response is looked
-// for. An engine may refuse a request by its head, and then neither read the
-// body nor close the connection.
+// patience is how long the transport writes a large body before it looks for an early response. An engine may refuse a
+// request by its head, and then neither read the body nor close the connection.
 const patience = 200 * time.Millisecond
 
-// early reads the head of a response while the request's body is still written.
-// It is the only thing here that runs beside the caller's goroutine, and the
-// caller waits for it.
+// early reads the head of a response while the request's body is still being written. It is the only goroutine of this
+// package beside the caller's, and the caller waits for it.
 type early struct {
 	timer *time.Timer
 	done  chan struct{}
@@ -27,8 +25,7 @@ func (c *conn) watchEarly(method string) *early {
 	w.timer = time.AfterFunc(patience, func() {
 		defer close(w.done)
 		w.h, w.err = c.readHead(method)
-		// Whatever came, a response or the connection's end: nobody reads the
-		// rest of the body.
+		// A response or the connection's end has come: nobody reads the rest of the body.
 		_ = c.rw.SetWriteDeadline(longAgo)
 	})
 	return w
@@ -65,8 +62,7 @@ func (c *conn) converseLong(req *http.Request, m *message) (h *head, whole bool,
 		return nil, false, connErr
 	}
 	if connErr == nil {
-		// All was written, however long it took: the connection is as good as
-		// any once the deadline is off it.
+		// The whole body was written. Without the deadline the connection is as good as any.
 		return w.h, c.rw.SetWriteDeadline(time.Time{}) == nil, w.err
 	}
 	if w.err == nil {

@@ -30,7 +30,7 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 		}
 		if err := g.ask(true); err != nil {
 			c.begin(ctx)
-			c.end(true) // nothing was written: the next request may have it
+			c.end(true) // nothing was written, so the next request may use it
 			return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
 		}
 		resp, failed := c.roundTrip(ctx, req, m)
@@ -49,7 +49,7 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 	}
 }
 
-// connection takes an idle connection, or opens one.
+// connection returns an idle connection, or opens one.
 func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, error) {
 	if ctx.Err() != nil {
 		cause := context.Cause(ctx)
@@ -78,7 +78,7 @@ func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, e
 	return nil, e
 }
 
-// address is what to dial.
+// address returns the host and port to dial.
 func address(req *http.Request) string {
 	if req.URL.Port() != "" {
 		return req.URL.Host
@@ -90,10 +90,10 @@ func address(req *http.Request) string {
 	return net.JoinHostPort(req.URL.Hostname(), port)
 }
 
-// rewind makes the message ready for another connection.
+// rewind prepares the message for another connection. It returns false if the body cannot be read again.
 func (m *message) rewind(req *http.Request) bool {
 	if m.body == nil {
-		return true // it lies in the buffer
+		return true // the whole message is in the buffer
 	}
 	if req.GetBody == nil {
 		return false
@@ -113,8 +113,7 @@ type response struct {
 	body body
 }
 
-// roundTrip runs one request. The connection is then the response's body's, or
-// over.
+// roundTrip runs one request. Afterwards the response's body owns the connection, or the connection is closed.
 func (c *conn) roundTrip(ctx context.Context, req *http.Request, m *message) (*http.Response, *Error) {
 	reused := c.reused
 	c.begin(ctx)
@@ -155,8 +154,7 @@ type requestFault struct{ error }
 // Unwrap returns the body's error.
 func (f requestFault) Unwrap() error { return f.error }
 
-// failure says what err means for the request. It looks at the connection, so
-// it comes before the connection's end.
+// failure returns the *Error for err. It looks at the connection's state, so call it before the connection's end.
 func (c *conn) failure(ctx context.Context, err error) *Error {
 	e := &Error{Sent: NotSent, Reused: c.reused, Err: err}
 	if c.written > 0 {
@@ -187,11 +185,10 @@ func (c *conn) failure(ctx context.Context, err error) *Error {
 	return e
 }
 
-// lastWords is how long an engine that broke off a request is given to say why.
+// lastWords is how long the transport waits for the response of an engine that broke off a request.
 const lastWords = time.Second
 
-// converse sends the message and reads the response's head. whole tells that the
-// engine was sent everything.
+// converse sends the message and reads the response's head. whole is true if the engine was sent everything.
 func (c *conn) converse(req *http.Request, m *message) (h *head, whole bool, err error) {
 	if m.body != nil {
 		return c.converseLong(req, m)
@@ -208,8 +205,8 @@ func (c *conn) converse(req *http.Request, m *message) (h *head, whole bool, err
 	return h, true, err
 }
 
-// lastWords reads the response of an engine that no longer takes the request: one
-// that is too large, say, or refused. writeErr is returned if there is none.
+// lastWords reads the response of an engine that no longer reads the request, because the request is too large or
+// refused. It returns writeErr if there is none.
 func (c *conn) lastWords(method string, writeErr error) (*head, error) {
 	if c.rw.SetReadDeadline(time.Now().Add(lastWords)) != nil {
 		return nil, writeErr

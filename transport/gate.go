@@ -11,22 +11,22 @@ import (
 	"sync/atomic"
 )
 
-// BeforeSend gives the requests that [Send] and [Retrier] send under the returned context a last check. check(true)
-// is called once a connection stands, right before the first byte is written to it. If it returns an error, nothing
-// is sent, and the request fails with an [*Error] (NotSent, never tried again) that wraps it. It is for what may have
-// become untrue while a connection was made, such as the lease of a KV handoff.
+// BeforeSend adds a last check to requests that [Send] and [Retrier] send under the returned context. When a connection
+// stands, right before the first byte is written, check(true) is called. If it returns an error, nothing is sent, and
+// the request fails with an [*Error] (NotSent, never tried again) that wraps it. A check looks at what may have become
+// untrue while the connection was made, such as the lease of a KV handoff.
 //
-// A [Transport] calls check itself, under any wrapper. All other round trippers are watched through
-// net/http/httptrace, which net/http's own call for HTTP/1.1 and HTTP/2. When one reads the request's body before it
-// has asked for a connection, check(false) is called first: for a round tripper that knows no httptrace it is the
-// only call. check may block until the context ends, and may be called again for each further connection. It replaces
-// an earlier check.
+// A [Transport] calls check itself, under any wrapper. All other round trippers are observed through
+// net/http/httptrace, whose hooks net/http's own transport calls for HTTP/1.1 and HTTP/2. If a round tripper reads the
+// request's body before it has asked for a connection, check(false) is called first; for a round tripper that does not
+// use httptrace that is the only call. check may block until the context ends, and may be called again for each further
+// connection. It replaces an earlier check.
 func BeforeSend(ctx context.Context, check func(connected bool) error) context.Context {
 	return &gate{Context: ctx, check: check}
 }
 
-// Send sends req through rt under ctx (req's own context is not used), as rt.RoundTrip does, and sees to it that the
-// check of [BeforeSend] is asked, whatever rt is.
+// Send sends req through rt under ctx (req's own context is not used), as rt.RoundTrip does. It makes sure that the
+// check of [BeforeSend] is called, whatever rt is.
 func Send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
 	if t, ok := rt.(*Transport); ok {
 		return t.send(ctx, req)
@@ -44,7 +44,7 @@ func Send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.R
 type gate struct {
 	context.Context
 	check func(connected bool) error
-	try   *try // nil until a round tripper is watched
+	try   *try // nil until a round tripper is observed
 }
 
 type gateKey struct{}
@@ -74,28 +74,29 @@ func (g *gate) ask(connected bool) error {
 	return err
 }
 
-// connecting says that the check will be called for a connection: reading the body need not call it. g may be nil.
+// connecting says that the check will be called for a connection, so that reading the body need not call it. g may be
+// nil.
 func (g *gate) connecting() {
 	if g != nil && g.try != nil {
 		g.try.connecting.Store(true)
 	}
 }
 
-// try is one sending of a request through a round tripper that is watched. Its hooks run on whatever goroutine the
-// round tripper has.
+// try is one request sent through a round tripper that is observed. Its hooks run in any goroutine of the round
+// tripper.
 type try struct {
 	gate       // the request's context
 	cancel     context.CancelCauseFunc
 	trace      httptrace.ClientTrace
-	connecting atomic.Bool // the round tripper will tell of its connection
-	bodyRead   atomic.Bool // check(false) was passed
-	connected  atomic.Bool // check(true) was passed
+	connecting atomic.Bool // the round tripper has asked for a connection
+	bodyRead   atomic.Bool // check(false) has returned nil
+	connected  atomic.Bool // check(true) has returned nil
 	refused    atomic.Pointer[error]
-	conn       atomic.Pointer[net.Conn] // for which the check refused
+	conn       atomic.Pointer[net.Conn] // the connection for which the check returned an error
 	answer     io.ReadCloser            // the response's body
 }
 
-// send sends req through rt and asks the check on the way.
+// send sends req through rt, with the check.
 func (g *gate) send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
 	watched, cancel := context.WithCancelCause(ctx)
 	t := &try{gate: gate{Context: watched, check: g.check}, cancel: cancel}
@@ -116,7 +117,7 @@ func (g *gate) send(ctx context.Context, rt http.RoundTripper, req *http.Request
 	resp, err := rt.RoundTrip(out)
 	if refused := t.refused.Load(); refused != nil {
 		if err == nil {
-			_ = resp.Body.Close() // a wrapper's own response: the request was not sent
+			_ = resp.Body.Close() // the response is the wrapper's own, since the request was not sent
 		}
 		err = &Error{Sent: NotSent, Kind: requestKind(ctx, *refused), Err: *refused, final: true}
 	} else if err != nil && !t.connected.Load() && (t.connecting.Load() || !t.bodyRead.Load()) {
@@ -153,8 +154,9 @@ func (t *try) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
-// wroteHeaders ends an HTTP/1.1 connection for which the check has refused: net/http goes on writing to it. The end of
-// the head is still in net/http's buffer. HTTP/2 does not come here, so no other request shares the connection.
+// wroteHeaders closes an HTTP/1.1 connection for which the check returned an error, since net/http goes on writing to
+// it. The end of the head is still in net/http's buffer. HTTP/2 does not come here, so no other request shares the
+// connection.
 func (t *try) wroteHeaders() {
 	if conn := t.conn.Load(); conn != nil {
 		_ = (*conn).Close()
@@ -171,7 +173,7 @@ func (t *try) Close() error {
 	return err
 }
 
-// gatedBody calls the check at its first read if the round tripper has not asked for a connection by then.
+// gatedBody calls the check at its first read, unless the round tripper has asked for a connection by then.
 type gatedBody struct {
 	io.ReadCloser
 	try  *try
@@ -194,7 +196,7 @@ func (b *gatedBody) Read(p []byte) (int, error) {
 	return b.ReadCloser.Read(p)
 }
 
-// WriteTo lets a body that writes itself still do so.
+// WriteTo keeps the WriterTo of a body.
 func (b *gatedBody) WriteTo(w io.Writer) (int64, error) {
 	if err := b.admit(); err != nil {
 		return 0, err

@@ -11,9 +11,8 @@ import (
 	"strings"
 )
 
-// What makes a response's head unusable. Where HTTP allows a reader to be
-// lenient, the end of one response must not depend on who reads it, so these are
-// errors. They carry nothing of the response.
+// Faults of a response's head. Where HTTP lets a reader be lenient, two readers could see different ends of one
+// response, so these are errors. They hold nothing of the response.
 var (
 	errNotHTTP     = errors.New("transport: the response is not HTTP/1")
 	errHeadTooLong = errors.New("transport: the response's head is too long")
@@ -27,10 +26,10 @@ var (
 	errInterim     = errors.New("transport: too many interim responses")
 )
 
-// maxInterim is how many interim responses (1xx) a request is sent at most.
+// maxInterim is the largest number of interim responses (1xx) to one request.
 const maxInterim = 8
 
-// head is a response's head, as far as it frames the body.
+// head is a response's head, with what frames the body.
 type head struct {
 	status  string // "200 OK"
 	code    int
@@ -40,7 +39,7 @@ type head struct {
 
 	close   bool
 	chunked bool
-	length  int64 // of the body; -1 if only its end tells
+	length  int64 // of the body; -1 if its chunks or the connection end it
 	told    int64 // http.Response.ContentLength
 }
 
@@ -65,7 +64,7 @@ func (c *conn) readHead(method string) (*head, error) {
 	return nil, errInterim
 }
 
-// readHeadText reads to the end of a head, the empty line included.
+// readHeadText reads a head up to and with its empty line.
 func (c *conn) readHeadText() (string, error) {
 	limit := c.t.options.MaxResponseHeaderBytes
 	seen := 0
@@ -95,14 +94,14 @@ func (c *conn) readHeadText() (string, error) {
 
 const version = "HTTP/1."
 
-// mayBeHTTP lets an engine that greets with something else fail at once.
+// mayBeHTTP reports whether b can begin a response, so that the greeting of another protocol fails at once.
 func mayBeHTTP(b []byte) bool {
 	n := min(len(b), len(version))
 	return string(b[:n]) == version[:n]
 }
 
-// headEnd returns where the empty line after a head ends, or -1. Lines may end
-// without CR, as net/http allows. from is where to begin.
+// headEnd returns the index after the empty line that ends a head, or -1. Lines may end without CR, as net/http allows.
+// The search begins at from.
 func headEnd(b []byte, from int) int {
 	for from < len(b) {
 		i := bytes.IndexByte(b[from:], '\n')
@@ -120,7 +119,7 @@ func headEnd(b []byte, from int) int {
 	return -1
 }
 
-// cutLine cuts off a line and its end.
+// cutLine returns the first line without its end, and the rest.
 func cutLine(s string) (line, rest string) {
 	i := strings.IndexByte(s, '\n')
 	if i < 0 {
@@ -133,7 +132,7 @@ func cutLine(s string) (line, rest string) {
 	return line, rest
 }
 
-// parse reads a whole head. Values are parts of text: one allocation for all.
+// parse reads a whole head. Values are parts of text, so that one allocation serves all.
 func (h *head) parse(text, method string) error {
 	line, fields := cutLine(text)
 	if !h.parseStatus(line) {
@@ -165,10 +164,9 @@ func (h *head) parseStatus(line string) bool {
 	return h.code >= 100
 }
 
-// parseFields adds the header fields of text, which end with an empty line or
-// with the text, to header.
+// parseFields adds the fields of text to header. The fields end with an empty line or with the text.
 func parseFields(text string, header http.Header) error {
-	var room []string // of one value each, as most fields have
+	var room []string // for the values of fields with one value, as most have
 	for text != "" {
 		var line string
 		if line, text = cutLine(text); line == "" {
@@ -219,8 +217,7 @@ var lowerNames = func() map[string]string {
 	return names
 }()
 
-// frame finds out where the body ends (RFC 9112, 6.3), and takes the fields out
-// of the header that net/http takes out.
+// frame finds where the body ends (RFC 9112, 6.3), and removes the fields from the header that net/http removes.
 func (h *head) frame(method string) error {
 	lengths := h.header["Content-Length"]
 	length, err := parseLength(lengths)
@@ -262,7 +259,7 @@ func (h *head) frame(method string) error {
 	return nil
 }
 
-// parseLength returns -1 for none. The same number twice is one.
+// parseLength returns -1 if there is no value. Equal values count as one.
 func parseLength(values []string) (int64, error) {
 	if len(values) == 0 {
 		return -1, nil
@@ -279,7 +276,7 @@ func parseLength(values []string) (int64, error) {
 	return int64(n), nil
 }
 
-// announced makes the trailer of the names that the Trailer field lists.
+// announced sets the trailer to the names in the Trailer field.
 func (h *head) announced() error {
 	for _, list := range h.header["Trailer"] {
 		for list != "" {

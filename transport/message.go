@@ -19,20 +19,19 @@ var (
 	errBodyTooShort = errors.New("transport: the body is shorter than announced")
 )
 
-// message is a request ready for a connection: its head and, where both fit the
-// write buffer, its body, so that they leave in one system call.
+// message is a request ready to be written: its head and, if both fit the write buffer, its body, so that one system
+// call writes both.
 type message struct {
 	t      *Transport
 	pooled *[]byte
 	text   []byte
-	body   io.ReadCloser // the rest; nil if text is all
+	body   io.ReadCloser // the part that is not in text; nil if there is none
 	length int64         // of body
-	last   bool          // the connection ends with this request
+	last   bool          // the connection ends after this request
 }
 
-// newMessage reads a small body whole, before there is a connection that would
-// have to wait for it. It closes the request's body unless the message holds
-// it.
+// newMessage reads a small body whole, before there is a connection that would have to wait for it. It closes the
+// request's body, unless the message keeps it.
 func (t *Transport) newMessage(req *http.Request) (m *message, err error) {
 	m = &message{t: t, pooled: t.writeBuffers.Get().(*[]byte)}
 	m.body, m.length, err = bodyOf(req)
@@ -49,8 +48,8 @@ func (t *Transport) newMessage(req *http.Request) (m *message, err error) {
 	return m, nil
 }
 
-// bodyOf returns a request's body and its length; nil and 0 if it has none. A
-// body of unknown length is read into memory to learn it.
+// bodyOf returns a request's body and its length; nil and 0 if it has none. It reads a body of unknown length into
+// memory.
 func bodyOf(req *http.Request) (io.ReadCloser, int64, error) {
 	switch {
 	case !hasBody(req):
@@ -82,7 +81,7 @@ func (m *message) join() error {
 	return ended(body)
 }
 
-// ended checks that a body has no more than was announced.
+// ended checks that a body has no more bytes than announced.
 func ended(body io.Reader) error {
 	var one [1]byte
 	for range 100 {
@@ -110,9 +109,8 @@ func (m *message) free() {
 	}
 }
 
-// writeTo writes the message to c, and frees it if that went well. A failure of
-// the connection and one of the body are told apart: only after the first may
-// there be a response.
+// writeTo writes the message to c, and frees it if that succeeds. It returns connErr or bodyErr; only after a failure
+// of the connection may there be a response.
 func (m *message) writeTo(c *conn) (connErr, bodyErr error) {
 	if m.body == nil {
 		n, err := c.rw.Write(m.text)
@@ -136,7 +134,7 @@ func (m *message) writeTo(c *conn) (connErr, bodyErr error) {
 	return nil, ended(m.body)
 }
 
-// copyTo takes the body through a pooled buffer, together with the head.
+// copyTo copies the body through a pooled buffer, together with the head.
 func (m *message) copyTo(w *bodyWriter) error {
 	pooled := m.t.bodyBuffers.Get().(*[]byte)
 	defer m.t.bodyBuffers.Put(pooled)
@@ -158,8 +156,8 @@ func (m *message) copyTo(w *bodyWriter) error {
 	return nil
 }
 
-// bodyWriter takes a body on its way to a connection. The head goes with the
-// first of it, and the body is cut at its announced length.
+// bodyWriter writes a body to a connection. It writes the head with the first bytes of the body, and cuts the body at
+// its announced length.
 type bodyWriter struct {
 	c    *conn
 	head []byte
@@ -173,8 +171,7 @@ func (w *bodyWriter) Write(p []byte) (int, error) {
 	return int(n), err
 }
 
-// WriteString keeps bodies of type strings.Reader from turning their whole text
-// into bytes for Write.
+// WriteString spares bodies of type strings.Reader the conversion of their whole text into bytes.
 func (w *bodyWriter) WriteString(s string) (int, error) {
 	pooled := w.c.t.bodyBuffers.Get().(*[]byte)
 	defer w.c.t.bodyBuffers.Put(pooled)
@@ -190,8 +187,8 @@ func (w *bodyWriter) WriteString(s string) (int, error) {
 	return written, nil
 }
 
-// WriteBuffers writes parts with as few system calls as the connection allows:
-// on TCP it is one. parts is used up.
+// WriteBuffers writes parts with as few system calls as the connection allows, on TCP with one. parts is empty
+// afterwards.
 func (w *bodyWriter) WriteBuffers(parts [][]byte) (int64, error) {
 	if w.err != nil {
 		return 0, w.err

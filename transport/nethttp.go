@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 )
 
-// standard sends requests by net/http's own transport, where [Options].NetHTTP says so or [Options].Protocols allows
-// more than HTTP/1.1. It brings net/http's errors into this package's shape.
+// standard sends requests by net/http's own transport, for [Options].NetHTTP and for [Options].Protocols with more than
+// HTTP/1.1. It turns net/http's errors into this package's.
 type standard struct {
 	base       *http.Transport
 	unpooled   *http.Transport // for WithNewConnection
@@ -48,7 +48,7 @@ func (s *standard) dialPlain(ctx context.Context, _, address string) (net.Conn, 
 		return nil, err
 	}
 	if s.plainHTTP2 {
-		return raw, nil // many requests share it: its bytes tell nothing about one
+		return raw, nil // many requests share it, so its bytes tell nothing about one
 	}
 	return &counted{Conn: raw}, nil
 }
@@ -74,7 +74,7 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 	w := s.watches.Get().(*watch)
 	pooled := true
 	if httptrace.ContextClientTrace(ctx) != nil {
-		// The two traces are merged, which changes ours for good.
+		// Merging the two traces would change ours for good.
 		w, pooled = newWatch(), false
 	}
 	base := s.base
@@ -83,8 +83,7 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 	}
 	resp, err := base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, &w.trace)))
 	if s.t.closed.Load() {
-		// Close came while this request was under way: its connection must not
-		// stay behind.
+		// Close was called during this request, so its connection must not stay in the pool.
 		s.base.CloseIdleConnections()
 	}
 	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
@@ -109,8 +108,7 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 	return resp, err
 }
 
-// standardBody gives errors of reading a response this package's type, and so
-// keeps addresses out of their text.
+// standardBody turns errors of reading a response into this package's, which hold no address.
 type standardBody struct {
 	io.ReadCloser
 	ctx    context.Context

@@ -27,14 +27,13 @@ const (
 	// would be thrown away after use.
 	defaultMaxIdlePerHost = 256
 
-	// defaultReadBuffer takes a stream's chunks that came together by one system
-	// call. It is held only while a head is awaited and until the caller has
-	// taken what came, not by streams that wait for their next part.
+	// defaultReadBuffer is enough to take a stream's chunks that came together by one system call. A request holds the
+	// buffer only while it waits for a head and until the caller has taken what came, not while a stream waits for its
+	// next part.
 	defaultReadBuffer = 16 << 10
 
-	// defaultWriteBuffer joins head and body of small requests. It is held while
-	// a request is written. Large bodies do not pass through it (see
-	// [Transport]).
+	// defaultWriteBuffer takes the head and body of a small request. It is held while the request is written. Large
+	// bodies do not pass through it (see [Transport]).
 	defaultWriteBuffer = 8 << 10
 
 	// defaultMaxResponseHeaderBytes is far above what engines send.
@@ -77,11 +76,9 @@ type Options struct {
 	// after a connection broke.
 	NetHTTP bool
 
-	// Protocols chooses HTTP versions. nil means HTTP/1.1 alone: engines under
-	// uvicorn speak nothing else, and one HTTP/2 connection would put all
-	// streams under one flow control window. A choice with HTTP/2 in it implies
-	// NetHTTP, and over HTTP/2 an error counts as NotSent only if no connection
-	// came about.
+	// Protocols chooses HTTP versions. nil means HTTP/1.1 alone: engines under uvicorn speak nothing else, and one
+	// HTTP/2 connection would put all streams under one flow control window. A choice with HTTP/2 implies NetHTTP. Over
+	// HTTP/2 an error counts as NotSent only if no connection was made.
 	Protocols *http.Protocols
 
 	// DialContext opens connections in place of a [net.Dialer], for in-memory

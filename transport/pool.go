@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// hostKey is what connections are the same by.
+// hostKey names connections that can replace each other.
 type hostKey struct {
 	secure bool
 	host   string // with the port if the URL has one
 }
 
-// pool keeps idle connections. It has no goroutine: one timer, armed while
-// there is something to keep, ends what was idle for too long.
+// pool keeps idle connections. It has no goroutine. While there are connections, a timer closes those that were idle
+// for too long.
 type pool struct {
 	limit   int           // of each host
 	timeout time.Duration // 0 means none
@@ -26,8 +26,8 @@ type pool struct {
 	armed  bool
 }
 
-// take returns a connection that was quiet so far, the one used last: it is the
-// least likely to be closed by the engine now. nil means that there is none.
+// take returns the quiet connection that was used last, since the engine is least likely to close it now; nil if there
+// is none.
 func (p *pool) take(key hostKey) *conn {
 	for {
 		c := p.pop(key)
@@ -52,7 +52,7 @@ func (p *pool) pop(key hostKey) *conn {
 	return c
 }
 
-// put keeps c, or closes it where no more are kept.
+// put keeps c, or closes it if the pool is full.
 func (p *pool) put(c *conn) {
 	c.since = time.Now()
 	p.mu.Lock()
@@ -70,9 +70,8 @@ func (p *pool) put(c *conn) {
 	p.mu.Unlock()
 }
 
-// arm sets the timer unless it runs. It may fire up to one period after the
-// first connection is due: take does not hand that one out, and a timer that is
-// moved with each request would cost each request.
+// arm starts the timer unless it runs. It may fire up to one period after the first connection is due. That is no
+// fault: take does not return a connection that is due, and moving the timer would cost time in each request.
 func (p *pool) arm() {
 	if p.armed {
 		return
@@ -80,7 +79,7 @@ func (p *pool) arm() {
 	p.armed = true
 	every := p.timeout
 	if every == 0 {
-		every = defaultIdleTimeout // even then, engines' closed connections should not stay
+		every = defaultIdleTimeout // connections that engines have closed should not stay even then
 	}
 	if p.timer == nil {
 		p.timer = time.AfterFunc(every, p.sweep)
@@ -89,8 +88,8 @@ func (p *pool) arm() {
 	}
 }
 
-// sweep closes what was idle for too long or was closed by the engine, and
-// looks again when the next is due.
+// sweep closes connections that were idle for too long, or that the engine closed. It starts the timer again for the
+// next one.
 func (p *pool) sweep() {
 	p.mu.Lock()
 	p.armed = false
@@ -143,7 +142,7 @@ func (p *pool) drop(key hostKey) {
 	}
 }
 
-// closeIdle closes all idle connections; final keeps new ones from being kept.
+// closeIdle closes all idle connections. With final the pool keeps none from then on.
 func (p *pool) closeIdle(final bool) {
 	p.mu.Lock()
 	p.closed = p.closed || final

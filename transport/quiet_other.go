@@ -6,7 +6,6 @@ package transport
 
 import "net"
 
-// newQuietCheck returns nil: these systems have no look at a socket that neither
-// waits nor takes anything out. Idle connections are trusted there, as
-// net/http's are between two looks of its reader.
+// newQuietCheck returns nil: these systems cannot look at a socket without waiting and without taking bytes from it.
+// Idle connections are trusted there, as net/http trusts its own between two looks of its reader.
 func newQuietCheck(net.Conn) func() bool { return nil }

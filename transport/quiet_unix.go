@@ -9,9 +9,8 @@ import (
 	"syscall"
 )
 
-// newQuietCheck returns a function that tells whether nothing has arrived on raw, not
-// even its end. It looks without waiting and without taking anything out. It is
-// nil for connections that are not sockets.
+// newQuietCheck returns a function that reports whether nothing has arrived on raw, not even its end. It neither waits
+// nor takes bytes from the socket. It is nil if raw is no socket.
 func newQuietCheck(raw net.Conn) func() bool {
 	socket, ok := raw.(syscall.Conn)
 	if !ok {

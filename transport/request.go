@@ -9,8 +9,7 @@ import (
 	"strings"
 )
 
-// Reasons why a request is not sent at all. None carries a value: it may be a
-// secret.
+// Reasons why a request is not sent. None holds a value, since that may be a secret.
 var (
 	errScheme   = errors.New("transport: the URL's scheme is neither http nor https")
 	errHost     = errors.New("transport: the host is missing or not one of plain ASCII")
@@ -21,7 +20,7 @@ var (
 	errTrailer  = errors.New("transport: trailers of requests cannot be sent")
 )
 
-// checkTarget refuses what cannot be dialed.
+// checkTarget refuses requests that cannot be dialed.
 func checkTarget(req *http.Request) error {
 	switch {
 	case req.URL == nil || req.Header == nil:
@@ -36,12 +35,11 @@ func checkTarget(req *http.Request) error {
 	return nil
 }
 
-// appendHead appends the head of a request with a body of length bytes. last
-// tells that the request asks for the connection's end after it.
+// appendHead appends the head of a request with a body of length bytes. last is true if the request asks for the
+// connection's end after it.
 //
-// The length is always told by Content-Length. Whatever the header says about
-// the message's framing is left out, in any spelling: two such words are how
-// one request is smuggled into another.
+// The head always gives the length by Content-Length. Framing fields of the request's header are left out, in any
+// spelling, since two fields that disagree let one request be smuggled into another.
 func appendHead(b []byte, req *http.Request, length int64) (head []byte, last bool, err error) {
 	method := req.Method
 	if method == "" {
@@ -83,7 +81,7 @@ func appendHead(b []byte, req *http.Request, length int64) (head []byte, last bo
 				return b, false, errField
 			}
 			if value = trimSpace(value); value == "" && strings.EqualFold(name, "User-Agent") {
-				continue // net/http's way of saying: none
+				continue // net/http's way to say: none
 			}
 			b = append(append(b, name...), ": "...)
 			b = append(append(b, value...), "\r\n"...)
@@ -95,8 +93,8 @@ func appendHead(b []byte, req *http.Request, length int64) (head []byte, last bo
 	return append(b, "\r\n"...), last, nil
 }
 
-// isFraming knows the fields that this package writes itself, and those that
-// only make sense with a chunked body.
+// isFraming reports whether name is a field that this package writes itself, or one that only makes sense with a
+// chunked body.
 func isFraming(name string) bool {
 	switch len(name) {
 	case len("Host"):
@@ -111,8 +109,7 @@ func isFraming(name string) bool {
 	return false
 }
 
-// withoutZone cuts the zone off an IPv6 literal: it means something on this
-// host only (RFC 6874, 4).
+// withoutZone removes the zone from an IPv6 literal, since it has a meaning on this host only (RFC 6874, 4).
 func withoutZone(host string) string {
 	if !strings.HasPrefix(host, "[") {
 		return host
@@ -139,7 +136,7 @@ func hasToken(values []string, token string) bool {
 	return false
 }
 
-// trimSpace cuts off what RFC 9110, 5.6.3 calls optional whitespace.
+// trimSpace removes optional whitespace as RFC 9110, 5.6.3 defines it.
 func trimSpace(s string) string {
 	for s != "" && (s[0] == ' ' || s[0] == '\t') {
 		s = s[1:]

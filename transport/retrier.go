@@ -33,19 +33,17 @@ type RetryPolicy struct {
 	BackoffBase, BackoffMax time.Duration
 }
 
-// Retrier sends requests, and sends again those of which provably nothing left
-// (NotSent). A response of any status is handed back as it came; Retry-After is
-// the caller's to judge. A request that may have been sent is never repeated.
-// It is safe for concurrent use.
+// Retrier sends requests, and sends a request again if provably no byte of it left (NotSent). It returns a response of
+// any status as it is; whether to heed Retry-After is up to the caller. It never repeats a request that may have been
+// sent. It is safe for concurrent use.
 type Retrier struct {
 	rt      http.RoundTripper
 	policy  RetryPolicy
 	further *retryablehttp.Client
 }
 
-// NewRetrier returns a Retrier over rt, usually a [*Transport] or an
-// instrumented round tripper over one. rt sees each try as a request of its
-// own. Its idle connections are never closed by the Retrier.
+// NewRetrier returns a Retrier over rt, usually a [*Transport] or an instrumented round tripper over one. rt gets each
+// try as a request of its own. The Retrier never closes rt's idle connections.
 func NewRetrier(rt http.RoundTripper, policy RetryPolicy) *Retrier {
 	policy.Max = max(orDefault(policy.Max, defaultRetryMax), 0)
 	policy.BackoffBase = max(orDefault(policy.BackoffBase, defaultBackoffBase), 0)
@@ -84,11 +82,11 @@ func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, er
 	}
 	request := &retryablehttp.Request{Request: req.WithContext(s)}
 	if hasBody(req) {
-		// A function as body is called anew for each try. Other readers would
-		// be read into memory whole. It is not read here.
+		// With a function as body, retryablehttp calls it for each try. It would read other readers into memory whole.
+		// It is not called here.
 		_ = request.SetBody(retryablehttp.ReaderFunc(func() (io.Reader, error) { return req.GetBody() }))
 	}
-	_, _ = r.further.Do(request) // its error is an *url.Error, with the URL in its text
+	_, _ = r.further.Do(request) // its error is an *url.Error, which has the URL in its text
 	switch {
 	case s.resp != nil:
 		return s.resp, nil
@@ -115,14 +113,12 @@ type sequence struct {
 	resp  *http.Response
 }
 
-// furtherTries is the round tripper of go-retryablehttp's client. It has no
-// CloseIdleConnections: after a failure the library calls it, which would drop
-// the pool that all requests share.
+// furtherTries is the round tripper of go-retryablehttp's client. It must not have CloseIdleConnections: the library
+// calls that after a failure, and it would empty the pool that all requests share.
 type furtherTries struct{ r *Retrier }
 
-// RoundTrip waits, then sends. The HTTP client above is shown only that a
-// response came: it would follow redirects, fail on a malformed Location and
-// turn a URL's user into a header, none of which the first try does.
+// RoundTrip waits, then sends. It shows the HTTP client above it only that a response came. Otherwise that client would
+// follow redirects, fail on a malformed Location and turn a URL's user into a header, none of which the first try does.
 func (f furtherTries) RoundTrip(req *http.Request) (*http.Response, error) {
 	s, ok := req.Context().(*sequence)
 	if !ok || !s.wait(f.r.policy) {
@@ -143,7 +139,7 @@ func (f furtherTries) RoundTrip(req *http.Request) (*http.Response, error) {
 
 var errNotTried = errors.New("transport: not tried again")
 
-// wait waits before the next try, and reports whether it shall be made.
+// wait waits before the next try, and reports whether to make that try.
 func (s *sequence) wait(p RetryPolicy) bool {
 	d := p.wait(s.tries)
 	s.tries++
@@ -161,8 +157,7 @@ func (s *sequence) wait(p RetryPolicy) bool {
 	}
 }
 
-// wait returns a random time before extra try n, so that requests which failed
-// together do not come back together.
+// wait returns a random time before extra try n, so that requests that failed together are not sent again together.
 func (p RetryPolicy) wait(n int) time.Duration {
 	limit := p.BackoffBase
 	for range n {

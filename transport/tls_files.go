@@ -13,15 +13,12 @@ import (
 
 // TLSFiles returns a client configuration from PEM files, for [Options].TLS.
 //
-// caFile holds the authorities that engines' certificates are checked against;
-// empty means the system's. certFile and keyFile hold the certificate that is
-// shown to engines which ask for one; both or neither are given. serverName is
-// the name to expect in engines' certificates; empty means the host of each
-// URL.
+// caFile has the authorities that may sign engines' certificates; "" means the system's. certFile and keyFile have the
+// certificate for engines that ask for one; give both or neither. serverName is the name to expect in engines'
+// certificates; "" means the host of each URL.
 //
-// The certificate is read again for a new connection when a file has changed.
-// While the new pair cannot be used, half written as it may be, the last good
-// one stays in use. caFile is read once. Errors name the file and the reason.
+// When a file has changed, a new connection reads the certificate again. While the new pair cannot be used (it may be
+// half written), the last good one stays in use. caFile is read once. Errors name the file and the reason.
 func TLSFiles(caFile, certFile, keyFile, serverName string) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
 	if caFile != "" {
@@ -63,7 +60,7 @@ func readAuthorities(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// fileError says the path once: errors of package os carry it too.
+// fileError names the path once, since errors of package os have it, too.
 func fileError(what, file string, err error) error {
 	if pe, ok := errors.AsType[*os.PathError](err); ok {
 		err = pe.Err
@@ -80,8 +77,7 @@ type keyPair struct {
 	cert              *tls.Certificate
 }
 
-// current looks at the files once for each handshake that asks for a
-// certificate, which is rare beside requests.
+// current looks at the files once for each handshake that asks for a certificate; that is rare compared with requests.
 func (p *keyPair) current() *tls.Certificate {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,14 +115,14 @@ func (p *keyPair) loadLocked() error {
 	if err != nil {
 		return fmt.Errorf("transport: certificate file %s with key file %s: %w", p.certFile, p.keyFile, err)
 	}
-	// Only a pair that works is remembered: one that was being written is tried
-	// again for the next connection, whatever the clock's resolution.
+	// Only a working pair is remembered. A pair that was being written is tried again for the next connection, whatever
+	// the clock's resolution.
 	p.cert, p.certInfo, p.keyInfo = &cert, certInfo, keyInfo
 	return nil
 }
 
-// sameFile sees a file written anew, one moved into place, and the symbolic
-// links that Kubernetes turns when a Secret changes.
+// sameFile returns false for a file that was written again, for another file at its path, and after a change of the
+// symbolic links by which Kubernetes updates a Secret.
 func sameFile(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }

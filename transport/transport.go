@@ -10,55 +10,46 @@ import (
 	"sync/atomic"
 )
 
-// Transport sends requests to engines. It is an [http.RoundTripper], safe for
-// concurrent use, and follows no redirect, asks for and decodes no compression,
-// keeps no cookies and ignores the proxy variables of the environment.
+// Transport sends requests to engines. It is an [http.RoundTripper], safe for concurrent use. It follows no redirects,
+// neither asks for compression nor decodes it, keeps no cookies and ignores the proxy variables of the environment.
 //
-// HTTP/1.1 is spoken in the goroutines of the callers: RoundTrip writes the
-// request and reads the response's head, Read of the response's body reads from the
-// connection. An idle connection costs no goroutine and no buffer, and one that
-// waits for a response or for its next part no goroutine.
+// HTTP/1.1 runs in the goroutines of the callers: RoundTrip writes the request and reads the response's head, and Read
+// of the response's body reads from the connection. An idle connection costs no goroutine and no buffer. A connection
+// that waits for a response or for its next part costs no goroutine.
 //
-// Connections serve again once a response's body was read to its end; Close
-// before that closes them. A connection on which anything came in while it was
-// idle, its end or words unasked, is not used again. No request is ever sent
-// twice after a byte of it may have left, whatever its method; one of which
-// nothing left because its idle connection had died goes out on another.
+// A connection is used again after its response's body was read to the end; Close before that closes it. If anything
+// arrived while a connection was idle, its end or unexpected bytes, it is not used again. No request is ever sent twice
+// after a byte of it may have left, whatever its method. If nothing left because the idle connection had died, the
+// request goes out on another one.
 //
-// A body that fits the write buffer together with the head is read first, then
-// sent with it in one call; that is also when a body of unknown length is read,
-// whole, since requests always tell their Content-Length. Larger bodies go to
-// the connection by their own WriteTo method if they have one, and then are not
-// copied on the way. If the writer it is given has the method
-// WriteBuffers([][]byte) (int64, error), WriteTo may hand over all its parts in
-// one call. A body whose Read blocks holds RoundTrip up; the context cannot end
-// it.
+// A body that fits the write buffer together with the head is read first, then sent with the head in one call. A body
+// of unknown length is also read first, whole, since requests always have a Content-Length. A larger body writes itself
+// to the connection by its WriteTo method if it has one, and then it is not copied on the way. If the writer that
+// WriteTo gets has the method WriteBuffers([][]byte) (int64, error), WriteTo may write all its parts with one call. A
+// body whose Read blocks holds RoundTrip up; the context cannot end that.
 //
-// A response that comes before the body is written ends the writing where that
-// fails, or is stuck for some 200 ms: the response is returned, and its connection
-// is not used again. A body written all the way is followed by its response as
-// usual, however early that came.
+// A response may come before the whole body is written. If writing then fails, or is stuck for about 200 ms, writing
+// ends, the response is returned, and its connection is not used again. If the whole body can be written, the response
+// is returned as usual, however early it came.
 //
-// Requests must have an ASCII host, and neither trailers nor the method
-// CONNECT; of their header, Host, Content-Length, Transfer-Encoding and Trailer
-// are not sent. No User-Agent is made up. Interim responses are skipped, and 101
-// is an error. Hooks of net/http/httptrace are called only where
-// [Options].Protocols hands requests to net/http.
+// Requests must have an ASCII host, no trailers, and another method than CONNECT. Of their header, Host,
+// Content-Length, Transfer-Encoding and Trailer are not sent. The transport adds no User-Agent. It skips interim
+// responses; 101 is an error. Hooks of net/http/httptrace are called only if [Options].Protocols or NetHTTP hands
+// requests to net/http.
 //
-// There is no limit on the time a response takes: that is the context's
-// business. It covers the response's body until that is closed or read to its
-// end.
+// The transport has no limit on the time of a response; the request's context has. It covers the response's body until
+// the body is closed or read to its end.
 type Transport struct {
 	options Options
 	tls     *tls.Config
-	other   *standard // nil for HTTP/1.1 alone
+	other   *standard // nil if only this package's HTTP/1.1 is used
 	pool    pool
 	closed  atomic.Bool
 
 	readBuffers, writeBuffers, bodyBuffers sync.Pool // *[]byte
 }
 
-// New returns a Transport; nil options are allowed. Close it when done.
+// New returns a Transport; options may be nil. Close it when done.
 func New(options *Options) *Transport {
 	t := &Transport{options: options.withDefaults()}
 	t.pool.limit, t.pool.timeout = max(t.options.MaxIdlePerHost, 0), max(t.options.IdleTimeout, 0)
@@ -103,14 +94,13 @@ func clientTLS(config *tls.Config, protocols *http.Protocols) *tls.Config {
 	return out
 }
 
-// RoundTrip sends one request. Responses of any status are responses, not errors.
-// Errors are of type [*Error], those of reading the response's body included. The
-// request is not changed, and its body always closed.
+// RoundTrip sends one request. A response of any status is a response, not an error. Errors are of type [*Error], also
+// those of reading the response's body. The request is not changed, and its body is always closed.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.send(req.Context(), req)
 }
 
-// send is RoundTrip under a context of the caller's choice.
+// send does what RoundTrip does, under the given context.
 func (t *Transport) send(ctx context.Context, req *http.Request) (*http.Response, error) {
 	if t.closed.Load() {
 		closeBody(req)
@@ -135,10 +125,9 @@ func (t *Transport) closeIdle(final bool) {
 	}
 }
 
-// Close ends the pool: idle connections are closed now, those in use after
-// their request, and new requests fail with [ErrClosed]. It does not wait, and
-// requests under way are left to their contexts. It always returns nil, and may
-// be called again.
+// Close ends the pool: it closes idle connections now and the others after their requests; new requests fail with
+// [ErrClosed]. Close does not wait, and running requests end by their contexts. It always returns nil, and may be
+// called again.
 func (t *Transport) Close() error {
 	t.closed.Store(true)
 	t.closeIdle(true)

@@ -9,22 +9,20 @@ import (
 	"net/http/httptrace"
 )
 
-// watch follows one request to the connection, or the connections, that it was
-// given: net/http itself sends a request again when nothing of it was written
-// to a reused connection.
+// watch follows one request to the connection that it was given, or to several: net/http itself sends a request again
+// if nothing of it was written to a reused connection.
 //
-// Only GotConn is hooked. net/http calls it on the goroutine of RoundTrip, and
-// never after RoundTrip has returned, so a watch may be used again for the next
-// request although net/http's own goroutines still hold its trace: they only
-// read hooks that stay nil.
+// Only GotConn is hooked. net/http calls it in the goroutine of RoundTrip, and never after RoundTrip has returned. So a
+// watch may be used again for the next request although net/http's own goroutines still hold its trace: they only read
+// hooks that stay nil.
 type watch struct {
 	trace httptrace.ClientTrace
 
 	conn        *counted // nil before the first connection and on HTTP/2
-	wrote, read int64    // of conn, when it was given to the request
+	wrote, read int64    // conn's counters when the request got it
 	connected   bool
 	reused      bool
-	sent        bool // on an earlier connection, or on one that cannot tell
+	sent        bool // something was sent on an earlier connection, or on a connection without counters
 }
 
 func newWatch() *watch {
@@ -58,9 +56,8 @@ func (w *watch) reset() {
 	w.connected, w.reused, w.sent = false, false, false
 }
 
-// failure turns what net/http returned into this package's error. By then
-// net/http's writer has stopped (persistConn.mapRoundTripError waits for it),
-// so the count is final.
+// failure turns an error of net/http into this package's. By then net/http's writer has stopped
+// (persistConn.mapRoundTripError waits for it), so the count is final.
 func (w *watch) failure(ctx context.Context, err error) *Error {
 	e := &Error{Sent: NotSent, Reused: w.reused, Err: err}
 	if w.wroteAny() {
@@ -79,8 +76,7 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 	}
 	switch {
 	case !w.connected:
-		// Neither a failed dial nor a context's end: net/http refused the
-		// request itself, and would again.
+		// It was neither a failed dial nor a context's end: net/http refused the request itself, and would do so again.
 		e.final = true
 	case e.Kind == TLS:
 		// With TLS 1.3 the client is done before the engine has judged its
@@ -92,13 +88,12 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 		}
 	case e.Kind != Other:
 	case e.Sent == NotSent && w.reused:
-		// net/http's "server closed idle connection", and its kin.
+		// For example net/http's "server closed idle connection".
 		e.Kind = EOF
 	case w.readAny():
 		e.Kind = Protocol
 	default:
-		// Nothing came from the engine: the request's own body failed, or did
-		// not have the announced length.
+		// Nothing came from the engine: the request's own body failed, or did not have the announced length.
 		e.final = true
 	}
 	return e

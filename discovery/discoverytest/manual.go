@@ -9,12 +9,12 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Manual is a source that a test drives. It may be watched by any number of sets, and all methods may be called at any
-// time, watched or not. Each watcher gets every list in turn, none left out.
+// Manual is a source that a test drives. Any number of sets may watch it, and all methods may be called at any time,
+// watched or not. Each watcher gets every list, one after the other.
 type Manual struct {
 	mu       sync.Mutex
 	history  []discovery.Snapshot // the last one is current
-	err      error                // ends the watches that are older than failures
+	err      error                // what Watch calls return that are older than failures
 	failures int
 	changed  chan struct{} // closed at the next Publish or Fail
 }
@@ -22,7 +22,7 @@ type Manual struct {
 // NewManual returns a source that knows nothing yet: a Watch publishes nothing before the first Publish.
 func NewManual() *Manual { return &Manual{changed: make(chan struct{})} }
 
-// Publish makes endpoints the source's list; none are an empty list.
+// Publish replaces the source's list with endpoints. Without arguments the list is empty.
 func (m *Manual) Publish(endpoints ...discovery.Endpoint) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -33,7 +33,7 @@ func (m *Manual) Publish(endpoints ...discovery.Endpoint) {
 	m.wake()
 }
 
-// Fail makes every Watch that is under way return err, as if the source's backend had broken. A later Watch works.
+// Fail makes all running Watch calls return err, as if the source's backend had broken. A later Watch works.
 func (m *Manual) Fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,7 +20,7 @@ func checkBlocks(t *trial) error {
 	t.settle(w)
 	select {
 	case <-w.returned:
-		//nolint:errorlint // told, not wrapped: it may be nil
+		// %v and not %w, since the error may be nil
 		return fmt.Errorf("Watch returned (%v) while its context lived and its backend worked", w.err)
 	default:
 		return nil
@@ -55,7 +55,7 @@ func endError(err error) error {
 	return nil
 }
 
-// checkAgain does what a set does with a source that failed.
+// checkAgain calls Watch again after a failure, as a set does.
 func checkAgain(t *trial) error {
 	ctx, cancel := context.WithCancel(t.ctx)
 	defer cancel()
@@ -106,7 +106,7 @@ func checkEndpoints(t *trial) error {
 	return nil
 }
 
-// change alters the backend and waits for a list that says something else.
+// change alters the backend and waits for a list that differs from the last one.
 func (t *trial) change() error {
 	before := t.all()
 	if err := t.Change(); err != nil {
@@ -137,14 +137,14 @@ func checkVersions(t *trial) error {
 	return nil
 }
 
-// checkError breaks the backend. The source may stay silent, publish what it knows, or return an error and be watched
-// again; it must not publish a list without the endpoints it knew.
+// checkError breaks the backend. The source may then stay silent, publish what it knows, or return an error and be
+// watched again. It must not publish a list without the endpoints that it knew.
 func checkError(t *trial) error {
 	w := t.watch(t.ctx)
 	if err := t.first(0); err != nil {
 		return err
 	}
-	t.settle(w) // a source may come to its first whole list in steps
+	t.settle(w) // a source may need several lists until its first complete one
 	before := t.all()
 	good := ids(before[len(before)-1].then)
 	if len(good) == 0 {
@@ -168,7 +168,7 @@ func checkError(t *trial) error {
 	return t.recovers(w)
 }
 
-// rewatch looks on for d and calls Watch again, after a pause, whenever it returns.
+// rewatch observes the source for d. Whenever Watch returns, it calls Watch again after a pause.
 func (t *trial) rewatch(w *watching, d time.Duration) *watching {
 	for end := time.Now().Add(d); time.Now().Before(end) && t.ctx.Err() == nil; {
 		t.settle(w)
@@ -182,8 +182,8 @@ func (t *trial) rewatch(w *watching, d time.Duration) *watching {
 	return w
 }
 
-// recovers checks, where the harness can make a change, that a source over a repaired backend shows it. That may take
-// several calls of Watch: the source's patience with its backend is its own business.
+// recovers checks that a source shows a change after its backend is repaired, if the harness can make a change. That
+// may take several calls of Watch, since each source decides how long it waits for its backend.
 func (t *trial) recovers(w *watching) error {
 	if t.Change == nil {
 		return nil

@@ -21,32 +21,32 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Harness is a source under test and what the suite may do to its backend. Only New is required; what the other
-// functions would let the suite check stays unchecked without them, and Run logs it.
+// Harness has a source under test and functions that act on its backend. Only New is required. Without the other
+// functions the suite cannot check some rules; Run logs which.
 type Harness struct {
-	// New returns a source that has not been watched, over a backend that works and lists at least one endpoint. It is
-	// called once per rule. The other functions act on the backend of the source that New returned last.
+	// New returns a source that has not been watched yet. Its backend works and lists at least one endpoint. The suite
+	// calls New once per rule. The other functions act on the backend of the source that New returned last.
 	New func() discovery.Source
 
-	// Change alters the backend's list once, in any way that a source must publish. It is called several times.
+	// Change alters the backend's list once, in any way that a source must publish. The suite calls it several times.
 	Change func() error
 
 	// Break makes the backend fail, for example by closing its connections or garbling its file. Repair undoes it.
 	Break, Repair func() error
 
-	// Remove has the backend announce that one endpoint is going away, and take it off its list in the end. It
-	// returns the endpoint's ID. Only for sources whose backend announces such things.
+	// Remove makes the backend announce that one endpoint is going away, and later take it off its list. It returns the
+	// endpoint's ID. It is only for backends that announce such things.
 	Remove func() (id string, err error)
 
-	Timeout time.Duration // for whatever the source must do; default 5 s
-	Settle  time.Duration // how long the suite looks on when a source must not do something; default 100 ms
+	Timeout time.Duration // how long a source may take to do something; default 5 s
+	Settle  time.Duration // how long the suite waits to see that a source does not do something; default 100 ms
 }
 
-// A rule is one thing that discovery.Source's documentation asks.
+// A rule is one requirement of discovery.Source's documentation.
 type rule struct {
 	name  string
 	check func(*trial) error
-	needs func(Harness) string // what the harness lacks to check it, or ""
+	needs func(Harness) string // what the harness lacks to check the rule, or ""
 }
 
 func nothing(Harness) string { return "" }
@@ -87,8 +87,7 @@ var rules = []rule{
 	{"a published snapshot is never altered", checkImmutable, nothing},
 }
 
-// Run checks a source in one subtest per rule. Beside the rule itself each subtest checks that publish is never called
-// by two goroutines at once.
+// Run checks a source, with one subtest per rule. Each subtest also checks that no two goroutines call publish at once.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	for _, r := range rules {
@@ -104,7 +103,8 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// Check is Run without testing: it returns every rule that is broken, joined, or nil, or ctx's error once that ended.
+// Check does what Run does, without testing.T. It returns all broken rules, joined, or nil. If ctx ends, it returns
+// ctx's error.
 func Check(ctx context.Context, h Harness) error {
 	var broken []error
 	for _, r := range rules {

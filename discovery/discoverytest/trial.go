@@ -15,23 +15,23 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// trial is one source under one rule: it watches the source, as a set does, and keeps all it publishes.
+// trial checks one rule of one source. It watches the source as a set does, and keeps all that the source publishes.
 type trial struct {
 	Harness
 	parent context.Context
-	ctx    context.Context // of the watches
+	ctx    context.Context // for the calls of Watch
 	cancel context.CancelFunc
 	source discovery.Source
 
 	mu        sync.Mutex
 	published []record
 	news      chan struct{} // closed at the next publication
-	inside    atomic.Int32  // calls of publish under way
-	crowded   atomic.Bool   // there were two at once
-	left      []*watching   // watches that the trial still has to end
+	inside    atomic.Int32  // running calls of publish
+	crowded   atomic.Bool   // two calls of publish ran at once
+	left      []*watching   // running calls of Watch, for end to stop
 }
 
-// record is a snapshot as it came, and a copy of what it said then.
+// record is a published snapshot, and a copy of its endpoints at that time.
 type record struct {
 	snap discovery.Snapshot
 	then []discovery.Endpoint
@@ -49,7 +49,7 @@ func newTrial(ctx context.Context, h Harness) *trial {
 	return t
 }
 
-// watch calls the source's Watch. A panic becomes its error.
+// watch calls the source's Watch. A panic becomes an error.
 func (t *trial) watch(ctx context.Context) *watching {
 	w := &watching{returned: make(chan struct{})}
 	t.left = append(t.left, w)
@@ -70,7 +70,7 @@ func (t *trial) publish(snap discovery.Snapshot) {
 		t.crowded.Store(true)
 	}
 	defer t.inside.Add(-1)
-	time.Sleep(time.Millisecond) // so that a second caller has time to come
+	time.Sleep(time.Millisecond) // so that a second caller has time to come in
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.published = append(t.published, record{snap, deepCopy(snap.Endpoints)})
@@ -78,7 +78,7 @@ func (t *trial) publish(snap discovery.Snapshot) {
 	t.news = make(chan struct{})
 }
 
-// end stops all watches and returns what every rule includes.
+// end stops all calls of Watch and returns the faults that every rule checks.
 func (t *trial) end() error {
 	t.cancel()
 	for _, w := range t.left {
@@ -92,7 +92,7 @@ func (t *trial) end() error {
 	return nil
 }
 
-// await waits for the return of a Watch whose context has ended, or should end it.
+// await waits until a Watch returns whose context has ended.
 func (t *trial) await(w *watching) error {
 	timeout := time.NewTimer(t.Timeout)
 	defer timeout.Stop()
@@ -111,7 +111,7 @@ func (t *trial) all() []record {
 	return slices.Clone(t.published)
 }
 
-// until waits for publications until ok, given those from the from-th on, holds.
+// until waits until ok holds for the publications from number from on.
 func (t *trial) until(from int, what string, ok func([]record) bool) error {
 	timeout := time.NewTimer(t.Timeout)
 	defer timeout.Stop()
@@ -132,12 +132,12 @@ func (t *trial) until(from int, what string, ok func([]record) bool) error {
 	}
 }
 
-// first waits for the first publication after the from-th.
+// first waits for the first publication from number from on.
 func (t *trial) first(from int) error {
 	return t.until(from, "no snapshot was published", func(r []record) bool { return len(r) > 0 })
 }
 
-// settle looks on for a while, or until w returns.
+// settle waits for the harness's Settle time, or until w returns.
 func (t *trial) settle(w *watching) {
 	pause := time.NewTimer(t.Settle)
 	defer pause.Stop()
@@ -160,7 +160,7 @@ func deepCopy(endpoints []discovery.Endpoint) []discovery.Endpoint {
 	return c
 }
 
-// ids returns the IDs of a list, as a set.
+// ids returns the phases of a list's endpoints by ID.
 func ids(endpoints []discovery.Endpoint) map[string]discovery.Phase {
 	m := make(map[string]discovery.Phase, len(endpoints))
 	for _, e := range endpoints {

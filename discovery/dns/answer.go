@@ -13,13 +13,13 @@ import (
 	wire "github.com/miekg/dns"
 )
 
-// answer is what one message says about one question.
+// answer is what one DNS message says about one question.
 type answer struct {
 	addrs    []netip.Addr       // for A and AAAA
 	services []service          // for SRV
-	extra    map[string][]extra // addresses that came with SRV records, by target
-	ttl      time.Duration      // until it is to be asked again
-	alias    string             // the name to ask for instead: the message has no more about it
+	extra    map[string][]extra // addresses that came with the SRV records, by target
+	ttl      time.Duration      // how long the answer may be used
+	alias    string             // the name to ask for next, if the message ends with an alias
 }
 
 // service is one SRV record that names a host.
@@ -34,11 +34,11 @@ type extra struct {
 	ttl  time.Duration
 }
 
-// maxTTL is no limit: Options.MaxTTL is.
+// maxTTL stands for no limit; Options.MaxTTL is the limit.
 const maxTTL = math.MaxUint32 * time.Second
 
-// read takes from a message what belongs to the question: records of class IN whose owner is name, in lower case, or
-// what name is an alias of. All else in it, for example records of other names, is left alone.
+// read takes from a message the records of class IN that belong to the question. Their owner is name, in lower case, or
+// a name that name is an alias of. It ignores all other records.
 func read(m *wire.Msg, name string, kind uint16) (answer, error) {
 	if m.Rcode != wire.RcodeSuccess && m.Rcode != wire.RcodeNameError {
 		if text, known := wire.RcodeToString[m.Rcode]; known {
@@ -58,7 +58,7 @@ func read(m *wire.Msg, name string, kind uint16) (answer, error) {
 		}
 		if s, ok := rr.(*wire.SRV); ok {
 			a.ttl = min(a.ttl, ttlOf(h))
-			if s.Port > 0 && s.Target != "." { // "." says that there is no such service (RFC 2782)
+			if s.Port > 0 && s.Target != "." { // "." means that there is no such service (RFC 2782)
 				a.services = append(a.services, service{wire.CanonicalName(s.Target), s.Port})
 			}
 			continue
@@ -82,7 +82,7 @@ func read(m *wire.Msg, name string, kind uint16) (answer, error) {
 	return a, nil
 }
 
-// follow returns the name at the end of the message's aliases of name, or "" where they do not end.
+// follow follows the message's aliases of name and returns the last name, or "" if they form a loop.
 func (a *answer) follow(m *wire.Msg, name string) string {
 	aliases := map[string]*wire.CNAME{}
 	for _, rr := range m.Answer {
@@ -101,7 +101,7 @@ func (a *answer) follow(m *wire.Msg, name string) string {
 	return ""
 }
 
-// readExtra keeps the addresses that the server sent along for the targets.
+// readExtra keeps the addresses that the server sent for the targets.
 func (a *answer) readExtra(m *wire.Msg) {
 	a.extra = map[string][]extra{}
 	for _, s := range a.services {
@@ -119,7 +119,7 @@ func (a *answer) readExtra(m *wire.Msg) {
 	}
 }
 
-// addressOf returns the address in an A or AAAA record, if an engine can have it.
+// addressOf returns the address of an A or AAAA record. ok is false for addresses that no engine can have.
 func addressOf(rr wire.RR) (netip.Addr, bool) {
 	var ip net.IP
 	switch r := rr.(type) {
@@ -135,7 +135,7 @@ func addressOf(rr wire.RR) (netip.Addr, bool) {
 	return addr, usable
 }
 
-// ttlOf returns a record's time to live; one beyond 31 bits is none (RFC 2181, 8).
+// ttlOf returns a record's time to live. A value beyond 31 bits counts as 0 (RFC 2181, 8).
 func ttlOf(h *wire.RR_Header) time.Duration {
 	if h.Ttl > math.MaxInt32 {
 		return 0
@@ -143,8 +143,8 @@ func ttlOf(h *wire.RR_Header) time.Duration {
 	return time.Duration(h.Ttl) * time.Second
 }
 
-// refers reports whether a message without an answer says whom to ask instead, and so not that there is nothing (RFC
-// 2308, 2.2).
+// refers reports whether a message without records refers to another server. Such a message does not mean that there
+// are no records (RFC 2308, 2.2).
 func refers(m *wire.Msg) bool {
 	found := false
 	for _, rr := range m.Ns {
@@ -156,7 +156,7 @@ func refers(m *wire.Msg) bool {
 	return found
 }
 
-// negativeTTL is how long the lack of records holds (RFC 2308, 5).
+// negativeTTL returns how long the absence of records may be remembered (RFC 2308, 5).
 func negativeTTL(m *wire.Msg) time.Duration {
 	for _, rr := range m.Ns {
 		if soa, ok := rr.(*wire.SOA); ok {

@@ -13,7 +13,7 @@ import (
 	wire "github.com/miekg/dns"
 )
 
-// client asks servers, each twice at most, until one knows.
+// client asks its servers one after the other, each at most twice, until one answers.
 type client struct {
 	servers []string // host:port
 	timeout time.Duration
@@ -22,11 +22,11 @@ type client struct {
 const (
 	tries = 2
 
-	// ednsSize is what a server may send in one datagram: it fits unfragmented through any network (DNS flag day 2020).
+	// ednsSize is the largest datagram that a server may send. It passes any network unfragmented (DNS flag day 2020).
 	ednsSize = 1232
 
-	// maxStray bounds the datagrams that are no answer to the question, late or forged, before the question is given
-	// up.
+	// maxStray bounds how many datagrams that do not answer the question, late or forged ones, the client skips before
+	// it gives up.
 	maxStray = 100
 )
 
@@ -37,7 +37,7 @@ var (
 	errGarbage     = errors.New("the answer cannot be read")
 )
 
-// exchange returns an answer that says what is, or is not. An error holds no address.
+// exchange returns an answer with records, or one that says that there are none. An error holds no address.
 func (c *client) exchange(ctx context.Context, name string, kind uint16) (answer, error) {
 	var last error
 	for range tries {
@@ -58,7 +58,7 @@ func (c *client) exchange(ctx context.Context, name string, kind uint16) (answer
 	return answer{}, last
 }
 
-// askServer asks one server over UDP; over TCP where the answer is too long for that; and without EDNS where the server
+// askServer asks one server over UDP. It uses TCP if the answer is too long for UDP, and leaves EDNS out if the server
 // does not know it.
 func (c *client) askServer(ctx context.Context, server, name string, kind uint16) (*wire.Msg, error) {
 	q := new(wire.Msg)
@@ -79,7 +79,8 @@ func (c *client) askServer(ctx context.Context, server, name string, kind uint16
 	return m, err
 }
 
-// send sends one question over a socket of its own, so that its port cannot be guessed, and waits for the answer to it.
+// send sends one question and waits for its answer. Each question has a socket of its own, so that nobody can guess its
+// port.
 func (c *client) send(ctx context.Context, network, server string, q *wire.Msg) (*wire.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -89,7 +90,7 @@ func (c *client) send(ctx context.Context, network, server string, q *wire.Msg) 
 		return nil, plain(err)
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // a deadline that has passed
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // a deadline in the past
 	defer stop()
 
 	co := &wire.Conn{Conn: conn, UDPSize: wire.MaxMsgSize}
@@ -103,7 +104,7 @@ func (c *client) send(ctx context.Context, network, server string, q *wire.Msg) 
 		}
 		m := new(wire.Msg)
 		broken := err != nil || m.Unpack(p) != nil
-		// A message that was cut may break in the middle of a record; its header says so.
+		// A truncated message may end in the middle of a record; its header says so.
 		cut := broken && network == "udp" && err == nil && m.Truncated && m.Id == q.Id && m.Response
 		if cut || !broken && answers(m, q) {
 			return m, nil
@@ -115,12 +116,12 @@ func (c *client) send(ctx context.Context, network, server string, q *wire.Msg) 
 	return nil, errGarbage
 }
 
-// answers reports whether m is an answer to q, by the id, the question, and the kind of message.
+// answers reports whether m answers q: the same id and question, and a response.
 func answers(m, q *wire.Msg) bool {
 	if m.Id != q.Id || !m.Response || m.Opcode != wire.OpcodeQuery {
 		return false
 	}
-	if len(m.Question) == 0 { // a server that could not read the question
+	if len(m.Question) == 0 { // the server could not read the question
 		return m.Rcode == wire.RcodeFormatError || m.Rcode == wire.RcodeNotImplemented ||
 			m.Rcode == wire.RcodeServerFailure
 	}
@@ -129,7 +130,7 @@ func answers(m, q *wire.Msg) bool {
 		wire.CanonicalName(got.Name) == wire.CanonicalName(want.Name)
 }
 
-// plain takes the addresses out of a network's error.
+// plain removes addresses from a network error.
 func plain(err error) error {
 	ne, isNet := errors.AsType[net.Error](err)
 	switch {

@@ -20,74 +20,76 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Options say whom to ask for what. At least one name is needed; zero values of the others are the defaults.
+// Options are the settings of a [Source]. At least one name is needed; other zero values mean the defaults.
 type Options struct {
 	// Prefill, Decode and Encode are the names of each role's engines, with or without a dot at the end. An address
 	// found under both Prefill and Decode is one engine of role both.
 	Prefill, Decode, Encode string
 
-	// Port is the engines' port, and has A and AAAA records asked for. 0 has SRV records asked for, whose ports are
-	// taken; their priorities and weights are not.
+	// Port is the engines' port. With a port the source asks for A and AAAA records. With 0 it asks for SRV records and
+	// takes the ports from them; it ignores their priorities and weights.
 	Port int
 
-	// Network is ip4 for IPv4 addresses alone, ip6 for IPv6, ip (default) for both. An engine that has an A and an AAAA
-	// record under one name would then be listed twice: say which one to use. Of an SRV record's target the IPv4
-	// addresses are taken, and the IPv6 ones if there are none.
+	// Network is ip4 for IPv4 addresses only, ip6 for IPv6 only, or ip (default) for both. With ip, an engine that has
+	// both an A and an AAAA record is listed twice, so choose one for such engines. For the target of an SRV record, ip
+	// takes the IPv4 addresses, and the IPv6 addresses only if there are no others.
 	Network string
 
-	// Resolver is HOST:PORT of the only server to ask, and names are taken as absolute. "" asks those of
-	// /etc/resolv.conf, with its search list; the file is read again each time.
+	// Resolver is HOST:PORT of the only DNS server to ask; names are then absolute. "" means the servers and the search
+	// list of /etc/resolv.conf, which the source reads again for each round.
 	Resolver string
 
-	// of the engines' URLs: http (default) or https. Hosts are always IP addresses, in certificates too
+	// of the engines' URLs: http (default) or https. A URL's host is always an IP address, and so is the name in a
+	// certificate
 	Scheme     string
 	Group      string            // of all endpoints
 	Zone       string            // of all endpoints
 	Attributes map[string]string // of all endpoints; copied
 
-	// MinTTL and MaxTTL bound the time from one round of questions to the next, which is otherwise the shortest time to
-	// live in its answers, and up to a tenth more so that many gateways do not ask at once. Default 1 s and 30 s.
+	// MinTTL and MaxTTL bound the time between two rounds of questions. That time is the shortest time to live among
+	// the answers, and up to a tenth more, so that many gateways do not ask at once. Default 1 s and 30 s.
 	MinTTL, MaxTTL time.Duration
 
 	// NotFound is how many rounds in a row may say that a name does not exist, or has no records, before its list
-	// becomes empty. Default 3; negative is none. A name that was never found is an empty list at once.
+	// becomes empty. Default 3; negative means 0. A name that was never found gives an empty list at once.
 	NotFound int
 
-	Timeout time.Duration // for one server to answer one question, which is asked twice; default 2 s
+	// how long one server may take to answer one question; each question is asked twice; default 2 s
+	Timeout time.Duration
 }
 
-// Source asks for all roles in rounds, and publishes what a round has found as one list. Before the first list each
-// role must have been answered for. A role that cannot be answered for (a server that is silent or fails, an answer
-// that is no answer) keeps the list it has. Watch then returns the reason, once per outage and at most every 15 s, for
-// the set's OnError; watched again, it publishes the last list and goes on asking, after 1 s first and every 5 s later
-// (MinTTL and MaxTTL permitting). Reasons name roles, never names or addresses.
+// Source asks for all roles in rounds, and publishes the outcome of a round as one list. It publishes the first list
+// when it has an answer for each role. A role without an answer (a server that is silent or fails, a message that makes
+// no sense) keeps its list. Watch then returns the reason for the set's OnError, once per outage and at most every 15
+// s. The next Watch publishes the last list and goes on asking, at first after 1 s and later every 5 s (within MinTTL
+// and MaxTTL). Reasons name roles, never names or addresses.
 //
-// Addresses that no engine can have (unspecified, multicast, link-local) are left out.
+// The source leaves out addresses that no engine can have (unspecified, multicast, link-local).
 type Source struct {
 	opts Options
 	busy atomic.Bool
 
-	// Where /etc/resolv.conf and the tests' pace are.
+	// Tests set other values for the place of /etc/resolv.conf and the port.
 	conf, confPort string
 	tellEvery      time.Duration
 
-	// The rest belongs to the Watch that is under way, and outlives it.
+	// The following fields belong to the running Watch, and keep their values for the next.
 	roles     []*role
 	version   uint64
 	published bool
 	next      time.Time // of the next round
-	failures  int       // rounds in a row
-	told      string    // the last reason; "" once a round was good
+	failures  int       // rounds with a failure, in a row
+	told      string    // the reason that was reported last; "" after a good round
 	toldAt    time.Time
 }
 
-// role is what is known of one name.
+// role is the state of one role's name.
 type role struct {
 	role   discovery.Role
 	name   string
 	known  bool
 	hosts  []netip.AddrPort // sorted
-	misses int              // rounds in a row without the name
+	misses int              // rounds in a row that did not find the name
 }
 
 const (
@@ -95,14 +97,14 @@ const (
 	defaultMaxTTL   = 30 * time.Second
 	defaultTimeout  = 2 * time.Second
 	defaultNotFound = 3
-	lastPause       = 5 * time.Second  // between rounds while a server fails
+	lastPause       = 5 * time.Second  // between two rounds while a server fails
 	roundLimit      = 20 * time.Second // for all questions of one round
-	tellEvery       = 15 * time.Second // more often would have the set slow the source down
+	tellEvery       = 15 * time.Second // if Watch returned more often, the set would slow the source down
 )
 
 var errBusy = errors.New("dns: the source is being watched already")
 
-// New checks options and returns a source. It asks nothing before Watch.
+// New checks the options and returns a source. It asks nothing before Watch.
 func New(o *Options) (*Source, error) {
 	if o == nil {
 		o = &Options{}
@@ -147,8 +149,9 @@ func New(o *Options) (*Source, error) {
 	return s, nil
 }
 
-// CheckName says why a name cannot be looked up: it is none of letters, digits, "-", "_" and dots, too long, or an
-// address. The text continues a sentence that begins with the field's name, and does not hold the name.
+// CheckName returns why a name cannot be looked up: it has other characters than letters, digits, "-", "_" and dots, it
+// is too long, or it is an address. The text continues a sentence that begins with the field's name, and does not hold
+// the name.
 func CheckName(name string) error {
 	plain := strings.IndexFunc(name, func(c rune) bool {
 		return c != '-' && c != '_' && c != '.' && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z')
@@ -162,8 +165,8 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Watch asks, and publishes whenever the answers have changed, until ctx ends. One Watch at a time: a second one
-// returns an error at once. Any other error is why the answers are missing.
+// Watch asks, and publishes a list whenever the answers have changed, until ctx ends. Only one Watch may run at a time;
+// a second one returns an error at once. Any other error says why answers are missing.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	if !s.busy.CompareAndSwap(false, true) {
 		return errBusy
@@ -178,7 +181,7 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 		}
 		changed, err := s.round(ctx)
 		if ctx.Err() != nil {
-			return nil // the questions failed because it did
+			return nil // the questions failed because ctx ended
 		}
 		if changed {
 			s.publish(publish)
@@ -195,7 +198,7 @@ func (s *Source) publish(publish func(discovery.Snapshot)) {
 	publish(discovery.Snapshot{Version: s.version, Endpoints: s.endpoints()})
 }
 
-// sleepUntil waits and reports whether ctx still lives.
+// sleepUntil waits until at, and reports whether ctx still lives.
 func sleepUntil(ctx context.Context, at time.Time) bool {
 	t := time.NewTimer(time.Until(at))
 	defer t.Stop()

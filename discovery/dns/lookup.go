@@ -15,26 +15,26 @@ import (
 	wire "github.com/miekg/dns"
 )
 
-// found is what one role's name leads to. No hosts and no error: the name does not exist, or has no records.
+// found is the outcome for one role's name. Without hosts and without an error, the name does not exist or has no
+// records.
 type found struct {
 	hosts []netip.AddrPort // sorted, each once
 	ttl   time.Duration
 	err   error
 }
 
-// asker answers questions of one round.
+// asker asks the questions of one round.
 type asker struct {
 	client
 	port   uint16
 	types  []uint16              // of addresses, the preferred first
-	search func(string) []string // the absolute names that a name may stand for
+	search func(string) []string // the absolute names to try for a name
 }
 
-// maxAliases bounds the questions that CNAME records lead to. Those inside one message cost nothing and are bounded by
-// it.
+// maxAliases bounds how many further questions CNAME records cause. Aliases inside one message cause none.
 const maxAliases = 8
 
-// maxAtOnce bounds how many targets of SRV records are asked for at once.
+// maxAtOnce bounds how many targets of SRV records are looked up at once.
 const maxAtOnce = 8
 
 var (
@@ -43,7 +43,7 @@ var (
 	errReferral  = errors.New("the server refers to others")
 )
 
-// asker returns who answers in this round: what the system says about servers may have changed since the last.
+// asker returns the asker of a round. It reads the system's list of servers again, which may have changed.
 func (s *Source) asker() (*asker, error) {
 	a := &asker{port: uint16(s.opts.Port), client: client{timeout: s.opts.Timeout}}
 	switch s.opts.Network {
@@ -70,7 +70,7 @@ func (s *Source) asker() (*asker, error) {
 	return a, nil
 }
 
-// find looks up a role's name: the first of the names it may stand for that has hosts.
+// find looks up a role's name. It tries the absolute names in order and returns the first that has hosts.
 func (a *asker) find(ctx context.Context, name string) found {
 	var f found
 	for _, absolute := range a.search(name) {
@@ -88,8 +88,8 @@ func (a *asker) find(ctx context.Context, name string) found {
 	return f
 }
 
-// addresses asks for all kinds of addresses of a name. If one kind fails, the name does: half its engines are not its
-// list.
+// addresses asks for all kinds of addresses of a name. If the question for one kind fails, the whole lookup fails,
+// since a list without that kind would miss engines.
 func (a *asker) addresses(ctx context.Context, name string) found {
 	answers := make([]answer, len(a.types))
 	errs := make([]error, len(a.types))
@@ -119,8 +119,8 @@ func (a *asker) addresses(ctx context.Context, name string) found {
 	return f
 }
 
-// services asks for a name's SRV records and the addresses of their targets. A target without any is left out: it is
-// just coming or going. One that cannot be answered for fails the name.
+// services asks for a name's SRV records and for the addresses of their targets. It leaves out a target without
+// addresses, which is just coming or going. If a lookup of a target fails, the whole lookup fails.
 func (a *asker) services(ctx context.Context, name string) found {
 	got, err := a.ask(ctx, name, wire.TypeSRV)
 	if err != nil {
@@ -164,8 +164,8 @@ func (a *asker) services(ctx context.Context, name string) found {
 	return f
 }
 
-// target finds the addresses of an SRV record's target, of the first kind that it has. What came with the record itself
-// saves a question.
+// target returns the addresses of an SRV record's target, of the first kind that it has. It uses addresses that came
+// with the record before it asks.
 func (a *asker) target(ctx context.Context, name string, extra []extra) (answer, error) {
 	var got answer
 	for _, t := range a.types {
@@ -191,7 +191,7 @@ func (a *asker) target(ctx context.Context, name string, extra []extra) (answer,
 	return got, nil
 }
 
-// ask asks for one kind of records of an absolute name, and on through aliases that the server does not follow itself.
+// ask asks for one kind of records of an absolute name. It follows aliases that the server does not follow.
 func (a *asker) ask(ctx context.Context, name string, kind uint16) (answer, error) {
 	name = wire.CanonicalName(name)
 	var seen []string

@@ -16,8 +16,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// round asks for all roles at once and takes what was answered. It reports whether there is a new list to publish, and
-// a reason for what is missing when it is to be told.
+// round asks for all roles at once and updates the roles' lists. changed is true if there is a new list to publish; err
+// is the reason for missing answers, if it must be reported now.
 func (s *Source) round(ctx context.Context) (changed bool, err error) {
 	asking, cancel := context.WithTimeout(ctx, roundLimit)
 	defer cancel()
@@ -40,7 +40,7 @@ func (s *Source) round(ctx context.Context) (changed bool, err error) {
 	return s.take(answers, time.Now())
 }
 
-// take is what a round's answers, one for each role, do to the state.
+// take updates the state with a round's answers, one per role.
 func (s *Source) take(answers []found, now time.Time) (changed bool, err error) {
 	wait := s.opts.MaxTTL
 	var reasons []string
@@ -72,7 +72,7 @@ func (s *Source) take(answers []found, now time.Time) (changed bool, err error) 
 	return known && (changed || !s.published), s.tell(reasons, now)
 }
 
-// tell makes an error of reasons, unless they have just been told.
+// tell returns an error with the reasons, or nil if the same reasons were reported lately.
 func (s *Source) tell(reasons []string, now time.Time) error {
 	reason := strings.Join(reasons, "; ")
 	if reason == "" {
@@ -90,8 +90,7 @@ func (s *Source) tell(reasons []string, now time.Time) error {
 	return fmt.Errorf("dns: %s (%s)", reason, stays)
 }
 
-// endpoints merges the roles' hosts, in the order of their addresses: servers shuffle their answers, and that is no
-// change.
+// endpoints merges the hosts of all roles, sorted by address, since servers shuffle their answers.
 func (s *Source) endpoints() []discovery.Endpoint {
 	roles := map[netip.AddrPort]discovery.Role{}
 	for _, r := range s.roles {
@@ -112,7 +111,7 @@ func (s *Source) endpoints() []discovery.Endpoint {
 		}
 		if e.Role = roles[h] &^ discovery.RoleEncode; e.Role != 0 {
 			list = append(list, e)
-			e.ID += "/encode" // an engine that encodes and serves a leg, too, is two endpoints: no role says both
+			e.ID += "/encode" // an engine that encodes and also serves a leg is two endpoints, since no role says both
 		}
 		if e.Role = roles[h] & discovery.RoleEncode; e.Role != 0 {
 			list = append(list, e)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package file is a discovery source of endpoints that stand in a file, which is watched.
+// Package file is a discovery source that reads endpoints from a file and watches the file.
 //
 // The file is YAML or JSON: one mapping with the one key endpoints, at most 8 MiB.
 //
@@ -9,9 +9,9 @@
 //	  - {url: "http://10.0.0.2:8000", role: decode, group: a}
 //
 // Each endpoint has a url and a role (prefill, decode, both or encode), and may have a group, a zone and attributes,
-// which are strings. A list is taken whole or not at all: a file with a fault in it changes nothing. An engine that is
-// to leave is taken off the list; running requests go on, since the list only says where new ones go.
+// whose values are strings. The source takes the whole list or nothing: a file with a fault in it changes nothing. To
+// remove an engine, take it off the list. Its running requests go on, since the list only says where new requests go.
 //
-// The safe way to change the file is to write another one beside it and rename it over. Editors that do so, a
-// Kubernetes ConfigMap mounted as a folder, and writing in place are all noticed.
+// To change the file safely, write another file beside it and rename it to the file's name. The source notices this, an
+// update of a Kubernetes ConfigMap mounted as a folder, and writing in place.
 package file

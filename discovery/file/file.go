@@ -21,38 +21,37 @@ import (
 
 // Options are settings of a [Source]. Zero values are the defaults.
 type Options struct {
-	// Poll is the period at which the file is read without any notification: file systems over a network, symbolic
-	// links through other folders and folders that are replaced give none. Default 5 s.
+	// Poll is how often the source reads the file without a notification. Network file systems, symbolic links through
+	// other folders and replaced folders give no notifications. Default 5 s.
 	Poll time.Duration
 
-	// Quiet is how long the folder must be still after a change, and the file by its time stamp, before the file is
-	// read, so that a file being written is seen once, and whole. Endless changes put a reading off by no more than
-	// twenty times as long. Default 50 ms.
+	// Quiet is how long the folder, and the file by its time stamp, must be unchanged before the source reads the file,
+	// so that it does not read a half-written file. If changes never end, the source reads the file after twenty times
+	// as long. Default 50 ms.
 	Quiet time.Duration
 }
 
 // Source publishes the list of one file.
 //
-// Whatever is wrong with the file (it cannot be read, its syntax, a field) leaves the last good list as it is. Watch
-// then returns the reason, once, for the set's OnError; watched again, it publishes the last good list and waits for
-// the next change. The reason names the file without its folder, lines and fields, never a value.
+// If the file has a fault (it cannot be read, its syntax, a field), the source keeps the last good list. Watch then
+// returns the fault, once, for the set's OnError. The next Watch publishes the last good list and waits for the next
+// change. The error names the file without its folder, and lines and fields, but never a value.
 type Source struct {
 	path string
 	opts Options
 	busy atomic.Bool
 
-	// The rest belongs to the Watch that is under way, and outlives it.
+	// The following fields belong to the running Watch, and keep their values for the next.
 	version uint64
-	known   bool // there has been a good file
+	known   bool // a good file has been read
 	good    []discovery.Endpoint
-	last    []byte // the content that was read last, good or bad
-	told    string // the fault of last, "" for a good file
+	last    []byte // the content that was read last, with or without faults
+	told    string // the fault of last, "" if it has none
 }
 
 var errBusy = errors.New("file: the source is being watched already")
 
-// New returns a source of the endpoints in the file at path. The file need not be there yet: nothing is read before
-// Watch.
+// New returns a source of the endpoints in the file at path. The file may be missing: New reads nothing.
 func New(path string, o *Options) (*Source, error) {
 	if path == "" {
 		return nil, errors.New("file: the path is empty")
@@ -70,15 +69,15 @@ func New(path string, o *Options) (*Source, error) {
 	return s, nil
 }
 
-// Watch publishes the file's list whenever it changes, until ctx ends. One Watch at a time: a second one returns an
-// error at once. Any other error is what is wrong with the file.
+// Watch publishes the file's list whenever it changes, until ctx ends. Only one Watch may run at a time; a second one
+// returns an error at once. Any other error is a fault of the file.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	if !s.busy.CompareAndSwap(false, true) {
 		return errBusy
 	}
 	defer s.busy.Store(false)
 
-	w := newWatcher(filepath.Dir(s.path), s.opts) // before the first reading, so that no change falls between
+	w := newWatcher(filepath.Dir(s.path), s.opts) // before the first reading, so that no change is missed
 	defer w.close()
 	first := true
 	for {
@@ -86,7 +85,7 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 			return nil
 		}
 		changed, err := s.read()
-		if changed || first && s.known { // even where the file is bad now: each Watch begins with a whole list
+		if changed || first && s.known { // each Watch begins with a whole list, even if the file has a fault now
 			s.publish(publish)
 		}
 		first = false
@@ -104,12 +103,12 @@ func (s *Source) publish(publish func(discovery.Snapshot)) {
 	publish(discovery.Snapshot{Version: s.version, Endpoints: s.good})
 }
 
-// read reports whether there is a new good list, and a fault that has not been told yet.
+// read reads the file. changed is true if there is a new good list; err is a fault that has not been reported yet.
 func (s *Source) read() (changed bool, err error) {
 	data, err := load(s.path)
 	if err == nil {
 		if s.last != nil && bytes.Equal(data, s.last) {
-			return false, nil // as it was, good or bad
+			return false, nil // the same content as before
 		}
 		s.last = data
 		var list []discovery.Endpoint
@@ -118,7 +117,7 @@ func (s *Source) read() (changed bool, err error) {
 			return true, nil
 		}
 	} else {
-		s.last = nil // when it comes back as it was, that is news
+		s.last = nil // if the same content comes back later, it counts as a change
 	}
 	if err.Error() == s.told {
 		return false, nil
@@ -131,8 +130,7 @@ func (s *Source) read() (changed bool, err error) {
 	return false, fmt.Errorf("file %q: %w (%s)", filepath.Base(s.path), err, stays)
 }
 
-// Load reads the file at path once, as a [Source] does: what it lists, or why a source would not take it. The error
-// does not name the file.
+// Load reads the file at path once, with the rules of a [Source]. The error does not name the file.
 func Load(path string) ([]discovery.Endpoint, error) {
 	data, err := load(path)
 	if err != nil {
@@ -141,14 +139,14 @@ func Load(path string) ([]discovery.Endpoint, error) {
 	return Parse(data)
 }
 
-// load reads the file, which is bounded and must be one: opening a pipe would wait for its writer.
+// load reads the file up to a limit. It refuses what is no regular file: opening a pipe would wait for its writer.
 func load(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, unreadable(err)
 	}
 	defer f.Close()
-	info, err := f.Stat() // of what is open: another may be at the path by now
+	info, err := f.Stat() // of the opened file, since another may be at the path by now
 	if err != nil {
 		return nil, unreadable(err)
 	}
@@ -162,7 +160,7 @@ func load(path string) ([]byte, error) {
 	return data, nil
 }
 
-// unreadable leaves the path out of an error: folders are nobody's business in a log.
+// unreadable removes the path from an error, since folders do not belong in a log.
 func unreadable(err error) error {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err

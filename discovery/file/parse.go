@@ -11,18 +11,18 @@ import (
 	"github.com/pdkit/pdkit/discovery/static"
 )
 
-// maxFaults bounds what one bad file can put into memory: the first hundred faults are enough to start with.
+// maxFaults bounds the memory for the faults of one file.
 const maxFaults = 100
 
-// Faults are all that is wrong with a file, in the order of its lines, at most 100. They hold no value of the file:
+// Faults lists the faults of a file in the order of its lines, at most 100. It holds no value of the file, since
 // addresses and attributes may be secrets.
 type Faults yamlfile.Faults
 
 // Error returns the first three faults in one line, and how many more there are.
 func (fs Faults) Error() string { return yamlfile.Faults(fs).Short() }
 
-// Parse reads a list of endpoints: YAML or JSON, one mapping with the one key endpoints. It takes a list whole or not
-// at all; the error is of type [Faults]. An empty list is written as [].
+// Parse reads a list of endpoints in YAML or JSON: one mapping with the one key endpoints. It returns the whole list,
+// or an error of type [Faults]. An empty list is written as [].
 func Parse(data []byte) ([]discovery.Endpoint, error) {
 	docs, faults := yamlfile.Read("", data)
 	var list []discovery.Endpoint

@@ -10,15 +10,15 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// patience is how many times Options.Quiet a reading is put off at most.
+// patience bounds how long changes can delay a reading: this many times Options.Quiet.
 const patience = 10
 
-// watcher tells when the file may have changed. It watches the folder, not the file: a rename over the file, or of the
-// link that a ConfigMap's files go through, is an event of the folder, and ends a watch of the file itself.
+// watcher reports when the file may have changed. It watches the folder, not the file: replacing the file, or the link
+// through which a ConfigMap's files are reached, is an event of the folder, and would end a watch of the file itself.
 type watcher struct {
 	folder string
 	opts   Options
-	notify *fsnotify.Watcher // nil where the system gives none: then only the polling is left
+	notify *fsnotify.Watcher // nil if the system offers no notifications; then only polling is left
 }
 
 func newWatcher(folder string, o Options) *watcher {
@@ -30,11 +30,11 @@ func newWatcher(folder string, o Options) *watcher {
 	return w
 }
 
-// attach watches the folder that is at the path now. It is repeated with each poll, for a folder that was not there, or
-// was replaced; a folder that is watched already stays so.
+// attach starts to watch the folder that is at the path now. It runs with each poll, since the folder may have been
+// missing or replaced. Watching the same folder again changes nothing.
 func (w *watcher) attach() {
 	if w.notify != nil {
-		_ = w.notify.Add(w.folder) // the polling goes on in any case
+		_ = w.notify.Add(w.folder) // without it, polling goes on
 	}
 }
 
@@ -44,8 +44,8 @@ func (w *watcher) close() {
 	}
 }
 
-// settle waits until the file has been still for Options.Quiet, by its own time stamp: a poll may come in the midst of
-// a change that nobody notified. It reports whether ctx still lives.
+// settle waits until the file is unchanged for Options.Quiet, by its own time stamp, since a poll may come during a
+// change without notifications. It returns false if ctx has ended.
 func (w *watcher) settle(ctx context.Context, path string) bool {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -55,7 +55,7 @@ func (w *watcher) settle(ctx context.Context, path string) bool {
 			break
 		}
 		age := time.Since(info.ModTime())
-		if age < 0 || age >= w.opts.Quiet { // from another machine's clock, or still
+		if age < 0 || age >= w.opts.Quiet { // the file is old enough, or its time is from another machine's clock
 			break
 		}
 		timer.Reset(w.opts.Quiet - age)
@@ -68,7 +68,7 @@ func (w *watcher) settle(ctx context.Context, path string) bool {
 	return ctx.Err() == nil
 }
 
-// wait returns true when the file is to be read, false when ctx has ended.
+// wait returns true when it is time to read the file, and false when ctx has ended.
 func (w *watcher) wait(ctx context.Context) bool {
 	poll := time.NewTimer(w.opts.Poll)
 	defer poll.Stop()
@@ -87,7 +87,7 @@ func (w *watcher) wait(ctx context.Context) bool {
 			return false
 		case <-poll.C:
 			w.attach()
-			if quiet == nil { // else there is a change under way
+			if quiet == nil { // else a change is already being waited for
 				return true
 			}
 			continue
@@ -98,7 +98,7 @@ func (w *watcher) wait(ctx context.Context) bool {
 				events = nil
 				continue
 			}
-		case _, open := <-errs: // most often lost events: what they were does not matter
+		case _, open := <-errs: // mostly lost events; their content does not matter
 			if !open {
 				errs = nil
 				continue

@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// The attributes that an engine's answers may become, by the names that the connectors read.
+// The attributes that the source can add, by the names that connectors read.
 const (
 	attrDPSize        = "dpSize"
 	attrBootstrapPort = "bootstrapPort"
@@ -28,12 +28,12 @@ const (
 
 var errSenseless = errors.New("the answer makes no sense")
 
-// sameFacts reports whether two readings fill an endpoint alike.
+// sameFacts reports whether two readings add the same facts to an endpoint.
 func (r *Reading) sameFacts(o *Reading) bool {
 	return r.Model == o.Model && r.Version == o.Version && r.DPSize == o.DPSize && r.BootstrapPort == o.BootstrapPort
 }
 
-// fill writes what the list lacks. The list's map is shared and stays as it is.
+// fill adds the facts that the list lacks. It copies the attributes, since the list shares its map.
 func (r *Reading) fill(e *discovery.Endpoint) {
 	if e.Model == "" {
 		e.Model = r.Model
@@ -55,13 +55,13 @@ func (r *Reading) fill(e *discovery.Endpoint) {
 	e.Attributes = add
 }
 
-// goodText is a text that an operator can read and a list can hold.
+// goodText reports whether a text is readable and short enough for a list.
 func goodText(s string) bool {
 	return s != "" && len(s) <= maxText && utf8.ValidString(s) &&
 		!strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// parseModels returns the first model that is not an adapter of another.
+// parseModels returns the first model that is not an adapter of another model.
 func parseModels(body []byte) (string, error) {
 	var list struct {
 		Data []struct {
@@ -90,7 +90,8 @@ func parseVersion(body []byte) (string, error) {
 	return v.Version, nil
 }
 
-// parseQuery reads Mooncake's bootstrap server. Members that it does not know are left alone: newer servers have more.
+// parseQuery reads the answer of Mooncake's bootstrap server. It ignores unknown members, since newer servers have
+// more.
 func parseQuery(body []byte) (map[int]string, error) {
 	var ranks map[string]struct {
 		EngineID string `json:"engine_id"`
@@ -109,7 +110,7 @@ func parseQuery(body []byte) (map[int]string, error) {
 	return ids, nil
 }
 
-// serverInfo is what is read of SGLang's server_info. It must not grow a field for anything secret: the answer holds
+// serverInfo has the members of SGLang's server_info that are read. Never add a field for a secret: the answer holds
 // the server's API keys.
 type serverInfo struct {
 	Version       string `json:"version"`
@@ -120,7 +121,7 @@ type serverInfo struct {
 
 func parseServerInfo(body []byte) (info serverInfo, err error) {
 	if json.Unmarshal(body, &info) != nil || info.DPSize < 1 || info.DPSize > maxRanks {
-		return serverInfo{}, errSenseless // TensorRT-LLM's, which has none of this, or nonsense
+		return serverInfo{}, errSenseless // TensorRT-LLM's answer, which has none of these members, or nonsense
 	}
 	if !goodText(info.Version) {
 		info.Version = ""
@@ -131,8 +132,8 @@ func parseServerInfo(body []byte) (info serverInfo, err error) {
 	return info, nil
 }
 
-// ranksOf returns the number of ranks if they are 0 to n-1, else 0: then others are elsewhere, and a number would send
-// requests to ranks that are not here.
+// ranksOf returns n if the ranks are 0 to n-1, else 0. If ranks are missing, they are elsewhere, and a number would
+// send requests to ranks that are not here.
 func ranksOf[T any](ranks map[int]T) int {
 	for i := range len(ranks) {
 		if _, ok := ranks[i]; !ok {

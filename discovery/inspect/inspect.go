@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Questions is what engines are asked. It is a bit set.
+// Questions says what engines are asked. It is a bit set.
 type Questions uint8
 
 // The questions; see the package's documentation.
@@ -30,24 +30,23 @@ const (
 type Options struct {
 	Ask Questions // default All
 
-	Interval     time.Duration // between two full visits of one engine, give or take 5 %; default 30 s
-	LoadInterval time.Duration // between two readings of /metrics; default: only with full visits
-	Timeout      time.Duration // of one question, its whole answer included; default 2 s
-	Concurrency  int           // engines visited at once, each asked one question after another; default 8
+	Interval     time.Duration // between two full visits of one engine, with a jitter of 5 %; default 30 s
+	LoadInterval time.Duration // between two readings of /metrics; default: only in full visits
+	Timeout      time.Duration // of one question with its whole answer; default 2 s
+	Concurrency  int           // engines visited at once; a visit asks one question after another; default 8
 
-	// Client carries the questions. The default has connections of its own, no proxy and no redirects. It must not
+	// Client sends the questions. The default has connections of its own, no proxy and no redirects. A client must not
 	// follow redirects, and must be safe for concurrent use.
 	Client http.RoundTripper
-	// Header goes with each question, for engines that want a key.
+	// Header is sent with each question, for engines that want a key.
 	Header http.Header
 
-	// Observe is told of each question that failed or whose answer made no sense, by an *[Error]. It is called from
-	// several goroutines and must be quick.
+	// Observe is called with an *[Error] for each question that failed or whose answer made no sense. Several
+	// goroutines call it, and it must be quick.
 	Observe func(id string, err error)
 }
 
-// Reading is what an engine said of itself, whether or not its list said it already. Fields that it did not say are
-// zero.
+// Reading holds what an engine said about itself. Fields that it did not say are zero.
 type Reading struct {
 	At            time.Time      // end of the last full visit
 	Model         string         // only if the list has none
@@ -57,37 +56,37 @@ type Reading struct {
 	EngineIDs     map[int]string // Mooncake's, by rank; not to be changed
 	Load          Load
 
-	started float64 // process_start_time_seconds: another value is another process
+	started float64 // process_start_time_seconds; it changes when the process restarts
 }
 
-// Load is how busy an engine said it was.
+// Load is how busy an engine said it is.
 type Load struct {
-	At      time.Time // zero: it did not say
+	At      time.Time // zero: the engine did not say
 	KVUsage float64   // 0 to 1, of the fullest rank
 	Running int       // requests, of all ranks
 	Waiting int       // requests in the queue, of all ranks
 }
 
-// Source is a source whose engines are asked. Make it with [Wrap].
+// Source adds facts about engines to the lists of another source. [Wrap] makes one.
 type Source struct {
 	inner   discovery.Source
 	o       Options
-	own     *http.Transport // nil when the client is the caller's
-	version atomic.Uint64   // of what is published
+	own     *http.Transport // nil if the caller gave a client
+	version atomic.Uint64   // of the published lists
 
 	mu      sync.Mutex
-	known   map[string]known // by ID; outlives a Watch, so that a failure of the list costs no facts
+	known   map[string]known // by ID; it outlives a Watch, so that a failure of the list loses no facts
 	watches map[*watch]struct{}
 }
 
-// known is what was learnt of the engine at an address.
+// known is what the engine at an address said.
 type known struct {
 	url string
 	r   Reading
 }
 
-// Wrap returns a source that publishes the lists of inner, with what the engines say of themselves. A nil o means the
-// defaults.
+// Wrap returns a source that publishes the lists of inner, completed with what the engines say about themselves. A nil
+// o means the defaults.
 func Wrap(inner discovery.Source, o *Options) *Source {
 	s := &Source{inner: inner, known: map[string]known{}, watches: map[*watch]struct{}{}}
 	if o != nil {
@@ -104,8 +103,8 @@ func Wrap(inner discovery.Source, o *Options) *Source {
 			DialContext:            (&net.Dialer{Timeout: s.o.Timeout}).DialContext,
 			TLSHandshakeTimeout:    s.o.Timeout,
 			MaxIdleConnsPerHost:    1,
-			IdleConnTimeout:        4 * time.Second, // before uvicorn, which closes after 5 s
-			DisableCompression:     true,            // an answer's size is then what it costs
+			IdleConnTimeout:        4 * time.Second, // less than uvicorn's 5 s
+			DisableCompression:     true,            // so that the size bound is the size on the wire
 			MaxResponseHeaderBytes: 16 << 10,
 		}
 		s.o.Client = s.own
@@ -120,9 +119,8 @@ func orDefault[T int | time.Duration](v, otherwise T) T {
 	return v
 }
 
-// Watch watches the wrapped source and visits its engines until ctx ends; no question is under way when it returns. It
-// fails as the wrapped source does, and what was learnt is still there when it is called again. Draining engines are
-// not visited.
+// Watch watches the inner source and visits its engines until ctx ends. No question is running when it returns. It
+// returns the inner source's errors; the next Watch still knows all facts. It does not visit draining engines.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -145,7 +143,7 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 	return err
 }
 
-// Reading returns what the engine said. It may be called at any time, and does not block on engines.
+// Reading returns what the engine said. It never waits for engines.
 func (s *Source) Reading(id string) (Reading, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,8 +151,8 @@ func (s *Source) Reading(id string) (Reading, bool) {
 	return k.r, ok
 }
 
-// Refresh has an engine visited at once: for a caller that knows that it has restarted, for example a health probe that
-// it passes again. An ID that is not listed is none's business.
+// Refresh makes the source visit an engine at once. A caller uses it when the engine has restarted, for example when a
+// health probe succeeds again. It ignores unknown IDs.
 func (s *Source) Refresh(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,7 +174,7 @@ func (s *Source) learn(id, url string, r Reading) {
 	s.known[id] = known{url, r}
 }
 
-// keep forgets all engines but the listed.
+// keep forgets all engines that are not listed.
 func (s *Source) keep(listed map[string]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,23 +10,23 @@ import (
 	"strings"
 )
 
-// metrics is what is read of a page of Prometheus's text format.
+// metrics holds what is read from a page of Prometheus's text format.
 type metrics struct {
-	vllm    bool             // it is vLLM's
+	vllm    bool             // the page is vLLM's
 	engines map[int]struct{} // vLLM's engine labels
-	started float64          // process_start_time_seconds, 0 if it does not say
+	started float64          // process_start_time_seconds, 0 if missing
 	usage   float64
 	running float64
 	waiting float64
-	load    bool // there was one of the three
+	load    bool // the page has at least one of the three
 }
 
 const (
 	maxLine = 64 << 10
-	maxSum  = 1e9 // requests; more is nonsense
+	maxSum  = 1e9 // requests; a larger number makes no sense
 )
 
-// names are the samples that count. vllm:gpu_cache_usage_perc is the older name of the first.
+// names are the samples that are read. vllm:gpu_cache_usage_perc is the older name of the first.
 var names = map[string]func(m *metrics, v float64){
 	"vllm:kv_cache_usage_perc":   (*metrics).use,
 	"vllm:gpu_cache_usage_perc":  (*metrics).use,
@@ -44,8 +44,8 @@ func (m *metrics) use(v float64) {
 	}
 }
 
-// parseMetrics reads a page. Lines that it does not know or that are broken count for nothing; a page that is longer
-// than its reader allows ends with the reader's error, and counts for nothing as a whole.
+// parseMetrics reads a page. It skips lines that are unknown or broken. If the page is longer than its reader allows,
+// it returns the reader's error and no metrics.
 func parseMetrics(r io.Reader) (*metrics, error) {
 	m := &metrics{engines: map[int]struct{}{}}
 	lines := bufio.NewScanner(r)
@@ -61,13 +61,13 @@ func parseMetrics(r io.Reader) (*metrics, error) {
 		if !ok {
 			continue
 		}
-		text, _, _ := strings.Cut(strings.TrimSpace(rest), " ") // a time stamp may follow
+		text, _, _ := strings.Cut(strings.TrimSpace(rest), " ") // a time stamp may follow the value
 		v, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(v) || v < 0 || v > 1e12 {
 			continue
 		}
 		if rank := labels["tp_rank"]; rank != "" && rank != "0" {
-			continue // SGLang can be told to let each tensor-parallel rank tell the same
+			continue // SGLang can be set to export the same value from each tensor-parallel rank
 		}
 		if strings.HasPrefix(name, "vllm:") {
 			m.vllm = true
@@ -90,7 +90,7 @@ func cutName(line string) (name, rest string) {
 	return "", ""
 }
 
-// cutLabels reads {name="value",…}, in which \, " and line feeds are escaped by \.
+// cutLabels reads {name="value",…}. In a value, \ escapes \, " and line feeds.
 func cutLabels(s string) (labels map[string]string, rest string, ok bool) {
 	if !strings.HasPrefix(s, "{") {
 		return nil, s, true
@@ -115,7 +115,7 @@ func cutLabels(s string) (labels map[string]string, rest string, ok bool) {
 		if end >= len(after) {
 			return nil, "", false
 		}
-		labels[name] = after[:end] // escapes stay: the labels that count have none
+		labels[name] = after[:end] // escapes stay, since the labels that are read have none
 		s = after[end+1:]
 	}
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Bounds of answers, in bytes. vLLM 0.32.0 lists one model in 445; /metrics grows with models and ranks.
+// The largest answers that are read, in bytes. vLLM 0.32.0 lists one model in 445; /metrics grows with models and
+// ranks.
 const (
 	maxModels  = 1 << 20
 	maxVersion = 4 << 10
@@ -27,14 +28,14 @@ const (
 	maxMetrics = 16 << 20
 )
 
-// Error is a question that brought nothing. Its text has no address.
+// Error is a question that failed, or whose answer made no sense. Its text has no address.
 type Error struct {
 	Path   string // what was asked; "" if the client panicked
-	Status int    // the answer's, if it was not 200
+	Status int    // the answer's status, if it was not 200
 	Err    error  // nil for a status
 }
 
-// Error says what was asked and how it failed.
+// Error says which question failed, and how.
 func (e *Error) Error() string {
 	switch {
 	case e.Path == "":
@@ -54,23 +55,23 @@ func (e *Error) Unwrap() error { return e.Err }
 
 var errTooLarge = errors.New("the answer is too large")
 
-// visit asks one engine.
+// visit asks one engine its questions.
 type visit struct {
 	s    *Source
 	e    discovery.Endpoint
-	old  Reading // what it said before
-	full bool    // else only /metrics
-	dead bool    // it could not be reached: nothing more is asked
+	old  Reading // the last reading
+	full bool    // false: only /metrics is asked
+	dead bool    // the engine could not be reached; ask nothing more
 }
 
-// answer is what a visit brings.
+// answer is the outcome of a visit.
 type answer struct {
 	reading   Reading
-	failed    bool // nothing was learnt, and old answers stay
-	restarted bool // /metrics, asked alone, told of another process
+	failed    bool // nothing was learnt; the old facts stay
+	restarted bool // a visit of /metrics alone found another process
 }
 
-// run asks one question after the other. A foreign client's panic is a failed visit.
+// run asks one question after another. A panic of a foreign client is a failed visit.
 func (v *visit) run(ctx context.Context) (a answer) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -83,7 +84,7 @@ func (v *visit) run(ctx context.Context) (a answer) {
 		if m == nil {
 			return answer{failed: v.dead}
 		}
-		// Compared with what it said itself: clocks of two machines differ.
+		// Compare with the engine's own last value, since the clocks of two machines differ.
 		restarted := m.started != v.old.started && m.started > 0 && v.old.started > 0
 		return answer{reading: Reading{Load: m.loadAt(time.Now())}, restarted: restarted}
 	}
@@ -95,7 +96,7 @@ func (v *visit) run(ctx context.Context) (a answer) {
 	if ask&Version != 0 && v.e.Version == "" {
 		v.get(ctx, "/version", maxVersion, func(b []byte) (err error) { r.Version, err = parseVersion(b); return err })
 	}
-	vllm := ask&Metrics == 0 && r.Version != "" // where /metrics may not tell whose they are
+	vllm := ask&Metrics == 0 && r.Version != "" // if /metrics is not asked, nobody else says whether it is vLLM
 	if ask&Metrics != 0 {
 		if m := v.metrics(ctx); m != nil {
 			r.Load, r.started = m.loadAt(time.Now()), m.started
@@ -138,7 +139,7 @@ func (v *visit) serverInfo(ctx context.Context, r *Reading) {
 	}
 }
 
-// metrics returns nil if the page brought nothing.
+// metrics reads the engine's /metrics. It returns nil if that failed.
 func (v *visit) metrics(ctx context.Context) (m *metrics) {
 	v.ask(ctx, v.e.URL, "/metrics", func(r io.Reader) (err error) {
 		m, err = parseMetrics(&bounded{r: r, left: maxMetrics})
@@ -154,7 +155,7 @@ func (m *metrics) loadAt(now time.Time) Load {
 	return Load{At: now, KVUsage: m.usage, Running: int(m.running), Waiting: int(m.waiting)}
 }
 
-// bootstrap is the address of P's Mooncake server, by the list alone.
+// bootstrap returns the address of P's Mooncake server, by the list's attributes; nil without one.
 func (v *visit) bootstrap() *url.URL {
 	if text := strings.TrimSpace(v.e.Attribute(attrBootstrapURL)); text != "" {
 		u, err := discovery.ParseURL(text)
@@ -185,8 +186,8 @@ func (v *visit) getURL(ctx context.Context, base *url.URL, path string, limit in
 	})
 }
 
-// ask sends one question and hands the body of an answer of status 200 to take. An engine that cannot be reached is
-// dead for the rest of the visit; one that gives another status, or nonsense, is not.
+// ask sends one question and gives the body of an answer with status 200 to take. An engine that cannot be reached is
+// dead for the rest of the visit. One that gives another status, or nonsense, is not.
 func (v *visit) ask(ctx context.Context, base *url.URL, path string, take func(io.Reader) error) (status int) {
 	if v.dead {
 		return 0
@@ -195,15 +196,15 @@ func (v *visit) ask(ctx context.Context, base *url.URL, path string, take func(i
 	defer cancel()
 	resp, err := v.s.o.Client.RoundTrip(v.request(ctx, base, path))
 	if err != nil {
-		v.dead = sameURL(base, v.e.URL) // a Mooncake server that is not there yet says nothing of the engine
+		v.dead = sameURL(base, v.e.URL) // a Mooncake server that is not there yet says nothing about the engine
 		v.observe(path, err)
 		return 0
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		// it is starting or ending: ask it again soon
+		// the engine is starting or ending: ask it again soon
 		v.dead = v.dead || resp.StatusCode == http.StatusServiceUnavailable
-		if resp.StatusCode != http.StatusNotFound { // most engines lack some of the paths
+		if resp.StatusCode != http.StatusNotFound { // many engines lack some of the paths
 			v.tell(&Error{Path: path, Status: resp.StatusCode})
 		}
 		return resp.StatusCode
@@ -239,7 +240,7 @@ func (v *visit) tell(e *Error) {
 	}
 }
 
-// bounded is a reader that fails beyond its limit, where io.LimitReader would end as if the answer had.
+// bounded is a reader that fails at its limit. io.LimitReader would end there, as if the answer had ended.
 type bounded struct {
 	r    io.Reader
 	left int64

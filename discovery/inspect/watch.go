@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// firstRetry is the pause after a visit that failed; it doubles up to the interval. An engine that restarts fails a
-	// visit, or shows another start time, and is so asked again soon.
+	// firstRetry is the pause after a failed visit; it doubles up to the interval. So an engine that restarted is asked
+	// again soon.
 	firstRetry = time.Second
-	// settle joins what many engines answer at nearly the same time in one snapshot.
+	// settle is how long the source collects answers for one snapshot, since many engines answer at nearly the same
+	// time.
 	settle = 20 * time.Millisecond
 )
 
-// watch is one Watch: a loop that owns all of this, the goroutine of the wrapped source, and those of visits.
+// watch is one running Watch. Its loop owns these fields; other goroutines run the inner source and the visits.
 type watch struct {
 	s       *Source
 	ctx     context.Context
@@ -33,26 +34,26 @@ type watch struct {
 	results chan result
 	kick    chan struct{}
 	askedMu sync.Mutex
-	asked   map[string]struct{} // IDs of Refresh, until the loop has seen them
+	asked   map[string]struct{} // IDs given to Refresh that the loop has not handled yet
 
-	list    []discovery.Endpoint // the wrapped source's last
+	list    []discovery.Endpoint // the inner source's last list
 	targets map[string]*target
 	queue   queue
 	busy    int
 	round   uint64
 }
 
-// target is one engine under visit.
+// target is the loop's state of one engine.
 type target struct {
 	e        discovery.Endpoint // as its list has it
 	url      string
 	fullAt   time.Time // when the next full visit is due
 	loadAt   time.Time // when /metrics is due; zero: only with full visits
-	failures int       // visits in a row
-	round    uint64    // of the last list that had it
-	place    int       // in the queue, -1: being visited
-	gone     bool      // it left the list while being visited
-	again    bool      // somebody asked for a visit during one
+	failures int       // failed visits in a row
+	round    uint64    // the number of the last list that had the engine
+	place    int       // in the queue; -1 during a visit
+	gone     bool      // it left the list during a visit
+	again    bool      // a visit was requested during a visit
 }
 
 type result struct {
@@ -67,7 +68,7 @@ func newWatch(ctx context.Context, s *Source, publish func(discovery.Snapshot)) 
 		kick:    make(chan struct{}, 1), asked: map[string]struct{}{}, targets: map[string]*target{}}
 }
 
-// watchInner runs the wrapped source. A panic becomes its error: here it would end the process, which its set prevents.
+// watchInner runs the inner source. It turns a panic into an error: in this goroutine a panic would end the process.
 func (w *watch) watchInner() {
 	var err error
 	defer func() {
@@ -98,7 +99,7 @@ func (w *watch) loop() error {
 	due, news := time.NewTimer(time.Hour), time.NewTimer(time.Hour)
 	defer due.Stop()
 	defer news.Stop()
-	waiting := false // news are due
+	waiting := false // something has changed that is not published yet
 	for {
 		select {
 		case <-w.ctx.Done():
@@ -127,7 +128,7 @@ func (w *watch) loop() error {
 	}
 }
 
-// follow takes over a new list.
+// follow replaces the list.
 func (w *watch) follow(list []discovery.Endpoint) {
 	w.list = list
 	w.round++
@@ -136,11 +137,11 @@ func (w *watch) follow(list []discovery.Endpoint) {
 	for i := range list {
 		e := &list[i]
 		if listed[e.ID] || e.Validate() != nil {
-			continue // the set takes the first of an ID, and says what is wrong with the others
+			continue // the set uses the first endpoint of an ID, and reports the others
 		}
 		listed[e.ID] = true
 		if e.Phase == discovery.PhaseDraining {
-			continue // it takes nothing new
+			continue // a draining engine gets no new requests
 		}
 		old, url := w.targets[e.ID], e.URL.String()
 		if old != nil && old.url == url {
@@ -167,7 +168,7 @@ func (w *watch) follow(list []discovery.Endpoint) {
 			delete(w.targets, id)
 		}
 	}
-	w.s.keep(listed) // draining ones too: their attributes must not vanish under the requests that they still have
+	w.s.keep(listed) // draining engines too: requests that they still serve need their attributes
 }
 
 func (w *watch) drop(t *target) {
@@ -177,7 +178,7 @@ func (w *watch) drop(t *target) {
 	}
 }
 
-// soon has an engine visited at once, or at once after the visit that is under way.
+// soon makes an engine's visit due at once, or right after the visit that is running.
 func (w *watch) soon(t *target, now time.Time) {
 	if t.place < 0 {
 		t.again = true
@@ -199,7 +200,7 @@ func (w *watch) hurry() {
 	}
 }
 
-// start begins the visits that are due and returns how long none is.
+// start starts the visits that are due, and returns the time until the next one is due.
 func (w *watch) start() time.Duration {
 	for len(w.queue) > 0 && w.busy < w.s.o.Concurrency {
 		t, now := w.queue[0], time.Now()
@@ -222,7 +223,7 @@ func (w *watch) start() time.Duration {
 	return time.Hour // the next result or list ends the wait
 }
 
-// take takes an engine's answers and reports whether the list has to be published anew.
+// take stores the result of a visit and reports whether the list must be published again.
 func (w *watch) take(r result) (news bool) {
 	w.busy--
 	t, now, o := r.t, time.Now(), &w.s.o
@@ -245,7 +246,7 @@ func (w *watch) take(r result) (news bool) {
 	}
 	if o.LoadInterval > 0 {
 		t.loadAt = now.Add(jitter(o.LoadInterval))
-		if r.failed { // it is the full visit that finds out when the engine is back
+		if r.failed { // a full visit finds out when the engine is back
 			t.loadAt = t.fullAt
 		}
 	}
@@ -256,12 +257,12 @@ func (w *watch) take(r result) (news bool) {
 	return news
 }
 
-// jitter keeps visits apart that began together.
+// jitter spreads visits that began at the same time.
 func jitter(d time.Duration) time.Duration {
 	return d - d/20 + rand.N(d/10+1) //nolint:gosec // spreads visits, guards nothing
 }
 
-// tell publishes the list with what is known.
+// tell publishes the list with all known facts.
 func (w *watch) tell() {
 	endpoints := make([]discovery.Endpoint, len(w.list))
 	for i := range w.list {

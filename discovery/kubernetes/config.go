@@ -11,9 +11,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Config returns how to reach a cluster: the one that this pod runs in, as its service account, for "", else the
-// current context of the kubeconfig file at that path. No other file and no other place is looked at. Errors do not
-// name the file's folder, or what it says.
+// Config returns how to reach a cluster. For "" it is the cluster that this pod runs in, as its service account; else
+// the current context of the kubeconfig file at that path. Config reads no other file. Errors name neither the file's
+// folder nor its content.
 func Config(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()
@@ -26,7 +26,7 @@ func Config(kubeconfig string) (*rest.Config, error) {
 		return config, nil
 	}
 	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}
-	file, err := rules.Load() // paths in it start at its folder
+	file, err := rules.Load() // paths in the file start at its folder
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: the kubeconfig file cannot be read: %w", withoutPath(err))
 	}
@@ -42,8 +42,8 @@ func Config(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// withoutPath keeps what the system said of a file. Anything else is about content, and content is nobody's business in
-// a log.
+// withoutPath keeps the system's reason for a file error and drops the path. Of other errors it keeps nothing, since a
+// file's content does not belong in a log.
 func withoutPath(err error) error {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return pe.Err

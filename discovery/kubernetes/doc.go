@@ -26,11 +26,11 @@
 //	go set.Run(ctx)
 //	flow, err := pdflow.New(conn, pick.New(set, pick.TwoChoices()))
 //
-// Annotations of a pod say what labels cannot: pdkit.dev/model and pdkit.dev/version are the endpoint's model and
-// version, any other pdkit.dev/NAME is its attribute NAME. Values may contain $(POD_IP), $(POD_NAME) and $(NODE_NAME),
-// so that the template of a Deployment can have zmqAddress: "$(POD_IP):21001"; an IPv6 address before a colon gets its
+// A pod's annotations say what labels cannot. pdkit.dev/model and pdkit.dev/version are the endpoint's model and
+// version; any other pdkit.dev/NAME is its attribute NAME. Values may contain $(POD_IP), $(POD_NAME) and $(NODE_NAME),
+// so that the template of a Deployment can have zmqAddress: "$(POD_IP):21001". An IPv6 address before a colon gets
 // brackets.
 //
-// It is a module of its own, so that nobody else compiles client-go. What it may do in the cluster is list and watch,
-// see manifests/rbac.yaml.
+// The package is a module of its own, so that nobody else compiles client-go. It only needs the rights to list and
+// watch; see manifests/rbac.yaml.
 package kubernetes

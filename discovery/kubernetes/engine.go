@@ -17,7 +17,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// The annotations that are read: annotationPrefix and an attribute's name, but for two that are fields of an endpoint.
+// The annotations that are read: annotationPrefix and an attribute's name. Two of them are fields of an endpoint
+// instead.
 const (
 	annotationPrefix  = "pdkit.dev/"
 	annotationModel   = annotationPrefix + "model"
@@ -29,20 +30,20 @@ const (
 	defaultPort     = 8000
 )
 
-// maker makes endpoints of objects. It does not change, so that any goroutine may use it.
+// maker makes endpoints from objects. It never changes, so any goroutine may use it.
 type maker struct {
 	o           *Options
-	ids, groups string // before every ID and group
-	port        int    // 0: portName says it
+	ids, groups string // prefixes of every ID and every group
+	port        int    // 0: look for a port named portName
 	portName    string
-	varies      bool                      // an attribute of all endpoints contains a variable
-	roles       map[string]discovery.Role // of services; 0 where the pods say it
-	join        bool                      // the pods say what their services do not
+	varies      bool                      // a value of Options.Attributes contains a variable
+	roles       map[string]discovery.Role // of each service; 0 if the pods say it
+	join        bool                      // some services need what their pods say
 }
 
 func newMaker(o *Options) *maker {
 	m := &maker{o: o, ids: o.Namespace + "/", roles: map[string]discovery.Role{}}
-	m.port, m.portName, _ = parsePort(o.Port) // checked before
+	m.port, m.portName, _ = parsePort(o.Port) // check has found no error in it
 	if o.Cluster != "" {
 		m.groups = o.Cluster + "/"
 		m.ids = m.groups + m.ids
@@ -57,12 +58,12 @@ func newMaker(o *Options) *maker {
 	return m
 }
 
-// role is what the labels of a pod say that it is for: 0 for no engine. It may be encode and another role at once,
-// which no endpoint is: see [appendEndpoints].
+// role returns the role that a pod's labels give it, 0 if it is no engine. A pod can have encode and another role; see
+// [appendEndpoints].
 func (m *maker) role(labels map[string]string) (role discovery.Role) {
 	g := m.o.Selector.PDGroup
 	if !hasLabels(labels, m.o.Selector.MatchLabels) {
-		return 0 // the server has left it out, but for the labels it had
+		return 0 // the server sends such a pod only in the event that removes it
 	}
 	if g == nil {
 		return discovery.RoleBoth
@@ -91,7 +92,7 @@ func hasLabels(labels, want map[string]string) bool {
 	return true
 }
 
-// group is the group that labels name.
+// group returns the group that labels name.
 func (m *maker) group(labels map[string]string) string {
 	if g := m.o.Selector.PDGroup; g != nil && g.GroupKey != "" {
 		return m.groups + labels[g.GroupKey]
@@ -103,7 +104,7 @@ func (m *maker) url(host string, port int) *url.URL {
 	return &url.URL{Scheme: m.o.Scheme, Host: net.JoinHostPort(host, strconv.Itoa(port))}
 }
 
-// variables are what values of annotations and attributes may contain.
+// variables are the values of the variables in annotations and attributes.
 type variables struct{ podIP, podName, nodeName string }
 
 func (v variables) expand(value string) string {
@@ -112,15 +113,15 @@ func (v variables) expand(value string) string {
 	}
 	beforePort := v.podIP
 	if a, err := netip.ParseAddr(v.podIP); err == nil && a.Is6() {
-		beforePort = "[" + v.podIP + "]" // $(POD_IP):PORT is an address of that port in both families
+		beforePort = "[" + v.podIP + "]" // so that $(POD_IP):PORT is an address in both families
 	}
 	return strings.NewReplacer("$(POD_IP):", beforePort+":", "$(POD_IP)", v.podIP, "$(POD_NAME)", v.podName,
 		"$(NODE_NAME)", v.nodeName).Replace(value)
 }
 
-// annotate sets what annotations say, and what is said of all endpoints.
+// annotate sets the fields that annotations, Options.Attributes or the defaults give.
 func (m *maker) annotate(e *discovery.Endpoint, annotations map[string]string, v variables) error {
-	e.Attributes = m.o.Attributes // shared, as most pods say nothing of their own
+	e.Attributes = m.o.Attributes // shared, since most pods have no attributes of their own
 	own := m.varies
 	for key := range annotations {
 		own = own || strings.HasPrefix(key, annotationPrefix)
@@ -152,7 +153,8 @@ func (m *maker) annotate(e *discovery.Endpoint, annotations map[string]string, v
 	return nil
 }
 
-// appendEndpoints appends an engine. One that encodes and serves a leg, too, is two endpoints: no role says both.
+// appendEndpoints appends an engine. One that encodes and also serves a leg becomes two endpoints, since no role says
+// both.
 func appendEndpoints(list []discovery.Endpoint, e discovery.Endpoint) []discovery.Endpoint {
 	leg, encode := e.Role&^discovery.RoleEncode, e.Role&discovery.RoleEncode
 	if leg != 0 {
@@ -169,7 +171,7 @@ func appendEndpoints(list []discovery.Endpoint, e discovery.Endpoint) []discover
 	return list
 }
 
-// sameEndpoint reports whether nothing of an endpoint is different.
+// sameEndpoint reports whether two endpoints are equal.
 func sameEndpoint(a, b *discovery.Endpoint) bool {
 	sameURL := a.URL == b.URL || a.URL != nil && b.URL != nil && *a.URL == *b.URL
 	return sameURL && a.ID == b.ID && a.Role == b.Role && a.Phase == b.Phase && a.Group == b.Group &&
@@ -177,7 +179,7 @@ func sameEndpoint(a, b *discovery.Endpoint) bool {
 		a.Model == b.Model && a.Version == b.Version && maps.Equal(a.Attributes, b.Attributes)
 }
 
-// nodeZone is what is kept of a node.
+// nodeZone returns a node's zone, all that is kept of a node.
 func nodeZone(object any) (string, bool) {
 	node, ok := object.(*metav1.PartialObjectMetadata)
 	if !ok {

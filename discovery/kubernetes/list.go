@@ -13,14 +13,14 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// stock is what the tables held at one moment.
+// stock is a snapshot of the tables.
 type stock struct {
 	pods   rows[*pod]
 	slices rows[*slice]
 	nodes  rows[string]
 }
 
-// endpoints is the list that the stock makes, in the order of IDs. Faults are noted.
+// endpoints makes the list of endpoints from a stock, sorted by ID. It adds faults to f.
 func (m *maker) endpoints(s stock, f *faults) []discovery.Endpoint {
 	for _, r := range s.pods {
 		if r.value.fault != "" {
@@ -51,7 +51,7 @@ func zoned(e discovery.Endpoint, nodes rows[string]) discovery.Endpoint {
 	return e
 }
 
-// ofServices merges all slices of all services.
+// ofServices makes the list from the slices of all services.
 func (m *maker) ofServices(s stock, f *faults) []discovery.Endpoint {
 	found := map[string]*sliceEndpoint{}
 	for i, service := range m.o.Services {
@@ -108,9 +108,9 @@ func ofService(name string, slices rows[*slice]) map[string]*sliceEndpoint {
 	return own
 }
 
-// betterThan chooses between two slices of one service that know the same engine. A pod of two address families is one
-// engine, by IPv4; else the readier is right: a slice that the engine has been moved away from, or that of a pod of the
-// same name before, is behind.
+// betterThan chooses between two entries for the same engine in slices of one service. A pod with two address families
+// is one engine, and its IPv4 entry counts. Otherwise the readier entry counts: the other one is out of date, because
+// the engine was moved to another slice or a pod of the same name was there before.
 func (e *sliceEndpoint) betterThan(was *sliceEndpoint) bool {
 	if e.uid == was.uid && e.family != was.family {
 		return e.family == discoveryv1.AddressTypeIPv4 || was.family != discoveryv1.AddressTypeIPv4 &&
@@ -130,7 +130,7 @@ func readiness(p discovery.Phase) int {
 	}
 }
 
-// and is an engine behind two services: it has both roles.
+// and merges the entries of an engine behind two services. The result has both roles.
 func (e *sliceEndpoint) and(other *sliceEndpoint) (*sliceEndpoint, error) {
 	switch {
 	case e.uid != other.uid:
@@ -149,7 +149,7 @@ func (e *sliceEndpoint) and(other *sliceEndpoint) (*sliceEndpoint, error) {
 	return &both, nil
 }
 
-// joined adds what the pod behind a slice's endpoint says, where that is wanted.
+// joined adds what the pod of a slice's endpoint says, for services that need it.
 func (m *maker) joined(e *sliceEndpoint, pods rows[*pod]) (discovery.Endpoint, bool) {
 	joined := e.endpoint
 	if joined.Role != 0 {
@@ -157,12 +157,12 @@ func (m *maker) joined(e *sliceEndpoint, pods rows[*pod]) (discovery.Endpoint, b
 	}
 	p := pods.get(e.pod)
 	if p == nil || !p.listed || e.uid != "" && p.uid != e.uid {
-		return joined, false // not chosen, or not known yet, or gone already
+		return joined, false // the selector does not match it, or it is not known yet, or gone already
 	}
 	of := p.endpoint
 	of.URL, of.Phase = joined.URL, joined.Phase
 	if p.endpoint.Phase == discovery.PhaseDraining {
-		of.Phase = discovery.PhaseDraining // the slice will say so, too
+		of.Phase = discovery.PhaseDraining // the slice will say so later
 	}
 	of.Node, of.Zone = cmp.Or(joined.Node, of.Node), cmp.Or(joined.Zone, of.Zone)
 	return of, true

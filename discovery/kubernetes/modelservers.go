@@ -20,39 +20,38 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ModelServerGroups returns the API groups of ModelServer objects: that of the design documents, and Kthena's. The
-// manifests have a definition for each, with one schema. Objects are of version v1alpha1.
+// ModelServerGroups returns the API groups of ModelServer objects: the group of the design documents and Kthena's. The
+// manifests have a definition for each, with the same schema. Objects have version v1alpha1.
 func ModelServerGroups() []string {
 	return []string{"networking.matrixinfer.ai", "networking.serving.volcano.sh"}
 }
 
 // ModelServerOptions say which objects to watch. Config is required.
 type ModelServerOptions struct {
-	Config    *rest.Config // of the cluster; see [Config]. Not changed; its timeout does not bound watches
+	Config    *rest.Config // of the cluster; see [Config]. It is not changed. Its timeout does not apply to watches
 	Namespace string       // "" is default
 	Groups    []string     // empty: [ModelServerGroups]
 
-	// OnError is told what is wrong, each fault once until it changes: the API server does not answer, or refuses (with
-	// the verb and the resource), or has ModelServers in none of the groups. Meanwhile the last list stays. Called from
-	// several goroutines, and must be quick. Nil allowed.
+	// OnError is called once for each fault until the fault changes: the API server does not respond, or refuses (with
+	// the verb and the resource), or has ModelServers in none of the groups. Meanwhile the last list stays. Several
+	// goroutines may call it, and it must be quick. It may be nil.
 	OnError func(error)
 }
 
-// ModelServer is one object as the cluster has it.
+// ModelServer is one object.
 type ModelServer struct {
 	Group           string
 	Namespace       string
 	Name            string
 	UID             string
 	Generation      int64  // rises with each change of the spec
-	ResourceVersion string // one that the object has had with this spec
+	ResourceVersion string // of some state of the object with this spec
 
-	// Object is the object's apiVersion, kind, metadata (name and namespace only) and spec, without managedFields and
-	// status.
+	// Object has the object's apiVersion, kind, metadata (only name and namespace) and spec.
 	Object json.RawMessage
 }
 
-// ModelServers watches the ModelServer objects of a namespace. Methods may be called concurrently.
+// ModelServers watches the ModelServer objects of a namespace. Its methods are safe for concurrent use.
 type ModelServers struct {
 	http      *http.Client
 	client    dynamic.Interface
@@ -60,10 +59,10 @@ type ModelServers struct {
 	groups    []string
 	onError   func(error)
 
-	absent   time.Duration // between looks for a definition that is not installed
-	confirm  time.Duration // until the second look for one that seems to be gone
-	length   time.Duration // of a watch, until the server is asked to end it; up to twice of it
-	patience time.Duration // with an API server that has worked
+	absent   time.Duration // between two looks for a definition that is not installed
+	confirm  time.Duration // before the second look for a definition that is no longer found
+	length   time.Duration // of a watch, before the server is asked to end it; at random up to twice as long
+	patience time.Duration // before a fault of an API server that has worked is reported
 }
 
 // NewModelServers checks the options. It does not speak to the cluster.
@@ -88,9 +87,9 @@ func NewModelServers(o *ModelServerOptions) (*ModelServers, error) {
 		}
 	}
 	config := dynamic.ConfigFor(o.Config)
-	config.Timeout = 0 // lists have one of their own, and watches are long
+	config.Timeout = 0 // lists have a limit of their own, and watches are long
 	config.UserAgent = cmp.Or(o.Config.UserAgent, "pdkit")
-	// a deprecated version is no line on stderr
+	// warnings about deprecated versions would go to stderr
 	config.WarningHandler, config.WarningHandlerWithContext = nil, rest.NoWarnings{}
 	var err error
 	if m.http, err = rest.HTTPClientFor(config); err == nil {
@@ -102,11 +101,12 @@ func NewModelServers(o *ModelServerOptions) (*ModelServers, error) {
 	return m, nil
 }
 
-// Watch calls publish with all objects, sorted by namespace, name and group: first when it knows those of all groups,
-// then each time that one comes, goes or has another spec (not another status or other labels). A group whose
-// definition is not installed has no objects, and is looked for every 15 seconds. An object of the same name in both
-// groups is listed twice. Trouble with the API server never ends Watch and never changes the list. It returns nil when
-// ctx has ended; publish is called from its goroutine, and what it gets is never changed afterwards.
+// Watch calls publish with all objects, sorted by namespace, name and group. The first call comes when the objects of
+// all groups are known; further calls come when an object appears, disappears or gets another spec (not another status
+// or other labels). A group whose definition is not installed has no objects; Watch looks for the definition every 15
+// seconds. Two objects of the same name in both groups are both listed. Faults of the API server never end Watch and
+// never change the list. Watch returns nil when ctx has ended. It calls publish in its own goroutine, and never changes
+// a published list.
 func (m *ModelServers) Watch(ctx context.Context, publish func([]ModelServer)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -151,14 +151,14 @@ func (m *ModelServers) tell(err error) {
 	}
 }
 
-// modelServerView is what is known of all groups.
+// modelServerView is the state of all groups.
 type modelServerView struct {
 	groups    []string
-	latest    []modelServerReport // of each group's objects
+	latest    []modelServerReport // the latest report of each group
 	published bool
 }
 
-// take takes a report in. It returns whether the list is to be published, and what is to be told.
+// take stores a report. It returns whether the list must be published, and a fault to report.
 func (v *modelServerView) take(r modelServerReport) (changed bool, fault error) {
 	v.latest[r.index] = r
 	if slices.ContainsFunc(v.latest, func(r modelServerReport) bool { return !r.known }) {

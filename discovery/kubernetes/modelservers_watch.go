@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// The pause before a call is repeated doubles from the first to the last. A watch that lived longer than the last
-// starts over with the first.
+// After a failure the watch pauses before it calls again. The pause doubles from the first to the last constant. After
+// a watch that lived longer than the last one, it starts again with the first.
 const (
 	firstModelServerPause = 100 * time.Millisecond
 	lastModelServerPause  = 5 * time.Second
@@ -27,33 +27,32 @@ const (
 
 const (
 	modelServerListTimeout = 30 * time.Second
-	modelServerWatchGrace  = 30 * time.Second // for a server that does not end a watch when asked to
+	modelServerWatchGrace  = 30 * time.Second // for a server that does not end a watch on request
 )
 
-// modelServerReport is what the watch of one group knows.
+// modelServerReport is the state of one group's watch.
 type modelServerReport struct {
 	index   int
-	known   bool // true, but in the zero report
+	known   bool // false only in the zero report
 	absent  bool // the definition is not installed
 	list    []ModelServer
-	changed bool // one came, went, or has another spec
+	changed bool // an object appeared, disappeared, or has another spec
 }
 
-// modelServerWatch keeps the objects of one group. It lists them, watches from there, and lists again when the watch
-// has ended, for whatever reason: the objects are few, and a list is right after anything that may have happened
-// meanwhile.
+// modelServerWatch keeps the objects of one group. It lists them and watches for changes; when the watch has ended, for
+// whatever reason, it lists them again. The objects are few, and a new list is correct whatever happened meanwhile.
 type modelServerWatch struct {
 	*ModelServers
 	index    int
-	resource string // as faults name it
+	resource string // its name in errors
 	client   dynamic.ResourceInterface
 	reports  chan<- modelServerReport
 	troubles *troubles
 
-	known    bool // something has been reported
+	known    bool // a first report has been sent
 	isAbsent bool
-	missing  int                    // looks in a row that found no definition
-	objects  map[string]ModelServer // by name; not changed any more
+	missing  int                    // how many looks in a row found no definition
+	objects  map[string]ModelServer // by name; a stored object never changes
 }
 
 func (w *modelServerWatch) run(ctx context.Context) {
@@ -68,7 +67,7 @@ func (w *modelServerWatch) run(ctx context.Context) {
 			continue
 		default:
 			w.hear(ctx, "list", err)
-			w.rest(ctx, pause)
+			w.pause(ctx, pause)
 			pause = min(2*pause, lastModelServerPause)
 			continue
 		}
@@ -77,7 +76,7 @@ func (w *modelServerWatch) run(ctx context.Context) {
 		if time.Since(began) > lastModelServerPause {
 			pause = firstModelServerPause
 		}
-		w.rest(ctx, pause)
+		w.pause(ctx, pause)
 		pause = min(2*pause, lastModelServerPause)
 	}
 }
@@ -101,21 +100,21 @@ func (w *modelServerWatch) list(ctx context.Context) (version string, err error)
 	return list.GetResourceVersion(), nil
 }
 
-// lost handles the server's word that there is no such resource. Where there was one, it is believed the second time: a
-// server that has just started, or one of several, may not know its definitions yet.
+// lost handles a server that says there is no such resource. If there was one before, lost believes only the second
+// such response, since a server that has just started, or one of several, may not know its definitions yet.
 func (w *modelServerWatch) lost(ctx context.Context) {
 	w.missing++
 	if w.known && w.missing == 1 {
-		w.rest(ctx, w.confirm)
+		w.pause(ctx, w.confirm)
 		return
 	}
 	w.hear(ctx, "list", nil)
 	w.replace(ctx, nil, true)
-	w.rest(ctx, w.absent)
+	w.pause(ctx, w.absent)
 }
 
-// watch follows the objects from a version on, until the server or the connection ends it: the next list shows whether
-// that is a fault.
+// watch follows the objects from a version on, until the server or the connection ends it. Whether that was a fault,
+// the next list shows.
 func (w *modelServerWatch) watch(ctx context.Context, version string) {
 	length := w.length + rand.N(w.length) //nolint:gosec // jitter, guards nothing
 	call, cancel := context.WithTimeout(ctx, length+modelServerWatchGrace)
@@ -136,20 +135,20 @@ func (w *modelServerWatch) watch(ctx context.Context, version string) {
 			return
 		}
 		s := w.read(object)
-		objects := maps.Clone(w.objects) // what has been reported is never changed
+		objects := maps.Clone(w.objects) // a reported map is never changed
 		switch event.Type {
 		case watch.Added, watch.Modified:
 			objects[s.Name] = s
 		case watch.Deleted:
 			delete(objects, s.Name)
-		default: // an error, mostly that the version is too old
+		default: // an error, mostly because the version is too old
 			return
 		}
 		w.replace(ctx, objects, false)
 	}
 }
 
-// replace takes over the objects, and reports what is new: another spec, or whether the definition is installed.
+// replace stores the objects. It sends a report if a spec is new, or if the definition was installed or removed.
 func (w *modelServerWatch) replace(ctx context.Context, objects map[string]ModelServer, absent bool) {
 	same := func(a, b ModelServer) bool { return a.UID == b.UID && bytes.Equal(a.Object, b.Object) }
 	r := modelServerReport{index: w.index, known: true, absent: absent,
@@ -165,19 +164,19 @@ func (w *modelServerWatch) replace(ctx context.Context, objects map[string]Model
 	}
 }
 
-// hear notes how a call ended, unless it was the context's end.
+// hear reports how a call ended, unless ctx has ended.
 func (w *modelServerWatch) hear(ctx context.Context, verb string, err error) {
 	if ctx.Err() == nil {
 		w.troubles.hear(call{verb, w.resource, w.namespace}, err)
 	}
 }
 
-// rest waits for about d.
-func (w *modelServerWatch) rest(ctx context.Context, d time.Duration) {
+// pause waits for half of d to d, at random.
+func (w *modelServerWatch) pause(ctx context.Context, d time.Duration) {
 	sleep(ctx, d/2+rand.N(d/2+1)) //nolint:gosec // jitter, guards nothing
 }
 
-// read keeps what says how to serve a model.
+// read keeps those parts of an object that say how to serve a model.
 func (w *modelServerWatch) read(o *unstructured.Unstructured) ModelServer {
 	object := map[string]any{
 		"apiVersion": o.GetAPIVersion(),
@@ -187,7 +186,7 @@ func (w *modelServerWatch) read(o *unstructured.Unstructured) ModelServer {
 	if spec, ok := o.Object["spec"]; ok {
 		object["spec"] = spec
 	}
-	raw, _ := json.Marshal(object) // which came from JSON
+	raw, _ := json.Marshal(object) // cannot fail: it came from JSON
 	return ModelServer{
 		Group: o.GroupVersionKind().Group, Namespace: o.GetNamespace(), Name: o.GetName(), UID: string(o.GetUID()),
 		Generation: o.GetGeneration(), ResourceVersion: o.GetResourceVersion(), Object: raw,

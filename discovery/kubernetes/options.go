@@ -19,76 +19,78 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Options say which cluster to ask, and for what. Config and one of Selector.MatchLabels, Selector.PDGroup and Services
-// are required.
+// Options say which cluster to ask, and for which engines. Config is required, and one of Selector.MatchLabels,
+// Selector.PDGroup and Services.
 type Options struct {
-	// Config is how to reach the cluster; see [Config]. It is copied. Its Timeout is not used, since watches last.
+	// Config says how to reach the cluster; see [Config]. It is copied. Its Timeout is not used, since watches are
+	// long.
 	Config *rest.Config
 
-	// Cluster is the first part of the endpoints' IDs and groups, where several clusters are sources of one set:
-	// engines of two clusters then never meet. "" for one cluster. A slash is not allowed.
+	// Cluster is the first part of the endpoints' IDs and groups. Set it if several clusters are sources of one set, so
+	// that engines of two clusters never form a pair. "" is for one cluster. It must not contain a slash.
 	Cluster string
 
 	Namespace string // "" is default
 
-	// Selector says which pods are engines, and what each is for. With Services it says what the pods behind them are
-	// for, and pods that it does not choose are left out.
+	// Selector says which pods are engines, and their roles. With Services it applies to the pods behind the services,
+	// and leaves out those that it does not match.
 	Selector Selector
 
-	// Services have the EndpointSlices of these services tell who is there, in place of the pods.
+	// Services names services. The source then reads their EndpointSlices in place of pods.
 	Services []Service
 
-	// Port is the engines' port: a number, which is taken as it is, or a name: of a container's port, or with Services
-	// of the service's. "" is, of a pod, the container port named http, else 8000; of a service its only port, else the
-	// one named http.
+	// Port is the engines' port: a number, or the name of a container's port (with Services, of the service's port). ""
+	// means the container port named http, else 8000; with Services the service's only port, else its port named http.
 	Port string
 
-	// of the engines' URLs: http (default) or https. Hosts are IP addresses, in certificates too
+	// of the engines' URLs: http (default) or https. A URL's host is always an IP address, and so is the name in a
+	// certificate
 	Scheme string
-	// of all endpoints, where their annotations say nothing else, with the same variables; copied
+	// Attributes are added to all endpoints whose annotations do not set them. They may contain the same variables.
+	// Copied.
 	Attributes map[string]string
 
-	// Nodes has the zones of pods taken from their nodes, where no label of the pod says it. It needs list and watch on
-	// nodes, which is cluster-wide; where that is refused, the zone stays empty. With Services it is seldom needed:
-	// EndpointSlices carry the zone.
+	// Nodes makes the source read zones from nodes, for pods without a zone label. It needs the right to list and watch
+	// nodes, which is cluster-wide; without the right, the zone stays empty. With Services it is seldom needed, since
+	// EndpointSlices have the zone.
 	Nodes bool
 
-	// OnError is told what is wrong, each fault once until it changes: the API server does not answer, or refuses (with
-	// the verb and the resource), a pod has no such port, an annotation makes no sense. A fault of the API server is
-	// told at once as long as there is no list, and later when it has lasted 5 s: restarts are none. OnError is called
-	// from several goroutines, and must be quick. Nil allowed.
+	// OnError is called once for each fault until the fault changes: the API server does not respond, or refuses (with
+	// the verb and the resource), a pod has no such port, an annotation makes no sense. As long as there is no list, a
+	// fault of the API server is reported at once; later only after it has lasted 5 s, since a restart is no fault.
+	// Several goroutines may call it, and it must be quick. It may be nil.
 	OnError func(error)
 }
 
-// Selector chooses pods, as workloadSelector of a ModelServer does. A pod must have all labels of MatchLabels; without
-// PDGroup each is of role both.
+// Selector chooses pods, as workloadSelector of a ModelServer does. A pod must have all labels of MatchLabels. Without
+// PDGroup each such pod has role both.
 type Selector struct {
 	MatchLabels map[string]string
 	PDGroup     *PDGroup
 }
 
-// PDGroup says what a pod is for. A pod with all labels of PrefillLabels is of role prefill, with all of DecodeLabels
-// decode, with both of them both, with all of EncodeLabels encode; with none of them, or without the label GroupKey, it
-// is no engine. No labels choose no pods. A pod that encodes and serves another role is two endpoints, the second of
-// which has /encode at the end of its ID.
+// PDGroup gives pods their roles. A pod with all labels of PrefillLabels has role prefill, with all of DecodeLabels
+// decode, with both sets both, and with all of EncodeLabels encode. A pod with none of the sets, or without the label
+// GroupKey, is no engine. An empty set matches no pod. A pod that encodes and has another role becomes two endpoints;
+// the ID of the second ends in /encode.
 type PDGroup struct {
-	GroupKey      string // prefill and decode engines meet within one value of this label; "": all are one group
+	GroupKey      string // a pair has the same value of this label; "": all engines are one group
 	PrefillLabels map[string]string
 	DecodeLabels  map[string]string
-	EncodeLabels  map[string]string // not in the design documents: for an encode stage
+	EncodeLabels  map[string]string // for an encode stage; not in the design documents
 }
 
-// Service is a service whose EndpointSlices are read.
+// Service names a service whose EndpointSlices are read.
 type Service struct {
 	Name string // in Options.Namespace
 
-	// Role of all its endpoints, whose group is then the service's label PDGroup.GroupKey, if that is given. Pods are
-	// not read. 0: what Selector says of the pods behind the service, and their annotations. It needs list and watch on
-	// pods.
+	// Role is the role of all its endpoints. Their group is then the service's label PDGroup.GroupKey, if that is
+	// given, and pods are not read. With 0 the pods behind the service decide, by Selector and their annotations; this
+	// needs the right to list and watch pods.
 	Role discovery.Role
 }
 
-// clone returns a copy with the defaults filled in, which shares nothing that the caller may change.
+// clone returns a copy with defaults. It shares nothing that the caller may change.
 func (o *Options) clone() Options {
 	c := *o
 	c.Namespace = cmp.Or(o.Namespace, "default")
@@ -105,7 +107,7 @@ func (o *Options) clone() Options {
 	return c
 }
 
-// check says what is wrong with options whose defaults are filled in.
+// check returns the first fault of options with defaults.
 func (o *Options) check() error {
 	switch {
 	case o.Config == nil:
@@ -148,7 +150,7 @@ func (s Selector) check() error {
 	return nil
 }
 
-// labels is what the API server chooses pods by. Those that it leaves out cost nothing.
+// labels returns the selector by which the API server chooses pods, so that other pods are not sent.
 func (s Selector) labels() (labels.Selector, error) {
 	selector, err := labels.ValidatedSelectorFromSet(s.MatchLabels)
 	if err != nil {
@@ -183,7 +185,7 @@ func checkServices(services []Service) error {
 	return nil
 }
 
-// parsePort returns a number or a name, or neither.
+// parsePort returns a number or a name; neither for "".
 func parsePort(port string) (number int, name string, err error) {
 	if port == "" {
 		return 0, "", nil

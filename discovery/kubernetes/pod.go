@@ -15,19 +15,19 @@ import (
 
 const zoneLabel = corev1.LabelTopologyZone
 
-// pod is what is kept of a pod.
+// pod holds what is kept of a pod.
 type pod struct {
 	uid      types.UID
 	listed   bool               // it is an engine, and has an address
-	endpoint discovery.Endpoint // where a service says who is there: without a URL
-	fault    string             // why it is not listed though it should be
+	endpoint discovery.Endpoint // without a URL if a service's slices list the engines
+	fault    string             // why it is not listed although its labels match
 }
 
 func samePod(a, b *pod) bool {
 	return a.uid == b.uid && a.listed == b.listed && a.fault == b.fault && sameEndpoint(&a.endpoint, &b.endpoint)
 }
 
-// pod reads a pod.
+// pod converts a pod.
 func (m *maker) pod(object any) (*pod, bool) {
 	p, ok := object.(*corev1.Pod)
 	if !ok {
@@ -68,7 +68,7 @@ func (m *maker) address(e *discovery.Endpoint, p *corev1.Pod) error {
 	return nil
 }
 
-// podPhase is what a pod that has not ended tells of itself.
+// podPhase returns the phase of a pod that has not ended.
 func podPhase(p *corev1.Pod) discovery.Phase {
 	if p.DeletionTimestamp != nil {
 		return discovery.PhaseDraining
@@ -81,8 +81,8 @@ func podPhase(p *corev1.Pod) discovery.Phase {
 	return discovery.PhaseNotReady
 }
 
-// podPort finds the engine's port. Sidecars count: a proxy before the engine is one, and may be an init container that
-// goes on.
+// podPort finds the engine's port, also in sidecars: a proxy before the engine is one, and may be an init container
+// that goes on running.
 func (m *maker) podPort(p *corev1.Pod) (int, error) {
 	if m.port != 0 {
 		return m.port, nil

@@ -25,17 +25,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The pause before a failed call is repeated doubles from the first to the last, and is up to twice as long by chance.
-// client-go's own goes up to a minute, which is long for a list of engines.
+// After a failed call the reflector pauses before it repeats the call. The pause doubles from the first to the last
+// constant, and is at random up to twice as long. client-go's own goes up to a minute, which is too long for a list of
+// engines.
 const (
 	firstPause = 400 * time.Millisecond
 	lastPause  = 4 * time.Second
 )
 
-// listLimit is for a server that never answers a list. It gives up itself after a minute.
+// listLimit is for a server that never responds to a list. A working server gives up after a minute.
 const listLimit = 90 * time.Second
 
-// clients are for one API server. The clientset of client-go would be compiled with every API group there is.
+// clients are the REST clients for one API server. client-go's clientset would compile every API group.
 type clients struct {
 	http         *http.Client
 	core, slices *rest.RESTClient
@@ -54,7 +55,7 @@ func newClients(config *rest.Config) (*clients, error) {
 	base.Timeout = 0
 	base.UserAgent = cmp.Or(base.UserAgent, "pdkit")
 	if base.QPS == 0 && base.RateLimiter == nil {
-		base.QPS = -1 // a handful of calls, which have pauses of their own
+		base.QPS = -1 // these few calls have pauses of their own
 	}
 	base.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	base.ContentType = runtime.ContentTypeProtobuf
@@ -78,7 +79,7 @@ func restClient(base *rest.Config, path string, group schema.GroupVersion, clien
 	return rest.RESTClientForConfigAndClient(config, client)
 }
 
-// closeIdle closes connections that nobody uses.
+// closeIdle closes idle connections.
 func (c *clients) closeIdle() {
 	for transport := c.http.Transport; transport != nil; {
 		if t, ok := transport.(interface{ CloseIdleConnections() }); ok {
@@ -93,7 +94,7 @@ func (c *clients) closeIdle() {
 	}
 }
 
-// asked is a resource that is listed and watched.
+// asked is a resource to list and watch.
 type asked struct {
 	resource, namespace, selector string
 
@@ -106,7 +107,7 @@ func (a asked) call(verb string) call { return call{verb, a.resource, a.namespac
 func (c *clients) askFor(client *rest.RESTClient, resource, namespace, selector string,
 	newList func() runtime.Object) asked {
 	get := func(o metav1.ListOptions) *rest.Request {
-		// A reflector tries again by itself. The client would do so ten times before anybody hears of a fault.
+		// Reflectors repeat calls themselves. The client would repeat them ten times before a fault becomes visible.
 		r := client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).VersionedParams(&o,
 			c.codec).MaxRetries(0)
 		if resource == "nodes" {
@@ -127,14 +128,14 @@ func (c *clients) askFor(client *rest.RESTClient, resource, namespace, selector 
 	}
 }
 
-// namesAndLabels asks for no more of objects: a node is some ten kilobytes, and changes every few minutes, but its zone
-// does not. Lists and watches understand the same word.
+// namesAndLabels asks the server for metadata only. A node object has some ten kilobytes and changes every few minutes,
+// but its zone does not. Lists and watches both accept this type.
 const namesAndLabels = runtime.ContentTypeProtobuf + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
 	runtime.ContentTypeJSON + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-// reflector keeps store like the objects of the server: the part of an informer that lists, watches, and does so again
-// after any trouble. The rest of it would keep whole objects, and tell of each event when all that is wanted is the
-// latest list.
+// reflector returns the part of an informer that lists, watches, and does both again after any failure, to keep store
+// equal to the server's objects. The rest of an informer would keep whole objects and report each event; here only the
+// latest list matters.
 func (t *troubles) reflector(a asked, expected runtime.Object, store cache.ReflectorStore) *cache.Reflector {
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -151,9 +152,9 @@ func (t *troubles) reflector(a asked, expected runtime.Object, store cache.Refle
 			o.LabelSelector = a.selector
 			events, err := a.watch(ctx, o)
 			if err == nil && reflect.TypeOf(events) == silence {
-				return nil, errSilence // it lists next, which says why
+				return nil, errSilence // the reflector lists next, and gets the reason
 			}
-			if err != nil && o.SendInitialEvents != nil { // likewise
+			if err != nil && o.SendInitialEvents != nil { // the reflector lists next, and gets the reason
 				return nil, impatient(err)
 			}
 			if ctx.Err() == nil {
@@ -164,18 +165,20 @@ func (t *troubles) reflector(a asked, expected runtime.Object, store cache.Refle
 	}
 	return cache.NewReflectorWithOptions(source, expected, store, cache.ReflectorOptions{
 		Name:    a.resource,
-		Logger:  &klog.Logger{}, // it has nothing to say that troubles do not
+		Logger:  &klog.Logger{}, // without output, since troubles reports all it would say
 		Backoff: &wait.Backoff{Duration: firstPause, Cap: lastPause, Steps: 10, Factor: 2, Jitter: 1},
 	})
 }
 
-// silence is what client-go gives for a watch that was not answered: one that ends at once. A reflector takes it for a
-// watch that the server has closed: where connections time out, it would go on for ever without a word.
+// silence is the type of the watch that client-go returns if a watch got no response: a watch that ends at once. A
+// reflector takes it for a watch that the server closed. If connections time out, it would then repeat it for ever
+// without an error.
 var silence = reflect.TypeOf(watch.NewEmptyWatch())
 
 var errSilence = errors.New("the watch was not answered")
 
-// impatient hides the errors after which a reflector that streams its first list waits with no regard to its context.
+// impatient replaces errors after which a reflector that streams its first list would wait without regard to its
+// context.
 func impatient(err error) error {
 	if utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err) {
 		return errors.New(err.Error())

@@ -18,16 +18,16 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// slice is what is kept of an EndpointSlice.
+// slice holds what is kept of an EndpointSlice.
 type slice struct {
 	service   string
 	endpoints []sliceEndpoint
-	fault     string // why some of it, or all, is not listed
+	fault     string // why endpoints of it are not listed
 }
 
-// sliceEndpoint is an engine as one slice knows it. Its role is 0 where the pod behind it says more.
+// sliceEndpoint is an engine in one slice. Its role is 0 if the pod behind it decides.
 type sliceEndpoint struct {
-	pod      string // "" where the slice was written by hand
+	pod      string // "" in a slice that was written by hand
 	uid      types.UID
 	family   discoveryv1.AddressType
 	endpoint discovery.Endpoint
@@ -40,7 +40,7 @@ func sameSlice(a, b *slice) bool {
 		})
 }
 
-// slice reads an EndpointSlice.
+// slice converts an EndpointSlice.
 func (m *maker) slice(object any) (*slice, bool) {
 	s, ok := object.(*discoveryv1.EndpointSlice)
 	if !ok {
@@ -73,7 +73,7 @@ func (m *maker) sliceEndpoint(s *discoveryv1.EndpointSlice, from *discoveryv1.En
 	if len(from.Addresses) == 0 {
 		return sliceEndpoint{}, errors.New("an endpoint has no address")
 	}
-	host, err := hostOf(from.Addresses[0], s.AddressType) // the others are to be ignored, says the API
+	host, err := hostOf(from.Addresses[0], s.AddressType) // the API says to ignore the others
 	if err != nil {
 		return sliceEndpoint{}, err
 	}
@@ -91,7 +91,7 @@ func (m *maker) sliceEndpoint(s *discoveryv1.EndpointSlice, from *discoveryv1.En
 	}
 	switch {
 	case role != 0:
-		v.endpoint.Group = m.group(s.Labels) // which are those of the service, too
+		v.endpoint.Group = m.group(s.Labels) // a slice has its service's labels
 		return v, m.annotate(&v.endpoint, s.Annotations, variables{host, v.pod, v.endpoint.Node})
 	case v.pod == "":
 		return sliceEndpoint{}, errors.New("an endpoint has no pod that could say its role: want Service.Role")
@@ -114,8 +114,8 @@ func hostOf(address string, family discoveryv1.AddressType) (string, error) {
 	return "", errors.New("an endpoint's address is none of its family")
 }
 
-// slicePhase reads conditions, of which each may be missing: ready then means true, serving the same as ready,
-// terminating false. A service with publishNotReadyAddresses calls all ready, and says by serving which are.
+// slicePhase returns the phase that conditions describe. A missing condition means: ready is true, serving is the same
+// as ready, terminating is false. In a service with publishNotReadyAddresses all are ready, and serving says which are.
 func slicePhase(c discoveryv1.EndpointConditions) discovery.Phase {
 	switch {
 	case c.Terminating != nil && *c.Terminating:
@@ -128,7 +128,7 @@ func slicePhase(c discoveryv1.EndpointConditions) discovery.Phase {
 	return discovery.PhaseNotReady
 }
 
-// slicePort finds the engines' port among those of a slice.
+// slicePort finds the engines' port among the ports of a slice.
 func (m *maker) slicePort(ports []discoveryv1.EndpointPort) (int, error) {
 	if m.port != 0 {
 		return m.port, nil

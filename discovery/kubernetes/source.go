@@ -24,22 +24,23 @@ import (
 )
 
 const (
-	pace     = 20 * time.Millisecond // of publications, at most: a rollout is many events
-	patience = 5 * time.Second       // with an API server that has worked
+	pace     = 20 * time.Millisecond // between two publications, at least, since a rollout is many events
+	patience = 5 * time.Second       // before a fault of an API server that has worked is reported
 )
 
 var errBusy = errors.New("kubernetes: the source is being watched already")
 
-// Source publishes the engines of one namespace of one cluster, in the order of their IDs: CLUSTER/NAMESPACE/POD, or
-// NAMESPACE/POD where Options.Cluster is empty, with /SERVICE/HOST:PORT for the pod in a slice that names none.
+// Source publishes the engines of one namespace of one cluster, sorted by ID. An ID is CLUSTER/NAMESPACE/POD, or
+// NAMESPACE/POD if Options.Cluster is empty; for an entry of a slice that names no pod, it has /SERVICE/HOST:PORT in
+// place of /POD.
 //
-// A pod is draining from its deletion on (a slice's endpoint while it is terminating), ready when its condition Ready
-// says so, and not ready else. It is not listed before it has an address, and after its end. A pod under the name of a
-// removed one has its ID and another URL.
+// A pod is draining from its deletion on (an entry of a slice while it is terminating), ready if its condition Ready is
+// true, else not ready. It is listed from when it has an address until it ends. A new pod with the name of a removed
+// one has the same ID and another URL.
 //
-// The list comes when the API server has told all of it, and changes within milliseconds of an event. Whatever goes
-// wrong with the API server leaves the list as it is: Watch goes on trying, with pauses of 0.4 s to 8 s, and
-// Options.OnError is told.
+// The source publishes its first list when the API server has sent all of it, and later lists within milliseconds of an
+// event. A fault of the API server never changes the list: Watch repeats its calls, with pauses of 0.4 s to 8 s, and
+// calls Options.OnError.
 type Source struct {
 	opts    Options
 	maker   *maker
@@ -48,14 +49,14 @@ type Source struct {
 	slices  string // the label selector
 	busy    atomic.Bool
 
-	patience time.Duration // the tests' is shorter
+	patience time.Duration // shorter in tests
 
-	// The rest belongs to the Watch that is under way, and outlives it.
+	// The following fields belong to the running Watch, and keep their values for the next.
 	version uint64
 	faults  faults
 }
 
-// New checks options and returns a source. It asks nothing before Watch.
+// New checks the options and returns a source. It asks nothing before Watch.
 func New(o *Options) (*Source, error) {
 	if o == nil {
 		o = &Options{}
@@ -87,8 +88,8 @@ func New(o *Options) (*Source, error) {
 	return s, nil
 }
 
-// Watch publishes whenever the engines have changed, until ctx ends, and then returns nil. One Watch at a time: a
-// second one returns an error at once, and there is no other error.
+// Watch publishes a list whenever the engines have changed, until ctx ends, and then returns nil. Only one Watch may
+// run at a time; a second one returns an error at once. There are no other errors.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	if !s.busy.CompareAndSwap(false, true) {
 		return errBusy
@@ -98,7 +99,7 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 		return nil
 	}
 	v := s.newView()
-	inner, cancel := context.WithCancel(klog.NewContext(ctx, klog.Logger{})) // a logger that says nothing
+	inner, cancel := context.WithCancel(klog.NewContext(ctx, klog.Logger{})) // a logger without output
 	var wg sync.WaitGroup
 	defer func() {
 		cancel()
@@ -142,7 +143,7 @@ func (s *Source) tell(err error) {
 	}
 }
 
-// view is what one Watch sees. Tables that are not needed are nil.
+// view is the state of one Watch. Tables that are not needed are nil.
 type view struct {
 	pods   *table[*pod]
 	slices *table[*slice]
@@ -178,7 +179,8 @@ func (s *Source) newView() *view {
 	return v
 }
 
-// heardOf ends the trouble with a list. The answer alone does not: a list may come as a stream, which may break.
+// heardOf returns a function that ends the fault of a list. The response alone does not end it, since a list may come
+// as a stream, which may break.
 func (v *view) heardOf(a asked) func() {
 	return func() { v.troubles.hear(a.call("list"), nil) }
 }
@@ -187,8 +189,8 @@ func (v *view) reflect(a asked, expected runtime.Object, store cache.ReflectorSt
 	v.reflectors = append(v.reflectors, v.troubles.reflector(a, expected, store))
 }
 
-// synced reports whether all is known that the list is made of. Nodes only add to it: where they are refused, it comes
-// without.
+// synced reports whether everything needed for a list is known. Nodes are not needed: if they are refused, the list
+// comes without their zones.
 func (v *view) synced() bool {
 	return (v.pods == nil || v.pods.isSynced()) && (v.slices == nil || v.slices.isSynced()) &&
 		(v.nodes == nil || v.nodes.isSynced() || v.troubles.failing("nodes"))
@@ -198,7 +200,7 @@ func (v *view) stock() stock {
 	return stock{pods: v.pods.snapshot(), slices: v.slices.snapshot(), nodes: v.nodes.snapshot()}
 }
 
-// change wakes the one that makes lists, who may have other things to do.
+// change wakes the goroutine that makes lists.
 func (v *view) change() {
 	select {
 	case v.wake <- struct{}{}:

@@ -13,18 +13,18 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// table is where a reflector stores the objects of one resource in one namespace: not as they are, but what is wanted
-// of each, worked out once when it changes. A pod of some kilobytes becomes an endpoint of a few hundred bytes, and the
-// many events that change nothing of it (a probe's time, a container's restart count) end here.
+// table is the store of a reflector, for the objects of one resource in one namespace. It converts each object when it
+// changes, and keeps only the result: a pod of some kilobytes becomes an endpoint of a few hundred bytes. Events that
+// do not change the result (a probe's time, a container's restart count) end here.
 type table[V any] struct {
-	convert func(object any) (V, bool) // false for what is no object of the resource
+	convert func(object any) (V, bool) // returns false if the object is not of the resource
 	same    func(a, b V) bool
-	changed func() // is told of every event that changed something, and of the first whole list
-	listed  func() // is told of every whole list
+	changed func() // called for every event that changed a row, and for the first whole list
+	listed  func() // called for every whole list
 
 	mu     sync.Mutex
-	rows   []*row[V] // in the order of their names, which are unique
-	synced bool      // there has been a whole list
+	rows   []*row[V] // sorted by name; names are unique
+	synced bool      // a whole list has come
 }
 
 type row[V any] struct {
@@ -32,13 +32,13 @@ type row[V any] struct {
 	value V
 }
 
-// GetObjectMeta lets a reflector, which streams the first list into a store of its own, take a row for an object.
+// GetObjectMeta makes a row an object, since a reflector streams the first list into a store of its own.
 func (r *row[V]) GetObjectMeta() metav1.Object { return &metav1.ObjectMeta{Name: r.name} }
 
 var _ cache.TransformingStore = (*table[string])(nil)
 
-// Transformer has a reflector make a row of each object as it arrives: the objects of a long list are never held all at
-// once.
+// Transformer returns a function with which a reflector converts each object as it arrives, so that the objects of a
+// long list are never all in memory.
 func (t *table[V]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return t.row(object) }
 }
@@ -137,7 +137,7 @@ func (t *table[V]) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Resync has nothing to do: nothing is stored twice.
+// Resync does nothing.
 func (t *table[V]) Resync() error { return nil }
 
 func (t *table[V]) find(name string) (int, bool) {
@@ -150,7 +150,7 @@ func (t *table[V]) isSynced() bool {
 	return t.synced
 }
 
-// snapshot returns the rows of now, which are never altered. Without a table there are none.
+// snapshot returns the current rows, which are never changed. A nil table has none.
 func (t *table[V]) snapshot() rows[V] {
 	if t == nil {
 		return nil
@@ -160,10 +160,10 @@ func (t *table[V]) snapshot() rows[V] {
 	return slices.Clone(t.rows)
 }
 
-// rows are a table at one moment.
+// rows is a snapshot of a table.
 type rows[V any] []*row[V]
 
-// get returns the value of a name, or the zero value.
+// get returns the value of that name, or the zero value.
 func (r rows[V]) get(name string) (v V) {
 	at, found := slices.BinarySearchFunc(r, name, func(r *row[V], name string) int { return cmp.Compare(r.name, name) })
 	if found {

@@ -20,9 +20,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// faults are what is wrong with objects. Each is told once until it changes or ends.
+// faults collects the faults of objects. Each is reported once until it changes or ends.
 type faults struct {
-	told, now map[string]string // by what object it is
+	told, now map[string]string // by the object's name
 }
 
 func (f *faults) note(object, fault string) {
@@ -32,8 +32,8 @@ func (f *faults) note(object, fault string) {
 	f.now[object] = fault
 }
 
-// news ends a round of notes, and returns those that have not been told: the first, and how many others there are,
-// since a mistake in a template is one of thousands of pods.
+// news ends a round. It returns the faults that have not been reported: the first one and the number of the others,
+// since a mistake in a template gives the same fault for thousands of pods.
 func (f *faults) news() error {
 	fresh := maps.Clone(f.now)
 	maps.DeleteFunc(fresh, func(object, fault string) bool { return f.told[object] == fault })
@@ -48,19 +48,19 @@ func (f *faults) news() error {
 	return fmt.Errorf("kubernetes: left out: %s, and %d more", first, len(fresh)-1)
 }
 
-// troubles are the calls of the API server that fail.
+// troubles collects the failing calls to the API server.
 type troubles struct {
 	tell     func(error)
 	changed  func()
-	patience time.Duration // before a fault of a server that has worked is told
+	patience time.Duration // before a fault of a server that has worked is reported
 
 	mu     sync.Mutex
 	calls  map[call]*trouble
-	listed bool // since this Watch began
-	stays  bool // there is a list, maybe of a Watch before
+	listed bool // by this Watch
+	stays  bool // there is a list, maybe of an earlier Watch
 }
 
-// call is something that is asked of the API server again and again.
+// call is a call to the API server that is repeated.
 type call struct{ verb, resource, namespace string }
 
 func (c call) String() string {
@@ -70,14 +70,15 @@ func (c call) String() string {
 	return fmt.Sprintf("%s %s in namespace %q", c.verb, c.resource, c.namespace)
 }
 
-// trouble is what is known of a call since it has failed.
+// trouble is the state of a call that fails.
 type trouble struct {
 	since time.Time
 	told  map[string]bool
 }
 
-// hear notes how a call ended. A failure is told when it is new, also to the other calls; with a list at hand only once
-// it has lasted for a while: a server that restarts refuses connections, or knows nobody's rights yet.
+// hear records how a call ended. It reports a failure once for all calls with that failure. While there is a list, it
+// reports a failure only after it has lasted for a while, since a server that restarts refuses connections, or does not
+// know anybody's rights yet.
 func (t *troubles) hear(c call, err error) {
 	if told := t.note(c, err); told != nil {
 		t.tell(told)
@@ -110,7 +111,7 @@ func (t *troubles) note(c call, err error) (told error) {
 	for _, each := range t.calls {
 		news = news && !each.told[text]
 	}
-	now.told[text] = true // which stays: faults may go to and fro
+	now.told[text] = true // stays true, since faults may alternate
 	switch {
 	case !news:
 		return nil
@@ -139,8 +140,8 @@ func (t *troubles) failing(resource string) bool {
 	return false
 }
 
-// describe puts an error in words that stay the same while the fault does, and that name no address. It returns "" for
-// what is no fault: an API server forgets the past, and says so.
+// describe returns a text for an error that stays the same while the fault does, and holds no address. It returns "" if
+// the error is no fault, for example that the API server has forgotten an old version.
 func describe(c call, err error) string {
 	if forgotten(err) {
 		return ""
@@ -163,7 +164,7 @@ func describe(c call, err error) string {
 	}
 	failed, ok := errors.AsType[*url.Error](err)
 	switch {
-	case ok && strings.HasPrefix(failed.Err.Error(), "getting credentials"): // by a program that a kubeconfig names
+	case ok && strings.HasPrefix(failed.Err.Error(), "getting credentials"): // of a program that a kubeconfig names
 		return "the credentials cannot be got"
 	case ok, errors.Is(err, context.DeadlineExceeded):
 		return "the API server does not answer"
@@ -171,7 +172,8 @@ func describe(c call, err error) string {
 	return "what the API server answers makes no sense"
 }
 
-// forgotten tells of versions that the server does not know any more, or not yet; the next list is right again.
+// forgotten reports whether the server no longer knows the version, or does not know it yet. The next list is right
+// again.
 func forgotten(err error) bool {
 	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) ||
 		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge)

@@ -21,13 +21,13 @@ import (
 
 const endpointsPath = "/v1/endpoints"
 
-// silent is where net/http tells of what clients do wrong.
+// silent discards what net/http logs about clients' mistakes.
 var silent = log.New(io.Discard, "", 0)
 
-// api is the HTTP side.
+// api is the HTTP side of a source.
 type api struct {
 	registry *registry
-	token    *[sha256.Size]byte // nil: none is asked for
+	token    *[sha256.Size]byte // nil: no token is required
 	lease    time.Duration
 }
 
@@ -60,7 +60,8 @@ func newHandler(r *registry, token string, lease time.Duration) http.Handler {
 	return sameSite.Handler(a.guard(mux))
 }
 
-// guard asks for the token. Its digests are compared, so that the time taken tells nothing, its length included.
+// guard requires the token. It compares digests, so that the time taken tells nothing about the token, its length
+// included.
 func (a *api) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if a.token != nil {
@@ -76,7 +77,7 @@ func (a *api) guard(next http.Handler) http.Handler {
 	})
 }
 
-// leased answers to register and heartbeat.
+// leased is the response to register and heartbeat.
 type leased struct {
 	ID           string `json:"id"`
 	LeaseSeconds int    `json:"leaseSeconds"`
@@ -145,7 +146,7 @@ func (a *api) remove(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// item is an engine of the list.
+// item is an engine in the list.
 type item struct {
 	ID          string            `json:"id"`
 	URL         string            `json:"url"`
@@ -157,7 +158,7 @@ type item struct {
 	Version     string            `json:"version,omitempty"`
 	Attributes  map[string]string `json:"attributes,omitempty"`
 	AnnouncedBy string            `json:"announcedBy"` // zmq or http
-	SecondsLeft int               `json:"secondsLeft"` // until it leaves unless it is heard again, rounded up
+	SecondsLeft int               `json:"secondsLeft"` // until it leaves if it is not heard again, rounded up
 }
 
 func (a *api) list(w http.ResponseWriter, _ *http.Request) {
@@ -183,11 +184,11 @@ func noEndpoint(w http.ResponseWriter) {
 }
 
 func answer(w http.ResponseWriter, status int, v any) {
-	body, _ := json.Marshal(v) // strings and numbers only
+	body, _ := json.Marshal(v) // cannot fail: strings and numbers only
 	write(w, status, body)
 }
 
-// fail answers in the form of all of pdkit's errors.
+// fail sends an error in the form of all of pdkit's errors.
 func fail(w http.ResponseWriter, status int, code, param, message string) {
 	kind := "invalid_request_error"
 	if status >= http.StatusInternalServerError {

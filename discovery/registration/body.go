@@ -26,7 +26,7 @@ const (
 	maxValue      = 1024
 )
 
-// fieldError names the field that is wrong, and never shows its value.
+// fieldError names the field that is wrong, without its value.
 type fieldError struct{ field, problem string }
 
 func (e *fieldError) Error() string {
@@ -36,7 +36,7 @@ func (e *fieldError) Error() string {
 	return e.field + ": " + e.problem
 }
 
-// registrationBody is what POST /v1/endpoints takes.
+// registrationBody is the body of POST /v1/endpoints.
 type registrationBody struct {
 	ID           string            `json:"id"`
 	URL          string            `json:"url"`
@@ -83,7 +83,7 @@ func readRegistration(raw []byte, lease time.Duration) (discovery.Endpoint, time
 	if b.ID != "" {
 		e.ID = b.ID
 	}
-	if problem := checkText(e.ID, maxText); problem != "" { // the URL's, too, where none is given
+	if problem := checkText(e.ID, maxText); problem != "" { // also for an ID that came from the URL
 		return discovery.Endpoint{}, 0, &fieldError{"id", problem}
 	}
 	if strings.ContainsFunc(e.ID, unicode.IsSpace) {
@@ -93,10 +93,10 @@ func readRegistration(raw []byte, lease time.Duration) (discovery.Endpoint, time
 	return e, lease, nil
 }
 
-// decode wants one JSON object with known members: a member that is misspelt would be missed in the engine's first
-// request.
+// decode reads one JSON object and refuses unknown members, since a misspelt member would be missing only in the
+// engine's first request.
 func decode(raw []byte, into *registrationBody) *fieldError {
-	if !utf8.Valid(raw) { // encoding/json would put other text in its place
+	if !utf8.Valid(raw) { // encoding/json would replace invalid text
 		return &fieldError{"", "the body is not UTF-8"}
 	}
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -122,7 +122,7 @@ func decode(raw []byte, into *registrationBody) *fieldError {
 	return nil
 }
 
-// clip keeps an answer short whatever was asked.
+// clip shortens a name that came in a request, so that the response stays short.
 func clip(name string) string {
 	if len(name) > maxName {
 		return name[:maxName] + "…"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registration is a discovery source of engines that announce themselves, by ZeroMQ or by HTTP.
+// Package registration is a discovery source for engines that announce themselves, by ZeroMQ or by HTTP.
 //
 // # ZeroMQ
 //
-// Some of vLLM's connectors tell a proxy of their engine: rank 0 opens a DEALER socket to the proxy's ROUTER (extra
+// Some of vLLM's connectors announce their engine to a proxy. Rank 0 opens a DEALER socket to the proxy's ROUTER (extra
 // configuration proxy_ip with proxy_port or proxy_ping_port) and sends one frame every 3 to 5 seconds, a msgpack map.
-// Nothing is ever answered.
+// The proxy never responds.
 //
 // P2pNcclConnector (vLLM 0.9.2 to 0.22, kv_connector/v1/p2p/p2p_nccl_engine.py):
 //
@@ -23,27 +23,28 @@
 //	{"type": "register", "role": "D", "index": "1", "request_address": "http://10.0.0.6:8200/v1/completions",
 //	 "handshake_port": 6301, "notify_port": 61005, "dp_size": 1, "tp_size": 8, "transfer_mode": "READ"}
 //
-// and, now and then, {"type": "HELLO"}, which says nothing. P is role prefill, D is decode. The endpoint's ID is the
-// HTTP address. Members become the attributes that connectors p2pnccl and moriio read: zmqAddress, handshakePort,
-// notifyPort, tpSize, dpSize; and mode, "read" or "write", which is for rules of picking: connectors do not read it.
-// Unknown members are passed over; numbers may be text. IPv6 addresses may come with brackets or without, since engines
-// join them with a port by a colon.
+// and sometimes {"type": "HELLO"}, which has no meaning. P is role prefill, D is decode. The endpoint's ID is the HTTP
+// address. Members become the attributes that connectors p2pnccl and moriio read: zmqAddress, handshakePort,
+// notifyPort, tpSize, dpSize. One more attribute, mode ("read" or "write"), is for rules of picking; connectors do not
+// read it. Unknown members are ignored. Numbers may be text. IPv6 addresses may come with brackets or without, since
+// engines join them with a port by a colon.
 //
-// An engine that changes its role has the new one with its next message. One that comes back with another HTTP address
-// is known by its zmq_address: the old address leaves at once. An engine that is not heard for [Options.Expiry] leaves;
-// see below for how.
+// An engine that changes its role has the new one from its next message on. An engine that comes back with another HTTP
+// address is recognized by its zmq_address, and the old address leaves at once. An engine that is silent for
+// [Options.Expiry] leaves; see below for how.
 //
-// Nobody is asked for a name at this door, so it belongs into a network of engines alone: whoever reaches it can be
-// sent prompts. But an engine is spoken for by the connection that announced it, as long as it lives and is heard: what
-// another one says of that engine, or of another with its zmq_address, is held, and only keeps it on the list if it is
-// the same. So no engine turns another away.
+// This socket has no authentication, so it belongs into a network with engines only: whoever reaches it can have
+// prompts sent to himself. But the connection that announced an engine owns it, as long as the connection lives and
+// announces the engine again. Messages of other connections about this engine, or about another engine with its
+// zmq_address, are held: they change nothing, and only keep the engine on the list if they say the same. So no engine
+// can turn another away.
 //
-// Whatever comes in is bounded: 4 KiB a frame, 256 messages a second and 64 engines at once for one connection, 4096
-// connections. What is not ZMTP, or no such message, is counted, see [Counts], and harms nobody else.
+// All input is bounded: 4 KiB per frame, 256 messages a second and 64 engines at once per connection, 4096 connections.
+// Input that is not ZMTP, or no known message, is counted (see [Counts]) and has no other effect.
 //
 // # HTTP
 //
-// For anything else there is a small API. Bodies and answers are JSON.
+// Other engines and programs use a small HTTP API. Bodies and responses are JSON.
 //
 //	POST   /v1/endpoints                  register: {"id", "url", "role", "group", "zone", "model", "version",
 //	                                      "attributes", "leaseSeconds"}; url and role are needed.
@@ -55,16 +56,16 @@
 //	GET    /v1/endpoints                  all engines, those announced by ZeroMQ too:
 //	                                      {"endpoints": [{"id", "url", "role", "phase", …}]}
 //
-// An id is the URL's host and port (and path) where none is given; in paths it is percent-encoded. Registering an id
-// anew replaces what it said, role and URL included. A URL that is registered under another id is a conflict, 409,
-// unless that one is draining. What is registered by HTTP is not changed by ZeroMQ; what came by ZeroMQ is taken over
-// by HTTP, under the new id. Of an engine that only ZeroMQ tells of, drain is known, and lasts until it goes;
-// heartbeats are not (404), and DELETE is a conflict.
+// If a registration gives no id, the id is the URL's host and port (and path). In paths it is percent-encoded.
+// Registering an id again replaces what it said, with role and URL. A URL that is registered under another id is a
+// conflict, 409, unless that other one is draining. ZeroMQ messages do not change what is registered by HTTP. HTTP
+// takes over what came by ZeroMQ, under the new id. For an engine known only by ZeroMQ, drain works, and lasts until
+// the engine leaves; a heartbeat is 404, and DELETE is 409.
 //
-// Whoever may register may also drain and delete what others have registered: it is an interface for operators, too.
+// Whoever may register may also drain and delete what others have registered. So operators can use the API, too.
 //
-// With [Options.Token] each request needs Authorization: Bearer TOKEN. Browsers' requests from other sites are refused.
-// Errors are
+// With [Options.Token] each request needs Authorization: Bearer TOKEN. Requests of browsers from other sites are
+// refused. Errors are
 //
 //	{"error": {"message": "url: has no port", "type": "invalid_request_error", "param": "url",
 //	 "code": "invalid_request"}}
@@ -74,6 +75,6 @@
 //
 // # Leaving
 //
-// An engine whose lease or expiry ran out, or that was deleted, is published as draining for a second before it leaves
-// the list; one that was drained before leaves at once.
+// When an engine's lease or expiry has run out, or it was deleted, it is published as draining for a second before it
+// leaves the list. An engine that was drained before leaves at once.
 package registration

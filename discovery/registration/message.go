@@ -23,14 +23,14 @@ const (
 	maxRanks   = 1 << 16
 )
 
-// announcement is what an engine says of itself by ZeroMQ.
+// announcement is a ZeroMQ message of an engine.
 type announcement struct {
-	hello    bool // nothing but that
+	hello    bool // a HELLO; all other fields are empty
 	endpoint discovery.Endpoint
-	zmq      string // the engine's name for itself, or ""
+	zmq      string // zmq_address, or ""
 }
 
-// readAnnouncement reads a message. ok is false of everything that is none.
+// readAnnouncement reads a message. ok is false if it is no known message.
 func readAnnouncement(raw []byte) (a announcement, ok bool) {
 	m, ok := readMembers(raw)
 	if !ok {
@@ -79,7 +79,7 @@ func httpAddress(text map[string]string) (host, port string, ok bool) {
 	return splitAddress(address)
 }
 
-// readPeer reads where other engines reach this one.
+// readPeer reads the address at which other engines reach this one.
 func (a *announcement) readPeer(m members) bool {
 	handshake, ok1 := m.number("handshake_port", 65535)
 	notify, ok2 := m.number("notify_port", 65535)
@@ -108,8 +108,8 @@ func (a *announcement) readPeer(m members) bool {
 	return true
 }
 
-// parts reads MoRIIO's zmq_address as its engines do: parts in any order, unknown ones passed over, each cut at its
-// first colon.
+// parts reads MoRIIO's zmq_address as its engines do: the parts come in any order, unknown ones are ignored, and each
+// is cut at its first colon.
 func parts(zmq string) (address, handshake, notify string) {
 	host := ""
 	for part := range strings.SplitSeq(zmq, ",") {
@@ -151,7 +151,7 @@ func (a *announcement) readSizes(m members) bool {
 	return true
 }
 
-// splitAddress cuts a host from a port. Engines join them by a colon, an IPv6 address too, with brackets or without.
+// splitAddress separates host and port. Engines join them by a colon; an IPv6 address may have brackets or not.
 func splitAddress(address string) (host, port string, ok bool) {
 	colon := strings.LastIndexByte(address, ':')
 	if colon < 0 {
@@ -166,17 +166,17 @@ func splitAddress(address string) (host, port string, ok bool) {
 	return host, port, port != "" && isHost(host)
 }
 
-// isHost wants a name or an address that others can connect to.
+// isHost reports whether host is a name or an address to which others can connect.
 func isHost(host string) bool {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return !ip.IsUnspecified() && !ip.IsMulticast() && ip.Zone() == ""
 	}
 	return host != "" && len(host) <= 253 && !strings.ContainsFunc(host, func(r rune) bool {
 		return r != '.' && r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
-	}) && !strings.Contains(host, "___") // which is a mark in the ids of requests
+	}) && !strings.Contains(host, "___") // "___" is a mark in the ids of requests
 }
 
-// number returns a whole number from 1 to most as it is written best, or "".
+// number returns a whole number from 1 to most in its usual spelling, or "".
 func number(text string, most uint64) string {
 	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 32)
 	if err != nil || n < 1 || n > most {
@@ -185,10 +185,10 @@ func number(text string, most uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// members are those of a message that are known, numbers as text.
+// members are the known members of a message, numbers as text.
 type members struct{ text map[string]string }
 
-// number reads a member that is a number if it is there.
+// number returns a member that is a number, "" if it is missing. ok is false if it is no number from 1 to most.
 func (m members) number(name string, most uint64) (text string, ok bool) {
 	if m.text[name] == "" {
 		return "", true
@@ -197,14 +197,14 @@ func (m members) number(name string, most uint64) (text string, ok bool) {
 	return text, text != ""
 }
 
-// isNumber tells the members that engines send as numbers; some of their releases, as text.
+// isNumber has the known members; true for those that engines send as numbers, or in some releases as text.
 var isNumber = map[string]bool{
 	"type": false, "role": false, "http_address": false, "request_address": false, "zmq_address": false,
 	"transfer_mode":  false,
 	"handshake_port": true, "notify_port": true, "tp_size": true, "dp_size": true,
 }
 
-// readMembers reads a map. Unknown members are passed over, whatever they hold; of one that comes twice the last holds.
+// readMembers reads a map. It ignores unknown members whatever they hold; if a member comes twice, the last one counts.
 func readMembers(raw []byte) (m members, ok bool) {
 	rest := bytes.NewReader(raw)
 	d := msgpack.NewDecoder(rest)
@@ -235,7 +235,7 @@ func readMembers(raw []byte) (m members, ok bool) {
 	return m, rest.Len() == 0
 }
 
-// readValue reads text, nil as "", and a number as text where one may stand.
+// readValue reads text, nil as "", and, if numeric is true, a number as text.
 func readValue(d *msgpack.Decoder, rest *bytes.Reader, numeric bool) (string, bool) {
 	c, err := d.PeekCode()
 	switch {
@@ -250,7 +250,7 @@ func readValue(d *msgpack.Decoder, rest *bytes.Reader, numeric bool) (string, bo
 	return readText(d, rest)
 }
 
-// readText reads text, or bytes, as older encoders have it. The length is checked before anything is allocated for it.
+// readText reads text, or bytes, which older encoders send. It checks the length before it allocates memory.
 func readText(d *msgpack.Decoder, rest *bytes.Reader) (string, bool) {
 	c, err := d.PeekCode()
 	if err != nil || !msgpcode.IsString(c) && !msgpcode.IsBin(c) {
@@ -269,7 +269,7 @@ func isMap(c byte) bool {
 	return msgpcode.IsFixedMap(c) || c == msgpcode.Map16 || c == msgpcode.Map32
 }
 
-// skip passes over a value of any type, containers to a depth.
+// skip skips a value of any type. Containers may be nested to a depth.
 func skip(d *msgpack.Decoder, rest *bytes.Reader, depth int) bool {
 	c, err := d.PeekCode()
 	if err != nil {
@@ -285,7 +285,8 @@ func skip(d *msgpack.Decoder, rest *bytes.Reader, depth int) bool {
 	case msgpcode.IsString(c), msgpcode.IsBin(c):
 		_, ok := readText(d, rest)
 		return ok
-	case c == msgpcode.Ext16, c == msgpcode.Ext32: // could not end within a frame, or would be allocated first
+	// they do not fit a frame, and the decoder would allocate memory first
+	case c == msgpcode.Ext16, c == msgpcode.Ext32:
 		return false
 	default:
 		return d.Skip() == nil

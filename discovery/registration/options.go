@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Defaults and bounds.
+// Defaults and limits.
 const (
-	DefaultExpiry       = 15 * time.Second // three to five missed pings
+	DefaultExpiry       = 15 * time.Second // three to five missed messages
 	DefaultLease        = 15 * time.Second
 	DefaultMaxEndpoints = 4096
 
@@ -20,20 +20,19 @@ const (
 	maxLease = time.Hour
 )
 
-// Options are a source's settings. Both addresses may be left out, for a source whose [Source.Handler] is served
-// elsewhere.
+// Options are a source's settings. Both addresses may be empty for a source whose [Source.Handler] is served elsewhere.
 type Options struct {
-	Listen string // HOST:PORT of the ZeroMQ side; "" is none
-	HTTP   string // HOST:PORT of the HTTP side; "" is none
-	Token  string // what HTTP clients must show as a bearer token; "" is nothing
+	Listen string // HOST:PORT for ZeroMQ; "": do not listen
+	HTTP   string // HOST:PORT for HTTP; "": do not listen
+	Token  string // the bearer token that HTTP clients must send; "": none
 
-	// how long an engine is kept that pings no more; default 15 s. vLLM's demo of P2pNccl has 5 s
+	// Expiry is how long a silent engine stays on the list; default 15 s. vLLM's demo of P2pNccl has 5 s.
 	Expiry       time.Duration
-	Lease        time.Duration // of HTTP registrations that name none, 1 s to 1 h; default 15 s
-	MaxEndpoints int           // announced at once, both ways together; default 4096
+	Lease        time.Duration // of HTTP registrations without leaseSeconds, 1 s to 1 h; default 15 s
+	MaxEndpoints int           // on the list at once, announced by ZeroMQ or HTTP; default 4096
 }
 
-// New checks the settings. nil means defaults. Nothing is opened before Start.
+// New checks the settings; nil means the defaults. It opens nothing.
 func New(o *Options) (*Source, error) {
 	if o == nil {
 		o = &Options{}

@@ -9,8 +9,8 @@ import (
 	"github.com/pdkit/pdkit/internal/zmtp"
 )
 
-// Bounds of one connection. An engine has one, and sends a message every few seconds of itself alone; a relay may speak
-// for some.
+// Limits of one connection. An engine has one connection and sends a message about itself every few seconds. A relay
+// may announce several engines.
 const (
 	maxPerSecond  = 256
 	maxPerRelay   = 64
@@ -24,7 +24,7 @@ func (s *Source) openZMQ(ctx context.Context) (*zmtp.Listener, error) {
 	})
 }
 
-// listen takes the messages of one connection. It reads no faster than maxPerSecond: the rest waits in the sender's
+// listen handles the messages of one connection. It reads at most maxPerSecond; further messages wait in the sender's
 // buffers.
 func (r *registry) listen(gone <-chan struct{}) func([]byte) bool {
 	told := map[string]struct{}{}

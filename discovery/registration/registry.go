@@ -14,22 +14,22 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// farewell is how long an engine is published as draining that has not drained before. It gives every watcher the time
-// to see it.
+// farewell is how long an engine that was not draining is published as draining before it leaves, so that every watcher
+// sees it.
 const farewell = time.Second
 
-// registry holds what is announced. Time passes in it when it is looked at: it has no goroutine.
+// registry holds the announced engines. It has no goroutine: each call first removes what has expired.
 type registry struct {
 	expiry time.Duration
 	max    int
 
 	mu      sync.Mutex
 	entries map[string]*entry // by endpoint ID
-	byURL   map[string]string // sameEngine to ID, of entries that do not leave
-	byZMQ   map[string]string // ZeroMQ address to ID, of entries that pings keep
-	due     time.Time         // no entry's until is before it; zero: there is none
+	byURL   map[string]string // sameEngine to ID, of entries that are not leaving
+	byZMQ   map[string]string // zmq_address to ID, of entries kept by ZeroMQ messages
+	due     time.Time         // no entry's until is earlier; zero: no entry expires
 	snap    discovery.Snapshot
-	stale   bool          // snap is not of entries any more
+	stale   bool          // the entries have changed since snap was made
 	changed chan struct{} // closed at the next change
 	counts  Counts
 }
@@ -38,12 +38,12 @@ type registry struct {
 type entry struct {
 	endpoint discovery.Endpoint
 	pinged   bool      // kept by ZeroMQ messages, not by a lease
-	zmq      string    // the engine's own name for itself, in pings that have one
-	owner    peer      // who announced it by ZeroMQ
-	heard    time.Time // the last time that the owner did
+	zmq      string    // zmq_address, if its messages have one
+	owner    peer      // the connection that announced it by ZeroMQ
+	heard    time.Time // the owner's last message
 	lease    time.Duration
-	until    time.Time // end of the lease, or of the farewell
-	leaving  bool      // known to snapshots only
+	until    time.Time // the end of the lease, or of the farewell
+	leaving  bool      // only snapshots still show it
 }
 
 func newRegistry(expiry time.Duration, most int) *registry {
@@ -54,19 +54,19 @@ func newRegistry(expiry time.Duration, most int) *registry {
 	}
 }
 
-// verdict is what became of a request to the registry.
+// verdict is the outcome of a request to the registry.
 type verdict int
 
 const (
 	done     verdict = iota
-	created          // done, and the engine was not known
-	unknown          // there is no such engine
-	conflict         // another announcement stands against it
-	full             // there are too many engines
+	created          // done; the engine is new
+	unknown          // no such engine
+	conflict         // another announcement prevents it
+	full             // too many engines
 )
 
-// view returns the current snapshot, which nobody alters, when it may change by itself at the earliest (zero: never),
-// and a channel that is closed when it changes before.
+// view returns the current snapshot, which never changes, the earliest time at which the next one may be due by expiry
+// (zero: none), and a channel that is closed at any earlier change.
 func (r *registry) view() (snap discovery.Snapshot, due time.Time, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -82,22 +82,22 @@ func (r *registry) view() (snap discovery.Snapshot, due time.Time, changed <-cha
 	return r.snap, r.due, r.changed
 }
 
-// change tells watchers. The caller holds r.mu.
+// change wakes watchers. The caller holds r.mu.
 func (r *registry) change() {
 	r.stale = true
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
 
-// expect notes when an entry's time comes. The caller holds r.mu.
+// expect records that an entry expires at until. The caller holds r.mu.
 func (r *registry) expect(until time.Time) {
 	if r.due.IsZero() || until.Before(r.due) {
 		r.due = until
 	}
 }
 
-// sweep lets those leave whose time has come. It looks at none before, since it runs with each message. The caller
-// holds r.mu.
+// sweep removes what has expired. Before r.due it looks at no entry, since it runs with each message. The caller holds
+// r.mu.
 func (r *registry) sweep(now time.Time) {
 	if r.due.IsZero() || r.due.After(now) {
 		return
@@ -121,7 +121,7 @@ func (r *registry) sweep(now time.Time) {
 	}
 }
 
-// leave begins an engine's end. The caller holds r.mu and calls change.
+// leave starts an engine's farewell. The caller holds r.mu and calls change.
 func (r *registry) leave(e *entry, now time.Time) {
 	r.forget(e)
 	e.leaving, e.until = true, now.Add(farewell)
@@ -129,7 +129,7 @@ func (r *registry) leave(e *entry, now time.Time) {
 	r.expect(e.until)
 }
 
-// drop takes an engine off the list. The caller holds r.mu and calls change.
+// drop removes an engine from the list. The caller holds r.mu and calls change.
 func (r *registry) drop(id string) {
 	if e := r.entries[id]; e != nil {
 		r.forget(e)
@@ -137,7 +137,7 @@ func (r *registry) drop(id string) {
 	}
 }
 
-// forget takes an entry out of the indexes.
+// forget removes an entry from the indexes.
 func (r *registry) forget(e *entry) {
 	if key := sameEngine(e.endpoint.URL); r.byURL[key] == e.endpoint.ID {
 		delete(r.byURL, key)
@@ -147,7 +147,7 @@ func (r *registry) forget(e *entry) {
 	}
 }
 
-// put makes an entry the one of its ID. The caller holds r.mu and calls change.
+// put stores an entry under its ID. The caller holds r.mu and calls change.
 func (r *registry) put(e *entry) {
 	id := e.endpoint.ID
 	r.drop(id)
@@ -159,14 +159,14 @@ func (r *registry) put(e *entry) {
 	}
 }
 
-// prune takes the IDs out that are not on the list any more.
+// prune removes the IDs that are no longer on the list.
 func (r *registry) prune(ids map[string]struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	maps.DeleteFunc(ids, func(id string, _ struct{}) bool { return r.entries[id] == nil })
 }
 
-// known returns an entry that does not leave.
+// known returns an entry that is not leaving, or nil.
 func (r *registry) known(id string) *entry {
 	if e := r.entries[id]; e != nil && !e.leaving {
 		return e
@@ -174,7 +174,7 @@ func (r *registry) known(id string) *entry {
 	return nil
 }
 
-// register takes an announcement by HTTP.
+// register handles a registration by HTTP.
 func (r *registry) register(e discovery.Endpoint, lease time.Duration) verdict {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -183,7 +183,7 @@ func (r *registry) register(e discovery.Endpoint, lease time.Duration) verdict {
 	other := r.byURL[sameEngine(e.URL)]
 	if other != "" && other != e.ID {
 		switch o := r.entries[other]; {
-		case o.pinged, o.endpoint.Phase == discovery.PhaseDraining: // the same engine, under its new name
+		case o.pinged, o.endpoint.Phase == discovery.PhaseDraining: // the same engine under a new ID
 		default:
 			return conflict
 		}
@@ -205,7 +205,7 @@ func (r *registry) register(e discovery.Endpoint, lease time.Duration) verdict {
 	return done
 }
 
-// renew starts an HTTP lease anew, and returns its length.
+// renew restarts an HTTP lease and returns its length.
 func (r *registry) renew(id string) (time.Duration, verdict) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -219,7 +219,7 @@ func (r *registry) renew(id string) (time.Duration, verdict) {
 	return e.lease, done
 }
 
-// drain has an engine take no new requests.
+// drain stops new requests to an engine.
 func (r *registry) drain(id string) verdict {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -235,7 +235,7 @@ func (r *registry) drain(id string) verdict {
 	return done
 }
 
-// remove lets an engine leave that has been registered by HTTP.
+// remove removes an engine that was registered by HTTP.
 func (r *registry) remove(id string) verdict {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -255,7 +255,7 @@ func (r *registry) remove(id string) verdict {
 	return done
 }
 
-// listed is an engine as GET /v1/endpoints tells of it.
+// listed is an engine as GET /v1/endpoints shows it.
 type listed struct {
 	discovery.Endpoint
 	pinged bool
@@ -276,12 +276,12 @@ func (r *registry) list() []listed {
 	return all
 }
 
-// peer is a connection by which engines are announced: a channel that is closed when it has gone.
+// peer is a connection that announces engines: a channel that is closed when the connection has ended.
 type peer <-chan struct{}
 
-// speaksFor reports whether a peer may say something else of an engine than what is known of it. That is who announced
-// it, unless he has gone or has not been heard for as long as engines are kept. Else each could turn the others'
-// engines away, or lead requests elsewhere.
+// speaksFor reports whether a peer may change what is known about an engine. The engine's owner may. Another peer may
+// only if the owner's connection has ended or has not announced the engine for the expiry time. Otherwise each peer
+// could turn other engines away, or lead requests elsewhere.
 func (r *registry) speaksFor(from peer, e *entry, now time.Time) bool {
 	select {
 	case <-e.owner:
@@ -291,7 +291,7 @@ func (r *registry) speaksFor(from peer, e *entry, now time.Time) bool {
 	}
 }
 
-// ping takes an announcement by ZeroMQ.
+// ping handles an announcement by ZeroMQ.
 func (r *registry) ping(p *announcement, from peer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -308,10 +308,10 @@ func (r *registry) ping(p *announcement, from peer) {
 		return
 	}
 	if old != nil && old.endpoint.Phase == discovery.PhaseDraining {
-		e.Phase = discovery.PhaseDraining // an operator said so
+		e.Phase = discovery.PhaseDraining // an operator has drained it
 	}
 	same := old != nil && equal(&old.endpoint, &e) && old.zmq == p.zmq
-	moved := r.entries[r.byZMQ[p.zmq]] // what the engine was before, under another address
+	moved := r.entries[r.byZMQ[p.zmq]] // the same engine under its old address
 	if moved == old {
 		moved = nil
 	}
@@ -346,14 +346,14 @@ func (r *registry) count(into func(*Counts) *int64) {
 	*into(&r.counts)++
 }
 
-// equal compares all that an announcement can say.
+// equal compares everything that an announcement can say.
 func equal(a, b *discovery.Endpoint) bool {
 	return a.ID == b.ID && a.URL.String() == b.URL.String() && a.Role == b.Role && a.Phase == b.Phase &&
 		a.Group == b.Group &&
 		a.Zone == b.Zone && a.Model == b.Model && a.Version == b.Version && maps.Equal(a.Attributes, b.Attributes)
 }
 
-// sameEngine is equal for URLs that lead to one engine.
+// sameEngine returns equal texts for URLs that lead to the same engine.
 func sameEngine(u *url.URL) string {
 	port := u.Port()
 	if port == "" {

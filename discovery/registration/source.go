@@ -16,7 +16,7 @@ import (
 	"github.com/pdkit/pdkit/internal/zmtp"
 )
 
-// Limits of the HTTP side's connections. Bodies are small, and nothing streams.
+// Limits of the HTTP side's connections. Bodies are small, and no response streams.
 const (
 	headerTimeout  = 5 * time.Second
 	exchange       = 10 * time.Second
@@ -26,23 +26,23 @@ const (
 	lastWords      = time.Second
 )
 
-// gather is the pause between two snapshots, so that a burst of announcements makes a few and not one each.
+// gather is the pause between two snapshots, so that a burst of announcements makes few snapshots.
 const gather = 5 * time.Millisecond
 
-// Counts are what came in since New. None of it is an error of the source's.
+// Counts are numbers of messages and connections since New. None of them is an error of the source.
 type Counts struct {
-	Pings     int64 // ZeroMQ messages of engines that are on the list for it
+	Pings     int64 // ZeroMQ messages that put an engine on the list or kept it there
 	Hellos    int64 // {"type": "HELLO"}
-	Malformed int64 // ZeroMQ messages that are none of the known ones
-	Held      int64 // ZeroMQ messages of engines that are registered by HTTP, or that another connection speaks for
-	Surplus   int64 // ZeroMQ messages of engines that were too many
-	Refused   int64 // ZeroMQ connections of peers that do not speak ZMTP as a DEALER, or are too many
+	Malformed int64 // ZeroMQ messages of no known form
+	Held      int64 // ZeroMQ messages about engines that are registered by HTTP, or that another connection owns
+	Surplus   int64 // ZeroMQ messages about engines beyond MaxEndpoints or a connection's limit
+	Refused   int64 // ZeroMQ connections of peers that do not speak ZMTP as a DEALER, or beyond the limit
 }
 
-// Source is a [discovery.Source] of engines that announce themselves. All methods may be called at any time and by any
-// number of goroutines; it may be watched by several sets at once.
+// Source is a [discovery.Source] for engines that announce themselves. All methods are safe for concurrent use at any
+// time. Several sets may watch it at once.
 //
-// What is announced outlives Close and a later Start, until it expires.
+// Announced engines stay on the list over Close and a later Start, until they expire.
 type Source struct {
 	opts     Options
 	registry *registry
@@ -52,7 +52,7 @@ type Source struct {
 	run *running
 }
 
-// running is what Start has opened.
+// running holds what Start has opened.
 type running struct {
 	zmq    *zmtp.Listener
 	http   *http.Server
@@ -62,9 +62,9 @@ type running struct {
 	detach func() bool
 }
 
-// Start opens the listeners that the options name, and returns once engines can announce themselves. They are closed by
-// Close, or when ctx ends. The error says which of them could not be opened; then none is. Starting twice is starting
-// once.
+// Start opens the listeners that the options name, and returns when engines can announce themselves. Close closes them,
+// and so does the end of ctx. If one cannot be opened, Start opens none, and the error names it. A second Start without
+// Close does nothing.
 func (s *Source) Start(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +92,7 @@ func (s *Source) Start(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the listeners and waits for all that Start has started. It returns nil. Closing twice is closing once.
+// Close closes the listeners and waits for all goroutines of Start. It returns nil. A second Close does nothing.
 func (s *Source) Close() error {
 	s.mu.Lock()
 	r := s.run
@@ -106,7 +106,7 @@ func (s *Source) Close() error {
 
 func (s *Source) end(r *running) error {
 	s.mu.Lock()
-	defer s.mu.Unlock() // held to the end: a Start must find the addresses free
+	defer s.mu.Unlock() // until the end: a Start must find the addresses free
 	r.close()
 	if s.run == r {
 		s.run = nil
@@ -138,7 +138,7 @@ func (r *running) openHTTP(ctx context.Context, address string, h http.Handler) 
 		},
 		ErrorLog: silent,
 	}
-	r.wg.Go(func() { _ = r.http.Serve(ln) }) // ends by close; what cannot be accepted now is tried again by it
+	r.wg.Go(func() { _ = r.http.Serve(ln) }) // it ends by close; Serve retries failing accepts
 	return nil
 }
 
@@ -158,7 +158,7 @@ func (r *running) close() {
 	})
 }
 
-// Addr is where the ZeroMQ side listens, HTTPAddr where the HTTP side does: "" for one that is not open.
+// Addr returns the address of the ZeroMQ listener, or "" if it is not open.
 func (s *Source) Addr() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *Source) Addr() string {
 	return s.run.zmq.Addr().String()
 }
 
-// HTTPAddr is where the HTTP side listens, or "".
+// HTTPAddr returns the address of the HTTP listener, or "" if it is not open.
 func (s *Source) HTTPAddr() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,19 +178,19 @@ func (s *Source) HTTPAddr() string {
 	return s.run.addr.String()
 }
 
-// Handler is the HTTP side, for programs that serve it themselves, whether Start was called or not. It is no handler
-// for clients of the engines: whoever can reach it has their prompts sent where he wants.
+// Handler returns the HTTP side, for programs that serve it themselves, with or without Start. Do not expose it to
+// clients of the engines: whoever reaches it can have their prompts sent to himself.
 func (s *Source) Handler() http.Handler { return s.handler }
 
-// Counts returns what came in.
+// Counts returns the counters.
 func (s *Source) Counts() Counts {
 	s.registry.mu.Lock()
 	defer s.registry.mu.Unlock()
 	return s.registry.counts
 }
 
-// Watch publishes what is announced, an empty list at first, until ctx ends. It needs no Start, and lives through
-// Close.
+// Watch publishes the announced engines until ctx ends; the first list may be empty. It needs no Start, and goes on
+// after Close.
 func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

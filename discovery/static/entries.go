@@ -28,13 +28,13 @@ const (
 	roleRemedy = "write prefill, decode, both or encode"
 )
 
-// Endpoints makes endpoints of entries. The error tells all faults of all entries, each a [config.FieldError] whose
-// path begins with the entry's number in brackets, and never holds a value of an entry. The list then holds the entries
-// without a fault.
+// Endpoints converts entries. The error joins all faults of all entries. Each is a [config.FieldError] whose path
+// begins with the entry's number in brackets, and holds no value of an entry. The list then has the entries without a
+// fault.
 func Endpoints(entries []Entry) ([]discovery.Endpoint, error) {
 	var errs []error
 	list := make([]discovery.Endpoint, 0, len(entries))
-	engines := make(map[string]int, len(entries)) // by where they are reached
+	engines := make(map[string]int, len(entries)) // by the URL's host, port and path
 	names := make(map[string]int, len(entries))   // by ID
 	for i, entry := range entries {
 		at := fmt.Sprintf("[%d]", i)
@@ -79,7 +79,7 @@ func (n Entry) endpoint() (discovery.Endpoint, error) {
 		fault("url", "is missing", urlRemedy)
 	} else if e, err = discovery.New(n.URL, role); err != nil {
 		what, _, _ := strings.Cut(err.Error(), ": want")
-		if strings.HasPrefix(what, "scheme ") { // which repeats it
+		if strings.HasPrefix(what, "scheme ") { // the text that follows repeats a value of the entry
 			what = "the scheme is not http or https"
 		}
 		fault("url", "is not an engine's address ("+what+")", urlRemedy)
@@ -88,7 +88,7 @@ func (n Entry) endpoint() (discovery.Endpoint, error) {
 	return e, errors.Join(errs...)
 }
 
-// sameEngine returns a text that is equal for URLs that lead to one engine.
+// sameEngine returns equal texts for URLs that lead to the same engine.
 func sameEngine(u *url.URL) string {
 	port := u.Port()
 	if port == "" {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package static is a discovery source of endpoints that are known when the program starts and never change.
+// Package static is a discovery source for endpoints that are known at the start of the program and never change.
 package static
 
 import (
@@ -12,16 +12,16 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Source publishes one list. It may be watched by any number of sets at once.
+// Source publishes one list. Any number of sets may watch it at once.
 type Source struct {
 	endpoints []discovery.Endpoint
 }
 
 // New returns a source of endpoints, in their order. An endpoint without an ID gets its URL's host, port and path as
-// one. New refuses what [discovery.Endpoint.Validate] refuses, and two endpoints of one ID: an engine that serves
-// prefill and decode under one URL is one endpoint of role both. No endpoints at all is a list too.
+// its ID. New refuses what [discovery.Endpoint.Validate] refuses, and two endpoints with one ID; an engine that serves
+// prefill and decode under one URL is one endpoint of role both. The list may be empty.
 //
-// The endpoints are copied, with their URLs and attributes.
+// New copies the endpoints, their URLs and attributes.
 func New(endpoints ...discovery.Endpoint) (*Source, error) {
 	s := &Source{endpoints: make([]discovery.Endpoint, 0, len(endpoints))}
 	first := make(map[string]int, len(endpoints))

@@ -263,7 +263,7 @@ func TestWeightsAreKept(t *testing.T) {
 	require.Equal(t, "d3", x.Decode.ID, "an engine of weight 0 serves when no other can")
 }
 
-func TestTurnsGoFromEngineToEngineBeforeTheyGoToTheNextRank(t *testing.T) {
+func TestRoundRobinGoesFromEngineToEngineBeforeTheNextRank(t *testing.T) {
 	p := pick.New(newFleet(t, many(3, 1, "dpSize=4")...).Set, pick.RoundRobin())
 	last := ""
 	for range 24 {
@@ -275,7 +275,7 @@ func TestTurnsGoFromEngineToEngineBeforeTheyGoToTheNextRank(t *testing.T) {
 
 // Round robin skips an engine that cannot serve now (role both, and it is the decode engine itself; or a cooldown). The
 // others still get their share, and the skipped engine gets its own again afterwards.
-func TestTurnsPassOverNobodyForEver(t *testing.T) {
+func TestRoundRobinSkipsNoEngineForEver(t *testing.T) {
 	p := pick.New(newFleet(t, ep("p", prefill), ep("d", decode), ep("x", both)).Set, pick.RoundRobin())
 	prefills := map[string]int{}
 	for range 24 {

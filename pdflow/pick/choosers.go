@@ -39,7 +39,7 @@ const (
 	weightMost  = 1_000_000
 )
 
-// weigh sums the weights up, so that a random number finds its target by halving.
+// weigh adds the weights up, so that a binary search finds the target of a random number.
 func (l *list) weigh() {
 	l.weights = make([]uint64, len(l.targets))
 	sum := uint64(0)
@@ -122,7 +122,7 @@ func (sticky) choose(l *list, q *query) *target {
 	return q.lighter(l)
 }
 
-// chosen notes a pair that meets, at the pick: that is when the engines begin to exchange addresses.
+// chosen remembers the pair at the time of the pick, since that is when its engines begin to exchange addresses.
 func (sticky) chosen(q *query, first, second *target) {
 	if second == nil {
 		return

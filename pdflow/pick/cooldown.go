@@ -35,7 +35,7 @@ type cooldown struct {
 // engineCooling reports whether an engine is in a cooldown.
 func (c *cooldowns) engineCooling(id string) bool { return c.active(cooldownKey{engine: id}) }
 
-// pairCooling reports whether two engines that are both well should not meet now.
+// pairCooling reports whether a pair is in a cooldown. Each of its engines may serve with others meanwhile.
 func (c *cooldowns) pairCooling(prefill, decode string) bool {
 	return c.active(cooldownKey{prefill, decode})
 }
@@ -98,7 +98,8 @@ func (c *cooldowns) forget(keys ...cooldownKey) {
 	c.n.Store(int64(len(c.m)))
 }
 
-// sweep drops what is of no use any more: engines that are gone leave nothing behind. c.mu is held.
+// sweep drops entries whose cooldown ended more than cooldownMost ago, so that engines that left the set leave nothing
+// behind. The caller holds c.mu.
 func (c *cooldowns) sweep(now time.Time) {
 	for key, x := range c.m {
 		if now.Sub(x.until) > cooldownMost {

@@ -4,6 +4,6 @@
 //
 //	picker := pick.New(set, pick.PrefixAffinity())
 //
-// What can meet is found once per snapshot and connector; a [Policy] then chooses among it. A choice follows from the
-// snapshot, from what the policy has seen so far, and from a seed.
+// The picker finds once per snapshot and connector which engines can form a pair. A [Policy] then chooses one of these
+// pairs. The choice depends on the snapshot, on what the policy has seen so far, and on a seed.
 package pick

@@ -26,14 +26,15 @@ const maxNamed = 64
 
 // HeaderOptions are the settings of [FromHeader].
 type HeaderOptions struct {
-	// Header holds one or several host:port, separated by commas or in lines of their own, as llm-d's sidecar takes it;
-	// http:// before a host is ignored, as there. Default [PrefillerHeader].
+	// Header names the header. Its value is one or several host:port, separated by commas or in several header lines,
+	// as llm-d's sidecar accepts them; http:// before a host is ignored, as there. Default [PrefillerHeader].
 	Header string
-	// Sample chooses the engine that is tried first: a number from 0 to n-1. Default: always the first, llm-d's
-	// default; rand.IntN is its --enable-prefiller-sampling. It must be safe for concurrent use.
+	// Sample chooses which of n named engines is tried first, as a number from 0 to n-1. The default is always the
+	// first, which is llm-d's default, too; rand.IntN does what llm-d's --enable-prefiller-sampling does. Sample must
+	// be safe for concurrent use.
 	Sample func(n int) int
-	// PairOnly is for connectors whose decode engines cannot serve alone (PairOnly of [connector.Traits]): a request
-	// without the header is refused. Otherwise decode serves it alone, as llm-d has it.
+	// PairOnly refuses requests without the header. Set it for connectors whose decode engines cannot serve alone
+	// (PairOnly of [connector.Traits]). Without it the decode engine serves such a request alone, as in llm-d.
 	PairOnly bool
 }
 
@@ -45,7 +46,7 @@ type fromHeader struct {
 	judge  atomic.Pointer[judge]
 }
 
-// judge knows who can meet by the connector of the last pick: nearly always there is but one.
+// judge keeps the pairing rules of the connector of the last pick, since there is nearly always only one connector.
 type judge struct {
 	key viewKey
 	*pairing
@@ -57,21 +58,21 @@ type listed struct {
 	at   map[string]*discovery.Endpoint
 }
 
-// FromHeader is the picker of a sidecar: the client, which is a scheduler, names the prefill engine, and decode is
-// always the engine beside the sidecar. A nil o means the defaults.
+// FromHeader returns the picker of a sidecar. The client is a scheduler and names the prefill engine in a header;
+// decode is always the engine beside the sidecar. A nil o means the defaults.
 //
-// A header is not trusted: it chooses among the set's endpoints of role prefill or both, by host and port, and nothing
-// else. A request that names any other is refused ([pdflow.CodeInvalid], 400), and so is one whose header cannot be
-// read. Hosts are compared as they are written: names without regard to case, addresses in any spelling, but a name
-// never with its address. (llm-d's sidecar compares hosts alone, if it is told to compare at all.)
+// The picker does not trust the header. A client can only choose among the set's endpoints of role prefill or both, by
+// host and port. A request that names another engine, or whose header cannot be read, is refused with
+// [pdflow.CodeInvalid] (400). Host names are compared without regard to case, and addresses in any spelling; a name
+// never equals an address. (llm-d's sidecar compares hosts alone, and only if it is configured to.)
 //
-// So is a request that names an engine which cannot exchange KV with decode by the rules of [New], the connector's own
-// among them, as far as the set knows the one and decode's model, version and attributes tell the other. Only the group
-// is not looked at: the scheduler has paired them.
+// The picker also refuses an engine that cannot exchange KV with decode by the rules of [New], which include the
+// connector's own. It judges by what the set knows about the named engine and by decode's model, version and
+// attributes. It does not compare groups, since the scheduler has formed the pair.
 //
-// Of several engines it takes the first that is ready, and at a further attempt the first that has not failed the
-// request yet, if there is one. If none is ready, or before the set's first snapshot, the error wraps
-// [pdflow.CodeNoEndpoint]. An encode stage is not picked for.
+// If the header names several engines, the first attempt takes the first ready one, and a later attempt the first ready
+// one that has not failed this request yet, if there is one. If none is ready, or before the set's first snapshot, the
+// error wraps [pdflow.CodeNoEndpoint]. The picker names no encode engines.
 func FromHeader(set *discovery.Set, decode discovery.Endpoint, o *HeaderOptions) pdflow.Picker {
 	f := &fromHeader{set: set, decode: decode}
 	if o != nil {
@@ -101,7 +102,7 @@ func (f *fromHeader) Ready(in *pdflow.PickInput) error {
 // Pick does not block.
 func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	pick := pdflow.Pick{Decode: f.decode}
-	again := in.Attempt > 1 // the header was good at the first attempt; engines may have left the list since
+	again := in.Attempt > 1 // the header was good at the first attempt, but engines may have left the list since
 	prefill, named, err := f.prefill(in, again)
 	switch {
 	case err != nil && (!in.Single || !again && pdflow.CodeOf(err) == pdflow.CodeInvalid):
@@ -120,7 +121,7 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 
 // prefill returns the engine that the header names; named is false if it names none.
 func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.Endpoint, named bool, err error) {
-	var few [4]*discovery.Endpoint // nearly always there is one
+	var few [4]*discovery.Endpoint // nearly always one is enough
 	candidates := few[:0]
 	who := f.pairing(in.Connector)
 	for _, line := range in.Header[f.o.Header] {
@@ -133,7 +134,8 @@ func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.End
 			if !ok || len(candidates) == maxNamed {
 				return nil, true, f.refused("is not a list of host:port")
 			}
-			if found == nil && !again && l.snap.Version > 0 { // else nothing is known of anybody yet
+			// before the first snapshot the picker cannot tell whether the engine exists
+			if found == nil && !again && l.snap.Version > 0 {
 				return nil, true, f.refused("names an engine that is not a prefill engine here")
 			}
 			if found != nil && who.gap(found, &f.decode) != gapNone {
@@ -185,12 +187,12 @@ func (f *fromHeader) choose(candidates []*discovery.Endpoint, in *pdflow.PickInp
 	return second
 }
 
-// refused names the header, as the parameter at fault, and not what was in it.
+// refused returns an error that names the header as the parameter at fault, without the header's value.
 func (f *fromHeader) refused(problem string) error {
 	return &pdflow.Error{Code: pdflow.CodeInvalid, Phase: "pick", Param: f.o.Header, Message: problem}
 }
 
-// load makes the index of a snapshot once.
+// load returns the index of the latest snapshot; it builds each index once.
 func (f *fromHeader) load() *listed {
 	snap := f.set.Load()
 	l := f.listed.Load()
@@ -216,16 +218,16 @@ func (f *fromHeader) load() *listed {
 	return l
 }
 
-// find returns nil for an engine that is not there; ok is false for what is no host:port.
+// find returns nil if no engine has that address; ok is false if text is not host:port.
 func (l *listed) find(text string) (e *discovery.Endpoint, ok bool) {
-	if e = l.at[text]; e != nil { // it is written as the index has it
+	if e = l.at[text]; e != nil { // text is spelled as in the index
 		return e, true
 	}
 	key, ok := hostPort(strings.TrimPrefix(text, "http://"))
 	return l.at[key], ok
 }
 
-// hostPort brings an address into the form in which addresses are compared.
+// hostPort returns an address in the spelling in which addresses are compared.
 func hostPort(text string) (string, bool) {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil || host == "" || len(host) > 253 {

@@ -7,15 +7,15 @@ import (
 	"math/bits"
 )
 
-// The hash is the package's own, since maphash differs from process to process, and policies must follow from their
-// seed. Nothing but speed depends on its quality, and the seed is secret where clients choose what is hashed.
+// This package has its own hash because maphash gives other values in each process, and a policy's choices must follow
+// from its seed. A bad hash would only cost speed. The seed is secret where clients choose what is hashed.
 
 const (
 	mixA = 0x9e3779b97f4a7c15
 	mixB = 0xd6e8feb86659fd93
 )
 
-// mix folds a product of 128 bits.
+// mix multiplies to 128 bits and folds the two halves with xor.
 func mix(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a^mixA, b^mixB)
 	return hi ^ lo
@@ -36,7 +36,7 @@ func hashBytes(seed uint64, b []byte) uint64 {
 	return scramble(h)
 }
 
-// scramble is the finalizer of splitmix64: neighbouring numbers come out far apart.
+// scramble is the finalizer of splitmix64: it maps neighbouring numbers to numbers far apart.
 func scramble(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9

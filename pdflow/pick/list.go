@@ -19,34 +19,34 @@ const (
 
 func (l leg) other() leg { return 1 - l }
 
-// target is what a policy chooses: one data-parallel rank of one engine, or an engine whose ranks nobody tells apart.
+// target is what a policy chooses: one data-parallel rank of one engine, or a whole engine if its ranks are not known.
 type target struct {
 	endpoint *discovery.Endpoint
-	rank     int32 // -1: not told apart
+	rank     int32 // -1: the engine's ranks are not known
 	leg      leg
-	lonely   bool  // among its peers is nobody but its own engine
-	peers    *list // of the other leg, all that it can meet; nil on the second leg
+	lonely   bool  // its only possible peer is its own engine
+	peers    *list // all targets of the other leg that it can form a pair with; nil on the second leg
 	slot     *slot // nil if the policy needs no loads
 }
 
-// list is targets to choose from, with what the policy looks up. All but the counters stays as it was made.
+// list is the targets that a policy chooses from, with the indexes that the policy needs. Only its counters change.
 type list struct {
 	targets  []*target
-	engines  int            // distinct ones
-	position *atomic.Uint64 // counts on over snapshots
+	engines  int            // how many different engines
+	position *atomic.Uint64 // of round robin; it goes on when a new snapshot replaces the list
 	total    atomic.Int64   // tokens in flight on all targets
 
 	tree    *tree
 	ring    ring
-	weights []uint64         // of targets up to and with this one
-	zones   map[string]*list // with nothing of their own but targets
+	weights []uint64         // running sums: entry i is the weights of targets 0 to i
+	zones   map[string]*list // these lists have targets and no indexes
 	index   map[uint32]int32 // targets by slot
 }
 
-// needs is what a policy wants to find ready in lists.
+// needs says which indexes a policy wants in its lists.
 type needs struct {
 	loads, tree, ring, weights, zones bool
-	index, indexPeers                 bool // of what is chosen first, of the other leg
+	index, indexPeers                 bool // index for the leg that is chosen first, indexPeers for the other
 }
 
 func newList(targets []*target, position *atomic.Uint64, n needs) *list {
@@ -85,7 +85,7 @@ func newList(targets []*target, position *atomic.Uint64, n needs) *list {
 	return l
 }
 
-// byRank puts all first ranks before all second ones, so that round robin goes from engine to engine.
+// byRank puts rank 0 of all engines before rank 1 of all engines, so that round robin goes from engine to engine.
 func byRank(targets []*target) []*target {
 	if slices.ContainsFunc(targets, func(t *target) bool { return t.rank > 0 }) {
 		slices.SortStableFunc(targets, func(a, b *target) int { return int(max(a.rank, 0) - max(b.rank, 0)) })
@@ -93,5 +93,5 @@ func byRank(targets []*target) []*target {
 	return targets
 }
 
-// mean is the load of the average target.
+// mean is the average load of a target, in tokens.
 func (l *list) mean() int64 { return l.total.Load() / int64(max(len(l.targets), 1)) }

@@ -12,18 +12,18 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// slot is what is known of one rank of one engine for as long as the engine is listed: it outlives snapshots, and is
-// the same for all views of a picker.
+// slot is the state of one rank of one engine. It lives as long as the engine is listed, over many snapshots, and all
+// views of a picker share it.
 type slot struct {
-	id     uint32 // never used again by the same picker
+	id     uint32 // a picker never uses an id twice
 	hash   uint64 // of the engine's ID and the rank
 	load   atomic.Int64
 	served atomic.Int64
-	met    [metMost]atomic.Uint32 // slots of prefill engines, 0 for none; see Sticky
-	seen   uint64                 // the registry's
+	met    [metMost]atomic.Uint32 // slots of the prefill engines that it was paired with, 0 for none; see Sticky
+	seen   uint64                 // the number of the snapshot in which the registry last saw it
 
-	mu  sync.Mutex // load changes together with the totals of the lists that count it
-	cur []member   // of the tables in use: one of each view, and two while one takes the other's place
+	mu  sync.Mutex // held while load changes, so that it changes together with the totals of the lists that count it
+	cur []member   // its places in the tables in use: one per view, or two while a new table replaces an old one
 }
 
 // member is a slot's place in a list.
@@ -32,7 +32,7 @@ type member struct {
 	i    int32
 }
 
-// add changes the load by tokens, in all lists that the slot is in.
+// add adds tokens to the load, here and in the totals of all lists that count this slot.
 func (s *slot) add(tokens int64) {
 	s.mu.Lock()
 	s.load.Add(tokens)
@@ -45,7 +45,7 @@ func (s *slot) add(tokens int64) {
 	s.mu.Unlock()
 }
 
-// join counts the loads of the list's targets in it from now on.
+// join adds the loads of the list's targets to its total, and keeps the total up to date from now on.
 func (l *list) join() {
 	for i, t := range l.targets {
 		s := t.slot
@@ -56,7 +56,7 @@ func (l *list) join() {
 	}
 }
 
-// leave ends that.
+// leave stops what join started.
 func (l *list) leave() {
 	for _, t := range l.targets {
 		s := t.slot
@@ -66,7 +66,7 @@ func (l *list) leave() {
 	}
 }
 
-// registry holds the slots of the engines in the latest snapshot that any view has taken over.
+// registry holds the slots of all engines in the newest snapshot that any view has loaded.
 type registry struct {
 	seed   uint64
 	ids    uint32
@@ -74,8 +74,8 @@ type registry struct {
 	slots  map[string][]*slot // by endpoint and rank
 }
 
-// follow brings the registry to a snapshot. An engine that is listed but not ready keeps its slots: streams may still
-// run there. So does one whose number of ranks changes, for the ranks that it had.
+// follow updates the registry to a snapshot. An engine that is listed but not ready keeps its slots, since streams may
+// still run there. So does an engine whose number of ranks changes, for the ranks that it had.
 func (r *registry) follow(snap *discovery.Snapshot) {
 	if r.slots == nil {
 		r.slots = make(map[string][]*slot, len(snap.Endpoints))
@@ -99,13 +99,13 @@ func (r *registry) follow(snap *discovery.Snapshot) {
 	}
 }
 
-// ticket is the load of one attempt, from Pick to Done; that of its prefill leg to PrefillDone, if it comes first.
+// ticket holds the load of one attempt: until Done, and for the prefill leg until PrefillDone if that comes first.
 type ticket struct {
 	p     *picker
 	slots [2]*slot
 	cost  [2]int64
 	open  [2]atomic.Bool
-	ended func()                // bound once, as is done, so that a pick allocates nothing
+	ended func()                // made once per ticket, like done, so that a pick allocates nothing
 	done  func(*pdflow.Outcome) //
 }
 
@@ -133,7 +133,7 @@ func (t *ticket) endPrefill() {
 	}
 }
 
-// end takes the load away, once.
+// end removes the attempt's load. Later calls do nothing.
 func (t *ticket) end(o *pdflow.Outcome) {
 	t.endPrefill()
 	if !t.open[decodeLeg].CompareAndSwap(true, false) {

@@ -12,16 +12,16 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// pairing is who can meet whom with one connector.
+// pairing holds the rules, for one connector, by which two engines can form a pair.
 type pairing struct {
-	// with the picker's own rules before the connector's; zero if the caller names no connector
+	// PairRules are the picker's own and then the connector's. If the caller names no connector, all else is zero.
 	traits     connector.Traits
 	checkers   []connector.EndpointChecker
-	decisive   []string // the attributes that decide, in the order in which they are judged
+	decisive   []string // the attributes that rules look at, in the order in which the rules are checked
 	anyVersion bool
 }
 
-// newPairing asks the connector what it declares. nil is a picker's caller that names none.
+// newPairing reads the connector's traits. c is nil for a caller that names no connector.
 func newPairing(c connector.KVConnector, o *options) *pairing {
 	p := &pairing{anyVersion: o.anyVersion}
 	if c != nil {
@@ -39,12 +39,12 @@ func newPairing(c connector.KVConnector, o *options) *pairing {
 	return p
 }
 
-// unfit reports whether the connector could do nothing with an engine: each request to it would fail.
+// unfit reports whether the connector cannot use an engine at all, so that each request to it would fail.
 func (p *pairing) unfit(e *discovery.Endpoint) bool {
 	return slices.ContainsFunc(p.checkers, func(c connector.EndpointChecker) bool { return c.CheckEndpoint(*e) != nil })
 }
 
-// gap is what keeps two engines from meeting. The greater it is, the nearer they are to a pair.
+// gap says why two engines cannot form a pair. Gaps are ordered: the greater, the more rules the engines fulfil.
 type gap int
 
 const (
@@ -52,14 +52,14 @@ const (
 	gapConnector
 	gapModel
 	gapVersion
-	gapRule     // and those after it: the attributes that decide
+	gapRule     // this and the following numbers: the rule of decisive[gap-gapRule]
 	gapNone gap = 1 << 30
 )
 
-// gap judges a prefill and a decode engine of one group. What a source does not know ("") forbids nothing.
+// gap compares a prefill and a decode engine of one group. A value that the source does not know ("") fits any.
 func (p *pairing) gap(pre, dec *discovery.Endpoint) gap {
 	d := *dec
-	d.Group = pre.Group // tables compare groups by themselves
+	d.Group = pre.Group // the tables handle groups
 	if p.anyVersion {
 		d.Version = pre.Version
 	}
@@ -79,7 +79,7 @@ func (p *pairing) gap(pre, dec *discovery.Endpoint) gap {
 	return gapVersion
 }
 
-// tell says why nobody can meet; g is the smallest gap that there is.
+// tell says why no pair can be formed. g is the gap of the nearest pair.
 func (p *pairing) tell(g gap) string {
 	const none = "no prefill and decode engines that can exchange KV are ready: "
 	switch g {
@@ -98,22 +98,22 @@ func (p *pairing) tell(g gap) string {
 	return "no pair is ready"
 }
 
-// class is the engines that are alike in all that decides who can meet whom. A fleet has few of them, so that
-// compatibility is asked between classes, once per snapshot, and never between engines.
+// class is all engines that are equal in everything the pairing rules look at. A fleet has few classes, so the picker
+// compares classes, once per snapshot, and never single engines.
 type class struct {
 	key    classKey
 	number uint64
-	sample *discovery.Endpoint // any of them
-	legs   [2][]target         // its ready engines of each leg, a target for each rank
-	// for those of the leg that is chosen first: whom they can meet, nil if there is nobody
+	sample *discovery.Endpoint // any engine of the class
+	legs   [2][]target         // its ready engines for each leg, one target per rank
+	// for a class of the leg that is chosen first: the targets it can form a pair with, nil if there are none
 	partners *list
 }
 
-// classKey is a class's identity. attributes are those that decide, each ended by a byte that stands in none; "" if
-// there are none.
+// classKey identifies a class. attributes holds the values of the decisive attributes, each followed by a byte that
+// occurs in no value; it is "" if there are none.
 type classKey struct{ group, model, version, attributes string }
 
-// attributes appends the values of an endpoint's attributes that decide, to tell classes apart.
+// attributes appends the values of an endpoint's decisive attributes, for its classKey.
 func (p *pairing) attributes(b []byte, e *discovery.Endpoint) []byte {
 	if len(e.Attributes) == 0 {
 		return b

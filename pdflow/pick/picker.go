@@ -12,13 +12,13 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// chooser is a policy at work. choose returns a target of l, which is not empty, or nil; where what it returns is not
-// good, or nil, the picker looks through the list by itself. It is called by many goroutines at once.
+// chooser makes a policy's choices. choose returns a target of l, which is not empty, or nil. If the target is nil or
+// not good, the picker scans the list itself. Many goroutines call choose at once.
 type chooser interface {
 	choose(l *list, q *query) *target
 }
 
-// learner is a chooser that wants to know what became of its choices. second is nil for a single engine.
+// learner is a chooser that is told each choice. second is nil if one engine serves the whole request.
 type learner interface {
 	chosen(q *query, first, second *target)
 }
@@ -37,7 +37,7 @@ type picker struct {
 	tickets      sync.Pool
 
 	views atomic.Pointer[views]
-	mu    sync.Mutex // of what makes and drops tables
+	mu    sync.Mutex // held while tables are made or dropped
 	snap  *discovery.Snapshot
 	known registry
 }
@@ -93,7 +93,7 @@ func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, err
 	v := p.view(in)
 	t := p.load(v)
 	choice, ok := p.pick(t, in)
-	if !ok && t.snap != p.set.Load() { // the newer snapshot may have what this one lacks
+	if !ok && t.snap != p.set.Load() { // the newer snapshot may have a pair
 		t = p.rebuild(v)
 		choice, ok = p.pick(t, in)
 	}
@@ -123,7 +123,7 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 	}
 	prefill, decode := second, first
 	if first.leg == prefillLeg {
-		if prefill, decode = first, second; second == nil { // of role both, and alone: it serves the whole request
+		if prefill, decode = first, second; second == nil { // a single engine of role both serves the whole request
 			prefill, decode = nil, first
 		}
 	}
@@ -171,7 +171,7 @@ func (p *picker) Ready(in *pdflow.PickInput) error {
 	return nil
 }
 
-// choose takes the policy's choice if that is good, else the best there is.
+// choose returns the policy's choice if that is good, else the best target of the list.
 func (p *picker) choose(l *list, q *query) *target {
 	if t := p.chooser.choose(l, q); t != nil && q.rank(t) == good {
 		return t
@@ -217,10 +217,11 @@ func encoders(all []*discovery.Endpoint, q *query) []discovery.Endpoint {
 	return chosen
 }
 
-// besideAbove is the number of endpoints from which a table takes longer to make than a pick may.
+// besideAbove is a number of endpoints. A table for more of them takes longer to make than a pick may last, so it is
+// made in a goroutine of its own.
 const besideAbove = 256
 
-// load returns the view's table of the latest snapshot, or of the one before while a large one is being taken over.
+// load returns the view's table of the latest snapshot. While a large table is being made, it returns the previous one.
 func (p *picker) load(v *view) *table {
 	snap, t := p.set.Load(), v.table.Load()
 	switch {
@@ -250,7 +251,7 @@ func (p *picker) rebuild(v *view) *table {
 	return p.take(v)
 }
 
-// take brings a view to the latest snapshot. The lock is held.
+// take gives a view a table of the latest snapshot. The caller holds the lock.
 func (p *picker) take(v *view) *table {
 	snap, old := p.set.Load(), v.table.Load()
 	loads := p.policy.needs.loads
@@ -261,8 +262,8 @@ func (p *picker) take(v *view) *table {
 		}
 	}
 	t := newTable(snap, old, p.opts, &p.policy, v, &p.known)
-	// while both tables are in use, loads are counted in both: neither sends everybody to an engine whose load it does
-	// not see grow
+	// While both tables are in use, loads are counted in both. Otherwise picks with one table would not see the load
+	// that picks with the other one cause.
 	if loads {
 		t.join()
 	}

@@ -8,15 +8,16 @@ import (
 	"strings"
 )
 
-// Policy is one of this package's ways to choose a pair. It is a value without state, so that pickers can share it.
+// Policy is a way to choose a pair. It is a value without state, so pickers can share it.
 type Policy struct {
-	name  string
-	first leg // whose engine is chosen first; the other is one that it can meet
+	name string
+	// the leg whose engine is chosen first; the other engine is chosen from those that can form a pair with it
+	first leg
 	needs needs
 	make  func(*options) chooser
 }
 
-// String returns the policy's name, as [ParsePolicy] reads it, without what follows the name.
+// String returns the policy's name as [ParsePolicy] reads it, without a =VALUE.
 func (p Policy) String() string {
 	if p.make == nil {
 		return RoundRobin().name
@@ -30,36 +31,37 @@ func RoundRobin() Policy {
 	return Policy{name: "round-robin", first: decodeLeg, make: func(*options) chooser { return roundRobin{} }}
 }
 
-// Random takes both engines by chance. It knows no loads.
+// Random chooses both engines at random. It does not look at loads.
 func Random() Policy {
 	return Policy{name: "random", first: decodeLeg, make: func(*options) chooser { return random{} }}
 }
 
-// Weighted takes both engines by chance, in proportion to their attribute weight: a whole number up to a million, 100
-// without it. An engine of weight 0 serves only when no other can. The weight of an engine with ranks is that of each
-// rank.
+// Weighted chooses both engines at random, in proportion to their attribute weight: a whole number up to a million, 100
+// if an engine has none. An engine of weight 0 serves only when no other can. If an engine has ranks, each rank has its
+// weight.
 func Weighted() Policy {
 	return Policy{name: "weighted", first: decodeLeg, needs: needs{weights: true},
 		make: func(*options) chooser { return weighted{} }}
 }
 
-// LeastLoad takes the decode engine with the fewest tokens in flight, and the prefill engine with the fewest that it
-// can meet. A request counts on prefill until that leg has ended, with a quarter of its body's bytes; on decode until
-// its stream has ended, with its token limit on top (256 without one, at most 32,768).
+// LeastLoad chooses the decode engine with the fewest tokens in flight, and of the prefill engines that it can be
+// paired with the one with the fewest. A request counts on its prefill engine until the prefill leg has ended, with a
+// quarter of its body's bytes. It counts on its decode engine until the stream has ended, with the same and its token
+// limit (256 if it has none, at most 32,768).
 func LeastLoad() Policy {
 	return Policy{name: "least-load", first: decodeLeg, needs: needs{loads: true, tree: true},
 		make: func(*options) chooser { return leastLoad{} }}
 }
 
-// TwoChoices takes the less loaded of two random engines, on each leg. Loads count as for [LeastLoad].
+// TwoChoices chooses the less loaded of two random engines, for each leg. Loads count as for [LeastLoad].
 func TwoChoices() Policy {
 	return Policy{name: "two-choices", first: decodeLeg, needs: needs{loads: true},
 		make: func(*options) chooser { return twoChoices{} }}
 }
 
-// SessionAffinity sends requests with the same value of a header ("" is X-Session-Id) to the same pair, by consistent
-// hashing with bounded load: where an engine is loaded beyond [WithBound], the next one on the circle serves. Requests
-// without the header go by [TwoChoices].
+// SessionAffinity sends requests with the same value of a header ("" is X-Session-Id) to the same pair. It uses
+// consistent hashing with bounded load: if an engine's load is over [WithBound], the next one on the circle serves. A
+// request without the header is served as by [TwoChoices].
 func SessionAffinity(header string) Policy {
 	if header == "" {
 		header = "X-Session-Id"
@@ -69,25 +71,27 @@ func SessionAffinity(header string) Policy {
 		make: func(o *options) chooser { return &session{header, o.seed} }}
 }
 
-// PrefixAffinity sends a prompt to the prefill engine that has lately got the prompt with the longest beginning in
-// common, unless it is loaded beyond [WithBound]; then to one with a shorter beginning in common, else to the less
-// loaded of two. Decode engines go by [TwoChoices]. What engines got is remembered per model, in blocks of the prompt's
-// bytes, within [WithPrefixMemory]; it is an approximation, since what they hold they do not tell.
+// PrefixAffinity sends a prompt to the prefill engine that lately got the prompt with the longest common beginning, if
+// its load is within [WithBound]. Else it tries engines with a shorter common beginning, and at last takes the less
+// loaded of two random ones. Decode engines are chosen as by [TwoChoices]. The policy remembers per model which engine
+// got which blocks of prompts, within [WithPrefixMemory]. That is an approximation, since engines do not tell what they
+// hold.
 func PrefixAffinity() Policy {
 	return Policy{name: "prefix", first: prefillLeg, needs: needs{loads: true, index: true},
 		make: func(o *options) chooser { return newPrefixes(o) }}
 }
 
-// ZoneFirst takes decode engines of the zone ("" is any), and with each a prefill engine of its own zone, the less
-// loaded of two. Where a zone has none, or is loaded beyond [WithBound], other zones help.
+// ZoneFirst chooses decode engines of the zone ("" is any), and with each a prefill engine of the decode engine's zone,
+// the less loaded of two. If a zone has none, or its engine's load is over [WithBound], an engine of another zone
+// serves.
 func ZoneFirst(zone string) Policy {
 	return Policy{name: "zone", first: decodeLeg, needs: needs{loads: true, zones: true},
 		make: func(*options) chooser { return zoneFirst{zone} }}
 }
 
-// Sticky takes decode engines by [TwoChoices], and with each one of the last four prefill engines that it met, the
-// least loaded, unless all are loaded beyond [WithBound]: engines that meet for the first time exchange addresses first
-// (NIXL's handshake), which the request waits for.
+// Sticky chooses decode engines as [TwoChoices] does, and with each the least loaded of the last four prefill engines
+// that it was paired with, unless all of these are over [WithBound]. Two engines that are paired for the first time
+// exchange addresses first (NIXL's handshake), and the request waits for that.
 func Sticky() Policy {
 	return Policy{name: "sticky", first: decodeLeg, needs: needs{loads: true, indexPeers: true},
 		make: func(*options) chooser { return sticky{} }}

@@ -7,10 +7,10 @@ import (
 	"sync"
 )
 
-// prefixes is an approximate prefix tree over prompts. A node is a block of a prompt after all blocks before it; its
-// key, a hash of them all, is its path, so nodes need no links: they stand in a table of fixed size, and the node of a
-// set that was used the longest time ago makes room. A node names the last engines that got a prompt with this
-// beginning.
+// prefixes is an approximate prefix tree over prompts. A node stands for a block of a prompt together with all blocks
+// before it. Its key is the hash of all these blocks, so nodes need no links and live in a table of fixed size. A new
+// node replaces the node of its set that was used the longest time ago. A node holds the last engines that got a prompt
+// with this beginning.
 type prefixes struct {
 	seed   uint64
 	block  int
@@ -18,7 +18,7 @@ type prefixes struct {
 }
 
 const (
-	shardCount = 64 // so that two picks seldom want the same lock
+	shardCount = 64 // many, so that two picks seldom wait for the same lock
 	setNodes   = 8
 	ownersMost = 3
 	nodeBytes  = 24
@@ -32,7 +32,7 @@ type shard struct {
 
 type node struct {
 	key    uint64
-	used   uint32             // the shard's clock; 0: never
+	used   uint32             // the shard's clock at its last use; 0: never used
 	owners [ownersMost]uint32 // slots, the latest first; 0: none
 }
 
@@ -45,14 +45,14 @@ func newPrefixes(o *options) *prefixes {
 	return p
 }
 
-// set returns the shard of a key, and the nodes in which the key may stand. The shard must be locked to use them.
+// set returns the shard of a key, and the nodes that may hold the key. The caller locks the shard before it uses them.
 func (p *prefixes) set(key uint64) (*shard, []node) {
 	s := &p.shards[key%shardCount]
 	i := key / shardCount % uint64(len(s.nodes)/setNodes) * setNodes
 	return s, s.nodes[i : i+setNodes]
 }
 
-// owners returns who got a prompt that begins like this.
+// owners returns the engines that got a prompt with this beginning.
 func (p *prefixes) owners(key uint64) (owners [ownersMost]uint32, known bool) {
 	s, set := p.set(key)
 	s.mu.Lock()
@@ -65,12 +65,12 @@ func (p *prefixes) owners(key uint64) (owners [ownersMost]uint32, known bool) {
 	return owners, false
 }
 
-// own notes that an engine gets a prompt that begins like this.
+// own records that an engine gets a prompt with this beginning.
 func (p *prefixes) own(key uint64, slot uint32) {
 	s, set := p.set(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.clock++; s.clock == 0 { // once in 4 billion: an order that starts anew is soon right again
+	if s.clock++; s.clock == 0 { // once in 4 billion uses; the order is right again soon after
 		s.clock = 1
 	}
 	oldest := 0
@@ -88,7 +88,7 @@ func (p *prefixes) own(key uint64, slot uint32) {
 	set[oldest] = node{key: key, used: s.clock, owners: [ownersMost]uint32{slot}}
 }
 
-// promote puts an owner first; the one that was last may fall out.
+// promote puts an owner first. If the list is full, the last owner drops out.
 func (n *node) promote(slot uint32) {
 	last := slot
 	for i, o := range n.owners {
@@ -133,7 +133,8 @@ func (p *prefixes) choose(l *list, q *query) *target {
 	return q.lighter(l)
 }
 
-// chosen notes the whole prompt at the pick: the next request with it may come before this one has an answer.
+// chosen records the whole prompt at the time of the pick, since the next request with it may come before this one has
+// a response.
 func (p *prefixes) chosen(q *query, first, _ *target) {
 	for _, key := range q.prompt.chain {
 		p.own(key, first.slot.id)

@@ -4,17 +4,17 @@ package pick
 
 import "github.com/pdkit/pdkit/pdflow"
 
-// How good a target is for an attempt: a picker takes the best that is there, so that the last engines of a role are
-// used whatever they have done.
+// The ranks of a target for an attempt, best first. A picker takes the best target there is, so that the last engines
+// of a role are used whatever they have done.
 const (
 	good        = iota
-	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could meet are
-	avoided     // it failed this very request, or all that it could meet did
-	lonely      // it can meet nobody and would serve the whole request
-	never       // the same engine as the other leg's
+	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could be paired with are
+	avoided     // the engine failed this very request, or all engines that it could be paired with did
+	lonely      // it can be paired with no engine, and would serve the whole request
+	never       // it is the engine of the other leg
 )
 
-// query is one pick's state. It is pooled: policies must not keep it.
+// query is the state of one pick. It is pooled, so policies must not keep it.
 type query struct {
 	in        *pdflow.PickInput
 	single    bool // one engine serves the whole request
@@ -23,16 +23,16 @@ type query struct {
 	clean     bool // nothing is in a cooldown and nothing is to be avoided: the common case
 	random    uint64
 	number    uint64  // of the pick, counted by the picker
-	peer      *target // what was chosen for the other leg, nil while the first is
+	peer      *target // the target chosen for the other leg; nil while the first leg is chosen
 	cost      [2]int64
 
 	prompt prompt
 
-	memo     *list // a list none of whose engines is good by itself
+	memo     *list // a list of peers that has no good engine
 	memoRank int
 }
 
-// next returns the next random number: they follow from the seed and the number of the pick.
+// next returns the next random number. It follows from the seed and the pick's number.
 func (q *query) next() uint64 {
 	q.random += mixA
 	return scramble(q.random)
@@ -41,7 +41,7 @@ func (q *query) next() uint64 {
 // below returns a random number from 0 to n-1.
 func (q *query) below(n int) int { return int(q.next() >> 1 % uint64(n)) }
 
-// rank says how good a target is.
+// rank returns the rank of a target.
 func (q *query) rank(t *target) int {
 	switch {
 	case q.peer != nil:
@@ -72,7 +72,7 @@ func (q *query) rankAlone(t *target) int {
 	return good
 }
 
-// rankWith ranks t beside the engine that was chosen for the other leg, or may be.
+// rankWith ranks t as the partner of peer.
 func (q *query) rankWith(t, peer *target) int {
 	if t.endpoint.ID == peer.endpoint.ID {
 		return never
@@ -91,7 +91,7 @@ func (q *query) rankWith(t, peer *target) int {
 	return r
 }
 
-// rankPeers returns the rank of the best engine that t can meet; nearly always that is the first one.
+// rankPeers returns the rank of the best partner for t. Nearly always the first peer is good.
 func (q *query) rankPeers(t *target) int {
 	if t.peers == q.memo {
 		return q.memoRank
@@ -103,22 +103,22 @@ func (q *query) rankPeers(t *target) int {
 		}
 		alone = min(alone, q.rankAlone(p))
 	}
-	if alone > good { // not for t's sake: it holds for all that have these peers
+	if alone > good { // independent of t, so it holds for all targets with these peers
 		q.memo, q.memoRank = t.peers, alone
 	}
 	return best
 }
 
-// over reports whether a target has more than its share of its list's load, so that a policy that prefers it looks
-// elsewhere.
+// over reports whether a target has more than its share of the list's load, so that a policy that prefers it must
+// choose another.
 func (q *query) over(l *list, t *target) bool {
 	return float64(t.slot.load.Load()-q.opts.slack) > q.opts.bound*float64(l.mean())
 }
 
-// sampleMost bounds the search for a good target by chance; what it misses, scan finds.
+// sampleMost bounds a random search for a good target. If it finds none, the picker scans the list.
 const sampleMost = 16
 
-// sample returns a random good target, nil if chance finds none.
+// sample returns a random good target, or nil if its tries find none.
 func (q *query) sample(l *list) *target {
 	for range sampleMost {
 		if t := l.targets[q.below(len(l.targets))]; q.rank(t) == good {
@@ -128,8 +128,8 @@ func (q *query) sample(l *list) *target {
 	return nil
 }
 
-// lighter returns the less loaded of two random targets: nearly as even as the least loaded of all, without a queue of
-// all.
+// lighter returns the less loaded of two random targets. That spreads load nearly as evenly as the least loaded of all,
+// and does not send all picks to the same engine.
 func (q *query) lighter(l *list) *target {
 	n := len(l.targets)
 	if n == 0 {
@@ -152,13 +152,14 @@ func (q *query) lighter(l *list) *target {
 	return a
 }
 
-// lessLoaded prefers, of equals, the one that has served less.
+// lessLoaded compares loads; of two equal loads, that of the engine that has served less counts as less.
 func lessLoaded(a, b *target) bool {
 	x, y := a.slot.load.Load(), b.slot.load.Load()
 	return x < y || x == y && a.slot.served.Load() < b.slot.served.Load()
 }
 
-// from returns the first good target from place n on, nil if none is near, and how many it passed over.
+// from returns the first good target at place n or after it, and how many it skipped; nil if the next sampleMost have
+// none.
 func (q *query) from(l *list, n uint64) (t *target, skipped uint64) {
 	for i := range uint64(sampleMost) {
 		if t := l.targets[(n+i)%uint64(len(l.targets))]; q.rank(t) == good {

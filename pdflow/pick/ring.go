@@ -4,8 +4,8 @@ package pick
 
 import "slices"
 
-// ring is a consistent hash: points of the targets on a circle, sorted. An entry is the point's hash with the target's
-// index in its low bits, so that 8 bytes a point are all that it costs.
+// ring is a consistent hash: a sorted list of the targets' points on a circle. An entry is a point's hash with the
+// target's index in its low bits, so a point costs 8 bytes.
 type ring []uint64
 
 const (
@@ -13,8 +13,9 @@ const (
 	ringWalk      = 64 // steps from a key to a target that takes it
 )
 
-// newRing gives each target as many points as make the shares of a small list even; a large one is made even by the
-// bound. When the number changes, points are halved, and the others remain where they are.
+// newRing gives each target the same number of points, enough to make the shares of a small list even. In a large list
+// the bound evens out the shares. When the number of points changes, it is halved, and the remaining points keep their
+// places.
 func newRing(targets []*target) ring {
 	points := 64
 	for n := len(targets); n > 512 && points > 8; n /= 2 {
@@ -30,7 +31,8 @@ func newRing(targets []*target) ring {
 	return r
 }
 
-// find returns the first target from the key's place on that is good and not over its bound, nil if none is near.
+// find returns the first target after the key's place that is good and not over its bound; nil if ringWalk steps find
+// none.
 func (r ring) find(l *list, key uint64, q *query) *target {
 	if len(r) == 0 {
 		return nil

@@ -13,35 +13,35 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// table is what a view derives from one snapshot: made once per snapshot, so that a pick does not depend on the number
-// of endpoints.
+// table is what a view derives from one snapshot. It is made once per snapshot, so that the time of a pick does not
+// depend on the number of endpoints.
 type table struct {
 	snap    *discovery.Snapshot
 	all     *part
 	models  map[string]*part // with ByModel, else nil
 	unknown *part            // with ByModel: for a model that no engine is known to serve
-	lists   []*list          // of all parts, those of partners included
-	joined  bool             // loads are counted in them
+	lists   []*list          // the lists of all parts, with those of partners
+	joined  bool             // its lists count loads
 }
 
-// part is the engines that can serve some requests: all of them, or those of one model.
+// part holds the engines that can serve some requests: all engines, or those of one model.
 type part struct {
 	listed    int   // endpoints, ready or not
-	pairs     *list // of the leg that the policy chooses first: ready engines that can meet a ready engine of the other
+	pairs     *list // ready engines of the leg that the policy chooses first, each with at least one possible partner
 	singles   *list // decode engines
 	boths     *list // engines of role both
-	hasBoth   bool  // one is known, ready or not
+	hasBoth   bool  // there is an engine of role both, ready or not
 	encodes   []*discovery.Endpoint
 	positions map[positionKey]*atomic.Uint64
-	ready     [2]int // engines of each leg
-	unfit     int    // ready engines whose entries the connector can do nothing with
-	nearest   gap    // that two engines of a group have between them, if there are no pairs
+	ready     [2]int // ready engines of each leg
+	unfit     int    // ready engines that the connector cannot use
+	nearest   gap    // if there are no pairs: the greatest gap between two engines of one group
 }
 
-// positionKey is a list's name from snapshot to snapshot.
+// positionKey identifies a list, so that the list of the next snapshot goes on at the same position.
 type positionKey struct {
 	kind     listKind
-	classKey // of the first class whose engines meet those in the list, for peersOf
+	classKey // for a list of peers: the first class that has these peers
 }
 
 type listKind byte
@@ -53,11 +53,11 @@ const (
 	peersOf
 )
 
-// ranksMost is the largest dpSize whose ranks are told apart: a wrong attribute must not cost memory. Beyond, sessions
-// choose.
+// ranksMost is the largest dpSize whose ranks become targets, since a wrong attribute must not cost memory. For a
+// larger one, the connector's sessions choose ranks.
 const ranksMost = 1024
 
-// ranksOf returns how many targets an endpoint is.
+// ranksOf returns how many targets an endpoint has.
 func ranksOf(e *discovery.Endpoint) int {
 	if n, err := strconv.ParseUint(e.Attribute("dpSize"), 10, 16); err == nil && n > 1 && n <= ranksMost {
 		return int(n)
@@ -65,7 +65,7 @@ func ranksOf(e *discovery.Endpoint) int {
 	return 1
 }
 
-// newTable sorts a snapshot's engines. old is the view's last table, nil for its first.
+// newTable makes the table of a snapshot. old is the view's last table, nil for its first.
 func newTable(snap *discovery.Snapshot, old *table, o *options, policy *Policy, v *view, known *registry) *table {
 	t := &table{snap: snap}
 	build := func(endpoints []*discovery.Endpoint, was *part) *part {
@@ -90,7 +90,7 @@ func newTable(snap *discovery.Snapshot, old *table, o *options, policy *Policy, 
 		return t
 	}
 	some := func(endpoints []*discovery.Endpoint, was *part) *part {
-		if len(endpoints) == len(all) { // one model is all there is
+		if len(endpoints) == len(all) { // all endpoints have the same model
 			return t.all
 		}
 		return build(endpoints, was)
@@ -115,20 +115,20 @@ func (t *table) part(in *pdflow.PickInput) *part {
 	return t.unknown
 }
 
-// join counts loads in the table's lists from now on, beside those of all other tables in use.
+// join makes the table's lists count loads from now on, beside those of all other tables in use.
 func (t *table) join() {
 	t.joined = true
 	for _, l := range t.lists {
 		l.join()
 	}
-	for _, l := range t.lists { // the trees, with the loads of this moment
+	for _, l := range t.lists { // build the trees from the loads of this moment
 		if l.tree != nil {
 			l.tree.play()
 		}
 	}
 }
 
-// leave ends that.
+// leave stops what join started.
 func (t *table) leave() {
 	if !t.joined {
 		return
@@ -141,16 +141,16 @@ func (t *table) leave() {
 // builder makes a part of a table.
 type builder struct {
 	*part
-	was     *part // of the last table, nil if there was none
+	was     *part // this part of the last table, nil if there was none
 	table   *table
 	pairing *pairing
 	needs   needs
 	first   leg
-	apart   bool // engines of role both take no part in pairs
+	apart   bool // engines of role both are in no pair
 	known   *registry
-	alone   []*target // of engines that take no part in pairs
+	alone   []*target // targets of engines that are in no pair
 	classes map[classKey]*class
-	order   []*class // as their engines came, so that what is made of a snapshot is always the same
+	order   []*class // in the order of their first engines, so that the same snapshot always gives the same table
 	key     []byte   // a buffer
 }
 
@@ -209,7 +209,7 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 	if unfit {
 		b.unfit++
 	}
-	if unfit || both && b.apart { // it takes no part in pairs; one that decodes may serve alone
+	if unfit || both && b.apart { // it is in no pair; a decode engine may still serve alone
 		if e.Role.Has(discovery.RoleDecode) {
 			for _, t := range targets(e, ranks, decodeLeg, slots) {
 				b.alone = append(b.alone, &t)
@@ -242,7 +242,7 @@ func (b *builder) class(e *discovery.Endpoint) *class {
 	return c
 }
 
-// targets are an endpoint's ranks on one leg.
+// targets returns an endpoint's targets for one leg, one per rank.
 func targets(e *discovery.Endpoint, ranks int, side leg, slots []*slot) []target {
 	list := make([]target, ranks)
 	for r := range list {
@@ -257,7 +257,7 @@ func targets(e *discovery.Endpoint, ranks int, side leg, slots []*slot) []target
 	return list
 }
 
-// meet finds for each class of the first leg whom its engines can meet.
+// meet finds the possible partners of each class of the first leg.
 func (b *builder) meet() {
 	groups := map[string][]*class{}
 	for _, c := range b.order {
@@ -265,7 +265,7 @@ func (b *builder) meet() {
 			groups[c.key.group] = append(groups[c.key.group], c)
 		}
 	}
-	lists := map[string]*list{} // by the classes in them: classes that can meet the same ones share a list
+	lists := map[string]*list{} // by the classes in them, so that classes with the same partners share a list
 	for _, c := range b.order {
 		if len(c.legs[b.first]) == 0 {
 			continue
@@ -294,7 +294,7 @@ func (b *builder) meet() {
 	}
 }
 
-// peers are the targets of the leg that is chosen second.
+// peers returns the targets that these classes have for the leg that is chosen second.
 func (b *builder) peers(classes []*class) []*target {
 	var peers []*target
 	for _, c := range classes {
@@ -324,7 +324,7 @@ func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
 	return l
 }
 
-// notReady says what is missing, and names no engine.
+// notReady returns an error that says what is missing, without names of engines.
 func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
 	p := t.part(in)
 	var msg string

@@ -11,12 +11,12 @@ import (
 
 const (
 	bytesPerToken = 4
-	limitUsual    = 256     // tokens of an answer without a limit
+	limitUsual    = 256     // tokens of a response, if the request has no limit
 	limitMost     = 32_768  // a limit of a million is seldom reached, and must not make an engine look full
 	promptMost    = 1 << 20 // tokens
 )
 
-// costOf estimates the tokens that a request puts on each leg: the prompt on prefill, prompt and answer on decode.
+// costOf estimates how many tokens a request costs on each leg: the prompt on prefill, prompt and response on decode.
 func costOf(r *connector.Request) [2]int64 {
 	if r == nil {
 		return [2]int64{1, limitUsual}
@@ -25,13 +25,13 @@ func costOf(r *connector.Request) [2]int64 {
 	return [2]int64{prompt, prompt + limitOf(r)}
 }
 
-// limitOf returns the request's limit of tokens, wherever its API keeps it.
+// limitOf returns the request's token limit, which each API keeps in another member.
 func limitOf(r *connector.Request) int64 {
 	for _, name := range [...]string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
 		if raw, ok := r.Field(name); ok {
 			n, ok := jsonedit.Int(raw)
 			if !ok {
-				n = gjson.ParseBytes(raw).Int() // 16.0 is a limit too
+				n = gjson.ParseBytes(raw).Int() // 16.0 is a limit, too
 			}
 			if n > 0 {
 				return min(n, limitMost)
@@ -48,21 +48,21 @@ func limitOf(r *connector.Request) int64 {
 	return limitUsual
 }
 
-// promptMembers are the members of a body that chat templates and tokenizers read, in the order in which their text
-// begins the prompt. Other members may stand before or between them and differ from request to request.
+// promptMembers are the members of a body that chat templates and tokenizers put before the messages, in this order.
+// Other members may stand before or between them in the body, and differ from request to request.
 var promptMembers = [...]string{"tools", "system", "instructions"}
 
-// prompt is the beginning of a request's prompt as hashes: one for each block, and of all blocks before it.
+// prompt is the beginning of a request's prompt as a chain of hashes. Each hash covers a block and all blocks before
+// it.
 type prompt struct {
 	chain  []uint64
-	owners [][ownersMost]uint32 // of the blocks that are known
+	owners [][ownersMost]uint32 // of the blocks that the policy knows
 }
 
-// blocksMost bounds the work for one prompt: with blocks of 256 bytes, what is more than 32 KB into a prompt decides
-// nothing.
+// blocksMost bounds the work for one prompt. With blocks of 256 bytes, only the first 32 KB of a prompt count.
 const blocksMost = 128
 
-// readPrompt makes the chain of the request's prompt.
+// readPrompt computes the hashes of the request's prompt.
 func (p *prompt) readPrompt(seed uint64, block int, r *connector.Request) {
 	p.chain = p.chain[:0]
 	if r == nil {
@@ -83,7 +83,8 @@ func (p *prompt) readPrompt(seed uint64, block int, r *connector.Request) {
 	p.blocks(h, block, r.Body())
 }
 
-// blocks continues the chain with the whole blocks of raw: the last part may go on otherwise in another request.
+// blocks adds the whole blocks of raw to the chain. It leaves out a last part that is no whole block, since another
+// request may continue it.
 func (p *prompt) blocks(h uint64, block int, raw []byte) uint64 {
 	for len(raw) >= block && len(p.chain) < blocksMost {
 		h = hashBytes(h, raw[:block])

@@ -4,9 +4,9 @@ package pick
 
 import "sync/atomic"
 
-// tree finds the least loaded target of a list in the logarithm of its length: a tournament, whose nodes hold the index
-// of the winner below them. Nothing is locked. Two updates that race can leave a node with a winner that has since been
-// overtaken; the next update below that node mends it.
+// tree finds the least loaded target of a list in logarithmic time. It is a tournament: each node holds the index of
+// the least loaded target below it. It needs no lock. If two updates race, a node may keep an index that is no longer
+// right, until the next update below that node.
 type tree struct {
 	targets []*target
 	nodes   []atomic.Int32 // from 1; the leaf of target i is len(targets)+i
@@ -24,21 +24,22 @@ func newTree(targets []*target) *tree {
 	return t
 }
 
-// play decides all nodes.
+// play sets all nodes.
 func (t *tree) play() {
 	for node := len(t.targets) - 1; node >= 1; node-- {
 		t.nodes[node].Store(t.better(t.nodes[2*node].Load(), t.nodes[2*node+1].Load()))
 	}
 }
 
-// update decides the nodes above a target whose load has changed.
+// update sets the nodes above a target whose load has changed.
 func (t *tree) update(i int) {
 	for node := (len(t.targets) + i) / 2; node >= 1; node /= 2 {
 		t.nodes[node].Store(t.better(t.nodes[2*node].Load(), t.nodes[2*node+1].Load()))
 	}
 }
 
-// better is the less loaded of two; of equals the one that has served less, so that an idle fleet is used alike.
+// better returns the less loaded of two. Of two equal loads it takes the engine that has served less, so that an idle
+// fleet is used evenly.
 func (t *tree) better(a, b int32) int32 {
 	if b < 0 || a == b {
 		return a
@@ -57,7 +58,7 @@ func (t *tree) better(a, b int32) int32 {
 	return a
 }
 
-// least returns the least loaded target that is good for the query, nil if the search took too long.
+// least returns the least loaded target that is good for the query; nil if the search reached searchMost.
 func (t *tree) least(q *query) *target {
 	if len(t.targets) == 0 {
 		return nil

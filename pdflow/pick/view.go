@@ -11,28 +11,29 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// view is a picker as flows of one connector see it: who can meet whom differs from connector to connector, while loads
-// and all that is remembered of engines is the picker's.
+// view is a picker's state for one connector: its pairing rules and the table made with them. Which engines form a pair
+// depends on the connector; loads, cooldowns and a policy's memory belong to the picker.
 type view struct {
 	key viewKey
-	// the connector is a pointer, or nil, as nearly all are: comparing it is cheap, and safe with any other
+	// the connector is a pointer or nil, as nearly all are; these can be compared cheaply and safely
 	direct   bool
 	pairing  *pairing
 	table    atomic.Pointer[table] // never nil
 	building atomic.Bool
-	used     atomic.Bool // since the last snapshot, or the last new view
+	used     atomic.Bool // since the last snapshot, or since the last new view
 
-	// The picker's lock guards the rest.
-	idle int  // how often it was found unused, one time after the other
-	gone bool // its loads are not counted any more
+	// The picker's lock guards the following fields.
+	idle int  // how many times in a row it was found unused
+	gone bool // its loads are no longer counted
 }
 
-// viewKey is what a view is for. A connector that cannot be compared counts as the same as others of its type and name.
+// viewKey says which picks share a view. A connector that Go cannot compare counts as equal to others of its type and
+// name.
 type viewKey struct {
-	connector connector.KVConnector // if it can be compared
-	kind      reflect.Type          // else
-	name      string                // with it
-	apart     bool                  // engines of role both take no part in pairs
+	connector connector.KVConnector // if Go can compare it
+	kind      reflect.Type          // if Go cannot
+	name      string                // with kind
+	apart     bool                  // engines of role both are in no pair
 }
 
 func identify(c connector.KVConnector, apart bool) viewKey {
@@ -66,11 +67,12 @@ func canCompare(v reflect.Value) bool {
 }
 
 const (
-	viewsMost = 16  // connectors that share a picker
-	idleMost  = 100 // snapshots, and new views, that a view outlives unused: its flow is gone, or can wait for another
+	viewsMost = 16 // connectors that share a picker
+	// how many snapshots and new views an unused view outlives; after that its flow is gone, or can wait for a new view
+	idleMost = 100
 )
 
-// view finds the view for a pick, among a few and without a lock, or makes it.
+// view returns the view for a pick. It searches a few views without a lock, and makes one if none fits.
 func (p *picker) view(in *pdflow.PickInput) *view {
 	list := p.views.Load().list
 	for _, v := range list {
@@ -91,16 +93,16 @@ func (p *picker) view(in *pdflow.PickInput) *view {
 }
 
 func (v *view) use() *view {
-	if !v.used.Load() { // read mostly: nobody waits for a line that another processor writes
+	if !v.used.Load() { // written only if needed, so that a pick does not invalidate the cache line of other processors
 		v.used.Store(true)
 	}
 	return v
 }
 
-// views are copied to be changed.
+// views is replaced, never changed.
 type views struct{ list []*view }
 
-// enter returns the view of that key, with a table of the latest snapshot if it is a new one. The lock is held.
+// enter returns the view with that key. A new view gets a table of the latest snapshot. The caller holds the lock.
 func (p *picker) enter(key viewKey, pairing *pairing) *view {
 	all := p.views.Load().list
 	if i := slices.IndexFunc(all, func(v *view) bool { return v.key == key }); i >= 0 {
@@ -108,7 +110,7 @@ func (p *picker) enter(key viewKey, pairing *pairing) *view {
 	}
 	p.age()
 	if all = p.views.Load().list; len(all) >= viewsMost {
-		// of equals, the one that was made first
+		// of equals, the oldest
 		p.drop(slices.MaxFunc(all, func(a, b *view) int { return a.idle - b.idle }))
 	}
 	c := key.connector
@@ -120,7 +122,8 @@ func (p *picker) enter(key viewKey, pairing *pairing) *view {
 	return v
 }
 
-// age counts for how long views have not been used, and drops those that nobody seems to need. The lock is held.
+// age counts how long views have been unused, and drops those that are probably no longer needed. The caller holds the
+// lock.
 func (p *picker) age() {
 	for _, v := range p.views.Load().list {
 		if v.idle++; v.used.Swap(false) {
@@ -132,7 +135,7 @@ func (p *picker) age() {
 	}
 }
 
-// drop forgets a view. Picks that have its table still may use it. The lock is held.
+// drop removes a view. Picks that already have its table may go on using it. The caller holds the lock.
 func (p *picker) drop(v *view) {
 	v.gone = true
 	p.views.Store(&views{slices.DeleteFunc(slices.Clone(p.views.Load().list), func(x *view) bool { return x == v })})

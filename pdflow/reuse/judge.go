@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// judge gives the verdict and, unless it is good, the likely reasons: the likeliest first.
+// judge sets the verdict. Unless the verdict is good, it adds the likely reasons, the likeliest first.
 func (r *Report) judge(v *verification) {
 	answered := 0
 	for _, x := range r.Probes {
@@ -35,8 +35,8 @@ func (r *Report) judge(v *verification) {
 
 func (r *Report) because(text, remedy string) { r.Reasons = append(r.Reasons, Reason{text, remedy}) }
 
-// explain looks at the evidence from the client inwards: how the requests were served, what the engines did, what the
-// protocol needs.
+// explain looks at the evidence in this order: how the requests were served, what the engines did, what the protocol
+// needs.
 func (r *Report) explain(v *verification) {
 	for _, mode := range []string{"aggregated", "fallback"} {
 		if slices.ContainsFunc(r.Probes, func(x SyntheticProbe) bool { return x.Mode == mode }) {
@@ -123,10 +123,10 @@ func (r *Report) explainFailure() {
 	}
 }
 
-// storeChunk is LMCache's default chunk, in tokens: what is shorter is not stored.
+// storeChunk is LMCache's default chunk, in tokens. LMCache does not store what is shorter.
 const storeChunk = 256
 
-// explainMiss is for right answers without reuse.
+// explainMiss gives the reasons if the responses are right but decode reused nothing.
 func (r *Report) explainMiss(v *verification) {
 	d := r.evidence.decode
 	longest := int64(0)
@@ -158,7 +158,7 @@ func (r *Report) explainMiss(v *verification) {
 			"both servers need cache_transceiver_config in their files, and decode a release that knows "+
 				"disaggregated_params; pdctl render prints the file")
 	case r.byAnswer:
-		// What served them has been told.
+		// explain has already named the engine that served alone.
 	case d[asked] == 0:
 		r.because("the decode engine never asked its KV connector for anything: it has none, or only as a producer",
 			"launch it with --kv-transfer-config of the connector's class, as kv_consumer or kv_both; pdctl render "+

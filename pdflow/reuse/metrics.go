@@ -13,13 +13,13 @@ import (
 	"strings"
 )
 
-// series names the sum of the time series of one metric, or of those with a label name="value".
+// series names a metric: the sum of its time series, or of those with a label name="value".
 type series struct {
 	name, label string
-	unit        float64 // what the metric counts in; 0 is 1
+	unit        float64 // what one count of the metric stands for; 0 means 1
 }
 
-// What vLLM 0.32.0 counts. A counter is absent until it first rises, which reads as 0.
+// vLLM's counters (0.32.0). A counter is absent until it first rises; absent reads as 0.
 var (
 	promptTokens  = series{name: "vllm:prompt_tokens_total"}
 	takenOver     = series{name: "vllm:prompt_tokens_by_source_total", label: `source="external_kv_transfer"`}
@@ -41,7 +41,7 @@ var (
 	sglangUnmet  = series{name: "sglang:num_bootstrap_failed_reqs_total"}
 )
 
-// What TensorRT-LLM's records say, added up: see records.
+// The sums of TensorRT-LLM's records; see records.
 var (
 	recorded      = series{name: "records"}
 	recordedMoved = series{name: "records with KV"}
@@ -51,7 +51,7 @@ var (
 // maxPage is the largest /metrics page that is read, in bytes.
 const maxPage = 16 << 20
 
-// page is what vLLM or SGLang counts itself of an engine's /metrics page at one time.
+// page is the lines of an engine's /metrics page that vLLM or SGLang itself writes, at one time.
 type page []string
 
 // vllm reports whether the page is vLLM's.
@@ -59,7 +59,7 @@ func (p page) vllm() bool {
 	return slices.ContainsFunc(p, func(line string) bool { return strings.HasPrefix(line, "vllm:") })
 }
 
-// bySource reports whether the engine tells where prompts came from.
+// bySource reports whether the engine counts where prompt tokens came from.
 func (p page) bySource() bool {
 	for _, line := range p {
 		if strings.HasPrefix(line, takenOver.name) {
@@ -87,11 +87,10 @@ func (p page) sum(s series) int64 {
 	return int64(plausible(total * max(s.unit, 1)))
 }
 
-// most is the largest count that is believed, of anything. An engine's page may hold any number, and sums of them must
-// not overflow.
+// most is the largest count that is believed. An engine's page may hold any number, and sums must not overflow.
 const most = 1 << 50
 
-// plausible is what a count may be: neither negative nor, as NaN is, without an order.
+// plausible bounds a count: NaN and negative numbers become 0.
 func plausible(v float64) float64 {
 	if !(v > 0) {
 		return 0
@@ -99,7 +98,7 @@ func plausible(v float64) float64 {
 	return min(v, most)
 }
 
-// label returns a label's value as a number, from the first series of a metric; 0 if there is none.
+// label returns the value of a label as a number, from the first series of a metric; 0 if there is none.
 func (p page) label(metric, name string) int64 {
 	for _, line := range p {
 		if !strings.HasPrefix(line, metric+"{") {
@@ -117,7 +116,7 @@ func (p page) label(metric, name string) int64 {
 	return 0
 }
 
-// noPage is the status of an engine that has no /metrics page.
+// noPage is an error: the HTTP status of an engine that has no /metrics page.
 type noPage int
 
 func (n noPage) Error() string { return fmt.Sprintf("GET /metrics answered %d", int(n)) }
@@ -146,7 +145,7 @@ func readPage(ctx context.Context, client *http.Client, engine string) (page, er
 	return lines, scanner.Err()
 }
 
-// counts is what the engines of one role have counted together.
+// counts are the sums over the engines of one role.
 type counts map[series]int64
 
 var counted = []series{promptTokens, takenOver, computed, asked, promised, nixlBytes, failedReads, failedNotices,
@@ -156,7 +155,7 @@ var counted = []series{promptTokens, takenOver, computed, asked, promised, nixlB
 func (c counts) less(before counts) counts {
 	d := counts{}
 	for _, s := range counted {
-		d[s] = max(0, c[s]-before[s]) // an engine that was started anew counts from 0
+		d[s] = max(0, c[s]-before[s]) // an engine that restarted counts from 0
 	}
 	return d
 }

@@ -19,14 +19,15 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// Asker sends one /v1/completions request, whose body is JSON, and returns the whole answer. mode is how it was served
-// (X-PD-Mode), "" where nobody tells. The error is for requests that got no answer.
+// Asker sends one /v1/completions request and returns the whole response. body is JSON. mode says how the request was
+// served (X-PD-Mode), "" if that is unknown. The error is for requests that got no response.
 type Asker func(ctx context.Context, body []byte) (status int, mode string, answer []byte, err error)
 
-// maxAnswer is the largest answer to a probe that is read, in bytes.
+// maxAnswer is the largest response to a synthetic probe that is read, in bytes.
 const maxAnswer = 4 << 20
 
-// Gateway asks a gateway, or an engine, at a base URL. header is added to each request (an API key); nil allowed.
+// Gateway returns an Asker that sends requests to a gateway, or an engine, at a base URL. header is added to each
+// request (an API key); it may be nil.
 func Gateway(base string, client *http.Client, header http.Header) Asker {
 	base = strings.TrimSuffix(base, "/")
 	return func(ctx context.Context, body []byte) (int, string, []byte, error) {
@@ -47,7 +48,8 @@ func Gateway(base string, client *http.Client, header http.Header) Asker {
 	}
 }
 
-// Flow asks a flow of this program. header is the client's (an Authorization for the engines); nil allowed.
+// Flow returns an Asker that sends requests through a flow of this program. header stands for the client's header (an
+// Authorization for the engines); it may be nil.
 func Flow(f *pdflow.Flow, header http.Header) Asker {
 	return func(ctx context.Context, body []byte) (int, string, []byte, error) {
 		resp, err := f.Do(ctx, &pdflow.Request{API: connector.APICompletions, Header: header, Body: body})
@@ -56,7 +58,7 @@ func Flow(f *pdflow.Flow, header http.Header) Asker {
 			if !errors.As(err, &e) {
 				return 0, "", nil, err
 			}
-			// of two strings: never fails
+			// cannot fail: these are two strings
 			answer, _ := json.Marshal(map[string]any{"error": map[string]any{"code": e.Code, "message": e.Message}})
 			return e.HTTPStatus(), "", answer, nil
 		}
@@ -67,18 +69,18 @@ func Flow(f *pdflow.Flow, header http.Header) Asker {
 
 // SyntheticProbe is one request that a verification sent, and its outcome.
 type SyntheticProbe struct {
-	Status       int    // of the answer; 0: none came
-	Code         string // pdkit's or the engine's error code, where the status is not 200
+	Status       int    // of the response; 0: there was none
+	Code         string // pdkit's or the engine's error code, if the status is not 200
 	Mode         string // X-PD-Mode
-	PromptTokens int64  // as the answer's usage states them
-	Reused       int64  // of these, tokens that decode took over
-	Bytes        int64  // of KV that moved for it, where an engine counts them
+	PromptTokens int64  // from the response's usage
+	Reused       int64  // prompt tokens whose KV decode took over
+	Bytes        int64  // of KV that moved for them, if an engine counts bytes
 	Took         time.Duration
-	Text         string // the answer's
+	Text         string // the response's
 	prompt       string
 }
 
-// prompts are random from their first character, so that not even a first block is in any cache.
+// newPrompt returns a prompt that is random from its first character, so that no cache has even its first block.
 func newPrompt(characters int) string {
 	const filler = " and the keys and values of this prompt move from the engine that computed them to the engine " +
 		"that needs them"
@@ -90,15 +92,15 @@ func newPrompt(characters int) string {
 	return b.String()[:max(characters, 1)]
 }
 
-// sizedPrompt makes a prompt of about so many tokens. An engine's /tokenize tells how long one is; without it, four
-// characters are taken for a token.
+// sizedPrompt returns a prompt of about that many tokens. It asks the engine's /tokenize how many tokens a prompt has;
+// without /tokenize it takes four characters for a token.
 func sizedPrompt(ctx context.Context, client *http.Client, engine, model string, tokens int) string {
 	prompt := newPrompt(4 * tokens)
 	n := tokenise(ctx, client, engine, model, prompt)
 	if n <= 0 {
 		return prompt
 	}
-	// no tokenizer makes so few tokens of text, whatever an engine says
+	// no tokenizer makes so few tokens of a text, whatever an engine says
 	return newPrompt(max(1, min(4*tokens*tokens/n, 16*tokens)))
 }
 
@@ -109,7 +111,7 @@ func tokenise(ctx context.Context, client *http.Client, engine, model, prompt st
 	body, _ := json.Marshal(struct {
 		Model  string `json:"model,omitempty"`
 		Prompt string `json:"prompt"`
-	}{model, prompt}) // of strings: never fails
+	}{model, prompt}) // cannot fail: these are strings
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, engine+"/tokenize", bytes.NewReader(body))
 	if err != nil {
 		return 0
@@ -130,7 +132,7 @@ func tokenise(ctx context.Context, client *http.Client, engine, model, prompt st
 	return answer.Count
 }
 
-// completion is the request for a prompt: greedy, so that its text is a function of the prompt.
+// completion returns the request for a prompt. It samples greedily, so that the prompt decides the text.
 func completion(model, prompt string, maxTokens int, salt string) []byte {
 	body, _ := json.Marshal(struct {
 		Model       string `json:"model,omitempty"`
@@ -138,7 +140,7 @@ func completion(model, prompt string, maxTokens int, salt string) []byte {
 		MaxTokens   int    `json:"max_tokens"`
 		Temperature int    `json:"temperature"`
 		Salt        string `json:"cache_salt,omitempty"`
-	}{model, prompt, maxTokens, 0, salt}) // of strings and numbers: never fails
+	}{model, prompt, maxTokens, 0, salt}) // cannot fail: these are strings and numbers
 	return body
 }
 

@@ -14,21 +14,21 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// SyntheticProberOptions say how a [SyntheticProber] works.
+// SyntheticProberOptions are the settings of a [SyntheticProber].
 type SyntheticProberOptions struct {
-	// between the beginnings of two checks, give or take a tenth; default 1 min
+	// Every is the time between the beginnings of two checks, with a jitter of a tenth; default 1 min.
 	Every time.Duration
-	// of one check; default one probe of 600 tokens, without comparing texts
+	// Probe are the options of one check; default one probe of 600 tokens, without comparing texts.
 	Probe    Options
-	Targets  func(context.Context) (Target, error) // asked before each check, since engines come and go
+	Targets  func(context.Context) (Target, error) // called before each check, since engines come and go
 	Meter    metric.MeterProvider                  // nil: no metrics
 	OnReport func(*Report, error)                  // called after each check, from Run's goroutine; nil allowed
 }
 
-// SyntheticProber verifies reuse again and again, at a low rate beside live traffic. Its metrics are pd.reuse.ratio
-// (share of prompt tokens that decode took over in the last check, 0 to 1; by connector and model), pd.reuse.checks (by
-// verdict, or verdict="error" where nothing could be judged), pd.reuse.tokens and pd.reuse.bytes. With other traffic
-// the share is that of all prompts in the meantime.
+// SyntheticProber runs [Verify] again and again, at a low rate beside live traffic. Its metrics are pd.reuse.ratio (the
+// share of prompt tokens that decode took over in the last check, 0 to 1, by connector and model), pd.reuse.checks (by
+// verdict, or verdict="error" if a check could not judge), pd.reuse.tokens and pd.reuse.bytes. If the engines have
+// other traffic, the share is that of all prompts during the check.
 type SyntheticProber struct {
 	opts                  SyntheticProberOptions
 	checks, tokens, bytes metric.Int64Counter
@@ -83,15 +83,15 @@ func labels(r *Report) []attribute.KeyValue {
 		attribute.String("gen_ai.request.model", r.Model)}
 }
 
-// Last is the newest report, nil before the first.
+// Last returns the newest report, or nil before the first.
 func (c *SyntheticProber) Last() *Report {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.last
 }
 
-// Run checks until ctx ends, and returns nil then. The first check comes after one period, when engines have had time
-// to start.
+// Run checks until ctx ends, and then returns nil. The first check comes after one period, so that engines have time to
+// start.
 func (c *SyntheticProber) Run(ctx context.Context) error {
 	defer func() { _ = c.registration.Unregister() }()
 	for {

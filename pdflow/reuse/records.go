@@ -10,11 +10,11 @@ import (
 	"net/http"
 )
 
-// records reads what TensorRT-LLM tells of the requests that have ended since somebody asked last: GET /perf_metrics
-// (serve/openai_server.py), which gives each record once. A request whose KV came from another server has a
-// kv_cache_size there, which both cache transceivers set as they receive (cacheFormatter.cpp; the Python transceiver
-// when a transfer has completed). Without return_perf_metrics and perf_metrics_max_requests the list is empty for ever.
-// ok is false of an engine that has no such page.
+// records reads TensorRT-LLM's GET /perf_metrics (serve/openai_server.py). It lists the requests that ended since the
+// last call, and gives each record once. A record has kv_cache_size if the request's KV came from another server; both
+// cache transceivers set it (cacheFormatter.cpp as it receives, the Python transceiver when a transfer has completed).
+// Without the settings return_perf_metrics and perf_metrics_max_requests the list is always empty. ok is false if the
+// engine has no such page.
 func records(ctx context.Context, client *http.Client, engine string) (c counts, ok bool, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/perf_metrics", nil)
 	if err != nil {

@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// Verdict is the judgement in one word.
+// Verdict is the result of [Verify] in one word.
 type Verdict string
 
 // The verdicts. Only Reused is good.
 const (
-	// decode took the better part of every prompt over, and every text compared was right
+	// decode took over at least half of the prompts' tokens, and every compared text was right
 	Reused    Verdict = "reused"
-	Partly    Verdict = "partly"     // decode took less than half of the prompts' tokens over
-	NotReused Verdict = "not reused" // right answers, each prompt computed twice
-	Wrong     Verdict = "wrong text" // a text differs from that of one engine alone
-	Failed    Verdict = "failed"     // probes were not answered
+	Partly    Verdict = "partly"     // decode took over less than half of the prompts' tokens
+	NotReused Verdict = "not reused" // the responses are right, but both engines computed each prompt
+	Wrong     Verdict = "wrong text" // a text differs from the text of one engine alone
+	Failed    Verdict = "failed"     // not all synthetic probes got a response of status 200
 )
 
 // Reason is a likely cause, and what to do about it.
@@ -29,22 +29,22 @@ type Report struct {
 	Connector    string
 	Model        string // of the target
 	Verdict      Verdict
-	PromptTokens int64 // of all probes that were answered
-	Reused       int64 // of these, tokens that decode took over
-	Bytes        int64 // KV that moved, where an engine counts bytes; else 0
-	Compared     int   // texts that were compared with one engine alone
-	Different    int   // of these, how many differ
-	Disturbed    bool  // the engines counted more than the probes: others used them meanwhile
+	PromptTokens int64 // of all synthetic probes with a good response
+	Reused       int64 // of these, the tokens that decode took over
+	Bytes        int64 // of KV that moved, if an engine counts bytes; else 0
+	Compared     int   // how many texts were compared with one engine alone
+	Different    int   // how many of these differ
+	Disturbed    bool  // the engines counted more than the probes, so other requests used them meanwhile
 	Reasons      []Reason
 	Probes       []SyntheticProbe
 
-	metrics  bool // decode tells where prompts come from
-	byAnswer bool // an answer is the proof
+	metrics  bool // decode counts where prompt tokens come from
+	byAnswer bool // a good response is the proof
 	textNote string
 	evidence delta
 }
 
-// Ratio is the share of prompt tokens that decode took over, 0 to 1.
+// Ratio returns the share of prompt tokens that decode took over, 0 to 1.
 func (r *Report) Ratio() float64 {
 	if r.PromptTokens == 0 {
 		return 0
@@ -52,7 +52,7 @@ func (r *Report) Ratio() float64 {
 	return float64(r.Reused) / float64(r.PromptTokens)
 }
 
-// String tells the report in a few lines.
+// String returns the report in a few lines.
 func (r *Report) String() string {
 	var b strings.Builder
 	name := r.Connector

@@ -9,10 +9,9 @@ import (
 	"net/http"
 )
 
-// servesAlone reports whether an engine of SGLang says of itself that it does not wait for another's KV: its server
-// arguments, which GET /server_info tells (older ones: GET /get_server_info), have another disaggregation_mode than
-// decode. Such an engine answers a decode leg with the right text, which proves nothing. One that tells no mode is
-// believed.
+// servesAlone reports whether an SGLang engine computes prompts itself, so that its response proves nothing. It reads
+// the server arguments from GET /server_info (older engines: GET /get_server_info) and returns true if they have a
+// disaggregation_mode other than decode. It returns false if they have none.
 func servesAlone(ctx context.Context, client *http.Client, engine string) bool {
 	for _, path := range []string{"/server_info", "/get_server_info"} {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+path, nil)

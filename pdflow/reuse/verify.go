@@ -18,27 +18,28 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// Target is what is to be proven.
+// Target says what [Verify] checks.
 type Target struct {
-	Ask       Asker                 // how a client reaches the pair: [Gateway] or [Flow]
-	Connector connector.KVConnector // what is said to move the KV; nil: not known, and reasons are general
-	Prefill   []string              // base URLs of all prefill engines that Ask may use: http://host:port
-	Decode    []string              // the same of the decode engines
-	Model     string                // "" where the gateway serves one model
-	// Alone is the base URL of an engine that serves whole requests, for comparing texts. "" takes an engine of the
-	// pair where the protocol lets one serve alone.
+	Ask Asker // sends a request to the pair as a client does: [Gateway] or [Flow]
+	// the connector that should move the KV; nil if unknown, and then the reasons are general
+	Connector connector.KVConnector
+	Prefill   []string // base URLs of all prefill engines that Ask may use: http://host:port
+	Decode    []string // base URLs of the decode engines
+	Model     string   // may be "" if the gateway serves one model
+	// Alone is the base URL of an engine that serves whole requests, for comparing texts. If it is "", Verify uses an
+	// engine of the pair, if the protocol lets one serve alone.
 	Alone string
-	// Client reads metrics and asks Alone; nil takes a client of its own.
+	// Client reads metrics and sends requests to Alone; nil means a client of Verify's own.
 	Client *http.Client
 }
 
-// Options say how to probe. The zero value is the default.
+// Options are the settings of [Verify]. The zero value means the defaults.
 type Options struct {
-	Probes    int           // probe prompts, one after the other; default 3
-	Tokens    int           // of each prompt, about; default 600, which is more than two chunks of every store
-	MaxTokens int           // of each answer; default 16
-	Patience  time.Duration // how long counters may stay behind an answer; default 3 s
-	SkipText  bool          // do not ask an engine alone
+	Probes    int           // how many, one after the other; default 3
+	Tokens    int           // of each prompt, approximately; default 600, which is more than two chunks of every store
+	MaxTokens int           // of each response; default 16
+	Patience  time.Duration // how long Verify waits for counters after a response; default 3 s
+	SkipText  bool          // do not compare texts
 }
 
 func (o Options) withDefaults() Options {
@@ -57,7 +58,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// bases copies base URLs without a slash at their ends.
+// bases returns the URLs without a slash at their ends.
 func bases(urls []string) []string {
 	out := make([]string, len(urls))
 	for i, u := range urls {
@@ -72,19 +73,19 @@ type verification struct {
 	Options
 	client *http.Client
 	report *Report
-	chunk  int64 // tokens of D's blocks
-	// records says that D is TensorRT-LLM, which keeps records in place of counters. taken is what they have told up to
-	// now, by role.
+	chunk  int64 // the size of D's blocks, in tokens
+	// records is true if D is TensorRT-LLM, which has records in place of counters. taken is the sum of the records so
+	// far, by role.
 	records bool
 	taken   delta
-	foreign bool // P has none of vLLM's counters
-	old     bool // D is a vLLM that does not tell where prompts come from
-	alone   bool // a decode engine of SGLang computes prompts itself
+	foreign bool // P is not vLLM: it has none of vLLM's counters
+	old     bool // D is a vLLM that does not count where prompt tokens come from
+	alone   bool // an SGLang decode engine computes prompts itself
 }
 
-// Verify sends probes and judges. It takes some seconds. The error says that nothing could be judged (an engine without
-// metrics, no answer at all, ctx's end); what is wrong with the pair is in the report. Traffic of others on the same
-// engines blurs the figures: then [Report.Disturbed] is set.
+// Verify sends synthetic probes and judges the outcome. It takes some seconds. It returns an error if nothing can be
+// judged: an engine without metrics, no response at all, or the end of ctx. Faults of the pair are in the report. Other
+// traffic on the same engines makes the figures inexact; then [Report.Disturbed] is true.
 func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	if t.Ask == nil || len(t.Prefill) == 0 || len(t.Decode) == 0 {
 		return nil, errors.New("reuse: a target needs a way to ask, and the addresses of its prefill and " +
@@ -97,9 +98,9 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 		v.report.Connector = t.Connector.Traits().Name
 	}
 	if v.client == nil {
-		own := &http.Transport{DisableKeepAlives: true} // so that nothing of it is left afterwards
+		own := &http.Transport{DisableKeepAlives: true} // so that no connection is left afterwards
 		v.client = &http.Client{Transport: own, Timeout: 60 * time.Second,
-			// an engine must not send it elsewhere
+			// an engine must not redirect it
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}
 	if err := v.run(ctx); err != nil {
@@ -122,7 +123,7 @@ func (v *verification) run(ctx context.Context) error {
 	return v.compare(ctx)
 }
 
-// look finds out what the engines tell.
+// look finds out which counters the engines have.
 func (v *verification) look(ctx context.Context) error {
 	first, err := v.page(ctx, v.Decode[0])
 	if err != nil {
@@ -150,8 +151,8 @@ func (v *verification) look(ctx context.Context) error {
 		"(vllm:prompt_tokens_by_source_total): nothing can be proven")
 }
 
-// page reads an engine's counters. Engines that cannot compute a prompt prove reuse by their answers, so that those may
-// have no page.
+// page reads an engine's counters. Engines that cannot compute a prompt may have no page, since their responses are
+// proof enough.
 func (v *verification) page(ctx context.Context, engine string) (page, error) {
 	pg, err := readPage(ctx, v.client, engine)
 	if _, ok := errors.AsType[noPage](err); ok && v.pairOnly() {
@@ -164,7 +165,7 @@ func (v *verification) pairOnly() bool { return v.Connector != nil && v.Connecto
 
 func (v *verification) store() bool { return v.Connector != nil && v.Connector.Traits().ContentStore }
 
-// fit bounds the prompts by what the model holds.
+// fit returns the number of tokens per prompt, at most what the model can hold.
 func (v *verification) fit(ctx context.Context) int {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.Decode[0]+"/v1/models", nil)
 	if err != nil {
@@ -192,7 +193,7 @@ func (v *verification) fit(ctx context.Context) int {
 	return v.Tokens
 }
 
-// probe sends one prompt and waits until the engines have counted it.
+// probe sends one synthetic probe and waits until the engines have counted it.
 func (v *verification) probe(ctx context.Context, tokens int) error {
 	prompt := sizedPrompt(ctx, v.client, v.Prefill[0], v.Model, tokens)
 	before, err := v.counts(ctx)
@@ -223,7 +224,7 @@ func (v *verification) probe(ctx context.Context, tokens int) error {
 	return nil
 }
 
-// share is how much of a probe's prompt decode took over.
+// share computes how many of a probe's prompt tokens decode took over.
 func (v *verification) share(d delta, probe *SyntheticProbe) error {
 	over, all := d.decode[takenOver], d.decode[promptTokens]
 	switch {
@@ -237,7 +238,8 @@ func (v *verification) share(d delta, probe *SyntheticProbe) error {
 		v.report.Disturbed = v.report.Disturbed || all > 1
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(over) / float64(all)))
 		return nil
-	// what was promised is the next best: such an engine has a connector at least, and computes no prompt itself
+	// Such an engine counts only promised tokens. That is the next best: at least it has a connector, and it computes
+	// no prompt itself.
 	case v.old:
 		if d.decode[promised] == 0 {
 			return errors.New("the decode engine's /metrics page counts no KV from elsewhere " +
@@ -252,8 +254,8 @@ func (v *verification) share(d delta, probe *SyntheticProbe) error {
 		}
 		return nil
 	}
-	if all > probe.PromptTokens+1 { // with a first token from P, D has it in its prompt, and the client in its answer
-		// whose tokens those were nobody knows: the probe gets its share
+	if all > probe.PromptTokens+1 { // if P makes the first token, it is in D's prompt and in the client's response
+		// Nobody knows whose tokens these were. The probe gets its share of them.
 		v.report.Disturbed = true
 		// the product may not fit 64 bits
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all)))
@@ -263,7 +265,7 @@ func (v *verification) share(d delta, probe *SyntheticProbe) error {
 	return nil
 }
 
-// delta is what both sides counted.
+// delta is what the engines of both roles counted meanwhile.
 type delta struct{ prefill, decode counts }
 
 func (v *verification) counts(ctx context.Context) (delta, error) {
@@ -298,9 +300,9 @@ func (v *verification) counts(ctx context.Context) (delta, error) {
 	return d, nil
 }
 
-// take adds up what an engine's records tell.
+// take adds up an engine's records.
 func (v *verification) take(ctx context.Context, role, engine string) error {
-	c, _, err := records(ctx, v.client, engine) // a prefill engine need not have the page: it is decode that proves
+	c, _, err := records(ctx, v.client, engine) // a prefill engine may have no such page; the proof comes from decode
 	if err != nil {
 		return fmt.Errorf("%s engine: %w", role, err)
 	}
@@ -314,7 +316,7 @@ func (v *verification) take(ctx context.Context, role, engine string) error {
 	return nil
 }
 
-// settle reads the counters until they have caught up with the answer, or patience ends.
+// settle reads the counters until they include the response, or until patience ends.
 func (v *verification) settle(ctx context.Context, before delta, result *SyntheticProbe) (delta, error) {
 	for end := time.Now().Add(v.Patience); ; {
 		now, err := v.counts(ctx)
@@ -325,7 +327,7 @@ func (v *verification) settle(ctx context.Context, before delta, result *Synthet
 			return delta{}, err
 		}
 		d := delta{now.prefill.less(before.prefill), now.decode.less(before.decode)}
-		// Bytes are counted after the tokens: they are waited for as long as the engine counts any.
+		// Engines count bytes after tokens. Wait for bytes, too, if the engine counts any.
 		done := d.decode[promptTokens] >= result.PromptTokens &&
 			(d.decode[takenOver] == 0 || before.bytes()+now.bytes() == 0 || d.bytes() > 0)
 		if v.records {
@@ -348,8 +350,8 @@ func (d delta) bytes() int64 {
 	return d.prefill[nixlBytes] + d.decode[nixlBytes] + d.prefill[sglangBytes] + d.decode[recordedBytes]
 }
 
-// compare asks one engine alone for the same texts. A salt keeps the request out of the engine's prefix cache. With a
-// store the prefill engine is asked: what it finds there, it has computed itself.
+// compare sends the same prompts to one engine alone. A salt keeps these requests out of the engine's prefix cache.
+// With a store it asks the prefill engine, since that engine has computed itself what it finds in the store.
 func (v *verification) compare(ctx context.Context) error {
 	engine := v.Alone
 	switch {

@@ -7,6 +7,6 @@ import (
 	"syscall"
 )
 
-// endWithParent has the kernel end cmd when this process is killed, or ends by the test runner's timeout, and nobody
-// can clean up.
+// endWithParent makes the kernel end cmd when this process is killed, or ends by the test runner's timeout, since
+// nothing else would clean up then.
 func endWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

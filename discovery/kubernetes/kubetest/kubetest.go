@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubetest runs a real Kubernetes API server, with etcd behind it, for tests: no container, no node, nothing
-// but two processes on loopback, ready in about 3 seconds. testdata/install.sh of the parent folder builds them.
+// Package kubetest runs a real Kubernetes API server with etcd for tests: two processes on loopback, ready in about 3
+// seconds, without containers or nodes. testdata/install.sh of the parent folder builds them.
 //
 //	func TestMain(m *testing.M) { kubetest.Main(m) }
 //
@@ -11,11 +11,11 @@
 //		c.Pod(t, namespace, "prefill-0", map[string]string{"role": "prefill"}, nil)
 //		c.SetPod(t, namespace, "prefill-0", "127.0.0.11", true)
 //
-// A test that stops the server, or changes what all namespaces share, starts a cluster of its own with [Start].
+// A test that stops the server, or changes what all namespaces share, uses [Start] to get a cluster of its own.
 //
-// There is no kubelet and no scheduler, so pods are what a test says of them, and no namespace controller, so
-// namespaces are never emptied. Methods of a [Cluster] may be called concurrently, but for KillAPIServer and
-// StartAPIServer.
+// There is no kubelet and no scheduler, so pods have the state that a test gives them. There is no namespace
+// controller, so namespaces are never emptied. Methods of a [Cluster] are safe for concurrent use, except KillAPIServer
+// and StartAPIServer.
 package kubetest
 
 import (
@@ -45,7 +45,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// patience bounds each wait for a server: generous, since other jobs may share the cores.
+// patience bounds each wait for a server. It is long, since other jobs may share the cores.
 const patience = 2 * time.Minute
 
 // Cluster is an API server and its etcd.
@@ -72,17 +72,18 @@ type options struct {
 // Option changes what [Start] starts.
 type Option func(*options)
 
-// WithControllers also runs kube-controller-manager, with nothing but the controller that makes the EndpointSlices of
-// services. It puts no pod into a slice whose node does not exist, and no address of 127.0.0.0/8.
+// WithControllers also runs kube-controller-manager, with only the controller that makes the EndpointSlices of
+// services. That controller leaves out pods whose node does not exist and addresses of 127.0.0.0/8.
 func WithControllers() Option { return func(o *options) { o.controllers = true } }
 
-// WithAPIServerFlags adds flags for the API server: --min-request-timeout=3 has it end each watch after 3 to 6 seconds.
+// WithAPIServerFlags adds flags for the API server. With --min-request-timeout=3 it ends each watch after 3 to 6
+// seconds.
 func WithAPIServerFlags(flags ...string) Option {
 	return func(o *options) { o.flags = append(o.flags, flags...) }
 }
 
-// Start starts a cluster for one test, which ends with it. Where the servers are not installed the test is skipped;
-// with CI=true it fails.
+// Start starts a cluster for one test and stops it at the test's end. If the servers are not installed, it skips the
+// test; with CI=true it fails it.
 func Start(t testing.TB, o ...Option) *Cluster {
 	t.Helper()
 	c, err := launch(installed(t), o...)
@@ -96,15 +97,15 @@ func Start(t testing.TB, o ...Option) *Cluster {
 	return c
 }
 
-// shared is the cluster that the tests of one binary have in common: starting one takes longer than most tests.
+// shared is the cluster that all tests of one binary use, since starting one takes longer than most tests.
 var shared struct {
 	sync.Mutex
 	cluster *Cluster
 	err     error
 }
 
-// Shared returns the cluster that all tests of the binary share, each in a [Cluster.Namespace] of its own. It is
-// started when first asked for, and stopped by [Main], which the package's TestMain must call.
+// Shared returns the cluster that all tests of the binary share. Each test uses a [Cluster.Namespace] of its own. The
+// first call starts the cluster; [Main], which the package's TestMain must call, stops it.
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
 	binary := installed(t)
@@ -132,14 +133,14 @@ func (t tests) Run() int {
 	return code
 }
 
-// installed returns the servers' binary, in the root of the repository.
+// installed returns the path of the servers' binary, under the root of the repository.
 func installed(t testing.TB) string {
 	t.Helper()
 	_, file, _, ok := runtime.Caller(0)
 	require.True(t, ok)
 	binary := filepath.Join(filepath.Dir(file), "../../../.tools/kubernetes/kubeservers")
 	if _, err := os.Stat(binary); err != nil {
-		if os.Getenv("CI") == "true" { //nolint:forbidigo // a test's helper: in CI nothing is skipped
+		if os.Getenv("CI") == "true" { //nolint:forbidigo // in CI no test is skipped
 			t.Fatal("discovery/kubernetes/testdata/install.sh has not been run: ", err)
 		}
 		t.Skip("no Kubernetes API server is installed: run discovery/kubernetes/testdata/install.sh")
@@ -147,7 +148,8 @@ func installed(t testing.TB) string {
 	return binary
 }
 
-// launch tries other ports when a server ends at once: somebody may take a port between finding it and using it.
+// launch starts a cluster. If a server ends at once, launch tries other ports, since another process may have taken
+// one.
 func launch(binary string, o ...Option) (*Cluster, error) {
 	var err error
 	for range 3 {
@@ -226,8 +228,8 @@ func (c *Cluster) launch(peers string) error {
 func (c *Cluster) startAPIServer(extra []string) error {
 	flags := []string{
 		"--etcd-servers=" + c.etcdURL, "--bind-address=127.0.0.1", "--secure-port=" + c.apiPort,
-		"--advertise-address=127.0.0.1",   // else it wants a default route
-		"--endpoint-reconciler-type=none", // it is no endpoint of a service
+		"--advertise-address=127.0.0.1",   // without it the server needs a default route
+		"--endpoint-reconciler-type=none", // the server need not be the endpoint of a service
 		"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"),
 		"--client-ca-file=" + c.path("ca.crt"), "--authorization-mode=RBAC",
 		"--service-account-issuer=https://kubernetes.default.svc",
@@ -256,14 +258,15 @@ func (c *Cluster) stop() {
 	_ = os.RemoveAll(c.dir)
 }
 
-// KillAPIServer ends the API server at once (SIGKILL), as a crash does: its clients' connections break. What it has
-// stored stays.
+// KillAPIServer ends the API server at once (SIGKILL), as a crash does: its clients' connections break. The stored
+// objects stay.
 func (c *Cluster) KillAPIServer() {
 	c.apiServer.kill()
 	c.apiServer = nil
 }
 
-// StartAPIServer starts the killed API server again, on the same port, over the same data, and waits until it is ready.
+// StartAPIServer starts the killed API server again, on the same port and with the same data, and waits until it is
+// ready.
 func (c *Cluster) StartAPIServer(t testing.TB, extraFlags ...string) {
 	t.Helper()
 	require.Nil(t, c.apiServer, "the API server has not been killed")
@@ -272,8 +275,8 @@ func (c *Cluster) StartAPIServer(t testing.TB, extraFlags ...string) {
 	}
 }
 
-// Compact has etcd forget all revisions but the current one. With KillAPIServer and StartAPIServer after it nobody
-// knows the past: a watch of an old version, and a list that goes on from one, get 410.
+// Compact makes etcd forget all revisions but the current one. After it, and KillAPIServer and StartAPIServer, a watch
+// from an old version gets 410, and so does a list that goes on from one.
 func (c *Cluster) Compact(t testing.TB) {
 	t.Helper()
 	var at struct {
@@ -283,7 +286,7 @@ func (c *Cluster) Compact(t testing.TB) {
 	c.askEtcd(t, "compaction", map[string]any{"revision": at.Header.Revision, "physical": true}, &at)
 }
 
-// askEtcd calls etcd's API in its form for JSON.
+// askEtcd calls etcd's API in its JSON form.
 func (c *Cluster) askEtcd(t testing.TB, method string, request, answer any) {
 	t.Helper()
 	body, err := json.Marshal(request)
@@ -298,7 +301,7 @@ func (c *Cluster) askEtcd(t testing.TB, method string, request, answer any) {
 	require.NoError(t, json.NewDecoder(resp.Body).Decode(answer))
 }
 
-// Admin returns a configuration for everything: a client certificate of system:masters, without limits of rate.
+// Admin returns a configuration with all rights (a client certificate of system:masters) and without rate limits.
 func (c *Cluster) Admin() *rest.Config {
 	config := c.anonymous()
 	config.CertData, config.KeyData = c.keys.adminCert, c.keys.adminKey
@@ -313,7 +316,7 @@ func (c *Cluster) anonymous() *rest.Config {
 // Client returns a client with the rights of [Cluster.Admin].
 func (c *Cluster) Client() *kubernetes.Clientset { return c.client }
 
-// ServiceAccount creates an account, and returns a configuration with nothing but a token of it, valid for an hour.
+// ServiceAccount creates an account, and returns a configuration that has only a token of it, valid for an hour.
 func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Config {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -322,7 +325,7 @@ func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Con
 	return c.Token(t, namespace, name)
 }
 
-// Token is [Cluster.ServiceAccount] of an account that is already there.
+// Token does what [Cluster.ServiceAccount] does, for an account that already exists.
 func (c *Cluster) Token(t testing.TB, namespace, name string) *rest.Config {
 	t.Helper()
 	token, err := c.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name,
@@ -351,7 +354,7 @@ func (c *Cluster) Kubeconfig(t testing.TB, config *rest.Config) string {
 }
 
 func (c *Cluster) writeKubeconfig(config *rest.Config) (string, error) {
-	file, err := os.CreateTemp(c.dir, "kubeconfig-") // it makes the name, WriteToFile the content
+	file, err := os.CreateTemp(c.dir, "kubeconfig-") // CreateTemp chooses the name, WriteToFile writes the content
 	if err != nil {
 		return "", err
 	}
@@ -372,7 +375,7 @@ func (c *Cluster) writeKubeconfig(config *rest.Config) (string, error) {
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
-// log returns the last warnings and errors of a process.
+// log returns the last warnings and errors in a process's log.
 func (c *Cluster) log(name string) string {
 	data, err := os.ReadFile(c.path(name + ".log"))
 	if err != nil {

@@ -30,18 +30,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// NodeName is the node of pods that name none. It exists, in no zone.
+// NodeName is the node of pods that name none. The node exists and has no zone.
 const NodeName = "node"
 
-// Apply is [Cluster.TryApply], and fails the test on an error.
+// Apply does what [Cluster.TryApply] does, and fails the test on an error.
 func (c *Cluster) Apply(t testing.TB, config *rest.Config, manifest []byte, namespace string) {
 	t.Helper()
 	require.NoError(t, c.TryApply(t.Context(), config, manifest, namespace))
 }
 
-// TryApply applies the documents of a YAML file in their order, as kubectl apply --server-side -n namespace does:
-// fields that the schema does not know are refused, and objects without a namespace of their own get this one. A
-// CustomResourceDefinition can be used when it returns. The first error ends it, as the API server said it:
+// TryApply applies the documents of a YAML file in their order, as kubectl apply --server-side -n namespace does.
+// Fields that the schema does not know are refused. Objects without a namespace get this one. When TryApply returns, a
+// CustomResourceDefinition can be used. It stops at the first error and returns it as the API server sent it, so that
 // apierrors.IsInvalid and the like apply.
 func (c *Cluster) TryApply(ctx context.Context, config *rest.Config, manifest []byte, namespace string) error {
 	client, err := dynamic.NewForConfig(config)
@@ -62,7 +62,7 @@ func (c *Cluster) TryApply(ctx context.Context, config *rest.Config, manifest []
 			return err
 		}
 		if len(object.Object) == 0 {
-			continue // nothing but comments
+			continue // a document of comments only
 		}
 		if err := c.applyOne(ctx, config, client, object, namespace); err != nil {
 			return fmt.Errorf("%s %s: %w", object.GetKind(), object.GetName(), err)
@@ -90,7 +90,7 @@ func (c *Cluster) applyOne(ctx context.Context, config *rest.Config, client dyna
 	return poll(ctx, func(ctx context.Context) (bool, error) { return served(ctx, config, resource, object.GetName()) })
 }
 
-// mappingOf asks the API server which resource an object is.
+// mappingOf asks the API server for an object's resource.
 func mappingOf(config *rest.Config, object *unstructured.Unstructured) (*meta.RESTMapping, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
@@ -104,8 +104,8 @@ func mappingOf(config *rest.Config, object *unstructured.Unstructured) (*meta.RE
 	return restmapper.NewDiscoveryRESTMapper(groups).RESTMapping(kind.GroupKind(), kind.Version)
 }
 
-// served tells whether the API server serves the objects of a definition, which it does a little after it says
-// Established.
+// served reports whether the API server serves the objects of a definition. That happens a little after the definition
+// is Established.
 func served(ctx context.Context, config *rest.Config, definitions dynamic.ResourceInterface, name string) (bool,
 	error) {
 	object, err := definitions.Get(ctx, name, metav1.GetOptions{})
@@ -169,9 +169,9 @@ func poll(ctx context.Context, done wait.ConditionWithContextFunc) error {
 	return wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, done)
 }
 
-// Node creates a node, in the given zone unless that is "", until the end of the test. Names are the whole cluster's.
-// The API server (since Kubernetes 1.35) copies a node's zone into the label topology.kubernetes.io/zone of pods that
-// are created later.
+// Node creates a node until the end of the test, in the given zone unless that is "". Its name must be unique in the
+// cluster. The API server (since Kubernetes 1.35) copies the node's zone into the label topology.kubernetes.io/zone of
+// pods that are created later.
 func (c *Cluster) Node(t testing.TB, name, zone string) {
 	t.Helper()
 	require.NoError(t, c.node(t.Context(), name, zone))
@@ -187,8 +187,8 @@ func (c *Cluster) node(ctx context.Context, name, zone string) error {
 	return err
 }
 
-// Pod creates a pod on the node [NodeName], with one container that has the given ports. It is pending, without an
-// address, until [Cluster.SetPod].
+// Pod creates a pod on the node [NodeName], with one container that has the given ports. Until [Cluster.SetPod] it is
+// pending and has no address.
 func (c *Cluster) Pod(t testing.TB, namespace, name string, labels, annotations map[string]string,
 	ports ...corev1.ContainerPort) *corev1.Pod {
 	t.Helper()
@@ -198,7 +198,7 @@ func (c *Cluster) Pod(t testing.TB, namespace, name string, labels, annotations 
 	})
 }
 
-// CreatePod creates a pod as it is, on the node [NodeName] if it names none.
+// CreatePod creates a pod, on the node [NodeName] if it names none.
 func (c *Cluster) CreatePod(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	pod = pod.DeepCopy()
@@ -211,7 +211,7 @@ func (c *Cluster) CreatePod(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 }
 
 // SetPod plays the kubelet: the pod runs, has the address ip ("" for none), and is ready or not. Addresses of
-// 127.0.0.0/8 are accepted here, and refused in EndpointSlices.
+// 127.0.0.0/8 are accepted here, but refused in EndpointSlices.
 func (c *Cluster) SetPod(t testing.TB, namespace, name, ip string, ready bool) {
 	t.Helper()
 	status := map[string]any{"phase": corev1.PodRunning, "podIP": nil, "podIPs": nil}

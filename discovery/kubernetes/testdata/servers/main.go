@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kubeservers is etcd, kube-apiserver and kube-controller-manager in one binary, each a process of its own: one link in
-// place of three.
+// Kubeservers is one binary with etcd, kube-apiserver and kube-controller-manager, since linking one binary takes less
+// time than three. Each runs as a process of its own.
 //
 //	kubeservers etcd|kube-apiserver|kube-controller-manager [FLAG...]
 package main
