@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// world is a pair of engines behind the router.
+// world is a pair of engines behind the chi router.
 type world struct {
 	p, d *enginesim.Engine
 	url  string

@@ -28,13 +28,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// world is a pair of engines behind the router.
+// world is a pair of engines behind the gin router.
 type world struct {
 	p, d *enginesim.Engine
 	url  string
 }
 
-// start serves with gin's handler as around makes it, over HTTP/1 and over HTTP/2 without TLS.
+// start starts a server with gin's handler as around wraps it, over HTTP/1 and over HTTP/2 without TLS.
 func start(t *testing.T, o options, around func(http.Handler) http.Handler) *world {
 	t.Helper()
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})

@@ -25,10 +25,10 @@ type checkCmd struct {
 	EngineVersion string   `placeholder:"VERSION" help:"The engines' release, like 0.32.0; that of the image's tag otherwise."`
 	JSON          bool     `name:"json" help:"Write the findings as JSON."`
 
-	proc string // /proc, but in tests
+	proc string // the folder /proc; tests use another
 }
 
-// Run reads all inputs, and prints what does not fit together.
+// Run reads all inputs and prints what does not fit together.
 func (c *checkCmd) Run(s streams) error {
 	version, err := launch.ParseVersion(c.EngineVersion)
 	if err != nil {
@@ -66,7 +66,7 @@ func (c *checkCmd) Run(s streams) error {
 	return c.report(s.out, engines, flags.Check(engines, spec))
 }
 
-// started collects what all inputs start.
+// started collects the engines that all inputs start.
 func (c *checkCmd) started(s streams) ([]launched, error) {
 	var all []launched
 	for _, file := range c.Inputs {
@@ -111,7 +111,7 @@ func (c *checkCmd) started(s streams) ([]launched, error) {
 	return all, nil
 }
 
-// report prints the findings; the error is errFaults if one of them is an error.
+// report prints the findings. It returns errFaults if one of them is an error.
 func (c *checkCmd) report(out io.Writer, engines []flags.Engine, found []flags.Finding) error {
 	count := map[flags.Severity]int{}
 	for _, f := range found {

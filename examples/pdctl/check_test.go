@@ -22,7 +22,7 @@ func TestIssue1069IsFoundInItsOwnManifest(t *testing.T) {
 	assert.Contains(t, out, "error lmcache-not-shared\n  qwen-pd-offline/prefill, qwen-pd-offline/decode: each keeps LMCache's chunks")
 	assert.Contains(t, out, "2 engines read: 1 error, 0 warnings")
 
-	// Its second half: LMCache's own transfer, without notices, behind the same gateway.
+	// The second half of the issue: LMCache's own transfer without notices, behind the same gateway.
 	text, err := os.ReadFile("testdata/kthena-1069.yaml")
 	require.NoError(t, err)
 	for role, pd := range map[string]string{"producer": "sender", "consumer": "receiver"} {
@@ -137,7 +137,7 @@ func TestCheckSaysWhatItCannotRead(t *testing.T) {
 	assert.Contains(t, out, "--all-local")
 }
 
-// process writes a process into a folder that stands for /proc.
+// process writes a process into a folder that tests use as /proc.
 func process(t *testing.T, proc string, pid, ppid, uid int, environ string, argv ...string) {
 	t.Helper()
 	dir := filepath.Join(proc, fmt.Sprint(pid))
@@ -176,7 +176,7 @@ func TestRunningProcessesAreReadWithoutTellingTheirEnvironment(t *testing.T) {
 	assert.NotContains(t, out.String(), "hf_secret")
 }
 
-// This process is one that can be read, and is no engine.
+// The test's own process can be read, and is no engine.
 func TestARealProcessIsRead(t *testing.T) {
 	if _, err := os.Stat("/proc/self/cmdline"); err != nil {
 		t.Skip("needs /proc, which this system does not have")

@@ -15,8 +15,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// exact is a connector whose settings hold every character that means something to a shell, to YAML, to Compose or to
-// Kubernetes.
+// exact is a connector whose settings contain every character with a meaning in a shell, YAML, Compose or Kubernetes.
 type exact struct{ connector.KVConnector }
 
 func (exact) Traits() connector.Traits { return connector.Traits{Name: "exact"} }
@@ -34,8 +33,8 @@ func (exact) Render(t launch.Target) (launch.Settings, error) {
 
 func (exact) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
-// Each form, read by a YAML parser and by the rules of its own program for dollar signs, gives the engine exactly its
-// settings.
+// A YAML parser reads each form, and the form's own program's rules for dollar signs are applied. The engine then gets
+// exactly its settings.
 func TestEachFormCarriesEveryCharacter(t *testing.T) {
 	p, err := endpoint("http://10.0.0.1:8100", "prefill", nil)
 	require.NoError(t, err)

@@ -28,7 +28,7 @@ type renderCmd struct {
 	Out           string   `short:"o" placeholder:"DIR" help:"Write files into this folder, one for each ModelServer."`
 }
 
-// endings of the files that -o writes.
+// endings are the endings of the files that -o writes.
 var endings = map[string]string{"shell": ".sh", "compose": ".compose.yaml", "kubernetes": ".yaml", "python": ".py"}
 
 // Run prints the settings, or writes them to files.
@@ -65,7 +65,7 @@ func write(file string, text []byte) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
 		return err
 	}
-	return os.WriteFile(file, text, 0o600) // a store's password may be among the settings
+	return os.WriteFile(file, text, 0o600) // the settings may contain a store's password
 }
 
 func (c *renderCmd) render(m modelServer) ([]byte, error) {
@@ -103,8 +103,9 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	return plan.Shell(), nil
 }
 
-// endpoints are those of the command line, else those of the file, else one of each role: under the names that the
-// rendered pods have in a cluster, or on this machine. The notes say so, since nobody asked for these.
+// endpoints are those of the command line. If there are none, they are those of the file. If there are none either,
+// they are one of each role, under the names that rendered pods have in a cluster, or on this machine; notes then say
+// so, since nobody asked for these.
 func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []launch.Note, error) {
 	var list []discovery.Endpoint
 	for i, text := range slices.Concat(c.Prefill, c.Decode, c.Encode) {

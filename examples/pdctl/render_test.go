@@ -37,7 +37,7 @@ func rendered(t *testing.T, args ...string) string {
 	return out
 }
 
-// comments are left out of the golden files: what a connector tells of its settings is its own tests' matter.
+// comments are removed from the golden files: each connector's own tests check what it says about its settings.
 var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
 func golden(t *testing.T, name, got string) {
@@ -66,7 +66,7 @@ func TestTheDesignDocumentsExamplesAreRendered(t *testing.T) {
 	}
 }
 
-// The guide starts its six connectors from Python.
+// These are the six connectors that the guide starts from Python.
 func TestTheConnectorGuidesSixConnectorsAreRendered(t *testing.T) {
 	for name, version := range map[string]string{"sharedstorage": "0.12.0", "pynccl": "0.8.5", "p2pnccl": "0.22.0", "lmcache": "0.32.0", "nixl": "0.32.0", "multi": "0.32.0"} {
 		args := []string{"-f", "testdata/documents-3.yaml", "--server", name, "--engine-version", version}
@@ -75,7 +75,7 @@ func TestTheConnectorGuidesSixConnectorsAreRendered(t *testing.T) {
 	}
 }
 
-// Each setting that a ModelServer gives is either rendered or named as without effect: none is dropped in silence.
+// Each setting of a ModelServer is rendered, or a note says that it has no effect. None is dropped without a note.
 func TestNoSettingOfTheDocumentsIsDroppedInSilence(t *testing.T) {
 	for name, file := range map[string]string{"2-nixl": "nixl", "2-lmcache": "lmcache"} {
 		list, err := readModels(documents+name+".yaml", nil)
@@ -88,7 +88,7 @@ func TestNoSettingOfTheDocumentsIsDroppedInSilence(t *testing.T) {
 		out := rendered(t, "-f", documents+name+".yaml")
 		for _, key := range slices.Sorted(maps.Keys(config)) {
 			if _, told := map[string]bool{"networkInterface": true, "port": true, "protocol": true, "keepAliveInterval": true}[key]; told && name == "2-nixl" {
-				continue // among the variables, see the golden file
+				continue // the golden file has it among the variables
 			}
 			assert.Contains(t, out, "config."+key, name)
 		}
@@ -96,7 +96,7 @@ func TestNoSettingOfTheDocumentsIsDroppedInSilence(t *testing.T) {
 	}
 }
 
-// settings are what a connector needs to be worth launching: a gateway's configuration that works.
+// settings are the settings that a connector needs to be launched: a working gateway configuration.
 var settings = map[string]struct{ config, prefill, decode string }{
 	"http":             {},
 	"nixl":             {},
@@ -128,7 +128,7 @@ func modelServerFile(t *testing.T, connectorType, config string) string {
 	return file
 }
 
-// What is rendered is read back from each form, and nothing is found in it.
+// Check reads what is rendered in each form, and finds nothing.
 func TestWhatIsRenderedHasNoFindings(t *testing.T) {
 	for _, name := range connector.Names() {
 		s, known := settings[name]
@@ -145,7 +145,7 @@ func TestWhatIsRenderedHasNoFindings(t *testing.T) {
 						return "http://" + host + ":" + port + " " + strings.ReplaceAll(ip, "HOST", host)
 					}
 					decode := s.decode
-					if hosts == "one machine" { // each engine of a machine has ports of its own
+					if hosts == "one machine" { // then each engine needs ports of its own
 						decode = strings.NewReplacer("21001", "22001", "6301", "6401", "61005", "62005").Replace(decode)
 					}
 					args := []string{"-f", file, "--format", format, "--prefill", engine(pair[0], "8100", s.prefill), "--decode", engine(pair[1], "8200", decode), "--gateway", "10.9.9.9"}
@@ -169,8 +169,8 @@ func TestWhatIsRenderedHasNoFindings(t *testing.T) {
 	}
 }
 
-// syntax asks an interpreter whether a program is one. On a build machine a missing interpreter is a fault: nothing
-// would be tested.
+// syntax asks an interpreter whether it can parse a program. On a build machine a missing interpreter fails the test,
+// since otherwise nothing would be tested.
 func syntax(t *testing.T, interpreter, text string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath(interpreter)
@@ -258,7 +258,7 @@ func TestRenderSaysWhatItCannotDo(t *testing.T) {
 	assert.Contains(t, errs, "-:4: spec.kvConnector.retries: unknown field; did you mean retry?")
 }
 
-// What the gateway refuses, pdctl refuses, in the same words: one reader reads for both.
+// pdctl refuses what the gateway refuses, in the same words, since both use the same reader.
 func TestAModelServerIsReadAsTheGatewayReadsIt(t *testing.T) {
 	const head = "kind: ConfigMap\ndata: {free: [1]}\n---\napiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\n"
 	for spec, want := range map[string]string{

@@ -46,7 +46,7 @@ func TestWordsAreThoseOfAShell(t *testing.T) {
 	}
 }
 
-// The same scripts, run by a shell: what pdctl reads is what it does.
+// A shell runs the same scripts, and does what pdctl reads.
 func TestAShellAgrees(t *testing.T) {
 	sh, err := exec.LookPath("sh")
 	if err != nil {
@@ -105,7 +105,7 @@ func TestHereDocumentsAreFiles(t *testing.T) {
 	assert.Equal(t, []string{"run"}, s.commands[len(s.commands)-1].argv)
 }
 
-// Whatever a file holds, reading it ends.
+// For any file, reading it ends.
 func FuzzReadInput(f *testing.F) {
 	f.Add("services:\n  a: {command: vllm serve m, configs: [b]}\n")
 	f.Add("kind: Pod\nspec: {containers: [{args: [$(X], env: [{name: X}]}]}\n")

@@ -41,7 +41,7 @@ type verifyCmd struct {
 	Timeout   time.Duration `default:"2m" help:"How long it may take in all."`
 }
 
-// Run asks, counts and judges.
+// Run sends the requests, counts and judges.
 func (c *verifyCmd) Run(s streams) error {
 	m, err := c.read(s)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *verifyCmd) Run(s streams) error {
 	return nil
 }
 
-// keyed sends each request with a key.
+// keyed adds a key to each request.
 type keyed struct {
 	http.RoundTripper
 	authorization string
@@ -117,7 +117,7 @@ func (k keyed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return k.RoundTripper.RoundTrip(r)
 }
 
-// read takes the file, if there is one, and lays the flags over it.
+// read reads the file, if there is one, and overrides it by the flags.
 func (c *verifyCmd) read(s streams) (m modelServer, err error) {
 	if c.File != "" {
 		list, err := readModels(c.File, s.in)
@@ -175,14 +175,14 @@ func headers(lines []string) (http.Header, error) {
 	for _, line := range lines {
 		name, value, ok := strings.Cut(line, ":")
 		if !ok {
-			return nil, errors.New("--header is not NAME: VALUE") // without the line: a key may stand there
+			return nil, errors.New("--header is not NAME: VALUE") // it leaves the line out, which may hold a key
 		}
 		h.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 	}
 	return h, nil
 }
 
-// pairFlow brings the two legs together in this program.
+// pairFlow runs both legs in this program.
 func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []discovery.Endpoint) (*pdflow.Flow, func(),
 	error) {
 	source, err := static.New(endpoints...)

@@ -50,7 +50,7 @@ import (
 
 const (
 	exitOK     = 0
-	exitFailed = 1 // something that should hold did not
+	exitFailed = 1 // something that should be true was not
 	exitUsage  = 2 // a wrong command line
 )
 
@@ -106,7 +106,8 @@ const notes = ` Minutes: the harbour crane stands still since Monday. The part i
 two small cranes share the night shift. Fuel for both is paid to the end of the month. The pilot asks for one more lamp at
 the east pier, and gets it. Nobody else had anything to add.`
 
-// requests are what a client asks for. They begin differently, or an engine would find the beginning in its own cache.
+// requests are the client's requests. They begin differently; otherwise an engine would find the beginning in its own
+// cache.
 var requests = []request{
 	completion("Sum up in one line:"+notes, false),
 	completion("Write the headline for:"+notes, true),
@@ -114,7 +115,7 @@ var requests = []request{
 	chat("Translate for the pilot:"+notes, true),
 }
 
-// tell is the story: four requests over two engines, then the evidence. The error says what did not hold.
+// tell sends four requests over two engines and then shows the evidence. The error says what was not true.
 func tell(ctx context.Context, lab *lab, show *screen) error {
 	show.opening(lab)
 	answers := make([]answer, len(requests))

@@ -16,15 +16,16 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// check is one thing that must hold if D reused what P computed.
+// check is one claim that must be true if D reused what P computed.
 type check struct {
-	claim string // what must hold
+	claim string // what must be true
 	seen  string // what was seen
 	where string // where it was read
 	ok    bool
 }
 
-// prove looks at the engines' own counters, which the gateway has no hand in, and asks the engine alone the same.
+// prove reads the engines' own counters, which the gateway cannot change, and sends the same requests to one engine
+// alone.
 func prove(ctx context.Context, lab *lab, answers []answer) ([]check, error) {
 	idle, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -56,7 +57,7 @@ func prove(ctx context.Context, lab *lab, answers []answer) ([]check, error) {
 	}, nil
 }
 
-// verdict is nil if all checks hold.
+// verdict returns nil if all checks are true.
 func verdict(checks []check) error {
 	var wrong []string
 	for _, c := range checks {
@@ -70,7 +71,7 @@ func verdict(checks []check) error {
 	return errors.New("this did not hold:\n" + strings.Join(wrong, "\n"))
 }
 
-// askAlone sends all requests to one engine, which serves them side by side, and counts the answers with the same text.
+// askAlone sends all requests to one engine at once, and counts the answers with the same text.
 func askAlone(ctx context.Context, url string, answers []answer) (same int, err error) {
 	lone, errs := make([]answer, len(answers)), make([]error, len(answers))
 	var wg sync.WaitGroup
@@ -101,7 +102,7 @@ func metrics(ctx context.Context, url string) (string, error) {
 	return string(page), err
 }
 
-// metric adds up the samples of one name that have all the labels.
+// metric is the sum of the samples of one name that have all the labels.
 func metric(page, name string, labels ...string) (sum int) {
 next:
 	for line := range strings.Lines(page) {

@@ -27,13 +27,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is two prefill and two decode engines, and the scheduler before them.
+// world is two prefill and two decode engines behind the scheduler.
 type world struct {
 	*scheduler
 	p, d [2]*enginesim.Engine
 	url  string
 	mu   sync.Mutex
-	seen []seen // by a post-hook of the test's own
+	seen []seen // recorded by a post-hook of the test
 }
 
 type seen struct {
@@ -129,7 +129,7 @@ func TestARequestIsServedByThePairThatWasChosen(t *testing.T) {
 	assert.Zero(t, w.busy())
 }
 
-// The post-hooks hear of a stream when it has ended. Until then it counts as its engines' load, and the next request
+// The post-hooks learn of a stream when it has ended. Until then it counts as load of its engines, and the next request
 // goes to other engines.
 func TestAStreamCountsUntilItsEnd(t *testing.T) {
 	w := start(t, enginesim.Config{ITL: 20 * time.Millisecond})
@@ -154,7 +154,7 @@ func TestAStreamCountsUntilItsEnd(t *testing.T) {
 	assert.Zero(t, w.busy())
 }
 
-// Send bounds each write: a client that reads nothing costs the decode engine no more than that.
+// Send bounds each write, so a client that reads nothing occupies the decode engine no longer than that.
 func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
 	limits := connector.Timeouts{}
 	limits.Write = 100 * time.Millisecond

@@ -34,7 +34,7 @@ type sidecar struct {
 	draining atomic.Bool
 }
 
-// build makes the sidecar of its flags. It dials and listens nowhere.
+// build makes the sidecar from its flags. It opens no connections and no listeners.
 func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 	s := &sidecar{flags: f, log: log, tel: tel}
 	conn, err := f.connector()
@@ -66,7 +66,8 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 // local makes the decode engines' endpoints, one for each rank.
 func (s *sidecar) local(conn connector.KVConnector) error {
 	for rank := range s.flags.ranks {
-		// An address, so that no name service is asked; over TLS a name, since certificates hold names.
+		// Without TLS the host is an address, so that no name is resolved. With TLS it is a name, since certificates
+		// hold names.
 		port := strconv.Itoa(s.flags.modelServerPort + rank)
 		local := "http://" + net.JoinHostPort("127.0.0.1", port)
 		if s.flags.tls.decoder {
@@ -87,7 +88,7 @@ func (s *sidecar) local(conn connector.KVConnector) error {
 	return nil
 }
 
-// connector makes the connector of --kv-connector, with the stage of --ec-connector before it. llm-d's names are those of
+// connector makes the connector of --kv-connector, with the stage of --ec-connector before it. llm-d's names are in
 // pkg/sidecar/constants/constants.go.
 func (f *flags) connector() (connector.KVConnector, error) {
 	spec := connector.Spec{Type: f.kvConnector}
@@ -113,7 +114,7 @@ func (f *flags) connector() (connector.KVConnector, error) {
 		}
 	}
 	if len(config) > 0 {
-		spec.Config, _ = json.Marshal(config) // of what was JSON, numbers and texts
+		spec.Config, _ = json.Marshal(config) // it holds JSON, numbers and texts, so this cannot fail
 	}
 	c, err := connector.Open(spec)
 	if err != nil {
@@ -133,9 +134,9 @@ func (f *flags) connector() (connector.KVConnector, error) {
 	return onDemand{c, encoder}, nil
 }
 
-// engines sends requests to engines, with each stage's own idea of certificates.
+// engines sends requests to engines. Each stage has its own TLS settings.
 type engines struct {
-	local                   map[string]bool // decode engines by host:port
+	local                   map[string]bool // the decode engines, by host:port
 	set                     *discovery.Set
 	decode, prefill, encode *transport.Transport
 }
@@ -166,7 +167,7 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	return e.prefill.RoundTrip(r)
 }
 
-// encodes reports whether an engine does nothing but encode.
+// encodes reports whether an engine only encodes.
 func (e *engines) encodes(host string) bool {
 	for _, x := range e.set.Load().Endpoints {
 		if x.Role == discovery.RoleEncode && x.URL.Host == host {

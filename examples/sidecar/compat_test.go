@@ -18,9 +18,10 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// What templates and charts give their sidecars, with a list added: it is all that a manifest has to be changed for. In order: KServe's
-// kserve-config-llm-decode-template with and without TLS (kserve 01b12410, the second as rendered), as its controller writes it for
-// llm-d-router 0.10, the chart llm-d-modelservice 3051935e with all its options, and guides of llm-d (9829045e, 04291b76, 0e9d7f1c, 6e4afadd).
+// manifests are the arguments that templates and charts give their sidecars, and a list of engines: only the list has
+// to be added to a manifest. In order: KServe's kserve-config-llm-decode-template with and without TLS (kserve
+// 01b12410, the second as rendered), the arguments that KServe's controller writes for llm-d-router 0.10, the chart
+// llm-d-modelservice 3051935e with all its options, and guides of llm-d (9829045e, 04291b76, 0e9d7f1c, 6e4afadd).
 var manifests = map[string]struct {
 	env  map[string]string
 	args []string
@@ -49,7 +50,7 @@ var manifests = map[string]struct {
 			"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.1"},
 		args: []string{"--port=8000", "--vllm-port=8200", "--connector=nixlv2", "--zap-devel=false", "--zap-encoder=json", "--zap-log-level=5", "--zap-stacktrace-level=error",
 			"--zap-time-encoding=rfc3339", "--secure-proxy=false", "--prefiller-use-tls=false", "--cert-path=/certs"},
-		warn: 1, // of --cert-path
+		warn: 1, // about --cert-path
 		want: func(f *flags) bool { return f.modelServerPort == 8200 && f.json && f.tls == stages{} },
 	},
 	"guide pd": {
@@ -92,7 +93,7 @@ func TestTheFlagsOfManifestsAreTaken(t *testing.T) {
 	}
 }
 
-// KServe's arguments serve a request, and answer its probes.
+// With KServe's arguments the sidecar serves a request and answers KServe's probes.
 func TestAManifestOfKServeIsServed(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)
@@ -111,7 +112,7 @@ func TestAManifestOfKServeIsServed(t *testing.T) {
 	assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 }
 
-// MoRI-IO's write mode, by llm-d's flags: its serial order, and both legs at once.
+// MoRI-IO's write mode is chosen by llm-d's flags: in llm-d's serial order, and with both legs at once.
 func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 	for order, more := range map[connector.Order][]string{connector.PrefillThenDecode: nil, connector.Together: {"--moriio-parallel-dispatch"}} {
 		t.Run(fmt.Sprint(more), func(t *testing.T) {
@@ -185,7 +186,7 @@ func TestAConfigurationThatIsWrongEndsTheStart(t *testing.T) {
 	assert.Contains(t, problem, "exclude each other")
 }
 
-// A flag that is taken and does nothing is told of when the sidecar starts.
+// When the sidecar starts it warns of each flag that it accepts but that has no effect.
 func TestFlagsWithoutEffectAreWarnedOf(t *testing.T) {
 	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil, "--decode-chunk-size=64", "--enable-p2p-pull=true", "--zap-devel")
 	log := x.log.String()

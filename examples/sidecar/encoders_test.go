@@ -73,7 +73,7 @@ func chatText(answer string) string {
 	return b.String()
 }
 
-// Encode, prefill, decode: the scheduler names engines for both of the first stages, and the text is that of one engine alone.
+// The scheduler names engines for encode and for prefill. The text is that of one engine alone.
 func TestMediaAreEncodedByTheEnginesInTheHeader(t *testing.T) {
 	for _, kind := range []string{"ec-example", "ec-nixl"} {
 		t.Run(kind, func(t *testing.T) {
@@ -93,7 +93,8 @@ func TestMediaAreEncodedByTheEnginesInTheHeader(t *testing.T) {
 	}
 }
 
-// As llm-d's sidecar does it: encode engines that are not listed are left out, and without any the prefill engine encodes by itself.
+// As in llm-d's sidecar, encode engines that are not listed are skipped. If none is left, the prefill engine encodes by
+// itself.
 func TestEncodeEnginesThatAreNotListedAreNotCalled(t *testing.T) {
 	x := staged(t, "ec-nixl")
 	asked := make(chan string, 10)
@@ -123,7 +124,8 @@ func TestAnEncodeEngineThatFailsEndsTheRequest(t *testing.T) {
 	assert.Empty(t, x.p.Requests())
 }
 
-// Encode before one engine that does the rest is not here: that engine encodes by itself, and the operator is told once.
+// The sidecar has no encode stage before a single engine that does everything else: that engine encodes by itself, and
+// the sidecar warns once.
 func TestWithoutAPrefillEngineTheDecodeEngineEncodesByItself(t *testing.T) {
 	x := staged(t, "ec-nixl")
 	for n := range 2 {
@@ -137,7 +139,7 @@ func TestWithoutAPrefillEngineTheDecodeEngineEncodesByItself(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(x.side.log.String(), "encodes their media itself"))
 }
 
-// Without --ec-connector the header is nothing to the sidecar, as in llm-d's, and goes no further.
+// Without --ec-connector the sidecar ignores the header, as llm-d's does, and does not forward it.
 func TestWithoutAnEncodeStageTheHeaderIsIgnored(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions", chatWith(0, false), header, hostPort(t, p.URL()), encoders, "127.0.0.1:1")

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Names and defaults are those of llm-d-router ebab6879, pkg/sidecar/proxy/options.go, with those of 0186107d after it and of the releases
-// before it whose flags KServe and llm-d's charts still write. The README compares each.
+// flags has the names and defaults of llm-d-router ebab6879, pkg/sidecar/proxy/options.go, those of 0186107d after it,
+// and those of earlier releases whose flags KServe and llm-d's charts still write. The README compares each flag.
 type flags struct {
 	port, modelServerPort int
 	ranks                 int    // --data-parallel-size
@@ -26,7 +26,7 @@ type flags struct {
 	kvConnector           string
 	connectorConfig       string
 	mooncakePort, p2pPort int
-	sglangPort            int // SGLANG_BOOTSTRAP_PORT; llm-d has no flag for it either
+	sglangPort            int // SGLANG_BOOTSTRAP_PORT; llm-d has no flag for it
 	moriio                moriioFlags
 	ecConnector           string
 	sampling              bool
@@ -38,8 +38,8 @@ type flags struct {
 	certPath string
 	minTLS   uint16
 	ciphers  []uint16
-	tls      stages // over which engines are asked
-	insecure stages // whose certificates are not looked at
+	tls      stages // the stages whose engines are reached over TLS
+	insecure stages // the stages whose certificates are not verified
 
 	prefill  listFlags
 	encode   listFlags
@@ -47,17 +47,17 @@ type flags struct {
 	resolver string
 	pool     poolFlags
 
-	metrics, metricsCert string // an address, and the folder of its certificate
+	metrics, metricsCert string // an address, and the folder of the certificate there
 	tracing              bool
 	level                slog.Level
-	json                 bool     // the log's form
-	warnings             []string // of flags that are taken and do nothing
+	json                 bool     // the log is JSON
+	warnings             []string // about flags that are accepted and have no effect
 }
 
-// listFlags say by themselves which engines of one role requests may name.
+// listFlags are flags that list the engines of one role that requests may name.
 type listFlags struct{ static, dns string }
 
-// stages are the parties whose connections flags speak of.
+// stages are the stages that a TLS flag names.
 type stages struct{ prefiller, decoder, encoder bool }
 
 func (s *stages) set(text string) error {
@@ -76,11 +76,12 @@ func (s *stages) set(text string) error {
 	return nil
 }
 
-const maxRanks = 1024 // each is a listener
+const maxRanks = 1024 // each rank has a listener
 
 var errUsage = errors.New("usage")
 
-// parseFlags reads the command line, and the configuration that it names. The error has been written to stderr; it is flag.ErrHelp or errUsage.
+// parseFlags reads the command line and the configuration that it names. It writes an error to stderr, and returns
+// flag.ErrHelp or errUsage.
 func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*flags, error) {
 	f := &flags{podIP: getenv("POD_IP"), sglangPort: port(getenv, "SGLANG_BOOTSTRAP_PORT", 8998)}
 	fs := flag.NewFlagSet("sidecar", flag.ContinueOnError)
@@ -103,7 +104,7 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 			}
 			return nil, err
 		}
-		// Templates leave empty arguments where a condition does not hold (KServe's do without TLS).
+		// A template leaves an empty argument if its condition is false (KServe's does without TLS).
 		if rest = fs.Args(); len(rest) == 0 || rest[0] != "" {
 			break
 		}
@@ -133,7 +134,7 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 	return f, nil
 }
 
-// serving defines what concerns the sidecar's own ports.
+// serving defines the flags about the sidecar's own ports.
 func (f *flags) serving(fs *flag.FlagSet, modelServer, vllm *int) {
 	fs.IntVar(&f.port, "port", 8000, "the `PORT` that clients connect to")
 	fs.IntVar(modelServer, "model-server-port", -1, "the `PORT` of the decode engine on this host (default 8200)")
@@ -166,7 +167,7 @@ func (f *flags) serving(fs *flag.FlagSet, modelServer, vllm *int) {
 	})
 }
 
-// engines defines how engines are asked.
+// engines defines the flags about connections to engines.
 func (f *flags) engines(fs *flag.FlagSet, getenv func(string) string) {
 	fs.StringVar(&f.kvConnector, "kv-connector", "nixlv2", "how KV moves: `NAME` is nixlv2, shared-storage, sglang, mooncake, offloading, lmcache, or one of pdkit's connectors")
 	fs.Func("connector", "the old name of --kv-connector", func(s string) error { f.kvConnector = s; return f.notV1() })
@@ -187,13 +188,13 @@ func (f *flags) engines(fs *flag.FlagSet, getenv func(string) string) {
 	} {
 		fs.BoolFunc(name, "the old form of --enable-tls and --tls-insecure-skip-verify", func(s string) error {
 			on, err := strconv.ParseBool(s)
-			*stage = *stage || on // as llm-d has it: both forms add stages, none takes one away
+			*stage = *stage || on // as in llm-d, each form adds stages and none removes one
 			return err
 		})
 	}
 }
 
-// lists defines whom a request may name.
+// lists defines the flags about the engines that a request may name.
 func (f *flags) lists(fs *flag.FlagSet, getenv func(string) string) {
 	fs.StringVar(&f.prefill.static, "prefillers", "", "the prefill engines that a request may name: `HOST:PORT,…`, or HOST:FIRST-LAST for the ports of data-parallel ranks")
 	fs.StringVar(&f.prefill.dns, "prefillers-dns", "", "the same as a name, `NAME:PORT` or NAME:FIRST-LAST for its addresses (a headless service), or NAME for its SRV records")
@@ -221,7 +222,7 @@ func (f *flags) lists(fs *flag.FlagSet, getenv func(string) string) {
 	})
 }
 
-// telemetry defines what is told of requests, and the log.
+// telemetry defines the flags about metrics, traces and the log.
 func (f *flags) telemetry(fs *flag.FlagSet, getenv func(string) string) {
 	f.metrics = strings.TrimSpace(getenv("MORIIO_METRICS_ADDR"))
 	fs.Func("metrics-port", "serve metrics at this `PORT`, path /metrics; 0: nowhere", func(s string) error {
@@ -303,7 +304,7 @@ func (f *flags) check(rest []string) string {
 	return cmp.Or(f.checkLists(), f.moriio.check(f))
 }
 
-// metricsAddress says what is wrong with where metrics are to be served.
+// metricsAddress says what is wrong with the address of the metrics, or returns "".
 func (f *flags) metricsAddress() string {
 	if f.metrics == "" {
 		return ""

@@ -192,7 +192,7 @@ func TestClientsAreServedOverTLSByDefault(t *testing.T) {
 	assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 }
 
-// writeCertificate writes tls.crt and tls.key, and returns who trusts them.
+// writeCertificate writes tls.crt and tls.key, and returns a pool that trusts them.
 func writeCertificate(t *testing.T, dir string) *x509.CertPool {
 	t.Helper()
 	pair, err := selfSigned()
@@ -235,7 +235,8 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 	require.Eventually(t, func() bool { return trusts(second) }, 10*time.Second, 50*time.Millisecond)
 }
 
-// The engines are behind TLS that nobody can verify: without --tls-insecure-skip-verify nothing is sent to them.
+// The engines have TLS certificates that nobody can verify. Without --tls-insecure-skip-verify the sidecar sends them
+// nothing.
 func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)

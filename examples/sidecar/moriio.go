@@ -10,8 +10,9 @@ import (
 	"strconv"
 )
 
-// moriioFlags are those of engines with MoRIIOConnector in write mode. llm-d has them beside --kv-connector=nixlv2; here they choose pdkit's
-// connector moriio. Engines in read mode speak NIXL's protocol and need none of them.
+// moriioFlags are the flags for engines with MoRIIOConnector in write mode. llm-d has them beside
+// --kv-connector=nixlv2; here they choose pdkit's connector moriio. Engines in read mode use NIXL's protocol and need
+// none of these flags.
 type moriioFlags struct {
 	write, parallel                 bool
 	podIP                           string
@@ -57,8 +58,8 @@ func (m *moriioFlags) check(f *flags) string {
 	return ""
 }
 
-// config is for pdkit's connector: llm-d sends the legs of engines that write one after the other unless it is told otherwise, which is what
-// mode read does with them.
+// config adds the settings of pdkit's connector. Unless a flag says otherwise, llm-d sends the legs of engines in write
+// mode one after the other. The setting mode read does that here.
 func (m *moriioFlags) config(config map[string]any) {
 	config["mode"] = "read"
 	if m.parallel {
@@ -68,7 +69,7 @@ func (m *moriioFlags) config(config map[string]any) {
 	config["tpSize"], config["dpSize"] = m.tp, m.dp
 }
 
-// attributes are the decode engine's, whose URL names loopback.
+// attributes are the decode engine's. They are needed because its URL names loopback.
 func (m *moriioFlags) attributes() map[string]string {
 	return map[string]string{
 		"zmqAddress": fmt.Sprintf("host:%s,handshake:%d,notify:%d", m.podIP, m.decodeHandshake, m.decodeNotify),

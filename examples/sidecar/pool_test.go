@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
 
-// poolCRD defines InferencePools as far as the sidecar reads them, in one of their groups.
+// poolCRD defines InferencePools in one of their groups, with the parts that the sidecar reads.
 const poolCRD = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:
@@ -38,7 +38,8 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// poolRights are those that KServe gives a routing sidecar (kserve, pkg/controller/v1alpha2/llmisvc/workload.go), but for get.
+// poolRights are the rights that KServe gives a routing sidecar (kserve, pkg/controller/v1alpha2/llmisvc/workload.go),
+// without get.
 const poolRights = `apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: sidecar}
@@ -53,7 +54,7 @@ subjects: [{kind: ServiceAccount, name: sidecar, namespace: %[2]s}]
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: sidecar}
 `
 
-// place is a namespace of a real API server, with an account that may do what KServe lets a sidecar do.
+// place is a namespace of a real API server, with an account that has the rights that KServe gives a sidecar.
 type place struct {
 	*kubetest.Cluster
 	t          *testing.T
@@ -89,10 +90,10 @@ func (n *place) named(name, spec string) {
 func (n *place) pod(name, ip string, labels map[string]string) {
 	n.t.Helper()
 	n.Pod(n.t, n.name, name, labels, nil)
-	n.SetPod(n.t, n.name, name, ip, false) // whether it is ready is the scheduler's business
+	n.SetPod(n.t, n.name, name, ip, false) // the scheduler decides whether it is ready
 }
 
-// prefiller starts a prefill engine at an address of its own, as a pod has it, for a decode engine.
+// prefiller starts a prefill engine at its own address, as a pod has one, and a decode engine for it.
 func prefiller(t *testing.T, ip string, port int) (p, d *enginesim.Engine) {
 	t.Helper()
 	p, d, err := enginesim.Pair(enginesim.Config{Listen: net.JoinHostPort(ip, strconv.Itoa(port))}, enginesim.Config{})
@@ -101,8 +102,8 @@ func prefiller(t *testing.T, ip string, port int) (p, d *enginesim.Engine) {
 	return p, d
 }
 
-// KServe's manifest as it stands, with the variables and rights that its controller adds: the pods of the pool may be named, at its port, and
-// nobody else. The list follows the pool and its pods.
+// This is KServe's unchanged manifest, with the variables and rights that its controller adds. A request may name the
+// pods of the pool at its port, and no others. The list follows the pool and its pods.
 func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	n := newPlace(t, oldPoolGroup, "v1alpha2")
 	port := ports(t, 1)
@@ -120,7 +121,7 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, func() bool { return send(ip, port) == status }, 30*time.Second, 50*time.Millisecond, "%s\n%s", why, x.log)
 	}
-	n.named("a-pool", fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port+1)) // of somebody else
+	n.named("a-pool", fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port+1)) // another pool's port
 	becomes("127.8.0.1", http.StatusForbidden, "there is no pool")
 	assert.Equal(t, 1, strings.Count(x.log.String(), "there is no such InferencePool"), "%s", x.log)
 
@@ -150,7 +151,7 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 }
 
-// The group of today lists several ports: those of data-parallel ranks.
+// The pool's current API group has several ports, those of data-parallel ranks.
 func TestAllPortsOfAnInferencePoolMayBeNamed(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	port := ports(t, 2)
@@ -171,7 +172,7 @@ func TestAllPortsOfAnInferencePoolMayBeNamed(t *testing.T) {
 	assert.Equal(t, http.StatusOK, send(port), "a pool that makes no sense leaves the last list")
 }
 
-// A pool knows no roles: each of its pods may be asked to encode, and nobody else.
+// A pool has no roles: each of its pods may be asked to encode, and no other.
 func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	port := ports(t, 1)
@@ -201,7 +202,7 @@ func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	assert.Empty(t, encode[1].Requests())
 }
 
-// Without the rights no request may name anybody, and the log says what is missing.
+// Without the rights no request may name an engine, and the log says which right is missing.
 func TestAPoolThatMayNotBeReadIsAnEmptyList(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	stranger := n.Kubeconfig(t, n.ServiceAccount(t, n.name, "stranger"))
@@ -226,7 +227,7 @@ func TestAFaultOfThePoolIsToldOnceUntilItChanges(t *testing.T) {
 	assert.Equal(t, []string{"a", "c", "b", "b"}, said)
 }
 
-// A list that is given by hand counts alone: nothing is asked of an API server.
+// If a list is given by hand, only the list counts, and the sidecar does not ask an API server.
 func TestAListByHandReplacesThePool(t *testing.T) {
 	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"INFERENCE_POOL_NAMESPACE": "a", "INFERENCE_POOL_NAME": "b", "KUBECONFIG": "/nowhere"}, "--enable-ssrf-protection=true")
 	assert.NotContains(t, x.log.String(), "WARN")

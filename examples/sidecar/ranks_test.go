@@ -20,7 +20,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// ports returns the first of n free ports in a row, from below the range in which systems look for free ones themselves.
+// ports returns the first of n free ports in a row. They are below the range from which systems choose free ports
+// themselves.
 func ports(t *testing.T, n int) int {
 	t.Helper()
 	for range 100 {
@@ -42,7 +43,7 @@ func ports(t *testing.T, n int) int {
 	return 0
 }
 
-// ranked are two data-parallel ranks on one host, each an engine for prefill and one for decode, and their sidecar.
+// ranked is two data-parallel ranks on one host, each with an engine for prefill and one for decode, and their sidecar.
 type ranked struct {
 	prefill, decode [2]*enginesim.Engine
 	port            int // of the sidecar's rank 0
@@ -72,12 +73,12 @@ func (x *ranked) addr(rank int) string { return "127.0.0.1:" + strconv.Itoa(x.po
 
 func (x *ranked) prefiller(rank int) string { return "127.0.0.1:" + strconv.Itoa(x.p+rank) }
 
-// served is how many requests each decode engine has had.
+// served is how many requests each decode engine got.
 func (x *ranked) served() [2]int {
 	return [2]int{len(x.decode[0].Requests()), len(x.decode[1].Requests())}
 }
 
-// As llm-d's sidecar has it: rank r is served at --port + r, by the engine at --model-server-port + r.
+// As in llm-d's sidecar, rank r is served at --port + r, by the engine at --model-server-port + r.
 func TestEachRankHasAPortOfItsOwn(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, nil)
 	n := 0
@@ -103,7 +104,7 @@ func TestEachRankHasAPortOfItsOwn(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, status, "other paths go to the rank's own engine")
 }
 
-// The old way, for gateways that know only rank 0's port: the header names the pod's address and the rank's port.
+// The old way is for gateways that know only rank 0's port: the header has the pod's address and the rank's port.
 func TestTheHeaderChoosesARankAtTheFirstPort(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, map[string]string{"POD_IP": "10.9.8.7"})
 	const name = "x-data-parallel-host-port"
@@ -149,7 +150,7 @@ func TestAllRanksDrain(t *testing.T) {
 	assert.Equal(t, exitOK, <-code)
 }
 
-// A rank's port that is taken ends the start, and no other port stays open.
+// If a rank's port is taken, the start fails, and no other port stays open.
 func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 	first := ports(t, 2)
 	taken, err := net.Listen("tcp", ":"+strconv.Itoa(first+1))
@@ -163,7 +164,7 @@ func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 	_ = ln.Close()
 }
 
-// The decode engine is told the P2P tier of the prefill engine's rank, which the engine's port tells.
+// The decode engine gets the P2P tier of the prefill engine's rank, which follows from the engine's port.
 func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
 	f, problem := parse(t, noEnv, "--kv-connector=offloading", "--port=8000", "--data-parallel-size=4", "--prefillers=10.0.0.1:7999-8004")
 	require.Empty(t, problem)
@@ -181,7 +182,7 @@ func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
 	assert.Equal(t, map[string]string{"7999": "", "8000": "", "8001": "7778", "8002": "7779", "8003": "7780", "8004": ""}, got, "\"\" is rank 0's tier")
 }
 
-// The addresses of a headless service each stand for all ranks behind them.
+// Each address of a headless service stands for all ranks behind it.
 func TestANameCanStandForPortsInARow(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, nil)
 	named := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.decode[0].URL()), "--prefillers-dns-server="+nameServer(t),

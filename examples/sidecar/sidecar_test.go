@@ -44,7 +44,7 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// program is the sidecar at work inside the test.
+// program is the sidecar, running inside the test.
 type program struct {
 	addr string // host:port
 	log  *logBuffer
@@ -71,7 +71,7 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 	return p
 }
 
-// pair starts engines, and a sidecar before the decode engine that knows the prefill engine.
+// pair starts two engines, and a sidecar before the decode engine that lists the prefill engine.
 func pair(t *testing.T, prefill, decode enginesim.Config, env map[string]string, args ...string) (p, d *enginesim.Engine, side *program) {
 	t.Helper()
 	p, d, err := enginesim.Pair(prefill, decode)
@@ -113,14 +113,14 @@ func ask(t *testing.T, client *http.Client, method, url, body string, headers ..
 	return resp.StatusCode, resp.Header, string(b)
 }
 
-// prompt is 400 bytes, which are 400 tokens of the toy model: more than a chunk of LMCache.
+// prompt is 400 bytes, which are 400 tokens of the toy model, more than a chunk of LMCache.
 var prompt = strings.Repeat("a cat on a mat that ", 20)
 
 func completion(n int, stream bool) string {
 	return fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":12,"temperature":0,"stream":%t}`, n, prompt, stream)
 }
 
-// text joins the text of an answer, whole or streamed.
+// text is the text of a response, whole or streamed.
 func text(answer string) string {
 	var b strings.Builder
 	for line := range strings.Lines(answer) {
@@ -129,8 +129,8 @@ func text(answer string) string {
 	return b.String()
 }
 
-// Each name that llm-d's sidecars have for a protocol: the header brings the request to both engines, decode takes over what prefill
-// has computed, and the text is that of one engine alone.
+// For each name that llm-d's sidecars have for a protocol, a request with the header is served by both engines: decode
+// takes over the KV that prefill has computed, and the text is that of one engine alone.
 func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 	store := func(t *testing.T, name string) enginesim.Config {
 		return enginesim.Config{Connector: name, KVRole: enginesim.RoleBoth, Extra: map[string]string{"store": t.TempDir(), "hash_seed": "0", "shared_storage_path": t.TempDir()}}
@@ -138,7 +138,7 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 	bootstrap := func(t *testing.T, p *enginesim.Engine) string { return portOf(t, p.Bootstrap()) }
 	side := func(t *testing.T, p *enginesim.Engine) string { return portOf(t, "tcp://"+p.SideChannel()) }
 	for name, c := range map[string]struct {
-		connector string // of the engines
+		connector string // the engines' connector
 		flag      string
 		port      func(*testing.T, *enginesim.Engine) string
 		portFlag  string
@@ -194,7 +194,7 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 	}
 }
 
-// 403 is llm-d's status for it (pkg/sidecar/proxy/chat_completions.go).
+// 403 is llm-d's status for a header that names an engine which is not listed (pkg/sidecar/proxy/chat_completions.go).
 func TestAHeaderThatNamesWhatIsNotListedIsRefused(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	asked := make(chan string, 10)
@@ -223,7 +223,8 @@ func TestAHeaderThatNamesWhatIsNotListedIsRefused(t *testing.T) {
 	assert.NotContains(t, x.log.String(), "169.254.169.254")
 }
 
-// llm-d's scheduler may name several: by commas, by lines, or both. Without --enable-prefiller-sampling the first is asked.
+// llm-d's scheduler may name several engines, separated by commas, in several header lines, or both. Without
+// --enable-prefiller-sampling the sidecar uses the first.
 func TestSeveralEnginesInTheHeader(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	at := hostPort(t, p.URL())
@@ -292,7 +293,7 @@ func TestHealthIsTheSidecarsOwn(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status, "llm-d's answers without asking the engine")
 }
 
-// llm-d's status for a decode engine that is not there yet: clients and gateways try again.
+// 503 is llm-d's status for a decode engine that has not started yet: clients and gateways then try again.
 func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	require.NoError(t, d.Close())
@@ -315,7 +316,7 @@ func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
 	}
 }
 
-// The decode engine is beside the sidecar, and is called at loopback whatever the request says.
+// The decode engine is beside the sidecar, which calls it at loopback, whatever the request says.
 func TestTheDecodeEngineIsCalledAtLoopback(t *testing.T) {
 	for args, want := range map[string]string{"--data-parallel-size=2": "http://127.0.0.1:8201", "--data-parallel-size=2 --enable-tls=decoder": "https://localhost:8201"} {
 		f, problem := parse(t, noEnv, append(strings.Fields(args), "--prefillers=p:1")...)
@@ -343,7 +344,7 @@ func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
 	}
 }
 
-// Decode does not fall back to computing the prompt itself, in llm-d's sidecar as in this one.
+// If prefill fails, decode does not compute the prompt instead, as in llm-d's sidecar.
 func TestAPrefillEngineThatFailsEndsTheRequest(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	at := hostPort(t, p.URL())

@@ -24,7 +24,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// telemetry is where metrics and spans go. A nil provider records nothing, and costs nothing.
+// telemetry is where metrics and spans go. A nil provider records nothing and costs nothing.
 type telemetry struct {
 	registry *prometheus.Registry
 	meters   *sdkmetric.MeterProvider
@@ -64,7 +64,7 @@ func newTelemetry(f *flags, getenv func(string) string, out io.Writer) (*telemet
 	return t, nil
 }
 
-// options are the flow's options for the providers that there are.
+// options are the flow's options for the providers that exist.
 func (t *telemetry) options() []pdflow.Option {
 	var opts []pdflow.Option
 	if t.meters != nil {
@@ -83,7 +83,7 @@ func (t *telemetry) handler() http.Handler {
 	return mux
 }
 
-// close writes what is still in memory.
+// close writes the records that are still in memory.
 func (t *telemetry) close(ctx context.Context) error {
 	var errs []error
 	if t.tracers != nil {

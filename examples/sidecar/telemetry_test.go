@@ -58,7 +58,7 @@ func TestWithoutAPortThereAreNoMetrics(t *testing.T) {
 	assert.NotContains(t, x.log.String(), "msg=metrics")
 }
 
-// The console is llm-d's exporter, too, where OTEL_TRACES_EXPORTER names no other.
+// The console is also llm-d's exporter, unless OTEL_TRACES_EXPORTER names another.
 func TestSpansAreWritten(t *testing.T) {
 	for share, want := range map[string]int{"1": 1, "0": 0} {
 		p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"OTEL_TRACES_SAMPLER_ARG": share, "OTEL_SERVICE_NAME": "routing-proxy"}, "--tracing")
@@ -76,7 +76,7 @@ func TestSpansAreWritten(t *testing.T) {
 	}
 }
 
-// A trace goes on to both engines whether spans are made or not.
+// A request's trace context reaches both engines, whether the sidecar makes spans or not.
 func TestATraceGoesOnToTheEngines(t *testing.T) {
 	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	for name, args := range map[string][]string{"without spans": nil, "with an exporter that is not here": {"--tracing"}} {

@@ -13,13 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	_ "github.com/pdkit/pdkit/connector/all" // whose rules about pairs are asked
+	_ "github.com/pdkit/pdkit/connector/all" // the connectors whose pair rules Check uses
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON; those that begin with
-// a dot are members of the configuration itself.
+// kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON. A member whose name
+// begins with a dot belongs to the configuration itself.
 func kv(class, role string, more ...string) string {
 	config := map[string]any{"kv_connector": class, "kv_role": "kv_" + role}
 	extra := map[string]any{}
@@ -45,8 +45,8 @@ func child(class string, more ...string) string {
 	return strings.TrimPrefix(kv(class, "both", more...), " --kv-transfer-config=")
 }
 
-// deploy reads engines, one a line: [NODE] [@VERSION] [NAME=VALUE …] COMMAND. JSON has no spaces. The engines' names
-// are a, b, c.
+// deploy reads engines, one a line: [NODE] [@VERSION] [NAME=VALUE …] COMMAND. The JSON must have no spaces. The
+// engines' names are a, b, c.
 func deploy(t *testing.T, lines ...string) []Engine {
 	t.Helper()
 	var list []Engine
@@ -104,15 +104,15 @@ func codes(found []Finding) []string {
 	return list
 }
 
-// finding is one rule: the smallest deployment that shows it, and the same one corrected.
+// finding is a test of one rule: the smallest deployment that breaks it, and the same deployment corrected.
 type finding struct {
 	code     string
 	severity Severity
-	engines  string // that are named
+	engines  string // the engines that the finding names
 	gateway  string
 	wrong    []string
 	right    []string
-	other    string // the gateway of the corrected one, where that is what is corrected
+	other    string // the corrected deployment's gateway, if the gateway is what changes
 }
 
 const (
@@ -121,12 +121,12 @@ const (
 	store = `lmcache.remote_url="lm://store:65432"`
 )
 
-// two are a prefill and a decode engine with the same environment and settings.
+// two returns a prefill and a decode engine with the same environment and settings.
 func two(env, class string, more ...string) []string {
 	return []string{env + serve + kv(class, "producer", more...), env + serve + kv(class, "consumer", more...)}
 }
 
-// table holds every rule; a test below sees that none is missing.
+// table has every rule; a test below checks that none is missing.
 func table() []finding {
 	return append(append(append(generalTable(), storesTable()...), peersTable()...), encodeTable()...)
 }
@@ -193,7 +193,7 @@ func generalTable() []finding {
 		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl","timeouts":{"handoff":"45s"}}`, wrong: nixl, right: nixl, other: `{"type":"nixl","timeouts":{"handoff":"25s"}}`},
 		{
 			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl"}`, wrong: two("@0.21.0 VLLM_NIXL_ABORT_REQUEST_TIMEOUT=20 ", "NixlConnector"),
-			right: two("@0.21.0 ", "NixlConnector", "kv_lease_duration=10"), // which that release does not read
+			right: two("@0.21.0 ", "NixlConnector", "kv_lease_duration=10"), // that release does not read the setting
 		},
 		{
 			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"multi","config":{"connectors":[{"type":"sharedstorage"},{"type":"nixl","config":{"leaseDuration":"2m"}}]}}`,
@@ -438,7 +438,7 @@ func TestNoRuleIsWithoutAFinding(t *testing.T) {
 	}
 }
 
-// The findings about tensor parallel sizes say of every protocol what pickers heed.
+// For each protocol the findings about tensor-parallel sizes agree with what pickers do.
 func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 	for _, class := range []string{
 		"NixlConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1", "MoRIIOConnector", "P2pNcclConnector", "PyNcclConnector",
@@ -460,7 +460,7 @@ func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 	}
 }
 
-// The corrected deployments are not only free of the one fault: a reader copies them.
+// The corrected deployments have no findings at all, since readers copy them.
 func TestGoodDeploymentsHaveNoFindings(t *testing.T) {
 	encode := encodeTable()
 	for name, c := range map[string]struct {
@@ -487,8 +487,7 @@ func TestGoodDeploymentsHaveNoFindings(t *testing.T) {
 	}
 }
 
-// kthena issue 1069, both halves, in the reporter's own settings.
-// However the gateway's file spells that the class means PD mode, the rules take it as the gateway does.
+// In each spelling of PD mode the rules choose the same connector as the gateway.
 func TestLMCachesClassIsResolvedAsTheGatewayResolvesIt(t *testing.T) {
 	for _, setting := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl", "lmcache.enable_nixl", "enable_xpyd"} {
 		assert.Equal(t, "lmcache-pd", gatewayName("LMCacheConnectorV1", map[string]any{setting: true}), setting)
@@ -496,6 +495,7 @@ func TestLMCachesClassIsResolvedAsTheGatewayResolvesIt(t *testing.T) {
 	assert.Equal(t, "lmcache", gatewayName("LMCacheConnectorV1", map[string]any{"enable_pd": false}))
 }
 
+// These are both halves of kthena's issue 1069, in the reporter's own settings.
 func TestTheDeploymentsOfKthenaIssue1069AreFound(t *testing.T) {
 	const env = "UCX_TLS=tcp PYTHONHASHSEED=0 "
 	first := two("on:pod "+env, "LMCacheConnectorV1", "discard_partial_chunks=true", `lmcache_rpc_port="10086"`)

@@ -44,7 +44,7 @@ func TestParseReadsEachFormOfAnArgument(t *testing.T) {
 		"vllm serve m --tensor_parallel_size 4 --port 8100",
 		"vllm serve m -tp 4 --port 8100",
 		"vllm serve m -tp=4 --port 8100",
-		"vllm serve --port 8100 -tp 2 -tp 4 --model m", // the last one wins
+		"vllm serve --port 8100 -tp 2 -tp 4 --model m", // the last -tp counts
 		"vllm serve --enforce-eager m -tp 4 --port 8100",
 	} {
 		e, err := Parse(strings.Fields(line), nil, nil)
@@ -156,7 +156,7 @@ func TestAConfigurationFileIsOneMapping(t *testing.T) {
 	}
 }
 
-// Whatever a command line holds, reading it ends with an engine or an error, and checking it with findings.
+// For any command line, Parse returns an engine or an error, and Check returns findings.
 func FuzzParse(f *testing.F) {
 	f.Add("vllm\x00serve\x00m\x00--kv-transfer-config\x00{\"kv_connector\":\"MultiConnector\",\"kv_role\":\"kv_both\"}", "a: [1")
 	f.Add("trtllm-serve\x00m\x00--config\x00f", "cache_transceiver_config:\n  backend: UCX")

@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// rules in the order in which findings are told: what concerns all connectors, then each connector's own.
+// rules are in the order in which findings are reported: the rules about all connectors, then those of each connector.
 var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, lmcacheRules, storeRules, mooncakeRules,
 	peerRules, otherEngineRules, pairRules, encodeRules)
 
-// classesOf are the engines' classes that each of the gateway's connectors speaks with.
+// classesOf are the engines' classes with which each of the gateway's connectors works.
 var classesOf = map[string][]string{
 	"nixl":             {"NixlConnector", "NixlPullConnector"},
 	"nixl-push":        {"NixlPushConnector"},
@@ -28,7 +28,7 @@ var classesOf = map[string][]string{
 	"multi":            {"MultiConnector"},
 }
 
-// handoffs are the classes whose KV only moves when the gateway says so with each request.
+// handoffs are the classes that move KV only if the gateway says so in each request.
 var handoffs = []string{
 	"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1",
 	"MooncakeLayerwiseConnector",
@@ -54,7 +54,7 @@ var generalRules = []rule{
 		find: func(g *model) (hits []hit) {
 			other := slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Transfer != nil })
 			if !other && (g.typ == "" || g.typ == "http") {
-				return nil // a deployment without KV transfer, and nobody said there should be
+				return nil // no engine has KV transfer, and no gateway needs it
 			}
 			for _, e := range g.engines {
 				if e.Program == "vllm" && e.Transfer == nil {
@@ -206,7 +206,7 @@ var generalRules = []rule{
 	},
 }
 
-// differing compares one argument of all engines that speak a connector.
+// differing compares one argument of all engines that use a connector.
 func differing(code, arg, text string) rule {
 	return rule{
 		code: code, severity: Error, remedy: "write the same --" + arg + " for all engines",

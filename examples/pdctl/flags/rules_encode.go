@@ -89,7 +89,7 @@ var encodeRules = []rule{
 	},
 }
 
-// encodeFolders are the engines that pass embeddings on in a folder.
+// encodeFolders are the engines that pass on embeddings in a folder.
 func (g *model) encodeFolders() []*Engine {
 	return slices.DeleteFunc(slices.Concat(g.encodes, g.takers()),
 		func(e *Engine) bool { return e.Encoder.Class != "ECExampleConnector" })

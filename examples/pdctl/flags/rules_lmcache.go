@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// isPD reports whether LMCache sends KV from engine to engine, by its new or its old settings.
+// isPD reports whether LMCache sends KV from engine to engine, by its new settings or its old ones.
 func isPD(e *Engine) bool { return yes(e.LMCache, "enable_pd") || yes(e.LMCache, "enable_nixl") }
 
 func pdRole(e *Engine) string {
@@ -18,13 +18,14 @@ func pdRole(e *Engine) string {
 	return text(e.LMCache, "nixl_role")
 }
 
-// lmcache returns the engines with LMCache inside the process, those with enable_pd or the others.
+// lmcache returns the engines with LMCache inside the process: those with enable_pd if pd is true, otherwise the
+// others.
 func (g *model) lmcache(pd bool) []side {
 	return slices.DeleteFunc(g.with("LMCacheConnectorV1", "LMCacheConnector"),
 		func(s side) bool { return isPD(s.Engine) != pd })
 }
 
-// sharedBy are settings through which engines find each other's chunks.
+// sharedBy are settings by which engines find each other's chunks.
 var sharedBy = []string{"remote_url", "gds_path", "weka_path", "external_backends", "remote_storage_plugins",
 	"storage_plugins"}
 
@@ -37,7 +38,7 @@ func sharesStore(e *Engine) bool {
 			return true
 		}
 	}
-	return len(e.Unread) > 0 // its file may say
+	return len(e.Unread) > 0 // an unread file may have one
 }
 
 var lmcacheRules = []rule{
@@ -89,7 +90,7 @@ var lmcacheRules = []rule{
 			sides := g.with("LMCacheConnectorV1", "LMCacheConnector")
 			for i, a := range sides {
 				for _, b := range sides[i+1:] {
-					// It names a socket, so that it need not be a number; without one it is 0
+					// It is the name of a socket, so it need not be a number. Without one it is 0
 					// (lmcache/v1/lookup_client).
 					if a.Engine != b.Engine && a.Node != "" && a.Node == b.Node &&
 						text(a.t.Extra, "lmcache_rpc_port") == text(b.t.Extra, "lmcache_rpc_port") {

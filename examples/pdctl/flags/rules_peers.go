@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// peerRules are those of protocols in which engines find each other by address.
+// peerRules are the rules for protocols in which engines find each other by address.
 var peerRules = []rule{
 	{
 		code: "nccl-tp-differs", severity: Error, remedy: "give all engines the same --tensor-parallel-size",
@@ -129,7 +129,7 @@ var peerRules = []rule{
 				return nil
 			}
 			asked := int(number(text(g.config, "port"), 7777))
-			var sources []*Engine // decode engines may be kv_both too, and listen elsewhere
+			var sources []*Engine // the prefill engines: decode engines may be kv_both, too, and listen elsewhere
 			for _, s := range g.with("OffloadingConnector") {
 				if !s.Role.Has(prefill) || p2pTier(s.t) == nil {
 					continue
@@ -178,7 +178,7 @@ var peerRules = []rule{
 	},
 }
 
-// p2pSetting is a tier's own setting, or the variable that is its default.
+// p2pSetting is a tier's own setting, or the value of the variable that is its default.
 func p2pSetting(s side, key, variable string) string {
 	if v := text(p2pTier(s.t), key); v != "" {
 		return v

@@ -17,7 +17,7 @@ func trimScheme(s string) string {
 	return s
 }
 
-// hashed are the parts whose KV is found by hashes that Python's hash seed goes into.
+// hashed are the connectors that find KV by hashes that depend on Python's hash seed.
 func (g *model) hashed() []side {
 	return slices.DeleteFunc(g.with("LMCacheConnectorV1", "LMCacheConnector", "MooncakeStoreConnector",
 		"OffloadingConnector"), func(s side) bool {
@@ -25,7 +25,7 @@ func (g *model) hashed() []side {
 	})
 }
 
-// p2pTier returns the settings of an OffloadingConnector's tier between engines, nil without one.
+// p2pTier returns the settings of an OffloadingConnector's tier between engines, or nil if there is none.
 func p2pTier(t *Transfer) map[string]any {
 	tiers, _ := t.Extra["secondary_tiers"].([]any)
 	for _, tier := range tiers {

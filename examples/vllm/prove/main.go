@@ -2,15 +2,15 @@
 
 //go:build linux
 
-// Command prove runs two real vLLM engines with NixlConnector and examples/gateway in front of them, and proves that a
-// request is served by both: the text is that of one engine alone, and the decode engine took the prompt's KV over from the
-// prefill engine instead of computing it.
+// Command prove runs two real vLLM engines with NixlConnector, and examples/gateway in front of them. It proves that
+// both engines serve a request: the text is that of one engine alone, and the decode engine took the prompt's KV from
+// the prefill engine instead of computing it.
 //
 //	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //
-// It ends with 0 when all is proven, with 1 when it is not, and with 2 when it could not try. Start it through prove.sh,
-// which installs the engines.
+// It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
+// installs the engines.
 package main
 
 import (
@@ -26,7 +26,7 @@ import (
 	"time"
 )
 
-// errNotProven says that everything could be tried and something was not as it must be. The table has told what.
+// errNotProven says that the proof ran and something was wrong. The table has already shown what.
 var errNotProven = errors.New("not proven")
 
 func main() {

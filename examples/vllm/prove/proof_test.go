@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// counters is an engine that has only a metrics page, and the gateway's way to raise what is on it.
+// counters is an engine that has only a metrics page, whose counters the gateway can raise.
 type counters struct {
 	mu     sync.Mutex
 	values map[string]float64
@@ -41,18 +41,18 @@ func (c *counters) page() string {
 	return b.String()
 }
 
-// rules are what a gateway and its engines may get wrong.
+// rules say what a gateway and its engines do wrong.
 type rules struct {
 	text          func(prompt string) string // what the gateway makes of the right text
-	tokens, bytes int                        // taken over beyond what is right
-	none          bool                       // nothing taken over
+	tokens, bytes int                        // taken over in addition to what is right
+	none          bool                       // nothing is taken over
 	failed, late  int
 	pinned        bool
 }
 
 func rightText(prompt string) string { return "answer to " + prompt[:26] }
 
-// observeFakes runs the proof's requests against a gateway and engines that follow the rules.
+// observeFakes sends the proof's requests to a gateway and engines that follow the rules.
 func observeFakes(t *testing.T, r rules) proof {
 	t.Helper()
 	d, p := &counters{values: map[string]float64{}}, &counters{values: map[string]float64{}}

@@ -25,14 +25,14 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// verification is a connector with settings, launched as its own Renderer says and judged by pdctl verify.
+// verification is a connector with settings. Its own Renderer launches the engines, and pdctl verify judges them.
 type verification struct {
 	name, connector string
-	config          string // JSON; FOLDER stands for one that both engines share
+	config          string // JSON; FOLDER stands for a folder that both engines share
 	attributes      func(p launchedEngine) map[string]string
-	module          string // of the engine's connector, where a CPU needs another one
-	together        bool   // both legs are in flight at once: a failed prefill must not leave decode waiting
-	apart           bool   // each engine gets a folder of its own: what pdctl must find out
+	module          string // the module of the engine's connector, if a CPU needs another one
+	together        bool   // both legs are sent at once: after a failed prefill decode must not wait
+	apart           bool   // each engine has a folder of its own, which pdctl must notice
 }
 
 // verifications are the connectors of vLLM 0.32.0 that run on a CPU.
@@ -46,7 +46,7 @@ var verifications = []verification{
 	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string { return map[string]string{"bootstrapPort": p.side} }, module: "mooncake_cpu", together: true},
 }
 
-// pushAttributes tell D where P is, before P has answered anything.
+// pushAttributes say where P is before P has answered.
 func pushAttributes(p launchedEngine) map[string]string {
 	return map[string]string{"engineID": "pdkit-prefill", "sideChannelHost": "127.0.0.1", "sideChannelPort": p.side}
 }
@@ -65,7 +65,7 @@ func (e launchedEngine) endpoint(role discovery.Role, attributes map[string]stri
 	return discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + e.port}, Role: role, Attributes: attributes}
 }
 
-// verifyAll proves the named connectors, all of them where none is named, one pair of engines after the other.
+// verifyAll proves the named connectors, or all if none is named, with one pair of engines after the other.
 func verifyAll(ctx context.Context, lab *lab, names []string) error {
 	var failed error
 	tried := 0
@@ -91,10 +91,10 @@ func verifyAll(ctx context.Context, lab *lab, names []string) error {
 	return errors.Join(failed, compareProven(provenFile))
 }
 
-// provenFile is what the README's table of connectors takes its evidence from.
+// provenFile is the file from which the README's table of connectors takes its evidence.
 const provenFile = "connector/all/testdata/proven.json"
 
-// compareProven holds that the file names exactly what was proven here, with the engine's version.
+// compareProven checks that the file names exactly the connectors that were proven here, with the engine's version.
 func compareProven(file string) error {
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -122,11 +122,11 @@ func compareProven(file string) error {
 	return nil
 }
 
-// engineVersion is what install.sh installs.
+// engineVersion is the version that install.sh installs.
 const engineVersion = "0.32.0"
 
-// run launches a pair as the connector's Renderer says, and lets pdctl judge it. The same engines behind connector http must then be
-// found out, or the judgement is worth nothing.
+// run launches a pair as the connector's Renderer says, and pdctl judges it. Then pdctl must find a fault with the same
+// engines behind the connector http; otherwise its judgement would be worth nothing.
 func (v verification) run(ctx context.Context, lab *lab) error {
 	folder, err := os.MkdirTemp(lab.dir, "store-")
 	if err != nil {
@@ -170,7 +170,7 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 		return judged
 	}
 	if v.connector == "sharedstorage" || v.connector == "multi" {
-		return judged // behind http, which also sends P first, a store reuses KV all the same
+		return judged // behind http, which also sends P first, a store still reuses KV
 	}
 	return errors.Join(judged, v.judge(ctx, lab, "http", nil, pair, 1))
 }
@@ -211,7 +211,7 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 	return lab.startEngines(ctx, wanted...)
 }
 
-// judge runs pdctl verify against a gateway and wants a certain exit status: 0 for proven, 1 for found out.
+// judge runs pdctl verify against a gateway and requires an exit status: 0 for proven, 1 for a fault.
 func (v verification) judge(ctx context.Context, lab *lab, typ string, config json.RawMessage, pair []discovery.Endpoint, want int) error {
 	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: typ, config: string(config), endpoints: pair})
 	if err != nil {
@@ -242,8 +242,9 @@ func (v verification) judge(ctx context.Context, lab *lab, typ string, config js
 	return nil
 }
 
-// orphan breaks the prefill leg off when decode has been sent. An engine would leave that decode waiting for ever, and keep its blocks or
-// its sender: the gateway must cancel it, serve the request by a new attempt, and the next ones by the same pair.
+// orphan breaks the prefill leg off after decode was sent. An engine would let that decode wait for ever, and keep its
+// blocks or its sender. The gateway must cancel it, serve the request with a new attempt, and serve the next requests
+// with the same pair.
 func (v verification) orphan(ctx context.Context, lab *lab, config json.RawMessage, pair []discovery.Endpoint) error {
 	toP, err := newIntercept(pair[0].URL.String())
 	if err != nil {
@@ -262,7 +263,7 @@ func (v verification) orphan(ctx context.Context, lab *lab, config json.RawMessa
 	for i := range 3 {
 		if i == 0 {
 			toP.beforeRequest(func() error {
-				time.Sleep(300 * time.Millisecond) // decode waits at its engine by now
+				time.Sleep(300 * time.Millisecond) // decode now waits at its engine
 				return errors.New("dropped")
 			})
 		}
@@ -284,8 +285,8 @@ func (v verification) orphan(ctx context.Context, lab *lab, config json.RawMessa
 	return nil
 }
 
-// survey sends a request of each client API, streamed and not, and says what is not as it must be: the text is that of the prefill engine
-// alone, two engines served it, and decode took the better part of the prompts over.
+// survey sends a request of each client API, streamed and not, and says what is wrong: the text must be that of the
+// prefill engine alone, two engines must have served it, and decode must have taken over most of the prompt tokens.
 func survey(ctx context.Context, gateway string, pair []discovery.Endpoint) (odd []string, err error) {
 	p, d := pair[0].URL.String(), pair[1].URL.String()
 	before, err := readMetrics(ctx, d)
@@ -296,7 +297,7 @@ func survey(ctx context.Context, gateway string, pair []discovery.Endpoint) (odd
 	all := questions()
 	for _, q := range all {
 		a := ask(ctx, gateway, q, "", nil)
-		want := ask(ctx, p, q, rand.Text(), nil) // what a store still gives it, P has computed itself
+		want := ask(ctx, p, q, rand.Text(), nil) // P itself has computed what a store may still have
 		if !want.whole || want.status != http.StatusOK {
 			return nil, fmt.Errorf("one engine alone: %s", want)
 		}
