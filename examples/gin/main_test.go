@@ -109,7 +109,8 @@ func TestARequestIsServedByThePair(t *testing.T) {
 				assert.Equal(t, "mine", h.Get("X-Request-Id"))
 				assert.Equal(t, stream, strings.HasSuffix(text, "data: [DONE]\n\n"), text)
 				assert.Positive(t, w.d.Stats().ExternalKVTransfer, "decode computed the prompt itself")
-				assert.Equal(t, "9007199254740993", gjson.GetBytes(w.d.Requests()[0].Body, "seed").Raw, "a number lost digits")
+				assert.Equal(t, "9007199254740993", gjson.GetBytes(w.d.Requests()[0].Body, "seed").Raw,
+					"a number lost digits")
 			})
 		}
 	}

@@ -34,10 +34,13 @@ func TestTheProgramInTheReadmeCompiles(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(program), 0o600))
 	here, err := os.Getwd()
 	require.NoError(t, err)
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(here, "readme", "main.go"): file}})
+	overlay, err := json.Marshal(
+		map[string]any{"Replace": map[string]string{filepath.Join(here, "readme", "main.go"): file}},
+	)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", filepath.Join(dir, "program"), "./readme").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o",
+		filepath.Join(dir, "program"), "./readme").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
 
@@ -49,9 +52,14 @@ var commands = map[string]func(t *testing.T){
 	"go run ./examples/pdctl render -f examples/gateway/testdata/documents/2-nixl.yaml": func(t *testing.T) {
 		contains(t, "../pdctl/README.md", "render -f examples/gateway/testdata/documents/2-nixl.yaml")
 	},
-	"go run ./examples/pdctl check -f examples/gateway/testdata/documents/4-lmcache.yaml examples/pdctl/testdata/kthena-1069.yaml": func(t *testing.T) { contains(t, "../pdctl/README.md", "kthena-1069.yaml") }, // whose commands are run there
+	// whose commands are run there
+	"go run ./examples/pdctl check -f examples/gateway/testdata/documents/4-lmcache.yaml " +
+		"examples/pdctl/testdata/kthena-1069.yaml": func(t *testing.T) {
+		contains(t, "../pdctl/README.md", "kthena-1069.yaml")
+	},
 	"go run ./examples/gateway -check -config examples/gateway/testdata/check.yaml": func(t *testing.T) {
-		cmd := exec.CommandContext(t.Context(), "go", "run", "./examples/gateway", "-check", "-config", "examples/gateway/testdata/check.yaml")
+		cmd := exec.CommandContext(t.Context(), "go", "run", "./examples/gateway", "-check", "-config",
+			"examples/gateway/testdata/check.yaml")
 		cmd.Dir = "../.."
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)

@@ -16,13 +16,13 @@ import (
 )
 
 type checkCmd struct {
-	Inputs        []string `arg:"" optional:"" placeholder:"INPUT" help:"Shell scripts, Compose files, Kubernetes manifests; - is standard input."`
-	File          string   `short:"f" placeholder:"FILE" help:"The gateway's configuration: engines are checked against its connector too."`
+	Inputs        []string `arg:"" optional:"" placeholder:"INPUT" help:"${check_inputs}"`
+	File          string   `short:"f" placeholder:"FILE" help:"${check_file}"`
 	Server        string   `placeholder:"NAME" help:"The ModelServer's metadata.name, where FILE has several."`
 	PID           []int    `name:"pid" placeholder:"PID" help:"A running engine on this machine."`
 	AllLocal      bool     `help:"All engines that you run on this machine."`
-	Command       []string `sep:"none" placeholder:"COMMAND" help:"A command line, with its variables in front: 'PYTHONHASHSEED=0 vllm serve …'."`
-	EngineVersion string   `placeholder:"VERSION" help:"The engines' release, like 0.32.0; that of the image's tag otherwise."`
+	Command       []string `sep:"none" placeholder:"COMMAND" help:"${check_command}"`
+	EngineVersion string   `placeholder:"VERSION" help:"${check_engine_version}"`
 	JSON          bool     `name:"json" help:"Write the findings as JSON."`
 
 	proc string // the folder /proc; tests use another

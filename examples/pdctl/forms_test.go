@@ -20,14 +20,19 @@ type exact struct{ connector.KVConnector }
 
 func (exact) Traits() connector.Traits { return connector.Traits{Name: "exact"} }
 
-const everything = "it's \"$HOME\" $(HOME) $$(X) ${X:-1} $$$ `id` \\n %s # {{.}} [a]: &b *c !d | > ~ \n\ttab é \x7f end "
+const everything = "it's \"$HOME\" $(HOME) $$(X) ${X:-1} $$$ `id` \\n %s # {{.}} [a]: &b *c !d | > ~ \n\ttab é " +
+	"\x7f end "
 
 func (exact) Render(t launch.Target) (launch.Settings, error) {
 	return launch.Settings{
-		Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "C", Role: launch.KVRole(t.Endpoint.Role), Extra: map[string]any{"t": everything}},
-		Args:  []string{"--text", everything, "--empty=", "--yes", "true", "--no", "null", "--zero", "0123", "--date", "2026-01-01"},
-		Env:   []launch.EnvVar{{Name: "ALL", Value: everything}, {Name: "EMPTY", Value: ""}, {Name: "YES", Value: "yes"}, {Name: "OCTAL", Value: "010"}},
-		Files: []launch.File{{Name: "a.yaml", Content: "k: \"$X\" # 'y'\n\nend: $(POD_IP)\n"}, {Name: "b", Content: everything}},
+		Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "C", Role: launch.KVRole(t.Endpoint.Role),
+			Extra: map[string]any{"t": everything}},
+		Args: []string{"--text", everything, "--empty=", "--yes", "true", "--no", "null", "--zero", "0123", "--date",
+			"2026-01-01"},
+		Env: []launch.EnvVar{{Name: "ALL", Value: everything}, {Name: "EMPTY", Value: ""},
+			{Name: "YES", Value: "yes"}, {Name: "OCTAL", Value: "010"}},
+		Files: []launch.File{{Name: "a.yaml", Content: "k: \"$X\" # 'y'\n\nend: $(POD_IP)\n"},
+			{Name: "b", Content: everything}},
 	}, nil
 }
 
@@ -44,7 +49,8 @@ func TestEachFormCarriesEveryCharacter(t *testing.T) {
 	require.NoError(t, err)
 	want, err := exact{}.Render(plan.Engines[0].Target)
 	require.NoError(t, err)
-	for name, text := range map[string][]byte{"launch.sh": plan.Shell(), "compose.yaml": plan.Compose(), "pods.yaml": plan.Kubernetes()} {
+	for name, text := range map[string][]byte{"launch.sh": plan.Shell(), "compose.yaml": plan.Compose(),
+		"pods.yaml": plan.Kubernetes()} {
 		t.Run(name, func(t *testing.T) {
 			list, err := readInput(name, text)
 			require.NoError(t, err)

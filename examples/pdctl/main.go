@@ -25,8 +25,8 @@ const (
 // cli is the command line. Each command has a file of its own.
 type cli struct {
 	Render renderCmd `cmd:"" help:"Print the launch settings of a ModelServer's engines."`
-	Verify verifyCmd `cmd:"" help:"Prove by the engines' own counters that decode takes KV over. Ends with 1 if it does not."`
-	Check  checkCmd  `cmd:"" help:"Say what does not fit together in engines' flags. Ends with 1 if requests would fail or compute prompts twice."`
+	Verify verifyCmd `cmd:"" help:"${verify}"`
+	Check  checkCmd  `cmd:"" help:"${check}"`
 }
 
 // streams are the input and outputs of commands.
@@ -54,7 +54,7 @@ func run(args []string, s streams) (code int) {
 			code = e.code
 		}
 	}()
-	parser, err := kong.New(&cli{}, kong.Name("pdctl"),
+	parser, err := kong.New(&cli{}, kong.Name("pdctl"), help,
 		kong.Description("Settings of engines for prefill/decode disaggregation: print them, check them."),
 		kong.Writers(s.out, s.err), kong.Exit(func(code int) { panic(ended{code}) }), kong.UsageOnError())
 	if err != nil {

@@ -14,15 +14,15 @@ import (
 )
 
 type renderCmd struct {
-	File          string   `short:"f" required:"" placeholder:"FILE" help:"The gateway's configuration, or any YAML with ModelServers; - is standard input."`
-	Format        string   `enum:"shell,compose,kubernetes,python" default:"shell" help:"shell, compose, kubernetes or python."`
+	File          string   `short:"f" required:"" placeholder:"FILE" help:"${render_file}"`
+	Format        string   `enum:"shell,compose,kubernetes,python" default:"shell" help:"${render_format}"`
 	Server        string   `placeholder:"NAME" help:"The ModelServer's metadata.name, where the file has several."`
-	EngineVersion string   `placeholder:"VERSION" help:"The engines' release, like 0.32.0; the newest that is known otherwise."`
-	Model         string   `placeholder:"MODEL" help:"What the engines load, if it is not spec.model: a hub's name or a folder."`
+	EngineVersion string   `placeholder:"VERSION" help:"${render_engine_version}"`
+	Model         string   `placeholder:"MODEL" help:"${render_model}"`
 	Image         string   `placeholder:"IMAGE" help:"The container image; the engine's own otherwise."`
 	CPU           bool     `help:"The engines run on CPUs."`
-	Gateway       string   `placeholder:"HOST" help:"The host at which engines reach the gateway, for notices and callbacks; loopback otherwise."`
-	Prefill       []string `sep:"none" placeholder:"URL" help:"A prefill engine, with attributes after it: 'http://10.0.0.1:8000 engineID=p0'. Replaces those of the file."`
+	Gateway       string   `placeholder:"HOST" help:"${render_gateway}"`
+	Prefill       []string `sep:"none" placeholder:"URL" help:"${render_prefill}"`
 	Decode        []string `sep:"none" placeholder:"URL" help:"A decode engine, in the same way."`
 	Encode        []string `sep:"none" placeholder:"URL" help:"An encode engine, in the same way."`
 	Out           string   `short:"o" placeholder:"DIR" help:"Write files into this folder, one for each ModelServer."`
@@ -143,5 +143,7 @@ func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []launch.Not
 		}
 		list = append(list, e)
 	}
-	return list, []launch.Note{{Text: "The file lists no engines, so here is one of each role. Others: --prefill and --decode."}}, nil
+	return list, []launch.Note{
+		{Text: "The file lists no engines, so here is one of each role. Others: --prefill and --decode."},
+	}, nil
 }

@@ -284,7 +284,9 @@ func (s *shell) doubleQuoted() (text string, nothing bool) {
 	return b.String(), nothing
 }
 
-var variable = regexp.MustCompile(`^\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+=?])([^}]*))?\}|([@*#?$!0-9-]))`)
+var variable = regexp.MustCompile(
+	`^\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+=?])([^}]*))?\}|([@*#?$!0-9-]))`,
+)
 
 // expansion reads $NAME, ${NAME}, ${NAME:-DEFAULT}, $1, $( ) or ` `. ok is false for a literal dollar sign.
 func (s *shell) expansion() (string, bool) {

@@ -51,7 +51,8 @@ func completion(prompt string, stream bool) request {
 }
 
 func chat(prompt string, stream bool) request {
-	return newRequest("chat", "/v1/chat/completions", prompt, body{Messages: []message{{"user", prompt}}, Stream: stream})
+	return newRequest("chat", "/v1/chat/completions", prompt,
+		body{Messages: []message{{"user", prompt}}, Stream: stream})
 }
 
 func newRequest(what, path, prompt string, b body) request {

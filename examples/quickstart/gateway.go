@@ -41,7 +41,8 @@ type lab struct {
 
 // newHandler makes the gateway. It is all that a program of yours would need. It follows the set of engines until ctx
 // ends.
-func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, decodeURL string, o pdflow.Observer) (*pdflow.Flow, error) {
+func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, decodeURL string,
+	o pdflow.Observer) (*pdflow.Flow, error) {
 	p, err := discovery.New(prefillURL, discovery.RolePrefill)
 	if err != nil {
 		return nil, err
@@ -96,7 +97,8 @@ func start(ctx context.Context, conn connector.KVConnector, listen string) (_ *l
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
 	if err != nil {
-		return nil, fmt.Errorf("the gateway cannot listen: %w (-listen chooses another address)", errors.Join(err, flow.Shutdown(ctx)))
+		return nil, fmt.Errorf("the gateway cannot listen: %w (-listen chooses another address)",
+			errors.Join(err, flow.Shutdown(ctx)))
 	}
 	l.url = "http://" + listener.Addr().String()
 	server := &http.Server{Handler: flow, ReadHeaderTimeout: 10 * time.Second}

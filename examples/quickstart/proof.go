@@ -49,11 +49,16 @@ func prove(ctx context.Context, lab *lab, answers []answer) ([]check, error) {
 	moved := metric(page, "vllm:nixl_bytes_transferred_sum")
 	kv := errors.Join(lab.prefill.CheckKV(), lab.decode.CheckKV())
 	return []check{
-		{"D took the prompts over from P", fmt.Sprintf("%d of %d tokens", taken, sent), `D's vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}`, sent > 0 && taken == sent},
-		{"D read no prompt itself", fmt.Sprintf("%d tokens", computed), `D's vllm:prompt_tokens_by_source_total{source="local_compute"}`, computed == 0},
-		{"The KV moved from P to D", kilobytes(moved), "D's vllm:nixl_bytes_transferred_sum", moved >= sent*engine.BytesPerToken && sent > 0},
-		{"Each handoff was used exactly once", breaches(kv), "the engines' own accounts: CheckKV of P and of D", kv == nil},
-		{"One engine alone gives the same text", fmt.Sprintf("%d of %d answers", same, len(answers)), "the same four requests, sent to S", same == len(answers)},
+		{"D took the prompts over from P", fmt.Sprintf("%d of %d tokens", taken, sent),
+			`D's vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}`, sent > 0 && taken == sent},
+		{"D read no prompt itself", fmt.Sprintf("%d tokens", computed),
+			`D's vllm:prompt_tokens_by_source_total{source="local_compute"}`, computed == 0},
+		{"The KV moved from P to D", kilobytes(moved), "D's vllm:nixl_bytes_transferred_sum",
+			moved >= sent*engine.BytesPerToken && sent > 0},
+		{"Each handoff was used exactly once", breaches(kv), "the engines' own accounts: CheckKV of P and of D",
+			kv == nil},
+		{"One engine alone gives the same text", fmt.Sprintf("%d of %d answers", same, len(answers)),
+			"the same four requests, sent to S", same == len(answers)},
 	}, nil
 }
 

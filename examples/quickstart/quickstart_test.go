@@ -162,7 +162,8 @@ func TestColoursAreForTerminalsOnly(t *testing.T) {
 	(&screen{out: &plain}).proof(checks)
 	(&screen{out: &coloured, colour: true}).proof(checks)
 	assert.Contains(t, coloured.String(), "\x1b[31mFAIL\x1b[0m")
-	assert.Equal(t, plain.String(), regexp.MustCompile("\x1b\\[\\d+m").ReplaceAllString(coloured.String(), ""), "colours move the text")
+	assert.Equal(t, plain.String(), regexp.MustCompile("\x1b\\[\\d+m").ReplaceAllString(coloured.String(), ""),
+		"colours move the text")
 }
 
 func TestWrongCommandLinesEndWithTwo(t *testing.T) {
@@ -210,7 +211,8 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 	defer interrupt()
 	out, ended := &paper{}, make(chan int, 1)
 	go func() { ended <- run(ctx, []string{"-serve", "-listen", "127.0.0.1:0"}, out, false) }()
-	require.Eventually(t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends.") }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends.") }, 20*time.Second,
+		10*time.Millisecond)
 
 	commands := regexp.MustCompile(`(?m)^  (curl .*)$`).FindAllStringSubmatch(out.String(), -1)
 	require.Len(t, commands, 4)
@@ -231,7 +233,8 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 		{"vllm:nixl_bytes_transferred_sum", "", true},
 	} {
 		require.Contains(t, before, c.name)
-		assert.Equal(t, c.rises, metric(after, c.name, c.label) > metric(before, c.name, c.label), "%s %s", c.name, c.label)
+		assert.Equal(t, c.rises, metric(after, c.name, c.label) > metric(before, c.name, c.label), "%s %s", c.name,
+			c.label)
 	}
 
 	url := regexp.MustCompile(`gateway +(http://\S+)`).FindStringSubmatch(out.String())[1]

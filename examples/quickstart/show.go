@@ -24,7 +24,8 @@ type screen struct {
 // wantsColour reports whether f is a terminal whose user has not declined colours (no-color.org).
 func wantsColour(f *os.File) bool {
 	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" &&
+		os.Getenv("TERM") != "dumb"
 }
 
 // ANSI colours.
@@ -82,7 +83,8 @@ func (s *screen) timeline(a answer, o pdflow.Outcome, handedOff bool) {
 	row := func(name, colour, sign string, leg pdflow.LegOutcome, did string) {
 		from := min(column(leg.Start), barWidth-1) // the shortest leg is one character
 		to := max(column(leg.End), from+1)
-		bar := strings.Repeat(" ", from) + s.paint(colour, strings.Repeat(sign, to-from)) + strings.Repeat(" ", barWidth-to)
+		bar := strings.Repeat(" ", from) + s.paint(colour, strings.Repeat(sign, to-from)) +
+			strings.Repeat(" ", barWidth-to)
 		s.printf("  %-8s %s %5d ms  %s\n", name, bar, leg.Duration().Milliseconds(), did)
 	}
 	decode := fmt.Sprintf("wrote %d tokens", a.tokens)
@@ -152,7 +154,9 @@ func (s *screen) handoff(fields []field) {
 		width = max(width, len(f.key))
 	}
 	for _, f := range fields {
-		s.printf("%s\n", strings.TrimRight(fmt.Sprintf("    %-*s  %-28s %s", width, f.key, f.value, meaning[f.key]), " "))
+		s.printf(
+			"%s\n", strings.TrimRight(fmt.Sprintf("    %-*s  %-28s %s", width, f.key, f.value, meaning[f.key]), " "),
+		)
 	}
 }
 

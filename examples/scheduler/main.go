@@ -198,7 +198,8 @@ func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 
 // try reserves a pair and runs the request over it. Done tells the post-hooks once how it ended. Do refuses some
 // requests before they begin and does not call Done for them: then try undoes the reservation itself.
-func (s *scheduler) try(ctx context.Context, r *request, pair pdflow.Pick, in *pdflow.Request) (*pdflow.Response, error) {
+func (s *scheduler) try(ctx context.Context, r *request, pair pdflow.Pick,
+	in *pdflow.Request) (*pdflow.Response, error) {
 	p, d := pair.Prefill.ID, pair.Decode.ID
 	told := false
 	pair.Done = func(o *pdflow.Outcome) {

@@ -100,7 +100,8 @@ func (w *world) busy() int {
 
 func body(n int, stream bool) string {
 	prompt := strings.Repeat("a cat on a mat that ", 40)
-	return fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":12,"temperature":0,"stream":%t}`, n, prompt, stream)
+	return fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":12,"temperature":0,"stream":%t}`, n, prompt,
+		stream)
 }
 
 func post(t *testing.T, url, body string) (status int, h http.Header, answer string) {
@@ -167,7 +168,8 @@ func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
 	_, err = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(b), b)
 	require.NoError(t, err)
 	aborted := func() bool { return w.d[0].Stats().Aborted+w.d[1].Stats().Aborted == 1 }
-	require.Eventually(t, aborted, 10*time.Second, 5*time.Millisecond, "decode still works for a client that reads nothing")
+	require.Eventually(t, aborted, 10*time.Second, 5*time.Millisecond,
+		"decode still works for a client that reads nothing")
 	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, time.Second, time.Millisecond)
 	assert.Equal(t, pdflow.CodeClientGone, w.hooked()[0].err)
 	assert.Zero(t, w.busy())

@@ -54,10 +54,12 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 		o.Sample = rand.IntN
 	}
 	s.legs = newEngines(f, s.set, s.decode)
-	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode, encode: f.ecConnector != "", anyone: f.pooled(), log: log}
+	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode,
+		encode: f.ecConnector != "", anyone: f.pooled(), log: log}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
-		pdflow.WithRetry(connector.Retry{MaxAttempts: 1 + f.retries, BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
+		pdflow.WithRetry(connector.Retry{MaxAttempts: 1 + f.retries,
+			BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
 		pdflow.WithErrorHandler(writeError),
 		pdflow.WithLogger(log))...)
 	return s, err
@@ -81,7 +83,8 @@ func (s *sidecar) local(conn connector.KVConnector) error {
 			e.Attributes = s.flags.moriio.attributes()
 		}
 		if err := connector.CheckEndpoint(conn, e); err != nil {
-			return fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar has flags for: %w", err)
+			return fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar "+
+				"has flags for: %w", err)
 		}
 		s.decode = append(s.decode, e)
 	}
@@ -145,11 +148,13 @@ func newEngines(f *flags, set *discovery.Set, local []discovery.Endpoint) *engin
 	to := func(insecure bool) *transport.Transport {
 		o := &transport.Options{MaxIdlePerHost: f.maxIdle}
 		if insecure {
-			o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // the flag's very meaning
+			//nolint:gosec // the flag's very meaning
+			o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}
 		}
 		return transport.New(o)
 	}
-	e := &engines{local: map[string]bool{}, set: set, decode: to(f.insecure.decoder), prefill: to(f.insecure.prefiller), encode: to(f.insecure.encoder)}
+	e := &engines{local: map[string]bool{}, set: set, decode: to(f.insecure.decoder), prefill: to(f.insecure.prefiller),
+		encode: to(f.insecure.encoder)}
 	for _, d := range local {
 		e.local[d.URL.Host] = true
 	}

@@ -20,7 +20,8 @@ var idle = map[string]struct {
 	off  []string // the values that ask for nothing, with the default; nil means that all values ask for nothing
 	what string
 }{
-	"enable-p2p-pull":                     {[]string{"false"}, "cached prefixes are computed again, not pulled from peers"},
+	"enable-p2p-pull": {[]string{"false"},
+		"cached prefixes are computed again, not pulled from peers"},
 	"enable-speculative-prefill":          {[]string{"false"}, "nothing is computed before it is asked for"},
 	"decode-chunk-size":                   {[]string{"0"}, "an answer is decoded by one request"},
 	"moriio-parallel-decode-wait-timeout": {[]string{"30s"}, "decode is cancelled when prefill has failed"},

@@ -55,10 +55,12 @@ func TestTheListCanBeAName(t *testing.T) {
 	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, d.URL()),
 		"--prefillers-dns=prefill.pool.svc.cluster.local:"+portOf(t, p.URL()), "--prefillers-dns-server="+nameServer(t))
 	send := func(to string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, to)
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, to)
 		return status
 	}
-	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 5*time.Second, 10*time.Millisecond, "%s", x.log)
+	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 5*time.Second,
+		10*time.Millisecond, "%s", x.log)
 	require.Equal(t, http.StatusForbidden, send("127.0.0.1:1"))
 	require.Equal(t, http.StatusForbidden, send("127.0.0.2:"+portOf(t, p.URL())))
 }

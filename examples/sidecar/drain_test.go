@@ -20,7 +20,8 @@ import (
 // begin sends a streamed request and returns when its response has begun.
 func begin(t *testing.T, addr string, headers ...string) *http.Response {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/v1/completions", strings.NewReader(completion(0, true)))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/v1/completions",
+		strings.NewReader(completion(0, true)))
 	require.NoError(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(headers); i += 2 {
@@ -46,9 +47,11 @@ func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
 		status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
 		return status
 	}
-	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 5*time.Second, time.Millisecond, "readiness is still told")
+	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 5*time.Second,
+		time.Millisecond, "readiness is still told")
 	for _, headers := range [][]string{{header, at}, nil} {
-		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(1, false), headers...)
+		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(1, false), headers...)
 		assert.Equal(t, http.StatusServiceUnavailable, status)
 		assert.NotEmpty(t, h.Get("Retry-After"))
 		assert.Equal(t, "draining", gjson.Get(answer, "error.code").String())
@@ -90,7 +93,8 @@ func TestADrainWaitsForWhatPassesToTheEngine(t *testing.T) {
 	<-begun
 	code := make(chan int, 1)
 	go func() { code <- x.stop() }()
-	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "draining") }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "draining") }, 5*time.Second,
+		time.Millisecond)
 	select {
 	case <-code:
 		t.Error("it ended while the engine answered")

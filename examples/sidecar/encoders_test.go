@@ -44,14 +44,16 @@ func staged(t *testing.T, kind string) stage {
 			_ = e.Close()
 		}
 	})
-	x.side = start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.d.URL()), "--ec-connector="+kind,
+	x.side = start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.d.URL()), "--ec-connector="+
+		kind,
 		"--prefillers="+hostPort(t, x.p.URL()), "--encoders="+hostPort(t, x.e.URL()))
 	return x
 }
 
 func (x *stage) chat(t *testing.T, body string, headers ...string) (int, string, string) {
 	t.Helper()
-	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.side.addr+"/v1/chat/completions", body, headers...)
+	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.side.addr+"/v1/chat/completions", body,
+		headers...)
 	return status, h.Get("X-Pd-Mode"), answer
 }
 
@@ -60,7 +62,8 @@ func chatWith(n int, stream bool) string {
 	image := func(name string) string {
 		return fmt.Sprintf(`{"type":"image_url","image_url":{"url":"https://example.com/%s-%d.png"}}`, name, n)
 	}
-	return fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"what is on these?"},%s,%s,%s]}],"max_tokens":12,"temperature":0,"stream":%t}`,
+	return fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"what is on `+
+		`these?"},%s,%s,%s]}],"max_tokens":12,"temperature":0,"stream":%t}`,
 		image("cat"), image("dog"), image("cat"), stream)
 }
 
@@ -68,7 +71,8 @@ func chatText(answer string) string {
 	var b strings.Builder
 	for line := range strings.Lines(answer) {
 		line = strings.TrimPrefix(line, "data: ")
-		b.WriteString(gjson.Get(line, "choices.0.message.content").String() + gjson.Get(line, "choices.0.delta.content").String())
+		b.WriteString(gjson.Get(line, "choices.0.message.content").String() +
+			gjson.Get(line, "choices.0.delta.content").String())
 	}
 	return b.String()
 }
@@ -79,10 +83,12 @@ func TestMediaAreEncodedByTheEnginesInTheHeader(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			x := staged(t, kind)
 			for n, stream := range []bool{false, true} {
-				status, mode, answer := x.chat(t, chatWith(n, stream), header, hostPort(t, x.p.URL()), encoders, hostPort(t, x.e.URL()))
+				status, mode, answer := x.chat(t, chatWith(n, stream), header, hostPort(t, x.p.URL()), encoders,
+					hostPort(t, x.e.URL()))
 				require.Equal(t, http.StatusOK, status, answer)
 				assert.Equal(t, "disaggregated", mode)
-				_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions", chatWith(n, stream))
+				_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions",
+					chatWith(n, stream))
 				require.NotEmpty(t, chatText(answer))
 				assert.Equal(t, chatText(want), chatText(answer))
 				assert.EqualValues(t, 2*(n+1), x.e.Stats().MediaEncoded, "equal pictures are encoded once")
@@ -98,7 +104,9 @@ func TestMediaAreEncodedByTheEnginesInTheHeader(t *testing.T) {
 func TestEncodeEnginesThatAreNotListedAreNotCalled(t *testing.T) {
 	x := staged(t, "ec-nixl")
 	asked := make(chan string, 10)
-	outside := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	outside := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- r.URL.Path
+	}))
 	defer outside.Close()
 	for n, value := range []string{hostPort(t, outside.URL), hostPort(t, x.p.URL()), "nonsense", ""} {
 		status, mode, answer := x.chat(t, chatWith(n, false), header, hostPort(t, x.p.URL()), encoders, value)
@@ -107,7 +115,8 @@ func TestEncodeEnginesThatAreNotListedAreNotCalled(t *testing.T) {
 		assert.EqualValues(t, 2*(n+1), x.p.Stats().MediaComputed)
 	}
 	assert.Zero(t, x.e.Stats().MediaEncoded)
-	status, _, answer := x.chat(t, chatWith(9, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, outside.URL)+", http://"+hostPort(t, x.e.URL()))
+	status, _, answer := x.chat(t, chatWith(9, false), header, hostPort(t, x.p.URL()), encoders,
+		hostPort(t, outside.URL)+", http://"+hostPort(t, x.e.URL()))
 	require.Equal(t, http.StatusOK, status, answer)
 	assert.EqualValues(t, 2, x.e.Stats().MediaEncoded, "the listed one is asked")
 	assert.Empty(t, asked)
@@ -132,7 +141,8 @@ func TestWithoutAPrefillEngineTheDecodeEngineEncodesByItself(t *testing.T) {
 		status, mode, answer := x.chat(t, chatWith(n, false), encoders, hostPort(t, x.e.URL()))
 		require.Equal(t, http.StatusOK, status, answer)
 		assert.Equal(t, "aggregated", mode)
-		_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions", chatWith(n, false))
+		_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions",
+			chatWith(n, false))
 		assert.Equal(t, chatText(want), chatText(answer))
 	}
 	assert.Zero(t, x.e.Stats().MediaEncoded)
@@ -142,7 +152,8 @@ func TestWithoutAPrefillEngineTheDecodeEngineEncodesByItself(t *testing.T) {
 // Without --ec-connector the sidecar ignores the header, as llm-d's does, and does not forward it.
 func TestWithoutAnEncodeStageTheHeaderIsIgnored(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions", chatWith(0, false), header, hostPort(t, p.URL()), encoders, "127.0.0.1:1")
+	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
+		chatWith(0, false), header, hostPort(t, p.URL()), encoders, "127.0.0.1:1")
 	require.Equal(t, http.StatusOK, status, answer)
 	for _, r := range append(p.Requests(), d.Requests()...) {
 		assert.Empty(t, r.Header.Values(encoders))

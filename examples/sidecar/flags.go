@@ -121,7 +121,8 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 			f.modelServerPort = modelServer
 		}
 	}
-	if f.insecure.prefiller && !f.tls.prefiller || f.insecure.decoder && !f.tls.decoder || f.insecure.encoder && !f.tls.encoder {
+	if f.insecure.prefiller && !f.tls.prefiller || f.insecure.decoder && !f.tls.decoder ||
+		f.insecure.encoder && !f.tls.encoder {
 		f.warn("--tls-insecure-skip-verify has no effect on a stage that --enable-tls does not name")
 	}
 	if f.certPath != "" && !f.secure {
@@ -139,20 +140,25 @@ func (f *flags) serving(fs *flag.FlagSet, modelServer, vllm *int) {
 	fs.IntVar(&f.port, "port", 8000, "the `PORT` that clients connect to")
 	fs.IntVar(modelServer, "model-server-port", -1, "the `PORT` of the decode engine on this host (default 8200)")
 	fs.IntVar(vllm, "vllm-port", -1, "the old name of --model-server-port")
-	fs.IntVar(&f.ranks, "data-parallel-size", 1, "decode engines on this host: `RANK` r of them is at --model-server-port + r and served at --port + r")
+	fs.IntVar(&f.ranks, "data-parallel-size", 1, "decode engines on this host: `RANK` r of them is at "+
+		"--model-server-port + r and served at --port + r")
 	fs.BoolVar(&f.secure, "secure-serving", true, "serve clients over TLS")
 	fs.BoolVar(&f.secure, "secure-proxy", true, "the old name of --secure-serving")
-	fs.StringVar(&f.certPath, "cert-path", "", "the `FOLDER` of tls.crt and tls.key for --secure-serving; without it a certificate is made, which nobody can check")
+	fs.StringVar(&f.certPath, "cert-path", "", "the `FOLDER` of tls.crt and tls.key for --secure-serving; without it "+
+		"a certificate is made, which nobody can check")
 	f.minTLS = tls.VersionTLS12
-	fs.Func("tls-min-version", "the lowest `VERSION` towards clients: VersionTLS12 (default) or VersionTLS13", func(s string) error {
-		v, ok := map[string]uint16{"": tls.VersionTLS12, "VersionTLS12": tls.VersionTLS12, "VersionTLS13": tls.VersionTLS13}[s]
-		if !ok {
-			return errors.New("want VersionTLS12 or VersionTLS13")
-		}
-		f.minTLS = v
-		return nil
-	})
-	fs.Func("tls-cipher-suites", "the `SUITES` of TLS 1.2 towards clients, by the names of crypto/tls, separated by commas", func(s string) error {
+	fs.Func("tls-min-version", "the lowest `VERSION` towards clients: VersionTLS12 (default) or VersionTLS13",
+		func(s string) error {
+			v, ok := map[string]uint16{"": tls.VersionTLS12, "VersionTLS12": tls.VersionTLS12,
+				"VersionTLS13": tls.VersionTLS13}[s]
+			if !ok {
+				return errors.New("want VersionTLS12 or VersionTLS13")
+			}
+			f.minTLS = v
+			return nil
+		})
+	fs.Func("tls-cipher-suites", "the `SUITES` of TLS 1.2 towards clients, by the names of crypto/tls, separated "+
+		"by commas", func(s string) error {
 		for name := range strings.SplitSeq(s, ",") {
 			if name = strings.TrimSpace(name); name == "" {
 				continue
@@ -169,22 +175,30 @@ func (f *flags) serving(fs *flag.FlagSet, modelServer, vllm *int) {
 
 // engines defines the flags about connections to engines.
 func (f *flags) engines(fs *flag.FlagSet, getenv func(string) string) {
-	fs.StringVar(&f.kvConnector, "kv-connector", "nixlv2", "how KV moves: `NAME` is nixlv2, shared-storage, sglang, mooncake, offloading, lmcache, or one of pdkit's connectors")
+	fs.StringVar(&f.kvConnector, "kv-connector", "nixlv2",
+		"how KV moves: `NAME` is nixlv2, shared-storage, sglang, mooncake, offloading, lmcache, or one of pdkit's "+
+			"connectors")
 	fs.Func("connector", "the old name of --kv-connector", func(s string) error { f.kvConnector = s; return f.notV1() })
-	fs.StringVar(&f.connectorConfig, "kv-connector-config", "", "further settings of the connector, as `JSON`; the connector's README lists them")
-	fs.IntVar(&f.mooncakePort, "mooncake-bootstrap-port", port(getenv, "MOONCAKE_BOOTSTRAP_PORT", 8998), "the `PORT` of prefill engines' bootstrap servers, for mooncake")
-	fs.IntVar(&f.p2pPort, "p2p-connector-port", port(getenv, "P2P_CONNECTOR_PORT", 7777), "the `PORT` of prefill engines' P2P tiers, of rank 0, for offloading")
+	fs.StringVar(&f.connectorConfig, "kv-connector-config", "",
+		"further settings of the connector, as `JSON`; the connector's README lists them")
+	fs.IntVar(&f.mooncakePort, "mooncake-bootstrap-port", port(getenv, "MOONCAKE_BOOTSTRAP_PORT", 8998),
+		"the `PORT` of prefill engines' bootstrap servers, for mooncake")
+	fs.IntVar(&f.p2pPort, "p2p-connector-port", port(getenv, "P2P_CONNECTOR_PORT", 7777),
+		"the `PORT` of prefill engines' P2P tiers, of rank 0, for offloading")
 	fs.StringVar(&f.ecConnector, "ec-connector", "", "an encode stage before prefill: `NAME` is ec-example or ec-nixl")
 	sampling, _ := strconv.ParseBool(getenv("ENABLE_PREFILLER_SAMPLING"))
-	fs.BoolVar(&f.sampling, "enable-prefiller-sampling", sampling, "of several engines in the header, try a random one first")
+	fs.BoolVar(&f.sampling, "enable-prefiller-sampling", sampling,
+		"of several engines in the header, try a random one first")
 	fs.IntVar(&f.retries, "prefill-max-retries", 0, "further `ATTEMPTS` after one that failed by an engine's fault")
-	fs.DurationVar(&f.backoff, "prefill-retry-backoff", 200*time.Millisecond, "the pause before the first of them; it doubles")
+	fs.DurationVar(&f.backoff, "prefill-retry-backoff", 200*time.Millisecond,
+		"the pause before the first of them; it doubles")
 	fs.IntVar(&f.maxIdle, "max-idle-conns-per-host", 1024, "unused connections kept for each engine")
 	fs.Func("enable-tls", "the `STAGES` (prefiller,decoder,encoder) that are asked over TLS", f.tls.set)
 	fs.Func("tls-insecure-skip-verify", "the `STAGES` whose certificates are not verified", f.insecure.set)
 	for name, stage := range map[string]*bool{
 		"prefiller-use-tls": &f.tls.prefiller, "decoder-use-tls": &f.tls.decoder,
-		"prefiller-tls-insecure-skip-verify": &f.insecure.prefiller, "decoder-tls-insecure-skip-verify": &f.insecure.decoder,
+		"prefiller-tls-insecure-skip-verify": &f.insecure.prefiller,
+		"decoder-tls-insecure-skip-verify":   &f.insecure.decoder,
 	} {
 		fs.BoolFunc(name, "the old form of --enable-tls and --tls-insecure-skip-verify", func(s string) error {
 			on, err := strconv.ParseBool(s)
@@ -196,20 +210,26 @@ func (f *flags) engines(fs *flag.FlagSet, getenv func(string) string) {
 
 // lists defines the flags about the engines that a request may name.
 func (f *flags) lists(fs *flag.FlagSet, getenv func(string) string) {
-	fs.StringVar(&f.prefill.static, "prefillers", "", "the prefill engines that a request may name: `HOST:PORT,…`, or HOST:FIRST-LAST for the ports of data-parallel ranks")
-	fs.StringVar(&f.prefill.dns, "prefillers-dns", "", "the same as a name, `NAME:PORT` or NAME:FIRST-LAST for its addresses (a headless service), or NAME for its SRV records")
+	fs.StringVar(&f.prefill.static, "prefillers", "", "the prefill engines that a request may name: `HOST:PORT,…`, "+
+		"or HOST:FIRST-LAST for the ports of data-parallel ranks")
+	fs.StringVar(&f.prefill.dns, "prefillers-dns", "", "the same as a name, `NAME:PORT` or NAME:FIRST-LAST for its "+
+		"addresses (a headless service), or NAME for its SRV records")
 	fs.StringVar(&f.encode.static, "encoders", "", "the encode engines that a request may name, as --prefillers")
 	fs.StringVar(&f.encode.dns, "encoders-dns", "", "the same as a `NAME`, as --prefillers-dns")
-	fs.StringVar(&f.file, "prefillers-file", "", "prefill and encode engines as a `FILE` that is watched (see package discovery/file)")
-	fs.StringVar(&f.resolver, "prefillers-dns-server", "", "the `HOST:PORT` to ask for names (default: those of /etc/resolv.conf)")
+	fs.StringVar(&f.file, "prefillers-file", "", "prefill and encode engines as a `FILE` that is watched (see "+
+		"package discovery/file)")
+	fs.StringVar(&f.resolver, "prefillers-dns-server", "",
+		"the `HOST:PORT` to ask for names (default: those of /etc/resolv.conf)")
 
-	f.pool = poolFlags{group: poolGroup, namespace: getenv("INFERENCE_POOL_NAMESPACE"), name: getenv("INFERENCE_POOL_NAME"), kubeconfig: getenv("KUBECONFIG")}
+	f.pool = poolFlags{group: poolGroup, namespace: getenv("INFERENCE_POOL_NAMESPACE"),
+		name: getenv("INFERENCE_POOL_NAME"), kubeconfig: getenv("KUBECONFIG")}
 	if both := getenv("INFERENCE_POOL"); both != "" {
 		if err := f.pool.set(both); err != nil {
 			f.warn("INFERENCE_POOL is ignored: " + err.Error())
 		}
 	}
-	fs.Func("inference-pool", "without a list, the InferencePool whose pods a request may name: `NAMESPACE/NAME`, or NAME in the namespace default", f.pool.set)
+	fs.Func("inference-pool", "without a list, the InferencePool whose pods a request may name: `NAMESPACE/NAME`, or "+
+		"NAME in the namespace default", f.pool.set)
 	fs.StringVar(&f.pool.name, "inference-pool-name", f.pool.name, "the old form of --inference-pool")
 	fs.StringVar(&f.pool.namespace, "inference-pool-namespace", f.pool.namespace, "the old form of --inference-pool")
 	fs.StringVar(&f.pool.group, "pool-group", f.pool.group, "the API `GROUP` of the InferencePool")
@@ -235,10 +255,13 @@ func (f *flags) telemetry(fs *flag.FlagSet, getenv func(string) string) {
 		}
 		return nil
 	})
-	fs.StringVar(&f.metricsCert, "metrics-cert-dir", "", "the `FOLDER` of tls.crt and tls.key for --metrics-port; without it metrics are served in the clear")
-	fs.BoolVar(&f.tracing, "tracing", false, "make spans; OTEL_TRACES_EXPORTER, OTEL_TRACES_SAMPLER_ARG and OTEL_SERVICE_NAME are heeded")
+	fs.StringVar(&f.metricsCert, "metrics-cert-dir", "",
+		"the `FOLDER` of tls.crt and tls.key for --metrics-port; without it metrics are served in the clear")
+	fs.BoolVar(&f.tracing, "tracing", false, "make spans; OTEL_TRACES_EXPORTER, OTEL_TRACES_SAMPLER_ARG and "+
+		"OTEL_SERVICE_NAME are heeded")
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	fs.Func("zap-log-level", "llm-d's form of --log-level: a `LEVEL`, or a number, of which 4 and above are debug", f.zapLevel)
+	fs.Func("zap-log-level", "llm-d's form of --log-level: a `LEVEL`, or a number, of which 4 and above are debug",
+		f.zapLevel)
 	fs.Func("v", "klog's form of it", f.zapLevel)
 	fs.Func("zap-encoder", "the log's `FORM`: json or console (default)", func(s string) error {
 		if f.json = s == "json"; !f.json && s != "console" {
@@ -256,7 +279,8 @@ func (f *flags) zapLevel(s string) error {
 		}
 		return nil
 	}
-	level, ok := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "error": slog.LevelError, "panic": slog.LevelError}[s]
+	level, ok := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "error": slog.LevelError,
+		"panic": slog.LevelError}[s]
 	if !ok {
 		return errors.New("want debug, info, error, panic or a number")
 	}
@@ -295,7 +319,8 @@ func (f *flags) check(rest []string) string {
 	case f.resolver != "" && f.prefill.dns == "" && f.encode.dns == "":
 		return "--prefillers-dns-server has no use without --prefillers-dns or --encoders-dns"
 	case f.retries < 0 || f.backoff < 0 || f.maxIdle < 1:
-		return "--prefill-max-retries and --prefill-retry-backoff must not be negative, and --max-idle-conns-per-host must be 1 or more"
+		return "--prefill-max-retries and --prefill-retry-backoff must not be negative, and " +
+			"--max-idle-conns-per-host must be 1 or more"
 	case f.ecConnector != "" && f.ecConnector != "ec-example" && f.ecConnector != "ec-nixl":
 		return "--ec-connector is not ec-example or ec-nixl"
 	case f.metricsAddress() != "":

@@ -205,13 +205,16 @@ func (f *flags) pooled() bool {
 func (f *flags) checkLists() string {
 	switch {
 	case f.prefill == (listFlags{}) && f.file == "" && f.pool.name == "":
-		return "--prefillers, --prefillers-file, --prefillers-dns or --inference-pool is missing: without a list anybody who can send a header could have any host called"
+		return "--prefillers, --prefillers-file, --prefillers-dns or --inference-pool is missing: without a list " +
+			"anybody who can send a header could have any host called"
 	case f.ecConnector == "" && f.encode != (listFlags{}):
 		return "--encoders and --encoders-dns have no use without --ec-connector"
 	case f.ecConnector != "" && f.encode == (listFlags{}) && f.file == "" && !f.pooled():
 		return "--encoders, --encoders-dns or --prefillers-file is missing, for --ec-connector"
-	case f.ecConnector != "" && f.pooled() && (f.tls.prefiller != f.tls.encoder || f.insecure.prefiller != f.insecure.encoder):
-		return "an InferencePool does not tell encode engines from prefill engines: --enable-tls and --tls-insecure-skip-verify must name both or neither"
+	case f.ecConnector != "" && f.pooled() &&
+		(f.tls.prefiller != f.tls.encoder || f.insecure.prefiller != f.insecure.encoder):
+		return "an InferencePool does not tell encode engines from prefill engines: --enable-tls and " +
+			"--tls-insecure-skip-verify must name both or neither"
 	case f.pooled():
 		return f.pool.check()
 	}

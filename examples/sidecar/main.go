@@ -6,7 +6,8 @@
 //
 //	go run ./examples/sidecar --kv-connector=nixlv2 --secure-serving=false --prefillers=10.0.0.1:8000,10.0.0.2:8000
 //
-// The README beside this file lists the flags. Exit codes: 0 after a drain, 1 when serving failed, 2 for a wrong command line.
+// The README beside this file lists the flags. Exit codes: 0 after a drain, 1 when serving failed, 2 for a wrong
+// command line.
 package main
 
 import (

@@ -55,7 +55,8 @@ func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 	}
 	if out.Encode = p.encoders(in.Header); len(out.Encode) > 0 && out.Prefill.URL == nil {
 		p.told.Do(func() {
-			p.log.Warn("requests name encode engines and no prefill engine: the decode engine encodes their media itself")
+			p.log.Warn("requests name encode engines and no prefill engine: the decode engine encodes their " +
+				"media itself")
 		})
 	}
 	return out, nil
@@ -72,7 +73,8 @@ func (p *picker) encoders(h http.Header) []discovery.Endpoint {
 				continue
 			}
 			for _, e := range p.set.Load().Endpoints {
-				if (p.anyone || e.Role.Has(discovery.RoleEncode)) && e.Phase == discovery.PhaseReady && canonical(e.URL.Host) == want {
+				if (p.anyone || e.Role.Has(discovery.RoleEncode)) && e.Phase == discovery.PhaseReady &&
+					canonical(e.URL.Host) == want {
 					named = append(named, e)
 					break
 				}

@@ -94,7 +94,9 @@ func newPool(f *flags, tell func(error)) (*pool, error) {
 		p.scheme = "https"
 	}
 	version := map[string]string{poolGroup: "v1", oldPoolGroup: "v1alpha2"}[p.flags.group]
-	p.objects = client.Resource(schema.GroupVersionResource{Group: p.flags.group, Version: version, Resource: "inferencepools"}).Namespace(p.flags.namespace)
+	p.objects = client.Resource(
+		schema.GroupVersionResource{Group: p.flags.group, Version: version, Resource: "inferencepools"},
+	).Namespace(p.flags.namespace)
 	return p, nil
 }
 
@@ -140,7 +142,8 @@ func (p *pool) read(ctx context.Context) (*choice, string, error) {
 	return c, list.GetResourceVersion(), err
 }
 
-// choice reads the pool: kubernetes-sigs/gateway-api-inference-extension, api/v1 and api/v1alpha2, inferencepool_types.go.
+// choice reads the pool: kubernetes-sigs/gateway-api-inference-extension, api/v1 and api/v1alpha2,
+// inferencepool_types.go.
 func (p *pool) choice(object map[string]any) (*choice, error) {
 	c := &choice{}
 	if p.flags.group == oldPoolGroup {
@@ -194,7 +197,8 @@ func (p *pool) follow(ctx context.Context, c *choice, publish func(discovery.Sna
 
 // wait returns when the pool has changed or may have changed.
 func (p *pool) wait(ctx context.Context, version string) {
-	w, err := p.objects.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.flags.name, ResourceVersion: version})
+	w, err := p.objects.Watch(ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + p.flags.name, ResourceVersion: version})
 	if err != nil {
 		if ctx.Err() == nil && !apierrors.IsResourceExpired(err) {
 			p.fault("watch", fmt.Errorf("inferencepools cannot be watched: %s", reason(err)))

@@ -26,7 +26,8 @@ const poolCRD = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:
   name: inferencepools.%[1]s
-  annotations: {api-approved.kubernetes.io: "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173"}
+  annotations:
+    api-approved.kubernetes.io: "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173"
 spec:
   group: %[1]s
   names: {kind: InferencePool, listKind: InferencePoolList, plural: inferencepools, singular: inferencepool}
@@ -84,7 +85,10 @@ func (n *place) pool(spec string) { n.t.Helper(); n.named("pool", spec) }
 func (n *place) named(name, spec string) {
 	n.t.Helper()
 	version := map[string]string{poolGroup: "v1", oldPoolGroup: "v1alpha2"}[n.group]
-	n.apply(fmt.Sprintf("apiVersion: %s/%s\nkind: InferencePool\nmetadata: {name: %s}\nspec: %s\n", n.group, version, name, spec))
+	n.apply(
+		fmt.Sprintf("apiVersion: %s/%s\nkind: InferencePool\nmetadata: {name: %s}\nspec: %s\n", n.group, version, name,
+			spec),
+	)
 }
 
 func (n *place) pod(name, ip string, labels map[string]string) {
@@ -108,18 +112,24 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	n := newPlace(t, oldPoolGroup, "v1alpha2")
 	port := ports(t, 1)
 	_, d := prefiller(t, "127.8.0.1", port)
-	other, err := enginesim.Start(enginesim.Config{Listen: net.JoinHostPort("127.8.0.2", strconv.Itoa(port)), Connector: "nixl", KVRole: "kv_producer"})
+	other, err := enginesim.Start(
+		enginesim.Config{Listen: net.JoinHostPort("127.8.0.2", strconv.Itoa(port)), Connector: "nixl",
+			KVRole: "kv_producer"},
+	)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = other.Close() })
-	env := map[string]string{"INFERENCE_POOL_NAMESPACE": n.name, "INFERENCE_POOL_NAME": "pool", "KUBECONFIG": n.kubeconfig}
+	env := map[string]string{"INFERENCE_POOL_NAMESPACE": n.name, "INFERENCE_POOL_NAME": "pool",
+		"KUBECONFIG": n.kubeconfig}
 	x := start(t, env, append(manifests["KServe without TLS"].args, "--port=0", "--vllm-port="+portOf(t, d.URL()))...)
 	send := func(ip string, port int) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, net.JoinHostPort(ip, strconv.Itoa(port)))
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, net.JoinHostPort(ip, strconv.Itoa(port)))
 		return status
 	}
 	becomes := func(ip string, status int, why string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return send(ip, port) == status }, 30*time.Second, 50*time.Millisecond, "%s\n%s", why, x.log)
+		require.Eventually(t, func() bool { return send(ip, port) == status }, 30*time.Second, 50*time.Millisecond,
+			"%s\n%s", why, x.log)
 	}
 	n.named("a-pool", fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port+1)) // another pool's port
 	becomes("127.8.0.1", http.StatusForbidden, "there is no pool")
@@ -146,7 +156,8 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	n.DeletePod(t, n.name, "prefill", 0)
 	becomes("127.8.0.1", http.StatusForbidden, "a pod that is gone")
 
-	status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false))
+	status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, false))
 	assert.Equal(t, http.StatusOK, status, "who names nobody is served alone all the time")
 	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 }
@@ -156,19 +167,24 @@ func TestAllPortsOfAnInferencePoolMayBeNamed(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	port := ports(t, 2)
 	_, d := prefiller(t, "127.8.1.1", port)
-	n.pool(fmt.Sprintf("{selector: {matchLabels: {app: llm}}, targetPorts: [{number: %d}, {number: %d}]}", port, port+1))
+	n.pool(fmt.Sprintf("{selector: {matchLabels: {app: llm}}, targetPorts: [{number: %d}, {number: %d}]}", port, port+
+		1))
 	n.pod("prefill", "127.8.1.1", map[string]string{"app": "llm"})
-	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
+	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+
+		portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
 	send := func(port int) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, "127.8.1.1:"+strconv.Itoa(port))
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, "127.8.1.1:"+strconv.Itoa(port))
 		return status
 	}
-	require.Eventually(t, func() bool { return send(port) == http.StatusOK }, 30*time.Second, 50*time.Millisecond, "%s", x.log)
+	require.Eventually(t, func() bool { return send(port) == http.StatusOK }, 30*time.Second, 50*time.Millisecond, "%s",
+		x.log)
 	assert.Equal(t, http.StatusBadGateway, send(port+1), "it may be named, and nobody listens")
 	assert.Equal(t, http.StatusForbidden, send(port+2))
 
 	n.pool("{selector: {matchLabels: {app: llm}}, targetPorts: []}")
-	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "has no selector or no target port") }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "has no selector or no target port") },
+		30*time.Second, 50*time.Millisecond)
 	assert.Equal(t, http.StatusOK, send(port), "a pool that makes no sense leaves the last list")
 }
 
@@ -177,11 +193,15 @@ func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	port := ports(t, 1)
 	at := func(ip string) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }
-	p, d, err := enginesim.Pair(enginesim.Config{Listen: at("127.8.3.1"), Extra: map[string]string{"ec_role": "ec_consumer"}}, enginesim.Config{})
+	p, d, err := enginesim.Pair(
+		enginesim.Config{Listen: at("127.8.3.1"), Extra: map[string]string{"ec_role": "ec_consumer"}},
+		enginesim.Config{},
+	)
 	require.NoError(t, err)
 	var encode [2]*enginesim.Engine
 	for i := range encode {
-		encode[i], err = enginesim.Start(enginesim.Config{Listen: at("127.8.3." + strconv.Itoa(i+2)), Extra: map[string]string{"ec_role": "ec_producer"}})
+		encode[i], err = enginesim.Start(enginesim.Config{Listen: at("127.8.3." +
+			strconv.Itoa(i+2)), Extra: map[string]string{"ec_role": "ec_producer"}})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = encode[i].Close() })
 	}
@@ -190,10 +210,12 @@ func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	n.pod("prefill", "127.8.3.1", map[string]string{"app": "llm"})
 	n.pod("encode", "127.8.3.2", map[string]string{"app": "llm"})
 	n.pod("stranger", "127.8.3.3", map[string]string{"app": "web"})
-	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--ec-connector=ec-nixl",
+	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+
+		portOf(t, d.URL()), "--ec-connector=ec-nixl",
 		"--inference-pool="+n.name+"/pool")
 	require.Eventually(t, func() bool {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions", chatWith(0, false), header, at("127.8.3.1"),
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
+			chatWith(0, false), header, at("127.8.3.1"),
 			encoders, at("127.8.3.3")+","+at("127.8.3.2"))
 		return status == http.StatusOK
 	}, 30*time.Second, 50*time.Millisecond, "%s", x.log)
@@ -207,9 +229,13 @@ func TestAPoolThatMayNotBeReadIsAnEmptyList(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	stranger := n.Kubeconfig(t, n.ServiceAccount(t, n.name, "stranger"))
 	_, d := prefiller(t, "127.8.2.1", ports(t, 1))
-	x := start(t, map[string]string{"KUBECONFIG": stranger}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
-	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "inferencepools cannot be listed: Forbidden") }, 30*time.Second, 50*time.Millisecond, "%s", x.log)
-	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, "127.8.2.1:1")
+	x := start(t, map[string]string{"KUBECONFIG": stranger}, "--port=0", "--secure-serving=false", "--vllm-port="+
+		portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
+	require.Eventually(t, func() bool {
+		return strings.Contains(x.log.String(), "inferencepools cannot be listed: Forbidden")
+	}, 30*time.Second, 50*time.Millisecond, "%s", x.log)
+	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, false), header, "127.8.2.1:1")
 	assert.Equal(t, http.StatusServiceUnavailable, status, "until there is a list")
 }
 
@@ -229,6 +255,8 @@ func TestAFaultOfThePoolIsToldOnceUntilItChanges(t *testing.T) {
 
 // If a list is given by hand, only the list counts, and the sidecar does not ask an API server.
 func TestAListByHandReplacesThePool(t *testing.T) {
-	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"INFERENCE_POOL_NAMESPACE": "a", "INFERENCE_POOL_NAME": "b", "KUBECONFIG": "/nowhere"}, "--enable-ssrf-protection=true")
+	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{},
+		map[string]string{"INFERENCE_POOL_NAMESPACE": "a", "INFERENCE_POOL_NAME": "b", "KUBECONFIG": "/nowhere"},
+		"--enable-ssrf-protection=true")
 	assert.NotContains(t, x.log.String(), "WARN")
 }

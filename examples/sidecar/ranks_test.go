@@ -59,13 +59,16 @@ func ranks(t *testing.T, decode enginesim.Config, env map[string]string, args ..
 		config := decode
 		config.Listen = "127.0.0.1:" + strconv.Itoa(d+r)
 		var err error
-		x.prefill[r], x.decode[r], err = enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(x.p+r)}, config)
+		x.prefill[r], x.decode[r], err = enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(x.p+r)},
+			config)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = x.prefill[r].Close(); _ = x.decode[r].Close() })
 	}
-	x.side = start(t, env, append([]string{"--port=" + strconv.Itoa(x.port), "--vllm-port=" + strconv.Itoa(d), "--data-parallel-size=2", "--secure-serving=false",
+	x.side = start(t, env, append([]string{"--port=" + strconv.Itoa(x.port), "--vllm-port=" +
+		strconv.Itoa(d), "--data-parallel-size=2", "--secure-serving=false",
 		fmt.Sprintf("--prefillers=127.0.0.1:%d-%d", x.p, x.p+1)}, args...)...)
-	require.Eventually(t, func() bool { return bytes.Count([]byte(x.side.log.String()), []byte("msg=serving")) == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return bytes.Count([]byte(x.side.log.String()), []byte("msg=serving")) == 2 },
+		5*time.Second, time.Millisecond)
 	return x
 }
 
@@ -85,11 +88,13 @@ func TestEachRankHasAPortOfItsOwn(t *testing.T) {
 	for rank, want := range [][2]int{{3, 0}, {3, 3}} {
 		for _, stream := range []bool{false, true} {
 			n++
-			status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions", completion(n, stream), header, x.prefiller(rank))
+			status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
+				completion(n, stream), header, x.prefiller(rank))
 			require.Equal(t, http.StatusOK, status, answer)
 			assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 		}
-		status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions", completion(0, false))
+		status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
+			completion(0, false))
 		require.Equal(t, http.StatusOK, status)
 		assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 		assert.Equal(t, want, x.served())
@@ -109,7 +114,8 @@ func TestTheHeaderChoosesARankAtTheFirstPort(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, map[string]string{"POD_IP": "10.9.8.7"})
 	const name = "x-data-parallel-host-port"
 	send := func(rank int, headers ...string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions", completion(0, false), headers...)
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
+			completion(0, false), headers...)
 		return status
 	}
 	of := func(rank int) string { return "10.9.8.7:" + strconv.Itoa(x.port+rank) }
@@ -157,7 +163,10 @@ func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 	require.NoError(t, err)
 	defer taken.Close()
 	var said logBuffer
-	assert.Equal(t, exitFailed, run(t.Context(), []string{"--port=" + strconv.Itoa(first), "--data-parallel-size=2", "--secure-serving=false", "--prefillers=p:1"}, noEnv, &said))
+	assert.Equal(
+		t, exitFailed, run(t.Context(), []string{"--port=" +
+			strconv.Itoa(first), "--data-parallel-size=2", "--secure-serving=false", "--prefillers=p:1"}, noEnv, &said),
+	)
 	assert.Contains(t, said.String(), "cannot listen")
 	ln, err := net.Listen("tcp", ":"+strconv.Itoa(first))
 	require.NoError(t, err)
@@ -166,7 +175,8 @@ func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 
 // The decode engine gets the P2P tier of the prefill engine's rank, which follows from the engine's port.
 func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
-	f, problem := parse(t, noEnv, "--kv-connector=offloading", "--port=8000", "--data-parallel-size=4", "--prefillers=10.0.0.1:7999-8004")
+	f, problem := parse(t, noEnv, "--kv-connector=offloading", "--port=8000", "--data-parallel-size=4",
+		"--prefillers=10.0.0.1:7999-8004")
 	require.Empty(t, problem)
 	set, err := f.list(nil)
 	require.NoError(t, err)
@@ -179,19 +189,25 @@ func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
 	for _, e := range set.Load().Endpoints {
 		got[e.URL.Port()] = e.Attribute("p2pPort")
 	}
-	assert.Equal(t, map[string]string{"7999": "", "8000": "", "8001": "7778", "8002": "7779", "8003": "7780", "8004": ""}, got, "\"\" is rank 0's tier")
+	assert.Equal(
+		t, map[string]string{"7999": "", "8000": "", "8001": "7778", "8002": "7779", "8003": "7780", "8004": ""}, got,
+		"\"\" is rank 0's tier",
+	)
 }
 
 // Each address of a headless service stands for all ranks behind it.
 func TestANameCanStandForPortsInARow(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, nil)
-	named := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.decode[0].URL()), "--prefillers-dns-server="+nameServer(t),
+	named := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.decode[0].URL()),
+		"--prefillers-dns-server="+nameServer(t),
 		fmt.Sprintf("--prefillers-dns=prefill.pool.svc.cluster.local:%d-%d", x.p, x.p+1))
 	send := func(to string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+named.addr+"/v1/completions", completion(0, false), header, to)
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+named.addr+"/v1/completions",
+			completion(0, false), header, to)
 		return status
 	}
-	require.Eventually(t, func() bool { return send(x.prefiller(0)) == http.StatusOK }, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return send(x.prefiller(0)) == http.StatusOK }, 5*time.Second,
+		10*time.Millisecond)
 	assert.Empty(t, x.prefill[1].Requests())
 	assert.NotEqual(t, http.StatusForbidden, send(x.prefiller(1)))
 	assert.Len(t, x.prefill[1].Requests(), 1)

@@ -49,7 +49,8 @@ func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), program, strings.Fields(serve)...)
 	cmd.Stderr = log
 	require.NoError(t, cmd.Start())
-	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second, time.Millisecond, "%s", log)
+	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second,
+		time.Millisecond, "%s", log)
 
 	answer := request(t, free.Replace(commands[1][1]))
 	assert.NotEmpty(t, text(answer), answer)
@@ -67,7 +68,8 @@ func request(t *testing.T, command string) string {
 		require.NoError(t, err)
 		return string(out)
 	}
-	parts := regexp.MustCompile(`^curl -s (\S+) -H '([^:]+): (.*?)' -H '([^:]+): (.*?)' -d '(.*)'$`).FindStringSubmatch(command)
+	parts := regexp.MustCompile(`^curl -s (\S+) -H '([^:]+): (.*?)' -H '([^:]+): (.*?)' -d '(.*)'$`).
+		FindStringSubmatch(command)
 	require.Len(t, parts, 7)
 	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, parts[1], parts[6], parts[2:6]...)
 	require.Equal(t, http.StatusOK, status)

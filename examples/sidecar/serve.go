@@ -57,7 +57,8 @@ func (s *sidecar) serve(ctx context.Context) error {
 		running.Go(func() { failed <- d.server.Serve(d.ln) })
 	}
 	for rank, d := range servers {
-		s.log.Info("serving", "listen", d.ln.Addr().String(), "rank", rank, "tls", s.flags.secure, "connector", s.flow.Connector().Traits().Name)
+		s.log.Info("serving", "listen", d.ln.Addr().String(), "rank", rank, "tls", s.flags.secure, "connector",
+			s.flow.Connector().Traits().Name)
 	}
 	for _, d := range metrics {
 		s.log.Info("metrics", "listen", d.ln.Addr().String(), "tls", s.flags.metricsCert != "")
@@ -168,11 +169,17 @@ func (s *sidecar) handler(listener int) http.Handler {
 		case served:
 			rank, ok = s.flags.rank(listener, r.Header)
 		case s.draining.Load(): // the flow itself answers that it drains
-			writeError(w, r, &pdflow.Error{Code: pdflow.CodeDraining, Message: "this engine is shutting down", RetryAfter: time.Second})
+			writeError(
+				w, r, &pdflow.Error{Code: pdflow.CodeDraining, Message: "this engine is shutting down",
+					RetryAfter: time.Second},
+			)
 			return
 		}
 		if !ok {
-			writeError(w, r, &pdflow.Error{Code: pdflow.CodeInvalid, Param: rankHeader, Message: "names no rank of this engine"})
+			writeError(
+				w, r, &pdflow.Error{Code: pdflow.CodeInvalid, Param: rankHeader,
+					Message: "names no rank of this engine"},
+			)
 			return
 		}
 		both.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), rankKey{}, rank)))
@@ -195,7 +202,10 @@ func (s *sidecar) passthrough(rank int) http.Handler {
 			if r.Context().Err() == nil {
 				s.log.Warn("the engine did not answer", "kind", fmt.Sprintf("%T", err))
 			}
-			writeError(w, r, &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Message: "the engine could not be reached or did not answer", Err: err})
+			writeError(
+				w, r, &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode,
+					Message: "the engine could not be reached or did not answer", Err: err},
+			)
 		},
 	}
 }

@@ -30,7 +30,8 @@ func New() Connector { return Connector{} }
 
 // Traits declares the protocol. A client's own ticket is stripped. A ticket that P gave more than 25 s ago is not used.
 func (Connector) Traits() connector.Traits {
-	return connector.Traits{Name: "ticket", Members: []string{member}, Handoff: connector.Handoff{Header: header}, Lease: 30 * time.Second}
+	return connector.Traits{Name: "ticket", Members: []string{member}, Handoff: connector.Handoff{Header: header},
+		Lease: 30 * time.Second}
 }
 
 // Prefill asks P for one token.

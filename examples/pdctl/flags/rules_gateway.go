@@ -37,8 +37,9 @@ var gatewayRules = []rule{
 					if slices.Contains(handoffs, t.Class) {
 						hits = append(hits, hit{
 							engines: []*Engine{e},
-							text:    "waits for a handoff with each request, and the gateway's connector http relays none: every prompt is computed twice",
-							remedy:  "write kvConnector.type: " + speaks(e, t),
+							text: "waits for a handoff with each request, and the gateway's connector http relays " +
+								"none: every prompt is computed twice",
+							remedy: "write kvConnector.type: " + speaks(e, t),
 						})
 					}
 				}
@@ -79,7 +80,8 @@ var gatewayRules = []rule{
 				lease := nixlLease(s)
 				if s.Role.Has(prefill) && lease < promised {
 					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: fmt.Sprintf(
-						"keeps unread KV for %s, and the gateway uses handoffs for %s: decode then reads blocks that hold another request's KV, and answers 200", lease, promised)})
+						"keeps unread KV for %s, and the gateway uses handoffs for %s: decode then reads blocks that "+
+							"hold another request's KV, and answers 200", lease, promised)})
 				}
 			}
 			return hits
@@ -94,18 +96,21 @@ var gatewayRules = []rule{
 				return nil
 			}
 			return []hit{{engines: enginesOf(sides),
-				text: "release unread KV when its lease ends, and the gateway uses handoffs of any age (timeouts.handoff is 0)"}}
+				text: "release unread KV when its lease ends, and the gateway uses handoffs of any age " +
+					"(timeouts.handoff is 0)"}}
 		},
 	},
 	{
 		code: "push-engine-id", severity: Error,
-		remedy: `write a fixed "engine_id" on each prefill engine and the same as the endpoint's attribute engineID, or dispatch: serial in the gateway`,
+		remedy: `write a fixed "engine_id" on each prefill engine and the same as the endpoint's attribute engineID, ` +
+			`or dispatch: serial in the gateway`,
 		find: func(g *model) []hit {
 			if text(g.config, "dispatch") == "serial" {
 				return nil
 			}
 			return alone(g.with("NixlPushConnector"),
-				"has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random one changes at each start", func(s side) bool {
+				"has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random "+
+					"one changes at each start", func(s side) bool {
 					return s.Role.Has(prefill) && s.t.EngineID == ""
 				})
 		},
@@ -263,10 +268,12 @@ var versionRules = []rule{
 				switch old := s.Version.Before(0, 13); {
 				case known && !old && s.t.Class == "SharedStorageConnector":
 					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does not start", remedy: "write ExampleConnector"})
+						text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does " +
+							"not start", remedy: "write ExampleConnector"})
 				case old && s.t.Class == "ExampleConnector":
 					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "names ExampleConnector, which is SharedStorageConnector before vLLM 0.13: it does not start", remedy: "write SharedStorageConnector"})
+						text: "names ExampleConnector, which is SharedStorageConnector before vLLM 0.13: it does " +
+							"not start", remedy: "write SharedStorageConnector"})
 				}
 			}
 			return hits

@@ -14,21 +14,26 @@ type api struct {
 }
 
 var (
-	completions = &api{name: "completions", path: "/v1/completions", body: func(prompt string, maxTokens int) map[string]any {
-		return map[string]any{"prompt": prompt, "max_tokens": maxTokens, "temperature": 0}
-	}}
+	completions = &api{name: "completions", path: "/v1/completions",
+		body: func(prompt string, maxTokens int) map[string]any {
+			return map[string]any{"prompt": prompt, "max_tokens": maxTokens, "temperature": 0}
+		}}
 	chat = &api{name: "chat", path: "/v1/chat/completions", body: func(prompt string, maxTokens int) map[string]any {
 		return map[string]any{"messages": user(prompt), "max_tokens": maxTokens, "temperature": 0}
 	}}
-	responses = &api{name: "responses", path: "/v1/responses", plain: chat, body: func(prompt string, maxTokens int) map[string]any {
-		return map[string]any{"input": prompt, "max_output_tokens": maxTokens, "temperature": 0}
-	}}
-	messages = &api{name: "messages", path: "/v1/messages", plain: chat, body: func(prompt string, maxTokens int) map[string]any {
-		return map[string]any{"messages": user(prompt), "max_tokens": maxTokens, "temperature": 0}
-	}}
-	generate = &api{name: "generate", path: "/inference/v1/generate", plain: completions, body: func(prompt string, maxTokens int) map[string]any {
-		return map[string]any{"token_ids": tokens(prompt), "sampling_params": map[string]any{"max_tokens": maxTokens, "temperature": 0}}
-	}}
+	responses = &api{name: "responses", path: "/v1/responses", plain: chat,
+		body: func(prompt string, maxTokens int) map[string]any {
+			return map[string]any{"input": prompt, "max_output_tokens": maxTokens, "temperature": 0}
+		}}
+	messages = &api{name: "messages", path: "/v1/messages", plain: chat,
+		body: func(prompt string, maxTokens int) map[string]any {
+			return map[string]any{"messages": user(prompt), "max_tokens": maxTokens, "temperature": 0}
+		}}
+	generate = &api{name: "generate", path: "/inference/v1/generate", plain: completions,
+		body: func(prompt string, maxTokens int) map[string]any {
+			return map[string]any{"token_ids": tokens(prompt),
+				"sampling_params": map[string]any{"max_tokens": maxTokens, "temperature": 0}}
+		}}
 )
 
 func user(prompt string) []any { return []any{map[string]string{"role": "user", "content": prompt}} }

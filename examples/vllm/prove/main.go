@@ -33,8 +33,10 @@ func main() {
 	var o options
 	flag.StringVar(&o.script, "engine", "examples/vllm/engine.sh", "the script that becomes an engine")
 	flag.StringVar(&o.gateway, "gateway", "", "the gateway's binary (default: build examples/gateway)")
-	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, removed at the end)")
-	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each with engines launched as the connector renders them")
+	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, "+
+		"removed at the end)")
+	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each "+
+		"with engines launched as the connector renders them")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
 	flag.Parse()
 	o.connector = "nixl"
@@ -91,7 +93,8 @@ func run(ctx context.Context, o options) (err error) {
 	defer lab.close()
 	if o.verify {
 		//nolint:gosec // G204: only the output file varies, and it is ours
-		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"), "github.com/pdkit/pdkit/examples/pdctl")
+		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"),
+			"github.com/pdkit/pdkit/examples/pdctl")
 		if output, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("building pdctl: %w\n%s", err, output)
 		}

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// sample names one time series, or the sum of several, on an engine's /metrics page: a metric's name and, if label is not
-// empty, a pair name="value" that the series must have.
+// sample names one time series, or the sum of several, on an engine's /metrics page: a metric's name and, if label is
+// not empty, a pair name="value" that the series must have.
 type sample struct{ name, label string }
 
 // vLLM 0.32.0, NixlConnector. A counter is absent until it first rises, which reads as 0.
@@ -25,9 +25,12 @@ var (
 	bytesMoved    = sample{"vllm:nixl_bytes_transferred_sum", ""}                                 // D, bytes
 	failedReads   = sample{"vllm:nixl_num_failed_transfers_total", ""}                            // D
 	failedNotices = sample{"vllm:nixl_num_failed_notifications_total", ""}                        // D
-	expired       = sample{"vllm:nixl_num_kv_expired_reqs_total", ""}                             // P: nobody read it in time
-	lateNotices   = sample{"vllm:nixl_num_notifications_after_expiry_total", ""}                  // P: read late, or twice
-	cacheUsed     = sample{"vllm:kv_cache_usage_perc", ""}                                        // P, 0 to 1: pinned blocks
+	// P: nobody read it in time
+	expired = sample{"vllm:nixl_num_kv_expired_reqs_total", ""}
+	// P: read late, or twice
+	lateNotices = sample{"vllm:nixl_num_notifications_after_expiry_total", ""}
+	// P, 0 to 1: pinned blocks
+	cacheUsed = sample{"vllm:kv_cache_usage_perc", ""}
 )
 
 // metrics is an engine's whole /metrics page at one time.

@@ -54,18 +54,23 @@ func (p proof) problems() []string {
 			problems = append(problems, fmt.Sprintf("%s: the answer is not that of one engine alone", r.question))
 		}
 		if !r.reused() {
-			problems = append(problems, fmt.Sprintf("%s: the decode engine took over %d of %d prompt tokens, %d of %d bytes",
-				r.question, r.tokens, r.answer.promptTokens, r.bytes, r.wantBytes))
+			problems = append(
+				problems, fmt.Sprintf("%s: the decode engine took over %d of %d prompt tokens, %d of %d bytes",
+					r.question, r.tokens, r.answer.promptTokens, r.bytes, r.wantBytes))
 		}
 	}
 	if len(texts) != len(p.rows) {
 		problems = append(problems, "different prompts got the same text: comparing texts proves nothing")
 	}
 	if p.failed > 0 {
-		problems = append(problems, fmt.Sprintf("the decode engine counted %d failed transfers or notifications", p.failed))
+		problems = append(
+			problems, fmt.Sprintf("the decode engine counted %d failed transfers or notifications", p.failed),
+		)
 	}
 	if p.late > 0 {
-		problems = append(problems, fmt.Sprintf("the prefill engine counted %d handoffs as expired or read late", p.late))
+		problems = append(
+			problems, fmt.Sprintf("the prefill engine counted %d handoffs as expired or read late", p.late),
+		)
 	}
 	if !p.released {
 		problems = append(problems, "the prefill engine still holds blocks: nobody told it that they were read")
@@ -75,7 +80,8 @@ func (p proof) problems() []string {
 
 func (p proof) print(w io.Writer) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "request\tstatus\tserved\tseconds\ttext equal\tprompt tokens\ttaken over\tbytes moved\texpected")
+	fmt.Fprintln(table, "request\tstatus\tserved\tseconds\ttext equal\tprompt tokens\ttaken over\tbytes "+
+		"moved\texpected")
 	for _, r := range p.rows {
 		equal := "yes"
 		if !r.served() {
@@ -85,7 +91,8 @@ func (p proof) print(w io.Writer) {
 			r.answer.took.Seconds(), equal, r.answer.promptTokens, r.tokens, r.bytes, r.wantBytes)
 	}
 	_ = table.Flush()
-	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's blocks released: %t\n",
+	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's "+
+		"blocks released: %t\n",
 		p.failed, p.late, p.released)
 }
 
@@ -129,7 +136,9 @@ func refute(ctx context.Context, lab *lab, p, d *process) error {
 }
 
 func collect(ctx context.Context, lab *lab, connector string, p, d *process) (proof, error) {
-	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: connector, prefills: []string{p.url}, decodes: []string{d.url}})
+	gateway, err := lab.startGateway(
+		ctx, gatewayOptions{connector: connector, prefills: []string{p.url}, decodes: []string{d.url}},
+	)
 	if err != nil {
 		return proof{}, err
 	}
@@ -142,7 +151,8 @@ func questions() []question {
 	return []question{
 		newQuestion(completions, false, 300, 32), newQuestion(completions, true, 64, 32),
 		newQuestion(chat, false, 31, 32), newQuestion(chat, true, 500, 32),
-		newQuestion(responses, false, 100, 32), newQuestion(messages, false, 101, 32), newQuestion(generate, false, 96, 32),
+		newQuestion(responses, false, 100, 32), newQuestion(messages, false, 101, 32),
+		newQuestion(generate, false, 96, 32),
 	}
 }
 

@@ -34,7 +34,8 @@ func (c *counters) page() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var b strings.Builder
-	b.WriteString(`vllm:cache_config_info{hash_block_size="9",block_size="32",engine="0",kv_cache_memory_bytes="65536",num_gpu_blocks="64"} 1.0` + "\n")
+	b.WriteString(`vllm:cache_config_info{hash_block_size="9",block_size="32",engine="0",` +
+		`kv_cache_memory_bytes="65536",num_gpu_blocks="64"} 1.0` + "\n")
 	for series, value := range c.values {
 		fmt.Fprintf(&b, "# TYPE of the next line\n%s %g\n", series, value)
 	}
@@ -130,14 +131,16 @@ func TestProofFails(t *testing.T) {
 		rules rules
 		says  string
 	}{
-		"when the decode engine computes the prompt": {rules{none: true}, "took over 0 of 300 prompt tokens, 0 of 10240 bytes"},
-		"when a token is missing":                    {rules{tokens: -1}, "299 of 300"},
-		"when a byte too much is moved":              {rules{bytes: 1}, "10241 of 10240"},
-		"when a text is wrong":                       {rules{text: strings.ToUpper}, "not that of one engine alone"},
-		"when the text ignores the prompt":           {rules{text: func(string) string { return "same" }}, "proves nothing"},
-		"when a transfer failed":                     {rules{failed: 1}, "7 failed transfers"},
-		"when a handoff expired":                     {rules{late: 1}, "7 handoffs as expired"},
-		"when blocks stay pinned":                    {rules{pinned: true}, "still holds blocks"},
+		"when the decode engine computes the prompt": {rules{none: true},
+			"took over 0 of 300 prompt tokens, 0 of 10240 bytes"},
+		"when a token is missing":       {rules{tokens: -1}, "299 of 300"},
+		"when a byte too much is moved": {rules{bytes: 1}, "10241 of 10240"},
+		"when a text is wrong":          {rules{text: strings.ToUpper}, "not that of one engine alone"},
+		"when the text ignores the prompt": {rules{text: func(string) string { return "same" }},
+			"proves nothing"},
+		"when a transfer failed":  {rules{failed: 1}, "7 failed transfers"},
+		"when a handoff expired":  {rules{late: 1}, "7 handoffs as expired"},
+		"when blocks stay pinned": {rules{pinned: true}, "still holds blocks"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -148,7 +151,9 @@ func TestProofFails(t *testing.T) {
 }
 
 func TestSumAddsUpOnlyTheNamedSeries(t *testing.T) {
-	page, err := parseMetrics(strings.NewReader("# HELP a\na{x=\"1\"} 2\na{x=\"2\"} 3.0\na_total 5\nab{x=\"1\"} 7\na 1e1\n\n"))
+	page, err := parseMetrics(
+		strings.NewReader("# HELP a\na{x=\"1\"} 2\na{x=\"2\"} 3.0\na_total 5\nab{x=\"1\"} 7\na 1e1\n\n"),
+	)
 	require.NoError(t, err)
 	assert.InDelta(t, 15, page.sum(sample{"a", ""}), 0)
 	assert.InDelta(t, 2, page.sum(sample{"a", `x="1"`}), 0)

@@ -41,9 +41,13 @@ var verifications = []verification{
 	{name: "nixl-push, together", connector: "nixl-push", attributes: pushAttributes, together: true},
 	{name: "nixl-push, serial", connector: "nixl-push", config: `{"dispatch":"serial"}`, attributes: pushAttributes},
 	{name: "sharedstorage", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`},
-	{name: "sharedstorage, not shared", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`, apart: true},
-	{name: "multi", connector: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"sharedstorage","config":{"sharedStoragePath":"FOLDER"}}]}`},
-	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string { return map[string]string{"bootstrapPort": p.side} }, module: "mooncake_cpu", together: true},
+	{name: "sharedstorage, not shared", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`,
+		apart: true},
+	{name: "multi", connector: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"sharedstorage",` +
+		`"config":{"sharedStoragePath":"FOLDER"}}]}`},
+	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string {
+		return map[string]string{"bootstrapPort": p.side}
+	}, module: "mooncake_cpu", together: true},
 }
 
 // pushAttributes say where P is before P has answered.
@@ -62,7 +66,8 @@ func newEngine() (e launchedEngine, err error) {
 }
 
 func (e launchedEngine) endpoint(role discovery.Role, attributes map[string]string) discovery.Endpoint {
-	return discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + e.port}, Role: role, Attributes: attributes}
+	return discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + e.port}, Role: role,
+		Attributes: attributes}
 }
 
 // verifyAll proves the named connectors, or all if none is named, with one pair of engines after the other.
@@ -149,7 +154,8 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 	if v.attributes != nil {
 		attributes = v.attributes(p)
 	}
-	pair := []discovery.Endpoint{p.endpoint(discovery.RolePrefill, attributes), d.endpoint(discovery.RoleDecode, map[string]string{"sideChannelPort": d.side, "bootstrapPort": d.side})}
+	pair := []discovery.Endpoint{p.endpoint(discovery.RolePrefill, attributes),
+		d.endpoint(discovery.RoleDecode, map[string]string{"sideChannelPort": d.side, "bootstrapPort": d.side})}
 	processes, err := v.launch(ctx, lab, conn, pair, []launchedEngine{p, d})
 	if err != nil {
 		return err
@@ -175,7 +181,8 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 	return errors.Join(judged, v.judge(ctx, lab, "http", nil, pair, 1))
 }
 
-func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVConnector, pair []discovery.Endpoint, engines []launchedEngine) ([]*process, error) {
+func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVConnector, pair []discovery.Endpoint,
+	engines []launchedEngine) ([]*process, error) {
 	renderer, ok := connector.As[launch.Renderer](conn)
 	if !ok {
 		return nil, errors.New("the connector renders no launch settings")
@@ -186,7 +193,9 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 	}
 	var wanted []engineOptions
 	for i, e := range pair {
-		settings, err := renderer.Render(launch.Target{Endpoint: e, Engines: pair, Model: "tiny", Version: version, CPU: true})
+		settings, err := renderer.Render(
+			launch.Target{Endpoint: e, Engines: pair, Model: "tiny", Version: version, CPU: true},
+		)
 		if err != nil {
 			return nil, err
 		}
@@ -195,7 +204,9 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 		}
 		settings.KVTransfer.ModulePath = v.module
 		if v.apart {
-			settings.KVTransfer.Extra["shared_storage_path"] = fmt.Sprint(settings.KVTransfer.Extra["shared_storage_path"], "-", i)
+			settings.KVTransfer.Extra["shared_storage_path"] = fmt.Sprint(
+				settings.KVTransfer.Extra["shared_storage_path"], "-", i,
+			)
 		}
 		o := engineOptions{role: e.Role.String(), port: engines[i].port, side: engines[i].side}
 		for _, env := range settings.Env {
@@ -212,13 +223,15 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 }
 
 // judge runs pdctl verify against a gateway and requires an exit status: 0 for proven, 1 for a fault.
-func (v verification) judge(ctx context.Context, lab *lab, typ string, config json.RawMessage, pair []discovery.Endpoint, want int) error {
+func (v verification) judge(ctx context.Context, lab *lab, typ string, config json.RawMessage,
+	pair []discovery.Endpoint, want int) error {
 	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: typ, config: string(config), endpoints: pair})
 	if err != nil {
 		return err
 	}
 	//nolint:gosec // G204: the program is built by this one
-	cmd := exec.CommandContext(ctx, filepath.Join(lab.dir, "pdctl"), "verify", "-f", gateway.config, "--gateway", gateway.url)
+	cmd := exec.CommandContext(ctx, filepath.Join(lab.dir, "pdctl"), "verify", "-f", gateway.config, "--gateway",
+		gateway.url)
 	output, err := cmd.CombinedOutput()
 	status := 0
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -255,7 +268,9 @@ func (v verification) orphan(ctx context.Context, lab *lab, config json.RawMessa
 	if behind[0].URL, err = url.Parse(toP.url); err != nil {
 		return err
 	}
-	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: v.connector, config: string(config), endpoints: behind})
+	gateway, err := lab.startGateway(
+		ctx, gatewayOptions{connector: v.connector, config: string(config), endpoints: behind},
+	)
 	if err != nil {
 		return err
 	}
@@ -270,8 +285,10 @@ func (v verification) orphan(ctx context.Context, lab *lab, config json.RawMessa
 		q := newQuestion(completions, false, 200, 16)
 		a := ask(ctx, gateway.url, q, "", nil)
 		want := ask(ctx, pair[0].URL.String(), q, rand.Text(), nil)
-		if a.err != nil || a.text != want.text || a.status != http.StatusOK || a.mode != "disaggregated" || a.took > 10*time.Second {
-			odd = append(odd, fmt.Sprintf("request %d after a prefill that broke off: %s, served %q, text equal: %t", i+1, a, a.mode, a.text == want.text))
+		if a.err != nil || a.text != want.text || a.status != http.StatusOK || a.mode != "disaggregated" ||
+			a.took > 10*time.Second {
+			odd = append(odd, fmt.Sprintf("request %d after a prefill that broke off: %s, served %q, text equal: %t", i+
+				1, a, a.mode, a.text == want.text))
 		}
 	}
 	fmt.Printf("  prefill broken off with decode in flight: 3 requests, %d not as they must be\n", len(odd))
@@ -311,7 +328,8 @@ func survey(ctx context.Context, gateway string, pair []discovery.Endpoint) (odd
 		return nil, err
 	}
 	taken := rise(before, after, takenOver)
-	fmt.Printf("  requests of all APIs, streamed and not: %d of %d as they must be, %d of %d prompt tokens taken over\n", len(all)-len(odd), len(all), taken, tokens)
+	fmt.Printf("  requests of all APIs, streamed and not: %d of %d as they must be, %d of %d prompt tokens "+
+		"taken over\n", len(all)-len(odd), len(all), taken, tokens)
 	if 2*taken < tokens {
 		odd = append(odd, "decode computed the better part of these prompts itself")
 	}
