@@ -27,7 +27,7 @@ var toldApart = append([]string{"P2pNcclConnector", "PyNcclConnector"}, nixlClas
 
 var pairRules = []rule{{
 	code: "pair-sizes", severity: Error,
-	remedy: `choose sizes that the connector's page allows ("Which engines can meet")`,
+	remedy: `choose sizes that the connector's page allows ("Which engines can be paired")`,
 	find: func(g *model) (hits []hit) {
 		for _, s := range g.speakers() {
 			for _, r := range g.pairRules(s.typ) {
