@@ -147,7 +147,7 @@ func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
 		dir := folder(t, name)
 		raw, err := os.ReadFile("../" + dir + "/README.md")
 		require.NoError(t, err)
-		_, section, ok := strings.Cut(string(raw), "\n## Which engines can meet\n")
+		_, section, ok := strings.Cut(string(raw), "\n## Which engines can be paired\n")
 		// whose rules are its children's
 		if !assert.True(t, ok, "connector/%s/README.md does not say it", dir) || name == "multi" {
 			continue

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// world is a pair of engines behind the router.
+// world is a pair of engines behind the chi router.
 type world struct {
 	p, d *enginesim.Engine
 	url  string
@@ -131,7 +131,8 @@ func TestTheKeyEndsAtTheRouterUnlessItIsForwarded(t *testing.T) {
 	for _, forward := range []bool{false, true} {
 		w := start(t, options{forwardKey: forward})
 		for i, header := range [][2]string{{"Authorization", "Bearer secret"}, {"X-Api-Key", "secret"}} {
-			status, _, text, _ := w.post(t, httpClient(false), prefix+"/v1/completions", body(false), header[0], header[1])
+			status, _, text, _ := w.post(t, httpClient(false), prefix+"/v1/completions", body(false), header[0],
+				header[1])
 			require.Equal(t, http.StatusOK, status, text)
 			for _, e := range []*enginesim.Engine{w.p, w.d} {
 				sent := e.Requests()[i].Header
@@ -140,7 +141,8 @@ func TestTheKeyEndsAtTheRouterUnlessItIsForwarded(t *testing.T) {
 		}
 		wrong := [][2]string{{"Authorization", "Bearer wrong"}, {"Authorization", "secret"}, {"X-Api-Key", ""}}
 		for _, header := range wrong {
-			status, _, text, _ := w.post(t, httpClient(false), prefix+"/v1/completions", body(false), header[0], header[1])
+			status, _, text, _ := w.post(t, httpClient(false), prefix+"/v1/completions", body(false), header[0],
+				header[1])
 			require.Equal(t, http.StatusUnauthorized, status)
 			assert.Equal(t, "authentication_error", gjson.Get(text, "error.type").String())
 		}

@@ -36,7 +36,8 @@ func authenticate(keys []string, forward bool) func(http.Handler) http.Handler {
 				refuse(w, http.StatusUnauthorized, "authentication_error", "the key is missing or not known")
 				return
 			}
-			r = r.Clone(context.WithValue(r.Context(), clientKey{}, c)) // middleware before this one keeps its own header
+			// middleware before this one keeps its own header
+			r = r.Clone(context.WithValue(r.Context(), clientKey{}, c))
 			if !forward {
 				r.Header.Del("Authorization")
 				r.Header.Del("X-Api-Key")

@@ -83,7 +83,7 @@ func newRouter(o *options) (*router, error) {
 	return &router{flow: flow, prefill: o.prefill, decode: o.decode}, err
 }
 
-// noPicker is for a flow whose callers name the pair: it is not asked for those requests.
+// noPicker is for a flow whose callers name the pair: the flow never calls it for those requests.
 type noPicker struct{}
 
 func (noPicker) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {

@@ -28,13 +28,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// world is a pair of engines behind the router.
+// world is a pair of engines behind the gin router.
 type world struct {
 	p, d *enginesim.Engine
 	url  string
 }
 
-// start serves with gin's handler as around makes it, over HTTP/1 and over HTTP/2 without TLS.
+// start starts a server with gin's handler as around wraps it, over HTTP/1 and over HTTP/2 without TLS.
 func start(t *testing.T, o options, around func(http.Handler) http.Handler) *world {
 	t.Helper()
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
@@ -109,7 +109,8 @@ func TestARequestIsServedByThePair(t *testing.T) {
 				assert.Equal(t, "mine", h.Get("X-Request-Id"))
 				assert.Equal(t, stream, strings.HasSuffix(text, "data: [DONE]\n\n"), text)
 				assert.Positive(t, w.d.Stats().ExternalKVTransfer, "decode computed the prompt itself")
-				assert.Equal(t, "9007199254740993", gjson.GetBytes(w.d.Requests()[0].Body, "seed").Raw, "a number lost digits")
+				assert.Equal(t, "9007199254740993", gjson.GetBytes(w.d.Requests()[0].Body, "seed").Raw,
+					"a number lost digits")
 			})
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The README is run: its program compiles, its commands are those that CI runs.
+// The README is tested: its program compiles, and CI runs its commands.
 
 func readme(t *testing.T) string {
 	t.Helper()
@@ -44,7 +44,7 @@ func TestTheProgramInTheReadmeCompiles(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
-// commands says who runs each command of the README.
+// commands says what runs each command of the README.
 var commands = map[string]func(t *testing.T){
 	"go run ./examples/quickstart":   inTestScript("./examples/quickstart"),
 	"./test.sh":                      func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },

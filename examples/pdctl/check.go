@@ -16,19 +16,19 @@ import (
 )
 
 type checkCmd struct {
-	Inputs        []string `arg:"" optional:"" placeholder:"INPUT" help:"Shell scripts, Compose files, Kubernetes manifests; - is standard input."`
-	File          string   `short:"f" placeholder:"FILE" help:"The gateway's configuration: engines are checked against its connector too."`
+	Inputs        []string `arg:"" optional:"" placeholder:"INPUT" help:"${check_inputs}"`
+	File          string   `short:"f" placeholder:"FILE" help:"${check_file}"`
 	Server        string   `placeholder:"NAME" help:"The ModelServer's metadata.name, where FILE has several."`
 	PID           []int    `name:"pid" placeholder:"PID" help:"A running engine on this machine."`
 	AllLocal      bool     `help:"All engines that you run on this machine."`
-	Command       []string `sep:"none" placeholder:"COMMAND" help:"A command line, with its variables in front: 'PYTHONHASHSEED=0 vllm serve …'."`
-	EngineVersion string   `placeholder:"VERSION" help:"The engines' release, like 0.32.0; that of the image's tag otherwise."`
+	Command       []string `sep:"none" placeholder:"COMMAND" help:"${check_command}"`
+	EngineVersion string   `placeholder:"VERSION" help:"${check_engine_version}"`
 	JSON          bool     `name:"json" help:"Write the findings as JSON."`
 
-	proc string // /proc, but in tests
+	proc string // the folder /proc; tests use another
 }
 
-// Run reads all inputs, and prints what does not fit together.
+// Run reads all inputs and prints what does not fit together.
 func (c *checkCmd) Run(s streams) error {
 	version, err := launch.ParseVersion(c.EngineVersion)
 	if err != nil {
@@ -66,7 +66,7 @@ func (c *checkCmd) Run(s streams) error {
 	return c.report(s.out, engines, flags.Check(engines, spec))
 }
 
-// started collects what all inputs start.
+// started collects the engines that all inputs start.
 func (c *checkCmd) started(s streams) ([]launched, error) {
 	var all []launched
 	for _, file := range c.Inputs {
@@ -111,7 +111,7 @@ func (c *checkCmd) started(s streams) ([]launched, error) {
 	return all, nil
 }
 
-// report prints the findings; the error is errFaults if one of them is an error.
+// report prints the findings. It returns errFaults if one of them is an error.
 func (c *checkCmd) report(out io.Writer, engines []flags.Engine, found []flags.Finding) error {
 	count := map[flags.Severity]int{}
 	for _, f := range found {

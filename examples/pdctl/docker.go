@@ -14,8 +14,8 @@ import (
 var switches = []string{"--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "-it", "-ti", "-dit", "-itd",
 	"--privileged", "--init", "--read-only", "-P", "--publish-all", "--no-healthcheck", "-q", "--quiet"}
 
-// container follows `docker run`, with which engines are most often started by hand: the engine's command stands behind
-// the image, its variables are -e options, and its files are mounted.
+// container reads `docker run`, with which people most often start engines by hand: the engine's command is what
+// follows the image, its variables are -e options, and its files are mounted.
 func (l launched) container(file string) []launched {
 	start := -1
 	for i, a := range l.argv {
@@ -76,7 +76,7 @@ func (l launched) container(file string) []launched {
 	l.argv = withEntrypoint(rest[i], entry, entry != nil, rest[i+1:])
 	l.tag = tagOf(rest[i])
 	l.read = func(name string) ([]byte, error) { return composeFile(file, nil, service, name) }
-	if network != "host" { // a network of its own
+	if network != "host" { // the container has a network of its own
 		l.node = cmp.Or(name, l.name)
 	}
 	return l.unwrap()

@@ -15,27 +15,31 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// exact is a connector whose settings hold every character that means something to a shell, to YAML, to Compose or to
-// Kubernetes.
+// exact is a connector whose settings contain every character with a meaning in a shell, YAML, Compose or Kubernetes.
 type exact struct{ connector.KVConnector }
 
 func (exact) Traits() connector.Traits { return connector.Traits{Name: "exact"} }
 
-const everything = "it's \"$HOME\" $(HOME) $$(X) ${X:-1} $$$ `id` \\n %s # {{.}} [a]: &b *c !d | > ~ \n\ttab é \x7f end "
+const everything = "it's \"$HOME\" $(HOME) $$(X) ${X:-1} $$$ `id` \\n %s # {{.}} [a]: &b *c !d | > ~ \n\ttab é " +
+	"\x7f end "
 
 func (exact) Render(t launch.Target) (launch.Settings, error) {
 	return launch.Settings{
-		Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "C", Role: launch.KVRole(t.Endpoint.Role), Extra: map[string]any{"t": everything}},
-		Args:  []string{"--text", everything, "--empty=", "--yes", "true", "--no", "null", "--zero", "0123", "--date", "2026-01-01"},
-		Env:   []launch.EnvVar{{Name: "ALL", Value: everything}, {Name: "EMPTY", Value: ""}, {Name: "YES", Value: "yes"}, {Name: "OCTAL", Value: "010"}},
-		Files: []launch.File{{Name: "a.yaml", Content: "k: \"$X\" # 'y'\n\nend: $(POD_IP)\n"}, {Name: "b", Content: everything}},
+		Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "C", Role: launch.KVRole(t.Endpoint.Role),
+			Extra: map[string]any{"t": everything}},
+		Args: []string{"--text", everything, "--empty=", "--yes", "true", "--no", "null", "--zero", "0123", "--date",
+			"2026-01-01"},
+		Env: []launch.EnvVar{{Name: "ALL", Value: everything}, {Name: "EMPTY", Value: ""},
+			{Name: "YES", Value: "yes"}, {Name: "OCTAL", Value: "010"}},
+		Files: []launch.File{{Name: "a.yaml", Content: "k: \"$X\" # 'y'\n\nend: $(POD_IP)\n"},
+			{Name: "b", Content: everything}},
 	}, nil
 }
 
 func (exact) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
-// Each form, read by a YAML parser and by the rules of its own program for dollar signs, gives the engine exactly its
-// settings.
+// A YAML parser reads each form, and the form's own program's rules for dollar signs are applied. The engine then gets
+// exactly its settings.
 func TestEachFormCarriesEveryCharacter(t *testing.T) {
 	p, err := endpoint("http://10.0.0.1:8100", "prefill", nil)
 	require.NoError(t, err)
@@ -45,7 +49,8 @@ func TestEachFormCarriesEveryCharacter(t *testing.T) {
 	require.NoError(t, err)
 	want, err := exact{}.Render(plan.Engines[0].Target)
 	require.NoError(t, err)
-	for name, text := range map[string][]byte{"launch.sh": plan.Shell(), "compose.yaml": plan.Compose(), "pods.yaml": plan.Kubernetes()} {
+	for name, text := range map[string][]byte{"launch.sh": plan.Shell(), "compose.yaml": plan.Compose(),
+		"pods.yaml": plan.Kubernetes()} {
 		t.Run(name, func(t *testing.T) {
 			list, err := readInput(name, text)
 			require.NoError(t, err)

@@ -16,18 +16,18 @@ import (
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
 
-// launched is an engine as an input starts it.
+// launched is an engine, as an input starts it.
 type launched struct {
 	name string
 	argv []string
 	env  map[string]string
-	node string                            // where it runs; "" if the input does not tell
-	home string                            // of engines that say no address: the machine that the input is for
-	tag  string                            // of its image
-	read func(name string) ([]byte, error) // its files
+	node string                            // where it runs; "" if the input does not say
+	home string                            // the input's machine, for engines without an address
+	tag  string                            // the tag of its image
+	read func(name string) ([]byte, error) // reads its files
 }
 
-// parse reads the engine's flags, with the configuration files they name. ok is false for what is no engine.
+// parse reads the engine's flags and the configuration files that they name. ok is false if it is no engine.
 func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err error) {
 	e, err = flags.Parse(l.argv, l.env, nil)
 	if errors.Is(err, flags.ErrNoEngine) {
@@ -52,7 +52,7 @@ func (l launched) parse(version launch.Version) (e flags.Engine, ok bool, err er
 	return e, true, nil
 }
 
-// announced returns the host that an engine names as its own.
+// announced returns the host that an engine gives as its own.
 func announced(e flags.Engine, env map[string]string) string {
 	for _, host := range []string{e.Host, env["VLLM_HOST_IP"], env["VLLM_NIXL_SIDE_CHANNEL_HOST"],
 		env["VLLM_P2P_SIDE_CHANNEL_HOST"]} {
@@ -64,7 +64,7 @@ func announced(e flags.Engine, env map[string]string) string {
 	return ""
 }
 
-// readInput reads a shell script, a Compose file or Kubernetes manifests: the content says which.
+// readInput reads a shell script, a Compose file or Kubernetes manifests. It recognizes them by their content.
 func readInput(file string, data []byte) ([]launched, error) {
 	docs, faults := readYAML(file, data)
 	has := func(is func(d map[string]any) bool) bool { return slices.ContainsFunc(docs, is) }
@@ -98,7 +98,7 @@ func readCommands(file, text string) []launched {
 				return beside(file, name)
 			}}
 		if c.label != "" && c.label != "*" {
-			// A script that becomes one of several programs may do so on several machines.
+			// A script that runs one of several programs may do so on several machines.
 			l.name = c.label
 			if !slices.ContainsFunc(c.argv, func(a string) bool { return a == "127.0.0.1" || a == "localhost" }) {
 				l.home = ""
@@ -109,7 +109,7 @@ func readCommands(file, text string) []launched {
 	return list
 }
 
-// beside reads a file that is named relative to another, or absolutely.
+// beside reads a file with an absolute name, or a name relative to another file.
 func beside(file, name string) ([]byte, error) {
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(filepath.Dir(file), name)
@@ -138,7 +138,7 @@ func readCompose(file string, docs []map[string]any) []launched {
 	return list
 }
 
-// withEntrypoint puts the image's own entry point before a command, where none is given.
+// withEntrypoint puts the image's own entry point before a command if none is given.
 func withEntrypoint(image string, entry []string, given bool, command []string) []string {
 	name, _, _ := strings.Cut(filepath.Base(image), ":")
 	if !given && strings.Contains(name, "vllm-openai") && (len(command) == 0 || command[0] != "vllm") {
@@ -152,7 +152,7 @@ func tagOf(image string) string {
 	return tag
 }
 
-// unwrap follows `sh -c SCRIPT`.
+// unwrap reads the script of `sh -c SCRIPT`.
 func (l launched) unwrap() []launched {
 	i := shellText(l.argv)
 	if i == 0 {
@@ -176,7 +176,7 @@ func (l launched) unwrap() []launched {
 	return list
 }
 
-// composeText replaces Compose's $$; variables of the caller's environment are not known and count as their default.
+// composeText replaces Compose's $$. The variables of the caller's environment are not known, so each has its default.
 func composeText(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -201,7 +201,7 @@ func composeText(s string) string {
 	return b.String()
 }
 
-// composeWords reads a command: a list, or a text that is split like a shell's.
+// composeWords reads a command: a list, or a text that is split as a shell splits it.
 func composeWords(v any) (words []string, given bool) {
 	switch v := v.(type) {
 	case []any:

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// readKubernetes finds containers wherever a manifest has them: pods, the templates of Deployments, StatefulSets and
-// jobs, and those of custom resources. ModelBooster workers, which have arguments in place of containers, are read too.
+// readKubernetes finds containers in any place of a manifest: in pods, in the templates of Deployments, StatefulSets
+// and jobs, and in custom resources. It also reads ModelBooster workers, which have arguments and no containers.
 func readKubernetes(docs []map[string]any) []launched {
 	k := &manifests{configs: map[string]map[string]any{}}
 	for _, doc := range docs {
@@ -27,7 +27,7 @@ func readKubernetes(docs []map[string]any) []launched {
 }
 
 type manifests struct {
-	configs map[string]map[string]any // of ConfigMaps, by name
+	configs map[string]map[string]any // the ConfigMaps, by name
 	list    []launched
 }
 
@@ -42,7 +42,7 @@ func (k *manifests) collect(doc map[string]any) {
 	}
 }
 
-// walk looks for pod specs. name and kind are those of the object around.
+// walk looks for pod specs. name and kind are those of the surrounding object.
 func (k *manifests) walk(v any, kind, name string) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -64,7 +64,7 @@ func (k *manifests) walk(v any, kind, name string) {
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			inner := name
 			if role := textAt(v, "name"); role != "" && name != role && mapAt(v, key) != nil && key != "metadata" {
-				inner = name + "/" + role // a role inside a custom resource
+				inner = name + "/" + role // a role in a custom resource
 			}
 			k.walk(v[key], kind, inner)
 		}
@@ -98,7 +98,7 @@ func (k *manifests) pod(spec map[string]any, containers []any, name string) {
 	}
 }
 
-// env reads a container's variables. What only a running pod knows gets a value that no other pod has.
+// env reads a container's variables. A value that only the running pod knows becomes one that no other pod has.
 func (k *manifests) env(container map[string]any, pod string) map[string]string {
 	env := map[string]string{}
 	for _, item := range listAt(container, "envFrom") {
@@ -123,7 +123,7 @@ func (k *manifests) env(container map[string]any, pod string) map[string]string 
 	return env
 }
 
-// kubeText replaces $(NAME), and $$ by one dollar sign.
+// kubeText replaces $(NAME), and replaces $$ by one dollar sign.
 func kubeText(s string, env map[string]string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -184,7 +184,7 @@ func (k *manifests) file(spec, container map[string]any, file string) ([]byte, e
 	return nil, os.ErrNotExist
 }
 
-// workers reads a ModelBooster's backend: the config of each worker is vLLM's arguments by name.
+// workers reads a ModelBooster's backend. The config of each worker has vLLM's arguments by name.
 func (k *manifests) workers(backend map[string]any, workers []any, name string) {
 	shared := k.env(backend, name)
 	for _, w := range workers {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Pdctl is the operator's tool of pdkit. It prints the settings with which engines must be launched for a gateway's
-// configuration (render), and says what does not fit together in engines that run, or are to run (check). See
+// Pdctl is pdkit's tool for operators. It prints the settings with which engines must be launched for a gateway's
+// configuration (render), and reports what does not fit together in engines that run or are planned (check). See
 // README.md.
 package main
 
@@ -18,32 +18,32 @@ import (
 
 const (
 	exitOK     = 0
-	exitFaults = 1 // what was asked about is not as it should be
+	exitFaults = 1 // pdctl found faults
 	exitUsage  = 2 // a wrong command line, or an input that cannot be read
 )
 
 // cli is the command line. Each command has a file of its own.
 type cli struct {
 	Render renderCmd `cmd:"" help:"Print the launch settings of a ModelServer's engines."`
-	Verify verifyCmd `cmd:"" help:"Prove by the engines' own counters that decode takes KV over. Ends with 1 if it does not."`
-	Check  checkCmd  `cmd:"" help:"Say what does not fit together in engines' flags. Ends with 1 if requests would fail or compute prompts twice."`
+	Verify verifyCmd `cmd:"" help:"${verify}"`
+	Check  checkCmd  `cmd:"" help:"${check}"`
 }
 
-// streams are where commands read and write.
+// streams are the input and outputs of commands.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
 }
 
-// errFaults ends a command with 1; its text has been written.
+// errFaults makes pdctl exit with 1. The command has already printed the faults.
 var errFaults = errors.New("faults were found")
 
-// ended is how kong's own exits (for --help) come back to run.
+// ended carries kong's own exits (for --help) back to run.
 type ended struct{ code int }
 
 func main() { os.Exit(run(os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr})) }
 
-// run is the program; it returns its exit status.
+// run is the program. It returns the exit status.
 func run(args []string, s streams) (code int) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -54,7 +54,7 @@ func run(args []string, s streams) (code int) {
 			code = e.code
 		}
 	}()
-	parser, err := kong.New(&cli{}, kong.Name("pdctl"),
+	parser, err := kong.New(&cli{}, kong.Name("pdctl"), help,
 		kong.Description("Settings of engines for prefill/decode disaggregation: print them, check them."),
 		kong.Writers(s.out, s.err), kong.Exit(func(code int) { panic(ended{code}) }), kong.UsageOnError())
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// modelServer is a ModelServer of a file, or what the command line says in place of one.
+// modelServer is a ModelServer from a file, or one made of the command line.
 type modelServer struct {
 	*modelserver.ModelServer // nil without a file
 
@@ -31,7 +31,7 @@ type modelServer struct {
 	endpoints []discovery.Endpoint // static ones and those of a file
 }
 
-// readModels reads the ModelServers of a file, as the gateway does. It leaves documents of other kinds out.
+// readModels reads the ModelServers of a file as the gateway does. It skips documents of other kinds.
 func readModels(name string, in io.Reader) ([]modelServer, error) {
 	data, err := readFile(name, in)
 	if err != nil {
@@ -63,7 +63,7 @@ func readModels(name string, in io.Reader) ([]modelServer, error) {
 	return list, nil
 }
 
-// readEndpoints reads the file with engines that a ModelServer names. folder is where a relative path starts.
+// readEndpoints reads the file of engines that a ModelServer names. A relative path starts at folder.
 func (m *modelServer) readEndpoints(folder string) (err error) {
 	path := m.Spec.Discovery.File.Path
 	if m.FoundBy != "file" {
@@ -78,7 +78,7 @@ func (m *modelServer) readEndpoints(folder string) (err error) {
 	return nil
 }
 
-// only chooses the ModelServer named, or the only one.
+// only returns the ModelServer with the name, or the only one.
 func only(list []modelServer, name string) (modelServer, error) {
 	var names []string
 	for _, m := range list {
@@ -91,7 +91,7 @@ func only(list []modelServer, name string) (modelServer, error) {
 		fmt.Errorf("the file has the ModelServers %s: choose one with --server", strings.Join(names, ", "))
 }
 
-// notes tell of connectors of which the settings are not rendered.
+// notes names the connectors whose settings are not rendered.
 func (m *modelServer) notes() (notes []launch.Note) {
 	const text = "the settings are those of spec.kvConnector; engines that serve both need a MultiConnector"
 	if m.Rollout != nil {
@@ -103,12 +103,12 @@ func (m *modelServer) notes() (notes []launch.Note) {
 	return notes
 }
 
-// port is where engines listen whose addresses the file does not say.
+// port is the port of engines whose addresses the file does not have.
 func (m *modelServer) port() int {
 	return cmp.Or(m.Spec.Discovery.Kubernetes.Port, m.Spec.WorkloadPort.Port, 8000)
 }
 
-// labels are those by which the ModelServer finds its pods of a role.
+// labels are the labels by which the ModelServer finds its pods of a role.
 func (m *modelServer) labels(role discovery.Role) map[string]string {
 	sel := m.Spec.WorkloadSelector
 	all := maps.Clone(sel.MatchLabels)
@@ -145,7 +145,7 @@ func endpoint(url, role string, attributes map[string]string) (discovery.Endpoin
 	return e, nil
 }
 
-// given reads an engine of the command line: its URL, and attributes as KEY=VALUE after it.
+// given reads an engine from the command line: its URL, and then attributes as KEY=VALUE.
 func given(text, role string) (discovery.Endpoint, error) {
 	fields := strings.Fields(text)
 	if len(fields) == 0 {

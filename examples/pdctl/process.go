@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
 
-// readProcess reads a running process below proc, which is /proc. Its environment stays in memory: only what the rules
-// look at is kept (see package flags), and nothing of it is printed.
+// readProcess reads a running process below proc, which is /proc. The environment stays in memory: pdctl keeps only
+// what the rules need (see package flags) and prints nothing of it.
 func readProcess(proc string, pid int) (launched, error) {
 	dir := filepath.Join(proc, strconv.Itoa(pid))
 	argv, err := zeroTerminated(filepath.Join(dir, "cmdline"))
@@ -27,7 +27,7 @@ func readProcess(proc string, pid int) (launched, error) {
 	}
 	l := launched{name: fmt.Sprintf("pid %d", pid), argv: argv, env: map[string]string{}, node: "this machine",
 		read: func(name string) ([]byte, error) {
-			if filepath.IsAbs(name) { // its root may be a container's
+			if filepath.IsAbs(name) { // the process may have a container's root
 				return readFile(filepath.Join(dir, "root", name), nil)
 			}
 			return readFile(filepath.Join(dir, "cwd", name), nil)
@@ -52,8 +52,8 @@ func zeroTerminated(file string) ([]string, error) {
 	return strings.Split(text, "\x00"), nil
 }
 
-// localEngines finds the engines that the user runs on this machine. An engine's own workers, which may carry its
-// command line, are left out.
+// localEngines finds the engines that the user runs on this machine. It leaves out an engine's own workers, which may
+// have the same command line.
 func localEngines(proc string, uid int) ([]int, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -85,7 +85,7 @@ func localEngines(proc string, uid int) ([]int, error) {
 	return pids, nil
 }
 
-// status returns the owner and the parent of a process, -1 if they cannot be read.
+// status returns the owner and the parent of a process, or -1 if it cannot read them.
 func status(file string) (uid, ppid int) {
 	uid, ppid = -1, -1
 	data, err := os.ReadFile(file)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The page's commands are run as they stand, in the root of the repository, and print what the page says.
+// The README's commands run unchanged in the root of the repository, and print what the README says.
 func TestTheCommandsOfThePageAreRun(t *testing.T) {
 	page, err := os.ReadFile("README.md")
 	require.NoError(t, err)

@@ -14,21 +14,21 @@ import (
 )
 
 type renderCmd struct {
-	File          string   `short:"f" required:"" placeholder:"FILE" help:"The gateway's configuration, or any YAML with ModelServers; - is standard input."`
-	Format        string   `enum:"shell,compose,kubernetes,python" default:"shell" help:"shell, compose, kubernetes or python."`
+	File          string   `short:"f" required:"" placeholder:"FILE" help:"${render_file}"`
+	Format        string   `enum:"shell,compose,kubernetes,python" default:"shell" help:"${render_format}"`
 	Server        string   `placeholder:"NAME" help:"The ModelServer's metadata.name, where the file has several."`
-	EngineVersion string   `placeholder:"VERSION" help:"The engines' release, like 0.32.0; the newest that is known otherwise."`
-	Model         string   `placeholder:"MODEL" help:"What the engines load, if it is not spec.model: a hub's name or a folder."`
+	EngineVersion string   `placeholder:"VERSION" help:"${render_engine_version}"`
+	Model         string   `placeholder:"MODEL" help:"${render_model}"`
 	Image         string   `placeholder:"IMAGE" help:"The container image; the engine's own otherwise."`
 	CPU           bool     `help:"The engines run on CPUs."`
-	Gateway       string   `placeholder:"HOST" help:"The host at which engines reach the gateway, for notices and callbacks; loopback otherwise."`
-	Prefill       []string `sep:"none" placeholder:"URL" help:"A prefill engine, with attributes after it: 'http://10.0.0.1:8000 engineID=p0'. Replaces those of the file."`
+	Gateway       string   `placeholder:"HOST" help:"${render_gateway}"`
+	Prefill       []string `sep:"none" placeholder:"URL" help:"${render_prefill}"`
 	Decode        []string `sep:"none" placeholder:"URL" help:"A decode engine, in the same way."`
 	Encode        []string `sep:"none" placeholder:"URL" help:"An encode engine, in the same way."`
 	Out           string   `short:"o" placeholder:"DIR" help:"Write files into this folder, one for each ModelServer."`
 }
 
-// endings of the files that -o writes.
+// endings are the endings of the files that -o writes.
 var endings = map[string]string{"shell": ".sh", "compose": ".compose.yaml", "kubernetes": ".yaml", "python": ".py"}
 
 // Run prints the settings, or writes them to files.
@@ -65,7 +65,7 @@ func write(file string, text []byte) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
 		return err
 	}
-	return os.WriteFile(file, text, 0o600) // a store's password may be among the settings
+	return os.WriteFile(file, text, 0o600) // the settings may contain a store's password
 }
 
 func (c *renderCmd) render(m modelServer) ([]byte, error) {
@@ -103,8 +103,9 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	return plan.Shell(), nil
 }
 
-// endpoints are those of the command line, else those of the file, else one of each role: under the names that the
-// rendered pods have in a cluster, or on this machine. The notes say so, since nobody asked for these.
+// endpoints are those of the command line. If there are none, they are those of the file. If there are none either,
+// they are one of each role, under the names that rendered pods have in a cluster, or on this machine; notes then say
+// so, since nobody asked for these.
 func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []launch.Note, error) {
 	var list []discovery.Endpoint
 	for i, text := range slices.Concat(c.Prefill, c.Decode, c.Encode) {
@@ -142,5 +143,7 @@ func (c *renderCmd) endpoints(m modelServer) ([]discovery.Endpoint, []launch.Not
 		}
 		list = append(list, e)
 	}
-	return list, []launch.Note{{Text: "The file lists no engines, so here is one of each role. Others: --prefill and --decode."}}, nil
+	return list, []launch.Note{
+		{Text: "The file lists no engines, so here is one of each role. Others: --prefill and --decode."},
+	}, nil
 }

@@ -37,7 +37,7 @@ func rendered(t *testing.T, args ...string) string {
 	return out
 }
 
-// comments are left out of the golden files: what a connector tells of its settings is its own tests' matter.
+// comments are removed from the golden files: each connector's own tests check what it says about its settings.
 var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
 func golden(t *testing.T, name, got string) {
@@ -58,7 +58,8 @@ const documents = "../gateway/testdata/documents/"
 func TestTheDesignDocumentsExamplesAreRendered(t *testing.T) {
 	for _, name := range []string{"2-http", "2-nixl", "2-lmcache"} {
 		for format, ending := range endings {
-			golden(t, name+ending, rendered(t, "-f", documents+name+".yaml", "--format", format, "--engine-version", "0.32.0"))
+			golden(t, name+ending, rendered(t, "-f", documents+name+
+				".yaml", "--format", format, "--engine-version", "0.32.0"))
 		}
 	}
 	for _, name := range []string{"1-http", "1-nixl", "1-lmcache", "4-lmcache"} {
@@ -66,16 +67,17 @@ func TestTheDesignDocumentsExamplesAreRendered(t *testing.T) {
 	}
 }
 
-// The guide starts its six connectors from Python.
+// These are the six connectors that the guide starts from Python.
 func TestTheConnectorGuidesSixConnectorsAreRendered(t *testing.T) {
-	for name, version := range map[string]string{"sharedstorage": "0.12.0", "pynccl": "0.8.5", "p2pnccl": "0.22.0", "lmcache": "0.32.0", "nixl": "0.32.0", "multi": "0.32.0"} {
+	for name, version := range map[string]string{"sharedstorage": "0.12.0", "pynccl": "0.8.5", "p2pnccl": "0.22.0",
+		"lmcache": "0.32.0", "nixl": "0.32.0", "multi": "0.32.0"} {
 		args := []string{"-f", "testdata/documents-3.yaml", "--server", name, "--engine-version", version}
 		golden(t, "3-"+name+".py", rendered(t, append(args, "--format", "python")...))
 		golden(t, "3-"+name+".sh", rendered(t, args...))
 	}
 }
 
-// Each setting that a ModelServer gives is either rendered or named as without effect: none is dropped in silence.
+// Each setting of a ModelServer is rendered, or a note says that it has no effect. None is dropped without a note.
 func TestNoSettingOfTheDocumentsIsDroppedInSilence(t *testing.T) {
 	for name, file := range map[string]string{"2-nixl": "nixl", "2-lmcache": "lmcache"} {
 		list, err := readModels(documents+name+".yaml", nil)
@@ -87,8 +89,9 @@ func TestNoSettingOfTheDocumentsIsDroppedInSilence(t *testing.T) {
 		config = docs[0]
 		out := rendered(t, "-f", documents+name+".yaml")
 		for _, key := range slices.Sorted(maps.Keys(config)) {
-			if _, told := map[string]bool{"networkInterface": true, "port": true, "protocol": true, "keepAliveInterval": true}[key]; told && name == "2-nixl" {
-				continue // among the variables, see the golden file
+			if _, told := map[string]bool{"networkInterface": true, "port": true, "protocol": true,
+				"keepAliveInterval": true}[key]; told && name == "2-nixl" {
+				continue // the golden file has it among the variables
 			}
 			assert.Contains(t, out, "config."+key, name)
 		}
@@ -96,13 +99,14 @@ func TestNoSettingOfTheDocumentsIsDroppedInSilence(t *testing.T) {
 	}
 }
 
-// settings are what a connector needs to be worth launching: a gateway's configuration that works.
+// settings are the settings that a connector needs to be launched: a working gateway configuration.
 var settings = map[string]struct{ config, prefill, decode string }{
-	"http":             {},
-	"nixl":             {},
-	"nixl-push":        {prefill: "engineID=p0 sideChannelHost=HOST sideChannelPort=5600"},
-	"lmcache":          {config: `{serverEndpoints: ["store:65432"]}`},
-	"lmcache-pd":       {config: `{notifyListen: "10.9.9.9:8500"}`, decode: "receiverHost=HOST receiverInitPorts=8300 receiverAllocPorts=8400"},
+	"http":      {},
+	"nixl":      {},
+	"nixl-push": {prefill: "engineID=p0 sideChannelHost=HOST sideChannelPort=5600"},
+	"lmcache":   {config: `{serverEndpoints: ["store:65432"]}`},
+	"lmcache-pd": {config: `{notifyListen: "10.9.9.9:8500"}`,
+		decode: "receiverHost=HOST receiverInitPorts=8300 receiverAllocPorts=8400"},
 	"mooncake":         {},
 	"mooncake-store":   {config: `{master_server_address: "master:50051"}`},
 	"mooncake-ascend":  {},
@@ -112,9 +116,10 @@ var settings = map[string]struct{ config, prefill, decode string }{
 	"p2pnccl":          {prefill: "zmqAddress=IP:21001", decode: "zmqAddress=IP:21001"},
 	"moriio":           {prefill: "handshakePort=6301 notifyPort=61005", decode: "handshakePort=6301 notifyPort=61005"},
 	"offload-p2p":      {prefill: "p2pHost=HOST"},
-	"multi":            {config: `{connectors: [{type: nixl}, {type: sharedstorage, config: {shared_storage_path: /mnt/kv}}]}`},
-	"sglang":           {},
-	"trtllm":           {},
+	"multi": {config: `{connectors: [{type: nixl}, {type: sharedstorage, config: {shared_storage_path: ` +
+		`/mnt/kv}}]}`},
+	"sglang": {},
+	"trtllm": {},
 }
 
 // modelServerFile writes a gateway's configuration for one connector.
@@ -124,11 +129,17 @@ func modelServerFile(t *testing.T, connectorType, config string) string {
 	if config == "" {
 		config = "{}"
 	}
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: one}\nspec:\n  model: Org/Model\n  kvConnector: {type: %s, config: %s}\n", connectorType, config), 0o600))
+	require.NoError(
+		t, os.WriteFile(
+			file, fmt.Appendf(nil, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: "+
+				"{name: one}\nspec:\n  model: Org/Model\n  kvConnector: {type: %s, config: %s}\n", connectorType,
+				config), 0o600,
+		),
+	)
 	return file
 }
 
-// What is rendered is read back from each form, and nothing is found in it.
+// Check reads what is rendered in each form, and finds nothing.
 func TestWhatIsRenderedHasNoFindings(t *testing.T) {
 	for _, name := range connector.Names() {
 		s, known := settings[name]
@@ -145,10 +156,11 @@ func TestWhatIsRenderedHasNoFindings(t *testing.T) {
 						return "http://" + host + ":" + port + " " + strings.ReplaceAll(ip, "HOST", host)
 					}
 					decode := s.decode
-					if hosts == "one machine" { // each engine of a machine has ports of its own
+					if hosts == "one machine" { // then each engine needs ports of its own
 						decode = strings.NewReplacer("21001", "22001", "6301", "6401", "61005", "62005").Replace(decode)
 					}
-					args := []string{"-f", file, "--format", format, "--prefill", engine(pair[0], "8100", s.prefill), "--decode", engine(pair[1], "8200", decode), "--gateway", "10.9.9.9"}
+					args := []string{"-f", file, "--format", format, "--prefill", engine(pair[0], "8100", s.prefill),
+						"--decode", engine(pair[1], "8200", decode), "--gateway", "10.9.9.9"}
 					out := rendered(t, args...)
 					code, report, errs := pdctl(t, out, "check", "-f", file, "-")
 					assert.Equal(t, exitOK, code, errs)
@@ -162,15 +174,18 @@ func TestWhatIsRenderedHasNoFindings(t *testing.T) {
 		}
 		if name != "trtllm" {
 			t.Run(name+"/python", func(t *testing.T) {
-				syntax(t, "python3", rendered(t, "-f", file, "--format", "python", "--prefill", "http://10.0.0.1:1 "+strings.NewReplacer("IP", "10.0.0.1", "HOST", "10.0.0.1").Replace(s.prefill),
-					"--decode", "http://10.0.0.2:1 "+strings.NewReplacer("IP", "10.0.0.2", "HOST", "10.0.0.2").Replace(s.decode)), "-m", "py_compile")
+				syntax(t, "python3", rendered(t, "-f", file, "--format", "python", "--prefill", "http://10.0.0.1:1 "+
+					strings.NewReplacer("IP", "10.0.0.1", "HOST", "10.0.0.1").Replace(s.prefill),
+					"--decode", "http://10.0.0.2:1 "+
+						strings.NewReplacer("IP", "10.0.0.2", "HOST", "10.0.0.2").Replace(s.decode)), "-m",
+					"py_compile")
 			})
 		}
 	}
 }
 
-// syntax asks an interpreter whether a program is one. On a build machine a missing interpreter is a fault: nothing
-// would be tested.
+// syntax asks an interpreter whether it can parse a program. On a build machine a missing interpreter fails the test,
+// since otherwise nothing would be tested.
 func syntax(t *testing.T, interpreter, text string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath(interpreter)
@@ -201,15 +216,27 @@ func TestRenderWritesAFileForEachModelServer(t *testing.T) {
 
 func TestRenderReadsEndpointsFromWhereverTheyAre(t *testing.T) {
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "endpoints.yaml"), []byte("endpoints:\n- {url: \"http://10.0.0.7:1\", role: prefill}\n- {url: \"http://10.0.0.8:2\", role: decode, group: a}\n"), 0o600))
+	require.NoError(
+		t, os.WriteFile(filepath.Join(dir, "endpoints.yaml"),
+			[]byte("endpoints:\n- {url: \"http://10.0.0.7:1\", role: prefill}\n- {url: \"http://10.0.0.8:2\", role: "+
+				"decode, group: a}\n"), 0o600),
+	)
 	file := filepath.Join(dir, "g.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\nspec:\n  model: m\n  workloadSelector: {matchLabels: {app: m}}\n  kvConnector: {type: nixl}\n  discovery: {file: {path: endpoints.yaml}}\n"), 0o600))
+	require.NoError(
+		t, os.WriteFile(
+			file, []byte("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\n"+
+				"spec:\n  model: m\n  workloadSelector: {matchLabels: {app: m}}\n  kvConnector: {type: nixl}\n  "+
+				"discovery: {file: {path: endpoints.yaml}}\n"), 0o600,
+		),
+	)
 	out := rendered(t, "-f", file)
 	assert.Contains(t, out, "--host 10.0.0.7")
 	assert.NotContains(t, out, "lists no engines")
 
-	out = rendered(t, "-f", documents+"2-nixl.yaml", "--format", "kubernetes", "--model", "/models/x", "--image", "own:1")
-	for _, part := range []string{`"role": "prefill"`, `"app": "llama2-405b"`, `- "/models/x"`, `- "--served-model-name"`, `image: "own:1"`, "lists no engines"} {
+	out = rendered(t, "-f", documents+"2-nixl.yaml", "--format", "kubernetes", "--model", "/models/x", "--image",
+		"own:1")
+	for _, part := range []string{`"role": "prefill"`, `"app": "llama2-405b"`, `- "/models/x"`,
+		`- "--served-model-name"`, `image: "own:1"`, "lists no engines"} {
 		assert.Contains(t, out, part)
 	}
 	out = rendered(t, "-f", documents+"2-nixl.yaml", "--cpu")
@@ -218,7 +245,13 @@ func TestRenderReadsEndpointsFromWhereverTheyAre(t *testing.T) {
 
 func TestAnEncodeStageIsRendered(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "g.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\nspec:\n  model: m\n  kvConnector: {type: nixl}\n  encoder: {type: example, config: {sharedStoragePath: /mnt/ec}}\n"), 0o600))
+	require.NoError(
+		t, os.WriteFile(
+			file, []byte("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\n"+
+				"spec:\n  model: m\n  kvConnector: {type: nixl}\n  encoder: {type: example, config: "+
+				"{sharedStoragePath: /mnt/ec}}\n"), 0o600,
+		),
+	)
 	for _, format := range []string{"shell", "compose", "kubernetes"} {
 		out := rendered(t, "-f", file, "--format", format)
 		assert.Equal(t, 2, strings.Count(out, "--ec-transfer-config"), "the encode engine and the prefill engine")
@@ -226,7 +259,8 @@ func TestAnEncodeStageIsRendered(t *testing.T) {
 		assert.Equal(t, exitOK, code, errs)
 		assert.Equal(t, "3 engines read: 0 errors, 0 warnings\n", report)
 	}
-	code, _, errs := pdctl(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {kvConnector: {type: nixl}, encoder: {type: other}}\n", "render", "-f", "-")
+	code, _, errs := pdctl(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: "+
+		"{kvConnector: {type: nixl}, encoder: {type: other}}\n", "render", "-f", "-")
 	assert.Equal(t, exitUsage, code)
 	assert.Contains(t, errs, "spec.encoder")
 }
@@ -236,14 +270,15 @@ func TestRenderSaysWhatItCannotDo(t *testing.T) {
 		args []string
 		text string
 	}{
-		"no file":           {[]string{"-f", "gone.yaml"}, "gone.yaml"},
-		"several":           {[]string{"-f", "testdata/documents-3.yaml"}, "choose one with --server"},
-		"no such server":    {[]string{"-f", "testdata/documents-3.yaml", "--server", "x"}, "choose one with --server"},
-		"version":           {[]string{"-f", documents + "2-nixl.yaml", "--engine-version", "new"}, "--engine-version"},
-		"format":            {[]string{"-f", documents + "2-nixl.yaml", "--format", "helm"}, "must be one of"},
-		"URL":               {[]string{"-f", documents + "2-nixl.yaml", "--prefill", "x"}, "--prefill"},
-		"attribute":         {[]string{"-f", documents + "2-nixl.yaml", "--prefill", "http://a:1 b"}, "KEY=VALUE"},
-		"python of trtllm":  {[]string{"-f", modelServerFile(t, "trtllm", ""), "--format", "python"}, "not made from Python"},
+		"no file":        {[]string{"-f", "gone.yaml"}, "gone.yaml"},
+		"several":        {[]string{"-f", "testdata/documents-3.yaml"}, "choose one with --server"},
+		"no such server": {[]string{"-f", "testdata/documents-3.yaml", "--server", "x"}, "choose one with --server"},
+		"version":        {[]string{"-f", documents + "2-nixl.yaml", "--engine-version", "new"}, "--engine-version"},
+		"format":         {[]string{"-f", documents + "2-nixl.yaml", "--format", "helm"}, "must be one of"},
+		"URL":            {[]string{"-f", documents + "2-nixl.yaml", "--prefill", "x"}, "--prefill"},
+		"attribute":      {[]string{"-f", documents + "2-nixl.yaml", "--prefill", "http://a:1 b"}, "KEY=VALUE"},
+		"python of trtllm": {[]string{"-f", modelServerFile(t, "trtllm", ""), "--format", "python"},
+			"not made from Python"},
 		"unknown connector": {[]string{"-f", modelServerFile(t, "nixxl", "")}, "did you mean nixl?"},
 		"unknown setting":   {[]string{"-f", modelServerFile(t, "nixl", "{leese: 1}")}, "leese"},
 	} {
@@ -253,18 +288,22 @@ func TestRenderSaysWhatItCannotDo(t *testing.T) {
 			assert.Contains(t, errs, c.text)
 		})
 	}
-	code, _, errs := pdctl(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  kvConnector: {type: nixl, retries: 3}\n", "render", "-f", "-")
+	code, _, errs := pdctl(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  "+
+		"kvConnector: {type: nixl, retries: 3}\n", "render", "-f", "-")
 	assert.Equal(t, exitUsage, code)
 	assert.Contains(t, errs, "-:4: spec.kvConnector.retries: unknown field; did you mean retry?")
 }
 
-// What the gateway refuses, pdctl refuses, in the same words: one reader reads for both.
+// pdctl refuses what the gateway refuses, in the same words, since both use the same reader.
 func TestAModelServerIsReadAsTheGatewayReadsIt(t *testing.T) {
-	const head = "kind: ConfigMap\ndata: {free: [1]}\n---\napiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\n"
+	const head = "kind: ConfigMap\ndata: {free: [1]}\n---\napiVersion: networking.matrixinfer.ai/v1alpha1\nkind: " +
+		"ModelServer\n"
 	for spec, want := range map[string]string{
-		"{modell: m}":                              "pdctl: -:6: spec.modell: unknown field; did you mean model?\n",
-		"{workloadSelector: {matchLabel: {}}}":     "pdctl: -:6: spec.workloadSelector.matchLabel: unknown field; did you mean matchLabels?\n",
-		"{workloadPort: {port: 70000}}":            "pdctl: -:6: spec.workloadPort.port: is not a port; write 1 to 65535\n",
+		"{modell: m}": "pdctl: -:6: spec.modell: unknown field; did you mean model?\n",
+		"{workloadSelector: {matchLabel: {}}}": "pdctl: -:6: spec.workloadSelector.matchLabel: unknown field; " +
+			"did you mean matchLabels?\n",
+		"{workloadPort: {port: 70000}}": "pdctl: -:6: spec.workloadPort.port: is not a port; write 1 " +
+			"to 65535\n",
 		"{discovery: {file: {}, static: {}}}":      "spec.discovery: has static and file",
 		"{rollout: {weight: 1}}":                   "spec.rollout.kvConnector: is missing",
 		"{discovery: {static: {endpoints: [{}]}}}": "spec.discovery.static.endpoints[0].role: is missing",

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// script is what a shell script starts and writes, as far as it can be told without running it: variables that it sets
-// itself are replaced, commands inside $( ) are not run and count as nothing.
+// script is what a shell script starts and writes, as far as that can be known without running it. Variables that the
+// script sets are replaced. Commands inside $( ) are not run and count as empty.
 type script struct {
 	commands []command
-	files    map[string][]byte // written by here-documents
+	files    map[string][]byte // the files that here-documents write
 }
 
 // command is one simple command.
@@ -22,7 +22,7 @@ type command struct {
 	argv  []string
 	env   map[string]string
 	line  int
-	label string // the pattern of the case branch it stands in
+	label string // the pattern of the surrounding case branch
 }
 
 // readScript reads a shell script or a command line.
@@ -40,26 +40,26 @@ type shell struct {
 	line     int
 	vars     map[string]string
 	exported map[string]string
-	depth    int // of sh -c inside sh -c
+	depth    int // how many sh -c surround this script
 
 	words    []word
-	start    int    // line of the first word
-	target   string // of > in this command
+	start    int    // the line of the first word
+	target   string // the file of > in this command
 	heredocs []*heredoc
 	body     *heredoc
 
 	label  string
-	saved  []scope // at each open case
-	inCase bool    // a pattern may come next
+	saved  []scope // one for each case that is open
+	inCase bool    // the next word may be a pattern
 	out    script
 }
 
 type scope struct{ vars, exported map[string]string }
 
-// word is one word after expansion. An unquoted variable makes several.
+// word is one word after expansion. An unquoted variable may become several words.
 type word struct {
 	text   string
-	quoted bool // some of it was: then it is neither a keyword nor an assignment's name
+	quoted bool // a part was quoted, so it is neither a keyword nor the name in an assignment
 }
 
 type heredoc struct {
@@ -100,7 +100,7 @@ func (s *shell) run() {
 	s.end()
 }
 
-// operator ends a command. ) after one word in a case is its pattern, ;; ends the branch.
+// operator ends a command. In a case, ) after one word ends a pattern, and ;; ends a branch.
 func (s *shell) operator(c byte) {
 	s.pos++
 	double := s.pos < len(s.text) && s.text[s.pos] == c
@@ -136,7 +136,7 @@ func (s *shell) redirection(c byte) {
 	s.pos++
 	if n := len(s.words); n > 0 && !s.words[n-1].quoted && isDigits(s.words[n-1].text) && s.pos >= 2 &&
 		s.text[s.pos-2] != ' ' {
-		s.words = s.words[:n-1] // the 2 of 2>
+		s.words = s.words[:n-1] // removes the 2 of 2>
 	}
 	rest := s.text[s.pos:]
 	if c == '<' && strings.HasPrefix(rest, "<") && !strings.HasPrefix(rest, "<<") {
@@ -174,7 +174,7 @@ func (s *shell) word() {
 	}
 	before := s.pos
 	s.words = append(s.words, s.scan()...)
-	if s.pos == before { // never stand still
+	if s.pos == before { // always moves on
 		s.pos++
 	}
 }
@@ -245,8 +245,8 @@ func (s *shell) scan() []word {
 	return parts
 }
 
-// doubleQuoted reads up to the closing quote. nothing is true for "$@", which is no word at all where there are no
-// arguments.
+// doubleQuoted reads up to the closing quote. nothing is true for "$@" if there are no arguments: it is then no word at
+// all.
 func (s *shell) doubleQuoted() (text string, nothing bool) {
 	from := s.pos
 	var b strings.Builder
@@ -284,9 +284,11 @@ func (s *shell) doubleQuoted() (text string, nothing bool) {
 	return b.String(), nothing
 }
 
-var variable = regexp.MustCompile(`^\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+=?])([^}]*))?\}|([@*#?$!0-9-]))`)
+var variable = regexp.MustCompile(
+	`^\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+=?])([^}]*))?\}|([@*#?$!0-9-]))`,
+)
 
-// expansion reads $NAME, ${NAME}, ${NAME:-DEFAULT}, $1, $( ) or ` `. ok is false for a dollar sign that is one.
+// expansion reads $NAME, ${NAME}, ${NAME:-DEFAULT}, $1, $( ) or ` `. ok is false for a literal dollar sign.
 func (s *shell) expansion() (string, bool) {
 	rest := s.text[s.pos:]
 	switch {
@@ -335,7 +337,7 @@ func (s *shell) expansion() (string, bool) {
 	return value, true
 }
 
-// readHeredocs reads the bodies that this line announced.
+// readHeredocs reads the bodies of the here-documents that this line began.
 func (s *shell) readHeredocs() {
 	for _, h := range s.heredocs {
 		var b strings.Builder
@@ -371,7 +373,7 @@ var (
 	assignment = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*)\+?=`)
 )
 
-// end finishes the command that was read.
+// end ends the command that was read.
 func (s *shell) end() {
 	words, target, body := s.words, s.target, s.body
 	s.words, s.target, s.body = nil, "", nil
@@ -434,7 +436,7 @@ func (s *shell) end() {
 	s.finish(words, env, local, target, body)
 }
 
-// assign takes the NAME=VALUE words off the front.
+// assign removes the NAME=VALUE words at the front and sets them.
 func (s *shell) assign(words []word, into map[string]string) []word {
 	for len(words) > 0 {
 		name := assignment.FindStringSubmatch(words[0].text)
@@ -447,7 +449,7 @@ func (s *shell) assign(words []word, into map[string]string) []word {
 	return words
 }
 
-// finish keeps a command. env is what was exported before it, local what stands in front of it.
+// finish keeps a command. env are the variables that were exported before it, local those in front of it.
 func (s *shell) finish(words []word, env, local map[string]string, target string, body *heredoc) {
 	if len(words) == 0 {
 		return
@@ -476,7 +478,8 @@ func (s *shell) finish(words []word, env, local map[string]string, target string
 	s.out.commands = append(s.out.commands, command{argv: argv, env: env, line: s.start, label: s.label})
 }
 
-// shellText returns the index of the script in `bash -c SCRIPT`, behind whatever starts it, 0 if there is none.
+// shellText returns the index of the script in `bash -c SCRIPT`, also after whatever starts the shell; 0 if there is
+// none.
 func shellText(argv []string) int {
 	for i, a := range argv {
 		if !slices.Contains([]string{"sh", "bash", "dash", "zsh"}, path.Base(a)) {

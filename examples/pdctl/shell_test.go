@@ -46,7 +46,7 @@ func TestWordsAreThoseOfAShell(t *testing.T) {
 	}
 }
 
-// The same scripts, run by a shell: what pdctl reads is what it does.
+// A shell runs the same scripts, and does what pdctl reads.
 func TestAShellAgrees(t *testing.T) {
 	sh, err := exec.LookPath("sh")
 	if err != nil {
@@ -54,11 +54,14 @@ func TestAShellAgrees(t *testing.T) {
 		t.Skip("needs sh, which this machine does not have")
 	}
 	for _, text := range []string{
-		`X='a b'; run $X "$X" '$X' ${X}c "${X}"`, `run 'it'\''s' "say \"hi\" \$x \n \\ \a"`, `run a\ b \$x \"q\" ''`, "run a \\\n b", `Y=; run ${Y:-d} ${Y-e} ${Z-f} "${Z:-g h}" end`,
-		`run a; X=2 run b; run "$X"`, `A='x"y'; run "$A" '"'`, `run "$@" end`, `run a=b "c=d" --e='f g'`, "run 'a\nb' \"c\nd\"",
+		`X='a b'; run $X "$X" '$X' ${X}c "${X}"`, `run 'it'\''s' "say \"hi\" \$x \n \\ \a"`, `run a\ b \$x \"q\" ''`,
+		"run a \\\n b", `Y=; run ${Y:-d} ${Y-e} ${Z-f} "${Z:-g h}" end`,
+		`run a; X=2 run b; run "$X"`, `A='x"y'; run "$A" '"'`, `run "$@" end`, `run a=b "c=d" --e='f g'`,
+		"run 'a\nb' \"c\nd\"",
 		"case ${X:-q} in\nq) run q ;;\nesac", "run <<E\nbody\nE\nrun after", `run $ a$ "$" 1$`,
 	} {
-		out, err := exec.CommandContext(t.Context(), sh, "-c", "run() { printf '<%s>' \"$@\"; echo; }\n"+text+"\n").Output()
+		out, err := exec.CommandContext(t.Context(), sh, "-c", "run() { printf '<%s>' \"$@\"; echo; }\n"+text+
+			"\n").Output()
 		require.NoError(t, err, text)
 		var got strings.Builder
 		for _, c := range readScript(text).commands {
@@ -97,7 +100,8 @@ run six
 }
 
 func TestHereDocumentsAreFiles(t *testing.T) {
-	s := readScript("X=1\ncat > a.yaml <<'END'\nk: $X\n'\nEND\ncat <<-E >b.yaml\n\tk: $X\n\tE\ntee c.yaml <<\"Q\" >/dev/null\nc\nQ\nrun\n")
+	s := readScript("X=1\ncat > a.yaml <<'END'\nk: $X\n'\nEND\ncat <<-E >b.yaml\n\tk: $X\n\tE\ntee c.yaml <<\"Q\" " +
+		">/dev/null\nc\nQ\nrun\n")
 	assert.Equal(t, "k: $X\n'\n", string(s.files["a.yaml"]))
 	assert.Equal(t, "\tk: 1\n", string(s.files["b.yaml"]))
 	assert.Equal(t, "c\n", string(s.files["c.yaml"]))
@@ -105,7 +109,7 @@ func TestHereDocumentsAreFiles(t *testing.T) {
 	assert.Equal(t, []string{"run"}, s.commands[len(s.commands)-1].argv)
 }
 
-// Whatever a file holds, reading it ends.
+// For any file, reading it ends.
 func FuzzReadInput(f *testing.F) {
 	f.Add("services:\n  a: {command: vllm serve m, configs: [b]}\n")
 	f.Add("kind: Pod\nspec: {containers: [{args: [$(X], env: [{name: X}]}]}\n")

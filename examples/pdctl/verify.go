@@ -25,23 +25,23 @@ import (
 )
 
 type verifyCmd struct {
-	File      string        `short:"f" placeholder:"FILE" help:"The gateway's configuration, for the engines, the connector and the model; or name them by the flags below."`
+	File      string        `short:"f" placeholder:"FILE" help:"${verify_file}"`
 	Server    string        `placeholder:"NAME" help:"The ModelServer's metadata.name, where the file has several."`
-	Gateway   string        `placeholder:"URL" help:"Ask this gateway, like http://127.0.0.1:8000. Without it, pdctl brings the two legs together itself."`
+	Gateway   string        `placeholder:"URL" help:"${verify_gateway}"`
 	Connector string        `placeholder:"TYPE" help:"kvConnector.type, or the engines' class name."`
 	Config    string        `placeholder:"JSON" help:"The connector's settings."`
-	Prefill   []string      `sep:"none" placeholder:"URL" help:"A prefill engine, with attributes after it: 'http://10.0.0.1:8000 bootstrapPort=8998'. Replaces those of the file."`
+	Prefill   []string      `sep:"none" placeholder:"URL" help:"${verify_prefill}"`
 	Decode    []string      `sep:"none" placeholder:"URL" help:"A decode engine, in the same way."`
 	Model     string        `placeholder:"MODEL" help:"The model that probes name, if it is not spec.model."`
-	Alone     string        `placeholder:"URL" help:"An engine that serves whole requests, to compare texts with; an engine of the pair otherwise, where the protocol lets one."`
-	Header    []string      `sep:"none" placeholder:"'NAME: VALUE'" help:"A header for the gateway, like an Authorization."`
-	EngineKey string        `placeholder:"FILE" type:"existingfile" help:"A file with the key for the engines' own endpoints (--api-key), sent as Authorization: Bearer."`
+	Alone     string        `placeholder:"URL" help:"${verify_alone}"`
+	Header    []string      `sep:"none" placeholder:"'NAME: VALUE'" help:"${verify_header}"`
+	EngineKey string        `placeholder:"FILE" type:"existingfile" help:"${verify_engine_key}"`
 	Probes    int           `default:"3" help:"How many prompts to send."`
 	Tokens    int           `default:"600" help:"How long each is, in tokens."`
 	Timeout   time.Duration `default:"2m" help:"How long it may take in all."`
 }
 
-// Run asks, counts and judges.
+// Run sends the requests, counts and judges.
 func (c *verifyCmd) Run(s streams) error {
 	m, err := c.read(s)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *verifyCmd) Run(s streams) error {
 	return nil
 }
 
-// keyed sends each request with a key.
+// keyed adds a key to each request.
 type keyed struct {
 	http.RoundTripper
 	authorization string
@@ -117,7 +117,7 @@ func (k keyed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return k.RoundTripper.RoundTrip(r)
 }
 
-// read takes the file, if there is one, and lays the flags over it.
+// read reads the file, if there is one, and overrides it by the flags.
 func (c *verifyCmd) read(s streams) (m modelServer, err error) {
 	if c.File != "" {
 		list, err := readModels(c.File, s.in)
@@ -165,7 +165,8 @@ func (c *verifyCmd) read(s streams) (m modelServer, err error) {
 		roles |= e.Role
 	}
 	if !roles.Has(discovery.RoleBoth) {
-		return m, errors.New("needs a prefill and a decode engine, to read their metrics: in the file's static endpoints, or by --prefill and --decode")
+		return m, errors.New("needs a prefill and a decode engine, to read their metrics: in the file's static " +
+			"endpoints, or by --prefill and --decode")
 	}
 	return m, nil
 }
@@ -175,14 +176,14 @@ func headers(lines []string) (http.Header, error) {
 	for _, line := range lines {
 		name, value, ok := strings.Cut(line, ":")
 		if !ok {
-			return nil, errors.New("--header is not NAME: VALUE") // without the line: a key may stand there
+			return nil, errors.New("--header is not NAME: VALUE") // it leaves the line out, which may hold a key
 		}
 		h.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 	}
 	return h, nil
 }
 
-// pairFlow brings the two legs together in this program.
+// pairFlow runs both legs in this program.
 func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []discovery.Endpoint) (*pdflow.Flow, func(),
 	error) {
 	source, err := static.New(endpoints...)

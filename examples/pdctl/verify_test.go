@@ -36,12 +36,14 @@ func simulated(t *testing.T, prefill, decode enginesim.Config) (p, d *enginesim.
 
 func TestVerifyEndsWithTheJudgement(t *testing.T) {
 	p, d := simulated(t, enginesim.Config{}, enginesim.Config{})
-	code, out, errs := verify(t, "--connector", "NixlConnector", "--prefill", p.URL(), "--decode", d.URL(), "--model", "tiny")
+	code, out, errs := verify(t, "--connector", "NixlConnector", "--prefill", p.URL(), "--decode", d.URL(), "--model",
+		"tiny")
 	assert.Equal(t, exitOK, code, "%s%s", out, errs)
 	assert.Contains(t, out, "nixl: reused, ")
 	assert.Contains(t, out, "texts equal to one engine alone: 3 of 3")
 
-	code, out, _ = verify(t, "--connector", "http", "--prefill", p.URL(), "--decode", d.URL(), "--model", "tiny", "--probes", "1")
+	code, out, _ = verify(t, "--connector", "http", "--prefill", p.URL(), "--decode", d.URL(), "--model", "tiny",
+		"--probes", "1")
 	assert.Equal(t, exitFaults, code)
 	assert.Contains(t, out, "http: not reused, 0 of ")
 	assert.Contains(t, out, "name the protocol that the engines speak")
@@ -71,14 +73,22 @@ spec:
 func TestVerifyRefusesWhatItCannotJudge(t *testing.T) {
 	for args, want := range map[string]string{
 		"--connector nixl": "needs a prefill and a decode engine",
-		"--connector nixl --prefill http://127.0.0.1:1 --decode nonsense":                                              "--decode",
-		"--connector nixl --config {] --prefill http://127.0.0.1:1 --decode http://127.0.0.1:1":                        "--config is not JSON",
-		`--connector nixl --config {"a":1} --prefill http://127.0.0.1:1 --decode http://127.0.0.1:1`:                   "unknown",
-		"--connector nixl --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2":                                    "nothing could be judged",
-		"--gateway http://127.0.0.1:3 --header secret --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2":        "--header is not NAME: VALUE",
-		"-f /there/is/no/such/file --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2 --connector nixl":          "no such file",
-		"--connector nixl --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2 --timeout soon":                     "timeout",
-		"--connector nixl --prefill http://127.0.0.1:1,http://127.0.0.1:5 --decode http://127.0.0.1:2 --probes notany": "probes",
+		"--connector nixl --prefill http://127.0.0.1:1 --decode " +
+			"nonsense": "--decode",
+		"--connector nixl --config {] --prefill http://127.0.0.1:1 --decode " +
+			"http://127.0.0.1:1": "--config is not JSON",
+		`--connector nixl --config {"a":1} --prefill http://127.0.0.1:1 --decode ` +
+			`http://127.0.0.1:1`: "unknown",
+		"--connector nixl --prefill http://127.0.0.1:1 --decode " +
+			"http://127.0.0.1:2": "nothing could be judged",
+		"--gateway http://127.0.0.1:3 --header secret --prefill http://127.0.0.1:1 --decode " +
+			"http://127.0.0.1:2": "--header is not NAME: VALUE",
+		"-f /there/is/no/such/file --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2 " +
+			"--connector nixl": "no such file",
+		"--connector nixl --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2 " +
+			"--timeout soon": "timeout",
+		"--connector nixl --prefill http://127.0.0.1:1,http://127.0.0.1:5 --decode http://127.0.0.1:2 " +
+			"--probes notany": "probes",
 	} {
 		code, _, errs := verify(t, strings.Fields(args)...)
 		assert.Equal(t, exitUsage, code, args)

@@ -10,7 +10,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config/yamlfile"
 )
 
-// readYAML reads the documents of a YAML stream whose form is not pdkit's own: Compose files, Kubernetes manifests.
+// readYAML reads the documents of a YAML stream in a form that pdkit does not define: Compose files, Kubernetes
+// manifests.
 func readYAML(file string, data []byte) ([]map[string]any, yamlfile.Faults) {
 	docs, faults := yamlfile.Read(file, data)
 	list := make([]map[string]any, len(docs))
@@ -24,7 +25,7 @@ func readYAML(file string, data []byte) ([]map[string]any, yamlfile.Faults) {
 	return list, faults
 }
 
-// at walks into mappings; the result is nil where a step is missing.
+// at follows a path into mappings. It returns nil if a step is missing.
 func at(v any, path ...string) any {
 	for _, step := range path {
 		m, _ := v.(map[string]any)
@@ -53,7 +54,7 @@ func listAt(v any, path ...string) []any {
 	return l
 }
 
-// textsAt reads a mapping of texts.
+// textsAt returns a mapping of texts.
 func textsAt(v any, path ...string) map[string]string {
 	out := map[string]string{}
 	for k := range mapAt(v, path...) {

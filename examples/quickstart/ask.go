@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// answerTokens is how long the answers are.
+// answerTokens is the length of the answers, in tokens.
 const answerTokens = 40
 
-// request is what a client asks for.
+// request is a request of a client.
 type request struct {
 	what   string // for the reader
 	prompt string
@@ -51,7 +51,8 @@ func completion(prompt string, stream bool) request {
 }
 
 func chat(prompt string, stream bool) request {
-	return newRequest("chat", "/v1/chat/completions", prompt, body{Messages: []message{{"user", prompt}}, Stream: stream})
+	return newRequest("chat", "/v1/chat/completions", prompt,
+		body{Messages: []message{{"user", prompt}}, Stream: stream})
 }
 
 func newRequest(what, path, prompt string, b body) request {
@@ -64,14 +65,14 @@ func newRequest(what, path, prompt string, b body) request {
 	return request{what, prompt, path, string(raw), b.Stream}
 }
 
-// answer is what the client got.
+// answer is the response that the client got.
 type answer struct {
 	text   string
 	prompt int // tokens of the prompt, as the engine counts them
 	tokens int // tokens of the answer
 }
 
-// event is one whole answer, or one event of a stream: of completions (Text) or chat (Message, Delta).
+// event is one whole response, or one event of a stream, of completions (Text) or chat (Message, Delta).
 type event struct {
 	Choices []struct {
 		Text           string
@@ -83,7 +84,7 @@ type event struct {
 	}
 }
 
-// ask sends a request as any OpenAI client would, and gives the text to token as it arrives.
+// ask sends a request as any OpenAI client would. It calls token with each piece of text that arrives.
 func ask(ctx context.Context, url string, r request, token func(string)) (answer, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+r.path, strings.NewReader(r.body))
 	if err != nil {
@@ -126,7 +127,7 @@ func ask(ctx context.Context, url string, r request, token func(string)) (answer
 	return a, err
 }
 
-// readEvents reads server-sent events to "[DONE]". A stream without it was cut.
+// readEvents reads server-sent events up to "[DONE]". A stream that ends before it was cut.
 func readEvents(body io.Reader, add func([]byte) error) error {
 	lines := bufio.NewScanner(body)
 	for lines.Scan() {

@@ -21,11 +21,11 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// engine is how all three engines are set up. They must agree on it, since D reads P's KV as its own. Rate and ITL make the
-// two phases long enough to see.
+// engine is the configuration of all three engines. They must have the same, since D reads P's KV as its own. Rate and
+// ITL make the two phases long enough to see.
 var engine = enginesim.Config{
 	Model:         "toy",
-	PrefillRate:   2000, // tokens of a prompt per second
+	PrefillRate:   2000, // prompt tokens per second
 	ITL:           8 * time.Millisecond,
 	BytesPerToken: 1024,
 	Blocks:        512,
@@ -34,13 +34,15 @@ var engine = enginesim.Config{
 // lab is everything that runs.
 type lab struct {
 	prefill, decode, alone *enginesim.Engine
-	url                    string // the gateway's
+	url                    string // the gateway's URL
 	legs                   legs
-	ends                   []func() error // what stop does, last first
+	ends                   []func() error // what stop calls, in reverse order
 }
 
-// newHandler is the gateway, and all that a program of yours would need. It follows the set of engines until ctx ends.
-func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, decodeURL string, o any) (*pdflow.Flow, error) {
+// newHandler makes the gateway. It is all that a program of yours would need. It follows the set of engines until ctx
+// ends.
+func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, decodeURL string,
+	o any) (*pdflow.Flow, error) {
 	p, err := discovery.New(prefillURL, discovery.RolePrefill)
 	if err != nil {
 		return nil, err
@@ -68,7 +70,7 @@ func newConnector(name string) (connector.KVConnector, error) {
 	return nil, fmt.Errorf("-connector %q is not here: nixl or http", name)
 }
 
-// start starts the engines, the gateway, and a server for it. Ctrl-C (the end of ctx) stops nothing yet: lab.stop does.
+// start starts the engines, the gateway and a server for it. The end of ctx (Ctrl-C) does not stop them: lab.stop does.
 func start(ctx context.Context, conn connector.KVConnector, listen string) (_ *lab, err error) {
 	ctx = context.WithoutCancel(ctx)
 	l := &lab{legs: make(legs, 16)}
@@ -95,7 +97,8 @@ func start(ctx context.Context, conn connector.KVConnector, listen string) (_ *l
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
 	if err != nil {
-		return nil, fmt.Errorf("the gateway cannot listen: %w (-listen chooses another address)", errors.Join(err, flow.Shutdown(ctx)))
+		return nil, fmt.Errorf("the gateway cannot listen: %w (-listen chooses another address)",
+			errors.Join(err, flow.Shutdown(ctx)))
 	}
 	l.url = "http://" + listener.Addr().String()
 	server := &http.Server{Handler: flow, ReadHeaderTimeout: 10 * time.Second}
@@ -115,7 +118,7 @@ func start(ctx context.Context, conn connector.KVConnector, listen string) (_ *l
 
 func (l *lab) atEnd(f func() error) { l.ends = append(l.ends, f) }
 
-// stop ends what start began, in the opposite order.
+// stop stops what start started, in reverse order.
 func (l *lab) stop() (err error) {
 	for _, end := range slices.Backward(l.ends) {
 		err = errors.Join(err, end())
@@ -123,7 +126,7 @@ func (l *lab) stop() (err error) {
 	return err
 }
 
-// legs is an observer: it keeps what the gateway says about both legs of each request.
+// legs is an observer. It keeps what the gateway reports about both legs of each request.
 type legs chan pdflow.Outcome
 
 func (legs) SessionStart(context.Context, *connector.Session) {}

@@ -7,18 +7,18 @@
 //
 // # What happens
 //
-// Answering a prompt is two jobs. Reading it (prefill) computes a cache, the KV cache, for each of its tokens; writing the
-// answer (decode) makes one token after another from that cache. The first job wants raw compute, the second memory
-// bandwidth, and on one engine they get in each other's way: a long prompt makes everybody else's answer stutter. So each
-// gets an engine of its own:
+// Answering a prompt is two jobs. Reading it (prefill) computes a cache, the KV cache, for each of its tokens; writing
+// the answer (decode) makes one token after another from that cache. The first job wants raw compute, the second memory
+// bandwidth, and on one engine they get in each other's way: a long prompt makes everybody else's answer stutter. So
+// each gets an engine of its own:
 //
 //	client ──1──▶ gateway ──2──▶ P  reads the prompt, keeps its KV, and says where it lies (the handoff)
 //	                      ◀─3───
 //	                      ──4──▶ D  fetches the KV from P by itself, and writes the answer
 //	client ◀──6── gateway ◀─5───
 //
-// The gateway is one http.Handler, made in gateway.go by pdflow.New. It sends both requests, carries the handoff from P's
-// answer to D, and streams D's answer to the client. The KV itself never passes through it.
+// The gateway is one http.Handler, made in gateway.go by pdflow.New. It sends both requests, carries the handoff from
+// P's answer to D, and streams D's answer to the client. The KV itself never passes through it.
 //
 // # What is real
 //
@@ -29,11 +29,12 @@
 //
 // # What to change
 //
-// With -connector http the gateway sends the same two requests and carries no handoff. The text stays right, since D then
-// reads the prompt itself; the program sees that nothing was reused, says so, and exits with 1.
+// With -connector http the gateway sends the same two requests and carries no handoff. The text stays right, since D
+// then reads the prompt itself; the program sees that nothing was reused, says so, and exits with 1.
 //
-// The files: main.go is the story, gateway.go the two engines and the handler (copy from there, or from examples/nethttp),
-// ask.go a client, show.go what is printed, proof.go what is checked, serve.go the part after -serve.
+// The files: main.go is the story, gateway.go the two engines and the handler (copy from there, or from
+// examples/nethttp), ask.go a client, show.go what is printed, proof.go what is checked, serve.go the part after
+// -serve.
 package main
 
 import (
@@ -50,7 +51,7 @@ import (
 
 const (
 	exitOK     = 0
-	exitFailed = 1 // something that should hold did not
+	exitFailed = 1 // something that should be true was not
 	exitUsage  = 2 // a wrong command line
 )
 
@@ -102,11 +103,12 @@ func run(ctx context.Context, args []string, out io.Writer, colour bool) int {
 }
 
 // notes makes the prompts long enough to see that reading them takes time.
-const notes = ` Minutes: the harbour crane stands still since Monday. The part is ordered and comes by rail on Friday. Until then the
-two small cranes share the night shift. Fuel for both is paid to the end of the month. The pilot asks for one more lamp at
-the east pier, and gets it. Nobody else had anything to add.`
+const notes = ` Minutes: the harbour crane stands still since Monday. The part is ordered and comes by rail on
+Friday. Until then the two small cranes share the night shift. Fuel for both is paid to the end of the month. The pilot
+asks for one more lamp at the east pier, and gets it. Nobody else had anything to add.`
 
-// requests are what a client asks for. They begin differently, or an engine would find the beginning in its own cache.
+// requests are the client's requests. They begin differently; otherwise an engine would find the beginning in its own
+// cache.
 var requests = []request{
 	completion("Sum up in one line:"+notes, false),
 	completion("Write the headline for:"+notes, true),
@@ -114,7 +116,7 @@ var requests = []request{
 	chat("Translate for the pilot:"+notes, true),
 }
 
-// tell is the story: four requests over two engines, then the evidence. The error says what did not hold.
+// tell sends four requests over two engines and then shows the evidence. The error says what was not true.
 func tell(ctx context.Context, lab *lab, show *screen) error {
 	show.opening(lab)
 	answers := make([]answer, len(requests))

@@ -16,15 +16,16 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// check is one thing that must hold if D reused what P computed.
+// check is one claim that must be true if D reused what P computed.
 type check struct {
-	claim string // what must hold
+	claim string // what must be true
 	seen  string // what was seen
 	where string // where it was read
 	ok    bool
 }
 
-// prove looks at the engines' own counters, which the gateway has no hand in, and asks the engine alone the same.
+// prove reads the engines' own counters, which the gateway cannot change, and sends the same requests to one engine
+// alone.
 func prove(ctx context.Context, lab *lab, answers []answer) ([]check, error) {
 	idle, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -48,15 +49,20 @@ func prove(ctx context.Context, lab *lab, answers []answer) ([]check, error) {
 	moved := metric(page, "vllm:nixl_bytes_transferred_sum")
 	kv := errors.Join(lab.prefill.CheckKV(), lab.decode.CheckKV())
 	return []check{
-		{"D took the prompts over from P", fmt.Sprintf("%d of %d tokens", taken, sent), `D's vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}`, sent > 0 && taken == sent},
-		{"D read no prompt itself", fmt.Sprintf("%d tokens", computed), `D's vllm:prompt_tokens_by_source_total{source="local_compute"}`, computed == 0},
-		{"The KV moved from P to D", kilobytes(moved), "D's vllm:nixl_bytes_transferred_sum", moved >= sent*engine.BytesPerToken && sent > 0},
-		{"Each handoff was used exactly once", breaches(kv), "the engines' own accounts: CheckKV of P and of D", kv == nil},
-		{"One engine alone gives the same text", fmt.Sprintf("%d of %d answers", same, len(answers)), "the same four requests, sent to S", same == len(answers)},
+		{"D took the prompts over from P", fmt.Sprintf("%d of %d tokens", taken, sent),
+			`D's vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}`, sent > 0 && taken == sent},
+		{"D read no prompt itself", fmt.Sprintf("%d tokens", computed),
+			`D's vllm:prompt_tokens_by_source_total{source="local_compute"}`, computed == 0},
+		{"The KV moved from P to D", kilobytes(moved), "D's vllm:nixl_bytes_transferred_sum",
+			moved >= sent*engine.BytesPerToken && sent > 0},
+		{"Each handoff was used exactly once", breaches(kv), "the engines' own accounts: CheckKV of P and of D",
+			kv == nil},
+		{"One engine alone gives the same text", fmt.Sprintf("%d of %d answers", same, len(answers)),
+			"the same four requests, sent to S", same == len(answers)},
 	}, nil
 }
 
-// verdict is nil if all checks hold.
+// verdict returns nil if all checks are true.
 func verdict(checks []check) error {
 	var wrong []string
 	for _, c := range checks {
@@ -70,7 +76,7 @@ func verdict(checks []check) error {
 	return errors.New("this did not hold:\n" + strings.Join(wrong, "\n"))
 }
 
-// askAlone sends all requests to one engine, which serves them side by side, and counts the answers with the same text.
+// askAlone sends all requests to one engine at once, and counts the answers with the same text.
 func askAlone(ctx context.Context, url string, answers []answer) (same int, err error) {
 	lone, errs := make([]answer, len(answers)), make([]error, len(answers))
 	var wg sync.WaitGroup
@@ -101,7 +107,7 @@ func metrics(ctx context.Context, url string) (string, error) {
 	return string(page), err
 }
 
-// metric adds up the samples of one name that have all the labels.
+// metric is the sum of the samples of one name that have all the labels.
 func metric(page, name string, labels ...string) (sum int) {
 next:
 	for line := range strings.Lines(page) {

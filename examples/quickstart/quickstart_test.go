@@ -55,7 +55,7 @@ func TestTheStoryIsToldAndProven(t *testing.T) {
 		assert.NotRegexp(t, ` \n$`, line, "blanks at the line's end")
 	}
 
-	// Each request has two bars that follow each other: P's ends where D's begins, and both fill the width.
+	// Each request has two bars, one after the other: P's ends where D's begins, and together they fill the width.
 	p := regexp.MustCompile(`(?m)^  P        (#+)( *) +\d+ ms  read \d+ tokens$`).FindAllStringSubmatch(out, -1)
 	d := regexp.MustCompile(`(?m)^  D        ( *)(=+) +\d+ ms  wrote 40 tokens$`).FindAllStringSubmatch(out, -1)
 	require.Len(t, p, len(requests), out)
@@ -66,7 +66,7 @@ func TestTheStoryIsToldAndProven(t *testing.T) {
 	}
 }
 
-// A connector that carries no handoff gives the right text, and nothing is reused: the program must see that.
+// With a connector that carries no handoff the text is right, but nothing is reused. The program must notice that.
 func TestItSeesThatNothingWasReused(t *testing.T) {
 	status, out := play(t, "-connector", "http")
 	require.Equal(t, exitFailed, status)
@@ -83,7 +83,7 @@ func TestItSeesThatNothingWasReused(t *testing.T) {
 	assert.NotContains(t, out, "Yes:")
 }
 
-// The comparison with one engine alone is a real one.
+// The comparison with one engine alone can fail.
 func TestItSeesAnotherText(t *testing.T) {
 	conn, err := newConnector("nixl")
 	require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestItSeesAnotherText(t *testing.T) {
 	require.ErrorContains(t, verdict(checks), "this did not hold:\nOne engine alone gives the same text")
 }
 
-// The text of a stream is shown piece by piece; an answer in one piece comes at once.
+// The text of a stream is shown piece by piece, that of a whole response at once.
 func TestTokensAreShownAsTheyCome(t *testing.T) {
 	conn, err := newConnector("nixl")
 	require.NoError(t, err)
@@ -162,7 +162,8 @@ func TestColoursAreForTerminalsOnly(t *testing.T) {
 	(&screen{out: &plain}).proof(checks)
 	(&screen{out: &coloured, colour: true}).proof(checks)
 	assert.Contains(t, coloured.String(), "\x1b[31mFAIL\x1b[0m")
-	assert.Equal(t, plain.String(), regexp.MustCompile("\x1b\\[\\d+m").ReplaceAllString(coloured.String(), ""), "colours move the text")
+	assert.Equal(t, plain.String(), regexp.MustCompile("\x1b\\[\\d+m").ReplaceAllString(coloured.String(), ""),
+		"colours move the text")
 }
 
 func TestWrongCommandLinesEndWithTwo(t *testing.T) {
@@ -203,13 +204,15 @@ func (p *paper) String() string {
 	return p.b.String()
 }
 
-// The commands that -serve prints work as they stand, and show what they promise; Ctrl-C lets a running stream end.
+// The commands that -serve prints work unchanged and show what they promise. After Ctrl-C a running stream still ends
+// properly.
 func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	out, ended := &paper{}, make(chan int, 1)
 	go func() { ended <- run(ctx, []string{"-serve", "-listen", "127.0.0.1:0"}, out, false) }()
-	require.Eventually(t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends.") }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends.") }, 20*time.Second,
+		10*time.Millisecond)
 
 	commands := regexp.MustCompile(`(?m)^  (curl .*)$`).FindAllStringSubmatch(out.String(), -1)
 	require.Len(t, commands, 4)
@@ -230,7 +233,8 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 		{"vllm:nixl_bytes_transferred_sum", "", true},
 	} {
 		require.Contains(t, before, c.name)
-		assert.Equal(t, c.rises, metric(after, c.name, c.label) > metric(before, c.name, c.label), "%s %s", c.name, c.label)
+		assert.Equal(t, c.rises, metric(after, c.name, c.label) > metric(before, c.name, c.label), "%s %s", c.name,
+			c.label)
 	}
 
 	url := regexp.MustCompile(`gateway +(http://\S+)`).FindStringSubmatch(out.String())[1]
@@ -254,7 +258,7 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 
 func chat2() request { return chat("Which lamp is new?"+notes, true) }
 
-// execute does what a printed command does: by the shell where curl is installed, else with the same request in Go.
+// execute does what a printed command does: in a shell if curl is installed, otherwise with the same request in Go.
 func execute(t *testing.T, command string) string {
 	t.Helper()
 	if _, err := exec.LookPath("curl"); err == nil {

@@ -24,7 +24,8 @@ type screen struct {
 // wantsColour reports whether f is a terminal whose user has not declined colours (no-color.org).
 func wantsColour(f *os.File) bool {
 	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == "" &&
+		os.Getenv("TERM") != "dumb"
 }
 
 // ANSI colours.
@@ -46,7 +47,7 @@ func (s *screen) paint(colour, text string) string {
 
 func (s *screen) printf(format string, args ...any) { fmt.Fprintf(s.out, format, args...) }
 
-// opening says who takes part.
+// opening shows who takes part.
 func (s *screen) opening(l *lab) {
 	s.printf("%s\n\n", s.paint(bold, "One answer, two engines"))
 	for _, p := range []struct{ name, url, does string }{
@@ -61,7 +62,7 @@ func (s *screen) opening(l *lab) {
 	s.printf("each letter depends on the whole cache. A wrong cache would give another text.\n")
 }
 
-// request announces a request; the answer's text follows.
+// request announces a request. The answer's text follows.
 func (s *screen) request(n int, r request) {
 	beginning := strings.Join(strings.Fields(r.prompt)[:9], " ")
 	s.printf("\n%s\n", s.paint(bold, fmt.Sprintf("%d. %s", n, r.what)))
@@ -74,7 +75,7 @@ func (s *screen) token(text string) { s.printf("%s", text) }
 // barWidth is the width of a timeline, in characters.
 const barWidth = 36
 
-// timeline draws both legs of a request over time, and says what each did.
+// timeline draws both legs of a request over time and says what each did.
 func (s *screen) timeline(a answer, o pdflow.Outcome, handedOff bool) {
 	begin := o.Prefill.Start
 	whole := max(o.Decode.End.Sub(begin), 1)
@@ -82,7 +83,8 @@ func (s *screen) timeline(a answer, o pdflow.Outcome, handedOff bool) {
 	row := func(name, colour, sign string, leg pdflow.LegOutcome, did string) {
 		from := min(column(leg.Start), barWidth-1) // the shortest leg is one character
 		to := max(column(leg.End), from+1)
-		bar := strings.Repeat(" ", from) + s.paint(colour, strings.Repeat(sign, to-from)) + strings.Repeat(" ", barWidth-to)
+		bar := strings.Repeat(" ", from) + s.paint(colour, strings.Repeat(sign, to-from)) +
+			strings.Repeat(" ", barWidth-to)
 		s.printf("  %-8s %s %5d ms  %s\n", name, bar, leg.Duration().Milliseconds(), did)
 	}
 	decode := fmt.Sprintf("wrote %d tokens", a.tokens)
@@ -98,7 +100,7 @@ func (s *screen) timeline(a answer, o pdflow.Outcome, handedOff bool) {
 // field is one member of the handoff, shortened.
 type field struct{ key, value string }
 
-// handoffOf reads what the last request to D said about P's KV. It is nil if there was nothing.
+// handoffOf reads what the last request to D said about P's KV. It returns nil if it said nothing.
 func handoffOf(toDecode []enginesim.Request) []field {
 	if len(toDecode) == 0 {
 		return nil
@@ -139,7 +141,7 @@ var meaning = map[string]string{
 	"remote_num_tokens": "<- how much",
 }
 
-// handoff shows what P told D by way of the gateway.
+// handoff shows what P told D through the gateway.
 func (s *screen) handoff(fields []field) {
 	if fields == nil {
 		s.printf("\n  handoff  none: this connector carries nothing from P's answer to D\n")
@@ -152,11 +154,13 @@ func (s *screen) handoff(fields []field) {
 		width = max(width, len(f.key))
 	}
 	for _, f := range fields {
-		s.printf("%s\n", strings.TrimRight(fmt.Sprintf("    %-*s  %-28s %s", width, f.key, f.value, meaning[f.key]), " "))
+		s.printf(
+			"%s\n", strings.TrimRight(fmt.Sprintf("    %-*s  %-28s %s", width, f.key, f.value, meaning[f.key]), " "),
+		)
 	}
 }
 
-// proof lists what was checked.
+// proof shows what was checked.
 func (s *screen) proof(checks []check) {
 	s.printf("\n%s\n", s.paint(bold, "Did D reuse what P computed?"))
 	for _, c := range checks {

@@ -41,15 +41,15 @@ func main() {
 	log.Fatal(server.ListenAndServe())
 }
 
-const prefixSize = 512 // bytes of a body that engines are remembered by
+const prefixSize = 512 // the bytes of a body by which the scheduler remembers its prefill engine
 
-// request is one client's, as scorers see it.
+// request is one client's request, as scorers see it.
 type request struct {
 	prefix uint64 // 0: too short to be remembered
-	tokens int    // a guess of the prompt's
+	tokens int    // an estimate of the prompt's tokens
 }
 
-// scorer gives an engine 0 (worst) to 1. It is called with the scheduler's lock held.
+// scorer gives an engine a score from 0 (worst) to 1. The caller holds the scheduler's lock.
 type scorer struct {
 	role   discovery.Role
 	weight float64
@@ -59,10 +59,10 @@ type scorer struct {
 // postHook learns from an attempt when both legs have ended: for a stream, after its last byte.
 type postHook func(r *request, prefill, decode string, o *pdflow.Outcome)
 
-// scheduler chooses pairs and has them serve requests.
+// scheduler chooses pairs and runs requests over them.
 type scheduler struct {
 	set     *discovery.Set
-	engines *inspect.Source // with what they say of their load
+	engines *inspect.Source // the engines and the load that they report
 	flow    *pdflow.Flow
 	scorers []scorer
 	hooks   []postHook
@@ -123,7 +123,7 @@ func newScheduler(ctx context.Context, prefill, decode string, opts ...pdflow.Op
 	return s, err
 }
 
-// Pick is the flow's view of the scheduler: the best pair of no request in particular, and no reservation.
+// Pick is for requests without a pair of their own: it returns the best pair for any request, without a reservation.
 func (s *scheduler) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	pairs := s.schedule(&request{})
 	if len(pairs) == 0 {
@@ -198,7 +198,8 @@ func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 
 // try reserves a pair and runs the request over it. Done tells the post-hooks once how it ended. Do refuses some
 // requests before they begin and does not call Done for them: then try undoes the reservation itself.
-func (s *scheduler) try(ctx context.Context, r *request, pair pdflow.Pick, in *pdflow.Request) (*pdflow.Response, error) {
+func (s *scheduler) try(ctx context.Context, r *request, pair pdflow.Pick,
+	in *pdflow.Request) (*pdflow.Response, error) {
 	p, d := pair.Prefill.ID, pair.Decode.ID
 	told := false
 	pair.Done = func(o *pdflow.Outcome) {

@@ -27,13 +27,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is two prefill and two decode engines, and the scheduler before them.
+// world is two prefill and two decode engines behind the scheduler.
 type world struct {
 	*scheduler
 	p, d [2]*enginesim.Engine
 	url  string
 	mu   sync.Mutex
-	seen []seen // by a post-hook of the test's own
+	seen []seen // recorded by a post-hook of the test
 }
 
 type seen struct {
@@ -100,7 +100,8 @@ func (w *world) busy() int {
 
 func body(n int, stream bool) string {
 	prompt := strings.Repeat("a cat on a mat that ", 40)
-	return fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":12,"temperature":0,"stream":%t}`, n, prompt, stream)
+	return fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":12,"temperature":0,"stream":%t}`, n, prompt,
+		stream)
 }
 
 func post(t *testing.T, url, body string) (status int, h http.Header, answer string) {
@@ -129,7 +130,7 @@ func TestARequestIsServedByThePairThatWasChosen(t *testing.T) {
 	assert.Zero(t, w.busy())
 }
 
-// The post-hooks hear of a stream when it has ended. Until then it counts as its engines' load, and the next request
+// The post-hooks learn of a stream when it has ended. Until then it counts as load of its engines, and the next request
 // goes to other engines.
 func TestAStreamCountsUntilItsEnd(t *testing.T) {
 	w := start(t, enginesim.Config{ITL: 20 * time.Millisecond})
@@ -154,7 +155,7 @@ func TestAStreamCountsUntilItsEnd(t *testing.T) {
 	assert.Zero(t, w.busy())
 }
 
-// Send bounds each write: a client that reads nothing costs the decode engine no more than that.
+// Send bounds each write, so a client that reads nothing occupies the decode engine no longer than that.
 func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
 	limits := config.Timeouts{}
 	limits.Write = 100 * time.Millisecond
@@ -167,7 +168,8 @@ func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
 	_, err = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(b), b)
 	require.NoError(t, err)
 	aborted := func() bool { return w.d[0].Stats().Aborted+w.d[1].Stats().Aborted == 1 }
-	require.Eventually(t, aborted, 10*time.Second, 5*time.Millisecond, "decode still works for a client that reads nothing")
+	require.Eventually(t, aborted, 10*time.Second, 5*time.Millisecond,
+		"decode still works for a client that reads nothing")
 	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, time.Second, time.Millisecond)
 	assert.Equal(t, pdflow.CodeClientGone, w.hooked()[0].err)
 	assert.Zero(t, w.busy())

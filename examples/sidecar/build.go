@@ -35,7 +35,7 @@ type sidecar struct {
 	draining atomic.Bool
 }
 
-// build makes the sidecar of its flags. It dials and listens nowhere.
+// build makes the sidecar from its flags. It opens no connections and no listeners.
 func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 	s := &sidecar{flags: f, log: log, tel: tel}
 	conn, err := f.connector()
@@ -55,10 +55,12 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 		o.Sample = rand.IntN
 	}
 	s.legs = newEngines(f, s.set, s.decode)
-	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode, encode: f.ecConnector != "", anyone: f.pooled(), log: log}
+	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode,
+		encode: f.ecConnector != "", anyone: f.pooled(), log: log}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
-		pdflow.WithRetry(config.Retry{MaxAttempts: 1 + f.retries, BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
+		pdflow.WithRetry(config.Retry{MaxAttempts: 1 + f.retries,
+			BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
 		pdflow.WithErrorHandler(writeError),
 		pdflow.WithLogger(log))...)
 	return s, err
@@ -67,7 +69,8 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 // local makes the decode engines' endpoints, one for each rank.
 func (s *sidecar) local(conn connector.KVConnector) error {
 	for rank := range s.flags.ranks {
-		// An address, so that no name service is asked; over TLS a name, since certificates hold names.
+		// Without TLS the host is an address, so that no name is resolved. With TLS it is a name, since certificates
+		// hold names.
 		port := strconv.Itoa(s.flags.modelServerPort + rank)
 		local := "http://" + net.JoinHostPort("127.0.0.1", port)
 		if s.flags.tls.decoder {
@@ -81,14 +84,15 @@ func (s *sidecar) local(conn connector.KVConnector) error {
 			e.Attributes = s.flags.moriio.attributes()
 		}
 		if err := connector.CheckEndpoint(conn, e); err != nil {
-			return fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar has flags for: %w", err)
+			return fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar "+
+				"has flags for: %w", err)
 		}
 		s.decode = append(s.decode, e)
 	}
 	return nil
 }
 
-// connector makes the connector of --kv-connector, with the stage of --ec-connector before it. llm-d's names are those of
+// connector makes the connector of --kv-connector, with the stage of --ec-connector before it. llm-d's names are in
 // pkg/sidecar/constants/constants.go.
 func (f *flags) connector() (connector.KVConnector, error) {
 	spec := config.Spec{Type: f.kvConnector}
@@ -114,7 +118,7 @@ func (f *flags) connector() (connector.KVConnector, error) {
 		}
 	}
 	if len(config) > 0 {
-		spec.Config, _ = json.Marshal(config) // of what was JSON, numbers and texts
+		spec.Config, _ = json.Marshal(config) // it holds JSON, numbers and texts, so this cannot fail
 	}
 	c, err := connector.Open(spec)
 	if err != nil {
@@ -134,9 +138,9 @@ func (f *flags) connector() (connector.KVConnector, error) {
 	return onDemand{c, encoder}, nil
 }
 
-// engines sends requests to engines, with each stage's own idea of certificates.
+// engines sends requests to engines. Each stage has its own TLS settings.
 type engines struct {
-	local                   map[string]bool // decode engines by host:port
+	local                   map[string]bool // the decode engines, by host:port
 	set                     *discovery.Set
 	decode, prefill, encode *transport.Transport
 }
@@ -145,11 +149,13 @@ func newEngines(f *flags, set *discovery.Set, local []discovery.Endpoint) *engin
 	to := func(insecure bool) *transport.Transport {
 		o := &transport.Options{MaxIdlePerHost: f.maxIdle}
 		if insecure {
-			o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // the flag's very meaning
+			//nolint:gosec // the flag's very meaning
+			o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}
 		}
 		return transport.New(o)
 	}
-	e := &engines{local: map[string]bool{}, set: set, decode: to(f.insecure.decoder), prefill: to(f.insecure.prefiller), encode: to(f.insecure.encoder)}
+	e := &engines{local: map[string]bool{}, set: set, decode: to(f.insecure.decoder), prefill: to(f.insecure.prefiller),
+		encode: to(f.insecure.encoder)}
 	for _, d := range local {
 		e.local[d.URL.Host] = true
 	}
@@ -167,7 +173,7 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	return e.prefill.RoundTrip(r)
 }
 
-// encodes reports whether an engine does nothing but encode.
+// encodes reports whether an engine only encodes.
 func (e *engines) encodes(host string) bool {
 	for _, x := range e.set.Load().Endpoints {
 		if x.Role == discovery.RoleEncode && x.URL.Host == host {

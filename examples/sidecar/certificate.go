@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// certificate returns what serves a listener: tls.crt and tls.key of a folder, read again when they change, or without a folder a certificate
-// of the sidecar's own.
+// certificate returns the function that gives a listener its certificate: tls.crt and tls.key of a folder, read again
+// when they change, or without a folder a self-signed one.
 func certificate(folder string) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	if folder == "" {
 		own, err := selfSigned()
@@ -34,12 +34,13 @@ func certificate(folder string) (func(*tls.ClientHelloInfo) (*tls.Certificate, e
 	return k.get, nil
 }
 
-// keeper keeps a certificate up to date with its files. One that cannot be read leaves the last good one, for it may be half written.
+// keeper reads a certificate again when its files change. If it cannot read them it keeps the last good certificate,
+// since the files may be half written.
 type keeper struct {
 	cert, key string
 	mu        sync.Mutex
 	good      *tls.Certificate
-	changed   time.Time // of the file that good was read from
+	changed   time.Time // the modification time of the file from which good was read
 	looked    time.Time
 }
 

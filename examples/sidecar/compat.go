@@ -14,13 +14,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// idle are flags of llm-d's sidecar that are taken so that its manifests work, and do nothing here. A value that asks for
-// something is warned of; none of them changes what an answer says.
+// idle are flags of llm-d's sidecar that this one accepts, so that llm-d's manifests work, and that have no effect
+// here. The sidecar warns of a value that asks for something. None of these flags changes a response.
 var idle = map[string]struct {
-	off  []string // values that ask for nothing, the default among them; nil: none ever does
+	off  []string // the values that ask for nothing, with the default; nil means that all values ask for nothing
 	what string
 }{
-	"enable-p2p-pull":                     {[]string{"false"}, "cached prefixes are computed again, not pulled from peers"},
+	"enable-p2p-pull": {[]string{"false"},
+		"cached prefixes are computed again, not pulled from peers"},
 	"enable-speculative-prefill":          {[]string{"false"}, "nothing is computed before it is asked for"},
 	"decode-chunk-size":                   {[]string{"0"}, "an answer is decoded by one request"},
 	"moriio-parallel-decode-wait-timeout": {[]string{"30s"}, "decode is cancelled when prefill has failed"},
@@ -46,12 +47,14 @@ func (f *flags) withoutEffect(fs *flag.FlagSet) {
 	}
 }
 
-// one are names of one setting, where there are several: who gives it by any of them on the command line does not want the
-// configuration's.
-var one = [][]string{{"secure-serving", "secure-proxy"}, {"model-server-port", "vllm-port"}, {"kv-connector", "connector"}}
+// synonyms are flags with several names. If the command line has a flag by any of its names, the configuration's value
+// is not used.
+var synonyms = [][]string{
+	{"secure-serving", "secure-proxy"}, {"model-server-port", "vllm-port"}, {"kv-connector", "connector"},
+}
 
-// configure sets what a configuration says and the command line does not, as llm-d's sidecar does: a YAML mapping of flags' names. All
-// flags may stand in it, and nothing else.
+// configure sets the flags that the configuration has and the command line does not, as llm-d's sidecar does. A
+// configuration is a YAML mapping by flags' names. It may have any flag, and nothing else.
 func configure(fs *flag.FlagSet, inline, file string) error {
 	name, text := "--configuration", []byte(inline)
 	switch {
@@ -70,14 +73,14 @@ func configure(fs *flag.FlagSet, inline, file string) error {
 	}
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	for _, names := range one {
+	for _, names := range synonyms {
 		if slices.ContainsFunc(names, func(n string) bool { return given[n] }) {
 			for _, n := range names {
 				given[n] = true
 			}
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(settings)) { // of two names of one setting the new one comes last
+	for _, key := range slices.Sorted(maps.Keys(settings)) { // of two names of one setting the newer one comes last
 		node := settings[key]
 		if fs.Lookup(key) == nil || strings.HasPrefix(key, "configuration") {
 			return fmt.Errorf("%s: there is no setting %q", name, key)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,9 +19,10 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// What templates and charts give their sidecars, with a list added: it is all that a manifest has to be changed for. In order: KServe's
-// kserve-config-llm-decode-template with and without TLS (kserve 01b12410, the second as rendered), as its controller writes it for
-// llm-d-router 0.10, the chart llm-d-modelservice 3051935e with all its options, and guides of llm-d (9829045e, 04291b76, 0e9d7f1c, 6e4afadd).
+// manifests are the arguments that templates and charts give their sidecars, and a list of engines: only the list has
+// to be added to a manifest. In order: KServe's kserve-config-llm-decode-template with and without TLS (kserve
+// 01b12410, the second as rendered), the arguments that KServe's controller writes for llm-d-router 0.10, the chart
+// llm-d-modelservice 3051935e with all its options, and guides of llm-d (9829045e, 04291b76, 0e9d7f1c, 6e4afadd).
 var manifests = map[string]struct {
 	env  map[string]string
 	args []string
@@ -28,28 +30,36 @@ var manifests = map[string]struct {
 	want func(*flags) bool
 }{
 	"KServe with TLS": {
-		env: map[string]string{"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool", "SSL_CERT_DIR": "/var/run/kserve/tls"},
-		args: []string{"--port=8000", "--vllm-port=8001", "--kv-connector=nixlv2", "--enable-ssrf-protection=true", "--pool-group=inference.networking.x-k8s.io",
-			"--secure-proxy=true", "--cert-path=/var/run/kserve/tls", "--decoder-use-tls=true", "--prefiller-use-tls=true"},
+		env: map[string]string{"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool",
+			"SSL_CERT_DIR": "/var/run/kserve/tls"},
+		args: []string{"--port=8000", "--vllm-port=8001", "--kv-connector=nixlv2", "--enable-ssrf-protection=true",
+			"--pool-group=inference.networking.x-k8s.io",
+			"--secure-proxy=true", "--cert-path=/var/run/kserve/tls", "--decoder-use-tls=true",
+			"--prefiller-use-tls=true"},
 		want: func(f *flags) bool {
-			return f.modelServerPort == 8001 && f.secure && f.certPath == "/var/run/kserve/tls" && f.tls == stages{prefiller: true, decoder: true} && f.pool.name == "pool"
+			return f.modelServerPort == 8001 && f.secure && f.certPath == "/var/run/kserve/tls" &&
+				f.tls == stages{prefiller: true, decoder: true} && f.pool.name == "pool"
 		},
 	},
 	"KServe without TLS": {
-		args: []string{"--port=8000", "--vllm-port=8001", "--kv-connector=nixlv2", "--enable-ssrf-protection=true", "--pool-group=inference.networking.x-k8s.io",
+		args: []string{"--port=8000", "--vllm-port=8001", "--kv-connector=nixlv2", "--enable-ssrf-protection=true",
+			"--pool-group=inference.networking.x-k8s.io",
 			"--secure-proxy=false", "", "", ""},
 		want: func(f *flags) bool { return f.modelServerPort == 8001 && !f.secure },
 	},
 	"KServe for 0.10": {
-		args: []string{"--secure-proxy=true", "--cert-path=/var/run/kserve/tls", "--enable-tls=decoder", "--enable-tls=prefiller"},
+		args: []string{"--secure-proxy=true", "--cert-path=/var/run/kserve/tls", "--enable-tls=decoder",
+			"--enable-tls=prefiller"},
 		want: func(f *flags) bool { return f.tls == stages{prefiller: true, decoder: true} },
 	},
 	"chart": {
-		env: map[string]string{"OTEL_SERVICE_NAME": "routing-proxy", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4317", "OTEL_TRACES_EXPORTER": "otlp",
-			"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.1"},
-		args: []string{"--port=8000", "--vllm-port=8200", "--connector=nixlv2", "--zap-devel=false", "--zap-encoder=json", "--zap-log-level=5", "--zap-stacktrace-level=error",
+		env: map[string]string{"OTEL_SERVICE_NAME": "routing-proxy", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4317",
+			"OTEL_TRACES_EXPORTER": "otlp",
+			"OTEL_TRACES_SAMPLER":  "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.1"},
+		args: []string{"--port=8000", "--vllm-port=8200", "--connector=nixlv2", "--zap-devel=false",
+			"--zap-encoder=json", "--zap-log-level=5", "--zap-stacktrace-level=error",
 			"--zap-time-encoding=rfc3339", "--secure-proxy=false", "--prefiller-use-tls=false", "--cert-path=/certs"},
-		warn: 1, // of --cert-path
+		warn: 1, // about --cert-path
 		want: func(f *flags) bool { return f.modelServerPort == 8200 && f.json && f.tls == stages{} },
 	},
 	"guide pd": {
@@ -57,20 +67,24 @@ var manifests = map[string]struct {
 		want: func(f *flags) bool { return f.modelServerPort == 8200 && !f.secure },
 	},
 	"guide wide-ep": {
-		args: []string{"--port=8000", "--vllm-port=8200", "--data-parallel-size=8", "--connector=nixlv2", "--zap-log-level=1", "--secure-proxy=false", "--enable-prefiller-sampling"},
+		args: []string{"--port=8000", "--vllm-port=8200", "--data-parallel-size=8", "--connector=nixlv2",
+			"--zap-log-level=1", "--secure-proxy=false", "--enable-prefiller-sampling"},
 		want: func(f *flags) bool { return f.ranks == 8 && f.sampling },
 	},
 	"guide e-pd": {
-		args: []string{"--port=8000", "--ec-connector=ec-nixl", "--zap-log-level=1", "--secure-serving=false", "--encoders=10.0.0.9:8000"},
+		args: []string{"--port=8000", "--ec-connector=ec-nixl", "--zap-log-level=1", "--secure-serving=false",
+			"--encoders=10.0.0.9:8000"},
 		want: func(f *flags) bool { return f.ecConnector == "ec-nixl" && f.kvConnector == "nixlv2" },
 	},
 	"guide mooncake": {
-		args: []string{"--port=8000", "--vllm-port=8200", "--connector=mooncake", "--zap-log-level=1", "--secure-proxy=false"},
+		args: []string{"--port=8000", "--vllm-port=8200", "--connector=mooncake", "--zap-log-level=1",
+			"--secure-proxy=false"},
 		want: func(f *flags) bool { return f.kvConnector == "mooncake" },
 	},
 	"guide MoRI-IO": {
 		env: map[string]string{"POD_IP": "10.0.0.6"},
-		args: []string{"--port=8000", "--vllm-port=8200", "--kv-connector=nixlv2", "--zap-log-level=1", "--secure-proxy=false", "--moriio-write-mode", "--moriio-tp-size=2",
+		args: []string{"--port=8000", "--vllm-port=8200", "--kv-connector=nixlv2", "--zap-log-level=1",
+			"--secure-proxy=false", "--moriio-write-mode", "--moriio-tp-size=2",
 			"--moriio-parallel-dispatch", "--moriio-local-pod-ip=10.0.0.6"},
 		want: func(f *flags) bool {
 			return f.moriio.write && f.moriio.parallel && f.moriio.tp == 2 && f.moriio.podIP == "10.0.0.6"
@@ -80,19 +94,20 @@ var manifests = map[string]struct {
 
 func TestTheFlagsOfManifestsAreTaken(t *testing.T) {
 	for name, m := range manifests {
-		f, problem := parse(t, func(name string) string { return m.env[name] }, append(m.args, "--prefillers=10.0.0.1:8000")...)
+		f, problem := parse(t, func(name string) string { return m.env[name] },
+			append(m.args, "--prefillers=10.0.0.1:8000")...)
 		if !assert.NotNil(t, f, "%s: %s", name, problem) {
 			continue
 		}
 		assert.True(t, m.want(f), "%s: %+v", name, f)
 		assert.Len(t, f.warnings, m.warn, name)
-		s, err := build(f, nil, &telemetry{})
+		s, err := build(f, slog.New(slog.DiscardHandler), &telemetry{})
 		require.NoError(t, err, name)
 		s.legs.close()
 	}
 }
 
-// KServe's arguments serve a request, and answer its probes.
+// With KServe's arguments the sidecar serves a request and answers KServe's probes.
 func TestAManifestOfKServeIsServed(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)
@@ -106,16 +121,20 @@ func TestAManifestOfKServeIsServed(t *testing.T) {
 	assert.Empty(t, d.Requests(), "the engine has probes of its own")
 	status, _, _ = ask(t, http.DefaultClient, http.MethodHead, "http://"+x.addr+"/health", "")
 	assert.Equal(t, http.StatusOK, status)
-	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, true), header, hostPort(t, p.URL()))
+	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, true), header, hostPort(t, p.URL()))
 	require.Equal(t, http.StatusOK, status, answer)
 	assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 }
 
-// MoRI-IO's write mode, by llm-d's flags: its serial order, and both legs at once.
+// MoRI-IO's write mode is chosen by llm-d's flags: in llm-d's serial order, and with both legs at once.
 func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
-	for order, more := range map[connector.Order][]string{connector.PrefillThenDecode: nil, connector.Together: {"--moriio-parallel-dispatch"}} {
+	for order, more := range map[connector.Order][]string{connector.PrefillThenDecode: nil,
+		connector.Together: {"--moriio-parallel-dispatch"}} {
 		t.Run(fmt.Sprint(more), func(t *testing.T) {
-			f, problem := parse(t, noEnv, append(more, "--prefillers=p:1", "--moriio-write-mode", "--moriio-local-pod-ip=127.0.0.1")...)
+			f, problem := parse(
+				t, noEnv, append(more, "--prefillers=p:1", "--moriio-write-mode", "--moriio-local-pod-ip=127.0.0.1")...,
+			)
 			require.Empty(t, problem)
 			c, err := f.connector()
 			require.NoError(t, err)
@@ -126,18 +145,23 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = p.Close(); _ = d.Close(); _ = alone.Close() })
 			ps, ds := portOf(t, "tcp://"+p.SideChannel()), portOf(t, "tcp://"+d.SideChannel())
-			x := start(t, nil, append(more, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--prefillers="+hostPort(t, p.URL()),
-				"--moriio-write-mode", "--moriio-local-pod-ip=127.0.0.1", "--moriio-decode-handshake-port="+ds, "--moriio-decode-notify-port="+ds,
+			x := start(t, nil, append(more, "--port=0", "--secure-serving=false", "--vllm-port="+
+				portOf(t, d.URL()), "--prefillers="+hostPort(t, p.URL()),
+				"--moriio-write-mode", "--moriio-local-pod-ip=127.0.0.1", "--moriio-decode-handshake-port="+ds,
+				"--moriio-decode-notify-port="+ds,
 				"--moriio-prefill-handshake-port="+ps, "--moriio-prefill-notify-port="+ps)...)
 			for n, stream := range []bool{false, true} {
-				status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(n, stream), header, hostPort(t, p.URL()))
+				status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+					completion(n, stream), header, hostPort(t, p.URL()))
 				require.Equal(t, http.StatusOK, status, answer)
 				assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
-				_, _, want := ask(t, http.DefaultClient, http.MethodPost, alone.URL()+"/v1/completions", completion(n, stream))
+				_, _, want := ask(t, http.DefaultClient, http.MethodPost, alone.URL()+"/v1/completions",
+					completion(n, stream))
 				assert.Equal(t, text(want), text(answer))
 			}
 			assert.Positive(t, d.Stats().ExternalKVTransfer)
-			status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false))
+			status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+				completion(0, false))
 			assert.Equal(t, http.StatusBadRequest, status, "such a decode engine would wait for ever: %s", answer)
 		})
 	}
@@ -145,22 +169,31 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 
 func TestAConfigurationFillsInWhatTheCommandLineLeavesOut(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sidecar.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("port: 8085\nvllm-port: 8203\nsecure-proxy: false\nenable-tls: [prefiller, decoder]\nprefill-max-retries: 0\n"+
-		"prefill-retry-backoff: 1s\nprefillers: p:1\nkv-connector: sglang\ntracing:\n"), 0o600))
+	require.NoError(
+		t, os.WriteFile(
+			file, []byte("port: 8085\nvllm-port: 8203\nsecure-proxy: false\nenable-tls: [prefiller, decoder]\n"+
+				"prefill-max-retries: 0\n"+
+				"prefill-retry-backoff: 1s\nprefillers: p:1\nkv-connector: sglang\ntracing:\n"), 0o600))
 	for name, args := range map[string][]string{
-		"file":   {"--configuration-file=" + file},
-		"inline": {"--configuration={port: 8085, vllm-port: 8203, secure-proxy: false, enable-tls: [prefiller, decoder], prefill-retry-backoff: 1s, prefillers: 'p:1', kv-connector: sglang}"},
+		"file": {"--configuration-file=" + file},
+		"inline": {"--configuration={port: 8085, vllm-port: 8203, secure-proxy: false, enable-tls: [prefiller, " +
+			"decoder], prefill-retry-backoff: 1s, prefillers: 'p:1', kv-connector: sglang}"},
 	} {
 		f, problem := parse(t, noEnv, args...)
 		require.Empty(t, problem, name)
 		assert.Equal(t, []any{8085, 8203, false, stages{prefiller: true, decoder: true}, time.Second, "p:1", "sglang"},
 			[]any{f.port, f.modelServerPort, f.secure, f.tls, f.backoff, f.prefill.static, f.kvConnector}, name)
-		f, problem = parse(t, noEnv, append(args, "--port=1", "--model-server-port=2", "--secure-serving", "--enable-tls=encoder", "--connector=mooncake")...)
+		f, problem = parse(
+			t, noEnv, append(args, "--port=1", "--model-server-port=2", "--secure-serving", "--enable-tls=encoder",
+				"--connector=mooncake")...,
+		)
 		require.Empty(t, problem, name)
 		assert.Equal(t, []any{1, 2, true, stages{encoder: true}, "mooncake", time.Second},
-			[]any{f.port, f.modelServerPort, f.secure, f.tls, f.kvConnector, f.backoff}, "%s: the command line wins, by old names and new", name)
+			[]any{f.port, f.modelServerPort, f.secure, f.tls, f.kvConnector, f.backoff},
+			"%s: the command line wins, by old names and new", name)
 	}
-	f, _ := parse(t, noEnv, "--configuration={vllm-port: 8203, model-server-port: 8204, secure-serving: false, secure-proxy: true, kv-connector: sglang, connector: mooncake, prefillers: 'p:1'}")
+	f, _ := parse(t, noEnv, "--configuration={vllm-port: 8203, model-server-port: 8204, secure-serving: false, "+
+		"secure-proxy: true, kv-connector: sglang, connector: mooncake, prefillers: 'p:1'}")
 	assert.Equal(t, []any{8204, false, "sglang"}, []any{f.modelServerPort, f.secure, f.kvConnector}, "new names win")
 }
 
@@ -185,9 +218,10 @@ func TestAConfigurationThatIsWrongEndsTheStart(t *testing.T) {
 	assert.Contains(t, problem, "exclude each other")
 }
 
-// A flag that is taken and does nothing is told of when the sidecar starts.
+// When the sidecar starts it warns of each flag that it accepts but that has no effect.
 func TestFlagsWithoutEffectAreWarnedOf(t *testing.T) {
-	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil, "--decode-chunk-size=64", "--enable-p2p-pull=true", "--zap-devel")
+	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil, "--decode-chunk-size=64", "--enable-p2p-pull=true",
+		"--zap-devel")
 	log := x.log.String()
 	assert.Equal(t, 2, strings.Count(log, "level=WARN"), log)
 	assert.Contains(t, log, "--decode-chunk-size is ignored")

@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// nameServer answers every question for addresses with 127.0.0.1, and all others with nothing.
+// nameServer answers every query for IPv4 addresses with 127.0.0.1, and all other queries with nothing.
 func nameServer(t *testing.T) string {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -29,7 +29,7 @@ func nameServer(t *testing.T) string {
 			if err != nil {
 				return
 			}
-			end := 12 // of the question's name
+			end := 12 // where the queried name ends
 			for end < n && q[end] != 0 {
 				end += 1 + int(q[end])
 			}
@@ -47,7 +47,7 @@ func nameServer(t *testing.T) string {
 	return conn.LocalAddr().String()
 }
 
-// A headless service lists the pods of prefill engines: the scheduler names them by address, and so does the list.
+// A headless service has the pods of prefill engines. The scheduler names them by address, and so does the list.
 func TestTheListCanBeAName(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)
@@ -55,10 +55,12 @@ func TestTheListCanBeAName(t *testing.T) {
 	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, d.URL()),
 		"--prefillers-dns=prefill.pool.svc.cluster.local:"+portOf(t, p.URL()), "--prefillers-dns-server="+nameServer(t))
 	send := func(to string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, to)
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, to)
 		return status
 	}
-	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 5*time.Second, 10*time.Millisecond, "%s", x.log)
+	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 5*time.Second,
+		10*time.Millisecond, "%s", x.log)
 	require.Equal(t, http.StatusForbidden, send("127.0.0.1:1"))
 	require.Equal(t, http.StatusForbidden, send("127.0.0.2:"+portOf(t, p.URL())))
 }

@@ -17,10 +17,11 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// begin sends a streamed request and returns once its answer has begun.
+// begin sends a streamed request and returns when its response has begun.
 func begin(t *testing.T, addr string, headers ...string) *http.Response {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/v1/completions", strings.NewReader(completion(0, true)))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/v1/completions",
+		strings.NewReader(completion(0, true)))
 	require.NoError(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(headers); i += 2 {
@@ -33,7 +34,8 @@ func begin(t *testing.T, addr string, headers ...string) *http.Response {
 	return resp
 }
 
-// SIGTERM: what runs goes on to its end, and who comes meanwhile is sent elsewhere, with an answer. Nothing is cut, nothing begins.
+// After SIGTERM, requests that run continue to their end. A new request gets a response that sends it elsewhere. No
+// request is cut and none begins.
 func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{ITL: 100 * time.Millisecond}, nil)
 	at := hostPort(t, p.URL())
@@ -45,9 +47,11 @@ func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
 		status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
 		return status
 	}
-	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 5*time.Second, time.Millisecond, "readiness is still told")
+	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 5*time.Second,
+		time.Millisecond, "readiness is still told")
 	for _, headers := range [][]string{{header, at}, nil} {
-		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(1, false), headers...)
+		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(1, false), headers...)
 		assert.Equal(t, http.StatusServiceUnavailable, status)
 		assert.NotEmpty(t, h.Get("Retry-After"))
 		assert.Equal(t, "draining", gjson.Get(answer, "error.code").String())
@@ -65,7 +69,7 @@ func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
 	assert.NotContains(t, x.log.String(), "were cut")
 }
 
-// What only passes through is not cut either: /v1/embeddings and the like.
+// Requests that only pass through, such as /v1/embeddings, are not cut either.
 func TestADrainWaitsForWhatPassesToTheEngine(t *testing.T) {
 	begun, finish := make(chan struct{}), make(chan struct{})
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -89,11 +93,12 @@ func TestADrainWaitsForWhatPassesToTheEngine(t *testing.T) {
 	<-begun
 	code := make(chan int, 1)
 	go func() { code <- x.stop() }()
-	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "draining") }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "draining") }, 5*time.Second,
+		time.Millisecond)
 	select {
 	case <-code:
 		t.Error("it ended while the engine answered")
-	case <-time.After(100 * time.Millisecond): // a wrong drain ends at once
+	case <-time.After(100 * time.Millisecond): // a drain that does not wait would end at once
 	}
 	close(finish)
 	assert.Equal(t, "whole", <-got)

@@ -44,14 +44,16 @@ func staged(t *testing.T, kind string) stage {
 			_ = e.Close()
 		}
 	})
-	x.side = start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.d.URL()), "--ec-connector="+kind,
+	x.side = start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.d.URL()), "--ec-connector="+
+		kind,
 		"--prefillers="+hostPort(t, x.p.URL()), "--encoders="+hostPort(t, x.e.URL()))
 	return x
 }
 
 func (x *stage) chat(t *testing.T, body string, headers ...string) (int, string, string) {
 	t.Helper()
-	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.side.addr+"/v1/chat/completions", body, headers...)
+	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.side.addr+"/v1/chat/completions", body,
+		headers...)
 	return status, h.Get("X-Pd-Mode"), answer
 }
 
@@ -60,7 +62,8 @@ func chatWith(n int, stream bool) string {
 	image := func(name string) string {
 		return fmt.Sprintf(`{"type":"image_url","image_url":{"url":"https://example.com/%s-%d.png"}}`, name, n)
 	}
-	return fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"what is on these?"},%s,%s,%s]}],"max_tokens":12,"temperature":0,"stream":%t}`,
+	return fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"what is on `+
+		`these?"},%s,%s,%s]}],"max_tokens":12,"temperature":0,"stream":%t}`,
 		image("cat"), image("dog"), image("cat"), stream)
 }
 
@@ -68,21 +71,24 @@ func chatText(answer string) string {
 	var b strings.Builder
 	for line := range strings.Lines(answer) {
 		line = strings.TrimPrefix(line, "data: ")
-		b.WriteString(gjson.Get(line, "choices.0.message.content").String() + gjson.Get(line, "choices.0.delta.content").String())
+		b.WriteString(gjson.Get(line, "choices.0.message.content").String() +
+			gjson.Get(line, "choices.0.delta.content").String())
 	}
 	return b.String()
 }
 
-// Encode, prefill, decode: the scheduler names engines for both of the first stages, and the text is that of one engine alone.
+// The scheduler names engines for encode and for prefill. The text is that of one engine alone.
 func TestMediaAreEncodedByTheEnginesInTheHeader(t *testing.T) {
 	for _, kind := range []string{"ec-example", "ec-nixl"} {
 		t.Run(kind, func(t *testing.T) {
 			x := staged(t, kind)
 			for n, stream := range []bool{false, true} {
-				status, mode, answer := x.chat(t, chatWith(n, stream), header, hostPort(t, x.p.URL()), encoders, hostPort(t, x.e.URL()))
+				status, mode, answer := x.chat(t, chatWith(n, stream), header, hostPort(t, x.p.URL()), encoders,
+					hostPort(t, x.e.URL()))
 				require.Equal(t, http.StatusOK, status, answer)
 				assert.Equal(t, "disaggregated", mode)
-				_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions", chatWith(n, stream))
+				_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions",
+					chatWith(n, stream))
 				require.NotEmpty(t, chatText(answer))
 				assert.Equal(t, chatText(want), chatText(answer))
 				assert.EqualValues(t, 2*(n+1), x.e.Stats().MediaEncoded, "equal pictures are encoded once")
@@ -93,11 +99,14 @@ func TestMediaAreEncodedByTheEnginesInTheHeader(t *testing.T) {
 	}
 }
 
-// As llm-d's sidecar does it: encode engines that are not listed are left out, and without any the prefill engine encodes by itself.
+// As in llm-d's sidecar, encode engines that are not listed are skipped. If none is left, the prefill engine encodes by
+// itself.
 func TestEncodeEnginesThatAreNotListedAreNotCalled(t *testing.T) {
 	x := staged(t, "ec-nixl")
 	asked := make(chan string, 10)
-	outside := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	outside := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- r.URL.Path
+	}))
 	defer outside.Close()
 	for n, value := range []string{hostPort(t, outside.URL), hostPort(t, x.p.URL()), "nonsense", ""} {
 		status, mode, answer := x.chat(t, chatWith(n, false), header, hostPort(t, x.p.URL()), encoders, value)
@@ -106,7 +115,8 @@ func TestEncodeEnginesThatAreNotListedAreNotCalled(t *testing.T) {
 		assert.EqualValues(t, 2*(n+1), x.p.Stats().MediaComputed)
 	}
 	assert.Zero(t, x.e.Stats().MediaEncoded)
-	status, _, answer := x.chat(t, chatWith(9, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, outside.URL)+", http://"+hostPort(t, x.e.URL()))
+	status, _, answer := x.chat(t, chatWith(9, false), header, hostPort(t, x.p.URL()), encoders,
+		hostPort(t, outside.URL)+", http://"+hostPort(t, x.e.URL()))
 	require.Equal(t, http.StatusOK, status, answer)
 	assert.EqualValues(t, 2, x.e.Stats().MediaEncoded, "the listed one is asked")
 	assert.Empty(t, asked)
@@ -123,24 +133,27 @@ func TestAnEncodeEngineThatFailsEndsTheRequest(t *testing.T) {
 	assert.Empty(t, x.p.Requests())
 }
 
-// Encode before one engine that does the rest is not here: that engine encodes by itself, and the operator is told once.
+// The sidecar has no encode stage before a single engine that does everything else: that engine encodes by itself, and
+// the sidecar warns once.
 func TestWithoutAPrefillEngineTheDecodeEngineEncodesByItself(t *testing.T) {
 	x := staged(t, "ec-nixl")
 	for n := range 2 {
 		status, mode, answer := x.chat(t, chatWith(n, false), encoders, hostPort(t, x.e.URL()))
 		require.Equal(t, http.StatusOK, status, answer)
 		assert.Equal(t, "aggregated", mode)
-		_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions", chatWith(n, false))
+		_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions",
+			chatWith(n, false))
 		assert.Equal(t, chatText(want), chatText(answer))
 	}
 	assert.Zero(t, x.e.Stats().MediaEncoded)
 	assert.Equal(t, 1, strings.Count(x.side.log.String(), "encodes their media itself"))
 }
 
-// Without --ec-connector the header is nothing to the sidecar, as in llm-d's, and goes no further.
+// Without --ec-connector the sidecar ignores the header, as llm-d's does, and does not forward it.
 func TestWithoutAnEncodeStageTheHeaderIsIgnored(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions", chatWith(0, false), header, hostPort(t, p.URL()), encoders, "127.0.0.1:1")
+	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
+		chatWith(0, false), header, hostPort(t, p.URL()), encoders, "127.0.0.1:1")
 	require.Equal(t, http.StatusOK, status, answer)
 	for _, r := range append(p.Requests(), d.Requests()...) {
 		assert.Empty(t, r.Header.Values(encoders))

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Names and defaults are those of llm-d-router ebab6879, pkg/sidecar/proxy/options.go, with those of 0186107d after it and of the releases
-// before it whose flags KServe and llm-d's charts still write. The README compares each.
+// flags has the names and defaults of llm-d-router ebab6879, pkg/sidecar/proxy/options.go, those of 0186107d after it,
+// and those of earlier releases whose flags KServe and llm-d's charts still write. The README compares each flag.
 type flags struct {
 	port, modelServerPort int
 	ranks                 int    // --data-parallel-size
@@ -26,7 +26,7 @@ type flags struct {
 	kvConnector           string
 	connectorConfig       string
 	mooncakePort, p2pPort int
-	sglangPort            int // SGLANG_BOOTSTRAP_PORT; llm-d has no flag for it either
+	sglangPort            int // SGLANG_BOOTSTRAP_PORT; llm-d has no flag for it
 	moriio                moriioFlags
 	ecConnector           string
 	sampling              bool
@@ -38,8 +38,8 @@ type flags struct {
 	certPath string
 	minTLS   uint16
 	ciphers  []uint16
-	tls      stages // over which engines are asked
-	insecure stages // whose certificates are not looked at
+	tls      stages // the stages whose engines are reached over TLS
+	insecure stages // the stages whose certificates are not verified
 
 	prefill  listFlags
 	encode   listFlags
@@ -47,17 +47,17 @@ type flags struct {
 	resolver string
 	pool     poolFlags
 
-	metrics, metricsCert string // an address, and the folder of its certificate
+	metrics, metricsCert string // an address, and the folder of the certificate there
 	tracing              bool
 	level                slog.Level
-	json                 bool     // the log's form
-	warnings             []string // of flags that are taken and do nothing
+	json                 bool     // the log is JSON
+	warnings             []string // about flags that are accepted and have no effect
 }
 
-// listFlags say by themselves which engines of one role requests may name.
+// listFlags are flags that list the engines of one role that requests may name.
 type listFlags struct{ static, dns string }
 
-// stages are the parties whose connections flags speak of.
+// stages are the stages that a TLS flag names.
 type stages struct{ prefiller, decoder, encoder bool }
 
 func (s *stages) set(text string) error {
@@ -76,11 +76,12 @@ func (s *stages) set(text string) error {
 	return nil
 }
 
-const maxRanks = 1024 // each is a listener
+const maxRanks = 1024 // each rank has a listener
 
 var errUsage = errors.New("usage")
 
-// parseFlags reads the command line, and the configuration that it names. The error has been written to stderr; it is flag.ErrHelp or errUsage.
+// parseFlags reads the command line and the configuration that it names. It writes an error to stderr, and returns
+// flag.ErrHelp or errUsage.
 func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*flags, error) {
 	f := &flags{podIP: getenv("POD_IP"), sglangPort: port(getenv, "SGLANG_BOOTSTRAP_PORT", 8998)}
 	fs := flag.NewFlagSet("sidecar", flag.ContinueOnError)
@@ -103,7 +104,7 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 			}
 			return nil, err
 		}
-		// Templates leave empty arguments where a condition does not hold (KServe's do without TLS).
+		// A template leaves an empty argument if its condition is false (KServe's does without TLS).
 		if rest = fs.Args(); len(rest) == 0 || rest[0] != "" {
 			break
 		}
@@ -120,7 +121,8 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 			f.modelServerPort = modelServer
 		}
 	}
-	if f.insecure.prefiller && !f.tls.prefiller || f.insecure.decoder && !f.tls.decoder || f.insecure.encoder && !f.tls.encoder {
+	if f.insecure.prefiller && !f.tls.prefiller || f.insecure.decoder && !f.tls.decoder ||
+		f.insecure.encoder && !f.tls.encoder {
 		f.warn("--tls-insecure-skip-verify has no effect on a stage that --enable-tls does not name")
 	}
 	if f.certPath != "" && !f.secure {
@@ -133,25 +135,30 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 	return f, nil
 }
 
-// serving defines what concerns the sidecar's own ports.
+// serving defines the flags about the sidecar's own ports.
 func (f *flags) serving(fs *flag.FlagSet, modelServer, vllm *int) {
 	fs.IntVar(&f.port, "port", 8000, "the `PORT` that clients connect to")
 	fs.IntVar(modelServer, "model-server-port", -1, "the `PORT` of the decode engine on this host (default 8200)")
 	fs.IntVar(vllm, "vllm-port", -1, "the old name of --model-server-port")
-	fs.IntVar(&f.ranks, "data-parallel-size", 1, "decode engines on this host: `RANK` r of them is at --model-server-port + r and served at --port + r")
+	fs.IntVar(&f.ranks, "data-parallel-size", 1, "decode engines on this host: `RANK` r of them is at "+
+		"--model-server-port + r and served at --port + r")
 	fs.BoolVar(&f.secure, "secure-serving", true, "serve clients over TLS")
 	fs.BoolVar(&f.secure, "secure-proxy", true, "the old name of --secure-serving")
-	fs.StringVar(&f.certPath, "cert-path", "", "the `FOLDER` of tls.crt and tls.key for --secure-serving; without it a certificate is made, which nobody can check")
+	fs.StringVar(&f.certPath, "cert-path", "", "the `FOLDER` of tls.crt and tls.key for --secure-serving; without it "+
+		"a certificate is made, which nobody can check")
 	f.minTLS = tls.VersionTLS12
-	fs.Func("tls-min-version", "the lowest `VERSION` towards clients: VersionTLS12 (default) or VersionTLS13", func(s string) error {
-		v, ok := map[string]uint16{"": tls.VersionTLS12, "VersionTLS12": tls.VersionTLS12, "VersionTLS13": tls.VersionTLS13}[s]
-		if !ok {
-			return errors.New("want VersionTLS12 or VersionTLS13")
-		}
-		f.minTLS = v
-		return nil
-	})
-	fs.Func("tls-cipher-suites", "the `SUITES` of TLS 1.2 towards clients, by the names of crypto/tls, separated by commas", func(s string) error {
+	fs.Func("tls-min-version", "the lowest `VERSION` towards clients: VersionTLS12 (default) or VersionTLS13",
+		func(s string) error {
+			v, ok := map[string]uint16{"": tls.VersionTLS12, "VersionTLS12": tls.VersionTLS12,
+				"VersionTLS13": tls.VersionTLS13}[s]
+			if !ok {
+				return errors.New("want VersionTLS12 or VersionTLS13")
+			}
+			f.minTLS = v
+			return nil
+		})
+	fs.Func("tls-cipher-suites", "the `SUITES` of TLS 1.2 towards clients, by the names of crypto/tls, separated "+
+		"by commas", func(s string) error {
 		for name := range strings.SplitSeq(s, ",") {
 			if name = strings.TrimSpace(name); name == "" {
 				continue
@@ -166,49 +173,63 @@ func (f *flags) serving(fs *flag.FlagSet, modelServer, vllm *int) {
 	})
 }
 
-// engines defines how engines are asked.
+// engines defines the flags about connections to engines.
 func (f *flags) engines(fs *flag.FlagSet, getenv func(string) string) {
-	fs.StringVar(&f.kvConnector, "kv-connector", "nixlv2", "how KV moves: `NAME` is nixlv2, shared-storage, sglang, mooncake, offloading, lmcache, or one of pdkit's connectors")
+	fs.StringVar(&f.kvConnector, "kv-connector", "nixlv2",
+		"how KV moves: `NAME` is nixlv2, shared-storage, sglang, mooncake, offloading, lmcache, or one of pdkit's "+
+			"connectors")
 	fs.Func("connector", "the old name of --kv-connector", func(s string) error { f.kvConnector = s; return f.notV1() })
-	fs.StringVar(&f.connectorConfig, "kv-connector-config", "", "further settings of the connector, as `JSON`; the connector's README lists them")
-	fs.IntVar(&f.mooncakePort, "mooncake-bootstrap-port", port(getenv, "MOONCAKE_BOOTSTRAP_PORT", 8998), "the `PORT` of prefill engines' bootstrap servers, for mooncake")
-	fs.IntVar(&f.p2pPort, "p2p-connector-port", port(getenv, "P2P_CONNECTOR_PORT", 7777), "the `PORT` of prefill engines' P2P tiers, of rank 0, for offloading")
+	fs.StringVar(&f.connectorConfig, "kv-connector-config", "",
+		"further settings of the connector, as `JSON`; the connector's README lists them")
+	fs.IntVar(&f.mooncakePort, "mooncake-bootstrap-port", port(getenv, "MOONCAKE_BOOTSTRAP_PORT", 8998),
+		"the `PORT` of prefill engines' bootstrap servers, for mooncake")
+	fs.IntVar(&f.p2pPort, "p2p-connector-port", port(getenv, "P2P_CONNECTOR_PORT", 7777),
+		"the `PORT` of prefill engines' P2P tiers, of rank 0, for offloading")
 	fs.StringVar(&f.ecConnector, "ec-connector", "", "an encode stage before prefill: `NAME` is ec-example or ec-nixl")
 	sampling, _ := strconv.ParseBool(getenv("ENABLE_PREFILLER_SAMPLING"))
-	fs.BoolVar(&f.sampling, "enable-prefiller-sampling", sampling, "of several engines in the header, try a random one first")
+	fs.BoolVar(&f.sampling, "enable-prefiller-sampling", sampling,
+		"of several engines in the header, try a random one first")
 	fs.IntVar(&f.retries, "prefill-max-retries", 0, "further `ATTEMPTS` after one that failed by an engine's fault")
-	fs.DurationVar(&f.backoff, "prefill-retry-backoff", 200*time.Millisecond, "the pause before the first of them; it doubles")
+	fs.DurationVar(&f.backoff, "prefill-retry-backoff", 200*time.Millisecond,
+		"the pause before the first of them; it doubles")
 	fs.IntVar(&f.maxIdle, "max-idle-conns-per-host", 1024, "unused connections kept for each engine")
 	fs.Func("enable-tls", "the `STAGES` (prefiller,decoder,encoder) that are asked over TLS", f.tls.set)
 	fs.Func("tls-insecure-skip-verify", "the `STAGES` whose certificates are not verified", f.insecure.set)
 	for name, stage := range map[string]*bool{
 		"prefiller-use-tls": &f.tls.prefiller, "decoder-use-tls": &f.tls.decoder,
-		"prefiller-tls-insecure-skip-verify": &f.insecure.prefiller, "decoder-tls-insecure-skip-verify": &f.insecure.decoder,
+		"prefiller-tls-insecure-skip-verify": &f.insecure.prefiller,
+		"decoder-tls-insecure-skip-verify":   &f.insecure.decoder,
 	} {
 		fs.BoolFunc(name, "the old form of --enable-tls and --tls-insecure-skip-verify", func(s string) error {
 			on, err := strconv.ParseBool(s)
-			*stage = *stage || on // as llm-d has it: both forms add stages, none takes one away
+			*stage = *stage || on // as in llm-d, each form adds stages and none removes one
 			return err
 		})
 	}
 }
 
-// lists defines whom a request may name.
+// lists defines the flags about the engines that a request may name.
 func (f *flags) lists(fs *flag.FlagSet, getenv func(string) string) {
-	fs.StringVar(&f.prefill.static, "prefillers", "", "the prefill engines that a request may name: `HOST:PORT,…`, or HOST:FIRST-LAST for the ports of data-parallel ranks")
-	fs.StringVar(&f.prefill.dns, "prefillers-dns", "", "the same as a name, `NAME:PORT` or NAME:FIRST-LAST for its addresses (a headless service), or NAME for its SRV records")
+	fs.StringVar(&f.prefill.static, "prefillers", "", "the prefill engines that a request may name: `HOST:PORT,…`, "+
+		"or HOST:FIRST-LAST for the ports of data-parallel ranks")
+	fs.StringVar(&f.prefill.dns, "prefillers-dns", "", "the same as a name, `NAME:PORT` or NAME:FIRST-LAST for its "+
+		"addresses (a headless service), or NAME for its SRV records")
 	fs.StringVar(&f.encode.static, "encoders", "", "the encode engines that a request may name, as --prefillers")
 	fs.StringVar(&f.encode.dns, "encoders-dns", "", "the same as a `NAME`, as --prefillers-dns")
-	fs.StringVar(&f.file, "prefillers-file", "", "prefill and encode engines as a `FILE` that is watched (see package discovery/file)")
-	fs.StringVar(&f.resolver, "prefillers-dns-server", "", "the `HOST:PORT` to ask for names (default: those of /etc/resolv.conf)")
+	fs.StringVar(&f.file, "prefillers-file", "", "prefill and encode engines as a `FILE` that is watched (see "+
+		"package discovery/file)")
+	fs.StringVar(&f.resolver, "prefillers-dns-server", "",
+		"the `HOST:PORT` to ask for names (default: those of /etc/resolv.conf)")
 
-	f.pool = poolFlags{group: poolGroup, namespace: getenv("INFERENCE_POOL_NAMESPACE"), name: getenv("INFERENCE_POOL_NAME"), kubeconfig: getenv("KUBECONFIG")}
+	f.pool = poolFlags{group: poolGroup, namespace: getenv("INFERENCE_POOL_NAMESPACE"),
+		name: getenv("INFERENCE_POOL_NAME"), kubeconfig: getenv("KUBECONFIG")}
 	if both := getenv("INFERENCE_POOL"); both != "" {
 		if err := f.pool.set(both); err != nil {
 			f.warn("INFERENCE_POOL is ignored: " + err.Error())
 		}
 	}
-	fs.Func("inference-pool", "without a list, the InferencePool whose pods a request may name: `NAMESPACE/NAME`, or NAME in the namespace default", f.pool.set)
+	fs.Func("inference-pool", "without a list, the InferencePool whose pods a request may name: `NAMESPACE/NAME`, or "+
+		"NAME in the namespace default", f.pool.set)
 	fs.StringVar(&f.pool.name, "inference-pool-name", f.pool.name, "the old form of --inference-pool")
 	fs.StringVar(&f.pool.namespace, "inference-pool-namespace", f.pool.namespace, "the old form of --inference-pool")
 	fs.StringVar(&f.pool.group, "pool-group", f.pool.group, "the API `GROUP` of the InferencePool")
@@ -221,7 +242,7 @@ func (f *flags) lists(fs *flag.FlagSet, getenv func(string) string) {
 	})
 }
 
-// telemetry defines what is told of requests, and the log.
+// telemetry defines the flags about metrics, traces and the log.
 func (f *flags) telemetry(fs *flag.FlagSet, getenv func(string) string) {
 	f.metrics = strings.TrimSpace(getenv("MORIIO_METRICS_ADDR"))
 	fs.Func("metrics-port", "serve metrics at this `PORT`, path /metrics; 0: nowhere", func(s string) error {
@@ -234,10 +255,13 @@ func (f *flags) telemetry(fs *flag.FlagSet, getenv func(string) string) {
 		}
 		return nil
 	})
-	fs.StringVar(&f.metricsCert, "metrics-cert-dir", "", "the `FOLDER` of tls.crt and tls.key for --metrics-port; without it metrics are served in the clear")
-	fs.BoolVar(&f.tracing, "tracing", false, "make spans; OTEL_TRACES_EXPORTER, OTEL_TRACES_SAMPLER_ARG and OTEL_SERVICE_NAME are heeded")
+	fs.StringVar(&f.metricsCert, "metrics-cert-dir", "",
+		"the `FOLDER` of tls.crt and tls.key for --metrics-port; without it metrics are served in the clear")
+	fs.BoolVar(&f.tracing, "tracing", false, "make spans; OTEL_TRACES_EXPORTER, OTEL_TRACES_SAMPLER_ARG and "+
+		"OTEL_SERVICE_NAME are heeded")
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	fs.Func("zap-log-level", "llm-d's form of --log-level: a `LEVEL`, or a number, of which 4 and above are debug", f.zapLevel)
+	fs.Func("zap-log-level", "llm-d's form of --log-level: a `LEVEL`, or a number, of which 4 and above are debug",
+		f.zapLevel)
 	fs.Func("v", "klog's form of it", f.zapLevel)
 	fs.Func("zap-encoder", "the log's `FORM`: json or console (default)", func(s string) error {
 		if f.json = s == "json"; !f.json && s != "console" {
@@ -255,7 +279,8 @@ func (f *flags) zapLevel(s string) error {
 		}
 		return nil
 	}
-	level, ok := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "error": slog.LevelError, "panic": slog.LevelError}[s]
+	level, ok := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "error": slog.LevelError,
+		"panic": slog.LevelError}[s]
 	if !ok {
 		return errors.New("want debug, info, error, panic or a number")
 	}
@@ -294,7 +319,8 @@ func (f *flags) check(rest []string) string {
 	case f.resolver != "" && f.prefill.dns == "" && f.encode.dns == "":
 		return "--prefillers-dns-server has no use without --prefillers-dns or --encoders-dns"
 	case f.retries < 0 || f.backoff < 0 || f.maxIdle < 1:
-		return "--prefill-max-retries and --prefill-retry-backoff must not be negative, and --max-idle-conns-per-host must be 1 or more"
+		return "--prefill-max-retries and --prefill-retry-backoff must not be negative, and " +
+			"--max-idle-conns-per-host must be 1 or more"
 	case f.ecConnector != "" && f.ecConnector != "ec-example" && f.ecConnector != "ec-nixl":
 		return "--ec-connector is not ec-example or ec-nixl"
 	case f.metricsAddress() != "":
@@ -303,7 +329,7 @@ func (f *flags) check(rest []string) string {
 	return cmp.Or(f.checkLists(), f.moriio.check(f))
 }
 
-// metricsAddress says what is wrong with where metrics are to be served.
+// metricsAddress says what is wrong with the address of the metrics, or returns "".
 func (f *flags) metricsAddress() string {
 	if f.metrics == "" {
 		return ""

@@ -42,27 +42,35 @@ func TestDefaultsAreThoseOfTheSidecarThatItReplaces(t *testing.T) {
 	f, problem := parse(t, noEnv, "--prefillers=p:1")
 	require.Empty(t, problem)
 	assert.Equal(t, flags{
-		port: 8000, modelServerPort: 8200, ranks: 1, kvConnector: "nixlv2", mooncakePort: 8998, p2pPort: 7777, sglangPort: 8998,
-		moriio:  moriioFlags{decodeHandshake: 6301, decodeNotify: 61005, prefillHandshake: 6301, prefillNotify: 61005, tp: 1, dp: 1},
-		backoff: 200 * time.Millisecond, maxIdle: 1024, secure: true, minTLS: tls.VersionTLS12, prefill: listFlags{static: "p:1"},
-		pool: poolFlags{group: "inference.networking.k8s.io"},
+		port: 8000, modelServerPort: 8200, ranks: 1, kvConnector: "nixlv2", mooncakePort: 8998, p2pPort: 7777,
+		sglangPort: 8998,
+		moriio: moriioFlags{decodeHandshake: 6301, decodeNotify: 61005, prefillHandshake: 6301, prefillNotify: 61005,
+			tp: 1, dp: 1},
+		backoff: 200 * time.Millisecond, maxIdle: 1024, secure: true, minTLS: tls.VersionTLS12,
+		prefill: listFlags{static: "p:1"},
+		pool:    poolFlags{group: "inference.networking.k8s.io"},
 	}, *f)
 }
 
 func TestVariablesOfTheEnvironmentAreDefaults(t *testing.T) {
 	env := map[string]string{
-		"MOONCAKE_BOOTSTRAP_PORT": "1", "P2P_CONNECTOR_PORT": "2", "SGLANG_BOOTSTRAP_PORT": "3", "ENABLE_PREFILLER_SAMPLING": "true", "POD_IP": "10.1.1.1",
-		"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool", "MORIIO_METRICS_ADDR": ":9090", "KUBECONFIG": "/kube",
+		"MOONCAKE_BOOTSTRAP_PORT": "1", "P2P_CONNECTOR_PORT": "2", "SGLANG_BOOTSTRAP_PORT": "3",
+		"ENABLE_PREFILLER_SAMPLING": "true", "POD_IP": "10.1.1.1",
+		"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool", "MORIIO_METRICS_ADDR": ":9090",
+		"KUBECONFIG": "/kube",
 	}
 	of := func(name string) string { return env[name] }
 	f, problem := parse(t, of, "--prefillers=p:1")
 	require.Empty(t, problem)
-	assert.Equal(t, []any{1, 2, 3, true, "10.1.1.1", "10.1.1.1", ":9090"}, []any{f.mooncakePort, f.p2pPort, f.sglangPort, f.sampling, f.podIP, f.moriio.podIP, f.metrics})
+	assert.Equal(t, []any{1, 2, 3, true, "10.1.1.1", "10.1.1.1", ":9090"},
+		[]any{f.mooncakePort, f.p2pPort, f.sglangPort, f.sampling, f.podIP, f.moriio.podIP, f.metrics})
 	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "ns", "pool", "/kube"}, f.pool)
-	f, problem = parse(t, of, "--prefillers=p:1", "--mooncake-bootstrap-port=4", "--p2p-connector-port=5", "--enable-prefiller-sampling=false", "--metrics-port=9091", "--inference-pool=p2")
+	f, problem = parse(t, of, "--prefillers=p:1", "--mooncake-bootstrap-port=4", "--p2p-connector-port=5",
+		"--enable-prefiller-sampling=false", "--metrics-port=9091", "--inference-pool=p2")
 	require.Empty(t, problem)
 	assert.Equal(t, []any{4, 5, false, ":9091"}, []any{f.mooncakePort, f.p2pPort, f.sampling, f.metrics}, "flags win")
-	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "default", "p2", "/kube"}, f.pool, "a name alone is in the namespace default, as in llm-d")
+	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "default", "p2", "/kube"}, f.pool,
+		"a name alone is in the namespace default, as in llm-d")
 	env["INFERENCE_POOL"] = "a/b"
 	f, _ = parse(t, of, "--prefillers=p:1")
 	assert.Equal(t, poolFlags{"inference.networking.k8s.io", "a", "b", "/kube"}, f.pool)
@@ -70,32 +78,80 @@ func TestVariablesOfTheEnvironmentAreDefaults(t *testing.T) {
 
 func TestOldAndNewNamesOfAFlagMeanTheSame(t *testing.T) {
 	for args, want := range map[string]func(*flags) bool{
-		"--vllm-port=8001":                                                     func(f *flags) bool { return f.modelServerPort == 8001 },
-		"--vllm-port=8001 --model-server-port=8002":                            func(f *flags) bool { return f.modelServerPort == 8002 },
-		"--secure-proxy=false":                                                 func(f *flags) bool { return !f.secure },
-		"--secure-serving=false":                                               func(f *flags) bool { return !f.secure },
-		"--connector=sglang":                                                   func(f *flags) bool { return f.kvConnector == "sglang" },
-		"--enable-tls=prefiller --enable-tls=decoder,encoder":                  func(f *flags) bool { return f.tls == stages{true, true, true} },
-		"--prefiller-use-tls=true --decoder-use-tls":                           func(f *flags) bool { return f.tls == stages{prefiller: true, decoder: true} },
-		"--enable-tls=decoder --decoder-use-tls=false":                         func(f *flags) bool { return f.tls == stages{decoder: true} },
-		"--decoder-use-tls --decoder-tls-insecure-skip-verify=true":            func(f *flags) bool { return f.insecure == stages{decoder: true} },
-		"--prefiller-use-tls --prefiller-tls-insecure-skip-verify":             func(f *flags) bool { return f.insecure == stages{prefiller: true} },
-		"--inference-pool-name=a --inference-pool-namespace=b":                 func(f *flags) bool { return f.pool.name == "a" && f.pool.namespace == "b" },
-		"--pool-group=inference.networking.x-k8s.io":                           func(f *flags) bool { return f.pool.group == "inference.networking.x-k8s.io" },
-		"--zap-log-level=1":                                                    func(f *flags) bool { return f.level == slog.LevelInfo },
-		"--zap-log-level=4":                                                    func(f *flags) bool { return f.level == slog.LevelDebug },
-		"--zap-log-level=error":                                                func(f *flags) bool { return f.level == slog.LevelError },
-		"--v=5":                                                                func(f *flags) bool { return f.level == slog.LevelDebug },
-		"--zap-encoder=json":                                                   func(f *flags) bool { return f.json },
-		"--tls-min-version=VersionTLS13":                                       func(f *flags) bool { return f.minTLS == tls.VersionTLS13 },
-		"--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256":            func(f *flags) bool { return f.ciphers[0] == tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 },
-		"--zap-devel --zap-stacktrace-level=error --zap-time-encoding=iso8601": func(f *flags) bool { return len(f.warnings) == 0 },
-		"--enable-p2p-pull=false --decode-chunk-size=0 --enable-speculative-prefill=false --metrics-port=0 --tracing=false --moriio-dp-size-local=0": func(f *flags) bool { return len(f.warnings) == 0 },
-		"--enable-ssrf-protection --enable-ssrf-protection=true":                                                                                     func(f *flags) bool { return len(f.warnings) == 0 },
-		"--enable-ssrf-protection=false":                                        func(f *flags) bool { return len(f.warnings) == 1 },
-		"--enable-p2p-pull --decode-chunk-size=64 --enable-speculative-prefill": func(f *flags) bool { return len(f.warnings) == 3 },
-		"--tls-insecure-skip-verify=decoder":                                    func(f *flags) bool { return len(f.warnings) == 1 },
-		"--secure-serving=false --cert-path=x":                                  func(f *flags) bool { return len(f.warnings) == 1 },
+		"--vllm-port=8001": func(f *flags) bool {
+			return f.modelServerPort == 8001
+		},
+		"--vllm-port=8001 --model-server-port=8002": func(f *flags) bool {
+			return f.modelServerPort == 8002
+		},
+		"--secure-proxy=false": func(f *flags) bool {
+			return !f.secure
+		},
+		"--secure-serving=false": func(f *flags) bool {
+			return !f.secure
+		},
+		"--connector=sglang": func(f *flags) bool {
+			return f.kvConnector == "sglang"
+		},
+		"--enable-tls=prefiller --enable-tls=decoder,encoder": func(f *flags) bool {
+			return f.tls == stages{true, true, true}
+		},
+		"--prefiller-use-tls=true --decoder-use-tls": func(f *flags) bool {
+			return f.tls == stages{prefiller: true, decoder: true}
+		},
+		"--enable-tls=decoder --decoder-use-tls=false": func(f *flags) bool {
+			return f.tls == stages{decoder: true}
+		},
+		"--decoder-use-tls --decoder-tls-insecure-skip-verify=true": func(f *flags) bool {
+			return f.insecure == stages{decoder: true}
+		},
+		"--prefiller-use-tls --prefiller-tls-insecure-skip-verify": func(f *flags) bool {
+			return f.insecure == stages{prefiller: true}
+		},
+		"--inference-pool-name=a --inference-pool-namespace=b": func(f *flags) bool {
+			return f.pool.name == "a" && f.pool.namespace == "b"
+		},
+		"--pool-group=inference.networking.x-k8s.io": func(f *flags) bool {
+			return f.pool.group == "inference.networking.x-k8s.io"
+		},
+		"--zap-log-level=1": func(f *flags) bool {
+			return f.level == slog.LevelInfo
+		},
+		"--zap-log-level=4": func(f *flags) bool {
+			return f.level == slog.LevelDebug
+		},
+		"--zap-log-level=error": func(f *flags) bool {
+			return f.level == slog.LevelError
+		},
+		"--v=5": func(f *flags) bool {
+			return f.level == slog.LevelDebug
+		},
+		"--zap-encoder=json": func(f *flags) bool { return f.json },
+		"--tls-min-version=VersionTLS13": func(f *flags) bool {
+			return f.minTLS == tls.VersionTLS13
+		},
+		"--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": func(f *flags) bool {
+			return f.ciphers[0] == tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+		},
+		"--zap-devel --zap-stacktrace-level=error --zap-time-encoding=iso8601": func(f *flags) bool {
+			return len(f.warnings) == 0
+		},
+		"--enable-p2p-pull=false --decode-chunk-size=0 --enable-speculative-prefill=false --metrics-port=0 " +
+			"--tracing=false --moriio-dp-size-local=0": func(f *flags) bool { return len(f.warnings) == 0 },
+		"--enable-ssrf-protection " +
+			"--enable-ssrf-protection=true": func(f *flags) bool { return len(f.warnings) == 0 },
+		"--enable-ssrf-protection=false": func(f *flags) bool {
+			return len(f.warnings) == 1
+		},
+		"--enable-p2p-pull --decode-chunk-size=64 --enable-speculative-prefill": func(f *flags) bool {
+			return len(f.warnings) == 3
+		},
+		"--tls-insecure-skip-verify=decoder": func(f *flags) bool {
+			return len(f.warnings) == 1
+		},
+		"--secure-serving=false --cert-path=x": func(f *flags) bool {
+			return len(f.warnings) == 1
+		},
 	} {
 		f, problem := parse(t, noEnv, append(strings.Fields(args), "--prefillers=p:1")...)
 		if assert.NotNil(t, f, "%s: %s", args, problem) {
@@ -107,46 +163,54 @@ func TestOldAndNewNamesOfAFlagMeanTheSame(t *testing.T) {
 func TestFlagsThatCannotBeServedEndTheStart(t *testing.T) {
 	for args, part := range map[string]string{
 		"": "--inference-pool is missing",
-		"--prefillers=p:1 --prefillers-dns-server=a:1":                                               "no use",
-		"--prefillers=p:1 x":                                                                         "unexpected argument",
-		"--prefillers=p:1 --port=70000":                                                              "--port",
-		"--prefillers=p:1 --port=65535 --data-parallel-size=2":                                       "--port",
-		"--prefillers=p:1 --port=8200":                                                               "would call itself",
-		"--prefillers=p:1 --port=8193 --data-parallel-size=8":                                        "would call itself",
-		"--prefillers=p:1 --port=8207 --data-parallel-size=8":                                        "would call itself",
-		"--prefillers=p:1 --vllm-port=0":                                                             "--model-server-port",
-		"--prefillers=p:1 --data-parallel-size=0":                                                    "--data-parallel-size",
-		"--prefillers=p:1 --connector=nixl":                                                          "nixlv2",
-		"--prefillers=p:1 --enable-tls=all":                                                          "want prefiller, decoder",
-		"--prefillers=p:1 --decoder-use-tls=x":                                                       "invalid",
-		"--prefillers=p:1 --prefill-max-retries=-1":                                                  "negative",
-		"--prefillers=p:1 --inference-pool=a/b/c":                                                    "want NAMESPACE/NAME",
-		"--prefillers=p:1 --ec-connector=ec-foo --encoders=e:1":                                      "ec-nixl",
-		"--prefillers=p:1 --ec-connector=ec-nixl":                                                    "--encoders",
-		"--prefillers=p:1 --encoders=e:1":                                                            "--ec-connector",
-		"--prefillers=p:1 --metrics-port=x":                                                          "want a port",
-		"--prefillers=p:1 --metrics-port=8000":                                                       "own ports",
-		"--prefillers=p:1 --tls-min-version=VersionTLS11":                                            "VersionTLS12",
-		"--prefillers=p:1 --tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA":                              "not safe",
-		"--prefillers=p:1 --zap-log-level=loud":                                                      "want debug",
-		"--prefillers=p:1 --zap-encoder=xml":                                                         "want json",
-		"--prefillers=p:1 --moriio-parallel-dispatch":                                                "--moriio-write-mode",
-		"--prefillers=p:1 --moriio-write-mode":                                                       "--moriio-local-pod-ip",
-		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=d.ns.svc":                        "is not an IP address",
-		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=::1 --kv-connector=sglang":       "nixlv2",
-		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 --data-parallel-size=2": "--moriio-dp-size",
-		"--prefillers=p:1 --moriio-remote-hosts=a,b":                                                 "not supported",
-		"--prefillers=p:1 --moriio-dp-size-local=8":                                                  "not supported",
-		"--inference-pool-name=p":                                                                    "--inference-pool-namespace",
-		"--inference-pool=p --pool-group=x":                                                          "--pool-group",
-		"--inference-pool=p --ec-connector=ec-nixl --enable-tls=encoder":                             "both or neither",
-		"--prefillers=p:1 --unheard-of":                                                              "not defined",
+		"--prefillers=p:1 --prefillers-dns-server=a:1":         "no use",
+		"--prefillers=p:1 x":                                   "unexpected argument",
+		"--prefillers=p:1 --port=70000":                        "--port",
+		"--prefillers=p:1 --port=65535 --data-parallel-size=2": "--port",
+		"--prefillers=p:1 --port=8200":                         "would call itself",
+		"--prefillers=p:1 --port=8193 " +
+			"--data-parallel-size=8": "would call itself",
+		"--prefillers=p:1 --port=8207 " +
+			"--data-parallel-size=8": "would call itself",
+		"--prefillers=p:1 --vllm-port=0": "--model-server-port",
+		"--prefillers=p:1 " +
+			"--data-parallel-size=0": "--data-parallel-size",
+		"--prefillers=p:1 --connector=nixl":         "nixlv2",
+		"--prefillers=p:1 --enable-tls=all":         "want prefiller, decoder",
+		"--prefillers=p:1 --decoder-use-tls=x":      "invalid",
+		"--prefillers=p:1 --prefill-max-retries=-1": "negative",
+		"--prefillers=p:1 " +
+			"--inference-pool=a/b/c": "want NAMESPACE/NAME",
+		"--prefillers=p:1 --ec-connector=ec-foo --encoders=e:1":         "ec-nixl",
+		"--prefillers=p:1 --ec-connector=ec-nixl":                       "--encoders",
+		"--prefillers=p:1 --encoders=e:1":                               "--ec-connector",
+		"--prefillers=p:1 --metrics-port=x":                             "want a port",
+		"--prefillers=p:1 --metrics-port=8000":                          "own ports",
+		"--prefillers=p:1 --tls-min-version=VersionTLS11":               "VersionTLS12",
+		"--prefillers=p:1 --tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA": "not safe",
+		"--prefillers=p:1 --zap-log-level=loud":                         "want debug",
+		"--prefillers=p:1 --zap-encoder=xml":                            "want json",
+		"--prefillers=p:1 " +
+			"--moriio-parallel-dispatch": "--moriio-write-mode",
+		"--prefillers=p:1 --moriio-write-mode": "--moriio-local-pod-ip",
+		"--prefillers=p:1 --moriio-write-mode " +
+			"--moriio-local-pod-ip=d.ns.svc": "is not an IP address",
+		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=::1 --kv-connector=sglang": "nixlv2",
+		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 " +
+			"--data-parallel-size=2": "--moriio-dp-size",
+		"--prefillers=p:1 --moriio-remote-hosts=a,b":                     "not supported",
+		"--prefillers=p:1 --moriio-dp-size-local=8":                      "not supported",
+		"--inference-pool-name=p":                                        "--inference-pool-namespace",
+		"--inference-pool=p --pool-group=x":                              "--pool-group",
+		"--inference-pool=p --ec-connector=ec-nixl --enable-tls=encoder": "both or neither",
+		"--prefillers=p:1 --unheard-of":                                  "not defined",
 	} {
 		f, problem := parse(t, noEnv, strings.Fields(args)...)
 		assert.Nil(t, f, args)
 		assert.Contains(t, problem, part, args)
 	}
-	_, problem := parse(t, func(name string) string { return map[string]string{"MORIIO_METRICS_ADDR": "9090"}[name] }, "--prefillers=p:1")
+	_, problem := parse(t, func(name string) string { return map[string]string{"MORIIO_METRICS_ADDR": "9090"}[name] },
+		"--prefillers=p:1")
 	assert.Contains(t, problem, "MORIIO_METRICS_ADDR")
 }
 
@@ -186,21 +250,29 @@ func TestClientsAreServedOverTLSByDefault(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	x := start(t, nil, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers="+hostPort(t, p.URL()))
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // it is self-signed
-	status, h, answer := ask(t, client, http.MethodPost, "https://"+x.addr+"/v1/completions", completion(0, false), header, hostPort(t, p.URL()))
+	// it is self-signed
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	status, h, answer := ask(t, client, http.MethodPost, "https://"+x.addr+"/v1/completions", completion(0, false),
+		header, hostPort(t, p.URL()))
 	require.Equal(t, http.StatusOK, status, answer)
 	assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 }
 
-// writeCertificate writes tls.crt and tls.key, and returns who trusts them.
+// writeCertificate writes tls.crt and tls.key, and returns a pool that trusts them.
 func writeCertificate(t *testing.T, dir string) *x509.CertPool {
 	t.Helper()
 	pair, err := selfSigned()
 	require.NoError(t, err)
 	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), 0o600))
+	require.NoError(
+		t, os.WriteFile(filepath.Join(dir, "tls.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}),
+			0o600),
+	)
+	require.NoError(
+		t, os.WriteFile(filepath.Join(dir, "tls.crt"),
+			pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), 0o600),
+	)
 	cert, err := x509.ParseCertificate(pair.Certificate[0])
 	require.NoError(t, err)
 	pool := x509.NewCertPool()
@@ -221,7 +293,8 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 	t.Cleanup(func() { _ = d.Close() })
 	x := start(t, nil, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers=p:1", "--cert-path="+dir)
 	trusts := func(pool *x509.CertPool) bool {
-		conn, err := tls.Dial("tcp", x.addr, &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}) // looked at below
+		// looked at below
+		conn, err := tls.Dial("tcp", x.addr, &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true})
 		if err != nil {
 			return false
 		}
@@ -235,7 +308,8 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 	require.Eventually(t, func() bool { return trusts(second) }, 10*time.Second, 50*time.Millisecond)
 }
 
-// The engines are behind TLS that nobody can verify: without --tls-insecure-skip-verify nothing is sent to them.
+// The engines have TLS certificates that nobody can verify. Without --tls-insecure-skip-verify the sidecar sends them
+// nothing.
 func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)
@@ -252,10 +326,13 @@ func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 		return s
 	}
 	sp, sd := over(p), over(d)
-	common := []string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, sd.URL), "--prefillers=" + hostPort(t, sp.URL), "--enable-tls=prefiller,decoder"}
-	for skip, want := range map[string]int{"prefiller,decoder": http.StatusOK, "prefiller": http.StatusBadGateway, "decoder": http.StatusBadGateway} {
+	common := []string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, sd.URL), "--prefillers=" +
+		hostPort(t, sp.URL), "--enable-tls=prefiller,decoder"}
+	for skip, want := range map[string]int{"prefiller,decoder": http.StatusOK, "prefiller": http.StatusBadGateway,
+		"decoder": http.StatusBadGateway} {
 		x := start(t, nil, append(common, "--tls-insecure-skip-verify="+skip)...)
-		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, hostPort(t, sp.URL))
+		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, hostPort(t, sp.URL))
 		assert.Equal(t, want, status, "%s: %s", skip, answer)
 	}
 }
@@ -271,13 +348,15 @@ func TestEncodeEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 		over.Config.ErrorLog = log.New(io.Discard, "", 0) // of refused handshakes, which are the test
 		over.StartTLS()
 		t.Cleanup(over.Close)
-		args := []string{"--port=0", "--secure-serving=false", "--vllm-port=" + portOf(t, x.d.URL()), "--ec-connector=ec-nixl", "--prefillers=" + hostPort(t, x.p.URL()),
+		args := []string{"--port=0", "--secure-serving=false", "--vllm-port=" + portOf(t, x.d.URL()),
+			"--ec-connector=ec-nixl", "--prefillers=" + hostPort(t, x.p.URL()),
 			"--encoders=" + hostPort(t, over.URL), "--enable-tls=encoder"}
 		if skip != "" {
 			args = append(args, "--tls-insecure-skip-verify="+skip)
 		}
 		side := start(t, nil, args...)
-		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+side.addr+"/v1/chat/completions", chatWith(0, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, over.URL))
+		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+side.addr+"/v1/chat/completions",
+			chatWith(0, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, over.URL))
 		assert.Equal(t, want, status, "%q: %s", skip, answer)
 	}
 }

@@ -69,7 +69,7 @@ func (f *flags) list(tell func(error)) (*discovery.Set, error) {
 	return discovery.NewSet(sources...), nil
 }
 
-// listed is what --prefillers and --encoders say.
+// listed is the source of --prefillers and --encoders.
 func listed(text, scheme string, role discovery.Role) (discovery.Source, error) {
 	var endpoints []discovery.Endpoint
 	for entry := range strings.SplitSeq(text, ",") {
@@ -92,7 +92,7 @@ func listed(text, scheme string, role discovery.Role) (discovery.Source, error) 
 	return src, nil
 }
 
-// looked is what --prefillers-dns and --encoders-dns say.
+// looked is the source of --prefillers-dns and --encoders-dns.
 func (f *flags) looked(text, scheme string, role discovery.Role) (discovery.Source, error) {
 	name, first, last, ok := addresses(text)
 	if !ok {
@@ -116,7 +116,7 @@ func (f *flags) looked(text, scheme string, role discovery.Role) (discovery.Sour
 	return spread{src, all}, nil
 }
 
-// addresses takes HOST, HOST:PORT and HOST:FIRST-LAST apart. Ports are 0 where there are none.
+// addresses parses HOST, HOST:PORT and HOST:FIRST-LAST. The ports are 0 if there are none.
 func addresses(text string) (host string, first, last int, ok bool) {
 	if !strings.Contains(text, ":") {
 		return text, 0, 0, text != ""
@@ -134,8 +134,8 @@ func addresses(text string) (host string, first, last int, ok bool) {
 	return host, int(a), int(b), true
 }
 
-// spread lists each of a source's engines once for each of several ports, for the data-parallel ranks behind one address. The source
-// lists it at the first.
+// spread lists each engine of a source at several ports, for the data-parallel ranks behind one address. The source
+// lists it at the first port.
 type spread struct {
 	src   discovery.Source
 	ports []int
@@ -152,7 +152,7 @@ func (s spread) Watch(ctx context.Context, publish func(discovery.Snapshot)) err
 				next.URL = new(url.URL)
 				*next.URL = *e.URL
 				next.URL.Host = net.JoinHostPort(e.URL.Hostname(), strconv.Itoa(port))
-				if next.ID = next.URL.Host; e.ID != e.URL.Host { // it has a name
+				if next.ID = next.URL.Host; e.ID != e.URL.Host { // the engine has a name
 					next.ID = e.ID + ":" + strconv.Itoa(port)
 				}
 				all = append(all, next)
@@ -162,7 +162,7 @@ func (s spread) Watch(ctx context.Context, publish func(discovery.Snapshot)) err
 	})
 }
 
-// each changes each of a source's endpoints.
+// each applies a change to each endpoint of a source.
 type each struct {
 	src    discovery.Source
 	change func(discovery.Endpoint) discovery.Endpoint
@@ -179,8 +179,9 @@ func (s each) Watch(ctx context.Context, publish func(discovery.Snapshot)) error
 	})
 }
 
-// describe tells the connector what an engine's address says of its data-parallel rank: the tier of rank r is at --p2p-connector-port + r,
-// and the engine's port at --port + r, as llm-d has it (pkg/sidecar/proxy/connector_p2p.go: p2pPortFor).
+// describe adds the attributes that follow from the data-parallel rank in an engine's address. As in llm-d, the tier of
+// rank r is at --p2p-connector-port + r, and the engine's port is --port + r (pkg/sidecar/proxy/connector_p2p.go:
+// p2pPortFor).
 func (f *flags) describe(e discovery.Endpoint) discovery.Endpoint {
 	port, err := strconv.Atoi(e.URL.Port())
 	rank := port - f.port
@@ -195,22 +196,25 @@ func (f *flags) describe(e discovery.Endpoint) discovery.Endpoint {
 	return e
 }
 
-// pooled reports whether the list is an InferencePool's: where none is given by hand.
+// pooled reports whether an InferencePool is the list, because no list is given by hand.
 func (f *flags) pooled() bool {
 	return f.prefill == (listFlags{}) && f.file == "" && f.pool.name != ""
 }
 
-// checkLists says what is missing or superfluous.
+// checkLists says which flag is missing or superfluous, or returns "".
 func (f *flags) checkLists() string {
 	switch {
 	case f.prefill == (listFlags{}) && f.file == "" && f.pool.name == "":
-		return "--prefillers, --prefillers-file, --prefillers-dns or --inference-pool is missing: without a list anybody who can send a header could have any host called"
+		return "--prefillers, --prefillers-file, --prefillers-dns or --inference-pool is missing: without a list " +
+			"anybody who can send a header could have any host called"
 	case f.ecConnector == "" && f.encode != (listFlags{}):
 		return "--encoders and --encoders-dns have no use without --ec-connector"
 	case f.ecConnector != "" && f.encode == (listFlags{}) && f.file == "" && !f.pooled():
 		return "--encoders, --encoders-dns or --prefillers-file is missing, for --ec-connector"
-	case f.ecConnector != "" && f.pooled() && (f.tls.prefiller != f.tls.encoder || f.insecure.prefiller != f.insecure.encoder):
-		return "an InferencePool does not tell encode engines from prefill engines: --enable-tls and --tls-insecure-skip-verify must name both or neither"
+	case f.ecConnector != "" && f.pooled() &&
+		(f.tls.prefiller != f.tls.encoder || f.insecure.prefiller != f.insecure.encoder):
+		return "an InferencePool does not tell encode engines from prefill engines: --enable-tls and " +
+			"--tls-insecure-skip-verify must name both or neither"
 	case f.pooled():
 		return f.pool.check()
 	}

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Sidecar stands before a decode engine and takes the place of llm-d's: a scheduler names the prefill engine of each request in
-// the header x-prefiller-host-port, the sidecar has it prefill, and the engine beside it decodes.
+// Sidecar runs before a decode engine in place of llm-d's sidecar. A scheduler names the prefill engine of each request
+// in the header x-prefiller-host-port. The sidecar sends the request there for prefill, and then to the engine beside
+// it for decode.
 //
 //	go run ./examples/sidecar --kv-connector=nixlv2 --secure-serving=false --prefillers=10.0.0.1:8000,10.0.0.2:8000
 //
-// The README beside this file lists the flags. Exit codes: 0 after a drain, 1 when serving failed, 2 for a wrong command line.
+// The README beside this file lists the flags. Exit codes: 0 after a drain, 1 when serving failed, 2 for a wrong
+// command line.
 package main
 
 import (
@@ -36,7 +38,7 @@ func main() {
 	os.Exit(code)
 }
 
-// run is the program: it serves until ctx ends, drains, and returns its exit code.
+// run is the program. It serves until ctx ends, drains, and returns the exit code.
 func run(ctx context.Context, args []string, getenv func(string) string, stderr io.Writer) int {
 	f, err := parseFlags(args, getenv, stderr)
 	if errors.Is(err, flag.ErrHelp) {

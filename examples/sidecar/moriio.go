@@ -10,8 +10,9 @@ import (
 	"strconv"
 )
 
-// moriioFlags are those of engines with MoRIIOConnector in write mode. llm-d has them beside --kv-connector=nixlv2; here they choose pdkit's
-// connector moriio. Engines in read mode speak NIXL's protocol and need none of them.
+// moriioFlags are the flags for engines with MoRIIOConnector in write mode. llm-d has them beside
+// --kv-connector=nixlv2; here they choose pdkit's connector moriio. Engines in read mode use NIXL's protocol and need
+// none of these flags.
 type moriioFlags struct {
 	write, parallel                 bool
 	podIP                           string
@@ -23,19 +24,22 @@ type moriioFlags struct {
 func (m *moriioFlags) define(fs *flag.FlagSet, getenv func(string) string) {
 	fs.BoolVar(&m.write, "moriio-write-mode", false, "the engines run MoRIIOConnector in write mode")
 	fs.BoolVar(&m.parallel, "moriio-parallel-dispatch", false, "send both legs at once, for --moriio-write-mode")
-	fs.StringVar(&m.podIP, "moriio-local-pod-ip", getenv("POD_IP"), "the `ADDRESS` at which prefill engines reach the decode engine")
+	fs.StringVar(&m.podIP, "moriio-local-pod-ip", getenv("POD_IP"),
+		"the `ADDRESS` at which prefill engines reach the decode engine")
 	fs.IntVar(&m.decodeHandshake, "moriio-decode-handshake-port", 6301, "the decode engine's handshake `PORT`")
 	fs.IntVar(&m.decodeNotify, "moriio-decode-notify-port", 61005, "the decode engine's notify `PORT`")
 	fs.IntVar(&m.prefillHandshake, "moriio-prefill-handshake-port", 6301, "the prefill engines' handshake `PORT`")
 	fs.IntVar(&m.prefillNotify, "moriio-prefill-notify-port", 61005, "the prefill engines' notify `PORT`")
 	fs.IntVar(&m.tp, "moriio-tp-size", 1, "the engines' tensor-parallel `SIZE`")
 	fs.IntVar(&m.dp, "moriio-dp-size", 1, "the engines' data-parallel `SIZE` behind one port")
-	for name, off := range map[string]string{"moriio-remote-hosts": "", "moriio-decode-hosts": "", "moriio-dp-size-local": "0"} {
+	for name, off := range map[string]string{"moriio-remote-hosts": "", "moriio-decode-hosts": "",
+		"moriio-dp-size-local": "0"} {
 		fs.Func(name, "of llm-d's sidecar; not here", func(value string) error {
 			if value == off {
 				return nil
 			}
-			return errors.New("one engine over several pods is not supported: its requests would wait for a rank that nobody names")
+			return errors.New("one engine over several pods is not supported: its requests would wait for a rank " +
+				"that nobody names")
 		})
 	}
 }
@@ -49,16 +53,18 @@ func (m *moriioFlags) check(f *flags) string {
 	case f.kvConnector != "nixlv2":
 		return "--moriio-write-mode goes with --kv-connector=nixlv2"
 	case f.ranks > 1:
-		return "--moriio-write-mode and --data-parallel-size exclude each other: use --moriio-dp-size for ranks behind one port"
+		return "--moriio-write-mode and --data-parallel-size exclude each other: use --moriio-dp-size for ranks " +
+			"behind one port"
 	}
 	if _, err := netip.ParseAddr(m.podIP); err != nil {
-		return "--moriio-local-pod-ip, or POD_IP, is not an IP address: the decode engine's, as prefill engines reach it"
+		return "--moriio-local-pod-ip, or POD_IP, is not an IP address: the decode engine's, as prefill engines " +
+			"reach it"
 	}
 	return ""
 }
 
-// config is for pdkit's connector: llm-d sends the legs of engines that write one after the other unless it is told otherwise, which is what
-// mode read does with them.
+// config adds the settings of pdkit's connector. Unless a flag says otherwise, llm-d sends the legs of engines in write
+// mode one after the other. The setting mode read does that here.
 func (m *moriioFlags) config(config map[string]any) {
 	config["mode"] = "read"
 	if m.parallel {
@@ -68,7 +74,7 @@ func (m *moriioFlags) config(config map[string]any) {
 	config["tpSize"], config["dpSize"] = m.tp, m.dp
 }
 
-// attributes are the decode engine's, whose URL names loopback.
+// attributes are the decode engine's. They are needed because its URL names loopback.
 func (m *moriioFlags) attributes() map[string]string {
 	return map[string]string{
 		"zmqAddress": fmt.Sprintf("host:%s,handshake:%d,notify:%d", m.podIP, m.decodeHandshake, m.decodeNotify),

@@ -21,25 +21,25 @@ import (
 const (
 	encodersHeader = "X-Encoder-Hosts-Ports"       // encode engines: host:port,…
 	rankHeader     = "X-Data-Parallel-Host-Port"   // this pod's address and the port of a rank
-	sourceHeader   = "X-Kv-Cache-Source-Host-Port" // who has a prefix cached: heard by nobody here
+	sourceHeader   = "X-Kv-Cache-Source-Host-Port" // the engine that has a prefix cached; the sidecar ignores it
 )
 
 // rankKey is the key of the data-parallel rank in a request's context.
 type rankKey struct{}
 
-// picker takes the prefill engine from the header, the decode engine from the rank that the client has called, and the encode engines
-// from their header.
+// picker takes the prefill engine from its header, the decode engine from the rank that the client has called, and the
+// encode engines from their header.
 type picker struct {
 	header pdflow.Picker
 	set    *discovery.Set
 	decode []discovery.Endpoint // by rank
 	encode bool                 // there is an encode stage
-	anyone bool                 // the list knows no roles: each engine may be asked to encode
+	anyone bool                 // the list has no roles, so each engine may encode
 	log    *slog.Logger
 	told   sync.Once
 }
 
-// Changed is closed at the list's next change.
+// Changed returns a channel that is closed when the list changes.
 func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
 
 // Pick does not block.
@@ -55,14 +55,15 @@ func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 	}
 	if out.Encode = p.encoders(in.Header); len(out.Encode) > 0 && out.Prefill.URL == nil {
 		p.told.Do(func() {
-			p.log.Warn("requests name encode engines and no prefill engine: the decode engine encodes their media itself")
+			p.log.Warn("requests name encode engines and no prefill engine: the decode engine encodes their " +
+				"media itself")
 		})
 	}
 	return out, nil
 }
 
-// encoders are the ready ones of the listed engines that the header names. Others are passed over, as llm-d's sidecar does:
-// without any the media are encoded where the prompt is computed.
+// encoders are the listed and ready engines that the header names. It skips others, as llm-d's sidecar does. If none is
+// left, the prefill engine encodes the media.
 func (p *picker) encoders(h http.Header) []discovery.Endpoint {
 	var named []discovery.Endpoint
 	for _, line := range h[encodersHeader] {
@@ -72,7 +73,8 @@ func (p *picker) encoders(h http.Header) []discovery.Endpoint {
 				continue
 			}
 			for _, e := range p.set.Load().Endpoints {
-				if (p.anyone || e.Role.Has(discovery.RoleEncode)) && e.Phase == discovery.PhaseReady && canonical(e.URL.Host) == want {
+				if (p.anyone || e.Role.Has(discovery.RoleEncode)) && e.Phase == discovery.PhaseReady &&
+					canonical(e.URL.Host) == want {
 					named = append(named, e)
 					break
 				}
@@ -85,9 +87,9 @@ func (p *picker) encoders(h http.Header) []discovery.Endpoint {
 	return named
 }
 
-const maxNamed = 64 // encode engines of one request
+const maxNamed = 64 // encode engines in one request's header
 
-// canonical brings host:port into the form in which addresses are compared, "" for anything else.
+// canonical brings host:port into the form in which addresses are compared. It returns "" for anything else.
 func canonical(text string) string {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil || host == "" {
@@ -99,8 +101,9 @@ func canonical(text string) string {
 	return net.JoinHostPort(strings.ToLower(host), port)
 }
 
-// rank says which rank's decode engine a request wants: that of the port that it came to, or at rank 0's port the one in the header, by
-// which schedulers name a rank behind a gateway that knows only one port. ok is false for a header that names no rank.
+// rank returns the rank of the decode engine that a request needs. It is the rank of the port to which the request
+// came. At rank 0's port it is the rank in the header, which schedulers set behind a gateway that knows only one port.
+// ok is false if the header names no rank.
 func (f *flags) rank(listener int, h http.Header) (rank int, ok bool) {
 	want := h.Get(rankHeader)
 	if listener != 0 || want == "" {
@@ -114,7 +117,7 @@ func (f *flags) rank(listener int, h http.Header) (rank int, ok bool) {
 	return 0, false
 }
 
-// onDemand skips the encode stage where the scheduler has named no encode engine.
+// onDemand skips the encode stage if the scheduler has named no encode engine.
 type onDemand struct {
 	connector.KVConnector
 	connector.Encoder
@@ -123,7 +126,7 @@ type onDemand struct {
 // Unwrap returns the connector with the stage, for its other abilities.
 func (c onDemand) Unwrap() connector.KVConnector { return c.KVConnector }
 
-// Items returns a request's media if there is an engine for them.
+// Items returns a request's media if there is an engine to encode them.
 func (c onDemand) Items(s *connector.Session) []connector.Item {
 	if len(s.Encode) == 0 {
 		return nil

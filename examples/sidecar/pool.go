@@ -31,10 +31,10 @@ const (
 	oldPoolGroup = "inference.networking.x-k8s.io"
 )
 
-// poolFlags name the InferencePool whose pods a request may name, where no list says it.
+// poolFlags name the InferencePool whose pods a request may name if no list is given.
 type poolFlags struct{ group, namespace, name, kubeconfig string }
 
-// set reads NAMESPACE/NAME, or NAME in the namespace default, which is llm-d's meaning of it.
+// set reads NAMESPACE/NAME, or NAME in the namespace default, as llm-d does.
 func (p *poolFlags) set(text string) error {
 	namespace, name, found := strings.Cut(text, "/")
 	if !found {
@@ -57,25 +57,25 @@ func (p *poolFlags) check() string {
 	return ""
 }
 
-// pool is a source of the pods that an InferencePool chooses, at its target ports. It needs list and watch on the pool and on pods,
-// as llm-d's sidecar does (pkg/sidecar/proxy/allowlist.go), and like it follows both.
+// pool is a source of the pods that an InferencePool selects, at the pool's target ports. It needs the rights list and
+// watch on the pool and on pods, and follows both, as llm-d's sidecar does (pkg/sidecar/proxy/allowlist.go).
 type pool struct {
 	flags   poolFlags
 	config  *rest.Config
 	objects dynamic.ResourceInterface
 	scheme  string
 	tell    func(error)
-	told    map[string]string // the last fault of each verb, "" for none
+	told    map[string]string // the last fault that was reported of each verb, "" for none
 	version uint64
 }
 
-// choice is what a pool says: which pods, and at which ports.
+// choice is which pods a pool selects, and at which ports.
 type choice struct {
 	labels map[string]string
 	ports  []int
 }
 
-// poolPause is between two looks at the pool. Meanwhile the last list stays.
+// poolPause is the time between two reads of the pool. The last list stays in use meanwhile.
 const poolPause = time.Second
 
 func newPool(f *flags, tell func(error)) (*pool, error) {
@@ -94,12 +94,14 @@ func newPool(f *flags, tell func(error)) (*pool, error) {
 		p.scheme = "https"
 	}
 	version := map[string]string{poolGroup: "v1", oldPoolGroup: "v1alpha2"}[p.flags.group]
-	p.objects = client.Resource(schema.GroupVersionResource{Group: p.flags.group, Version: version, Resource: "inferencepools"}).Namespace(p.flags.namespace)
+	p.objects = client.Resource(
+		schema.GroupVersionResource{Group: p.flags.group, Version: version, Resource: "inferencepools"},
+	).Namespace(p.flags.namespace)
 	return p, nil
 }
 
-// Watch follows the pool until ctx ends. A pool that is gone, or was never there, is an empty list; an API server that does not answer
-// changes nothing.
+// Watch follows the pool until ctx ends. If the pool does not exist, the list is empty. If the API server does not
+// answer, the list stays.
 func (p *pool) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
 	stop := func() {}
 	defer func() { stop() }()
@@ -125,7 +127,7 @@ func (p *pool) Watch(ctx context.Context, publish func(discovery.Snapshot)) erro
 	return nil
 }
 
-// read returns what the pool says, nil if there is none, and the version to watch from.
+// read returns the pool's choice, or nil if the pool does not exist, and the version from which to watch.
 func (p *pool) read(ctx context.Context) (*choice, string, error) {
 	call, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -140,7 +142,8 @@ func (p *pool) read(ctx context.Context) (*choice, string, error) {
 	return c, list.GetResourceVersion(), err
 }
 
-// choice reads the pool: kubernetes-sigs/gateway-api-inference-extension, api/v1 and api/v1alpha2, inferencepool_types.go.
+// choice reads the pool: kubernetes-sigs/gateway-api-inference-extension, api/v1 and api/v1alpha2,
+// inferencepool_types.go.
 func (p *pool) choice(object map[string]any) (*choice, error) {
 	c := &choice{}
 	if p.flags.group == oldPoolGroup {
@@ -164,8 +167,8 @@ func (p *pool) choice(object map[string]any) (*choice, error) {
 	return c, nil
 }
 
-// follow publishes the pods of a choice until it is stopped. All count as ready: the scheduler has chosen, and the list only says who
-// belongs to the pool.
+// follow publishes the pods of a choice until it is stopped. All pods count as ready: the scheduler has already chosen
+// one, and the list only says which pods belong to the pool.
 func (p *pool) follow(ctx context.Context, c *choice, publish func(discovery.Snapshot)) (stop func(), err error) {
 	pods, err := kubernetes.New(&kubernetes.Options{
 		Config: p.config, Namespace: p.flags.namespace, Selector: kubernetes.Selector{MatchLabels: c.labels},
@@ -184,7 +187,7 @@ func (p *pool) follow(ctx context.Context, c *choice, publish func(discovery.Sna
 	inner, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = src.Watch(inner, func(s discovery.Snapshot) { // nil, since it is watched once
+		_ = src.Watch(inner, func(s discovery.Snapshot) { // the error is nil, since it is watched only once
 			p.version++
 			publish(discovery.Snapshot{Version: p.version, Endpoints: s.Endpoints})
 		})
@@ -192,9 +195,10 @@ func (p *pool) follow(ctx context.Context, c *choice, publish func(discovery.Sna
 	return func() { cancel(); running.Wait() }, nil
 }
 
-// wait returns when something has happened to the pool, or may have.
+// wait returns when the pool has changed or may have changed.
 func (p *pool) wait(ctx context.Context, version string) {
-	w, err := p.objects.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.flags.name, ResourceVersion: version})
+	w, err := p.objects.Watch(ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + p.flags.name, ResourceVersion: version})
 	if err != nil {
 		if ctx.Err() == nil && !apierrors.IsResourceExpired(err) {
 			p.fault("watch", fmt.Errorf("inferencepools cannot be watched: %s", reason(err)))
@@ -209,7 +213,7 @@ func (p *pool) wait(ctx context.Context, version string) {
 	}
 }
 
-// fault tells a verb's fault once until it changes.
+// fault reports a verb's fault when it is another than before.
 func (p *pool) fault(verb string, err error) {
 	text := ""
 	if err != nil {
@@ -221,7 +225,7 @@ func (p *pool) fault(verb string, err error) {
 	p.told[verb] = text
 }
 
-// reason says what the API server said, without its address.
+// reason is the API server's error without its address.
 func reason(err error) string {
 	return cmp.Or(string(apierrors.ReasonForError(err)), "the API server does not answer")
 }

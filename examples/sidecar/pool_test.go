@@ -21,12 +21,13 @@ import (
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
 
-// poolCRD defines InferencePools as far as the sidecar reads them, in one of their groups.
+// poolCRD defines InferencePools in one of their groups, with the parts that the sidecar reads.
 const poolCRD = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:
   name: inferencepools.%[1]s
-  annotations: {api-approved.kubernetes.io: "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173"}
+  annotations:
+    api-approved.kubernetes.io: "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173"
 spec:
   group: %[1]s
   names: {kind: InferencePool, listKind: InferencePoolList, plural: inferencepools, singular: inferencepool}
@@ -38,7 +39,8 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// poolRights are those that KServe gives a routing sidecar (kserve, pkg/controller/v1alpha2/llmisvc/workload.go), but for get.
+// poolRights are the rights that KServe gives a routing sidecar (kserve, pkg/controller/v1alpha2/llmisvc/workload.go),
+// without get.
 const poolRights = `apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: sidecar}
@@ -53,7 +55,7 @@ subjects: [{kind: ServiceAccount, name: sidecar, namespace: %[2]s}]
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: sidecar}
 `
 
-// place is a namespace of a real API server, with an account that may do what KServe lets a sidecar do.
+// place is a namespace of a real API server, with an account that has the rights that KServe gives a sidecar.
 type place struct {
 	*kubetest.Cluster
 	t          *testing.T
@@ -83,16 +85,19 @@ func (n *place) pool(spec string) { n.t.Helper(); n.named("pool", spec) }
 func (n *place) named(name, spec string) {
 	n.t.Helper()
 	version := map[string]string{poolGroup: "v1", oldPoolGroup: "v1alpha2"}[n.group]
-	n.apply(fmt.Sprintf("apiVersion: %s/%s\nkind: InferencePool\nmetadata: {name: %s}\nspec: %s\n", n.group, version, name, spec))
+	n.apply(
+		fmt.Sprintf("apiVersion: %s/%s\nkind: InferencePool\nmetadata: {name: %s}\nspec: %s\n", n.group, version, name,
+			spec),
+	)
 }
 
 func (n *place) pod(name, ip string, labels map[string]string) {
 	n.t.Helper()
 	n.Pod(n.t, n.name, name, labels, nil)
-	n.SetPod(n.t, n.name, name, ip, false) // whether it is ready is the scheduler's business
+	n.SetPod(n.t, n.name, name, ip, false) // the scheduler decides whether it is ready
 }
 
-// prefiller starts a prefill engine at an address of its own, as a pod has it, for a decode engine.
+// prefiller starts a prefill engine at its own address, as a pod has one, and a decode engine for it.
 func prefiller(t *testing.T, ip string, port int) (p, d *enginesim.Engine) {
 	t.Helper()
 	p, d, err := enginesim.Pair(enginesim.Config{Listen: net.JoinHostPort(ip, strconv.Itoa(port))}, enginesim.Config{})
@@ -101,26 +106,32 @@ func prefiller(t *testing.T, ip string, port int) (p, d *enginesim.Engine) {
 	return p, d
 }
 
-// KServe's manifest as it stands, with the variables and rights that its controller adds: the pods of the pool may be named, at its port, and
-// nobody else. The list follows the pool and its pods.
+// This is KServe's unchanged manifest, with the variables and rights that its controller adds. A request may name the
+// pods of the pool at its port, and no others. The list follows the pool and its pods.
 func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	n := newPlace(t, oldPoolGroup, "v1alpha2")
 	port := ports(t, 1)
 	_, d := prefiller(t, "127.8.0.1", port)
-	other, err := enginesim.Start(enginesim.Config{Listen: net.JoinHostPort("127.8.0.2", strconv.Itoa(port)), Connector: "nixl", KVRole: "kv_producer"})
+	other, err := enginesim.Start(
+		enginesim.Config{Listen: net.JoinHostPort("127.8.0.2", strconv.Itoa(port)), Connector: "nixl",
+			KVRole: "kv_producer"},
+	)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = other.Close() })
-	env := map[string]string{"INFERENCE_POOL_NAMESPACE": n.name, "INFERENCE_POOL_NAME": "pool", "KUBECONFIG": n.kubeconfig}
+	env := map[string]string{"INFERENCE_POOL_NAMESPACE": n.name, "INFERENCE_POOL_NAME": "pool",
+		"KUBECONFIG": n.kubeconfig}
 	x := start(t, env, append(manifests["KServe without TLS"].args, "--port=0", "--vllm-port="+portOf(t, d.URL()))...)
 	send := func(ip string, port int) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, net.JoinHostPort(ip, strconv.Itoa(port)))
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, net.JoinHostPort(ip, strconv.Itoa(port)))
 		return status
 	}
 	becomes := func(ip string, status int, why string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return send(ip, port) == status }, 30*time.Second, 50*time.Millisecond, "%s\n%s", why, x.log)
+		require.Eventually(t, func() bool { return send(ip, port) == status }, 30*time.Second, 50*time.Millisecond,
+			"%s\n%s", why, x.log)
 	}
-	n.named("a-pool", fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port+1)) // of somebody else
+	n.named("a-pool", fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port+1)) // another pool's port
 	becomes("127.8.0.1", http.StatusForbidden, "there is no pool")
 	assert.Equal(t, 1, strings.Count(x.log.String(), "there is no such InferencePool"), "%s", x.log)
 
@@ -145,42 +156,52 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	n.DeletePod(t, n.name, "prefill", 0)
 	becomes("127.8.0.1", http.StatusForbidden, "a pod that is gone")
 
-	status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false))
+	status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, false))
 	assert.Equal(t, http.StatusOK, status, "who names nobody is served alone all the time")
 	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 }
 
-// The group of today lists several ports: those of data-parallel ranks.
+// The pool's current API group has several ports, those of data-parallel ranks.
 func TestAllPortsOfAnInferencePoolMayBeNamed(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	port := ports(t, 2)
 	_, d := prefiller(t, "127.8.1.1", port)
-	n.pool(fmt.Sprintf("{selector: {matchLabels: {app: llm}}, targetPorts: [{number: %d}, {number: %d}]}", port, port+1))
+	n.pool(fmt.Sprintf("{selector: {matchLabels: {app: llm}}, targetPorts: [{number: %d}, {number: %d}]}", port, port+
+		1))
 	n.pod("prefill", "127.8.1.1", map[string]string{"app": "llm"})
-	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
+	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+
+		portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
 	send := func(port int) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, "127.8.1.1:"+strconv.Itoa(port))
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, "127.8.1.1:"+strconv.Itoa(port))
 		return status
 	}
-	require.Eventually(t, func() bool { return send(port) == http.StatusOK }, 30*time.Second, 50*time.Millisecond, "%s", x.log)
+	require.Eventually(t, func() bool { return send(port) == http.StatusOK }, 30*time.Second, 50*time.Millisecond, "%s",
+		x.log)
 	assert.Equal(t, http.StatusBadGateway, send(port+1), "it may be named, and nobody listens")
 	assert.Equal(t, http.StatusForbidden, send(port+2))
 
 	n.pool("{selector: {matchLabels: {app: llm}}, targetPorts: []}")
-	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "has no selector or no target port") }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "has no selector or no target port") },
+		30*time.Second, 50*time.Millisecond)
 	assert.Equal(t, http.StatusOK, send(port), "a pool that makes no sense leaves the last list")
 }
 
-// A pool knows no roles: each of its pods may be asked to encode, and nobody else.
+// A pool has no roles: each of its pods may be asked to encode, and no other.
 func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	port := ports(t, 1)
 	at := func(ip string) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }
-	p, d, err := enginesim.Pair(enginesim.Config{Listen: at("127.8.3.1"), Extra: map[string]string{"ec_role": "ec_consumer"}}, enginesim.Config{})
+	p, d, err := enginesim.Pair(
+		enginesim.Config{Listen: at("127.8.3.1"), Extra: map[string]string{"ec_role": "ec_consumer"}},
+		enginesim.Config{},
+	)
 	require.NoError(t, err)
 	var encode [2]*enginesim.Engine
 	for i := range encode {
-		encode[i], err = enginesim.Start(enginesim.Config{Listen: at("127.8.3." + strconv.Itoa(i+2)), Extra: map[string]string{"ec_role": "ec_producer"}})
+		encode[i], err = enginesim.Start(enginesim.Config{Listen: at("127.8.3." +
+			strconv.Itoa(i+2)), Extra: map[string]string{"ec_role": "ec_producer"}})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = encode[i].Close() })
 	}
@@ -189,10 +210,12 @@ func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	n.pod("prefill", "127.8.3.1", map[string]string{"app": "llm"})
 	n.pod("encode", "127.8.3.2", map[string]string{"app": "llm"})
 	n.pod("stranger", "127.8.3.3", map[string]string{"app": "web"})
-	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--ec-connector=ec-nixl",
+	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+
+		portOf(t, d.URL()), "--ec-connector=ec-nixl",
 		"--inference-pool="+n.name+"/pool")
 	require.Eventually(t, func() bool {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions", chatWith(0, false), header, at("127.8.3.1"),
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
+			chatWith(0, false), header, at("127.8.3.1"),
 			encoders, at("127.8.3.3")+","+at("127.8.3.2"))
 		return status == http.StatusOK
 	}, 30*time.Second, 50*time.Millisecond, "%s", x.log)
@@ -201,14 +224,18 @@ func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	assert.Empty(t, encode[1].Requests())
 }
 
-// Without the rights no request may name anybody, and the log says what is missing.
+// Without the rights no request may name an engine, and the log says which right is missing.
 func TestAPoolThatMayNotBeReadIsAnEmptyList(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	stranger := n.Kubeconfig(t, n.ServiceAccount(t, n.name, "stranger"))
 	_, d := prefiller(t, "127.8.2.1", ports(t, 1))
-	x := start(t, map[string]string{"KUBECONFIG": stranger}, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
-	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "inferencepools cannot be listed: Forbidden") }, 30*time.Second, 50*time.Millisecond, "%s", x.log)
-	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, "127.8.2.1:1")
+	x := start(t, map[string]string{"KUBECONFIG": stranger}, "--port=0", "--secure-serving=false", "--vllm-port="+
+		portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
+	require.Eventually(t, func() bool {
+		return strings.Contains(x.log.String(), "inferencepools cannot be listed: Forbidden")
+	}, 30*time.Second, 50*time.Millisecond, "%s", x.log)
+	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, false), header, "127.8.2.1:1")
 	assert.Equal(t, http.StatusServiceUnavailable, status, "until there is a list")
 }
 
@@ -226,8 +253,10 @@ func TestAFaultOfThePoolIsToldOnceUntilItChanges(t *testing.T) {
 	assert.Equal(t, []string{"a", "c", "b", "b"}, said)
 }
 
-// A list that is given by hand counts alone: nothing is asked of an API server.
+// If a list is given by hand, only the list counts, and the sidecar does not ask an API server.
 func TestAListByHandReplacesThePool(t *testing.T) {
-	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"INFERENCE_POOL_NAMESPACE": "a", "INFERENCE_POOL_NAME": "b", "KUBECONFIG": "/nowhere"}, "--enable-ssrf-protection=true")
+	_, _, x := pair(t, enginesim.Config{}, enginesim.Config{},
+		map[string]string{"INFERENCE_POOL_NAMESPACE": "a", "INFERENCE_POOL_NAME": "b", "KUBECONFIG": "/nowhere"},
+		"--enable-ssrf-protection=true")
 	assert.NotContains(t, x.log.String(), "WARN")
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// ports returns the first of n free ports in a row, from below the range in which systems look for free ones themselves.
+// ports returns the first of n free ports in a row. They are below the range from which systems choose free ports
+// themselves.
 func ports(t *testing.T, n int) int {
 	t.Helper()
 	for range 100 {
@@ -42,7 +43,7 @@ func ports(t *testing.T, n int) int {
 	return 0
 }
 
-// ranked are two data-parallel ranks on one host, each an engine for prefill and one for decode, and their sidecar.
+// ranked is two data-parallel ranks on one host, each with an engine for prefill and one for decode, and their sidecar.
 type ranked struct {
 	prefill, decode [2]*enginesim.Engine
 	port            int // of the sidecar's rank 0
@@ -58,13 +59,16 @@ func ranks(t *testing.T, decode enginesim.Config, env map[string]string, args ..
 		config := decode
 		config.Listen = "127.0.0.1:" + strconv.Itoa(d+r)
 		var err error
-		x.prefill[r], x.decode[r], err = enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(x.p+r)}, config)
+		x.prefill[r], x.decode[r], err = enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(x.p+r)},
+			config)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = x.prefill[r].Close(); _ = x.decode[r].Close() })
 	}
-	x.side = start(t, env, append([]string{"--port=" + strconv.Itoa(x.port), "--vllm-port=" + strconv.Itoa(d), "--data-parallel-size=2", "--secure-serving=false",
+	x.side = start(t, env, append([]string{"--port=" + strconv.Itoa(x.port), "--vllm-port=" +
+		strconv.Itoa(d), "--data-parallel-size=2", "--secure-serving=false",
 		fmt.Sprintf("--prefillers=127.0.0.1:%d-%d", x.p, x.p+1)}, args...)...)
-	require.Eventually(t, func() bool { return bytes.Count([]byte(x.side.log.String()), []byte("msg=serving")) == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return bytes.Count([]byte(x.side.log.String()), []byte("msg=serving")) == 2 },
+		5*time.Second, time.Millisecond)
 	return x
 }
 
@@ -72,23 +76,25 @@ func (x *ranked) addr(rank int) string { return "127.0.0.1:" + strconv.Itoa(x.po
 
 func (x *ranked) prefiller(rank int) string { return "127.0.0.1:" + strconv.Itoa(x.p+rank) }
 
-// served is how many requests each decode engine has had.
+// served is how many requests each decode engine got.
 func (x *ranked) served() [2]int {
 	return [2]int{len(x.decode[0].Requests()), len(x.decode[1].Requests())}
 }
 
-// As llm-d's sidecar has it: rank r is served at --port + r, by the engine at --model-server-port + r.
+// As in llm-d's sidecar, rank r is served at --port + r, by the engine at --model-server-port + r.
 func TestEachRankHasAPortOfItsOwn(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, nil)
 	n := 0
 	for rank, want := range [][2]int{{3, 0}, {3, 3}} {
 		for _, stream := range []bool{false, true} {
 			n++
-			status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions", completion(n, stream), header, x.prefiller(rank))
+			status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
+				completion(n, stream), header, x.prefiller(rank))
 			require.Equal(t, http.StatusOK, status, answer)
 			assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 		}
-		status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions", completion(0, false))
+		status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
+			completion(0, false))
 		require.Equal(t, http.StatusOK, status)
 		assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 		assert.Equal(t, want, x.served())
@@ -103,12 +109,13 @@ func TestEachRankHasAPortOfItsOwn(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, status, "other paths go to the rank's own engine")
 }
 
-// The old way, for gateways that know only rank 0's port: the header names the pod's address and the rank's port.
+// The old way is for gateways that know only rank 0's port: the header has the pod's address and the rank's port.
 func TestTheHeaderChoosesARankAtTheFirstPort(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, map[string]string{"POD_IP": "10.9.8.7"})
 	const name = "x-data-parallel-host-port"
 	send := func(rank int, headers ...string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions", completion(0, false), headers...)
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
+			completion(0, false), headers...)
 		return status
 	}
 	of := func(rank int) string { return "10.9.8.7:" + strconv.Itoa(x.port+rank) }
@@ -149,23 +156,27 @@ func TestAllRanksDrain(t *testing.T) {
 	assert.Equal(t, exitOK, <-code)
 }
 
-// A rank's port that is taken ends the start, and no other port stays open.
+// If a rank's port is taken, the start fails, and no other port stays open.
 func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 	first := ports(t, 2)
 	taken, err := net.Listen("tcp", ":"+strconv.Itoa(first+1))
 	require.NoError(t, err)
 	defer taken.Close()
 	var said logBuffer
-	assert.Equal(t, exitFailed, run(t.Context(), []string{"--port=" + strconv.Itoa(first), "--data-parallel-size=2", "--secure-serving=false", "--prefillers=p:1"}, noEnv, &said))
+	assert.Equal(
+		t, exitFailed, run(t.Context(), []string{"--port=" +
+			strconv.Itoa(first), "--data-parallel-size=2", "--secure-serving=false", "--prefillers=p:1"}, noEnv, &said),
+	)
 	assert.Contains(t, said.String(), "cannot listen")
 	ln, err := net.Listen("tcp", ":"+strconv.Itoa(first))
 	require.NoError(t, err)
 	_ = ln.Close()
 }
 
-// The decode engine is told the P2P tier of the prefill engine's rank, which the engine's port tells.
+// The decode engine gets the P2P tier of the prefill engine's rank, which follows from the engine's port.
 func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
-	f, problem := parse(t, noEnv, "--kv-connector=offloading", "--port=8000", "--data-parallel-size=4", "--prefillers=10.0.0.1:7999-8004")
+	f, problem := parse(t, noEnv, "--kv-connector=offloading", "--port=8000", "--data-parallel-size=4",
+		"--prefillers=10.0.0.1:7999-8004")
 	require.Empty(t, problem)
 	set, err := f.list(nil)
 	require.NoError(t, err)
@@ -178,19 +189,25 @@ func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
 	for _, e := range set.Load().Endpoints {
 		got[e.URL.Port()] = e.Attribute("p2pPort")
 	}
-	assert.Equal(t, map[string]string{"7999": "", "8000": "", "8001": "7778", "8002": "7779", "8003": "7780", "8004": ""}, got, "\"\" is rank 0's tier")
+	assert.Equal(
+		t, map[string]string{"7999": "", "8000": "", "8001": "7778", "8002": "7779", "8003": "7780", "8004": ""}, got,
+		"\"\" is rank 0's tier",
+	)
 }
 
-// The addresses of a headless service each stand for all ranks behind them.
+// Each address of a headless service stands for all ranks behind it.
 func TestANameCanStandForPortsInARow(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, nil)
-	named := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.decode[0].URL()), "--prefillers-dns-server="+nameServer(t),
+	named := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.decode[0].URL()),
+		"--prefillers-dns-server="+nameServer(t),
 		fmt.Sprintf("--prefillers-dns=prefill.pool.svc.cluster.local:%d-%d", x.p, x.p+1))
 	send := func(to string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+named.addr+"/v1/completions", completion(0, false), header, to)
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+named.addr+"/v1/completions",
+			completion(0, false), header, to)
 		return status
 	}
-	require.Eventually(t, func() bool { return send(x.prefiller(0)) == http.StatusOK }, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return send(x.prefiller(0)) == http.StatusOK }, 5*time.Second,
+		10*time.Millisecond)
 	assert.Empty(t, x.prefill[1].Requests())
 	assert.NotEqual(t, http.StatusForbidden, send(x.prefiller(1)))
 	assert.Len(t, x.prefill[1].Requests(), 1)

@@ -29,7 +29,8 @@ func readme(t *testing.T) string {
 	return string(b)
 }
 
-// The README's commands, run as they stand but for the ports, by the program as it is built: it serves, and SIGTERM ends it with 0.
+// The README's commands run unchanged, except for the ports, with the program as it is built. The sidecar serves, and
+// SIGTERM ends it with 0.
 func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
 	commands := regexp.MustCompile("(?s)```sh\n(.*?)\n```").FindAllStringSubmatch(readme(t), -1)
 	require.Len(t, commands, 2)
@@ -48,7 +49,8 @@ func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), program, strings.Fields(serve)...)
 	cmd.Stderr = log
 	require.NoError(t, cmd.Start())
-	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second, time.Millisecond, "%s", log)
+	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second,
+		time.Millisecond, "%s", log)
 
 	answer := request(t, free.Replace(commands[1][1]))
 	assert.NotEmpty(t, text(answer), answer)
@@ -58,7 +60,7 @@ func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
 	require.NoError(t, cmd.Wait(), "%s", log)
 }
 
-// request does what a curl command does: by the shell where curl is installed, else with the same request in Go.
+// request does what a curl command does: in a shell if curl is installed, otherwise with the same request in Go.
 func request(t *testing.T, command string) string {
 	t.Helper()
 	if _, err := exec.LookPath("curl"); err == nil {
@@ -66,14 +68,15 @@ func request(t *testing.T, command string) string {
 		require.NoError(t, err)
 		return string(out)
 	}
-	parts := regexp.MustCompile(`^curl -s (\S+) -H '([^:]+): (.*?)' -H '([^:]+): (.*?)' -d '(.*)'$`).FindStringSubmatch(command)
+	parts := regexp.MustCompile(`^curl -s (\S+) -H '([^:]+): (.*?)' -H '([^:]+): (.*?)' -d '(.*)'$`).
+		FindStringSubmatch(command)
 	require.Len(t, parts, 7)
 	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, parts[1], parts[6], parts[2:6]...)
 	require.Equal(t, http.StatusOK, status)
 	return answer
 }
 
-// Each flag stands in the README, and each flag in the README's tables is one.
+// The README has every flag, and every flag in its tables exists.
 func TestTheReadmeHasAllFlags(t *testing.T) {
 	var usage bytes.Buffer
 	_, err := parseFlags([]string{"-h"}, noEnv, &usage)

@@ -21,7 +21,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// Limits of a client's connection, as llm-d's sidecar has them, and of the drain. None is on a whole answer.
+// Limits of a client's connection, as in llm-d's sidecar, and of the drain. There is no limit on a whole response.
 const (
 	headerTimeout  = 30 * time.Second
 	idleTimeout    = 300 * time.Second
@@ -29,35 +29,36 @@ const (
 	drainTimeout   = 60 * time.Second
 )
 
-// door is a listener and what serves it.
-type door struct {
+// server is a listener and the HTTP server on it.
+type server struct {
 	ln     net.Listener
 	server *http.Server
 }
 
-// serve serves until ctx ends, then lets what runs end, and cuts what does not.
+// serve serves until ctx ends. Then it lets the running requests end, and cuts those that take too long.
 func (s *sidecar) serve(ctx context.Context) error {
 	defer s.legs.close()
 	if err := s.flow.Start(ctx); err != nil {
 		return err
 	}
-	doors, metrics, err := s.open()
+	servers, metrics, err := s.open()
 	if err != nil {
 		return err
 	}
-	watching, stop := context.WithCancel(context.WithoutCancel(ctx)) // requests of the drain need the list too
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx)) // requests during the drain need the list, too
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
-	running.Go(func() { _ = s.set.Run(watching) }) // nil, since it runs once
+	running.Go(func() { _ = s.set.Run(watching) }) // the error is nil, since it runs only once
 
-	failed := make(chan error, len(doors)+len(metrics))
-	for _, d := range append(doors, metrics...) {
+	failed := make(chan error, len(servers)+len(metrics))
+	for _, d := range append(servers, metrics...) {
 		defer d.server.Close() // what the drain has left
 		running.Go(func() { failed <- d.server.Serve(d.ln) })
 	}
-	for rank, d := range doors {
-		s.log.Info("serving", "listen", d.ln.Addr().String(), "rank", rank, "tls", s.flags.secure, "connector", s.flow.Connector().Traits().Name)
+	for rank, d := range servers {
+		s.log.Info("serving", "listen", d.ln.Addr().String(), "rank", rank, "tls", s.flags.secure, "connector",
+			s.flow.Connector().Traits().Name)
 	}
 	for _, d := range metrics {
 		s.log.Info("metrics", "listen", d.ln.Addr().String(), "tls", s.flags.metricsCert != "")
@@ -71,19 +72,20 @@ func (s *sidecar) serve(ctx context.Context) error {
 	s.draining.Store(true)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 	defer cancel()
-	if s.drain(last, doors) != nil {
+	if s.drain(last, servers) != nil {
 		s.log.Warn("drained, requests were cut")
 	}
 	return nil
 }
 
-// drain waits for what runs. While requests of the flow run, connections are still taken, so that clients who have not heard yet get an
-// answer that sends them elsewhere. What passes to the engine is waited for after them.
-func (s *sidecar) drain(ctx context.Context, doors []door) error {
-	errs := make([]error, len(doors)+1)
-	errs[len(doors)] = s.flow.Shutdown(ctx)
+// drain waits for running requests. While requests of the flow run, the sidecar still accepts connections, so that
+// clients that do not know of the drain get a response that sends them elsewhere. After that it waits for requests that
+// pass through to the engine.
+func (s *sidecar) drain(ctx context.Context, servers []server) error {
+	errs := make([]error, len(servers)+1)
+	errs[len(servers)] = s.flow.Shutdown(ctx)
 	var wg sync.WaitGroup
-	for i, d := range doors {
+	for i, d := range servers {
 		wg.Go(func() { errs[i] = d.server.Shutdown(ctx) })
 	}
 	wg.Wait()
@@ -91,10 +93,10 @@ func (s *sidecar) drain(ctx context.Context, doors []door) error {
 }
 
 // open listens at all ports: those of the ranks, and that of metrics if there is one.
-func (s *sidecar) open() (doors, metrics []door, err error) {
+func (s *sidecar) open() (servers, metrics []server, err error) {
 	defer func() {
 		if err != nil {
-			for _, d := range append(doors, metrics...) {
+			for _, d := range append(servers, metrics...) {
 				_ = d.ln.Close()
 			}
 		}
@@ -114,44 +116,45 @@ func (s *sidecar) open() (doors, metrics []door, err error) {
 		}
 		d, err := s.listen(":"+strconv.Itoa(port), secure, s.handler(rank))
 		if err != nil {
-			return doors, nil, err
+			return servers, nil, err
 		}
-		doors = append(doors, d)
+		servers = append(servers, d)
 	}
 	if s.flags.metrics == "" {
-		return doors, nil, nil
+		return servers, nil, nil
 	}
 	var own *tls.Config
 	if s.flags.metricsCert != "" {
 		certificate, err := certificate(s.flags.metricsCert)
 		if err != nil {
-			return doors, nil, fmt.Errorf("--metrics-cert-dir: %w", err)
+			return servers, nil, fmt.Errorf("--metrics-cert-dir: %w", err)
 		}
 		own = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate}
 	}
 	d, err := s.listen(s.flags.metrics, own, s.tel.handler())
 	if err != nil {
-		return doors, nil, err
+		return servers, nil, err
 	}
-	return doors, []door{d}, nil
+	return servers, []server{d}, nil
 }
 
-func (s *sidecar) listen(address string, secure *tls.Config, h http.Handler) (door, error) {
+func (s *sidecar) listen(address string, secure *tls.Config, h http.Handler) (server, error) {
 	ln, err := net.Listen("tcp", address)
 	if err != nil {
-		return door{}, fmt.Errorf("cannot listen: %w", err)
+		return server{}, fmt.Errorf("cannot listen: %w", err)
 	}
 	if secure != nil {
 		ln = tls.NewListener(ln, secure)
 	}
-	return door{ln, &http.Server{
+	return server{ln, &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}}, nil
 }
 
-// handler serves the paths of client APIs over both engines and hands all others to the engine beside the sidecar, as llm-d's sidecar
-// does (pkg/sidecar/proxy/proxy.go: createRoutes). Whoever reaches the sidecar reaches the engine.
+// handler serves the paths of client APIs over both engines. It forwards all other paths to the engine beside the
+// sidecar, as llm-d's sidecar does (pkg/sidecar/proxy/proxy.go: createRoutes). So everyone who reaches the sidecar
+// reaches the engine.
 func (s *sidecar) handler(listener int) http.Handler {
 	both := s.flow.Middleware(s.passthrough(listener))
 	mux := http.NewServeMux()
@@ -165,12 +168,18 @@ func (s *sidecar) handler(listener int) http.Handler {
 		switch served := r.Method == http.MethodPost && connector.APIOf(r.URL.Path) != connector.APIUnknown; {
 		case served:
 			rank, ok = s.flags.rank(listener, r.Header)
-		case s.draining.Load(): // the flow says so by itself
-			writeError(w, r, &pdflow.Error{Code: pdflow.CodeDraining, Message: "this engine is shutting down", RetryAfter: time.Second})
+		case s.draining.Load(): // the flow itself answers that it drains
+			writeError(
+				w, r, &pdflow.Error{Code: pdflow.CodeDraining, Message: "this engine is shutting down",
+					RetryAfter: time.Second},
+			)
 			return
 		}
 		if !ok {
-			writeError(w, r, &pdflow.Error{Code: pdflow.CodeInvalid, Param: rankHeader, Message: "names no rank of this engine"})
+			writeError(
+				w, r, &pdflow.Error{Code: pdflow.CodeInvalid, Param: rankHeader,
+					Message: "names no rank of this engine"},
+			)
 			return
 		}
 		both.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), rankKey{}, rank)))
@@ -193,13 +202,16 @@ func (s *sidecar) passthrough(rank int) http.Handler {
 			if r.Context().Err() == nil {
 				s.log.Warn("the engine did not answer", "kind", fmt.Sprintf("%T", err))
 			}
-			writeError(w, r, &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Message: "the engine could not be reached or did not answer", Err: err})
+			writeError(
+				w, r, &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode,
+					Message: "the engine could not be reached or did not answer", Err: err},
+			)
 		},
 	}
 }
 
-// writeError answers with OpenAI's error object, and with llm-d's status where that is another than pdflow's: 403 for a header that
-// names an engine which is not listed, 503 for a decode engine that takes no connections.
+// writeError writes OpenAI's error object. It uses llm-d's status where llm-d's differs from pdflow's: 403 if the
+// header names an engine that is not listed, 503 if the decode engine accepts no connections.
 func writeError(w http.ResponseWriter, r *http.Request, e *pdflow.Error) {
 	status := 0
 	switch {
@@ -215,11 +227,11 @@ func writeError(w http.ResponseWriter, r *http.Request, e *pdflow.Error) {
 	pdflow.WriteError(w, r, e)
 }
 
-// restated answers with another status than it is told.
+// restated writes a response with status in place of the status that it is given.
 type restated struct {
 	http.ResponseWriter
 	status int
 }
 
-// WriteHeader ignores the status that it is told.
+// WriteHeader ignores its argument and writes the status of restated.
 func (r *restated) WriteHeader(int) { r.ResponseWriter.WriteHeader(r.status) }

@@ -44,7 +44,7 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// program is the sidecar at work inside the test.
+// program is the sidecar, running inside the test.
 type program struct {
 	addr string // host:port
 	log  *logBuffer
@@ -71,13 +71,15 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 	return p
 }
 
-// pair starts engines, and a sidecar before the decode engine that knows the prefill engine.
-func pair(t *testing.T, prefill, decode enginesim.Config, env map[string]string, args ...string) (p, d *enginesim.Engine, side *program) {
+// pair starts two engines, and a sidecar before the decode engine that lists the prefill engine.
+func pair(t *testing.T, prefill, decode enginesim.Config, env map[string]string, args ...string) (p,
+	d *enginesim.Engine, side *program) {
 	t.Helper()
 	p, d, err := enginesim.Pair(prefill, decode)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	return p, d, start(t, env, append([]string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, d.URL()), "--prefillers=" + hostPort(t, p.URL())}, args...)...)
+	return p, d, start(t, env, append([]string{"--port=0", "--secure-proxy=false", "--vllm-port=" +
+		portOf(t, d.URL()), "--prefillers=" + hostPort(t, p.URL())}, args...)...)
 }
 
 func hostPort(t *testing.T, raw string) string {
@@ -94,7 +96,8 @@ func portOf(t *testing.T, raw string) string {
 	return u.Port()
 }
 
-func ask(t *testing.T, client *http.Client, method, url, body string, headers ...string) (status int, h http.Header, answer string) {
+func ask(t *testing.T, client *http.Client, method, url, body string, headers ...string) (status int, h http.Header,
+	answer string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	require.NoError(t, err)
@@ -113,14 +116,15 @@ func ask(t *testing.T, client *http.Client, method, url, body string, headers ..
 	return resp.StatusCode, resp.Header, string(b)
 }
 
-// prompt is 400 bytes, which are 400 tokens of the toy model: more than a chunk of LMCache.
+// prompt is 400 bytes, which are 400 tokens of the toy model, more than a chunk of LMCache.
 var prompt = strings.Repeat("a cat on a mat that ", 20)
 
 func completion(n int, stream bool) string {
-	return fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":12,"temperature":0,"stream":%t}`, n, prompt, stream)
+	return fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":12,"temperature":0,"stream":%t}`, n, prompt,
+		stream)
 }
 
-// text joins the text of an answer, whole or streamed.
+// text is the text of a response, whole or streamed.
 func text(answer string) string {
 	var b strings.Builder
 	for line := range strings.Lines(answer) {
@@ -129,16 +133,17 @@ func text(answer string) string {
 	return b.String()
 }
 
-// Each name that llm-d's sidecars have for a protocol: the header brings the request to both engines, decode takes over what prefill
-// has computed, and the text is that of one engine alone.
+// For each name that llm-d's sidecars have for a protocol, a request with the header is served by both engines: decode
+// takes over the KV that prefill has computed, and the text is that of one engine alone.
 func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 	store := func(t *testing.T, name string) enginesim.Config {
-		return enginesim.Config{Connector: name, KVRole: enginesim.RoleBoth, Extra: map[string]string{"store": t.TempDir(), "hash_seed": "0", "shared_storage_path": t.TempDir()}}
+		return enginesim.Config{Connector: name, KVRole: enginesim.RoleBoth,
+			Extra: map[string]string{"store": t.TempDir(), "hash_seed": "0", "shared_storage_path": t.TempDir()}}
 	}
 	bootstrap := func(t *testing.T, p *enginesim.Engine) string { return portOf(t, p.Bootstrap()) }
 	side := func(t *testing.T, p *enginesim.Engine) string { return portOf(t, "tcp://"+p.SideChannel()) }
 	for name, c := range map[string]struct {
-		connector string // of the engines
+		connector string // the engines' connector
 		flag      string
 		port      func(*testing.T, *enginesim.Engine) string
 		portFlag  string
@@ -149,10 +154,14 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 		"the old flag":   {connector: "nixl", flag: "--connector=nixlv2"},
 		"shared-storage": {connector: "sharedstorage", flag: "--kv-connector=shared-storage"},
 		"lmcache":        {connector: "lmcache", flag: "--connector=lmcache"},
-		"sglang":         {connector: "sglang", flag: "--kv-connector=sglang", port: bootstrap, portEnv: "SGLANG_BOOTSTRAP_PORT"},
-		"mooncake":       {connector: "mooncake", flag: "--kv-connector=mooncake", port: bootstrap, portFlag: "--mooncake-bootstrap-port="},
-		"mooncake, env":  {connector: "mooncake", flag: "--kv-connector=mooncake", port: bootstrap, portEnv: "MOONCAKE_BOOTSTRAP_PORT"},
-		"offloading":     {connector: "offload-p2p", flag: "--kv-connector=offloading", port: side, portFlag: "--p2p-connector-port="},
+		"sglang": {connector: "sglang", flag: "--kv-connector=sglang", port: bootstrap,
+			portEnv: "SGLANG_BOOTSTRAP_PORT"},
+		"mooncake": {connector: "mooncake", flag: "--kv-connector=mooncake", port: bootstrap,
+			portFlag: "--mooncake-bootstrap-port="},
+		"mooncake, env": {connector: "mooncake", flag: "--kv-connector=mooncake", port: bootstrap,
+			portEnv: "MOONCAKE_BOOTSTRAP_PORT"},
+		"offloading": {connector: "offload-p2p", flag: "--kv-connector=offloading", port: side,
+			portFlag: "--p2p-connector-port="},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -166,7 +175,8 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = p.Close(); _ = d.Close(); _ = alone.Close() })
 			env := map[string]string{}
-			args := []string{"--port=0", "--secure-proxy=false", "--model-server-port=" + portOf(t, d.URL()), "--prefillers=" + hostPort(t, p.URL()), c.flag}
+			args := []string{"--port=0", "--secure-proxy=false", "--model-server-port=" + portOf(t, d.URL()),
+				"--prefillers=" + hostPort(t, p.URL()), c.flag}
 			if c.portFlag != "" {
 				args = append(args, c.portFlag+c.port(t, p))
 			}
@@ -176,7 +186,8 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 			x := start(t, env, args...)
 			for n, stream := range []bool{false, true} {
 				body := completion(n, stream)
-				status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", body, header, hostPort(t, p.URL()))
+				status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+					body, header, hostPort(t, p.URL()))
 				require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.log)
 				assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 				_, _, want := ask(t, http.DefaultClient, http.MethodPost, alone.URL()+"/v1/completions", body)
@@ -194,11 +205,13 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 	}
 }
 
-// 403 is llm-d's status for it (pkg/sidecar/proxy/chat_completions.go).
+// 403 is llm-d's status for a header that names an engine which is not listed (pkg/sidecar/proxy/chat_completions.go).
 func TestAHeaderThatNamesWhatIsNotListedIsRefused(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	asked := make(chan string, 10)
-	outside := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.URL.Path }))
+	outside := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- r.URL.Path
+	}))
 	defer outside.Close()
 	for name, value := range map[string]string{
 		"another host":                    "169.254.169.254:80",
@@ -211,7 +224,8 @@ func TestAHeaderThatNamesWhatIsNotListedIsRefused(t *testing.T) {
 		"a path":                          hostPort(t, outside.URL) + "/x",
 		"bytes":                           "\xff\xfe",
 	} {
-		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, value)
+		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, value)
 		assert.Equal(t, http.StatusForbidden, status, name)
 		assert.Equal(t, "application/json", h.Get("Content-Type"))
 		assert.Equal(t, "X-Prefiller-Host-Port", gjson.Get(answer, "error.param").String(), answer)
@@ -223,7 +237,8 @@ func TestAHeaderThatNamesWhatIsNotListedIsRefused(t *testing.T) {
 	assert.NotContains(t, x.log.String(), "169.254.169.254")
 }
 
-// llm-d's scheduler may name several: by commas, by lines, or both. Without --enable-prefiller-sampling the first is asked.
+// llm-d's scheduler may name several engines, separated by commas, in several header lines, or both. Without
+// --enable-prefiller-sampling the sidecar uses the first.
 func TestSeveralEnginesInTheHeader(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	at := hostPort(t, p.URL())
@@ -235,13 +250,15 @@ func TestSeveralEnginesInTheHeader(t *testing.T) {
 		{header, ", ," + at},
 		{"X-PREFILLER-HOST-PORT", at},
 	} {
-		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(n, false), headers...)
+		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(n, false), headers...)
 		require.Equal(t, http.StatusOK, status, "%q: %s", headers, answer)
 		assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"), "%q", headers)
 	}
 	assert.Len(t, p.Requests(), 6)
 	for _, blank := range []string{"", " ", ","} {
-		_, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(7, false), header, blank)
+		_, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(7, false),
+			header, blank)
 		assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"), "%q names nobody", blank)
 	}
 	assert.Len(t, p.Requests(), 6)
@@ -250,7 +267,8 @@ func TestSeveralEnginesInTheHeader(t *testing.T) {
 
 func TestWithoutTheHeaderTheDecodeEngineServesAlone(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
-	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false))
+	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, false))
 	require.Equal(t, http.StatusOK, status, answer)
 	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 	assert.Empty(t, p.Requests())
@@ -259,8 +277,10 @@ func TestWithoutTheHeaderTheDecodeEngineServesAlone(t *testing.T) {
 
 func TestOtherPathsGoToTheEngineBesideIt(t *testing.T) {
 	p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
-	for path, part := range map[string]string{"/v1/models": `"tiny"`, "/version": `"version"`, "/metrics": "vllm:kv_cache_usage_perc"} {
-		status, _, answer := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+path, "", header, hostPort(t, p.URL()))
+	for path, part := range map[string]string{"/v1/models": `"tiny"`, "/version": `"version"`,
+		"/metrics": "vllm:kv_cache_usage_perc"} {
+		status, _, answer := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+path, "", header,
+			hostPort(t, p.URL()))
 		assert.Equal(t, http.StatusOK, status, path)
 		assert.Contains(t, answer, part)
 	}
@@ -274,7 +294,8 @@ func TestWhatPassesIsTheClientsRequestWithoutTheSchedulersHeaders(t *testing.T) 
 	engine := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r }))
 	defer engine.Close()
 	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, engine.URL), "--prefillers=p:1")
-	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/tokenize?a=b", `{"prompt":"x"}`, header, "p:1", "Authorization", "Bearer k",
+	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/tokenize?a=b", `{"prompt":"x"}`,
+		header, "p:1", "Authorization", "Bearer k",
 		encoders, "e:1", "x-data-parallel-host-port", "d:1", "x-kv-cache-source-host-port", "p:2")
 	require.Equal(t, http.StatusOK, status)
 	r := <-got
@@ -292,7 +313,7 @@ func TestHealthIsTheSidecarsOwn(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status, "llm-d's answers without asking the engine")
 }
 
-// llm-d's status for a decode engine that is not there yet: clients and gateways try again.
+// 503 is llm-d's status for a decode engine that has not started yet: clients and gateways then try again.
 func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	require.NoError(t, d.Close())
@@ -301,7 +322,8 @@ func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
 			return ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false))
 		},
 		"a pair": func() (int, http.Header, string) {
-			return ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, true), header, hostPort(t, p.URL()))
+			return ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, true),
+				header, hostPort(t, p.URL()))
 		},
 		"a probe": func() (int, http.Header, string) {
 			return ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
@@ -315,9 +337,10 @@ func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
 	}
 }
 
-// The decode engine is beside the sidecar, and is called at loopback whatever the request says.
+// The decode engine is beside the sidecar, which calls it at loopback, whatever the request says.
 func TestTheDecodeEngineIsCalledAtLoopback(t *testing.T) {
-	for args, want := range map[string]string{"--data-parallel-size=2": "http://127.0.0.1:8201", "--data-parallel-size=2 --enable-tls=decoder": "https://localhost:8201"} {
+	for args, want := range map[string]string{"--data-parallel-size=2": "http://127.0.0.1:8201",
+		"--data-parallel-size=2 --enable-tls=decoder": "https://localhost:8201"} {
 		f, problem := parse(t, noEnv, append(strings.Fields(args), "--prefillers=p:1")...)
 		require.Empty(t, problem)
 		s, err := build(f, slog.New(slog.DiscardHandler), &telemetry{})
@@ -335,23 +358,27 @@ func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
 	dead := hostPort(t, gone.URL())
 	require.NoError(t, gone.Close())
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	common := []string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, d.URL()), "--prefillers=" + dead + "," + hostPort(t, p.URL()), "--prefill-retry-backoff=1ms"}
+	common := []string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, d.URL()), "--prefillers=" + dead +
+		"," + hostPort(t, p.URL()), "--prefill-retry-backoff=1ms"}
 	for retries, want := range map[string]int{"0": http.StatusBadGateway, "1": http.StatusOK} {
 		x := start(t, nil, append(common, "--prefill-max-retries="+retries)...)
-		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, dead+", "+hostPort(t, p.URL()))
+		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, dead+", "+hostPort(t, p.URL()))
 		assert.Equal(t, want, status, "%s retries: %s", retries, answer)
 	}
 }
 
-// Decode does not fall back to computing the prompt itself, in llm-d's sidecar as in this one.
+// If prefill fails, decode does not compute the prompt instead, as in llm-d's sidecar.
 func TestAPrefillEngineThatFailsEndsTheRequest(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	at := hostPort(t, p.URL())
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", `{"model":"nobody","prompt":"x"}`, header, at)
+	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		`{"model":"nobody","prompt":"x"}`, header, at)
 	assert.Equal(t, http.StatusNotFound, status, "its refusal is the client's: %s", answer)
 	require.NoError(t, p.Close())
 	for _, stream := range []bool{false, true} {
-		status, _, answer = ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, stream), header, at)
+		status, _, answer = ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, stream), header, at)
 		assert.Equal(t, http.StatusBadGateway, status)
 		assert.Equal(t, "prefill_failed", gjson.Get(answer, "error.code").String(), answer)
 	}
@@ -366,19 +393,23 @@ func TestTheListCanBeAFileThatChanges(t *testing.T) {
 	require.NoError(t, os.WriteFile(list, []byte("endpoints: []\n"), 0o600))
 	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, d.URL()), "--prefillers-file="+list)
 	send := func() int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, hostPort(t, p.URL()))
+		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			completion(0, false), header, hostPort(t, p.URL()))
 		return status
 	}
-	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 10*time.Second, 20*time.Millisecond, "503 until the list is read")
+	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 10*time.Second, 20*time.Millisecond,
+		"503 until the list is read")
 	require.NoError(t, os.WriteFile(list, []byte("endpoints: [{url: \""+p.URL()+"\", role: prefill}]\n"), 0o600))
 	require.Eventually(t, func() bool { return send() == http.StatusOK }, 10*time.Second, 20*time.Millisecond)
 }
 
 // The sidecar chooses among transports, so the flow sees a round tripper of its own.
 func TestDecodeIsNotSentWhenPrefillCannotBeReached(t *testing.T) {
-	p, d, x := pair(t, enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"}, nil, "--kv-connector=sglang")
+	p, d, x := pair(t, enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"}, nil,
+		"--kv-connector=sglang")
 	require.NoError(t, p.Close())
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false), header, hostPort(t, p.URL()))
+	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, false), header, hostPort(t, p.URL()))
 	require.Equal(t, http.StatusBadGateway, status, answer)
 	assert.Zero(t, d.Stats().Requests, "the engine would wait for KV that nobody computes")
 }

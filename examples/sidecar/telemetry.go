@@ -24,7 +24,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// telemetry is where metrics and spans go. A nil provider records nothing, and costs nothing.
+// telemetry is where metrics and spans go. A nil provider records nothing and costs nothing.
 type telemetry struct {
 	registry *prometheus.Registry
 	meters   *sdkmetric.MeterProvider
@@ -35,8 +35,10 @@ func newTelemetry(f *flags, getenv func(string) string, out io.Writer) (*telemet
 	t := &telemetry{}
 	if f.metrics != "" {
 		t.registry = prometheus.NewRegistry()
-		t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-		exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(t.registry), otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo())
+		t.registry.MustRegister(collectors.NewGoCollector(),
+			collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(t.registry),
+			otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo())
 		if err != nil {
 			return nil, fmt.Errorf("metrics: %w", err)
 		}
@@ -47,7 +49,8 @@ func newTelemetry(f *flags, getenv func(string) string, out io.Writer) (*telemet
 	}
 	// The variables and defaults are those of llm-d-router ebab6879, pkg/common/observability/tracing.
 	if kind := getenv("OTEL_TRACES_EXPORTER"); kind != "" && kind != "console" {
-		f.warn("--tracing: spans are not sent, since there is no exporter but OTEL_TRACES_EXPORTER=console; traces go on to the engines")
+		f.warn("--tracing: spans are not sent, since there is no exporter but OTEL_TRACES_EXPORTER=console; traces " +
+			"go on to the engines")
 		return t, nil
 	}
 	exporter, err := stdouttrace.New(stdouttrace.WithWriter(out))
@@ -59,12 +62,13 @@ func newTelemetry(f *flags, getenv func(string) string, out io.Writer) (*telemet
 		ratio = 0.1
 	}
 	name := cmp.Or(getenv("OTEL_SERVICE_NAME"), "pdkit-sidecar")
-	t.tracers = sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(ratio))),
+	t.tracers = sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(ratio))),
 		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", name))))
 	return t, nil
 }
 
-// options are the flow's options for the providers that there are.
+// options are the flow's options for the providers that exist.
 func (t *telemetry) options() []pdflow.Option {
 	var opts []pdflow.Option
 	if t.meters != nil {
@@ -83,7 +87,7 @@ func (t *telemetry) handler() http.Handler {
 	return mux
 }
 
-// close writes what is still in memory.
+// close writes the records that are still in memory.
 func (t *telemetry) close(ctx context.Context) error {
 	var errs []error
 	if t.tracers != nil {

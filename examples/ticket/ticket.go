@@ -28,9 +28,10 @@ type Connector struct{}
 // New returns the connector.
 func New() Connector { return Connector{} }
 
-// Traits declares the protocol. Clients' own tickets are stripped, and one that P gave more than 25 s ago is not used.
+// Traits declares the protocol. A client's own ticket is stripped. A ticket that P gave more than 25 s ago is not used.
 func (Connector) Traits() connector.Traits {
-	return connector.Traits{Name: "ticket", Members: []string{member}, Handoff: connector.Handoff{Header: header}, Lease: 30 * time.Second}
+	return connector.Traits{Name: "ticket", Members: []string{member}, Handoff: connector.Handoff{Header: header},
+		Lease: 30 * time.Second}
 }
 
 // Prefill asks P for one token.
@@ -40,7 +41,7 @@ func (Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector
 	return nil
 }
 
-// Decode hands P's ticket to D. Without one D is not asked: the error is [connector.ErrNoTransfer].
+// Decode gives P's ticket to D. If P gave none, D is not asked: the error is [connector.ErrNoTransfer].
 func (Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 	ticket, err := handoff.Header(p, header)
 	leg.Set(member, connector.Quote(ticket))

@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// engine answers with a ticket if it has one to give, and keeps what it was asked.
+// engine answers with a ticket if it has one, and keeps the request that it got.
 func engine(t *testing.T, role discovery.Role, ticket string) (e discovery.Endpoint, asked func() map[string]any) {
 	t.Helper()
 	var body map[string]any
@@ -41,14 +41,14 @@ func engine(t *testing.T, role discovery.Role, ticket string) (e discovery.Endpo
 	return e, func() map[string]any { return body }
 }
 
-// pair is a picker that knows one pair.
+// pair is a picker with only one pair.
 type pair pdflow.Pick
 
 func (p pair) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	return pdflow.Pick(p), nil
 }
 
-// A request of a client that sends a ticket of its own: D gets P's.
+// If a client sends a ticket of its own, D still gets P's.
 func TestTicketsArePsOwn(t *testing.T) {
 	for given, status := range map[string]int{"t-1": http.StatusOK, "": http.StatusBadGateway} {
 		c, err := connector.Open(config.Spec{Type: "TicketConnector"})

@@ -15,13 +15,13 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Severity says whether a finding keeps KV from being handed over.
+// Severity says how bad a finding is.
 type Severity string
 
 // The severities.
 const (
 	Error   Severity = "error"   // requests fail, hang, or are computed twice
-	Warning Severity = "warning" // works, but hides faults or works by luck
+	Warning Severity = "warning" // it works, but hides faults or depends on luck
 )
 
 // Finding is one thing that does not fit together.
@@ -29,14 +29,14 @@ type Finding struct {
 	Severity Severity
 	Code     string   // stable: tp-differs, hash-seed-missing
 	Engines  []string // the names of the engines it is about
-	Text     string   // what is wrong, and what it leads to
+	Text     string   // what is wrong and what it causes
 	Remedy   string   // what to change
 }
 
-// Check compares the engines of one deployment with each other and, where spec is not nil, with the gateway's connector
-// in front of them. Engines of several models may be given at once: those that a request's model names are compared.
-// The findings are in a fixed order, errors first. Which sizes fit for a protocol, its connector says
-// ([connector.Traits]) where it is registered: import package connector/all.
+// Check compares the engines of one deployment with each other and, if spec is not nil, with the gateway's connector in
+// front of them. The engines of several models may be given at once: Check compares those that serve the same model
+// name. The findings are in a fixed order, errors first. Each protocol's connector says which sizes fit
+// ([connector.Traits]) if it is registered: import package connector/all.
 func Check(engines []Engine, spec *config.Spec) []Finding {
 	var found []Finding
 	for _, g := range models(engines) {
@@ -56,7 +56,7 @@ func Check(engines []Engine, spec *config.Spec) []Finding {
 	return found
 }
 
-// rule is one thing to look for.
+// rule is one thing that Check looks for.
 type rule struct {
 	code     string
 	severity Severity
@@ -64,7 +64,7 @@ type rule struct {
 	find     func(g *model) []hit
 }
 
-// hit is one place where a rule found something. Remedy and severity replace the rule's where they are set.
+// hit is one place where a rule found something. Its remedy and severity, if set, replace the rule's.
 type hit struct {
 	engines  []*Engine
 	text     string
@@ -72,7 +72,7 @@ type hit struct {
 	severity Severity
 }
 
-// together makes one hit of those that say the same of one engine each.
+// together merges the hits that say the same of one engine each.
 func together(hits []hit) []hit {
 	var list []hit
 	for _, h := range hits {
@@ -103,16 +103,16 @@ func (h hit) finding(r rule) Finding {
 	return f
 }
 
-// model is the engines that serve one model, with the gateway in front of them.
+// model has the engines that serve one model, and the gateway in front of them.
 type model struct {
-	engines []*Engine // those that hold KV
-	encodes []*Engine // those of an encode stage
+	engines []*Engine // the engines that hold KV
+	encodes []*Engine // the engines of an encode stage
 	spec    *config.Spec
-	typ     string         // the gateway's connector, "" without one
+	typ     string         // the gateway's connector, or "" if there is no gateway
 	config  map[string]any // its settings
 }
 
-// gateway resolves the connector's name.
+// gateway sets the connector's name and settings.
 func (g *model) gateway(spec *config.Spec) {
 	g.config = map[string]any{}
 	if spec == nil {
@@ -128,8 +128,7 @@ func (g *model) gateway(spec *config.Spec) {
 	g.typ = gatewayName(spec.Type, g.config)
 }
 
-// gatewayName returns the gateway's connector for a type and its settings, where the type may be an engine's class
-// name.
+// gatewayName returns the gateway's connector for a type and its settings. The type may be an engine's class name.
 func gatewayName(typ string, config map[string]any) string {
 	raw, err := json.Marshal(config)
 	if err != nil {
@@ -138,8 +137,8 @@ func gatewayName(typ string, config map[string]any) string {
 	return connector.Resolve(typ, raw)
 }
 
-// models groups engines by the name that requests use, as long as each name then has both sides. Else all are compared:
-// a name that differs is the fault.
+// models groups engines by the name that requests use, if each name then has both sides. Otherwise it compares all
+// engines: the fault is a name that differs.
 func models(engines []Engine) []*model {
 	groups := map[string]*model{}
 	all := &model{}
@@ -188,18 +187,18 @@ func (g *model) role(r discovery.Role) []*Engine {
 func (g *model) producers() []*Engine { return g.role(discovery.RolePrefill) }
 func (g *model) consumers() []*Engine { return g.role(discovery.RoleDecode) }
 
-// pair reports whether there are two engines between which KV could move.
+// pair reports whether there are two engines that could hand over KV.
 func (g *model) pair() bool {
 	return len(g.producers()) > 0 && len(g.consumers()) > 0 && len(g.engines) > 1
 }
 
-// side is one engine's part of one connector.
+// side is one connector of one engine.
 type side struct {
 	*Engine
 	t *Transfer
 }
 
-// with returns the parts whose class is one of classes.
+// with returns the connectors whose class is one of classes.
 func (g *model) with(classes ...string) []side {
 	var list []side
 	for _, e := range g.engines {
@@ -222,7 +221,7 @@ func enginesOf(sides []side) []*Engine {
 	return list
 }
 
-// differ reports whether value is not the same for all.
+// differ reports whether value is not the same for all elements.
 func differ[T any](list []T, value func(T) string) bool {
 	for _, item := range list {
 		if value(item) != value(list[0]) {
@@ -232,7 +231,7 @@ func differ[T any](list []T, value func(T) string) bool {
 	return false
 }
 
-// apart reports whether some of the engines surely run on different machines.
+// apart reports whether some of the engines certainly run on different machines.
 func apart(list []*Engine) bool {
 	known := ""
 	for _, e := range list {
@@ -247,7 +246,7 @@ func apart(list []*Engine) bool {
 	return false
 }
 
-// alone is one hit for each part that bad is true of.
+// alone returns one hit for each element of which bad is true.
 func alone(list []side, text string, bad func(side) bool) []hit {
 	var hits []hit
 	for _, s := range list {
@@ -258,10 +257,10 @@ func alone(list []side, text string, bad func(side) bool) []hit {
 	return hits
 }
 
-// taken are the ports that each engine takes on its machine.
+// taken is a range of ports that an engine uses on its machine.
 type taken struct {
 	engine      *Engine
-	from, until int // until is not taken
+	from, until int // until is not in the range
 }
 
 // clashes returns a hit for each two engines of one machine whose ports overlap.

@@ -13,14 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	_ "github.com/pdkit/pdkit/connector/all" // whose rules about pairs are asked
+	_ "github.com/pdkit/pdkit/connector/all" // the connectors whose pair rules Check uses
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON; those that begin with
-// a dot are members of the configuration itself.
+// kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON. A member whose name
+// begins with a dot belongs to the configuration itself.
 func kv(class, role string, more ...string) string {
 	config := map[string]any{"kv_connector": class, "kv_role": "kv_" + role}
 	extra := map[string]any{}
@@ -46,8 +46,8 @@ func child(class string, more ...string) string {
 	return strings.TrimPrefix(kv(class, "both", more...), " --kv-transfer-config=")
 }
 
-// deploy reads engines, one a line: [NODE] [@VERSION] [NAME=VALUE …] COMMAND. JSON has no spaces. The engines' names
-// are a, b, c.
+// deploy reads engines, one a line: [NODE] [@VERSION] [NAME=VALUE …] COMMAND. The JSON must have no spaces. The
+// engines' names are a, b, c.
 func deploy(t *testing.T, lines ...string) []Engine {
 	t.Helper()
 	var list []Engine
@@ -71,8 +71,10 @@ func deploy(t *testing.T, lines ...string) []Engine {
 		}
 	command:
 		e, err := Parse(fields, env, map[string][]byte{
-			"pd.yaml":    []byte("enable_pd: true\npd_role: sender\npd_proxy_host: 10.0.0.9\npd_proxy_port: 8500\npd_buffer_size: 1073741824\npd_buffer_device: cuda\n"),
-			"recv.yaml":  []byte("enable_pd: true\npd_role: receiver\npd_peer_host: 10.0.0.2\npd_peer_init_port: [8300]\npd_peer_alloc_port: [8400]\npd_buffer_size: 1073741824\npd_buffer_device: cuda\n"),
+			"pd.yaml": []byte("enable_pd: true\npd_role: sender\npd_proxy_host: 10.0.0.9\npd_proxy_port: 8500\n" +
+				"pd_buffer_size: 1073741824\npd_buffer_device: cuda\n"),
+			"recv.yaml": []byte("enable_pd: true\npd_role: receiver\npd_peer_host: 10.0.0.2\npd_peer_init_port: " +
+				"[8300]\npd_peer_alloc_port: [8400]\npd_buffer_size: 1073741824\npd_buffer_device: cuda\n"),
 			"ucx.yaml":   []byte("cache_transceiver_config:\n  backend: UCX\n"),
 			"nixl.yaml":  []byte("cache_transceiver_config:\n  backend: NIXL\n"),
 			"store.json": []byte(`{"master_server_address":"b:50051"}`),
@@ -105,15 +107,15 @@ func codes(found []Finding) []string {
 	return list
 }
 
-// finding is one rule: the smallest deployment that shows it, and the same one corrected.
+// finding is a test of one rule: the smallest deployment that breaks it, and the same deployment corrected.
 type finding struct {
 	code     string
 	severity Severity
-	engines  string // that are named
+	engines  string // the engines that the finding names
 	gateway  string
 	wrong    []string
 	right    []string
-	other    string // the gateway of the corrected one, where that is what is corrected
+	other    string // the corrected deployment's gateway, if the gateway is what changes
 }
 
 const (
@@ -122,283 +124,10 @@ const (
 	store = `lmcache.remote_url="lm://store:65432"`
 )
 
-// two are a prefill and a decode engine with the same environment and settings.
+// two returns a prefill and a decode engine with the same environment and settings.
 func two(env, class string, more ...string) []string {
 	return []string{env + serve + kv(class, "producer", more...), env + serve + kv(class, "consumer", more...)}
 }
-
-// table holds every rule; a test below sees that none is missing.
-func table() []finding {
-	return append(append(append(generalTable(), storesTable()...), peersTable()...), encodeTable()...)
-}
-
-func encodeTable() []finding {
-	ec := func(class, role string, more string) string {
-		return ` --ec-transfer-config={"ec_connector":"` + class + `","ec_role":"ec_` + role + `","ec_connector_extra_config":{` + more + `}}`
-	}
-	const ex, cpu, folder, nixlOn = "ECExampleConnector", "ECCPUConnector", `"shared_storage_path":"/ec"`, `"ec_enable_nixl":true`
-	pair := two("", "NixlConnector")
-	with := func(e, p string) []string { return []string{serve + e, pair[0] + p, pair[1]} }
-	apart := func(host, e, p string) []string {
-		return []string{"on:h1 " + host + serve + e, "on:h2 VLLM_NIXL_SIDE_CHANNEL_HOST=h2 " + pair[0] + p, "on:h2 VLLM_NIXL_SIDE_CHANNEL_PORT=5601 " + pair[1]}
-	}
-	good := with(ec(ex, "producer", folder), ec(ex, "consumer", folder))
-	return []finding{
-		{code: "encode-alone", severity: Error, engines: "a", wrong: with(ec(ex, "producer", folder), ""), right: good},
-		{code: "encode-differs", severity: Error, engines: "ab", wrong: with(ec(ex, "producer", folder), ec(cpu, "consumer", "")), right: good},
-		{code: "encode-path-differs", severity: Error, engines: "ab", wrong: with(ec(ex, "producer", folder), ec(ex, "consumer", "")), right: good},
-		{code: "encode-path-local", severity: Error, engines: "ab", wrong: apart("", ec(ex, "producer", ""), ec(ex, "consumer", "")), right: apart("", ec(ex, "producer", folder), ec(ex, "consumer", folder))},
-		{code: "encode-loopback", severity: Error, engines: "a", wrong: apart("", ec(cpu, "producer", nixlOn), ec(cpu, "consumer", nixlOn)), right: apart("VLLM_EC_SIDE_CHANNEL_HOST=h1 ", ec(cpu, "producer", nixlOn), ec(cpu, "consumer", nixlOn))},
-	}
-}
-
-func generalTable() []finding {
-	nixl := two("", "NixlConnector")
-	return []finding{
-		{
-			code: "settings-unread", severity: Warning, engines: "a",
-			wrong: []string{"LMCACHE_CONFIG_FILE=gone.yaml " + seed + serve + kv("LMCacheConnectorV1", "both")},
-			right: []string{"LMCACHE_CONFIG_FILE=pd.yaml " + seed + serve + kv("LMCacheConnectorV1", "producer")},
-		},
-		{code: "no-kv-transfer", severity: Error, engines: "b", wrong: []string{serve + kv("NixlConnector", "both"), serve}, right: nixl},
-		{code: "role-unknown", severity: Error, engines: "a", wrong: []string{serve + kv("NixlConnector", "prefill")}, right: nixl},
-		{code: "roles", severity: Error, engines: "ab", wrong: []string{nixl[0], nixl[0]}, right: nixl},
-		{code: "roles", severity: Error, engines: "ab", wrong: []string{nixl[1], nixl[1]}, right: nixl},
-		{code: "connector-differs", severity: Error, engines: "ab", wrong: []string{nixl[0], serve + kv("NixlPushConnector", "consumer")}, right: nixl},
-		{code: "engine-differs", severity: Error, engines: "ab", wrong: []string{nixl[0], "sglang serve --model-path m --disaggregation-mode decode"}, right: nixl},
-		{code: "model-differs", severity: Error, engines: "ab", wrong: []string{nixl[0], strings.Replace(nixl[1], " m ", " n ", 1)}, right: nixl},
-		{code: "block-size-differs", severity: Error, engines: "ab", wrong: []string{nixl[0] + " --block-size 16", nixl[1] + " --block-size=32"}, right: []string{nixl[0] + " --block-size 16", nixl[1] + " --block-size=16"}},
-		{code: "kv-cache-dtype-differs", severity: Error, engines: "ab", wrong: []string{nixl[0] + " --kv-cache-dtype fp8", nixl[1]}, right: []string{nixl[0] + " --kv-cache-dtype auto", nixl[1]}},
-		{code: "dtype-differs", severity: Error, engines: "ab", wrong: []string{nixl[0] + " --dtype float16", nixl[1] + " --dtype bfloat16"}, right: []string{nixl[0] + " --dtype float16", nixl[1] + " --dtype float16"}},
-		{
-			code: "load-failure-hidden", severity: Warning, engines: "ab",
-			wrong: two("", "NixlConnector", `.kv_load_failure_policy="recompute"`), right: two("", "NixlConnector", `.kv_load_failure_policy="fail"`),
-		},
-		{code: "engine-id-twice", severity: Error, engines: "ab", wrong: two("", "NixlConnector", `.engine_id="x"`), right: []string{serve + kv("NixlConnector", "producer", `.engine_id="x"`), nixl[1]}},
-		{code: "mamba-layout", severity: Error, engines: "ab", wrong: []string{nixl[0] + " --mamba-block-size 8", nixl[1] + " --mamba-block-size 8"}, right: two("VLLM_SSM_CONV_STATE_LAYOUT=DS ", "NixlConnector")},
-
-		{code: "gateway-connector", severity: Error, engines: "ab", gateway: `{"type":"mooncake"}`, wrong: nixl, right: nixl, other: `{"type":"NixlConnector"}`},
-		{code: "gateway-connector", severity: Error, engines: "ab", gateway: `{"type":"sglang"}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
-		{code: "gateway-connector", severity: Error, engines: "ab", gateway: `{"type":"multi","config":{"connectors":[]}}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
-		{code: "gateway-relays-nothing", severity: Error, engines: "ab", gateway: `{"type":"http"}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
-		{
-			code: "gateway-connector", severity: Error, engines: "ab", gateway: `{"type":"multi","config":{"connectors":[{"type":"nixl"},{"kv_connector":"MooncakeStoreConnector"}]}}`,
-			wrong: two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+child("ExampleConnector")+"]"), right: two(seed, "MultiConnector", "connectors=["+child("NixlConnector")+","+child("MooncakeStoreConnector")+"]"),
-		},
-		{
-			code: "fallback-connector", severity: Warning, engines: "ab", gateway: `{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"sharedstorage"}}`,
-			wrong: nixl, right: two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+child("ExampleConnector")+"]"),
-		},
-		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl"}`, wrong: two("", "NixlConnector", "kv_lease_duration=10"), right: two("", "NixlConnector", "kv_lease_duration=30")},
-		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl","config":{"leaseDuration":"2m"}}`, wrong: nixl, right: two("", "NixlConnector", "kv_lease_duration=120")},
-		{code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl","timeouts":{"handoff":"45s"}}`, wrong: nixl, right: nixl, other: `{"type":"nixl","timeouts":{"handoff":"25s"}}`},
-		{
-			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"nixl"}`, wrong: two("@0.21.0 VLLM_NIXL_ABORT_REQUEST_TIMEOUT=20 ", "NixlConnector"),
-			right: two("@0.21.0 ", "NixlConnector", "kv_lease_duration=10"), // which that release does not read
-		},
-		{
-			code: "lease-short", severity: Error, engines: "a", gateway: `{"type":"multi","config":{"connectors":[{"type":"sharedstorage"},{"type":"nixl","config":{"leaseDuration":"2m"}}]}}`,
-			wrong: two("", "MultiConnector", "connectors=["+child("ExampleConnector")+","+child("NixlConnector")+"]"),
-			right: two("", "MultiConnector", "connectors=["+child("ExampleConnector")+","+child("NixlConnector")+"]"),
-			other: `{"type":"multi","config":{"connectors":[{"type":"sharedstorage"},{"kv_connector":"NixlConnector","kv_connector_extra_config":{"kv_lease_duration":30}}]}}`,
-		},
-		{code: "handoff-unlimited", severity: Warning, engines: "ab", gateway: `{"type":"nixl","timeouts":{"handoff":"0"}}`, wrong: nixl, right: nixl, other: `{"type":"nixl"}`},
-		{code: "push-engine-id", severity: Error, engines: "a", gateway: `{"type":"nixl-push"}`, wrong: two("", "NixlPushConnector"), right: []string{serve + kv("NixlPushConnector", "producer", `.engine_id="p"`), serve + kv("NixlPushConnector", "consumer")}},
-		{code: "push-engine-id", severity: Error, engines: "a", gateway: `{"type":"nixl-push"}`, wrong: two("", "NixlPushConnector"), right: two("", "NixlPushConnector"), other: `{"type":"nixl-push","config":{"dispatch":"serial"}}`},
-
-		{code: "version-differs", severity: Error, engines: "ab", wrong: []string{"@0.32.0 " + nixl[0], "@0.31.0 " + nixl[1]}, right: two("@0.32.0 ", "NixlConnector")},
-		{code: "version-differs", severity: Warning, engines: "ab", wrong: []string{"@0.32.0 " + serve + kv("MooncakeConnector", "producer"), "@0.31.0 " + serve + kv("MooncakeConnector", "consumer")}, right: two("@0.32.0 ", "MooncakeConnector")},
-		{code: "connector-renamed", severity: Error, engines: "ab", wrong: two("@0.32.0 ", "SharedStorageConnector"), right: two("@0.32.0 ", "ExampleConnector")},
-		{code: "connector-renamed", severity: Error, engines: "ab", wrong: two("@0.12.0 ", "ExampleConnector"), right: two("@0.12.0 ", "SharedStorageConnector")},
-		{code: "connector-too-new", severity: Error, engines: "ab", wrong: two("@0.22.0 ", "NixlPushConnector"), right: two("@0.23.0 ", "NixlPushConnector")},
-		{
-			code: "connector-too-new", severity: Error, engines: "ab", wrong: two("@0.23.0 "+seed, "OffloadingConnector", `secondary_tiers=[{"type":"p2p"}]`), right: two("@0.23.0 "+seed, "OffloadingConnector"),
-		},
-		{code: "connector-removed", severity: Error, engines: "ab", wrong: two("@0.11.0 ", "PyNcclConnector"), right: two("@0.10.2 ", "PyNcclConnector")},
-		{code: "connector-removed", severity: Error, engines: "ab", wrong: two("@0.32.0 VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 ", "P2pNcclConnector"), right: two("@0.22.0 VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 ", "P2pNcclConnector")},
-
-		{
-			code: "nixl-twice", severity: Error, engines: "a",
-			wrong: []string{serve + kv("MultiConnector", "both", `connectors=[`+child("NixlConnector")+","+child("NixlPullConnector")+"]")},
-			right: []string{serve + kv("MultiConnector", "both", `connectors=[`+child("NixlConnector")+","+child("ExampleConnector")+"]")},
-		},
-		{
-			code: "nixl-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 " + nixl[0], "on:h2 " + nixl[1]},
-			right: []string{"on:h1 VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.1 " + nixl[0], "on:h2 VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.2 " + nixl[1]},
-		},
-		{
-			code: "nixl-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 VLLM_NIXL_SIDE_CHANNEL_HOST=0.0.0.0 " + nixl[0], "on:h2 " + nixl[1]},
-			right: []string{"on:h1 " + nixl[0], "on:h1 VLLM_NIXL_SIDE_CHANNEL_PORT=5700 " + nixl[1]},
-		},
-		{code: "nixl-port-twice", severity: Error, engines: "ab", wrong: two("on:h1 ", "NixlConnector"), right: []string{"on:h1 " + nixl[0], "on:h1 VLLM_NIXL_SIDE_CHANNEL_PORT=5601 " + nixl[1]}},
-		{code: "nixl-port-twice", severity: Error, engines: "ab", wrong: []string{"on:h1 " + nixl[0] + " -dp 4", "on:h1 VLLM_NIXL_SIDE_CHANNEL_PORT=5603 " + nixl[1]}, right: []string{"on:h1 " + nixl[0] + " -dp 4", "on:h1 VLLM_NIXL_SIDE_CHANNEL_PORT=5604 " + nixl[1]}},
-		{code: "nixl-tp", severity: Error, engines: "ab", wrong: []string{nixl[0] + " -tp 2", nixl[1] + " -tp 3"}, right: []string{nixl[0] + " -tp 2", nixl[1] + " -tp 4"}},
-		{code: "nixl-pp", severity: Error, engines: "a", wrong: []string{nixl[0] + " -pp 2", nixl[1]}, right: nixl},
-		{code: "nixl-compat-off", severity: Warning, engines: "ab", wrong: two("", "NixlConnector", "enforce_handshake_compat=false"), right: nixl},
-	}
-}
-
-func storesTable() []finding {
-	lm := func(more ...string) []string { return two(seed, "LMCacheConnectorV1", more...) }
-	shared := lm(store)
-	pd := func(sender, receiver string) []string {
-		return []string{
-			seed + "LMCACHE_CONFIG_FILE=pd.yaml " + sender + serve + kv("LMCacheConnectorV1", "producer"),
-			seed + "LMCACHE_CONFIG_FILE=recv.yaml " + receiver + serve + kv("LMCacheConnectorV1", "consumer"),
-		}
-	}
-	good := pd("", "")
-	return []finding{
-		{code: "lmcache-not-shared", severity: Error, engines: "ab", gateway: `{"type":"lmcache"}`, wrong: lm(), right: shared},
-		{
-			code: "lmcache-remote-differs", severity: Error, engines: "ab",
-			wrong: []string{seed + "LMCACHE_REMOTE_URL=redis://a:6379 " + serve + kv("LMCacheConnectorV1", "both"), seed + "LMCACHE_REMOTE_URL=redis://b:6379 " + serve + kv("LMCacheConnectorV1", "both")}, right: shared,
-		},
-		{code: "lmcache-chunk-size-differs", severity: Error, engines: "ab", wrong: []string{"LMCACHE_CHUNK_SIZE=16 " + shared[0], shared[1]}, right: shared},
-		{code: "lmcache-serde-differs", severity: Error, engines: "ab", wrong: []string{"LMCACHE_REMOTE_SERDE=cachegen " + shared[0], shared[1]}, right: shared},
-		{code: "lmcache-tp-differs", severity: Error, engines: "ab", wrong: []string{shared[0] + " --tensor-parallel-size=2", shared[1]}, right: shared},
-		{
-			code: "lmcache-tp-differs", severity: Error, engines: "ab", wrong: []string{shared[0] + " --tensor-parallel-size=2", shared[1]},
-			right: []string{strings.Replace(shared[0], " m ", " deepseek-ai/DeepSeek-V3.2 ", 1) + " -tp 2", strings.Replace(shared[1], " m ", " deepseek-ai/DeepSeek-V3.2 ", 1)},
-		},
-		{
-			code: "lmcache-rpc-port-twice", severity: Error, engines: "ab", wrong: []string{"on:h " + shared[0], "on:h " + shared[1]},
-			right: []string{"on:h " + seed + serve + kv("LMCacheConnectorV1", "producer", store, `lmcache_rpc_port="p"`), "on:h " + seed + serve + kv("LMCacheConnectorV1", "consumer", store, `lmcache_rpc_port="d"`)},
-		},
-		{code: "lmcache-pd-behind-lmcache", severity: Error, engines: "ab", gateway: `{"type":"lmcache"}`, wrong: good, right: good, other: `{"type":"lmcache-pd"}`},
-		{code: "lmcache-pd-behind-lmcache", severity: Error, engines: "ab", gateway: `{"type":"LMCacheConnectorV1"}`, wrong: good, right: good, other: `{"type":"LMCacheConnectorV1","config":{"enable_pd":true}}`},
-		{code: "lmcache-store-behind-pd", severity: Error, engines: "ab", gateway: `{"type":"lmcache-pd"}`, wrong: shared, right: shared, other: `{"type":"lmcache"}`},
-		{code: "lmcache-notice-skipped", severity: Error, engines: "a", gateway: `{"type":"lmcache-pd"}`, wrong: pd("LMCACHE_PD_SKIP_PROXY_NOTIFICATION=true ", ""), right: good},
-		{code: "lmcache-no-notice-address", severity: Error, engines: "a", wrong: pd("LMCACHE_PD_PROXY_HOST=null ", ""), right: good},
-		{code: "lmcache-notice-port", severity: Error, engines: "a", gateway: `{"type":"lmcache-pd","config":{"notifyListen":"0.0.0.0:8600"}}`, wrong: good, right: good, other: `{"type":"lmcache-pd"}`},
-		{code: "lmcache-notice-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 LMCACHE_PD_PROXY_HOST=localhost " + good[0], "on:h2 " + good[1]}, right: []string{"on:h1 " + good[0], "on:h2 " + good[1]}},
-		{code: "lmcache-pd-role", severity: Error, engines: "a", wrong: pd("LMCACHE_PD_ROLE=receiver ", ""), right: good},
-		{code: "lmcache-pd-receiver", severity: Error, engines: "b", wrong: []string{good[0], good[1] + " -tp 2"}, right: good},
-		{code: "lmcache-pd-buffer", severity: Error, engines: "a", wrong: pd("LMCACHE_PD_BUFFER_DEVICE=null ", ""), right: good},
-		{code: "lmcache-pd-forbidden", severity: Error, engines: "a", wrong: pd("LMCACHE_REMOTE_URL=lm://x:1 ", ""), right: good},
-		{code: "lmcache-pd-partial-chunks", severity: Error, engines: "a", wrong: []string{seed + "LMCACHE_CONFIG_FILE=pd.yaml " + serve + kv("LMCacheConnectorV1", "producer", "discard_partial_chunks=true"), good[1]}, right: good},
-		{code: "lmcache-old-names", severity: Warning, engines: "a", wrong: []string{seed + "LMCACHE_ENABLE_NIXL=True LMCACHE_NIXL_ROLE=sender " + serve + kv("LMCacheConnectorV1", "producer"), good[1]}, right: good},
-		{
-			code: "lmcache-mp-server", severity: Error, engines: "ab",
-			wrong: []string{serve + kv("LMCacheMPConnector", "producer", `lmcache.mp.port=5555`), serve + kv("LMCacheMPConnector", "consumer", `lmcache.mp.port=5556`)},
-			right: two("", "LMCacheMPConnector", `lmcache.mp.port=5555`),
-		},
-		{
-			code: "lmcache-mp-server", severity: Error, engines: "ab",
-			wrong: []string{"on:h1 " + serve + kv("LMCacheMPConnector", "producer", `lmcache.mp.host="tcp://localhost"`), "on:h2 " + serve + kv("LMCacheMPConnector", "consumer", `lmcache.mp.host="tcp://localhost"`)},
-			right: []string{"on:h1 " + serve + kv("LMCacheMPConnector", "producer", `lmcache.mp.host="tcp://s"`), "on:h2 " + serve + kv("LMCacheMPConnector", "consumer", `lmcache.mp.host="tcp://s"`)},
-		},
-
-		{code: "hash-seed-missing", severity: Error, engines: "ab", wrong: two("", "MooncakeStoreConnector"), right: two(seed, "MooncakeStoreConnector")},
-		{code: "hash-seed-missing", severity: Error, engines: "ab", wrong: two("PYTHONHASHSEED=random ", "LMCacheConnectorV1", store), right: shared},
-		{code: "hash-seed-missing", severity: Error, engines: "ab", wrong: two("", "OffloadingConnector", `secondary_tiers=[{"type":"p2p"}]`), right: two("", "OffloadingConnector")},
-		{code: "hash-seed-differs", severity: Error, engines: "ab", wrong: []string{"PYTHONHASHSEED=1 " + serve + kv("MooncakeStoreConnector", "producer"), "PYTHONHASHSEED=2 " + serve + kv("MooncakeStoreConnector", "consumer")}, right: two(seed, "MooncakeStoreConnector")},
-		{
-			code: "hash-algorithm-differs", severity: Error, engines: "ab",
-			wrong: []string{seed + serve + kv("MooncakeStoreConnector", "producer") + " --prefix-caching-hash-algo sha256", seed + serve + kv("MooncakeStoreConnector", "consumer")}, right: two(seed, "MooncakeStoreConnector"),
-		},
-		{code: "storage-path-differs", severity: Error, engines: "ab", wrong: []string{serve + kv("ExampleConnector", "both", `shared_storage_path="/kv"`), serve + kv("ExampleConnector", "both", `shared_storage_path="/kw"`)}, right: two("", "ExampleConnector", `shared_storage_path="/kv"`)},
-		{
-			code: "storage-path-local", severity: Error, engines: "ab", wrong: []string{"on:h1 " + serve + kv("ExampleConnector", "both"), "on:h2 " + serve + kv("ExampleConnector", "both", `shared_storage_path="/tmp"`)},
-			right: []string{"on:h1 " + serve + kv("ExampleConnector", "both"), "on:h1 " + serve + kv("ExampleConnector", "both")},
-		},
-
-		{
-			code: "mooncake-master-differs", severity: Error, engines: "ab", wrong: []string{seed + "MOONCAKE_MASTER=a:50051 " + serve + kv("MooncakeStoreConnector", "both"), seed + "MOONCAKE_CONFIG_PATH=store.json " + serve + kv("MooncakeStoreConnector", "both")},
-			right: two(seed+"MOONCAKE_CONFIG_PATH=store.json ", "MooncakeStoreConnector"),
-		},
-		{
-			code: "mooncake-tenant-differs", severity: Error, engines: "ab", wrong: []string{seed + "MOONCAKE_TENANT_ID=a " + serve + kv("MooncakeStoreConnector", "both"), seed + serve + kv("MooncakeStoreConnector", "both")},
-			right: two(seed+"MOONCAKE_TENANT_ID=a ", "MooncakeStoreConnector"),
-		},
-		{
-			code: "mooncake-master-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 " + seed + "MOONCAKE_MASTER=127.0.0.1:50051 " + serve + kv("MooncakeStoreConnector", "both"), "on:h2 " + seed + "MOONCAKE_MASTER=m:50051 " + serve + kv("MooncakeStoreConnector", "both")},
-			right: []string{"on:h1 " + seed + "MOONCAKE_MASTER=m:50051 " + serve + kv("MooncakeStoreConnector", "both"), "on:h2 " + seed + "MOONCAKE_MASTER=m:50051 " + serve + kv("MooncakeStoreConnector", "both")},
-		},
-		{
-			code: "mooncake-prefix-differs", severity: Error, engines: "ab", wrong: []string{seed + serve + kv("MooncakeStoreConnector", "both", `cache_prefix="a"`), seed + serve + kv("MooncakeStoreConnector", "both")},
-			right: two(seed, "MooncakeStoreConnector", `cache_prefix="a"`),
-		},
-		{code: "mooncake-port-twice", severity: Error, engines: "ab", wrong: []string{"on:h " + serve + kv("MooncakeConnector", "producer"), "on:h " + serve + kv("MooncakeConnector", "producer"), serve + kv("MooncakeConnector", "consumer")}, right: two("on:h ", "MooncakeConnector")},
-		{code: "mooncake-port-gateway", severity: Warning, engines: "a", gateway: `{"type":"mooncake"}`, wrong: two("VLLM_MOONCAKE_BOOTSTRAP_PORT=9000 ", "MooncakeConnector"), right: two("VLLM_MOONCAKE_BOOTSTRAP_PORT=9000 ", "MooncakeConnector"), other: `{"type":"mooncake","config":{"bootstrapPort":9000}}`},
-		{
-			code: "mooncake-protocol-differs", severity: Error, engines: "ab",
-			wrong: []string{serve + kv("MooncakeConnector", "producer", `mooncake_protocol="tcp"`), serve + kv("MooncakeConnector", "consumer")}, right: two("", "MooncakeConnector", `mooncake_protocol="tcp"`),
-		},
-	}
-}
-
-func peersTable() []finding {
-	const ids = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 "
-	p2p := two(ids, "P2pNcclConnector")
-	ports := []string{"http_port=1", "handshake_port=2", "notify_port=3"}
-	moriio := two("", "MoRIIOConnector", ports...)
-	tier := `secondary_tiers=[{"type":"p2p"}]`
-	sgl := []string{"python3 -m sglang.launch_server --model-path m --disaggregation-mode prefill", "python3 -m sglang.launch_server --model-path m --disaggregation-mode decode"}
-	moon, ascend := two("", "MooncakeConnector"), two("", "MooncakeConnectorV1")
-	mamba := two("VLLM_SSM_CONV_STATE_LAYOUT=DS ", "NixlConnector")
-	for i := range mamba {
-		mamba[i] = strings.Replace(mamba[i], "serve m", "serve org/Jamba-1", 1)
-	}
-	jamba := two("VLLM_SSM_CONV_STATE_LAYOUT=DS ", "MoRIIOConnector", ports...)
-	for i := range jamba {
-		jamba[i] = strings.Replace(jamba[i], "serve m", "serve org/Jamba-1", 1)
-	}
-	return []finding{
-		{code: "mamba-tp", severity: Error, engines: "ab", wrong: []string{"@0.19.0 " + mamba[0] + " -tp 2", mamba[1]}, right: []string{mamba[0] + " -tp 2", mamba[1] + " -tp 2"}},
-		{code: "mamba-tp", severity: Warning, engines: "ab", wrong: []string{"@0.32.0 " + mamba[0] + " -tp 2", mamba[1]}, right: []string{mamba[0] + " -tp 2", mamba[1] + " -tp 2"}},
-		{code: "mamba-tp", severity: Error, engines: "ab", wrong: []string{jamba[0] + " -tp 2", jamba[1]}, right: []string{jamba[0] + " -tp 2", jamba[1] + " -tp 2"}},
-		{code: "nccl-tp-differs", severity: Error, engines: "ab", wrong: []string{p2p[0] + " -tp=2", p2p[1]}, right: p2p},
-		{code: "p2pnccl-request-ids", severity: Error, engines: "ab", wrong: two("@0.22.0 ", "P2pNcclConnector"), right: two("@0.13.0 ", "P2pNcclConnector")},
-		{code: "p2pnccl-request-ids", severity: Error, engines: "ab", wrong: two("", "P2pNcclConnector"), right: p2p},
-		{
-			code: "p2pnccl-port-twice", severity: Error, engines: "ab", wrong: []string{"on:h " + p2p[0], "on:h " + p2p[1]},
-			right: []string{"on:h " + p2p[0], "on:h " + ids + serve + kv("P2pNcclConnector", "consumer", `.kv_port="21001"`)},
-		},
-		{code: "pynccl-ranks", severity: Error, engines: "ab", wrong: two("", "PyNcclConnector", ".kv_rank=0"), right: []string{serve + kv("PyNcclConnector", "producer", ".kv_rank=0"), serve + kv("PyNcclConnector", "consumer", ".kv_rank=1")}},
-		{code: "moriio-mode-differs", severity: Error, engines: "ab", wrong: []string{serve + kv("MoRIIOConnector", "producer", append(ports, "read_mode=true")...), moriio[1]}, right: moriio},
-		{code: "moriio-mode-differs", severity: Error, engines: "ab", gateway: `{"type":"moriio","config":{"mode":"read"}}`, wrong: moriio, right: two("", "MoRIIOConnector", append(ports, "read_mode=true")...)},
-		{code: "moriio-ports", severity: Error, engines: "a", wrong: []string{serve + kv("MoRIIOConnector", "producer", ports[:2]...), moriio[1]}, right: moriio},
-		{
-			code: "moriio-trusted-hosts", severity: Warning, engines: "ab", wrong: []string{"on:h1 " + moriio[0], "on:h2 " + moriio[1]}, right: []string{"@0.27.0 on:h1 " + moriio[0], "@0.27.0 on:h2 " + moriio[1]},
-		},
-		{
-			code: "moriio-trusted-hosts", severity: Warning, engines: "ab", wrong: []string{"on:h1 " + moriio[0], "on:h2 " + moriio[1]},
-			right: []string{"on:h1 " + serve + kv("MoRIIOConnector", "producer", append(ports, `trusted_remote_hosts=["h2"]`)...), "on:h2 " + serve + kv("MoRIIOConnector", "consumer", append(ports, `trusted_remote_hosts="h1"`)...)},
-		},
-		{code: "offload-p2p-missing", severity: Error, engines: "ab", gateway: `{"type":"offload-p2p"}`, wrong: two(seed, "OffloadingConnector"), right: two(seed, "OffloadingConnector", tier)},
-		{code: "offload-old-keys", severity: Error, engines: "ab", gateway: `{"type":"offload-p2p"}`, wrong: two("@0.27.0 "+seed, "OffloadingConnector", tier), right: two("@0.28.0 "+seed, "OffloadingConnector", tier)},
-		{code: "offload-port-gateway", severity: Warning, engines: "a", gateway: `{"type":"offload-p2p"}`, wrong: two(seed, "OffloadingConnector", tier), right: two(seed+"VLLM_P2P_SIDE_CHANNEL_PORT=7777 ", "OffloadingConnector", tier)},
-		{
-			code: "offload-loopback", severity: Error, engines: "a", wrong: []string{"on:h1 " + seed + serve + kv("OffloadingConnector", "producer", tier), "on:h2 " + seed + serve + kv("OffloadingConnector", "consumer", tier)},
-			right: []string{"on:h1 VLLM_P2P_SIDE_CHANNEL_HOST=h1 " + seed + serve + kv("OffloadingConnector", "producer", tier), "on:h2 " + seed + serve + kv("OffloadingConnector", "consumer", tier)},
-		},
-		{
-			code: "offload-port-twice", severity: Error, engines: "ab", wrong: two("on:h "+seed, "OffloadingConnector", tier),
-			right: []string{"on:h " + seed + serve + kv("OffloadingConnector", "producer", tier), "on:h VLLM_P2P_SIDE_CHANNEL_PORT=5711 " + seed + serve + kv("OffloadingConnector", "consumer", tier)},
-		},
-
-		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{moon[0] + " -tp 4", moon[1] + " -tp 6"}, right: []string{moon[0] + " -tp 4", moon[1] + " -tp 8"}},
-		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{ascend[0] + " -tp 4", ascend[1] + " -tp 8"}, right: []string{ascend[0] + " -tp 8", ascend[1] + " -tp 4"}},
-		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{moriio[0] + " -tp 4", moriio[1] + " -tp 6"}, right: []string{moriio[0] + " -tp 4", moriio[1] + " -tp 2"}},
-		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{p2p[0] + " -pp=2", p2p[1]}, right: []string{p2p[0] + " -pp=2", p2p[1] + " -pp=2"}},
-		{code: "pair-sizes", severity: Error, engines: "ab", wrong: []string{sgl[0], sgl[1] + " --pp-size 2"}, right: []string{sgl[0] + " --pp-size 2", sgl[1]}},
-		{code: "pair-sizes", severity: Error, engines: "ac", wrong: []string{moon[0] + " -tp 4", moon[1] + " -tp 8", moon[1] + " -tp 3"}, right: []string{moon[0] + " -tp 4", moon[1] + " -tp 8", moon[1] + " -tp 1"}},
-		{ // a number of notices says that not every rank sends
-			code: "pair-sizes", severity: Error, engines: "ab", gateway: `{"type":"lmcache-pd"}`, other: `{"type":"lmcache-pd","config":{"notifications":1}}`,
-			wrong: []string{seed + serve + kv("LMCacheConnectorV1", "producer") + " -tp 2", seed + serve + kv("LMCacheConnectorV1", "consumer")},
-			right: []string{seed + serve + kv("LMCacheConnectorV1", "producer") + " -tp 2", seed + serve + kv("LMCacheConnectorV1", "consumer")},
-		},
-		{code: "sglang-mode", severity: Error, engines: "a", gateway: `{"type":"sglang"}`, wrong: []string{"sglang serve --model-path m"}, right: sgl},
-		{code: "sglang-backend-differs", severity: Error, engines: "ab", wrong: []string{sgl[0] + " --disaggregation-transfer-backend nixl", sgl[1]}, right: []string{sgl[0] + " --disaggregation-transfer-backend mooncake", sgl[1]}},
-		{code: "page-size-differs", severity: Error, engines: "ab", wrong: []string{sgl[0] + " --page-size 64", sgl[1]}, right: sgl},
-		{code: "sglang-port-gateway", severity: Warning, engines: "a", gateway: `{"type":"sglang","config":{"bootstrapPort":9000}}`, wrong: sgl, right: []string{sgl[0] + " --disaggregation-bootstrap-port=9000", sgl[1]}},
-		{code: "sglang-port-twice", severity: Error, engines: "ab", wrong: []string{"on:h " + sgl[0], "on:h " + sgl[0], "on:h " + sgl[1]}, right: []string{"on:h " + sgl[0], "on:h " + sgl[0] + " --disaggregation-bootstrap-port 8999", "on:h " + sgl[1]}},
-		{code: "trtllm-transceiver", severity: Error, engines: "a", wrong: []string{"trtllm-serve m", "trtllm-serve serve m --extra_llm_api_options ucx.yaml"}, right: []string{"trtllm-serve m --extra_llm_api_options=ucx.yaml", "trtllm-serve serve m --extra_llm_api_options ucx.yaml"}},
-		{code: "trtllm-transceiver-differs", severity: Error, engines: "ab", wrong: []string{"trtllm-serve m --config nixl.yaml", "trtllm-serve m --config ucx.yaml"}, right: []string{"trtllm-serve m --config ucx.yaml", "trtllm-serve m --config ucx.yaml"}},
-	}
-}
-
 func TestEachRuleFindsItsFaultAndNotItsCorrection(t *testing.T) {
 	for i, c := range table() {
 		t.Run(fmt.Sprintf("%s-%d", c.code, i), func(t *testing.T) {
@@ -421,7 +150,8 @@ func TestEachRuleFindsItsFaultAndNotItsCorrection(t *testing.T) {
 			if c.other != "" {
 				spec = c.other
 			}
-			assert.NotContains(t, codes(Check(deploy(t, c.right...), gateway(t, spec))), c.code, "the corrected deployment is good")
+			assert.NotContains(t, codes(Check(deploy(t, c.right...), gateway(t, spec))), c.code,
+				"the corrected deployment is good")
 		})
 	}
 }
@@ -439,15 +169,17 @@ func TestNoRuleIsWithoutAFinding(t *testing.T) {
 	}
 }
 
-// The findings about tensor parallel sizes say of every protocol what pickers heed.
+// For each protocol the findings about tensor-parallel sizes agree with what pickers do.
 func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 	for _, class := range []string{
-		"NixlConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1", "MoRIIOConnector", "P2pNcclConnector", "PyNcclConnector",
+		"NixlConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1", "MoRIIOConnector",
+		"P2pNcclConnector", "PyNcclConnector",
 		"MooncakeStoreConnector", "ExampleConnector", "OffloadingConnector",
 	} {
 		c, err := connector.Open(config.Spec{Type: class})
 		require.NoError(t, err)
-		for _, sizes := range [][2]string{{"1", "1"}, {"1", "2"}, {"2", "1"}, {"2", "3"}, {"4", "6"}, {"8", "4"}, {"4", "8"}} {
+		for _, sizes := range [][2]string{{"1", "1"}, {"1", "2"}, {"2", "1"}, {"2", "3"}, {"4", "6"}, {"8", "4"},
+			{"4", "8"}} {
 			engines := two("", class)
 			found := codes(Check(deploy(t, engines[0]+" -tp "+sizes[0], engines[1]+" -tp "+sizes[1]), nil))
 			found = slices.DeleteFunc(found, func(code string) bool {
@@ -461,26 +193,33 @@ func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 	}
 }
 
-// The corrected deployments are not only free of the one fault: a reader copies them.
+// The corrected deployments have no findings at all, since readers copy them.
 func TestGoodDeploymentsHaveNoFindings(t *testing.T) {
 	encode := encodeTable()
 	for name, c := range map[string]struct {
 		gateway string
 		engines []string
 	}{
-		"nixl":           {`{"type":"nixl"}`, two("", "NixlConnector")},
-		"nixl, several":  {`{"type":"nixl"}`, append(two("", "NixlConnector"), two("", "NixlConnector")...)},
-		"lmcache":        {`{"type":"lmcache"}`, two(seed, "LMCacheConnectorV1", store)},
-		"mooncake":       {`{"type":"mooncake"}`, two("", "MooncakeConnector")},
-		"example":        {`{"type":"sharedstorage"}`, two("", "ExampleConnector")},
-		"multi":          {`{"type":"multi"}`, two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+child("ExampleConnector")+"]")},
-		"multi by child": {`{"type":"nixl"}`, two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+child("LMCacheMPConnector")+"]")},
-		"two models":     {"", append(two("", "NixlConnector"), strings.Replace(two("", "NixlConnector")[0], " m ", " n -tp 2 ", 1), strings.Replace(two("", "NixlConnector")[1], " m ", " n -tp 2 ", 1))},
-		"no transfer":    {`{"type":"http"}`, []string{serve, serve}},
-		"encode stage":   {`{"type":"nixl"}`, []string{encode[0].right[0], encode[0].right[1], encode[0].right[2]}},
-		"alone":          {"", []string{serve}},
-		"trtllm":         {`{"type":"trtllm"}`, []string{"trtllm-serve m --config ucx.yaml", "trtllm-serve m --config ucx.yaml"}},
-		"none":           {"", nil},
+		"nixl":          {`{"type":"nixl"}`, two("", "NixlConnector")},
+		"nixl, several": {`{"type":"nixl"}`, append(two("", "NixlConnector"), two("", "NixlConnector")...)},
+		"lmcache":       {`{"type":"lmcache"}`, two(seed, "LMCacheConnectorV1", store)},
+		"mooncake":      {`{"type":"mooncake"}`, two("", "MooncakeConnector")},
+		"example":       {`{"type":"sharedstorage"}`, two("", "ExampleConnector")},
+		"multi": {`{"type":"multi"}`, two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+
+			child("ExampleConnector")+"]")},
+		"multi by child": {`{"type":"nixl"}`, two("", "MultiConnector", "connectors=["+child("NixlConnector")+","+
+			child("LMCacheMPConnector")+"]")},
+		"two models": {
+			"", append(two("", "NixlConnector"), strings.Replace(two("", "NixlConnector")[0], " m ", " n -tp 2 ", 1),
+				strings.Replace(two("", "NixlConnector")[1], " m ", " n -tp 2 ", 1)),
+		},
+		"no transfer":  {`{"type":"http"}`, []string{serve, serve}},
+		"encode stage": {`{"type":"nixl"}`, []string{encode[0].right[0], encode[0].right[1], encode[0].right[2]}},
+		"alone":        {"", []string{serve}},
+		"trtllm": {
+			`{"type":"trtllm"}`, []string{"trtllm-serve m --config ucx.yaml", "trtllm-serve m --config ucx.yaml"},
+		},
+		"none": {"", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			assert.Empty(t, Check(deploy(t, c.engines...), gateway(t, c.gateway)))
@@ -488,15 +227,16 @@ func TestGoodDeploymentsHaveNoFindings(t *testing.T) {
 	}
 }
 
-// kthena issue 1069, both halves, in the reporter's own settings.
-// However the gateway's file spells that the class means PD mode, the rules take it as the gateway does.
+// In each spelling of PD mode the rules choose the same connector as the gateway.
 func TestLMCachesClassIsResolvedAsTheGatewayResolvesIt(t *testing.T) {
-	for _, setting := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl", "lmcache.enable_nixl", "enable_xpyd"} {
+	for _, setting := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl", "lmcache.enable_nixl",
+		"enable_xpyd"} {
 		assert.Equal(t, "lmcache-pd", gatewayName("LMCacheConnectorV1", map[string]any{setting: true}), setting)
 	}
 	assert.Equal(t, "lmcache", gatewayName("LMCacheConnectorV1", map[string]any{"enable_pd": false}))
 }
 
+// These are both halves of kthena's issue 1069, in the reporter's own settings.
 func TestTheDeploymentsOfKthenaIssue1069AreFound(t *testing.T) {
 	const env = "UCX_TLS=tcp PYTHONHASHSEED=0 "
 	first := two("on:pod "+env, "LMCacheConnectorV1", "discard_partial_chunks=true", `lmcache_rpc_port="10086"`)
@@ -506,15 +246,18 @@ func TestTheDeploymentsOfKthenaIssue1069AreFound(t *testing.T) {
 	assert.Equal(t, []string{"a", "b"}, found[0].Engines)
 
 	pd := []string{
-		"discard_partial_chunks=true", `lmcache_rpc_port="10086"`, `lmcache.enable_pd=true`, `lmcache.transfer_channel="nixl"`, `lmcache.nixl_backends=["UCX"]`,
-		`lmcache.pd_skip_proxy_notification=true`, `lmcache.pd_peer_host="10.0.0.2"`, `lmcache.pd_peer_init_port="10086"`, `lmcache.pd_peer_alloc_port="10087"`, `lmcache.pd_buffer_device="cuda"`,
+		"discard_partial_chunks=true", `lmcache_rpc_port="10086"`, `lmcache.enable_pd=true`,
+		`lmcache.transfer_channel="nixl"`, `lmcache.nixl_backends=["UCX"]`,
+		`lmcache.pd_skip_proxy_notification=true`, `lmcache.pd_peer_host="10.0.0.2"`,
+		`lmcache.pd_peer_init_port="10086"`, `lmcache.pd_peer_alloc_port="10087"`, `lmcache.pd_buffer_device="cuda"`,
 	}
 	second := []string{
 		env + serve + kv("LMCacheConnectorV1", "producer", append(pd, `lmcache.pd_role="sender"`)...),
 		env + serve + kv("LMCacheConnectorV1", "consumer", append(pd, `lmcache.pd_role="receiver"`)...),
 	}
 	found = Check(deploy(t, second...), gateway(t, `{"type":"lmcache"}`))
-	for _, code := range []string{"lmcache-pd-behind-lmcache", "lmcache-notice-skipped", "lmcache-pd-partial-chunks", "lmcache-pd-buffer"} {
+	for _, code := range []string{"lmcache-pd-behind-lmcache", "lmcache-notice-skipped", "lmcache-pd-partial-chunks",
+		"lmcache-pd-buffer"} {
 		assert.Contains(t, codes(found), code)
 	}
 }

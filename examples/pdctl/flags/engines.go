@@ -74,7 +74,7 @@ func (e *Engine) vllm(argv []string, env map[string]string, files map[string][]b
 	return e.lmcache(env, files)
 }
 
-// configFile lays `vllm serve --config FILE` under the command line.
+// configFile reads the file of `vllm serve --config FILE`. The command line overrides it.
 func (e *Engine) configFile(a *arguments, file string, files map[string][]byte) error {
 	content, ok := files[file]
 	if !ok {
@@ -117,7 +117,7 @@ func (e *Engine) configFile(a *arguments, file string, files map[string][]byte) 
 	return nil
 }
 
-// transferConfig returns an argument that is a JSON object, with its dotted members laid over it, nil without any.
+// transferConfig returns the JSON object of an argument, overridden by its dotted members; nil if there is none.
 func transferConfig(a arguments, flag string) (map[string]any, error) {
 	text, given := a.flags[flag]
 	dotted := a.dotted[flag]
@@ -149,7 +149,7 @@ func transferConfig(a arguments, flag string) (map[string]any, error) {
 	return config, nil
 }
 
-// transfer reads one configuration; depth bounds MultiConnectors within MultiConnectors.
+// transfer reads one configuration. depth bounds MultiConnectors inside MultiConnectors.
 func transfer(raw map[string]any, depth int) (Transfer, error) {
 	t := Transfer{
 		Class: text(raw, "kv_connector"), Role: text(raw, "kv_role"), EngineID: text(raw, "engine_id"),
@@ -195,8 +195,8 @@ func kvRole(role string) discovery.Role {
 	return 0
 }
 
-// lmcache gathers LMCache's settings: its file, over it LMCACHE_* variables, over them lmcache.* members of the
-// connector's own settings (lmcache/integration/vllm/utils.py).
+// lmcache collects LMCache's settings: those of its file, overridden by LMCACHE_* variables, overridden by lmcache.*
+// members of the connector's own settings (lmcache/integration/vllm/utils.py).
 func (e *Engine) lmcache(env map[string]string, files map[string][]byte) error {
 	var extra map[string]any
 	for _, t := range e.Transfer.Leaves() {
@@ -237,13 +237,14 @@ func (e *Engine) lmcache(env map[string]string, files map[string][]byte) error {
 	return nil
 }
 
-// mooncakeVariables stand for members of Mooncake's file where there is none (vllm/distributed/mooncake_store.py).
+// mooncakeVariables are the variables that replace members of Mooncake's file if there is no file
+// (vllm/distributed/mooncake_store.py).
 var mooncakeVariables = map[string]string{
 	"MOONCAKE_MASTER": "master_server_address", "MOONCAKE_TE_META_DATA_SERVER": "metadata_server",
 	"MOONCAKE_TENANT_ID": "tenant_id",
 }
 
-// mooncakeStore gathers the settings of Mooncake's store.
+// mooncakeStore collects the settings of Mooncake's store.
 func (e *Engine) mooncakeStore(env map[string]string, files map[string][]byte) error {
 	if !slices.ContainsFunc(e.Transfer.Leaves(),
 		func(t *Transfer) bool { return t.Class == "MooncakeStoreConnector" }) {
@@ -296,8 +297,8 @@ func (e *Engine) sglang(argv []string) error {
 	return nil
 }
 
-// trtllm reads the arguments of trtllm-serve (tensorrt_llm/commands/serve.py). Whether a server is for context or for
-// generation is the disaggregation server's to say, so it has no role here.
+// trtllm reads the arguments of trtllm-serve (tensorrt_llm/commands/serve.py). The engine gets no role, since the
+// disaggregation server decides whether a server is for context or for generation.
 func (e *Engine) trtllm(argv []string, files map[string][]byte) error {
 	a := split(argv, nil)
 	if err := e.sizes(a, []string{"tp-size"}, []string{"pp-size"}, []string{"dp-size"}); err != nil {

@@ -13,7 +13,8 @@ func ExampleCheck() {
 	var engines []flags.Engine
 	for name, role := range map[string]string{"p": "kv_producer", "d": "kv_consumer"} {
 		e, err := flags.Parse([]string{
-			"vllm", "serve", "m", "--kv-transfer-config", `{"kv_connector":"LMCacheConnectorV1","kv_role":"` + role + `"}`,
+			"vllm", "serve", "m", "--kv-transfer-config",
+			`{"kv_connector":"LMCacheConnectorV1","kv_role":"` + role + `"}`,
 		}, map[string]string{"PYTHONHASHSEED": "0"}, nil)
 		if err != nil {
 			fmt.Println(err)

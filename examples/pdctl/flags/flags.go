@@ -2,13 +2,13 @@
 
 // Package flags reads the command lines of inference engines and says what does not fit together for KV transfer.
 //
-// [Parse] reads one engine, as it is started: vLLM (with LMCache's own settings), SGLang or TensorRT-LLM. [Check]
-// compares the engines of one deployment with each other and with the connector of the gateway in front of them. Most
-// of what it finds costs no request an error: engines that cannot hand over KV compute each prompt twice, and answer
-// 200.
+// [Parse] reads how one engine is started: vLLM (with LMCache's own settings), SGLang or TensorRT-LLM. [Check] compares
+// the engines of one deployment with each other and with the connector of the gateway in front of them. Most faults
+// that it finds cause no error in a request: engines that cannot hand over KV compute each prompt twice and answer 200.
 //
-// Neither dials, reads files or looks at its own process; what an engine's command line names is given to Parse. Of
-// environment and arguments only what the rules compare is kept, so that no finding can show a key or a token.
+// Neither function opens connections, reads files or looks at its own process. The caller gives Parse the files that an
+// engine's command line names. Of the environment and the arguments the package keeps only what the rules compare, so
+// no finding can show a key or a token.
 package flags
 
 import (
@@ -24,19 +24,19 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// ErrNoEngine says that a command line starts no engine that is known here.
+// ErrNoEngine says that a command line does not start an engine that this package knows.
 var ErrNoEngine = errors.New("no vLLM, SGLang or TensorRT-LLM server is started")
 
-// Engine is one engine by its flags. Name, Node and Version are the caller's to add: flags do not tell them.
+// Engine is one engine, as its flags describe it. The caller adds Name, Node and Version, which the flags do not have.
 type Engine struct {
-	Name    string         // how findings name it
-	Node    string         // the machine, or the pod with a network of its own; "" is unknown
-	Version launch.Version // the zero value is unknown
+	Name    string         // its name in findings
+	Node    string         // the machine, or the pod with a network of its own; "" if unknown
+	Version launch.Version // the zero value if unknown
 	Program string         // vllm, sglang or trtllm
-	Role    discovery.Role // what its flags make it; 0 is nothing
-	Host    string         // it listens on; "" is the engine's default
+	Role    discovery.Role // the role that its flags give it; 0 if none
+	Host    string         // the host on which it listens; "" is the engine's default
 	Port    int            // 0 is the engine's default
-	Model   string         // what it loads
+	Model   string         // the model that it loads
 	Served  []string       // the names that requests use, if they differ
 	TP      int            // tensor parallel size, at least 1
 	PP      int            // pipeline parallel size, at least 1
@@ -46,7 +46,7 @@ type Engine struct {
 	Transfer *Transfer      // vLLM's --kv-transfer-config; nil without one
 	LMCache  map[string]any // LMCache's settings by their names in its file; nil without LMCache
 	Mooncake map[string]any // Mooncake's store settings by their names in its file; nil without MooncakeStoreConnector
-	Unread   []string       // configuration files that are named but were not given
+	Unread   []string       // configuration files that it names and the caller did not give
 
 	args map[string]string
 	env  map[string]string
@@ -70,7 +70,7 @@ type Encoder struct {
 	Extra map[string]any
 }
 
-// Leaves returns the transfer itself, or the children of a MultiConnector.
+// Leaves returns the children of a MultiConnector, or the transfer itself.
 func (t *Transfer) Leaves() []*Transfer {
 	if t == nil {
 		return nil
@@ -85,7 +85,7 @@ func (t *Transfer) Leaves() []*Transfer {
 	return all
 }
 
-// keptEnv and keptArgs are what the rules look at.
+// keptEnv and keptArgs are the variables and arguments that the rules use.
 var (
 	keptEnv = []string{
 		"PYTHONHASHSEED", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT",
@@ -99,9 +99,9 @@ var (
 	}
 )
 
-// Parse reads the command line of an engine, program first. env is its environment and files are the configuration
-// files that both name, by the name they are given there: one mapping each, in YAML or JSON. The error is [ErrNoEngine],
-// or says which argument cannot be read, without its value.
+// Parse reads the command line of an engine; argv[0] is the program. env is its environment. files are the
+// configuration files that argv and env name, by the names that they use: one mapping each, in YAML or JSON. The error
+// is [ErrNoEngine], or says which argument cannot be read, without its value.
 func Parse(argv []string, env map[string]string, files map[string][]byte) (Engine, error) {
 	program, rest := find(argv)
 	e := Engine{Program: program, TP: 1, PP: 1, DP: 1, env: map[string]string{}, args: map[string]string{}}
@@ -127,7 +127,7 @@ func Parse(argv []string, env map[string]string, files map[string][]byte) (Engin
 	return e, nil
 }
 
-// modules are the Python modules that are servers.
+// modules are the Python modules of the servers.
 var modules = map[string]string{
 	"vllm.entrypoints.openai.api_server": "vllm",
 	"vllm.entrypoints.api_server":        "vllm",
@@ -136,8 +136,8 @@ var modules = map[string]string{
 	"sglang.srt.entrypoints.http_server": "sglang",
 }
 
-// find looks for the server in a command line, behind whatever starts it (python, numactl, env), and returns what
-// follows.
+// find finds the server in a command line, after whatever starts it (python, numactl, env), and returns the arguments
+// that follow.
 func find(argv []string) (program string, rest []string) {
 	for i, a := range argv {
 		next := ""
@@ -168,7 +168,8 @@ func find(argv []string) (program string, rest []string) {
 	return "", nil
 }
 
-// arguments are a command line's flags, without dashes in front and with dashes inside. Later ones win, as in argparse.
+// arguments are a command line's flags. Their names have no dashes at the front, and dashes inside. A later flag
+// overrides an earlier one, as in argparse.
 type arguments struct {
 	positional []string
 	flags      map[string]string
@@ -176,7 +177,8 @@ type arguments struct {
 	lists      map[string][]string          // flags that take several values
 }
 
-// split reads a command line. short are the one-dash names, severals those that take all values up to the next flag.
+// split reads a command line. short are the names with one dash. severals are the flags that take all values up to the
+// next flag.
 func split(argv []string, short map[string]string, severals ...string) arguments {
 	a := arguments{flags: map[string]string{}, dotted: map[string]map[string]string{}, lists: map[string][]string{}}
 	for i := 0; i < len(argv); i++ {
@@ -226,7 +228,8 @@ func split(argv []string, short map[string]string, severals ...string) arguments
 	return a
 }
 
-// takesValue tells switches by how they are named: a model's name after one is not its value.
+// takesValue reports whether a flag takes a value. It recognizes switches by their names: the word after a switch may
+// be a model's name.
 func takesValue(name string) bool {
 	for _, prefix := range []string{"enable-", "disable-", "no-", "trust-", "enforce-", "skip-", "use-"} {
 		if strings.HasPrefix(name, prefix) {
@@ -244,7 +247,7 @@ func isValue(s string) bool {
 	return err == nil
 }
 
-// first returns the first flag that is given.
+// first returns the value of the first of the names that is given.
 func (a arguments) first(names ...string) string {
 	for _, n := range names {
 		if v := a.flags[n]; v != "" {
@@ -254,7 +257,7 @@ func (a arguments) first(names ...string) string {
 	return ""
 }
 
-// number reads a whole number that is at least low, def where the flag is missing.
+// number reads a whole number that is at least low, or returns def if the flag is missing.
 func (a arguments) number(def, low int, names ...string) (int, error) {
 	text := a.first(names...)
 	if text == "" {
@@ -267,7 +270,7 @@ func (a arguments) number(def, low int, names ...string) (int, error) {
 	return n, nil
 }
 
-// sizes reads what all engines have under several names.
+// sizes reads the parallel sizes, which each kind of engine has under several names.
 func (e *Engine) sizes(a arguments, tp, pp, dp []string) error {
 	var errs [4]error
 	e.TP, errs[0] = a.number(1, 1, tp...)
@@ -283,7 +286,7 @@ func (e *Engine) sizes(a arguments, tp, pp, dp []string) error {
 	return errors.Join(errs[:]...)
 }
 
-// Address is the engine's host and port for a reader, "" where its flags do not tell.
+// Address is the engine's host and port, for a reader; "" if its flags do not have them.
 func (e *Engine) Address() string {
 	if e.Port == 0 {
 		return ""

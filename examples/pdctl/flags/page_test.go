@@ -14,7 +14,7 @@ import (
 
 const mark = "<!-- The table is written by the tests: PDKIT_UPDATE=1 go test -run Page . -->\n"
 
-// The page's table is made of the findings that the tests see.
+// The README's table is made of the findings that the tests produce.
 func TestThePageHasEveryFinding(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("| code | | what is wrong | remedy |\n|---|---|---|---|\n")

@@ -44,7 +44,7 @@ func TestParseReadsEachFormOfAnArgument(t *testing.T) {
 		"vllm serve m --tensor_parallel_size 4 --port 8100",
 		"vllm serve m -tp 4 --port 8100",
 		"vllm serve m -tp=4 --port 8100",
-		"vllm serve --port 8100 -tp 2 -tp 4 --model m", // the last one wins
+		"vllm serve --port 8100 -tp 2 -tp 4 --model m", // the last -tp counts
 		"vllm serve --enforce-eager m -tp 4 --port 8100",
 	} {
 		e, err := Parse(strings.Fields(line), nil, nil)
@@ -54,7 +54,8 @@ func TestParseReadsEachFormOfAnArgument(t *testing.T) {
 		assert.Equal(t, "m", e.Model, line)
 		assert.Equal(t, 1, e.DP, line)
 	}
-	e, err := Parse(strings.Fields("vllm serve m --served-model-name a b --host 10.0.0.1 --port 1 -dp 2 -pp 3"), nil, nil)
+	e, err := Parse(strings.Fields("vllm serve m --served-model-name a b --host 10.0.0.1 --port 1 -dp 2 -pp 3"), nil,
+		nil)
 	require.NoError(t, err)
 	assert.Equal(t, []string{"a", "b"}, e.Served)
 	assert.Equal(t, "10.0.0.1:1", e.Address())
@@ -62,12 +63,17 @@ func TestParseReadsEachFormOfAnArgument(t *testing.T) {
 }
 
 func TestParseReadsKVTransferInEachForm(t *testing.T) {
-	const object = `{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_connector_extra_config":{"kv_lease_duration":60}}`
+	const object = `{"kv_connector":"NixlConnector","kv_role":"kv_producer",` +
+		`"kv_connector_extra_config":{"kv_lease_duration":60}}`
 	for _, argv := range [][]string{
 		{"vllm", "serve", "m", "--kv-transfer-config", object},
 		{"vllm", "serve", "m", "--kv-transfer-config=" + object},
-		{"vllm", "serve", "m", "--kv-transfer-config.kv_connector", "NixlConnector", "--kv-transfer-config.kv_role=kv_producer", "--kv-transfer-config.kv_connector_extra_config.kv_lease_duration", "60"},
-		{"vllm", "serve", "m", "--kv_transfer_config", `{"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_connector_extra_config":{"kv_lease_duration":60}}`, "--kv-transfer-config.kv_role", "kv_producer"},
+		{"vllm", "serve", "m", "--kv-transfer-config.kv_connector", "NixlConnector",
+			"--kv-transfer-config.kv_role=kv_producer",
+			"--kv-transfer-config.kv_connector_extra_config.kv_lease_duration", "60"},
+		{"vllm", "serve", "m", "--kv_transfer_config",
+			`{"kv_connector":"NixlConnector","kv_role":"kv_consumer",` +
+				`"kv_connector_extra_config":{"kv_lease_duration":60}}`, "--kv-transfer-config.kv_role", "kv_producer"},
 	} {
 		e, err := Parse(argv, nil, nil)
 		require.NoError(t, err, argv)
@@ -84,7 +90,8 @@ func TestParseRefusesWhatItCannotRead(t *testing.T) {
 		{"vllm", "serve", "m", "--kv-transfer-config", "[]"},
 		{"vllm", "serve", "m", "--kv-transfer-config", "{}"},
 		{"vllm", "serve", "m", "--kv-transfer-config", ""},
-		{"vllm", "serve", "m", "--kv-transfer-config", `{"kv_connector":"MultiConnector","kv_connector_extra_config":{"connectors":["secret"]}}`},
+		{"vllm", "serve", "m", "--kv-transfer-config",
+			`{"kv_connector":"MultiConnector","kv_connector_extra_config":{"connectors":["secret"]}}`},
 		{"vllm", "serve", "m", "-tp", "secret"},
 		{"vllm", "serve", "m", "-tp", "0"},
 	} {
@@ -95,9 +102,15 @@ func TestParseRefusesWhatItCannotRead(t *testing.T) {
 }
 
 func TestLMCacheSettingsLieOverEachOther(t *testing.T) {
-	argv := []string{"vllm", "serve", "m", `--kv-transfer-config={"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_connector_extra_config":{"lmcache.remote_serde":"c"}}`}
-	files := map[string][]byte{"f.yaml": []byte("chunk_size: 64\nremote_url: \"file\"\nremote_serde: naive\npd_peer_init_port: [1, 2]\n")}
-	e, err := Parse(argv, map[string]string{"LMCACHE_CONFIG_FILE": "f.yaml", "LMCACHE_REMOTE_URL": "env", "LMCACHE_REMOTE_SERDE": "env"}, files)
+	argv := []string{"vllm", "serve", "m", `--kv-transfer-config={"kv_connector":"LMCacheConnectorV1",` +
+		`"kv_role":"kv_both","kv_connector_extra_config":{"lmcache.remote_serde":"c"}}`}
+	files := map[string][]byte{
+		"f.yaml": []byte("chunk_size: 64\nremote_url: \"file\"\nremote_serde: naive\npd_peer_init_port: [1, 2]\n"),
+	}
+	e, err := Parse(
+		argv, map[string]string{"LMCACHE_CONFIG_FILE": "f.yaml", "LMCACHE_REMOTE_URL": "env",
+			"LMCACHE_REMOTE_SERDE": "env"}, files,
+	)
 	require.NoError(t, err)
 	assert.Equal(t, "64", text(e.LMCache, "chunk_size"), "the file")
 	assert.Equal(t, "env", text(e.LMCache, "remote_url"), "a variable wins over the file")
@@ -105,7 +118,9 @@ func TestLMCacheSettingsLieOverEachOther(t *testing.T) {
 	assert.Equal(t, 2, count(e.LMCache, "pd_peer_init_port"))
 	assert.Empty(t, e.Unread)
 
-	e, err = Parse([]string{"vllm", "serve", "m", `--kv-transfer-config={"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both","kv_connector_extra_config":{"config_path":"old.yaml"}}`}, nil,
+	e, err = Parse(
+		[]string{"vllm", "serve", "m", `--kv-transfer-config={"kv_connector":"LMCacheConnectorV1",` +
+			`"kv_role":"kv_both","kv_connector_extra_config":{"config_path":"old.yaml"}}`}, nil,
 		map[string][]byte{"old.yaml": []byte("enable_nixl: True\nnixl_role: \"sender\"  # or \"receiver\"\n")})
 	require.NoError(t, err)
 	assert.True(t, isPD(&e), "the old names, in the file that the design documents name")
@@ -113,8 +128,11 @@ func TestLMCacheSettingsLieOverEachOther(t *testing.T) {
 }
 
 func TestServeReadsItsConfigFileBelowTheCommandLine(t *testing.T) {
-	e, err := Parse([]string{"vllm", "serve", "--config", "c.yaml", "--port", "1"}, nil, map[string][]byte{"c.yaml": []byte(
-		"model: m\nport: 2\ntensor-parallel-size: 2\nserved-model-name: [a, b]\nkv-transfer-config:\n  kv_connector: NixlConnector\n  kv_role: kv_consumer\n")})
+	e, err := Parse([]string{"vllm", "serve", "--config", "c.yaml", "--port", "1"}, nil,
+		map[string][]byte{"c.yaml": []byte(
+			"model: m\nport: 2\ntensor-parallel-size: 2\nserved-model-name: [a, b]\nkv-transfer-config:\n  " +
+				"kv_connector: " +
+				"NixlConnector\n  kv_role: kv_consumer\n")})
 	require.NoError(t, err)
 	assert.Equal(t, 1, e.Port)
 	assert.Equal(t, 2, e.TP)
@@ -124,7 +142,8 @@ func TestServeReadsItsConfigFileBelowTheCommandLine(t *testing.T) {
 }
 
 func TestOnlyWhatRulesCompareIsKept(t *testing.T) {
-	e, err := Parse([]string{"vllm", "serve", "m", "--api-key", "secret-1"}, map[string]string{"HF_TOKEN": "secret-2", "PYTHONHASHSEED": "0"}, nil)
+	e, err := Parse([]string{"vllm", "serve", "m", "--api-key", "secret-1"},
+		map[string]string{"HF_TOKEN": "secret-2", "PYTHONHASHSEED": "0"}, nil)
 	require.NoError(t, err)
 	assert.NotContains(t, jsonText(e.args)+jsonText(e.env), "secret")
 	assert.Equal(t, map[string]string{"PYTHONHASHSEED": "0"}, e.env)
@@ -156,9 +175,10 @@ func TestAConfigurationFileIsOneMapping(t *testing.T) {
 	}
 }
 
-// Whatever a command line holds, reading it ends with an engine or an error, and checking it with findings.
+// For any command line, Parse returns an engine or an error, and Check returns findings.
 func FuzzParse(f *testing.F) {
-	f.Add("vllm\x00serve\x00m\x00--kv-transfer-config\x00{\"kv_connector\":\"MultiConnector\",\"kv_role\":\"kv_both\"}", "a: [1")
+	f.Add("vllm\x00serve\x00m\x00--kv-transfer-config\x00{\"kv_connector\":\"MultiConnector\",\"kv_role\":\"kv_both\"}",
+		"a: [1")
 	f.Add("trtllm-serve\x00m\x00--config\x00f", "cache_transceiver_config:\n  backend: UCX")
 	f.Add("sglang\x00serve\x00--page-size", "")
 	f.Add("vllm\x00serve\x00--config=f\x00--kv-transfer-config.a.b\x001", "x:\n- 1\n- ")

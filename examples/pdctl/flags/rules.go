@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// rules in the order in which findings are told: what concerns all connectors, then each connector's own.
+// rules are in the order in which findings are reported: the rules about all connectors, then those of each connector.
 var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, lmcacheRules, storeRules, mooncakeRules,
 	peerRules, otherEngineRules, pairRules, encodeRules)
 
-// classesOf are the engines' classes that each of the gateway's connectors speaks with.
+// classesOf are the engines' classes with which each of the gateway's connectors works.
 var classesOf = map[string][]string{
 	"nixl":             {"NixlConnector", "NixlPullConnector"},
 	"nixl-push":        {"NixlPushConnector"},
@@ -28,7 +28,7 @@ var classesOf = map[string][]string{
 	"multi":            {"MultiConnector"},
 }
 
-// handoffs are the classes whose KV only moves when the gateway says so with each request.
+// handoffs are the classes that move KV only if the gateway says so in each request.
 var handoffs = []string{
 	"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1",
 	"MooncakeLayerwiseConnector",
@@ -54,7 +54,7 @@ var generalRules = []rule{
 		find: func(g *model) (hits []hit) {
 			other := slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Transfer != nil })
 			if !other && (g.typ == "" || g.typ == "http") {
-				return nil // a deployment without KV transfer, and nobody said there should be
+				return nil // no engine has KV transfer, and no gateway needs it
 			}
 			for _, e := range g.engines {
 				if e.Program == "vllm" && e.Transfer == nil {
@@ -80,7 +80,8 @@ var generalRules = []rule{
 	},
 	{
 		code: "roles", severity: Error,
-		remedy: "write kv_producer for prefill engines and kv_consumer for decode engines (SGLang: --disaggregation-mode)",
+		remedy: "write kv_producer for prefill engines and kv_consumer for decode engines (SGLang: " +
+			"--disaggregation-mode)",
 		find: func(g *model) []hit {
 			if len(g.engines) < 2 || !slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Role != 0 }) {
 				return nil
@@ -146,7 +147,8 @@ var generalRules = []rule{
 				if slices.ContainsFunc(policies,
 					func(t *Transfer) bool { return t != nil && t.FailurePolicy == "recompute" }) {
 					hits = append(hits, hit{engines: []*Engine{e},
-						text: `computes the prompt again in silence when KV cannot be loaded (kv_load_failure_policy "recompute"): failed transfers look like slow answers`})
+						text: `computes the prompt again in silence when KV cannot be loaded (kv_load_failure_policy ` +
+							`"recompute"): failed transfers look like slow answers`})
 				}
 			}
 			return hits
@@ -177,13 +179,15 @@ var generalRules = []rule{
 				return nil
 			}
 			h := hit{engines: g.engines,
-				text: "serve a model with Mamba layers with different tensor parallel sizes: its state cannot be cut anew"}
+				text: "serve a model with Mamba layers with different tensor parallel sizes: its state cannot be " +
+					"cut anew"}
 			if len(g.with(nixlClasses...)) == len(g.engines) &&
 				!slices.ContainsFunc(g.engines, func(e *Engine) bool { return e.Version.Before(0, 28) }) {
 				// vllm#37635 and what followed; nixl/base_worker.py of 0.32.0. Falcon-H1's was cut wrongly (vllm#55208,
 				// open when this was written).
 				h.severity, h.text = Warning,
-					"serve a model with Mamba layers with different tensor parallel sizes: NIXL cuts its state anew, for some models wrongly (vllm#55208)"
+					"serve a model with Mamba layers with different tensor parallel sizes: NIXL cuts its state anew, "+
+						"for some models wrongly (vllm#55208)"
 			}
 			return []hit{h}
 		},
@@ -201,12 +205,13 @@ var generalRules = []rule{
 				return nil
 			}
 			return []hit{{engines: without,
-				text: "serve a model with Mamba layers without VLLM_SSM_CONV_STATE_LAYOUT=DS: its state cannot be handed over"}}
+				text: "serve a model with Mamba layers without VLLM_SSM_CONV_STATE_LAYOUT=DS: its state cannot be " +
+					"handed over"}}
 		},
 	},
 }
 
-// differing compares one argument of all engines that speak a connector.
+// differing compares one argument of all engines that use a connector.
 func differing(code, arg, text string) rule {
 	return rule{
 		code: code, severity: Error, remedy: "write the same --" + arg + " for all engines",

@@ -49,7 +49,8 @@ var encodeRules = []rule{
 			all := g.encodeFolders()
 			if len(g.encodes) > 0 && len(all) > 0 && differ(all, encoderPath) {
 				return []hit{{engines: all,
-					text: "keep embeddings in different folders (ec_connector_extra_config.shared_storage_path): none finds the other's"}}
+					text: "keep embeddings in different folders (ec_connector_extra_config.shared_storage_path): " +
+						"none finds the other's"}}
 			}
 			return nil
 		},
@@ -67,7 +68,8 @@ var encodeRules = []rule{
 				return nil
 			}
 			return []hit{{engines: all,
-				text: "keep embeddings in a folder of each machine's own (shared_storage_path under /tmp, or relative): none finds the other's"}}
+				text: "keep embeddings in a folder of each machine's own (shared_storage_path under /tmp, or " +
+					"relative): none finds the other's"}}
 		},
 	},
 	{
@@ -81,7 +83,8 @@ var encodeRules = []rule{
 				if e.Encoder.Class == "ECCPUConnector" && yes(e.Encoder.Extra, "ec_enable_nixl") &&
 					isLoopback(e.env["VLLM_EC_SIDE_CHANNEL_HOST"]) {
 					hits = append(hits, hit{engines: []*Engine{e},
-						text: "listens on its own machine's loopback only: prefill engines elsewhere cannot fetch its embeddings"})
+						text: "listens on its own machine's loopback only: prefill engines elsewhere cannot fetch " +
+							"its embeddings"})
 				}
 			}
 			return hits
@@ -89,7 +92,7 @@ var encodeRules = []rule{
 	},
 }
 
-// encodeFolders are the engines that pass embeddings on in a folder.
+// encodeFolders are the engines that pass on embeddings in a folder.
 func (g *model) encodeFolders() []*Engine {
 	return slices.DeleteFunc(slices.Concat(g.encodes, g.takers()),
 		func(e *Engine) bool { return e.Encoder.Class != "ECExampleConnector" })

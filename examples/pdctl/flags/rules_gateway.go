@@ -37,8 +37,9 @@ var gatewayRules = []rule{
 					if slices.Contains(handoffs, t.Class) {
 						hits = append(hits, hit{
 							engines: []*Engine{e},
-							text:    "waits for a handoff with each request, and the gateway's connector http relays none: every prompt is computed twice",
-							remedy:  "write kvConnector.type: " + speaks(e, t),
+							text: "waits for a handoff with each request, and the gateway's connector http relays " +
+								"none: every prompt is computed twice",
+							remedy: "write kvConnector.type: " + speaks(e, t),
 						})
 					}
 				}
@@ -79,7 +80,8 @@ var gatewayRules = []rule{
 				lease := nixlLease(s)
 				if s.Role.Has(prefill) && lease < promised {
 					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: fmt.Sprintf(
-						"keeps unread KV for %s, and the gateway uses handoffs for %s: decode then reads blocks that hold another request's KV, and answers 200", lease, promised)})
+						"keeps unread KV for %s, and the gateway uses handoffs for %s: decode then reads blocks that "+
+							"hold another request's KV, and answers 200", lease, promised)})
 				}
 			}
 			return hits
@@ -94,25 +96,28 @@ var gatewayRules = []rule{
 				return nil
 			}
 			return []hit{{engines: enginesOf(sides),
-				text: "release unread KV when its lease ends, and the gateway uses handoffs of any age (timeouts.handoff is 0)"}}
+				text: "release unread KV when its lease ends, and the gateway uses handoffs of any age " +
+					"(timeouts.handoff is 0)"}}
 		},
 	},
 	{
 		code: "push-engine-id", severity: Error,
-		remedy: `write a fixed "engine_id" on each prefill engine and the same as the endpoint's attribute engineID, or dispatch: serial in the gateway`,
+		remedy: `write a fixed "engine_id" on each prefill engine and the same as the endpoint's attribute engineID, ` +
+			`or dispatch: serial in the gateway`,
 		find: func(g *model) []hit {
 			if text(g.config, "dispatch") == "serial" {
 				return nil
 			}
 			return alone(g.with("NixlPushConnector"),
-				"has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random one changes at each start", func(s side) bool {
+				"has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random "+
+					"one changes at each start", func(s side) bool {
 					return s.Role.Has(prefill) && s.t.EngineID == ""
 				})
 		},
 	},
 }
 
-// mismatch says why an engine does not understand the gateway's connector.
+// mismatch says why an engine does not work with the gateway's connector.
 func (g *model) mismatch(e *Engine) (problem, remedy string) {
 	switch g.typ {
 	case "", "http":
@@ -133,7 +138,7 @@ func (g *model) mismatch(e *Engine) (problem, remedy string) {
 			"write kvConnector.type: " + e.Program
 	}
 	if e.Transfer == nil {
-		return "", "" // no-kv-transfer
+		return "", "" // the rule no-kv-transfer reports it
 	}
 	if g.typ == "multi" {
 		if e.Transfer.Class != "MultiConnector" {
@@ -162,7 +167,7 @@ func speaksOneOf(e *Engine, classes []string) bool {
 	return slices.ContainsFunc(e.Transfer.Leaves(), func(t *Transfer) bool { return slices.Contains(classes, t.Class) })
 }
 
-// childName is the connector of a gateway's child, which may be written as an engine's.
+// childName is the connector of a gateway's child, which may be written in the engine's form.
 func childName(child map[string]any) string {
 	if class := text(child, "kv_connector"); class != "" {
 		return gatewayName(class, object(child, "kv_connector_extra_config"))
@@ -170,7 +175,7 @@ func childName(child map[string]any) string {
 	return gatewayName(text(child, "type"), object(child, "config"))
 }
 
-// speaks is the gateway's name for what an engine speaks.
+// speaks is the gateway's name for the protocol of an engine's connector.
 func speaks(e *Engine, t *Transfer) string {
 	if t.Class == "LMCacheConnectorV1" && isPD(e) {
 		return "lmcache-pd"
@@ -184,7 +189,7 @@ func speaks(e *Engine, t *Transfer) string {
 	return "http"
 }
 
-// promisedLease is the age of the oldest handoff that the gateway may use.
+// promisedLease is the greatest age of a handoff that the gateway may still use.
 func (g *model) promisedLease() time.Duration {
 	var lease config.Duration
 	promised := seconds(30)
@@ -201,8 +206,8 @@ func (g *model) promisedLease() time.Duration {
 	return promised
 }
 
-// nixlChild is the settings of the NIXL among the gateway's children; of one that is written as the engine writes it,
-// the engine's own.
+// nixlChild returns the settings of the NIXL child among the gateway's children. For a child in the engine's form they
+// are the engine's own settings.
 func (g *model) nixlChild() map[string]any {
 	children, _ := g.config["connectors"].([]any)
 	for _, c := range children {
@@ -219,7 +224,7 @@ func (g *model) nixlChild() map[string]any {
 	return nil
 }
 
-// nixlLease is how long an engine keeps unread KV: before 0.22 (vllm#41383) a variable said so.
+// nixlLease is how long an engine keeps unread KV. Before 0.22 (vllm#41383) a variable set it.
 func nixlLease(s side) time.Duration {
 	if s.Version.Before(0, 22) {
 		return seconds(number(s.env["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"], 480))
@@ -263,10 +268,12 @@ var versionRules = []rule{
 				switch old := s.Version.Before(0, 13); {
 				case known && !old && s.t.Class == "SharedStorageConnector":
 					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does not start", remedy: "write ExampleConnector"})
+						text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does " +
+							"not start", remedy: "write ExampleConnector"})
 				case old && s.t.Class == "ExampleConnector":
 					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "names ExampleConnector, which is SharedStorageConnector before vLLM 0.13: it does not start", remedy: "write SharedStorageConnector"})
+						text: "names ExampleConnector, which is SharedStorageConnector before vLLM 0.13: it does " +
+							"not start", remedy: "write SharedStorageConnector"})
 				}
 			}
 			return hits
@@ -306,15 +313,15 @@ var versionRules = []rule{
 	},
 }
 
-// mlaName are models whose attention is MLA: all ranks hold the same KV, and LMCache's keys leave their number out
-// (LMCache 0.5.6, v1/token_database.py: _make_key_by_hash).
+// mlaName matches models whose attention is MLA: all ranks hold the same KV, and LMCache's keys do not have the number
+// of ranks (LMCache 0.5.6, v1/token_database.py: _make_key_by_hash).
 var mlaName = regexp.MustCompile(`(?i)deepseek-(v[2-9]|r1|coder-v2|prover-v2)|kimi-(k|linear)|longcat|minicpm3|glm-5`)
 
 func isMLA(e *Engine) bool { return mlaName.MatchString(e.Model) }
 
 var mambaName = regexp.MustCompile(`(?i)mamba|jamba|bamba|zamba|nemotron-h|falcon-h1|granite-4|qwen3-next|plamo-2|lfm2`)
 
-// isMamba tells models with Mamba layers by their name, or by arguments that only they need.
+// isMamba recognizes models with Mamba layers by their name, or by arguments that only they need.
 func isMamba(e *Engine) bool {
 	for _, arg := range []string{"mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode"} {
 		if e.args[arg] != "" {

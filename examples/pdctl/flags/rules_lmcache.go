@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// isPD reports whether LMCache sends KV from engine to engine, by its new or its old settings.
+// isPD reports whether LMCache sends KV from engine to engine, by its new settings or its old ones.
 func isPD(e *Engine) bool { return yes(e.LMCache, "enable_pd") || yes(e.LMCache, "enable_nixl") }
 
 func pdRole(e *Engine) string {
@@ -18,13 +18,14 @@ func pdRole(e *Engine) string {
 	return text(e.LMCache, "nixl_role")
 }
 
-// lmcache returns the engines with LMCache inside the process, those with enable_pd or the others.
+// lmcache returns the engines with LMCache inside the process: those with enable_pd if pd is true, otherwise the
+// others.
 func (g *model) lmcache(pd bool) []side {
 	return slices.DeleteFunc(g.with("LMCacheConnectorV1", "LMCacheConnector"),
 		func(s side) bool { return isPD(s.Engine) != pd })
 }
 
-// sharedBy are settings through which engines find each other's chunks.
+// sharedBy are settings by which engines find each other's chunks.
 var sharedBy = []string{"remote_url", "gds_path", "weka_path", "external_backends", "remote_storage_plugins",
 	"storage_plugins"}
 
@@ -37,19 +38,21 @@ func sharesStore(e *Engine) bool {
 			return true
 		}
 	}
-	return len(e.Unread) > 0 // its file may say
+	return len(e.Unread) > 0 // an unread file may have one
 }
 
 var lmcacheRules = []rule{
 	{
 		code: "lmcache-not-shared", severity: Error,
-		remedy: "set LMCache's remote_url to one server of all engines (lm://HOST:PORT, redis://HOST:PORT), or use LMCacheMPConnector with one server",
+		remedy: "set LMCache's remote_url to one server of all engines (lm://HOST:PORT, redis://HOST:PORT), or use " +
+			"LMCacheMPConnector with one server",
 		find: func(g *model) []hit {
 			if !g.pair() {
 				return nil
 			}
 			return alone(g.lmcache(false),
-				"keeps LMCache's chunks in its own memory only (no remote_url): the other side never finds them, answers are 200 and every prompt is computed twice",
+				"keeps LMCache's chunks in its own memory only (no remote_url): the other side never finds them, "+
+					"answers are 200 and every prompt is computed twice",
 				func(s side) bool { return !sharesStore(s.Engine) })
 		},
 	},
@@ -76,7 +79,8 @@ var lmcacheRules = []rule{
 			if g.pair() && len(sides) > 0 && differ(sides, func(s side) string { return strconv.Itoa(s.TP) }) &&
 				!slices.ContainsFunc(g.engines, isMLA) {
 				return []hit{{engines: enginesOf(sides),
-					text: "have different tensor parallel sizes, which are part of LMCache's keys: none finds the other's chunks"}}
+					text: "have different tensor parallel sizes, which are part of LMCache's keys: none finds the " +
+						"other's chunks"}}
 			}
 			return nil
 		},
@@ -89,7 +93,7 @@ var lmcacheRules = []rule{
 			sides := g.with("LMCacheConnectorV1", "LMCacheConnector")
 			for i, a := range sides {
 				for _, b := range sides[i+1:] {
-					// It names a socket, so that it need not be a number; without one it is 0
+					// It is the name of a socket, so it need not be a number. Without one it is 0
 					// (lmcache/v1/lookup_client).
 					if a.Engine != b.Engine && a.Node != "" && a.Node == b.Node &&
 						text(a.t.Extra, "lmcache_rpc_port") == text(b.t.Extra, "lmcache_rpc_port") {
@@ -111,7 +115,8 @@ var lmcacheRules = []rule{
 			return alone(g.lmcache(true),
 				"is set up for LMCache's transfer from engine to engine (enable_pd), and the gateway's connector "+
 					g.typ+
-					" names no receiver and awaits no notice: nothing is sent, or decode fails on chunks that are not there yet", func(side) bool { return true })
+					" names no receiver and awaits no notice: nothing is sent, or decode fails on chunks that are "+
+					"not there yet", func(side) bool { return true })
 		},
 	},
 	{
@@ -122,16 +127,19 @@ var lmcacheRules = []rule{
 				return nil
 			}
 			return alone(g.lmcache(false),
-				"is not set up for LMCache's transfer from engine to engine (no enable_pd): the gateway waits for a notice that never comes",
+				"is not set up for LMCache's transfer from engine to engine (no enable_pd): the gateway waits for a "+
+					"notice that never comes",
 				func(s side) bool { return len(s.Unread) == 0 })
 		},
 	},
 	{
 		code: "lmcache-notice-skipped", severity: Error,
-		remedy: "remove pd_skip_proxy_notification, and set pd_proxy_host and pd_proxy_port to the gateway's notifyListen",
+		remedy: "remove pd_skip_proxy_notification, and set pd_proxy_host and pd_proxy_port to the gateway's " +
+			"notifyListen",
 		find: func(g *model) []hit {
 			return alone(g.lmcache(true),
-				"tells nobody when its KV has arrived (pd_skip_proxy_notification): decode starts on memory that is not written yet, and answers from stale bytes or fails",
+				"tells nobody when its KV has arrived (pd_skip_proxy_notification): decode starts on memory that is "+
+					"not written yet, and answers from stale bytes or fails",
 				func(s side) bool { return yes(s.LMCache, "pd_skip_proxy_notification") })
 		},
 	},
@@ -140,7 +148,8 @@ var lmcacheRules = []rule{
 		remedy: "set pd_proxy_host and pd_proxy_port to the gateway's notifyListen",
 		find: func(g *model) []hit {
 			return alone(g.lmcache(true),
-				"sends KV without an address for its notices (pd_proxy_host, pd_proxy_port): it does not start, or the gateway waits in vain", func(s side) bool {
+				"sends KV without an address for its notices (pd_proxy_host, pd_proxy_port): it does not start, or "+
+					"the gateway waits in vain", func(s side) bool {
 					if yes(s.LMCache, "pd_skip_proxy_notification") || pdRole(s.Engine) != "sender" ||
 						yes(s.LMCache, "enable_nixl") {
 						return false
@@ -226,7 +235,8 @@ var lmcacheRules = []rule{
 		code: "lmcache-pd-forbidden", severity: Error, remedy: "remove remote_url, save_decode_cache and enable_p2p",
 		find: func(g *model) []hit {
 			return alone(g.lmcache(true),
-				"combines enable_pd with a setting that it excludes (remote_url, save_decode_cache, enable_p2p): it does not start", func(s side) bool {
+				"combines enable_pd with a setting that it excludes (remote_url, save_decode_cache, enable_p2p): it "+
+					"does not start", func(s side) bool {
 					return text(s.LMCache, "remote_url") != "" || yes(s.LMCache, "save_decode_cache") ||
 						yes(s.LMCache, "enable_p2p")
 				})
@@ -237,7 +247,8 @@ var lmcacheRules = []rule{
 		remedy: `write "discard_partial_chunks":false in kv_connector_extra_config`,
 		find: func(g *model) []hit {
 			return alone(g.lmcache(true),
-				"throws the last, partial chunk of each prompt away (discard_partial_chunks): short prompts send nothing, and their notice never comes",
+				"throws the last, partial chunk of each prompt away (discard_partial_chunks): short prompts send "+
+					"nothing, and their notice never comes",
 				func(s side) bool { return yes(s.t.Extra, "discard_partial_chunks") })
 		},
 	},

@@ -21,7 +21,8 @@ var nixlRules = []rule{
 			for _, s := range g.with(nixlClasses...) {
 				if seen[s.Engine]++; seen[s.Engine] == 2 {
 					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "has two NIXL children: both answer with the same keys, which MultiConnector refuses with an error"})
+						text: "has two NIXL children: both answer with the same keys, which MultiConnector refuses " +
+							"with an error"})
 				}
 			}
 			return hits
@@ -35,7 +36,8 @@ var nixlRules = []rule{
 			if !apart(enginesOf(sides)) {
 				return nil
 			}
-			return alone(sides, "announces a side channel that is its own machine's loopback, or all its addresses: decode engines elsewhere cannot read its KV", func(s side) bool {
+			return alone(sides, "announces a side channel that is its own machine's loopback, or all its addresses: "+
+				"decode engines elsewhere cannot read its KV", func(s side) bool {
 				host := s.env["VLLM_NIXL_SIDE_CHANNEL_HOST"]
 				return s.Role.Has(prefill) && (isLoopback(host) || host == "0.0.0.0" || host == "::")
 			})
@@ -43,7 +45,8 @@ var nixlRules = []rule{
 	},
 	{
 		code: "nixl-port-twice", severity: Error,
-		remedy: "give each engine of a machine its own VLLM_NIXL_SIDE_CHANNEL_PORT, as far apart as its data parallel size",
+		remedy: "give each engine of a machine its own VLLM_NIXL_SIDE_CHANNEL_PORT, as far apart as its data " +
+			"parallel size",
 		find: func(g *model) []hit {
 			var ports []taken
 			for _, s := range g.with(nixlClasses...) {
@@ -62,7 +65,8 @@ var nixlRules = []rule{
 				for _, d := range sides {
 					if p.Role.Has(prefill) && d.Role.Has(decode) && p.TP%d.TP != 0 && d.TP%p.TP != 0 {
 						return []hit{{engines: []*Engine{p.Engine, d.Engine},
-							text: "have tensor parallel sizes of which none divides the other: KV heads cannot be split so"}}
+							text: "have tensor parallel sizes of which none divides the other: KV heads cannot be " +
+								"split so"}}
 					}
 				}
 			}
@@ -80,7 +84,8 @@ var nixlRules = []rule{
 		code: "nixl-compat-off", severity: Warning, remedy: "leave enforce_handshake_compat out",
 		find: func(g *model) []hit {
 			return alone(g.with(nixlClasses...),
-				"does not compare releases and layouts at the handshake (enforce_handshake_compat false): KV of another layout is read as it is", func(s side) bool {
+				"does not compare releases and layouts at the handshake (enforce_handshake_compat false): KV of "+
+					"another layout is read as it is", func(s side) bool {
 					_, given := s.t.Extra["enforce_handshake_compat"]
 					return given && !yes(s.t.Extra, "enforce_handshake_compat")
 				})

@@ -12,8 +12,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// sizes are what flags tell of the attributes that connectors' rules about pairs ask for. Block size and type of KV
-// have findings of their own, which compare all engines.
+// sizes are the attributes in connectors' pair rules that flags can give. Block size and KV type have findings of their
+// own, which compare all engines.
 var sizes = []struct {
 	attribute, what string
 	of              func(*Engine) int
@@ -22,13 +22,13 @@ var sizes = []struct {
 	{attr.PPSize, "pipeline parallel sizes", func(e *Engine) int { return e.PP }},
 }
 
-// toldApart are classes with a finding of their own about tensor parallel sizes; a test holds it to the connectors'
-// rules.
+// toldApart are classes with a finding of their own about tensor-parallel sizes. A test checks that it agrees with the
+// connectors' rules.
 var toldApart = append([]string{"P2pNcclConnector", "PyNcclConnector"}, nixlClasses...)
 
 var pairRules = []rule{{
 	code: "pair-sizes", severity: Error,
-	remedy: `choose sizes that the connector's page allows ("Which engines can meet")`,
+	remedy: `choose sizes that the connector's page allows ("Which engines can be paired")`,
 	find: func(g *model) (hits []hit) {
 		for _, s := range g.speakers() {
 			for _, r := range g.pairRules(s.typ) {
@@ -39,7 +39,7 @@ var pairRules = []rule{{
 	},
 }}
 
-// speakers are the engines that speak one protocol: a class of vLLM's, or another engine's own.
+// speakers are the engines that use one protocol: one of vLLM's classes, or another engine's own protocol.
 type speakers struct {
 	typ     string
 	engines []*Engine
@@ -63,8 +63,8 @@ func (g *model) speakers() (list []speakers) {
 	return list
 }
 
-// pairRules are those of the gateway's connector if it speaks with typ, else those that typ's connector has without
-// settings. There are none where it is not registered, or cannot be without settings.
+// pairRules are the rules of the gateway's connector if it works with typ, otherwise those that typ's connector has
+// without settings. There are none if that connector is not registered or requires settings.
 func (g *model) pairRules(typ string) []connector.PairRule {
 	spec := config.Spec{Type: typ}
 	if g.spec != nil && (g.typ == typ || slices.Contains(classesOf[g.typ], typ)) {
@@ -77,7 +77,7 @@ func (g *model) pairRules(typ string) []connector.PairRule {
 	return c.Traits().PairRules
 }
 
-// parted is the first two engines that a rule parts.
+// parted returns the first two engines that a rule does not allow as a pair.
 func (s speakers) parted(r connector.PairRule) []hit {
 	for _, size := range sizes {
 		if size.attribute != r.Attribute || size.attribute == attr.TPSize && slices.Contains(toldApart, s.typ) {

@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// peerRules are those of protocols in which engines find each other by address.
+// peerRules are the rules for protocols in which engines find each other by address.
 var peerRules = []rule{
 	{
 		code: "nccl-tp-differs", severity: Error, remedy: "give all engines the same --tensor-parallel-size",
@@ -26,7 +26,8 @@ var peerRules = []rule{
 		remedy: "set VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 on all engines",
 		find: func(g *model) []hit {
 			return alone(g.with("P2pNcclConnector"),
-				"adds a random ending to request ids, in which P2pNccl keeps addresses and by which both sides match (vLLM 0.14 and later): KV never arrives", func(s side) bool {
+				"adds a random ending to request ids, in which P2pNccl keeps addresses and by which both sides match "+
+					"(vLLM 0.14 and later): KV never arrives", func(s side) bool {
 					return !s.Version.Before(0, 14) && s.env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] != "1"
 				})
 		},
@@ -69,7 +70,8 @@ var peerRules = []rule{
 			asked := text(g.config, "mode") == "read"
 			if g.typ == "moriio" && asked != yes(sides[0].t.Extra, "read_mode") {
 				return []hit{{engines: enginesOf(sides),
-					text: "have another read_mode than the gateway's mode: requests hang, or run on KV that nobody wrote"}}
+					text: "have another read_mode than the gateway's mode: requests hang, or run on KV that " +
+						"nobody wrote"}}
 			}
 			return nil
 		},
@@ -93,7 +95,8 @@ var peerRules = []rule{
 			if !apart(enginesOf(sides)) {
 				return nil
 			}
-			return alone(sides, "trusts no other host (trusted_remote_hosts is empty): releases that check it refuse every peer", func(s side) bool {
+			return alone(sides, "trusts no other host (trusted_remote_hosts is empty): releases that check it refuse "+
+				"every peer", func(s side) bool {
 				return count(s.t.Extra, "trusted_remote_hosts") == 0 && !s.Version.Before(0, 28)
 			})
 		},
@@ -106,7 +109,8 @@ var peerRules = []rule{
 				return nil
 			}
 			return alone(g.with("OffloadingConnector"),
-				"offloads KV without a tier between engines: it ignores what the gateway tells it, and computes every prompt itself",
+				"offloads KV without a tier between engines: it ignores what the gateway tells it, and computes "+
+					"every prompt itself",
 				func(s side) bool { return p2pTier(s.t) == nil })
 		},
 	},
@@ -117,7 +121,8 @@ var peerRules = []rule{
 				return nil
 			}
 			return alone(g.with("OffloadingConnector"),
-				"knows the P2P tier's keys by older names (before July 2026): it ignores what the gateway tells it, and computes every prompt itself",
+				"knows the P2P tier's keys by older names (before July 2026): it ignores what the gateway tells it, "+
+					"and computes every prompt itself",
 				func(s side) bool { return p2pTier(s.t) != nil && s.Version.Before(0, 28) })
 		},
 	},
@@ -129,7 +134,7 @@ var peerRules = []rule{
 				return nil
 			}
 			asked := int(number(text(g.config, "port"), 7777))
-			var sources []*Engine // decode engines may be kv_both too, and listen elsewhere
+			var sources []*Engine // the prefill engines: decode engines may be kv_both, too, and listen elsewhere
 			for _, s := range g.with("OffloadingConnector") {
 				if !s.Role.Has(prefill) || p2pTier(s.t) == nil {
 					continue
@@ -143,7 +148,8 @@ var peerRules = []rule{
 				return nil
 			}
 			return []hit{{engines: sources,
-				text: fmt.Sprintf("all listen on other ports than the gateway tells decode (%d; the engine's own default is 5710), unless the endpoints' attributes say so", asked)}}
+				text: fmt.Sprintf("all listen on other ports than the gateway tells decode (%d; the engine's own "+
+					"default is 5710), unless the endpoints' attributes say so", asked)}}
 		},
 	},
 	{
@@ -163,7 +169,8 @@ var peerRules = []rule{
 	},
 	{
 		code: "offload-port-twice", severity: Error,
-		remedy: "give each engine of a machine its own VLLM_P2P_SIDE_CHANNEL_PORT, as far apart as its data parallel size",
+		remedy: "give each engine of a machine its own VLLM_P2P_SIDE_CHANNEL_PORT, as far apart as its data " +
+			"parallel size",
 		find: func(g *model) []hit {
 			var ports []taken
 			for _, s := range g.with("OffloadingConnector") {
@@ -178,7 +185,7 @@ var peerRules = []rule{
 	},
 }
 
-// p2pSetting is a tier's own setting, or the variable that is its default.
+// p2pSetting is a tier's own setting, or the value of the variable that is its default.
 func p2pSetting(s side, key, variable string) string {
 	if v := text(p2pTier(s.t), key); v != "" {
 		return v
@@ -197,7 +204,8 @@ var otherEngineRules = []rule{
 			for _, e := range g.engines {
 				if e.Program == "sglang" && e.Role == 0 {
 					hits = append(hits, hit{engines: []*Engine{e},
-						text: "is started without --disaggregation-mode: it serves whole requests and ignores handoffs"})
+						text: "is started without --disaggregation-mode: it serves whole requests and ignores " +
+							"handoffs"})
 				}
 			}
 			return hits
@@ -224,7 +232,8 @@ var otherEngineRules = []rule{
 	differing("page-size-differs", "page-size", "keep KV in pages of different sizes (--page-size)"),
 	{
 		code: "sglang-port-gateway", severity: Warning,
-		remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's --disaggregation-bootstrap-port",
+		remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's " +
+			"--disaggregation-bootstrap-port",
 		find: func(g *model) (hits []hit) {
 			if g.typ != "sglang" {
 				return nil
@@ -233,7 +242,8 @@ var otherEngineRules = []rule{
 			for _, e := range g.ofProgram("sglang") {
 				if e.Role == prefill && int(number(e.args["disaggregation-bootstrap-port"], 8998)) != asked {
 					hits = append(hits, hit{engines: []*Engine{e},
-						text: fmt.Sprintf("opens its bootstrap server on another port than the gateway tells decode (%d), unless the endpoint's attribute says so", asked)})
+						text: fmt.Sprintf("opens its bootstrap server on another port than the gateway tells decode "+
+							"(%d), unless the endpoint's attribute says so", asked)})
 				}
 			}
 			return hits

@@ -17,7 +17,7 @@ func trimScheme(s string) string {
 	return s
 }
 
-// hashed are the parts whose KV is found by hashes that Python's hash seed goes into.
+// hashed are the connectors that find KV by hashes that depend on Python's hash seed.
 func (g *model) hashed() []side {
 	return slices.DeleteFunc(g.with("LMCacheConnectorV1", "LMCacheConnector", "MooncakeStoreConnector",
 		"OffloadingConnector"), func(s side) bool {
@@ -25,7 +25,7 @@ func (g *model) hashed() []side {
 	})
 }
 
-// p2pTier returns the settings of an OffloadingConnector's tier between engines, nil without one.
+// p2pTier returns the settings of an OffloadingConnector's tier between engines, or nil if there is none.
 func p2pTier(t *Transfer) map[string]any {
 	tiers, _ := t.Extra["secondary_tiers"].([]any)
 	for _, tier := range tiers {
@@ -98,7 +98,8 @@ var storeRules = []rule{
 				return nil
 			}
 			return []hit{{engines: enginesOf(sides),
-				text: "keep KV in a folder of each machine's own (shared_storage_path under /tmp, or relative): none finds the other's"}}
+				text: "keep KV in a folder of each machine's own (shared_storage_path under /tmp, or relative): none " +
+					"finds the other's"}}
 		},
 	},
 }
@@ -159,14 +160,16 @@ var mooncakeRules = []rule{
 	},
 	{
 		code: "mooncake-port-gateway", severity: Warning,
-		remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's VLLM_MOONCAKE_BOOTSTRAP_PORT",
+		remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's " +
+			"VLLM_MOONCAKE_BOOTSTRAP_PORT",
 		find: func(g *model) []hit {
 			asked := int(number(text(g.config, "bootstrapPort"), 8998))
 			if g.typ != "mooncake" {
 				return nil
 			}
 			return alone(g.with("MooncakeConnector"),
-				fmt.Sprintf("opens its bootstrap server on another port than the gateway asks (%d), unless the endpoint's attribute says so", asked), func(s side) bool {
+				fmt.Sprintf("opens its bootstrap server on another port than the gateway asks (%d), unless the "+
+					"endpoint's attribute says so", asked), func(s side) bool {
 					return s.Role.Has(prefill) && bootstrapPort(s) != asked &&
 						text(s.t.Extra, "bootstrap_server_address") == ""
 				})

@@ -8,8 +8,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config/yamlfile"
 )
 
-// readSettings reads a configuration file of LMCache or vLLM: one mapping, in YAML or JSON. The error is one line and holds
-// no value of the file.
+// readSettings reads a configuration file of LMCache or vLLM: one mapping, in YAML or JSON. The error is one line and
+// contains no value of the file.
 func readSettings(content []byte) (map[string]any, error) {
 	docs, faults := yamlfile.Read("", content)
 	switch {

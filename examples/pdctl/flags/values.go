@@ -26,8 +26,8 @@ func decodeJSON(raw []byte) (any, error) {
 	return v, nil
 }
 
-// plainValue reads a value of a dotted argument or a variable: JSON where it is, Python's and YAML's words for true, false
-// and nothing, else the text.
+// plainValue reads the value of a dotted argument or a variable. It may be JSON, or a word of Python or YAML for true,
+// false or nothing. Anything else is text.
 func plainValue(s string) any {
 	switch strings.ToLower(s) {
 	case "true":
@@ -43,7 +43,7 @@ func plainValue(s string) any {
 	return s
 }
 
-// text is a member as text: numbers too, since engines take "21001" and 21001 alike.
+// text returns a member as text. A number counts as text, since engines treat "21001" and 21001 alike.
 func text(m map[string]any, key string) string {
 	switch v := m[key].(type) {
 	case string:
@@ -66,7 +66,7 @@ func object(m map[string]any, key string) map[string]any {
 	return map[string]any{}
 }
 
-// yes reads a switch; "True" and "1" are yes.
+// yes reads a switch. "True" and "1" mean yes.
 func yes(m map[string]any, key string) bool {
 	switch strings.ToLower(text(m, key)) {
 	case "true", "1", "yes", "on":
@@ -75,7 +75,7 @@ func yes(m map[string]any, key string) bool {
 	return false
 }
 
-// count is how many items a member lists: "8300,8301" and [8300, 8301] are two, 8300 is one.
+// count is the number of items that a member lists: 2 for "8300,8301" and [8300, 8301], 1 for 8300.
 func count(m map[string]any, key string) int {
 	if list, ok := m[key].([]any); ok {
 		return len(list)
@@ -87,7 +87,7 @@ func count(m map[string]any, key string) int {
 	return strings.Count(s, ",") + 1
 }
 
-// number reads a number, def where there is none.
+// number reads a number, or returns def if there is none.
 func number(s string, def float64) float64 {
 	if n, err := strconv.ParseFloat(s, 64); err == nil {
 		return n

@@ -6,34 +6,39 @@ package main
 
 import "strings"
 
-// api is a client API of vLLM: how a greedy request for so many tokens looks in it.
+// api is a client API of vLLM. It says how a greedy request for a number of tokens looks in this API.
 type api struct {
 	name, path string
 	body       func(prompt string, maxTokens int) map[string]any
-	plain      *api // gives the same text for the same prompt, and knows cache_salt; nil: the API itself
+	plain      *api // an API with the same text for the same prompt that knows cache_salt; nil: the API itself
 }
 
 var (
-	completions = &api{name: "completions", path: "/v1/completions", body: func(prompt string, maxTokens int) map[string]any {
-		return map[string]any{"prompt": prompt, "max_tokens": maxTokens, "temperature": 0}
-	}}
+	completions = &api{name: "completions", path: "/v1/completions",
+		body: func(prompt string, maxTokens int) map[string]any {
+			return map[string]any{"prompt": prompt, "max_tokens": maxTokens, "temperature": 0}
+		}}
 	chat = &api{name: "chat", path: "/v1/chat/completions", body: func(prompt string, maxTokens int) map[string]any {
 		return map[string]any{"messages": user(prompt), "max_tokens": maxTokens, "temperature": 0}
 	}}
-	responses = &api{name: "responses", path: "/v1/responses", plain: chat, body: func(prompt string, maxTokens int) map[string]any {
-		return map[string]any{"input": prompt, "max_output_tokens": maxTokens, "temperature": 0}
-	}}
-	messages = &api{name: "messages", path: "/v1/messages", plain: chat, body: func(prompt string, maxTokens int) map[string]any {
-		return map[string]any{"messages": user(prompt), "max_tokens": maxTokens, "temperature": 0}
-	}}
-	generate = &api{name: "generate", path: "/inference/v1/generate", plain: completions, body: func(prompt string, maxTokens int) map[string]any {
-		return map[string]any{"token_ids": tokens(prompt), "sampling_params": map[string]any{"max_tokens": maxTokens, "temperature": 0}}
-	}}
+	responses = &api{name: "responses", path: "/v1/responses", plain: chat,
+		body: func(prompt string, maxTokens int) map[string]any {
+			return map[string]any{"input": prompt, "max_output_tokens": maxTokens, "temperature": 0}
+		}}
+	messages = &api{name: "messages", path: "/v1/messages", plain: chat,
+		body: func(prompt string, maxTokens int) map[string]any {
+			return map[string]any{"messages": user(prompt), "max_tokens": maxTokens, "temperature": 0}
+		}}
+	generate = &api{name: "generate", path: "/inference/v1/generate", plain: completions,
+		body: func(prompt string, maxTokens int) map[string]any {
+			return map[string]any{"token_ids": tokens(prompt),
+				"sampling_params": map[string]any{"max_tokens": maxTokens, "temperature": 0}}
+		}}
 )
 
 func user(prompt string) []any { return []any{map[string]string{"role": "user", "content": prompt}} }
 
-// tokens are the tiny model's: one for each byte, with the byte's value.
+// tokens are the tiny model's tokens: one for each byte, with the byte's value.
 func tokens(text string) []int {
 	ids := make([]int, len(text))
 	for i := range len(text) {
@@ -42,7 +47,7 @@ func tokens(text string) []int {
 	return ids
 }
 
-// piece is an answer of any of them, whole or one event of a stream of chat or completions.
+// piece is a response of any of the APIs, or one event of a stream of chat or completions.
 type piece struct {
 	Choices []struct { // chat, completions, generate
 		Text           string
@@ -53,8 +58,8 @@ type piece struct {
 	Content []struct{ Text string }                     // messages
 	Usage   *struct {
 		PromptTokens int `json:"prompt_tokens"`
-		InputTokens  int `json:"input_tokens"`                // what responses and messages call them
-		Created      int `json:"cache_creation_input_tokens"` // messages counts these two apart from input_tokens
+		InputTokens  int `json:"input_tokens"`                // the name in responses and messages
+		Created      int `json:"cache_creation_input_tokens"` // messages does not count these two in input_tokens
 		Read         int `json:"cache_read_input_tokens"`
 		Details      struct {
 			CachedTokens int `json:"cached_tokens"`
@@ -63,13 +68,13 @@ type piece struct {
 	Error *struct{ Message string }
 }
 
-// text is all text of a piece.
+// text is all the text of a piece.
 func (p *piece) text() string {
 	var text strings.Builder
 	for _, choice := range p.Choices {
 		text.WriteString(choice.Text + choice.Message.Content + choice.Delta.Content)
 		for _, token := range choice.TokenIDs {
-			text.WriteRune(rune(token)) // the tiny model says ASCII only
+			text.WriteRune(rune(token)) // the tiny model writes ASCII only
 		}
 	}
 	for _, output := range p.Output {

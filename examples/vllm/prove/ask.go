@@ -17,11 +17,11 @@ import (
 	"time"
 )
 
-// plain opens one connection per request, so that no request ever meets a connection that an engine or the gateway has
-// just closed: what fails here has failed in the gateway.
+// plain opens one connection for each request, so no request uses a connection that an engine or the gateway has just
+// closed. A request that fails here has failed in the gateway.
 var plain = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// question is one request of a client, greedy, so that its text is a function of the prompt.
+// question is one request of a client. It is greedy, so its text depends only on the prompt.
 type question struct {
 	api       *api
 	stream    bool // of chat and completions
@@ -29,8 +29,8 @@ type question struct {
 	maxTokens int
 }
 
-// newQuestion makes a prompt of about so many tokens (the tiny model has one token per byte) that no engine has seen: its
-// first bytes are random, so that not even its first block is in a prefix cache.
+// newQuestion makes a prompt of about so many tokens (the tiny model has one token for each byte) that no engine has
+// seen. Its first bytes are random, so no prefix cache has even its first block.
 func newQuestion(api *api, stream bool, tokens, maxTokens int) question {
 	filler := strings.Repeat(" keys and values of the prompt move from one engine to another", tokens/60+1)
 	return question{api: api, stream: stream, prompt: (rand.Text() + filler)[:tokens], maxTokens: maxTokens}
@@ -43,14 +43,14 @@ func (q question) String() string {
 	return q.api.name
 }
 
-// answer is what a client got.
+// answer is the response that the client got.
 type answer struct {
-	status       int    // 0: no answer at all
+	status       int    // 0: no response at all
 	mode         string // X-PD-Mode
-	text         string // what was read of it, when it is cut
-	whole        bool   // it came to its proper end
+	text         string // what the client read of it, if it was cut
+	whole        bool   // it ended properly
 	promptTokens int
-	cachedTokens int // of the prompt, as the engine tells them; only without stream
+	cachedTokens int // prompt tokens that the engine reports as cached; only without stream
 	took         time.Duration
 	err          error // why it is not whole
 }
@@ -66,8 +66,8 @@ func (a *answer) String() string {
 	}
 }
 
-// ask sends the question to a gateway or an engine and reads the answer to its end. A salt, if not empty, keeps the
-// request out of what the engine has in its prefix cache. onText, if not nil, is called as streamed text arrives.
+// ask sends the question to a gateway or an engine and reads the response to its end. A salt, if not empty, makes the
+// engine ignore its prefix cache for the request. onText, if not nil, is called when streamed text arrives.
 func ask(ctx context.Context, base string, q question, salt string, onText func()) *answer {
 	begin := time.Now()
 	a := send(ctx, base, q, salt, onText)
@@ -159,8 +159,8 @@ func (a *answer) readStream(body io.Reader, onText func()) {
 	}
 }
 
-// alone asks one engine to answer the question by itself: the text that every other way must give. The salt makes it
-// compute the whole prompt, also where it has done so before.
+// alone sends the question to one engine: every other way must give the same text. The salt makes the engine compute
+// the whole prompt, even if it has done so before.
 func alone(ctx context.Context, engine string, q question) (string, error) {
 	q.stream = false
 	if q.api.plain != nil {

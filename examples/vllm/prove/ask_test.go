@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// What a client may be given for a request whose right text is "right".
+// These are the responses that a client may get for a request whose right text is "right".
 func TestAnswersAreJudgedAsAClientSeesThem(t *testing.T) {
 	const (
 		ri   = "data: {\"choices\":[{\"text\":\"ri\"}]}\n\n"

@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// door is a listener that can be shut. Whoever dials a shut door gets no answer, as from a host that is cut off, until it
-// is opened and the dialler's kernel tries again: 1, 3 or 7 seconds after the first try.
+// door is a listener that can be shut. While it is shut, dialling gets no response, as with a host that is cut off.
+// After it is opened the dialler's kernel tries again, 1, 3 or 7 seconds after its first try.
 type door struct {
 	*net.TCPListener
 	gate   sync.Mutex    // held while shut
 	stuck  chan struct{} // gets a value when Accept waits at the gate
-	mu     sync.Mutex    // guards the rest
+	mu     sync.Mutex    // guards the fields below
 	isShut bool
-	queued []net.Conn // what fills the kernel's queue while shut
+	queued []net.Conn // the connections that fill the kernel's queue while the door is shut
 }
 
 func newDoor() (*door, error) {
@@ -32,7 +32,7 @@ func newDoor() (*door, error) {
 	return &door{TCPListener: listener, stuck: make(chan struct{}, 1)}, nil
 }
 
-// Accept is net.Listener's. It returns nothing while the door is shut.
+// Accept implements net.Listener. It returns nothing while the door is shut.
 func (d *door) Accept() (net.Conn, error) {
 	conn, err := d.TCPListener.Accept()
 	if !d.gate.TryLock() {
@@ -46,11 +46,11 @@ func (d *door) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// shut returns once nobody gets in any more; open must follow, also after an error. The kernel answers diallers as long as there is room in its queue: make that
-// short, and fill it.
+// shut returns when no connection gets in any more. The caller must call open later, also after an error. The kernel
+// accepts connections as long as its queue has room, so shut makes the queue short and fills it.
 func (d *door) shut() error {
 	select {
-	case <-d.stuck: // of an earlier time
+	case <-d.stuck: // from an earlier shut
 	default:
 	}
 	d.gate.Lock()
@@ -60,7 +60,7 @@ func (d *door) shut() error {
 	if err := d.setQueue(0); err != nil {
 		return err
 	}
-	// The first one in keeps Accept busy. Only then does the queue stay as it is filled.
+	// The first connection keeps Accept busy. Only then does the queue stay full.
 	if err := d.fill(5 * time.Second); err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (d *door) fill(patience time.Duration) error {
 	return err
 }
 
-// open lets everybody in again.
+// open lets connections in again.
 func (d *door) open() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

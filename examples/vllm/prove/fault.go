@@ -15,38 +15,38 @@ import (
 	"time"
 )
 
-// fault is one thing that goes wrong while a request is on its way, and what the client must get then.
+// fault is one thing that goes wrong during a request, and what the client must get in that case.
 type fault struct {
 	name     string
-	gateway  gatewayOptions // its engines are filled in
+	gateway  gatewayOptions // playFault adds its engines
 	question question
-	// arrange sets the hooks that play the fault.
+	// arrange sets the hooks that cause the fault.
 	arrange func(s *scene)
-	// judge says what is wrong with the client's answer. Whatever it says, a wrong text is wrong, unless measured.
+	// judge says what is wrong with the response. A wrong text is always wrong, unless measured is set.
 	judge func(s *scene, a *answer) error
-	// measured marks what no gateway can prevent: a wrong text is reported, not refused.
+	// measured marks a fault that no gateway can prevent: a wrong text is reported, but the proof does not fail.
 	measured bool
-	// deadly faults kill an engine themselves: the gateway has no pair afterwards.
+	// deadly faults kill an engine, so the gateway has no pair afterwards.
 	deadly bool
 }
 
-// scene is a fault being played: one prefill engine, perhaps a second one to go to, and one decode engine, and between
-// them and the gateway a proxy each.
+// scene is a fault in progress. It has one prefill engine, perhaps a second one as an alternative, and one decode
+// engine, and a proxy between each of them and the gateway.
 type scene struct {
 	ctx       context.Context
 	p, d      *process
 	toP, toD  *intercept
 	gateway   *process
 	reference string // the right text
-	onText    func() // called as a streamed answer arrives
+	onText    func() // called when streamed text arrives
 	lease     time.Duration
 	played    bool           // the fault has happened
 	hooks     sync.WaitGroup // hooks that still run
 	mu        sync.Mutex     // guards played and problems
-	problems  []error        // of the hooks
+	problems  []error        // errors of the hooks
 }
 
-// happens marks the moment of the fault and keeps what went wrong in playing it.
+// happens records that the fault has happened, and the errors in causing it.
 func (s *scene) happens(errs ...error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,8 +60,8 @@ func (s *scene) hasHappened() bool {
 	return s.played
 }
 
-// outlast waits until the lease of a handoff that P has just given is over, and has P use its blocks for other prompts. A
-// decode engine that reads them now gets another prompt's KV, with status 200.
+// outlast waits until the lease of a handoff that P has just given is over, and makes P use its blocks for other
+// prompts. A decode engine that reads them now gets another prompt's KV, with status 200.
 func (s *scene) outlast() error {
 	before, err := readMetrics(s.ctx, s.p.url)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *scene) outlast() error {
 	return err
 }
 
-// playFault plays one fault and returns what the client got, and what was not as it must be.
+// playFault causes one fault. It returns what the client got and what is wrong.
 func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*process) (got string, err error) {
 	s := &scene{ctx: ctx, p: p, d: d, lease: f.gateway.lease}
 	if s.toP, err = newIntercept(p.url); err != nil {
@@ -96,7 +96,7 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 	}
 	defer s.toD.close()
 	f.gateway.connector, f.gateway.prefills, f.gateway.decodes = "nixl", []string{s.toP.url}, []string{s.toD.url}
-	source := p // of the reference, and of the proof that all is well afterwards
+	source := p // the engine of the reference text, and of the check that all is well afterwards
 	for _, other := range others {
 		f.gateway.prefills, source = append(f.gateway.prefills, other.url), other
 	}
@@ -111,7 +111,8 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 	if s.reference, err = alone(ctx, source.url, f.question); err != nil {
 		return got, err
 	}
-	// D meets each P before: its first handshake with one that is dead takes 5 s, and those behind it wait.
+	// D gets a request with each P first, since its first handshake with a dead one takes 5 s and blocks those behind
+	// it.
 	for range f.gateway.prefills {
 		if err := s.settle(source); err != nil {
 			return "", fmt.Errorf("before the fault: %w", err)
@@ -136,7 +137,7 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 	if settleErr := s.settle(source); settleErr != nil {
 		err = errors.Join(err, fmt.Errorf("after the fault: %w", settleErr))
 	}
-	if !f.measured && f.gateway.decode == 0 { // a decode engine that dawdles may still read late, for nobody
+	if !f.measured && f.gateway.decode == 0 { // a decode engine that is slow may still read late, after the client left
 		after, readErr := readMetrics(ctx, source.url)
 		if n := rise(before, after, lateNotices); readErr == nil && n > 0 {
 			readErr = fmt.Errorf("the prefill engine counted %d handoffs as read late or twice", n)
@@ -146,7 +147,7 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 	return got, err
 }
 
-// askUntilPlayed asks until the fault has happened: with several prefill engines, the gateway takes them in turn.
+// askUntilPlayed asks until the fault has happened: the gateway uses several prefill engines one after the other.
 func (s *scene) askUntilPlayed(q question, prefills int) (a *answer, err error) {
 	for range 2 * prefills {
 		a = ask(s.ctx, s.gateway.url, q, "", s.onText)
@@ -173,7 +174,7 @@ func describe(a *answer, reference string) string {
 	}
 }
 
-// wrong refuses an answer that looks good and is not.
+// wrong refuses a response that looks complete but has another text.
 func wrong(a *answer, reference string, measured bool) error {
 	switch {
 	case a.status != http.StatusOK && (!a.whole || a.err == nil):
@@ -186,8 +187,8 @@ func wrong(a *answer, reference string, measured bool) error {
 	return nil
 }
 
-// settle shows that no engine has died of what it was sent: all are alive, healthy, and serve a new request together. The
-// gateway may need a moment to see that.
+// settle shows that no engine has died: all are alive and healthy, and together they serve a new request. The gateway
+// may need a moment to notice.
 func (s *scene) settle(source *process) error {
 	q := newQuestion(chat, false, 200, 16)
 	reference, err := alone(s.ctx, source.url, q)

@@ -16,12 +16,13 @@ import (
 
 const (
 	shortLease = 5 * time.Second
-	slack      = 2 * time.Second // for all that is not the timeout itself, on a busy machine
-	fewBlocks  = 33              // one more than a request of the longest length takes: other prompts overwrite a freed block at once
+	slack      = 2 * time.Second // added to each timeout, since the machine may be busy
+	// one more than a request of the greatest length takes, so that other prompts overwrite a freed block at once
+	fewBlocks = 33
 )
 
-// playFaults plays the faults of real engines that a gateway can meet. They share as few starts of engines as can be: what
-// kills none comes first, and what was killed is started anew side by side with the engine of the next part.
+// playFaults causes the faults of real engines that a gateway can meet. They start engines as rarely as possible:
+// faults that kill no engine come first, and a killed engine is started again while the engine of the next part starts.
 func playFaults(ctx context.Context, lab *lab, p, d *process) error {
 	fmt.Println("faults: what the client gets, and whether the engines live on and serve the next request")
 	var result error
@@ -51,7 +52,7 @@ func playFaults(ctx context.Context, lab *lab, p, d *process) error {
 	d, small := engines[0], engines[1]
 
 	play(killedPrefill(), p, d, small)
-	for _, f := range []fault{unreachableDecode(), heldAnswer(), droppedRequest(), frozenDecode(),
+	for _, f := range []fault{unreachableDecode(), heldResponse(), droppedRequest(), frozenDecode(),
 		heldAnswerUnbounded(), frozenDecodeUnbounded()} {
 		play(f, small, d)
 	}
@@ -126,8 +127,8 @@ func killedOnlyPrefill() fault {
 	}
 }
 
-// unreachableDecode lets the handoff grow old inside the gateway: it has P's answer, but its connection to D comes about
-// only when the lease is over.
+// unreachableDecode lets the handoff become old inside the gateway: the gateway has P's response, but its connection to
+// D succeeds only when the lease is over.
 func unreachableDecode() fault {
 	return fault{
 		name:     "decode engine out of reach until the lease is over, blocks reused",
@@ -146,9 +147,9 @@ func unreachableDecode() fault {
 	}
 }
 
-// heldAnswer keeps P's answer from the gateway until the lease is over. The gateway cannot know when P finished, but with
-// prefill + handoff below the lease it never uses such an answer.
-func heldAnswer() fault {
+// heldResponse delays P's response until the lease is over. The gateway cannot know when P finished. But if prefill +
+// handoff are below the lease, it never uses such a response.
+func heldResponse() fault {
 	f := heldAnswerUnbounded()
 	f.name = "prefill answer held up past the lease, prefill + handoff < lease"
 	f.gateway.prefill, f.gateway.handoff = 2*time.Second, 2*time.Second
@@ -174,8 +175,8 @@ func heldAnswerUnbounded() fault {
 	}
 }
 
-// droppedRequest holds the decode leg up on its way until the lease is over, and breaks it off: sending the same handoff
-// once more would give a wrong text.
+// droppedRequest delays the decode leg until the lease is over, and then breaks it off. If the gateway sent the same
+// handoff again, the text would be wrong.
 func droppedRequest() fault {
 	return fault{
 		name:     "decode leg held up past the lease and broken off, blocks reused",
@@ -191,7 +192,8 @@ func droppedRequest() fault {
 	}
 }
 
-// frozenDecode has D take the decode leg and sleep over the lease. The timeout of the decode leg bounds it.
+// frozenDecode lets D receive the decode leg and then sleep until the lease is over. The timeout of the decode leg
+// bounds it.
 func frozenDecode() fault {
 	f := frozenDecodeUnbounded()
 	f.name = "decode engine frozen past the lease, decode timeout of 3 s"
@@ -217,7 +219,7 @@ func frozenDecodeUnbounded() fault {
 	}
 }
 
-// status wants one status within a time; with 200, a whole answer.
+// status requires a status within a time; for 200 it also requires a whole response.
 func status(want int, within time.Duration) func(*scene, *answer) error {
 	return func(_ *scene, a *answer) error {
 		if a.status != want || !a.whole || a.took > within {
@@ -227,7 +229,7 @@ func status(want int, within time.Duration) func(*scene, *answer) error {
 	}
 }
 
-// rightOrError wants a whole answer or an error of the gateway's; that the text is right is seen to everywhere.
+// rightOrError requires a whole response or an error of the gateway. All faults check that the text is right.
 func rightOrError(_ *scene, a *answer) error {
 	if a.status != http.StatusOK && a.status < 500 || !a.whole {
 		return errors.New("must be a whole answer or an error")

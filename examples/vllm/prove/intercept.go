@@ -15,16 +15,16 @@ import (
 	"time"
 )
 
-// intercept is a reverse proxy in front of an engine: the place between the legs, where a fault can be played at an exact
-// moment. It hands on what it gets, byte for byte, and keeps no connection, so that the gateway dials for every leg.
+// intercept is a reverse proxy in front of an engine, where a fault can be caused at an exact moment between the legs.
+// It passes everything on byte for byte. It keeps no connection, so the gateway dials for every leg.
 type intercept struct {
 	url    string
 	server *http.Server
 	door   *door
 
 	mu     sync.Mutex
-	before func() error // before the next request for tokens goes to the engine; an error drops the connection
-	after  func()       // once the engine's next answer has been read to its end, before the gateway sees a byte of it
+	before func() error // runs before the next request for tokens goes to the engine; an error drops the connection
+	after  func()       // runs after the engine's next response was read, before the gateway gets a byte of it
 }
 
 func newIntercept(engine string) (*intercept, error) {
@@ -43,7 +43,7 @@ func newIntercept(engine string) (*intercept, error) {
 		FlushInterval:  -1,
 		ModifyResponse: i.holdAnswer,
 		ErrorLog:       log.New(io.Discard, "", 0), // engines are killed on purpose here
-		// What the engine breaks off, breaks off for the gateway.
+		// If the engine breaks a response off, the proxy breaks it off for the gateway.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	i.server = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -64,7 +64,7 @@ func (i *intercept) close() {
 	_ = i.server.Close()
 }
 
-// beforeRequest and afterAnswer set a hook for one request, the next.
+// beforeRequest and afterAnswer set a hook for the next request.
 func (i *intercept) beforeRequest(hook func() error) { put(i, &i.before, hook) }
 func (i *intercept) afterAnswer(hook func())         { put(i, &i.after, hook) }
 

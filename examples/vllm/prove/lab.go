@@ -20,9 +20,9 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// lab starts the engines and gateways of one run, and stops what is left of them in the end.
+// lab starts the engines and gateways of one run, and stops those that still run at the end.
 type lab struct {
-	script, gateway string // what becomes an engine, what becomes a gateway
+	script, gateway string // the programs that start an engine and a gateway
 	dir             string // logs and configurations
 	reaper          *reaper
 	started         []*process
@@ -47,17 +47,17 @@ func (l *lab) start(cmd *exec.Cmd, name, url string) (*process, error) {
 
 type engineOptions struct {
 	role   string
-	port   string        // "": a free one
-	side   string        // port of the side channel; "": a free one
+	port   string        // "" means a free one
+	side   string        // port of the side channel; "" means a free one
 	more   []string      // further arguments of the script
 	lease  time.Duration // whole seconds; 0: the engine's default
 	blocks int           // size of the KV cache; 0: engine.sh's default
 }
 
-// blockBytes is what a block of 32 tokens of the tiny model takes: keys and values, 2 layers, 2 heads of 32 floats.
+// blockBytes is the size of a block of 32 tokens of the tiny model: keys and values, 2 layers, 2 heads of 32 floats.
 const blockBytes = 2 * 2 * 2 * 32 * 4 * 32
 
-// startEngines starts engines side by side and waits until all are ready.
+// startEngines starts several engines at once and waits until all are ready.
 func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*process, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, fmt.Errorf("5 minutes were not enough"))
 	defer cancel()
@@ -92,7 +92,8 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 	return engines, nil
 }
 
-// gatewayOptions is what the gateway's configuration says; a zero duration is left out, so that its default holds.
+// gatewayOptions is the content of the gateway's configuration. A zero duration is left out, so the gateway uses its
+// default.
 type gatewayOptions struct {
 	connector                         string
 	config                            string   // of the connector, JSON
@@ -176,7 +177,7 @@ func (l *lab) startGateway(ctx context.Context, o gatewayOptions) (*process, err
 	return gateway, gateway.ready(ctx, "http://"+addresses[1]+"/readyz")
 }
 
-// stopGateway ends a gateway as an operator does; it must drain and end with 0.
+// stopGateway stops a gateway as an operator does. The gateway must drain and exit with 0.
 func stopGateway(gateway *process) error {
 	gateway.stop()
 	if gateway.err != nil {

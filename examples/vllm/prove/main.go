@@ -2,15 +2,15 @@
 
 //go:build linux
 
-// Command prove runs two real vLLM engines with NixlConnector and examples/gateway in front of them, and proves that a
-// request is served by both: the text is that of one engine alone, and the decode engine took the prompt's KV over from the
-// prefill engine instead of computing it.
+// Command prove runs two real vLLM engines with NixlConnector, and examples/gateway in front of them. It proves that
+// both engines serve a request: the text is that of one engine alone, and the decode engine took the prompt's KV from
+// the prefill engine instead of computing it.
 //
 //	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //
-// It ends with 0 when all is proven, with 1 when it is not, and with 2 when it could not try. Start it through prove.sh,
-// which installs the engines.
+// It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
+// installs the engines.
 package main
 
 import (
@@ -26,15 +26,17 @@ import (
 	"time"
 )
 
-// errNotProven says that everything could be tried and something was not as it must be. The table has told what.
+// errNotProven says that the proof ran and something was wrong. The table has already shown what.
 var errNotProven = errors.New("not proven")
 
 func main() {
 	var o options
 	flag.StringVar(&o.script, "engine", "examples/vllm/engine.sh", "the script that becomes an engine")
 	flag.StringVar(&o.gateway, "gateway", "", "the gateway's binary (default: build examples/gateway)")
-	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, removed at the end)")
-	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each with engines launched as the connector renders them")
+	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, "+
+		"removed at the end)")
+	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each "+
+		"with engines launched as the connector renders them")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
 	flag.Parse()
 	o.connector = "nixl"
@@ -91,7 +93,8 @@ func run(ctx context.Context, o options) (err error) {
 	defer lab.close()
 	if o.verify {
 		//nolint:gosec // G204: only the output file varies, and it is ours
-		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"), "github.com/pdkit/pdkit/examples/pdctl")
+		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"),
+			"github.com/pdkit/pdkit/examples/pdctl")
 		if output, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("building pdctl: %w\n%s", err, output)
 		}

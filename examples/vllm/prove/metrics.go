@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// sample names one time series, or the sum of several, on an engine's /metrics page: a metric's name and, if label is not
-// empty, a pair name="value" that the series must have.
+// sample names one time series, or the sum of several, on an engine's /metrics page: a metric's name and, if label is
+// not empty, a pair name="value" that the series must have.
 type sample struct{ name, label string }
 
 // vLLM 0.32.0, NixlConnector. A counter is absent until it first rises, which reads as 0.
@@ -25,9 +25,12 @@ var (
 	bytesMoved    = sample{"vllm:nixl_bytes_transferred_sum", ""}                                 // D, bytes
 	failedReads   = sample{"vllm:nixl_num_failed_transfers_total", ""}                            // D
 	failedNotices = sample{"vllm:nixl_num_failed_notifications_total", ""}                        // D
-	expired       = sample{"vllm:nixl_num_kv_expired_reqs_total", ""}                             // P: nobody read it in time
-	lateNotices   = sample{"vllm:nixl_num_notifications_after_expiry_total", ""}                  // P: read late, or twice
-	cacheUsed     = sample{"vllm:kv_cache_usage_perc", ""}                                        // P, 0 to 1: blocks that are pinned
+	// P: nobody read it in time
+	expired = sample{"vllm:nixl_num_kv_expired_reqs_total", ""}
+	// P: read late, or twice
+	lateNotices = sample{"vllm:nixl_num_notifications_after_expiry_total", ""}
+	// P, 0 to 1: pinned blocks
+	cacheUsed = sample{"vllm:kv_cache_usage_perc", ""}
 )
 
 // metrics is an engine's whole /metrics page at one time.
@@ -62,7 +65,7 @@ func parseMetrics(page io.Reader) (metrics, error) {
 	return lines, scanner.Err()
 }
 
-// sum adds up the series that s names.
+// sum is the sum of the series that s names.
 func (m metrics) sum(s sample) float64 {
 	total := 0.0
 	for _, line := range m {
@@ -78,8 +81,8 @@ func (m metrics) sum(s sample) float64 {
 	return total
 }
 
-// waitFor reads an engine's metrics until the samples satisfy ok, since they follow an answer by up to a second, or until
-// the time is over. It returns the last page either way: judging it is the caller's part.
+// waitFor reads an engine's metrics until ok accepts them, since they follow a response by up to a second, or until the
+// time is over. It returns the last page in both cases; the caller judges it.
 func waitFor(ctx context.Context, engine string, patience time.Duration, ok func(metrics) bool) (metrics, error) {
 	for end := time.Now().Add(patience); ; {
 		page, err := readMetrics(ctx, engine)

@@ -33,7 +33,7 @@ func startProcess(cmd *exec.Cmd, name, url, log string) (*process, error) {
 	}
 	defer out.Close()
 	cmd.Stdout, cmd.Stderr = out, out
-	// A group of its own, so that an engine and its children get every signal together.
+	// It gets a process group of its own, so that an engine and its children get every signal together.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -102,7 +102,7 @@ func (p *process) kill() error {
 	return nil
 }
 
-// stop asks the process to end, then makes it end, and leaves none of its children.
+// stop asks the process to end, and kills it if it does not. It leaves none of its children.
 func (p *process) stop() {
 	group := -p.cmd.Process.Pid
 	if !p.ended() {
@@ -117,7 +117,7 @@ func (p *process) stop() {
 	<-p.done
 }
 
-// tail is the end of the process's output, for people.
+// tail is the end of the process's output, for the reader.
 func (p *process) tail() string {
 	content, err := os.ReadFile(p.log)
 	if err != nil {
@@ -127,7 +127,7 @@ func (p *process) tail() string {
 	return string(bytes.Join(lines[max(0, len(lines)-20):], []byte("\n")))
 }
 
-// freePort finds a port that nobody listens on now.
+// freePort finds a port on which nobody listens.
 func freePort() (string, error) {
 	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {

@@ -17,34 +17,34 @@ import (
 	"time"
 )
 
-// row is one request of the proof: what came and what must come.
+// row is one request of the proof: what the client got, and what it should get.
 type row struct {
 	question         question
 	answer           *answer
 	reference        string // the text of one engine alone
-	tokens           int    // of the prompt that D took over from outside
-	bytes, wantBytes int    // that NIXL moved
+	tokens           int    // prompt tokens that D took over from another engine
+	bytes, wantBytes int    // bytes that NIXL moved, and should move
 }
 
-// served tells whether the client got the right text, however it was made.
+// served reports whether the client got the right text, in whatever way it was made.
 func (r row) served() bool {
 	return r.answer.status == http.StatusOK && r.answer.whole && r.answer.err == nil && r.answer.text == r.reference
 }
 
-// reused tells whether D took over exactly the prompt, and exactly its blocks were moved.
+// reused reports whether D took over exactly the prompt, and NIXL moved exactly its blocks.
 func (r row) reused() bool {
 	return r.answer.promptTokens > 0 && r.tokens == r.answer.promptTokens && r.bytes == r.wantBytes
 }
 
-// proof is all rows, and what the engines counted over all of them.
+// proof has all rows, and what the engines counted during all of them.
 type proof struct {
 	rows     []row
 	failed   int  // transfers and notifications that D counted as failed
 	late     int  // handoffs that P counted as expired, or as read late or twice
-	released bool // P holds no more blocks than before, long before the lease would have freed them
+	released bool // P holds no more blocks than before, long before the lease ends
 }
 
-// problems says what is not proven, an empty slice when all is.
+// problems says what is not proven. It is empty if all is.
 func (p proof) problems() []string {
 	var problems []string
 	texts := map[string]bool{}
@@ -54,18 +54,23 @@ func (p proof) problems() []string {
 			problems = append(problems, fmt.Sprintf("%s: the answer is not that of one engine alone", r.question))
 		}
 		if !r.reused() {
-			problems = append(problems, fmt.Sprintf("%s: the decode engine took over %d of %d prompt tokens, %d of %d bytes",
-				r.question, r.tokens, r.answer.promptTokens, r.bytes, r.wantBytes))
+			problems = append(
+				problems, fmt.Sprintf("%s: the decode engine took over %d of %d prompt tokens, %d of %d bytes",
+					r.question, r.tokens, r.answer.promptTokens, r.bytes, r.wantBytes))
 		}
 	}
 	if len(texts) != len(p.rows) {
 		problems = append(problems, "different prompts got the same text: comparing texts proves nothing")
 	}
 	if p.failed > 0 {
-		problems = append(problems, fmt.Sprintf("the decode engine counted %d failed transfers or notifications", p.failed))
+		problems = append(
+			problems, fmt.Sprintf("the decode engine counted %d failed transfers or notifications", p.failed),
+		)
 	}
 	if p.late > 0 {
-		problems = append(problems, fmt.Sprintf("the prefill engine counted %d handoffs as expired or read late", p.late))
+		problems = append(
+			problems, fmt.Sprintf("the prefill engine counted %d handoffs as expired or read late", p.late),
+		)
 	}
 	if !p.released {
 		problems = append(problems, "the prefill engine still holds blocks: nobody told it that they were read")
@@ -75,7 +80,8 @@ func (p proof) problems() []string {
 
 func (p proof) print(w io.Writer) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "request\tstatus\tserved\tseconds\ttext equal\tprompt tokens\ttaken over\tbytes moved\texpected")
+	fmt.Fprintln(table, "request\tstatus\tserved\tseconds\ttext equal\tprompt tokens\ttaken over\tbytes "+
+		"moved\texpected")
 	for _, r := range p.rows {
 		equal := "yes"
 		if !r.served() {
@@ -85,11 +91,12 @@ func (p proof) print(w io.Writer) {
 			r.answer.took.Seconds(), equal, r.answer.promptTokens, r.tokens, r.bytes, r.wantBytes)
 	}
 	_ = table.Flush()
-	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's blocks released: %t\n",
+	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's "+
+		"blocks released: %t\n",
 		p.failed, p.late, p.released)
 }
 
-// prove shows a connector's proof and returns errNotProven if there is a problem with it.
+// prove shows a connector's proof. It returns errNotProven if there is a problem.
 func prove(ctx context.Context, lab *lab, connector string, p, d *process) error {
 	fmt.Printf("kvConnector.type %s: every answer against one engine alone, and what the engines counted\n", connector)
 	proof, err := collect(ctx, lab, connector, p, d)
@@ -106,7 +113,7 @@ func prove(ctx context.Context, lab *lab, connector string, p, d *process) error
 	return errNotProven
 }
 
-// refute shows that the proof tells a gateway that moves no KV: the same texts, but nothing taken over.
+// refute shows that the proof recognizes a gateway that moves no KV: the texts are the same, but D took nothing over.
 func refute(ctx context.Context, lab *lab, p, d *process) error {
 	fmt.Println("kvConnector.type http: the same answers, but the proof must find that no KV was reused")
 	proof, err := collect(ctx, lab, "http", p, d)
@@ -129,7 +136,9 @@ func refute(ctx context.Context, lab *lab, p, d *process) error {
 }
 
 func collect(ctx context.Context, lab *lab, connector string, p, d *process) (proof, error) {
-	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: connector, prefills: []string{p.url}, decodes: []string{d.url}})
+	gateway, err := lab.startGateway(
+		ctx, gatewayOptions{connector: connector, prefills: []string{p.url}, decodes: []string{d.url}},
+	)
 	if err != nil {
 		return proof{}, err
 	}
@@ -137,17 +146,18 @@ func collect(ctx context.Context, lab *lab, connector string, p, d *process) (pr
 	return result, errors.Join(err, stopGateway(gateway))
 }
 
-// questions are a request of each API: with more and less than whole blocks, and exactly two of them.
+// questions has a request of each API: with more and less than whole blocks, and with exactly two blocks.
 func questions() []question {
 	return []question{
 		newQuestion(completions, false, 300, 32), newQuestion(completions, true, 64, 32),
 		newQuestion(chat, false, 31, 32), newQuestion(chat, true, 500, 32),
-		newQuestion(responses, false, 100, 32), newQuestion(messages, false, 101, 32), newQuestion(generate, false, 96, 32),
+		newQuestion(responses, false, 100, 32), newQuestion(messages, false, 101, 32),
+		newQuestion(generate, false, 96, 32),
 	}
 }
 
-// observe sends the requests of the proof, one after the other, so that each one's share of the counters is known.
-// Patience is how long a counter may stay behind the answer that it counts.
+// observe sends the requests of the proof one after the other, so that each request's share of the counters is known.
+// patience is how much later than the response a counter may rise.
 func observe(ctx context.Context, gateway, p, d string, patience time.Duration) (proof, error) {
 	pBefore, err := readMetrics(ctx, p)
 	if err != nil {
@@ -190,7 +200,7 @@ func observe(ctx context.Context, gateway, p, d string, patience time.Duration) 
 
 func rise(before, after metrics, s sample) int { return int(after.sum(s) - before.sum(s)) }
 
-// cacheShape is how an engine cuts its KV into blocks.
+// cacheShape is the size of an engine's KV blocks.
 type cacheShape struct{ blockTokens, blockBytes int }
 
 // readCacheShape reads it from the labels of vllm:cache_config_info.

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// counters is an engine that has only a metrics page, and the gateway's way to raise what is on it.
+// counters is an engine that has only a metrics page, whose counters the gateway can raise.
 type counters struct {
 	mu     sync.Mutex
 	values map[string]float64
@@ -34,25 +34,26 @@ func (c *counters) page() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var b strings.Builder
-	b.WriteString(`vllm:cache_config_info{hash_block_size="9",block_size="32",engine="0",kv_cache_memory_bytes="65536",num_gpu_blocks="64"} 1.0` + "\n")
+	b.WriteString(`vllm:cache_config_info{hash_block_size="9",block_size="32",engine="0",` +
+		`kv_cache_memory_bytes="65536",num_gpu_blocks="64"} 1.0` + "\n")
 	for series, value := range c.values {
 		fmt.Fprintf(&b, "# TYPE of the next line\n%s %g\n", series, value)
 	}
 	return b.String()
 }
 
-// rules are what a gateway and its engines may get wrong.
+// rules say what a gateway and its engines do wrong.
 type rules struct {
 	text          func(prompt string) string // what the gateway makes of the right text
-	tokens, bytes int                        // taken over beyond what is right
-	none          bool                       // nothing taken over
+	tokens, bytes int                        // taken over in addition to what is right
+	none          bool                       // nothing is taken over
 	failed, late  int
 	pinned        bool
 }
 
 func rightText(prompt string) string { return "answer to " + prompt[:26] }
 
-// observeFakes runs the proof's requests against a gateway and engines that follow the rules.
+// observeFakes sends the proof's requests to a gateway and engines that follow the rules.
 func observeFakes(t *testing.T, r rules) proof {
 	t.Helper()
 	d, p := &counters{values: map[string]float64{}}, &counters{values: map[string]float64{}}
@@ -130,14 +131,16 @@ func TestProofFails(t *testing.T) {
 		rules rules
 		says  string
 	}{
-		"when the decode engine computes the prompt": {rules{none: true}, "took over 0 of 300 prompt tokens, 0 of 10240 bytes"},
-		"when a token is missing":                    {rules{tokens: -1}, "299 of 300"},
-		"when a byte too much is moved":              {rules{bytes: 1}, "10241 of 10240"},
-		"when a text is wrong":                       {rules{text: strings.ToUpper}, "not that of one engine alone"},
-		"when the text ignores the prompt":           {rules{text: func(string) string { return "same" }}, "proves nothing"},
-		"when a transfer failed":                     {rules{failed: 1}, "7 failed transfers"},
-		"when a handoff expired":                     {rules{late: 1}, "7 handoffs as expired"},
-		"when blocks stay pinned":                    {rules{pinned: true}, "still holds blocks"},
+		"when the decode engine computes the prompt": {rules{none: true},
+			"took over 0 of 300 prompt tokens, 0 of 10240 bytes"},
+		"when a token is missing":       {rules{tokens: -1}, "299 of 300"},
+		"when a byte too much is moved": {rules{bytes: 1}, "10241 of 10240"},
+		"when a text is wrong":          {rules{text: strings.ToUpper}, "not that of one engine alone"},
+		"when the text ignores the prompt": {rules{text: func(string) string { return "same" }},
+			"proves nothing"},
+		"when a transfer failed":  {rules{failed: 1}, "7 failed transfers"},
+		"when a handoff expired":  {rules{late: 1}, "7 handoffs as expired"},
+		"when blocks stay pinned": {rules{pinned: true}, "still holds blocks"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -148,7 +151,9 @@ func TestProofFails(t *testing.T) {
 }
 
 func TestSumAddsUpOnlyTheNamedSeries(t *testing.T) {
-	page, err := parseMetrics(strings.NewReader("# HELP a\na{x=\"1\"} 2\na{x=\"2\"} 3.0\na_total 5\nab{x=\"1\"} 7\na 1e1\n\n"))
+	page, err := parseMetrics(
+		strings.NewReader("# HELP a\na{x=\"1\"} 2\na{x=\"2\"} 3.0\na_total 5\nab{x=\"1\"} 7\na 1e1\n\n"),
+	)
 	require.NoError(t, err)
 	assert.InDelta(t, 15, page.sum(sample{"a", ""}), 0)
 	assert.InDelta(t, 2, page.sum(sample{"a", `x="1"`}), 0)

@@ -12,11 +12,11 @@ import (
 	"syscall"
 )
 
-// reaper is a shell that kills the engines when this program is killed and cannot stop them: a vLLM engine's children go
-// on without their parents, with 1 GB of memory each.
+// reaper is a shell that kills the engines if this program is killed and cannot stop them. The children of a vLLM
+// engine continue without their parents, with 1 GB of memory each.
 type reaper struct {
 	cmd    *exec.Cmd
-	groups io.WriteCloser // one process group a line; its end is the end of this program
+	groups io.WriteCloser // receives one process group a line; it ends when this program ends
 }
 
 func startReaper() (*reaper, error) {
@@ -35,7 +35,7 @@ func (r *reaper) watch(p *process) error {
 	return err
 }
 
-// close ends the reaper without its killing anything.
+// close ends the reaper without killing anything.
 func (r *reaper) close() {
 	_ = r.cmd.Process.Kill()
 	_ = r.cmd.Wait()

@@ -26,14 +26,14 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// verification is a connector with settings, launched as its own Renderer says and judged by pdctl verify.
+// verification is a connector with settings. Its own Renderer launches the engines, and pdctl verify judges them.
 type verification struct {
 	name, connector string
-	config          string // JSON; FOLDER stands for one that both engines share
+	config          string // JSON; FOLDER stands for a folder that both engines share
 	attributes      func(p launchedEngine) map[string]string
-	module          string // of the engine's connector, where a CPU needs another one
-	together        bool   // both legs are in flight at once: a failed prefill must not leave decode waiting
-	apart           bool   // each engine gets a folder of its own: what pdctl must find out
+	module          string // the module of the engine's connector, if a CPU needs another one
+	together        bool   // both legs are sent at once: after a failed prefill decode must not wait
+	apart           bool   // each engine has a folder of its own, which pdctl must notice
 }
 
 // verifications are the connectors of vLLM 0.32.0 that run on a CPU.
@@ -42,12 +42,16 @@ var verifications = []verification{
 	{name: "nixl-push, together", connector: "nixl-push", attributes: pushAttributes, together: true},
 	{name: "nixl-push, serial", connector: "nixl-push", config: `{"dispatch":"serial"}`, attributes: pushAttributes},
 	{name: "sharedstorage", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`},
-	{name: "sharedstorage, not shared", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`, apart: true},
-	{name: "multi", connector: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"sharedstorage","config":{"sharedStoragePath":"FOLDER"}}]}`},
-	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string { return map[string]string{"bootstrapPort": p.side} }, module: "mooncake_cpu", together: true},
+	{name: "sharedstorage, not shared", connector: "sharedstorage", config: `{"sharedStoragePath":"FOLDER"}`,
+		apart: true},
+	{name: "multi", connector: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"sharedstorage",` +
+		`"config":{"sharedStoragePath":"FOLDER"}}]}`},
+	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string {
+		return map[string]string{"bootstrapPort": p.side}
+	}, module: "mooncake_cpu", together: true},
 }
 
-// pushAttributes tell D where P is, before P has answered anything.
+// pushAttributes say where P is before P has answered.
 func pushAttributes(p launchedEngine) map[string]string {
 	return map[string]string{"engineID": "pdkit-prefill", "sideChannelHost": "127.0.0.1", "sideChannelPort": p.side}
 }
@@ -63,10 +67,11 @@ func newEngine() (e launchedEngine, err error) {
 }
 
 func (e launchedEngine) endpoint(role discovery.Role, attributes map[string]string) discovery.Endpoint {
-	return discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + e.port}, Role: role, Attributes: attributes}
+	return discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + e.port}, Role: role,
+		Attributes: attributes}
 }
 
-// verifyAll proves the named connectors, all of them where none is named, one pair of engines after the other.
+// verifyAll proves the named connectors, or all if none is named, with one pair of engines after the other.
 func verifyAll(ctx context.Context, lab *lab, names []string) error {
 	var failed error
 	tried := 0
@@ -92,10 +97,10 @@ func verifyAll(ctx context.Context, lab *lab, names []string) error {
 	return errors.Join(failed, compareProven(provenFile))
 }
 
-// provenFile is what the README's table of connectors takes its evidence from.
+// provenFile is the file from which the README's table of connectors takes its evidence.
 const provenFile = "connector/all/testdata/proven.json"
 
-// compareProven holds that the file names exactly what was proven here, with the engine's version.
+// compareProven checks that the file names exactly the connectors that were proven here, with the engine's version.
 func compareProven(file string) error {
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -123,11 +128,11 @@ func compareProven(file string) error {
 	return nil
 }
 
-// engineVersion is what install.sh installs.
+// engineVersion is the version that install.sh installs.
 const engineVersion = "0.32.0"
 
-// run launches a pair as the connector's Renderer says, and lets pdctl judge it. The same engines behind connector http must then be
-// found out, or the judgement is worth nothing.
+// run launches a pair as the connector's Renderer says, and pdctl judges it. Then pdctl must find a fault with the same
+// engines behind the connector http; otherwise its judgement would be worth nothing.
 func (v verification) run(ctx context.Context, lab *lab) error {
 	folder, err := os.MkdirTemp(lab.dir, "store-")
 	if err != nil {
@@ -150,7 +155,8 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 	if v.attributes != nil {
 		attributes = v.attributes(p)
 	}
-	pair := []discovery.Endpoint{p.endpoint(discovery.RolePrefill, attributes), d.endpoint(discovery.RoleDecode, map[string]string{"sideChannelPort": d.side, "bootstrapPort": d.side})}
+	pair := []discovery.Endpoint{p.endpoint(discovery.RolePrefill, attributes),
+		d.endpoint(discovery.RoleDecode, map[string]string{"sideChannelPort": d.side, "bootstrapPort": d.side})}
 	processes, err := v.launch(ctx, lab, conn, pair, []launchedEngine{p, d})
 	if err != nil {
 		return err
@@ -171,12 +177,13 @@ func (v verification) run(ctx context.Context, lab *lab) error {
 		return judged
 	}
 	if v.connector == "sharedstorage" || v.connector == "multi" {
-		return judged // behind http, which also sends P first, a store reuses KV all the same
+		return judged // behind http, which also sends P first, a store still reuses KV
 	}
 	return errors.Join(judged, v.judge(ctx, lab, "http", nil, pair, 1))
 }
 
-func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVConnector, pair []discovery.Endpoint, engines []launchedEngine) ([]*process, error) {
+func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVConnector, pair []discovery.Endpoint,
+	engines []launchedEngine) ([]*process, error) {
 	renderer, ok := connector.As[launch.Renderer](conn)
 	if !ok {
 		return nil, errors.New("the connector renders no launch settings")
@@ -187,7 +194,9 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 	}
 	var wanted []engineOptions
 	for i, e := range pair {
-		settings, err := renderer.Render(launch.Target{Endpoint: e, Engines: pair, Model: "tiny", Version: version, CPU: true})
+		settings, err := renderer.Render(
+			launch.Target{Endpoint: e, Engines: pair, Model: "tiny", Version: version, CPU: true},
+		)
 		if err != nil {
 			return nil, err
 		}
@@ -196,7 +205,9 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 		}
 		settings.KVTransfer.ModulePath = v.module
 		if v.apart {
-			settings.KVTransfer.Extra["shared_storage_path"] = fmt.Sprint(settings.KVTransfer.Extra["shared_storage_path"], "-", i)
+			settings.KVTransfer.Extra["shared_storage_path"] = fmt.Sprint(
+				settings.KVTransfer.Extra["shared_storage_path"], "-", i,
+			)
 		}
 		o := engineOptions{role: e.Role.String(), port: engines[i].port, side: engines[i].side}
 		for _, env := range settings.Env {
@@ -212,14 +223,16 @@ func (v verification) launch(ctx context.Context, lab *lab, conn connector.KVCon
 	return lab.startEngines(ctx, wanted...)
 }
 
-// judge runs pdctl verify against a gateway and wants a certain exit status: 0 for proven, 1 for found out.
-func (v verification) judge(ctx context.Context, lab *lab, typ string, settings json.RawMessage, pair []discovery.Endpoint, want int) error {
+// judge runs pdctl verify against a gateway and requires an exit status: 0 for proven, 1 for a fault.
+func (v verification) judge(ctx context.Context, lab *lab, typ string, settings json.RawMessage,
+	pair []discovery.Endpoint, want int) error {
 	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: typ, config: string(settings), endpoints: pair})
 	if err != nil {
 		return err
 	}
 	//nolint:gosec // G204: the program is built by this one
-	cmd := exec.CommandContext(ctx, filepath.Join(lab.dir, "pdctl"), "verify", "-f", gateway.config, "--gateway", gateway.url)
+	cmd := exec.CommandContext(ctx, filepath.Join(lab.dir, "pdctl"), "verify", "-f", gateway.config, "--gateway",
+		gateway.url)
 	output, err := cmd.CombinedOutput()
 	status := 0
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -243,8 +256,9 @@ func (v verification) judge(ctx context.Context, lab *lab, typ string, settings 
 	return nil
 }
 
-// orphan breaks the prefill leg off when decode has been sent. An engine would leave that decode waiting for ever, and keep its blocks or
-// its sender: the gateway must cancel it, serve the request by a new attempt, and the next ones by the same pair.
+// orphan breaks the prefill leg off after decode was sent. An engine would let that decode wait for ever, and keep its
+// blocks or its sender. The gateway must cancel it, serve the request with a new attempt, and serve the next requests
+// with the same pair.
 func (v verification) orphan(ctx context.Context, lab *lab, settings json.RawMessage, pair []discovery.Endpoint) error {
 	toP, err := newIntercept(pair[0].URL.String())
 	if err != nil {
@@ -255,7 +269,9 @@ func (v verification) orphan(ctx context.Context, lab *lab, settings json.RawMes
 	if behind[0].URL, err = url.Parse(toP.url); err != nil {
 		return err
 	}
-	gateway, err := lab.startGateway(ctx, gatewayOptions{connector: v.connector, config: string(settings), endpoints: behind})
+	gateway, err := lab.startGateway(
+		ctx, gatewayOptions{connector: v.connector, config: string(settings), endpoints: behind},
+	)
 	if err != nil {
 		return err
 	}
@@ -263,15 +279,17 @@ func (v verification) orphan(ctx context.Context, lab *lab, settings json.RawMes
 	for i := range 3 {
 		if i == 0 {
 			toP.beforeRequest(func() error {
-				time.Sleep(300 * time.Millisecond) // decode waits at its engine by now
+				time.Sleep(300 * time.Millisecond) // decode now waits at its engine
 				return errors.New("dropped")
 			})
 		}
 		q := newQuestion(completions, false, 200, 16)
 		a := ask(ctx, gateway.url, q, "", nil)
 		want := ask(ctx, pair[0].URL.String(), q, rand.Text(), nil)
-		if a.err != nil || a.text != want.text || a.status != http.StatusOK || a.mode != "disaggregated" || a.took > 10*time.Second {
-			odd = append(odd, fmt.Sprintf("request %d after a prefill that broke off: %s, served %q, text equal: %t", i+1, a, a.mode, a.text == want.text))
+		if a.err != nil || a.text != want.text || a.status != http.StatusOK || a.mode != "disaggregated" ||
+			a.took > 10*time.Second {
+			odd = append(odd, fmt.Sprintf("request %d after a prefill that broke off: %s, served %q, text equal: %t", i+
+				1, a, a.mode, a.text == want.text))
 		}
 	}
 	fmt.Printf("  prefill broken off with decode in flight: 3 requests, %d not as they must be\n", len(odd))
@@ -285,8 +303,8 @@ func (v verification) orphan(ctx context.Context, lab *lab, settings json.RawMes
 	return nil
 }
 
-// survey sends a request of each client API, streamed and not, and says what is not as it must be: the text is that of the prefill engine
-// alone, two engines served it, and decode took the better part of the prompts over.
+// survey sends a request of each client API, streamed and not, and says what is wrong: the text must be that of the
+// prefill engine alone, two engines must have served it, and decode must have taken over most of the prompt tokens.
 func survey(ctx context.Context, gateway string, pair []discovery.Endpoint) (odd []string, err error) {
 	p, d := pair[0].URL.String(), pair[1].URL.String()
 	before, err := readMetrics(ctx, d)
@@ -297,7 +315,7 @@ func survey(ctx context.Context, gateway string, pair []discovery.Endpoint) (odd
 	all := questions()
 	for _, q := range all {
 		a := ask(ctx, gateway, q, "", nil)
-		want := ask(ctx, p, q, rand.Text(), nil) // what a store still gives it, P has computed itself
+		want := ask(ctx, p, q, rand.Text(), nil) // P itself has computed what a store may still have
 		if !want.whole || want.status != http.StatusOK {
 			return nil, fmt.Errorf("one engine alone: %s", want)
 		}
@@ -311,7 +329,8 @@ func survey(ctx context.Context, gateway string, pair []discovery.Endpoint) (odd
 		return nil, err
 	}
 	taken := rise(before, after, takenOver)
-	fmt.Printf("  requests of all APIs, streamed and not: %d of %d as they must be, %d of %d prompt tokens taken over\n", len(all)-len(odd), len(all), taken, tokens)
+	fmt.Printf("  requests of all APIs, streamed and not: %d of %d as they must be, %d of %d prompt tokens "+
+		"taken over\n", len(all)-len(odd), len(all), taken, tokens)
 	if 2*taken < tokens {
 		odd = append(odd, "decode computed the better part of these prompts itself")
 	}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import "github.com/alecthomas/kong"
+
+// help has the texts of --help that are too long for a line of a struct tag, by the name in the tag.
+var help = kong.Vars{
+	"verify": "Prove by the engines' own counters that decode takes KV over. Ends with 1 if it does not.",
+	"check": "Say what does not fit together in engines' flags. Ends with 1 if requests would fail or " +
+		"compute prompts twice.",
+	"check_inputs":          "Shell scripts, Compose files, Kubernetes manifests; - is standard input.",
+	"check_file":            "The gateway's configuration: engines are checked against its connector too.",
+	"check_command":         "A command line, with its variables in front: 'PYTHONHASHSEED=0 vllm serve …'.",
+	"check_engine_version":  "The engines' release, like 0.32.0; that of the image's tag otherwise.",
+	"render_file":           "The gateway's configuration, or any YAML with ModelServers; - is standard input.",
+	"render_format":         "shell, compose, kubernetes or python.",
+	"render_engine_version": "The engines' release, like 0.32.0; the newest that is known otherwise.",
+	"render_model":          "What the engines load, if it is not spec.model: a hub's name or a folder.",
+	"render_gateway": "The host at which engines reach the gateway, for notices and callbacks; loopback " +
+		"otherwise.",
+	"render_prefill": "A prefill engine, with attributes after it: 'http://10.0.0.1:8000 engineID=p0'. " +
+		"Replaces those of the file.",
+	"verify_file": "The gateway's configuration, for the engines, the connector and the model; or name " +
+		"them by the flags below.",
+	"verify_gateway": "Ask this gateway, like http://127.0.0.1:8000. Without it, pdctl brings the two " +
+		"legs together itself.",
+	"verify_prefill": "A prefill engine, with attributes after it: 'http://10.0.0.1:8000 " +
+		"bootstrapPort=8998'. Replaces those of the file.",
+	"verify_alone": "An engine that serves whole requests, to compare texts with; an engine of the pair " +
+		"otherwise, where the protocol lets one.",
+	"verify_header": "A header for the gateway, like an Authorization.",
+	"verify_engine_key": "A file with the key for the engines' own endpoints (--api-key), sent as " +
+		"Authorization: Bearer.",
+}
