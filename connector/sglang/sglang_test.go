@@ -137,9 +137,9 @@ func TestWithoutTheCapOnlyTheStreamChanges(t *testing.T) {
 func TestBootstrapAddressOfTheEngine(t *testing.T) {
 	for rule, k := range map[string]struct {
 		settings, url string
-		attributes  map[string]string
-		host        string
-		port        int64
+		attributes    map[string]string
+		host          string
+		port          int64
 	}{
 		"defaults":             {``, "http://p.example:1", nil, "p.example", 8998},
 		"the connector's port": {`{"bootstrapPort":9000}`, "http://p.example:1", nil, "p.example", 9000},

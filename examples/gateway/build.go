@@ -104,8 +104,8 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 		return nil, err
 	}
 	m.announced, _ = source.(*registration.Source)
-	if g.cfg.probe > 0 {
-		source = inspect.Wrap(source, &inspect.Options{Interval: g.cfg.probe})
+	if g.cfg.inspect > 0 {
+		source = inspect.Wrap(source, &inspect.Options{Interval: g.cfg.inspect})
 	}
 	m.set = discovery.NewSet(source)
 	m.picker = pick.New(m.set, g.cfg.pick)
@@ -183,9 +183,9 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 func (m *model) start(ctx context.Context, g *gateway) error {
 	m.life, m.stop = context.WithCancel(ctx)
 	err := errors.Join(m.flows.Start(m.life), m.startRegistration(m.life, g.log))
-	var canary *reuse.SyntheticProber
+	var prober *reuse.SyntheticProber
 	if err == nil {
-		canary, err = g.canary(m)
+		prober, err = g.syntheticProber(m)
 	}
 	if err != nil {
 		m.stop()
@@ -204,8 +204,8 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 			told = m.tellUnfit(snap.Endpoints, told, log)
 		}
 	})
-	if canary != nil {
-		m.parts.Go(func() { ended(log, "synthetic probe", canary.Run(m.life)) })
+	if prober != nil {
+		m.parts.Go(func() { ended(log, "synthetic probe", prober.Run(m.life)) })
 	}
 	return nil
 }

@@ -16,14 +16,14 @@ import (
 
 // configuration is a whole configuration: at most one Gateway and any number of ModelServers.
 type configuration struct {
-	file    string
-	gateway gatewaySpec
-	models  []*modelServer
-	notes   []note
-	canary  time.Duration // period of checks that KV is reused; 0: none
-	probe   time.Duration // period at which engines are asked for what their list lacks; 0: never
-	pick    pick.Policy   // the zero policy takes engines in turn
-	netHTTP bool          // net/http's client speaks to the engines
+	file           string
+	gateway        gatewaySpec
+	models         []*modelServer
+	notes          []note
+	syntheticProbe time.Duration // period of checks that KV is reused; 0: none
+	inspect        time.Duration // period at which engines are asked for what their list lacks; 0: never
+	pick           pick.Policy   // the zero policy takes engines in turn
+	netHTTP        bool          // net/http's client speaks to the engines
 }
 
 // note is a remark on a well-formed configuration.

@@ -17,14 +17,14 @@ import (
 
 // flags are the command line. Listen and admin override the file where they are given, "" for admin included.
 type flags struct {
-	config        string
-	listen, admin *string
-	level         slog.Level
-	check         bool
-	trace         string
-	canary, probe time.Duration
-	pick          pick.Policy
-	netHTTP       bool // net/http's client speaks to the engines
+	config                  string
+	listen, admin           *string
+	level                   slog.Level
+	check                   bool
+	trace                   string
+	syntheticProbe, inspect time.Duration
+	pick                    pick.Policy
+	netHTTP                 bool // net/http's client speaks to the engines
 }
 
 var errUsage = errors.New("usage")
@@ -43,9 +43,9 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
-	fs.DurationVar(&f.canary, "synthetic-probe", 0,
+	fs.DurationVar(&f.syntheticProbe, "synthetic-probe", 0,
 		"check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
-	fs.DurationVar(&f.probe, "inspect", 0,
+	fs.DurationVar(&f.inspect, "inspect", 0,
 		"ask engines at this `PERIOD` for what their list lacks: model, version, data-parallel ranks; 0: never")
 	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+
 		" (default round-robin); session=HEADER and zone=ZONE name theirs",
@@ -77,12 +77,12 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 // override lays the command line over the file's Gateway.
 func (f flags) override(cfg *configuration) error {
 	g := &cfg.gateway
-	cfg.canary, cfg.probe, cfg.pick, cfg.netHTTP = f.canary, f.probe, f.pick, f.netHTTP
+	cfg.syntheticProbe, cfg.inspect, cfg.pick, cfg.netHTTP = f.syntheticProbe, f.inspect, f.pick, f.netHTTP
 	var errs []error
 	for _, period := range []struct {
 		flag string
 		of   time.Duration
-	}{{"-synthetic-probe", f.canary}, {"-inspect", f.probe}} {
+	}{{"-synthetic-probe", f.syntheticProbe}, {"-inspect", f.inspect}} {
 		if period.of < 0 {
 			errs = append(errs, &config.FieldError{Path: period.flag, Problem: "is negative",
 				Remedy: "write a period like 1m, or 0 for never"})

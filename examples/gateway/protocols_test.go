@@ -293,6 +293,9 @@ func TestEveryConnectorHasACase(t *testing.T) {
 		broken[c.connector] += len(c.broken)
 	}
 	for _, name := range connector.Names() {
+		if name == "stored-for-tests" { // which these tests register themselves
+			continue
+		}
 		assert.Positive(t, broken[name], "%s", name)
 	}
 }

@@ -41,7 +41,7 @@ func running(engines map[string]discovery.Endpoint) (set *discovery.Set, stop fu
 }
 
 // Engines of one tensor-parallel size meet, the less loaded ones of two first. A connector that needs this says so by
-// itself ([connector.Pairer]); the option is for what only the fleet's owner knows.
+// itself ([connector.Traits]); the option is for what only the fleet's owner knows.
 func ExampleNew() {
 	tp := func(size string) map[string]string { return map[string]string{"tpSize": size} }
 	set, stop := running(map[string]discovery.Endpoint{

@@ -10,14 +10,14 @@ import (
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
-// canary makes what checks a model's KV reuse again and again, or nil if that was not asked for.
-func (g *gateway) canary(m *model) (*reuse.SyntheticProber, error) {
-	if g.cfg.canary <= 0 {
+// syntheticProber makes what checks a model's KV reuse again and again, or nil if that was not asked for.
+func (g *gateway) syntheticProber(m *model) (*reuse.SyntheticProber, error) {
+	if g.cfg.syntheticProbe <= 0 {
 		return nil, nil
 	}
 	log := g.log.With("model", m.Model())
 	o := reuse.SyntheticProberOptions{
-		Every: g.cfg.canary,
+		Every: g.cfg.syntheticProbe,
 		Targets: func(ctx context.Context) (reuse.Target, error) {
 			if g.draining.Load() { // no probe is served any more, which says nothing of the engines
 				<-ctx.Done()

@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-func TestTheCanaryTellsWhetherKVIsReused(t *testing.T) {
+func TestTheSyntheticProbeTellsWhetherKVIsReused(t *testing.T) {
 	for connector, want := range map[string]string{"NixlConnector": `pd_reuse_ratio{`, "http": `pd_verdict="not reused"`} {
 		t.Run(connector, func(t *testing.T) {
 			p, d := startPair(t)
@@ -34,7 +34,7 @@ func TestTheCanaryTellsWhetherKVIsReused(t *testing.T) {
 	}
 }
 
-func TestACanarysPeriodIsChecked(t *testing.T) {
+func TestTheSyntheticProbesPeriodIsChecked(t *testing.T) {
 	_, err := parseFlags([]string{"-config", "x", "-synthetic-probe", "often"}, &strings.Builder{})
 	require.Error(t, err)
 	f, err := parseFlags([]string{"-config", "x", "-synthetic-probe", "-1s"}, &strings.Builder{})
@@ -43,7 +43,7 @@ func TestACanarysPeriodIsChecked(t *testing.T) {
 }
 
 // While the gateway drains it serves no probes, which says nothing of the engines.
-func TestTheCanaryIsSilentWhileDraining(t *testing.T) {
+func TestTheSyntheticProbeIsSilentWhileDraining(t *testing.T) {
 	p, d := startPair(t)
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, Path: "/v1/chat/completions", AfterChunks: 3})
 	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-synthetic-probe", "10ms")
