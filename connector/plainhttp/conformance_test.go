@@ -19,7 +19,8 @@ var harness = connectortest.Harness{
 	},
 	Config: json.RawMessage(`{"requestTimeout":"7s","maxRetries":3,"kvTransferMethod":"implicit"}`),
 	BadConfig: []json.RawMessage{
-		json.RawMessage(`{"kvTransferMethod":"explicit"}`), json.RawMessage(`{"maxRetries":-1}`), json.RawMessage(`{"requestTimeout":"-1s"}`),
+		json.RawMessage(`{"kvTransferMethod":"explicit"}`), json.RawMessage(`{"maxRetries":-1}`),
+		json.RawMessage(`{"requestTimeout":"-1s"}`),
 	},
 }
 

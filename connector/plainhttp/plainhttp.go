@@ -2,8 +2,8 @@
 
 // Package plainhttp is the connector "http": prefill, then decode, and nothing relayed between them.
 //
-// It says nothing about KV. Whether decode finds P's cache is up to the engines (a shared store that both are configured
-// for); with engines that share nothing, every prompt is computed twice and all answers are still right. Who wants a
+// It says nothing about KV. Whether decode finds P's cache is up to the engines (a store that both are configured for).
+// With engines that share nothing, every prompt is computed twice, and all responses are still right. Who wants a
 // transfer that pdkit can vouch for names its protocol: nixl, lmcache, mooncake ….
 package plainhttp
 
@@ -34,7 +34,8 @@ func init() {
 // Options are the settings of the design documents' HTTPConnectorConfig. The flow's own timeouts and attempts
 // (Spec.Timeouts, Spec.Retry) are what runs; these two are read for old files.
 type Options struct {
-	RequestTimeout   config.Duration `json:"requestTimeout"`   // time of the prefill leg, where timeouts.prefill is not given; 0: none
+	// RequestTimeout is the time of the prefill leg, where timeouts.prefill is not given; 0 is none.
+	RequestTimeout   config.Duration `json:"requestTimeout"`
 	MaxRetries       int             `json:"maxRetries"`       // further attempts, where retry.maxAttempts is not given
 	KVTransferMethod string          `json:"kvTransferMethod"` // "" or implicit
 }
@@ -50,12 +51,15 @@ func New(o *Options) (*Connector, error) {
 	switch o.KVTransferMethod {
 	case "", "implicit":
 	case "explicit":
-		return nil, &config.FieldError{Path: "kvTransferMethod", Problem: `"explicit" is not what this connector does`, Remedy: "use type nixl, which relays the handoff"}
+		return nil, &config.FieldError{Path: "kvTransferMethod", Problem: `"explicit" is not what this connector does`,
+			Remedy: "use type nixl, which relays the handoff"}
 	default:
-		return nil, &config.FieldError{Path: "kvTransferMethod", Problem: "unknown method", Remedy: "implicit is the only one"}
+		return nil, &config.FieldError{Path: "kvTransferMethod", Problem: "unknown method",
+			Remedy: "implicit is the only one"}
 	}
 	if o.RequestTimeout < 0 {
-		return nil, &config.FieldError{Path: "requestTimeout", Problem: "is negative", Remedy: "a duration of 0 (none) or more"}
+		return nil, &config.FieldError{Path: "requestTimeout", Problem: "is negative",
+			Remedy: "a duration of 0 (none) or more"}
 	}
 	if o.MaxRetries < 0 {
 		return nil, &config.FieldError{Path: "maxRetries", Problem: fmt.Sprintf("is %d", o.MaxRetries), Remedy: "0 or more"}

@@ -39,7 +39,8 @@ func legs(t *testing.T, c *plainhttp.Connector, s *connector.Session, answer str
 	t.Helper()
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
-	require.NoError(t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(answer), time.Now()), d))
+	response := connector.NewPrefillResult(200, nil, []byte(answer), time.Now())
+	require.NoError(t, c.Decode(context.Background(), s, response, d))
 	assert.Empty(t, p.Header())
 	assert.Empty(t, d.Header())
 	assert.Equal(t, s.API.Path(), p.Path())
@@ -62,20 +63,24 @@ func TestLegs(t *testing.T) {
 			`{"model":"m","messages":[ {} ],"stream":false,"max_completion_tokens":1,"max_tokens":1}`,
 			`{"model":"m","messages":[ {} ],"stream":true,"stream_options":{},"max_completion_tokens":9}`},
 		{"transfer members of the client reach neither", connector.APICompletions,
-			`{"prompt":"x","kv_transfer_params":{"do_remote_prefill":true},"vllm_xargs":{"kv_transfer_params":1},"request_id":"r"}`,
+			`{"prompt":"x","kv_transfer_params":{"do_remote_prefill":true},"vllm_xargs":{"kv_transfer_params":1},` +
+				`"request_id":"r"}`,
 			`{"prompt":"x","vllm_xargs":{},"max_tokens":1,"stream":false}`, `{"prompt":"x","vllm_xargs":{}}`},
 		{"a budget of thinking would make P refuse a limit of 1", connector.APIMessages,
 			`{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`,
 			`{"max_tokens":1,"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`},
 		{"thinking without a budget stays", connector.APIMessages,
 			`{"max_tokens":2048,"thinking":{"type":"adaptive"}}`,
-			`{"max_tokens":1,"thinking":{"type":"adaptive"},"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"adaptive"}}`},
+			`{"max_tokens":1,"thinking":{"type":"adaptive"},"stream":false}`,
+			`{"max_tokens":2048,"thinking":{"type":"adaptive"}}`},
 		{"SGLang", connector.APISGLang,
-			`{"text":"x","sampling_params":{"max_new_tokens":7}}`, `{"text":"x","sampling_params":{"max_new_tokens":1},"stream":false}`,
+			`{"text":"x","sampling_params":{"max_new_tokens":7}}`,
+			`{"text":"x","sampling_params":{"max_new_tokens":1},"stream":false}`,
 			`{"text":"x","sampling_params":{"max_new_tokens":7}}`},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			prefill, decode := legs(t, open(t, nil), session(t, c.api, c.client), `{"kv_transfer_params":{"do_remote_prefill":true}}`)
+			prefill, decode := legs(t, open(t, nil), session(t, c.api, c.client),
+				`{"kv_transfer_params":{"do_remote_prefill":true}}`)
 			assert.Equal(t, c.prefill, prefill)
 			assert.Equal(t, c.decode, decode, "nothing of P's answer is relayed")
 		})
@@ -93,7 +98,8 @@ func TestAnyAnswerOfPIsEnough(t *testing.T) {
 
 func TestUnsupported(t *testing.T) {
 	c := open(t, nil)
-	assert.Empty(t, uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request), "there is no handoff that only one answer could read")
+	assert.Empty(t, uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request),
+		"there is no handoff that only one answer could read")
 	assert.Equal(t, "prompt", uncarried.Member(c, session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
 	assert.Equal(t, "prompt_logprobs", uncarried.Member(c, session(t, connector.APIChat, `{"prompt_logprobs":1}`).Request))
 	assert.Empty(t, uncarried.Member(c, session(t, connector.APISGLang, `{"text":"a"}`).Request))

@@ -10,8 +10,8 @@ import (
 // engines need to share KV, if they do, is the affair of the connector that they are launched with.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	s := launch.Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
-	s.Notes = append(s.Notes,
-		launch.Note{Text: "nothing moves KV between these engines: every prompt is computed twice, unless they share a store by settings of their own"})
+	s.Notes = append(s.Notes, launch.Note{Text: "nothing moves KV between these engines: every prompt is computed " +
+		"twice, unless they share a store by settings of their own"})
 	for _, idle := range []struct {
 		given, ours bool
 		path, text  string

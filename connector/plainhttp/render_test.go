@@ -22,9 +22,11 @@ func TestEnginesAreToldNothingOfKV(t *testing.T) {
 	assert.Empty(t, s.Env)
 	var idle []string
 	for _, n := range s.Notes[1:] {
-		assert.Equal(t, strings.HasPrefix(n.Path, "resources.") || n.Path == "config.kvTransferMethod", n.NoEffect, "%s: the gateway heeds the others", n.Path)
+		assert.Equal(t, strings.HasPrefix(n.Path, "resources.") || n.Path == "config.kvTransferMethod", n.NoEffect,
+			"%s: the gateway heeds the others", n.Path)
 		idle = append(idle, n.Path)
 	}
 	assert.Contains(t, s.Notes[0].Text, "computed twice")
-	assert.Equal(t, []string{"config.requestTimeout", "config.maxRetries", "config.kvTransferMethod", "resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"}, idle)
+	assert.Equal(t, []string{"config.requestTimeout", "config.maxRetries", "config.kvTransferMethod",
+		"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"}, idle)
 }

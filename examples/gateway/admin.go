@@ -118,7 +118,8 @@ func (g *gateway) debug(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *model) debug(r modelReadiness) debugModel {
-	d := debugModel{modelReadiness: r, Connector: m.Main.Name, Endpoints: []debugEndpoint{}, Sessions: []pdflow.SessionInfo{}}
+	d := debugModel{modelReadiness: r, Connector: m.Main.Name, Endpoints: []debugEndpoint{},
+		Sessions: []pdflow.SessionInfo{}}
 	if m.Rollout != nil {
 		d.Rollout = m.Rollout.Name
 	}
@@ -134,7 +135,8 @@ func (m *model) debug(r modelReadiness) debugModel {
 	}
 	for _, e := range m.set.Load().Endpoints {
 		p := m.probes.of(e.ID)
-		d.Endpoints = append(d.Endpoints, debugEndpoint{ID: e.ID, URL: e.URL.String(), Role: e.Role.String(), Phase: e.Phase.String(), Group: e.Group, Zone: e.Zone,
+		d.Endpoints = append(d.Endpoints, debugEndpoint{ID: e.ID, URL: e.URL.String(), Role: e.Role.String(),
+			Phase: e.Phase.String(), Group: e.Group, Zone: e.Zone,
 			Healthy: p.healthy, LastFault: p.failure, Load: load[e.ID]})
 	}
 	return d

@@ -4,50 +4,62 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
 // stored is a connector whose store can be lost.
-type stored struct{ connector.KVConnector }
+type stored struct {
+	connector.KVConnector
+	lost *atomic.Bool
+}
 
-var storeLost atomic.Bool
-
-func (stored) HealthCheck(context.Context) error {
-	if storeLost.Load() {
+func (s stored) HealthCheck(context.Context) error {
+	if s.lost.Load() {
 		return errors.New("the store does not answer")
 	}
 	return nil
 }
 
-func init() {
-	connector.Register("stored-for-tests", func(json.RawMessage) (connector.KVConnector, error) {
-		c, err := plainhttp.New(nil)
-		return stored{c}, err
-	})
-}
-
 func TestAModelWhoseConnectorFailsIsNotReady(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
-	g := start(t, gatewayYAML("")+pairYAML("m", p, d, "  kvConnector: {type: stored-for-tests}\n")+pairYAML("n", p, d, ""))
-	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
-	assert.Equal(t, http.StatusOK, status, body)
-	storeLost.Store(true)
-	defer storeLost.Store(false)
-	status, _, body = do(t, http.MethodGet, g.admin+"/readyz", "")
+	cfg, err := parse("config.yaml", []byte(gatewayYAML("")+pairYAML("m", p, d, "")+pairYAML("n", p, d, "")))
+	require.NoError(t, err)
+	var lost atomic.Bool
+	cfg.models[0].Main.KVConnector = stored{cfg.models[0].Main.KVConnector, &lost}
+	tel, err := newTelemetry(false, "")
+	require.NoError(t, err)
+	g, err := build(cfg, tel, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	wait, err := g.start(ctx)
+	require.NoError(t, err)
+	defer wait()
+	defer stop()
+	readyz := func() (int, string) {
+		w := httptest.NewRecorder()
+		g.admin().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		return w.Code, w.Body.String()
+	}
+	require.Eventually(t, func() bool { status, _ := readyz(); return status == http.StatusOK }, 5*time.Second,
+		time.Millisecond)
+	lost.Store(true)
+	status, body := readyz()
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.JSONEq(t, `{"ready":false,"models":[
 		{"model":"m","ready":false,"reason":"connector http: the store does not answer"},
 		{"model":"n","ready":true}]}`, body)
-	storeLost.Store(false)
-	status, _, body = do(t, http.MethodGet, g.admin+"/readyz", "")
+	lost.Store(false)
+	status, body = readyz()
 	assert.Equal(t, http.StatusOK, status, body)
 }

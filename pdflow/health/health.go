@@ -3,11 +3,11 @@
 // Package health probes engines: a GET of /health from each endpoint of a discovery set every two seconds, whose
 // verdict is laid over the set. Requests then see an engine that does not answer as not ready.
 //
-// What it costs: a probe over an open connection is one net/http request with an empty answer, 30 to 60 µs of processor
-// time (BenchmarkProbe measures it; the rarer the probes, the more of it is going to sleep and waking up, so probes that
-// are due at nearly the same time share a wake-up). At the default interval 1,024 endpoints are 512 probes a second,
-// 2 to 3 % of one processor. An idle endpoint keeps one connection with its two goroutines: 6 KB of heap and 8 KB
-// of stacks.
+// A probe over an open connection is one net/http request with an empty response. It costs 30 to 60 µs of processor
+// time (BenchmarkProbe measures it). The rarer the probes, the more of that is going to sleep and waking up: probes
+// that are due at nearly the same time therefore share a wake-up. At the default interval 1,024 endpoints are 512
+// probes a second, 2 to 3 % of one processor. An idle endpoint keeps one connection with its two goroutines: 6 KB of
+// heap and 8 KB of stacks.
 package health
 
 import (
@@ -25,8 +25,8 @@ import (
 
 // Options are a [Prober]'s settings. A zero or negative number means the default.
 type Options struct {
-	Interval time.Duration // from the start of one probe of an endpoint to the start of the next, give or take 6 %; default 2 s
-	Timeout  time.Duration // of one probe, connecting and the answer's body included; default 2 s
+	Interval time.Duration // from one probe's start to the next one's, at one endpoint, give or take 6 %; default 2 s
+	Timeout  time.Duration // of one probe, connecting and the response's body included; default 2 s
 
 	Failures  int // failed probes in a row that make an endpoint not ready; default 2
 	Successes int // good probes in a row that make it ready again; default 1
@@ -38,7 +38,7 @@ type Options struct {
 	// for TLS belongs here. It must not follow redirects, and must be safe for concurrent use.
 	Client http.RoundTripper
 
-	// Concurrency is how many probes may be under way at once; default 1,024. One endpoint never has two. An answer
+	// Concurrency is how many probes may be under way at once; default 1,024. One endpoint never has two. A response
 	// comes in less than a millisecond as a rule, so few goroutines run; only engines that hang take one each.
 	Concurrency int
 
@@ -84,7 +84,7 @@ func orDefault[T int | time.Duration](v, otherwise T) T {
 }
 
 // newTransport sizes a transport for many hosts with one short exchange at a time each: the usual 4 KB buffers would
-// take 8 MB for 1,024 engines whose answers are an empty body under a hundred bytes of header.
+// take 8 MB for 1,024 engines whose responses are an empty body under a hundred bytes of header.
 func newTransport(timeout time.Duration) *http.Transport {
 	return &http.Transport{
 		DialContext:            (&net.Dialer{Timeout: timeout}).DialContext,
@@ -99,10 +99,10 @@ func newTransport(timeout time.Duration) *http.Transport {
 }
 
 // Run probes until ctx ends and returns nil once no goroutine of its own is left. Endpoints that join the set are
-// probed at once (many at a time are spread over one interval), those that leave are dropped with what is known of
-// them. Draining endpoints are not probed: they take nothing new, and one that is busy with its last
-// answers must not be declared dead. Before its first verdict an endpoint counts as its source says. The verdicts
-// stay in the set when Run ends. One Run at a time: a second one returns an error at once.
+// probed at once (many at a time are spread over one interval); those that leave are dropped with what is known of
+// them. Draining endpoints are not probed: they take nothing new, and one that is busy with its last responses must not
+// be declared dead. Before its first verdict an endpoint counts as its source says. The verdicts stay in the set when
+// Run ends. One Run at a time: a second one returns an error at once.
 func (p *Prober) Run(ctx context.Context) error {
 	if !p.running.CompareAndSwap(false, true) {
 		return errRunning

@@ -75,6 +75,8 @@ func hang(req *http.Request) (*http.Response, error) {
 	return nil, req.Context().Err()
 }
 
+func refused(*http.Request) (*http.Response, error) { return nil, errors.New("refused") }
+
 func endpoint(t testing.TB, id string) discovery.Endpoint {
 	t.Helper()
 	e, err := discovery.New("http://"+id, discovery.RoleBoth)
@@ -133,7 +135,7 @@ func TestVerdicts(t *testing.T) {
 		"a redirect is not":                    {always(307), discovery.PhaseNotReady},
 		"503 is not":                           {always(503), discovery.PhaseNotReady},
 		"an engine that hangs is not":          {hang, discovery.PhaseNotReady},
-		"an engine that cannot be reached":     {func(*http.Request) (*http.Response, error) { return nil, errors.New("refused") }, discovery.PhaseNotReady},
+		"an engine that cannot be reached":     {refused, discovery.PhaseNotReady},
 		"a 200 with a body longer than a read": {long(200, 1<<20), discovery.PhaseReady},
 		"a 500 with a body":                    {long(500, 100), discovery.PhaseNotReady},
 		"a 200 whose body breaks": {func(*http.Request) (*http.Response, error) {
@@ -162,7 +164,8 @@ func TestTwoFailuresMakeNotReadyAndOneSuccessReady(t *testing.T) {
 		w := start(t, health.Options{Client: e, Observe: func(id string, healthy bool, err error) {
 			observed = append(observed, fmt.Sprintf("%s %v %v", id, healthy, err))
 		}}, "p:1")
-		ready, not := map[string]discovery.Phase{"p:1": discovery.PhaseReady}, map[string]discovery.Phase{"p:1": discovery.PhaseNotReady}
+		ready := map[string]discovery.Phase{"p:1": discovery.PhaseReady}
+		not := map[string]discovery.Phase{"p:1": discovery.PhaseNotReady}
 
 		require.Len(t, e.times("p:1"), 1, "a lone endpoint is probed at once")
 		assert.Equal(t, ready, w.phases(), "one failure is not enough")
@@ -217,7 +220,9 @@ func TestThresholdsCanBeSet(t *testing.T) {
 		w := start(t, health.Options{Client: e, Interval: time.Second, Failures: 4, Successes: 3}, "p:1")
 		until := func(want discovery.Phase) int {
 			before := len(e.times("p:1"))
-			require.NoError(t, w.set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Endpoints[0].Phase == want }))
+			require.NoError(t, w.set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool {
+				return s.Endpoints[0].Phase == want
+			}))
 			return len(e.times("p:1")) - before
 		}
 		assert.Equal(t, 3, until(discovery.PhaseNotReady), "the first of four was counted already")
@@ -320,7 +325,8 @@ func TestAnEndpointNeverHasTwoProbesAtOnce(t *testing.T) {
 		require.GreaterOrEqual(t, len(at), 8)
 		for i := range at[1:] {
 			assert.GreaterOrEqual(t, at[i+1].Sub(at[i]), 7*time.Second)
-			assert.LessOrEqual(t, at[i+1].Sub(at[i]), 7*time.Second+200*time.Millisecond, "the next one comes soon after the timeout")
+			assert.LessOrEqual(t, at[i+1].Sub(at[i]), 7*time.Second+200*time.Millisecond,
+				"the next one comes soon after the timeout")
 		}
 	})
 }
@@ -418,7 +424,8 @@ func TestAnEndpointWithANewAddressStartsAfresh(t *testing.T) {
 			return status(200), nil
 		}}
 		failures := 0
-		w := start(t, health.Options{Client: e, Timeout: 3 * time.Second, Observe: func(string, bool, error) { failures++ }}, "old:1")
+		observe := func(string, bool, error) { failures++ }
+		w := start(t, health.Options{Client: e, Timeout: 3 * time.Second, Observe: observe}, "old:1")
 		moved := endpoint(t, "new:1")
 		moved.ID = "old:1"
 		time.Sleep(5 * time.Second) // the second probe of the old address is under way
@@ -435,7 +442,8 @@ func TestTheEndOfARunIsNobodysFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		observed := 0
 		e := &engines{answer: hang}
-		w := start(t, health.Options{Client: e, Failures: 1, Timeout: time.Hour, Observe: func(string, bool, error) { observed++ }}, "p:1", "d:1")
+		observe := func(string, bool, error) { observed++ }
+		w := start(t, health.Options{Client: e, Failures: 1, Timeout: time.Hour, Observe: observe}, "p:1", "d:1")
 		time.Sleep(time.Second)
 		require.EqualValues(t, 2, e.flying.Load())
 		before := maps.Clone(w.phases())

@@ -69,7 +69,8 @@ func TestOneConnectionCarriesAllProbesOfAnEndpoint(t *testing.T) {
 
 func TestConnectionsCloseWithTheRun(t *testing.T) {
 	closed := make(chan struct{})
-	url := server(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, func(_ net.Conn, s http.ConnState) {
+	busy := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }
+	url := server(t, busy, func(_ net.Conn, s http.ConnState) {
 		if s == http.StateClosed {
 			close(closed)
 		}

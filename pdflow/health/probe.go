@@ -10,7 +10,7 @@ import (
 	"net/url"
 )
 
-// maxBody is how much of an answer is read so that its connection can be used again. Longer ones cost the connection.
+// maxBody is how much of a response is read so that its connection can be used again. A longer one closes it.
 const maxBody = 4 << 10
 
 // newRequest makes an endpoint's probe once; each probe takes a shallow copy.
@@ -59,7 +59,7 @@ func (r *run) observe(t *target, err error) {
 	}
 }
 
-// get returns nil for an answer of status 200 to 299.
+// get returns nil for a response of status 200 to 299.
 func (r *run) get(t *target, buf []byte) error {
 	ctx, cancel := context.WithTimeout(r.ctx, r.o.Timeout)
 	defer cancel()
@@ -75,7 +75,7 @@ func (r *run) get(t *target, buf []byte) error {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("reading the answer: %w", err)
+			return fmt.Errorf("reading the response: %w", err)
 		}
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {

@@ -53,7 +53,8 @@ type run struct {
 }
 
 func newRun(ctx context.Context, p *Prober) *run {
-	return &run{Prober: p, ctx: ctx, began: time.Now(), slack: min(p.o.Interval/100, 20*time.Millisecond), targets: map[string]*target{}, work: make(chan *target)}
+	return &run{Prober: p, ctx: ctx, began: time.Now(), slack: min(p.o.Interval/100, 20*time.Millisecond),
+		targets: map[string]*target{}, work: make(chan *target)}
 }
 
 // loop is the schedule: one goroutine, one timer.
@@ -122,11 +123,12 @@ func (r *run) fire() time.Duration {
 			heap.Pop(&r.queue)
 		case t.due > now+r.slack:
 			return t.due - now
-		case t.busy.Load(): // the last probe hangs still: look again soon after it must have timed out
+		case t.busy.Load(): // the last probe still hangs: look again soon after its timeout
 			t.due = now + max(r.o.Interval/16, time.Millisecond)
 			heap.Fix(&r.queue, 0)
 		default:
-			t.due = max(t.due, now) + r.o.Interval - r.o.Interval/20 + rand.N(r.o.Interval/10+1) //nolint:gosec // spreads probes, guards nothing
+			spread := rand.N(r.o.Interval/10 + 1) //nolint:gosec // it guards nothing
+			t.due = max(t.due, now) + r.o.Interval - r.o.Interval/20 + spread
 			heap.Fix(&r.queue, 0)
 			if !r.start(t) {
 				return time.Hour // the run is over
@@ -184,7 +186,11 @@ type queue []*target
 func (q queue) Len() int           { return len(q) }
 func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
 func (q queue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(t any)        { *q = append(*q, t.(*target)) } //nolint:errcheck // container/heap gives what it was given
+
+// Push gets what heap.Push was given.
+func (q *queue) Push(t any) { *q = append(*q, t.(*target)) } //nolint:errcheck // it is a target
+
+// Pop forgets the target, so that it can be collected.
 func (q *queue) Pop() any {
 	old := *q
 	t := old[len(old)-1]
