@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package transport is how the legs of a request reach engines.
+// Package transport sends the legs of a request to engines.
 //
 // A [Transport] is an [http.RoundTripper] with a pool sized for many engines, TLS and mTLS, one limit for the whole of
 // connecting, and nothing a hop between a gateway and its engines must not have: no proxy from the environment, no
