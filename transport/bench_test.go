@@ -16,8 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stubEngine answers any number of requests on in-memory-like raw connections
-// without allocating for each.
+// stubEngine answers any number of requests on in-memory-like raw connections without allocating for each.
 func stubEngine(b *testing.B) string {
 	e := newEngine(b, func(_ *engine, c net.Conn) {
 		r := bufio.NewReaderSize(c, 64<<10)
@@ -71,8 +70,8 @@ var sizes = []struct {
 	bytes int
 }{{"2KB", 2 << 10}, {"128KB", 128 << 10}, {"1MB", 1 << 20}}
 
-// BenchmarkRoundTrip shows a round trip, the engine's side included, beside one
-// of net/http's own transport with the same pool. Run it with -cpu 1.
+// BenchmarkRoundTrip shows a round trip, the engine's side included, beside one of net/http's own transport with the
+// same pool. Run it with -cpu 1.
 func BenchmarkRoundTrip(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.name+"/nethttp", func(b *testing.B) {
@@ -86,9 +85,8 @@ func BenchmarkRoundTrip(b *testing.B) {
 	}
 }
 
-// BenchmarkRetrier shows the good case: a request that goes out on the first
-// try, through Retrier and through go-retryablehttp alone. No network: the
-// difference is the machinery.
+// BenchmarkRetrier shows the good case: a request that goes out on the first try, through Retrier and through
+// go-retryablehttp alone. No network: the difference is the machinery.
 func BenchmarkRetrier(b *testing.B) {
 	answer := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
 	rt := roundTripper(func(*http.Request) (*http.Response, error) { return answer, nil })
@@ -135,8 +133,8 @@ func BenchmarkRetrier(b *testing.B) {
 	})
 }
 
-// BenchmarkOpenStream reports memory held by each stream that waits for its
-// next chunk, both sides of the connection in one process.
+// BenchmarkOpenStream reports memory held by each stream that waits for its next chunk, both sides of the connection in
+// one process.
 func BenchmarkOpenStream(b *testing.B) {
 	e := newEngine(b, func(e *engine, c net.Conn) {
 		r := bufio.NewReaderSize(c, 256)

@@ -22,8 +22,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The class of an error decides whether a leg may be sent again, so each row is
-// a rule: what happens on the wire, and what may be concluded from it.
+// The class of an error decides whether a leg may be sent again, so each row is a rule: what happens on the wire, and
+// what may be concluded from it.
 func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 	errGone := errors.New("client is gone")
 	hangUntilClosed := func(e *engine, c net.Conn) {
@@ -266,8 +266,8 @@ func keepAlive(e *engine, c net.Conn) {
 	}
 }
 
-// The edge of two keep-alive timers: what the engine does to an idle connection
-// is seen before a request is given to it.
+// The edge of two keep-alive timers: what the engine does to an idle connection is seen before a request is given to
+// it.
 func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 	ownOnly(t, "sees that beside the request, and may be too late: its error says so")
 	for _, row := range []struct {
@@ -304,9 +304,8 @@ func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 	}
 }
 
-// The other half of that edge: the request was written to a reused connection
-// that the engine then closed without an answer. Nobody knows whether it was
-// read, so it must reach the caller as MaybeSent, once.
+// The other half of that edge: the request was written to a reused connection that the engine then closed without an
+// answer. Nobody knows whether it was read, so it must reach the caller as MaybeSent, once.
 func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 	for _, end := range []struct {
 		name  string
@@ -341,9 +340,8 @@ func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 	}
 }
 
-// What was surely not written goes out on another connection, if its body can be
-// had again: it can if it lies in the write buffer. Where it cannot, the caller
-// must learn that nothing was sent.
+// What was surely not written goes out on another connection, if its body can be had again: it can if it lies in the
+// write buffer. Where it cannot, the caller must learn that nothing was sent.
 func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
 	ownOnly(t, "sends again only what GetBody gives, and reports the rest as NotSent")
 	large := strings.Repeat("x", 1<<20)
@@ -390,8 +388,7 @@ func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
 	}
 }
 
-// An idle connection may die at any time; a new one that does is the engine's
-// failure, and a caller's to judge.
+// An idle connection may die at any time; a new one that does is the engine's failure, and a caller's to judge.
 func TestAWriteThatFailsOnANewConnectionIsNotTriedAgain(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	d := new(controlledDial)

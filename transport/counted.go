@@ -9,20 +9,19 @@ import (
 	"sync/atomic"
 )
 
-// counted counts what a connection of net/http carries. It sits above TLS, so
-// that alerts and handshakes do not count as parts of a request.
+// counted counts what a connection of net/http carries. It sits above TLS, so that alerts and handshakes do not count
+// as parts of a request.
 //
-// net/http knows itself whether anything was written (transport.go,
-// nothingWrittenError) but strips that knowledge from the error it returns.
+// net/http knows itself whether anything was written (transport.go, nothingWrittenError) but strips that knowledge from
+// the error it returns.
 type counted struct {
 	net.Conn
 	tls *tls.ConnectionState // nil on plain connections
 
 	written, read atomic.Int64
 
-	// fault is the first error of reading or writing. When a write fails,
-	// net/http closes the connection, and may then report that its own reader
-	// found it closed.
+	// fault is the first error of reading or writing. When a write fails, net/http closes the connection, and may then
+	// report that its own reader found it closed.
 	fault atomic.Pointer[error]
 }
 

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package transport is how the legs of a request reach engines.
+// Package transport sends the legs of a request to engines.
 //
-// A [Transport] is an [http.RoundTripper] with a pool sized for many engines,
-// TLS and mTLS, one limit for the whole of connecting, and nothing a hop
-// between a gateway and its engines must not have: no proxy from the
-// environment, no redirects, no compression, no cookies.
+// A [Transport] is an [http.RoundTripper] with a pool sized for many engines, TLS and mTLS, one limit for the whole of
+// connecting, and nothing a hop between a gateway and its engines must not have: no proxy from the environment, no
+// redirects, no compression, no cookies.
 //
-// Each of its errors is an [*Error] that says how far the request got, which is
-// what decides whether it may be sent again:
+// Each of its errors is an [*Error] that says how far the request got, which is what decides whether it may be sent
+// again:
 //
 //	NotSent    provably no byte of the request left: repeat it anywhere
 //	MaybeSent  the engine may have it, and may have started on it
 //	Answered   the head of a response arrived; its body then failed
 //
-// HTTP/1.1 is the package's own, in the callers' goroutines and with buffers held
-// only while something is in them: a gateway's cost is mostly that of its
-// connections. Responses are read more strictly than net/http does where two
+// HTTP/1.1 is the package's own, in the callers' goroutines and with buffers held only while something is in them: a
+// gateway's cost is mostly that of its connections. Responses are read more strictly than net/http does where two
 // readers could differ about a response's end. HTTP/2 is net/http's.
 //
 // A [Retrier] repeats what was not sent, and nothing else.

@@ -21,11 +21,10 @@ type Sent uint8
 
 // How far a failed request got.
 const (
-	// NotSent: provably no byte of the request was handed to a connection.
-	// Sending it again cannot make an engine do its work twice.
+	// NotSent: provably no byte of the request was handed to a connection. Sending it again cannot make an engine do
+	// its work twice.
 	NotSent Sent = iota
-	// MaybeSent: some of the request, or all of it, was written, and no response
-	// came. The engine may be working on it.
+	// MaybeSent: some of the request, or all of it, was written, and no response came. The engine may be working on it.
 	MaybeSent
 	// Answered: the head of a response was read, and reading its body failed.
 	Answered
@@ -48,8 +47,7 @@ type Kind uint8
 
 // What went wrong.
 const (
-	// Other is anything not listed here, a request that cannot be sent among
-	// them.
+	// Other is anything not listed here, a request that cannot be sent among them.
 	Other Kind = iota
 	// Refused: the engine's host refused the connection or cannot be reached.
 	Refused
@@ -57,8 +55,7 @@ const (
 	DNS
 	// TLS: the handshake failed, on either side.
 	TLS
-	// Timeout: the request's context ended by its deadline, or its cause was a
-	// timeout.
+	// Timeout: the request's context ended by its deadline, or its cause was a timeout.
 	Timeout
 	// ConnectTimeout: TCP and TLS took longer than Options.ConnectTimeout.
 	ConnectTimeout
@@ -93,19 +90,15 @@ func (k Kind) String() string {
 	return kindNames[Other]
 }
 
-// Error is the only type of error that [Transport.RoundTrip], the bodies of its
-// responses and [Retrier.Do] return. Its text names neither URL nor address; the
-// error it wraps may, and so belongs in no response to a client.
+// Error is the only type of error that [Transport.RoundTrip], the bodies of its responses and [Retrier.Do] return. Its
+// text names neither URL nor address; the error it wraps may, and so belongs in no response to a client.
 //
-// errors.Is(err, context.Canceled) holds for kind Canceled and
-// errors.Is(err, context.DeadlineExceeded) for kind Timeout, even where the
-// context ended with another cause. That cause is found by errors.Is and
-// errors.As too.
+// errors.Is(err, context.Canceled) holds for kind Canceled and errors.Is(err, context.DeadlineExceeded) for kind
+// Timeout, even where the context ended with another cause. That cause is found by errors.Is and errors.As too.
 type Error struct {
 	Sent Sent
 	Kind Kind
-	// Reused tells that the request was given a connection that had served
-	// another before.
+	// Reused tells that the request was given a connection that had served another before.
 	Reused bool
 	// Err is the underlying error, with addresses in its text.
 	Err error
@@ -145,9 +138,8 @@ func (e *Error) LogValue() slog.Value {
 	)
 }
 
-// Classify tells how far the request that failed with err got. It is exact for
-// errors of this package, wrapped or not. Of foreign errors only failures to
-// dial and to resolve a name count as NotSent; all others, and nil, count as
+// Classify tells how far the request that failed with err got. It is exact for errors of this package, wrapped or not.
+// Of foreign errors only failures to dial and to resolve a name count as NotSent; all others, and nil, count as
 // MaybeSent, which allows the least.
 func Classify(err error) Sent {
 	if e, ok := errors.AsType[*Error](err); ok {
@@ -170,9 +162,8 @@ func asError(ctx context.Context, err error) *Error {
 	return &Error{Sent: Classify(err), Kind: requestKind(ctx, err), Err: err}
 }
 
-// requestKind looks at the context first: when it has ended, the failure of the
-// connection is a consequence, and net/http reports the context's cause, which
-// can be any error.
+// requestKind looks at the context first: when it has ended, the failure of the connection is a consequence, and
+// net/http reports the context's cause, which can be any error.
 func requestKind(ctx context.Context, err error) Kind {
 	if cerr := ctx.Err(); cerr != nil {
 		if isTimeout(cerr) || isTimeout(context.Cause(ctx)) {
@@ -213,16 +204,14 @@ func isTimeout(err error) bool {
 	return ok && ne.Timeout()
 }
 
-// isAlert reports a TLS alert sent by the other side. crypto/tls gives it as an
-// OpError whose Op is "remote error".
+// isAlert reports a TLS alert sent by the other side. crypto/tls gives it as an OpError whose Op is "remote error".
 func isAlert(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "remote error"
 }
 
-// connectError marks what went wrong before there was a connection, so that
-// RoundTrip need not guess it from the error's type: a reset during the TLS
-// handshake looks like a reset during the response.
+// connectError marks what went wrong before there was a connection, so that RoundTrip need not guess it from the
+// error's type: a reset during the TLS handshake looks like a reset during the response.
 type connectError struct {
 	kind Kind
 	err  error
@@ -247,8 +236,7 @@ func newConnectError(err error, handshake bool) *connectError {
 	return &connectError{kind: kind, err: err}
 }
 
-// rejectsCertificate reports failures that the same certificates will meet
-// again.
+// rejectsCertificate reports failures that the same certificates will meet again.
 func rejectsCertificate(err error) bool {
 	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
 	return ok

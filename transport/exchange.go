@@ -172,9 +172,8 @@ func (c *conn) failure(ctx context.Context, err error) *Error {
 	case fault:
 		e.final = true
 	case e.Kind == TLS:
-		// With TLS 1.3 the client is done before the engine has judged its
-		// certificate, so the verdict comes as an alert in place of a response.
-		// An engine reads no request before that verdict (RFC 8446, 4.4.4).
+		// With TLS 1.3 the client is done before the engine has judged its certificate, so the verdict comes as an
+		// alert in place of a response. An engine reads no request before that verdict (RFC 8446, 4.4.4).
 		e.final = true
 		if !c.reused && c.read == 0 {
 			e.Sent = NotSent

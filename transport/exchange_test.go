@@ -24,8 +24,8 @@ import (
 
 const tooLarge = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 9\r\n\r\ntoo large"
 
-// An engine that judges a request by its head says so before it has read the
-// body. Its answer is worth more than the broken write.
+// An engine that judges a request by its head says so before it has read the body. Its response is worth more than the
+// broken write.
 func TestAnAnswerBeforeTheBodyWasReadIsReturned(t *testing.T) {
 	for _, row := range []struct {
 		rule   string
@@ -79,9 +79,8 @@ func TestAnEndInPlaceOfAnEarlyAnswerEndsTheWriting(t *testing.T) {
 	assert.Equal(t, EOF, got.Kind)
 }
 
-// An engine that reads slowly is no reason to give up, nor to give its
-// connection up: the reader that looks for an early answer is the one that
-// reads the answer in the end.
+// An engine that reads slowly is no reason to give up, nor to give its connection up: the reader that looks for an
+// early response is the one that reads the response in the end.
 func TestASlowlyReadBodyIsWrittenToItsEnd(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		time.Sleep(patience + 100*time.Millisecond)
@@ -161,8 +160,7 @@ func TestTheContextOfAnEarlierRequestEndsNothing(t *testing.T) {
 	assert.EqualValues(t, 1, e.accepted.Load())
 }
 
-// Close is how a caller ends a stream that it has had enough of, from wherever
-// it learns so.
+// Close is how a caller ends a stream that it has had enough of, from wherever it learns so.
 func TestCloseEndsARunningRead(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		r := bufio.NewReader(c)
@@ -213,8 +211,8 @@ func TestReadsAfterTheEndSaySo(t *testing.T) {
 	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
 }
 
-// Each read becomes a write to the client, so what the socket has should leave
-// at once, whatever the size of its chunks, and none of it be waited for.
+// Each read becomes a write to the client, so what the socket has should leave at once, whatever the size of its
+// chunks, and none of it be waited for.
 func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
 	ownOnly(t, "reads by its own buffer")
 	goOn := make(chan struct{})
@@ -249,8 +247,8 @@ func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
 	}
 }
 
-// A caller learns from a full read that more is waiting, and takes a larger
-// buffer then. Chunks' framing must not keep reads from ever being full.
+// A caller learns from a full read that more is waiting, and takes a larger buffer then. Chunks' framing must not keep
+// reads from ever being full.
 func TestABusyStreamFillsReads(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		e.read(bufio.NewReader(c))
@@ -308,8 +306,7 @@ func TestARoundTripAllocatesLittle(t *testing.T) {
 	assert.LessOrEqual(t, count, 20.0)
 }
 
-// TLS may have taken more off the socket than the answer, where no look at the
-// socket finds it.
+// TLS may have taken more off the socket than the response, where no look at the socket finds it.
 func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
 	ca := newAuthority(t, "ca")
 	certPEM, keyPEM := ca.issue(t, "engine")
@@ -366,8 +363,8 @@ func (j *joining) Write(p []byte) (int, error) {
 	return j.Conn.Write(p)
 }
 
-// The worst that a pool can do is to give one client's answer to another. Here
-// requests end in every way at any moment, and each answer names its request.
+// The worst that a pool can do is to give one client's answer to another. Here requests end in every way at any moment,
+// and each response names its request.
 func TestAnAnswerIsAlwaysThatOfItsRequest(t *testing.T) {
 	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(r.Body)

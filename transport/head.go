@@ -196,8 +196,7 @@ func parseFields(text string, header http.Header) error {
 	return nil
 }
 
-// canonical returns http.CanonicalHeaderKey(name), without an allocation for
-// the names that engines send in lower case.
+// canonical returns http.CanonicalHeaderKey(name), without an allocation for the names that engines send in lower case.
 func canonical(name string) string {
 	if known, ok := lowerNames[name]; ok {
 		return known

@@ -62,7 +62,7 @@ func post(t testing.TB, url, body string) *http.Request {
 	return req
 }
 
-// drain reads an answer to its end, so that its connection can serve again.
+// drain reads a response to its end, so that its connection can serve again.
 func drain(t testing.TB, resp *http.Response) string {
 	t.Helper()
 	b, err := io.ReadAll(resp.Body)
@@ -79,8 +79,8 @@ func exchange(t testing.TB, tr http.RoundTripper, req *http.Request) string {
 	return drain(t, resp)
 }
 
-// engine is a TCP server that plays one script for each connection; scripts say
-// things that net/http's server does not, such as a reset.
+// engine is a TCP server that plays one script for each connection; scripts say things that net/http's server does not,
+// such as a reset.
 type engine struct {
 	net.Listener
 	accepted atomic.Int32

@@ -10,8 +10,7 @@ import (
 	"net/http"
 )
 
-// bodyBuffer is the size of the pooled buffers that large bodies without a
-// WriteTo method are copied through, in bytes.
+// bodyBuffer is the size of the pooled buffers that large bodies without a WriteTo method are copied through, in bytes.
 const bodyBuffer = 64 << 10
 
 var (

@@ -15,16 +15,13 @@ const (
 	// defaultConnectTimeout bounds TCP and TLS together.
 	defaultConnectTimeout = 2 * time.Second
 
-	// defaultIdleTimeout is below the 5 s after which uvicorn, and with it
-	// vLLM (VLLM_HTTP_TIMEOUT_KEEP_ALIVE) and SGLang, closes an idle
-	// connection. Where both sides' limits meet, a POST is written into a
-	// socket that the engine is closing, and nobody can tell whether it was
-	// read.
+	// defaultIdleTimeout is below the 5 s after which uvicorn, and with it vLLM (VLLM_HTTP_TIMEOUT_KEEP_ALIVE) and
+	// SGLang, closes an idle connection. Where both sides' limits meet, a POST is written into a socket that the engine
+	// is closing, and nobody can tell whether it was read.
 	defaultIdleTimeout = 4 * time.Second
 
-	// defaultMaxIdlePerHost keeps the connections of a burst. net/http's own
-	// default is 2: of 200 concurrent streams to one engine 198 connections
-	// would be thrown away after use.
+	// defaultMaxIdlePerHost keeps the connections of a burst. net/http's own default is 2: of 200 concurrent streams to
+	// one engine 198 connections would be thrown away after use.
 	defaultMaxIdlePerHost = 256
 
 	// defaultReadBuffer is enough to take a stream's chunks that came together by one system call. A request holds the
@@ -40,40 +37,33 @@ const (
 	defaultMaxResponseHeaderBytes = 256 << 10
 )
 
-// Options of a [Transport]. The zero value is ready for use. Times and sizes
-// are read once, by [New].
+// Options of a [Transport]. The zero value is ready for use. Times and sizes are read once, by [New].
 type Options struct {
-	// ConnectTimeout bounds name lookup, TCP and TLS together, for each new
-	// connection. 0 means 2 s, a negative value no limit
-	// other than the request's context.
+	// ConnectTimeout bounds name lookup, TCP and TLS together, for each new connection. 0 means 2 s, a negative value
+	// no limit other than the request's context.
 	ConnectTimeout time.Duration
 
-	// IdleTimeout is how long an unused connection is kept. It must stay below
-	// the engines' own keep-alive limit. 0 means 4 s, a
-	// negative value no limit.
+	// IdleTimeout is how long an unused connection is kept. It must stay below the engines' own keep-alive limit. 0
+	// means 4 s, a negative value no limit.
 	IdleTimeout time.Duration
 
-	// MaxIdlePerHost is how many unused connections are kept for each engine.
-	// 0 means 256, a negative value keeps none. There is no
-	// limit over all engines.
+	// MaxIdlePerHost is how many unused connections are kept for each engine. 0 means 256, a negative value keeps none.
+	// There is no limit over all engines.
 	MaxIdlePerHost int
 
-	// ReadBuffer and WriteBuffer are bytes for each request that is being read
-	// or written. 0 means 16 KiB and 8 KiB, and less than 1 KiB means 1 KiB.
+	// ReadBuffer and WriteBuffer are bytes for each request that is being read or written. 0 means 16 KiB and 8 KiB,
+	// and less than 1 KiB means 1 KiB.
 	ReadBuffer, WriteBuffer int
 
-	// MaxResponseHeaderBytes bounds the head of a response; a longer one is an
-	// error of kind Protocol. 0 means 256 KiB.
+	// MaxResponseHeaderBytes bounds the head of a response; a longer one is an error of kind Protocol. 0 means 256 KiB.
 	MaxResponseHeaderBytes int64
 
-	// TLS is used for https engines; nil means the system's roots and no
-	// client certificate. It is cloned, and its MinVersion raised to TLS 1.2.
-	// See [TLSFiles].
+	// TLS is used for https engines; nil means the system's roots and no client certificate. It is cloned, and its
+	// MinVersion raised to TLS 1.2. See [TLSFiles].
 	TLS *tls.Config
 
-	// NetHTTP sends all requests by net/http's own transport. Buffers are then
-	// held for a connection's whole life, and GET and its kin may be sent again
-	// after a connection broke.
+	// NetHTTP sends all requests by net/http's own transport. Buffers are then held for a connection's whole life, and
+	// GET and its kin may be sent again after a connection broke.
 	NetHTTP bool
 
 	// Protocols chooses HTTP versions. nil means HTTP/1.1 alone: engines under uvicorn speak nothing else, and one
@@ -81,15 +71,14 @@ type Options struct {
 	// HTTP/2 an error counts as NotSent only if no connection was made.
 	Protocols *http.Protocols
 
-	// DialContext opens connections in place of a [net.Dialer], for in-memory
-	// networks and tests. TLS, where the URL asks for it, is run on top.
+	// DialContext opens connections in place of a [net.Dialer], for in-memory networks and tests. TLS, where the URL
+	// asks for it, is run on top.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 const minBuffer = 1 << 10
 
-// withDefaults returns a copy of o (nil allowed) without zero values that stand
-// for a default.
+// withDefaults returns a copy of o (nil allowed) without zero values that stand for a default.
 func (o *Options) withDefaults() Options {
 	var out Options
 	if o != nil {

@@ -19,8 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// played is a connection whose other side says a text, in pieces, and listens to
-// nothing.
+// played is a connection whose other side says a text, in pieces, and listens to nothing.
 type played struct {
 	text   []byte
 	pieces []byte // sizes, over and over; none means all at once
@@ -54,7 +53,7 @@ func (p *played) SetDeadline(time.Time) error      { return nil }
 func (p *played) SetReadDeadline(time.Time) error  { return nil }
 func (p *played) SetWriteDeadline(time.Time) error { return nil }
 
-// outcome is what a reader made of an answer.
+// outcome is what a reader made of a response.
 type outcome struct {
 	headErr, bodyErr error
 	resp             *http.Response
@@ -62,7 +61,7 @@ type outcome struct {
 	kept             bool // the connection would serve again
 }
 
-// ours reads an answer by this package, with reads of room bytes.
+// ours reads a response by this package, with reads of room bytes.
 func ours(tr *Transport, method, text string, pieces []byte, room int) (out outcome) {
 	conn := &played{text: []byte(text), pieces: pieces}
 	c := tr.newConn(hostKey{host: "engine.test"}, conn, nil)
@@ -86,7 +85,7 @@ func ours(tr *Transport, method, text string, pieces []byte, room int) (out outc
 	return out
 }
 
-// oracle reads an answer by net/http.
+// oracle reads a response by net/http.
 func oracle(method, text string) (out outcome) {
 	r := bufio.NewReaderSize(strings.NewReader(text), 64<<10)
 	req := &http.Request{Method: method}
@@ -227,8 +226,8 @@ func TestAnswersAreReadAsNetHTTPReadsThemHoweverTheyAreCut(t *testing.T) {
 	}
 }
 
-// Where readers of one answer could differ about its end, there is no answer:
-// the next one would be another request's.
+// Where readers of one response could differ about its end, there is no response: the next one would be another
+// request's.
 func TestAmbiguousAnswersAreErrors(t *testing.T) {
 	long := strings.Repeat("a", 64<<10)
 	for _, row := range []struct {

@@ -55,8 +55,7 @@ func TestAConnectionIdleForTooLongIsNotUsedThoughTheSweepIsLate(t *testing.T) {
 	assert.EqualValues(t, 2, e.accepted.Load())
 }
 
-// Without a limit of time, connections that engines closed would stay half
-// closed for ever.
+// Without a limit of time, connections that engines closed would stay half closed for ever.
 func TestTheSweepClosesWhatEnginesClosed(t *testing.T) {
 	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	e := newEngine(t, keepAlive)

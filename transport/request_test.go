@@ -143,8 +143,7 @@ func (c *closeTeller) Close() error {
 	return c.ReadCloser.Close()
 }
 
-// A large body that ends early has left in part, and nothing may follow it on
-// its connection.
+// A large body that ends early has left in part, and nothing may follow it on its connection.
 func TestALargeBodyThatFailsIsMaybeSentAndTakesItsConnectionWithIt(t *testing.T) {
 	got := make(chan error, 1)
 	e := newEngine(t, func(_ *engine, c net.Conn) {

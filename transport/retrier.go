@@ -20,16 +20,12 @@ const (
 	defaultBackoffMax  = 2 * time.Second
 )
 
-// RetryPolicy bounds the extra tries of a [Retrier]. The zero value means the
-// defaults.
+// RetryPolicy bounds the extra tries of a [Retrier]. The zero value means the defaults.
 type RetryPolicy struct {
-	// Max is the number of extra tries on the same engine. 0 means 1,
-	// a negative value none.
+	// Max is the number of extra tries on the same engine. 0 means 1, a negative value none.
 	Max int
-	// BackoffBase and BackoffMax bound the wait before extra try n, counted
-	// from 0: a random time up to BackoffBase * 2^n, and never more than
-	// BackoffMax. 0 means 50 ms and 2 s, a
-	// negative value no wait.
+	// BackoffBase and BackoffMax bound the wait before extra try n, counted from 0: a random time up to BackoffBase *
+	// 2^n, and never more than BackoffMax. 0 means 50 ms and 2 s, a negative value no wait.
 	BackoffBase, BackoffMax time.Duration
 }
 
@@ -62,15 +58,13 @@ func NewRetrier(rt http.RoundTripper, policy RetryPolicy) *Retrier {
 	return r
 }
 
-// Do sends req under ctx (req's own context is not used). Further tries read
-// their body from req.GetBody and send req.ContentLength bytes of it; a request
-// with a body but without GetBody is tried once. Bodies are not copied. The
-// wait between tries ends with ctx, and a wait that would pass ctx's deadline
-// is not begun. Errors are of type [*Error].
+// Do sends req under ctx (req's own context is not used). Further tries read their body from req.GetBody and send
+// req.ContentLength bytes of it; a request with a body but without GetBody is tried once. Bodies are not copied. The
+// wait between tries ends with ctx, and a wait that would pass ctx's deadline is not begun. Errors are of type
+// [*Error].
 //
-// The first try goes straight to the round tripper, and go-retryablehttp makes
-// the further ones. Going through it from the start would cost each request 9
-// allocations, 400 bytes and less than a microsecond (BenchmarkRetrier).
+// The first try goes straight to the round tripper, and go-retryablehttp makes the further ones. Going through it from
+// the start would cost each request 9 allocations, 400 bytes and less than a microsecond (BenchmarkRetrier).
 func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, error) {
 	resp, err := Send(ctx, r.rt, req)
 	if err == nil {

@@ -85,8 +85,7 @@ func TestTriesEndWithThePolicy(t *testing.T) {
 	}
 }
 
-// Answers belong to the flow, whatever they say; an hour of Retry-After is not
-// slept away here.
+// Answers belong to the flow, whatever they say; an hour of Retry-After is not slept away here.
 func TestAnswersAreNeverRetried(t *testing.T) {
 	for _, afterRetry := range []bool{false, true} {
 		for _, status := range []int{200, 307, 404, 429, 500, 503} {
@@ -202,8 +201,7 @@ func TestWaitsGrowAndAreCappedAndDiffer(t *testing.T) {
 	assert.Zero(t, NewRetrier(nil, RetryPolicy{BackoffBase: -1}).policy.wait(3))
 }
 
-// go-retryablehttp closes its client's idle connections when it gives up: the
-// pool of all other requests.
+// go-retryablehttp closes its client's idle connections when it gives up: the pool of all other requests.
 func TestGivingUpLeavesThePoolAlone(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)

@@ -76,8 +76,8 @@ func (a *authority) issue(t testing.TB, name string) (cert, key []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
 }
 
-// newTLSEngine serves https with a certificate of ca, and answers with the name
-// in the client's certificate. Clients must be known to clients, if given.
+// newTLSEngine serves https with a certificate of ca, and answers with the name in the client's certificate. Clients
+// must be known to clients, if given.
 func newTLSEngine(t testing.TB, ca, clients *authority, maxVersion uint16) *httptest.Server {
 	t.Helper()
 	certPEM, keyPEM := ca.issue(t, "engine")
@@ -194,9 +194,8 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 	}
 }
 
-// With TLS 1.3 the request may be written before the engine's verdict on the
-// client's certificate arrives. Where the verdict is read, it proves that the
-// request was not; where the reset overtakes it, nothing is claimed.
+// With TLS 1.3 the request may be written before the engine's verdict on the client's certificate arrives. Where the
+// verdict is read, it proves that the request was not; where the reset overtakes it, nothing is claimed.
 func TestARejectedCertificateUnderTLS13IsNeverTakenForAnAnswer(t *testing.T) {
 	ca := newAuthority(t, "ca")
 	s := newTLSEngine(t, ca, ca, tls.VersionTLS13)

@@ -76,8 +76,7 @@ func buffersOf(size int) func() any {
 	}
 }
 
-// clientTLS returns a copy of config (nil allowed) fit for this package's own
-// handshakes.
+// clientTLS returns a copy of config (nil allowed) fit for this package's own handshakes.
 func clientTLS(config *tls.Config, protocols *http.Protocols) *tls.Config {
 	out := new(tls.Config)
 	if config != nil {

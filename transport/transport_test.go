@@ -41,8 +41,7 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, "ok", exchange(t, tr, post(t, s.URL, "x")), "no limit on connecting is not a limit of zero")
 }
 
-// A redirect from an engine would carry the prompt to a host that no picker
-// chose.
+// A redirect from an engine would carry the prompt to a host that no picker chose.
 func TestARedirectIsAnAnswer(t *testing.T) {
 	var elsewhere atomic.Int32
 	other := newServer(t, func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) })
@@ -57,8 +56,7 @@ func TestARedirectIsAnAnswer(t *testing.T) {
 	assert.Zero(t, elsewhere.Load())
 }
 
-// A compressed answer passes as it is: nobody asked for it, and the client may
-// be told what it is.
+// A compressed answer passes as it is: nobody asked for it, and the client may be told what it is.
 func TestCompressionIsNeitherAskedForNorUndone(t *testing.T) {
 	var zipped bytes.Buffer
 	zw := gzip.NewWriter(&zipped)
@@ -76,8 +74,8 @@ func TestCompressionIsNeitherAskedForNorUndone(t *testing.T) {
 	assert.False(t, resp.Uncompressed)
 }
 
-// A sidecar's proxy variables must not see traffic between gateway and engines.
-// The name engine.test is not a loopback one, which net/http never proxies.
+// A sidecar's proxy variables must not see traffic between gateway and engines. The name engine.test is not a loopback
+// one, which net/http never proxies.
 func TestProxyVariablesAreIgnored(t *testing.T) {
 	var proxied atomic.Int32
 	proxy := newServer(t, func(http.ResponseWriter, *http.Request) { proxied.Add(1) })
@@ -166,8 +164,8 @@ func TestABurstsConnectionsServeTheNextBurst(t *testing.T) {
 	assert.Equal(t, before, accepted.Load(), "connections opened by the second burst")
 }
 
-// Scaled down by 25: the engine closes idle connections after 200 ms, the pool
-// after 160 ms, and requests come at the very edge.
+// Scaled down by 25: the engine closes idle connections after 200 ms, the pool after 160 ms, and requests come at the
+// very edge.
 func TestIdleConnectionsEndBeforeTheEngineEndsThem(t *testing.T) {
 	var served atomic.Int32
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { served.Add(1) }))
@@ -209,8 +207,7 @@ func TestIPv6LiteralsAreReached(t *testing.T) {
 	assert.Equal(t, l.Addr().String(), exchange(t, newTransport(t, nil), post(t, "http://"+l.Addr().String(), "x")))
 }
 
-// Expect: 100-continue would make a leg wait for an engine that knows nothing
-// of it.
+// Expect: 100-continue would make a leg wait for an engine that knows nothing of it.
 func TestExpectContinueDoesNotHoldTheBodyBack(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)

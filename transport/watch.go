@@ -79,9 +79,8 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 		// It was neither a failed dial nor a context's end: net/http refused the request itself, and would do so again.
 		e.final = true
 	case e.Kind == TLS:
-		// With TLS 1.3 the client is done before the engine has judged its
-		// certificate, so the verdict comes as an alert in place of a response.
-		// An engine reads no request before that verdict (RFC 8446, 4.4.4).
+		// With TLS 1.3 the client is done before the engine has judged its certificate, so the verdict comes as an
+		// alert in place of a response. An engine reads no request before that verdict (RFC 8446, 4.4.4).
 		e.final = true
 		if !w.reused && !w.readAny() {
 			e.Sent = NotSent

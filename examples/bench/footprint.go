@@ -85,7 +85,7 @@ func (l *lab) warm(ctx context.Context, p *program) error {
 	return rest(ctx, time.Second)
 }
 
-// starts is how long a program needed from exec to its first answer, each time.
+// starts is how long a program needed from exec to its first response, each time.
 type starts struct {
 	name  string
 	times []time.Duration

@@ -178,5 +178,5 @@ func (g load) generate(seed uint64) []entry {
 	return all
 }
 
-// output is the length of an answer: mostly short, some long.
+// output is the length of a response: mostly short, some long.
 func output(r *rand.Rand) int { return int(min(max(math.Exp(4.7+.7*r.NormFloat64()), 8), 1200)) }

@@ -7,9 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// SyntaxError reports the first place where a text stops being what was asked
-// for. Neither Msg nor Error quotes the text, so both may be logged and sent
-// to a client.
+// SyntaxError reports the first place where a text stops being what was asked for. Neither Msg nor Error quotes the
+// text, so both may be logged and sent to a client.
 type SyntaxError struct {
 	Offset int64 // bytes from the start of the text
 	Msg    string

@@ -16,8 +16,8 @@ import (
 
 type pair struct{ name, value string }
 
-// reference reads the members of an object with encoding/json. odd reports a
-// name that encoding/json repairs and this package refuses.
+// reference reads the members of an object with encoding/json. odd reports a name that encoding/json repairs and this
+// package refuses.
 func reference(body []byte) (members []pair, twice, odd bool, err error) {
 	dec := json.NewDecoder(bytes.NewReader(body))
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {

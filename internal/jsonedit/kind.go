@@ -25,9 +25,8 @@ func (k ValueKind) String() string {
 	return kindNames[k]
 }
 
-// Kind tells the sort of a value by its first byte that is not white space. It
-// does not check the rest: values from a Doc have been checked as far as Parse
-// promises.
+// Kind tells the sort of a value by its first byte that is not white space. It does not check the rest: values from a
+// Doc have been checked as far as Parse promises.
 func Kind(raw []byte) ValueKind {
 	i := skipSpace(raw, 0)
 	if i == len(raw) {
@@ -61,8 +60,7 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// integerEnd returns the place after the integer part of a number at b[i], -1
-// if there is none.
+// integerEnd returns the place after the integer part of a number at b[i], -1 if there is none.
 func integerEnd(b []byte, i int) int {
 	if i < len(b) && b[i] == '-' {
 		i++
@@ -110,8 +108,7 @@ func numberEnd(b []byte, i int) int {
 	return i
 }
 
-// literalEnd returns the place after null, true or false at b[i], -1 if none
-// of them stands there.
+// literalEnd returns the place after null, true or false at b[i], -1 if none of them stands there.
 func literalEnd(b []byte, i int) int {
 	for _, lit := range [...]string{"null", "true", "false"} {
 		if end := i + len(lit); end <= len(b) && string(b[i:end]) == lit {

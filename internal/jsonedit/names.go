@@ -4,14 +4,12 @@ package jsonedit
 
 import "hash/maphash"
 
-// fewMembers is up to how many members are searched one by one. Beyond it a
-// table is kept, or a body of thousands of members would cost the square of
-// their number.
+// fewMembers is up to how many members are searched one by one. Beyond it a table is kept, or a body of thousands of
+// members would cost the square of their number.
 const fewMembers = 16
 
-// nameTable finds members by name: an open hash table of indices, keyed afresh
-// for each Doc so that no client can choose names that collide. It holds no
-// names, only where they are.
+// nameTable finds members by name: an open hash table of indices, keyed afresh for each Doc so that no client can
+// choose names that collide. It holds no names, only where they are.
 type nameTable struct {
 	seed  maphash.Seed
 	keyed bool
@@ -42,8 +40,7 @@ func (t *nameTable) put(hash uint64, index int) {
 	t.used++
 }
 
-// index enters the last member, whose name is given, into the table, and all
-// members if there was none.
+// index enters the last member, whose name is given, into the table, and all members if there was none.
 func (d *Doc) index(name []byte) {
 	n, t := len(d.members), &d.names
 	if t.used > 0 && 2*n <= len(t.slots) {
@@ -95,8 +92,7 @@ func hashOf[T string | []byte](seed maphash.Seed, name T) uint64 {
 	return 0
 }
 
-// sketchOf tells most names apart in one comparison: length, first and last
-// byte.
+// sketchOf tells most names apart in one comparison: length, first and last byte.
 func sketchOf[T string | []byte](name T) uint64 {
 	n := len(name)
 	if n == 0 {

@@ -2,9 +2,8 @@
 
 package jsonedit
 
-// MaxDepth is how deep objects and arrays may stand in each other, the
-// outermost counted: the limit of encoding/json, past which other readers
-// recurse until the process dies.
+// MaxDepth is how deep objects and arrays may stand in each other, the outermost counted: the limit of encoding/json,
+// past which other readers recurse until the process dies.
 const MaxDepth = 10_000
 
 const (
@@ -14,9 +13,8 @@ const (
 	msgUnclosed     = "object or array does not end"
 )
 
-// nesting remembers which sort each open bracket is of, one bit each. The
-// innermost 64 are in a register; the rest spills, which real bodies never
-// need.
+// nesting remembers which sort each open bracket is of, one bit each. The innermost 64 are in a register; the rest
+// spills, which real bodies never need.
 type nesting struct {
 	depth int
 	top   uint64
@@ -42,9 +40,8 @@ func (n *nesting) pop() (object uint64) {
 	return object
 }
 
-// skipContainer returns the place after the object or array that opens at
-// b[i], itself inside of outer containers. Brackets must match in number and
-// sort; what stands between them is not judged.
+// skipContainer returns the place after the object or array that opens at b[i], itself inside of outer containers.
+// Brackets must match in number and sort; what stands between them is not judged.
 func skipContainer(b []byte, i, outer int) (int, error) {
 	var open nesting
 	for {

@@ -4,8 +4,8 @@ package jsonedit
 
 import "bytes"
 
-// MaxMembers is how many members the top level may have. Requests have dozens;
-// the limit bounds the memory that a body made to have many can claim.
+// MaxMembers is how many members the top level may have. Requests have dozens; the limit bounds the memory that a body
+// made to have many can claim.
 const MaxMembers = 10_000
 
 const (
@@ -20,23 +20,20 @@ const (
 	msgBOM       = "byte order mark before the object"
 )
 
-// Member tells where a member stands in the body: its name from KeyLo to KeyHi,
-// quotes included, its value from ValLo to ValHi. Offsets are in bytes.
+// Member tells where a member stands in the body: its name from KeyLo to KeyHi, quotes included, its value from ValLo
+// to ValHi. Offsets are in bytes.
 type Member struct{ KeyLo, KeyHi, ValLo, ValHi int }
 
-// member adds where the name stands in Doc.text, if it had to be unescaped,
-// and the name's sketch. Without pointers in it, an idle Doc pins no body by
-// its index.
+// member adds where the name stands in Doc.text, if it had to be unescaped, and the name's sketch. Without pointers in
+// it, an idle Doc pins no body by its index.
 type member struct {
 	Member
 	textLo, textHi int
 	sketch         uint64
 }
 
-// Doc is an indexed JSON object. It refers to the caller's bytes, which must
-// not change while it is used. Any number of goroutines may read a Doc at
-// once; none may while ParseInto or Reset runs. The zero Doc is an empty
-// object.
+// Doc is an indexed JSON object. It refers to the caller's bytes, which must not change while it is used. Any number of
+// goroutines may read a Doc at once; none may while ParseInto or Reset runs. The zero Doc is an empty object.
 type Doc struct {
 	body    []byte
 	open    int // place of the opening brace
@@ -45,11 +42,10 @@ type Doc struct {
 	names   nameTable
 }
 
-// Parse indexes the object that body holds. The top level must follow the
-// grammar to the letter: one object and nothing after it, no byte order mark,
-// names in UTF-8, values that are well formed if they are strings, numbers or
-// literals. Of nested objects and arrays the brackets must match. Limits are
-// MaxDepth and MaxMembers. Errors are *SyntaxError or *DuplicateError.
+// Parse indexes the object that body holds. The top level must follow the grammar to the letter: one object and nothing
+// after it, no byte order mark, names in UTF-8, values that are well formed if they are strings, numbers or literals.
+// Of nested objects and arrays the brackets must match. Limits are MaxDepth and MaxMembers. Errors are *SyntaxError or
+// *DuplicateError.
 func Parse(body []byte) (*Doc, error) {
 	d := new(Doc)
 	if err := d.ParseInto(body); err != nil {
@@ -58,8 +54,7 @@ func Parse(body []byte) (*Doc, error) {
 	return d, nil
 }
 
-// ParseInto is Parse that uses d's memory again. After an error d is an empty
-// object.
+// ParseInto is Parse that uses d's memory again. After an error d is an empty object.
 func (d *Doc) ParseInto(body []byte) error {
 	d.clear()
 	d.body = body
@@ -70,8 +65,7 @@ func (d *Doc) ParseInto(body []byte) error {
 	return nil
 }
 
-// Reset forgets the body, so that a pooled Doc does not keep it in memory, and
-// gives up index memory of unusual size.
+// Reset forgets the body, so that a pooled Doc does not keep it in memory, and gives up index memory of unusual size.
 func (d *Doc) Reset() {
 	d.clear()
 	const usual = 512
@@ -130,8 +124,7 @@ func (d *Doc) parseEnd(i int) error {
 	return nil
 }
 
-// parseMember reads the member at i into the index and returns the place
-// after it.
+// parseMember reads the member at i into the index and returns the place after it.
 func (d *Doc) parseMember(i int) (int, error) {
 	b := d.body
 	var m member
@@ -233,8 +226,8 @@ func (d *Doc) Bytes() []byte { return d.body }
 // Len returns the number of members.
 func (d *Doc) Len() int { return len(d.members) }
 
-// Get returns the raw value of a member, without white space around it, and
-// whether there is such a member. The bytes are the body's own.
+// Get returns the raw value of a member, without white space around it, and whether there is such a member. The bytes
+// are the body's own.
 func (d *Doc) Get(name string) (raw []byte, ok bool) {
 	i := find(d, name)
 	if i < 0 {

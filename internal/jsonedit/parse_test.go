@@ -146,8 +146,8 @@ func TestParseRefusesWhatIsNotOneObject(t *testing.T) {
 	}
 }
 
-// Short strings have a quicker check of their own when eight bytes can be read
-// at once; it must not let through what the other refuses.
+// Short strings have a quicker check of their own when eight bytes can be read at once; it must not let through what
+// the other refuses.
 func TestShortStringsAreCheckedAlike(t *testing.T) {
 	for _, bad := range []string{"\xff", "ab\xff", "\xed\xa0\x80", "a\nb", "\x00", "abcdefghijk\x1f", `\x`, `\u12`,
 		`ab\ud800`, `abcdefghijklmnop\q`} {
@@ -275,8 +275,7 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// Each body costs the square of its length if the rule it is named for is
-// broken: minutes, where the limit is seconds.
+// Each body costs the square of its length if the rule it is named for is broken: minutes, where the limit is seconds.
 func TestTimeIsLinearInTheBody(t *testing.T) {
 	const n = 1 << 20
 	for rule, body := range map[string]string{

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The searches test eight bytes at once; each is held against a plain loop, on
-// text dense in the bytes that matter and at all positions in a word.
+// The searches test eight bytes at once; each is held against a plain loop, on text dense in the bytes that matter and
+// at all positions in a word.
 func TestSearchesAgreeWithPlainLoops(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	alphabet := []byte("\"\\{}[]yY_\x7f\x1f\x20\x00\x01!#aZ,:09\x80\xa2\xdb\xfb\xfd\xff")

@@ -7,14 +7,12 @@ import (
 	"slices"
 )
 
-// copyUpTo is the size up to which a new value is copied: joined to the text
-// around it, it costs less than a segment of its own.
+// copyUpTo is the size up to which a new value is copied: joined to the text around it, it costs less than a segment of
+// its own.
 const copyUpTo = 128
 
-// Segments is an edited document as a list of slices. It is filled by
-// Doc.Splice. The zero Segments is empty. Any number of goroutines may read it
-// at once, by whatever method; none may while Splice fills it again or Reset
-// runs.
+// Segments is an edited document as a list of slices. It is filled by Doc.Splice. The zero Segments is empty. Any
+// number of goroutines may read it at once, by whatever method; none may while Splice fills it again or Reset runs.
 type Segments struct {
 	parts [][]byte
 	size  int64
@@ -29,8 +27,8 @@ type Segments struct {
 	added  []int32 // the edits that count for new names
 }
 
-// Reset forgets all the documents, so that pooled Segments keep none of them
-// in memory, and gives up memory of unusual size.
+// Reset forgets all the documents, so that pooled Segments keep none of them in memory, and gives up memory of unusual
+// size.
 func (s *Segments) Reset() {
 	s.clear()
 	const usual = 256
@@ -120,8 +118,7 @@ func (s *Segments) NewReader() *Reader {
 	return &Reader{parts: s.parts, left: s.size}
 }
 
-// Reader reads an edited document. Several may read one Segments at once; one
-// Reader is for one goroutine.
+// Reader reads an edited document. Several may read one Segments at once; one Reader is for one goroutine.
 type Reader struct {
 	parts [][]byte // what is left; the slice and the bytes are shared
 	off   int      // into the first
@@ -144,9 +141,8 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// WriteTo implements io.WriterTo. A writer with WriteBuffers gets all parts at
-// once: to a socket that is one system call, where there would be one for each
-// part.
+// WriteTo implements io.WriterTo. A writer with WriteBuffers gets all parts at once: to a socket that is one system
+// call, where there would be one for each part.
 func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 	if all, ok := w.(interface {
 		WriteBuffers(parts [][]byte) (int64, error)

@@ -14,17 +14,13 @@ type Edit struct {
 	Delete bool   // remove the member; Value is not looked at
 }
 
-// Splice lays edits over the document and leaves the result in dst, whose
-// memory is used again. Members keep their order: one that is set is replaced
-// where it stands, new ones follow the last in the order in which the edits
-// first name them. Of several edits of one name the last counts; to delete
-// what is not there does nothing. A name that is not UTF-8 is taken with
-// U+FFFD for each bad byte. The result has no name twice as long as Doc has
-// none.
+// Splice lays edits over the document and leaves the result in dst, whose memory is used again. Members keep their
+// order: one that is set is replaced where it stands, new ones follow the last in the order in which the edits first
+// name them. Of several edits of one name the last counts; to delete what is not there does nothing. A name that is not
+// UTF-8 is taken with U+FFFD for each bad byte. The result has no name twice as long as Doc has none.
 //
-// dst refers to the body and to the Values of edits, which must not change
-// while dst or a Reader of it is used. Splice may run on one Doc from several
-// goroutines, each with its own dst.
+// dst refers to the body and to the Values of edits, which must not change while dst or a Reader of it is used. Splice
+// may run on one Doc from several goroutines, each with its own dst.
 func (d *Doc) Splice(edits []Edit, dst *Segments) {
 	edits = validNames(edits)
 	dst.start(d, edits)
@@ -40,8 +36,8 @@ func (d *Doc) Splice(edits []Edit, dst *Segments) {
 		if e != 0 && edits[e-1].Delete {
 			continue
 		}
-		// Between two that stay goes the text that followed the first, comma
-		// included; before the first that stays, the text after the brace.
+		// Between two that stay goes the text that followed the first, comma included; before the first that stays, the
+		// text after the brace.
 		if prev < 0 {
 			dst.keep(body, d.open+1, d.members[0].KeyLo)
 		} else {
@@ -64,8 +60,8 @@ func (d *Doc) Splice(edits []Edit, dst *Segments) {
 	dst.flush()
 }
 
-// start resolves which edit counts for each member and which names are new,
-// and makes room for all the text that Splice writes itself.
+// start resolves which edit counts for each member and which names are new, and makes room for all the text that Splice
+// writes itself.
 func (s *Segments) start(d *Doc, edits []Edit) {
 	s.clear()
 	if n := len(d.members); cap(s.chosen) < n {
@@ -133,9 +129,8 @@ func (s *Segments) appendNew(edits []Edit, first bool) {
 	}
 }
 
-// validNames spells all names as Quote does: two that Quote makes one must be
-// one here too, or the result would hold it twice. The edits themselves stay
-// as they are.
+// validNames spells all names as Quote does: two that Quote makes one must be one here too, or the result would hold it
+// twice. The edits themselves stay as they are.
 func validNames(edits []Edit) []Edit {
 	for i := range edits {
 		if !utf8.ValidString(edits[i].Name) {

@@ -19,9 +19,8 @@ const (
 	replacementJS = `\ufffd`
 )
 
-// checkString returns the place after the string that opens at b[i] and
-// whether it holds a backslash. Control characters and escapes are checked;
-// the encoding of the text is not.
+// checkString returns the place after the string that opens at b[i] and whether it holds a backslash. Control
+// characters and escapes are checked; the encoding of the text is not.
 func checkString(b []byte, i int) (end int, escaped bool, err error) {
 	i++
 	for {
@@ -83,10 +82,9 @@ func hex4(b []byte) (rune, bool) {
 	return r, true
 }
 
-// Unquote returns the text of a JSON string, quotes included in raw. It is
-// strict where encoding/json repairs: text that is not UTF-8 and surrogates
-// without their pair are errors, since two different texts would become one.
-// Errors are *SyntaxError.
+// Unquote returns the text of a JSON string, quotes included in raw. It is strict where encoding/json repairs: text
+// that is not UTF-8 and surrogates without their pair are errors, since two different texts would become one. Errors
+// are *SyntaxError.
 func Unquote(raw []byte) (string, error) {
 	if len(raw) == 0 || raw[0] != '"' {
 		return "", syntax(0, msgNotString)
@@ -123,8 +121,7 @@ func checkUTF8(b []byte, lo, hi int) error {
 	return syntax(lo, msgUTF8)
 }
 
-// appendUnescaped appends the text of b[lo:hi], the inside of a string that
-// checkString passed.
+// appendUnescaped appends the text of b[lo:hi], the inside of a string that checkString passed.
 func appendUnescaped(dst, b []byte, lo, hi int) ([]byte, error) {
 	for i := lo; i < hi; {
 		if b[i] != '\\' {
@@ -172,9 +169,8 @@ func simpleEscape(c byte) byte {
 	return c // quote, backslash, slash
 }
 
-// Quote returns s as a JSON string, quotes included. Only what JSON demands is
-// escaped, so text stays legible and short; each byte that is not UTF-8
-// becomes U+FFFD.
+// Quote returns s as a JSON string, quotes included. Only what JSON demands is escaped, so text stays legible and
+// short; each byte that is not UTF-8 becomes U+FFFD.
 func Quote(s string) []byte {
 	return appendQuoted(make([]byte, 0, len(s)+2), s)
 }
@@ -225,9 +221,8 @@ func appendEscape(dst []byte, c byte) []byte {
 	return append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
 }
 
-// Int returns the value of a JSON number written as an integer that int64
-// holds exactly. It never rounds: a fraction, an exponent, a number out of
-// range and anything that is no number give false.
+// Int returns the value of a JSON number written as an integer that int64 holds exactly. It never rounds: a fraction,
+// an exponent, a number out of range and anything that is no number give false.
 func Int(raw []byte) (int64, bool) {
 	if end := integerEnd(raw, 0); end <= 0 || end != len(raw) {
 		return 0, false

@@ -16,32 +16,32 @@ import (
 const (
 	// handshakeTimeout bounds a peer's handshake, which needs a round trip.
 	handshakeTimeout = 10 * time.Second
-	// maxPeers bounds connections; there is one for each rank of each engine at most. Where there are more, the oldest
-	// of those that never told anything makes room: connections that nobody uses must not keep engines out.
+	// maxPeers bounds connections. There is at most one for each rank of each engine. When there are more, the oldest
+	// connection without a useful message is closed, so that unused connections do not keep engines out.
 	maxPeers = 4096
 )
 
 // ErrClosed is what [Listener.Err] returns after Close.
 var ErrClosed = errors.New("zmtp: the listener was closed")
 
-// Config says what a listener is for.
+// Config says which peers a listener accepts, and who gets their messages.
 type Config struct {
-	Socket string   // the listener's own socket type, as peers are told: PULL, ROUTER
-	Peers  []string // the socket types that are let in: PUSH, DEALER
+	Socket string   // the listener's socket type, which it announces to peers: PULL, ROUTER
+	Peers  []string // the socket types of accepted peers: PUSH, DEALER
 
-	// Peer is called for each peer that was let in, and returns what takes its messages: body is the one frame of a
-	// message, and the function's only until it returns; nil stands for a message of several frames. It returns whether
-	// the message told something: who has, is not sent away for others. The functions of different peers run at once. A
-	// slow one holds up its own peer alone, but must end soon after gone, which is closed when the peer has gone, was
-	// sent away, or by Close.
+	// Peer is called for each accepted peer and returns the function that takes the peer's messages. body is the one
+	// frame of a message, and is valid until the function returns; nil stands for a message of several frames. The
+	// function returns true if the message was useful; a peer with a useful message is not closed to make room. The
+	// functions of several peers run at once. A slow function delays only its own peer. It must return soon after gone
+	// is closed, which happens when the peer has gone, was closed to make room, or by Close.
 	Peer func(gone <-chan struct{}) func(body []byte) (told bool)
 
-	// Refused is called for each connection that was sent away: a peer that does not speak ZMTP 3, is another socket,
-	// sends what is too large, dawdles, or is too many. It may be called by several goroutines at once.
+	// Refused is called for each connection that was closed because its peer does not speak ZMTP 3, has another socket
+	// type, sends too large frames, is too slow, or is one too many. Several goroutines may call it at once.
 	Refused func()
 }
 
-// Listener takes messages at one address.
+// Listener receives messages at one address.
 type Listener struct {
 	cfg    Config
 	ln     net.Listener
@@ -51,17 +51,17 @@ type Listener struct {
 
 	mu     sync.Mutex
 	peers  map[net.Conn]*peer
-	silent list.List // of net.Conn, those that have told nothing, oldest first
-	failed error     // why nothing is accepted any more
+	silent list.List // of net.Conn without a useful message, oldest first
+	failed error     // why accepting fails, or nil
 }
 
-// peer is a connection that was let in.
+// peer is an accepted connection.
 type peer struct {
-	silent *list.Element // its place among those that have told nothing, or nil
-	gone   chan struct{} // closed when it is forgotten
+	silent *list.Element // its place in Listener.silent, or nil
+	gone   chan struct{} // closed when the connection is dropped
 }
 
-// Listen opens a listener at HOST:PORT. ctx bounds the opening alone; Close must follow.
+// Listen opens a listener at HOST:PORT. ctx bounds only the opening. The caller must call Close.
 func Listen(ctx context.Context, address string, cfg Config) (*Listener, error) {
 	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -70,28 +70,28 @@ func Listen(ctx context.Context, address string, cfg Config) (*Listener, error) 
 	return On(ln, cfg), nil
 }
 
-// On is [Listen] on a listener that is open already, and the Listener's from now on.
+// On does what [Listen] does, with an open listener, which then belongs to the Listener.
 func On(ln net.Listener, cfg Config) *Listener {
 	l := &Listener{cfg: cfg, ln: ln, closed: make(chan struct{}), peers: map[net.Conn]*peer{}}
 	l.wg.Go(l.accept)
 	return l
 }
 
-// Addr is where it listens.
+// Addr returns the listener's address.
 func (l *Listener) Addr() net.Addr { return l.ln.Addr() }
 
-// Done is closed by Close.
+// Done returns a channel that Close closes.
 func (l *Listener) Done() <-chan struct{} { return l.closed }
 
-// Err says why no peer is accepted at present, or nil. Others than [ErrClosed] may pass.
+// Err returns why no peer can be accepted at present, or nil. An error other than [ErrClosed] may pass.
 func (l *Listener) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.failed
 }
 
-// Close gives the address back, ends all connections, and waits for all that the listener has started. It may be called
-// several times.
+// Close frees the address, ends all connections, and waits for all goroutines of the listener. It may be called several
+// times.
 func (l *Listener) Close() {
 	l.once.Do(func() {
 		close(l.closed)
@@ -106,7 +106,7 @@ func (l *Listener) Close() {
 	l.wg.Wait()
 }
 
-// accept lets peers in, each served by itself, so that none can stop the others.
+// accept accepts peers and serves each in a goroutine, so that none can stop the others.
 func (l *Listener) accept() {
 	pause := time.Duration(0)
 	for {
@@ -122,7 +122,7 @@ func (l *Listener) accept() {
 			l.mu.Unlock()
 			return
 		}
-		// Out of file descriptors, most likely: others may give some back.
+		// Most likely there are no file descriptors left; other code may free some.
 		l.mu.Lock()
 		l.failed = err
 		l.mu.Unlock()
@@ -157,13 +157,13 @@ func (l *Listener) admit(conn net.Conn) {
 	}
 	l.mu.Unlock()
 	if refused != nil {
-		_ = refused.Close() // what serves it ends of that
+		_ = refused.Close() // its goroutine ends because of that
 		l.cfg.Refused()
 	}
 }
 
-// oldestSilent forgets the oldest of the peers that have told nothing, and returns it; conn itself if all have. The
-// caller holds the lock.
+// oldestSilent drops the oldest connection without a useful message and returns it; it returns conn itself if there is
+// none. The caller holds the lock.
 func (l *Listener) oldestSilent(conn net.Conn) net.Conn {
 	if oldest := l.silent.Front(); oldest != nil {
 		conn = oldest.Value.(net.Conn) //nolint:errcheck,forcetypeassert // the list holds nothing else
@@ -172,7 +172,7 @@ func (l *Listener) oldestSilent(conn net.Conn) net.Conn {
 	return conn
 }
 
-// drop forgets a peer. The caller holds the lock.
+// drop removes a peer. The caller holds the lock.
 func (l *Listener) drop(conn net.Conn) {
 	p := l.peers[conn]
 	if p == nil {
@@ -185,7 +185,7 @@ func (l *Listener) drop(conn net.Conn) {
 	delete(l.peers, conn)
 }
 
-// told keeps a peer from being sent away for others.
+// told records a useful message, so that the peer is not closed to make room.
 func (l *Listener) told(conn net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// maxFrame is the largest frame that is read. The messages that come here have 60 to 300 bytes.
+	// maxFrame is the largest frame that is read. The expected messages have 60 to 300 bytes.
 	maxFrame = 4 << 10
-	// maxParts and maxCommands bound what is no message, and so nobody's to slow down: the frames before a message's
-	// last, and the commands of one second. Messages here have one frame, and heartbeats come every second or so.
+	// maxParts and maxCommands bound what is no expected message: the frames before a message's last one, and the
+	// commands of one second. Expected messages have one frame, and heartbeats come about once a second.
 	maxParts    = 64
 	maxCommands = 256
 )
@@ -44,8 +44,8 @@ var greeting = func() [greetingSize]byte {
 
 var mechanism = greeting[12:32]
 
-// ready is the command that ends the handshake, of a socket of that type. The peer's identity, which it may tell in its
-// own, is not kept: it is for answers, and there are none.
+// ready returns the command that ends the handshake, for a socket type. The identity in the peer's own READY is
+// ignored, since only responses would need it.
 func ready(socket string) []byte { return command("READY", property("Socket-Type", socket)) }
 
 func command(name string, data []byte) []byte {
@@ -60,8 +60,8 @@ func property(name, value string) []byte {
 	return append(p, value...)
 }
 
-// handshake greets as a socket of a type, and checks that the peer is one of peers. The connection's deadline bounds
-// it.
+// handshake exchanges greetings as a socket of a type, and checks that the peer's type is one of peers. The
+// connection's deadline bounds it.
 func handshake(conn net.Conn, r *bufio.Reader, socket string, peers []string) error {
 	if _, err := conn.Write(greeting[:]); err != nil {
 		return err
@@ -70,7 +70,7 @@ func handshake(conn net.Conn, r *bufio.Reader, socket string, peers []string) er
 	if _, err := io.ReadFull(r, g[:1]); err != nil {
 		return err
 	}
-	if g[0] != 0xff { // whoever speaks another protocol is told by the first byte, and waits for nothing
+	if g[0] != 0xff { // the first byte shows that the peer speaks another protocol, so wait for nothing more
 		return errPeer
 	}
 	if _, err := io.ReadFull(r, g[1:]); err != nil {
@@ -93,7 +93,7 @@ func handshake(conn net.Conn, r *bufio.Reader, socket string, peers []string) er
 	return nil
 }
 
-// socketType returns the property Socket-Type, or "". Names of properties are without case.
+// socketType returns the property Socket-Type, or "". Property names ignore case.
 func socketType(data []byte) string {
 	for len(data) > 0 {
 		n := int(data[0])
@@ -143,8 +143,8 @@ func readFrame(r *bufio.Reader, buf []byte) (flags byte, body []byte, err error)
 	return flags, body, err
 }
 
-// readMessages calls each for every message of one frame, until the connection ends. For messages of several frames it
-// calls each with nil: they are counted as one that cannot be read. The bytes are each's only until it returns.
+// readMessages calls each for every message of one frame, until the connection ends. For a message of several frames it
+// calls each(nil), since such a message cannot be read but is counted. The bytes are valid until each returns.
 func readMessages(conn net.Conn, r *bufio.Reader, each func(body []byte)) error {
 	buf := make([]byte, 256)
 	parts, commands, since := 0, 0, time.Now()
@@ -177,11 +177,11 @@ func readMessages(conn net.Conn, r *bufio.Reader, each func(body []byte)) error 
 	}
 }
 
-// pong answers a heartbeat: a PING's body is a time to live of two bytes, and a context that comes back.
+// pong responds to a heartbeat. The body of a PING is a time to live of two bytes, and a context that the PONG repeats.
 func pong(conn net.Conn, body []byte) error {
 	ping, ok := bytes.CutPrefix(body, []byte("\x04PING"))
 	if !ok || len(ping) < 2 || len(ping) > 2+16 {
-		return nil // of the commands only heartbeats are for a socket that only reads
+		return nil // heartbeats are the only commands for a socket that only reads
 	}
 	if err := conn.SetWriteDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return err

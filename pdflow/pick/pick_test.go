@@ -73,8 +73,8 @@ func TestRoundRobinUsesEveryEngineAlike(t *testing.T) {
 	require.Equal(t, map[string]int{"p1": 300, "p2": 300, "d1": 200, "d2": 200, "d3": 200}, seen)
 }
 
-// Round robin goes on at the same position with a new snapshot. Otherwise frequent snapshots would send everything to the
-// first engines of the list.
+// Round robin goes on at the same position with a new snapshot. Otherwise frequent snapshots would send everything to
+// the first engines of the list.
 func TestRoundRobinGoesOnOverSnapshots(t *testing.T) {
 	f := newFleet(t, many(2, 4)...)
 	p := pick.New(f.Set, pick.RoundRobin())

@@ -3,7 +3,7 @@
 // Package reuse proves that decode engines take the KV of prefill engines over, instead of computing each prompt again.
 //
 // A gateway cannot see that: with a store that is not shared, with hash seeds that differ, with a notice that is lost,
-// all answers are 200 and all texts are right, and each prompt is computed twice. The engines' own counters tell.
+// all responses are 200 and all texts are right, and each prompt is computed twice. The engines' own counters tell.
 // [Verify] sends probe prompts that no engine has seen, reads the metrics of both engines before and after, compares
 // the text with that of one engine alone, and judges: how many of the prompts' tokens decode took over, how many bytes
 // moved, and if none did, why not, in words that an operator can act on. [SyntheticProber] does the same at a low rate

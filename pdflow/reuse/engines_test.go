@@ -23,8 +23,8 @@ import (
 
 // Engines other than vLLM have none of its counters.
 
-// SGLang's decode engines wait for each prompt's KV: their answers prove reuse, also without a /metrics page, and with
-// it P tells the bytes.
+// SGLang's decode engines wait for each prompt's KV: their responses prove reuse, also without a /metrics page, and
+// with it P tells the bytes.
 func TestSGLangIsProvenByItsAnswers(t *testing.T) {
 	for rule, extra := range map[string]map[string]string{"no /metrics page": nil,
 		"with --enable-metrics": {"enable_metrics": "1"}} {

@@ -90,7 +90,7 @@ func (p *proxy) send(r *http.Request, engine string, body *buffer) (*http.Respon
 	return p.engines.RoundTrip(req)
 }
 
-// pass copies an engine's answer to the client, a stream as it comes.
+// pass copies an engine's response to the client, a stream as it comes.
 func (p *proxy) pass(w http.ResponseWriter, res *http.Response) {
 	defer res.Body.Close()
 	w.Header()["Content-Type"] = res.Header["Content-Type"]

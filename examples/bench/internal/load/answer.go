@@ -6,7 +6,7 @@ import "strconv"
 
 // The answers are vLLM 0.32.0's in fields and size; serial and answer stand in them at full width.
 
-// appendPrefillAnswer writes the answer to a prefill leg around its handoff.
+// appendPrefillAnswer writes the response to a prefill leg around its handoff.
 func appendPrefillAnswer(dst []byte, b *Board, slot int, serial uint64) []byte {
 	dst = append(dst, `{"id":"chatcmpl-`...)
 	dst = appendHex(dst, serial)
@@ -21,7 +21,7 @@ func appendPrefillAnswer(dst []byte, b *Board, slot int, serial uint64) []byte {
 	return append(dst, `,"ec_transfer_params":null,"metrics":null}`...)
 }
 
-// appendAnswer writes the whole answer to a decode leg that is not streamed.
+// appendAnswer writes the whole response to a decode leg that is not streamed.
 func appendAnswer(dst []byte, serial, answer uint64) []byte {
 	dst = append(dst, `{"id":"chatcmpl-`...)
 	dst = appendHex(dst, serial)
@@ -46,7 +46,7 @@ type events struct {
 	indexAt int
 }
 
-// reset prepares the chunks of one answer.
+// reset prepares the chunks of one response.
 func (e *events) reset(serial, answer uint64) {
 	e.chunk = append(e.chunk[:0], `data: {"id":"chatcmpl-`...)
 	e.chunk = appendHex(e.chunk, serial)

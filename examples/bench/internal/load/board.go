@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package load is the far side of the benchmark: clients that ask and engines that answer, in one process, so
-// that each answer and each handoff can be checked against what was really asked and really given.
+// Package load is the far side of the benchmark: clients that ask and engines that respond, in one process, so
+// that each response and each handoff can be checked against what was really asked and really given.
 //
 // Clients and engines speak HTTP/1.1 over plain sockets with code of their own. That is not for elegance: they
 // share one CPU, and must together cost less than the proxy between them, or the benchmark would measure them.

@@ -47,7 +47,7 @@ type Client struct {
 	stream  streamCheck
 	whole   []byte
 
-	// Samples are the latencies kept while the meter was sampling: of a whole answer; of a stream's first event;
+	// Samples are the latencies kept while the meter was sampling: of a whole response; of a stream's first event;
 	// of a paced stream each event's way from the engine's write to here. Read them when the client rests.
 	Samples []time.Duration
 }
@@ -94,7 +94,7 @@ func (c *Client) Close() {
 	c.second.close()
 }
 
-// Ask sends one request and reads and checks its answer. The context is for making connections; a request under way
+// Ask sends one request and reads and checks its response. The context is for making connections; a request under way
 // ends by itself.
 func (c *Client) Ask(ctx context.Context) (err error) {
 	serial := c.board.begin(c.slot)
@@ -122,7 +122,7 @@ func (c *Client) Ask(ctx context.Context) (err error) {
 	return nil
 }
 
-// check reads an answer and compares it with what the engine must have said.
+// check reads a response and compares it with what the engine must have said.
 func (c *Client) check(w *wire, start time.Time, serial uint64) error {
 	if err := w.head.read(w.br); err != nil {
 		return fmt.Errorf("no answer: %w", noEOF(err))

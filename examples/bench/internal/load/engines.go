@@ -182,7 +182,7 @@ func (s *engineConn) leg() error {
 	return s.stream(plan, l, answer)
 }
 
-// reply writes a whole answer, as uvicorn does, with one write.
+// reply writes a whole response, as uvicorn does, with one write.
 func (s *engineConn) reply(status int, contentType string, body []byte) error {
 	s.out = append(s.out[:0], "HTTP/1.1 "...)
 	s.out = strconv.AppendInt(s.out, int64(status), 10)

@@ -73,7 +73,7 @@ func (s *streamCheck) seen(slot *slot) {
 	}
 }
 
-// end checks that nothing is missing when the answer is over.
+// end checks that nothing is missing when the response is over.
 func (s *streamCheck) end() error {
 	switch {
 	case s.ending && len(s.want) == 0:
