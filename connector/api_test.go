@@ -152,7 +152,7 @@ func anyValue(name string) string {
 	return `[ 12345678901234567890 , {"\u0061":1.50e+01} ]`
 }
 
-// SGLang answers a list of prompts with a list; nothing else is a whole answer but an object.
+// SGLang answers a list of prompts with a list. Every other whole response is an object.
 func TestOnlySGLangAnswersWithAList(t *testing.T) {
 	for _, a := range connector.APIs() {
 		assert.Equal(t, a == connector.APISGLang, a.ListAnswer([]byte(" [{\"text\":\"a\"}]")), a.String())

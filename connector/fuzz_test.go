@@ -22,8 +22,8 @@ import (
 
 const fuzzHandoff = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[13,14]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}`
 
-// Whatever a client sends: no panic, valid JSON stays valid, no transfer member of the client is left on any leg, and both
-// legs carry the prompt with the client's bytes.
+// For any request nothing panics, valid JSON stays valid, no leg has a transfer member of the client, and both legs
+// carry the prompt byte for byte.
 func FuzzLegs(f *testing.F) {
 	for _, body := range []string{
 		`{"model":"m","messages":[{"role":"user","content":"h\u00e4"}],"max_completion_tokens":8,"stream":true,"stream_options":{"include_usage":true}}`,

@@ -45,7 +45,7 @@ func TestFieldTakesNullForAbsent(t *testing.T) {
 	assert.True(t, ok)
 }
 
-// What is refused is refused before anything is sent, with the member at fault and without any value of the body.
+// A request is refused before anything is sent. The error names the member and holds no value of the body.
 func TestParseRequestRefuses(t *testing.T) {
 	for _, c := range []struct{ rule, body, param string }{
 		{"an empty body", ``, ""},
@@ -143,7 +143,7 @@ func uncarried(r *connector.Request, multiUse bool) string {
 	return ""
 }
 
-// Requests that two engines cannot carry together, and those beside them that they can.
+// The table has requests that two engines cannot serve together, and similar ones that they can.
 func TestUnsupported(t *testing.T) {
 	const (
 		chat, cmpl, resp = connector.APIChat, connector.APICompletions, connector.APIResponses
@@ -240,8 +240,8 @@ func TestSeveralAnswersCannotShareASingleUseHandoff(t *testing.T) {
 	}
 }
 
-// Nesting that no engine reads must not be walked: each level would be a pass over the rest of the body.
-// An engine that serves alone gets the leg as it begins: SGLang would abort all of its requests for a client with rid "" that leaves.
+// An engine that serves alone gets the leg as it starts: if a client with rid "" left, SGLang would abort all requests.
+// Nesting that no engine reads is not followed, since each level would cost a pass over the rest of the body.
 func TestClientsChooseNoIDAtTheEngines(t *testing.T) {
 	for _, api := range connector.APIs() {
 		for _, id := range []string{`""`, `"a"`, `["a",""]`, `null`} {

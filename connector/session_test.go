@@ -78,7 +78,7 @@ func TestRanksCoverTheEnginesDataParallelSize(t *testing.T) {
 		assert.Zero(t, s.PrefillRank(), "dpSize %q", size)
 		assert.Zero(t, s.DecodeRank())
 	}
-	// Larger than what the rank is drawn from: no panic by a modulus of 0.
+	// The number is larger than the range from which the rank is drawn: no modulus of 0, so no panic.
 	s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4294967296"}), endpoint("d", nil))
 	assert.NotPanics(t, func() { s.PrefillRank() })
 }

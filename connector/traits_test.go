@@ -18,7 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// declared is a connector that is what its traits say, and has checks of its own where they are set.
+// declared is a connector with the given traits, and with checks of its own if they are set.
 type declared struct {
 	fake
 	traits   connector.Traits
