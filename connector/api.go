@@ -80,8 +80,9 @@ var apis = [apiCount]apiInfo{
 	},
 	APISGLang: {
 		name: "sglang", path: "/generate", prompt: "text", guarded: true,
-		sampling: "sampling_params", limit: "max_new_tokens", singular: []string{"n"}, wasted: []string{"min_new_tokens"},
-		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
+		sampling: "sampling_params", limit: "max_new_tokens", singular: []string{"n"},
+		wasted: []string{"min_new_tokens"},
+		usage:  UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
 	},
 }
 

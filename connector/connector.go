@@ -38,7 +38,8 @@ const (
 	PrefillThenDecode Order = iota // D's leg is sent after P has answered (NIXL pull, content stores)
 	Together                       // both legs are sent at once (Mooncake, SGLang, NIXL push)
 	DecodeFirst                    // D's leg is sent; after a cold response P's, then D's again (a hit threshold)
-	DecodeThenPrefill              // D's leg is sent and waits; its event starts P's leg, if it comes (ascend layerwise)
+	// D's leg is sent and waits; its event starts P's leg, if it comes (ascend layerwise)
+	DecodeThenPrefill
 )
 
 var orderNames = [...]string{"prefill-then-decode", "together", "decode-first", "decode-then-prefill"}

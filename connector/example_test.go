@@ -40,7 +40,8 @@ func (s *shelf) Prefill(_ context.Context, session *connector.Session, leg *conn
 }
 
 // Decode refuses a response in which P does not say that it has put the KV there: D would wait for it in vain.
-func (s *shelf) Decode(_ context.Context, session *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+func (s *shelf) Decode(_ context.Context, session *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	if stored, ok := p.Field("shelf_stored"); !ok || string(stored) != "true" {
 		return connector.NoTransfer("shelf_stored is not true")
 	}
@@ -86,7 +87,8 @@ func Example() {
 	fmt.Println(c.Traits().Name, c.Traits().Order)
 
 	// The flow does this: it lets the connector edit both legs, and sends them.
-	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":50,"stream":true}`))
+	request, err := connector.ParseRequest(connector.APICompletions,
+		[]byte(`{"prompt":"Hello","max_tokens":50,"stream":true}`))
 	if err != nil {
 		log.Fatal(err)
 	}

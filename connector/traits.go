@@ -127,7 +127,8 @@ func (t *Traits) CheckEndpoint(e discovery.Endpoint) error {
 	var faults []error
 	for _, a := range t.Attributes {
 		if e.Role&a.Role != 0 && strings.TrimSpace(e.Attribute(a.Name)) == "" {
-			faults = append(faults, &config.FieldError{Path: "attributes." + a.Name, Problem: "is missing", Remedy: a.Remedy})
+			faults = append(faults, &config.FieldError{Path: "attributes." +
+				a.Name, Problem: "is missing", Remedy: a.Remedy})
 		}
 	}
 	return errors.Join(faults...)
@@ -145,7 +146,9 @@ func CheckEndpoint(c KVConnector, e discovery.Endpoint) error {
 	}
 	errs := []error{missing}
 	for _, fe := range config.FieldErrors(own.CheckEndpoint(e)) {
-		if !slices.ContainsFunc(config.FieldErrors(missing), func(m *config.FieldError) bool { return m.Path == fe.Path }) {
+		if !slices.ContainsFunc(config.FieldErrors(missing), func(m *config.FieldError) bool {
+			return m.Path == fe.Path
+		}) {
 			errs = append(errs, fe)
 		}
 	}
