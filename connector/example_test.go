@@ -88,7 +88,7 @@ func Example() {
 
 	// The flow does this: it lets the connector edit both legs, and sends them.
 	request, err := connector.ParseRequest(connector.APICompletions,
-		[]byte(`{"prompt":"Hello","max_tokens":50,"stream":true}`))
+		[]byte(`{"prompt":"Hi","max_tokens":9,"stream":true}`))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -109,8 +109,8 @@ func Example() {
 	printBody("D gets", decode)
 	// Output:
 	// shelf prefill-then-decode
-	// P gets {"prompt":"Hello","max_tokens":1,"stream":false,"kv_transfer_params":{"do":"put","key":"k1","store":"north"}}
-	// D gets {"prompt":"Hello","max_tokens":50,"stream":true,"kv_transfer_params":{"do":"take","key":"k1","store":"north"}}
+	// P gets {"prompt":"Hi","max_tokens":1,"stream":false,"kv_transfer_params":{"do":"put","key":"k1","store":"north"}}
+	// D gets {"prompt":"Hi","max_tokens":9,"stream":true,"kv_transfer_params":{"do":"take","key":"k1","store":"north"}}
 }
 
 func printBody(who string, leg *connector.Leg) {
