@@ -15,16 +15,17 @@ import (
 // built, with [As].
 
 // Starter opens what a connector listens on (a notice socket, a callback server). The flow calls Start once before the
-// first request and, if the connector is an io.Closer, Close once at its end. Never called by a configuration check.
+// first request. If the connector is an io.Closer, the flow calls Close once at its end. A check of the configuration
+// never calls either.
 type Starter interface {
 	Start(ctx context.Context) error
 }
 
-// Caller sends a side call. It reaches only the hosts of the session's engines and of URLs among their attributes, and
-// returns transport errors without addresses.
+// Caller sends a side call. It reaches only the hosts of the session's engines and of URLs among their attributes. Its
+// transport errors have no addresses.
 type Caller func(r *http.Request) (*http.Response, error)
 
-// Preparer makes a side call before the legs (Mooncake's bootstrap query). Both describers read its value by
+// Preparer makes a side call before the legs (Mooncake's bootstrap query). Prefill and Decode read the value by
 // [Session.Prepared].
 type Preparer interface {
 	Prepare(ctx context.Context, s *Session, call Caller) (any, error)
@@ -38,9 +39,9 @@ type Event struct {
 
 // Expecter waits for an outside event between the legs (LMCache's notice, ascend's callback).
 //
-// Expect arms it, before the first leg is sent, since the event may come early. wait blocks until the event or the
-// context's end; a nil wait means that this session expects nothing. done is called exactly once, after the second leg
-// or on failure, and answers whoever sent the event.
+// The flow calls Expect before it sends the first leg, since the event may come early. wait blocks until the event or
+// the end of the context; a nil wait means that this session expects nothing. The flow calls done exactly once, after
+// the second leg or after a failure; done answers whoever sent the event.
 type Expecter interface {
 	Expect(s *Session) (wait func(context.Context) (Event, error), done func(error))
 }
@@ -51,25 +52,25 @@ type Response struct {
 	Events [][]byte // data of the server-sent events for one that did
 }
 
-// PrefillChecker judges P's answer where decode does not need it, because both legs run together: P may have ended in a
-// way that transfers nothing, and D then waits for minutes. The error is [ErrNoTransfer]; the flow cancels decode and
-// tries another pair.
+// PrefillChecker checks P's response in orders where decode does not need it, because both legs run together: P may
+// have ended in a way that transfers nothing, and D then waits for minutes. If the error is [ErrNoTransfer], the flow
+// cancels decode and tries another pair.
 type PrefillChecker interface {
 	CheckPrefill(s *Session, p *PrefillResult) error
 }
 
-// Finisher lets P's answer be the client's, when P has finished the request (a stop at the first token).
+// Finisher makes P's response the client's if P has finished the request (a stop at the first token).
 type Finisher interface {
 	Final(s *Session, p *PrefillResult) (Response, bool)
 }
 
-// EventFunc changes one answer: the data of one server-sent event, or a whole body that is not streamed. It returns the
-// new bytes, or nil to drop the event. Calls for one session come one after another.
+// EventFunc changes the data of one server-sent event, or a whole body that is not streamed. It returns the new bytes,
+// or nil to drop the event. The calls for one session come one after another.
 type EventFunc func(data []byte) ([]byte, error)
 
-// Rewriter changes D's answer (SGLang's logprobs, LMCache's first token). p returns P's answer; where P runs beside D
-// it waits for it, and returns nil if there will be none. A nil EventFunc leaves the stream unparsed, which is the
-// cheap way: return one only if the request needs it.
+// Rewriter changes D's response (SGLang's logprobs, LMCache's first token). p returns P's response; if P runs beside D,
+// p waits for it, and returns nil if there will be none. With a nil EventFunc the flow does not parse the stream, which
+// is the cheap way: return one only if the request needs it.
 type Rewriter interface {
 	Rewrite(s *Session, p func() *PrefillResult) EventFunc
 }
@@ -80,51 +81,51 @@ type Item struct {
 	Part json.RawMessage // the part as the client sent it
 }
 
-// Encoder adds an encode stage before the legs (EPD). The flow sends one leg per distinct item to the encode engines
-// that the picker named, and fails the request when one of them fails.
+// Encoder adds an encode stage before the legs (EPD). The flow sends one leg for each distinct item to the encode
+// engines that the picker named. If one of them fails, the request fails.
 type Encoder interface {
 	Items(s *Session) []Item                           // none: no encode stage
-	Encode(s *Session, i Item, leg *Leg) error         // describes an item's leg
-	Merge(s *Session, answers []json.RawMessage) error // keeps the answers, in the order of Items, for the describers
+	Encode(s *Session, i Item, leg *Leg) error         // edits an item's leg
+	Merge(s *Session, answers []json.RawMessage) error // keeps the responses, in the order of Items, for the legs
 }
 
-// RequestChecker looks at requests before engines are picked. Its error decides:
+// RequestChecker checks requests before the picker chooses engines. Its error decides:
 //
-//   - a *[RequestError] refuses the request with 400 however it would be served, since it would harm an engine (with
-//     ExampleConnector, a prompt of one token ends the engine's process);
-//   - an *[UnsupportedError] names the member for which two engines cannot carry the request together; the flow goes by
-//     its policy.
+//   - a *[RequestError] refuses the request with 400, whether two engines or one would serve it, since it would harm an
+//     engine (with ExampleConnector, a prompt of one token ends the engine's process);
+//   - an *[UnsupportedError] names the member because of which two engines cannot serve the request together; the
+//     flow's policy then decides.
 //
-// What [Traits.CheckRequest] finds need not be repeated.
+// A RequestChecker need not repeat what [Traits.CheckRequest] finds.
 type RequestChecker interface {
 	CheckRequest(r *Request) error
 }
 
-// Cleaner frees what a failed session left behind. It runs on a context of its own after both legs have ended.
+// Cleaner frees what a failed session left behind. The flow calls it with a context of its own after both legs have
+// ended.
 type Cleaner interface {
 	Clean(ctx context.Context, s *Session, cause error, call Caller) error
 }
 
-// HealthChecker tells whether the connector's own parts work (a listener, a store).
+// HealthChecker reports whether the connector's own parts work (a listener, a store).
 type HealthChecker interface {
 	HealthCheck(ctx context.Context) error
 }
 
-// ColdDetector tells, for [DecodeFirst], whether D's answer asks for a prefill. head is the data of the first event
-// that holds more than a role, or the whole body of an answer that is not streamed, up to 64 KiB.
+// ColdDetector reports, for [DecodeFirst], whether D's response asks for a prefill. head is the data of the first event
+// that holds more than a role, or the whole body of a response that is not streamed, up to 64 KiB.
 type ColdDetector interface {
 	Cold(s *Session, status int, head []byte) bool
 }
 
-// EndpointChecker tells what is malformed in an engine's entry. That attributes which [Traits] declares are there, need
-// not be repeated. Faults are [config.FieldError]s whose paths begin with "attributes."; nil is good. [CheckEndpoint] asks it.
-// A describer that meets such an engine all the same returns an [EndpointError].
+// EndpointChecker reports what is malformed in an engine's entry. It need not repeat that attributes which [Traits]
+// declares are missing. Faults are [config.FieldError]s whose paths begin with "attributes."; nil means that there is
+// none. [CheckEndpoint] calls it. If Prefill or Decode nevertheless gets such an engine, it returns an [EndpointError].
 type EndpointChecker interface {
 	CheckEndpoint(e discovery.Endpoint) error
 }
 
-// As finds an ability: in c itself, else in what it wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth
-// first.
+// As finds an ability in c itself, or in what c wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth first.
 func As[T any](c KVConnector) (T, bool) {
 	if t, ok := any(c).(T); ok {
 		return t, true

@@ -7,12 +7,12 @@ import (
 	"encoding/json"
 )
 
-// API is a client API that a PD request can use. All that pdkit knows about where an API keeps its token limits,
-// stream flag, prompt and usage stands in this file, so that no connector repeats it.
+// API is a client API that a PD request can use. This file has all that pdkit knows about where an API keeps its token
+// limits, stream flag, prompt and usage, so that no connector repeats it.
 //
 // Sources: vLLM 0.32.0's OpenAPI document, its request models (vllm/entrypoints) and recorded exchanges; SGLang's
-// native /generate. Members that 0.32.0 no longer knows, but older engines do (best_of), are in the lists too: they
-// matter only where a request has them.
+// native /generate. The lists also have members that only older engines know (best_of): they matter only if a request
+// has them.
 type API uint8
 
 // The client APIs.
@@ -27,19 +27,19 @@ const (
 	apiCount
 )
 
-// UsagePaths are the JSON paths (dots between members) at which an answer reports token counts; "" where it does not.
+// UsagePaths are the JSON paths (dots between members) of the token counts in a response; "" if it does not have them.
 type UsagePaths struct{ Prompt, Completion, Cached string }
 
 type apiInfo struct {
 	name, path string
 	sampling   string   // the object that holds the sampling members, "" for the top level
-	limit      string   // the limit that is always set on a prefill leg
-	altLimit   string   // a second limit that wins where present (chat)
+	limit      string   // the limit that a prefill leg always sets
+	altLimit   string   // a second limit that the engine prefers if it is present (chat)
 	prompt     string   // the member that holds the prompt
-	singular   []string // members that ask for several answers, within sampling: 1 on a prefill leg
-	wasted     []string // members without use on a prefill leg, within sampling
+	singular   []string // members within sampling that ask for several choices: 1 on a prefill leg
+	wasted     []string // members within sampling that a prefill leg does not need
 	usage      UsagePaths
-	guarded    bool // answers hold no JSON of the client's making, so that a finish reason is the engine's own
+	guarded    bool // responses hold no JSON made by the client, so a finish reason in them is the engine's own
 }
 
 var openAIUsage = UsagePaths{
@@ -49,8 +49,8 @@ var anthropicUsage = UsagePaths{"usage.input_tokens", "usage.output_tokens", "us
 
 var apis = [apiCount]apiInfo{
 	APIUnknown: {name: "unknown"},
-	// Chat takes max_completion_tokens over max_tokens where both stand (docs/protocols/nixl.md, recording 06).
-	// logprob_token_ids goes where logprobs goes: alone it is refused.
+	// If a chat has both limits, max_completion_tokens counts (docs/protocols/nixl.md, recording 06). logprob_token_ids
+	// is dropped together with logprobs: engines refuse it alone.
 	APIChat: {
 		name: "chat", path: "/v1/chat/completions", prompt: "messages", guarded: true, usage: openAIUsage,
 		limit: "max_tokens", altLimit: "max_completion_tokens", singular: []string{"n", "best_of"},
@@ -80,12 +80,13 @@ var apis = [apiCount]apiInfo{
 	},
 	APISGLang: {
 		name: "sglang", path: "/generate", prompt: "text", guarded: true,
-		sampling: "sampling_params", limit: "max_new_tokens", singular: []string{"n"}, wasted: []string{"min_new_tokens"},
-		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
+		sampling: "sampling_params", limit: "max_new_tokens", singular: []string{"n"},
+		wasted: []string{"min_new_tokens"},
+		usage:  UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
 	},
 }
 
-// APIOf returns the API that a request path belongs to, [APIUnknown] if none. The match is exact.
+// APIOf returns the API of a request path, or [APIUnknown]. The match is exact.
 func APIOf(path string) API {
 	for a := APIChat; a < apiCount; a++ {
 		if apis[a].path == path {
@@ -128,16 +129,16 @@ func (a API) Limit() []string {
 	return []string{a.info().limit}
 }
 
-// Guarded reports whether an answer's finish reason can be told by its bytes: in the Responses and Messages APIs an
-// answer repeats JSON of the client's or the model's making, which may look like one.
+// Guarded reports whether the bytes of a response are enough to find its finish reason. In the Responses and Messages
+// APIs a response repeats JSON made by the client or the model, which may look like a finish reason.
 func (a API) Guarded() bool { return a.info().guarded }
 
-// ListAnswer reports whether a whole answer is the list of answers to several sequences that this API gives to a list
-// of prompts (SGLang's /generate). All other answers are one JSON object.
+// ListAnswer reports whether body is the list of responses that this API gives to a list of prompts (SGLang's
+// /generate). All other responses are one JSON object.
 func (a API) ListAnswer(body []byte) bool {
 	body = bytes.TrimLeft(body, " \t\r\n")
 	return a == APISGLang && len(body) > 0 && body[0] == '[' && json.Valid(body)
 }
 
-// Usage returns where an answer reports its token counts.
+// Usage returns where a response has its token counts.
 func (a API) Usage() UsagePaths { return a.info().usage }

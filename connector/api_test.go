@@ -26,8 +26,9 @@ func TestWhereEachAPIKeepsWhat(t *testing.T) {
 		connector.APICompletions: {"completions", "/v1/completions", "prompt", []string{"max_tokens"}},
 		connector.APIResponses:   {"responses", "/v1/responses", "input", []string{"max_output_tokens"}},
 		connector.APIMessages:    {"messages", "/v1/messages", "messages", []string{"max_tokens"}},
-		connector.APIGenerate:    {"generate", "/inference/v1/generate", "token_ids", []string{"sampling_params", "max_tokens"}},
-		connector.APISGLang:      {"sglang", "/generate", "text", []string{"sampling_params", "max_new_tokens"}},
+		connector.APIGenerate: {"generate", "/inference/v1/generate", "token_ids",
+			[]string{"sampling_params", "max_tokens"}},
+		connector.APISGLang: {"sglang", "/generate", "text", []string{"sampling_params", "max_new_tokens"}},
 	} {
 		t.Run(want.name, func(t *testing.T) {
 			assert.Equal(t, want.name, api.String())
@@ -42,7 +43,8 @@ func TestWhereEachAPIKeepsWhat(t *testing.T) {
 }
 
 func TestAPIOfMatchesThePathToTheLetter(t *testing.T) {
-	for _, path := range []string{"", "/", "/v1/chat/completions/", "/V1/chat/completions", "v1/completions", "/v1/completions?x=1", "/v1//completions", "/v1/models", "/generate/"} {
+	for _, path := range []string{"", "/", "/v1/chat/completions/", "/V1/chat/completions", "v1/completions",
+		"/v1/completions?x=1", "/v1//completions", "/v1/models", "/generate/"} {
 		assert.Equal(t, connector.APIUnknown, connector.APIOf(path), path)
 	}
 }
@@ -56,15 +58,21 @@ func TestAnAPIOutOfRangeIsUnknown(t *testing.T) {
 	}
 }
 
-// The answers are cut from recorded ones: nixl/11 (P with a warm cache), 12, 22, 24, 23 of vLLM 0.32.0; the last one is SGLang's shape.
+// The answers are cut from recorded ones: nixl/11 (P with a warm cache), 12, 22, 24, 23 of vLLM 0.32.0; the last one is
+// SGLang's shape.
 func TestUsageIsReadWhereEachAPIReportsIt(t *testing.T) {
 	for api, answer := range map[connector.API]string{
-		connector.APIChat:        `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":5,"created_cache_tokens":null}}}`,
-		connector.APICompletions: `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":5}}}`,
-		connector.APIResponses:   `{"usage":{"input_tokens":7,"input_tokens_details":{"cached_tokens":5,"cache_write_tokens":0},"output_tokens":3,"total_tokens":10}}`,
-		connector.APIMessages:    `{"usage":{"input_tokens":7,"output_tokens":3,"cache_creation_input_tokens":0,"cache_read_input_tokens":5}}`,
-		connector.APIGenerate:    `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":5}}}`,
-		connector.APISGLang:      `{"meta_info":{"prompt_tokens":7,"completion_tokens":3,"cached_tokens":5}}`,
+		connector.APIChat: `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,` +
+			`"prompt_tokens_details":{"cached_tokens":5,"created_cache_tokens":null}}}`,
+		connector.APICompletions: `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,` +
+			`"prompt_tokens_details":{"cached_tokens":5}}}`,
+		connector.APIResponses: `{"usage":{"input_tokens":7,"input_tokens_details":{"cached_tokens":5,` +
+			`"cache_write_tokens":0},"output_tokens":3,"total_tokens":10}}`,
+		connector.APIMessages: `{"usage":{"input_tokens":7,"output_tokens":3,"cache_creation_input_tokens":0,` +
+			`"cache_read_input_tokens":5}}`,
+		connector.APIGenerate: `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,` +
+			`"prompt_tokens_details":{"cached_tokens":5}}}`,
+		connector.APISGLang: `{"meta_info":{"prompt_tokens":7,"completion_tokens":3,"cached_tokens":5}}`,
 	} {
 		u := api.Usage()
 		assert.EqualValues(t, 7, gjson.Get(answer, u.Prompt).Int(), "%v prompt", api)
@@ -73,14 +81,15 @@ func TestUsageIsReadWhereEachAPIReportsIt(t *testing.T) {
 	}
 }
 
-// Every member that vLLM 0.32.0's own OpenAPI document names is put into one request; the table says which of them a prefill
-// leg changes. All others, prompt-shaping ones above all, keep their bytes on both legs.
+// Every member that vLLM 0.32.0's own OpenAPI document names is put into one request; the table says which of them a
+// prefill leg changes. All others, prompt-shaping ones above all, keep their bytes on both legs.
 func TestPrefillChangesTheseOfAllMembersAndNoOthers(t *testing.T) {
 	const one, gone, no = "1", "", "false"
 	want := map[string]map[string]string{
 		"chat": {
-			"max_tokens": one, "max_completion_tokens": one, "n": one, "stream": no, "stream_options": gone, "min_tokens": gone,
-			"logprobs": gone, "top_logprobs": gone, "logprob_token_ids": gone, "prompt_logprobs": gone, "echo": gone,
+			"max_tokens": one, "max_completion_tokens": one, "n": one, "stream": no, "stream_options": gone,
+			"min_tokens": gone,
+			"logprobs":   gone, "top_logprobs": gone, "logprob_token_ids": gone, "prompt_logprobs": gone, "echo": gone,
 			"kv_transfer_params": gone, "ec_transfer_params": gone, "request_id": gone,
 		},
 		"completions": {
@@ -119,7 +128,8 @@ func TestPrefillChangesTheseOfAllMembersAndNoOthers(t *testing.T) {
 				}
 			}
 			r := parse(t, api, "{"+strings.Join(parts, ",")+"}")
-			assert.Equal(t, "{"+strings.Join(decodeParts, ",")+"}", bareLeg(t, r), "the decode leg lacks only the client's transfer members and id")
+			assert.Equal(t, "{"+strings.Join(decodeParts, ",")+"}", bareLeg(t, r),
+				"the decode leg lacks only the client's transfer members and id")
 			gjson.Parse(normalized(t, r)).ForEach(func(k, v gjson.Result) bool {
 				prefill[k.Str] = v.Raw
 				return true
@@ -152,7 +162,7 @@ func anyValue(name string) string {
 	return `[ 12345678901234567890 , {"\u0061":1.50e+01} ]`
 }
 
-// SGLang answers a list of prompts with a list; nothing else is a whole answer but an object.
+// SGLang answers a list of prompts with a list. Every other whole response is an object.
 func TestOnlySGLangAnswersWithAList(t *testing.T) {
 	for _, a := range connector.APIs() {
 		assert.Equal(t, a == connector.APISGLang, a.ListAnswer([]byte(" [{\"text\":\"a\"}]")), a.String())

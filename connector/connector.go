@@ -13,32 +13,33 @@ import (
 
 // KVConnector describes one KV transfer protocol.
 //
-// Rules, which package connectortest checks, and more besides:
+// The rules, which package connectortest checks among others:
 //
 //  1. It is an immutable value: all methods may be called concurrently, for any number of sessions.
-//  2. Traits are constant.
-//  3. Prefill and Decode only edit the leg they are given. They do not dial, block or keep the session.
-//  4. Nothing of the client's own transfer members reaches an engine; the flow has removed them before either call.
-//  5. An error of Decode that is [ErrNoTransfer] means that P's answer holds no usable handoff. The flow then never
-//     sends the decode leg as it is.
+//  2. Traits always returns the same.
+//  3. Prefill and Decode only edit the leg that they are given. They do not dial, block or keep the session.
+//  4. No transfer member of the client reaches an engine: the flow has removed them before it calls Prefill or Decode.
+//  5. If the error of Decode is [ErrNoTransfer], P's response holds no usable handoff, and the flow does not send the
+//     decode leg.
 type KVConnector interface {
-	// Traits declares what is constant about the connector. A flow asks for them once, when it is built.
+	// Traits declares what is constant about the connector. A flow calls it once, when it is built.
 	Traits() Traits
 	// Prefill edits the prefill leg, which starts as the client's request without transfer members.
 	Prefill(ctx context.Context, s *Session, leg *Leg) error
-	// Decode edits the decode leg, which starts the same way. p is nil unless P answered before.
+	// Decode edits the decode leg, which starts in the same way. p is nil if P has not answered yet.
 	Decode(ctx context.Context, s *Session, p *PrefillResult, leg *Leg) error
 }
 
-// Order is how the two legs stand in time.
+// Order says when the flow sends the two legs.
 type Order uint8
 
 // The four orders.
 const (
-	PrefillThenDecode Order = iota // D is sent once P has answered (NIXL pull, content stores)
-	Together                       // both are sent at once (Mooncake, SGLang, NIXL push)
-	DecodeFirst                    // D is sent; on a cold answer P, then D again (a store with a hit threshold)
-	DecodeThenPrefill              // D is sent and waits; its event, or nothing, starts P (ascend layerwise)
+	PrefillThenDecode Order = iota // D's leg is sent after P has answered (NIXL pull, content stores)
+	Together                       // both legs are sent at once (Mooncake, SGLang, NIXL push)
+	DecodeFirst                    // D's leg is sent; after a cold response P's, then D's again (a hit threshold)
+	// D's leg is sent and waits; its event starts P's leg, if it comes (ascend layerwise)
+	DecodeThenPrefill
 )
 
 var orderNames = [...]string{"prefill-then-decode", "together", "decode-first", "decode-then-prefill"}
@@ -51,19 +52,19 @@ func (o Order) String() string {
 	return "unknown"
 }
 
-// PrefillResult is P's whole answer.
+// PrefillResult is P's whole response.
 type PrefillResult struct {
 	Status int
 	Header http.Header
 	Body   []byte
-	At     time.Time // when its last byte was read: the handoff's age counts from here
+	At     time.Time // when its last byte was read; the handoff's age counts from then
 
 	doc *jsonedit.Doc
 	err error
 }
 
-// NewPrefillResult indexes an answer. A body that is not one JSON object is no error here: Err tells it, and Field
-// then finds nothing.
+// NewPrefillResult indexes a response. It accepts a body that is not one JSON object: Err then returns the error, and
+// Field finds nothing.
 func NewPrefillResult(status int, header http.Header, body []byte, at time.Time) *PrefillResult {
 	p := &PrefillResult{Status: status, Header: header, Body: body, At: at}
 	p.doc, p.err = jsonedit.Parse(body)

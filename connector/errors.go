@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// ErrNoTransfer says that P answered, but its answer holds no usable handoff: absent, null, of the wrong type,
-// incomplete. Real engines die of such handoffs, so decode must never see one.
+// ErrNoTransfer says that P answered, but its response holds no usable handoff: it is absent, null, of the wrong type
+// or incomplete. Real engines die of such handoffs, so decode must never get one.
 var ErrNoTransfer = errors.New("no usable KV handoff in the prefill answer")
 
 // ErrUnknown says that no connector is registered under a name.
@@ -20,8 +20,8 @@ func NoTransfer(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrNoTransfer, fmt.Sprintf(format, args...))
 }
 
-// EndpointError says that an engine cannot take part as it is announced: an attribute that the protocol needs is
-// missing or malformed. The flow tries another pair.
+// EndpointError says that an engine cannot take part with the entry that it has: an attribute that the protocol needs
+// is missing or malformed. The flow tries another pair.
 type EndpointError struct {
 	Endpoint  string // its ID
 	Attribute string
@@ -33,9 +33,9 @@ func (e *EndpointError) Error() string {
 	return fmt.Sprintf("endpoint %s: attribute %s %s", e.Endpoint, e.Attribute, e.Problem)
 }
 
-// UnsupportedError says that two engines cannot carry a request together: by the protocol ([RequestChecker],
-// [Traits.CheckRequest]), or this pair of engines, which a describer knows. The flow goes by its policy: one engine
-// serves the request whole, or it is refused.
+// UnsupportedError says that two engines cannot serve a request together: because of the protocol ([RequestChecker],
+// [Traits.CheckRequest]), or because of this pair, as Prefill and Decode may find. The flow's policy then decides: one
+// engine serves the whole request, or the flow refuses it.
 type UnsupportedError struct {
 	Member string // the member of the request, or the header, that prevents it
 }
@@ -45,8 +45,8 @@ func (e *UnsupportedError) Error() string {
 	return "prefill and decode engines cannot carry this together: " + e.Member
 }
 
-// RequestError is a client's request that cannot be read: the gateway answers 400, and nothing is sent to an engine.
-// Its text holds names and kinds, never values.
+// RequestError is a fault of a client's request: the gateway answers 400 and sends nothing to an engine. Its text holds
+// names and kinds, never values.
 type RequestError struct {
 	Param   string // the member at fault, "" for the body as a whole
 	Message string

@@ -16,8 +16,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// shelf is a third party's connector, whole: P puts a prompt's KV into a store under a key that the gateway makes up, and
-// D takes it from there. It is a value that never changes, so any number of requests may use it at once.
+// shelf is a complete connector of a third party: P puts a prompt's KV into a store under a key that the gateway makes,
+// and D takes it from there. It is a value that never changes, so any number of requests may use it at once.
 type shelf struct {
 	store string
 	keep  time.Duration
@@ -33,14 +33,15 @@ func (s *shelf) Traits() connector.Traits {
 	}
 }
 
-// Prefill asks P for one token, and where to put the KV. The session's ID is new for every attempt.
+// Prefill asks P for one token, and tells P where to put the KV. The session's ID is new for every attempt.
 func (s *shelf) Prefill(_ context.Context, session *connector.Session, leg *connector.Leg) error {
 	leg.Normalize()
 	return s.params(leg, session.ID, "put")
 }
 
-// Decode refuses an answer in which P does not say that it has put the KV there: D would wait for it in vain.
-func (s *shelf) Decode(_ context.Context, session *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
+// Decode refuses a response in which P does not say that it has put the KV there: D would wait for it in vain.
+func (s *shelf) Decode(_ context.Context, session *connector.Session, p *connector.PrefillResult,
+	leg *connector.Leg) error {
 	if stored, ok := p.Field("shelf_stored"); !ok || string(stored) != "true" {
 		return connector.NoTransfer("shelf_stored is not true")
 	}
@@ -59,7 +60,7 @@ type shelfOptions struct {
 	Keep  config.Duration `json:"keep"` // how long the store keeps a key
 }
 
-// init makes it available by name. Who imports the package can then configure it.
+// init registers the connector by name. A program that imports the package can then configure it.
 func init() {
 	connector.Register("shelf", func(settings json.RawMessage) (connector.KVConnector, error) {
 		o := shelfOptions{Keep: config.Duration(time.Minute)} // the defaults
@@ -73,7 +74,7 @@ func init() {
 	}, "ShelfConnector")
 }
 
-// A connector of one's own, registered and opened by configuration.
+// This example registers a connector of one's own and opens it by configuration.
 func Example() {
 	spec, err := config.ParseSpec([]byte(`{"type": "ShelfConnector", "config": {"store": "north", "keep": "20s"}}`))
 	if err != nil {
@@ -85,8 +86,9 @@ func Example() {
 	}
 	fmt.Println(c.Traits().Name, c.Traits().Order)
 
-	// What the flow does with it: it lets the connector describe both legs, and sends them.
-	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":50,"stream":true}`))
+	// The flow does this: it lets the connector edit both legs, and sends them.
+	request, err := connector.ParseRequest(connector.APICompletions,
+		[]byte(`{"prompt":"Hi","max_tokens":9,"stream":true}`))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -107,8 +109,8 @@ func Example() {
 	printBody("D gets", decode)
 	// Output:
 	// shelf prefill-then-decode
-	// P gets {"prompt":"Hello","max_tokens":1,"stream":false,"kv_transfer_params":{"do":"put","key":"k1","store":"north"}}
-	// D gets {"prompt":"Hello","max_tokens":50,"stream":true,"kv_transfer_params":{"do":"take","key":"k1","store":"north"}}
+	// P gets {"prompt":"Hi","max_tokens":1,"stream":false,"kv_transfer_params":{"do":"put","key":"k1","store":"north"}}
+	// D gets {"prompt":"Hi","max_tokens":9,"stream":true,"kv_transfer_params":{"do":"take","key":"k1","store":"north"}}
 }
 
 func printBody(who string, leg *connector.Leg) {

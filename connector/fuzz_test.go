@@ -20,13 +20,15 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-const fuzzHandoff = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[13,14]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}`
+const fuzzHandoff = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[13,14]],` +
+	`"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}`
 
-// Whatever a client sends: no panic, valid JSON stays valid, no transfer member of the client is left on any leg, and both
-// legs carry the prompt with the client's bytes.
+// For any request nothing panics, valid JSON stays valid, no leg has a transfer member of the client, and both legs
+// carry the prompt byte for byte.
 func FuzzLegs(f *testing.F) {
 	for _, body := range []string{
-		`{"model":"m","messages":[{"role":"user","content":"h\u00e4"}],"max_completion_tokens":8,"stream":true,"stream_options":{"include_usage":true}}`,
+		`{"model":"m","messages":[{"role":"user","content":"h\u00e4"}],"max_completion_tokens":8,"stream":true,` +
+			`"stream_options":{"include_usage":true}}`,
 		`{"prompt":["a","b"],"max_tokens":2,"n":3,"best_of":4,"echo":true,"logprobs":1}`,
 		`{"input":"x","max_output_tokens":7,"request_id":"r","truncation":"auto"}`,
 		`{"messages":[],"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`,
@@ -44,7 +46,8 @@ func FuzzLegs(f *testing.F) {
 	require.NoError(f, err)
 	h, err := plainhttp.New(nil)
 	require.NoError(f, err)
-	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"kv_transfer_params":`+fuzzHandoff+`}`), time.Now())
+	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"kv_transfer_params":`+fuzzHandoff+`}`),
+		time.Now())
 
 	f.Fuzz(func(t *testing.T, apiByte byte, body []byte) {
 		api := connector.API(apiByte)
@@ -66,7 +69,8 @@ func FuzzLegs(f *testing.F) {
 	})
 }
 
-func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector, leg *connector.Leg, answer *connector.PrefillResult) {
+func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector, leg *connector.Leg,
+	answer *connector.PrefillResult) {
 	t.Helper()
 	out, err := leg.Body()
 	if r.API.Path() == "" && err != nil {
@@ -79,7 +83,8 @@ func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector,
 		require.True(t, json.Valid(out), "%s", out)
 	}
 
-	for _, name := range []string{"ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "request_id", "rid"} {
+	for _, name := range []string{"ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port",
+		"bootstrap_room", "request_id", "rid"} {
 		_, ok := d.Get(name)
 		require.False(t, ok, name)
 	}
@@ -89,7 +94,8 @@ func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector,
 	case c.Traits().Name == "http":
 		require.False(t, ok)
 	case ok && string(params) != string(handoff):
-		require.True(t, gjson.GetBytes(params, "do_remote_decode").Bool(), "either P's handoff or the connector's own request for one: %s", params)
+		require.True(t, gjson.GetBytes(params, "do_remote_decode").Bool(),
+			"either P's handoff or the connector's own request for one: %s", params)
 		require.False(t, gjson.GetBytes(params, "do_remote_prefill").Bool())
 	}
 	for _, holder := range []string{"vllm_xargs", "sampling_params"} {
@@ -100,7 +106,8 @@ func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector,
 			require.False(t, left, "%s in %s", raw, holder)
 		}
 	}
-	for _, name := range []string{"model", "prompt", "messages", "input", "token_ids", "text", "input_ids", "prompt_embeds", "tools", "system", "chat_template"} {
+	for _, name := range []string{"model", "prompt", "messages", "input", "token_ids", "text", "input_ids",
+		"prompt_embeds", "tools", "system", "chat_template"} {
 		sent, was := jsonField(t, r.Body(), name)
 		got, is := d.Get(name)
 		require.Equal(t, was, is, name)

@@ -9,7 +9,7 @@ import (
 
 // Quote writes s as a JSON string. Text that is not UTF-8 is repaired.
 func Quote(s string) json.RawMessage {
-	raw, _ := json.Marshal(s) // of a string it never fails
+	raw, _ := json.Marshal(s) // it cannot fail for a string
 	return raw
 }
 

@@ -12,17 +12,17 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// ParamsMember is the member in which vLLM's connectors exchange their parameters.
+// ParamsMember is the request and response member with the parameters of vLLM's connectors.
 const ParamsMember = "kv_transfer_params"
 
-// Leg collects a connector's edits of one leg's request. The flow applies them all in one copy-free splice: members
+// Leg collects a connector's edits of one leg's request. The flow applies them all at once and copies nothing: members
 // that are not edited keep every byte and their order. A Leg belongs to one goroutine.
 type Leg struct {
 	req    *Request
 	edits  []jsonedit.Edit
 	header []HeaderEdit
 	path   string
-	body   []byte // replaces the client's body altogether
+	body   []byte // replaces the client's whole body
 	errs   []error
 }
 
@@ -61,7 +61,7 @@ func (l *Leg) edit(e jsonedit.Edit) {
 	l.edits = append(l.edits, e)
 }
 
-// Current returns a top-level member as the leg has it now, edits included. Null is returned as null.
+// Current returns a top-level member with the leg's edits applied. It returns null as null.
 func (l *Leg) Current(member string) (json.RawMessage, bool) {
 	for i := range l.edits {
 		if l.edits[i].Name == member {
@@ -71,8 +71,8 @@ func (l *Leg) Current(member string) (json.RawMessage, bool) {
 	return l.req.doc.Get(member)
 }
 
-// SetAt sets a nested member and makes the objects on the way. It is for small objects: each call copies the outermost
-// one. A value on the way that is neither an object nor null is an error of the leg.
+// SetAt sets a nested member and creates the objects around it if they are missing. It is for small objects: each call
+// copies the outermost one. If a value on the way is neither an object nor null, building the leg fails.
 func (l *Leg) SetAt(path []string, raw json.RawMessage) {
 	if len(path) == 0 {
 		l.fail(errors.New("SetAt needs a path"))
@@ -120,8 +120,8 @@ func (l *Leg) deleteAt(holder, name string) {
 	l.Set(holder, v)
 }
 
-// Param sets one key of kv_transfer_params. Two different values for one key, as two children of a multi connector may
-// give, are an error of the leg.
+// Param sets one key of kv_transfer_params. If a key gets two different values, as from two children of a multi
+// connector, building the leg fails.
 func (l *Leg) Param(key string, raw json.RawMessage) {
 	old, ok := l.Current(ParamsMember)
 	if !ok {
@@ -144,8 +144,8 @@ func (l *Leg) Param(key string, raw json.RawMessage) {
 	l.Set(ParamsMember, v)
 }
 
-// Params relays a whole kv_transfer_params object. Alone it keeps every byte; with keys set before, it is merged key by
-// key as [Leg.Param] does.
+// Params sets a whole kv_transfer_params object. If no key was set before, it keeps every byte; otherwise it is merged
+// key by key, as by [Leg.Param].
 func (l *Leg) Params(raw json.RawMessage) {
 	if _, ok := l.Current(ParamsMember); !ok {
 		l.Set(ParamsMember, raw)
@@ -161,13 +161,13 @@ func (l *Leg) Params(raw json.RawMessage) {
 	}
 }
 
-// SetHeader sets a header of the leg, over the client's.
+// SetHeader sets a header of the leg and replaces the client's.
 func (l *Leg) SetHeader(name, value string) {
 	l.header = append(l.header, HeaderEdit{name, value})
 }
 
-// SetRequestID gives the leg an X-Request-Id of its own: in the header and, in /v1/responses, which ignores the header,
-// in the member request_id (docs/protocols/vllm.md §2).
+// SetRequestID gives the leg its own X-Request-Id. It sets the header and, for /v1/responses, which ignores the header,
+// the member request_id (docs/protocols/vllm.md §2).
 func (l *Leg) SetRequestID(id string) {
 	l.SetHeader("X-Request-Id", id)
 	if l.req.API == APIResponses {
@@ -178,15 +178,15 @@ func (l *Leg) SetRequestID(id string) {
 // SetPath sends the leg to another path than the client's.
 func (l *Leg) SetPath(p string) { l.path = p }
 
-// SetBody replaces the client's body altogether (an encode leg).
+// SetBody replaces the client's whole body, for an encode leg.
 func (l *Leg) SetBody(raw json.RawMessage) { l.body = raw }
 
 func (l *Leg) fail(err error) { l.errs = append(l.errs, err) }
 
 var jsonOne, jsonFalse = json.RawMessage("1"), json.RawMessage("false")
 
-// LimitTokens limits the answer to n tokens in the members that the request's API uses, and drops min_tokens, which
-// above the limit would be an error of the client's making.
+// LimitTokens limits the output to n tokens in the members that the request's API uses. It drops min_tokens, since the
+// client's minimum would be an error if it is above the limit.
 func (l *Leg) LimitTokens(n int) {
 	raw := jsonOne
 	if n != 1 {
@@ -210,14 +210,14 @@ func (l *Leg) LimitTokens(n int) {
 	l.Delete("min_tokens")
 }
 
-// NoStream asks for one whole answer. Streams never carry kv_transfer_params (docs/protocols/nixl.md, recording 04),
-// and stream_options without a stream is refused.
+// NoStream asks for one whole response. Streams never carry kv_transfer_params (docs/protocols/nixl.md, recording 04),
+// and engines refuse stream_options without a stream.
 func (l *Leg) NoStream() {
 	l.Set("stream", jsonFalse)
 	l.Delete("stream_options")
 }
 
-// SingleAnswer asks for one answer without log probabilities or echo: what else the client wants comes from D.
+// SingleAnswer asks for one choice without log probabilities and without echo: D serves what else the client wants.
 func (l *Leg) SingleAnswer() {
 	i := l.req.API.info()
 	for _, name := range i.singular {
@@ -239,9 +239,10 @@ func (l *Leg) SingleAnswer() {
 	}
 }
 
-// DropThinkingBudget removes thinking from a /v1/messages leg where it sets a budget, which must be less than
-// max_tokens. vLLM waives that only for legs with do_remote_decode (0.32.0, vllm/entrypoints/anthropic/protocol.py), so
-// prefill legs without it need this. The prompt stays the same: a budget limits the answer only.
+// DropThinkingBudget removes thinking from a /v1/messages leg if it sets a budget, since a budget must be less than
+// max_tokens. vLLM makes an exception only for legs with do_remote_decode (0.32.0,
+// vllm/entrypoints/anthropic/protocol.py), so prefill legs without that flag need this. The prompt stays the same: a
+// budget only limits the output.
 func (l *Leg) DropThinkingBudget() {
 	if l.req.API != APIMessages {
 		return
@@ -257,20 +258,20 @@ func (l *Leg) DropThinkingBudget() {
 	}
 }
 
-// Normalize makes a prefill leg of the client's request: one token, one whole answer, nothing that only costs
-// (docs/protocols/vllm.md §4). Members that shape the prompt stay as they are, since both legs must render the same
-// tokens.
+// Normalize makes a prefill leg from the client's request: it asks for one token in one whole response, and drops
+// members that only cost time (docs/protocols/vllm.md §4). Members that affect the prompt stay as they are, since both
+// legs must render the same tokens.
 func (l *Leg) Normalize() {
 	l.LimitTokens(1)
 	l.NoStream()
 	l.SingleAnswer()
 }
 
-// EndByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: stop strings
-// and stop tokens go, and min_tokens 1 masks the end of sequence. Some protocols transfer nothing if P ends otherwise,
-// and D then waits for minutes (docs/protocols/vllm.md §4, docs/protocols/mooncake.md §3). /v1/responses has no
-// min_tokens, but ignore_eos; /v1/messages has neither (vLLM 0.32.0's OpenAPI document), so that there only P's answer
-// tells: see [PrefillChecker].
+// EndByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: it drops stop
+// strings and stop tokens, and min_tokens 1 masks the end of sequence. Some protocols transfer nothing if P ends for
+// another reason, and D then waits for minutes (docs/protocols/vllm.md §4, docs/protocols/mooncake.md §3).
+// /v1/responses has no min_tokens, but ignore_eos. /v1/messages has neither (vLLM 0.32.0's OpenAPI document), so only
+// P's response says how P ended: see [PrefillChecker].
 func (l *Leg) EndByLength() {
 	i := l.req.API.info()
 	if i.sampling != "" {
@@ -296,7 +297,7 @@ func (l *Leg) EndByLength() {
 	}
 }
 
-// Splice writes the leg's body to dst, without copying the untouched members. It is the flow's part.
+// Splice writes the leg's body to dst without copying the untouched members. Only the flow calls it.
 func (l *Leg) Splice(dst *jsonedit.Segments) error {
 	if err := errors.Join(l.errs...); err != nil {
 		return err
@@ -313,7 +314,7 @@ func (l *Leg) Splice(dst *jsonedit.Segments) error {
 	return nil
 }
 
-// Body returns the leg's body in one piece, for tests and for callers who send legs themselves.
+// Body returns the leg's body in one piece, for tests and for callers that send legs themselves.
 func (l *Leg) Body() ([]byte, error) {
 	var s jsonedit.Segments
 	if err := l.Splice(&s); err != nil {
@@ -325,7 +326,7 @@ func (l *Leg) Body() ([]byte, error) {
 // Header returns the headers the connector has set, in order.
 func (l *Leg) Header() []HeaderEdit { return slices.Clip(l.header) }
 
-// Path returns the leg's path: the one set, else the client's API's.
+// Path returns the path that the connector has set, or that of the client's API.
 func (l *Leg) Path() string {
 	if l.path != "" {
 		return l.path

@@ -11,9 +11,10 @@ import (
 	"github.com/pdkit/pdkit/internal/compare"
 )
 
-// PairRule says by an attribute which prefill and decode engines can exchange KV. Compatible gets the attribute's
-// values; pickers ask it only if both engines have the attribute: what a list does not tell, forbids nothing. It is
-// called by several goroutines at once, must not block, and must answer the same each time.
+// PairRule decides by an attribute which prefill and decode engines can exchange KV. Compatible gets the attribute's
+// two values. Pickers call it only if both engines have the attribute: an attribute that is left out forbids nothing.
+// Compatible is called by several goroutines at once, must not block, and must always return the same for the same
+// values.
 type PairRule struct {
 	Attribute  string
 	Compatible func(prefill, decode string) bool
@@ -22,19 +23,19 @@ type PairRule struct {
 // PairError says that two engines cannot exchange KV.
 type PairError struct {
 	Prefill, Decode string // their IDs
-	By              string // what parts them: "group", "model", "version", or an attribute: "attributes.tpSize"
+	By              string // what does not fit: "group", "model", "version", or an attribute: "attributes.tpSize"
 }
 
-// Error names the engines and what parts them, without its values.
+// Error names the engines and what does not fit, without values.
 func (e *PairError) Error() string {
 	return fmt.Sprintf("engines %s and %s cannot exchange KV: their %s does not fit", e.Prefill, e.Decode, e.By)
 }
 
-// CheckPair tells why a prefill and a decode engine cannot exchange KV by a connector's protocol, as a picker judges
-// it: an *[EndpointError] where an entry lacks what the connector needs ([CheckEndpoint]), else a *[PairError], see
-// [Traits.CheckPair].
+// CheckPair returns why a prefill and a decode engine cannot exchange KV by a connector's protocol, as a picker decides
+// it. The error is an *[EndpointError] if an entry lacks what the connector needs ([CheckEndpoint]), otherwise a
+// *[PairError]; see [Traits.CheckPair].
 func CheckPair(c KVConnector, prefill, decode discovery.Endpoint) error {
-	// What an engine can do besides does not matter: of this pair it is one side.
+	// An engine of role both takes only one side in this pair.
 	prefill.Role, decode.Role = discovery.RolePrefill, discovery.RoleDecode
 	for _, e := range []discovery.Endpoint{prefill, decode} {
 		for _, fe := range config.FieldErrors(CheckEndpoint(c, e)) {
@@ -46,9 +47,9 @@ func CheckPair(c KVConnector, prefill, decode discovery.Endpoint) error {
 	return t.CheckPair(prefill, decode)
 }
 
-// CheckPair returns a *[PairError] unless two engines are of one group, run the connector, have one model, version and
-// network, and fit the connector's rules. What an entry does not tell forbids nothing, but for the group, of which ""
-// is one.
+// CheckPair returns a *[PairError] unless two engines are of one group, run the connector, have the same model and
+// version and a common network, and satisfy the connector's rules. An attribute that an entry leaves out forbids
+// nothing; only the group counts also if it is "".
 func (t *Traits) CheckPair(prefill, decode discovery.Endpoint) error {
 	if by := t.parted(&prefill, &decode); by != "" {
 		return &PairError{Prefill: prefill.ID, Decode: decode.ID, By: by}
@@ -56,7 +57,7 @@ func (t *Traits) CheckPair(prefill, decode discovery.Endpoint) error {
 	return nil
 }
 
-// The attributes that decide with every connector; package attr has them for others.
+// These attributes count for every connector; package attr exports them.
 const (
 	attrConnector = "connector"
 	attrNetwork   = "kvNetwork"
@@ -92,8 +93,8 @@ func (r *PairRule) allows(p, d *discovery.Endpoint) bool {
 
 func sameOrUnknown(a, b string) bool { return a == b || a == "" || b == "" }
 
-// runBy reports whether both engines run the connector, as far as their attributes tell. The connector http works with
-// any engine. Without a name, they must have one connector in common.
+// runBy reports whether both engines run the connector, as far as their attributes say. The connector http works with
+// any engine. If name is "", the engines must have a connector in common.
 func (t *Traits) runBy(prefill, decode string) bool {
 	if t.Name == "http" {
 		return true
@@ -112,8 +113,8 @@ func (t *Traits) runBy(prefill, decode string) bool {
 	return !told
 }
 
-// runs reports whether an engine runs the connector of that name, as far as its attribute tells. A class name that
-// stands for several connectors (LMCacheConnectorV1) is the one that it is without settings.
+// runs reports whether an engine runs the connector of that name, as far as its attribute says. A class name that
+// stands for several connectors (LMCacheConnectorV1) means the one that it stands for without settings.
 func runs(attribute, name string) bool {
 	told := false
 	for x := range strings.SplitSeq(attribute, ",") {

@@ -5,8 +5,8 @@ package connector
 import "bytes"
 
 // severalPrompts reports whether a JSON array holds more than one prompt. An array of numbers is one prompt of token
-// ids; an array of strings, arrays or objects is a list of prompts. Only the first element is walked, so that a prompt
-// of a million tokens costs nothing; brackets are known to be balanced (internal/jsonedit has checked them).
+// ids; an array of strings, arrays or objects is a list of prompts. It reads only the first element, so a prompt of a
+// million tokens costs nothing. The brackets are known to be balanced (internal/jsonedit has checked them).
 func severalPrompts(raw []byte) bool {
 	rest := bytes.TrimLeft(raw[1:], " \t\r\n")
 	if len(rest) == 0 {
@@ -29,7 +29,7 @@ func emptyArray(raw []byte) bool {
 	return raw[0] == '[' && bytes.TrimLeft(raw[1:], " \t\r\n")[0] == ']'
 }
 
-// stringEnd returns the offset after the string that b begins with.
+// stringEnd returns the offset after the string at the start of b.
 func stringEnd(b []byte) int {
 	for i := 1; i < len(b); i++ {
 		switch b[i] {

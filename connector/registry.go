@@ -18,7 +18,7 @@ import (
 // which [config.Decode] does, and must not open sockets: that is [Starter]'s part.
 type Factory func(config json.RawMessage) (KVConnector, error)
 
-// registry is the only global state of the SDK. Nobody needs it: every connector also has a constructor.
+// registry is the SDK's only global state. A program can do without it, since every connector also has a constructor.
 var registry = struct {
 	sync.RWMutex
 	factories map[string]Factory
@@ -46,9 +46,9 @@ func Register(name string, f Factory, classes ...string) {
 	}
 }
 
-// RegisterClass makes an engine's class name stand for one of several connectors, by its settings (LMCacheConnectorV1
-// is a shared store or, with enable_pd, a transfer from engine to engine): choose returns the registered name. It
-// panics as [Register] does.
+// RegisterClass registers an engine's class name that stands for several connectors, depending on the settings
+// (LMCacheConnectorV1 is a shared store or, with enable_pd, a transfer from engine to engine). choose returns the
+// registered name. RegisterClass panics as [Register] does.
 func RegisterClass(class string, choose func(config json.RawMessage) string) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -62,8 +62,8 @@ func registerClass(class string, choose func(json.RawMessage) string) {
 	registry.classes[class] = choose
 }
 
-// Open makes the connector that a spec names, by its registered name or an engine's class name. An empty type is
-// "http". The error of an unknown name is [ErrUnknown] and lists the known ones.
+// Open makes the connector that a spec names by its registered name or by an engine's class name. An empty type is
+// "http". For an unknown name the error is [ErrUnknown] and lists the known names.
 func Open(spec config.Spec) (KVConnector, error) {
 	name := Resolve(spec.Type, spec.Config)
 	registry.RLock()
@@ -81,8 +81,8 @@ func Open(spec config.Spec) (KVConnector, error) {
 	return f(spec.Config)
 }
 
-// Resolve returns the connector name for a type and its settings: what an engine's class name stands for, "http" for
-// "", and any other name as it is.
+// Resolve returns the connector's name for a type and its settings: for an engine's class name the connector that it
+// stands for, for "" "http", and any other name unchanged.
 func Resolve(typ string, config json.RawMessage) string {
 	if typ == "" {
 		return "http"

@@ -16,19 +16,19 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Request is a client's request, read once: its body is indexed, not decoded. It is immutable and refers to the body's
-// bytes, which must not change while it is used.
+// Request is a client's request. Its body is read once: indexed, not decoded. A Request is immutable and refers to the
+// body's bytes, which must not change while it is used.
 type Request struct {
 	API    API
 	Model  string // "" if the request names none
 	Stream bool
 
 	doc   jsonedit.Doc
-	strip []jsonedit.Edit // every leg starts with these: the client's own transfer members go
+	strip []jsonedit.Edit // the edits with which every leg starts: they remove the client's transfer members
 }
 
-// ParseRequest reads a request body. The error is a *[RequestError]: the body is not one JSON object, names a
-// top-level member twice, or holds a member of the wrong type that must be read.
+// ParseRequest reads a request body. The error is a *[RequestError] if the body is not one JSON object, names a
+// top-level member twice, or has a wrong type in a member that pdkit reads.
 func ParseRequest(api API, body []byte) (*Request, error) {
 	r := &Request{API: api}
 	if err := r.doc.ParseInto(body); err != nil {
@@ -57,7 +57,7 @@ func bodyError(err error) error {
 	return &RequestError{Message: "the body is not one JSON object", Err: err}
 }
 
-// check reads the members whose type decides what happens to a request. A member that is null counts as absent.
+// check reads the members whose types matter for how a request is served. Null counts as absent.
 func (r *Request) check() error {
 	if raw, ok := r.Field("model"); ok {
 		s, err := jsonedit.Unquote(raw)
@@ -95,7 +95,7 @@ func (r *Request) checkObject(name string) error {
 	return nil
 }
 
-// checkSampling reads the limits of the APIs that keep them one level down.
+// checkSampling reads the limits of the APIs that have them in a nested object.
 func (r *Request) checkSampling(holder string) error {
 	raw, ok := r.Field(holder)
 	if !ok {
@@ -119,7 +119,8 @@ func (r *Request) checkSampling(holder string) error {
 	return nil
 }
 
-// shown is a member's name as an error may show it: one that could be a parameter. Others are the client's own text.
+// shown is a member's name for an error text, if it looks like a parameter's name. Other names are the client's own
+// text.
 func shown(name string) string {
 	if name == "" || len(name) > 64 || strings.ContainsFunc(name, func(r rune) bool {
 		return r != '_' && r != '-' && r != '.' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
@@ -140,7 +141,7 @@ func nestedError(holder string, err error) error {
 	return &RequestError{Param: holder, Message: "is not a well-formed object", Err: err}
 }
 
-// isInteger accepts what the engines' schema accepts as one: 16, and 16.0 too.
+// isInteger accepts what the engines' schema accepts as an integer: 16, and also 16.0.
 func isInteger(raw []byte) bool {
 	if jsonedit.Kind(raw) != jsonedit.Number {
 		return false
@@ -158,7 +159,7 @@ func (r *Request) Field(name string) (json.RawMessage, bool) { return field(&r.d
 // Body returns the client's body, which must not be changed.
 func (r *Request) Body() []byte { return r.doc.Bytes() }
 
-// sampling returns a sampling member wherever the API keeps it.
+// sampling returns a sampling member from the place where the API has it.
 func (r *Request) sampling(name string) (json.RawMessage, bool) {
 	holder := r.API.info().sampling
 	if holder == "" {
@@ -175,8 +176,8 @@ func (r *Request) sampling(name string) (json.RawMessage, bool) {
 	return field(d, name)
 }
 
-// uncarried returns the first member of [Traits.CheckRequest]'s list that a request has and that is not among carried,
-// or "".
+// uncarried returns the first member of [Traits.CheckRequest]'s list that a request has and that carried does not
+// contain, or "".
 func (r *Request) uncarried(singleUse bool, carried []string) (member string) {
 	found := func(name string, has bool) bool {
 		if has && name != "" && !slices.Contains(carried, name) {
@@ -198,14 +199,14 @@ func (r *Request) uncarried(singleUse bool, carried []string) (member string) {
 	return member
 }
 
-// truncates reports whether the prompt is cut to what the limit of tokens leaves.
+// truncates reports whether the engine cuts the prompt to the length that the limit of tokens leaves.
 func (r *Request) truncates() bool {
 	raw, ok := r.Field("truncate_prompt_tokens")
 	return ok && bytes.HasPrefix(raw, []byte("-"))
 }
 
-// keptResponse returns the member of a /v1/responses request for which one engine must know the others of a
-// conversation, or cut the prompt by a limit of its own.
+// keptResponse returns the member of a /v1/responses request that requires one engine to know a conversation's other
+// responses, or that cuts the prompt by a limit of tokens.
 func (r *Request) keptResponse() string {
 	if r.truthy("background") {
 		return "background"
@@ -213,7 +214,7 @@ func (r *Request) keptResponse() string {
 	if _, ok := r.Field("previous_response_id"); ok {
 		return "previous_response_id"
 	}
-	// Null is not absent here: vLLM compares with "disabled".
+	// Null does not count as absent here: vLLM compares the value with "disabled".
 	if raw, ok := r.doc.Get("truncation"); ok && string(raw) != `"disabled"` {
 		return "truncation"
 	}
@@ -240,7 +241,7 @@ func (r *Request) truthy(name string) bool {
 	return ok && !slices.Contains([]string{"false", "0", `""`}, string(raw))
 }
 
-// severalPrompts returns the member by which a body has more than one prompt, or "".
+// severalPrompts returns the member that gives a body more than one prompt, or "".
 func (r *Request) severalPrompts() string {
 	var names []string
 	switch r.API {
@@ -257,7 +258,7 @@ func (r *Request) severalPrompts() string {
 	if r.API != APICompletions {
 		return ""
 	}
-	// vLLM takes prompt and prompt_embeds together for two prompts.
+	// vLLM counts prompt and prompt_embeds together as two prompts.
 	_, text := r.Field("prompt")
 	if embeds, ok := r.Field("prompt_embeds"); ok && text && !emptyArray(embeds) {
 		return "prompt_embeds"

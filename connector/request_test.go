@@ -45,7 +45,7 @@ func TestFieldTakesNullForAbsent(t *testing.T) {
 	assert.True(t, ok)
 }
 
-// What is refused is refused before anything is sent, with the member at fault and without any value of the body.
+// A request is refused before anything is sent. The error names the member and holds no value of the body.
 func TestParseRequestRefuses(t *testing.T) {
 	for _, c := range []struct{ rule, body, param string }{
 		{"an empty body", ``, ""},
@@ -74,10 +74,12 @@ func TestParseRequestRefuses(t *testing.T) {
 		{"min_tokens", `{"min_tokens":"1"}`, "min_tokens"},
 		{"n", `{"n":"2"}`, "n"},
 		{"best_of", `{"best_of":false}`, "best_of"},
-		{"a transfer member twice in vllm_xargs", `{"vllm_xargs":{"kv_transfer_params":"secret","kv_transfer_params":2}}`, "vllm_xargs.kv_transfer_params"},
+		{"a transfer member twice in vllm_xargs", `{"vllm_xargs":{"kv_transfer_params":"secret",` +
+			`"kv_transfer_params":2}}`, "vllm_xargs.kv_transfer_params"},
 		{"any member twice in vllm_xargs", `{"vllm_xargs":{"a":"secret","\u0061":2}}`, "vllm_xargs.a"},
 		{"a member twice in sampling_params", `{"sampling_params":{"a":1,"a":2}}`, "sampling_params.a"},
-		{"a member twice in extra_args", `{"sampling_params":{"extra_args":{"kv_transfer_params":1,"kv_transfer_params":2}}}`, "sampling_params.extra_args.kv_transfer_params"},
+		{"a member twice in extra_args", `{"sampling_params":{"extra_args":{"kv_transfer_params":1,` +
+			`"kv_transfer_params":2}}}`, "sampling_params.extra_args.kv_transfer_params"},
 		{"a malformed holder", `{"vllm_xargs":{"a" "secret"}}`, "vllm_xargs"},
 		{"malformed extra_args", `{"sampling_params":{"extra_args":{"a" "secret"}}}`, "sampling_params.extra_args"},
 	} {
@@ -120,7 +122,9 @@ func TestParseRequestRefusesOfTheAPIsThatKeepLimitsInside(t *testing.T) {
 }
 
 func TestIntegersAreWhatTheEnginesTakeForIntegers(t *testing.T) {
-	for _, body := range []string{`{"max_tokens":16}`, `{"max_tokens":16.0}`, `{"max_tokens":1.6e1}`, `{"max_tokens":-1}`, `{"max_tokens":0}`, `{"max_tokens":9223372036854775808}`, `{"max_tokens":null,"n":null,"stream_options":null}`} {
+	for _, body := range []string{`{"max_tokens":16}`, `{"max_tokens":16.0}`, `{"max_tokens":1.6e1}`,
+		`{"max_tokens":-1}`, `{"max_tokens":0}`, `{"max_tokens":9223372036854775808}`,
+		`{"max_tokens":null,"n":null,"stream_options":null}`} {
 		_, err := connector.ParseRequest(connector.APIChat, []byte(body))
 		assert.NoError(t, err, body)
 	}
@@ -142,7 +146,7 @@ func uncarried(r *connector.Request, multiUse bool) string {
 	return ""
 }
 
-// Requests that two engines cannot carry together, and those beside them that they can.
+// The table has requests that two engines cannot serve together, and similar ones that they can.
 func TestUnsupported(t *testing.T) {
 	const (
 		chat, cmpl, resp = connector.APIChat, connector.APICompletions, connector.APIResponses
@@ -180,8 +184,10 @@ func TestUnsupported(t *testing.T) {
 		{"prompt_logprobs of null does not", cmpl, `{"prompt_logprobs":null}`, ""},
 		{"prompt_logprobs inside sampling_params", gen, `{"sampling_params":{"prompt_logprobs":0}}`, "prompt_logprobs"},
 		{"prompt_logprobs outside means nothing there", gen, `{"prompt_logprobs":0,"sampling_params":{}}`, ""},
-		{"prompt_logprob_token_ids", gen, `{"sampling_params":{"prompt_logprob_token_ids":[[1]]}}`, "prompt_logprob_token_ids"},
-		{"skip_reading_prefix_cache", gen, `{"sampling_params":{"skip_reading_prefix_cache":true}}`, "skip_reading_prefix_cache"},
+		{"prompt_logprob_token_ids", gen, `{"sampling_params":{"prompt_logprob_token_ids":[[1]]}}`,
+			"prompt_logprob_token_ids"},
+		{"skip_reading_prefix_cache", gen, `{"sampling_params":{"skip_reading_prefix_cache":true}}`,
+			"skip_reading_prefix_cache"},
 		{"skip_reading_prefix_cache of false", gen, `{"sampling_params":{"skip_reading_prefix_cache":false}}`, ""},
 		{"skip_reading_prefix_cache elsewhere means nothing", chat, `{"skip_reading_prefix_cache":true}`, ""},
 		{"echo with logprobs", cmpl, `{"echo":true,"logprobs":1}`, "echo"},
@@ -239,8 +245,8 @@ func TestSeveralAnswersCannotShareASingleUseHandoff(t *testing.T) {
 	}
 }
 
-// Nesting that no engine reads must not be walked: each level would be a pass over the rest of the body.
-// An engine that serves alone gets the leg as it begins: SGLang would abort all of its requests for a client with rid "" that leaves.
+// An engine that serves alone gets the leg as it starts: if a client with rid "" left, SGLang would abort all requests.
+// Nesting that no engine reads is not followed, since each level would cost a pass over the rest of the body.
 func TestClientsChooseNoIDAtTheEngines(t *testing.T) {
 	for _, api := range connector.APIs() {
 		for _, id := range []string{`""`, `"a"`, `["a",""]`, `null`} {
@@ -257,7 +263,8 @@ func TestClientsChooseNoIDAtTheEngines(t *testing.T) {
 
 func TestNestedHoldersCostOnePass(t *testing.T) {
 	const depth = 9_000
-	body := `{"sampling_params":` + strings.Repeat(`{"extra_args":`, depth) + `{"pad":"` + strings.Repeat("x", 4<<20) + `"}` + strings.Repeat("}", depth+1)
+	body := `{"sampling_params":` + strings.Repeat(`{"extra_args":`, depth) + `{"pad":"` + strings.Repeat("x", 4<<20) +
+		`"}` + strings.Repeat("}", depth+1)
 	start := time.Now()
 	r := parse(t, connector.APIChat, body)
 	assert.Less(t, time.Since(start), 5*time.Second)

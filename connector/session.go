@@ -16,10 +16,11 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Session is one attempt of one request at one pair of engines. A retry is a new Session with a new ID, because a KV
-// handoff is single use and rendezvous protocols match by ID. Sessions are made by the flow; describers only read them.
+// Session is one attempt of one request at one pair of engines. A retry is a new Session with a new ID, because a
+// handoff is single use and rendezvous protocols match by ID. The flow makes sessions; Prefill and Decode only read
+// them.
 type Session struct {
-	ID        string // 32 hex digits, random: never the client's, which could collide with or address another's KV
+	ID        string // 32 random hex digits; never the client's id, which could collide with or address another's KV
 	RequestID string // the client's X-Request-Id, or the one made for it
 	Model     string
 	API       API
@@ -27,11 +28,11 @@ type Session struct {
 	Header    http.Header // the client's; read only, nil allowed
 	Prefill   discovery.Endpoint
 	Decode    discovery.Endpoint
-	Encode    []discovery.Endpoint // engines of the encode stage, where there is one
+	Encode    []discovery.Endpoint // the engines of the encode stage, if there is one
 	Attempt   int                  // 1 for the first
 	CreatedAt time.Time
-	// ExpiresAt is the end of the KV lease: CreatedAt plus the lease until P has answered, then P's last byte plus the
-	// lease. It is zero without a lease.
+	// ExpiresAt is the end of the KV lease. Until P has answered it is CreatedAt plus the lease, then the time of P's
+	// last byte plus the lease. It is zero without a lease.
 	ExpiresAt time.Time
 
 	random   [16]byte
@@ -46,12 +47,12 @@ type Session struct {
 // NewSession makes a session with a random ID for an attempt that begins now.
 func NewSession(r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
 	var random [16]byte
-	_, _ = rand.Read(random[:]) // never fails: it ends the program instead
+	_, _ = rand.Read(random[:]) // it never returns an error: it ends the program instead
 	return NewSessionWith(random, r, requestID, prefill, decode)
 }
 
-// NewSessionWith is [NewSession] with randomness of the caller's, for tests that must know the ids. Two sessions with
-// the same randomness would read each other's KV.
+// NewSessionWith is [NewSession] with the caller's random bytes, for tests that must know the ids. Two sessions with
+// the same bytes would read each other's KV.
 func NewSessionWith(random [16]byte, r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
 	return &Session{
 		ID: hex.EncodeToString(random[:]), RequestID: requestID, Model: r.Model, API: r.API, Request: r,
@@ -62,10 +63,10 @@ func NewSessionWith(random [16]byte, r *Request, requestID string, prefill, deco
 // Field returns a top-level member of the client's body; null counts as absent.
 func (s *Session) Field(name string) (json.RawMessage, bool) { return s.Request.Field(name) }
 
-// Uint64 returns a random number that is fixed for the attempt, so that both legs see the same.
+// Uint64 returns a random number that is fixed for the attempt, so both legs get the same.
 func (s *Session) Uint64() uint64 { return binary.LittleEndian.Uint64(s.random[:8]) }
 
-// UUID returns the session's randomness as a version 4 UUID, fixed for the attempt.
+// UUID returns a version 4 UUID that is fixed for the attempt.
 func (s *Session) UUID() string {
 	b := s.random
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
@@ -73,25 +74,26 @@ func (s *Session) UUID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// Rank is a data-parallel rank that somebody has chosen. The zero value is no choice.
+// Rank is a data-parallel rank that a picker has chosen. The zero value means that none was chosen.
 type Rank struct{ after int }
 
-// RankOf is the choice of rank n, 0 or more; a negative n is no choice.
+// RankOf returns the choice of rank n, 0 or more. A negative n means that none was chosen.
 func RankOf(n int) Rank { return Rank{max(n+1, 0)} }
 
 // Get returns the rank, and whether one was chosen.
 func (r Rank) Get() (n int, chosen bool) { return r.after - 1, r.after > 0 }
 
-// SetRanks takes a picker's choice of ranks for the attempt. The flow calls it before either describer.
+// SetRanks sets the ranks that a picker has chosen for the attempt. The flow calls it before Prefill and Decode.
 func (s *Session) SetRanks(prefill, decode Rank) { s.ranks = [2]Rank{prefill, decode} }
 
-// PrefillRank returns the data-parallel rank of P that this attempt uses: one of 0 to dpSize-1 of P's attribute
-// dpSize, 0 without it. It is the picker's choice where that is such a rank, else a random one. Fixed for the attempt.
+// PrefillRank returns the data-parallel rank of P that this attempt uses: from 0 to dpSize-1 of P's attribute dpSize,
+// or 0 without that attribute. It is the picker's choice if that is in the range, otherwise a random rank. It is fixed
+// for the attempt.
 func (s *Session) PrefillRank() int {
 	return rank(s.Prefill, s.ranks[0], binary.LittleEndian.Uint32(s.random[8:]))
 }
 
-// DecodeRank is the same for D.
+// DecodeRank is the same as PrefillRank for D.
 func (s *Session) DecodeRank() int {
 	return rank(s.Decode, s.ranks[1], binary.LittleEndian.Uint32(s.random[12:]))
 }
@@ -107,7 +109,7 @@ func rank(e discovery.Endpoint, chosen Rank, r uint32) int {
 	return int(r % uint32(n))
 }
 
-// SetMetadata keeps a value for the attempt; Metadata returns a copy of all. Both may be called concurrently.
+// SetMetadata keeps a value for the attempt. It and Metadata may be called concurrently.
 func (s *Session) SetMetadata(key, value string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +119,7 @@ func (s *Session) SetMetadata(key, value string) {
 	s.metadata[key] = value
 }
 
-// Metadata returns what SetMetadata has kept.
+// Metadata returns a copy of the values that SetMetadata has kept.
 func (s *Session) Metadata() map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,11 +131,11 @@ func (s *Session) Metadata() map[string]string {
 // Prepared returns what the connector's [Preparer] found before the legs, or nil.
 func (s *Session) Prepared() any { return s.prepared }
 
-// SetPrepared is called by the flow before either describer.
+// SetPrepared sets the value of Prepared. The flow calls it before Prefill and Decode.
 func (s *Session) SetPrepared(v any) { s.prepared = v }
 
-// Event returns what the connector's [Expecter] waited for; zero before it came.
+// Event returns the event for which the connector's [Expecter] waited. It is zero before the event.
 func (s *Session) Event() Event { return s.event }
 
-// SetEvent is called by the flow before the leg that follows the event is described.
+// SetEvent sets the value of Event. The flow calls it before it builds the leg that follows the event.
 func (s *Session) SetEvent(e Event) { s.event = e }

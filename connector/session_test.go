@@ -55,7 +55,8 @@ func TestBothLegsSeeTheSameRandomValues(t *testing.T) {
 	uuid := regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 	r := parse(t, connector.APIChat, `{}`)
 	for range 100 {
-		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "7"}), endpoint("d", map[string]string{"dpSize": "3"}))
+		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "7"}),
+			endpoint("d", map[string]string{"dpSize": "3"}))
 		assert.Regexp(t, uuid, s.UUID(), "version 4, variant 1")
 		assert.Equal(t, s.UUID(), s.UUID())
 		assert.Equal(t, s.Uint64(), s.Uint64())
@@ -68,7 +69,8 @@ func TestRanksCoverTheEnginesDataParallelSize(t *testing.T) {
 	r := parse(t, connector.APIChat, `{}`)
 	p, d := map[int]bool{}, map[int]bool{}
 	for range 400 {
-		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4"}), endpoint("d", map[string]string{"dpSize": "2"}))
+		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4"}),
+			endpoint("d", map[string]string{"dpSize": "2"}))
 		p[s.PrefillRank()], d[s.DecodeRank()] = true, true
 	}
 	assert.Equal(t, map[int]bool{0: true, 1: true, 2: true, 3: true}, p)
@@ -78,7 +80,7 @@ func TestRanksCoverTheEnginesDataParallelSize(t *testing.T) {
 		assert.Zero(t, s.PrefillRank(), "dpSize %q", size)
 		assert.Zero(t, s.DecodeRank())
 	}
-	// Larger than what the rank is drawn from: no panic by a modulus of 0.
+	// The number is larger than the range from which the rank is drawn: no modulus of 0, so no panic.
 	s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4294967296"}), endpoint("d", nil))
 	assert.NotPanics(t, func() { s.PrefillRank() })
 }
@@ -132,8 +134,10 @@ func TestPrefillResultShowsFieldsOnlyOfOneObject(t *testing.T) {
 }
 
 func TestOrderNames(t *testing.T) {
-	assert.Equal(t, []string{"prefill-then-decode", "together", "decode-first", "decode-then-prefill", "unknown"}, []string{
-		connector.PrefillThenDecode.String(), connector.Together.String(), connector.DecodeFirst.String(), connector.DecodeThenPrefill.String(), connector.Order(9).String()})
+	assert.Equal(t, []string{"prefill-then-decode", "together", "decode-first", "decode-then-prefill", "unknown"},
+		[]string{
+			connector.PrefillThenDecode.String(), connector.Together.String(), connector.DecodeFirst.String(),
+			connector.DecodeThenPrefill.String(), connector.Order(9).String()})
 }
 
 func TestAChosenRankIsUsedWhereTheEngineHasIt(t *testing.T) {

@@ -10,31 +10,32 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// transferMembers carry the transfer instructions of the protocols that pdkit knows. They are never believed from a
-// client, whichever connector serves it: whoever sets them chooses whose memory an engine reads (or kills it,
-// docs/protocols/nixl.md §3). What else a connector uses, it declares: [Traits], Members.
+// transferMembers have the transfer instructions of the protocols that pdkit knows. They are never accepted from a
+// client, whichever connector serves it: they choose whose memory an engine reads, or kill the engine
+// (docs/protocols/nixl.md §3). A connector declares the other members that it uses in its [Traits], Members.
 var transferMembers = []string{
 	"kv_transfer_params", "ec_transfer_params", "disaggregated_params",
 	"bootstrap_host", "bootstrap_port", "bootstrap_room",
 }
 
-// transferHolders are members in which vLLM reads the same instructions again.
+// transferHolders are members inside which vLLM also reads these instructions.
 var transferHolders = []string{"vllm_xargs", "sampling_params"}
 
-// ids are members by which a client could choose its id at the engines. The one that they see is the header's: a second
-// one wins on /v1/responses. SGLang's rid does more, also on an engine that serves alone: when a client leaves, all
-// requests whose ids begin with its rid are aborted, and with "" all there are (managers/scheduler.py, abort_request).
+// ids are members with which a client could choose its id at the engines. Engines must use the header's id: on
+// /v1/responses a member overrides it. SGLang's rid does more, also on an engine that serves alone: when a client
+// leaves, SGLang aborts all requests whose ids begin with its rid, and with "" all requests (managers/scheduler.py,
+// abort_request).
 var ids = [...]string{"request_id", "rid"}
 
-// Without returns the request without a client's own transfer members, each a path as in [Traits]: no leg of it carries
-// them. It is r itself, and nothing is allocated, where the body has none. Top-level members go wherever vLLM reads
-// them again, too: inside of vllm_xargs and sampling_params, and of extra_args in these. Those of the protocols that
-// pdkit knows have gone before. The error is a *[RequestError]: an object on the way names a member twice, so that
-// engines might read another one than was removed.
+// Without returns the request without a client's own transfer members, each a path as in [Traits]; no leg of it carries
+// them. If the body has none it returns r itself and allocates nothing. It also removes top-level members where vLLM
+// reads them again: inside vllm_xargs and sampling_params, and inside extra_args in these. ParseRequest has already
+// removed those of the protocols that pdkit knows. The error is a *[RequestError] if an object on the way names a
+// member twice, since an engine might then read another value than the one that was removed.
 func (r *Request) Without(members []string) (*Request, error) { return r.without(members, false) }
 
-// without looks into the objects in which vLLM reads members again whatever they hold, if strict: a malformed one is
-// refused.
+// without is Without. If strict is true, it looks into the objects in which vLLM reads members again whatever they
+// contain, and refuses malformed ones.
 func (r *Request) without(members []string, strict bool) (*Request, error) {
 	out := r
 	change := func(e jsonedit.Edit) {
@@ -83,7 +84,7 @@ func (r *Request) without(members []string, strict bool) (*Request, error) {
 	return out, nil
 }
 
-// kept returns a top-level member as legs start with it.
+// kept returns a top-level member with the edits with which legs start.
 func (r *Request) kept(name string) ([]byte, bool) {
 	for i := range r.strip {
 		if r.strip[i].Name == name {
@@ -121,8 +122,8 @@ func stripPath(raw []byte, path string) ([]byte, error) {
 }
 
 // stripHolder removes top-level transfer members from vllm_xargs or sampling_params and, withExtra, from the extra_args
-// inside. It returns nil if there is nothing to remove. No engine reads them any deeper; following extra_args further
-// would let a body nested 10,000 deep cost as many passes over itself.
+// inside. It returns nil if there is nothing to remove. No engine reads them any deeper. If it followed extra_args
+// further, a body nested 10,000 deep would cost as many passes.
 func stripHolder(raw []byte, members []string, strict, withExtra bool) (out []byte, err error) {
 	inside := func(m string) bool { return !strings.Contains(m, ".") && mayName(raw, m) }
 	if jsonedit.Kind(raw) != jsonedit.Object || !strict && !slices.ContainsFunc(members, inside) {
@@ -153,7 +154,7 @@ func stripHolder(raw []byte, members []string, strict, withExtra bool) (out []by
 	return out, nil
 }
 
-// mayName reports whether a value can have a member of that name somewhere: its text stands there, or one is written
+// mayName reports whether a value may have a member of that name at some depth: it contains the name's text, or a name
 // with escapes.
 func mayName(raw []byte, name string) bool {
 	return bytes.Contains(raw, []byte(name)) || bytes.IndexByte(raw, '\\') >= 0

@@ -13,32 +13,32 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Traits are what is constant about a connector. What a connector declares here, the flow, pickers, "multi" and package
-// connectortest act on; no method repeats it. The zero value of each field is the most common case.
+// Traits are what is constant about a connector. The flow, pickers, the connector "multi" and package connectortest use
+// what a connector declares here; no method repeats it. The zero value of each field is the most common case.
 type Traits struct {
 	Name string // lower case, as registered
 
-	Order       Order   // how the two legs stand in time
-	OtherOrders []Order // in which the protocol works as well; "multi" looks for one that suits all of its children
+	Order       Order   // when the flow sends the two legs
+	OtherOrders []Order // other orders in which the protocol works; "multi" needs one that suits all of its children
 
-	APIs []API // client APIs that the protocol carries; nil is all but SGLang's own
+	APIs []API // client APIs that the protocol supports; nil means all except SGLang's own
 
 	// Members are the request members that carry this protocol's transfer instructions, with dots between nested names:
-	// "bootstrap_room", "sampling_params.extra.ticket". Only the connector sets them: the flow strips a client's own,
-	// also where one engine serves the request alone, see [Request.Without]. The first one names the protocol in
+	// "bootstrap_room", "sampling_params.extra.ticket". Only the connector sets them: the flow removes a client's own,
+	// also if one engine serves the request alone, see [Request.Without]. The first member names the protocol in
 	// errors.
 	Members []string
-	// Carries are members whose requests two engines mostly cannot carry together, but can by this protocol.
+	// Carries are members that mostly keep two engines from serving a request together, but not with this protocol.
 	// [Traits.CheckRequest] lists the members.
 	Carries []string
 
 	Handoff      Handoff       // where P's response says where its KV is
 	Lease        time.Duration // how long P keeps KV that nobody has read; 0: the handoff does not age
-	MultiUse     bool          // a handoff can be read many times, so that several answers to one prompt can share it
+	MultiUse     bool          // a handoff can be read many times, so several choices for one prompt can share it
 	EndsByLength bool          // P transfers nothing unless it ends by length, so Prefill calls [Leg.EndByLength]
-	OwnRequestID bool          // both legs carry an X-Request-Id of the connector's, by which the engines match them
-	ContentStore bool          // D finds the KV by the prompt's tokens alone, in a store; nothing on the wire tells
-	PairOnly     bool          // D waits for P's KV with every request, so that no D can serve one alone
+	OwnRequestID bool          // the connector sets an X-Request-Id on both legs, by which the engines match them
+	ContentStore bool          // D finds the KV in a store by the prompt's tokens alone; the requests do not say where
+	PairOnly     bool          // D waits for P's KV with every request, so no D can serve alone
 	Orphans      bool          // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
 
 	// Timeouts and Retry are the connector's own defaults. What is zero in them is pdkit's default.
@@ -49,21 +49,21 @@ type Traits struct {
 	Attributes []Attribute // what engines' entries must have
 }
 
-// Handoff says where P's response names the KV that D is to read. The zero value is nowhere: decode reads nothing of
-// the response.
+// Handoff says where P's response names the KV that D reads. The zero value means nowhere: decode uses nothing of the
+// response.
 type Handoff struct {
-	Member string // of the response's body, with dots between nested names: "kv_transfer_params"
-	Header string // of the response
+	Member string // a member of the response's body, with dots between nested names: "kv_transfer_params"
+	Header string // a header of the response
 }
 
-// Attribute is one that an engine's entry must have. Which values are right, an [EndpointChecker] tells.
+// Attribute is an attribute that an engine's entry must have. An [EndpointChecker] decides which values are right.
 type Attribute struct {
 	Name   string
 	Role   discovery.Role // the role of the engines that must have it: prefill, decode, or both
-	Remedy string         // what to write, for whoever reads that it is missing
+	Remedy string         // what to write, for the reader of the error that it is missing
 }
 
-// CarriesAPI reports whether the protocol carries a client API.
+// CarriesAPI reports whether the protocol supports a client API.
 func (t *Traits) CarriesAPI(a API) bool {
 	if t.APIs == nil {
 		return a != APIUnknown && a != APISGLang
@@ -71,23 +71,23 @@ func (t *Traits) CarriesAPI(a API) bool {
 	return slices.Contains(t.APIs, a)
 }
 
-// CheckRequest returns an *[UnsupportedError] if two engines cannot carry a request together by this protocol. The flow
-// then goes by its policy: one engine serves it whole, or it is refused. Reasons are that the protocol does not carry
-// the API, and:
+// CheckRequest returns an *[UnsupportedError] if two engines cannot serve a request together by this protocol. The
+// flow's policy then decides: one engine serves the whole request, or the flow refuses it. Reasons are that the
+// protocol does not support the API, and these members:
 //
-//   - prompt, prompt_embeds, text, input_ids: several prompts in one body; P answers with the handoff of the first
-//     only;
-//   - prompt_logprobs, or echo with logprobs, or echo alone in a chat (which vLLM takes for prompt_logprobs): D
-//     computes the prompt itself, and the handoff is left to expire; prompt_logprob_token_ids and
-//     skip_reading_prefix_cache of /inference/v1/generate do the same (vllm/sampling_params.py);
-//   - truncate_prompt_tokens below 0, or truncation other than disabled of /v1/responses: the prompt is cut to what the
-//     limit of tokens leaves, which is another on each leg, and D answers wrongly to P's prompt
+//   - prompt, prompt_embeds, text, input_ids: several prompts in one body; P's response has only the handoff of the
+//     first;
+//   - prompt_logprobs, or echo with logprobs, or echo alone in a chat (which vLLM treats as prompt_logprobs): D
+//     computes the prompt itself, and nobody reads the handoff; prompt_logprob_token_ids and skip_reading_prefix_cache
+//     of /inference/v1/generate do the same (vllm/sampling_params.py);
+//   - truncate_prompt_tokens below 0, or truncation other than disabled of /v1/responses: the engine cuts the prompt to
+//     what the limit of tokens leaves, which differs between the legs, and D answers wrongly to P's prompt
 //     (vllm/renderers/params.py);
 //   - use_beam_search: vLLM loses the transfer members on both legs;
-//   - background, previous_response_id of /v1/responses: the answer's state lives in one engine;
-//   - n, best_of above 1 where the handoff is not for MultiUse: the first reader frees the blocks.
+//   - background, previous_response_id of /v1/responses: only one engine has the response's state;
+//   - n, best_of above 1 if the handoff is not for MultiUse: the first reader frees the blocks.
 //
-// Carries takes members from the list. A connector with reasons of its own is a [RequestChecker]; see the function
+// A member in Carries is no reason. A connector with reasons of its own is a [RequestChecker]; see the function
 // [CheckRequest].
 func (t *Traits) CheckRequest(r *Request) error {
 	if !t.CarriesAPI(r.API) {
@@ -102,8 +102,8 @@ func (t *Traits) CheckRequest(r *Request) error {
 	return nil
 }
 
-// CheckRequest tells what a flow with connector c would find against a request, before it picks engines: a
-// *[RequestError] of the connector's own, by which the request is refused whatever the policy, or an
+// CheckRequest returns what a flow with connector c would find against a request before it picks engines: the
+// connector's own *[RequestError], with which the flow refuses the request whatever its policy, or an
 // *[UnsupportedError].
 func CheckRequest(c KVConnector, r *Request) error {
 	t := c.Traits()
@@ -118,8 +118,8 @@ func CheckRequest(c KVConnector, r *Request) error {
 	return unsupported
 }
 
-// CheckEndpoint tells which declared attributes an engine's entry has not. An engine of role both must have those of
-// either role, unless the protocol serves pairs only: then it takes part in none.
+// CheckEndpoint returns which declared attributes an engine's entry lacks. An engine of role both needs those of both
+// roles, unless the protocol serves pairs only: then it takes part in none.
 func (t *Traits) CheckEndpoint(e discovery.Endpoint) error {
 	if t.PairOnly && e.Role.Has(discovery.RoleBoth) {
 		return nil
@@ -127,14 +127,16 @@ func (t *Traits) CheckEndpoint(e discovery.Endpoint) error {
 	var faults []error
 	for _, a := range t.Attributes {
 		if e.Role&a.Role != 0 && strings.TrimSpace(e.Attribute(a.Name)) == "" {
-			faults = append(faults, &config.FieldError{Path: "attributes." + a.Name, Problem: "is missing", Remedy: a.Remedy})
+			faults = append(faults, &config.FieldError{Path: "attributes." +
+				a.Name, Problem: "is missing", Remedy: a.Remedy})
 		}
 	}
 	return errors.Join(faults...)
 }
 
-// CheckEndpoint tells what an engine's entry lacks for a connector: attributes that it declares and the entry has not,
-// and what its [EndpointChecker] finds. Faults are [config.FieldError]s whose paths begin with "attributes."; nil is good.
+// CheckEndpoint returns what an engine's entry lacks for a connector: declared attributes that are missing, and what
+// the connector's [EndpointChecker] finds. Faults are [config.FieldError]s whose paths begin with "attributes."; nil
+// means that there is none.
 func CheckEndpoint(c KVConnector, e discovery.Endpoint) error {
 	t := c.Traits()
 	missing := t.CheckEndpoint(e)
@@ -144,7 +146,9 @@ func CheckEndpoint(c KVConnector, e discovery.Endpoint) error {
 	}
 	errs := []error{missing}
 	for _, fe := range config.FieldErrors(own.CheckEndpoint(e)) {
-		if !slices.ContainsFunc(config.FieldErrors(missing), func(m *config.FieldError) bool { return m.Path == fe.Path }) {
+		if !slices.ContainsFunc(config.FieldErrors(missing), func(m *config.FieldError) bool {
+			return m.Path == fe.Path
+		}) {
 			errs = append(errs, fe)
 		}
 	}

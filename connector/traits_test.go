@@ -18,7 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// declared is a connector that is what its traits say, and has checks of its own where they are set.
+// declared is a connector with the given traits, and with checks of its own if they are set.
 type declared struct {
 	fake
 	traits   connector.Traits
@@ -52,13 +52,18 @@ func TestWhatTwoEnginesCannotCarryFollowsFromTheDeclaration(t *testing.T) {
 	}{
 		{"all APIs but SGLang's", connector.Traits{}, connector.APIMessages, `{}`, ""},
 		{"SGLang's is named by its prompt", connector.Traits{}, connector.APISGLang, `{}`, "text"},
-		{"or by the protocol's first member", connector.Traits{Members: []string{"kv_ticket", "b"}}, connector.APISGLang, `{}`, "kv_ticket"},
-		{"the APIs that are declared", connector.Traits{APIs: []connector.API{connector.APISGLang}}, connector.APISGLang, `{}`, ""},
-		{"and no others", connector.Traits{APIs: []connector.API{connector.APISGLang}}, connector.APIChat, `{}`, "messages"},
+		{"or by the protocol's first member", connector.Traits{Members: []string{"kv_ticket", "b"}},
+			connector.APISGLang, `{}`, "kv_ticket"},
+		{"the APIs that are declared", connector.Traits{APIs: []connector.API{connector.APISGLang}},
+			connector.APISGLang, `{}`, ""},
+		{"and no others", connector.Traits{APIs: []connector.API{connector.APISGLang}}, connector.APIChat, `{}`,
+			"messages"},
 		{"a handoff is single use unless it is said", connector.Traits{}, connector.APIChat, `{"n":2}`, "n"},
 		{"several answers share one for many", connector.Traits{MultiUse: true}, connector.APIChat, `{"n":2}`, ""},
-		{"several prompts", connector.Traits{}, connector.APICompletions, `{"prompt":["a","b"],"echo":true,"logprobs":1}`, "prompt"},
-		{"what is carried is not in the way", connector.Traits{Carries: []string{"prompt"}}, connector.APICompletions, `{"prompt":["a","b"],"echo":true,"logprobs":1}`, "echo"},
+		{"several prompts", connector.Traits{}, connector.APICompletions,
+			`{"prompt":["a","b"],"echo":true,"logprobs":1}`, "prompt"},
+		{"what is carried is not in the way", connector.Traits{Carries: []string{"prompt"}}, connector.APICompletions,
+			`{"prompt":["a","b"],"echo":true,"logprobs":1}`, "echo"},
 	} {
 		r := parse(t, k.api, k.body)
 		err := k.traits.CheckRequest(r)
@@ -79,7 +84,8 @@ func TestAConnectorsOwnReasonsComeBesideItsDeclaration(t *testing.T) {
 	several, plain := parse(t, connector.APIChat, `{"n":2}`), parse(t, connector.APIChat, `{}`)
 
 	require.NoError(t, connector.CheckRequest(declared{}, plain))
-	require.EqualError(t, connector.CheckRequest(declared{request: refuse}, several), "prompt: would harm an engine", "a refusal goes before all")
+	require.EqualError(t, connector.CheckRequest(declared{request: refuse}, several), "prompt: would harm an engine",
+		"a refusal goes before all")
 	var u *connector.UnsupportedError
 	require.ErrorAs(t, connector.CheckRequest(declared{request: cannot}, several), &u)
 	assert.Equal(t, "n", u.Member)
@@ -90,20 +96,26 @@ func TestAConnectorsOwnReasonsComeBesideItsDeclaration(t *testing.T) {
 func TestEntriesAreHeldToTheDeclaration(t *testing.T) {
 	c := declared{
 		traits: connector.Traits{Attributes: []connector.Attribute{
-			{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"}, {Name: "kvHost", Role: discovery.RoleBoth},
+			{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"},
+			{Name: "kvHost", Role: discovery.RoleBoth},
 		}},
 		endpoint: func(discovery.Endpoint) error {
-			return errors.Join(&config.FieldError{Path: "attributes.kvPort", Problem: "is odd"}, &config.FieldError{Path: "attributes.tpSize", Problem: "is odd"})
+			return errors.Join(&config.FieldError{Path: "attributes.kvPort", Problem: "is odd"},
+				&config.FieldError{Path: "attributes.tpSize", Problem: "is odd"})
 		},
 	}
 	faults := func(role discovery.Role, attributes map[string]string) (all []string) {
-		for _, fe := range config.FieldErrors(connector.CheckEndpoint(c, discovery.Endpoint{Role: role, Attributes: attributes})) {
+		for _, fe := range config.FieldErrors(
+			connector.CheckEndpoint(c, discovery.Endpoint{Role: role, Attributes: attributes}),
+		) {
 			all = append(all, strings.TrimPrefix(fe.Path, "attributes.")+" "+fe.Problem)
 		}
 		return all
 	}
-	assert.Equal(t, []string{"kvPort is missing", "kvHost is missing", "tpSize is odd"}, faults(discovery.RolePrefill, nil), "one fault of each attribute")
-	assert.Equal(t, []string{"kvHost is missing", "kvPort is odd", "tpSize is odd"}, faults(discovery.RoleDecode, map[string]string{"kvHost": " "}))
+	assert.Equal(t, []string{"kvPort is missing", "kvHost is missing", "tpSize is odd"},
+		faults(discovery.RolePrefill, nil), "one fault of each attribute")
+	assert.Equal(t, []string{"kvHost is missing", "kvPort is odd", "tpSize is odd"},
+		faults(discovery.RoleDecode, map[string]string{"kvHost": " "}))
 	c.endpoint = nil
 	assert.Equal(t, []string{"kvPort is missing"}, faults(discovery.RoleBoth, map[string]string{"kvHost": "h"}))
 	assert.Empty(t, faults(discovery.RoleEncode, nil))
@@ -160,7 +172,8 @@ func TestAGivenPairIsJudgedAsAPickedOne(t *testing.T) {
 	both := engineOf("p-1", "")
 	both.Role = discovery.RoleBoth
 	var entry *connector.EndpointError
-	require.ErrorAs(t, connector.CheckPair(c, both, engineOf("d-1", "tpSize=3")), &entry, "of a pair it is one side, whatever it can do besides")
+	require.ErrorAs(t, connector.CheckPair(c, both, engineOf("d-1", "tpSize=3")), &entry,
+		"of a pair it is one side, whatever it can do besides")
 	assert.Equal(t, connector.EndpointError{Endpoint: "p-1", Attribute: "kvPort", Problem: "is missing"}, *entry)
 }
 
@@ -169,16 +182,25 @@ func TestWithout(t *testing.T) {
 		{"a member", "kv_ticket", `{"prompt":"x","kv_ticket":"t"}`, `{"prompt":"x"}`},
 		{"whose name is escaped", "kv_ticket", `{"prompt":"x","\u006bv_ticket":"t"}`, `{"prompt":"x"}`},
 		{"in the objects where engines read it again", "kv_ticket",
-			`{"prompt":"x","vllm_xargs":{"kv_ticket":1,"a":1},"sampling_params":{"extra_args":{"b":1,"\u006bv_ticket":1}}}`,
+			`{"prompt":"x","vllm_xargs":{"kv_ticket":1,"a":1},"sampling_params":{"extra_args":{"b":1,` +
+				`"\u006bv_ticket":1}}}`,
 			`{"prompt":"x","vllm_xargs":{"a":1},"sampling_params":{"extra_args":{"b":1}}}`},
-		{"there and in what is inside", "kv_ticket", `{"vllm_xargs":{"kv_ticket":1,"extra_args":{"kv_ticket":2,"b":1}}}`, `{"vllm_xargs":{"extra_args":{"b":1}}}`},
-		{"not where nothing reads it", "kv_ticket", `{"metadata":{"kv_ticket":1},"vllm_xargs":[{"kv_ticket":1}]}`, `{"metadata":{"kv_ticket":1},"vllm_xargs":[{"kv_ticket":1}]}`},
-		{"a path", "sampling_params.extra.ticket", `{"sampling_params":{"n":1,"extra":{"ticket":1,"c":2}}}`, `{"sampling_params":{"n":1,"extra":{"c":2}}}`},
-		{"a path only", "sampling_params.extra.ticket", `{"ticket":1,"extra":{"ticket":1},"sampling_params":{"ticket":1,"extra":[1]}}`, `{"ticket":1,"extra":{"ticket":1},"sampling_params":{"ticket":1,"extra":[1]}}`},
+		{"there and in what is inside", "kv_ticket", `{"vllm_xargs":{"kv_ticket":1,"extra_args":{"kv_ticket":2,` +
+			`"b":1}}}`, `{"vllm_xargs":{"extra_args":{"b":1}}}`},
+		{"not where nothing reads it", "kv_ticket", `{"metadata":{"kv_ticket":1},"vllm_xargs":[{"kv_ticket":1}]}`,
+			`{"metadata":{"kv_ticket":1},"vllm_xargs":[{"kv_ticket":1}]}`},
+		{"a path", "sampling_params.extra.ticket", `{"sampling_params":{"n":1,"extra":{"ticket":1,"c":2}}}`,
+			`{"sampling_params":{"n":1,"extra":{"c":2}}}`},
+		{"a path only", "sampling_params.extra.ticket",
+			`{"ticket":1,"extra":{"ticket":1},"sampling_params":{"ticket":1,"extra":[1]}}`,
+			`{"ticket":1,"extra":{"ticket":1},"sampling_params":{"ticket":1,"extra":[1]}}`},
 		{"two paths in one object", "o.a o.b.c", `{"o":{"a":1,"b":{"c":1}}}`, `{"o":{"b":{}}}`},
 		{"an object and a path in it", "o o.b", `{"o":{"b":1},"p":1}`, `{"p":1}`},
-		{"beside those that always go", "kv_ticket", `{"rid":"","kv_transfer_params":{},"sampling_params":{"kv_transfer_params":{},"kv_ticket":1}}`, `{"sampling_params":{}}`},
-		{"a value that names it", "kv_ticket", `{"prompt":"kv_ticket","vllm_xargs":{"a":"kv_ticket"}}`, `{"prompt":"kv_ticket","vllm_xargs":{"a":"kv_ticket"}}`},
+		{"beside those that always go", "kv_ticket",
+			`{"rid":"","kv_transfer_params":{},"sampling_params":{"kv_transfer_params":{},"kv_ticket":1}}`,
+			`{"sampling_params":{}}`},
+		{"a value that names it", "kv_ticket", `{"prompt":"kv_ticket","vllm_xargs":{"a":"kv_ticket"}}`,
+			`{"prompt":"kv_ticket","vllm_xargs":{"a":"kv_ticket"}}`},
 	} {
 		r, err := parse(t, connector.APIChat, k.body).Without(strings.Fields(k.members))
 		require.NoError(t, err, k.rule)
@@ -200,7 +222,8 @@ func TestWithout(t *testing.T) {
 
 func TestWithoutCostsNothingWhereThereIsNothingToStrip(t *testing.T) {
 	members := []string{"bootstrap_room", "data_parallel_rank", "a.member.with.a.path.that.is.longer.than.most"}
-	for _, body := range []string{`{"prompt":"x","n":1}`, `{"vllm_xargs":{"a":1},"a":{"b":1},"sampling_params":{"n":1}}`} {
+	for _, body := range []string{`{"prompt":"x","n":1}`,
+		`{"vllm_xargs":{"a":1},"a":{"b":1},"sampling_params":{"n":1}}`} {
 		r := parse(t, connector.APIChat, body)
 		assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = r.Without(members) }), body)
 	}
