@@ -14,8 +14,8 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 )
 
-// Factory makes a connector from its own settings (config.Spec.Config; empty means defaults). It must refuse unknown fields,
-// which [config.Decode] does, and must not open sockets: that is [Starter]'s part.
+// Factory makes a connector from its own settings (config.Spec.Config; empty means defaults). It must refuse unknown
+// fields, which [config.Decode] does, and must not open sockets: that is [Starter]'s part.
 type Factory func(config json.RawMessage) (KVConnector, error)
 
 // registry is the SDK's only global state. A program can do without it, since every connector also has a constructor.

@@ -156,7 +156,8 @@ func TestErrorsAreThoseOfServeHTTP(t *testing.T) {
 			status, got, answer := ask(t, w.envoy()+path, body, header...)
 			assert.Equal(t, c.want, status)
 			assert.JSONEq(t, direct.Body.String(), answer)
-			for _, name := range []string{"Content-Type", "Content-Length", "X-Request-Id", "X-Pd-Mode", "Retry-After"} {
+			for _, name := range []string{"Content-Type", "Content-Length", "X-Request-Id", "X-Pd-Mode",
+				"Retry-After"} {
 				assert.Equal(t, direct.Header().Get(name), got.Get(name), name)
 			}
 			assert.Len(t, w.wait(2*c.attempts), 2*c.attempts)
@@ -306,7 +307,8 @@ func TestABodyOverTheLimit(t *testing.T) {
 	resp.Body.Close()
 	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "over gRPC's")
 
-	status, _, _ := ask(t, url+"/v1/completions", `{"prompt":"x","max_tokens":1,"user":"`+strings.Repeat("x", 5<<20)+`"}`)
+	status, _, _ := ask(t, url+"/v1/completions", `{"prompt":"x","max_tokens":1,"user":"`+strings.Repeat("x", 5<<20)+
+		`"}`)
 	assert.Equal(t, 200, status, "a body within the limit")
 }
 

@@ -176,8 +176,10 @@ func TestProcessingModes(t *testing.T) {
 		"request_header_mode": requestBody("{}"),
 		"request_body_mode": {Request: requestHead(clientHead()).Request,
 			ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: mode.ProcessingMode_STREAMED}},
-		"response_body_mode": {Request: requestHead(clientHead()).Request, ProtocolConfig: &extprocv3.ProtocolConfiguration{
-			RequestBodyMode: mode.ProcessingMode_BUFFERED, ResponseBodyMode: mode.ProcessingMode_FULL_DUPLEX_STREAMED}},
+		"response_body_mode": {Request: requestHead(clientHead()).Request,
+			ProtocolConfig: &extprocv3.ProtocolConfiguration{
+				RequestBodyMode:  mode.ProcessingMode_BUFFERED,
+				ResponseBodyMode: mode.ProcessingMode_FULL_DUPLEX_STREAMED}},
 	} {
 		p := w.play()
 		p.send(m)
@@ -231,7 +233,8 @@ func TestResponsesThatAreNotRelayed(t *testing.T) {
 	}{
 		"P's own":           {fake{final: true}, plain, nil, 200, `{"final":true}`, ""},
 		"P's own, streamed": {fake{final: true}, streamed, nil, 200, "data: {\"final\":true}\n\ndata: [DONE]\n\n", ""},
-		"a changed one":     {fake{rewritten: `{"rewritten":true}`}, plain, answers(`{}`), 200, `{"rewritten":true}`, ""},
+		"a changed one": {fake{rewritten: `{"rewritten":true}`}, plain, answers(`{}`), 200, `{"rewritten":true}`,
+			""},
 		"a large one": {fake{rewritten: strings.Repeat("x", 7<<20)}, plain, answers(`{}`), 502, "decode_failed",
 			pdflow.CodeClientGone},
 		"a changed stream": {fake{rewritten: "{}"}, streamed, nil, 400, "unsupported", pdflow.CodeClientGone},
@@ -276,7 +279,8 @@ func TestTheHeadWaitsForPrefill(t *testing.T) {
 			m := <-got
 			if fails {
 				assert.EqualValues(t, 502, m.GetImmediateResponse().GetStatus().GetCode())
-				assert.Equal(t, "prefill_failed", gjson.GetBytes(m.GetImmediateResponse().GetBody(), "error.code").String())
+				assert.Equal(t, "prefill_failed",
+					gjson.GetBytes(m.GetImmediateResponse().GetBody(), "error.code").String())
 				assert.Equal(t, pdflow.CodePrefillFailed, w.wait(1)[0])
 				return
 			}
@@ -324,7 +328,8 @@ func TestALongStreamIsNotForgotten(t *testing.T) {
 		require.NoError(t, err)
 		w.flow = flow
 		send := roundTrip(func(r *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(`{"id":"x"}`)),
+			return &http.Response{StatusCode: 200, Header: http.Header{},
+				Body:          io.NopCloser(strings.NewReader(`{"id":"x"}`)),
 				ContentLength: -1, Request: r}, nil
 		})
 		s, err := extproc.NewServer(func(string) *pdflow.Flow { return flow }, send, nil)

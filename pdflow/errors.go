@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs, and an error by
-// itself: errors.Is(err, pdflow.CodeTimeout) tells an error's code, and a picker may return CodeNoEndpoint.
+// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs, and an error
+// by itself: errors.Is(err, pdflow.CodeTimeout) tells an error's code, and a picker may return CodeNoEndpoint.
 type Code string
 
 // Error returns the code.

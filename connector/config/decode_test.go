@@ -75,21 +75,22 @@ func TestDecodeReadsEveryKind(t *testing.T) {
 
 func TestDecodeFaults(t *testing.T) {
 	for raw, want := range map[string]string{
-		`{"prot":1}`:                         `prot: unknown field; did you mean port?`,
-		`{"rdmaConfig":{"device":"x"}}`:      `rdmaConfig.device: unknown field; did you mean Device?`,
-		`{"hidden":"x"}`:                     `hidden: unknown field; known are`,
-		`{"Ignored":"x"}`:                    `Ignored: unknown field; known are`,
-		`{"port":"8000"}`:                    `port: is a string, not a whole number; write it without quotes`,
-		`{"port":70000}`:                     `port: is out of range; write a whole number of at most 16 bits`,
-		`{"port":-1}`:                        `port: is negative; write a whole number from 0 on`,
-		`{"count":128}`:                      `count: is out of range; write a whole number of at most 7 bits`,
-		`{"count":1e999999999}`:              `count: is out of range; write a whole number`,
-		`{"ratio":"1"}`:                      `ratio: is a string, not a number; write it without quotes`,
-		`{"on":"yes"}`:                       `on: is a string, not a boolean; write true or false`,
-		`{"on":1}`:                           `on: is a number, not a boolean; write true or false`,
-		`{"name":8}`:                         `name: is a number, not a string; put it in quotes`,
-		`{"name":{}}`:                        `name: is an object, not a string; write a string`,
-		`{"lease":30}`:                       `lease: is a number without a unit; write a number and a unit, like "30s" or "1m30s"`,
+		`{"prot":1}`:                    `prot: unknown field; did you mean port?`,
+		`{"rdmaConfig":{"device":"x"}}`: `rdmaConfig.device: unknown field; did you mean Device?`,
+		`{"hidden":"x"}`:                `hidden: unknown field; known are`,
+		`{"Ignored":"x"}`:               `Ignored: unknown field; known are`,
+		`{"port":"8000"}`:               `port: is a string, not a whole number; write it without quotes`,
+		`{"port":70000}`:                `port: is out of range; write a whole number of at most 16 bits`,
+		`{"port":-1}`:                   `port: is negative; write a whole number from 0 on`,
+		`{"count":128}`:                 `count: is out of range; write a whole number of at most 7 bits`,
+		`{"count":1e999999999}`:         `count: is out of range; write a whole number`,
+		`{"ratio":"1"}`:                 `ratio: is a string, not a number; write it without quotes`,
+		`{"on":"yes"}`:                  `on: is a string, not a boolean; write true or false`,
+		`{"on":1}`:                      `on: is a number, not a boolean; write true or false`,
+		`{"name":8}`:                    `name: is a number, not a string; put it in quotes`,
+		`{"name":{}}`:                   `name: is an object, not a string; write a string`,
+		`{"lease":30}`: `lease: is a number without a unit; write a number and a unit, like ` +
+			`"30s" or "1m30s"`,
 		`{"role":"prefil"}`:                  `role: role "prefil" is not one of prefill, decode, both, encode`,
 		`{"role":1}`:                         `role: is a number, not a string; put it in quotes`,
 		`{"nested":[]}`:                      `nested: is a list, not an object; write its members by name`,
@@ -114,8 +115,10 @@ func TestDecodeFaults(t *testing.T) {
 }
 
 func TestDecodeNeverShowsValues(t *testing.T) {
-	for _, member := range []string{"port", "count", "ratio", "on", "lease", "wait", "size", "nested", "rdmaConfig", "hosts", "children", "labels", "connector"} {
-		for _, value := range []string{`"hunter2"`, `["hunter2"]`, `{"type":"x","timeouts":"hunter2","Depth":"hunter2","l":["hunter2"]}`} {
+	for _, member := range []string{"port", "count", "ratio", "on", "lease", "wait", "size", "nested", "rdmaConfig",
+		"hosts", "children", "labels", "connector"} {
+		for _, value := range []string{`"hunter2"`, `["hunter2"]`,
+			`{"type":"x","timeouts":"hunter2","Depth":"hunter2","l":["hunter2"]}`} {
 			err := config.Decode(json.RawMessage(`{"`+member+`":`+value+`}`), &settings{})
 			if err != nil {
 				assert.NotContains(t, err.Error(), "hunter2", member)
@@ -160,7 +163,8 @@ func TestFieldErrorsWalksJoinedAndWrappedErrors(t *testing.T) {
 
 func TestNearest(t *testing.T) {
 	known := []string{"listen", "admin", "maxBodyBytes", "drainTimeout"}
-	for name, want := range map[string]string{"lisen": "listen", "Listen": "listen", "amdin": "admin", "maxBodybytes": "maxBodyBytes", "drain": "", "xyz": "", "": "", strings.Repeat("a", 1<<16): ""} {
+	for name, want := range map[string]string{"lisen": "listen", "Listen": "listen", "amdin": "admin",
+		"maxBodybytes": "maxBodyBytes", "drain": "", "xyz": "", "": "", strings.Repeat("a", 1<<16): ""} {
 		assert.Equal(t, want, config.Nearest(name, known), name)
 	}
 }

@@ -10,11 +10,12 @@ import (
 	"time"
 )
 
-// Spec says which connector to use and how: the KVConnectorSpec of a ModelServer, as JSON. [ParseSpec] reads and checks it;
-// a Spec inside a struct that [Decode] fills is checked the same way.
+// Spec says which connector to use and how: the KVConnectorSpec of a ModelServer, as JSON. [ParseSpec] reads and checks
+// it; a Spec inside a struct that [Decode] fills is checked the same way.
 type Spec struct {
-	Type      string          `json:"type,omitempty"`   // a registered name or an engine's class name; "" is http
-	Config    json.RawMessage `json:"config,omitempty"` // the connector's own settings, an object; "parameters" is read as the same
+	Type string `json:"type,omitempty"` // a registered name or an engine's class name; "" is http
+	// the connector's own settings, an object; "parameters" is read as the same
+	Config    json.RawMessage `json:"config,omitempty"`
 	Timeouts  Timeouts        `json:"timeouts,omitzero"`
 	Retry     Retry           `json:"retry,omitzero"`
 	Resources Resources       `json:"resources,omitzero"`
@@ -23,8 +24,8 @@ type Spec struct {
 	// "connector" (FallbackConnector's turn).
 	Fallback          Fallback `json:"fallback,omitempty"`
 	FallbackConnector *Spec    `json:"fallbackConnector,omitempty"`
-	// Unsupported is what happens to requests that the protocol cannot carry: "" or "aggregate" (one engine serves them whole),
-	// or "refuse".
+	// Unsupported is what happens to requests that the protocol cannot carry: "" or "aggregate" (one engine serves them
+	// whole), or "refuse".
 	Unsupported Unsupported `json:"unsupported,omitempty"`
 }
 
@@ -50,13 +51,15 @@ const (
 // None is the duration that stands for no limit. A duration of zero stands for the default.
 const None time.Duration = -1
 
-// Timeouts limits the phases of a request. Zero is the default, [None] no limit. In JSON a member that is left out is the
-// default, and "0" is no limit.
+// Timeouts limits the phases of a request. Zero is the default, [None] no limit. In JSON a member that is left out is
+// the default, and "0" is no limit.
 type Timeouts struct {
-	Connect     time.Duration `json:"connect"`     // TCP and TLS, of package transport; default 2 s
-	Prefill     time.Duration `json:"prefill"`     // the prefill leg, until its whole response is read; default 60 s
-	Handoff     time.Duration `json:"handoff"`     // oldest handoff that decode may use, from P's last byte; default: the lease less 5 s, see Resolve
-	Decode      time.Duration `json:"decode"`      // the decode leg (together: from P's response), until its first byte; default 600 s
+	Connect time.Duration `json:"connect"` // TCP and TLS, of package transport; default 2 s
+	Prefill time.Duration `json:"prefill"` // the prefill leg, until its whole response is read; default 60 s
+	// oldest handoff that decode may use, from P's last byte; default: the lease less 5 s, see Resolve
+	Handoff time.Duration `json:"handoff"`
+	// the decode leg (together: from P's response), until its first byte; default 600 s
+	Decode      time.Duration `json:"decode"`
 	Idle        time.Duration `json:"idle"`        // silence between two reads of a response; default 60 s
 	Cleanup     time.Duration `json:"cleanup"`     // a connector's cleaning up; default 5 s
 	HealthCheck time.Duration `json:"healthCheck"` // one probe of package pdflow/health; default 2 s
@@ -66,7 +69,8 @@ type Timeouts struct {
 	Write time.Duration `json:"-"` // one write to the client; default 30 s
 }
 
-// handoffMargin is what the default leaves of a lease for the decode request to reach the engine and the blocks to be read.
+// handoffMargin is what the default leaves of a lease for the decode request to reach the engine and the blocks to be
+// read.
 const handoffMargin = 5 * time.Second
 
 // Resolve fills in the defaults. lease is how long the connector's handoff lives, 0 where it does not expire: then the
@@ -155,9 +159,10 @@ func told(d time.Duration) *Duration {
 
 // Retry says how often a request is tried at pairs of engines. Zero is the default.
 type Retry struct {
-	MaxAttempts int           `json:"maxAttempts"` // the first included; default 2
-	BackoffBase time.Duration `json:"backoffBase"` // pause before the second attempt, doubled for each further one, half of it random; default 50 ms, None: no pause
-	BackoffMax  time.Duration `json:"backoffMax"`  // longest pause; default 2 s, or BackoffBase where that is longer
+	MaxAttempts int `json:"maxAttempts"` // the first included; default 2
+	// pause before the second attempt, doubled for each further one, half of it random; default 50 ms, None: no pause
+	BackoffBase time.Duration `json:"backoffBase"`
+	BackoffMax  time.Duration `json:"backoffMax"` // longest pause; default 2 s, or BackoffBase where that is longer
 }
 
 // Resolve fills in the defaults.
@@ -170,7 +175,8 @@ func (r Retry) Resolve() Retry {
 
 // Or returns r with the bounds of other where r has none of its own.
 func (r Retry) Or(other Retry) Retry {
-	return Retry{cmp.Or(r.MaxAttempts, other.MaxAttempts), cmp.Or(r.BackoffBase, other.BackoffBase), cmp.Or(r.BackoffMax, other.BackoffMax)}
+	return Retry{cmp.Or(r.MaxAttempts, other.MaxAttempts), cmp.Or(r.BackoffBase, other.BackoffBase),
+		cmp.Or(r.BackoffMax, other.BackoffMax)}
 }
 
 // Check returns an error if a bound is negative and not [None], or the backoffs contradict each other.
@@ -199,13 +205,17 @@ func (r *Retry) UnmarshalJSON(raw []byte) error {
 	faults := []error{Decode(raw, &in)}
 	if in.MaxAttempts != nil {
 		if r.MaxAttempts = *in.MaxAttempts; r.MaxAttempts < 1 {
-			faults = append(faults, &FieldError{Path: "maxAttempts", Problem: "is less than 1", Remedy: "write 1 for a single attempt"})
+			faults = append(
+				faults, &FieldError{Path: "maxAttempts", Problem: "is less than 1",
+					Remedy: "write 1 for a single attempt"},
+			)
 		}
 	}
 	r.BackoffBase, r.BackoffMax = given(in.BackoffBase), given(in.BackoffMax)
 	if in.BackoffMax != nil && r.BackoffBase > time.Duration(*in.BackoffMax) {
 		faults = append(faults, &FieldError{
-			Path: "backoffBase", Problem: "is longer than backoffMax", Remedy: "write a backoffMax of at least backoffBase",
+			Path: "backoffBase", Problem: "is longer than backoffMax",
+			Remedy: "write a backoffMax of at least backoffBase",
 		})
 	}
 	return errors.Join(faults...)
@@ -237,9 +247,9 @@ type specJSON struct {
 
 type specFields Spec
 
-// ParseSpec reads a KVConnectorSpec. It refuses unknown members, wrong types and settings that contradict each other, all
-// at once: [FieldErrors] lists them, and the Spec then holds what could be read. Config is checked to be an object and is read only by the connector itself. Empty raw is
-// the zero Spec.
+// ParseSpec reads a KVConnectorSpec. It refuses unknown members, wrong types and settings that contradict each other,
+// all at once: [FieldErrors] lists them, and the Spec then holds what could be read. Config is checked to be an object
+// and is read only by the connector itself. Empty raw is the zero Spec.
 func ParseSpec(raw json.RawMessage) (Spec, error) {
 	var s Spec
 	err := s.UnmarshalJSON(raw)
@@ -266,7 +276,8 @@ func (s *Spec) UnmarshalJSON(raw []byte) error {
 	case in.Fallback == FallbackConnector && in.FallbackConnector == nil:
 		add("fallbackConnector", "is missing", "write the connector to fall back to: {type: NAME}")
 	case in.Fallback != FallbackConnector && in.FallbackConnector != nil:
-		add("fallbackConnector", "is given, but fallback is not connector", "write fallback: connector, or remove fallbackConnector")
+		add("fallbackConnector", "is given, but fallback is not connector",
+			"write fallback: connector, or remove fallbackConnector")
 	}
 	if in.FallbackConnector != nil {
 		next, err := ParseSpec(in.FallbackConnector)

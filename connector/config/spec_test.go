@@ -28,27 +28,33 @@ func TestSpecOfTheDesignDocuments(t *testing.T) {
 	assert.Equal(t, 45*time.Second, limits.Prefill)
 	assert.Equal(t, 180*time.Second, limits.Decode)
 	assert.Equal(t, config.None, limits.Idle, "0 means none, and is not the default")
-	assert.Equal(t, config.Retry{MaxAttempts: 3, BackoffBase: time.Second, BackoffMax: 10 * time.Second}, spec.Retry.Resolve())
+	assert.Equal(t, config.Retry{MaxAttempts: 3, BackoffBase: time.Second, BackoffMax: 10 * time.Second},
+		spec.Retry.Resolve())
 	n, err := spec.Resources.MaxMemory.Bytes()
 	require.NoError(t, err)
 	assert.EqualValues(t, 8<<30, n)
 }
 
 func TestSpecDefaults(t *testing.T) {
-	for _, raw := range []string{"", "  ", "null", "{}", `{"timeouts":null,"retry":{"maxAttempts":null},"config":null}`} {
+	for _, raw := range []string{"", "  ", "null", "{}",
+		`{"timeouts":null,"retry":{"maxAttempts":null},"config":null}`} {
 		spec, err := config.ParseSpec(json.RawMessage(raw))
 		require.NoError(t, err, raw)
 		assert.Equal(t, config.Timeouts{
 			Connect: 2 * time.Second, Prefill: time.Minute, Handoff: 25 * time.Second, Decode: 10 * time.Minute,
-			Idle: time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second, Body: time.Minute, Write: 30 * time.Second,
+			Idle: time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second, Body: time.Minute,
+			Write: 30 * time.Second,
 		}, spec.Timeouts.Resolve(30*time.Second))
-		assert.Equal(t, config.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second}, spec.Retry.Resolve())
+		assert.Equal(t, config.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second},
+			spec.Retry.Resolve())
 		assert.Nil(t, spec.Config)
 	}
 }
 
 func TestHandoffDefaultFollowsTheLease(t *testing.T) {
-	for lease, want := range map[time.Duration]time.Duration{0: config.None, -time.Second: config.None, 4 * time.Second: 2 * time.Second, 5 * time.Second: 2500 * time.Millisecond, 12 * time.Second: 7 * time.Second, time.Minute: 55 * time.Second} {
+	for lease, want := range map[time.Duration]time.Duration{0: config.None, -time.Second: config.None,
+		4 * time.Second: 2 * time.Second, 5 * time.Second: 2500 * time.Millisecond, 12 * time.Second: 7 * time.Second,
+		time.Minute: 55 * time.Second} {
 		assert.Equal(t, want, config.Timeouts{}.Resolve(lease).Handoff, "lease %v", lease)
 	}
 	assert.Equal(t, config.None, config.Timeouts{Handoff: config.None}.Resolve(time.Minute).Handoff)
@@ -69,26 +75,44 @@ func TestSpecFaults(t *testing.T) {
 		raw  string
 		want []string
 	}{
-		"unknown member":       {`{"tpye":"nixl"}`, []string{`tpye: unknown field; did you mean type?`}},
-		"unknown in timeouts":  {`{"timeouts":{"prefil":"1s"}}`, []string{`timeouts.prefil: unknown field; did you mean prefill?`}},
-		"case counts":          {`{"Type":"nixl"}`, []string{`Type: unknown field; did you mean type?`}},
-		"number as duration":   {`{"timeouts":{"decode":30}}`, []string{`timeouts.decode: is a number without a unit; write a number and a unit, like "30s" or "1m30s"`}},
-		"duration unreadable":  {`{"timeouts":{"decode":"30"}}`, []string{`timeouts.decode: is not a duration; write a number and a unit, like "30s" or "1m30s"`}},
-		"duration negative":    {`{"timeouts":{"idle":"-1s"}}`, []string{`timeouts.idle: is negative; write a positive duration, or "0s"`}},
-		"duration a list":      {`{"timeouts":{"idle":[]}}`, []string{`timeouts.idle: is a list, not a duration; write a number and a unit, like "30s" or "1m30s"`}},
-		"attempts 0":           {`{"retry":{"maxAttempts":0}}`, []string{`retry.maxAttempts: is less than 1; write 1 for a single attempt`}},
-		"attempts a fraction":  {`{"retry":{"maxAttempts":1.5}}`, []string{`retry.maxAttempts: is not a whole number; write a whole number`}},
-		"backoff upside down":  {`{"retry":{"backoffBase":"3s","backoffMax":"1s"}}`, []string{`retry.backoffBase: is longer than backoffMax; write a backoffMax of at least backoffBase`}},
-		"quantity unreadable":  {`{"resources":{"maxDisk":"8GB"}}`, []string{`resources.maxDisk: is not a quantity; write a Kubernetes quantity, like "8Gi" or "500M"`}},
-		"config a string":      {`{"config":"secret"}`, []string{`config: is a string, not an object; write its members by name`}},
-		"config and parameter": {`{"config":{},"parameters":{}}`, []string{`parameters: is given besides config, which means the same; keep one of the two`}},
-		"fallback misspelt":    {`{"fallback":"decod"}`, []string{`fallback: is not a known value; did you mean decode?`}},
-		"fallback unknown":     {`{"fallback":"whatever"}`, []string{`fallback: is not a known value; known are error, decode, connector`}},
-		"fallback to nothing":  {`{"fallback":"connector"}`, []string{`fallbackConnector: is missing; write the connector to fall back to: {type: NAME}`}},
-		"fallback without use": {`{"fallbackConnector":{}}`, []string{`fallbackConnector: is given, but fallback is not connector; write fallback: connector, or remove fallbackConnector`}},
-		"unsupported":          {`{"unsupported":"refused"}`, []string{`unsupported: is not a known value; did you mean refuse?`}},
+		"unknown member": {`{"tpye":"nixl"}`, []string{`tpye: unknown field; did you mean type?`}},
+		"unknown in timeouts": {`{"timeouts":{"prefil":"1s"}}`,
+			[]string{`timeouts.prefil: unknown field; did you mean prefill?`}},
+		"case counts": {`{"Type":"nixl"}`, []string{`Type: unknown field; did you mean type?`}},
+		"number as duration": {`{"timeouts":{"decode":30}}`,
+			[]string{`timeouts.decode: is a number without a unit; write a number and a unit, like "30s" or "1m30s"`}},
+		"duration unreadable": {`{"timeouts":{"decode":"30"}}`,
+			[]string{`timeouts.decode: is not a duration; write a number and a unit, like "30s" or "1m30s"`}},
+		"duration negative": {`{"timeouts":{"idle":"-1s"}}`,
+			[]string{`timeouts.idle: is negative; write a positive duration, or "0s"`}},
+		"duration a list": {`{"timeouts":{"idle":[]}}`,
+			[]string{`timeouts.idle: is a list, not a duration; write a number and a unit, like "30s" or "1m30s"`}},
+		"attempts 0": {`{"retry":{"maxAttempts":0}}`,
+			[]string{`retry.maxAttempts: is less than 1; write 1 for a single attempt`}},
+		"attempts a fraction": {`{"retry":{"maxAttempts":1.5}}`,
+			[]string{`retry.maxAttempts: is not a whole number; write a whole number`}},
+		"backoff upside down": {`{"retry":{"backoffBase":"3s","backoffMax":"1s"}}`,
+			[]string{`retry.backoffBase: is longer than backoffMax; write a backoffMax of at least backoffBase`}},
+		"quantity unreadable": {`{"resources":{"maxDisk":"8GB"}}`,
+			[]string{`resources.maxDisk: is not a quantity; write a Kubernetes quantity, like "8Gi" or "500M"`}},
+		"config a string": {`{"config":"secret"}`,
+			[]string{`config: is a string, not an object; write its members by name`}},
+		"config and parameter": {`{"config":{},"parameters":{}}`,
+			[]string{`parameters: is given besides config, which means the same; keep one of the two`}},
+		"fallback misspelt": {`{"fallback":"decod"}`,
+			[]string{`fallback: is not a known value; did you mean decode?`}},
+		"fallback unknown": {`{"fallback":"whatever"}`,
+			[]string{`fallback: is not a known value; known are error, decode, connector`}},
+		"fallback to nothing": {`{"fallback":"connector"}`,
+			[]string{`fallbackConnector: is missing; write the connector to fall back to: {type: NAME}`}},
+		"fallback without use": {`{"fallbackConnector":{}}`,
+			[]string{`fallbackConnector: is given, but fallback is not connector; write fallback: connector, or ` +
+				`remove fallbackConnector`}},
+		"unsupported": {`{"unsupported":"refused"}`,
+			[]string{`unsupported: is not a known value; did you mean refuse?`}},
 		"inside a fallback": {`{"fallback":"connector","fallbackConnector":{"retry":{"maxAttempts":0},"x":1}}`,
-			[]string{`fallbackConnector.x: unknown field; known are config, fallback, fallbackConnector, parameters, resources, retry, timeouts, type, unsupported`,
+			[]string{`fallbackConnector.x: unknown field; known are config, fallback, fallbackConnector, parameters, ` +
+				`resources, retry, timeouts, type, unsupported`,
 				`fallbackConnector.retry.maxAttempts: is less than 1; write 1 for a single attempt`}},
 		"several at once": {`{"typ":"x","timeouts":{"idle":1},"retry":{"maxAttempts":-1}}`, []string{
 			`typ: unknown field; did you mean type?`,
@@ -111,8 +135,10 @@ func TestSpecFaults(t *testing.T) {
 }
 
 func TestSpecSurvivesItsOwnJSON(t *testing.T) {
-	in := `{"type":"nixl","config":{"leaseDuration":"30s"},"timeouts":{"prefill":"1m0s","idle":"0s"},"retry":{"maxAttempts":1},` +
-		`"resources":{"maxMemory":"8Gi"},"fallback":"connector","fallbackConnector":{"type":"http"},"unsupported":"refuse"}`
+	in := `{"type":"nixl","config":{"leaseDuration":"30s"},"timeouts":{"prefill":"1m0s","idle":"0s"},` +
+		`"retry":{"maxAttempts":1},` +
+		`"resources":{"maxMemory":"8Gi"},"fallback":"connector","fallbackConnector":{"type":"http"},` +
+		`"unsupported":"refuse"}`
 	spec, err := config.ParseSpec(json.RawMessage(in))
 	require.NoError(t, err)
 	out, err := json.Marshal(spec)

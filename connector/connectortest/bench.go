@@ -183,7 +183,8 @@ func LegBudget(t testing.TB, setups ...Measured) {
 		for _, l := range m.legs(t.Context()) {
 			err := l.count()
 			if over := l.allocs - l.base; err == nil && over > MaxAllocations && !raceDetector {
-				err = fmt.Errorf("%g allocations, %g over the plain leg: the budget is %d", l.allocs, over, MaxAllocations)
+				err = fmt.Errorf("%g allocations, %g over the plain leg: the budget is %d", l.allocs, over,
+					MaxAllocations)
 			}
 			if err != nil {
 				t.Errorf("%s/%s: %v", m.Name, l.name, err)

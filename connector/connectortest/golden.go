@@ -111,7 +111,8 @@ func Golden(t *testing.T, factory func(config json.RawMessage) (connector.KVConn
 }
 
 func checkGolden(ctx context.Context, factory func(json.RawMessage) (connector.KVConnector, error), file string) error {
-	if engine, version, ok := strings.Cut(filepath.Base(filepath.Dir(file)), "-"); !ok || engine == "" || version == "" {
+	if engine, version, ok := strings.Cut(filepath.Base(filepath.Dir(file)), "-"); !ok || engine == "" ||
+		version == "" {
 		return errors.New("the file's folder is not named <engine>-<version>")
 	}
 	raw, err := os.ReadFile(file)

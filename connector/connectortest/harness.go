@@ -48,9 +48,10 @@ type Harness struct {
 	// BadResponses must be refused, besides those that the suite derives from Response, Needs and Traits.
 	BadResponses []Response
 
-	Call    connector.Caller                                             // answers the side calls of a Preparer
-	Event   func(s *connector.Session) connector.Event                   // what an Expecter waits for
-	Encoded func(s *connector.Session, i connector.Item) json.RawMessage // an encode engine's body for an Encoder's item
+	Call  connector.Caller                           // answers the side calls of a Preparer
+	Event func(s *connector.Session) connector.Event // what an Expecter waits for
+	// an encode engine's body for an Encoder's item
+	Encoded func(s *connector.Session, i connector.Item) json.RawMessage
 
 	// Except are the rules that the protocol does not follow. One that nothing needs is a fault of the harness.
 	Except Exceptions
@@ -113,7 +114,8 @@ type Exceptions struct {
 // transferMembers carry the transfer instructions of the protocols that pdkit knows: never the client's, whatever the
 // connector declares.
 var transferMembers = []string{
-	"kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+	"kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port",
+	"bootstrap_room",
 }
 
 // Canaries stand where an error text, or another request, must not repeat them.
@@ -200,7 +202,8 @@ func (t *trial) declare() error {
 	case len(t.apis) == 0:
 		return errors.New("its Traits declares APIs, and none of them is known")
 	case at != connector.Handoff{} && t.Response == nil:
-		return fmt.Errorf("the harness has no Response, but Traits declares a handoff in P's response (%s): give a good one,"+
+		return fmt.Errorf("the harness has no Response, but Traits declares a handoff in P's response (%s): give a "+
+			"good one,"+
 			" from which the suite derives bad ones", place(at))
 	case at.Member == "" && t.Needs != nil:
 		return errors.New("the harness has Needs, but Traits declares no handoff in a member")

@@ -56,7 +56,8 @@ func (r Response) spoilHeader(name string) []badResponse {
 	add("has a NUL", "\x00"+good)
 	add("is not ASCII", good+"\u00e9")
 	add("is not UTF-8", good+"\xff")
-	add("has a megabyte", good+strings.Repeat("a", 1<<20)) // far above what HTTP servers and clients take for one header
+	// far above what HTTP servers and clients take for one header
+	add("has a megabyte", good+strings.Repeat("a", 1<<20))
 	return list
 }
 
@@ -95,7 +96,8 @@ func wholes(good []byte) []mutant {
 		{"it is cut before its end", good[:max(len(good)-1, 0)]},
 		{"it is followed by more", append(append([]byte{}, good...), '{')},
 		{"it is nested without end", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 100_000))},
-		{"it is nested deeply", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 5_000) + strings.Repeat("]", 5_000) +
+		{"it is nested deeply", []byte(`{"kv_transfer_params":` + strings.Repeat("[", 5_000) +
+			strings.Repeat("]", 5_000) +
 			"}")},
 		{"it is not UTF-8", []byte("{\"kv_transfer_params\":\"\xff\xfe\"}")},
 		{"it is an error in a 200", []byte(`{"error":{"message":"` + valueCanary + `","code":500}}`)},

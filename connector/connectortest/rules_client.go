@@ -184,9 +184,11 @@ func answerOf(api connector.API, stream bool) (parts []string) {
 	switch api {
 	case connector.APIChat:
 		const head = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":`
-		parts = []string{head + `[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`}
+		parts = []string{head + `[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,` +
+			`"finish_reason":null}]}`}
 		for _, text := range decoded {
-			parts = append(parts, head+`[{"index":0,"delta":{"content":"`+text+`"},"logprobs":null,"finish_reason":null}]}`)
+			parts = append(parts, head+`[{"index":0,"delta":{"content":"`+text+
+				`"},"logprobs":null,"finish_reason":null}]}`)
 		}
 		return append(parts, head+`[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}`,
 			head+`[],"usage":{"prompt_tokens":4,"total_tokens":6,"completion_tokens":2}}`)

@@ -51,7 +51,8 @@ func checkConfig(t *trial) error {
 	if err := t.refusesAt(string(with), "noSuchSettingAtAll", ""); err != nil {
 		return fmt.Errorf("an unknown setting: %w", err)
 	}
-	for _, whole := range []string{"[]", `"x"`, "1", "true", "{", "{}{}", `{"a"}`, strings.Repeat("[", 10_000), "\xff"} {
+	for _, whole := range []string{"[]", `"x"`, "1", "true", "{", "{}{}", `{"a"}`, strings.Repeat("[", 10_000),
+		"\xff"} {
 		if _, err := t.refusal(whole); err != nil {
 			return fmt.Errorf("a configuration of %.20q: %w", whole, err)
 		}

@@ -123,9 +123,11 @@ func checkAttributes(t *trial) error {
 				case err != nil:
 					return err
 				case v == "" && failed && !declared[name]:
-					return fmt.Errorf("the legs need %s's attribute %s, which Traits' Attributes do not declare", side.name, name)
+					return fmt.Errorf("the legs need %s's attribute %s, which Traits' Attributes do not declare",
+						side.name, name)
 				case v == "" && !failed && declared[name]:
-					return fmt.Errorf("its Traits' Attributes declare %s's %s, but the legs do without", side.name, name)
+					return fmt.Errorf("its Traits' Attributes declare %s's %s, but the legs do without", side.name,
+						name)
 				}
 			}
 		}
@@ -158,7 +160,8 @@ func (t *trial) agree(what string, r *connector.Request) (failed bool, err error
 		}
 		for _, fe := range config.FieldErrors(err) {
 			if !strings.HasPrefix(fe.Path, "attributes.") && !strings.HasPrefix(fe.Path, "attributes[") {
-				return false, fmt.Errorf("%s: CheckEndpoint's fault has the path %q: want attributes.NAME", what, fe.Path)
+				return false, fmt.Errorf("%s: CheckEndpoint's fault has the path %q: want attributes.NAME", what,
+					fe.Path)
 			}
 		}
 		told = errors.Join(told, err)
@@ -173,7 +176,8 @@ func (t *trial) agree(what string, r *connector.Request) (failed bool, err error
 	case bad.Endpoint != t.Prefill.ID && bad.Endpoint != t.Decode.ID:
 		return false, fmt.Errorf("%s: the EndpointError names %q, which is neither engine's ID", what, bad.Endpoint)
 	case told == nil:
-		return false, fmt.Errorf("%s: CheckEndpoint and Traits' Attributes say nothing, but the legs fail: %w", what, playErr)
+		return false, fmt.Errorf("%s: CheckEndpoint and Traits' Attributes say nothing, but the legs fail: %w", what,
+			playErr)
 	}
 	return true, nil
 }

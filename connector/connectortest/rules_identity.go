@@ -73,7 +73,8 @@ func checkUnsupported(t *trial) error {
 				return fmt.Errorf("%s: the reason is not constant", s)
 			}
 			if reason != "" && !slices.Contains(t.Except.Refuses, reason) {
-				return fmt.Errorf("%s: is refused for %q, although Traits declares that the protocol carries it", s, reason)
+				return fmt.Errorf("%s: is refused for %q, although Traits declares that the protocol carries it", s,
+					reason)
 			}
 		}
 	}

@@ -98,7 +98,8 @@ func checkLimit(t *trial) error {
 		// vllm/entrypoints/anthropic/protocol.py).
 		if smp.api == connector.APIMessages && gjson.GetBytes(body, "thinking.budget_tokens").Exists() &&
 			!gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
-			return errors.New("the prefill leg's thinking.budget_tokens is above its max_tokens: see Leg.DropThinkingBudget")
+			return errors.New("the prefill leg's thinking.budget_tokens is above its max_tokens: see " +
+				"Leg.DropThinkingBudget")
 		}
 		return nil
 	}))
@@ -155,7 +156,8 @@ func checkWhole(t *trial) error {
 	})
 	var broken error
 	for _, err := range []error{
-		t.excused(t.Except.KeepsStream, "KeepsStream", stream), t.excused(t.Except.KeepsAnswers, "KeepsAnswers", answers),
+		t.excused(t.Except.KeepsStream, "KeepsStream", stream),
+		t.excused(t.Except.KeepsAnswers, "KeepsAnswers", answers),
 		t.excused(t.Except.KeepsLogprobs, "KeepsLogprobs", logprobs),
 	} {
 		if _, excused := errors.AsType[notApplicable](err); !excused && broken == nil {
@@ -224,7 +226,8 @@ func (t *trial) rewrites() error {
 	}
 	for _, name := range t.Except.Rewrites {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("the harness: Except.Rewrites has %s, which is no client API's member: see Traits' Members", name)
+			return fmt.Errorf("the harness: Except.Rewrites has %s, which is no client API's member: see "+
+				"Traits' Members", name)
 		}
 		without := slices.DeleteFunc(t.own(), func(m string) bool { return m == name })
 		err := t.each(all, func(smp sample, p *played) error {
@@ -290,7 +293,8 @@ func differs(want []byte, got *jsonedit.Doc) error {
 		case !ok:
 			return fmt.Errorf("the client's member %s is gone", w.Name(i))
 		case !bytes.Equal(v, w.Value(i)):
-			return fmt.Errorf("the client's member %s is not the same to the byte: %s became %s", w.Name(i), w.Value(i), v)
+			return fmt.Errorf("the client's member %s is not the same to the byte: %s became %s", w.Name(i), w.Value(i),
+				v)
 		}
 	}
 	for i := range got.Len() {

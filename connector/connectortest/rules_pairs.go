@@ -15,8 +15,10 @@ import (
 // pairValues are what an attribute may have in a list, on one side or the other: sizes, types, names, lists, and what
 // is none of these.
 var pairValues = []string{
-	"1", "2", "3", "4", "6", "8", "16", "64", "128", " 8", "08", "8,8", "1,2,4", "auto", "fp8", "bfloat16", "read", "write", "a", "a,b", "b, c", "ib0,,roce",
-	"", " ", ",", "x", "-1", "0", "65536", "99999999999999999999", "1e3", "8.0", "0x8", "\x00", "\xff", "é", strings.Repeat("8,", 1<<10), valueCanary,
+	"1", "2", "3", "4", "6", "8", "16", "64", "128", " 8", "08", "8,8", "1,2,4", "auto", "fp8", "bfloat16", "read",
+	"write", "a", "a,b", "b, c", "ib0,,roce",
+	"", " ", ",", "x", "-1", "0", "65536", "99999999999999999999", "1e3", "8.0", "0x8", "\x00", "\xff", "é",
+	strings.Repeat("8,", 1<<10), valueCanary,
 }
 
 func checkPairs(t *trial) error {

@@ -38,7 +38,8 @@ func (t *trial) bad(good Response, api connector.API) (list []badResponse, err e
 		for _, key := range append([]string{""}, t.Needs...) {
 			path := gjsonPath(strings.TrimSuffix(at.Member+"."+key, "."))
 			if !gjson.GetBytes(good.Body, path).Exists() {
-				return nil, fmt.Errorf("the harness: its Response to %s has no %s, which Traits' Handoff or Needs name", api, path)
+				return nil, fmt.Errorf("the harness: its Response to %s has no %s, which Traits' Handoff or Needs name",
+					api, path)
 			}
 			bodies = append(bodies, spoil(good.Body, path)...)
 		}

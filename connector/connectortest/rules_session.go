@@ -103,7 +103,8 @@ func (t *trial) matchedByID() error {
 			}
 		}
 		if fresh == 0 {
-			return fmt.Errorf("attempt %d: no value stands in both legs that other attempts do not share, so the engines would match the wrong legs or none", i+1)
+			return fmt.Errorf("attempt %d: no value stands in both legs that other attempts do not share, so the "+
+				"engines would match the wrong legs or none", i+1)
 		}
 	}
 	return nil

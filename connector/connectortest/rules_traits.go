@@ -17,7 +17,8 @@ import (
 // carriable are the members that Carries can have: those for which [connector.Traits.CheckRequest] refuses a request
 // otherwise.
 var carriable = []string{
-	"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens", "use_beam_search",
+	"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
+	"use_beam_search",
 	"prompt_logprob_token_ids", "skip_reading_prefix_cache", "background", "previous_response_id", "truncation",
 }
 
@@ -61,7 +62,8 @@ func checkTraits(t *trial) error {
 	case d.Handoff.Member != "" && d.Handoff.Header != "":
 		return errors.New("its Handoff is both a member and a header")
 	case d.ContentStore && (d.Handoff != connector.Handoff{} || d.OwnRequestID || d.PairOnly):
-		return errors.New("it is a ContentStore, where the prompt alone tells, and yet has a Handoff, OwnRequestID or PairOnly")
+		return errors.New("it is a ContentStore, where the prompt alone tells, and yet has a Handoff, OwnRequestID " +
+			"or PairOnly")
 	}
 	return checkMembers(d.Members)
 }
@@ -81,7 +83,8 @@ func checkMembers(members []string) error {
 	clients := []string{"model", "stream", "stream_options", "tools", "thinking", "sampling_params", "vllm_xargs",
 		"request_id"}
 	for api, s := range shapes {
-		clients = append(append(append(clients, api.PromptMember(), s.limit, s.alt, s.minimum), s.answers...), s.wasted...)
+		clients = append(append(append(clients, api.PromptMember(), s.limit, s.alt, s.minimum), s.answers...),
+			s.wasted...)
 	}
 	for i, m := range members {
 		switch {
@@ -108,7 +111,8 @@ func checkEndsByLength(t *trial) error {
 	}
 	reads := checks || t.traits.Handoff != connector.Handoff{}
 	if t.traits.EndsByLength && t.traits.CarriesAPI(connector.APIMessages) && !reads {
-		return errors.New("its Traits says EndsByLength, which nothing in messages forces: be a PrefillChecker, or read a Handoff")
+		return errors.New("its Traits says EndsByLength, which nothing in messages forces: be a PrefillChecker, or " +
+			"read a Handoff")
 	}
 	return t.each(stopping, func(smp sample, p *played) error {
 		s := shapes[smp.api]
@@ -122,7 +126,8 @@ func checkEndsByLength(t *trial) error {
 		forced := sampled(s, p.prefill.body, s.minimum).Exists() || gjson.GetBytes(p.prefill.body, "ignore_eos").Bool()
 		switch {
 		case t.traits.EndsByLength && (left || !forced && smp.api != connector.APIMessages):
-			return errors.New("its Traits says EndsByLength, but the prefill leg can end otherwise: see Leg.EndByLength")
+			return errors.New("its Traits says EndsByLength, but the prefill leg can end otherwise: see " +
+				"Leg.EndByLength")
 		case !t.traits.EndsByLength && (!left || forced):
 			return errors.New("the prefill leg is made to end by length, which Traits' EndsByLength must say")
 		}
@@ -149,11 +154,14 @@ func checkOwnRequestID(t *trial) error {
 			switch {
 			case strings.HasPrefix(name, "encode"):
 			case !t.traits.OwnRequestID && (leg.requestID() != "" || member != ""):
-				return fmt.Errorf("the %s leg has an X-Request-Id of the connector's, which Traits' OwnRequestID must say", name)
+				return fmt.Errorf("the %s leg has an X-Request-Id of the connector's, which Traits' OwnRequestID "+
+					"must say", name)
 			case t.traits.OwnRequestID && (leg.requestID() == "" || leg.requestID() != id):
-				return fmt.Errorf("its Traits says OwnRequestID, but the %s leg has none, or another than prefill", name)
+				return fmt.Errorf("its Traits says OwnRequestID, but the %s leg has none, or another than prefill",
+					name)
 			case t.traits.OwnRequestID && smp.api == connector.APIResponses && member != id:
-				return fmt.Errorf("the %s leg has its id not in the body, as /v1/responses needs it: see Leg.SetRequestID", name)
+				return fmt.Errorf("the %s leg has its id not in the body, as /v1/responses needs it: see "+
+					"Leg.SetRequestID", name)
 			}
 		}
 		return nil

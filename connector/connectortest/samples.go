@@ -57,7 +57,9 @@ var shapes = map[connector.API]shape{
 
 // others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would
 // change.
-const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041","k":123456789012345678901234567890}],"n":null,"twice":1,"twice":2.0},"x\u005fescaped":"\u0061\ud83d\ude00","temperature":0.70,"user":"someone"`
+const others = `"seed":9007199254740993,"x_unknown":{"deep":[1.0,1e5,-0,{"k":"\/\u0041",` +
+	`"k":123456789012345678901234567890}],"n":null,"twice":1,"twice":2.0},"x\u005fescaped":"\u0061\ud83d\ude00",` +
+	`"temperature":0.70,"user":"someone"`
 
 // body puts members and sampling members where the API has them.
 func (s shape) body(sampling string, members ...string) string {
@@ -98,7 +100,8 @@ func samples(api connector.API) []sample {
 		{api, "streamed with usage", s.body(limit(s.limit, 64), `"stream":true,"stream_options":{"include_usage":true}`,
 			others)},
 		{api, "not streamed", s.body("", `"stream":false`, others)},
-		{api, "with log probabilities and one answer", s.body(join(limit(s.limit, 64), s.logprobs, join(one...)), others)},
+		{api, "with log probabilities and one answer",
+			s.body(join(limit(s.limit, 64), s.logprobs, join(one...)), others)},
 		{api, "with a cut prompt", s.body("", `"truncate_prompt_tokens":3`)},
 		{api, "in odd spelling", " {\n\t\"m\\u006fdel\" : \"" + modelName + "\" ,\r\n " + s.prompt +
 			" , \"stream\"\t:\ttrue, " + others + "\n}\n"},
@@ -109,7 +112,10 @@ func samples(api connector.API) []sample {
 			sample{api, "with both limits", s.body(join(limit(s.limit, 64), limit(s.alt, 32)), others)})
 	}
 	if api == connector.APIMessages {
-		list = append(list, sample{api, "with a thinking budget", s.body(`"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}`, others)})
+		list = append(
+			list, sample{api, "with a thinking budget",
+				s.body(`"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}`, others)},
+		)
 	}
 	if s.holder != "" {
 		list = append(list, sample{api, "with sampling members of null", s.body("", `"`+s.holder+`":null`, others)})
@@ -184,16 +190,25 @@ func (f forgery) members(spell func(name string) string) string {
 
 // responseTexts are engines' whole answers of one token, ended by length, without any transfer member.
 var responseTexts = map[connector.API]string{
-	connector.APIChat: `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"a"},` +
-		`"logprobs":null,"finish_reason":"length","token_ids":null}],"usage":{"prompt_tokens":4,"total_tokens":5,"completion_tokens":1}}`,
-	connector.APICompletions: `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,` +
-		`"finish_reason":"length","stop_reason":null}],"usage":{"prompt_tokens":4,"total_tokens":5,"completion_tokens":1}}`,
-	connector.APIResponses: `{"id":"resp_1","object":"response","created_at":1,"model":"m","status":"incomplete","incomplete_details":{"reason":"max_output_tokens"},` +
-		`"output":[{"type":"message","id":"msg_1","role":"assistant","status":"incomplete","content":[{"type":"output_text","text":"a","annotations":[]}]}],` +
+	connector.APIChat: `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,` +
+		`"message":{"role":"assistant","content":"a"},` +
+		`"logprobs":null,"finish_reason":"length","token_ids":null}],"usage":{"prompt_tokens":4,"total_tokens":5,` +
+		`"completion_tokens":1}}`,
+	connector.APICompletions: `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m",` +
+		`"choices":[{"index":0,"text":"a","logprobs":null,` +
+		`"finish_reason":"length","stop_reason":null}],"usage":{"prompt_tokens":4,"total_tokens":5,` +
+		`"completion_tokens":1}}`,
+	connector.APIResponses: `{"id":"resp_1","object":"response","created_at":1,"model":"m","status":"incomplete",` +
+		`"incomplete_details":{"reason":"max_output_tokens"},` +
+		`"output":[{"type":"message","id":"msg_1","role":"assistant","status":"incomplete",` +
+		`"content":[{"type":"output_text","text":"a","annotations":[]}]}],` +
 		`"usage":{"input_tokens":4,"output_tokens":1,"total_tokens":5}}`,
-	connector.APIMessages: `{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"a"}],"stop_reason":"max_tokens",` +
+	connector.APIMessages: `{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text",` +
+		`"text":"a"}],"stop_reason":"max_tokens",` +
 		`"usage":{"input_tokens":4,"output_tokens":1}}`,
-	connector.APIGenerate: `{"request_id":"generate-1","choices":[{"index":0,"token_ids":[7],"logprobs":null,"finish_reason":"length"}],"prompt_logprobs":null}`,
-	connector.APISGLang: `{"text":"a","output_ids":[7],"meta_info":{"id":"1","finish_reason":{"type":"length","length":1},"prompt_tokens":4,"completion_tokens":1,` +
+	connector.APIGenerate: `{"request_id":"generate-1","choices":[{"index":0,"token_ids":[7],"logprobs":null,` +
+		`"finish_reason":"length"}],"prompt_logprobs":null}`,
+	connector.APISGLang: `{"text":"a","output_ids":[7],"meta_info":{"id":"1","finish_reason":{"type":"length",` +
+		`"length":1},"prompt_tokens":4,"completion_tokens":1,` +
 		`"cached_tokens":0}}`,
 }

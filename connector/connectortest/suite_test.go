@@ -28,7 +28,8 @@ func TestCheckNamesEachBrokenRule(t *testing.T) {
 	err := connectortest.Check(t.Context(), h)
 	require.Error(t, err)
 	for _, rule := range []string{
-		"the name is lower case and the registered one: ", "decode is the client's request but for the protocol's own members, byte for byte: ",
+		"the name is lower case and the registered one: ",
+		"decode is the client's request but for the protocol's own members, byte for byte: ",
 		"a malformed prefill response never becomes a decode leg: ",
 	} {
 		assert.Contains(t, "\n"+err.Error(), "\n"+rule)
@@ -64,7 +65,8 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 		"a bad Config": {func(h *connectortest.Harness) { h.Config = json.RawMessage(`{"blockSise":1}`) },
 			"with the harness's Config: blockSise: unknown field"},
 		"New gives nothing": {func(h *connectortest.Harness) {
-			h.New = func(json.RawMessage) (connector.KVConnector, error) { return nil, nil } //nolint:nilnil // that is the fault
+			//nolint:nilnil // that is the fault
+			h.New = func(json.RawMessage) (connector.KVConnector, error) { return nil, nil }
 		}, "with the harness's Config: it is nil"},
 		"Needs that the response lacks": {func(h *connectortest.Harness) { h.Needs = []string{"remote_port"} },
 			"its Response to chat has no kv_transfer_params.remote_port"},
@@ -82,7 +84,9 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 			h.Except.Rewrites = []string{"kv_ticket"}
 		},
 			"Except.Rewrites has kv_ticket, which is no client API's member"},
-		"a member that is excused for nothing": {func(h *connectortest.Harness) { h.Except.Rewrites = []string{"prompt"} },
+		"a member that is excused for nothing": {func(h *connectortest.Harness) {
+			h.Except.Rewrites = []string{"prompt"}
+		},
 			"Except.Rewrites has prompt, but each leg has the client's"},
 		"a name that is not registered": {func(h *connectortest.Harness) { h.Name = "other" },
 			`its Name is "conformance-toy", but the harness says "other"`},

@@ -54,7 +54,8 @@ func TestEachRuleFailsForAWrongConnector(t *testing.T) {
 			if h.New = f.New; f.Bare {
 				h.Response, h.Needs = nil, nil
 			}
-			if err := connectortest.CheckRule(t.Context(), h, f.Breaks); assert.Error(t, err, "it %s, and keeps the rule: %s",
+			if err := connectortest.CheckRule(t.Context(), h, f.Breaks); assert.Error(t, err,
+				"it %s, and keeps the rule: %s",
 				f.What, f.Breaks) {
 				t.Log(err)
 				broken[f.Breaks] = true

@@ -33,7 +33,8 @@ func (p *Plan) Kubernetes() []byte {
 		b.WriteString("---\n")
 	}
 	if len(p.Companions) > 0 || slices.ContainsFunc(p.Engines, func(e Engine) bool { return p.named(&e) }) {
-		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  publishNotReadyAddresses: true\n", scalar(p.Name))
+		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: None\n  "+
+			"publishNotReadyAddresses: true\n", scalar(p.Name))
 		yamlMap(&b, "  ", "selector", []EnvVar{{Name: modelLabel, Value: p.Name}})
 		b.WriteString("---\n")
 	}
@@ -95,13 +96,15 @@ func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort strin
 		b.WriteString("      env:\n")
 	}
 	if usesIP { // first: a variable can only name those before it
-		b.WriteString("        - name: POD_IP\n          valueFrom:\n            fieldRef:\n              fieldPath: status.podIP\n")
+		b.WriteString("        - name: POD_IP\n          valueFrom:\n            fieldRef:\n              fieldPath: " +
+			"status.podIP\n")
 	}
 	for _, e := range pr.env {
 		fmt.Fprintf(b, "        - name: %s\n          value: %s\n", e.Name, scalar(kube(e.Value)))
 	}
 	if len(files) > 0 {
-		fmt.Fprintf(b, "      volumeMounts:\n        - name: config\n          mountPath: %s\n          readOnly: true\n", configFolder)
+		fmt.Fprintf(b, "      volumeMounts:\n        - name: config\n          mountPath: %s\n          "+
+			"readOnly: true\n", configFolder)
 	}
 }
 

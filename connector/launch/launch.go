@@ -3,7 +3,8 @@
 // Package launch says with which settings engines must be started, and writes them as programs that start the engines:
 // a shell script, a Docker Compose file, Kubernetes manifests, or Python that makes the engines offline.
 //
-// A connector that knows its engines' settings implements [Renderer], which [Model] asks for each engine of a deployment:
+// A connector that knows its engines' settings implements [Renderer], which [Model] asks for each engine of a
+// deployment:
 //
 //	plan, err := launch.Model(launch.Deployment{Spec: spec, Endpoints: endpoints, Model: "llama2-7b"})
 //	os.Stdout.Write(plan.Shell())

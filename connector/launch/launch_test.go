@@ -55,11 +55,15 @@ func nastySettings(t launch.Target) (launch.Settings, error) {
 	return launch.Settings{
 		Engine: "vllm",
 		KVTransfer: &launch.KVTransfer{
-			Connector: "TestConnector", Role: launch.KVRole(t.Endpoint.Role), EngineID: "id's", BufferSize: 8e9, Port: 21001,
-			Extra: map[string]any{"text": nasty, "file": file, "list": []string{"a", "b"}, "deep": map[string]any{"n": 1, "f": 0.5, "yes": true, "none": nil}},
+			Connector: "TestConnector", Role: launch.KVRole(t.Endpoint.Role), EngineID: "id's", BufferSize: 8e9,
+			Port: 21001,
+			Extra: map[string]any{"text": nasty, "file": file, "list": []string{"a", "b"},
+				"deep": map[string]any{"n": 1, "f": 0.5, "yes": true, "none": nil}},
 		},
-		Args: []string{"--block-size", "32", "--enable-prompt-tokens-details", "--hf-overrides", `{"a": "it's"}`, "--text=" + nasty, "--no-flag"},
-		Env:  []launch.EnvVar{{Name: "LMCACHE_CONFIG_FILE", Value: file}, {Name: "NASTY", Value: nasty}, {Name: "EMPTY", Value: ""}},
+		Args: []string{"--block-size", "32", "--enable-prompt-tokens-details", "--hf-overrides", `{"a": "it's"}`,
+			"--text=" + nasty, "--no-flag"},
+		Env: []launch.EnvVar{{Name: "LMCACHE_CONFIG_FILE", Value: file}, {Name: "NASTY", Value: nasty},
+			{Name: "EMPTY", Value: ""}},
 		Files: []launch.File{
 			{Name: file, Content: "# $HOME 'x'\nkey: \"v\"\nEND\n"},
 			{Name: "raw-" + file, Content: "  indented\n\ttab " + nasty},
@@ -87,7 +91,8 @@ func endpoints(t *testing.T, prefill, decode string) []discovery.Endpoint {
 func nastyPlan(t *testing.T) *launch.Plan {
 	t.Helper()
 	p, err := launch.With(rendering{nastySettings}, launch.Deployment{
-		Endpoints: endpoints(t, "http://10.0.0.1:8100", "http://10.0.0.2:8200"), Model: "Org/Llama 2's", Path: "/models/llama 2", Version: launch.Version{Minor: 32},
+		Endpoints: endpoints(t, "http://10.0.0.1:8100", "http://10.0.0.2:8200"), Model: "Org/Llama 2's",
+		Path: "/models/llama 2", Version: launch.Version{Minor: 32},
 	})
 	require.NoError(t, err)
 	return p
@@ -148,7 +153,10 @@ func TestTheShellScriptGivesTheEngineExactlyItsSettings(t *testing.T) {
 	sh, dir := program(t, "sh"), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "launch.sh"), nastyPlan(t).Shell(), 0o600))
 	for _, name := range []string{"vllm", "agent", "cache master"} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nprintf '%s\\0' \"$NASTY\" \"${EMPTY-unset}\" \"$@\"\n"), 0o700))
+		require.NoError(
+			t, os.WriteFile(filepath.Join(dir, name),
+				[]byte("#!/bin/sh\nprintf '%s\\0' \"$NASTY\" \"${EMPTY-unset}\" \"$@\"\n"), 0o700),
+		)
 	}
 	runIn(t, dir, sh, "-n", "launch.sh")
 
@@ -156,14 +164,18 @@ func TestTheShellScriptGivesTheEngineExactlyItsSettings(t *testing.T) {
 	want, _ := nastySettings(nastyPlan(t).Engines[0].Target)
 	assert.Equal(t, nasty, out[0], "variables arrive as they are")
 	assert.Empty(t, out[1], "an empty one is set")
-	argv := append([]string{"serve", "/models/llama 2", "--served-model-name", "Org/Llama 2's", "--host", "10.0.0.1", "--port", "8100", "--kv-transfer-config", want.KVTransfer.JSON()}, want.Args...)
+	argv := append(
+		[]string{"serve", "/models/llama 2", "--served-model-name", "Org/Llama 2's", "--host", "10.0.0.1", "--port",
+			"8100", "--kv-transfer-config", want.KVTransfer.JSON()}, want.Args...,
+	)
 	assert.Equal(t, append(argv, "--more", "a b", ""), out[2:], "arguments arrive as they are, the caller's last")
 	for _, f := range want.Files {
 		content, err := os.ReadFile(filepath.Join(dir, f.Name))
 		require.NoError(t, err)
 		assert.Equal(t, strings.TrimSuffix(f.Content, "\n")+"\n", string(content))
 	}
-	assert.Equal(t, []string{"--config", "conf-decode.yaml"}, strings.Split(runIn(t, dir, sh, "launch.sh", "decode-0-agent"), "\x00")[2:4])
+	assert.Equal(t, []string{"--config", "conf-decode.yaml"},
+		strings.Split(runIn(t, dir, sh, "launch.sh", "decode-0-agent"), "\x00")[2:4])
 	assert.Equal(t, []string{"--path", nasty}, strings.Split(runIn(t, dir, sh, "launch.sh", "master"), "\x00")[2:4])
 	assert.Error(t, exec.CommandContext(t.Context(), sh, filepath.Join(dir, "launch.sh"), "unknown").Run())
 }
@@ -176,8 +188,9 @@ func TestThePythonModuleGivesTheEngineExactlyItsSettings(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "launch.py"), text, 0o600))
 	runIn(t, dir, python, "-m", "py_compile", "launch.py")
 	for name, content := range map[string]string{
-		"__init__.py": "import json, os\ndef LLM(**kw):\n    print(json.dumps({'kw': kw, 'nasty': os.environ['NASTY']}))\n",
-		"config.py":   "def KVTransferConfig(**kw):\n    return kw\n",
+		"__init__.py": "import json, os\ndef LLM(**kw):\n    print(json.dumps({'kw': kw, 'nasty': " +
+			"os.environ['NASTY']}))\n",
+		"config.py": "def KVTransferConfig(**kw):\n    return kw\n",
 	} {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, "vllm"), 0o750))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "vllm", name), []byte(content), 0o600))
@@ -204,17 +217,25 @@ func TestKubernetesFindsFilesAndItsOwnAddress(t *testing.T) {
 	own := rendering{func(t launch.Target) (launch.Settings, error) {
 		host := t.Endpoint.Host()
 		return launch.Settings{
-			Engine: "sglang", Files: []launch.File{{Name: "f.yaml", Content: "a: 1\n"}}, Args: []string{"--file=f.yaml", "--peer", "decode-0.m", "--bind=" + host},
-			Env: []launch.EnvVar{{Name: "HOST", Value: host}, {Name: "DOLLAR", Value: "$(HOST) $HOST"}},
+			Engine: "sglang", Files: []launch.File{{Name: "f.yaml", Content: "a: 1\n"}},
+			Args: []string{"--file=f.yaml", "--peer", "decode-0.m", "--bind=" + host},
+			Env:  []launch.EnvVar{{Name: "HOST", Value: host}, {Name: "DOLLAR", Value: "$(HOST) $HOST"}},
 		}, nil
 	}}
-	p, err := launch.With(own, launch.Deployment{Endpoints: endpoints(t, "http://prefill-0.m:8000", "http://decode-0.m:8000"), Model: "m"})
+	p, err := launch.With(
+		own, launch.Deployment{Endpoints: endpoints(t, "http://prefill-0.m:8000", "http://decode-0.m:8000"),
+			Model: "m"},
+	)
 	require.NoError(t, err)
 	text := string(p.Kubernetes())
-	for _, part := range []string{`- "--file=/etc/pdkit/f.yaml"`, `- "--bind=$(POD_IP)"`, `- "decode-0.m"`, `value: "$(POD_IP)"`, `value: "$$(HOST) $$HOST"`, "clusterIP: None", `subdomain: "m"`, "fieldPath: status.podIP"} {
+	for _, part := range []string{`- "--file=/etc/pdkit/f.yaml"`, `- "--bind=$(POD_IP)"`, `- "decode-0.m"`,
+		`value: "$(POD_IP)"`, `value: "$$(HOST) $$HOST"`, "clusterIP: None", `subdomain: "m"`,
+		"fieldPath: status.podIP"} {
 		assert.Contains(t, text, part)
 	}
-	p, err = launch.With(own, launch.Deployment{Endpoints: endpoints(t, "http://10.0.0.1:8000", "http://10.0.0.2:8000"), Model: "m"})
+	p, err = launch.With(
+		own, launch.Deployment{Endpoints: endpoints(t, "http://10.0.0.1:8000", "http://10.0.0.2:8000"), Model: "m"},
+	)
 	require.NoError(t, err)
 	assert.NotContains(t, string(p.Kubernetes()), "kind: Service", "addresses need no names")
 }
@@ -229,7 +250,9 @@ func TestTargetsKnowTheirPlaceAmongTheEngines(t *testing.T) {
 		if len(t.Engines) != 4 {
 			return launch.Settings{}, errors.New("all engines but those of role encode")
 		}
-		return launch.Settings{Engine: "vllm", Notes: []launch.Note{{Path: "a", Text: "all"}, {Path: "b", Text: t.Endpoint.Host()}}}, nil
+		return launch.Settings{
+			Engine: "vllm", Notes: []launch.Note{{Path: "a", Text: "all"}, {Path: "b", Text: t.Endpoint.Host()}},
+		}, nil
 	}}, launch.Deployment{Endpoints: append(list, encode), Model: "m"})
 	require.NoError(t, err)
 	names := make([]string, len(p.Engines))
@@ -250,7 +273,8 @@ func TestSettingsThatCannotBeWrittenAreRefused(t *testing.T) {
 		"companion":               {Companions: []launch.Companion{{Name: "A", Command: []string{"x"}}}},
 		"no command":              {Companions: []launch.Companion{{Name: "a"}}},
 	} {
-		_, err := launch.With(rendering{func(launch.Target) (launch.Settings, error) { return s, nil }}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
+		_, err := launch.With(rendering{func(launch.Target) (launch.Settings, error) { return s, nil }},
+			launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, err, "prefill-0")
 	}
@@ -263,7 +287,8 @@ func TestSettingsThatCannotBeWrittenAreRefused(t *testing.T) {
 	_, err = launch.Model(launch.Deployment{Spec: config.Spec{Type: "nothing"}})
 	require.ErrorIs(t, err, connector.ErrUnknown)
 	failed := errors.New("no port")
-	_, err = launch.With(rendering{func(launch.Target) (launch.Settings, error) { return launch.Settings{}, failed }}, launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
+	_, err = launch.With(rendering{func(launch.Target) (launch.Settings, error) { return launch.Settings{}, failed }},
+		launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})
 	require.ErrorIs(t, err, failed)
 }
 
@@ -277,13 +302,16 @@ func TestAnEngineMadeFromFilesHasNoPython(t *testing.T) {
 }
 
 func TestLabels(t *testing.T) {
-	for in, want := range map[string]string{"Org/Llama 2's": "org-llama-2-s", "": "model", "é": "model", "--a--": "a", strings.Repeat("x", 50): strings.Repeat("x", 40)} {
+	for in, want := range map[string]string{"Org/Llama 2's": "org-llama-2-s", "": "model", "é": "model", "--a--": "a",
+		strings.Repeat("x", 50): strings.Repeat("x", 40)} {
 		assert.Equal(t, want, launch.Label(in))
 	}
 }
 
 func TestNoLimitsNamesTheLimitsThatAreGiven(t *testing.T) {
 	assert.Empty(t, launch.NoLimits(config.Resources{}, "why"))
-	assert.Equal(t, []launch.Note{launch.NoEffect("resources.maxMemory", "why"), launch.NoEffect("resources.maxBandwidth", "why")},
+	assert.Equal(
+		t, []launch.Note{launch.NoEffect("resources.maxMemory", "why"),
+			launch.NoEffect("resources.maxBandwidth", "why")},
 		launch.NoLimits(config.Resources{MaxMemory: "8Gi", MaxBandwidth: "1G"}, "why"))
 }

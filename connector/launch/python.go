@@ -20,7 +20,8 @@ var ErrNoPython = errors.New("engine is not made from Python arguments")
 // out arguments of servers, and names them in a comment.
 func (p *Plan) Python() ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "# The engines of %s, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its name then.\n", comment(p.Name))
+	fmt.Fprintf(&b, "# The engines of %s, made offline: `python3 -i FILE NAME` makes one of them, `llm` is its "+
+		"name then.\n", comment(p.Name))
 	writeComments(&b, "", noteLines(p.Notes))
 	for _, c := range p.Companions {
 		writeComments(&b, "", []string{"Runs beside them: " + words(where{}.companion(c, nil).argv)})

@@ -29,7 +29,8 @@ func (p *Plan) Shell() []byte {
 	}
 
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "#!/bin/sh\n# The engines of %s. Each line starts one of them, with further arguments if there are any:\n", comment(p.Name))
+	fmt.Fprintf(&b, "#!/bin/sh\n# The engines of %s. Each line starts one of them, with further arguments if there "+
+		"are any:\n", comment(p.Name))
 	for _, n := range names {
 		fmt.Fprintf(&b, "#   sh FILE %s\n", n)
 	}

@@ -62,7 +62,8 @@ func New(o *Options) (*Connector, error) {
 			Remedy: "a duration of 0 (none) or more"}
 	}
 	if o.MaxRetries < 0 {
-		return nil, &config.FieldError{Path: "maxRetries", Problem: fmt.Sprintf("is %d", o.MaxRetries), Remedy: "0 or more"}
+		return nil, &config.FieldError{Path: "maxRetries", Problem: fmt.Sprintf("is %d", o.MaxRetries),
+			Remedy: "0 or more"}
 	}
 	return &Connector{opts: *o}, nil
 }

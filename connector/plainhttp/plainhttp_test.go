@@ -68,7 +68,8 @@ func TestLegs(t *testing.T) {
 			`{"prompt":"x","vllm_xargs":{},"max_tokens":1,"stream":false}`, `{"prompt":"x","vllm_xargs":{}}`},
 		{"a budget of thinking would make P refuse a limit of 1", connector.APIMessages,
 			`{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`,
-			`{"max_tokens":1,"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`},
+			`{"max_tokens":1,"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"enabled",` +
+				`"budget_tokens":1024}}`},
 		{"thinking without a budget stays", connector.APIMessages,
 			`{"max_tokens":2048,"thinking":{"type":"adaptive"}}`,
 			`{"max_tokens":1,"thinking":{"type":"adaptive"},"stream":false}`,
@@ -101,7 +102,9 @@ func TestUnsupported(t *testing.T) {
 	assert.Empty(t, uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request),
 		"there is no handoff that only one answer could read")
 	assert.Equal(t, "prompt", uncarried.Member(c, session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
-	assert.Equal(t, "prompt_logprobs", uncarried.Member(c, session(t, connector.APIChat, `{"prompt_logprobs":1}`).Request))
+	assert.Equal(
+		t, "prompt_logprobs", uncarried.Member(c, session(t, connector.APIChat, `{"prompt_logprobs":1}`).Request),
+	)
 	assert.Empty(t, uncarried.Member(c, session(t, connector.APISGLang, `{"text":"a"}`).Request))
 }
 

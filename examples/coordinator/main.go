@@ -78,7 +78,9 @@ func (p pools) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 func (c *coordinator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	api := connector.APIOf(r.URL.Path)
 	if api == connector.APIUnknown || r.Method != http.MethodPost {
-		pdflow.WriteError(w, r, &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"})
+		pdflow.WriteError(
+			w, r, &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"},
+		)
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))

@@ -31,7 +31,8 @@ func TestTheBuiltProgram(t *testing.T) {
 		stdout, stderr string
 	}{
 		"check of a good file": {[]string{"-config", good, "-check"}, 0, "well formed", ""},
-		"check of a wrong one": {[]string{"-config", bad, "-check"}, 2, "", ": spce: unknown field; did you mean spec?"},
+		"check of a wrong one": {[]string{"-config", bad, "-check"}, 2, "",
+			": spce: unknown field; did you mean spec?"},
 		"start of a wrong one": {[]string{"-config", bad}, 2, "", ": spce: unknown field; did you mean spec?"},
 		"no file":              {nil, 2, "", "-config FILE is missing"},
 		"help":                 {[]string{"-h"}, 0, "", "-log-level"},
@@ -52,8 +53,10 @@ func TestTheBuiltProgram(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), program, "-config", good)
 			cmd.Stderr = log
 			require.NoError(t, cmd.Start())
-			require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second, time.Millisecond, "%s", log)
-			status, _, _ := do(t, http.MethodPost, "http://"+servingLine.FindStringSubmatch(log.String())[1]+"/v1/completions", completion)
+			require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second,
+				time.Millisecond, "%s", log)
+			status, _, _ := do(t, http.MethodPost, "http://"+servingLine.FindStringSubmatch(log.String())[1]+
+				"/v1/completions", completion)
 			assert.Equal(t, http.StatusOK, status)
 			require.NoError(t, cmd.Process.Signal(sig))
 			require.NoError(t, cmd.Wait(), "exit code 0 after a drain")

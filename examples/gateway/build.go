@@ -124,7 +124,8 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 			return nil // connectors that differ have one of their own
 		},
 		NetHTTP: g.cfg.netHTTP,
-		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithLogger(m.probes.log),
+		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes),
+			pdflow.WithLogger(m.probes.log),
 			pdflow.WithMetricAttributes(g.modelAttributes(ms.Model())...)),
 	})
 	return m, err

@@ -108,14 +108,19 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	if lease > 0 {
 		handoff += " of a lease of " + lease.String()
 	}
-	row(w, "  timeouts", fmt.Sprintf("connect %s, prefill %s, handoff %s, decode %s, idle %s, cleanup %s, healthCheck %s",
-		span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
-		span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
+	row(
+		w, "  timeouts", fmt.Sprintf("connect %s, prefill %s, handoff %s, decode %s, idle %s, cleanup %s, "+
+			"healthCheck %s",
+			span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
+			span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
 	a := o.Retry()
 	if a.MaxAttempts == 1 {
 		row(w, "  retry", "1 attempt")
 	} else {
-		row(w, "  retry", fmt.Sprintf("%d attempts, pauses from %s to %s", a.MaxAttempts, max(a.BackoffBase, 0), max(a.BackoffMax, 0)))
+		row(
+			w, "  retry", fmt.Sprintf("%d attempts, pauses from %s to %s", a.MaxAttempts, max(a.BackoffBase, 0),
+				max(a.BackoffMax, 0)),
+		)
 	}
 	var limitsOfStores []string
 	r := o.Spec.Resources

@@ -62,17 +62,26 @@ func TestTodaysMooncakeIsNamed(t *testing.T) {
 	}
 }
 
-// A setting without an effect is one that no engine has: not one that only P or only D reads, nor that of an engine which cannot be launched.
+// A setting without an effect is one that no engine has: not one that only P or only D reads, nor that of an engine
+// which cannot be launched.
 func TestSettingsWithoutEffectAreTold(t *testing.T) {
 	for spec, idle := range map[string][]string{
-		"{type: LMCacheConnectorV1, config: {enable_nixl: true, nixl_role: sender, nixl_peer_host: h, nixl_peer_port: 1, nixl_buffer_size: 1, config_path: c}}": {"config.config_path"},
-		"{type: lmcache-pd, config: {config_path: c}}":                                                                                         {"config.config_path"}, // D has no ports here
-		"{type: LMCacheConnectorV1, config: {discard_partial_chunks: true}}":                                                                   {"config.backendType"}, // issue 1069: nothing is shared
-		"{type: lmcache, config: {remote_url: \"redis://u:p@h:1\"}}":                                                                           {"config.remote_url"},
-		"{type: http, config: {maxRetries: 1}, resources: {maxMemory: 1Gi}}":                                                                   {"resources.maxMemory"}, // the gateway heeds maxRetries
-		"{type: nixl, fallback: connector, fallbackConnector: {type: lmcache, config: {backendType: redis, redisConfig: {host: h}, ttl: 1m}}}": {"fallbackConnector.config.ttl"},
+		"{type: LMCacheConnectorV1, config: {enable_nixl: true, nixl_role: sender, nixl_peer_host: h, " +
+			"nixl_peer_port: 1, nixl_buffer_size: 1, config_path: c}}": {"config.config_path"},
+		// D has no ports here
+		"{type: lmcache-pd, config: {config_path: c}}": {"config.config_path"},
+		// issue 1069: nothing is shared
+		"{type: LMCacheConnectorV1, config: {discard_partial_chunks: true}}": {"config.backendType"},
+		"{type: lmcache, config: {remote_url: \"redis://u:p@h:1\"}}":         {"config.remote_url"},
+		// the gateway heeds maxRetries
+		"{type: http, config: {maxRetries: 1}, resources: " +
+			"{maxMemory: 1Gi}}": {"resources.maxMemory"},
+		"{type: nixl, fallback: connector, fallbackConnector: {type: lmcache, config: {backendType: redis, " +
+			"redisConfig: {host: h}, ttl: 1m}}}": {"fallbackConnector.config.ttl"},
 	} {
-		_, stdout, stderr := check(t, "-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  model: m\n  kvConnector: "+spec+"\n"))
+		_, stdout, stderr := check(t, "-config",
+			write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  model: m\n  "+
+				"kvConnector: "+spec+"\n"))
 		var told []string
 		for line := range strings.Lines(stdout) {
 			if rest, ok := strings.CutPrefix(line, "without effect: "); ok {
@@ -86,7 +95,8 @@ func TestSettingsWithoutEffectAreTold(t *testing.T) {
 }
 
 func TestFlagsOverrideTheFile(t *testing.T) {
-	file := write(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:1, admin: 127.0.0.1:2}\n")
+	file := write(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:1, "+
+		"admin: 127.0.0.1:2}\n")
 	_, stdout, _ := check(t, "-config", file)
 	assert.Contains(t, stdout, "listen        127.0.0.1:1\nadmin         127.0.0.1:2\n")
 	_, stdout, _ = check(t, "-config", file, "-listen", "127.0.0.1:3", "-admin", "127.0.0.1:4")
@@ -98,8 +108,10 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 func TestAWrongCommandLineEndsWith2(t *testing.T) {
 	file := write(t, modelYAML(""))
 	for _, args := range [][]string{
-		{}, {"-config", ""}, {"-config", file, "extra"}, {"-config", file, "-nonsense"}, {"-config", file, "-log-level", "loud"},
-		{"-config", file, "-listen", "8000"}, {"-config", file, "-admin", "nowhere"}, {"-config", file, "-listen", "127.0.0.1:9000"},
+		{}, {"-config", ""}, {"-config", file, "extra"}, {"-config", file, "-nonsense"},
+		{"-config", file, "-log-level", "loud"},
+		{"-config", file, "-listen", "8000"}, {"-config", file, "-admin", "nowhere"},
+		{"-config", file, "-listen", "127.0.0.1:9000"},
 	} {
 		code, stdout, stderr := check(t, args...)
 		assert.Equal(t, exitWrong, code, args)

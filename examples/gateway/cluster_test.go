@@ -71,7 +71,9 @@ func (n *namespace) serve() *program {
 func (n *namespace) objects() dynamic.ResourceInterface {
 	client, err := dynamic.NewForConfig(n.Admin())
 	require.NoError(n.t, err)
-	return client.Resource(schema.GroupVersionResource{Group: "networking.matrixinfer.ai", Version: "v1alpha1", Resource: "modelservers"}).Namespace(n.name)
+	return client.Resource(
+		schema.GroupVersionResource{Group: "networking.matrixinfer.ai", Version: "v1alpha1", Resource: "modelservers"},
+	).Namespace(n.name)
 }
 
 func (n *namespace) apply(yaml string) {
@@ -81,7 +83,8 @@ func (n *namespace) apply(yaml string) {
 
 func (n *namespace) modelServer(name, spec string) {
 	n.t.Helper()
-	n.apply("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: " + name + "}\nspec: " + spec + "\n")
+	n.apply("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: " + name +
+		"}\nspec: " + spec + "\n")
 }
 
 func (n *namespace) remove(name string) {
@@ -104,11 +107,12 @@ func (n *namespace) pod(name, ip string, labels, annotations map[string]string) 
 	n.SetPod(n.t, n.name, name, ip, true)
 }
 
-// engines starts a pair of simulated engines for a protocol, at port 8000 of addresses of their own, as pods of a group. Settings are as in
-// the protocol's own case.
+// engines starts a pair of simulated engines for a protocol, at port 8000 of addresses of their own, as pods of a
+// group. Settings are as in the protocol's own case.
 func (n *namespace) engines(conn, model, name string, labels map[string]string) (p, d *enginesim.Engine) {
 	n.t.Helper()
-	c := protocol{connector: conn, prefill: enginesim.Config{Connector: "none"}, decode: enginesim.Config{Connector: "none"}}
+	c := protocol{connector: conn, prefill: enginesim.Config{Connector: "none"},
+		decode: enginesim.Config{Connector: "none"}}
 	for _, known := range protocols {
 		if known.connector == conn && known.name == "" {
 			c = known
@@ -145,7 +149,8 @@ func (n *namespace) engines(conn, model, name string, labels map[string]string) 
 }
 
 func completionOf(model string) string {
-	return fmt.Sprintf(`{"model":%q,"prompt":"%s","max_tokens":4}`, model, strings.Repeat("Where does the crane stand? ", 10))
+	return fmt.Sprintf(`{"model":%q,"prompt":"%s","max_tokens":4}`, model,
+		strings.Repeat("Where does the crane stand? ", 10))
 }
 
 // becomes waits until a request for the model is answered so.
@@ -174,7 +179,8 @@ func TestTheDocumentsModelServersAreServedFromACluster(t *testing.T) {
 
 			_, d := n.engines(ms.Main.Name, ms.Model(), "group-a", ms.Spec.WorkloadSelector.MatchLabels)
 			n.becomes(g, ms.Model(), http.StatusOK)
-			status, h, body := do(t, http.MethodPost, g.client+"/v1/completions", strings.Replace(completionOf(ms.Model()), "Where", "When", 1))
+			status, h, body := do(t, http.MethodPost, g.client+"/v1/completions",
+				strings.Replace(completionOf(ms.Model()), "Where", "When", 1))
 			assert.Equal(t, http.StatusOK, status, body)
 			assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
 			if ms.Main.Name != "http" {
@@ -200,9 +206,11 @@ func (n *namespace) only() *modelserver.ModelServer {
 	return ms
 }
 
-const selecting = `, workloadSelector: {matchLabels: {app: m}, pdGroup: {groupKey: group, prefillLabels: {role: prefill}, decodeLabels: {role: decode}}}`
+const selecting = `, workloadSelector: {matchLabels: {app: m}, pdGroup: {groupKey: group, prefillLabels: {role: ` +
+	`prefill}, decodeLabels: {role: decode}}}`
 
-// A ModelServer comes, changes, changes wrongly, and goes, while requests run: none fails that one of its forms could have served.
+// A ModelServer comes, changes, changes wrongly, and goes, while requests run: none fails that one of its forms could
+// have served.
 func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
 	n := newNamespace(t)
 	g := n.serve()
@@ -217,7 +225,8 @@ func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
 
 	stop, failures, sent := n.keepAsking(g, "m")
 	for i := range 5 {
-		n.modelServer("m", fmt.Sprintf(`{model: m, kvConnector: {type: nixl, retry: {maxAttempts: %d}}%s}`, 3+i, selecting))
+		n.modelServer("m", fmt.Sprintf(`{model: m, kvConnector: {type: nixl, retry: {maxAttempts: %d}}%s}`, 3+
+			i, selecting))
 		n.logged(g, fmt.Sprintf("ModelServer is served.*generation=%d", 2+i))
 	}
 	n.modelServer("m", `{model: m, kvConnector: {type: nixl, config: {leaseDuration: never}}`+selecting+`}`)
@@ -280,8 +289,11 @@ func (n *namespace) keepAsking(g *program, model string) (stop func(), failures 
 func TestAnObjectLeadsNowhereElse(t *testing.T) {
 	n := newNamespace(t)
 	for name, discovery := range map[string]string{
-		"static": `{static: {endpoints: [{url: "http://127.0.0.1:1", role: both}]}}`, "file": `{file: {path: /etc/hostname}}`, "dns": `{dns: {decode: d.example, port: 1}}`,
-		"registration": `{registration: {http: "127.0.0.1:0"}}`, "another kubeconfig": `{kubernetes: {kubeconfig: /etc/kubernetes/admin.conf}}`, "another namespace": `{kubernetes: {namespace: kube-system}}`,
+		"static": `{static: {endpoints: [{url: "http://127.0.0.1:1", role: both}]}}`,
+		"file":   `{file: {path: /etc/hostname}}`, "dns": `{dns: {decode: d.example, port: 1}}`,
+		"registration":       `{registration: {http: "127.0.0.1:0"}}`,
+		"another kubeconfig": `{kubernetes: {kubeconfig: /etc/kubernetes/admin.conf}}`,
+		"another namespace":  `{kubernetes: {namespace: kube-system}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parseObject(objectOf(n.name, `{model: m, discovery: `+discovery+`}`), n.Admin())
@@ -320,7 +332,8 @@ func TestAStreamOutlivesItsModelServer(t *testing.T) {
 	}
 	n.modelServer("m", `{model: m, kvConnector: {type: http}`+selecting+`}`)
 	n.becomes(g, "m", http.StatusOK)
-	resp, err := http.Post(g.client+"/v1/completions", "application/json", strings.NewReader(`{"model":"m","prompt":"x","stream":true}`))
+	resp, err := http.Post(g.client+"/v1/completions", "application/json",
+		strings.NewReader(`{"model":"m","prompt":"x","stream":true}`))
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	n.remove("m")
@@ -338,7 +351,8 @@ func TestASuccessorKnowsWhoDoesNotAnswer(t *testing.T) {
 	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
 	for i := range 4 {
 		for _, role := range []string{"prefill", "decode"} { // ready, says the cluster, and nobody listens
-			n.pod(fmt.Sprintf("dead-%s-%d", role, i), podIP(), map[string]string{"app": "m", "group": "a", "role": role}, nil)
+			n.pod(fmt.Sprintf("dead-%s-%d", role, i), podIP(),
+				map[string]string{"app": "m", "group": "a", "role": role}, nil)
 		}
 	}
 	spec := func(attempts int) string {
@@ -484,7 +498,8 @@ func (n *namespace) rights(resource string) {
 	require.Len(n.t, all.Items, 1)
 	role := &all.Items[0]
 	role.Rules = []rbacv1.PolicyRule{
-		{APIGroups: []string{"networking.matrixinfer.ai", "networking.serving.volcano.sh"}, Resources: []string{"modelservers"}, Verbs: []string{"list", "watch"}},
+		{APIGroups: []string{"networking.matrixinfer.ai", "networking.serving.volcano.sh"},
+			Resources: []string{"modelservers"}, Verbs: []string{"list", "watch"}},
 		{APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{resource}, Verbs: []string{"list", "watch"}},
 	}
 	_, err = roles.Update(n.t.Context(), role, metav1.UpdateOptions{})
@@ -492,14 +507,15 @@ func (n *namespace) rights(resource string) {
 	time.Sleep(time.Second) // the API server's authorizer takes it over by a watch of its own, which nothing tells of
 }
 
-// Objects that change their models at once take them from each other as the list says, and one that wants a model which another keeps
-// stays what it was.
+// Objects that change their models at once take them from each other as the list says, and one that wants a model which
+// another keeps stays what it was.
 func TestModelsGoRound(t *testing.T) {
 	n := newNamespace(t)
 	g := n.serve()
 	n.engines("nixl", "m1", "a", map[string]string{"app": "m"})
 	spec := func(model string, attempts int) string {
-		return fmt.Sprintf(`{model: %s, kvConnector: {type: http, retry: {maxAttempts: %d}}%s}`, model, attempts, selecting)
+		return fmt.Sprintf(`{model: %s, kvConnector: {type: http, retry: {maxAttempts: %d}}%s}`, model, attempts,
+			selecting)
 	}
 	n.modelServer("a", spec("m1", 1))
 	n.modelServer("b", spec("m2", 1))
@@ -547,7 +563,9 @@ func listenEngine(t *testing.T, addr string) *engine {
 
 // objectOf is a ModelServer as the watch tells it.
 func objectOf(namespace, spec string) kubernetes.ModelServer {
-	object := `{apiVersion: networking.matrixinfer.ai/v1alpha1, kind: ModelServer, metadata: {name: m, namespace: ` + namespace + `}, spec: ` + spec + `}`
+	object := `{apiVersion: networking.matrixinfer.ai/v1alpha1, kind: ModelServer, metadata: {name: m, namespace: ` +
+		namespace + `}, spec: ` + spec + `}`
 	docs, _ := yamlfile.Read("object", []byte(object))
-	return kubernetes.ModelServer{Group: "networking.matrixinfer.ai", Namespace: namespace, Name: "m", Object: docs[0].JSON}
+	return kubernetes.ModelServer{Group: "networking.matrixinfer.ai", Namespace: namespace, Name: "m",
+		Object: docs[0].JSON}
 }

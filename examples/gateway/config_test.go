@@ -44,7 +44,8 @@ func TestEveryFaultIsToldWithLineFieldAndRemedy(t *testing.T) {
 			require.Error(t, err)
 			assert.NotContains(t, err.Error(), "hunter2", "values may be passwords")
 			for line := range strings.SplitSeq(err.Error(), "\n") {
-				assert.Regexp(t, `^config\.yaml:[1-9][0-9]*: [^ ].*: .+; .+$`, line, "FILE:LINE: field.path: what is wrong; what would be right")
+				assert.Regexp(t, `^config\.yaml:[1-9][0-9]*: [^ ].*: .+; .+$`, line,
+					"FILE:LINE: field.path: what is wrong; what would be right")
 			}
 			golden(t, strings.TrimSuffix(file, ".yaml")+".txt", err.Error()+"\n")
 		})
@@ -81,7 +82,10 @@ func mustParse(t *testing.T, yaml string) *configuration {
 func TestDefaultsOfTheGateway(t *testing.T) {
 	want := gatewaySpec{Listen: "127.0.0.1:8000", Admin: "127.0.0.1:9000", MaxBodyBytes: 33554432, DrainTimeout: 30e9}
 	assert.Equal(t, want, mustParse(t, modelYAML("")).gateway, "without a Gateway")
-	assert.Equal(t, want, mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: null}\n").gateway, "null is left out")
+	assert.Equal(
+		t, want, mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: "+
+			"{listen: null}\n").gateway, "null is left out",
+	)
 	off := mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {admin: \"\"}\n")
 	assert.Empty(t, off.gateway.Admin, `"" turns it off`)
 }
@@ -110,14 +114,19 @@ func TestYAMLIsReadAsPeopleWriteIt(t *testing.T) {
 	}
 	bom := mustParse(t, "\ufeff"+modelYAML(""))
 	assert.Len(t, bom.models, 1)
-	numbers := mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {maxBodyBytes: 1e6}\n")
+	numbers := mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: "+
+		"{maxBodyBytes: 1e6}\n")
 	assert.EqualValues(t, 1_000_000, numbers.gateway.MaxBodyBytes)
-	hex := mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {maxBodyBytes: 0x1_000}\n")
+	hex := mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {maxBodyBytes: "+
+		"0x1_000}\n")
 	assert.EqualValues(t, 4096, hex.gateway.MaxBodyBytes)
 }
 
 func TestMetadataAndStatusAreFree(t *testing.T) {
-	mustParse(t, strings.Replace(modelYAML(""), "metadata: {name: m}", "metadata: {name: m, uid: 7, annotations: {a: [1]}}\nstatus: {anything: {at: all}}", 1))
+	mustParse(
+		t, strings.Replace(modelYAML(""), "metadata: {name: m}",
+			"metadata: {name: m, uid: 7, annotations: {a: [1]}}\nstatus: {anything: {at: all}}", 1),
+	)
 }
 
 func TestStaticEndpoints(t *testing.T) {
@@ -134,21 +143,26 @@ spec:
 	require.Len(t, m.Endpoints, 2)
 	p, d := m.Endpoints[0], m.Endpoints[1]
 	assert.Equal(t, "https://p.example/base", p.URL.String())
-	assert.Equal(t, []any{discovery.RolePrefill, "a", "z1", "8998"}, []any{p.Role, p.Group, p.Zone, p.Attribute("bootstrapPort")})
+	assert.Equal(t, []any{discovery.RolePrefill, "a", "z1", "8998"},
+		[]any{p.Role, p.Group, p.Zone, p.Attribute("bootstrapPort")})
 	assert.Equal(t, []any{discovery.RoleBoth, "[::1]:8200"}, []any{d.Role, d.ID})
 	assert.Equal(t, "*", m.Model(), "a model left out serves all names")
 }
 
 func TestTypesAreNamesOrClassNames(t *testing.T) {
 	for typ, want := range map[string]string{
-		"": "http", "http": "http", "nixl": "nixl", "NixlConnector": "nixl", "mooncake": "mooncake", "MooncakeConnector": "mooncake",
+		"": "http", "http": "http", "nixl": "nixl", "NixlConnector": "nixl", "mooncake": "mooncake",
+		"MooncakeConnector":  "mooncake",
 		"LMCacheConnectorV1": "lmcache", "SharedStorageConnector": "sharedstorage", "sglang": "sglang",
 	} {
-		assert.Equal(t, want, mustParse(t, modelYAML(fmt.Sprintf("  kvConnector: {type: %q}\n", typ))).models[0].Main.Name, typ)
+		assert.Equal(
+			t, want, mustParse(t, modelYAML(fmt.Sprintf("  kvConnector: {type: %q}\n", typ))).models[0].Main.Name, typ,
+		)
 	}
 	for _, key := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl"} {
 		spec := "  kvConnector: {type: LMCacheConnectorV1, config: {" + key + ": true}}\n"
-		endpoints := strings.Replace(modelYAML(spec), "role: decode", `role: decode, attributes: {receiverInitPorts: "8300", receiverAllocPorts: "8400"}`, 1)
+		endpoints := strings.Replace(modelYAML(spec), "role: decode",
+			`role: decode, attributes: {receiverInitPorts: "8300", receiverAllocPorts: "8400"}`, 1)
 		assert.Equal(t, "lmcache-pd", mustParse(t, endpoints).models[0].Main.Name, key)
 	}
 }
@@ -161,7 +175,8 @@ func TestOlderDefaultsOfTheHTTPConnector(t *testing.T) {
 	}
 	prefill, attempts := read("  kvConnector: {type: http, config: {requestTimeout: 7s, maxRetries: 3}}\n")
 	assert.Equal(t, []any{"7s", 4}, []any{prefill, attempts})
-	prefill, attempts = read("  kvConnector: {type: http, config: {requestTimeout: 7s, maxRetries: 3}, timeouts: {prefill: 9s}, retry: {maxAttempts: 1}}\n")
+	prefill, attempts = read("  kvConnector: {type: http, config: {requestTimeout: 7s, maxRetries: 3}, timeouts: " +
+		"{prefill: 9s}, retry: {maxAttempts: 1}}\n")
 	assert.Equal(t, []any{"9s", 1}, []any{prefill, attempts}, "the newer words win")
 }
 

@@ -32,10 +32,11 @@ import (
 
 const required = "required"
 
-// defaults are what holds where a field is left out: a value as YAML, required, or words. "" is for fields whose zero value
-// means what it says.
+// defaults are what holds where a field is left out: a value as YAML, required, or words. "" is for fields whose zero
+// value means what it says.
 var defaults = map[string]string{
-	"spec.listen": "127.0.0.1:8000", "spec.admin": "127.0.0.1:9000", "spec.maxBodyBytes": "33554432", "spec.drainTimeout": "30s",
+	"spec.listen": "127.0.0.1:8000", "spec.admin": "127.0.0.1:9000", "spec.maxBodyBytes": "33554432",
+	"spec.drainTimeout":                            "30s",
 	"spec.modelServers.namespace":                  "default",
 	"spec.model":                                   `"*"`,
 	"spec.workloadPort.port":                       "8000",
@@ -92,19 +93,23 @@ var defaults = map[string]string{
 
 // abouts are said in place of a field's comment, where that speaks to a programmer.
 var abouts = map[string]string{
-	"spec.kvConnector.config":                 "the connector's own settings; `parameters` is another word for it",
-	"spec.kvConnector.timeouts.handoff":       "the oldest handoff that decode may still use, from the last byte of P's answer; of a lease under 10s the default is half",
-	"spec.kvConnector.timeouts.cleanup":       "what a connector does after a failed request",
-	"spec.kvConnector.timeouts.healthCheck":   "one probe of an engine",
-	"spec.kvConnector.retry.maxAttempts":      "attempts at pairs of engines, the first included; at least 1",
-	"spec.kvConnector.retry.backoffMax":       "longest pause; at least backoffBase",
-	"spec.kvConnector.resources.maxMemory":    "limits of the engines' KV stores: rendered for the engines by `pdctl render`, and told where an engine has none",
+	"spec.kvConnector.config": "the connector's own settings; `parameters` is another word for it",
+	"spec.kvConnector.timeouts.handoff": "the oldest handoff that decode may still use, from the last byte of " +
+		"P's answer; of a lease under 10s the default is half",
+	"spec.kvConnector.timeouts.cleanup":     "what a connector does after a failed request",
+	"spec.kvConnector.timeouts.healthCheck": "one probe of an engine",
+	"spec.kvConnector.retry.maxAttempts":    "attempts at pairs of engines, the first included; at least 1",
+	"spec.kvConnector.retry.backoffMax":     "longest pause; at least backoffBase",
+	"spec.kvConnector.resources.maxMemory": "limits of the engines' KV stores: rendered for the engines by `pdctl " +
+		"render`, and told where an engine has none",
 	"spec.kvConnector.resources.maxDisk":      "as maxMemory",
 	"spec.kvConnector.resources.maxBandwidth": "as maxMemory; bytes a second",
-	"spec.kvConnector.fallback":               "when no pair could serve with KV transfer: `error`, `decode` (a decode engine alone), or `connector` (the next one: fallbackConnector)",
-	"spec.kvConnector.fallbackConnector":      "shaped as spec.kvConnector, with a fallback of its own if wanted",
-	"spec.kvConnector.unsupported":            "requests that the protocol cannot carry: `aggregate` sends them to one engine, `refuse` answers 400",
-	"spec.encoder.config":                     "the stage's own settings: maxItems, sharedStoragePath, cpuBytes",
+	"spec.kvConnector.fallback": "when no pair could serve with KV transfer: `error`, `decode` (a " +
+		"decode engine alone), or `connector` (the next one: fallbackConnector)",
+	"spec.kvConnector.fallbackConnector": "shaped as spec.kvConnector, with a fallback of its own if wanted",
+	"spec.kvConnector.unsupported": "requests that the protocol cannot carry: `aggregate` sends them to " +
+		"one engine, `refuse` answers 400",
+	"spec.encoder.config": "the stage's own settings: maxItems, sharedStoragePath, cpuBytes",
 }
 
 // setting is a line of the page.
@@ -113,8 +118,8 @@ type setting struct {
 	example           string // JSON
 }
 
-// TestThePageListsEverySetting compares docs/configuration.md with what the types that are decoded say, their comments, and
-// the examples in testdata/configuration.yaml. PDKIT_UPDATE=1 writes it.
+// TestThePageListsEverySetting compares docs/configuration.md with what the types that are decoded say, their comments,
+// and the examples in testdata/configuration.yaml. PDKIT_UPDATE=1 writes it.
 func TestThePageListsEverySetting(t *testing.T) {
 	const page = "../../docs/configuration.md"
 	docs := exampleDocuments(t)
@@ -129,7 +134,8 @@ func TestThePageListsEverySetting(t *testing.T) {
 		{"Gateway", gatewayAbout, reflect.TypeFor[gatewaySpec](), docs[:1]},
 		{"ModelServer", modelServerAbout, reflect.TypeFor[modelserver.Spec](), docs[1:]},
 	} {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| field | type | default | example | meaning |\n|---|---|---|---|---|\n", part.title, part.about)
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| field | type | default | example | meaning |\n|---|---|---|---|---|\n",
+			part.title, part.about)
 		for _, s := range settingsOf(t, part.spec, "spec") {
 			def, told := defaults[s.path]
 			assert.True(t, told, "say in the table of this test what holds where %s is left out", s.path)
@@ -164,9 +170,13 @@ examples/gateway reads a stream of YAML documents: at most one of kind Gateway, 
 An unknown field, a wrong type and a value out of range are faults; a field that is null counts as left out. A duration is a string in Go's syntax (` + "`30s`, `1m30s`" + `), a quantity one in Kubernetes' (` + "`8Gi`, `500M`" + `). In ` + "`timeouts`" + `, 0 is no limit.
 `
 
-const gatewayAbout = "The program's own settings. `apiVersion` is `pdkit.dev/v1alpha1`; `metadata` and `status` are free in form. Flags of the program override `listen` and `admin`."
+const gatewayAbout = "The program's own settings. `apiVersion` is `pdkit.dev/v1alpha1`; `metadata` and `status` are " +
+	"free in form. Flags of the program override `listen` and `admin`."
 
-const modelServerAbout = "One model with its engines. `apiVersion` is `networking.matrixinfer.ai/v1alpha1` or `networking.serving.volcano.sh/v1alpha1`; of `metadata`, `name` and `namespace` (default `default`) are read; `status` is free in form. `discovery` has exactly one member, and is `kubernetes` where it is left out. What `kvConnector.config` may hold says each connector's package: its type Options."
+const modelServerAbout = "One model with its engines. `apiVersion` is `networking.matrixinfer.ai/v1alpha1` or " +
+	"`networking.serving.volcano.sh/v1alpha1`; of `metadata`, `name` and `namespace` (default `default`) are read; " +
+	"`status` is free in form. `discovery` has exactly one member, and is `kubernetes` where it is left out. What " +
+	"`kvConnector.config` may hold says each connector's package: its type Options."
 
 // exampleDocuments reads the page's examples. They are right, since the gateway takes them.
 func exampleDocuments(t *testing.T) []*yamlfile.Document {
@@ -192,8 +202,8 @@ func exampleOf(docs []*yamlfile.Document, path string) string {
 	return ""
 }
 
-// proveDefault leaves a setting out of an example that has it: what is required is then a fault, and a default that is a
-// value means the same as no value.
+// proveDefault leaves a setting out of an example that has it: what is required is then a fault, and a default that is
+// a value means the same as no value.
 func proveDefault(t *testing.T, docs []*yamlfile.Document, path, def string) {
 	t.Helper()
 	isValue := regexp.MustCompile(`^("[^"]*"|[0-9a-z.:]+)$`).MatchString(def) && def != "none"
@@ -318,7 +328,8 @@ var (
 func commentOf(t *testing.T, typ reflect.Type, field string) string {
 	t.Helper()
 	dir := "."
-	if below, ok := strings.CutPrefix(typ.PkgPath(), "github.com/pdkit/pdkit/"); ok && !strings.HasPrefix(below, "examples/") {
+	if below, ok := strings.CutPrefix(typ.PkgPath(), "github.com/pdkit/pdkit/"); ok &&
+		!strings.HasPrefix(below, "examples/") {
 		dir = filepath.Join("..", "..", filepath.FromSlash(below))
 	}
 	if sources[dir] == nil {

@@ -115,7 +115,8 @@ func listOf(e ...*enginesim.Engine) string {
 	return text
 }
 
-// newFleet starts four pairs: NIXL found in a file, the shared folder by DNS, P2pNccl by registration, SGLang as listed.
+// newFleet starts four pairs: NIXL found in a file, the shared folder by DNS, P2pNccl by registration, SGLang as
+// listed.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	f := &fleet{teams: map[string]*team{}}
@@ -129,13 +130,15 @@ func newFleet(t *testing.T) *fleet {
 
 	names := newNameServer(t)
 	dns := newTeam(t, "by-dns", "sharedstorage", map[string]string{"shared_storage_path": t.TempDir()})
-	dns.yaml = fmt.Sprintf("kvConnector: {type: sharedstorage}, discovery: {dns: {prefill: prefill.test, decode: decode.test, resolver: %q}}", names.addr)
+	dns.yaml = fmt.Sprintf("kvConnector: {type: sharedstorage}, discovery: {dns: {prefill: prefill.test, decode: "+
+		"decode.test, resolver: %q}}", names.addr)
 	dns.lose = func(t *testing.T, _ *fleet) { names.set(t, "decode.test") }
 	dns.find = func(t *testing.T, _ *fleet) { names.set(t, "prefill.test", dns.p); names.set(t, "decode.test", dns.d) }
 	dns.find(t, f)
 	f.teams["by-dns"] = dns
 
-	announced := newTeam(t, "by-registration", "p2pnccl", map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"})
+	announced := newTeam(t, "by-registration", "p2pnccl",
+		map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"})
 	announced.yaml = "kvConnector: {type: p2pnccl}, discovery: {registration: {http: 127.0.0.1:0}}"
 	api := func(f *fleet) string {
 		for line := range strings.Lines(f.log.String()) {
@@ -147,7 +150,8 @@ func newFleet(t *testing.T) *fleet {
 	}
 	register := func(t *testing.T, f *fleet, id string, e *enginesim.Engine) {
 		status, _, answer := do(t, http.MethodPost, api(f), fmt.Sprintf(
-			`{"id":%q,"url":%q,"role":%q,"leaseSeconds":3600,"attributes":{"zmqAddress":%q}}`, id, e.URL(), id, e.SideChannel()))
+			`{"id":%q,"url":%q,"role":%q,"leaseSeconds":3600,"attributes":{"zmqAddress":%q}}`, id, e.URL(), id,
+			e.SideChannel()))
 		require.Less(t, status, 300, answer)
 	}
 	announced.lose = func(t *testing.T, f *fleet) {
@@ -163,7 +167,8 @@ func newFleet(t *testing.T) *fleet {
 	listed := newTeam(t, "by-list", "sglang", nil)
 	boot, err := url.Parse(listed.p.Bootstrap())
 	require.NoError(t, err)
-	listed.yaml = fmt.Sprintf(`kvConnector: {type: sglang}, discovery: {static: {endpoints: [{url: %q, role: prefill, attributes: {bootstrapPort: %q}}, {url: %q, role: decode}]}}`,
+	listed.yaml = fmt.Sprintf(`kvConnector: {type: sglang}, discovery: {static: {endpoints: [{url: %q, role: prefill,`+
+		` attributes: {bootstrapPort: %q}}, {url: %q, role: decode}]}}`,
 		listed.p.URL(), boot.Port(), listed.d.URL())
 	listed.lose = func(*testing.T, *fleet) { listed.d.Kill() } // the probes notice it
 	listed.find = func(t *testing.T, _ *fleet) { require.NoError(t, listed.d.Restart()) }
@@ -171,7 +176,8 @@ func newFleet(t *testing.T) *fleet {
 
 	yaml := gatewayYAML("")
 	for model, team := range f.teams {
-		yaml += fmt.Sprintf("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: %s}\nspec: {model: %s, %s}\n---\n", model, model, team.yaml)
+		yaml += fmt.Sprintf("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: "+
+			"%s}\nspec: {model: %s, %s}\n---\n", model, model, team.yaml)
 	}
 	f.program = start(t, yaml)
 	announced.find(t, f)
@@ -216,13 +222,14 @@ func (f *fleet) serves(t *testing.T, model string, n int) {
 	status, h, answer := do(t, http.MethodPost, f.client+"/v1/completions", body)
 	require.Equal(t, http.StatusOK, status, "%s: %s\n%s", model, answer, f.log)
 	assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"), model)
-	_, _, want := do(t, http.MethodPost, f.alone.URL()+"/v1/completions", strings.Replace(body, fmt.Sprintf("%q", model), `"tiny"`, 1))
+	_, _, want := do(t, http.MethodPost, f.alone.URL()+"/v1/completions",
+		strings.Replace(body, fmt.Sprintf("%q", model), `"tiny"`, 1))
 	require.NotEmpty(t, texts(t, want))
 	assert.Equal(t, texts(t, want), texts(t, answer), model)
 }
 
-// One listener serves models of different connectors whose engines are found in different ways; a model that has no pair is not ready by
-// name, and costs the others nothing.
+// One listener serves models of different connectors whose engines are found in different ways; a model that has no
+// pair is not ready by name, and costs the others nothing.
 func TestAMixedFleetWhoseEnginesAreFoundInFourWays(t *testing.T) {
 	f := newFleet(t)
 	f.notReady(t)
@@ -235,7 +242,8 @@ func TestAMixedFleetWhoseEnginesAreFoundInFourWays(t *testing.T) {
 				f.serves(t, model, n)
 				continue
 			}
-			status, h, answer := do(t, http.MethodPost, f.client+"/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
+			status, h, answer := do(t, http.MethodPost, f.client+"/v1/completions",
+				fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
 			assert.Equal(t, http.StatusServiceUnavailable, status, answer)
 			assert.NotEmpty(t, h.Get("Retry-After"))
 		}

@@ -30,7 +30,10 @@ func startRoles(t *testing.T, connector, list string) *roleFile {
 	t.Helper()
 	f := &roleFile{path: filepath.Join(t.TempDir(), "engines.yaml")}
 	lists(t, f.path, list)
-	f.program = start(t, gatewayYAML("")+fmt.Sprintf("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: tiny, kvConnector: {type: %s}, discovery: {file: {path: %q}}}\n", connector, f.path))
+	f.program = start(
+		t, gatewayYAML("")+fmt.Sprintf("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: "+
+			"{model: tiny, kvConnector: {type: %s}, discovery: {file: {path: %q}}}\n", connector, f.path),
+	)
 	return f
 }
 
@@ -57,11 +60,13 @@ var anyRole = enginesim.Config{Connector: "nixl", KVRole: enginesim.RoleBoth}
 func (f *roleFile) post(t *testing.T, n int, members string) (status int, mode, answer string) {
 	t.Helper()
 	status, h, answer := do(t, http.MethodPost, f.client+"/v1/completions",
-		fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4,"temperature":0%s}`, strings.Repeat(fmt.Sprintf("roles %d ", n), 40), members))
+		fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4,`+
+			`"temperature":0%s}`, strings.Repeat(fmt.Sprintf("roles %d ", n), 40), members))
 	return status, h.Get("X-PD-Mode"), answer
 }
 
-// legs counts the requests that an engine got to prefill alone, to decode what another one has prefilled, and to serve whole.
+// legs counts the requests that an engine got to prefill alone, to decode what another one has prefilled, and to serve
+// whole.
 func legs(e *enginesim.Engine) (prefill, decode, whole int) {
 	for _, r := range e.Requests() {
 		switch body := string(r.Body); {
@@ -99,10 +104,14 @@ func TestEnginesOfRoleBothTakePartInPairs(t *testing.T) {
 		prefills []*enginesim.Engine
 		decodes  []*enginesim.Engine
 	}{
-		"two of both":         {listed(a, "both") + listed(b, "both"), []*enginesim.Engine{a, b}, []*enginesim.Engine{a, b}},
-		"both and prefill":    {listed(a, "both") + listed(p, "prefill"), []*enginesim.Engine{p}, []*enginesim.Engine{a}},
-		"both and decode":     {listed(a, "both") + listed(d, "decode"), []*enginesim.Engine{a}, []*enginesim.Engine{d}},
-		"one of each, and it": {listed(p, "prefill") + listed(d, "decode") + listed(b, "both"), []*enginesim.Engine{p}, []*enginesim.Engine{d, b}},
+		"two of both": {listed(a, "both") + listed(b, "both"), []*enginesim.Engine{a, b},
+			[]*enginesim.Engine{a, b}},
+		"both and prefill": {listed(a, "both") + listed(p, "prefill"), []*enginesim.Engine{p},
+			[]*enginesim.Engine{a}},
+		"both and decode": {listed(a, "both") + listed(d, "decode"), []*enginesim.Engine{a},
+			[]*enginesim.Engine{d}},
+		"one of each, and it": {listed(p, "prefill") + listed(d, "decode") + listed(b, "both"), []*enginesim.Engine{p},
+			[]*enginesim.Engine{d, b}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startRoles(t, "nixl", "endpoints:\n"+c.list)
@@ -131,14 +140,16 @@ func TestEnginesOfRoleBothTakePartInPairs(t *testing.T) {
 	}
 }
 
-// What SGLang's pairs cannot carry goes to an engine of role both, which takes no part in pairs; without one it is refused.
+// What SGLang's pairs cannot carry goes to an engine of role both, which takes no part in pairs; without one it is
+// refused.
 func TestWhatSGLangsPairsCannotCarryGoesToAnEngineOfRoleBoth(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	both := newSim(t, enginesim.Config{Connector: "sglang", KVRole: enginesim.RoleBoth})
 	boot, _ := bootstrapPort(p, d)
-	pair := "endpoints:\n" + listed(p, "prefill", fmt.Sprintf("bootstrapPort: %q", boot["bootstrapPort"])) + listed(d, "decode")
+	pair := "endpoints:\n" + listed(p, "prefill", fmt.Sprintf("bootstrapPort: %q", boot["bootstrapPort"])) +
+		listed(d, "decode")
 	const unsupported = `,"echo":true,"logprobs":1`
 
 	f := startRoles(t, "sglang", pair)
@@ -185,7 +196,8 @@ func healthChecks(e *enginesim.Engine) (n int) {
 	return n
 }
 
-// Prefill engines become decode engines and back, by the file, while requests run: none fails, and each engine serves what it is for.
+// Prefill engines become decode engines and back, by the file, while requests run: none fails, and each engine serves
+// what it is for.
 func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
 	var engines []*enginesim.Engine
 	for range 4 {

@@ -64,7 +64,8 @@ spec:
 }
 
 func chatOf(parts string, stream bool) string {
-	return fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":%q},%s]}],"max_tokens":12,"temperature":0,"stream":%t}`,
+	return fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":%q},%s]}],`+
+		`"max_tokens":12,"temperature":0,"stream":%t}`,
 		strings.Repeat("what is on these? ", 10), parts, stream)
 }
 
@@ -74,7 +75,8 @@ const (
 	aSong       = `{"type":"input_audio","input_audio":{"data":"c29uZw==","format":"wav"}}`
 )
 
-// Each distinct item is encoded by an encode engine, P takes all of them over, D takes P's KV over, and the text is that of one engine.
+// Each distinct item is encoded by an encode engine, P takes all of them over, D takes P's KV over, and the text is
+// that of one engine.
 func TestMediaAreEncodedBeforeTheLegs(t *testing.T) {
 	for _, kind := range []string{"example", "nixl"} {
 		t.Run(kind, func(t *testing.T) {
@@ -117,7 +119,8 @@ func TestMediaThatPCannotGetAreEncodedByP(t *testing.T) {
 
 func TestATextSkipsTheEncodeStage(t *testing.T) {
 	x := startStage(t, "nixl")
-	status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"an image_url\" in words"}],"max_tokens":3}`)
+	status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions",
+		`{"model":"tiny","messages":[{"role":"user","content":"an image_url\" in words"}],"max_tokens":3}`)
 	require.Equal(t, http.StatusOK, status, answer)
 	assert.Empty(t, x.e.Requests())
 }
@@ -125,7 +128,8 @@ func TestATextSkipsTheEncodeStage(t *testing.T) {
 func TestAFailedItemFailsTheRequest(t *testing.T) {
 	x := startStage(t, "nixl")
 	x.e.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500})
-	status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", chatOf(imageOfACat+","+aSong, false))
+	status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions",
+		chatOf(imageOfACat+","+aSong, false))
 	assert.Equal(t, http.StatusBadGateway, status, answer)
 	assert.Contains(t, answer, `"encode_failed"`)
 	assert.Empty(t, x.p.Requests(), "no leg is sent")

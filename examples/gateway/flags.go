@@ -50,7 +50,8 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+
 		" (default round-robin); session=HEADER and zone=ZONE name theirs",
 		func(s string) (err error) { f.pick, err = pick.ParsePolicy(s); return err })
-	fs.Func("http-client", "the `CLIENT` that speaks HTTP/1.1 to the engines: own (default) or nethttp, which is net/http's", func(s string) error {
+	fs.Func("http-client", "the `CLIENT` that speaks HTTP/1.1 to the engines: own (default) or nethttp, which is "+
+		"net/http's", func(s string) error {
 		if f.netHTTP = s == "nethttp"; !f.netHTTP && s != "own" {
 			return errors.New("must be own or nethttp")
 		}

@@ -124,7 +124,8 @@ spec:
 }
 
 func gatewayYAML(spec string) string {
-	return "apiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:0, admin: 127.0.0.1:0" + spec + "}\n---\n"
+	return "apiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:0, admin: 127.0.0.1:0" + spec +
+		"}\n---\n"
 }
 
 // program is the gateway at work inside the test.

@@ -21,7 +21,8 @@ func TestTheFlagHTTPClient(t *testing.T) {
 
 		p, d := startPair(t)
 		g := start(t, gatewayYAML("")+nixlYAML(p, d), "-http-client", client)
-		status, header, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"the secret prompt","max_tokens":4}`)
+		status, header, body := do(t, http.MethodPost, g.client+"/v1/completions",
+			`{"model":"tiny","prompt":"the secret prompt","max_tokens":4}`)
 		require.Equal(t, http.StatusOK, status, body)
 		assert.Equal(t, "disaggregated", header.Get("X-Pd-Mode"))
 	}

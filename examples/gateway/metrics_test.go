@@ -20,7 +20,8 @@ func TestMetricsTellModelsApart(t *testing.T) {
 			yaml += strings.ReplaceAll(nixlYAML(p, d), "tiny", "small")
 		}
 		g := start(t, yaml)
-		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"hi","max_tokens":2}`)
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
+			`{"model":"tiny","prompt":"hi","max_tokens":2}`)
 		require.Equal(t, http.StatusOK, status, body)
 		var series []string
 		_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")

@@ -67,7 +67,8 @@ func TestDecodeTakesThePrefillEnginesKVOver(t *testing.T) {
 	defer alone.Close()
 	g := start(t, gatewayYAML("")+nixlYAML(p, d))
 	for i, stream := range []string{"false", "true"} {
-		body := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":12,"stream":%s}`, strings.Repeat(fmt.Sprintf("prompt %d ", i), 40), stream)
+		body := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":12,"stream":%s}`,
+			strings.Repeat(fmt.Sprintf("prompt %d ", i), 40), stream)
 		status, h, answer := do(t, http.MethodPost, g.client+"/v1/completions", body)
 		require.Equal(t, http.StatusOK, status, answer)
 		assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
@@ -91,7 +92,8 @@ func TestAModelWhoseEngineDiesIsNotReady(t *testing.T) {
 	p, d := startPair(t)
 	g := start(t, gatewayYAML("")+nixlYAML(p, d))
 	d.Kill()
-	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"x","max_tokens":2}`)
+	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
+		`{"model":"tiny","prompt":"x","max_tokens":2}`)
 	assert.Contains(t, []int{http.StatusBadGateway, http.StatusServiceUnavailable}, status, body)
 	require.Eventually(t, func() bool {
 		status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
@@ -102,7 +104,8 @@ func TestAModelWhoseEngineDiesIsNotReady(t *testing.T) {
 	assert.NotEmpty(t, h.Get("Retry-After"))
 	require.NoError(t, d.Restart())
 	require.Eventually(t, func() bool {
-		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"x","max_tokens":2}`)
+		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions",
+			`{"model":"tiny","prompt":"x","max_tokens":2}`)
 		return status == http.StatusOK
 	}, 10*time.Second, 50*time.Millisecond, "and comes back by itself")
 }

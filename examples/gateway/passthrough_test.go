@@ -22,16 +22,21 @@ func TestOtherPathsPassToADecodeEngine(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, ""))
 	status, h, body := do(t, http.MethodPost, g.client+"/tokenize?x=1",
-		`{"model":"m", "prompt": "x","kv_transfer_params":{"remote_host":"h"},"bootstrap_room":1,"vllm_xargs":{"kv_transfer_params":{},"a":1}}`,
-		"X-Request-Id", "mine", "Cookie", "a=b", "X-Data-Parallel-Rank", "3", "Authorization", "Bearer k", "Accept-Encoding", "gzip", "Connection", "X-Mine", "X-Mine", "1")
+		`{"model":"m", "prompt": "x","kv_transfer_params":{"remote_host":"h"},"bootstrap_room":1,`+
+			`"vllm_xargs":{"kv_transfer_params":{},"a":1}}`,
+		"X-Request-Id", "mine", "Cookie", "a=b", "X-Data-Parallel-Rank", "3", "Authorization", "Bearer k",
+		"Accept-Encoding", "gzip", "Connection", "X-Mine", "X-Mine", "1")
 	assert.Equal(t, http.StatusOK, status, body)
-	assert.Equal(t, []string{"aggregated", "mine", ""}, []string{h.Get("X-PD-Mode"), h.Get("X-Request-Id"), h.Get("Server")})
+	assert.Equal(t, []string{"aggregated", "mine", ""},
+		[]string{h.Get("X-PD-Mode"), h.Get("X-Request-Id"), h.Get("Server")})
 	got := d.last()
 	assert.Equal(t, "/tokenize", got.path)
-	assert.Equal(t, `{"model":"m", "prompt": "x","vllm_xargs":{"a":1}}`, got.body, "transfer members are never believed; the rest keeps its bytes")
+	assert.Equal(t, `{"model":"m", "prompt": "x","vllm_xargs":{"a":1}}`, got.body,
+		"transfer members are never believed; the rest keeps its bytes")
 	assert.Equal(t, "Bearer k", got.header.Get("Authorization"))
 	assert.Equal(t, "mine", got.header.Get("X-Request-Id"))
-	for _, name := range []string{"Cookie", "X-Data-Parallel-Rank", "Accept-Encoding", "X-Mine", "X-Forwarded-For", "Forwarded"} {
+	for _, name := range []string{"Cookie", "X-Data-Parallel-Rank", "Accept-Encoding", "X-Mine", "X-Forwarded-For",
+		"Forwarded"} {
 		assert.Empty(t, got.header.Values(name), name)
 	}
 	status, _, _ = do(t, http.MethodGet, g.client+"/v1/responses/resp_1", "")
@@ -45,8 +50,10 @@ func TestOtherPathsPassToADecodeEngine(t *testing.T) {
 func TestOrdersNeverReachAnEngine(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, ""))
-	for _, line := range []string{"POST /sleep", "POST /v1/../sleep", "POST /v1/%2e%2e/sleep", "POST /v1//../sleep", "POST /v1/load_lora_adapter",
-		"POST /v1/%6coad_lora_adapter", "PATCH /v1/embeddings", "OPTIONS *", "GET /health", "TRACE /v1/models", "POST http://other/sleep"} {
+	for _, line := range []string{"POST /sleep", "POST /v1/../sleep", "POST /v1/%2e%2e/sleep", "POST /v1//../sleep",
+		"POST /v1/load_lora_adapter",
+		"POST /v1/%6coad_lora_adapter", "PATCH /v1/embeddings", "OPTIONS *", "GET /health", "TRACE /v1/models",
+		"POST http://other/sleep"} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(g.client, "http://"))
 		require.NoError(t, err)
 		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", line)
@@ -131,7 +138,8 @@ func TestADrainWaitsForPassedRequestsToo(t *testing.T) {
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	g.signal()
-	require.Eventually(t, func() bool { return strings.Contains(g.log.String(), "draining") }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(g.log.String(), "draining") }, 5*time.Second,
+		time.Millisecond)
 	time.Sleep(50 * time.Millisecond)
 	close(d.hold)
 	assert.Equal(t, "data: [DONE]", (&stream{resp, bufio.NewReader(resp.Body)}).rest(t))
@@ -152,7 +160,8 @@ func TestPassedRequestsWithoutLimits(t *testing.T) {
 func TestMembersOfTheConnectorDoNotPass(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, "  kvConnector: {type: sglang}\n"))
-	status, _, body := do(t, http.MethodPost, g.client+"/v1/embeddings", `{"input":"x","data_parallel_rank":3,"bootstrap_room":1}`)
+	status, _, body := do(t, http.MethodPost, g.client+"/v1/embeddings",
+		`{"input":"x","data_parallel_rank":3,"bootstrap_room":1}`)
 	assert.Equal(t, http.StatusOK, status, body)
 	assert.Equal(t, `{"input":"x"}`, d.last().body)
 }

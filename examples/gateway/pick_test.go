@@ -16,7 +16,8 @@ func TestEachPolicyServes(t *testing.T) {
 	p, d := startPair(t)
 	for _, policy := range append(pick.Policies(), "session=X-User", "zone=a") {
 		g := start(t, gatewayYAML("")+nixlYAML(p, d), "-pick", policy)
-		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"the secret prompt","max_tokens":4}`)
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
+			`{"model":"tiny","prompt":"the secret prompt","max_tokens":4}`)
 		require.Equal(t, http.StatusOK, status, "%s: %s", policy, body)
 	}
 }

@@ -27,7 +27,8 @@ func TestProbesOfEnginesThatLeaveAreForgotten(t *testing.T) {
 		return e
 	}
 	b := &probeBook{log: slog.New(slog.DiscardHandler)}
-	a, moved, other := engine("a", "http://10.0.0.1:8000"), engine("a", "http://10.0.0.2:8000"), engine("b", "http://10.0.0.3:8000")
+	a, moved, other := engine("a", "http://10.0.0.1:8000"), engine("a", "http://10.0.0.2:8000"),
+		engine("b", "http://10.0.0.3:8000")
 	b.observe("a", false, errors.New("refused"))
 	b.observe("b", false, errors.New("refused"))
 	b.keep([]discovery.Endpoint{a, other})
@@ -39,7 +40,8 @@ func TestProbesOfEnginesThatLeaveAreForgotten(t *testing.T) {
 	assert.Empty(t, b.failed)
 }
 
-// A rollout whose engines cannot meet fails its share of the requests, so the model is not ready, unless its share is nothing.
+// A rollout whose engines cannot meet fails its share of the requests, so the model is not ready, unless its share is
+// nothing.
 func TestReadinessAsksForEachFlowThatRequestsReach(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	for weight, want := range map[int]int{50: http.StatusServiceUnavailable, 0: http.StatusOK} {
@@ -70,7 +72,8 @@ kind: ModelServer
 spec: {model: m, kvConnector: {type: p2pnccl}, discovery: {file: {path: `+file+`}}}
 `)
 	require.Eventually(t, func() bool {
-		return strings.Contains(g.log.String(), "engines are left out of pairs") && strings.Contains(g.log.String(), "zmqAddress") && strings.Contains(g.log.String(), "others=1")
+		return strings.Contains(g.log.String(), "engines are left out of pairs") &&
+			strings.Contains(g.log.String(), "zmqAddress") && strings.Contains(g.log.String(), "others=1")
 	}, 5*time.Second, time.Millisecond, "%s", g.log)
 	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
 	assert.Equal(t, http.StatusServiceUnavailable, status)

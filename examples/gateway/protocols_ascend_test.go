@@ -22,37 +22,47 @@ func sidePort(e *enginesim.Engine) string {
 }
 
 func init() {
-	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"}
+	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
+		"never asked its KV connector"}
 	moriPorts := func(p, d *enginesim.Engine) (attributes, attributes) {
-		return attributes{"handshakePort": sidePort(p), "notifyPort": sidePort(p)}, attributes{"handshakePort": sidePort(d), "notifyPort": sidePort(d)}
+		return attributes{"handshakePort": sidePort(p), "notifyPort": sidePort(p)},
+			attributes{"handshakePort": sidePort(d), "notifyPort": sidePort(d)}
 	}
 	protocols = append(protocols,
 		protocol{
 			connector: "mooncake-ascend", apis: vllmAPIs,
 			broken: map[string]broken{
 				"D without a connector": loneD,
-				"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
+				"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" },
+					reuse.Failed, "no usable KV handoff"},
 			},
 		},
 		protocol{
 			connector: "ascend-layerwise", config: `{callbackListen: "127.0.0.1:0"}`, apis: vllmAPIs,
-			broken: map[string]broken{"D without a connector, which never calls back": {loneD.change, reuse.NotReused, "the prefill engines counted no prompt"}},
+			broken: map[string]broken{
+				"D without a connector, which never calls back": {loneD.change, reuse.NotReused,
+					"the prefill engines counted no prompt"},
+			},
 		},
 		protocol{
 			connector: "moriio", name: "write", alone: true, apis: vllmAPIs, attributes: moriPorts,
 			broken: map[string]broken{"engines that read": {func(_ *testing.T, c *protocol) {
-				c.prefill.Extra, c.decode.Extra = map[string]string{"read_mode": "true"}, map[string]string{"read_mode": "true"}
+				c.prefill.Extra, c.decode.Extra = map[string]string{"read_mode": "true"},
+					map[string]string{"read_mode": "true"}
 			}, reuse.Wrong, "decode read KV that is not the prompt's"}},
 		},
 		protocol{ // engines that write do so one after the other, too
-			connector: "moriio", name: "read of engines that write", config: `{mode: read}`, alone: true, attributes: moriPorts,
+			connector: "moriio", name: "read of engines that write", config: `{mode: read}`, alone: true,
+			attributes: moriPorts,
 		},
 		protocol{
 			connector: "moriio", name: "read", config: `{mode: read}`, alone: true, apis: vllmAPIs,
-			prefill: enginesim.Config{Extra: map[string]string{"read_mode": "true"}}, decode: enginesim.Config{Extra: map[string]string{"read_mode": "true"}},
+			prefill: enginesim.Config{Extra: map[string]string{"read_mode": "true"}},
+			decode:  enginesim.Config{Extra: map[string]string{"read_mode": "true"}},
 			attributes: func(p, d *enginesim.Engine) (attributes, attributes) { // as an engine announces itself
 				pa := attributes{"zmqAddress": "host:127.0.0.1,handshake:" + sidePort(p) + ",notify:" + sidePort(p)}
-				return pa, attributes{"zmqAddress": "host:127.0.0.1,handshake:" + sidePort(d) + ",notify:" + sidePort(d)}
+				return pa, attributes{"zmqAddress": "host:127.0.0.1,handshake:" + sidePort(d) + ",notify:" +
+					sidePort(d)}
 			},
 			broken: map[string]broken{"P without a connector": {func(t *testing.T, c *protocol) {
 				c.prefill.Connector = "none"

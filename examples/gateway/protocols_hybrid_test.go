@@ -75,7 +75,8 @@ const nixlLMCacheHTTP = `  kvConnector:
       fallbackConnector: {type: http, retry: {maxAttempts: 1}}
 `
 
-// The design documents' hybrid: NIXL where the engines have it, else LMCache's store, else two requests without any transfer.
+// The design documents' hybrid: NIXL where the engines have it, else LMCache's store, else two requests without any
+// transfer.
 func TestAFallbackChainOfConnectors(t *testing.T) {
 	shared := map[string]string{"store": t.TempDir(), "hash_seed": "0"}
 	store := enginesim.Config{Connector: "lmcache", KVRole: enginesim.RoleBoth, Extra: shared}
@@ -112,18 +113,21 @@ func TestAFallbackChainOfConnectors(t *testing.T) {
 	t.Run("all fail", func(t *testing.T) {
 		x := hybrid(t, enginesim.Config{}, enginesim.Config{}, nixlLMCacheHTTP)
 		x.p.Inject(failing(3))
-		status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions", body(connector.APICompletions, 1, false))
+		status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
+			body(connector.APICompletions, 1, false))
 		assert.Equal(t, http.StatusBadGateway, status, answer)
 		assert.Empty(t, x.d.Requests())
 		x.clean(t)
 	})
 }
 
-// A rollout of NIXL beside a store, over engines that do both: each request is wholly one connector's, its id decides which, and all
-// prompts are taken over.
+// A rollout of NIXL beside a store, over engines that do both: each request is wholly one connector's, its id decides
+// which, and all prompts are taken over.
 func TestARolloutOfTwoKVConnectors(t *testing.T) {
-	both := enginesim.Config{Connector: "multi", KVRole: enginesim.RoleBoth, Extra: map[string]string{"shared_storage_path": t.TempDir()}}
-	x := hybrid(t, both, both, "  kvConnector: {type: sharedstorage}\n  rollout: {weight: 50, kvConnector: {type: nixl}}\n")
+	both := enginesim.Config{Connector: "multi", KVRole: enginesim.RoleBoth,
+		Extra: map[string]string{"shared_storage_path": t.TempDir()}}
+	x := hybrid(t, both, both, "  kvConnector: {type: sharedstorage}\n  rollout: {weight: 50, kvConnector: {type: "+
+		"nixl}}\n")
 	byNIXL := map[string]bool{}
 	const ids = 24
 	for n := range 2 * ids {
@@ -132,7 +136,8 @@ func TestARolloutOfTwoKVConnectors(t *testing.T) {
 		p := x.p.Requests()
 		nixl := strings.Contains(string(p[len(p)-1].Body), "do_remote_decode")
 		d := x.d.Requests()
-		assert.Equal(t, nixl, strings.Contains(string(d[len(d)-1].Body), "do_remote_prefill"), "both legs are of one connector")
+		assert.Equal(t, nixl, strings.Contains(string(d[len(d)-1].Body), "do_remote_prefill"),
+			"both legs are of one connector")
 		if n >= ids {
 			assert.Equal(t, byNIXL[id], nixl, "%s goes the same way again", id)
 		}

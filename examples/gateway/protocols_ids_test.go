@@ -11,7 +11,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Where the legs' id holds addresses, answers hold the client's id, streamed and not: engines make the id of an answer of the header.
+// Where the legs' id holds addresses, answers hold the client's id, streamed and not: engines make the id of an answer
+// of the header.
 func TestClientsSeeNoAddresses(t *testing.T) {
 	for _, c := range protocols {
 		if c.connector != "p2pnccl" && c.connector != "moriio" {
@@ -21,7 +22,8 @@ func TestClientsSeeNoAddresses(t *testing.T) {
 			x := c.start(t)
 			for i, stream := range []bool{false, true} {
 				for _, api := range append([]connector.API{connector.APICompletions}, c.apis...) {
-					status, h, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), body(api, 900+i, stream), "X-Request-Id", "client-7")
+					status, h, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), body(api, 900+i, stream),
+						"X-Request-Id", "client-7")
 					assert.Equal(t, http.StatusOK, status, answer)
 					assert.Equal(t, "client-7", h.Get("X-Request-Id"))
 					assert.NotContains(t, answer, "_addr_", api)

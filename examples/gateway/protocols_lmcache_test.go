@@ -48,14 +48,16 @@ func notices(extra map[string]string, config string) func(*testing.T, *protocol)
 
 func receivers(_, d *enginesim.Engine) (prefill, decode attributes) {
 	host, init, alloc := d.Receiver()
-	return nil, attributes{"receiverHost": host, "receiverInitPorts": strconv.Itoa(init), "receiverAllocPorts": strconv.Itoa(alloc)}
+	return nil, attributes{"receiverHost": host, "receiverInitPorts": strconv.Itoa(init),
+		"receiverAllocPorts": strconv.Itoa(alloc)}
 }
 
 func init() {
 	all := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
 	pd := func(name, extraConfig string, extra map[string]string, apis []connector.API) protocol {
 		return protocol{
-			connector: "lmcache-pd", name: name, apis: apis, prepare: notices(extra, extraConfig), attributes: receivers,
+			connector: "lmcache-pd", name: name, apis: apis, prepare: notices(extra, extraConfig),
+			attributes: receivers,
 		}
 	}
 	plain := pd("", "", nil, all)
@@ -72,21 +74,30 @@ func init() {
 		protocol{
 			connector: "lmcache", apis: all, prepare: lmcacheStore(true),
 			broken: map[string]broken{
-				"stores that are not shared": {func(t *testing.T, c *protocol) { lmcacheStore(false)(t, c) }, reuse.NotReused, "store"},
-				"hash seeds that differ":     {change("hash_seed", "1"), reuse.NotReused, "PYTHONHASHSEED"},
-				"chunks of another size":     {change("chunk_size", "128"), reuse.NotReused, "store"},
+				"stores that are not shared": {func(t *testing.T, c *protocol) { lmcacheStore(false)(t, c) },
+					reuse.NotReused, "store"},
+				"hash seeds that differ": {change("hash_seed", "1"), reuse.NotReused, "PYTHONHASHSEED"},
+				"chunks of another size": {change("chunk_size", "128"), reuse.NotReused, "store"},
 				"engines in PD mode": {func(_ *testing.T, c *protocol) {
-					c.prefill.Connector, c.prefill.KVRole, c.prefill.Extra = "lmcache-pd", enginesim.RoleProducer, map[string]string{"pd_skip_proxy_notification": "true", "hash_seed": "0"}
-					c.decode.Connector, c.decode.KVRole, c.decode.Extra = "lmcache-pd", enginesim.RoleConsumer, map[string]string{"hash_seed": "0"}
+					c.prefill.Connector, c.prefill.KVRole, c.prefill.Extra = "lmcache-pd", enginesim.RoleProducer,
+						map[string]string{"pd_skip_proxy_notification": "true", "hash_seed": "0"}
+					c.decode.Connector, c.decode.KVRole, c.decode.Extra = "lmcache-pd", enginesim.RoleConsumer,
+						map[string]string{"hash_seed": "0"}
 				}, reuse.NotReused, "lmcache-pd"},
 			},
 		},
 		// The store's put is asynchronous: D finds what is there when it looks.
 		protocol{
 			connector: "lmcache", name: "a store that takes its time", config: "{settleTime: 500ms}",
-			prepare: func(t *testing.T, c *protocol) { lmcacheStore(true)(t, c); c.prefill.Extra["put_delay"] = "50ms" },
+			prepare: func(t *testing.T, c *protocol) {
+				lmcacheStore(true)(t, c)
+				c.prefill.Extra["put_delay"] = "50ms"
+			},
 			broken: map[string]broken{
-				"nothing is waited for": {func(_ *testing.T, c *protocol) { c.config = "{}"; c.prefill.Extra["put_delay"] = "10s" }, reuse.NotReused, "settleTime"},
+				"nothing is waited for": {func(_ *testing.T, c *protocol) {
+					c.config = "{}"
+					c.prefill.Extra["put_delay"] = "10s"
+				}, reuse.NotReused, "settleTime"},
 			},
 		},
 		plain,

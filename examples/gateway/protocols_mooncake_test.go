@@ -12,7 +12,8 @@ import (
 )
 
 func init() {
-	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"}
+	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
+		"never asked its KV connector"}
 	apis := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
 	bootstrap := func(p, _ *enginesim.Engine) (attributes, attributes) {
 		return attributes{"bootstrapURL": p.Bootstrap()}, nil
@@ -51,6 +52,7 @@ func init() {
 				"D without a connector":  loneD,
 			},
 		},
-		protocol{name: "serial", connector: "offload-p2p", config: "{dispatch: serial}", apis: apis, attributes: socket},
+		protocol{name: "serial", connector: "offload-p2p", config: "{dispatch: serial}", apis: apis,
+			attributes: socket},
 	)
 }

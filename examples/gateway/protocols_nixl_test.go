@@ -33,16 +33,21 @@ func init() {
 			return attributes{"engineID": "pdkit-prefill", "sideChannelHost": host, "sideChannelPort": port}, nil
 		},
 		broken: map[string]broken{
-			"D without a connector":       {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"},
-			"P without a connector":       {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
-			"an engineID that is not P's": {func(_ *testing.T, c *protocol) { c.prefill.EngineID = "another" }, reuse.Failed, ""},
+			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" },
+				reuse.NotReused, "never asked its KV connector"},
+			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" },
+				reuse.Failed, "no usable KV handoff"},
+			"an engineID that is not P's": {func(_ *testing.T, c *protocol) { c.prefill.EngineID = "another" },
+				reuse.Failed, ""},
 		},
 	}
 	serial := push
 	serial.name, serial.config, serial.attributes = "serial", "{dispatch: serial}", nil
 	serial.broken = map[string]broken{
-		"P without a connector":     {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
-		"P with the pull connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "nixl" }, reuse.Failed, "no usable KV handoff"},
+		"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
+			"no usable KV handoff"},
+		"P with the pull connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "nixl" }, reuse.Failed,
+			"no usable KV handoff"},
 	}
 	bothWays := map[string]string{"bidirectional_kv_xfer": "true"}
 	protocols = append(protocols, push, serial, protocol{
@@ -54,12 +59,14 @@ func init() {
 // A conversation of three turns through the gateway: P takes over from D what D has answered, and computes what is new.
 func TestConversationThroughTheGateway(t *testing.T) {
 	bothWays := map[string]string{"bidirectional_kv_xfer": "true", "kv_recompute_threshold": "0"}
-	c := protocol{connector: "nixl", config: "{bidirectional: true}", prefill: enginesim.Config{Extra: bothWays}, decode: enginesim.Config{Extra: bothWays}}
+	c := protocol{connector: "nixl", config: "{bidirectional: true}", prefill: enginesim.Config{Extra: bothWays},
+		decode: enginesim.Config{Extra: bothWays}}
 	x := c.start(t)
 	for _, api := range []connector.API{connector.APICompletions, connector.APIChat} {
 		t.Run(api.String(), func(t *testing.T) {
 			session := "talk-" + api.String()
-			said := fmt.Sprintf("A first question of some length, by %s, so that the prompt has more than one block. ", api)
+			said := fmt.Sprintf("A first question of some length, by %s, so that the prompt has more than one block. ",
+				api)
 			type message map[string]string
 			messages := []message{{"role": "user", "content": said}}
 			for turn := range 3 {
@@ -72,7 +79,8 @@ func TestConversationThroughTheGateway(t *testing.T) {
 				raw, err := json.Marshal(request)
 				require.NoError(t, err)
 				before := x.p.Stats()
-				status, _, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), string(raw), "X-Session-ID", session)
+				status, _, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), string(raw), "X-Session-ID",
+					session)
 				require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
 				_, _, want := do(t, http.MethodPost, x.alone.URL()+api.Path(), string(raw))
 				assert.Equal(t, texts(t, want), texts(t, answer), "turn %d", turn)
@@ -86,14 +94,17 @@ func TestConversationThroughTheGateway(t *testing.T) {
 					assert.Positive(t, taken, "P has computed what D had, in turn %d", turn)
 				}
 				reply := texts(t, answer)
-				messages = append(messages, message{"role": "assistant", "content": reply}, message{"role": "user", "content": "And then?"})
+				messages = append(messages, message{"role": "assistant", "content": reply},
+					message{"role": "user", "content": "And then?"})
 				said += reply + " And then?"
 			}
 		})
 	}
 	// A prompt of the same conversation that goes another way takes nothing.
 	before := x.p.Stats().ExternalKVTransfer
-	status, _, _ := do(t, http.MethodPost, x.gateway.client+"/v1/completions", `{"model":"tiny","prompt":"something else altogether, and long enough for a block or two","max_tokens":4}`, "X-Session-ID", "talk-completions")
+	status, _, _ := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
+		`{"model":"tiny","prompt":"something else altogether, and long enough for a block or two","max_tokens":4}`,
+		"X-Session-ID", "talk-completions")
 	assert.Equal(t, http.StatusOK, status)
 	assert.Equal(t, before, x.p.Stats().ExternalKVTransfer)
 
@@ -105,30 +116,49 @@ func TestConversationThroughTheGateway(t *testing.T) {
 	assert.NoError(t, x.d.CheckKV(), "decode engine")
 }
 
-// D waits for a P that never writes until its client leaves, so whatever P's leg ends with but KV must end D's leg at once, with a
-// new id for the next try (docs/protocols/nixl-push.md, recordings 04, 06).
+// D waits for a P that never writes until its client leaves, so whatever P's leg ends with but KV must end D's leg at
+// once, with a new id for the next try (docs/protocols/nixl-push.md, recordings 04, 06).
 func TestPushLeavesNoDecodeWaiting(t *testing.T) {
 	for rule, c := range map[string]struct {
 		fault  enginesim.Fault
 		status int
 	}{
-		"P refuses its leg":                {enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusBadRequest, Leg: enginesim.LegPrefill}, http.StatusBadRequest},
-		"P fails":                          {enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusInternalServerError, Leg: enginesim.LegPrefill}, http.StatusBadGateway},
-		"P's answer holds no handoff":      {enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"id":"x","kv_transfer_params":null}`, Leg: enginesim.LegPrefill}, http.StatusBadGateway},
-		"P breaks the connection":          {enginesim.Fault{Kind: enginesim.FaultReset, Leg: enginesim.LegPrefill}, http.StatusBadGateway},
-		"P is another engine than its id":  {enginesim.Fault{Kind: enginesim.FaultGarbage, Body: anothersAnswer, Leg: enginesim.LegPrefill}, http.StatusBadGateway},
-		"D fails: nothing is left waiting": {enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusInternalServerError, Leg: enginesim.LegDecode}, http.StatusInternalServerError},
+		"P refuses its leg": {
+			enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusBadRequest, Leg: enginesim.LegPrefill},
+			http.StatusBadRequest,
+		},
+		"P fails": {
+			enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusInternalServerError,
+				Leg: enginesim.LegPrefill}, http.StatusBadGateway,
+		},
+		"P's answer holds no handoff": {
+			enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"id":"x","kv_transfer_params":null}`,
+				Leg: enginesim.LegPrefill}, http.StatusBadGateway,
+		},
+		"P breaks the connection": {enginesim.Fault{Kind: enginesim.FaultReset, Leg: enginesim.LegPrefill},
+			http.StatusBadGateway},
+		"P is another engine than its id": {
+			enginesim.Fault{Kind: enginesim.FaultGarbage, Body: anothersAnswer, Leg: enginesim.LegPrefill},
+			http.StatusBadGateway,
+		},
+		"D fails: nothing is left waiting": {
+			enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusInternalServerError,
+				Leg: enginesim.LegDecode}, http.StatusInternalServerError,
+		},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			t.Parallel()
-			push := protocols[slices.IndexFunc(protocols, func(p protocol) bool { return p.title() == "nixl-push/together" })]
+			push := protocols[slices.IndexFunc(protocols, func(p protocol) bool {
+				return p.title() == "nixl-push/together"
+			})]
 			push.prefill.Lease = 200 * time.Millisecond
 			x := push.start(t)
 			for _, e := range []*enginesim.Engine{x.p, x.d} {
 				e.Inject(c.fault)
 			}
 			begun := time.Now()
-			status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions", body(connector.APICompletions, 1, false))
+			status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
+				body(connector.APICompletions, 1, false))
 			assert.Equal(t, c.status, status, answer)
 			assert.Less(t, time.Since(begun), 5*time.Second)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -145,5 +175,7 @@ func TestPushLeavesNoDecodeWaiting(t *testing.T) {
 }
 
 // anothersAnswer is well formed, but not for the request that gets it.
-const anothersAnswer = `{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"another",` +
-	`"remote_request_id":"cmpl-1-0-8f6419b6","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":1,"transfer_mode":"push"}}`
+const anothersAnswer = `{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,` +
+	`"remote_block_ids":[[1]],"remote_engine_id":"another",` +
+	`"remote_request_id":"cmpl-1-0-8f6419b6","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,` +
+	`"remote_num_tokens":1,"transfer_mode":"push"}}`

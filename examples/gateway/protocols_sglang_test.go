@@ -41,12 +41,15 @@ func init() {
 		a["dpSize"] = "4"
 		return a, nil
 	}
-	impatient := map[string]string{"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "0.3", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "0.3"}
+	impatient := map[string]string{"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "0.3",
+		"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "0.3"}
 	protocols = append(protocols,
 		protocol{connector: "sglang", alone: true, attributes: bootstrapPort, broken: map[string]broken{
 			"P of another port": {func(_ *testing.T, c *protocol) {
 				c.prefill.Extra, c.decode.Extra = impatient, impatient
-				c.attributes = func(_, _ *enginesim.Engine) (attributes, attributes) { return attributes{"bootstrapPort": "9"}, nil }
+				c.attributes = func(_, _ *enginesim.Engine) (attributes, attributes) {
+					return attributes{"bootstrapPort": "9"}, nil
+				}
 			}, reuse.Failed, "engine"},
 			"P without disaggregation": {func(_ *testing.T, c *protocol) {
 				c.prefill.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
@@ -61,35 +64,44 @@ func init() {
 				c.attributes = nil
 			}, reuse.NotReused, "--disaggregation-mode decode"},
 		}},
-		protocol{connector: "sglang", name: "data parallel", config: `{prefillCap: false}`, alone: true, attributes: ranked, prefill: enginesim.Config{Extra: map[string]string{"dp_size": "4"}}},
+		protocol{connector: "sglang", name: "data parallel", config: `{prefillCap: false}`, alone: true,
+			attributes: ranked, prefill: enginesim.Config{Extra: map[string]string{"dp_size": "4"}}},
 		protocol{connector: "trtllm", decode: records(nil), broken: map[string]broken{
-			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"},
-			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
+			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
+				"never asked its KV connector"},
+			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
+				"no usable KV handoff"},
 		}},
 		protocol{connector: "trtllm", name: "signed", config: `{machineID: 5, authKey: the-key}`,
-			prefill: enginesim.Config{Extra: map[string]string{"internal_request_auth_key": "the-key"}}, decode: records(map[string]string{"internal_request_auth_key": "the-key"}),
+			prefill: enginesim.Config{Extra: map[string]string{"internal_request_auth_key": "the-key"}},
+			decode:  records(map[string]string{"internal_request_auth_key": "the-key"}),
 			broken: map[string]broken{
 				"another key": {func(_ *testing.T, c *protocol) {
 					c.decode.Extra = map[string]string{"internal_request_auth_key": "another"}
 				}, reuse.Failed, "400"},
 			}},
-		protocol{connector: "trtllm", name: "generation first", config: `{dispatch: generation-first, authKey: the-key}`,
+		protocol{connector: "trtllm", name: "generation first",
+			config:  `{dispatch: generation-first, authKey: the-key}`,
 			prefill: enginesim.Config{Extra: map[string]string{"transceiver_runtime": "PYTHON"}},
-			decode:  records(map[string]string{"transceiver_runtime": "PYTHON", "internal_request_auth_key": "the-key"})},
+			decode: records(
+				map[string]string{"transceiver_runtime": "PYTHON", "internal_request_auth_key": "the-key"},
+			)},
 	)
 }
 
-// SGLang's own API, which no other engine has: one prompt and a list, whole and streamed, with the prompt's log probabilities put together of
-// both engines'.
+// SGLang's own API, which no other engine has: one prompt and a list, whole and streamed, with the prompt's log
+// probabilities put together of both engines'.
 func TestSGLangsOwnAPI(t *testing.T) {
 	c := protocol{connector: "sglang", attributes: bootstrapPort}
 	x := c.start(t)
 	lone, err := enginesim.Start(enginesim.Config{Connector: "sglang"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = lone.Close() })
-	const rest = `,"sampling_params":{"max_new_tokens":12,"temperature":0},"return_logprob":true,"logprob_start_len":0,"stream":`
+	const rest = `,"sampling_params":{"max_new_tokens":12,"temperature":0},"return_logprob":true,` +
+		`"logprob_start_len":0,"stream":`
 	words := strings.Repeat("words of a prompt. ", 20)
-	for _, body := range []string{`{"text":"one ` + words + `"` + rest, `{"text":["two ` + words + `","three ` + words + `"]` + rest} {
+	for _, body := range []string{`{"text":"one ` + words + `"` + rest, `{"text":["two ` + words + `","three ` + words +
+		`"]` + rest} {
 		_, _, want := do(t, http.MethodPost, lone.URL()+"/generate", body+`false}`)
 		status, h, got := do(t, http.MethodPost, x.gateway.client+"/generate", body+`false}`)
 		require.Equal(t, http.StatusOK, status, "%s\n%s", got, x.gateway.log)
@@ -127,7 +139,8 @@ func sglangAnswers(whole gjson.Result) []string {
 		answers = whole.Array()
 	}
 	for _, a := range answers {
-		out = append(out, a.Get("text").Raw+a.Get("meta_info.finish_reason").Raw+a.Get("meta_info.input_token_logprobs").Raw+a.Get("meta_info.output_token_logprobs").Raw)
+		out = append(out, a.Get("text").Raw+a.Get("meta_info.finish_reason").Raw+
+			a.Get("meta_info.input_token_logprobs").Raw+a.Get("meta_info.output_token_logprobs").Raw)
 	}
 	return out
 }
@@ -138,9 +151,11 @@ func TestAnAnswerThatEndsAtTheContextServer(t *testing.T) {
 	x := c.start(t)
 	for i, stream := range []string{"false", "true"} {
 		prompt := strings.Repeat("ends at once "+stream+" ", 20)
-		_, _, first := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", `{"model":"tiny","prompt":"`+prompt+`","max_tokens":1,"temperature":0}`)
+		_, _, first := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", `{"model":"tiny","prompt":"`+prompt+
+			`","max_tokens":1,"temperature":0}`)
 		stop := gjson.Get(first, "choices.0.text").Raw
-		request := `{"model":"tiny","prompt":"` + prompt + `","max_tokens":8,"temperature":0,"stop":` + stop + `,"include_stop_str_in_output":true,"stream":` + stream
+		request := `{"model":"tiny","prompt":"` + prompt + `","max_tokens":8,"temperature":0,"stop":` + stop +
+			`,"include_stop_str_in_output":true,"stream":` + stream
 		if i == 1 {
 			request += `,"stream_options":{"include_usage":true}`
 		}
@@ -159,7 +174,9 @@ func TestAnAnswerThatEndsAtTheContextServer(t *testing.T) {
 
 // Many requests at once, lists among them: no two meet in one room, or under one id.
 func TestRoomsAndIDsOfManyAtOnce(t *testing.T) {
-	for _, c := range []protocol{{connector: "sglang", attributes: bootstrapPort}, {connector: "trtllm"}, {connector: "trtllm", config: `{dispatch: generation-first}`, prefill: enginesim.Config{Extra: map[string]string{"transceiver_runtime": "PYTHON"}}}} {
+	for _, c := range []protocol{{connector: "sglang", attributes: bootstrapPort}, {connector: "trtllm"},
+		{connector: "trtllm", config: `{dispatch: generation-first}`,
+			prefill: enginesim.Config{Extra: map[string]string{"transceiver_runtime": "PYTHON"}}}} {
 		x := c.start(t)
 		var all sync.WaitGroup
 		for i := range 40 {
@@ -168,7 +185,8 @@ func TestRoomsAndIDsOfManyAtOnce(t *testing.T) {
 				if c.connector == "sglang" && i%2 == 0 {
 					prompt = fmt.Sprintf("[%s,%q]", prompt, strings.Repeat(fmt.Sprintf("%d more ", i), 20))
 				}
-				request := fmt.Sprintf(`{"model":"tiny","prompt":%s,"max_tokens":6,"temperature":0,"stream":%t}`, prompt, i%3 == 0)
+				request := fmt.Sprintf(`{"model":"tiny","prompt":%s,"max_tokens":6,"temperature":0,"stream":%t}`,
+					prompt, i%3 == 0)
 				status, _, got := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
 				_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)
 				assert.Equal(t, http.StatusOK, status, got)

@@ -30,7 +30,8 @@ func sharedFolder(extra map[string]string) func(*testing.T, *protocol) {
 
 func zmqAddresses(p, d *enginesim.Engine) (prefill, decode attributes) {
 	of := func(e *enginesim.Engine) attributes {
-		if e.SideChannel() == "" { // an engine without the connector, in front of which somebody wrote an address all the same
+		// an engine without the connector, in front of which somebody wrote an address all the same
+		if e.SideChannel() == "" {
 			return attributes{"zmqAddress": "127.0.0.1:1"}
 		}
 		return attributes{"zmqAddress": e.SideChannel()}
@@ -53,16 +54,21 @@ func unusedPort(t *testing.T) string {
 func TestAPromptOfOneTokenReachesNoEngine(t *testing.T) {
 	for _, c := range []protocol{
 		{connector: "sharedstorage", prepare: sharedFolder(nil)},
-		{connector: "multi", config: "{connectors: [{type: nixl}, {type: ExampleConnector}]}", prepare: sharedFolder(nil)},
+		{connector: "multi", config: "{connectors: [{type: nixl}, {type: ExampleConnector}]}",
+			prepare: sharedFolder(nil)},
 		// Whichever connector a request is sent by, it is sent to the same engines.
-		{connector: "http", prepare: sharedFolder(nil), spec: "  rollout: {weight: 0, kvConnector: {type: sharedstorage}}\n",
-			prefill: enginesim.Config{Connector: "sharedstorage"}, decode: enginesim.Config{Connector: "sharedstorage"}},
+		{connector: "http", prepare: sharedFolder(nil),
+			spec:    "  rollout: {weight: 0, kvConnector: {type: sharedstorage}}\n",
+			prefill: enginesim.Config{Connector: "sharedstorage"},
+			decode:  enginesim.Config{Connector: "sharedstorage"}},
 	} {
 		t.Run(c.connector, func(t *testing.T) {
 			x := c.start(t)
 			for _, body := range []string{
-				`{"model":"tiny","prompt":[65]}`, `{"model":"tiny","prompt":[65],"n":2,"prompt_logprobs":1}`, `{"model":"tiny","prompt":[[65,66],[67]]}`,
-				`{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":1}`, `{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":-1}`,
+				`{"model":"tiny","prompt":[65]}`, `{"model":"tiny","prompt":[65],"n":2,"prompt_logprobs":1}`,
+				`{"model":"tiny","prompt":[[65,66],[67]]}`,
+				`{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":1}`,
+				`{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":-1}`,
 			} {
 				status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions", body)
 				assert.Equal(t, http.StatusBadRequest, status, answer)
@@ -83,21 +89,27 @@ func init() {
 		extra["shared_storage_path"] = t.TempDir()
 		c.decode.Extra = extra
 	}, reuse.NotReused, "the store is not shared"}
-	noConnector := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"}
+	noConnector := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
+		"never asked its KV connector"}
 	protocols = append(protocols,
-		protocol{connector: "sharedstorage", apis: all, prepare: sharedFolder(nil), broken: map[string]broken{"two folders": otherFolder, "D without a connector": noConnector}},
-		protocol{connector: "sharedstorage", name: "decode first", config: "{cacheHitThreshold: 0.5}", prepare: sharedFolder(map[string]string{"cache_hit_threshold": "1"}),
-			broken: map[string]broken{"two folders": otherFolder}},
-		protocol{connector: "multi", config: "{connectors: [{type: nixl}, {kv_connector: ExampleConnector, kv_role: kv_both}]}", apis: all, prepare: sharedFolder(nil),
+		protocol{connector: "sharedstorage", apis: all, prepare: sharedFolder(nil),
+			broken: map[string]broken{"two folders": otherFolder, "D without a connector": noConnector}},
+		protocol{connector: "sharedstorage", name: "decode first", config: "{cacheHitThreshold: 0.5}",
+			prepare: sharedFolder(map[string]string{"cache_hit_threshold": "1"}),
+			broken:  map[string]broken{"two folders": otherFolder}},
+		protocol{connector: "multi", config: "{connectors: [{type: nixl}, {kv_connector: ExampleConnector, kv_role: " +
+			"kv_both}]}", apis: all, prepare: sharedFolder(nil),
 			broken: map[string]broken{"D without a connector": noConnector}},
-		protocol{connector: "multi", name: "of stores", config: "{connectors: [{type: sharedstorage}]}", apis: all, prepare: sharedFolder(nil),
-			broken: map[string]broken{"two folders": otherFolder}},
+		protocol{connector: "multi", name: "of stores", config: "{connectors: [{type: sharedstorage}]}", apis: all,
+			prepare: sharedFolder(nil),
+			broken:  map[string]broken{"two folders": otherFolder}},
 		protocol{connector: "p2pnccl", apis: all, alone: true, attributes: zmqAddresses,
 			prepare: func(_ *testing.T, c *protocol) { c.prefill.Extra, c.decode.Extra = plain, plain },
 			broken:  map[string]broken{"D without a connector": noConnector}},
 		protocol{connector: "pynccl", apis: all, alone: true, prepare: func(t *testing.T, c *protocol) {
 			port := unusedPort(t)
-			c.prefill.SideChannel, c.decode.Extra = "127.0.0.1:"+port, map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}
+			c.prefill.SideChannel, c.decode.Extra = "127.0.0.1:"+port,
+				map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}
 		}, broken: map[string]broken{"D without a connector": noConnector}},
 	)
 }

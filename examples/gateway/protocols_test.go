@@ -22,19 +22,22 @@ import (
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
-// protocol is a connector and engines that speak its protocol. Each connector's cases stand in a file of their own, which adds them
-// to protocols in an init function.
+// protocol is a connector and engines that speak its protocol. Each connector's cases stand in a file of their own,
+// which adds them to protocols in an init function.
 type protocol struct {
-	name       string // of the case, where a connector has several
-	connector  string // kvConnector.type
-	config     string // of the connector, as one line of YAML: {leaseDuration: 30s}
-	spec       string // further lines of the ModelServer's spec, as pairYAML takes them
-	prefill    enginesim.Config
-	decode     enginesim.Config
-	prepare    func(t *testing.T, c *protocol)                           // fills in what only the test knows: folders, free ports
+	name      string // of the case, where a connector has several
+	connector string // kvConnector.type
+	config    string // of the connector, as one line of YAML: {leaseDuration: 30s}
+	spec      string // further lines of the ModelServer's spec, as pairYAML takes them
+	prefill   enginesim.Config
+	decode    enginesim.Config
+	// fills in what only the test knows: folders, free ports
+	prepare    func(t *testing.T, c *protocol)
 	attributes func(p, d *enginesim.Engine) (prefill, decode attributes) // of the endpoints
-	apis       []connector.API                                           // besides completions, those that the protocol carries; nil: chat
-	alone      bool                                                      // an engine of its own gives the texts to compare with, since the pair's serve none alone
+	// besides completions, those that the protocol carries; nil: chat
+	apis []connector.API
+	// an engine of its own gives the texts to compare with, since the pair's serve none alone
+	alone bool
 	// broken changes a good case so that no KV moves: what verify must find out, and words that its reasons must hold.
 	broken map[string]broken
 }
@@ -129,11 +132,14 @@ func body(api connector.API, n int, stream bool) string {
 		for i := range ids {
 			ids[i] = fmt.Sprint(prompt[i])
 		}
-		return fmt.Sprintf(`{"model":"tiny","token_ids":[%s],"sampling_params":{"max_tokens":12,"temperature":0},"stream":%t}`, strings.Join(ids, ","), stream)
+		return fmt.Sprintf(`{"model":"tiny","token_ids":[%s],"sampling_params":{"max_tokens":12,"temperature":0},`+
+			`"stream":%t}`, strings.Join(ids, ","), stream)
 	case connector.APISGLang:
-		return fmt.Sprintf(`{`+member[api]+`,"sampling_params":{"max_new_tokens":12,"temperature":0},"stream":%t}`, prompt, stream)
+		return fmt.Sprintf(`{`+member[api]+`,"sampling_params":{"max_new_tokens":12,"temperature":0},"stream":%t}`,
+			prompt, stream)
 	case connector.APIResponses:
-		return fmt.Sprintf(`{"model":"tiny",`+member[api]+`,"max_output_tokens":12,"temperature":0,"stream":%t}`, prompt, stream)
+		return fmt.Sprintf(`{"model":"tiny",`+member[api]+`,"max_output_tokens":12,"temperature":0,"stream":%t}`,
+			prompt, stream)
 	}
 	return fmt.Sprintf(`{"model":"tiny",`+member[api]+`,"max_tokens":12,"temperature":0,"stream":%t}`, prompt, stream)
 }
@@ -189,8 +195,8 @@ func collect(b *strings.Builder, v map[string]any) {
 	}
 }
 
-// One request of each API that the protocol carries, streamed and not: the text is that of one engine alone, and no KV was lost, used
-// twice or computed again.
+// One request of each API that the protocol carries, streamed and not: the text is that of one engine alone, and no KV
+// was lost, used twice or computed again.
 func TestEachConnectorThroughTheGateway(t *testing.T) {
 	for _, c := range protocols {
 		t.Run(c.title(), func(t *testing.T) {
@@ -242,7 +248,8 @@ func (x pairOf) verify(t *testing.T, c *protocol) *reuse.Report {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	conn, err := connector.Open(config.Spec{Type: c.connector, Config: yamlToJSON(t, c.config)})
 	require.NoError(t, err)
-	target := reuse.Target{Ask: reuse.Gateway(x.gateway.client, client, nil), Connector: conn, Prefill: []string{x.p.URL()}, Decode: []string{x.d.URL()}, Model: "tiny", Client: client}
+	target := reuse.Target{Ask: reuse.Gateway(x.gateway.client, client, nil), Connector: conn,
+		Prefill: []string{x.p.URL()}, Decode: []string{x.d.URL()}, Model: "tiny", Client: client}
 	if c.alone {
 		target.Alone = x.alone.URL()
 	}
@@ -303,10 +310,13 @@ func TestEveryConnectorHasACase(t *testing.T) {
 func init() {
 	protocols = append(protocols, protocol{
 		connector: "nixl",
-		apis:      []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate},
+		apis: []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages,
+			connector.APIGenerate},
 		broken: map[string]broken{
-			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused, "never asked its KV connector"},
-			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed, "no usable KV handoff"},
+			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
+				"never asked its KV connector"},
+			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
+				"no usable KV handoff"},
 		},
 	})
 }

@@ -42,7 +42,8 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 	status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	for _, e := range [][2]string{{pe.URL, "prefill"}, {de.URL, "decode"}} {
-		status, _, answer := do(t, http.MethodPost, api+"/v1/endpoints", fmt.Sprintf(`{"id": %q, "url": %q, "role": %q}`, e[1], e[0], e[1]))
+		status, _, answer := do(t, http.MethodPost, api+"/v1/endpoints",
+			fmt.Sprintf(`{"id": %q, "url": %q, "role": %q}`, e[1], e[0], e[1]))
 		require.Equal(t, http.StatusCreated, status, answer)
 	}
 	serves := func(want int) {
@@ -60,7 +61,8 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 	status, _, _ = do(t, http.MethodPost, api+"/v1/endpoints/decode/drain", "")
 	assert.Equal(t, http.StatusOK, status)
 	serves(http.StatusServiceUnavailable)
-	status, _, _ = do(t, http.MethodPost, api+"/v1/endpoints", fmt.Sprintf(`{"id": "decode", "url": %q, "role": "both"}`, de.URL))
+	status, _, _ = do(t, http.MethodPost, api+"/v1/endpoints",
+		fmt.Sprintf(`{"id": "decode", "url": %q, "role": "both"}`, de.URL))
 	assert.Equal(t, http.StatusOK, status)
 	serves(http.StatusOK)
 
@@ -81,7 +83,8 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 func ping(t *testing.T, address, kind string, e *engine) {
 	t.Helper()
 	pack := func(s string) string { return string([]byte{0xd9, byte(len(s))}) + s }
-	message := "\x83" + pack("type") + pack(kind) + pack("http_address") + pack(strings.TrimPrefix(e.URL, "http://")) + pack("zmq_address") + pack("127.0.0.1:2100"+kind[:1])
+	message := "\x83" + pack("type") + pack(kind) + pack("http_address") + pack(strings.TrimPrefix(e.URL, "http://")) +
+		pack("zmq_address") + pack("127.0.0.1:2100"+kind[:1])
 	message = strings.NewReplacer("2100P", "21001", "2100D", "21002").Replace(message)
 	conn, err := net.Dial("tcp", address)
 	require.NoError(t, err)
@@ -122,11 +125,17 @@ func TestRegistrationHasAddressesOfItsOwn(t *testing.T) {
 	other := strings.Replace(announcedYAML, "model: m", "model: n", 1)
 	for rule, k := range map[string]struct{ yaml, want string }{
 		"one that is free": {gatewayYAML("") + fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:8000"), ""},
-		"their default":    {fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:8000"), "spec.discovery.registration.http: is the address of the Gateway's listen too"},
-		"the operators'":   {fmt.Sprintf(announcedYAML, "http", `listen: ":9000"`), "spec.discovery.registration.listen: is the address of the Gateway's admin too"},
-		"both of one":      {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001, http: 127.0.0.1:30001"), "http: is the address of spec.discovery.registration.listen on line 6 too"},
-		"another model's":  {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001") + fmt.Sprintf(other, "http", "listen: 0.0.0.0:30001"), "is the address of spec.discovery.registration.listen on line"},
-		"no other's":       {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001") + fmt.Sprintf(other, "http", "listen: 127.0.0.1:30002"), ""},
+		"their default": {fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:8000"),
+			"spec.discovery.registration.http: is the address of the Gateway's listen too"},
+		"the operators'": {fmt.Sprintf(announcedYAML, "http", `listen: ":9000"`),
+			"spec.discovery.registration.listen: is the address of the Gateway's admin too"},
+		"both of one": {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001, http: 127.0.0.1:30001"),
+			"http: is the address of spec.discovery.registration.listen on line 6 too"},
+		"another model's": {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001") +
+			fmt.Sprintf(other, "http", "listen: 0.0.0.0:30001"),
+			"is the address of spec.discovery.registration.listen on line"},
+		"no other's": {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001") +
+			fmt.Sprintf(other, "http", "listen: 127.0.0.1:30002"), ""},
 	} {
 		_, err := load(write(t, k.yaml))
 		if k.want == "" {

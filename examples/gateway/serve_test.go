@@ -22,7 +22,8 @@ const completion = `{"model":"m","prompt":"the secret prompt","max_tokens":4}`
 func TestARequestGoesThroughBothEngines(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
-	status, h, body := do(t, http.MethodPost, g.client+"/v1/completions", completion, "X-Request-Id", "mine", "Cookie", "a=b")
+	status, h, body := do(t, http.MethodPost, g.client+"/v1/completions", completion, "X-Request-Id", "mine", "Cookie",
+		"a=b")
 	assert.Equal(t, http.StatusOK, status, body)
 	assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
 	assert.Equal(t, []string{"mine"}, h.Values("X-Request-Id"))
@@ -46,10 +47,12 @@ func TestModelsAreKeptApart(t *testing.T) {
 func TestTheClientsSideServesNothingOfTheOperators(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
-	for _, path := range []string{"/", "/healthz", "/readyz", "/metrics", "/debug/pd", "/v1/models/", "/v1/completions", "/tokenize"} {
+	for _, path := range []string{"/", "/healthz", "/readyz", "/metrics", "/debug/pd", "/v1/models/", "/v1/completions",
+		"/tokenize"} {
 		status, h, body := do(t, http.MethodGet, g.client+path, "", "X-Request-Id", "mine")
 		assert.Equal(t, http.StatusNotFound, status, path)
-		assert.JSONEq(t, `{"error":{"message":"there is no such path and method here","type":"invalid_request_error","param":null,"code":"not_found"}}`, body)
+		assert.JSONEq(t, `{"error":{"message":"there is no such path and method here","type":"invalid_request_error",`+
+			`"param":null,"code":"not_found"}}`, body)
 		assert.Equal(t, "mine", h.Get("X-Request-Id"))
 	}
 	assert.Zero(t, d.count()+p.count(), "no engine has heard of it")
@@ -98,7 +101,8 @@ func TestReadinessFollowsTheProbes(t *testing.T) {
 		status, _, body = do(t, http.MethodGet, g.admin+"/readyz", "")
 		return status == http.StatusServiceUnavailable
 	}, 10*time.Second, 50*time.Millisecond)
-	assert.JSONEq(t, `{"ready":false,"models":[{"model":"m","ready":false,"reason":"no prefill engine is ready"}]}`, body)
+	assert.JSONEq(t, `{"ready":false,"models":[{"model":"m","ready":false,"reason":"no prefill engine is ready"}]}`,
+		body)
 	status, h, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.NotEmpty(t, h.Get("Retry-After"))
@@ -134,7 +138,8 @@ func TestOperatorsSeeWhatIsInFlight(t *testing.T) {
 	close(d.hold)
 	assert.Equal(t, "data: [DONE]", s.rest(t))
 	_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
-	for _, want := range []string{`pd_endpoints{pd_model="m",pd_phase="ready",pd_role="decode"} 1`, `pd_request_duration_seconds_count{`, `go_goroutines `} {
+	for _, want := range []string{`pd_endpoints{pd_model="m",pd_phase="ready",pd_role="decode"} 1`,
+		`pd_request_duration_seconds_count{`, `go_goroutines `} {
 		assert.Contains(t, metrics, want)
 	}
 	status, _, health := do(t, http.MethodGet, g.admin+"/healthz", "")
@@ -152,7 +157,8 @@ type stream struct {
 
 func openStream(t *testing.T, g *program) *stream {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.client+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"secret","stream":true}`))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.client+"/v1/completions",
+		strings.NewReader(`{"model":"m","prompt":"secret","stream":true}`))
 	require.NoError(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	req.Close = true
@@ -245,7 +251,8 @@ func TestSpansAreWrittenToAFile(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	file := filepath.Join(t.TempDir(), "spans.json")
 	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""), "-trace", file)
-	do(t, http.MethodPost, g.client+"/v1/completions", completion, "Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+	do(t, http.MethodPost, g.client+"/v1/completions", completion, "Traceparent",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 	g.signal()
 	g.ended(exitOK)
 	data, err := os.ReadFile(file)
@@ -261,7 +268,10 @@ func TestSpansAreWrittenToAFile(t *testing.T) {
 		assert.Equal(t, "0af7651916cd43dd8448eb211c80319c", span.SpanContext.TraceID)
 		parents[span.Name], own[span.Name] = span.Parent.SpanID, span.SpanContext.SpanID
 	}
-	assert.Equal(t, map[string]string{"pd.request": "b7ad6b7169203331", "pd.prefill": own["pd.request"], "pd.decode": own["pd.request"]}, parents)
+	assert.Equal(
+		t, map[string]string{"pd.request": "b7ad6b7169203331", "pd.prefill": own["pd.request"],
+			"pd.decode": own["pd.request"]}, parents,
+	)
 	assert.NotContains(t, string(data), "secret")
 }
 
@@ -272,7 +282,11 @@ func TestAnAddressInUseEndsWith1(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	log := &logBuffer{}
 	for _, flag := range []string{"-listen", "-admin"} {
-		assert.Equal(t, exitFailed, run([]string{"-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), flag, ln.Addr().String()}, log, log, nil))
+		assert.Equal(
+			t, exitFailed,
+			run([]string{"-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), flag, ln.Addr().String()}, log,
+				log, nil),
+		)
 		assert.Contains(t, log.String(), "cannot listen")
 	}
 }
@@ -280,7 +294,12 @@ func TestAnAddressInUseEndsWith1(t *testing.T) {
 // examples/gateway/README.md: left out, kubeconfig is the cluster that the gateway runs in.
 func TestAStartOutsideOfAClusterSaysWhatIsMissing(t *testing.T) {
 	log := &logBuffer{}
-	code := run([]string{"-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, workloadSelector: {matchLabels: {app: m}}}\n"), "-listen", "127.0.0.1:0", "-admin", ""}, log, log, nil)
+	code := run(
+		[]string{
+			"-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, "+
+				"workloadSelector: {matchLabels: {app: m}}}\n"), "-listen", "127.0.0.1:0", "-admin", "",
+		}, log, log, nil,
+	)
 	assert.Equal(t, exitFailed, code)
 	assert.Contains(t, log.String(), "kubeconfig")
 }
@@ -289,7 +308,8 @@ func TestARolloutTakesItsShare(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	for weight, want := range map[string]int{"0": http.StatusOK, "100": http.StatusBadGateway} {
 		// The engines here have no handoff to give: a request that reaches nixl fails.
-		g := start(t, gatewayYAML("")+pairYAML("m", p, d, "  rollout: {weight: "+weight+", kvConnector: {type: nixl, retry: {maxAttempts: 1}}}\n"))
+		g := start(t, gatewayYAML("")+pairYAML("m", p, d, "  rollout: {weight: "+weight+
+			", kvConnector: {type: nixl, retry: {maxAttempts: 1}}}\n"))
 		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", completion)
 		assert.Equal(t, want, status, body)
 	}
@@ -298,7 +318,10 @@ func TestARolloutTakesItsShare(t *testing.T) {
 func TestFallbacksAreTaken(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	for _, fallback := range []string{"decode", "connector, fallbackConnector: {type: http}"} {
-		g := start(t, gatewayYAML("")+pairYAML("m", p, d, "  kvConnector: {type: nixl, retry: {maxAttempts: 1}, fallback: "+fallback+"}\n"))
+		g := start(
+			t, gatewayYAML("")+pairYAML("m", p, d, "  kvConnector: {type: nixl, retry: {maxAttempts: 1}, fallback: "+
+				fallback+"}\n"),
+		)
 		status, h, body := do(t, http.MethodPost, g.client+"/v1/completions", completion)
 		assert.Equal(t, http.StatusOK, status, body)
 		assert.Equal(t, "fallback", h.Get("X-PD-Mode"), fallback)

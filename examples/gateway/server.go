@@ -20,11 +20,13 @@ const (
 	idleTimeout    = 120 * time.Second
 	maxHeaderBytes = 64 << 10
 	lastPatience   = 2 * time.Second // with what finds engines, at the program's end
-	lastWords      = time.Second     // for answers that are through, and spans that are not written yet, after the drain
+	// for answers that are through, and spans that are not written yet, after the drain
+	lastWords = time.Second
 )
 
 // serve serves until a signal asks it to end, then drains; a second signal cuts what still runs.
-func serve(ctx context.Context, cfg *configuration, trace string, log *slog.Logger, signals <-chan os.Signal) (err error) {
+func serve(ctx context.Context, cfg *configuration, trace string, log *slog.Logger,
+	signals <-chan os.Signal) (err error) {
 	tel, err := newTelemetry(cfg.gateway.Admin != "", trace)
 	if err != nil {
 		return err
@@ -83,8 +85,8 @@ func serve(ctx context.Context, cfg *configuration, trace string, log *slog.Logg
 	return nil
 }
 
-// shutDown drains the clients' side: readiness fails, running requests go on until the drain timeout or the next signal, then they
-// are cut. Requests that come meanwhile are answered, with 503.
+// shutDown drains the clients' side: readiness fails, running requests go on until the drain timeout or the next
+// signal, then they are cut. Requests that come meanwhile are answered, with 503.
 func (g *gateway) shutDown(clients *http.Server, cut func(), signals <-chan os.Signal) {
 	g.draining.Store(true)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(g.cfg.gateway.DrainTimeout))
@@ -131,9 +133,10 @@ func (s *servers) listen(requests context.Context, name, addr string, h http.Han
 		return nil, fmt.Errorf("cannot listen for %s: %w", name, err)
 	}
 	srv := &server{name: name, ln: ln, addr: ln.Addr().String(), Server: &http.Server{
-		Handler:                      h,
-		ReadHeaderTimeout:            headerTimeout,
-		ReadTimeout:                  bodyTimeout, // for what no handler reads; those that read a body set their own deadline
+		Handler:           h,
+		ReadHeaderTimeout: headerTimeout,
+		// for what no handler reads; those that read a body set their own deadline
+		ReadTimeout:                  bodyTimeout,
 		IdleTimeout:                  idleTimeout,
 		MaxHeaderBytes:               maxHeaderBytes,
 		DisableGeneralOptionsHandler: true,

@@ -21,7 +21,8 @@ import (
 
 // foundYAML is a ModelServer whose engines are found in the given way.
 func foundYAML(discovery string) string {
-	return gatewayYAML("") + "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, discovery: {" + discovery + "}}\n"
+	return gatewayYAML("") + "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, " +
+		"discovery: {" + discovery + "}}\n"
 }
 
 // lists writes a list of engines as a file, by renaming.
@@ -62,7 +63,9 @@ func TestEnginesAreFoundInAFile(t *testing.T) {
 	reaches(t, g, p, d2)
 
 	lists(t, path, pairList(p, d)+"- {url: hunter2, rol: prefill}\n")
-	require.Eventually(t, func() bool { return strings.Contains(g.log.String(), "line 4: endpoints[2].rol: unknown field") }, 15*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Contains(g.log.String(), "line 4: endpoints[2].rol: unknown field")
+	}, 15*time.Second, time.Millisecond)
 	assert.NotContains(t, g.log.String(), "hunter2")
 	reaches(t, g, p, d2)
 }
@@ -109,7 +112,9 @@ func TestEnginesAreFoundByName(t *testing.T) {
 		<-done
 	})
 
-	g := start(t, foundYAML(fmt.Sprintf("dns: {prefill: prefill.test, decode: decode.test, resolver: %q}", conn.LocalAddr())))
+	g := start(
+		t, foundYAML(fmt.Sprintf("dns: {prefill: prefill.test, decode: decode.test, resolver: %q}", conn.LocalAddr())),
+	)
 	reaches(t, g, p, d)
 	decode.Store(d2)
 	reaches(t, g, p, d2)

@@ -35,7 +35,8 @@ func (g *gateway) syntheticProber(m *model) (*reuse.SyntheticProber, error) {
 				if len(r.Reasons) > 0 {
 					why = r.Reasons[0].Text
 				}
-				log.Warn("KV is not reused as it should be", "verdict", string(r.Verdict), "tokens", r.PromptTokens, "reused", r.Reused, "reason", why)
+				log.Warn("KV is not reused as it should be", "verdict", string(r.Verdict), "tokens", r.PromptTokens,
+					"reused", r.Reused, "reason", why)
 			}
 		},
 	}

@@ -14,10 +14,12 @@ import (
 )
 
 func TestTheSyntheticProbeTellsWhetherKVIsReused(t *testing.T) {
-	for connector, want := range map[string]string{"NixlConnector": `pd_reuse_ratio{`, "http": `pd_verdict="not reused"`} {
+	for connector, want := range map[string]string{"NixlConnector": `pd_reuse_ratio{`,
+		"http": `pd_verdict="not reused"`} {
 		t.Run(connector, func(t *testing.T) {
 			p, d := startPair(t)
-			yaml := strings.Replace(nixlYAML(p, d), "{type: NixlConnector, config: {leaseDuration: 30s}}", "{type: "+connector+"}", 1)
+			yaml := strings.Replace(nixlYAML(p, d), "{type: NixlConnector, config: {leaseDuration: 30s}}", "{type: "+
+				connector+"}", 1)
 			g := start(t, gatewayYAML("")+yaml, "-synthetic-probe", "20ms")
 			require.Eventually(t, func() bool {
 				_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
@@ -39,7 +41,8 @@ func TestTheSyntheticProbesPeriodIsChecked(t *testing.T) {
 	require.Error(t, err)
 	f, err := parseFlags([]string{"-config", "x", "-synthetic-probe", "-1s"}, &strings.Builder{})
 	require.NoError(t, err)
-	require.ErrorContains(t, f.override(&configuration{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}), "-synthetic-probe: is negative")
+	require.ErrorContains(t, f.override(&configuration{gateway: gatewaySpec{Listen: "127.0.0.1:0"}}),
+		"-synthetic-probe: is negative")
 }
 
 // While the gateway drains it serves no probes, which says nothing of the engines.
@@ -48,7 +51,8 @@ func TestTheSyntheticProbeIsSilentWhileDraining(t *testing.T) {
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, Path: "/v1/chat/completions", AfterChunks: 3})
 	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-synthetic-probe", "10ms")
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.client+"/v1/chat/completions",
-		strings.NewReader(`{"model":"tiny","messages":[{"role":"user","content":"hold on"}],"max_tokens":20,"stream":true}`))
+		strings.NewReader(`{"model":"tiny","messages":[{"role":"user","content":"hold on"}],"max_tokens":20,`+
+			`"stream":true}`))
 	require.NoError(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	req.Close = true

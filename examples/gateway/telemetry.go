@@ -30,13 +30,16 @@ type telemetry struct {
 	file     *os.File
 }
 
-// newTelemetry makes metrics if there is an admin address to read them at, and spans if there is a file to write them to.
+// newTelemetry makes metrics if there is an admin address to read them at, and spans if there is a file to write them
+// to.
 func newTelemetry(metrics bool, trace string) (*telemetry, error) {
 	t := &telemetry{}
 	if metrics {
 		t.registry = prometheus.NewRegistry()
-		t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-		exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(t.registry), otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo())
+		t.registry.MustRegister(collectors.NewGoCollector(),
+			collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(t.registry),
+			otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo())
 		if err != nil {
 			return nil, fmt.Errorf("metrics: %w", err)
 		}

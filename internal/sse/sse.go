@@ -62,8 +62,8 @@ const (
 // ErrTooLarge is the error of an event, or a whole response, that is too large to be rewritten.
 var ErrTooLarge = errors.New("sse: an event of the response is too large")
 
-// Rewriter passes every event's data, or a whole response, through a function. Events without data (comments) and [DONE]
-// stay as they are.
+// Rewriter passes every event's data, or a whole response, through a function. Events without data (comments) and
+// [DONE] stay as they are.
 type Rewriter struct {
 	src    io.Reader
 	events bool
@@ -75,8 +75,8 @@ type Rewriter struct {
 	err error
 }
 
-// NewRewriter returns a reader of src as fn changes it. A nil result of fn drops the event. events is false for a response that
-// is no stream.
+// NewRewriter returns a reader of src as fn changes it. A nil result of fn drops the event. events is false for a
+// response that is no stream.
 func NewRewriter(src io.Reader, events bool, fn func(data []byte) ([]byte, error)) *Rewriter {
 	return &Rewriter{src: src, events: events, fn: fn}
 }

@@ -67,10 +67,14 @@ func TestRewriter(t *testing.T) {
 func TestRewriterErrors(t *testing.T) {
 	broken, refused := errors.New("broken"), errors.New("refused")
 	same := func(data []byte) ([]byte, error) { return data, nil }
-	got, err := io.ReadAll(sse.NewRewriter(io.MultiReader(strings.NewReader("data: a\n\ndata: b"), iotest.ErrReader(broken)), true, same))
+	got, err := io.ReadAll(
+		sse.NewRewriter(io.MultiReader(strings.NewReader("data: a\n\ndata: b"), iotest.ErrReader(broken)), true, same),
+	)
 	require.ErrorIs(t, err, broken)
 	assert.Equal(t, "data: a\n\n", string(got), "what was whole came through")
-	_, err = io.ReadAll(sse.NewRewriter(strings.NewReader("data: a\n\n"), true, func([]byte) ([]byte, error) { return nil, refused }))
+	_, err = io.ReadAll(sse.NewRewriter(strings.NewReader("data: a\n\n"), true, func([]byte) ([]byte, error) {
+		return nil, refused
+	}))
 	require.ErrorIs(t, err, refused)
 	_, err = io.ReadAll(sse.NewRewriter(io.LimitReader(zeros{}, 65<<20), true, same))
 	require.ErrorIs(t, err, sse.ErrTooLarge)

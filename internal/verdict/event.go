@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package verdict says by the bytes of an engine's response what it means: that the engine gave up, that it failed, that it
-// has no token yet, or what it counted. All words of engines that a flow looks for stand here.
+// Package verdict says by the bytes of an engine's response what it means: that the engine gave up, that it failed,
+// that it has no token yet, or what it counted. All words of engines that a flow looks for stand here.
 package verdict
 
 import (

@@ -6,14 +6,15 @@ import (
 	"bytes"
 )
 
-// Tail keeps the end of a response that goes by, and finds in it that the engine gave up although the response looks whole:
-// vLLM's finish_reason "abort" when it is terminated (docs/protocols/nixl.md, recording 55b), SGLang's {"type":"abort"},
-// vllm-ascend's stop_reason "recomputed", and an error event after the first token. A client's text cannot fake one, since
-// quotes inside JSON strings are escaped. APIs whose responses repeat a client's JSON are not searched: see
-// connector.API.Guarded.
+// Tail keeps the end of a response that goes by, and finds in it that the engine gave up although the response looks
+// whole: vLLM's finish_reason "abort" when it is terminated (docs/protocols/nixl.md, recording 55b), SGLang's
+// {"type":"abort"}, vllm-ascend's stop_reason "recomputed", and an error event after the first token. A client's text
+// cannot fake one, since quotes inside JSON strings are escaped. APIs whose responses repeat a client's JSON are not
+// searched: see connector.API.Guarded.
 //
-// Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched when
-// [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is not whole.
+// Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched
+// when [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is
+// not whole.
 type Tail struct {
 	bytes []byte // the end of what went by; nil as long as nothing has
 	reach int    // at least this much of it is kept, and at most twice as much, so that it is moved seldom
@@ -48,8 +49,8 @@ var (
 	}
 )
 
-// Stream looks at a stream's next piece; end says that it is the last. It returns the offset up to which the piece may go to
-// the client, -1 for all of it.
+// Stream looks at a stream's next piece; end says that it is the last. It returns the offset up to which the piece may
+// go to the client, -1 for all of it.
 func (t *Tail) Stream(piece []byte, end bool) int {
 	doneAt, done := t.doneAt(piece)
 	switch {
@@ -69,7 +70,8 @@ func (t *Tail) Stream(piece []byte, end bool) int {
 	return -1
 }
 
-// doneAt returns where in piece [DONE] begins, whole or cut by the piece's end: 0 if it began before, or does not stand there.
+// doneAt returns where in piece [DONE] begins, whole or cut by the piece's end: 0 if it began before, or does not stand
+// there.
 func (t *Tail) doneAt(piece []byte) (at int, ok bool) {
 	var buf [3 * doneLength]byte
 	last := append(buf[:0], t.bytes[max(0, len(t.bytes)-doneLength):]...)
@@ -81,7 +83,8 @@ func (t *Tail) doneAt(piece []byte) (at int, ok bool) {
 	return max(0, len(piece)-(len(last)-at)), ok
 }
 
-// errorMark begins an event that is an error. No text of an answer looks like it, since line ends are escaped within JSON.
+// errorMark begins an event that is an error. No text of an answer looks like it, since line ends are escaped within
+// JSON.
 var errorMark = []byte("\ndata: {\"error\":")
 
 // ErrorAt returns where the first error event begins, or -1.

@@ -40,11 +40,13 @@ func TestAStreamThatGaveUpIsNotDone(t *testing.T) {
 		stream string
 		whole  bool
 	}{
-		"whole":                      {tokens + done, true},
-		"aborted":                    {tokens + abort + done, false},
-		"failed after the first":     {tokens + fault + done, false},
-		"recomputed":                 {tokens + `data: {"choices":[{"stop_reason":"recomputed"}]}` + "\n\n" + done, false},
-		"the client's own words":     {`data: {"choices":[{"text":"\"finish_reason\":\"abort\""}]}` + "\n\n" + done, true},
+		"whole":                  {tokens + done, true},
+		"aborted":                {tokens + abort + done, false},
+		"failed after the first": {tokens + fault + done, false},
+		"recomputed": {tokens + `data: {"choices":[{"stop_reason":"recomputed"}]}` + "\n\n" + done,
+			false},
+		"the client's own words": {`data: {"choices":[{"text":"\"finish_reason\":\"abort\""}]}` + "\n\n" + done,
+			true},
 		"a stop string of that name": {`data: {"choices":[{"text":"abort"}]}` + "\n\n" + done, true},
 	} {
 		for n := 1; n <= len(c.stream); n++ {
@@ -100,8 +102,9 @@ func TestUsage(t *testing.T) {
 		`"choices":[],"usage":` + counts + `}`:           counts,
 		`"choices":[],"usage": ` + counts + `,"x":null}`: counts,
 		`"usage":null}`: "",
-		`"text":"\"usage\":{\"completion_tokens\":9}"}`:                   "",
-		`"usage":` + counts + strings.Repeat(" ", 3000):                   "", // too far from the end to be searched for
+		`"text":"\"usage\":{\"completion_tokens\":9}"}`: "",
+		// too far from the end to be searched for
+		`"usage":` + counts + strings.Repeat(" ", 3000):                   "",
 		`"usage":{"completion_tokens":1}}` + "\n\n" + `"usage":` + counts: counts,
 	} {
 		got := verdict.Usage([]byte(end), "usage")

@@ -139,7 +139,8 @@ func TestVerdicts(t *testing.T) {
 		"a 200 with a body longer than a read": {long(200, 1<<20), discovery.PhaseReady},
 		"a 500 with a body":                    {long(500, 100), discovery.PhaseNotReady},
 		"a 200 whose body breaks": {func(*http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: 200, Body: io.NopCloser(io.MultiReader(strings.NewReader("ok"), failing{}))}, nil
+			return &http.Response{StatusCode: 200,
+				Body: io.NopCloser(io.MultiReader(strings.NewReader("ok"), failing{}))}, nil
 		}, discovery.PhaseNotReady},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -251,13 +252,14 @@ func TestTheProbeIsAPlainGet(t *testing.T) {
 	for path, want := range map[string]string{"": "/base/health", "/ready": "/base/ready", "ready": "/base/ready"} {
 		synctest.Test(t, func(t *testing.T) {
 			var got []string
-			start(t, health.Options{Path: path, Client: &engines{answer: func(req *http.Request) (*http.Response, error) {
-				_, deadline := req.Context().Deadline()
-				assert.True(t, deadline)
-				assert.Nil(t, req.Body)
-				got = append(got, req.Method+" "+req.URL.String()+" "+req.Host)
-				return status(200), nil
-			}}}, "p:1/base")
+			start(
+				t, health.Options{Path: path, Client: &engines{answer: func(req *http.Request) (*http.Response, error) {
+					_, deadline := req.Context().Deadline()
+					assert.True(t, deadline)
+					assert.Nil(t, req.Body)
+					got = append(got, req.Method+" "+req.URL.String()+" "+req.Host)
+					return status(200), nil
+				}}}, "p:1/base")
 			assert.Equal(t, []string{"GET http://p:1" + want + " p:1"}, got)
 		})
 	}

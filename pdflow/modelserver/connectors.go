@@ -85,7 +85,8 @@ func (m *ModelServer) encode(c *Connector) {
 // an attribute, settings that no engine has.
 func (m *ModelServer) check(path string, c *Connector) {
 	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == config.FallbackDecode {
-		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone", "write fallback: error, or fall back to another connector")
+		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone",
+			"write fallback: error, or fall back to another connector")
 	}
 	for i, e := range m.Endpoints {
 		if err := connector.CheckEndpoint(c.KVConnector, e); err != nil {

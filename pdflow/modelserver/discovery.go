@@ -32,8 +32,8 @@ type Static struct {
 
 // File is a file with a list of engines, which is watched.
 type File struct {
-	// Path names a YAML or JSON file: a mapping with the one key endpoints, shaped as static.endpoints. A relative path starts
-	// at the configuration's folder.
+	// Path names a YAML or JSON file: a mapping with the one key endpoints, shaped as static.endpoints. A relative path
+	// starts at the configuration's folder.
 	Path string `json:"path"`
 }
 

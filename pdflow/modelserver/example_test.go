@@ -26,7 +26,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(ms.Namespace+"/"+ms.Name, "serves", ms.Model(), "with", ms.Main.Name, "and, to a share,", ms.Rollout.Name)
+	fmt.Println(ms.Namespace+"/"+ms.Name, "serves", ms.Model(), "with", ms.Main.Name, "and, to a share,",
+		ms.Rollout.Name)
 	fmt.Println("attempts:", ms.Main.Retry().MaxAttempts)
 
 	set := discovery.NewSet() // of the sources that find the engines

@@ -30,7 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // object is a ModelServer with this spec.
 func object(spec string) []byte {
-	return []byte(`{"apiVersion":"networking.serving.volcano.sh/v1alpha1","kind":"ModelServer","metadata":{"name":"m"},"spec":` + spec + `}`)
+	return []byte(`{"apiVersion":"networking.serving.volcano.sh/v1alpha1","kind":"ModelServer",` +
+		`"metadata":{"name":"m"},"spec":` + spec + `}`)
 }
 
 func lines(err error) (all []string) {
@@ -45,34 +46,61 @@ func TestEachFaultIsTold(t *testing.T) {
 		object []byte
 		want   string // the beginning of one of the faults
 	}{
-		"not JSON":               {[]byte(`{`), "is not JSON"},
-		"a list":                 {[]byte(`[]`), "is a list, not an object"},
-		"no kind":                {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","spec":{}}`), "kind: is missing"},
-		"another kind":           {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelRoute","spec":{}}`), "kind: is not a known kind"},
-		"no version":             {[]byte(`{"kind":"ModelServer","spec":{}}`), "apiVersion: is missing"},
-		"another version":        {[]byte(`{"apiVersion":"v1","kind":"ModelServer","spec":{}}`), "apiVersion: is not known for kind ModelServer"},
-		"no spec":                {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer"}`), "spec: is missing"},
-		"null spec":              {object(`null`), "spec: is missing"},
-		"name is a number":       {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":1},"spec":{}}`), "metadata.name: is not a string"},
-		"unknown field":          {object(`{"modell":"m"}`), "spec.modell: unknown field; did you mean model?"},
-		"port":                   {object(`{"workloadPort":{"port":70000}}`), "spec.workloadPort.port: is not a port"},
-		"connector":              {object(`{"kvConnector":{"type":"nixel"}}`), `spec.kvConnector.type: "nixel" is not a known connector; did you mean nixl?`},
-		"setting":                {object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"never"}}}`), "spec.kvConnector.config.leaseDuration: is not a duration"},
-		"setting, other word":    {object(`{"kvConnector":{"type":"nixl","parameters":{"leaseDuration":"never"}}}`), "spec.kvConnector.parameters.leaseDuration: is not a duration"},
-		"fallback impossible":    {object(`{"kvConnector":{"type":"sglang","fallback":"decode"}}`), "spec.kvConnector.fallback: is decode, but a decode engine of sglang cannot serve alone"},
-		"inside a fallback":      {object(`{"kvConnector":{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"x"}}}`), `spec.kvConnector.fallbackConnector.type: "x" is not a known connector`},
-		"rollout's weight":       {object(`{"rollout":{"weight":-1,"kvConnector":{"type":"nixl"}}}`), "spec.rollout.weight: is not a percentage"},
-		"rollout's connector":    {object(`{"rollout":{"weight":1,"kvConnector":{"type":"nixel"}}}`), `spec.rollout.kvConnector.type: "nixel" is not a known connector`},
-		"encoder without type":   {object(`{"encoder":{}}`), "spec.encoder.type: is missing"},
-		"no member of discovery": {object(`{"discovery":{}}`), "spec.discovery: has no member; write exactly one of static, file, dns, kubernetes, registration"},
-		"two members":            {object(`{"discovery":{"dns":{},"file":null}}`), "spec.discovery: has file and dns"},
-		"no path":                {object(`{"discovery":{"file":{}}}`), "spec.discovery.file.path: is missing"},
-		"no engine":              {object(`{"discovery":{"static":{}}}`), "spec.discovery.static.endpoints: has no endpoint"},
-		"engine twice":           {object(`{"discovery":{"static":{"endpoints":[{"url":"http://a","role":"both"},{"url":"http://A:80","role":"both"}]}}}`), "spec.discovery.static.endpoints[1].url: is listed twice, first as [0]"},
-		"port of discovery":      {object(`{"discovery":{"kubernetes":{"port":-1}}}`), "spec.discovery.kubernetes.port: is not a port"},
-		"encoder's setting":      {object(`{"encoder":{"type":"nixl","config":{"maxItem":1}}}`), "spec.encoder.config.maxItem: unknown field; did you mean maxItems?"},
-		"encoder's value":        {object(`{"encoder":{"type":"nixl","config":{"maxItems":-1}}}`), "spec.encoder.config.maxItems: is negative"},
-		"unknown encoder":        {object(`{"encoder":{"type":"examples"}}`), "spec.encoder.type: is not a known encoder; did you mean example?"},
+		"not JSON": {[]byte(`{`), "is not JSON"},
+		"a list":   {[]byte(`[]`), "is a list, not an object"},
+		"no kind": {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","spec":{}}`),
+			"kind: is missing"},
+		"another kind": {
+			[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelRoute","spec":{}}`),
+			"kind: is not a known kind",
+		},
+		"no version": {[]byte(`{"kind":"ModelServer","spec":{}}`), "apiVersion: is missing"},
+		"another version": {[]byte(`{"apiVersion":"v1","kind":"ModelServer","spec":{}}`),
+			"apiVersion: is not known for kind ModelServer"},
+		"no spec": {[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer"}`),
+			"spec: is missing"},
+		"null spec": {object(`null`), "spec: is missing"},
+		"name is a number": {
+			[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":1},` +
+				`"spec":{}}`), "metadata.name: is not a string",
+		},
+		"unknown field": {object(`{"modell":"m"}`), "spec.modell: unknown field; did you mean model?"},
+		"port":          {object(`{"workloadPort":{"port":70000}}`), "spec.workloadPort.port: is not a port"},
+		"connector": {object(`{"kvConnector":{"type":"nixel"}}`),
+			`spec.kvConnector.type: "nixel" is not a known connector; did you mean nixl?`},
+		"setting": {object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"never"}}}`),
+			"spec.kvConnector.config.leaseDuration: is not a duration"},
+		"setting, other word": {object(`{"kvConnector":{"type":"nixl","parameters":{"leaseDuration":"never"}}}`),
+			"spec.kvConnector.parameters.leaseDuration: is not a duration"},
+		"fallback impossible": {object(`{"kvConnector":{"type":"sglang","fallback":"decode"}}`),
+			"spec.kvConnector.fallback: is decode, but a decode engine of sglang cannot serve alone"},
+		"inside a fallback": {
+			object(`{"kvConnector":{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"x"}}}`),
+			`spec.kvConnector.fallbackConnector.type: "x" is not a known connector`,
+		},
+		"rollout's weight": {object(`{"rollout":{"weight":-1,"kvConnector":{"type":"nixl"}}}`),
+			"spec.rollout.weight: is not a percentage"},
+		"rollout's connector": {object(`{"rollout":{"weight":1,"kvConnector":{"type":"nixel"}}}`),
+			`spec.rollout.kvConnector.type: "nixel" is not a known connector`},
+		"encoder without type": {object(`{"encoder":{}}`), "spec.encoder.type: is missing"},
+		"no member of discovery": {object(`{"discovery":{}}`),
+			"spec.discovery: has no member; write exactly one of static, file, dns, kubernetes, registration"},
+		"two members": {object(`{"discovery":{"dns":{},"file":null}}`), "spec.discovery: has file and dns"},
+		"no path":     {object(`{"discovery":{"file":{}}}`), "spec.discovery.file.path: is missing"},
+		"no engine": {object(`{"discovery":{"static":{}}}`),
+			"spec.discovery.static.endpoints: has no endpoint"},
+		"engine twice": {
+			object(`{"discovery":{"static":{"endpoints":[{"url":"http://a","role":"both"},{"url":"http://A:80",` +
+				`"role":"both"}]}}}`), "spec.discovery.static.endpoints[1].url: is listed twice, first as [0]",
+		},
+		"port of discovery": {object(`{"discovery":{"kubernetes":{"port":-1}}}`),
+			"spec.discovery.kubernetes.port: is not a port"},
+		"encoder's setting": {object(`{"encoder":{"type":"nixl","config":{"maxItem":1}}}`),
+			"spec.encoder.config.maxItem: unknown field; did you mean maxItems?"},
+		"encoder's value": {object(`{"encoder":{"type":"nixl","config":{"maxItems":-1}}}`),
+			"spec.encoder.config.maxItems: is negative"},
+		"unknown encoder": {object(`{"encoder":{"type":"examples"}}`),
+			"spec.encoder.type: is not a known encoder; did you mean example?"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ms, err := modelserver.Read(c.object)
@@ -94,7 +122,9 @@ func hasPrefix(lines []string, prefix string) bool {
 }
 
 func TestValuesOfSettingsAreInNoFault(t *testing.T) {
-	_, err := modelserver.Read(object(`{"kvConnector":{"type":"lmcache","config":{"redisConfig":{"password":["hunter2"],"port":"hunter2"}}}}`))
+	_, err := modelserver.Read(
+		object(`{"kvConnector":{"type":"lmcache","config":{"redisConfig":{"password":["hunter2"],"port":"hunter2"}}}}`),
+	)
 	require.Error(t, err)
 	assert.NotContains(t, err.Error(), "hunter2")
 }
@@ -107,7 +137,8 @@ func TestEnginesOfAStaticListAreChecked(t *testing.T) {
 
 func TestDiscoveryIsOneOfItsMembers(t *testing.T) {
 	for spec, want := range map[string]string{
-		`{}`: "kubernetes", `{"discovery":{"kubernetes":null}}`: "kubernetes", `{"discovery":{"file":{"path":"x"}}}`: "file",
+		`{}`: "kubernetes", `{"discovery":{"kubernetes":null}}`: "kubernetes",
+		`{"discovery":{"file":{"path":"x"}}}`:   "file",
 		`{"discovery":{"dns":{"prefill":"p"}}}`: "dns", `{"discovery":{"registration":{"http":"a:1"}}}`: "registration",
 		`{"discovery":{"static":{"endpoints":[{"url":"http://a:1","role":"both"}]}}}`: "static",
 	} {
@@ -118,7 +149,10 @@ func TestDiscoveryIsOneOfItsMembers(t *testing.T) {
 }
 
 func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
-	ms, err := modelserver.Read(object(`{"trafficPolicy":{"timeout":"10s"},"workloadSelector":{"matchLabels":{"app":"m"}},"kvConnector":{"type":"mooncake"}}`))
+	ms, err := modelserver.Read(
+		object(`{"trafficPolicy":{"timeout":"10s"},"workloadSelector":{"matchLabels":{"app":"m"}},` +
+			`"kvConnector":{"type":"mooncake"}}`),
+	)
 	require.NoError(t, err)
 	require.Len(t, ms.Notes, 2)
 	assert.True(t, ms.Notes[0].NoEffect)
@@ -156,7 +190,9 @@ func served(t *testing.T, spec string, engines ...discovery.Endpoint) (*modelser
 // ask sends a prompt of 45 tokens and those of its id, which no engine has seen before.
 func ask(t *testing.T, url, id string) *http.Response {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"`+id+`: where does the crane stand after the storm?","max_tokens":4}`))
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/completions",
+		strings.NewReader(`{"model":"m","prompt":"`+id+
+			`: where does the crane stand after the storm?","max_tokens":4}`))
 	require.NoError(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("X-Request-Id", id)
@@ -193,7 +229,8 @@ func TestAnObjectServes(t *testing.T) {
 
 func TestARolloutGetsItsShare(t *testing.T) {
 	_, d, engines := pair(t)
-	flows, url := served(t, `{"model":"m","kvConnector":{"type":"nixl"},"rollout":{"weight":50,"kvConnector":{"type":"http"}}}`, engines...)
+	flows, url := served(t, `{"model":"m","kvConnector":{"type":"nixl"},"rollout":{"weight":50,`+
+		`"kvConnector":{"type":"http"}}}`, engines...)
 	require.Len(t, flows.All(), 2)
 	const n = 40
 	for i := range n {
@@ -206,7 +243,9 @@ func TestARolloutGetsItsShare(t *testing.T) {
 
 func TestAFallbackServesWhatItsConnectorCannot(t *testing.T) {
 	p, _, engines := pair(t)
-	flows, url := served(t, `{"model":"m","kvConnector":{"type":"nixl","retry":{"maxAttempts":1},"fallback":"connector","fallbackConnector":{"type":"http","fallback":"decode","retry":{"maxAttempts":1}}}}`, engines...)
+	flows, url := served(t, `{"model":"m","kvConnector":{"type":"nixl","retry":{"maxAttempts":1},`+
+		`"fallback":"connector","fallbackConnector":{"type":"http","fallback":"decode","retry":{"maxAttempts":1}}}}`,
+		engines...)
 	require.Len(t, flows.All(), 2)
 	require.NoError(t, p.Close())
 	resp := ask(t, url, "a")
@@ -224,39 +263,55 @@ func TestAnUnsupportedRequestIsRefusedWhereTheObjectSaysSo(t *testing.T) {
 }
 
 func TestTimeoutsInEffect(t *testing.T) {
-	ms, err := modelserver.Read(object(`{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":4}}}`))
+	ms, err := modelserver.Read(
+		object(`{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":4}}}`),
+	)
 	require.NoError(t, err)
 	limits := ms.Main.Timeouts()
 	assert.Equal(t, 7*time.Second, limits.Prefill, "the design documents' requestTimeout")
 	assert.Equal(t, 5, ms.Main.Retry().MaxAttempts, "and maxRetries")
 
-	ms, err = modelserver.Read(object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"20s"},"timeouts":{"handoff":"3s"}}}`))
+	ms, err = modelserver.Read(
+		object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"20s"},"timeouts":{"handoff":"3s"}}}`),
+	)
 	require.NoError(t, err)
 	assert.Equal(t, 20*time.Second, ms.Main.Lease())
 	assert.Equal(t, 3*time.Second, ms.Main.Timeouts().Handoff)
 }
 
-// A transport that is given serves the connectors of its timeout; the others have one of their own, which ends with the flows.
+// A transport that is given serves the connectors of its timeout; the others have one of their own, which ends with the
+// flows.
 func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
-	ms, err := modelserver.Read(object(`{"kvConnector":{"type":"nixl","timeouts":{"connect":0},"fallback":"connector","fallbackConnector":{"type":"http"}}}`))
+	ms, err := modelserver.Read(
+		object(`{"kvConnector":{"type":"nixl","timeouts":{"connect":0},"fallback":"connector",` +
+			`"fallbackConnector":{"type":"http"}}}`),
+	)
 	require.NoError(t, err)
 	given := modelserver.NewTransport(0, false)
 	defer given.Close()
 	var asked []time.Duration
-	flows, err := ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), &modelserver.FlowOptions{Transport: func(connect time.Duration) http.RoundTripper {
-		if asked = append(asked, connect); connect == 0 {
-			return given
-		}
-		return nil
-	}})
+	flows, err := ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()),
+		&modelserver.FlowOptions{Transport: func(connect time.Duration) http.RoundTripper {
+			if asked = append(asked, connect); connect == 0 {
+				return given
+			}
+			return nil
+		}})
 	require.NoError(t, err)
 	assert.ElementsMatch(t, []time.Duration{config.None, 2 * time.Second}, asked)
 	require.NoError(t, flows.Shutdown(context.Background()))
 }
 
 func FuzzRead(f *testing.F) {
-	f.Add([]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":"m"},"spec":{"model":"m","kvConnector":{"type":"multi","config":{"connectors":[{"type":"nixl"}]}},"rollout":{"weight":1,"kvConnector":{"type":"sglang"}},"encoder":{"type":"nixl"}}}`))
-	f.Add(object(`{"discovery":{"kubernetes":null},"workloadSelector":{"pdGroup":{"groupKey":"g","prefillLabels":{"a":"b"}}},"kvConnector":{"fallback":"connector","fallbackConnector":{}}}`))
+	f.Add(
+		[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":"m"},` +
+			`"spec":{"model":"m","kvConnector":{"type":"multi","config":{"connectors":[{"type":"nixl"}]}},` +
+			`"rollout":{"weight":1,"kvConnector":{"type":"sglang"}},"encoder":{"type":"nixl"}}}`),
+	)
+	f.Add(
+		object(`{"discovery":{"kubernetes":null},"workloadSelector":{"pdGroup":{"groupKey":"g",` +
+			`"prefillLabels":{"a":"b"}}},"kvConnector":{"fallback":"connector","fallbackConnector":{}}}`),
+	)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		ms, err := modelserver.Read(raw)
 		flows, ferr := ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), nil)

@@ -61,10 +61,12 @@ func TestAResponseThatBreaksIsCut(t *testing.T) {
 					require.Contains(t, text, "data: x\n\n", "what was read goes out first")
 					assert.Equal(t, pdflow.CodeStreamBroken, e.outcome(t).Err.Code)
 					if length || name == "unwraps" {
-						assert.False(t, strings.HasSuffix(text, "0\r\n\r\n"), "the last chunk would make it look whole: %q", text)
+						assert.False(t, strings.HasSuffix(text, "0\r\n\r\n"),
+							"the last chunk would make it look whole: %q", text)
 						return
 					}
-					assert.Contains(t, text, `"code":"stream_broken"`, "the connection is hidden: the last words tell it")
+					assert.Contains(t, text, `"code":"stream_broken"`,
+						"the connection is hidden: the last words tell it")
 					assert.Equal(t, stream, strings.Contains(text, "data: {\"error\""))
 				})
 			}

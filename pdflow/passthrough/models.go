@@ -92,7 +92,8 @@ func (m *modelList) collect(ctx context.Context, auth, id string) []byte {
 			continue
 		}
 		for _, e := range engines.Set.Load().Endpoints {
-			if e.Phase != discovery.PhaseReady || !e.Role.Has(discovery.RoleDecode) || e.URL == nil || known[e.URL.String()] {
+			if e.Phase != discovery.PhaseReady || !e.Role.Has(discovery.RoleDecode) || e.URL == nil ||
+				known[e.URL.String()] {
 				continue
 			}
 			known[e.URL.String()] = true

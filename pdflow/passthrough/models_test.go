@@ -113,7 +113,8 @@ func TestTheListIsTheUnionAndNeverFails(t *testing.T) {
 			"one":  `{"data":[{"id":"a"},{"id":"shared"},{"no":"id"},7]}`,
 			"two":  `{"data":[{"id":"shared","owned_by":"x"},{"id":"b"}]}`,
 			"both": `{"data":[{"id":"c"}]}`, "prefill": `{"data":[{"id":"p"}]}`, "unready": `{"data":[{"id":"u"}]}`,
-			"down": "down", "ill": "ill", "garbage": "<html>", "large": `{"data":[{"id":"` + strings.Repeat("x", 1<<20) + `"}]}`,
+			"down": "down", "ill": "ill", "garbage": "<html>",
+			"large":  `{"data":[{"id":"` + strings.Repeat("x", 1<<20) + `"}]}`,
 			"silent": "",
 		}}
 		first := f.engines("decode@one", "prefill@prefill", "!decode@unready", "decode@down", "decode@ill")

@@ -216,9 +216,11 @@ func TestRequestsThatAreRefused(t *testing.T) {
 
 func TestFaultsOfTheEngine(t *testing.T) {
 	for name, answer := range map[string]func(*http.Request) (*http.Response, error){
-		"cannot be reached": func(*http.Request) (*http.Response, error) { return nil, errors.New("dial 10.0.0.1: refused") },
-		"redirects":         answers(http.StatusTemporaryRedirect, ""),
-		"switches":          answers(http.StatusSwitchingProtocols, ""),
+		"cannot be reached": func(*http.Request) (*http.Response, error) {
+			return nil, errors.New("dial 10.0.0.1: refused")
+		},
+		"redirects": answers(http.StatusTemporaryRedirect, ""),
+		"switches":  answers(http.StatusSwitchingProtocols, ""),
 	} {
 		e := newEngine(t, answer)
 		w := do(handler(t, e.find, nil), post("/tokenize", `{}`))

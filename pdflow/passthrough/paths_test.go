@@ -33,14 +33,16 @@ func served(t *testing.T, h *passthrough.Handler, method, target string) bool {
 func TestOnlyServingPathsPass(t *testing.T) {
 	h := handler(t, unknown, nil)
 	for _, target := range []string{
-		"/tokenize", "/detokenize", "/score", "/rerank", "/pooling", "/v1/embeddings", "/v1/models/meta-llama/Llama-3.1-8B",
+		"/tokenize", "/detokenize", "/score", "/rerank", "/pooling", "/v1/embeddings",
+		"/v1/models/meta-llama/Llama-3.1-8B",
 		"/v1/responses/resp_1/cancel", "/v1/messages/count_tokens", "/v1/embeddings?x=/sleep",
 	} {
 		assert.True(t, served(t, h, http.MethodPost, target), target)
 	}
 	for _, target := range []string{
 		"/", "/v1", "/v1/", "/v2/x", "/health", "/metrics", "/version", "/load", "/tokenizer_info", "/abort_requests",
-		"/inference/v1/abort_requests", "/v1/abort_requests", "/reset_prefix_cache", "/sleep", "/sleep?level=1", "/wake_up",
+		"/inference/v1/abort_requests", "/v1/abort_requests", "/reset_prefix_cache", "/sleep", "/sleep?level=1",
+		"/wake_up",
 		"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/V1/LOAD_LORA_ADAPTER", "/v1/Load_Lora_Adapter",
 		"/v1/load-lora-adapter", "/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/..%2fsleep", "/v1//sleep", "//v1/embeddings",
 		"/v1/./sleep", "/v1/%6coad_lora_adapter", "/v1/load%5florа_adapter", "/v1/embeddings/", "/v1/embeddings;/sleep",
@@ -61,7 +63,8 @@ func TestOnlyServingPathsPass(t *testing.T) {
 func TestInferenceIsNotServed(t *testing.T) {
 	h := handler(t, unknown, nil)
 	for _, path := range []string{
-		"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate", "/generate",
+		"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate",
+		"/generate",
 	} {
 		assert.False(t, served(t, h, http.MethodPost, path), path)
 	}

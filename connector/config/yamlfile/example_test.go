@@ -10,7 +10,9 @@ import (
 )
 
 func ExampleRead() {
-	docs, faults := yamlfile.Read("shelf.yaml", []byte("store: north\n---\nkeep: 1m\nstoer: south # misspelt\nkeep: 2m\n"))
+	docs, faults := yamlfile.Read(
+		"shelf.yaml", []byte("store: north\n---\nkeep: 1m\nstoer: south # misspelt\nkeep: 2m\n"),
+	)
 	for _, d := range docs {
 		var settings struct {
 			Store string          `json:"store"`

@@ -105,11 +105,12 @@ var legFaults = []Fault{
 	prefills(rulePrefill, "drops what it does not know", func(_ *connector.Session, leg *connector.Leg) {
 		leg.Delete("x_unknown")
 	}),
-	prefills(rulePrefill, "drops sampling members that it does not know", func(s *connector.Session, leg *connector.Leg) {
-		if s.API == connector.APIGenerate {
-			leg.Set("sampling_params", raw(`{"max_tokens":1}`))
-		}
-	}),
+	prefills(rulePrefill, "drops sampling members that it does not know",
+		func(s *connector.Session, leg *connector.Leg) {
+			if s.API == connector.APIGenerate {
+				leg.Set("sampling_params", raw(`{"max_tokens":1}`))
+			}
+		}),
 
 	decodes(ruleDecode, "sends the body through a map", func(_ *connector.Session, leg *connector.Leg) {
 		var m map[string]any

@@ -89,13 +89,14 @@ var configFaults = []Fault{
 		}
 		return t, err
 	}),
-	configured(ruleConfig, "does not say where a fault is", func(settings json.RawMessage) (connector.KVConnector, error) {
-		t, err := New(settings)
-		if err != nil {
-			return nil, &config.FieldError{Problem: "is not a configuration"}
-		}
-		return t, nil
-	}),
+	configured(ruleConfig, "does not say where a fault is",
+		func(settings json.RawMessage) (connector.KVConnector, error) {
+			t, err := New(settings)
+			if err != nil {
+				return nil, &config.FieldError{Problem: "is not a configuration"}
+			}
+			return t, nil
+		}),
 	configured(ruleConfig, "does not name the nearest setting",
 		func(settings json.RawMessage) (connector.KVConnector, error) {
 			t, err := New(settings)
@@ -122,12 +123,13 @@ var configFaults = []Fault{
 		}
 		return New(settings)
 	}),
-	configured(ruleConfig, "panics at what is no object", func(settings json.RawMessage) (connector.KVConnector, error) {
-		if len(settings) > 0 && settings[0] == '[' {
-			panic("a list")
-		}
-		return New(settings)
-	}),
+	configured(ruleConfig, "panics at what is no object",
+		func(settings json.RawMessage) (connector.KVConnector, error) {
+			if len(settings) > 0 && settings[0] == '[' {
+				panic("a list")
+			}
+			return New(settings)
+		}),
 }
 
 var lifeFaults = []Fault{
@@ -181,14 +183,15 @@ var lifeFaults = []Fault{
 		f.expect = func(s *connector.Session) (func(context.Context) (connector.Event, error), func(error)) {
 			waited := make(chan struct{})
 			wait, _ := f.Toy.Expect(s)
-			return func(ctx context.Context) (connector.Event, error) { defer close(waited); return wait(ctx) }, func(error) {
-				timer := time.NewTimer(forAMoment)
-				defer timer.Stop()
-				select {
-				case <-waited:
-				case <-timer.C:
+			return func(ctx context.Context) (connector.Event, error) { defer close(waited); return wait(ctx) },
+				func(error) {
+					timer := time.NewTimer(forAMoment)
+					defer timer.Stop()
+					select {
+					case <-waited:
+					case <-timer.C:
+					}
 				}
-			}
 		}
 	}),
 
@@ -279,7 +282,8 @@ var renderFaults = []Fault{
 func Faults() []Fault {
 	var list []Fault
 	for _, some := range [][]Fault{
-		identityFaults, traitsFaults, undeclaredFaults, pairFaults, legFaults, idFaults, answerFaults, endpointFaults, configFaults,
+		identityFaults, traitsFaults, undeclaredFaults, pairFaults, legFaults, idFaults, answerFaults, endpointFaults,
+		configFaults,
 		lifeFaults, renderFaults, clientFaults,
 	} {
 		list = append(list, some...)

@@ -76,7 +76,9 @@ func (*Toy) Traits() connector.Traits {
 		MultiUse: true,
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
 			attr.Shared(attr.Store)},
-		Attributes: []connector.Attribute{{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"}},
+		Attributes: []connector.Attribute{
+			{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"},
+		},
 	}
 }
 

@@ -54,7 +54,8 @@ func members(names ...string) func(t *connector.Traits) {
 }
 
 var traitsFaults = []Fault{
-	declares(ruleTraits, "has a lease that ended before it began", func(t *connector.Traits) { t.Lease = -time.Second }),
+	declares(ruleTraits, "has a lease that ended before it began",
+		func(t *connector.Traits) { t.Lease = -time.Second }),
 	declares(ruleTraits, "has its order as another order", func(t *connector.Traits) {
 		t.OtherOrders = []connector.Order{t.Order}
 	}),
@@ -76,12 +77,14 @@ var traitsFaults = []Fault{
 	sends(ruleOwnID, "says that it names the legs, and does not", saysOwnID, asIs, asIs),
 	sends(ruleOwnID, "names the legs, and does not say so", nil, ownID, ownID),
 	sends(ruleOwnID, "names one leg", saysOwnID, ownID, asIs),
-	sends(ruleOwnID, "names a leg in the header alone", saysOwnID, ownID, func(s *connector.Session, leg *connector.Leg) {
-		leg.SetHeader("X-Request-Id", s.ID)
-	}),
-	sends(ruleOwnID, "names decode by the client's id", saysOwnID, ownID, func(s *connector.Session, leg *connector.Leg) {
-		leg.SetRequestID(s.RequestID)
-	}),
+	sends(ruleOwnID, "names a leg in the header alone", saysOwnID, ownID,
+		func(s *connector.Session, leg *connector.Leg) {
+			leg.SetHeader("X-Request-Id", s.ID)
+		}),
+	sends(ruleOwnID, "names decode by the client's id", saysOwnID, ownID,
+		func(s *connector.Session, leg *connector.Leg) {
+			leg.SetRequestID(s.RequestID)
+		}),
 
 	sends(ruleByLength, "says that P ends by length, and leaves stop strings", saysByLength, asIs, asIs),
 	sends(ruleByLength, "has P end by length, and does not say so", nil, byLength, asIs),
@@ -102,7 +105,9 @@ var traitsFaults = []Fault{
 		func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "vllm_xargs") }),
 
 	declares(ruleAttribute, "declares an attribute that it does without", func(t *connector.Traits) {
-		t.Attributes = append(t.Attributes, connector.Attribute{Name: "zone", Role: discovery.RoleDecode, Remedy: "the zone"})
+		t.Attributes = append(
+			t.Attributes, connector.Attribute{Name: "zone", Role: discovery.RoleDecode, Remedy: "the zone"},
+		)
 	}),
 	declares(ruleAttribute, "needs an attribute that it does not declare", func(t *connector.Traits) {
 		t.Attributes = nil

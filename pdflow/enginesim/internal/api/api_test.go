@@ -260,9 +260,11 @@ func FuzzRequest(f *testing.F) {
 		f.Add(uint8(i), string(seed))
 	}
 	f.Add(uint8(0),
-		`{"prompt":[[1,2],[3]],"stop":["a"],"n":2,"echo":true,"logprobs":1,"stream":true,"stream_options":{"include_usage":true}}`)
+		`{"prompt":[[1,2],[3]],"stop":["a"],"n":2,"echo":true,"logprobs":1,"stream":true,`+
+			`"stream_options":{"include_usage":true}}`)
 	f.Add(uint8(1),
-		`{"messages":[{"role":"user","content":[{"text":"x"}]},{"role":"assistant","content":null}],"tools":[{}],"kv_transfer_params":{"prompt_token_ids":[1,-5]}}`)
+		`{"messages":[{"role":"user","content":[{"text":"x"}]},{"role":"assistant","content":null}],"tools":[{}],`+
+			`"kv_transfer_params":{"prompt_token_ids":[1,-5]}}`)
 	f.Add(uint8(1), `{"messages":[{"content":5}],"kv_transfer_params":[]}`)
 	f.Fuzz(func(t *testing.T, which uint8, body string) {
 		c := &simtest.Client{T: t, HTTP: shared.HTTP}

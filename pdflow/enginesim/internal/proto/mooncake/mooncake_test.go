@@ -220,7 +220,8 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 		s := simtest.New(t, mooncakes)
 		body := simtest.Completion("x")
 		prefill, decode := mooncakeLegs(s, body, "xfer-1")
-		prefill["kv_transfer_params"].(simtest.Obj)["x"], decode["kv_transfer_params"].(simtest.Obj)["x"] = 1, simtest.Obj{"y": 2}
+		prefill["kv_transfer_params"].(simtest.Obj)["x"], decode["kv_transfer_params"].(simtest.Obj)["x"] = 1,
+			simtest.Obj{"y": 2}
 		p := s.Post(t.Context(), s.P, simtest.Completions, prefill)
 		mooncakeRight(s, body, p, s.Post(t.Context(), s.D, simtest.Completions, decode))
 	})

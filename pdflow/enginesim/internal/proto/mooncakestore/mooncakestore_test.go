@@ -49,9 +49,11 @@ func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
 	assert.NoError(t, s.P.CheckKV())
 	assert.NoError(t, s.D.CheckKV())
 	assert.Contains(t, s.Get(s.P, "/metrics").Body,
-		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="save_put",status="ok"} 3584.0`)
+		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="save_put",`+
+			`status="ok"} 3584.0`)
 	assert.Contains(t, s.Get(s.D, "/metrics").Body,
-		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="load_get",status="ok"} 3584.0`)
+		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="load_get",`+
+			`status="ok"} 3584.0`)
 }
 
 // A prefix that another prompt has put is found too, and a prompt is found again by any number of requests.

@@ -22,7 +22,8 @@ func stored(t *testing.T, extra map[string]string) *simtest.Scene {
 	dir := t.TempDir()
 	return simtest.New(t, func(p, d *enginesim.Config) {
 		for _, c := range []*enginesim.Config{p, d} {
-			c.Connector, c.KVRole, c.Extra = "sharedstorage", enginesim.RoleBoth, map[string]string{"shared_storage_path": dir}
+			c.Connector, c.KVRole, c.Extra = "sharedstorage", enginesim.RoleBoth,
+				map[string]string{"shared_storage_path": dir}
 			maps.Copy(c.Extra, extra)
 		}
 	})

@@ -99,7 +99,8 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 	require.NotEmpty(t, endpoint)
 	got := s.Later(t.Context(), s.D, simtest.Completions, simtest.With(body,
 		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "generation_only",
-			"ctx_request_id": globalID, "disagg_request_id": globalID, "schedule_style": 1, "ctx_info_endpoint": endpoint}}))
+			"ctx_request_id": globalID, "disagg_request_id": globalID, "schedule_style": 1,
+			"ctx_info_endpoint": endpoint}}))
 	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 	p := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
 		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
