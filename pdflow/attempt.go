@@ -57,7 +57,7 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
 	a.ctx, a.cancel = x.ctx, x.cancel
-	a.watch.born, a.watch.expire = s.CreatedAt, a.expire
+	a.watch.born, a.watch.owner = s.CreatedAt, a
 	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill},
 		Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)

@@ -91,7 +91,9 @@ func responseHeader(resp *http.Response, sse, rewritten bool) http.Header {
 		}
 		h["X-Accel-Buffering"] = noBuffering
 	} else if resp.ContentLength >= 0 && !rewritten {
-		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
+		if h["Content-Length"] = resp.Header["Content-Length"]; len(h["Content-Length"]) != 1 {
+			h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
+		}
 	}
 	return h
 }

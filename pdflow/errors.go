@@ -109,7 +109,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Is matches the error's code: errors.Is(err, pdflow.CodeTimeout).
 func (e *Error) Is(target error) bool {
-	code, ok := target.(Code) //nolint:errorlint // errors.Is unwraps
+	code, ok := target.(Code)
 	return ok && code == e.Code
 }
 

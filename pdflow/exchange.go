@@ -27,6 +27,7 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	cut    bool // by a shutdown; with ctx and cancel under Flow.live's lock
 	call
+	ids   []string // the request's id, as a header's value
 	start time.Time
 	inner *exchange // that this one fell back to, and that fell back itself
 	avoid []string
@@ -47,7 +48,7 @@ var (
 )
 
 func newExchange(ctx context.Context, f *Flow, c call) *exchange {
-	x := &exchange{f: f, client: ctx, call: c, start: time.Now()}
+	x := &exchange{f: f, client: ctx, call: c, ids: []string{c.id}, start: time.Now()}
 	if x.door == nil {
 		x.door = f.door
 	}

@@ -33,6 +33,10 @@ func neverForwarded(canonical string) bool {
 // Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names.
 // A flow's legs get it. It is exported for hosts that send other requests to engines themselves.
 func EngineHeader(client http.Header, requestID string, more ...string) http.Header {
+	return engineHeader(client, []string{requestID}, more)
+}
+
+func engineHeader(client http.Header, requestID, more []string) http.Header {
 	h := make(http.Header, 8)
 	for _, name := range forwarded {
 		if v := client[name]; len(v) > 0 {
@@ -47,12 +51,13 @@ func EngineHeader(client http.Header, requestID string, more ...string) http.Hea
 	if _, ok := h["User-Agent"]; !ok {
 		h["User-Agent"] = userAgent // otherwise net/http would name itself
 	}
-	h[headerRequestID] = []string{requestID}
+	h[headerRequestID] = requestID
 	return h
 }
 
-func (f *Flow) legHeader(client http.Header, requestID string) http.Header {
-	h := EngineHeader(client, requestID, f.opts.forward...)
+// legHeader makes the header of one leg. Each leg has its own, since round trippers set headers in place.
+func (x *exchange) legHeader() http.Header {
+	h := engineHeader(x.header, x.ids, x.f.opts.forward)
 	h["Content-Type"] = jsonType
 	return h
 }

@@ -37,7 +37,7 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	}
 	u := *ep.URL
 	u.Path += leg.Path()
-	h := a.f.legHeader(a.x.header, a.x.id) // each leg's own: round trippers set headers in place
+	h := a.x.legHeader()
 	for _, e := range leg.Header() {
 		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
 	}

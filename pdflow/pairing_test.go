@@ -131,12 +131,12 @@ func TestAPairThatKeepsAnOrphanRestsWhileOthersAreThere(t *testing.T) {
 		next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
 		require.NoError(t, err)
 		require.NotEqual(t, first.Prefill.ID, next.Prefill.ID,
-			"the pair should rest, though a refused request is no engine's fault")
+			"the pair should have a cooldown, though a refused request is no engine's fault")
 	}
 	require.Eventually(t, func() bool {
 		next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
 		return err == nil && next.Prefill.ID == first.Prefill.ID
-	}, 5*time.Second, 10*time.Millisecond, "the rest does not end")
+	}, 5*time.Second, 10*time.Millisecond, "the cooldown does not end")
 }
 
 func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) {

@@ -60,7 +60,7 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 		limit: f.opts.stepsLimit,
 		f:     f, id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
-	s.calls.born, s.calls.expire = time.Now(), func() { s.end(errForgotten) }
+	s.calls.born, s.calls.owner = time.Now(), s
 	s.touch()
 	c.door = &door{steps: s}
 	go func() {
@@ -132,6 +132,9 @@ func (s *Steps) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	s.f.writeError(w, r, s.id, e)
 }
+
+// expire ends a request that its caller has forgotten.
+func (s *Steps) expire() { s.end(errForgotten) }
 
 // touch notes a call of the caller's.
 func (s *Steps) touch() { s.calls.limit(s.limit) }

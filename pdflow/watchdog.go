@@ -12,10 +12,10 @@ import (
 // streamed response, many thousands a second: a new limit therefore costs an atomic store. The timer is set for the
 // first limit, looks again when it fires, and is set for what is left then.
 type watchdog struct {
-	expire func()
-	born   time.Time
-	due    atomic.Int64 // when the phase must have ended, in nanoseconds since born; 0: no phase is limited now
-	fires  atomic.Int64 // when the timer fires; 0: it is not set
+	owner interface{ expire() }
+	born  time.Time
+	due   atomic.Int64 // when the phase must have ended, in nanoseconds since born; 0: no phase is limited now
+	fires atomic.Int64 // when the timer fires; 0: it is not set
 
 	mu    sync.Mutex
 	timer *time.Timer
@@ -68,7 +68,7 @@ func (w *watchdog) look() {
 	switch due := w.due.Load(); {
 	case due == 0:
 	case due <= int64(time.Since(w.born)):
-		w.expire()
+		w.owner.expire()
 	default:
 		w.set(due)
 	}

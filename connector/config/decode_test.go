@@ -47,7 +47,8 @@ type settings struct {
 func TestDecodeReadsEveryKind(t *testing.T) {
 	s := settings{base: base{Name: "default"}, Count: 7, Ignored: "kept"}
 	require.NoError(t, config.Decode(json.RawMessage(`{
-		"port": 1e3, "count": null, "ratio": 0.5, "on": true, "lease": "30s", "wait": "1s", "size": "8Gi", "role": "both",
+		"port": 1e3, "count": null, "ratio": 0.5, "on": true, "lease": "30s", "wait": "1s",
+		"size": "8Gi", "role": "both",
 		"nested": {"Depth": -3}, "rdmaConfig": {"Device": "mlx5"}, "hosts": ["a", "b"], "children": [{"name": "c"}],
 		"labels": {"app.kubernetes.io/name": "x", "gone": null}, "extra": {"k": [1]}, "raw": {"deep": {"a": 1}},
 		"any": {"l": [1, "x", null, {"y": true}]}, "connector": {"type": "nixl"}}`), &s))

@@ -73,10 +73,11 @@ type goldenLeg struct {
 // sends, what the engines answer, and what both legs must be then. Bodies are compared without white space; order of
 // members and spelling of numbers and texts count.
 //
-//	{"what": "…", "source": "vLLM 0.32.0, recorded", "path": "/v1/completions", "config": {}, "header": {}, "request": {…},
-//	 "requestId": "r-1", "random": "32 hexadecimal digits: the session's",
+//	{"what": "…", "source": "vLLM 0.32.0, recorded", "path": "/v1/completions", "config": {},
+//	 "header": {}, "request": {…}, "requestId": "r-1", "random": "32 hexadecimal digits: the session's",
 //	 "prefillEndpoint": {"url": "http://10.0.0.1:8100", "attributes": {}}, "decodeEndpoint": {…},
-//	 "calls": {"GET http://10.0.0.1:8998/query": {"status": 200, "body": {…}}}, "answer": {…}, "headers": {}, "event": {…},
+//	 "calls": {"GET http://10.0.0.1:8998/query": {"status": 200, "body": {…}}}, "answer": {…},
+//	 "headers": {}, "event": {…},
 //	 "want": {"prefill": {"path": "…", "header": {}, "body": {…}}, "decode": {…}}}
 //
 // want has "refused", a part of the error's text, in place of decode where the answer is to be refused, and

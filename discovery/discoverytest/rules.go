@@ -20,7 +20,7 @@ func checkBlocks(t *trial) error {
 	t.settle(w)
 	select {
 	case <-w.returned:
-		// %v and not %w, since the error may be nil
+		//nolint:errorlint // %v and not %w, since the error may be nil
 		return fmt.Errorf("Watch returned (%v) while its context lived and its backend worked", w.err)
 	default:
 		return nil

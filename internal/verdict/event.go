@@ -53,10 +53,16 @@ func IsPreamble(data []byte) bool {
 // usageReach is how much of a response's end is searched for its usage. Engines write it after the text.
 const usageReach = 2 << 10
 
-// Usage returns a response's end from the object on that holds the counts, "" without one. member is its name.
+// keys are the members that hold the counts, as they stand in a response.
+var keys = map[string][]byte{"usage": []byte(`"usage":`), "meta_info": []byte(`"meta_info":`)}
+
+// Usage returns a response's end from the object on that holds the counts, "" without one. member is its name: usage or meta_info.
 func Usage(end []byte, member string) string {
 	end = end[max(0, len(end)-usageReach):]
-	key := []byte(`"` + member + `":`)
+	key, known := keys[member]
+	if !known {
+		return ""
+	}
 	at := -1
 	for i := 0; ; i = at {
 		j := bytes.Index(end[i:], key)

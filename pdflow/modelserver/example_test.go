@@ -21,7 +21,8 @@ func Example() {
 		"apiVersion": "networking.matrixinfer.ai/v1alpha1",
 		"kind": "ModelServer",
 		"metadata": {"name": "llama2-405b", "namespace": "llm"},
-		"spec": {"model": "llama2-405b", "kvConnector": {"type": "nixl", "retry": {"maxAttempts": 3}}, "rollout": {"weight": 10, "kvConnector": {"type": "nixl-push"}}}
+		"spec": {"model": "llama2-405b", "kvConnector": {"type": "nixl", "retry": {"maxAttempts": 3}},
+			"rollout": {"weight": 10, "kvConnector": {"type": "nixl-push"}}}
 	}`))
 	if err != nil {
 		log.Fatal(err)
