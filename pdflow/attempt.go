@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -214,8 +215,8 @@ func (a *attempt) end(e *Error) {
 	if a.done != nil {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
 	}
-	a.out.Err = e
-	a.out.Final = a.isFinal
+	a.out.Err, a.out.Final = e, a.isFinal
+	a.out.Usage.Input = cmp.Or(a.out.Usage.Input, a.out.KVTokens) // here, since both legs' counts may come at once
 	if a.out.Orphan = e != nil && a.orphaned(); a.out.Orphan {
 		a.f.tel.orphaned(a)
 	}

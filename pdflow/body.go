@@ -170,15 +170,15 @@ func (b *Body) next() ([]byte, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 	}
-	if b.closed {
-		return nil, errClosedBody
-	}
 	return b.piece()
 }
 
 var errClosedBody = errors.New("pdflow: read of a closed body")
 
 func (b *Body) piece() ([]byte, error) {
+	if b.closed {
+		return nil, errClosedBody
+	}
 	if b.err != nil {
 		return nil, b.err
 	}
@@ -252,8 +252,13 @@ func (b *Body) seen(head []byte, end bool) {
 
 // Read reads the response.
 func (b *Body) Read(p []byte) (int, error) {
+	if s := b.steps; s != nil {
+		s.touch()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+	}
 	if b.n > 0 || len(b.first) == 0 {
-		piece, err := b.next()
+		piece, err := b.piece()
 		if len(piece) == 0 {
 			return 0, err
 		}
@@ -269,12 +274,11 @@ func (b *Body) Read(p []byte) (int, error) {
 // Close ends the request: it cancels whatever leg still runs, waits for it, and records the outcome. A response that
 // was not read to its end counts as the client's leaving.
 func (b *Body) Close() error {
-	if s := b.steps; s != nil {
-		s.calls.stop()
-		s.mu.Lock()
-		defer s.mu.Unlock()
+	if b.steps != nil {
+		b.steps.end(nil) // which closes b, and tells a clean-up that nobody sends its calls
+	} else {
+		b.close()
 	}
-	b.close()
 	return nil
 }
 

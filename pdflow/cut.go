@@ -10,9 +10,9 @@ import (
 )
 
 // cutShort ends a response whose end did not come, so that no client takes it for whole.
-func cutShort(w http.ResponseWriter, r *http.Request, b *Body) {
+func cutShort(w http.ResponseWriter, r *http.Request, b *Body, e *Error) {
 	_ = http.NewResponseController(w).Flush() // what was read goes out before Close waits for the legs' end
 	_ = b.Close()
 	api := b.a.x.req.API
-	cut.Response(w, r, cut.Words(errorObject(api, b.err), b.sse, api == connector.APIMessages))
+	cut.Response(w, r, cut.Words(errorObject(api, e), b.sse, api == connector.APIMessages))
 }

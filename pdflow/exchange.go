@@ -95,7 +95,8 @@ const unsupportedMessage = "prefill and decode engines cannot carry this togethe
 func (x *exchange) serveAggregated(member string) (*Body, *Error) {
 	f := x.f
 	f.tel.unsupported(x, member)
-	if f.opts.unsupported == config.UnsupportedRefuse {
+	if f.opts.unsupported == config.UnsupportedRefuse ||
+		x.given != nil && !x.any && f.checkPick(&Pick{Decode: x.given.Decode}) != nil {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
 	}
 	body, e := x.try(ModeAggregated)

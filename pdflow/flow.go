@@ -205,6 +205,7 @@ type call struct {
 	header http.Header // the client's
 	id     string
 	given  *Pick // not nil: the caller has chosen the engines
+	any    bool  // given need not keep the connector's rules
 	mode   Mode  // not "": another flow fell back to this one
 	door   *door // nil: the flow's own
 }
@@ -218,7 +219,7 @@ func (f *Flow) read(in *Request) (call, *Error) {
 	if err != nil {
 		return call{}, invalid(err).of(in.API)
 	}
-	c := call{req: req, header: in.Header, id: in.RequestID, given: in.Pick}
+	c := call{req: req, header: in.Header, id: in.RequestID, given: in.Pick, any: in.AnyPair}
 	if c.id == "" {
 		c.id = RequestID(in.Header)
 	} else if !validRequestID(c.id) {
@@ -228,7 +229,7 @@ func (f *Flow) read(in *Request) (call, *Error) {
 		return call{}, wrongCall("Pick", "must name a decode engine with a URL; a Pick without Prefill is served by "+
 			"Decode alone")
 	}
-	if c.given != nil && !in.AnyPair {
+	if c.given != nil && !c.any {
 		if err := f.checkPick(c.given); err != nil {
 			e := wrongCall("Pick", err.Error())
 			e.Err = err

@@ -40,12 +40,12 @@ func engineHeader(client http.Header, requestID, more []string) http.Header {
 	h := make(http.Header, 8)
 	for _, name := range forwarded {
 		if v := client[name]; len(v) > 0 {
-			h[name] = v
+			h[name] = slices.Clip(v) // what is added to one leg's must not reach the other's
 		}
 	}
 	for _, name := range more {
 		if v := client.Values(name); len(v) > 0 {
-			h[http.CanonicalHeaderKey(name)] = v
+			h[http.CanonicalHeaderKey(name)] = slices.Clip(v)
 		}
 	}
 	if _, ok := h["User-Agent"]; !ok {

@@ -89,3 +89,16 @@ func TestAMuxBoundsTheWritingOfErrors(t *testing.T) {
 		require.True(t, w.deadlines[1].IsZero(), "the deadline is in force for the connection's next request")
 	}
 }
+
+// What one leg's round tripper appends to a header does not reach the other leg's, nor the client's.
+func TestLegsShareNoHeaderValues(t *testing.T) {
+	values := append(make([]string, 0, 2), "Bearer x")
+	client := http.Header{"Authorization": values, "X-Tenant": append(make([]string, 0, 2), "t")}
+	one, other := pdflow.EngineHeader(client, "id", "X-Tenant"), pdflow.EngineHeader(client, "id", "X-Tenant")
+	for _, name := range []string{"Authorization", "X-Tenant"} {
+		one.Add(name, "one")
+		other.Add(name, "other")
+		require.Equal(t, "one", one[name][1])
+	}
+	require.Empty(t, values[:2][1])
+}

@@ -165,7 +165,7 @@ func readBounded(r io.Reader, length, limit int64) ([]byte, error) {
 	}
 	var buf bytes.Buffer
 	buf.Grow(int(min(max(length, 0), 1<<20)) + bytes.MinRead)
-	n, err := buf.ReadFrom(io.LimitReader(r, limit+1))
+	n, err := buf.ReadFrom(io.LimitReader(r, max(limit, limit+1)))
 	if err == nil && n > limit {
 		err = errTooLarge
 	}

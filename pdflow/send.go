@@ -23,10 +23,11 @@ const writeEvery = time.Second
 // writers hide their connection may panic with [http.ErrAbortHandler] then, to have net/http cut it.
 func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 	b := resp.Body
-	if b.closed {
+	defer b.Close()
+	piece, err := b.next()
+	if errors.Is(err, errClosedBody) {
 		return &Error{Code: CodeInternal, Phase: "stream", Message: "the response was closed before it was sent"}
 	}
-	defer b.Close()
 	h := w.Header()
 	maps.Copy(h, resp.Header)
 	if v := h[headerRequestID]; len(v) != 1 || v[0] != resp.RequestID { // ServeHTTP has set it
@@ -38,8 +39,7 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 	rc, f := http.NewResponseController(w), b.flow()
 	limit := f.limits.Write
 	var deadline time.Time
-	for {
-		piece, err := b.next()
+	for ; ; piece, err = b.next() {
 		if len(piece) > 0 {
 			if now := time.Now(); limit > 0 && now.Add(limit).Sub(deadline) > writeEvery {
 				deadline = now.Add(limit + writeEvery)
@@ -55,23 +55,35 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 			if errors.Is(werr, http.ErrNotSupported) {
 				f.warnOfWriter("Flush")
 			} else if werr != nil {
-				b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: f.name,
-					Message: "the client left", Err: werr}
-				err = b.err
+				err = b.fail("the client left", werr)
 			}
 		}
 		if err == nil {
 			continue
 		}
 		if !errors.Is(err, io.EOF) {
-			cutShort(w, r, b)
-			return b.err
+			e := b.fail("the request was ended", err) // by Steps.End, unless it has failed
+			cutShort(w, r, b, e)
+			return e
 		}
 		if limit > 0 {
 			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
 		}
 		return nil
 	}
+}
+
+// fail ends the response by the client's side, unless it has failed before, and returns its error.
+func (b *Body) fail(message string, err error) *Error {
+	if b.steps != nil {
+		b.steps.mu.Lock()
+		defer b.steps.mu.Unlock()
+	}
+	if b.err == nil {
+		b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name,
+			Message: message, Err: err}
+	}
+	return b.err
 }
 
 // flow is the flow that the client asked. Another one may serve, if the first fell back to it.

@@ -65,9 +65,10 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	c.door = &door{steps: s}
 	go func() {
 		defer close(s.done)
-		s.resp, s.err = f.do(ctx, c)
-		if s.resp != nil {
+		if s.resp, s.err = f.do(ctx, c); s.resp != nil {
 			s.resp.Body.steps = s
+		} else {
+			s.err = s.err.of(in.API)
 		}
 	}()
 	return s, nil
@@ -302,11 +303,17 @@ func (st *Step) Done(resp *http.Response, err error) {
 	st.s.touch()
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if resp == nil && err == nil {
-		err = errors.New("pdflow: Done needs a response or an error")
-	}
-	if st.over && resp != nil && resp.Body != nil {
-		_ = resp.Body.Close() // nobody waits for it any more
+	switch {
+	case resp == nil:
+		if err == nil {
+			err = errors.New("pdflow: Done needs a response or an error")
+		}
+	case resp.Body == nil:
+		resp.Body = http.NoBody
+	case st.over || err != nil:
+		_ = resp.Body.Close() // nobody waits for it
+	default: // the host's own request may outlive the step
+		context.AfterFunc(st.ctx, func() { _ = resp.Body.Close() })
 	}
 	st.finish(resp, err)
 }
@@ -317,9 +324,6 @@ func (st *Step) finish(resp *http.Response, err error) {
 		return
 	}
 	st.over = true
-	if resp != nil && resp.Body == nil {
-		resp.Body = http.NoBody
-	}
 	st.result <- stepResult{resp, err}
 }
 

@@ -275,9 +275,12 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 		endSpan(s, o.Err)
 		a.span[i] = nil
 	}
-	for _, ob := range a.f.opts.observers.legs {
-		ob.LegEnd(a.x.client, a.s, o, p)
-	}
+	_ = a.guard("", "observe", func() error {
+		for _, ob := range a.f.opts.observers.legs {
+			ob.LegEnd(a.x.client, a.s, o, p)
+		}
+		return nil
+	})
 	if o.Leg == LegPrefill && a.pick.PrefillDone != nil {
 		_ = a.guard("", "done", func() error { a.pick.PrefillDone(); return nil })
 	}

@@ -28,7 +28,6 @@ func (a *attempt) prefillUsage(p *connector.PrefillResult) {
 	member, _, _ := strings.Cut(paths.Prompt, ".")
 	raw, _ := p.Field(member)
 	a.out.KVTokens, a.out.Usage.Cached = count(view(raw), paths.Prompt), count(view(raw), paths.Cached)
-	a.out.Usage.Input = a.out.KVTokens
 }
 
 // decodeUsage notes what D says at the end of its response.
@@ -40,10 +39,7 @@ func (a *attempt) decodeUsage(end []byte) {
 		return
 	}
 	u := &a.out.Usage
-	u.Output, u.Reused = count(object, paths.Completion), count(object, paths.Cached)
-	if n := count(object, paths.Prompt); n > 0 {
-		u.Input = n
-	}
+	u.Output, u.Reused, u.Input = count(object, paths.Completion), count(object, paths.Cached), count(object, paths.Prompt)
 	if !a.twoLegs { // one engine: what it reused is its cache's
 		u.Cached, u.Reused = u.Reused, 0
 	}
@@ -68,7 +64,8 @@ func (a *attempt) askUsage(leg *connector.Leg) {
 func withoutUsage(next connector.EventFunc, note func(event []byte)) connector.EventFunc {
 	return func(data []byte) ([]byte, error) {
 		if bytes.Contains(data, []byte(`"usage"`)) {
-			if choices := gjson.GetBytes(data, "choices"); choices.IsArray() && len(choices.Array()) == 0 {
+			if choices := gjson.GetBytes(data, "choices"); choices.IsArray() && len(choices.Array()) == 0 &&
+				gjson.GetBytes(data, "usage").IsObject() {
 				note(data)
 				return nil, nil
 			}

@@ -118,3 +118,33 @@ func TestAClientsTextIsNoUsage(t *testing.T) {
 	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
 	assert.Zero(t, usageOf(t, x.seen))
 }
+
+// Prefill's counts may come beside decode's, or after them: decode's count of the prompt is the one that holds.
+func TestUsageOfAPrefillThatEndsAfterDecode(t *testing.T) {
+	decoded := make(chan struct{})
+	x := script(t, &fake{order: connector.Together}, func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		<-decoded
+		_, _ = io.WriteString(w, `{"choices":[],"usage":{"prompt_tokens":8}}`)
+	}, answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`))
+	resp, err := x.flow.Do(context.Background(),
+		&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &x.pair})
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	close(decoded)
+	require.NoError(t, resp.Body.Close()) // waits a moment for prefill
+	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3}, usageOf(t, x.seen))
+}
+
+// Only the chunk with the counts is the flow's to drop: another one without choices may tell something else.
+func TestOnlyTheChunkWithCountsIsDropped(t *testing.T) {
+	const filter = `data: {"choices":[],"prompt_filter_results":[1],"usage":null}` + "\n\n"
+	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, filter+`data: {"choices":[{"text":"hi"}]}`+"\n\n"+
+			`data: {"choices":[],"usage":{"completion_tokens":3}}`+"\n\ndata: [DONE]\n\n")
+	}, pdflow.WithUsage())
+	r := post(t, x.url, "/v1/completions", completion("hi", `"stream":true`))
+	assert.Contains(t, r.body, filter)
+	assert.NotContains(t, r.body, "completion_tokens")
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+const streamStart = "data: {\"choices\":[{\"text\":\"hi\"}]}\n\n"
+
+// streams answers with the begin of a stream that does not end before the test does.
+func streams(t *testing.T) handler {
+	over := make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	return func(_ *scripted, w http.ResponseWriter, r *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, streamStart)
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-over:
+		case <-r.Context().Done():
+		}
+	}
+}
+
+// A host that closes the response need not call End for the connector's clean-up to know that nobody sends its calls.
+func TestClosingTheResponseOfStepsDoesNotWaitForSideCalls(t *testing.T) {
+	asked := make(chan error, 1)
+	x := script(t, &callingCleaner{asked: asked}, answer(ok), streams(t),
+		pdflow.WithTimeouts(config.Timeouts{Cleanup: config.None}))
+	s := begin(t, x.flow, `{"prompt":"hi","stream":true}`, nil)
+	_, resp, err := drive(t, s)
+	require.NoError(t, err)
+	closed := make(chan struct{})
+	go func() { defer close(closed); _ = resp.Body.Close() }()
+	select {
+	case <-closed:
+	case <-time.After(5 * time.Second):
+		s.End(nil)
+		t.Fatal("Close waits for somebody who sends the clean-up's call")
+	}
+	require.Error(t, <-asked)
+}
+
+// slowWriter holds its first write until it is released.
+type slowWriter struct {
+	*httptest.ResponseRecorder
+	writing, release chan struct{}
+}
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	if w.writing != nil {
+		close(w.writing)
+		w.writing = nil
+		<-w.release
+	}
+	return w.ResponseRecorder.Write(p)
+}
+
+// End may come from another goroutine while the response is being sent.
+func TestEndingStepsWhileTheResponseIsSent(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), streams(t))
+	s := begin(t, x.flow, `{"prompt":"hi","stream":true}`, nil)
+	_, resp, err := drive(t, s)
+	require.NoError(t, err)
+	w := &slowWriter{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
+	writing, sent := w.writing, make(chan error, 1)
+	go func() {
+		defer func() {
+			if r := recover(); r != nil {
+				sent <- errors.New("panic")
+			}
+		}()
+		sent <- resp.Send(w, httptest.NewRequest(http.MethodPost, "/v1/completions", nil))
+	}()
+	<-writing
+	s.End(nil)
+	close(w.release)
+	require.ErrorIs(t, <-sent, pdflow.CodeClientGone)
+	assert.NotContains(t, w.Body.String(), "[DONE]")
+	require.Error(t, resp.Send(w, httptest.NewRequest(http.MethodPost, "/v1/completions", nil)), "it is closed")
+}
+
+// End while the response is being read ends the read, and nothing else.
+func TestEndingStepsWhileTheResponseIsRead(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), streams(t))
+	for range 20 {
+		s := begin(t, x.flow, `{"prompt":"hi","stream":true}`, nil)
+		_, resp, err := drive(t, s)
+		require.NoError(t, err)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for p := make([]byte, 1); ; {
+				if _, err := resp.Body.Read(p); err != nil {
+					return
+				}
+			}
+		}()
+		s.End(errors.New("enough"))
+		<-ended
+	}
+}
+
+// A host's response is read no longer than the flow waits for it, also where the host's own request has no limit.
+func TestStepsOfAResponseThatDoesNotGoOn(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD),
+		pdflow.WithTimeouts(config.Timeouts{Prefill: 50 * time.Millisecond}))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, &x.pair)
+	step, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	_, err = step.Body()
+	require.NoError(t, err)
+	r, w := io.Pipe() // nobody writes
+	defer w.Close()
+	step.Done(&http.Response{StatusCode: 200, Body: r, ContentLength: -1}, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_, _, err = s.Next(ctx)
+	if !assert.ErrorIs(t, err, pdflow.CodeTimeout) {
+		_ = w.Close()
+	}
+}
+
+// An http.Client may return a response beside an error.
+func TestAStepsResponseBesideAnErrorIsClosed(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, &x.pair)
+	step, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	body := &closing{Reader: strings.NewReader(ok)}
+	step.Done(&http.Response{StatusCode: 302, Body: body}, errors.New("redirect refused"))
+	_, _, err = s.Next(context.Background())
+	require.ErrorIs(t, err, pdflow.CodePrefillFailed)
+	assert.True(t, body.closed)
+}
+
+// Errors of the steps have the shape of the client's API, whatever path the host serves it at.
+func TestAStepsErrorKnowsItsAPI(t *testing.T) {
+	x := script(t, &fake{}, answer("no JSON"), answer(fromD))
+	s, err := x.flow.Begin(context.Background(), &pdflow.Request{API: connector.APIMessages,
+		Body: []byte(`{"messages":[{"role":"user","content":"hi"}],"max_tokens":4}`)})
+	require.NoError(t, err)
+	defer s.End(nil)
+	_, _, err = drive(t, s)
+	w := httptest.NewRecorder()
+	s.WriteError(w, httptest.NewRequest(http.MethodPost, "/anthropic", nil), err)
+	assert.Contains(t, w.Body.String(), `"type":"error"`)
+}
+
+type panicsAtLegEnd struct{}
+
+func (panicsAtLegEnd) LegStart(context.Context, *connector.Session, pdflow.LegKind) {}
+func (panicsAtLegEnd) LegEnd(context.Context, *connector.Session, *pdflow.LegOutcome, *connector.PrefillResult) {
+	panic("observer")
+}
+
+// An observer that panics at a leg's end leaves no request in flight and no pick open.
+func TestAnObserverThatPanicsAtALegsEnd(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithObserver(panicsAtLegEnd{}))
+	done := make(chan struct{})
+	x.pair.Done = func(*pdflow.Outcome) { close(done) }
+	resp, err := x.flow.Do(context.Background(),
+		&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &x.pair})
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	assert.NotPanics(t, func() { _ = resp.Body.Close() })
+	assert.Empty(t, x.flow.Sessions())
+	<-done
+}
+
+// A request that a given pair cannot carry is not served by a decode engine that cannot serve alone.
+func TestAGivenPairServesAloneOnlyIfItCan(t *testing.T) {
+	x := script(t, &lonely{}, answer(ok), answer(fromD))
+	in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":["a","b"]}`), Pick: &x.pair}
+	_, err := x.flow.Do(context.Background(), in)
+	require.ErrorIs(t, err, pdflow.CodeUnsupported)
+	assert.Empty(t, x.all())
+
+	in.AnyPair = true
+	resp, err := x.flow.Do(context.Background(), in)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, "D", x.all())
+
+	both := x.pair
+	both.Decode.Role = discovery.RoleBoth
+	in.AnyPair, in.Pick = false, &both
+	resp, err = x.flow.Do(context.Background(), in)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+}
+
+// The largest limit there is, is one.
+func TestABodyWithoutALimit(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithMaxBody(math.MaxInt64))
+	body := io.MultiReader(strings.NewReader(`{"prompt":"hi"}`)) // of unknown length
+	resp, err := http.Post(x.url+"/v1/completions", "application/json", body)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	assert.Equal(t, 200, resp.StatusCode)
+}
