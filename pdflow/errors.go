@@ -74,7 +74,7 @@ type Error struct {
 	engine *engineError  // the engine's own response, to be passed on
 }
 
-// reply is an engine's whole response with an error status.
+// engineError is an engine's whole response with an error status.
 type engineError struct {
 	status     int
 	retryAfter string

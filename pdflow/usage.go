@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// count reads one of an API's usage paths from the object that usageAt found, 0 without it.
+// count reads one of an API's usage paths from the object that verdict.Usage found, 0 without it.
 func count(object, path string) int64 {
 	_, inner, ok := strings.Cut(path, ".")
 	if !ok {
