@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs, and an error by
-// itself: errors.Is(err, pdflow.CodeTimeout) tells an error's code, and a picker may return CodeNoEndpoint.
+// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs, and an error
+// by itself: errors.Is(err, pdflow.CodeTimeout) tells an error's code, and a picker may return CodeNoEndpoint.
 type Code string
 
 // Error returns the code.
@@ -109,7 +109,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Is matches the error's code: errors.Is(err, pdflow.CodeTimeout).
 func (e *Error) Is(target error) bool {
-	code, ok := target.(Code) //nolint:errorlint // errors.Is unwraps
+	code, ok := target.(Code) // errors.Is unwraps
 	return ok && code == e.Code
 }
 

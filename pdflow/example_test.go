@@ -178,7 +178,8 @@ func ExampleResponse_Send() {
 			http.Error(w, "the body is refused", http.StatusBadRequest)
 			return
 		}
-		resp, err := flow.Do(r.Context(), &pdflow.Request{API: connector.APIOf(r.URL.Path), Header: r.Header, Body: body})
+		in := &pdflow.Request{API: connector.APIOf(r.URL.Path), Header: r.Header, Body: body}
+		resp, err := flow.Do(r.Context(), in)
 		if e, ok := errors.AsType[*pdflow.Error](err); ok {
 			pdflow.WriteError(w, r, e)
 			return

@@ -255,9 +255,8 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 		Single: mode != ModeDisaggregated, Connector: x.f.conn}
 	in.Both = x.f.traits.PairOnly
 	if x.f.encoder != nil && !in.Single {
-		in.Encode = len(
-			x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}),
-		)
+		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
+		in.Encode = len(x.f.encoder.Items(s))
 	}
 	pick, e := x.f.pick(x.ctx, in)
 	if e == nil && pick.Decode.URL == nil {

@@ -57,8 +57,7 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 		return nil, e
 	}
 	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}),
-		limit: f.opts.stepsLimit,
-		f:     f, id: c.id}
+		limit: f.opts.stepsLimit, f: f, id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	s.calls.born, s.calls.expire = time.Now(), func() { s.end(errForgotten) }
 	s.touch()

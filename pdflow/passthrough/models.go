@@ -100,7 +100,8 @@ func collect(ctx context.Context, all []*Engines, auth, id string) []byte {
 			continue
 		}
 		for _, e := range engines.Set.Load().Endpoints {
-			if e.Phase != discovery.PhaseReady || !e.Role.Has(discovery.RoleDecode) || e.URL == nil || known[e.URL.String()] {
+			if e.Phase != discovery.PhaseReady || !e.Role.Has(discovery.RoleDecode) || e.URL == nil ||
+				known[e.URL.String()] {
 				continue
 			}
 			known[e.URL.String()] = true

@@ -17,8 +17,8 @@ var (
 	methods = []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete}
 	exact   = []string{"/tokenize", "/detokenize", "/score", "/rerank", "/pooling"}
 	orders  = []string{
-		"abort", "reset", "sleep", "wake", "is_sleeping", "load", "unload", "start_", "stop_", "pause", "resume", "scale",
-		"update", "init", "collective", "flush", "release", "set_", "server_", "destroy",
+		"abort", "reset", "sleep", "wake", "is_sleeping", "load", "unload", "start_", "stop_", "pause", "resume",
+		"scale", "update", "init", "collective", "flush", "release", "set_", "server_", "destroy",
 	}
 )
 
@@ -36,7 +36,8 @@ func passes(r *http.Request) bool {
 		return false
 	}
 	for _, c := range p {
-		plain := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("/-_.:", c)
+		plain := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+			strings.ContainsRune("/-_.:", c)
 		if !plain {
 			return false
 		}
