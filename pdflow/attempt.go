@@ -105,7 +105,7 @@ func (a *attempt) run() (*Body, *Error) {
 	}
 }
 
-// alone sends the client's request, without transfer members, to one engine.
+// aggregated sends the client's request, without transfer members, to one engine.
 func (a *attempt) aggregated() (*Body, *Error) {
 	return a.decodeAlone(a.ctx, connector.NewLeg(a.x.req))
 }
@@ -252,8 +252,8 @@ func (a *attempt) orphaned() bool {
 // prefillGrace is how long a prefill may still run once the response is through.
 const prefillGrace = 100 * time.Millisecond
 
-// linger gives a prefill that still runs a moment to end by itself: D had its KV, so its response is about to come, and
-// the connection can be kept. The client has its response, and waits for no more than its end.
+// awaitPrefillEnd gives a prefill that still runs a moment to end by itself: D had its KV, so its response is about to
+// come, and the connection can be kept. The client has its response, and waits for no more than its end.
 func (a *attempt) awaitPrefillEnd() {
 	if !a.beside {
 		return

@@ -165,12 +165,18 @@ func finalBody(a *attempt, answer connector.Response) *Body {
 // next returns the next piece of the response: all that is there. It is valid until the next call. At the end the error
 // is io.EOF; a piece and an error may come together.
 func (b *Body) next() ([]byte, error) {
-	if s := b.steps; s != nil {
-		s.touch()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-	}
+	defer b.lock()()
 	return b.piece()
+}
+
+// lock keeps the watchdog of Steps, and their End, from closing the body meanwhile. It returns what unlocks.
+func (b *Body) lock() (unlock func()) {
+	if b.steps == nil {
+		return func() {}
+	}
+	b.steps.touch()
+	b.steps.mu.Lock()
+	return b.steps.mu.Unlock
 }
 
 var errClosedBody = errors.New("pdflow: read of a closed body")
@@ -252,11 +258,7 @@ func (b *Body) seen(head []byte, end bool) {
 
 // Read reads the response.
 func (b *Body) Read(p []byte) (int, error) {
-	if s := b.steps; s != nil {
-		s.touch()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-	}
+	defer b.lock()()
 	if b.n > 0 || len(b.first) == 0 {
 		piece, err := b.piece()
 		if len(piece) == 0 {

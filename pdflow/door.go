@@ -47,7 +47,7 @@ type LegInfo struct {
 }
 
 // LegFromContext returns the leg to which the context of a request belongs that a flow sends through a RoundTripper of
-// the host's ([WithTransport], [Flow.RoundTripper]).
+// the host's ([WithTransport], [Flow.RoundTripper], [Step.Send]).
 func LegFromContext(ctx context.Context) (LegInfo, bool) {
 	if l, ok := ctx.Value(legKey{}).(*legContext); ok {
 		return l.info, true

@@ -110,8 +110,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 	}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 || !json.Valid(body) {
 		return nil, &Error{Code: CodeEncodeFailed, Leg: LegEncode, Phase: "response", Connector: a.f.name,
-			Endpoint: ep.ID, Status: resp.StatusCode,
-			Message: "an encode engine failed"}
+			Endpoint: ep.ID, Status: resp.StatusCode, Message: "an encode engine failed"}
 	}
 	return body, nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
 )
 
 const streamStart = "data: {\"choices\":[{\"text\":\"hi\"}]}\n\n"
@@ -216,4 +217,44 @@ func TestABodyWithoutALimit(t *testing.T) {
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	assert.Equal(t, 200, resp.StatusCode)
+}
+
+// firstFails is a round tripper whose first request does not reach the engine.
+type firstFails struct {
+	legs []pdflow.LegInfo
+}
+
+func (f *firstFails) RoundTrip(r *http.Request) (*http.Response, error) {
+	info, _ := pdflow.LegFromContext(r.Context())
+	if f.legs = append(f.legs, info); len(f.legs) == 1 {
+		_ = r.Body.Close()
+		return nil, &transport.Error{Sent: transport.NotSent, Kind: transport.Refused, Err: errors.New("refused")}
+	}
+	return client.Transport.RoundTrip(r)
+}
+
+// Step.Send sends as Do would: a prefill leg of which nothing left goes to the same engine again, however large it is,
+// and the round tripper can tell the legs.
+func TestAStepIsSentAsDoWould(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD))
+	s := begin(t, x.flow, `{"prompt":"`+strings.Repeat("long ", 2000)+`"}`, &x.pair)
+	rt := &firstFails{}
+	var resp *pdflow.Response
+	for resp == nil {
+		var step *pdflow.Step
+		var err error
+		step, resp, err = s.Next(context.Background())
+		require.NoError(t, err)
+		if step != nil {
+			step.Send(rt)
+		}
+	}
+	require.NoError(t, resp.Body.Close())
+	var legs []pdflow.LegKind
+	for _, l := range rt.legs {
+		legs = append(legs, l.Leg)
+	}
+	assert.Equal(t, []pdflow.LegKind{pdflow.LegPrefill, pdflow.LegPrefill, pdflow.LegDecode}, legs)
+	assert.Equal(t, x.pair.Prefill.ID, rt.legs[0].Endpoint)
+	assert.Equal(t, "P D", x.all())
 }

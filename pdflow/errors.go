@@ -74,7 +74,7 @@ type Error struct {
 	engine *engineError  // the engine's own response, to be passed on
 }
 
-// reply is an engine's whole response with an error status.
+// engineError is an engine's whole response with an error status.
 type engineError struct {
 	status     int
 	retryAfter string
@@ -109,7 +109,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Is matches the error's code: errors.Is(err, pdflow.CodeTimeout).
 func (e *Error) Is(target error) bool {
-	code, ok := target.(Code)
+	code, ok := target.(Code) // errors.Is unwraps
 	return ok && code == e.Code
 }
 

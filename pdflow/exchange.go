@@ -91,7 +91,7 @@ func (x *exchange) run() (*Body, *Error) {
 
 const unsupportedMessage = "prefill and decode engines cannot carry this together; send the request without it"
 
-// whole serves a request that two engines cannot carry by one, or refuses it.
+// serveAggregated sends a request that two engines cannot carry together to one engine, or refuses it.
 func (x *exchange) serveAggregated(member string) (*Body, *Error) {
 	f := x.f
 	f.tel.unsupported(x, member)
@@ -106,7 +106,7 @@ func (x *exchange) serveAggregated(member string) (*Body, *Error) {
 	return body, e
 }
 
-// tries makes attempts as long as another one may serve, and then the fallback.
+// try makes attempts until one serves or no further one is allowed, and then falls back.
 func (x *exchange) try(mode Mode) (*Body, *Error) {
 	var last *Error
 	for n := 1; ; n++ {
@@ -129,20 +129,20 @@ func (x *exchange) try(mode Mode) (*Body, *Error) {
 	return x.fallback(last)
 }
 
-// again reports whether attempt n, which failed so, is followed by another of its kind.
+// mayRetry reports whether to retry after attempt n has failed with e.
 func (x *exchange) mayRetry(n int, e *Error) bool {
 	// D can do without at once
 	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == config.FallbackDecode
 	return e.retryable() && n < x.f.retry.MaxAttempts && x.given == nil && !missing
 }
 
-// alone reports whether a failed attempt is followed by one at a decode engine alone.
+// thenDecodesAlone reports whether a failed attempt is followed by one at a decode engine alone.
 func (x *exchange) thenDecodesAlone(mode Mode, e *Error) bool {
 	return mode == ModeDisaggregated && x.f.opts.fallback == config.FallbackDecode && x.f.opts.fallbackFlow == nil &&
 		e.fallbackable() && x.given == nil
 }
 
-// preferred keeps the more telling of two failures: that nobody is ready for a second attempt hides what failed the
+// moreTelling returns the more telling of two failures: that nobody is ready for a second attempt hides what failed the
 // first.
 func moreTelling(last, e *Error) *Error {
 	if last != nil && e.Code == CodeNoEndpoint {
@@ -256,9 +256,8 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 		Single: mode != ModeDisaggregated, Connector: x.f.conn}
 	in.Both = x.f.traits.PairOnly
 	if x.f.encoder != nil && !in.Single {
-		in.Encode = len(
-			x.f.encoder.Items(&connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}),
-		)
+		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
+		in.Encode = len(x.f.encoder.Items(s))
 	}
 	pick, e := x.f.pick(x.ctx, in)
 	if e == nil && pick.Decode.URL == nil {

@@ -63,8 +63,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	f := &Flow{conn: c, traits: c.Traits(), picker: p}
 	f.name, f.order = f.traits.Name, f.traits.Order
 	f.opts = options{maxBody: 32 << 20, pickWait: defaultPickWait, stepsLimit: defaultStepsLimit,
-		errorHandler: WriteError,
-		logger:       slog.New(slog.DiscardHandler)}
+		errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
 		if o == nil {
 			return nil, errors.New("pdflow: New needs options that are not nil")
@@ -88,9 +87,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
 	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write,
-		onError:   f.opts.errorHandler,
-		requestID: f.opts.requestID,
-		find:      func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
+		onError: f.opts.errorHandler, requestID: f.opts.requestID,
+		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
 	return f, nil
 }
 

@@ -5,7 +5,6 @@ package pdflow
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -71,11 +70,8 @@ var (
 // (see [RequestID]), the flow makes a new one.
 func WithRequestID(id func(*http.Request) string) Option {
 	return optionFunc(func(o *options) error {
-		if id == nil {
-			return errors.New("WithRequestID needs a function")
-		}
 		o.requestID = id
-		return nil
+		return needs("WithRequestID", id != nil, "a function")
 	})
 }
 

@@ -133,8 +133,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	}
 	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
 	fault := &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "response", Endpoint: a.s.Prefill.ID,
-		Status:  resp.StatusCode,
-		Message: "the prefill engine's response is not one JSON object", Err: p.Err()}
+		Status: resp.StatusCode, Message: "the prefill engine's response is not one JSON object", Err: p.Err()}
 	if p.Err() != nil && !a.x.req.API.ListAnswer(body) {
 		return nil, fault
 	}
@@ -278,8 +277,7 @@ func (a *attempt) endpoint(leg LegKind) discovery.Endpoint {
 // decode is shown if no other attempt serves; a redirect is never followed.
 func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error {
 	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "response", Endpoint: a.endpoint(leg).ID,
-		Status:  resp.StatusCode,
-		Message: "the " + string(leg) + " engine answered with an error"}
+		Status: resp.StatusCode, Message: "the " + string(leg) + " engine answered with an error"}
 	rejected := resp.StatusCode >= 400 && resp.StatusCode < 500
 	if rejected {
 		e.Code, e.Message = CodePrefillRejected, "the engine refused the request"

@@ -369,9 +369,8 @@ func TestASideCallBeforeTheLegs(t *testing.T) {
 type finishing struct{ fake }
 
 func (*finishing) Final(_ *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
-	return connector.Response{
-			Body: p.Body, Events: [][]byte{[]byte(`{"choices":[{"text":"done"}]}`), []byte("[DONE]")},
-		},
+	done := [][]byte{[]byte(`{"choices":[{"text":"done"}]}`), []byte("[DONE]")}
+	return connector.Response{Body: p.Body, Events: done},
 		true
 }
 

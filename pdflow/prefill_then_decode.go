@@ -74,8 +74,7 @@ func (a *attempt) whileFresh(p *connector.PrefillResult) context.Context {
 
 func (a *attempt) expired() *Error {
 	return &Error{Code: CodeHandoffExpired, Leg: LegDecode, Phase: "handoff", Connector: a.f.name,
-		Endpoint: a.s.Prefill.ID,
-		Message:  "the KV handoff became too old before decode could be sent"}
+		Endpoint: a.s.Prefill.ID, Message: "the KV handoff became too old before decode could be sent"}
 }
 
 // awaitEvent waits for what the protocol expects between the legs.

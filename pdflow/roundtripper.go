@@ -85,8 +85,7 @@ func (f *Flow) writeError(w http.ResponseWriter, r *http.Request, id string, e *
 
 func responseTo(r *http.Request, status int, h http.Header, body io.ReadCloser) *http.Response {
 	return &http.Response{Status: strconv.Itoa(status) + " " + http.StatusText(status), StatusCode: status,
-		Proto:      "HTTP/1.1",
-		ProtoMajor: 1, ProtoMinor: 1, Header: h, Body: body, ContentLength: -1, Request: r}
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: h, Body: body, ContentLength: -1, Request: r}
 }
 
 // clientBody gives a response's body the errors that users of an HTTP client know.

@@ -75,10 +75,7 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 
 // fail ends the response by the client's side, unless it has failed before, and returns its error.
 func (b *Body) fail(message string, err error) *Error {
-	if b.steps != nil {
-		b.steps.mu.Lock()
-		defer b.steps.mu.Unlock()
-	}
+	defer b.lock()()
 	if b.err == nil {
 		b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name,
 			Message: message, Err: err}
@@ -98,7 +95,6 @@ func (b *Body) flow() *Flow {
 func (f *Flow) warnOfWriter(missing string) {
 	f.warned.Do(func() {
 		f.opts.logger.Warn("middleware hides methods of the ResponseWriter: streams may be buffered, and clients "+
-			"that read"+
-			" nothing may hold engines; an Unwrap method on its writer helps", slog.String("missing", missing))
+			"that read nothing may hold engines; an Unwrap method on its writer helps", slog.String("missing", missing))
 	})
 }

@@ -57,8 +57,7 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 		return nil, e
 	}
 	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}),
-		limit: f.opts.stepsLimit,
-		f:     f, id: c.id}
+		limit: f.opts.stepsLimit, f: f, id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	s.calls.born, s.calls.owner = time.Now(), s
 	s.touch()
@@ -152,9 +151,9 @@ type Step struct {
 
 	s      *Steps
 	a      *attempt
+	o      *LegOutcome // nil for a side call
 	ctx    context.Context
-	body   io.ReadCloser
-	length int64
+	req    *http.Request
 	mu     sync.Mutex
 	taken  bool
 	over   bool // a result was given, or nobody waits for one
@@ -168,9 +167,8 @@ type stepResult struct {
 
 // park gives a leg to the caller and waits for what comes of it.
 func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (*http.Response, error) {
-	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, s: s, a: a, ctx: ctx, body: r.Body,
-		length:   r.ContentLength,
-		Deadline: a.watch.deadline(), result: make(chan stepResult, 1)}
+	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, Deadline: a.watch.deadline(),
+		s: s, a: a, o: o, ctx: ctx, req: r, result: make(chan stepResult, 1)}
 	if o != nil {
 		step.Leg, step.Endpoint = o.Leg, a.endpoint(o.Leg)
 		if o.Leg == LegDecode {
@@ -230,11 +228,11 @@ func (st *Step) Body() ([]byte, error) {
 		return nil, err
 	}
 	st.arrived()
-	if st.body == nil {
+	if st.req.Body == nil {
 		return nil, nil
 	}
-	defer st.body.Close()
-	body, err := io.ReadAll(st.body)
+	defer st.req.Body.Close()
+	body, err := io.ReadAll(st.req.Body)
 	if err != nil {
 		return nil, wrongCall("Step", "its body could not be read")
 	}
@@ -251,9 +249,8 @@ func (st *Step) Request() (*http.Request, error) {
 }
 
 func (st *Step) request(ctx context.Context) *http.Request {
-	r := blank.WithContext(ctx)
-	r.Method, r.URL, r.Host, r.Header, r.Body, r.ContentLength = st.Method, st.URL, st.URL.Host, st.Header, st.body,
-		st.length
+	r := st.req.WithContext(ctx)
+	r.Method, r.URL, r.Host, r.Header = st.Method, st.URL, st.URL.Host, st.Header
 	return r
 }
 
@@ -263,7 +260,7 @@ func (st *Step) Send(rt http.RoundTripper) {
 		st.Done(nil, err)
 		return
 	}
-	st.Done(transport.Send(st.ctx, rt, st.request(st.ctx)))
+	st.Done(newDoor(rt).send(st.ctx, st.a, st.o, st.request(st.ctx)))
 }
 
 // arrived lets the other leg go out without waiting for this one, whose connection the flow cannot see.

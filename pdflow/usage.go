@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// count reads one of an API's usage paths from the object that usageAt found, 0 without it.
+// count reads one of an API's usage paths from the object that verdict.Usage found, 0 without it.
 func count(object, path string) int64 {
 	_, inner, ok := strings.Cut(path, ".")
 	if !ok {
@@ -39,7 +39,8 @@ func (a *attempt) decodeUsage(end []byte) {
 		return
 	}
 	u := &a.out.Usage
-	u.Output, u.Reused, u.Input = count(object, paths.Completion), count(object, paths.Cached), count(object, paths.Prompt)
+	u.Input, u.Output = count(object, paths.Prompt), count(object, paths.Completion)
+	u.Reused = count(object, paths.Cached)
 	if !a.twoLegs { // one engine: what it reused is its cache's
 		u.Cached, u.Reused = u.Reused, 0
 	}

@@ -122,10 +122,12 @@ func TestAClientsTextIsNoUsage(t *testing.T) {
 // Prefill's counts may come beside decode's, or after them: decode's count of the prompt is the one that holds.
 func TestUsageOfAPrefillThatEndsAfterDecode(t *testing.T) {
 	decoded := make(chan struct{})
-	x := script(t, &fake{order: connector.Together}, func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+	late := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		<-decoded
 		_, _ = io.WriteString(w, `{"choices":[],"usage":{"prompt_tokens":8}}`)
-	}, answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`))
+	}
+	x := script(t, &fake{order: connector.Together}, late, answer(`{"choices":[{"text":"hi"}],`+
+		`"usage":{"prompt_tokens":9,"completion_tokens":3}}`))
 	resp, err := x.flow.Do(context.Background(),
 		&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &x.pair})
 	require.NoError(t, err)

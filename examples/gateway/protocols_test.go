@@ -300,8 +300,8 @@ func TestEveryConnectorHasACase(t *testing.T) {
 		broken[c.connector] += len(c.broken)
 	}
 	for _, name := range connector.Names() {
-		if name == "stored-for-tests" { // which these tests register themselves
-			continue
+		if name == "stored-for-tests" {
+			continue // a connector of these tests' own
 		}
 		assert.Positive(t, broken[name], "%s", name)
 	}

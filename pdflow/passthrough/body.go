@@ -24,7 +24,7 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request) (*connector.Reque
 	rc := http.NewResponseController(w)
 	d := h.o.Timeouts.Resolve(0).Body
 	limited := d > 0 && rc.SetReadDeadline(time.Now().Add(d)) == nil
-	body, err := io.ReadAll(io.LimitReader(r.Body, h.o.MaxBody+1))
+	body, err := io.ReadAll(io.LimitReader(r.Body, max(h.o.MaxBody, h.o.MaxBody+1)))
 	e := &pdflow.Error{Code: pdflow.CodeInvalid, Message: "the body could not be read to its end", Err: err}
 	switch {
 	case err == nil && int64(len(body)) <= h.o.MaxBody:

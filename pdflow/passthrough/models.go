@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -50,7 +51,13 @@ func (h *Handler) list(w http.ResponseWriter, r *http.Request, id string) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(l.body)))
+	rc := http.NewResponseController(w)
+	if d := h.o.Timeouts.Resolve(0).Write; d > 0 && rc.SetWriteDeadline(time.Now().Add(d)) == nil {
+		defer func() { _ = rc.SetWriteDeadline(time.Time{}) }() // the connection serves more requests
+	}
 	_, _ = w.Write(l.body)
+	_ = rc.Flush()
 }
 
 // get returns the fresh list, or begins one, which outlives the client that asks first.
@@ -68,17 +75,18 @@ func (m *modelList) get(ctx context.Context, authorization []string, id string) 
 	if len(m.lists) >= maxModelsKept {
 		clear(m.lists)
 	}
+	all := m.all() // not in the goroutine: a panic of the host's there would end the process
 	l := &list{begun: time.Now(), done: make(chan struct{})}
 	m.lists[key] = l
 	go func() {
 		defer close(l.done)
-		l.body = m.collect(context.WithoutCancel(ctx), auth, id)
+		l.body = collect(context.WithoutCancel(ctx), all, auth, id)
 	}()
 	return l
 }
 
 // collect asks all ready decode engines, and joins what they say in the order of the models.
-func (m *modelList) collect(ctx context.Context, auth, id string) []byte {
+func collect(ctx context.Context, all []*Engines, auth, id string) []byte {
 	ctx, cancel := context.WithTimeout(ctx, modelsTimeout)
 	defer cancel()
 	type target struct {
@@ -87,7 +95,7 @@ func (m *modelList) collect(ctx context.Context, auth, id string) []byte {
 	}
 	var targets []target
 	known := map[string]bool{}
-	for _, engines := range m.all() {
+	for _, engines := range all {
 		if engines == nil || engines.Set == nil || engines.Transport == nil {
 			continue
 		}

@@ -167,3 +167,30 @@ func TestAListOutlivesItsFirstClient(t *testing.T) {
 		assert.Equal(t, 1, f.asked["one"])
 	})
 }
+
+// A host's function that panics ends its request, and not the process: the list is made by a goroutine of its own.
+func TestModelsOfAHostThatPanics(t *testing.T) {
+	h := handler(t, unknown, &passthrough.Options{All: func() []*passthrough.Engines { panic("host") }})
+	for range 2 { // nothing of the first is left behind
+		assert.Panics(t, func() {
+			h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/v1/models", nil))
+		})
+	}
+}
+
+// deadlines is a writer that keeps the write deadlines it was given.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	set []time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(t time.Time) error { d.set = append(d.set, t); return nil }
+
+// A client that reads nothing holds the list no longer than any other response.
+func TestWritingModelsIsBounded(t *testing.T) {
+	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	handler(t, unknown, nil).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/models", nil))
+	require.Len(t, w.set, 2)
+	assert.WithinDuration(t, time.Now().Add(30*time.Second), w.set[0], 5*time.Second)
+	assert.True(t, w.set[1].IsZero(), "the connection serves more requests")
+}

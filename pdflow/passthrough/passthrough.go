@@ -111,8 +111,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set(headerRequestID, h.requestID(r))
 	closing(w)
-	h.fail(w, r, &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"},
-		h.o.Timeouts)
+	e := &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"}
+	h.fail(w, r, e, h.o.Timeouts)
 }
 
 // Middleware hands to next what the handler does not serve.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -412,4 +413,16 @@ func TestABodyThatDoesNotCome(t *testing.T) {
 	defer resp.Body.Close()
 	assert.Equal(t, http.StatusRequestTimeout, resp.StatusCode)
 	assert.True(t, resp.Close)
+}
+
+// The largest limit there is, is one.
+func TestABodyWithoutALimit(t *testing.T) {
+	e := newEngine(t, func(*http.Request) (*http.Response, error) {
+		return response(200, "application/json", strings.NewReader(`{}`)), nil
+	})
+	h := handler(t, e.find, &passthrough.Options{MaxBody: math.MaxInt64})
+	r := httptest.NewRequest(http.MethodPost, "/tokenize", strings.NewReader(`{"prompt":"hi"}`))
+	r.Header.Set("Content-Type", "application/json")
+	h.ServeHTTP(httptest.NewRecorder(), r)
+	require.Equal(t, []string{`{"prompt":"hi"}`}, e.bodies)
 }

@@ -18,8 +18,7 @@ var (
 	exact   = []string{"/tokenize", "/detokenize", "/score", "/rerank", "/pooling"}
 	orders  = []string{
 		"abort", "reset", "sleep", "wake", "is_sleeping", "load", "unload", "start_", "stop_", "pause", "resume",
-		"scale",
-		"update", "init", "collective", "flush", "release", "set_", "server_", "destroy",
+		"scale", "update", "init", "collective", "flush", "release", "set_", "server_", "destroy",
 	}
 )
 
