@@ -205,7 +205,7 @@ func (a *attempt) end(e *Error) {
 	a.over = true
 	cause := errOver
 	if e != nil {
-		cause = e
+		cause = e.clone()
 	} else {
 		a.awaitPrefillEnd()
 	}

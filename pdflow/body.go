@@ -29,9 +29,10 @@ var (
 	bulkBuffers = sync.Pool{New: func() any { return new([bulkBuffer]byte) }}
 )
 
-// Body is a response on its way: what was read while the head was awaited, then the engine's bytes. It belongs to one
-// goroutine; Close may be called more than once.
+// Body is a response on its way: what was read while the head was awaited, then the engine's bytes. One goroutine reads
+// it. Close may be called by any, also while a Read waits, and more than once.
 type Body struct {
+	mu    sync.Mutex // held by what reads and by what closes
 	a     *attempt
 	outer *exchange // the first of the exchanges that fell back until this flow served; see exchange.inner
 
@@ -60,7 +61,7 @@ type Body struct {
 
 	received int64
 
-	steps *Steps // not nil: the caller sends the legs, and its watchdog may close the body
+	steps *Steps // not nil: the caller sends the legs
 	relay bool   // the caller passes the response on by itself
 }
 
@@ -165,18 +166,25 @@ func finalBody(a *attempt, answer connector.Response) *Body {
 // next returns the next piece of the response: all that is there. It is valid until the next call. At the end the error
 // is io.EOF; a piece and an error may come together.
 func (b *Body) next() ([]byte, error) {
-	defer b.lock()()
+	b.lock()
+	defer b.mu.Unlock()
 	return b.piece()
 }
 
-// lock keeps the watchdog of Steps, and their End, from closing the body meanwhile. It returns what unlocks.
-func (b *Body) lock() (unlock func()) {
-	if b.steps == nil {
-		return func() {}
+// lock begins a call of the reader's.
+func (b *Body) lock() {
+	if b.steps != nil {
+		b.steps.touch()
 	}
-	b.steps.touch()
-	b.steps.mu.Lock()
-	return b.steps.mu.Unlock
+	b.mu.Lock()
+}
+
+// lockToClose ends a Read that waits for the engine.
+func (b *Body) lockToClose(cause error) {
+	if !b.mu.TryLock() {
+		b.a.cancel(cause)
+		b.mu.Lock()
+	}
 }
 
 var errClosedBody = errors.New("pdflow: read of a closed body")
@@ -258,7 +266,8 @@ func (b *Body) seen(head []byte, end bool) {
 
 // Read reads the response.
 func (b *Body) Read(p []byte) (int, error) {
-	defer b.lock()()
+	b.lock()
+	defer b.mu.Unlock()
 	if b.n > 0 || len(b.first) == 0 {
 		piece, err := b.piece()
 		if len(piece) == 0 {
@@ -278,9 +287,11 @@ func (b *Body) Read(p []byte) (int, error) {
 func (b *Body) Close() error {
 	if b.steps != nil {
 		b.steps.end(nil) // which closes b, and tells a clean-up that nobody sends its calls
-	} else {
-		b.close()
+		return nil
 	}
+	b.lockToClose(context.Canceled)
+	defer b.mu.Unlock()
+	b.close()
 	return nil
 }
 

@@ -70,7 +70,7 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 		} else if e.Code == CodeInternal {
 			e.Code, e.Message = CodeTimeout, "decode did not ask for a prefill in time"
 		}
-		a.cancel(e)
+		a.cancel(e.clone())
 		if d := <-decoded; d.body != nil {
 			d.body.discard(e)
 		}

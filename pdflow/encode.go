@@ -57,7 +57,7 @@ func (a *attempt) encode() *Error {
 				faults[n] = e
 			}
 			if faults[n] != nil {
-				cancel(faults[n])
+				cancel(faults[n].clone())
 			}
 		})
 	}

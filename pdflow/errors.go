@@ -120,6 +120,12 @@ func (e *Error) LogValue() slog.Value {
 		slog.String("message", e.Message))
 }
 
+// clone is for a context's cause: whoever sends a step may read that while the request's end still writes to e.
+func (e *Error) clone() *Error {
+	same := *e
+	return &same
+}
+
 // of notes the API in whose shape the error is to be written.
 func (e *Error) of(api connector.API) *Error {
 	e.api = api

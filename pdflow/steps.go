@@ -40,8 +40,7 @@ type Steps struct {
 	err  *Error
 
 	once  sync.Once
-	mu    sync.Mutex // guards the response's Body, which the watchdog may close
-	calls watchdog   // expires when the caller has forgotten the request
+	calls watchdog // expires when the caller has forgotten the request
 }
 
 // Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole
@@ -103,6 +102,7 @@ func (s *Steps) End(err error) { s.end(err) }
 func (s *Steps) end(err error) {
 	s.once.Do(func() {
 		s.calls.stop()
+		defer s.cancel(context.Canceled)
 		select {
 		case <-s.done:
 			if errors.Is(err, errForgotten) {
@@ -116,10 +116,11 @@ func (s *Steps) end(err error) {
 		if s.resp == nil {
 			return
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.resp.Body.hostEnded(err)
-		s.resp.Body.close()
+		b := s.resp.Body
+		b.lockToClose(cmp.Or(err, context.Canceled))
+		defer b.mu.Unlock()
+		b.hostEnded(err)
+		b.close()
 	})
 }
 

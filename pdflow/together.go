@@ -80,7 +80,7 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 		case end := <-prefilled:
 			prefilled = nil
 			if end.e != nil {
-				a.cancel(end.e)
+				a.cancel(end.e.clone())
 				if d := <-decoded; d.body != nil {
 					d.body.discard(end.e)
 				}
@@ -91,14 +91,14 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 			if end.e == nil && end.body.relay && prefilled != nil {
 				// The host has seen D's status and no token. Without P's KV, D would send none and wait.
 				if p := <-prefilled; p.e != nil {
-					a.cancel(p.e)
+					a.cancel(p.e.clone())
 					end.body.discard(p.e)
 					return nil, p.e
 				}
 			}
 			a.watch.relax()
 			if end.e != nil {
-				a.cancel(end.e)
+				a.cancel(end.e.clone())
 				// What failed first is often P, and D only shows it; P's own word is the better one.
 				if prefilled != nil {
 					if p := <-prefilled; p.e != nil && p.e != end.e && p.e.Code != CodeClientGone {

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// stuck is a response's body that only its Close ends: one of a host's client that knows nothing of the step's Context.
+type stuck struct {
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newStuck() *stuck { return &stuck{closed: make(chan struct{})} }
+
+func (s *stuck) Read([]byte) (int, error) { <-s.closed; return 0, errors.New("closed") }
+func (s *stuck) Close() error             { s.once.Do(func() { close(s.closed) }); return nil }
+
+// within fails the test if do takes long.
+func within(t *testing.T, what string, do func()) {
+	t.Helper()
+	ended := make(chan struct{})
+	go func() { defer close(ended); do() }()
+	select {
+	case <-ended:
+	case <-time.After(2 * time.Second):
+		t.Errorf("%s hangs", what)
+	}
+}
+
+// End, and the limit of a forgotten request, also end a request whose response's body a host bound to no context.
+func TestEndClosesABodyThatBlocks(t *testing.T) {
+	for name, order := range map[string]connector.Order{"prefill": connector.PrefillThenDecode,
+		"decode": connector.PrefillThenDecode, "beside": connector.Together} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &fake{order: order}, answer(ok), answer(fromD))
+			s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+			step, _, err := s.Next(context.Background())
+			require.NoError(t, err)
+			body := newStuck()
+			defer body.Close()
+			if name == "decode" {
+				_, _ = step.Body()
+				step.Done(&http.Response{StatusCode: 200, Body: io.NopCloser(strings.NewReader(ok))}, nil)
+				step, _, err = s.Next(context.Background())
+				require.NoError(t, err)
+			}
+			_, err = step.Body()
+			require.NoError(t, err)
+			step.Done(&http.Response{StatusCode: 200, Body: body}, nil)
+			within(t, "End", func() { s.End(nil) })
+		})
+	}
+}
+
+// streamsOn sends one event, and then nothing until the flow has left.
+func streamsOn(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
+	_ = http.NewResponseController(w).Flush()
+	gone(x, w, r, b)
+}
+
+// Close of the response's Body, and End, do not wait for a Read of another goroutine.
+func TestEndWhileTheBodyIsRead(t *testing.T) {
+	for name, end := range map[string]func(*pdflow.Steps, *pdflow.Response){
+		"End":   func(s *pdflow.Steps, _ *pdflow.Response) { s.End(nil) },
+		"Close": func(_ *pdflow.Steps, r *pdflow.Response) { _ = r.Body.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &fake{}, answer(ok), streamsOn)
+			s := begin(t, x.flow, `{"prompt":"hi","stream":true}`, nil)
+			_, resp, err := drive(t, s)
+			require.NoError(t, err)
+			reading := make(chan struct{})
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				buf := make([]byte, 1<<10)
+				_, _ = resp.Body.Read(buf)
+				close(reading)
+				_, err := resp.Body.Read(buf)
+				assert.Error(t, err)
+			})
+			<-reading
+			time.Sleep(10 * time.Millisecond) // the second Read most likely waits; both ways must do
+			within(t, name, func() { end(s, resp) })
+			s.End(nil)
+			wg.Wait()
+			require.Len(t, x.seen.list(), 1)
+			assert.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
+		})
+	}
+}
+
+// A host that closes the response before End has ended the request: nobody sends a clean-up's side calls then.
+func TestClosingTheBodyEndsTheRequest(t *testing.T) {
+	asked := make(chan error, 1)
+	x := script(t, &callingCleaner{asked: asked}, answer(ok), streamsOn)
+	s := begin(t, x.flow, `{"prompt":"hi","stream":true}`, nil)
+	_, resp, err := drive(t, s)
+	require.NoError(t, err)
+	within(t, "Close", func() { _ = resp.Body.Close() })
+	require.Error(t, <-asked)
+}
+
+// A request leaves nothing in the caller's context, which may live as long as the program.
+func TestEndLetsGoOfTheCallersContext(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD))
+	parent := &counted{Context: context.Background(), done: make(chan struct{})}
+	s, err := x.flow.Begin(parent, &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+	require.NoError(t, err)
+	_, resp, err := drive(t, s)
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, resp.Body)
+	require.NoError(t, err)
+	s.End(nil)
+	require.Eventually(t, func() bool { return parent.children() == 0 }, time.Second, time.Millisecond)
+}
+
+// counted is a context that knows how many others wait for its end.
+type counted struct {
+	context.Context
+	done chan struct{}
+	mu   sync.Mutex
+	n    int
+}
+
+func (c *counted) Done() <-chan struct{} { return c.done }
+func (c *counted) Err() error            { return nil }
+func (c *counted) children() int         { c.mu.Lock(); defer c.mu.Unlock(); return c.n }
+
+// AfterFunc is how package context registers a child.
+func (c *counted) AfterFunc(func()) func() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+	var once sync.Once
+	return func() bool {
+		once.Do(func() { c.mu.Lock(); defer c.mu.Unlock(); c.n-- })
+		return true
+	}
+}
+
+// A response that comes with an error is closed.
+func TestDoneWithResponseAndError(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	step, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	_, err = step.Body()
+	require.NoError(t, err)
+	body := &closing{Reader: strings.NewReader(ok)}
+	step.Done(&http.Response{StatusCode: 200, Body: body}, errors.New("redirected"))
+	_, _, err = s.Next(context.Background())
+	assert.Equal(t, pdflow.CodePrefillFailed, pdflow.CodeOf(err))
+	assert.True(t, body.closed)
+}
+
+// The limit ends a forgotten request whatever it waits for.
+func TestAForgottenRequestThatBlocksIsEnded(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithStepsLimit(50*time.Millisecond),
+		pdflow.WithTimeouts(config.Timeouts{Prefill: config.None}))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	step, _, err := s.Next(context.Background())
+	require.NoError(t, err)
+	_, err = step.Body()
+	require.NoError(t, err)
+	body := newStuck()
+	defer body.Close()
+	step.Done(&http.Response{StatusCode: 200, Body: body}, nil)
+	assert.Eventually(t, func() bool { return len(x.flow.Sessions()) == 0 }, 2*time.Second, 5*time.Millisecond)
+}
+
+// A step may be asked while its request fails: run with -race.
+func TestAStepIsAskedWhileItsRequestFails(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD))
+	for range 20 {
+		s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+		step, _, err := s.Next(context.Background())
+		require.NoError(t, err)
+		over := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for {
+				_, _ = step.Body()
+				select {
+				case <-over:
+					_, err := step.Body()
+					assert.Equal(t, pdflow.CodePrefillFailed, pdflow.CodeOf(err))
+					return
+				default:
+				}
+			}
+		})
+		step.Done(&http.Response{StatusCode: 500}, nil)
+		_, _, err = s.Next(context.Background())
+		assert.Equal(t, pdflow.CodePrefillFailed, pdflow.CodeOf(err))
+		close(over)
+		wg.Wait()
+		s.End(nil)
+	}
+}
+
+// A request that is ended while its response is sent is an error of Send's, and no panic.
+func TestEndWhileTheResponseIsSent(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), streamsOn)
+	s := begin(t, x.flow, `{"prompt":"hi","stream":true}`, nil)
+	_, resp, err := drive(t, s)
+	require.NoError(t, err)
+	w := &first{ResponseWriter: httptest.NewRecorder(), written: make(chan struct{})}
+	sent := make(chan error, 1)
+	go func() { sent <- resp.Send(w, httptest.NewRequest(http.MethodPost, "/v1/completions", http.NoBody)) }()
+	<-w.written
+	s.End(nil)
+	err = <-sent
+	assert.Equal(t, pdflow.CodeClientGone, pdflow.CodeOf(err))
+}
+
+// first is a writer that tells when the first piece was written, and stays in that call until the request has ended.
+type first struct {
+	http.ResponseWriter
+	once    sync.Once
+	written chan struct{}
+}
+
+func (f *first) Write(p []byte) (int, error) {
+	f.once.Do(func() { close(f.written); time.Sleep(20 * time.Millisecond) })
+	return f.ResponseWriter.Write(p)
+}
+
+// As with net/http's own, a response's body may be closed while another goroutine reads it.
+func TestCloseWhileTheBodyIsReadBehindTheRoundTripper(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), streamsOn)
+	resp, err := behind(context.Background(), t, x, "/v1/completions", `{"prompt":"hi","stream":true}`)
+	require.NoError(t, err)
+	buf := make([]byte, 1<<10)
+	_, err = resp.Body.Read(buf)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, err := resp.Body.Read(buf)
+		assert.Error(t, err)
+	})
+	time.Sleep(10 * time.Millisecond)
+	within(t, "Close", func() { _ = resp.Body.Close() })
+	wg.Wait()
+}
