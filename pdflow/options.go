@@ -191,8 +191,8 @@ func WithLogger(l *slog.Logger) Option {
 	return optionFunc(func(o *options) error { o.logger = l; return needs("WithLogger", l != nil, "a logger") })
 }
 
-// WithObserver adds an observer: whatever is a [SessionObserver], a [LegObserver] or both. Calls come from the requests'
-// own goroutines and must be quick.
+// WithObserver adds an observer: whatever is a [SessionObserver], a [LegObserver] or both. Calls come from the
+// requests' own goroutines and must be quick.
 func WithObserver(x any) Option {
 	return optionFunc(func(o *options) error {
 		if !o.observers.add(x) {

@@ -73,13 +73,14 @@ func TestReadyFollowsTheConnectorsRules(t *testing.T) {
 		eps    []discovery.Endpoint
 		reason string
 	}{
-		"a pair":                               {nil, false, []discovery.Endpoint{p, d}, ""},
-		"no prefill engine":                    {nil, false, []discovery.Endpoint{d}, "no prefill engine is ready"},
-		"no decode engine":                     {nil, false, []discovery.Endpoint{p}, "no decode engine is ready"},
-		"no pair":                              {nil, false, []discovery.Endpoint{p, other}, apart},
-		"one engine for all":                   {nil, false, []discovery.Endpoint{both}, ""},
-		"one engine for all, without a pair":   {pairOnly, false, []discovery.Endpoint{both, d}, ""},
-		"a decode engine, never alone":         {pairOnly, false, []discovery.Endpoint{d}, "no prefill engine is ready"},
+		"a pair":                             {nil, false, []discovery.Endpoint{p, d}, ""},
+		"no prefill engine":                  {nil, false, []discovery.Endpoint{d}, "no prefill engine is ready"},
+		"no decode engine":                   {nil, false, []discovery.Endpoint{p}, "no decode engine is ready"},
+		"no pair":                            {nil, false, []discovery.Endpoint{p, other}, apart},
+		"one engine for all":                 {nil, false, []discovery.Endpoint{both}, ""},
+		"one engine for all, without a pair": {pairOnly, false, []discovery.Endpoint{both, d}, ""},
+		"a decode engine, never alone": {pairOnly, false, []discovery.Endpoint{d},
+			"no prefill engine is ready"},
 		"an encode stage without its engine":   {nil, true, []discovery.Endpoint{p, d}, "no encode engine is ready"},
 		"an encode stage":                      {nil, true, []discovery.Endpoint{p, d, encode}, ""},
 		"an encode engine and nothing besides": {nil, true, []discovery.Endpoint{encode}, "no engine is ready"},

@@ -56,7 +56,8 @@ const usageReach = 2 << 10
 // keys are the members that hold the counts, as they stand in a response.
 var keys = map[string][]byte{"usage": []byte(`"usage":`), "meta_info": []byte(`"meta_info":`)}
 
-// Usage returns a response's end from the object on that holds the counts, "" without one. member is its name: usage or meta_info.
+// Usage returns a response's end from the object on that holds the counts, "" without one. member is
+// its name: usage or meta_info.
 func Usage(end []byte, member string) string {
 	end = end[max(0, len(end)-usageReach):]
 	key, known := keys[member]
