@@ -167,16 +167,23 @@ func finalBody(a *attempt, answer connector.Response) *Body {
 // is io.EOF; a piece and an error may come together.
 func (b *Body) next() ([]byte, error) {
 	b.lock()
-	defer b.mu.Unlock()
+	defer b.unlock()
 	return b.piece()
 }
 
 // lock begins a call of the reader's.
 func (b *Body) lock() {
 	if b.steps != nil {
-		b.steps.touch()
+		b.steps.wait()
 	}
 	b.mu.Lock()
+}
+
+func (b *Body) unlock() {
+	b.mu.Unlock()
+	if b.steps != nil {
+		b.steps.waited()
+	}
 }
 
 // lockToClose ends a Read that waits for the engine.
@@ -267,7 +274,7 @@ func (b *Body) seen(head []byte, end bool) {
 // Read reads the response.
 func (b *Body) Read(p []byte) (int, error) {
 	b.lock()
-	defer b.mu.Unlock()
+	defer b.unlock()
 	if b.n > 0 || len(b.first) == 0 {
 		piece, err := b.piece()
 		if len(piece) == 0 {
@@ -286,7 +293,7 @@ func (b *Body) Read(p []byte) (int, error) {
 // was not read to its end counts as the client's leaving.
 func (b *Body) Close() error {
 	if b.steps != nil {
-		b.steps.end(nil) // which closes b, and tells a clean-up that nobody sends its calls
+		b.steps.End(nil) // which closes b, and tells a clean-up that nobody sends its calls
 		return nil
 	}
 	b.lockToClose(context.Canceled)

@@ -23,25 +23,22 @@ func newDoor(rt http.RoundTripper) *door {
 }
 
 // send sends a leg's request, or a side call, for which o is nil.
-func (d *door) send(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (*http.Response, error) {
-	resp, err := d.pass(ctx, a, o, r)
+func (d *door) send(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (resp *http.Response, err error) {
+	if !d.own && d.steps == nil {
+		ctx = context.WithValue(ctx, legKey{}, a.legInfo(o))
+	}
+	switch {
+	case d.steps != nil:
+		resp, err = d.steps.park(ctx, a, o, r)
+	case o == nil || o.Leg != LegDecode:
+		resp, err = d.retrier.Do(ctx, r)
+	default:
+		resp, err = transport.Send(ctx, d.rt, r)
+	}
 	if err == nil && resp.ContentLength == 0 && resp.Body != http.NoBody {
 		resp.ContentLength = -1 // a response made by hand says nothing of its length, which is not 0
 	}
 	return resp, err
-}
-
-func (d *door) pass(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (*http.Response, error) {
-	switch {
-	case d.steps != nil:
-		return d.steps.park(ctx, a, o, r)
-	case !d.own:
-		ctx = &legContext{ctx, a.legInfo(o)}
-	}
-	if o == nil || o.Leg != LegDecode {
-		return d.retrier.Do(ctx, r)
-	}
-	return transport.Send(ctx, d.rt, r)
 }
 
 // LegInfo tells a RoundTripper which leg it sends.
@@ -57,25 +54,11 @@ type LegInfo struct {
 // LegFromContext returns the leg to which the context of a request belongs that a flow sends through a RoundTripper of
 // the host's ([WithTransport], [Flow.RoundTripper], [Step.Send]).
 func LegFromContext(ctx context.Context) (LegInfo, bool) {
-	if l, ok := ctx.Value(legKey{}).(*legContext); ok {
-		return l.info, true
-	}
-	return LegInfo{}, false
+	info, ok := ctx.Value(legKey{}).(LegInfo)
+	return info, ok
 }
 
 type legKey struct{}
-
-type legContext struct {
-	context.Context
-	info LegInfo
-}
-
-func (l *legContext) Value(key any) any {
-	if key == (legKey{}) {
-		return l
-	}
-	return l.Context.Value(key)
-}
 
 func (a *attempt) legInfo(o *LegOutcome) LegInfo {
 	info := LegInfo{Connector: a.f.name, RequestID: a.x.id, SessionID: a.s.ID, Attempt: a.s.Attempt}

@@ -84,8 +84,7 @@ type engineError struct {
 // Error returns the code and what is known of leg, status and cause.
 func (e *Error) Error() string {
 	var b strings.Builder
-	b.WriteString("pdflow: ")
-	b.WriteString(string(e.Code))
+	b.WriteString("pdflow: " + string(e.Code))
 	if e.Leg != "" {
 		fmt.Fprintf(&b, " on the %s leg", e.Leg)
 	}

@@ -278,9 +278,12 @@ func (x *exchange) served() Mode {
 }
 
 // crashed ends a request whose picker, connector or observer panicked.
-func (x *exchange) crashed(cause any) *Error {
-	e := &Error{Code: CodeInternal, Phase: "run", Connector: x.f.name, Message: "the gateway failed",
+func (f *Flow) crashed(x *exchange, cause any) *Error {
+	e := &Error{Code: CodeInternal, Phase: "run", Connector: f.name, Message: "the gateway failed",
 		Err: fmt.Errorf("panic: %v", cause)}
+	if x == nil {
+		return e
+	}
 	if a := x.current.Load(); a != nil && !a.over {
 		a.end(e)
 	}

@@ -148,8 +148,7 @@ func (f *Flow) Start(ctx context.Context) error {
 	}
 	// Not the first client's context: what is started outlives its request.
 	if err := f.starter.Start(context.WithoutCancel(ctx)); err != nil {
-		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "the connector could not start",
-			Err: err}
+		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "the connector cannot start", Err: err}
 	}
 	f.started = true
 	return nil
@@ -229,8 +228,8 @@ func (f *Flow) read(in *Request) (call, *Error) {
 	}
 	if c.given != nil && !c.any {
 		if err := f.checkPick(c.given); err != nil {
-			e := wrongCall("Pick", err.Error())
-			e.Err = err
+			e := wrongCall("Pick", "these engines cannot serve together; the error's cause says why")
+			e.Err = err // which names engines, and so is not for clients
 			return call{}, e
 		}
 	}
@@ -264,6 +263,13 @@ func invalid(err error) *Error {
 
 // do runs one parsed request.
 func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
+	var x *exchange
+	defer func() {
+		// of a picker, a connector or an observer: this request's failure, and nobody else's
+		if r := recover(); r != nil {
+			resp, e = nil, f.crashed(x, r)
+		}
+	}()
 	if err := f.Start(ctx); err != nil {
 		errors.As(err, &e)
 		return nil, e
@@ -273,19 +279,13 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 		return nil, invalid(err)
 	}
 	c.req = req
-	x := newExchange(ctx, f, c)
+	x = newExchange(ctx, f, c)
 	if !f.live.enter(x) {
 		e = &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}
 		x.cancel(e)
 		f.tel.endRequest(x, e)
 		return nil, e
 	}
-	defer func() {
-		// of a picker, a connector or an observer: this request's failure, and nobody else's
-		if r := recover(); r != nil {
-			resp, e = nil, x.crashed(r)
-		}
-	}()
 	body, e := x.run()
 	if e != nil {
 		x.end(e)

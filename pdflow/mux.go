@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Server is what a [Mux] routes to: a [*Flow] or a [*Split].
@@ -25,8 +27,8 @@ func (f *Flow) flowFor(*connector.Request, string) *Flow { return f }
 // MuxOptions are a Mux's own settings, as a flow has them as options; nil and zero values mean the defaults.
 type MuxOptions struct {
 	MaxBody      int64                      // bytes; default 32 MiB
-	BodyTimeout  time.Duration              // reading a client's body; default 60 s, negative: none
-	WriteTimeout time.Duration              // writing an error to a client; default 30 s, negative: none
+	BodyTimeout  time.Duration              // reading a client's body; default 60 s, config.None: none
+	WriteTimeout time.Duration              // writing an error to a client; default 30 s, config.None: none
 	ErrorHandler ErrorHandler               // default WriteError
 	RequestID    func(*http.Request) string // see WithRequestID; default: the client's X-Request-Id
 }
@@ -44,24 +46,14 @@ func NewMux(o *MuxOptions) *Mux {
 		o = &MuxOptions{}
 	}
 	m := &Mux{}
-	m.front = front{maxBody: 32 << 20, onError: WriteError, requestID: o.RequestID, find: m.find,
-		bodyTimeout: limitOr(o.BodyTimeout, 60*time.Second), writeTimeout: limitOr(o.WriteTimeout, 30*time.Second)}
-	if o.MaxBody > 0 {
-		m.front.maxBody = o.MaxBody
-	}
+	t := config.Timeouts{Body: o.BodyTimeout, Write: o.WriteTimeout}.Resolve(0)
+	m.front = front{maxBody: cmp.Or(max(o.MaxBody, 0), 32<<20), onError: WriteError, requestID: o.RequestID, find: m.find,
+		bodyTimeout: t.Body, writeTimeout: t.Write}
 	if o.ErrorHandler != nil {
 		m.front.onError = o.ErrorHandler
 	}
 	m.routes.Store(&map[string]Server{})
 	return m
-}
-
-// limitOr is a timeout where 0 stands for the default and a negative one for none, which front knows as 0.
-func limitOr(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return max(d, 0)
 }
 
 // SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight

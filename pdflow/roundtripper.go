@@ -24,6 +24,9 @@ import (
 // of the request's context. A response that breaks on its way ends with io.ErrUnexpectedEOF. The request is not
 // changed, and its body always closed.
 func (f *Flow) RoundTripper(next http.RoundTripper) http.RoundTripper {
+	if next == nil {
+		next = f.opts.transport
+	}
 	return &roundTripper{f: f, next: next, door: newDoor(next)}
 }
 

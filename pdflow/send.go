@@ -76,7 +76,7 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 // fail ends the response by the client's side, unless it has failed before, and returns its error.
 func (b *Body) fail(message string, err error) *Error {
 	b.lock()
-	defer b.mu.Unlock()
+	defer b.unlock()
 	if b.err == nil {
 		b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name,
 			Message: message, Err: err}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -39,8 +40,9 @@ type Steps struct {
 	resp *Response
 	err  *Error
 
-	once  sync.Once
-	calls watchdog // expires when the caller has forgotten the request
+	once    sync.Once
+	calls   watchdog     // expires when the caller has forgotten the request
+	waiting atomic.Int32 // calls of the caller that wait for an engine
 }
 
 // Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole
@@ -75,7 +77,8 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 // Next returns the next leg to send, else the response, else the request's error. It blocks until there is one of them.
 // A response whose Body is nil is one that the caller has relayed ([Step.Relay]).
 func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
-	s.touch()
+	s.wait()
+	defer s.waited()
 	select {
 	case step := <-s.parked:
 		return step, nil, nil
@@ -97,9 +100,7 @@ func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
 // End ends the request. Before the response is known it cancels the legs that run. After that it closes the response's
 // Body: one that was read to its end counts as served, another as a client that left. For a relayed response err says
 // how that ended; nil is whole. Further calls do nothing.
-func (s *Steps) End(err error) { s.end(err) }
-
-func (s *Steps) end(err error) {
+func (s *Steps) End(err error) {
 	s.once.Do(func() {
 		s.calls.stop()
 		defer s.cancel(context.Canceled)
@@ -135,10 +136,25 @@ func (s *Steps) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // expire ends a request that its caller has forgotten.
-func (s *Steps) expire() { s.end(errForgotten) }
+func (s *Steps) expire() { s.End(errForgotten) }
 
 // touch notes a call of the caller's.
-func (s *Steps) touch() { s.calls.limit(s.limit) }
+func (s *Steps) touch() {
+	if s.waiting.Load() == 0 {
+		s.calls.limit(s.limit)
+	}
+}
+
+// wait begins a call that may wait for an engine: until it is over, the caller has forgotten nothing.
+func (s *Steps) wait() {
+	s.waiting.Add(1)
+	s.calls.relax()
+}
+
+func (s *Steps) waited() {
+	s.waiting.Add(-1)
+	s.touch()
+}
 
 // Step is one leg, or a connector's side call, that the caller sends.
 type Step struct {
@@ -261,6 +277,8 @@ func (st *Step) Send(rt http.RoundTripper) {
 		st.Done(nil, err)
 		return
 	}
+	st.s.wait()
+	defer st.s.waited()
 	st.Done(newDoor(rt).send(st.ctx, st.a, st.o, st.request(st.ctx)))
 }
 

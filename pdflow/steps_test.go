@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // drive sends a request's legs as a host would, each in a goroutine of its own, and returns the response. The legs'
@@ -412,3 +413,29 @@ func TestStepsSendWhatDoSends(t *testing.T) {
 		assert.Equal(t, sent, bodies["steps"][name], name)
 	}
 }
+
+// A host that waits for an engine has forgotten nothing, however long that takes.
+func TestWaitingIsNotForgetting(t *testing.T) {
+	slow := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		time.Sleep(300 * time.Millisecond)
+		_, _ = io.WriteString(w, ok)
+	}
+	x := script(t, &fake{}, slow, slow, pdflow.WithStepsLimit(50*time.Millisecond))
+	_, resp, err := drive(t, begin(t, x.flow, `{"prompt":"hi"}`, nil))
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+}
+
+// A connector whose Start panics fails the request, in a goroutine of the flow's own, too.
+func TestAStartThatPanicsIsTheRequestsFailure(t *testing.T) {
+	flow, err := pdflow.New(&panicStarter{}, pick.New(setOf(t), pick.RoundRobin()))
+	require.NoError(t, err)
+	s := begin(t, flow, `{"prompt":"hi"}`, nil)
+	_, _, err = s.Next(context.Background())
+	require.ErrorIs(t, err, pdflow.CodeInternal)
+}
+
+type panicStarter struct{ fake }
+
+func (*panicStarter) Start(context.Context) error { panic("no port") }

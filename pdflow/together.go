@@ -2,9 +2,7 @@
 
 package pdflow
 
-import (
-	"github.com/pdkit/pdkit/connector"
-)
+import "github.com/pdkit/pdkit/connector"
 
 // prefillEnd and decodeEnd are how a leg that runs beside another reports.
 type prefillEnd struct {

@@ -15,10 +15,7 @@ import (
 
 // count reads one of an API's usage paths from the object that verdict.Usage found, 0 without it.
 func count(object, path string) int64 {
-	_, inner, ok := strings.Cut(path, ".")
-	if !ok {
-		return 0
-	}
+	_, inner, _ := strings.Cut(path, ".")
 	return max(gjson.Get(object, inner).Int(), 0)
 }
 
