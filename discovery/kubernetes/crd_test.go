@@ -185,7 +185,7 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 	}
 	want := "object"
 	switch {
-	case typ == reflect.TypeFor[config.Duration](), typ == reflect.TypeFor[config.Quantity]():
+	case typ == reflect.TypeFor[time.Duration](), typ == reflect.TypeFor[config.Quantity]():
 		if s["x-kubernetes-int-or-string"] != true || s["pattern"] == nil {
 			return []string{path + " is not a string with a pattern"}
 		}
@@ -218,8 +218,9 @@ func differFields(s schema, typ reflect.Type, path string) (faults []string) {
 	properties, _ := s["properties"].(schema)
 	fields := map[string]reflect.Type{}
 	for f := range typ.Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		fields[name] = f.Type
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "-" {
+			fields[name] = f.Type
+		}
 	}
 	if typ == reflect.TypeFor[config.Spec]() {
 		fields["parameters"] = reflect.TypeFor[json.RawMessage]() // which only the JSON of a config.Spec has
@@ -245,9 +246,10 @@ func names(m schema) []string { return slices.Sorted(maps.Keys(m)) }
 func TestEnumsAreTheKnownValues(t *testing.T) {
 	properties := at(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties")
 	kv := at(t, properties, "kvConnector", "properties")
-	assert.ElementsMatch(t, []any{"", config.FallbackError, config.FallbackDecode, config.FallbackConnector},
+	fallbacks := []any{"", string(config.FallbackError), string(config.FallbackDecode), string(config.FallbackConnector)}
+	assert.ElementsMatch(t, fallbacks,
 		at(t, kv, "fallback")["enum"])
-	assert.ElementsMatch(t, []any{"", config.UnsupportedAggregate, config.UnsupportedRefuse},
+	assert.ElementsMatch(t, []any{"", string(config.UnsupportedAggregate), string(config.UnsupportedRefuse)},
 		at(t, kv, "unsupported")["enum"])
 	encoders, ok := at(t, properties, "encoder", "properties", "type")["enum"].([]any)
 	require.True(t, ok)
