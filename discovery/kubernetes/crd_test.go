@@ -246,8 +246,8 @@ func names(m schema) []string { return slices.Sorted(maps.Keys(m)) }
 func TestEnumsAreTheKnownValues(t *testing.T) {
 	properties := at(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties")
 	kv := at(t, properties, "kvConnector", "properties")
-	fallbacks := []any{"", string(config.FallbackError), string(config.FallbackDecode), string(config.FallbackConnector)}
-	assert.ElementsMatch(t, fallbacks,
+	known := []any{"", string(config.FallbackError), string(config.FallbackDecode), string(config.FallbackConnector)}
+	assert.ElementsMatch(t, known,
 		at(t, kv, "fallback")["enum"])
 	assert.ElementsMatch(t, []any{"", string(config.UnsupportedAggregate), string(config.UnsupportedRefuse)},
 		at(t, kv, "unsupported")["enum"])
