@@ -148,7 +148,7 @@ func (f *Flow) Start(ctx context.Context) error {
 	}
 	// Not the first client's context: what is started outlives its request.
 	if err := f.starter.Start(context.WithoutCancel(ctx)); err != nil {
-		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "the connector cannot start", Err: err}
+		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "failed to start", Err: err}
 	}
 	f.started = true
 	return nil
