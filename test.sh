@@ -19,7 +19,7 @@
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   bench       examples/bench, short: all answers checked, no figure beyond twice its target
 #   install     real vLLM engines into .engines, once: some minutes and 3 GB (only with -real)
-#   real        examples/vllm proves reuse with them, and plays the faults (only with -real)
+#   real        examples/engines proves reuse with them, and plays the faults (only with -real)
 #
 # Without a STEP all are run. What this machine cannot run is skipped and said. With CI=true nothing is: real engines are
 # included, and a step that cannot run has failed.
@@ -173,13 +173,13 @@ can_have_engines() {
 
 step_install() {
   can_have_engines
-  examples/vllm/install.sh
+  examples/engines/install.sh
 }
 
 step_real() {
   can_have_engines
-  examples/vllm/prove.sh -all
-  examples/vllm/prove.sh -verify
+  examples/engines/prove.sh -all
+  examples/engines/prove.sh -verify
 }
 
 # ---- running steps

@@ -48,7 +48,7 @@ func TestTheProgramInTheReadmeCompiles(t *testing.T) {
 var commands = map[string]func(t *testing.T){
 	"go run ./examples/quickstart":   inTestScript("./examples/quickstart"),
 	"./test.sh":                      func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },
-	"examples/vllm/prove.sh -verify": inTestScript("examples/vllm/prove.sh -verify"),
+	"examples/engines/prove.sh -verify": inTestScript("examples/engines/prove.sh -verify"),
 	"go run ./examples/pdctl render -f examples/gateway/testdata/documents/2-nixl.yaml": func(t *testing.T) {
 		contains(t, "../pdctl/README.md", "render -f examples/gateway/testdata/documents/2-nixl.yaml")
 	},

@@ -9,7 +9,7 @@
 # is found out, and plays the faults.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-examples/vllm/install.sh
+examples/engines/install.sh
 DIR=${PDKIT_ENGINES_DIR:-.engines}
-go build -o "$DIR/prove" ./examples/vllm/prove # not go run, which turns every exit status into 1
+go build -o "$DIR/prove" ./examples/engines/prove # not go run, which turns every exit status into 1
 exec "$DIR/prove" "$@"

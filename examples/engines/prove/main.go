@@ -31,7 +31,7 @@ var errNotProven = errors.New("not proven")
 
 func main() {
 	var o options
-	flag.StringVar(&o.script, "engine", "examples/vllm/engine.sh", "the script that becomes an engine")
+	flag.StringVar(&o.script, "engine", "examples/engines/engine.sh", "the script that becomes an engine")
 	flag.StringVar(&o.gateway, "gateway", "", "the gateway's binary (default: build examples/gateway)")
 	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, "+
 		"removed at the end)")
