@@ -63,8 +63,10 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 		Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)
 	x.f.tel.sessionStarted(a)
-	for _, o := range x.f.opts.observers.sessions {
-		o.SessionStart(a.ctx, s)
+	for _, o := range x.f.opts.observers {
+		if o.SessionStart != nil {
+			o.SessionStart(a.ctx, s)
+		}
 	}
 	return a
 }
@@ -231,8 +233,10 @@ func (a *attempt) end(e *Error) {
 		return nil
 	})
 	_ = a.guard("", "observe", func() error {
-		for _, o := range a.f.opts.observers.sessions {
-			o.SessionEnd(a.x.client, &a.out)
+		for _, o := range a.f.opts.observers {
+			if o.SessionEnd != nil {
+				o.SessionEnd(a.x.client, &a.out)
+			}
 		}
 		return nil
 	})

@@ -165,16 +165,13 @@ func TestAStepsErrorKnowsItsAPI(t *testing.T) {
 	assert.Contains(t, w.Body.String(), `"type":"error"`)
 }
 
-type panicsAtLegEnd struct{}
-
-func (panicsAtLegEnd) LegStart(context.Context, *connector.Session, pdflow.LegKind) {}
-func (panicsAtLegEnd) LegEnd(context.Context, *connector.Session, *pdflow.LegOutcome, *connector.PrefillResult) {
+func panicsAtLegEnd(context.Context, *connector.Session, *pdflow.LegOutcome, *connector.PrefillResult) {
 	panic("observer")
 }
 
 // An observer that panics at a leg's end leaves no request in flight and no pick open.
 func TestAnObserverThatPanicsAtALegsEnd(t *testing.T) {
-	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithObserver(panicsAtLegEnd{}))
+	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithObserver(pdflow.Observer{LegEnd: panicsAtLegEnd}))
 	done := make(chan struct{})
 	x.pair.Done = func(*pdflow.Outcome) { close(done) }
 	resp, err := x.flow.Do(context.Background(),

@@ -37,10 +37,7 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	}
 	u := *ep.URL
 	u.Path += leg.Path()
-	h := a.x.legHeader()
-	for _, e := range leg.Header() {
-		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
-	}
+	h := a.x.legHeader(leg.Header())
 	a.f.tel.inject(ctx, h)
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, size, time.Now()
 	r := blank.WithContext(ctx)

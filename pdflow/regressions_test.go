@@ -192,16 +192,13 @@ type crashing struct{ fake }
 
 func (*crashing) CheckRequest(*connector.Request) error { panic("boom") }
 
-type crashingObserver struct{}
-
-func (crashingObserver) SessionStart(context.Context, *connector.Session) {}
-func (crashingObserver) SessionEnd(context.Context, *pdflow.Outcome)      { panic("boom") }
-
 func TestAPanicEndsOneRequestOnly(t *testing.T) {
 	x := script(t, &crashing{}, answer(ok), answer(ok))
 	require.Equal(t, 500, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Empty(t, x.flow.Sessions())
-	x = script(t, &fake{}, answer(ok), answer(ok), pdflow.WithObserver(crashingObserver{}))
+	x = script(t, &fake{}, answer(ok), answer(ok), pdflow.WithObserver(pdflow.Observer{
+		SessionEnd: func(context.Context, *pdflow.Outcome) { panic("boom") },
+	}))
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Empty(t, x.flow.Sessions())
 	_, err := x.flow.Do(context.Background(), &pdflow.Request{Body: []byte("{}")})
@@ -236,7 +233,7 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 		"P's answer": script(t, &finishing{}, answer(ok), answer(ok)),
 	} {
 		l := &legs{}
-		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(l),
+		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(pdflow.Observer{LegStart: l.LegStart, LegEnd: l.LegEnd}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 		require.NoError(t, err)
 		url := serve(t, flow)

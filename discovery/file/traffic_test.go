@@ -72,8 +72,6 @@ func (w *witness) SessionStart(_ context.Context, s *connector.Session) {
 	w.seen.Store(s.Decode.Zone, true)
 }
 
-func (w *witness) SessionEnd(context.Context, *pdflow.Outcome) {}
-
 // versions are lists of four engines. Which two are for prefill changes with each, so an engine's role does, too.
 func versions(t *testing.T, n int) (engines []*enginesim.Engine, list func(version int) string) {
 	t.Helper()
@@ -162,7 +160,8 @@ func TestAConfigMapThatIsSwappedTenTimesASecondUnderTraffic(t *testing.T) {
 	conn, err := nixl.New(nil)
 	require.NoError(t, err)
 	tr := transport.New(nil)
-	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(tr), pdflow.WithObserver(w))
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(tr),
+		pdflow.WithObserver(pdflow.Observer{SessionStart: w.SessionStart}))
 	require.NoError(t, err)
 	gateway := httptest.NewServer(flow)
 	t.Cleanup(func() {

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
@@ -241,7 +240,8 @@ func (f *fleet) load(t *testing.T) *load {
 	require.NoError(t, err)
 	picker := pick.New(f.set, pick.RoundRobin())
 	for attempts := 1; attempts < len(l.flows); attempts++ {
-		l.flows[attempts], err = pdflow.New(conn, picker, pdflow.WithTransport(tr), pdflow.WithObserver(l),
+		l.flows[attempts], err = pdflow.New(conn, picker, pdflow.WithTransport(tr),
+			pdflow.WithObserver(pdflow.Observer{SessionEnd: l.SessionEnd}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond}))
 		require.NoError(t, err)
 	}
@@ -361,9 +361,6 @@ func (l *load) ask(prompt string, stream bool) (mode, text string, err error) {
 	}
 	return mode, text, nil
 }
-
-// SessionStart is there for SessionEnd's sake.
-func (l *load) SessionStart(context.Context, *connector.Session) {}
 
 // SessionEnd counts the attempts that failed.
 func (l *load) SessionEnd(_ context.Context, o *pdflow.Outcome) {
