@@ -58,8 +58,8 @@ func TestAnAPIOutOfRangeIsUnknown(t *testing.T) {
 	}
 }
 
-// The answers are cut from recorded ones: nixl/11 (P with a warm cache), 12, 22, 24, 23 of vLLM 0.32.0; the last one is
-// SGLang's shape.
+// The responses are cut from recorded ones: nixl/11 (P with a warm cache), 12, 22, 24, 23 of vLLM 0.32.0; the last one
+// is SGLang's shape.
 func TestUsageIsReadWhereEachAPIReportsIt(t *testing.T) {
 	for api, answer := range map[connector.API]string{
 		connector.APIChat: `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,` +
@@ -165,9 +165,9 @@ func anyValue(name string) string {
 // SGLang answers a list of prompts with a list. Every other whole response is an object.
 func TestOnlySGLangAnswersWithAList(t *testing.T) {
 	for _, a := range connector.APIs() {
-		assert.Equal(t, a == connector.APISGLang, a.ListAnswer([]byte(" [{\"text\":\"a\"}]")), a.String())
+		assert.Equal(t, a == connector.APISGLang, a.ListResponse([]byte(" [{\"text\":\"a\"}]")), a.String())
 		for _, bad := range []string{``, `{}`, `[`, `[1,]`, `"[]"`} {
-			assert.False(t, a.ListAnswer([]byte(bad)), bad)
+			assert.False(t, a.ListResponse([]byte(bad)), bad)
 		}
 	}
 }
