@@ -61,7 +61,7 @@ func TestWhatTwoEnginesCannotCarryFollowsFromTheDeclaration(t *testing.T) {
 		{"and no others", connector.Traits{APIs: []connector.API{connector.APISGLang}}, connector.APIChat, `{}`,
 			"messages"},
 		{"a handoff is single use unless it is said", connector.Traits{}, connector.APIChat, `{"n":2}`, "n"},
-		{"several answers share one for many", connector.Traits{MultiUse: true}, connector.APIChat, `{"n":2}`, ""},
+		{"several choices share one for many", connector.Traits{MultiUse: true}, connector.APIChat, `{"n":2}`, ""},
 		{"several prompts", connector.Traits{}, connector.APICompletions,
 			`{"prompt":["a","b"],"echo":true,"logprobs":1}`, "prompt"},
 		{"what is carried is not in the way", connector.Traits{Carries: []string{"prompt"}}, connector.APICompletions,

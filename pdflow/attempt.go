@@ -243,8 +243,8 @@ func (a *attempt) end(e *Error) {
 }
 
 // orphaned reports whether a failed attempt leaves a D behind that waits for a prefill. One that has answered, if only
-// with an error of its own, waits for nobody: a client's bad request, which both engines refuse, must not let their
-// pair rest.
+// with an error of its own, waits for nobody: a client's bad request, which both engines refuse, must not put
+// their pair on cooldown.
 func (a *attempt) orphaned() bool {
 	d := &a.out.Decode
 	if d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 {

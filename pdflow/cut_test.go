@@ -287,7 +287,7 @@ func TestACutStreamOverHTTP10EndsInAnError(t *testing.T) {
 }
 
 // A client that only closed its sending side must not read a 200 that nobody sent.
-func TestAClientThatLeftGetsNoFalseAnswerWhoeverRecovers(t *testing.T) {
+func TestAClientThatLeftGetsNoFalseResponseWhoeverRecovers(t *testing.T) {
 	x := script(t, &fake{}, gone, answer(ok))
 	c := dial(t, serve(t, unwrapped(x.flow)), raw("/v1/completions", completion("a", "")))
 	require.NoError(t, c.CloseWrite())

@@ -44,7 +44,7 @@ func (m *mortal) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A host that crashed, or a firewall that forgot its connections, must cost no request its answer.
+// A host that crashed, or a firewall that forgot its connections, must cost no request its response.
 func TestIdleConnectionsThatDiedUnseenFailNoRequest(t *testing.T) {
 	orders := map[string]connector.KVConnector{"serial": &fake{}, "together": &fake{order: connector.Together}}
 	for order, c := range orders {

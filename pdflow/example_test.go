@@ -110,15 +110,15 @@ func ExampleFlow_Do() {
 	}
 	resp.Body.Close() // always: it ends the legs, and only then Done is called
 
-	var answer struct {
+	var response struct {
 		Usage struct {
 			Completion int `json:"completion_tokens"`
 		}
 	}
-	if err := json.Unmarshal(body, &answer); err != nil {
+	if err := json.Unmarshal(body, &response); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(resp.Status, resp.Mode, answer.Usage.Completion, "tokens")
+	fmt.Println(resp.Status, resp.Mode, response.Usage.Completion, "tokens")
 	// Output:
 	// legs ended: 200 200
 	// 200 disaggregated 8 tokens

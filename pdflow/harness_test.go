@@ -163,7 +163,7 @@ func post(t *testing.T, url, path, body string, header ...string) reply {
 	return reply{resp.StatusCode, resp.Header, string(b), err}
 }
 
-// text puts an answer's text together, streamed or not, for chat and completions.
+// text puts a response's text together, streamed or not, for chat and completions.
 func (r reply) text(t *testing.T) string {
 	t.Helper()
 	require.NoError(t, r.err)
@@ -199,7 +199,7 @@ func (r reply) text(t *testing.T) string {
 	return out.String()
 }
 
-// fault reads the error object of an answer and checks its shape and that it tells nothing it must not.
+// fault reads the error object of a response and checks its shape and that it tells nothing it must not.
 func (r reply) fault(t *testing.T, engines ...*enginesim.Engine) (message, code string) {
 	t.Helper()
 	require.NoError(t, r.err)

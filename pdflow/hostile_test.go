@@ -37,7 +37,7 @@ func raw(path, body string) string {
 		path, len(body), body)
 }
 
-func TestAClientThatClosesItsSendingSideGetsNoFalseAnswer(t *testing.T) {
+func TestAClientThatClosesItsSendingSideGetsNoFalseResponse(t *testing.T) {
 	x := script(t, &fake{}, gone, answer(ok))
 	c := dial(t, x.url, raw("/v1/completions", completion("a", "")))
 	require.NoError(t, c.CloseWrite())
@@ -70,7 +70,7 @@ func TestAnUnfinishedBodyDoesNotHoldItsConnection(t *testing.T) {
 	}
 }
 
-func TestWhatWasReadOfAWholeAnswerIsFlushedBeforeTheCut(t *testing.T) {
+func TestWhatWasReadOfAWholeResponseIsFlushedBeforeTheCut(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		w.Header().Set("Content-Length", "500")
 		_, _ = io.WriteString(w, `{"choices":[{"text":"begun`)
@@ -182,7 +182,7 @@ func TestAnErrorAmidAStreamIsAFailure(t *testing.T) {
 	}
 }
 
-// Text of an answer that looks like an error event is none.
+// Text of a response that looks like an error event is none.
 func TestATextCannotFakeAnErrorEvent(t *testing.T) {
 	text := `data: {"choices":[{"index":0,"text":"\ndata: {\"error\":{\"message\":\"x\"}}\n\n",` +
 		`"finish_reason":"stop"}]}` + "\n\n"

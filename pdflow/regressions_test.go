@@ -118,7 +118,7 @@ func TestAnAbortIsSeenWhereverReadsCutIt(t *testing.T) {
 	}
 }
 
-func TestAnEmptyAnswerIsABreak(t *testing.T) {
+func TestAnEmptyResponseIsABreak(t *testing.T) {
 	for _, contentType := range []string{"application/json", "text/event-stream"} {
 		x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 			w.Header().Set("Content-Type", contentType)
@@ -230,7 +230,7 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 		"together, P fails": script(t, &fake{order: connector.Together}, status(500), answer(ok)),
 		"decode first": script(t, &cold{fake{order: connector.DecodeFirst}}, answer(ok),
 			answer(`{"choices":[{"finish_reason":"cache_threshold"}]}`)),
-		"P's answer": script(t, &finishing{}, answer(ok), answer(ok)),
+		"P's response": script(t, &finishing{}, answer(ok), answer(ok)),
 	} {
 		l := &legs{}
 		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(pdflow.Observer{LegStart: l.LegStart, LegEnd: l.LegEnd}),

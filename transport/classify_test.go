@@ -96,7 +96,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			sent: MaybeSent, kind: EOF, is: io.ErrUnexpectedEOF,
 		},
 		{
-			rule: "an answer that is not HTTP: maybe sent",
+			rule: "a response that is not HTTP: maybe sent",
 			script: func(e *engine, c net.Conn) {
 				e.read(bufio.NewReader(c))
 				_, _ = io.WriteString(c, "SSH-2.0-OpenSSH_9.9\r\n\r\n")
@@ -262,7 +262,7 @@ func (d *controlledDial) first() *controlled {
 func keepAlive(e *engine, c net.Conn) {
 	r := bufio.NewReader(c)
 	for e.read(r) {
-		_, _ = io.WriteString(c, okAnswer)
+		_, _ = io.WriteString(c, okResponse)
 	}
 }
 
@@ -276,7 +276,7 @@ func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 	}{
 		{"its end", func(c net.Conn) { _ = c.Close() }},
 		{"a reset", reset},
-		{"an answer that nobody asked for", func(c net.Conn) {
+		{"a response that nobody asked for", func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
 		}},
 	} {
@@ -304,8 +304,8 @@ func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 	}
 }
 
-// The other half of that edge: the request was written to a reused connection that the engine then closed without an
-// answer. Nobody knows whether it was read, so it must reach the caller as MaybeSent, once.
+// The other half of that edge: the request was written to a reused connection that the engine then closed without a
+// response. Nobody knows whether it was read, so it must reach the caller as MaybeSent, once.
 func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 	for _, end := range []struct {
 		name  string
@@ -319,7 +319,7 @@ func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 			e := newEngine(t, func(e *engine, c net.Conn) {
 				r := bufio.NewReader(c)
 				e.read(r)
-				_, _ = io.WriteString(c, okAnswer)
+				_, _ = io.WriteString(c, okResponse)
 				if e.read(r) {
 					end.close(c)
 				}
@@ -456,7 +456,7 @@ func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
 	}
 }
 
-func TestErrorsOfReadingAnAnswerAreOfClassAnswered(t *testing.T) {
+func TestErrorsOfReadingAResponseAreOfClassAnswered(t *testing.T) {
 	const head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
 	for _, row := range []struct {
 		rule string

@@ -26,7 +26,7 @@ const tooLarge = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 9\r\n\r\ntoo
 
 // An engine that judges a request by its head says so before it has read the body. Its response is worth more than the
 // broken write.
-func TestAnAnswerBeforeTheBodyWasReadIsReturned(t *testing.T) {
+func TestAResponseBeforeTheBodyWasReadIsReturned(t *testing.T) {
 	for _, row := range []struct {
 		rule   string
 		script func(*engine, net.Conn)
@@ -62,7 +62,7 @@ func TestAnAnswerBeforeTheBodyWasReadIsReturned(t *testing.T) {
 }
 
 // The engine closes its side while it is still written to, without a word.
-func TestAnEndInPlaceOfAnEarlyAnswerEndsTheWriting(t *testing.T) {
+func TestAnEndInPlaceOfAnEarlyResponseEndsTheWriting(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		_ = c.(*net.TCPConn).CloseWrite()
 		for e.requests.Load() == 0 {
@@ -316,8 +316,8 @@ func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
 		rule, more string
 		kept       bool
 	}{
-		{"an answer alone", "", true},
-		{"another that nobody asked for", okAnswer, false},
+		{"a response alone", "", true},
+		{"another that nobody asked for", okResponse, false},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			e := newEngine(t, func(e *engine, c net.Conn) {
@@ -326,7 +326,7 @@ func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
 				r := bufio.NewReader(secured)
 				for e.read(r) {
 					joined.hold = true
-					_, _ = io.WriteString(secured, okAnswer)
+					_, _ = io.WriteString(secured, okResponse)
 					if row.more != "" {
 						_, _ = io.WriteString(secured, row.more)
 					}
@@ -363,9 +363,9 @@ func (j *joining) Write(p []byte) (int, error) {
 	return j.Conn.Write(p)
 }
 
-// The worst that a pool can do is to give one client's answer to another. Here requests end in every way at any moment,
-// and each response names its request.
-func TestAnAnswerIsAlwaysThatOfItsRequest(t *testing.T) {
+// The worst that a pool can do is to give one client's response to another. Here requests end in every way at any
+// moment, and each response names its request.
+func TestAResponseIsAlwaysThatOfItsRequest(t *testing.T) {
 	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -400,7 +400,7 @@ func TestAnAnswerIsAlwaysThatOfItsRequest(t *testing.T) {
 						limit = random.Int64N(limit)
 					}
 					b, err := io.ReadAll(io.LimitReader(resp.Body, limit))
-					assert.True(t, strings.HasPrefix(strings.Repeat(id, 10), string(b)), "an answer to another request")
+					assert.True(t, strings.HasPrefix(strings.Repeat(id, 10), string(b)), "a response to another request")
 					assert.True(t, err == nil || ctx.Err() != nil, "%v", err)
 					_ = resp.Body.Close()
 				} else {

@@ -138,7 +138,7 @@ func (e *engine) read(r *bufio.Reader) bool {
 	return true
 }
 
-const okAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+const okResponse = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 // reset closes c so that the other side sees a reset, not an end.
 func reset(c net.Conn) {

@@ -85,8 +85,8 @@ func TestTriesEndWithThePolicy(t *testing.T) {
 	}
 }
 
-// Answers belong to the flow, whatever they say; an hour of Retry-After is not slept away here.
-func TestAnswersAreNeverRetried(t *testing.T) {
+// Responses belong to the flow, whatever they say; an hour of Retry-After is not slept away here.
+func TestResponsesAreNeverRetried(t *testing.T) {
 	for _, afterRetry := range []bool{false, true} {
 		for _, status := range []int{200, 307, 404, 429, 500, 503} {
 			var served atomic.Int32
@@ -230,7 +230,7 @@ func TestBodiesAreSentAgainByteForByteAndNotCopied(t *testing.T) {
 		}
 		h := sha256.New()
 		_, _ = io.CopyBuffer(struct{ io.Writer }{h}, req.Body, buf)
-		_, _ = io.WriteString(c, okAnswer)
+		_, _ = io.WriteString(c, okResponse)
 		sum <- [sha256.Size]byte(h.Sum(nil))
 	})
 	body := make([]byte, size)

@@ -42,7 +42,7 @@ func TestDefaults(t *testing.T) {
 }
 
 // A redirect from an engine would carry the prompt to a host that no picker chose.
-func TestARedirectIsAnAnswer(t *testing.T) {
+func TestARedirectIsAResponse(t *testing.T) {
 	var elsewhere atomic.Int32
 	other := newServer(t, func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) })
 	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -56,7 +56,7 @@ func TestARedirectIsAnAnswer(t *testing.T) {
 	assert.Zero(t, elsewhere.Load())
 }
 
-// A compressed answer passes as it is: nobody asked for it, and the client may be told what it is.
+// A compressed response passes as it is: nobody asked for it, and the client may be told what it is.
 func TestCompressionIsNeitherAskedForNorUndone(t *testing.T) {
 	var zipped bytes.Buffer
 	zw := gzip.NewWriter(&zipped)
@@ -218,7 +218,7 @@ func TestExpectContinueDoesNotHoldTheBodyBack(t *testing.T) {
 	assert.Less(t, time.Since(start), 500*time.Millisecond)
 }
 
-func TestTheRequestIsNotChangedAndTheAnswerNamesIt(t *testing.T) {
+func TestTheRequestIsNotChangedAndTheResponseNamesIt(t *testing.T) {
 	s := newServer(t, func(http.ResponseWriter, *http.Request) {})
 	req := post(t, s.URL, "x")
 	before := req.Header.Clone()
@@ -370,7 +370,7 @@ func TestErrorsOfManyRequestsDoNotMix(t *testing.T) {
 			if req.URL.Path == "/die" {
 				return
 			}
-			_, _ = io.WriteString(c, okAnswer)
+			_, _ = io.WriteString(c, okResponse)
 		}
 	})
 	nobody := "http://" + refusedAddress(t)

@@ -98,7 +98,7 @@ func uncarried(api connector.API) map[string]string {
 	m := map[string]string{}
 	switch api {
 	case connector.APICompletions:
-		m["prompt"] = `{"prompt":["` + promptCanary + `","b"]}`
+		m["prompt"] = `{"prompt":["` + plantedPrompt + `","b"]}`
 		m["use_beam_search"] = s.body(`"use_beam_search":true,"n":2`)
 		m["prompt_logprobs"] = s.body(`"prompt_logprobs":1`)
 	case connector.APIChat:
@@ -107,7 +107,7 @@ func uncarried(api connector.API) map[string]string {
 	case connector.APIGenerate:
 		m["prompt_logprobs"] = s.body(`"prompt_logprobs":1`)
 	case connector.APISGLang:
-		m["text"] = `{"text":["` + promptCanary + `","b"]}`
+		m["text"] = `{"text":["` + plantedPrompt + `","b"]}`
 	case connector.APIResponses:
 		m["background"] = s.body("", `"background":true`)
 	}

@@ -259,7 +259,7 @@ func (t *sglangTransfer) Finished(s *core.Sequence, _ string) any {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	r := t.c.rooms[t.name]
-	if r == nil || len(s.Answer) == 0 {
+	if r == nil || len(s.Output) == 0 {
 		return nil
 	}
 	select {
@@ -267,7 +267,7 @@ func (t *sglangTransfer) Finished(s *core.Sequence, _ string) any {
 		return nil
 	default:
 	}
-	t.c.keepUsed(t.name, sglangAux{First: s.Answer[0], Cached: s.Cached})
+	t.c.keepUsed(t.name, sglangAux{First: s.Output[0], Cached: s.Cached})
 	t.c.Offer(s, t.name)
 	return nil
 }
@@ -330,7 +330,7 @@ func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, pa
 	return proto.Place{Host: at.Host, Port: strconv.Itoa(at.Port)}, rank, nil
 }
 
-// ask reads a JSON answer of P's bootstrap server.
+// ask reads a JSON response of P's bootstrap server.
 func (c *sglangDisagg) ask(ctx context.Context, address, path string, v any) error {
 	err := proto.GetJSON(ctx, c.client, "http://"+address+path, v)
 	switch {
