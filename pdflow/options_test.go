@@ -83,7 +83,9 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 
 type leasesBack struct{ fake }
 
-func (*leasesBack) Traits() connector.Traits { return connector.Traits{Name: "back", Lease: -time.Second} }
+func (*leasesBack) Traits() connector.Traits {
+	return connector.Traits{Name: "back", Lease: -time.Second}
+}
 
 // New holds a connector to its own declaration.
 func TestNewRefusesTraitsThatCannotBeKeptTo(t *testing.T) {
