@@ -81,13 +81,7 @@ func (t *Traits) Check() error {
 	if t.Lease < 0 {
 		return errors.New("Traits.Lease is negative: write 0 for a handoff that does not age")
 	}
-	if err := t.Timeouts.Check(); err != nil {
-		return fmt.Errorf("Traits.Timeouts: %w", err)
-	}
-	if err := t.Retry.Check(); err != nil {
-		return fmt.Errorf("Traits.Retry: %w", err)
-	}
-	return nil
+	return errors.Join(t.Timeouts.Check(), t.Retry.Check())
 }
 
 // CarriesAPI reports whether the protocol supports a client API.

@@ -235,15 +235,15 @@ func TestADeclarationThatCannotBeKeptToIsRefused(t *testing.T) {
 	good := connector.Traits{Name: "ticket", Members: []string{"a.b", "c"}, Handoff: connector.Handoff{Member: "c.d"}}
 	require.NoError(t, good.Check())
 	for want, edit := range map[string]func(*connector.Traits){
-		"Name":             func(t *connector.Traits) { t.Name = "" },
-		"lower case":       func(t *connector.Traits) { t.Name = "Ticket" },
-		`member ""`:        func(t *connector.Traits) { t.Members = append(t.Members, "") },
-		`member "a..b"`:    func(t *connector.Traits) { t.Members = []string{"a..b"} },
-		`member ".n"`:      func(t *connector.Traits) { t.Carries = []string{".n"} },
-		`member "c."`:      func(t *connector.Traits) { t.Handoff.Member = "c." },
-		"Lease":            func(t *connector.Traits) { t.Lease = -1 },
-		"Timeouts":         func(t *connector.Traits) { t.Timeouts.Prefill = -time.Second },
-		"Retry: MaxAttemp": func(t *connector.Traits) { t.Retry.MaxAttempts = -1 },
+		"Name":          func(t *connector.Traits) { t.Name = "" },
+		"lower case":    func(t *connector.Traits) { t.Name = "Ticket" },
+		`member ""`:     func(t *connector.Traits) { t.Members = append(t.Members, "") },
+		`member "a..b"`: func(t *connector.Traits) { t.Members = []string{"a..b"} },
+		`member ".n"`:   func(t *connector.Traits) { t.Carries = []string{".n"} },
+		`member "c."`:   func(t *connector.Traits) { t.Handoff.Member = "c." },
+		"Lease":         func(t *connector.Traits) { t.Lease = -1 },
+		"timeout":       func(t *connector.Traits) { t.Timeouts.Prefill = -time.Second },
+		"MaxAttempts":   func(t *connector.Traits) { t.Retry.MaxAttempts = -1 },
 	} {
 		bad := good
 		bad.Members = slices.Clone(good.Members)
