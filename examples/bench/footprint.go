@@ -51,14 +51,14 @@ func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	const step = 50
 	for from := 0; from < streamsOpen; from += step {
 		crowd.begin(ctx, from, from+step)
-		if err := rest(ctx, 50*time.Millisecond); err != nil {
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
 	}
 	if err := crowd.waitOpen(ctx, streamsOpen); err != nil {
 		return err
 	}
-	if err := rest(ctx, l.pace.settle); err != nil {
+	if err := pause(ctx, l.pace.settle); err != nil {
 		return err
 	}
 	after, err := cpu.Resident(p.cmd.Process.Pid)
@@ -78,11 +78,11 @@ func (l *lab) warm(ctx context.Context, p *program) error {
 	crowd := l.crowd(scenario{size: 2 << 10, stream: true, perWrite: 1, chunks: 10}, p, 4, &load.Meter{}, &stop)
 	defer crowd.end()
 	crowd.begin(ctx, 0, 4)
-	if err := rest(ctx, 500*time.Millisecond); err != nil {
+	if err := pause(ctx, 500*time.Millisecond); err != nil {
 		return err
 	}
 	crowd.end()
-	return rest(ctx, time.Second)
+	return pause(ctx, time.Second)
 }
 
 // starts is how long a program needed from exec to its first response, each time.

@@ -131,7 +131,7 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 		_ = p.cmd.Wait()
 		close(p.exited)
 	}()
-	took, err := l.firstAnswer(ctx, p)
+	took, err := l.firstResponse(ctx, p)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%s: %w%s", p.name, err, p.lastWords())
 	}
@@ -156,8 +156,8 @@ func (l *lab) exec(p *program) error {
 	return errors.Join(err, cpu.PinThread(l.ours))
 }
 
-// firstAnswer asks until the program has answered, and returns how long that was after its start.
-func (l *lab) firstAnswer(ctx context.Context, p *program) (time.Duration, error) {
+// firstResponse asks until the program has answered, and returns how long that was after its start.
+func (l *lab) firstResponse(ctx context.Context, p *program) (time.Duration, error) {
 	plan := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}
 	client := load.NewClient(l.board, 0, l.target(p), plan, &load.Meter{})
 	defer client.Close()
@@ -167,14 +167,14 @@ func (l *lab) firstAnswer(ctx context.Context, p *program) (time.Duration, error
 			return time.Since(p.started), nil
 		}
 		if time.Since(p.started) > 20*time.Second {
-			return 0, fmt.Errorf("no answer within 20 s: %w", err)
+			return 0, fmt.Errorf("no response within 20 s: %w", err)
 		}
 		select {
 		case <-p.exited:
 			return 0, fmt.Errorf("ended before it answered: %v", p.cmd.ProcessState)
 		default:
 		}
-		if err := rest(ctx, 200*time.Microsecond); err != nil {
+		if err := pause(ctx, 200*time.Microsecond); err != nil {
 			return 0, err
 		}
 	}

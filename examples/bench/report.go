@@ -50,12 +50,12 @@ func (r *report) findings() []finding {
 		list = append(list, finding{"memory per open stream", median(r.footprints[0].perStream), targetStreamBytes})
 	}
 	if len(r.starts) > 0 {
-		list = append(list, finding{"start to first answer", float64(middleOf(r.starts[0])), float64(targetStart)})
+		list = append(list, finding{"start to first response", float64(middleOf(r.starts[0])), float64(targetStart)})
 	}
 	return list
 }
 
-// verdict is an error when the result cannot stand: wrong answers always, figures far off when nobody looks at them.
+// verdict is an error when the result cannot stand: wrong responses always, figures far off when nobody looks at them.
 func (r *report) verdict(p pace) error {
 	var errs []error
 	if r.faultCount > 0 {
@@ -122,7 +122,7 @@ func (r *report) write(w io.Writer) error {
 		fmt.Fprintf(&m, "\nA minimal that burns %v more for each request: %.1f µs more were seen (%.0f %%).\n",
 			calibration, r.spinSeen()*float64(calibration)/1e3, 100*r.spinSeen())
 	}
-	fmt.Fprintf(&m, "\nChecked: %d prefill legs, %d decode legs, every answer byte for byte; faults: %d.\n",
+	fmt.Fprintf(&m, "\nChecked: %d prefill legs, %d decode legs, every response byte for byte; faults: %d.\n",
 		r.prefills, r.decodes, r.faultCount)
 	_, err := io.WriteString(w, m.String())
 	return err
@@ -167,7 +167,7 @@ func (r *report) writeLatencies(m *strings.Builder) {
 		return
 	}
 	c := r.compared[0]
-	fmt.Fprintf(m, "\n## Latency and rate\n\nMilliseconds, p50 / p99, under the same full load: of a whole answer; "+
+	fmt.Fprintf(m, "\n## Latency and rate\n\nMilliseconds, p50 / p99, under the same full load: of a whole response; "+
 		"of a coalesced stream's first chunk; of a paced "+
 		"chunk from the engine's write to the client's read. Direct: the clients do both legs themselves.\n\n")
 	fmt.Fprintf(m, "| load | %s | %s | direct | %s /s | %s /s | direct /s |\n|---|---|---|---|---|---|---|\n",
@@ -197,7 +197,7 @@ func (r *report) writeFootprints(m *strings.Builder) {
 		targetStreamBytes>>10,
 		mark(median(subject.perStream) <= targetStreamBytes))
 	fmt.Fprintf(m, "| memory at rest, KB | %s | %s | | |\n", kilobytes(subject.atRest), kilobytes(base.atRest))
-	fmt.Fprintf(m, "| exec to first answer, ms, median of %d (greatest) | %s | %s | %d | %s |\n",
+	fmt.Fprintf(m, "| exec to first response, ms, median of %d (greatest) | %s | %s | %d | %s |\n",
 		len(r.starts[0].times),
 		startText(r.starts[0]), startText(r.starts[1]), targetStart.Milliseconds(),
 		mark(middleOf(r.starts[0]) <= targetStart))

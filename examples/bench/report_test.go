@@ -46,9 +46,9 @@ func TestTheTableShowsEachFigureBesideItsTarget(t *testing.T) {
 	assert.Contains(t, text.String(), "| 1.00 / 1.00 |")
 }
 
-func TestAWrongAnswerFailsAtAnyPace(t *testing.T) {
+func TestAWrongResponseFailsAtAnyPace(t *testing.T) {
 	r := measured(1)
-	r.faultCount, r.faults = 1, []string{"client: the answer is another request's"}
+	r.faultCount, r.faults = 1, []string{"client: the response is another request's"}
 	for _, p := range []pace{full, short} {
 		require.ErrorContains(t, r.verdict(p), "another request's")
 	}
@@ -66,7 +66,7 @@ func TestOnlyTheQuickPaceFailsAndOnlyBeyondTwiceATarget(t *testing.T) {
 	require.ErrorContains(t, r.verdict(short), "memory per open stream")
 	r = measured(1)
 	r.starts[0].times = []time.Duration{101 * time.Millisecond}
-	require.ErrorContains(t, r.verdict(short), "start to first answer")
+	require.ErrorContains(t, r.verdict(short), "start to first response")
 	r = measured(1)
 	r.endpoints = &compared{scenario: scenario{name: "endpoints"}, ratios: []float64{2.3}}
 	require.ErrorContains(t, r.verdict(short), "endpoints")

@@ -93,7 +93,7 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 			return slice{}, err
 		}
 	}
-	if err := rest(ctx, l.pace.lead); err != nil {
+	if err := pause(ctx, l.pace.lead); err != nil {
 		return slice{}, err
 	}
 	count := &meter.Requests
@@ -105,13 +105,13 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 		return slice{}, err
 	}
 	meter.Sampling.Store(true)
-	if err := rest(ctx, l.pace.slice); err != nil {
+	if err := pause(ctx, l.pace.slice); err != nil {
 		return slice{}, err
 	}
 	after, err := l.reading(p, count)
 	// On a crowded machine a short slice may see no large request through: then it is made longer.
 	for more := 0; err == nil && after.units-before.units < leastUnits && more < 10; more++ {
-		if err = rest(ctx, l.pace.slice); err == nil {
+		if err = pause(ctx, l.pace.slice); err == nil {
 			after, err = l.reading(p, count)
 		}
 	}
@@ -185,7 +185,7 @@ func (c *crowd) waitOpen(ctx context.Context, n int64) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("only %d of %d streams are open after 20 s", c.meter.Open.Load(), n)
 		}
-		if err := rest(ctx, 10*time.Millisecond); err != nil {
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -211,8 +211,8 @@ func (c *crowd) samples() []time.Duration {
 
 var errStopped = errors.New("stopped")
 
-// rest sleeps unless the benchmark is being ended.
-func rest(ctx context.Context, d time.Duration) error {
+// pause sleeps unless the benchmark is being ended.
+func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -14,7 +14,7 @@ type fleet struct {
 	tokensPerSecond float64 // that a prefill engine computes
 	cacheTokens     int     // that its prefix cache holds
 	perStep, perRow float64 // seconds: of a decode step, and more for each request in it
-	handshake       float64 // seconds, for a pair's first meeting
+	handshake       float64 // seconds, for the first transfer of a pair
 	bytesPerSecond  float64 // of KV between two engines of a zone; a quarter of it between zones
 	bytesPerToken   float64 // of KV
 }

@@ -133,7 +133,7 @@ type load struct {
 	systems       int
 	systemBytes   int     // of the largest; the smallest has a quarter
 	turns         int     // at most
-	think         float64 // seconds between an answer's request and the next, on average
+	think         float64 // seconds between a response's request and the next, on average
 	single        float64 // share of prompts without anything in common
 }
 

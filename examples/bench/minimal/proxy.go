@@ -58,10 +58,10 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.pass(w, res)
 		return
 	}
-	answer, err := readAll(res.Body, res.ContentLength)
+	response, err := readAll(res.Body, res.ContentLength)
 	res.Body.Close()
-	defer answer.free()
-	handoff, found := handoffOf(answer.bytes)
+	defer response.free()
+	handoff, found := handoffOf(response.bytes)
 	if err != nil || !found {
 		http.Error(w, "prefill gave no handoff", http.StatusBadGateway)
 		return
@@ -115,7 +115,7 @@ func (p *proxy) pass(w http.ResponseWriter, res *http.Response) {
 			return
 		}
 		if err != nil {
-			panic(http.ErrAbortHandler) // a cut answer must not look whole
+			panic(http.ErrAbortHandler) // a cut response must not look whole
 		}
 	}
 }

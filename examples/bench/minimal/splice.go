@@ -133,15 +133,15 @@ func decodeBody(body []byte, members []member, handoff []byte) *buffer {
 	return out
 }
 
-// handoffOf finds the transfer parameters in a prefill answer.
-func handoffOf(answer []byte) ([]byte, bool) {
-	members, err := scan(answer)
+// handoffOf finds the transfer parameters in a prefill response.
+func handoffOf(response []byte) ([]byte, bool) {
+	members, err := scan(response)
 	if err != nil {
 		return nil, false
 	}
 	for _, m := range members {
-		if string(answer[m.name:m.nameEnd]) == "kv_transfer_params" && answer[m.value] == '{' {
-			return answer[m.value:m.end], true
+		if string(response[m.name:m.nameEnd]) == "kv_transfer_params" && response[m.value] == '{' {
+			return response[m.value:m.end], true
 		}
 	}
 	return nil, false

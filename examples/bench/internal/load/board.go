@@ -36,7 +36,7 @@ type Plan struct {
 type slot struct {
 	plan   atomic.Pointer[Plan]
 	serial atomic.Uint64 // request under way
-	answer atomic.Uint64 // what the right answer to it says; set by the prefill engine
+	word   atomic.Uint64 // that the right response to it holds, as hex; set by the prefill engine
 	chunks atomic.Int64  // events of its stream, -1 until the engine knows
 	sentAt atomic.Int64  // when the engine wrote last, ns since the board was made
 }
@@ -116,7 +116,7 @@ func (b *Board) now() int64 { return int64(time.Since(b.born)) }
 func (b *Board) begin(index int) (serial uint64) {
 	s := &b.slots[index]
 	serial = b.lastSerial.Add(1)
-	s.answer.Store(0)
+	s.word.Store(0)
 	s.chunks.Store(-1)
 	s.serial.Store(serial)
 	return serial
@@ -128,7 +128,7 @@ func (b *Board) give(dst []byte, index int, serial uint64) []byte {
 	start := len(dst)
 	dst = appendHandoff(dst, serial, number)
 	handoff := dst[start:]
-	b.slots[index].answer.Store(b.answerTo(handoff, serial))
+	b.slots[index].word.Store(b.wordFor(handoff, serial))
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -142,7 +142,7 @@ func (b *Board) give(dst []byte, index int, serial uint64) []byte {
 }
 
 // take ends a handoff's life: it must be the one that was given for this request, unchanged and unused.
-func (b *Board) take(handoff []byte, index int, serial uint64) (answer uint64, err error) {
+func (b *Board) take(handoff []byte, index int, serial uint64) (word uint64, err error) {
 	number, ok := handoffNumber(handoff)
 	if !ok {
 		return 0, fmt.Errorf("decode: the handoff has lost its number")
@@ -160,11 +160,11 @@ func (b *Board) take(handoff []byte, index int, serial uint64) (answer uint64, e
 	}
 	delete(b.open, number)
 	b.spare = append(b.spare, t)
-	return b.answerTo(handoff, serial), nil
+	return b.wordFor(handoff, serial), nil
 }
 
-// answerTo is the toy model: what it says depends on every byte of the handoff and on the prompt.
-func (b *Board) answerTo(handoff []byte, serial uint64) uint64 {
-	answer := maphash.Bytes(b.seed, handoff) ^ serial*0x9e3779b97f4a7c15
-	return max(answer, 1) // 0 stands for: no prefill yet
+// wordFor is the toy model: the word of a response depends on every byte of the handoff and on the prompt.
+func (b *Board) wordFor(handoff []byte, serial uint64) uint64 {
+	word := maphash.Bytes(b.seed, handoff) ^ serial*0x9e3779b97f4a7c15
+	return max(word, 1) // 0 stands for: no prefill yet
 }

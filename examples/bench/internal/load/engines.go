@@ -105,14 +105,14 @@ func (e *Engines) isClosed() bool {
 // engineConn serves one connection of a proxy.
 type engineConn struct {
 	net.Conn
-	engines *Engines
-	br      *bufio.Reader
-	prefill bool
-	checker checker
-	head    head
-	in, out []byte
-	events  events
-	answer  []byte
+	engines  *Engines
+	br       *bufio.Reader
+	prefill  bool
+	checker  checker
+	head     head
+	in, out  []byte
+	events   events
+	response []byte
 }
 
 func (s *engineConn) serve() {
@@ -157,12 +157,12 @@ func (s *engineConn) leg() error {
 	l, err := s.checker.check(s.in, s.prefill)
 	if err == nil && s.prefill {
 		b.prefills.Add(1)
-		s.answer = appendPrefillAnswer(s.answer[:0], b, l.slot, l.serial)
-		return s.reply(200, "application/json", s.answer)
+		s.response = appendPrefill(s.response[:0], b, l.slot, l.serial)
+		return s.reply(200, "application/json", s.response)
 	}
-	var answer uint64
+	var word uint64
 	if err == nil {
-		answer, err = b.take(l.handoff, l.slot, l.serial)
+		word, err = b.take(l.handoff, l.slot, l.serial)
 	}
 	if err != nil {
 		role := "decode"
@@ -176,10 +176,10 @@ func (s *engineConn) leg() error {
 	b.decodes.Add(1)
 	plan := b.slots[l.slot].plan.Load()
 	if !plan.Prompt.stream {
-		s.answer = appendAnswer(s.answer[:0], l.serial, answer)
-		return s.reply(200, "application/json", s.answer)
+		s.response = appendWhole(s.response[:0], l.serial, word)
+		return s.reply(200, "application/json", s.response)
 	}
-	return s.stream(plan, l, answer)
+	return s.stream(plan, l, word)
 }
 
 // reply writes a whole response, as uvicorn does, with one write.
@@ -198,8 +198,8 @@ func (s *engineConn) reply(status int, contentType string, body []byte) error {
 	return err
 }
 
-// stream writes a streamed answer: each event is an HTTP chunk, PerWrite of them go into one write.
-func (s *engineConn) stream(plan *Plan, l leg, answer uint64) error {
+// stream writes a streamed response: each event is an HTTP chunk, PerWrite of them go into one write.
+func (s *engineConn) stream(plan *Plan, l leg, word uint64) error {
 	b := s.engines.board
 	slot := &b.slots[l.slot]
 	const headText = "HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 12:00:00 GMT\r\nserver: uvicorn\r\n" +
@@ -207,7 +207,7 @@ func (s *engineConn) stream(plan *Plan, l leg, answer uint64) error {
 	if _, err := s.Write([]byte(headText)); err != nil {
 		return err
 	}
-	s.events.reset(l.serial, answer)
+	s.events.reset(l.serial, word)
 	frameHead := strconv.AppendInt(nil, int64(len(s.events.chunk)), 16)
 	frameHead = append(frameHead, "\r\n"...)
 	perWrite := max(plan.PerWrite, 1)
@@ -233,10 +233,10 @@ func (s *engineConn) stream(plan *Plan, l leg, answer uint64) error {
 	}
 	// The client takes the end for the end only when the engine has said so, and how many chunks there were.
 	slot.chunks.Store(int64(sent))
-	s.answer = appendEnd(s.answer[:0], l.serial, answer, sent)
-	s.out = strconv.AppendInt(s.out[:0], int64(len(s.answer)), 16)
+	s.response = appendEnd(s.response[:0], l.serial, word, sent)
+	s.out = strconv.AppendInt(s.out[:0], int64(len(s.response)), 16)
 	s.out = append(s.out, "\r\n"...)
-	s.out = append(s.out, s.answer...)
+	s.out = append(s.out, s.response...)
 	s.out = append(s.out, "\r\n0\r\n\r\n"...)
 	_, err := s.Write(s.out)
 	return err

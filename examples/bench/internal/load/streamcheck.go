@@ -14,7 +14,7 @@ type streamCheck struct {
 	client *Client
 	start  time.Time
 	serial uint64
-	answer uint64
+	word   uint64
 
 	events events
 	next   int    // chunks seen whole
@@ -23,9 +23,9 @@ type streamCheck struct {
 	last   []byte // room for the end
 }
 
-func (s *streamCheck) reset(c *Client, start time.Time, serial, answer uint64) {
-	s.client, s.start, s.serial, s.answer = c, start, serial, answer
-	s.events.reset(serial, answer)
+func (s *streamCheck) reset(c *Client, start time.Time, serial, word uint64) {
+	s.client, s.start, s.serial, s.word = c, start, serial, word
+	s.events.reset(serial, word)
 	s.next, s.want, s.ending = 0, nil, false
 }
 
@@ -39,7 +39,7 @@ func (s *streamCheck) feed(piece []byte) error {
 			}
 			if slot.chunks.Load() == int64(s.next) {
 				s.ending = true
-				s.last = appendEnd(s.last[:0], s.serial, s.answer, s.next)
+				s.last = appendEnd(s.last[:0], s.serial, s.word, s.next)
 				s.want = s.last
 			} else {
 				s.want = s.events.at(s.next)

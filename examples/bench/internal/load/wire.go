@@ -58,7 +58,7 @@ func (h *head) read(br *bufio.Reader) error {
 // status reads the code of a status line.
 func (h *head) status() (int, error) {
 	if len(h.line) < len("HTTP/1.1 200") || !bytes.HasPrefix(h.line, []byte("HTTP/1.1 ")) {
-		return 0, errors.New("not an HTTP/1.1 answer")
+		return 0, errors.New("not an HTTP/1.1 response")
 	}
 	code, ok := digits(h.line[9:12])
 	if !ok {
