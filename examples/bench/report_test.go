@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// measured is a report in which the first scenario has a ratio and everything else is well within its target.
+// measured returns a report: the first scenario has the given ratio, and all other figures are well within their
+// targets.
 func measured(ratio float64) *report {
 	one := slice{units: 1000, wall: time.Second, cpu: 50 * time.Millisecond, samples: []time.Duration{time.Millisecond}}
 	c := compared{
@@ -89,5 +90,5 @@ func TestAKnownSlowdownMustBeSeen(t *testing.T) {
 	r.spin = &spin
 	require.NoError(t, r.verdict(full))
 	spin.subject.slices = []slice{{units: 1000, cpu: 50*time.Millisecond + 500*calibration}}
-	require.ErrorContains(t, r.verdict(full), "50 % were seen")
+	require.ErrorContains(t, r.verdict(full), "measured 50 % of it")
 }

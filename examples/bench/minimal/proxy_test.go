@@ -20,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bench is the benchmark's far side around a minimal proxy whose engines are reached through a tampering transport.
+// bench has the benchmark's clients and engines, and a minimal proxy between them that reaches the engines through a
+// transport that tampers with what passes.
 type bench struct {
 	board   *load.Board
 	engines *load.Engines

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// askTimeout ends a request that hangs; the longest streams here run for some ten seconds.
+// askTimeout ends a request that hangs. The longest streams run for about ten seconds.
 const askTimeout = 60 * time.Second
 
 // Target is where clients send their requests: a proxy, or the two engines themselves.
@@ -27,7 +27,7 @@ type Meter struct {
 	Requests atomic.Int64 // whole responses
 	Chunks   atomic.Int64 // events of streams
 	Open     atomic.Int64 // streams whose first event has come and whose end has not
-	Sampling atomic.Bool  // latencies are kept
+	Sampling atomic.Bool  // clients keep latencies
 }
 
 // Client asks one request after the other on connections of its own and checks every byte of every response.
@@ -52,14 +52,14 @@ type Client struct {
 	Samples []time.Duration
 }
 
-// wire is a connection that is made when needed.
+// wire is a connection. It is made when the first request is sent.
 type wire struct {
 	conn net.Conn
 	br   *bufio.Reader
 	head head
 }
 
-// NewClient returns a client that asks as slot.
+// NewClient returns a client that sends its requests under the number slot.
 func NewClient(board *Board, slot int, target Target, plan *Plan, meter *Meter) *Client {
 	c := &Client{board: board, slot: slot, plan: plan, target: target, meter: meter}
 	host := target.Proxy
@@ -75,7 +75,7 @@ func NewClient(board *Board, slot int, target Target, plan *Plan, meter *Meter) 
 	return c
 }
 
-// Run asks until stop is set. Wrong responses are noted on the board; a client that gets nothing but faults gives up.
+// Run sends requests until stop is set, and notes wrong responses on the board. It gives up after ten faults in a row.
 func (c *Client) Run(ctx context.Context, stop *atomic.Bool) {
 	for failed := 0; !stop.Load() && ctx.Err() == nil && failed < 10; {
 		if err := c.Ask(ctx); err != nil {
@@ -94,8 +94,8 @@ func (c *Client) Close() {
 	c.second.close()
 }
 
-// Ask sends one request and reads and checks its response. The context is for making connections; a request under way
-// ends by itself.
+// Ask sends one request, and reads and checks its response. ctx bounds only the making of connections: a request that
+// was sent is not cancelled.
 func (c *Client) Ask(ctx context.Context) (err error) {
 	serial := c.board.begin(c.slot)
 	c.plan.Prompt.stamp(c.body, serial)
@@ -188,7 +188,7 @@ func (c *Client) sample(d time.Duration) {
 	}
 }
 
-// legs does what a proxy does, without one between: the floor of all latencies.
+// legs sends both legs itself, as a proxy would. Its latency is the least that any proxy can have.
 func (c *Client) legs(ctx context.Context, start time.Time, serial uint64) error {
 	if c.prefill == nil {
 		messages := c.plan.Prompt.messages
@@ -224,7 +224,8 @@ func (c *Client) legs(ctx context.Context, start time.Time, serial uint64) error
 	return c.second.send(ctx, c.target.Decode, start, c.whole)
 }
 
-// stampLast writes the serial number into the prefill request, whose body begins as the client's does.
+// stampLast writes the serial number into the prefill request, where it stands at the same places as in the client's
+// body.
 func (c *Client) stampLast(request []byte, serial uint64) {
 	at := bytes.Index(request, []byte("\r\n\r\n")) + 4
 	c.plan.Prompt.stamp(request[at:], serial)

@@ -29,7 +29,7 @@ type Engines struct {
 	closed bool
 }
 
-// StartEngines opens that many engines of each role.
+// StartEngines starts the given number of engines of each role.
 func StartEngines(ctx context.Context, board *Board, perRole int) (*Engines, error) {
 	e := &Engines{board: board, conns: make(map[net.Conn]struct{})}
 	for i := range 2 * perRole {
@@ -51,7 +51,7 @@ func StartEngines(ctx context.Context, board *Board, perRole int) (*Engines, err
 	return e, nil
 }
 
-// Close ends the engines and cuts what they are doing. It waits until all is over.
+// Close stops the engines, cuts their connections, and waits until their goroutines have ended.
 func (e *Engines) Close() {
 	e.mu.Lock()
 	e.closed = true
@@ -102,7 +102,7 @@ func (e *Engines) isClosed() bool {
 	return e.closed
 }
 
-// engineConn serves one connection of a proxy.
+// engineConn serves one connection from a proxy.
 type engineConn struct {
 	net.Conn
 	engines  *Engines
@@ -117,7 +117,7 @@ type engineConn struct {
 
 func (s *engineConn) serve() {
 	for {
-		// Whatever breaks a connection between two requests is the proxy's right.
+		// A proxy may close a connection between two requests: that is no fault.
 		if err := s.head.read(s.br); err != nil {
 			return
 		}
@@ -138,7 +138,7 @@ func (s *engineConn) serve() {
 	}
 }
 
-// other answers what is not a leg.
+// other answers a request that is not a leg.
 func (s *engineConn) other() error {
 	if s.head.framed && s.head.length != 0 {
 		return errors.New("a body on a path that takes none")
@@ -182,7 +182,7 @@ func (s *engineConn) leg() error {
 	return s.stream(plan, l, word)
 }
 
-// reply writes a whole response, as uvicorn does, with one write.
+// reply writes a whole response with one write, as uvicorn does.
 func (s *engineConn) reply(status int, contentType string, body []byte) error {
 	s.out = append(s.out[:0], "HTTP/1.1 "...)
 	s.out = strconv.AppendInt(s.out, int64(status), 10)
@@ -231,7 +231,7 @@ func (s *engineConn) stream(plan *Plan, l leg, word uint64) error {
 			return fmt.Errorf("after %d chunks: %w", sent, err)
 		}
 	}
-	// The client takes the end for the end only when the engine has said so, and how many chunks there were.
+	// The client accepts the end of the stream only after this: the board then has the number of chunks that were sent.
 	slot.chunks.Store(int64(sent))
 	s.response = appendEnd(s.response[:0], l.serial, word, sent)
 	s.out = strconv.AppendInt(s.out[:0], int64(len(s.response)), 16)

@@ -4,7 +4,7 @@ package load
 
 import "strconv"
 
-// The responses are vLLM 0.32.0's in fields and size; serial and word stand in them at full width.
+// The responses have the fields and about the size of vLLM 0.32.0's. serial and word are written with 16 digits each.
 
 // appendPrefill writes the response to a prefill leg around its handoff.
 func appendPrefill(dst []byte, b *Board, slot int, serial uint64) []byte {
@@ -40,7 +40,8 @@ func appendWhole(dst []byte, serial, word uint64) []byte {
 // eventIndexDigits is the width of a chunk's index in its text.
 const eventIndexDigits = 8
 
-// events writes and recognises the events of one stream. A chunk is made by writing its index over the last one.
+// events makes the events of one stream, for the engine to write and for the client to compare. The next chunk is made
+// by writing its index over the last one's.
 type events struct {
 	chunk   []byte
 	indexAt int
@@ -58,7 +59,7 @@ func (e *events) reset(serial, word uint64) {
 	e.chunk = append(e.chunk, `00000000"},"logprobs":null,"finish_reason":null,"token_ids":null}]}`+"\n\n"...)
 }
 
-// at returns the event with an index; it is good until the next call.
+// at returns the event with the given index. It is valid until the next call.
 func (e *events) at(index int) []byte {
 	putDigits(e.chunk[e.indexAt:][:eventIndexDigits], uint64(index))
 	return e.chunk
