@@ -98,7 +98,7 @@ func versions(t *testing.T, n int) (engines []*enginesim.Engine, list func(versi
 }
 
 // load sends 200 requests a second, fewer where the machine has other work, until stop, which says how many there were.
-// failed gets what was wrong with their answers.
+// failed gets what was wrong with their responses.
 func load(t *testing.T, url string, failed chan<- string) (stop func() int64) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 50}, Timeout: 30 * time.Second}

@@ -41,7 +41,7 @@ type fleet struct {
 	source *registration.Source
 	set    *discovery.Set
 	url    string
-	alone  *enginesim.Engine // says what right answers are
+	alone  *enginesim.Engine // says what right responses are
 	under  sync.RWMutex      // read-locked by each request
 	left   sync.Map          // IDs of engines that are off the list, at which nobody is asked
 }

@@ -58,7 +58,7 @@ func init() {
 			"D without disaggregation": {func(_ *testing.T, c *protocol) {
 				c.decode.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
 			}, reuse.NotReused, "--disaggregation-mode decode"},
-			// Both compute every prompt, all answers are 200, all texts are right.
+			// Both compute every prompt, all responses are 200, all texts are right.
 			"neither with disaggregation": {func(_ *testing.T, c *protocol) {
 				c.prefill.KVRole, c.decode.KVRole = enginesim.RoleBoth, enginesim.RoleBoth
 				c.attributes = nil
@@ -106,7 +106,7 @@ func TestSGLangsOwnAPI(t *testing.T) {
 		status, h, got := do(t, http.MethodPost, x.gateway.client+"/generate", body+`false}`)
 		require.Equal(t, http.StatusOK, status, "%s\n%s", got, x.gateway.log)
 		assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
-		assert.Equal(t, sglangAnswers(gjson.Parse(want)), sglangAnswers(gjson.Parse(got)))
+		assert.Equal(t, sglangResponses(gjson.Parse(want)), sglangResponses(gjson.Parse(got)))
 
 		// Another prompt, since the engines keep the first.
 		body = strings.Replace(body, `"one`, `"four`, 1)
@@ -118,11 +118,11 @@ func TestSGLangsOwnAPI(t *testing.T) {
 		for line := range strings.Lines(got) {
 			if data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: {"); ok {
 				event := gjson.Parse("{" + data)
-				last[event.Get("index").Int()] = sglangAnswers(event)[0]
+				last[event.Get("index").Int()] = sglangResponses(event)[0]
 			}
 		}
-		for i, answer := range sglangAnswers(gjson.Parse(want)) {
-			assert.Equal(t, answer, last[int64(i)])
+		for i, response := range sglangResponses(gjson.Parse(want)) {
+			assert.Equal(t, response, last[int64(i)])
 		}
 		assert.Contains(t, got, "data: [DONE]")
 	}
@@ -131,22 +131,22 @@ func TestSGLangsOwnAPI(t *testing.T) {
 	assert.NoError(t, x.d.CheckKV())
 }
 
-// sglangAnswers are the parts of each answer that must be equal: text, finish reason, log probabilities.
-func sglangAnswers(whole gjson.Result) []string {
+// sglangResponses are the parts of each response that must be equal: text, finish reason, log probabilities.
+func sglangResponses(whole gjson.Result) []string {
 	var out []string
-	answers := []gjson.Result{whole}
+	responses := []gjson.Result{whole}
 	if whole.IsArray() {
-		answers = whole.Array()
+		responses = whole.Array()
 	}
-	for _, a := range answers {
+	for _, a := range responses {
 		out = append(out, a.Get("text").Raw+a.Get("meta_info.finish_reason").Raw+
 			a.Get("meta_info.input_token_logprobs").Raw+a.Get("meta_info.output_token_logprobs").Raw)
 	}
 	return out
 }
 
-// A finished answer of TensorRT-LLM's context server reaches clients as their own, streamed or not.
-func TestAnAnswerThatEndsAtTheContextServer(t *testing.T) {
+// A finished response of TensorRT-LLM's context server reaches clients as their own, streamed or not.
+func TestAResponseThatEndsAtTheContextServer(t *testing.T) {
 	c := protocol{connector: "trtllm"}
 	x := c.start(t)
 	for i, stream := range []string{"false", "true"} {
