@@ -23,7 +23,7 @@ var harness = connectortest.Harness{
 	BadConfig: []json.RawMessage{json.RawMessage(`{"bootstrapPort":65536}`), json.RawMessage(`{"prefillCap":"no"}`)},
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "9001", "dpSize": "4"}},
 	Except: connectortest.Exceptions{
-		KeepsAnswers:  true, // each answer has a room of its own on both legs
+		KeepsLimit:    true, // /v1/responses: SGLang takes two tokens off it, so P gets three
 		KeepsLogprobs: true, // P samples the first token, and gives D its log probability only if it was asked for
 	},
 }

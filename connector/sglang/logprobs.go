@@ -129,7 +129,7 @@ func splice(response []byte, value gjson.Result, list string) []byte {
 }
 
 // CheckPrefill refuses a response in which P says that it gave up. P then transfers nothing, and D would wait for 300
-// s.
+// s. A response of /v1/messages does not say it: its stop reason is then end_turn.
 func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	if !json.Valid(p.Body) {
 		return connector.NoTransfer("the answer is not well-formed JSON")
@@ -147,7 +147,7 @@ func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult)
 		}
 		return nil
 	}
-	if whole.Get("object").Str == "error" {
+	if whole.Get("object").Str == "error" || whole.Get("status").Str == "failed" {
 		return connector.NoTransfer("the prefill engine answered with an error")
 	}
 	for i, choice := range whole.Get("choices").Array() {
