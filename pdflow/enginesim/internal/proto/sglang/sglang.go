@@ -42,7 +42,7 @@ type sglangDisagg struct {
 	client           *http.Client
 
 	mu    sync.Mutex
-	turn  uint64 // the rank of the next request that names none, with round_robin
+	turn  uint64 // of requests that named no rank, with round_robin
 	rooms map[string]*sglangRoom
 	used  map[string]sglangAux
 	order []string // of used rooms
@@ -122,7 +122,8 @@ func (c *sglangDisagg) Begin(r *core.Request) core.Transfer {
 // follows reports whether P's rank follows from the room.
 func (c *sglangDisagg) follows() bool { return c.Host.Extra["load_balance_method"] != "round_robin" }
 
-// balance chooses P's rank for a request that names none (managers/data_parallel_controller.py).
+// balance chooses P's rank for a request that names none (managers/data_parallel_controller.py). The first one gets rank
+// 1, as after a warm-up, so that a gateway that counts from 0 does not guess right.
 func (c *sglangDisagg) balance(room uint64) uint64 {
 	if c.follows() {
 		return room % c.ranks
@@ -130,7 +131,7 @@ func (c *sglangDisagg) balance(room uint64) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.turn++
-	return (c.turn - 1) % c.ranks
+	return c.turn % c.ranks
 }
 
 // roomName is a room at one rank of P: at another nobody knows it.

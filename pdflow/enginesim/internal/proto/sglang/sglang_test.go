@@ -301,7 +301,7 @@ func TestSGLangRanksByRoundRobin(t *testing.T) {
 	legs := simtest.With(simtest.Completion("x"), meeting(s, 7))
 	told := simtest.With(legs, simtest.Obj{"disagg_prefill_dp_rank": 3})
 	p, d := together(s, simtest.Completions, legs, told)
-	assert.Equal(t, []int{500, 500}, []int{p.Status, d.Status}, "rank 0, not 3")
+	assert.Equal(t, []int{500, 500}, []int{p.Status, d.Status}, "rank 1, not 3")
 	legs, told = simtest.With(legs, meeting(s, 11)), simtest.With(told, meeting(s, 11))
 	p, d = together(s, simtest.Completions, simtest.With(legs, simtest.Obj{"routed_dp_rank": 3}), told)
 	assert.Equal(t, []int{200, 200}, []int{p.Status, d.Status})
