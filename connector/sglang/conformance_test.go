@@ -19,7 +19,7 @@ func factory(settings json.RawMessage) (connector.KVConnector, error) {
 var harness = connectortest.Harness{
 	Name:      "sglang",
 	New:       factory,
-	Config:    json.RawMessage(`{"bootstrapPort":9000,"prefillCap":true}`),
+	Config:    json.RawMessage(`{"bootstrapPort":9000,"prefillCap":true,"transferBackend":"nixl"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"bootstrapPort":65536}`), json.RawMessage(`{"prefillCap":"no"}`)},
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "9001", "dpSize": "4"}},
 	Except: connectortest.Exceptions{

@@ -27,6 +27,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
@@ -55,7 +56,12 @@ func init() {
 type Options struct {
 	BootstrapPort int   `json:"bootstrapPort"` // for a P without the attribute bootstrapPort; default 8998
 	PrefillCap    *bool `json:"prefillCap"`    // limit P's leg to one token, as SGLang itself also does; default true
+	// How engines are launched to move KV: mooncake (the default), mooncake_tcp (without RDMA), nixl, ascend or mori.
+	TransferBackend string `json:"transferBackend"`
 }
+
+// backends are SGLang's (arg_groups/choices.py of 0.5.23). fake moves nothing.
+var backends = []string{"mooncake", "mooncake_tcp", "nixl", "ascend", "mori"}
 
 // Connector is the connector "sglang".
 type Connector struct {
@@ -72,6 +78,10 @@ func New(o *Options) (*Connector, error) {
 	if o.BootstrapPort < 0 || o.BootstrapPort > 65535 {
 		return nil, &config.FieldError{Path: "bootstrapPort", Problem: "is not a port",
 			Remedy: "1 to 65535; SGLang's own default is 8998"}
+	}
+	if b := o.TransferBackend; b != "" && !slices.Contains(backends, b) {
+		return nil, &config.FieldError{Path: "transferBackend", Problem: "is none that moves KV",
+			Remedy: strings.Join(backends, ", ")}
 	}
 	c := &Connector{port: o.BootstrapPort, uncaps: o.PrefillCap != nil && !*o.PrefillCap, given: *o}
 	if c.port == 0 {

@@ -309,8 +309,9 @@ func TestUnsupported(t *testing.T) {
 func TestSettings(t *testing.T) {
 	for settings, path := range map[string]string{
 		`{"bootstrapPort":-1}`: "bootstrapPort", `{"bootstrapPort":70000}`: "bootstrapPort",
-		`{"bootstrapPort":"1"}`: "bootstrapPort",
-		`{"prefillCap":1}`:      "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
+		`{"bootstrapPort":"1"}`:      "bootstrapPort",
+		`{"transferBackend":"fake"}`: "transferBackend", `{"transferBackend":1}`: "transferBackend",
+		`{"prefillCap":1}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
 	} {
 		_, err := connector.Open(config.Spec{Type: "SGLang", Config: json.RawMessage(settings)})
 		faults := config.FieldErrors(err)
