@@ -23,11 +23,15 @@ import (
 
 // bootstrapPort is the attribute of a prefill engine of SGLang.
 func bootstrapPort(p, _ *enginesim.Engine) (attributes, attributes) {
+	return attributes{"bootstrapPort": bootstrapOf(p)}, nil
+}
+
+func bootstrapOf(p *enginesim.Engine) string {
 	u, err := url.Parse(p.Bootstrap())
 	if err != nil {
-		return nil, nil
+		return ""
 	}
-	return attributes{"bootstrapPort": u.Port()}, nil
+	return u.Port()
 }
 
 // records is a server of TensorRT-LLM that tells of its requests, which verify reads in place of counters.
@@ -160,6 +164,26 @@ func TestSGLangWithSeveralSamples(t *testing.T) {
 		`{"text":["a","b"],"sampling_params":[{"n":2},{"n":2}]}`)
 	assert.Equal(t, http.StatusBadRequest, status, got)
 	assert.Zero(t, x.p.Stats().Requests+x.d.Stats().Requests, "neither engine got one")
+
+	g := start(t, gatewayYAML("")+fmt.Sprintf(`kind: ModelServer
+apiVersion: networking.matrixinfer.ai/v1alpha1
+spec:
+  model: tiny
+  kvConnector: {type: sglang, unsupported: aggregate}
+  discovery:
+    static:
+      endpoints:
+        - {url: %q, role: prefill, attributes: {bootstrapPort: %q}}
+        - {url: %q, role: decode}
+        - {url: %q, role: both}
+---
+`, x.p.URL(), bootstrapOf(x.p), x.d.URL(), x.alone.URL()))
+	for path, request := range requests {
+		status, h, got := do(t, http.MethodPost, g.client+path, request)
+		assert.Equal(t, http.StatusOK, status, "%s: %s", path, got)
+		assert.Equal(t, "aggregated", h.Get("X-PD-Mode"))
+	}
+	assert.Zero(t, x.p.Stats().Requests+x.d.Stats().Requests, "only the engine of role both can serve it")
 }
 
 // Engines older than 0.5.20 (responses) and 0.5.22 (messages) refuse, and the client sees their own words.
