@@ -51,7 +51,8 @@ func init() {
 		"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "0.3"}
 	sglangAPIs := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages}
 	protocols = append(protocols,
-		protocol{connector: "sglang", alone: true, attributes: bootstrapPort, apis: sglangAPIs, broken: map[string]broken{
+		protocol{connector: "sglang", alone: true, attributes: bootstrapPort, apis: sglangAPIs,
+			broken: map[string]broken{
 			"P of another port": {func(_ *testing.T, c *protocol) {
 				c.prefill.Extra, c.decode.Extra = impatient, impatient
 				c.attributes = func(_, _ *enginesim.Engine) (attributes, attributes) {

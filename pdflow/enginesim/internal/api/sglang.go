@@ -84,8 +84,8 @@ func ParseSGLang(remote bool, body []byte) (*Call, *Error) {
 	return c, nil
 }
 
-// ParseSGLangResponses reads a /v1/responses request as SGLang does: it takes two tokens off the limit, and refuses what
-// is below zero then (0.5.23, entrypoints/openai/protocol.py, ResponsesRequest.to_sampling_params).
+// ParseSGLangResponses reads a /v1/responses request as SGLang does: it takes two tokens off the limit, and refuses
+// what is below zero then (0.5.23, entrypoints/openai/protocol.py, ResponsesRequest.to_sampling_params).
 func ParseSGLangResponses(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	c, bad := parseResponses(e, r, body)
 	if bad != nil || !c.limited {

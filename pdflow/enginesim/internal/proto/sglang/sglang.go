@@ -122,8 +122,8 @@ func (c *sglangDisagg) Begin(r *core.Request) core.Transfer {
 // follows reports whether P's rank follows from the room.
 func (c *sglangDisagg) follows() bool { return c.Host.Extra["load_balance_method"] != "round_robin" }
 
-// balance chooses P's rank for a request that names none (managers/data_parallel_controller.py). The first one gets rank
-// 1, as after a warm-up, so that a gateway that counts from 0 does not guess right.
+// balance chooses P's rank for a request that names none (managers/data_parallel_controller.py). The first one gets
+// rank 1, as after a warm-up, so that a gateway that counts from 0 does not guess right.
 func (c *sglangDisagg) balance(room uint64) uint64 {
 	if c.follows() {
 		return room % c.ranks
@@ -351,7 +351,7 @@ func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, pa
 	return proto.Place{Host: at.Host, Port: strconv.Itoa(at.Port)}, rank, nil
 }
 
-// ask reads a JSON answer of P's bootstrap server.
+// ask reads a JSON response of P's bootstrap server.
 func (c *sglangDisagg) ask(ctx context.Context, address, path string, v any) error {
 	err := proto.GetJSON(ctx, c.client, "http://"+address+path, v)
 	switch {
