@@ -53,25 +53,25 @@ func init() {
 	protocols = append(protocols,
 		protocol{connector: "sglang", alone: true, attributes: bootstrapPort, apis: sglangAPIs,
 			broken: map[string]broken{
-			"P of another port": {func(_ *testing.T, c *protocol) {
-				c.prefill.Extra, c.decode.Extra = impatient, impatient
-				c.attributes = func(_, _ *enginesim.Engine) (attributes, attributes) {
-					return attributes{"bootstrapPort": "9"}, nil
-				}
-			}, reuse.Failed, "engine"},
-			"P without disaggregation": {func(_ *testing.T, c *protocol) {
-				c.prefill.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
-				c.attributes = nil
-			}, reuse.Failed, "engine"},
-			"D without disaggregation": {func(_ *testing.T, c *protocol) {
-				c.decode.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
-			}, reuse.NotReused, "--disaggregation-mode decode"},
-			// Both compute every prompt, all answers are 200, all texts are right.
-			"neither with disaggregation": {func(_ *testing.T, c *protocol) {
-				c.prefill.KVRole, c.decode.KVRole = enginesim.RoleBoth, enginesim.RoleBoth
-				c.attributes = nil
-			}, reuse.NotReused, "--disaggregation-mode decode"},
-		}},
+				"P of another port": {func(_ *testing.T, c *protocol) {
+					c.prefill.Extra, c.decode.Extra = impatient, impatient
+					c.attributes = func(_, _ *enginesim.Engine) (attributes, attributes) {
+						return attributes{"bootstrapPort": "9"}, nil
+					}
+				}, reuse.Failed, "engine"},
+				"P without disaggregation": {func(_ *testing.T, c *protocol) {
+					c.prefill.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
+					c.attributes = nil
+				}, reuse.Failed, "engine"},
+				"D without disaggregation": {func(_ *testing.T, c *protocol) {
+					c.decode.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
+				}, reuse.NotReused, "--disaggregation-mode decode"},
+				// Both compute every prompt, all answers are 200, all texts are right.
+				"neither with disaggregation": {func(_ *testing.T, c *protocol) {
+					c.prefill.KVRole, c.decode.KVRole = enginesim.RoleBoth, enginesim.RoleBoth
+					c.attributes = nil
+				}, reuse.NotReused, "--disaggregation-mode decode"},
+			}},
 		protocol{connector: "sglang", name: "data parallel", config: `{prefillCap: false}`, alone: true,
 			attributes: ranked, prefill: enginesim.Config{Extra: map[string]string{"dp_size": "4"}}},
 		// P's rank does not follow from the room, so the request must name it.

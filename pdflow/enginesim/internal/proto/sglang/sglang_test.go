@@ -167,7 +167,7 @@ func TestSGLangHangsWithSeveralSamples(t *testing.T) {
 
 // /v1/responses and /v1/messages read the bootstrap members; older engines have no such members there, and refuse.
 func TestSGLangsResponsesAndMessages(t *testing.T) {
-	s := simtest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "30", bootstrapTimeout: "30"}))
 	messages := simtest.Obj{"model": "tiny", "max_tokens": 12, "temperature": 0,
 		"messages": []simtest.Obj{{"role": "user", "content": simtest.Prompt(240, "m")}}}
 	responses := simtest.Obj{"model": "tiny", "max_output_tokens": 12, "temperature": 0,
