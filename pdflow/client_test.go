@@ -72,8 +72,10 @@ func TestHeadersToEnginesAreAnAllowList(t *testing.T) {
 			require.NotContains(t, leg, name)
 		}
 	}
-	_, err := pdflow.New(&fake{}, pickNothing{}, pdflow.WithForwardHeaders("cookie"))
-	require.Error(t, err)
+	for _, name := range []string{"cookie", "x-override-bootstrap-room"} {
+		_, err := pdflow.New(&fake{}, pickNothing{}, pdflow.WithForwardHeaders(name))
+		require.Error(t, err, name)
+	}
 }
 
 func TestTransferMembersOfAClientAreRemoved(t *testing.T) {

@@ -22,9 +22,10 @@ const (
 	headerMode      = "X-Pd-Mode" // X-PD-Mode on the wire is the same name
 )
 
-// neverForwarded reports whether a header must not reach engines, even if the host asks for it.
+// neverForwarded reports whether a header must not reach engines, even if the host asks for it. SGLang's X-Override-
+// headers replace a leg's room, ranks and id (docs/protocols/sglang.md §1).
 func neverForwarded(canonical string) bool {
-	return slices.Contains(
+	return strings.HasPrefix(canonical, "X-Override-") || slices.Contains(
 		[]string{"Cookie", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te",
 			"Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Host", "Accept-Encoding", "Expect",
 			"X-Data-Parallel-Rank", headerRequestID}, canonical)

@@ -231,8 +231,8 @@ func needs(option string, ok bool, what string) error {
 	return errors.New(option + " needs " + what)
 }
 
-// WithForwardHeaders adds client headers to those that legs carry. Cookies, hop-by-hop headers, Accept-Encoding and
-// Expect are refused.
+// WithForwardHeaders adds client headers to those that legs carry. Cookies, hop-by-hop headers, Accept-Encoding, Expect
+// and those that choose an engine's rank or transfer (X-Data-Parallel-Rank, X-Override-…) are refused.
 func WithForwardHeaders(names ...string) Option {
 	return optionFunc(func(o *options) error {
 		for _, n := range names {

@@ -99,10 +99,10 @@ func uncarried(api connector.API) map[string]string {
 	switch api {
 	case connector.APICompletions:
 		m["prompt"] = `{"prompt":["` + plantedPrompt + `","b"]}`
-		m["use_beam_search"] = s.body(`"use_beam_search":true,"n":2`)
+		m["use_beam_search"] = s.body(`"use_beam_search":true`)
 		m["prompt_logprobs"] = s.body(`"prompt_logprobs":1`)
 	case connector.APIChat:
-		m["use_beam_search"] = s.body(`"use_beam_search":true,"n":2`)
+		m["use_beam_search"] = s.body(`"use_beam_search":true`)
 		m["prompt_logprobs"] = s.body(`"prompt_logprobs":1`)
 	case connector.APIGenerate:
 		m["prompt_logprobs"] = s.body(`"prompt_logprobs":1`)

@@ -79,7 +79,11 @@ func (c *protocol) start(t *testing.T) pairOf {
 	var err error
 	x.p, x.d, err = enginesim.Pair(c.prefill, c.decode)
 	require.NoError(t, err)
-	x.alone, err = enginesim.Start(enginesim.Config{})
+	var alone enginesim.Config
+	if c.connector == "sglang" {
+		alone.Connector = c.connector // its API and its count of a limit are SGLang's own
+	}
+	x.alone, err = enginesim.Start(alone)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = x.p.Close(); _ = x.d.Close(); _ = x.alone.Close() })
 	var pa, da attributes

@@ -84,6 +84,39 @@ func ParseSGLang(remote bool, body []byte) (*Call, *Error) {
 	return c, nil
 }
 
+// ParseSGLangResponses reads a /v1/responses request as SGLang does: it takes two tokens off the limit, and refuses
+// what is below zero then (0.5.23, entrypoints/openai/protocol.py, ResponsesRequest.to_sampling_params).
+func ParseSGLangResponses(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
+	c, bad := parseResponses(e, r, body)
+	if bad != nil || !c.limited {
+		return c, bad
+	}
+	if c.maxTokens -= 2; c.maxTokens < 0 {
+		return nil, BadRequest("", "max_new_tokens must be at least 0, got %d.", c.maxTokens)
+	}
+	return c, nil
+}
+
+// ParseSGLangMessages reads a /v1/messages request. SGLang's streams of this API have no [DONE].
+func ParseSGLangMessages(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
+	c, bad := parseMessages(e, r, body)
+	if bad == nil {
+		c.format.(*messagesFormat).undone = true //nolint:errcheck // parseMessages makes nothing else
+	}
+	return c, bad
+}
+
+// AnthropicErrors wraps an API whose refusals have the shape of Anthropic's.
+func AnthropicErrors(parse Parser) Parser {
+	return func(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
+		c, bad := parse(e, r, body)
+		if bad != nil {
+			bad.anthropic = true
+		}
+		return c, bad
+	}
+}
+
 // sglangFormat writes responses of /generate. A stream's text is all so far.
 type sglangFormat struct {
 	call      *Call

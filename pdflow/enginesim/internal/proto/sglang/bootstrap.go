@@ -73,7 +73,7 @@ func (c *sglangDisagg) route(r *http.Request) (status int, body []byte) {
 	}
 	if whole {
 		return http.StatusOK, python.Encode(sglangSizes{AttnTP: 1, AttnCP: 1, Ranks: c.ranks, PP: 1,
-			PageSize: c.Core.BlockSize, KVType: "auto", Follows: true})
+			PageSize: c.Core.BlockSize, KVType: "auto", Follows: c.follows()})
 	}
 	rank, err := strconv.ParseUint(q.Get("prefill_dp_rank"), 10, 32)
 	if err != nil || rank >= c.ranks {
