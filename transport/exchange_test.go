@@ -400,7 +400,7 @@ func TestAResponseIsAlwaysThatOfItsRequest(t *testing.T) {
 						limit = random.Int64N(limit)
 					}
 					b, err := io.ReadAll(io.LimitReader(resp.Body, limit))
-					assert.True(t, strings.HasPrefix(strings.Repeat(id, 10), string(b)), "a response to another request")
+					assert.True(t, strings.HasPrefix(strings.Repeat(id, 10), string(b)), "another request's response")
 					assert.True(t, err == nil || ctx.Err() != nil, "%v", err)
 					_ = resp.Body.Close()
 				} else {
