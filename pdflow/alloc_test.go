@@ -21,7 +21,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// stubs answers both legs without a network. Its own allocations are measured apart and subtracted.
+// stubs answers both legs without a network. BenchmarkStubs measures its own allocations, which are subtracted.
 type stubs struct{}
 
 var (
@@ -57,7 +57,7 @@ func (d *discard) Header() http.Header         { return d.h }
 func (d *discard) Write(b []byte) (int, error) { return len(b), nil }
 func (d *discard) WriteHeader(int)             {}
 
-// benchFlow is a flow with everything on that a gateway has, over stubs.
+// benchFlow is a flow over stubs, with all options that the gateway sets.
 func benchFlow(b testing.TB) *pdflow.Flow {
 	c, err := nixl.New(nil)
 	require.NoError(b, err)
@@ -102,7 +102,7 @@ func BenchmarkRequest2KB(b *testing.B) {
 	}
 }
 
-// BenchmarkStubs is what the measuring itself costs: the client's request, its writer, and both responses.
+// BenchmarkStubs measures what the benchmark itself costs: the client's request, its writer, and both responses.
 func BenchmarkStubs(b *testing.B) {
 	body := body2KB()
 	b.ReportAllocs()

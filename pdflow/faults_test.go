@@ -119,7 +119,7 @@ func TestPrefill4xxIsTheResponse(t *testing.T) {
 	require.Empty(t, x.d.Requests(), "decode was called")
 }
 
-// prefillFaults are failures of P's making, each on every attempt.
+// prefillFaults are failures of P. Each happens on every attempt.
 func TestPrefillFailsOnEveryAttempt(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -180,7 +180,7 @@ func TestTooLargeAPrefillResponseIsGarbage(t *testing.T) {
 	require.Empty(t, x.d.Requests())
 }
 
-// badHandoffs are what a real decode engine dies of, hangs on or answers wrongly to (docs/protocols/nixl.md §3).
+// badHandoffs would make a real decode engine die, hang or answer wrongly (docs/protocols/nixl.md §3).
 var badHandoffs = map[string]func(map[string]any){
 	"no remote_block_ids":           func(h map[string]any) { delete(h, "remote_block_ids") },
 	"null remote_block_ids":         func(h map[string]any) { h["remote_block_ids"] = nil },

@@ -15,8 +15,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// D's refusal counts however it arrives: in one piece, or in two with a pause between them. What is no refusal reaches
-// the client whole.
+// The flow recognises D's refusal in one piece, and in two with a pause between them. Any other response reaches the
+// client whole.
 func TestAResponseThatDecidesIsReadToItsEnd(t *testing.T) {
 	const refusal = `{"id":"a","object":"text_completion","choices":[{"index":0,"text":"",` +
 		`"finish_reason":"cache_threshold"}]}`

@@ -111,7 +111,7 @@ func status(code int) handler {
 	return func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) { w.WriteHeader(code) }
 }
 
-// gone waits until the flow has given the leg up.
+// gone is an engine that waits until the flow has cancelled the leg.
 func gone(x *scripted, w http.ResponseWriter, r *http.Request, _ string) {
 	select {
 	case <-r.Context().Done():
@@ -237,7 +237,7 @@ func TestDecodeFirst(t *testing.T) {
 	}
 }
 
-// asking is a connector in which D asks for P by an event.
+// asking is a connector whose D requests P's leg by an event.
 type asking struct {
 	fake
 	event chan connector.Event

@@ -34,7 +34,7 @@ func (l *lonely) Traits() connector.Traits {
 	return t
 }
 
-// nobody returns an address at which nobody answers.
+// nobody returns an address on which no server listens.
 func nobody(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stubEngine answers any number of requests on in-memory-like raw connections without allocating for each.
+// stubEngine answers any number of requests on raw connections, without an allocation for each.
 func stubEngine(b *testing.B) string {
 	e := newEngine(b, func(_ *engine, c net.Conn) {
 		r := bufio.NewReaderSize(c, 64<<10)

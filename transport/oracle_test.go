@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// played is a connection whose other side says a text, in pieces, and listens to nothing.
+// played is a connection whose other side sends a text in pieces, and reads nothing.
 type played struct {
 	text   []byte
 	pieces []byte // sizes, over and over; none means all at once
@@ -53,7 +53,7 @@ func (p *played) SetDeadline(time.Time) error      { return nil }
 func (p *played) SetReadDeadline(time.Time) error  { return nil }
 func (p *played) SetWriteDeadline(time.Time) error { return nil }
 
-// outcome is what a reader made of a response.
+// outcome is what a reader returned for a response.
 type outcome struct {
 	headErr, bodyErr error
 	resp             *http.Response
@@ -61,7 +61,7 @@ type outcome struct {
 	kept             bool // the connection would serve again
 }
 
-// ours reads a response by this package, with reads of room bytes.
+// ours reads a response with this package, room bytes at a time.
 func ours(tr *Transport, method, text string, pieces []byte, room int) (out outcome) {
 	conn := &played{text: []byte(text), pieces: pieces}
 	c := tr.newConn(hostKey{host: "engine.test"}, conn, nil)
@@ -85,7 +85,7 @@ func ours(tr *Transport, method, text string, pieces []byte, room int) (out outc
 	return out
 }
 
-// oracle reads a response by net/http.
+// oracle reads a response with net/http.
 func oracle(method, text string) (out outcome) {
 	r := bufio.NewReaderSize(strings.NewReader(text), 64<<10)
 	req := &http.Request{Method: method}
@@ -109,7 +109,7 @@ var (
 	spacedName  = regexp.MustCompile(`(?m)^[^:\n]* [^:\n]*:`)
 )
 
-// stricter lists all that net/http takes and this package does not.
+// stricter lists what net/http accepts and this package refuses.
 func stricter(err error, text string) bool {
 	switch {
 	case errors.Is(err, errNotHTTP):
@@ -134,7 +134,7 @@ func stricterTrailer(err error) bool {
 	return errors.Is(err, errFolded) || errors.Is(err, errMalformed) || errors.Is(err, errTrailerLong)
 }
 
-// agree fails unless this package reads text as net/http does, however it is cut.
+// agree fails unless this package reads text as net/http does, in pieces of any size.
 func agree(t *testing.T, tr *Transport, method, text string, pieces []byte, room int) {
 	t.Helper()
 	want, got := oracle(method, text), ours(tr, method, text, pieces, room)
@@ -172,7 +172,7 @@ func agree(t *testing.T, tr *Transport, method, text string, pieces []byte, room
 	}
 }
 
-// responses are seeds of the fuzz test, and a test themselves.
+// responses are the seeds of the fuzz test, and the cases of another test.
 var responses = []string{
 	okResponse,
 	"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",

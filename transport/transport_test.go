@@ -164,8 +164,8 @@ func TestABurstsConnectionsServeTheNextBurst(t *testing.T) {
 	assert.Equal(t, before, accepted.Load(), "connections opened by the second burst")
 }
 
-// Scaled down by 25: the engine closes idle connections after 200 ms, the pool after 160 ms, and requests come at the
-// very edge.
+// The times of real engines, divided by 25: the engine closes idle connections after 200 ms, the pool after 160 ms, and
+// requests come at about that time.
 func TestIdleConnectionsEndBeforeTheEngineEndsThem(t *testing.T) {
 	var served atomic.Int32
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { served.Add(1) }))
@@ -207,7 +207,7 @@ func TestIPv6LiteralsAreReached(t *testing.T) {
 	assert.Equal(t, l.Addr().String(), exchange(t, newTransport(t, nil), post(t, "http://"+l.Addr().String(), "x")))
 }
 
-// Expect: 100-continue would make a leg wait for an engine that knows nothing of it.
+// Expect: 100-continue would make a leg wait for engines that do not implement it.
 func TestExpectContinueDoesNotHoldTheBodyBack(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)

@@ -66,7 +66,7 @@ type Response struct {
 	Handoff string      // the value that Traits' Handoff names: raw JSON for a member, text for a header; "" is none
 	Status  int         // 0 is 200
 	Header  http.Header // besides Content-Type and the handoff
-	Body    []byte      // nil is an engine's whole response of one token in the session's API; the handoff is put into it
+	Body    []byte      // nil: a whole response of one token in the session's API; the handoff is put into it
 }
 
 // fill puts the handoff where it is declared, and gives what is left zero its value.

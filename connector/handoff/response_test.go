@@ -46,8 +46,8 @@ func TestHeader(t *testing.T) {
 	got, err := handoff.Header(response("t-1"), "X-KV-Ticket")
 	require.NoError(t, err)
 	assert.Equal(t, "t-1", got)
-	for _, p := range []*connector.PrefillResult{nil, response(), response(""), response("planted", "b"), response("planted\x00"),
-		response("planted é"), response(strings.Repeat("planted", 8<<10))} {
+	for _, p := range []*connector.PrefillResult{nil, response(), response(""), response("planted", "b"),
+		response("planted\x00"), response("planted é"), response(strings.Repeat("planted", 8<<10))} {
 		_, err := handoff.Header(p, "X-KV-Ticket")
 		require.ErrorIs(t, err, connector.ErrNoTransfer)
 		assert.NotContains(t, err.Error(), "planted", "errors hold no values")

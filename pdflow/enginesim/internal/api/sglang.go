@@ -147,7 +147,8 @@ type sglangMeta struct {
 	Latency    float64 `json:"e2e_latency,omitempty"`
 }
 
-func (f *sglangFormat) response(i int, text string, tokens []int32, cached int, reason string, stop any) *sglangResponse {
+func (f *sglangFormat) response(i int, text string, tokens []int32, cached int, reason string,
+	stop any) *sglangResponse {
 	g := f.call.Gens[i]
 	a := &sglangResponse{Text: text, Output: append([]int32{}, tokens...)}
 	a.Meta = sglangMeta{ID: g.Name, Prompt: len(g.Prompt), Completion: len(tokens), Cached: cached}
