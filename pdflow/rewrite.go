@@ -9,7 +9,7 @@ import (
 	"github.com/pdkit/pdkit/internal/sse"
 )
 
-// withheldMember is the member of D's responses that clients must not see, nil if there is none. vLLM's D may answer with
+// withheldMember is the member of D's responses that clients must not see, nil if there is none. vLLM's D may return
 // kv_transfer_params to every connector that sends them.
 func withheldMember(t *connector.Traits) *sse.Member {
 	switch {

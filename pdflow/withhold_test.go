@@ -6,12 +6,14 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
@@ -37,7 +39,7 @@ func bothWays() enginesim.Config {
 func TestNoClientIsToldWhereTheKVIs(t *testing.T) {
 	for name, c := range map[string]connector.KVConnector{"nixl": nil, "bidirectional": bidirectional(t)} {
 		x := start(t, setup{prefill: bothWays(), decode: bothWays(), conn: c})
-		const messages = `"messages":[{"role":"user","content":"a prompt of more than one block, so that D asks for KV"}]`
+		const messages = `"messages":[{"role":"user","content":"a prompt of more than one block, so D asks for KV"}]`
 		for _, api := range []struct{ path, body string }{
 			{"/v1/chat/completions", `{"model":"tiny","max_tokens":8,` + messages},
 			{"/v1/completions", `{"model":"tiny","max_tokens":8,"prompt":"` + longPrompt + `"`},
@@ -65,22 +67,29 @@ func TestNoClientIsToldWhereTheKVIs(t *testing.T) {
 	}
 }
 
-// lastChunk is the end of a stream as vLLM 0.33.0 writes it (docs/protocols/vllm.md §1).
-const (
-	tokenChunk = `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":` +
-		`"say \"kv_transfer_params\": {\"remote_host\":1}","logprobs":null,"finish_reason":null,"stop_reason":null,` +
-		`"prompt_token_ids":null,"token_ids":null,"weight_versions":null}],"kv_transfer_params":null}`
-	lastChunk = `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"!",` +
-		`"logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,"token_ids":null,` +
-		`"weight_versions":null}],"kv_transfer_params":`
-)
+// tokenChunk is a chunk of a stream, as vLLM 0.33.0 writes it.
+const tokenChunk = `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[` +
+	`{"index":0,"delta":{"content":"say \"kv_transfer_params\": {\"remote_host\":1}"},"logprobs":null,` +
+	`"finish_reason":null,"token_ids":null}],"kv_transfer_params":null}`
+
+// lastChunk is the last chunk of a stream as the page of the protocol shows it.
+func lastChunk(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile("../docs/protocols/vllm.md")
+	require.NoError(t, err)
+	_, after, ok := strings.Cut(string(page), "\ndata: {\"id\"")
+	require.True(t, ok)
+	line, _, _ := strings.Cut(after, "\n")
+	return `data: {"id"` + line
+}
 
 func TestAStreamLosesNothingElse(t *testing.T) {
-	const params = `{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8]],"remote_host":"d"}`
+	last := lastChunk(t)
+	params := gjson.Get(strings.TrimPrefix(last, "data: "), "kv_transfer_params").Raw
+	require.Contains(t, params, "remote_host")
 	for _, end := range []string{"\n\n", "\r\n\r\n"} {
-		const more = `,"system_fingerprint":"f"}`
-		sent := tokenChunk + end + lastChunk + params + more + end + "data: [DONE]" + end
-		want := tokenChunk + end + lastChunk + "{}" + more + end + "data: [DONE]" + end
+		sent := tokenChunk + end + last + end + "data: [DONE]" + end
+		want := strings.Replace(sent, params, "{}", 1)
 		for _, size := range []int{1, 7, 100, 399, len(sent)} {
 			x := script(t, &handing{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 				w.Header().Set("Content-Type", "text/event-stream")
@@ -91,10 +100,32 @@ func TestAStreamLosesNothingElse(t *testing.T) {
 					rest = rest[n:]
 				}
 			})
-			got := post(t, x.url, "/v1/completions", `{"prompt":"hi","stream":true}`)
+			got := post(t, x.url, "/v1/chat/completions", `{"messages":[],"stream":true}`)
 			assert.Equal(t, want, got.body, "writes of %d bytes", size)
 		}
 	}
+}
+
+// The simulated engines' last chunk has the members of the page's, in the same order.
+func TestTheSimulatedLastChunk(t *testing.T) {
+	x := start(t, setup{prefill: bothWays(), decode: bothWays()})
+	const body = `{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hi, this is a long prompt"}]`
+	p := post(t, x.p.URL(), "/v1/chat/completions", body+`,"kv_transfer_params":{"do_remote_decode":true}}`)
+	got := post(t, x.d.URL(), "/v1/chat/completions", body+`,"stream":true,"kv_transfer_params":`+
+		gjson.Get(p.body, "kv_transfer_params").Raw+"}")
+	lines := strings.Split(got.body, "\n\n")
+	require.Greater(t, len(lines), 3, got.body)
+	keys := func(line string) (names []string) {
+		for _, at := range []string{"@this", "kv_transfer_params"} {
+			gjson.Get(strings.TrimPrefix(line, "data: "), at).ForEach(func(key, _ gjson.Result) bool {
+				names = append(names, key.Str)
+				return true
+			})
+		}
+		return names
+	}
+	assert.Equal(t, keys(lastChunk(t)), keys(lines[len(lines)-3]))
+	assert.Contains(t, lines[1], `"kv_transfer_params":null`)
 }
 
 // handing is a connector with a handoff that D may return.

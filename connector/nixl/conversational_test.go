@@ -177,9 +177,9 @@ func TestRecordedTurns(t *testing.T) {
 			raw, err := os.ReadFile(file)
 			require.NoError(t, err)
 			var r struct {
-				Path                                                       string
+				Path                                                         string
 				Request, Decode, DecodeResponse, Next, Rendered, NextPrefill json.RawMessage
-				Taken                                                      int
+				Taken                                                        int
 			}
 			require.NoError(t, json.Unmarshal(raw, &r))
 			k := newTalk(t)

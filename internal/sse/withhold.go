@@ -58,8 +58,8 @@ const (
 	otherLine // a comment or another field
 )
 
-// Withhold makes w a reader of src that empties a member. depth is how many objects and arrays are around it. events is false for a response that is no stream; blank says
-// that the response's length was announced.
+// Withhold makes w a reader of src that empties a member. depth is how many objects and arrays are around the member.
+// events is false for a response that is no stream; blank says that the response's length was announced.
 func (w *Withheld) Withhold(src io.Reader, m *Member, depth int, events, blank bool) {
 	*w = Withheld{src: src, member: m, depth: depth, events: events, blank: blank}
 	if !events {

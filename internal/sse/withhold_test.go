@@ -45,7 +45,8 @@ func TestAStreamsMemberIsEmptied(t *testing.T) {
 		"the last chunk": {token + "\n\n" + `data: {"choices":[],"p":{"host":"10.0.0.2","ids":[[7,8]],"t":"}\"]"},` +
 			`"u":1}` + "\n\ndata: [DONE]\n\n",
 			token + "\n\n" + `data: {"choices":[],"p":{},"u":1}` + "\n\ndata: [DONE]\n\n"},
-		"carriage returns":  {"data: {\"p\": {\"a\":1}}\r\n\r\ndata: x\r\n\r\n", "data: {\"p\": {}}\r\n\r\ndata: x\r\n\r\n"},
+		"carriage returns": {"data: {\"p\": {\"a\":1}}\r\n\r\ndata: x\r\n\r\n",
+			"data: {\"p\": {}}\r\n\r\ndata: x\r\n\r\n"},
 		"the only event":    {`data:{"p":{"a":1}}`, `data:{"p":{}}`},
 		"a byte order mark": {"\ufeffdata: {\"p\":[1,2]}\n\n", "\ufeffdata: {\"p\":[]}\n\n"},
 		"a text":            {`data: {"p":"ticket \"7\"","q":"p"}` + "\n\n", `data: {"p":"","q":"p"}` + "\n\n"},
@@ -86,7 +87,8 @@ func TestTheNameElsewherePasses(t *testing.T) {
 func TestAWholeResponsesMemberIsEmptied(t *testing.T) {
 	const in = "{\"choices\": [],\n \"p\": {\"a\": [1, {}],\n \"b\": \"x\"}, \"q\": {\"p\": {\"a\": 1}}}"
 	withheld(t, in, "{\"choices\": [],\n \"p\": {}, \"q\": {\"p\": {\"a\": 1}}}", "p", false, false)
-	withheld(t, in, "{\"choices\": [],\n \"p\": {"+strings.Repeat(" ", 23)+"}, \"q\": {\"p\": {\"a\": 1}}}", "p", false, true)
+	withheld(t, in, "{\"choices\": [],\n \"p\": {"+strings.Repeat(" ", 23)+"}, \"q\": {\"p\": {\"a\": 1}}}", "p", false,
+		true)
 	withheld(t, `{"choices":[{"p":{"a":1},"m":{"p":{}}},{"p":{"b":1}}],"p":{"c":1}}`,
 		`{"choices":[{"p":{},"m":{"p":{}}},{"p":{}}],"p":{"c":1}}`, "choices.0.p", false, false)
 }
