@@ -199,7 +199,7 @@ func (r *response) remember(data []byte) {
 		digest: digest(r.tokens[:n]), expires: now.Add(r.c.life)}, now)
 }
 
-// promptPath is where a response, or a stream's first chunk, repeats the prompt's token ids (docs/protocols/vllm.md §9).
+// promptPath is where a response, or a stream's first chunk, has the prompt's token ids (docs/protocols/vllm.md §9).
 func promptPath(api connector.API) string {
 	if api == connector.APIChat {
 		return "prompt_token_ids"
