@@ -55,6 +55,10 @@ type Traits struct {
 type Handoff struct {
 	Member string // a member of the response's body, with dots between nested names: "kv_transfer_params"
 	Header string // a header of the response
+
+	// D's response has Member, too, for a later request's prefill leg. So the flow lets no host relay that response.
+	// The flow empties Member in D's responses with or without FromDecode, wherever it reads them.
+	FromDecode bool
 }
 
 // Attribute is an attribute that an engine's entry must have. An [EndpointChecker] decides which values are right.

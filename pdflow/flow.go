@@ -15,6 +15,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -41,6 +42,7 @@ type Flow struct {
 	rewriter    connector.Rewriter
 	encoder     connector.Encoder
 	traits      connector.Traits
+	withheld    *sse.Member                // of D's responses
 	checkers    []connector.RequestChecker // the connector's own, which come first, and the options'
 	ownCheckers int
 	cleaner     connector.Cleaner
@@ -61,7 +63,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		return nil, errors.New("pdflow: New needs a connector and a picker")
 	}
 	f := &Flow{conn: c, traits: c.Traits(), picker: p}
-	f.name, f.order = f.traits.Name, f.traits.Order
+	f.name, f.order, f.withheld = f.traits.Name, f.traits.Order, withheldMember(&f.traits)
 	f.opts = options{maxBody: 32 << 20, pickWait: 250 * time.Millisecond, stepsLimit: defaultStepsLimit,
 		errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
