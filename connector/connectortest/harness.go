@@ -98,7 +98,7 @@ func (r *Response) result() *connector.PrefillResult {
 type Exceptions struct {
 	KeepsLimit    bool     // P gets the client's limits of tokens: it ends by itself
 	KeepsStream   bool     // P gets the client's stream and stream_options
-	KeepsAnswers  bool     // P gets the client's n and best_of
+	KeepsChoices  bool     // P gets the client's n and best_of
 	KeepsLogprobs bool     // P's log probabilities are wanted
 	NeedsConfig   bool     // an empty configuration is refused
 	NotByID       bool     // nothing in the legs matches them, although Traits tells no other way for D to find the KV

@@ -123,7 +123,7 @@ func TestExceptionsAreTaken(t *testing.T) {
 	for what, except := range map[string]connectortest.Exceptions{
 		"asks for two tokens":                              {KeepsLimit: true},
 		"leaves the stream":                                {KeepsStream: true},
-		"leaves several choices":                           {KeepsAnswers: true},
+		"leaves several choices":                           {KeepsChoices: true},
 		"leaves log probabilities":                         {KeepsLogprobs: true},
 		"needs a configuration":                            {NeedsConfig: true},
 		"lets only one value meet its like":                {OwnValues: map[string]string{"tpSize": "4"}},
