@@ -21,13 +21,14 @@ func sidePort(e *enginesim.Engine) string {
 	return port
 }
 
+func moriPorts(p, d *enginesim.Engine) (attributes, attributes) {
+	return attributes{"handshakePort": sidePort(p), "notifyPort": sidePort(p)},
+		attributes{"handshakePort": sidePort(d), "notifyPort": sidePort(d)}
+}
+
 func init() {
 	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
 		"never asked its KV connector"}
-	moriPorts := func(p, d *enginesim.Engine) (attributes, attributes) {
-		return attributes{"handshakePort": sidePort(p), "notifyPort": sidePort(p)},
-			attributes{"handshakePort": sidePort(d), "notifyPort": sidePort(d)}
-	}
 	protocols = append(protocols,
 		protocol{
 			connector: "mooncake-ascend", apis: vllmAPIs,
