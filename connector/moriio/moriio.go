@@ -19,13 +19,13 @@
 // the id's pattern does not allow.
 //
 // In older releases a decode engine treats every request as remote. A request without parameters waits for ever (WRITE
-// before vLLM 0.32), or gets a response from memory that nobody wrote (READ before 0.33). So such an engine cannot serve
-// alone.
+// before vLLM 0.32), or gets a response from memory that nobody wrote (READ before 0.33). So such an engine cannot
+// serve alone.
 //
 // Facts: vLLM at 017e9f4 (2026-08-17, between 0.27.1 and 0.28), 0.32.0 and 0.33.0,
 // vllm/distributed/kv_transfer/kv_connector/v1/moriio (moriio_common.py: MoRIIOConnectorMetadata.add_new_req,
-// get_peer_zmq_from_request_id, parse_moriio_zmq_address; moriio_connector.py: MoRIIOConnectorScheduler), its toy proxy,
-// and llm-d/llm-d-router (pkg/sidecar/proxy/connector_nixlv2.go). Not run: it needs ROCm.
+// get_peer_zmq_from_request_id, parse_moriio_zmq_address; moriio_connector.py: MoRIIOConnectorScheduler), its toy
+// proxy, and llm-d/llm-d-router (pkg/sidecar/proxy/connector_nixlv2.go). Not run: it needs ROCm.
 package moriio
 
 import (

@@ -200,7 +200,8 @@ func TestSeveralPods(t *testing.T) {
 	require.NoError(t, err, "a pod of one rank needs no header")
 }
 
-// What D's entry says of its pods must be complete, since P would look for D in the wrong place. P's need not name them.
+// What D's entry says of its pods must be complete, since P would look for D in the wrong place. P's entry need not
+// name them.
 func TestDsPodsMustBeNamed(t *testing.T) {
 	c := open(t, nil)
 	for _, pods := range []string{"", "10.0.0.6", "10.0.0.6,", "10.0.0.6,a b", "a,b,c"} {

@@ -126,7 +126,8 @@ func TestMoRIIOWrites(t *testing.T) {
 	}
 }
 
-// TestMoRIIOReads: P's response names its blocks, flat in older releases, and since 0.32 in a list for each cache group.
+// TestMoRIIOReads: P's response names its blocks, flat in older releases, and since 0.32 in a list for each cache
+// group.
 func TestMoRIIOReads(t *testing.T) {
 	for version, path := range map[string]string{"0.28": "remote_block_ids.#", "0.32": "remote_block_ids.0.#",
 		"0.33": "remote_block_ids.0.#", "": "remote_block_ids.0.#"} {
