@@ -118,14 +118,15 @@ func orNull(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// ofRank finds the peer's rank: each pod has a host of its own, and its ranks listen for notices one after another.
+// ofRank finds P's rank: each pod has a host of its own, and its ranks listen for notices one after another. P's params
+// name no rank: here D's pod is the one that they call remote_host.
 func (a address) ofRank(params core.Params) address {
 	var rank, local int
 	var hosts []string
 	_ = json.Unmarshal(orNull(params["remote_dp_rank"]), &rank)
 	_ = json.Unmarshal(orNull(params["remote_dp_size_local"]), &local)
 	_ = json.Unmarshal(orNull(params["remote_hosts"]), &hosts)
-	if local > 0 {
+	if local > 0 && params.Has("remote_dp_rank") {
 		if pod := rank / local; pod < len(hosts) {
 			a.host = hosts[pod]
 		}
