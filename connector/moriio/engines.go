@@ -158,7 +158,8 @@ func pods(e discovery.Endpoint, of *engine) (hosts []string, err error) {
 	}
 	notPlain := func(host string) bool { return !plainHost(host) }
 	if len(hosts) != (of.dp+of.local-1)/of.local || slices.ContainsFunc(hosts, notPlain) {
-		err = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPods, Problem: "does not name the host of each pod"}
+		err = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPods,
+			Problem: "does not name the host of each pod"}
 	}
 	return hosts, err
 }

@@ -130,7 +130,8 @@ func TestUsageGoesToReleasesThatKnowIt(t *testing.T) {
 	for told, want := range map[string]string{``: ``, `,"ctx_usage":null`: `{"prompt_tokens":2}`,
 		`,"ctx_usage":{"prompt_tokens":9}`: `{"prompt_tokens":2}`} {
 		got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
-			`{"usage":{"prompt_tokens":2},"choices":[{"finish_reason":"length","disaggregated_params":`+params+told+`}}]}`)
+			`{"usage":{"prompt_tokens":2},"choices":[{"finish_reason":"length","disaggregated_params":`+
+				params+told+`}}]}`)
 		require.NoError(t, err)
 		assert.Equal(t, want, gjson.Get(got, "disaggregated_params.ctx_usage").Raw, told)
 	}

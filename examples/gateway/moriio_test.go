@@ -50,8 +50,8 @@ func TestADecodeEngineOfMoRIIOServesAloneIfItsReleaseDoes(t *testing.T) {
 	}
 }
 
-// With fallback: decode such a decode engine serves a request whose prefill engine is gone. testdata/faults/rollout.yaml
-// has the other case, which is a fault of the configuration.
+// With fallback: decode such a decode engine serves a request whose prefill engine is gone.
+// testdata/faults/rollout.yaml has the other case, which is a fault of the configuration.
 func TestADecodeEngineOfMoRIIOIsAFallback(t *testing.T) {
 	c := protocol{connector: "moriio", config: `{engineVersion: "0.32.0"}, fallback: decode`, attributes: moriPorts}
 	x := c.start(t)

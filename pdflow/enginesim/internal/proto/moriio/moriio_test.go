@@ -155,13 +155,15 @@ func TestMoRIIORanks(t *testing.T) {
 	}{
 		"P's number":                  {"0", simtest.Obj{"remote_dp_rank_override": true}, true},
 		"another number":              {"2", simtest.Obj{"remote_dp_rank_override": true}, false},
-		"another number, the leader":  {"2", simtest.Obj{"remote_dp_rank_override": true, "is_request_leader": true}, true},
+		"another number, the leader":  {"2", simtest.Obj{"is_request_leader": true}, true},
 		"P's number, not the leader":  {"0", simtest.Obj{"is_request_leader": false}, false},
 		"the first, where none says":  {"0", nil, true},
 		"another, where none says it": {"2", nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, mori("false"), func(_, d *enginesim.Config) { d.Extra["data_parallel_size_local"] = "3" })
+			s := simtest.New(t, mori("false"), func(_, d *enginesim.Config) {
+				d.Extra["data_parallel_size_local"] = "3"
+			})
 			body := simtest.Completion("x")
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()

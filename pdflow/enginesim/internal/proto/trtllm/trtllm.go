@@ -6,8 +6,8 @@
 // It reads these of Config.Extra: internal_request_auth_key (then parameters that say where a context server is must be
 // signed), kv_transfer_timeout_ms (60000: how long a context server keeps KV, and a generation server waits),
 // perf_metrics_max_requests (0: how many requests GET /perf_metrics tells of), transceiver_runtime: CPP, which names
-// the context server by encoded_opaque_state (default), or PYTHON, which names it by ctx_info_endpoint, and version: 1.3
-// (default) or 1.2, which knows no ctx_usage. Either refuses parameters that it does not know.
+// the context server by encoded_opaque_state (default), or PYTHON, which names it by ctx_info_endpoint, and version:
+// 1.3 (default) or 1.2, which knows no ctx_usage. Either refuses parameters that it does not know.
 //
 // tells_no_id ("1") is for a context server whose response has no disagg_request_id.
 package trtllm
