@@ -30,6 +30,11 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 			out.Args = append(out.Args, n.flag, strconv.Itoa(n.value))
 		}
 	}
+	if own.local < own.dp {
+		out.Args = append(out.Args, "--data-parallel-size-local", strconv.Itoa(own.local), "--data-parallel-hybrid-lb")
+		out.Notes = append(out.Notes, launch.Note{Path: "attributes.dpSizeLocal", Text: "each pod also needs " +
+			"--data-parallel-start-rank, the number of its first rank, and --data-parallel-address, the first pod's"})
+	}
 	if t.CPU {
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "cpu", Text: "MoRIIO needs AMD GPUs with ROCm: these settings are for them"})
@@ -41,7 +46,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "role",
 				Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role " +
-					"but kv_producer for a consumer, which serves none alone"})
+					"but kv_producer for a consumer, which serves none alone before vLLM 0.33 (with mode write 0.32)"})
 		return out, nil
 	}
 	extra := map[string]any{
