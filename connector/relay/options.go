@@ -24,7 +24,7 @@ type Options struct {
 	// given too.
 	Header string `json:"header"`
 	// Required are the keys without which D must not get P's object, each with the kind of its value: string, integer,
-	// list, object, or true for a flag that must be true. Strings, lists and objects must not be empty.
+	// list, object, or flag, which must be true. Strings, lists and objects must not be empty.
 	Required map[string]string `json:"required"`
 	// Prefill is the object that P's request gets in Member, as {"do_remote_decode": true}. Default: none.
 	Prefill json.RawMessage `json:"prefill"`
@@ -103,7 +103,7 @@ func (o *Options) fault() error {
 		if at := config.FieldPath("required", key); key == "" || len(key) > maxName {
 			fault(at, "is not a key", "name a key of P's object")
 		} else if kinds[kind] == nil {
-			fault(at, "is not a known kind", "string, integer, list, object or true")
+			fault(at, "is not a known kind", "string, integer, list, object or flag")
 		}
 	}
 	if o.Header != "" {

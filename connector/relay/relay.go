@@ -179,7 +179,7 @@ var kinds = map[string]func(o *handoff.Object, key string){
 	"integer": func(o *handoff.Object, key string) { o.Int(key, math.MinInt64, math.MaxInt64) },
 	"list":    func(o *handoff.Object, key string) { filled(o, key, jsonedit.Array) },
 	"object":  func(o *handoff.Object, key string) { filled(o, key, jsonedit.Object) },
-	"true":    func(o *handoff.Object, key string) { o.True(key) },
+	"flag":    func(o *handoff.Object, key string) { o.True(key) },
 }
 
 // filled requires a list or an object that is not empty.

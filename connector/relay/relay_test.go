@@ -74,7 +74,7 @@ func TestWhereParametersStand(t *testing.T) {
 }
 
 func TestEachRequiredKeyIsOfItsKind(t *testing.T) {
-	c := open(t, "relay", `{"required":{"s":"string","i":"integer","l":"list","o":"object","t":"true"}}`)
+	c := open(t, "relay", `{"required":{"s":"string","i":"integer","l":"list","o":"object","t":"flag"}}`)
 	good := map[string]string{"s": `"x"`, "i": "-1", "l": "[0]", "o": `{"a":0}`, "t": "true"}
 	write := func(change map[string]string) string {
 		all := map[string]json.RawMessage{}
