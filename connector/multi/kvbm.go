@@ -42,8 +42,8 @@ func NewKVBM(o *Options) (*Connector, error) {
 		list = *o
 	}
 	if len(list.Connectors) == 0 {
-		list.Connectors = []json.RawMessage{[]byte(`{"kv_connector":"` + kvbmTier + `","kv_role":"kv_both",` +
-			`"kv_connector_module_path":"` + kvbmModule + `"}`), []byte(`{"type":"nixl"}`)}
+		list.Connectors = []json.RawMessage{[]byte(`{"kv_connector":"` + kvbmTier + `","kv_role":"kv_both"}`),
+			[]byte(`{"type":"nixl"}`)}
 	}
 	c, err := New(&list)
 	if err != nil {
@@ -53,6 +53,9 @@ func NewKVBM(o *Options) (*Connector, error) {
 		c.children[1].traits.Name != "nixl" {
 		return nil, &config.FieldError{Path: "connectors", Problem: "are not those of PdConnector",
 			Remedy: "first DynamoConnector, LMCacheConnectorV1 or FlexKVConnectorV1, then NixlConnector"}
+	}
+	if e := c.children[0].engine; e != nil && e.Connector == kvbmTier && e.ModulePath == "" {
+		e.ModulePath = kvbmModule // vLLM does not know the class otherwise
 	}
 	c.traits.Name = KVBMName
 	return c, nil
