@@ -17,8 +17,8 @@ var refused = map[string]string{
 		"of MooncakeLayerwiseConnector alone",
 }
 
-const ownMemory = "keeps KV in the engine's own memory, and brings none from P to D: it can stand beside a transfer in " +
-	"the list of a multi connector"
+const ownMemory = "keeps KV in the engine's own memory, and brings none from P to D: it can stand beside a transfer " +
+	"in the list of a multi connector"
 
 func init() {
 	for class, why := range refused {

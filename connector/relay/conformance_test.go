@@ -24,7 +24,8 @@ func factory(name string) func(json.RawMessage) (connector.KVConnector, error) {
 }
 
 // own are the settings that engines have not.
-var own = []string{"member", "header", "required", "required.peer", "required.blocks", "prefill", "prefill.do_remote_decode", "passEmpty", "endsByLength"}
+var own = []string{"member", "header", "required", "required.peer", "required.blocks", "prefill",
+	"prefill.do_remote_decode", "passEmpty", "endsByLength"}
 
 const (
 	relayed   = `{"peer":"10.0.0.5:9000","blocks":[1,2,3],"note":null}`
@@ -52,7 +53,8 @@ func harnesses() map[string]connectortest.Harness {
 				`"kv_connector_extra_config":{"port":7000}}`),
 			BadConfig: bad(
 				`{"member":"messages"}`, `{"member":"a..b"}`, `{"member":"a b"}`, `{"member":"a.b.c.d.e.f.g.h.i"}`,
-				`{"member":"sampling_params"}`, `{"required":{"":"list"}}`, `{"required":{"a":"lists"}}`, `{"prefill":[]}`,
+				`{"member":"sampling_params"}`, `{"required":{"":"list"}}`, `{"required":{"a":"lists"}}`,
+				`{"prefill":[]}`,
 				`{"prefill":{"a":1,"a":2}}`, `{"leaseDuration":"0s"}`, `{"header":"Content-Length"}`,
 				`{"header":"X Ticket"}`, `{"header":"X-Request-Id"}`, `{"header":"X-T","required":{"a":"list"}}`,
 				`{"header":"X-T","passEmpty":true}`, `{"header":"X-T","prefill":{}}`,

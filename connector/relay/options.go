@@ -62,7 +62,8 @@ var (
 
 // clients are the members that mean something in a client's request: what is relayed must not replace them.
 var clients = []string{
-	"model", "prompt", "messages", "input", "text", "token_ids", "input_ids", "prompt_embeds", "stream", "stream_options",
+	"model", "prompt", "messages", "input", "text", "token_ids", "input_ids", "prompt_embeds", "stream",
+	"stream_options",
 	"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of", "stop", "stop_token_ids",
 	"temperature", "top_p", "seed", "tools", "tool_choice", "response_format", "system", "instructions", "logprobs",
 	"echo", "sampling_params", "vllm_xargs", "extra_args", "request_id", "user", "cache_salt", "priority",
@@ -94,7 +95,8 @@ func (o *Options) fault() error {
 	case len(name) > maxName || !headerName.MatchString(name):
 		fault("header", "is not a header's name", "letters, digits and -, as X-KV-Ticket")
 	case slices.Contains(headers, name):
-		fault("header", "is a header with another meaning", "name the header that carries the engines' parameters alone")
+		fault("header", "is a header with another meaning",
+			"name the header that carries the engines' parameters alone")
 	}
 	if len(o.Required) > maxRequired {
 		fault("required", "has too many keys", "at most "+strconv.Itoa(maxRequired))

@@ -58,13 +58,17 @@ func TestWhereParametersStand(t *testing.T) {
 	for name, m := range map[string]struct {
 		settings, response, want, header string
 	}{
-		"a top-level member": {`{"member":"ticket"}`, `{"ticket":{"a":1.50}}`, `{"messages":[],"ticket":{"a":1.50}}`, ""},
-		"the default":        {``, `{"kv_transfer_params":{"a": 1}}`, `{"messages":[],"kv_transfer_params":{"a": 1}}`, ""},
+		"a top-level member": {`{"member":"ticket"}`, `{"ticket":{"a":1.50}}`,
+			`{"messages":[],"ticket":{"a":1.50}}`, ""},
+		"the default": {``, `{"kv_transfer_params":{"a": 1}}`,
+			`{"messages":[],"kv_transfer_params":{"a": 1}}`, ""},
 		"a nested member": {`{"member":"engine.kv"}`, `{"engine":{"x":0,"kv":{"a":1}}}`,
 			`{"messages":[],"engine":{"kv":{"a":1}}}`, ""},
-		"a header":                     {`{"header":"x-kv-ticket"}`, `{}`, `{"messages":[]}`, "t-17"},
-		"from a header into a member":  {`{"header":"X-KV-Ticket","member":"t"}`, `{}`, `{"messages":[],"t":"t-17"}`, ""},
-		"a header into vLLM's own one": {`{"header":"X-KV-Ticket","member":"kv_transfer_params.id"}`, `{}`, `{"messages":[],"kv_transfer_params":{"id":"t-17"}}`, ""},
+		"a header": {`{"header":"x-kv-ticket"}`, `{}`, `{"messages":[]}`, "t-17"},
+		"from a header into a member": {`{"header":"X-KV-Ticket","member":"t"}`, `{}`,
+			`{"messages":[],"t":"t-17"}`, ""},
+		"a header into vLLM's own one": {`{"header":"X-KV-Ticket","member":"kv_transfer_params.id"}`, `{}`,
+			`{"messages":[],"kv_transfer_params":{"id":"t-17"}}`, ""},
 	} {
 		body, header, err := decode(t, open(t, "relay", m.settings), ticket, m.response)
 		require.NoError(t, err, name)

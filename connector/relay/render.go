@@ -34,11 +34,13 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 				Remedy:  "write prefill or decode; a decode engine serves requests alone, too"}
 		}
 		if t.CPU {
-			s.Notes = append(s.Notes, launch.Note{Path: "cpu", Text: "tpu-inference needs TPUs: these settings are for them"})
+			s.Notes = append(s.Notes, launch.Note{Path: "cpu",
+				Text: "tpu-inference needs TPUs: these settings are for them"})
 		}
 	} else if c.lease > 0 {
 		s.Notes = append(s.Notes, launch.Note{Path: "config.leaseDuration",
-			Text: "how long P keeps unread KV is a setting of the engines that pdkit does not know: keep the two equal"})
+			Text: "how long P keeps unread KV is a setting of the engines that pdkit does not know: keep the two " +
+				"equal"})
 	}
 	s.Notes = append(s.Notes, launch.NoLimits(t.Resources, "KV stays in the engines' own memory")...)
 	return s, nil

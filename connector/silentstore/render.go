@@ -29,14 +29,14 @@ var stores = []store{
 		decode: map[string]any{"consumer_is_to_load": true},
 		env:    []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}},
 		notes: []launch.Note{{Path: "config.kv_connector_extra_config.backend",
-			Text: "the backend mooncake needs mooncake_master and MOONCAKE_CONFIG_PATH, memcache and yuanrong their own " +
-				"services: the same for all engines"}},
+			Text: "the backend mooncake needs mooncake_master and MOONCAKE_CONFIG_PATH, memcache and yuanrong their " +
+				"own services: the same for all engines"}},
 	},
 	{
 		name: "flexkv", classes: []string{"FlexKVConnectorV1"},
 		notes: []launch.Note{{Path: "config.store",
-			Text: "FLEXKV_CONFIG_PATH names FlexKV's own file: P and D find each other's KV only in its remote storage, " +
-				"or with its distributed reuse; its CPU and SSD tiers belong to one host"}},
+			Text: "FLEXKV_CONFIG_PATH names FlexKV's own file: P and D find each other's KV only in its remote " +
+				"storage, or with its distributed reuse; its CPU and SSD tiers belong to one host"}},
 	},
 	{
 		name: "hf3fs", classes: []string{"HF3FSKVConnector"},

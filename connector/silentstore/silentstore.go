@@ -71,7 +71,8 @@ func New(name string, o *Options) (*Connector, error) {
 		c.opts = *o
 	}
 	if c.opts.SettleTime < 0 {
-		return nil, &config.FieldError{Path: "settleTime", Problem: "is negative", Remedy: `a duration like "50ms", or 0`}
+		return nil, &config.FieldError{Path: "settleTime", Problem: "is negative",
+			Remedy: `a duration like "50ms", or 0`}
 	}
 	if c.opts.Class != "" && !slices.Contains(c.store.classes, c.opts.Class) {
 		return nil, &config.FieldError{Path: "kv_connector", Problem: "is not a class of this store",

@@ -49,7 +49,7 @@ func (c *Connector) Lease() time.Duration { return c.traits().Lease }
 func (m *ModelServer) open(path string, spec config.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
 	if why := connector.Refusal(spec.Type); why != "" {
-		m.fault(path+".type", why, "write the connector that brings KV from P to D: "+unknownType(spec.Type))
+		m.fault(path+".type", fmt.Sprintf("%.64q %s", spec.Type, why), "write the connector that brings KV from P to D")
 		c.Name = ""
 	} else if !slices.Contains(connector.Names(), c.Name) {
 		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), unknownType(spec.Type))
