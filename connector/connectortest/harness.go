@@ -105,6 +105,7 @@ type Exceptions struct {
 	Rewrites      []string // members of the client APIs that a leg has otherwise than the client: prompt, max_tokens
 	Refuses       []string // members that CheckRequest names though most protocols carry them: logprobs, tools
 	OwnSettings   []string // settings that are pdkit's own (paths: a.b), so that launch settings need not name them
+	PassesEmpty   bool     // P says by an empty object that it transfers nothing: D gets it and computes the prompt
 	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
 
 	// OwnValues are attributes of which a rule about pairs lets only the connector's own value meet, and that value.

@@ -47,7 +47,10 @@ func init() {
 		}
 		return New(&o)
 	}, ClassMP)
-	connector.RegisterClass(ClassV1, Choose)
+	// vllm-ascend's and LMCache's own names for the same class.
+	for _, class := range []string{ClassV1, "LMCacheAscendConnector", "LMCacheConnectorV1Dynamic"} {
+		connector.RegisterClass(class, Choose)
+	}
 }
 
 // Choose returns the connector for LMCacheConnectorV1 with these settings: lmcache-pd if enable_pd, lmcache.enable_pd

@@ -48,7 +48,10 @@ func (c *Connector) Lease() time.Duration { return c.traits().Lease }
 // open opens the connector that the spec at path names, and those that it falls back to.
 func (m *ModelServer) open(path string, spec config.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
-	if !slices.Contains(connector.Names(), c.Name) {
+	if why := connector.Refusal(spec.Type); why != "" {
+		m.fault(path+".type", fmt.Sprintf("%.64q %s", spec.Type, why), "write the connector that brings KV from P to D")
+		c.Name = ""
+	} else if !slices.Contains(connector.Names(), c.Name) {
 		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), unknownType(spec.Type))
 		c.Name = ""
 	} else if opened, err := connector.Open(spec); err != nil {

@@ -70,13 +70,17 @@ type Encoder struct {
 	Extra map[string]any
 }
 
-// Leaves returns the children of a MultiConnector, or the transfer itself.
+// Leaves returns the children of a MultiConnector, or the transfer itself. Of Dynamo's PdConnector it returns the last
+// child alone, which moves KV: the first is a tier of P's own.
 func (t *Transfer) Leaves() []*Transfer {
 	if t == nil {
 		return nil
 	}
 	if len(t.Children) == 0 {
 		return []*Transfer{t}
+	}
+	if t.Class == "PdConnector" {
+		return t.Children[len(t.Children)-1].Leaves()
 	}
 	var all []*Transfer
 	for i := range t.Children {

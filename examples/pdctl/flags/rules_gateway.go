@@ -181,6 +181,7 @@ func speaks(e *Engine, t *Transfer) string {
 		return "lmcache-pd"
 	}
 	for _, name := range []string{"nixl", "nixl-push", "lmcache", "mooncake", "mooncake-store", "mooncake-ascend",
+		"mooncake-hybrid", "ascend-store", "flexkv", "hf3fs", "ucm", "tpu",
 		"ascend-layerwise", "sharedstorage", "pynccl", "p2pnccl", "moriio", "offload-p2p", "multi"} {
 		if slices.Contains(classesOf[name], t.Class) {
 			return name
