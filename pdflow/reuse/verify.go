@@ -68,7 +68,9 @@ func bases(urls []string) []string {
 	return out
 }
 
-func (t *Target) prefillPairOnly() bool { return t.Connector != nil && t.Connector.Traits().PrefillPairOnly }
+func (t *Target) prefillPairOnly() bool {
+	return t.Connector != nil && t.Connector.Traits().PrefillPairOnly
+}
 
 // verification is one run of [Verify].
 type verification struct {
