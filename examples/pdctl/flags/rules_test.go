@@ -226,6 +226,8 @@ func storesTable() []finding {
 			right: good, other: `{"type":"lmcache-pd"}`},
 		{code: "lmcache-pd-behind-lmcache", severity: Error, engines: "ab", gateway: `{"type":"LMCacheConnectorV1"}`,
 			wrong: good, right: good, other: `{"type":"LMCacheConnectorV1","config":{"enable_pd":true}}`},
+		{code: "lmcache-pd-behind-lmcache", severity: Error, engines: "ab", gateway: `{"type":"nixl"}`, wrong: good,
+			right: good, other: `{"type":"lmcache-pd"}`},
 		{code: "lmcache-store-behind-pd", severity: Error, engines: "ab", gateway: `{"type":"lmcache-pd"}`,
 			wrong: shared, right: shared, other: `{"type":"lmcache"}`},
 		{code: "lmcache-notice-skipped", severity: Error, engines: "a", gateway: `{"type":"lmcache-pd"}`,
