@@ -39,8 +39,9 @@ type Traits struct {
 	OwnRequestID bool          // the connector sets an X-Request-Id on both legs, by which the engines match them
 	ContentStore bool          // D finds the KV in a store by the prompt's tokens alone; the requests do not say where
 	PairOnly     bool          // D waits for P's KV with every request, so no D can serve alone
-	// PrefillPairOnly is true if a request that names no D ends the P that gets it. Then no engine that can prefill gets a
-	// decode leg or a whole request: engines are of role prefill or decode, and none of role both.
+	// PrefillPairOnly is true if a request that names no D ends the P that gets it. Then no engine that can prefill
+	// gets a decode leg or a whole request: engines are of role prefill or decode, and none of role both. A flow of
+	// another connector must not have such prefill engines in its list, as main, as rollout or as fallback.
 	PrefillPairOnly bool
 	Orphans         bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
 
@@ -129,8 +130,8 @@ func (t *Traits) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	if t.PrefillPairOnly && e.Role.Has(discovery.RoleBoth) {
-		return &config.FieldError{Path: "role", Problem: "is both, but here a request without a decode engine ends the " +
-			"engine that can prefill", Remedy: "write prefill or decode"}
+		return &config.FieldError{Path: "role", Problem: "is both, but here a request without a decode engine " +
+			"ends the engine that can prefill", Remedy: "write prefill or decode"}
 	}
 	var faults []error
 	for _, a := range t.Attributes {

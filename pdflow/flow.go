@@ -236,12 +236,12 @@ func (f *Flow) read(in *Request) (call, *Error) {
 	return c, nil
 }
 
-// checkPick holds a given pair to what a picker holds its own to, or, with any, to what keeps engines alive.
-func (f *Flow) checkPick(p *Pick, any bool) error {
+// checkPick holds a given pair to what a picker holds its own to, or, with anyPair, to what keeps engines alive.
+func (f *Flow) checkPick(p *Pick, anyPair bool) error {
 	if f.traits.PrefillPairOnly && p.Decode.Role.Has(discovery.RolePrefill) {
 		return errors.New("an engine of this protocol that can prefill must not decode: name one of role decode")
 	}
-	if any {
+	if anyPair {
 		return nil
 	}
 	if p.Prefill.URL != nil {

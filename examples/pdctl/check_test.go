@@ -194,7 +194,8 @@ func TestRunningProcessesAreReadWithoutTellingTheirEnvironment(t *testing.T) {
 	require.ErrorIs(t, err, errFaults)
 	assert.Equal(t, "error lmcache-rpc-port-twice\n  pid 100, pid 105: have the same lmcache_rpc_port on one "+
 		"machine: one answers the other's lookups\n"+
-		"  remedy: give each engine of a machine its own lmcache_rpc_port\n"+assumed+"2 engines read: 1 error, 0 warnings\n",
+		"  remedy: give each engine of a machine its own lmcache_rpc_port\n"+assumed+
+		"2 engines read: 1 error, 0 warnings\n",
 		out.String())
 
 	out.Reset()

@@ -35,13 +35,15 @@ func readPython(file, text string) ([]launched, error) {
 		at += m[1]
 		if m[2] >= 0 {
 			own := map[string][]byte{}
-			files, l = own, launched{name: strings.ReplaceAll(text[from+m[2]:from+m[3]], "_", "-"), env: map[string]string{},
+			files, l = own, launched{
+				name: strings.ReplaceAll(text[from+m[2]:from+m[3]], "_", "-"), env: map[string]string{},
 				read: func(name string) ([]byte, error) {
 					if content, ok := own[name]; ok {
 						return content, nil
 					}
 					return nil, os.ErrNotExist
-				}}
+				},
+			}
 			if i := strings.Index(text[at:], "\n\n\n"); i > 0 && strings.Contains(text[at:at+i], "127.0.0.1") {
 				l.home = file // as in a script
 			}

@@ -200,8 +200,8 @@ func (r *Report) explainStore(v *verification) {
 		"set the same PYTHONHASHSEED on all engines")
 	switch r.Connector {
 	case "lmcache":
-		r.because("or the engines run LMCache's PD mode (enable_pd) with the synchronous backend, which pushes only for "+
-			"requests with a disagg_spec",
+		r.because("or the engines run LMCache's PD mode (enable_pd) with the synchronous backend, which pushes only "+
+			"for requests with a disagg_spec",
 			"use kvConnector.type lmcache-pd for them, with notices on (no pd_skip_proxy_notification)")
 		r.because("or the store's put was not done when decode looked", "set the connector's settleTime")
 	case "mooncake-store":

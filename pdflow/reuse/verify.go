@@ -99,8 +99,8 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	t.Prefill, t.Decode = bases(t.Prefill), bases(t.Decode)
 	t.Alone = strings.TrimSuffix(t.Alone, "/")
 	if t.prefillPairOnly() && slices.Contains(t.Prefill, t.Alone) {
-		return nil, errors.New("reuse: the engine that is to be asked alone is a prefill engine, which a request without " +
-			"a decode engine ends: name another")
+		return nil, errors.New("reuse: the engine that is to be asked alone is a prefill engine, which a request " +
+			"without a decode engine ends: name another")
 	}
 	v := &verification{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{Model: t.Model}}
 	if t.Connector != nil {

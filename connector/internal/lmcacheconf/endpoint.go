@@ -11,7 +11,7 @@ import (
 )
 
 // CheckNoPD is for connectors whose prefill legs have no disagg_spec. It refuses entries of engines of LMCache's
-// transfer from engine to engine, whose sender such a leg ends: a prefill engine that the attribute connector says to run
+// transfer from engine to engine, whose sender such a leg ends: a prefill engine whose attribute connector names
 // lmcache-pd, and an engine with a receiver's ports that does not say what it runs.
 func CheckNoPD(e discovery.Endpoint) error {
 	const remedy = "write kvConnector.type: lmcache-pd, or list other engines"

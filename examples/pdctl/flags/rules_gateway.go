@@ -295,7 +295,8 @@ var versionRules = []rule{
 		},
 	},
 	{
-		code: "connector-removed", severity: Error, remedy: "use NixlConnector, or an older engine, whose release must be told",
+		code: "connector-removed", severity: Error,
+		remedy: "use NixlConnector, or an older engine, whose release must be told",
 		find: func(g *model) (hits []hit) {
 			for _, s := range g.with("P2pNcclConnector", "PyNcclConnector") {
 				since, minor := "0.11", 11 // with the engine core that it was for

@@ -105,8 +105,8 @@ func (c *lmcachePD) Begin(r *core.Request) core.Transfer {
 	t := &pushed{lmcachePD: c, local: r.Local, firstToken: r.Params.Has("ret_first_tok")}
 	if c.host.Role != proto.RoleConsumer {
 		t.spec = new(disaggSpec)
-		t.bad = !r.Params.Given("disagg_spec") || json.Unmarshal(r.Params["disagg_spec"], t.spec) != nil || t.spec.ReqID == nil || t.spec.Host == nil ||
-			t.spec.InitPort == nil || t.spec.AllocPort == nil
+		t.bad = !r.Params.Given("disagg_spec") || json.Unmarshal(r.Params["disagg_spec"], t.spec) != nil ||
+			t.spec.ReqID == nil || t.spec.Host == nil || t.spec.InitPort == nil || t.spec.AllocPort == nil
 	}
 	return t
 }
