@@ -97,9 +97,10 @@ func TestSettingsWithoutEffectAreTold(t *testing.T) {
 // A limit is rendered for the engines, or it has no effect: -check does not say both of one.
 func TestALimitIsRenderedOrWithoutEffect(t *testing.T) {
 	for connector, rendered := range map[string]string{
-		"{type: nixl, resources: {maxMemory: 32Gi, maxDisk: 1Gi}}":                                         "",
-		"{type: lmcache, resources: {maxMemory: 32Gi, maxBandwidth: 1G}}":                                  "memory 32Gi: rendered",
-		"{type: http, fallback: connector, fallbackConnector: {type: nixl, resources: {maxMemory: 32Gi}}}": "",
+		"{type: nixl, resources: {maxMemory: 32Gi, maxDisk: 1Gi}}":        "",
+		"{type: lmcache, resources: {maxMemory: 32Gi, maxBandwidth: 1G}}": "memory 32Gi: rendered",
+		"{type: http, fallback: connector, fallbackConnector: {type: nixl, " +
+			"resources: {maxMemory: 32Gi}}}": "",
 	} {
 		_, stdout, stderr := check(t, "-config", write(t, modelYAML("  kvConnector: "+connector+"\n")))
 		assert.NotEmpty(t, stdout, stderr)

@@ -38,7 +38,8 @@ func listIn(t *testing.T, p, role string, runs attributes, d string, receiver at
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "endpoints.yaml")
 	require.NoError(t, os.WriteFile(list, fmt.Appendf(nil, "endpoints:\n- {url: %q, role: %s, attributes: %s}\n"+
-		"- {url: %q, role: decode, attributes: %s}\n", p, role, flowMapping(t, runs), d, flowMapping(t, receiver)), 0o600))
+		"- {url: %q, role: decode, attributes: %s}\n", p, role, flowMapping(t, runs), d,
+		flowMapping(t, receiver)), 0o600))
 	return "  discovery: {file: {path: " + strconv.Quote(list) + "}}\n---\n"
 }
 
@@ -83,7 +84,8 @@ func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
 				typ = `lmcache-pd, config: {notifyListen: "127.0.0.1:` + port + `", notifyTimeout: 2s}`
 			}
 			g := start(t, gatewayYAML(passing)+"apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\n"+
-				"spec:\n  model: tiny\n  kvConnector: {type: "+typ+c.spec+"}\n"+listIn(t, p.URL(), c.role, runs, d.URL(), receiver))
+				"spec:\n  model: tiny\n  kvConnector: {type: "+typ+c.spec+"}\n"+
+				listIn(t, p.URL(), c.role, runs, d.URL(), receiver))
 			for n := range 3 { // round robin
 				text := c.body
 				if text == "" {
@@ -123,16 +125,20 @@ func TestCheckFindsConnectorsThatWouldEndASender(t *testing.T) {
 	const ports = "{receiverInitPorts: \"1\", receiverAllocPorts: \"2\"}"
 	for name, c := range map[string]struct{ connector, prefill, decode, found string }{
 		"lmcache before a receiver": {"{type: lmcache}", "{url: \"http://p:1\", role: prefill}",
-			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}", "attributes.receiverInitPorts: is a receiver's"},
+			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}",
+			"attributes.receiverInitPorts: is a receiver's"},
 		"http before a receiver": {"{type: http}", "{url: \"http://p:1\", role: prefill}",
-			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}", "attributes.receiverInitPorts: is a receiver's"},
+			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}",
+			"attributes.receiverInitPorts: is a receiver's"},
 		"lmcache before a sender": {"{type: LMCacheConnectorV1}",
 			"{url: \"http://p:1\", role: prefill, attributes: {connector: lmcache-pd}}",
 			"{url: \"http://d:1\", role: decode}", "attributes.connector: is lmcache-pd"},
-		"an engine of both roles": {"{type: lmcache-pd}", "{url: \"http://p:1\", role: both, attributes: " + ports + "}",
+		"an engine of both roles": {"{type: lmcache-pd}",
+			"{url: \"http://p:1\", role: both, attributes: " + ports + "}",
 			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}", "endpoints[0].role: is both"},
 		"a fallback of another": {"{type: lmcache-pd" + toHTTP + "}", "{url: \"http://p:1\", role: prefill}",
-			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}", "endpoints[0].attributes.connector: is missing"},
+			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}",
+			"endpoints[0].attributes.connector: is missing"},
 		"a fallback that is told apart": {"{type: lmcache-pd" + toHTTP + "}",
 			"{url: \"http://p:1\", role: prefill, attributes: {connector: lmcache-pd}}",
 			"{url: \"http://d:1\", role: decode, attributes: {connector: lmcache-pd, receiverInitPorts: \"1\", " +
@@ -143,7 +149,8 @@ func TestCheckFindsConnectorsThatWouldEndASender(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := check(t, "-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: "+
-				"ModelServer\nspec:\n  model: m\n  kvConnector: "+c.connector+"\n  discovery:\n    static:\n      endpoints:\n        - "+c.prefill+"\n        - "+c.decode+"\n"))
+				"ModelServer\nspec:\n  model: m\n  kvConnector: "+c.connector+"\n  discovery:\n    "+
+				"static:\n      endpoints:\n        - "+c.prefill+"\n        - "+c.decode+"\n"))
 			if c.found == "" {
 				assert.Equal(t, exitOK, code, stderr)
 				return

@@ -144,8 +144,8 @@ func (c *checkCmd) report(out io.Writer, engines []flags.Engine, found []flags.F
 		if slices.ContainsFunc(engines, func(e flags.Engine) bool {
 			return e.Program == "vllm" && e.Version == (launch.Version{})
 		}) {
-			fmt.Fprintf(out, "engines whose release is not told are taken for vLLM %s, the newest of %s (--engine-version)\n",
-				flags.Assumed, flags.AssumedDate)
+			fmt.Fprintf(out, "engines whose release is not told are taken for vLLM %s, the newest of %s "+
+				"(--engine-version)\n", flags.Assumed, flags.AssumedDate)
 		}
 		fmt.Fprintf(out, "%s read: %s, %s\n", plural(len(engines), "engine"), plural(count[flags.Error], "error"),
 			plural(count[flags.Warning], "warning"))

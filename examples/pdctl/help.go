@@ -9,7 +9,7 @@ var help = kong.Vars{
 	"verify": "Prove by the engines' own counters that decode takes KV over. Ends with 1 if it does not.",
 	"check": "Say what does not fit together in engines' flags. Ends with 1 if requests would fail or " +
 		"compute prompts twice.",
-	"check_inputs":          "Shell scripts, Compose files, Kubernetes manifests, rendered Python; - is standard input.",
+	"check_inputs":          "Scripts, Compose files, Kubernetes manifests, rendered Python; - is standard input.",
 	"check_file":            "The gateway's configuration: engines are checked against its connector too.",
 	"check_command":         "A command line, with its variables in front: 'PYTHONHASHSEED=0 vllm serve …'.",
 	"check_engine_version":  "The engines' release, like 0.32.0; otherwise the image's tag, else vLLM's newest.",

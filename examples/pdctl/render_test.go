@@ -202,7 +202,8 @@ func TestEachFormHasTheSameEngines(t *testing.T) {
 		file := modelServerFile(t, name, s.config)
 		at := strings.NewReplacer("IP", "10.0.0.1", "HOST", "10.0.0.1")
 		read := func(format string) map[string]flags.Engine {
-			out := rendered(t, "-f", file, "--format", format, "--prefill", "http://10.0.0.1:8100 "+at.Replace(s.prefill),
+			out := rendered(t, "-f", file, "--format", format, "--prefill",
+				"http://10.0.0.1:8100 "+at.Replace(s.prefill),
 				"--decode", "http://10.0.0.1:8200 "+at.Replace(s.decode), "--gateway", "10.9.9.9")
 			list, err := readInput("input", []byte(out))
 			require.NoError(t, err)
