@@ -358,8 +358,7 @@ func TestLaunchSettings(t *testing.T) {
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer",`+
 		`"kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,`+
-		`"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60,`+
-		`"trusted_remote_hosts":["10.0.0.6","10.0.0.7"]}}`, out.KVTransfer.JSON())
+		`"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60}}`, out.KVTransfer.JSON())
 	assert.Equal(
 		t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"},
 		out.Args,

@@ -4,7 +4,6 @@ package moriio
 
 import (
 	"net"
-	"slices"
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector/launch"
@@ -65,29 +64,9 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 				Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise " +
 					"make proxy_ip empty"})
 	}
-	if hosts := c.peers(t); len(hosts) > 0 && !t.Version.Before(0, 28) {
-		extra["trusted_remote_hosts"] = hosts
-	}
 	out.KVTransfer = &launch.KVTransfer{Connector: "MoRIIOConnector", Role: launch.KVRole(t.Endpoint.Role),
 		Extra: extra}
 	return out, nil
-}
-
-// peers are the hosts of the engines of the other role, in order. An engine that checks hosts accepts none if the list
-// is empty.
-func (c *Connector) peers(t launch.Target) []string {
-	other := discovery.RoleDecode
-	if t.Endpoint.Role.Has(discovery.RoleDecode) {
-		other = discovery.RolePrefill
-	}
-	var hosts []string
-	for _, e := range t.Engines {
-		if p, err := c.engine(e); err == nil && e.Role.Has(other) && !e.Role.Has(discovery.RoleBoth) {
-			hosts = append(hosts, p.host)
-		}
-	}
-	slices.Sort(hosts)
-	return slices.Compact(hosts)
 }
 
 func httpPort(e discovery.Endpoint) int {

@@ -25,6 +25,12 @@ type Connector struct {
 	Fallback    *Connector            // nil without one
 }
 
+// openedAt is a connector and the field that names it.
+type openedAt struct {
+	path string
+	*Connector
+}
+
 // Timeouts are the limits in effect: the object's, else the connector's own, else the defaults.
 func (c *Connector) Timeouts() config.Timeouts {
 	t := c.traits()
@@ -58,8 +64,8 @@ func (m *ModelServer) open(path string, spec config.Spec) *Connector {
 		m.openFaults(path, err)
 	} else {
 		c.KVConnector = opened
-		m.check(path, c)
 		m.encode(c)
+		m.opened = append(m.opened, openedAt{path, c})
 	}
 	if c.Name == "mooncake" {
 		m.checkMooncake(path+".type", spec)
@@ -92,6 +98,9 @@ func (m *ModelServer) check(path string, c *Connector) {
 			"write fallback: error, or fall back to another connector")
 	}
 	for i, e := range m.Endpoints {
+		if m.isOthers(e, c) {
+			continue
+		}
 		if err := connector.CheckEndpoint(c.KVConnector, e); err != nil {
 			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", staticPath, i), err))
 		}

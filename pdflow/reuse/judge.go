@@ -108,6 +108,11 @@ func (r *Report) explainFailure() {
 				"pd_skip_proxy_notification must be off, and P must have reached D's receiver ports: P sends no " +
 				"notice when its write fails"}
 	}
+	if r.Connector == "lmcache" || r.Connector == "http" {
+		codes["prefill_failed"] = Reason{"the prefill engine failed or cannot be reached: with LMCache's PD mode " +
+			"(enable_pd) a request without a disagg_spec ends it",
+			"look at P's log; for LMCache's PD mode use kvConnector.type lmcache-pd, and start P again"}
+	}
 	seen := map[string]bool{}
 	for _, x := range r.Probes {
 		if x.Status == http.StatusOK || seen[x.Code] {
@@ -195,7 +200,8 @@ func (r *Report) explainStore(v *verification) {
 		"set the same PYTHONHASHSEED on all engines")
 	switch r.Connector {
 	case "lmcache":
-		r.because("or the engines run LMCache's PD mode (enable_pd), which pushes only for requests with a disagg_spec",
+		r.because("or the engines run LMCache's PD mode (enable_pd) with the synchronous backend, which pushes only "+
+			"for requests with a disagg_spec",
 			"use kvConnector.type lmcache-pd for them, with notices on (no pd_skip_proxy_notification)")
 		r.because("or the store's put was not done when decode looked", "set the connector's settleTime")
 	case "mooncake-store":
