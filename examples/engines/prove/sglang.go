@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -66,7 +67,7 @@ func proveSGLang(ctx context.Context, l *lab) (err error) {
 	if err != nil {
 		return err
 	}
-	started, err := s.launch(ctx, s.pair[0], s.pair[1], other.endpoint(discovery.RoleBoth, nil))
+	started, err := s.launch(ctx, nil, s.pair[0], s.pair[1], other.endpoint(discovery.RoleBoth, nil))
 	defer func() {
 		for _, engine := range s.started {
 			if engine.name != "gateway" {
@@ -100,8 +101,8 @@ func (*sglangLab) prefill(e launchedEngine) discovery.Endpoint {
 	return e.endpoint(discovery.RolePrefill, map[string]string{"bootstrapPort": e.side})
 }
 
-// launch starts engines with the settings that the connector renders.
-func (s *sglangLab) launch(ctx context.Context, engines ...discovery.Endpoint) ([]*process, error) {
+// launch starts engines with the settings that the connector renders, and more arguments of the script.
+func (s *sglangLab) launch(ctx context.Context, more []string, engines ...discovery.Endpoint) ([]*process, error) {
 	renderer, ok := connector.As[launch.Renderer](s.conn)
 	if !ok {
 		return nil, errors.New("the connector renders no launch settings")
@@ -119,7 +120,7 @@ func (s *sglangLab) launch(ctx context.Context, engines ...discovery.Endpoint) (
 			return nil, err
 		}
 		o := engineOptions{script: filepath.Join(filepath.Dir(s.script), "sglang", "engine.sh"),
-			role: e.Role.String(), port: e.URL.Port()}
+			role: e.Role.String(), port: e.URL.Port(), more: slices.Clone(more)}
 		if e.Role.Has(discovery.RoleBoth) {
 			o.role = "alone"
 		}

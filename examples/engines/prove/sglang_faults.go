@@ -23,6 +23,11 @@ import (
 // a request without stream is still there (managers/tokenizer_manager.py, _wait_one_response).
 const sglangPatience = 12 * time.Second
 
+// sglangRelease is how long, in seconds, D keeps the memory of a request that it has given up, if P does not confirm
+// that it writes no more, as a dead one does not (disaggregation/decode.py, resolve_deferred_releases). The default is
+// 30.
+const sglangRelease = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT=4"
+
 // sglangLoad is what an engine has in hand, at this moment (GET /v1/loads). The gauges on /metrics rise and fall only
 // with batches.
 type sglangLoad struct {
@@ -69,7 +74,7 @@ func awaitLoad(ctx context.Context, engine *process, what string, ok func(sglang
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("the %s engine %s: %+v %w", engine.name, what, load, errors.Join(err))
+			return errors.Join(fmt.Errorf("the %s engine %s: %+v", engine.name, what, load), err)
 		}
 	}
 }
@@ -123,7 +128,7 @@ func (s *sglangLab) playSGLangFaults(ctx context.Context) error {
 		return err
 	}
 	other := s.prefill(second)
-	started, err := s.launch(ctx, other, s.pair[1])
+	started, err := s.launch(ctx, []string{sglangRelease}, other, s.pair[1])
 	if err != nil {
 		return err
 	}
